@@ -1,0 +1,114 @@
+// A device that executes operations. One interface, one place that checks descriptors and dispatches (backend.cpp), one folder of
+// kernels per device: reference/ (naive loops, the oracle of all tests, f32 or f64), cpu/ (fp32, vectorised, threaded).
+//
+// Work is issued to a Stream and runs in order on it; memory named by a descriptor must stay valid until the stream has run it.
+// On the host's backends the call returns when the work is done. A Backend may be used by one thread at a time (kernels use
+// the backend's own pool inside). All kernels are deterministic: same inputs, same threads, same processor: same bits; and
+// where a descriptor says so, for any number of threads.
+//
+// A descriptor whose shapes or types do not fit is a bug (BugError).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "backend/operations.h"
+#include "tensor/buffer.h"
+
+namespace scaletrain {
+
+// An in-order queue of one backend's work. There is no default stream.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // Blocks the host until everything issued so far has run. For shutdown, tests and the host's backends.
+  virtual void synchronize() = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  // The type of activations and compute-form weights: f32, or f64 for the f64 reference.
+  virtual DType compute_type() const = 0;
+  // What the bits of a result depend on: kind, instruction set, threads, versions of libraries. Part of a run's fingerprint.
+  virtual std::string description() const = 0;
+  virtual int num_threads() const = 0;
+  virtual std::unique_ptr<Stream> make_stream() = 0;
+  // Zero-filled memory of the device. std::bad_alloc when there is not enough.
+  virtual Buffer allocate(std::size_t bytes) = 0;
+  // Upper bound of the memory that kernels hold for themselves, allocated at construction or first use: part of the memory plan.
+  virtual std::size_t workspace_bytes() const = 0;
+  // The compute form of a weight [O,I], or nothing where kernels read the values as they are.
+  virtual std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) = 0;
+
+  void run(Stream& stream, const LinearForward& op);
+  void run(Stream& stream, const LinearBackwardInput& op);
+  void run(Stream& stream, const LinearBackwardWeight& op);
+  void run(Stream& stream, const NormForward& op);
+  void run(Stream& stream, const NormBackwardInput& op);
+  void run(Stream& stream, const NormBackwardWeight& op);
+  void run(Stream& stream, const ActivationForward& op);
+  void run(Stream& stream, const ActivationBackward& op);
+  void run(Stream& stream, const RopeRotate& op);
+  void run(Stream& stream, const AttentionForward& op);
+  void run(Stream& stream, const AttentionBackward& op);
+  void run(Stream& stream, const EmbeddingForward& op);
+  void run(Stream& stream, const EmbeddingBackward& op);
+  void run(Stream& stream, const CrossEntropy& op);
+  void run(Stream& stream, const Add& op);
+  void run(Stream& stream, const Copy& op);
+  void run(Stream& stream, const Fill& op);
+  void run(Stream& stream, const SumOfSquares& op);
+  void run(Stream& stream, const AdamWStep& op);
+  void run(Stream& stream, const SgdStep& op);
+
+ protected:
+  Backend() = default;
+
+ private:
+  // The device's kernels. Descriptors have been checked; no view is empty that the operation requires, and sizes may be zero.
+  virtual void launch(Stream& stream, const LinearForward& op) = 0;
+  virtual void launch(Stream& stream, const LinearBackwardInput& op) = 0;
+  virtual void launch(Stream& stream, const LinearBackwardWeight& op) = 0;
+  virtual void launch(Stream& stream, const NormForward& op) = 0;
+  virtual void launch(Stream& stream, const NormBackwardInput& op) = 0;
+  virtual void launch(Stream& stream, const NormBackwardWeight& op) = 0;
+  virtual void launch(Stream& stream, const ActivationForward& op) = 0;
+  virtual void launch(Stream& stream, const ActivationBackward& op) = 0;
+  virtual void launch(Stream& stream, const RopeRotate& op) = 0;
+  virtual void launch(Stream& stream, const AttentionForward& op) = 0;
+  virtual void launch(Stream& stream, const AttentionBackward& op) = 0;
+  virtual void launch(Stream& stream, const EmbeddingForward& op) = 0;
+  virtual void launch(Stream& stream, const EmbeddingBackward& op) = 0;
+  virtual void launch(Stream& stream, const CrossEntropy& op) = 0;
+  virtual void launch(Stream& stream, const Add& op) = 0;
+  virtual void launch(Stream& stream, const Copy& op) = 0;
+  virtual void launch(Stream& stream, const Fill& op) = 0;
+  virtual void launch(Stream& stream, const SumOfSquares& op) = 0;
+  virtual void launch(Stream& stream, const AdamWStep& op) = 0;
+  virtual void launch(Stream& stream, const SgdStep& op) = 0;
+};
+
+// The oracle: naive loops, one thread. compute: f32 or f64.
+std::unique_ptr<Backend> make_reference_backend(DType compute);
+
+struct CpuOptions {
+  int threads = 0;          // 0: the processors this process may run on
+  std::string instruction_set = "auto";  // auto | portable | avx2 | avx512; one the processor lacks is a UserError
+};
+
+// fp32 on the processor: oneDNN for matrix products, our kernels for the rest, on a pool of threads that the backend owns.
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
+
+// Bound of workspace_bytes() of a cpu backend without making one, for plans.
+std::size_t cpu_workspace_bytes(int threads);
+
+// The ceiling that "share of peak" divides by: a matrix product on all of the backend's threads, measured for at most
+// `seconds`, in FLOP/s. Best of its repetitions.
+double calibrate_matmul(Backend& backend, Stream& stream, double seconds);
+
+}  // namespace scaletrain

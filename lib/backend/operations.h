@@ -1,0 +1,254 @@
+// The operations a backend implements, as plain descriptors. A few dozen coarse ones: this is not a tensor library and knows no
+// automatic differentiation. Layers fill a descriptor with designated initialisers and pass it to a Backend.
+//
+// Legend: N rows (batch times tokens, flattened), B batch, T tokens, C hidden, H heads, G key/value heads, D head size, F ffn,
+// V vocabulary, O and I a linear map's output and input features. All views are contiguous unless a row stride (in
+// elements) is given. Element type: the backend's compute type throughout, except ids and positions (i32) and what
+// says otherwise. "Adds" means the result is added to what the memory holds; everything else is overwritten. Outputs must not
+// overlap inputs unless a line allows it. Empty optional views are absent operands.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tensor/view.h"
+
+namespace scaletrain {
+
+// A weight in the backend's compute form (transposed, tile-packed ...), made by Backend::pack. Immutable.
+class PackedWeight {
+ public:
+  virtual ~PackedWeight() = default;
+  virtual std::size_t num_bytes() const = 0;
+};
+
+// A handle to a weight: its values and, where the backend made one, its packed form. Does not own; valid between
+// ParamStore::acquire and release.
+struct Weight {
+  ConstView values;
+  const PackedWeight* packed = nullptr;
+};
+
+enum class NormType { layernorm, rmsnorm };
+enum class ActivationType { gelu, gelu_tanh, swiglu };
+
+// output[N,O] = input[N,I] · weight[O,I]ᵀ + bias[O] (+ addend[N,O]). The addend may be the output itself.
+struct LinearForward {
+  Weight weight;
+  ConstView bias;
+  ConstView input;
+  ConstView addend;
+  View output;
+};
+
+// d_input[N,I] = d_output[N,O] · weight[O,I]
+struct LinearBackwardInput {
+  Weight weight;
+  ConstView d_output;
+  View d_input;
+};
+
+// Adds d_output[N,O]ᵀ · input[N,I] to d_weight[O,I] and the column sums of d_output to d_bias[O] (optional).
+struct LinearBackwardWeight {
+  ConstView input;
+  ConstView d_output;
+  View d_weight;
+  View d_bias;
+};
+
+// layernorm: y = (x - mean) · rstd · weight + bias, rstd = 1/sqrt(var + epsilon), var biased (Ba et al. 2016).
+// rmsnorm:   y = x · rstd · weight, rstd = 1/sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019).
+// Statistics over C, kept as mean[N] (layernorm only) and rstd[N] in f32 (f64 in the f64 reference).
+struct NormForward {
+  NormType type = NormType::layernorm;
+  double epsilon = 1e-5;
+  ConstView input;   // [N,C]
+  ConstView weight;  // [C]
+  ConstView bias;    // [C], optional
+  View output;       // [N,C]
+  View mean;         // [N]; absent for rmsnorm
+  View rstd;         // [N]
+};
+
+// d_input[N,C] = gradient of the norm (+ addend[N,C], optional: the residual path's gradient). d_input may be the addend,
+// and may be d_output.
+struct NormBackwardInput {
+  NormType type = NormType::layernorm;
+  ConstView d_output;
+  ConstView input;
+  ConstView weight;
+  ConstView mean;
+  ConstView rstd;
+  ConstView addend;
+  View d_input;
+};
+
+// Adds to d_weight[C] and d_bias[C] (optional).
+struct NormBackwardWeight {
+  NormType type = NormType::layernorm;
+  ConstView d_output;
+  ConstView input;
+  ConstView mean;
+  ConstView rstd;
+  View d_weight;
+  View d_bias;
+};
+
+// gelu: x·Φ(x). gelu_tanh: 0.5x(1 + tanh(√(2/π)(x + 0.044715x³))). Both input[N,F] → output[N,F].
+// swiglu (Shazeer 2020): input[N,2F] holds gate then up; output[N,F] = silu(gate) · up.
+struct ActivationForward {
+  ActivationType type = ActivationType::gelu;
+  ConstView input;
+  View output;
+};
+
+struct ActivationBackward {
+  ActivationType type = ActivationType::gelu;
+  ConstView input;     // as in the forward
+  ConstView d_output;  // [N,F]
+  View d_input;        // the input's shape
+};
+
+// Rotary position embedding (Su et al. 2021), halves convention of Hugging Face's Llama: for head dims d < D/2 the pair
+// (x[d], x[d+D/2]) is rotated by the angle position · theta^(-2d/D), or by its negative (the backward). In place over
+// heads [0, num_heads) of each row; row n starts at values + n · row_stride.
+struct RopeRotate {
+  View values;                  // at least [N, num_heads·D] with the stride below
+  std::int64_t row_stride = 0;  // elements
+  std::int64_t num_heads = 0;
+  std::int64_t head_size = 0;
+  ConstView positions;          // [N] i32
+  double theta = 10000.0;
+  bool inverse = false;
+};
+
+// Where attention's operands lie: [B, T, heads, D] with a row stride (elements) between tokens, so that they may be parts of
+// one fused [B·T, (H+2G)·D] matrix. Batches follow each other: batch b starts at b · T · row_stride.
+struct HeadsView {
+  View values;
+  std::int64_t row_stride = 0;
+};
+struct ConstHeadsView {
+  ConstView values;
+  std::int64_t row_stride = 0;
+};
+
+// What attention sees. Query row t of a batch is at position first_query + t, key row s at first_key + s. Causal: key position
+// <= query position. Optional document_start[B, Tq] (i32): the smallest key position that query t may see. Every query must
+// see at least one key. Query head h reads key/value head h / (H/G).
+struct AttentionShape {
+  std::int64_t batch = 0;
+  std::int64_t num_queries = 0;  // Tq
+  std::int64_t num_keys = 0;     // Tk
+  std::int64_t heads = 0;        // H
+  std::int64_t kv_heads = 0;     // G
+  std::int64_t head_size = 0;    // D
+  std::int64_t first_query = 0;
+  std::int64_t first_key = 0;
+  double scale = 1.0;            // applied to query · key, usually 1/sqrt(D)
+};
+
+struct AttentionForward {
+  AttentionShape shape;
+  ConstHeadsView query, key, value;
+  ConstView document_start;
+  HeadsView output;     // [B,Tq,H,D]
+  View log_sum_exp;     // [B,H,Tq], optional in inference; natural logarithm of the sum of exp(scale · q·k)
+};
+
+// Overwrites d_query, d_key, d_value.
+struct AttentionBackward {
+  AttentionShape shape;
+  ConstHeadsView query, key, value, output, d_output;
+  ConstView log_sum_exp;
+  ConstView document_start;
+  HeadsView d_query, d_key, d_value;
+};
+
+// output[N,C] = table[ids[n]] (+ position_table[positions[n]], optional).
+struct EmbeddingForward {
+  ConstView table;           // [V,C]
+  ConstView position_table;  // [P,C]
+  ConstView ids;             // [N] i32, each in [0, V)
+  ConstView positions;       // [N] i32
+  View output;
+};
+
+// Adds d_output's rows to d_table[ids[n]] and d_position_table[positions[n]], summed in order of n.
+struct EmbeddingBackward {
+  ConstView d_output;
+  ConstView ids;
+  ConstView positions;
+  View d_table;
+  View d_position_table;
+};
+
+// Softmax cross-entropy over rows of logits[N,V] with targets[N] (i32, -1: masked). Adds the sum over unmasked rows of
+// -log p(target) to *loss_sum (double, in row order over partial sums of fixed size, so that threads do not change it).
+// With a gradient (d_scale != 0): logits are replaced by d_scale · (softmax - onehot(target)), masked rows by zero.
+struct CrossEntropy {
+  View logits;
+  ConstView targets;
+  double d_scale = 0.0;
+  double* loss_sum = nullptr;
+};
+
+// output = a + b, elementwise; output may be a or b.
+struct Add {
+  ConstView a, b;
+  View output;
+};
+
+struct Copy {
+  ConstView input;
+  View output;  // same number of elements; floating types are converted
+};
+
+struct Fill {
+  View output;
+  double value = 0.0;
+};
+
+// *result (double) = the sum of squares, accumulated in double over blocks of fixed size in order: the same bits for any number
+// of threads.
+struct SumOfSquares {
+  ConstView values;  // f32 or the compute type
+  double* result = nullptr;
+};
+
+// What kernels read of a step at the moment they run, so that no step waits for the host: lives in memory of the backend.
+struct StepBlock {
+  double learning_rate = 0;
+  double gradient_scale = 1;  // 1 / unmasked tokens, times the clipping factor
+  double bias_correction1 = 1;  // 1 - beta1^t
+  double bias_correction2 = 1;  // 1 - beta2^t
+  std::int32_t skip = 0;      // non-zero: the update leaves everything as it is
+};
+
+// A contiguous range of elements of a flat buffer with one weight decay.
+struct DecaySpan {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  double weight_decay = 0;
+};
+
+// AdamW with decoupled decay (Loshchilov and Hutter 2019), element by element, in f32 (f64 in the f64 reference):
+//   g = gradient · gradient_scale; m = β1·m + (1-β1)·g; v = β2·v + (1-β2)·g²
+//   p = p - lr·(m/(1-β1ᵗ) / (sqrt(v/(1-β2ᵗ)) + ε) + decay·p)
+struct AdamWStep {
+  View param, first_moment, second_moment;  // [n]
+  ConstView gradient;                       // [n]
+  std::span<const DecaySpan> spans;         // elements outside every span are padding and stay as they are
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  const StepBlock* step = nullptr;
+};
+
+// p = p - lr·(g + decay·p), g = gradient · gradient_scale.
+struct SgdStep {
+  View param;
+  ConstView gradient;
+  std::span<const DecaySpan> spans;
+  const StepBlock* step = nullptr;
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,188 @@
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/text.h"
+
+namespace scaletrain {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& path, std::string_view operation, int error) {
+  throw InputError(fmt::format("{}: {} failed: {}", path.string(), operation, std::strerror(error)));
+}
+
+// One call of at most this many bytes: Linux moves no more than 2 GiB - 4 KiB at once.
+constexpr std::size_t largest_transfer = 1u << 30;
+
+template <class Call>
+auto without_interruption(Call call) {
+  for (;;) {
+    const auto result = call();
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+int open_file(const std::filesystem::path& path, int flags, mode_t mode = 0) {
+  return without_interruption([&] { return ::open(path.c_str(), flags | O_CLOEXEC, mode); });
+}
+
+std::filesystem::path parent_of(const std::filesystem::path& path) {
+  const auto parent = path.parent_path();
+  return parent.empty() ? std::filesystem::path(".") : parent;
+}
+
+void require_offset(const std::filesystem::path& path, std::uint64_t offset, std::uint64_t length) {
+  constexpr auto largest = static_cast<std::uint64_t>(INT64_MAX);
+  if (offset > largest || length > largest - offset) {
+    throw InputError(fmt::format("{}: offset {} with length {} is beyond any file", path.string(), offset, length));
+  }
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+int FileDescriptor::release() { return std::exchange(fd_, -1); }
+
+FileWriter::FileWriter(std::filesystem::path path) : path_(std::move(path)) {
+  file_ = FileDescriptor(open_file(path_, O_WRONLY | O_CREAT | O_EXCL, 0640));
+  if (!file_) fail(path_, "creating the file", errno);
+}
+
+void FileWriter::write(std::span<const std::byte> bytes) {
+  write_at(position_, bytes);
+  position_ += bytes.size();
+}
+
+void FileWriter::write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+
+void FileWriter::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  SCALETRAIN_CHECK(file_.get() >= 0);
+  require_offset(path_, offset, bytes.size());
+  while (!bytes.empty()) {
+    const std::size_t size = std::min(bytes.size(), largest_transfer);
+    const ssize_t n = without_interruption(
+        [&] { return ::pwrite(file_.get(), bytes.data(), size, static_cast<off_t>(offset)); });
+    if (n < 0) fail(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), errno);
+    if (n == 0) fail(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), ENOSPC);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+}
+
+void FileWriter::finish() {
+  SCALETRAIN_CHECK(file_.get() >= 0);
+  if (without_interruption([&] { return ::fsync(file_.get()); }) != 0) fail(path_, "fsync", errno);
+  // Network file systems may report a failed write only here. After EINTR the descriptor is gone on Linux.
+  if (::close(file_.release()) != 0 && errno != EINTR) fail(path_, "closing the file", errno);
+}
+
+FileReader::FileReader(std::filesystem::path path) : path_(std::move(path)) {
+  // O_NONBLOCK: opening a pipe by mistake must fail below, not wait for a writer.
+  file_ = FileDescriptor(open_file(path_, O_RDONLY | O_NONBLOCK));
+  if (!file_) fail(path_, "opening the file", errno);
+  struct stat status {};
+  if (::fstat(file_.get(), &status) != 0) fail(path_, "fstat", errno);
+  if (!S_ISREG(status.st_mode)) throw InputError(path_.string() + ": not a regular file");
+  size_ = static_cast<std::uint64_t>(status.st_size);
+}
+
+void FileReader::read_at(std::uint64_t offset, std::span<std::byte> out) const {
+  SCALETRAIN_CHECK(file_.get() >= 0);
+  require_offset(path_, offset, out.size());
+  while (!out.empty()) {
+    const std::size_t size = std::min(out.size(), largest_transfer);
+    const ssize_t n =
+        without_interruption([&] { return ::pread(file_.get(), out.data(), size, static_cast<off_t>(offset)); });
+    if (n < 0) fail(path_, fmt::format("reading {} bytes at offset {}", out.size(), offset), errno);
+    if (n == 0) {
+      throw InputError(
+          fmt::format("{}: the file ends at offset {}, {} bytes too early", path_.string(), offset, out.size()));
+    }
+    out = out.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+}
+
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t limit) {
+  const FileReader reader(path);
+  if (reader.size() > limit) {
+    throw InputError(fmt::format("{}: the file has {} bytes, at most {} are accepted here", path.string(),
+                                 grouped_digits(reader.size()), grouped_digits(limit)));
+  }
+  std::string text(reader.size(), '\0');
+  reader.read_at(0, std::as_writable_bytes(std::span(text.data(), text.size())));
+  return text;
+}
+
+void write_file_durably(const std::filesystem::path& path, std::string_view content) {
+  const auto folder = parent_of(path);
+  const auto temporary = folder / (".tmp-" + random_id());
+  try {
+    FileWriter writer(temporary);
+    writer.write(content);
+    writer.finish();
+    if (::rename(temporary.c_str(), path.c_str()) != 0) fail(path, "renaming the finished file to this name", errno);
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  sync_folder(folder);
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const FileDescriptor file(open_file(folder, O_RDONLY | O_DIRECTORY));
+  if (!file) fail(folder, "opening the folder", errno);
+  // EINVAL: the file system cannot sync folders (some network ones), so there is nothing more to do.
+  if (without_interruption([&] { return ::fsync(file.get()); }) != 0 && errno != EINVAL) {
+    fail(folder, "fsync of the folder", errno);
+  }
+}
+
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail(from, fmt::format("renaming to {}", to.string()), errno);
+  sync_folder(parent_of(to));
+}
+
+bool is_plain_file_name(std::string_view name) {
+  if (name.empty() || name.size() > 255 || name == "." || name == "..") return false;
+  return std::none_of(name.begin(), name.end(), [](char c) { return c == '/' || c == '\0'; });
+}
+
+void create_folders(const std::filesystem::path& folder) {
+  std::filesystem::path current;
+  for (const auto& part : folder) {
+    current /= part;
+    if (::mkdir(current.c_str(), 0750) == 0) {
+      sync_folder(parent_of(current));
+      continue;
+    }
+    const int error = errno;
+    struct stat status {};
+    if (::stat(current.c_str(), &status) != 0) fail(current, "creating the folder", error);
+    if (!S_ISDIR(status.st_mode)) fail(current, "creating the folder", ENOTDIR);
+  }
+}
+
+}  // namespace scaletrain

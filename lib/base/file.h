@@ -1,0 +1,107 @@
+// Files whose content must survive: written under a temporary name, synced, renamed. Every failure is an InputError that
+// names the path, the operation and the system's reason. A failed fsync is never retried on the same file (its pages may
+// already be marked clean); the caller writes a new one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace scaletrain {
+
+// Owns a file descriptor. Move-only. The destructor closes without reporting; writers call close() to learn of errors.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release();
+
+ private:
+  int fd_ = -1;
+};
+
+// Sequential or positioned writes to a new file (created with mode 0640; it must not exist yet).
+class FileWriter {
+ public:
+  explicit FileWriter(std::filesystem::path path);
+  // Appends; short writes are continued, EINTR is retried.
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text);
+  // Writes at an offset without moving the append position.
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
+  std::uint64_t position() const { return position_; }
+  // fsync, then close. Nothing may be written after it.
+  void finish();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  FileDescriptor file_;
+  std::uint64_t position_ = 0;
+};
+
+// Positioned reads of an existing regular file. Concurrent calls are fine.
+class FileReader {
+ public:
+  explicit FileReader(std::filesystem::path path);
+  std::uint64_t size() const { return size_; }  // at opening
+  // Reads exactly out.size() bytes; an end of file before that is an InputError with the offset.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  FileDescriptor file_;
+  std::uint64_t size_ = 0;
+};
+
+// A file mapped read-only. Reads go through read(), which turns a page that vanished (the file was truncated or its disk
+// failed while we run) into an InputError with file and offset instead of a SIGBUS. Concurrent reads are fine.
+class MappedFile {
+ public:
+  explicit MappedFile(std::filesystem::path path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  std::uint64_t size() const { return size_; }
+  // Copies bytes [offset, offset + out.size()); beyond the end is an InputError.
+  void read(std::uint64_t offset, std::span<std::byte> out) const;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  FileDescriptor file_;
+  const std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+// The whole file as text; one larger than limit bytes is an InputError, refused before it is read.
+std::string read_text_file(const std::filesystem::path& path, std::uint64_t limit);
+
+// The file appears under its name complete and synced, or not at all: temporary name, fsync, rename, fsync of the folder.
+void write_file_durably(const std::filesystem::path& path, std::string_view content);
+
+void sync_folder(const std::filesystem::path& folder);
+
+// rename(2), then fsync of the destination's folder.
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);
+
+// True for a plain name that stays inside its folder: not empty, no '/', no NUL, not "." or "..", at most 255 bytes.
+bool is_plain_file_name(std::string_view name);
+
+// create_directories whose failure is an InputError with the path and the reason. New folders get mode 0750.
+void create_folders(const std::filesystem::path& folder);
+
+}  // namespace scaletrain

@@ -1,0 +1,213 @@
+// The config as plain values: what the YAML file, the preset, the overrides and the defaults say together.
+//
+// One struct per section of the file, one field per key, the same names as in the file. Every default stands here and
+// nowhere else. A Config that came out of load_config() is valid in itself (types, ranges, cross-key rules that need no
+// file system); whether it fits a world, a device or the data is for the plan and the data layer to say. Units: tokens,
+// samples, bytes and seconds, as each field says.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace scaletrain {
+
+enum class DeviceKind { automatic, cpu, cuda };
+enum class NormKind { layernorm, rmsnorm };
+enum class ActivationKind { gelu, gelu_tanh, swiglu };
+enum class PositionKind { learned, rope };
+enum class InitKind { normal, xavier, he };
+enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
+enum class DocumentAttention { across, within };
+enum class SourceKind { automatic, text, jsonl, tokens };
+enum class OptimizerKind { adamw, sgd };
+enum class LrScheduleKind { cosine, linear, constant, wsd };
+enum class RecomputeKind { none, selective, full };
+enum class SpikeAction { warn, skip, rollback };
+enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zb_h1 };
+enum class Precision { fp32, tf32, bf16, fp16 };
+
+struct RunConfig {
+  std::string name = "run";
+  std::string directory;  // relative to the working directory; default: runs/NAME
+  std::uint64_t seed = 1234;
+  DeviceKind device = DeviceKind::automatic;
+};
+
+struct InitConfig {
+  InitKind type = InitKind::normal;
+  double std = 0.02;
+  bool scale_residual = true;  // output projections of the residual branches: std / sqrt(2 * layers)
+  std::optional<std::string> from;  // a Hugging Face folder
+};
+
+struct ModelConfig {
+  std::optional<std::string> preset;
+  std::int64_t layers = 12;
+  std::int64_t hidden = 768;
+  std::int64_t heads = 12;
+  std::int64_t kv_heads = 12;       // default: heads
+  std::int64_t ffn_hidden = 3072;   // default: 4 * hidden
+  std::int64_t context = 1024;      // tokens per training sample
+  std::optional<std::int64_t> vocab;  // nothing: auto, the tokenizer's size
+  NormKind norm = NormKind::layernorm;
+  double norm_epsilon = 1e-5;
+  ActivationKind activation = ActivationKind::gelu;
+  PositionKind position = PositionKind::learned;
+  double rope_theta = 10000.0;
+  bool bias = true;
+  bool tie_embeddings = true;
+  double dropout = 0.0;
+  InitConfig init;
+};
+
+struct TokenizerConfig {
+  TokenizerKind type = TokenizerKind::bytes;
+  std::optional<std::string> path;                  // bpe, sentencepiece
+  std::optional<std::int64_t> end_of_document;      // ids only: the token that ends a document in token files
+};
+
+struct DocumentsConfig {
+  DocumentAttention attention = DocumentAttention::across;
+  bool loss_across = true;  // the first token of a document is predicted from the document before it
+};
+
+struct SourceConfig {
+  std::string path;   // a file or a folder of files; resolved against the config file's folder
+  double weight = 1.0;
+  std::optional<double> epochs;  // a cap; the rest of the mix goes on without this source
+  SourceKind type = SourceKind::automatic;
+  std::string field = "text";                 // JSONL: the key that holds the document
+  std::optional<std::string> separator;       // text: a line that ends a document
+};
+
+struct ValidationConfig {
+  std::string name;
+  std::string path;
+  SourceKind type = SourceKind::automatic;
+  std::string field = "text";
+  std::optional<std::string> separator;
+};
+
+struct DataConfig {
+  TokenizerConfig tokenizer;
+  DocumentsConfig documents;
+  std::vector<SourceConfig> train;
+  std::vector<ValidationConfig> validation;
+  std::optional<std::string> cache;  // folder for tokenised text; default: SCALETRAIN_CACHE or ~/.cache/scaletrain
+};
+
+struct OptimizerConfig {
+  OptimizerKind type = OptimizerKind::adamw;
+  double learning_rate = 6e-4;
+  double beta1 = 0.9;   // betas: [beta1, beta2]
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  // on matrices only: not on biases, norms
+};
+
+struct LrScheduleConfig {
+  LrScheduleKind type = LrScheduleKind::cosine;
+  std::int64_t warmup = 100;  // steps
+  double min_ratio = 0.1;     // of learning_rate, reached at the last step
+};
+
+struct NonfiniteConfig {
+  std::int64_t skip = 10;  // consecutive non-finite steps to skip before stopping with code 5
+};
+
+struct SpikeConfig {
+  std::int64_t window = 128;
+  double zscore = 6.0;
+  SpikeAction action = SpikeAction::warn;
+};
+
+struct TrainConfig {
+  std::optional<std::int64_t> steps;   // exactly one of steps, tokens
+  std::optional<std::int64_t> tokens;
+  std::int64_t global_batch = 32;      // samples per optimizer step
+  std::int64_t micro_batch = 4;        // samples per replica and pipeline slot
+  OptimizerConfig optimizer;
+  LrScheduleConfig lr_schedule;
+  std::optional<double> clip_norm = 1.0;  // nothing: no clipping
+  double label_smoothing = 0.0;
+  RecomputeKind recompute = RecomputeKind::none;
+  NonfiniteConfig nonfinite;
+  std::optional<SpikeConfig> spike;
+
+  // Optimizer steps of the whole run: steps, or tokens / (global_batch * context) rounded up.
+  std::int64_t num_steps(std::int64_t context) const;
+};
+
+struct ParallelConfig {
+  std::optional<std::int64_t> data = 1;  // nothing: auto, what the world leaves
+  std::int64_t tensor = 1;
+  bool sequence = false;
+  std::int64_t pipeline = 1;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  std::int64_t chunks = 1;
+  std::optional<std::vector<std::int64_t>> stage_layers;  // nothing: auto
+  std::int64_t zero = 0;
+};
+
+struct PrecisionConfig {
+  Precision compute = Precision::fp32;
+  Precision reduce = Precision::fp32;
+  std::optional<double> loss_scale;  // nothing: dynamic
+};
+
+struct EvaluateConfig {
+  std::int64_t every = 100;   // steps; 0: only at the end
+  std::int64_t batches = 20;  // global batches per validation set; 0: all of it
+};
+
+struct EarlyStopConfig {
+  std::string metric;   // validation/NAME/loss
+  std::int64_t patience = 5;   // evaluations without improvement
+  double min_delta = 0.0;
+  std::optional<double> target;  // stop as soon as the metric is at or below it
+};
+
+struct CheckpointConfig {
+  std::optional<std::int64_t> every_steps = 200;  // one of the two, or neither (every: 0): only at the end
+  std::optional<double> every_seconds;
+  std::int64_t keep = 3;    // newest; never fewer than two verified
+  bool best = true;         // pin the best by the early-stop metric
+  bool background = false;
+  std::optional<std::int64_t> keep_every;  // steps
+};
+
+struct SuperviseConfig {
+  std::int64_t max_restarts = 3;
+  double heartbeat = 60.0;  // seconds
+  std::optional<std::int64_t> elastic_min_data;
+};
+
+struct LaunchConfig {
+  std::optional<std::string> interface;   // nothing: auto
+  std::optional<std::int64_t> port;       // nothing: auto
+  std::optional<std::int64_t> ranks_per_node;  // nothing: auto
+};
+
+struct LogConfig {
+  std::int64_t every = 1;  // steps between lines for people; metrics.jsonl has every step
+  bool tensorboard = false;
+};
+
+struct Config {
+  RunConfig run;
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  ParallelConfig parallel;
+  PrecisionConfig precision;
+  EvaluateConfig evaluate;
+  std::optional<EarlyStopConfig> early_stop;
+  CheckpointConfig checkpoint;
+  SuperviseConfig supervise;
+  LaunchConfig launch;
+  LogConfig log;
+};
+
+}  // namespace scaletrain

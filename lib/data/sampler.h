@@ -1,0 +1,158 @@
+// Which tokens make up training sample number n: a pure function of (seed, description of the sources, context, n).
+//
+// A source is one or more parts (token streams with documents). Each part is cut into blocks (BlockTable). A full block
+// yields exactly `samples_per_block` samples, the last block of a part what is left. In every epoch of a source all its
+// blocks come in a new order, in each block its documents come in a new order, and so do the block's windows: keyed
+// permutations, so no order is ever stored. Stride = context; the last window of a block is padded and masked.
+//
+// Sources are mixed by a repeating table: with weights quantised to quotas q of a table of length L <= 65536 (exactly, where
+// the weights are in such a ratio), occurrence j of a source is placed in the slots [floor(j L / q), ceil((j + 1) L / q)),
+// earliest deadline first (Baruah et al., "Proportionate progress", 1996), so that every prefix holds each source within one
+// sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of the remaining ones.
+//
+// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches)). Everything here is immutable and may be
+// used concurrently.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "data/token_file.h"
+
+namespace scaletrain {
+
+// A permutation of 0 .. size - 1 chosen by a key: a Feistel network over the next power of two, walked until it lands inside
+// (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). O(1), no state.
+class KeyedPermutation {
+ public:
+  KeyedPermutation(PhiloxKey key, std::int64_t size);
+  std::int64_t size() const { return size_; }
+  std::int64_t forward(std::int64_t index) const;
+  std::int64_t inverse(std::int64_t index) const;
+
+ private:
+  std::uint64_t walk(std::uint64_t value, bool backward) const;
+
+  PhiloxKey key_;
+  std::int64_t size_;
+  int left_bits_ = 0;
+  int right_bits_ = 0;
+};
+
+// How one part is cut into blocks. Block b starts at starts[b] and reaches to starts[b + 1] (num_tokens at the end). It ends at
+// a document's end if there is one within the last window, else inside a document; then the first token of the next block is also
+// the last target of this one.
+struct BlockTable {
+  std::vector<std::int64_t> starts;
+  std::int64_t num_tokens = 0;
+  std::int64_t full_blocks = 0;   // blocks with samples_per_block samples; at most one block follows them
+  std::int64_t last_samples = 0;  // samples of that one; 0: there is none
+
+  std::int64_t end(std::int64_t block) const {
+    return static_cast<std::size_t>(block) + 1 < starts.size() ? starts[static_cast<std::size_t>(block) + 1] : num_tokens;
+  }
+};
+
+// Tokens of a block, about: large enough that a block is read with few seeks, small enough that its documents fit in memory.
+inline constexpr std::int64_t kBlockTokens = std::int64_t{2} << 20;
+
+// max(1, block_tokens / context).
+std::int64_t samples_per_block(std::int64_t context, std::int64_t block_tokens = kBlockTokens);
+
+// O(blocks * log documents).
+BlockTable make_block_table(const DocumentIndex& index, std::int64_t context, std::int64_t block_tokens = kBlockTokens);
+
+// What the order of samples depends on, and nothing else.
+struct PartShape {
+  std::int64_t full_blocks = 0;
+  std::int64_t last_samples = 0;
+};
+
+struct SourceShape {
+  std::vector<PartShape> parts;
+  double weight = 1.0;
+  std::optional<double> epochs;  // cap; may be fractional
+  std::string name;              // for messages
+};
+
+struct SampleLocation {
+  std::int64_t source = 0;
+  std::int64_t epoch = 0;
+  std::int64_t position = 0;  // within the source's epoch
+  std::int64_t part = 0;
+  std::int64_t block = 0;   // of the part
+  std::int64_t window = 0;  // of the block: the tokens [window * context, (window + 1) * context] of its permuted documents
+};
+
+// The order of one source's samples.
+class SourceOrder {
+ public:
+  SourceOrder(const SourceShape& shape, std::int64_t samples_per_block, PhiloxKey key);
+  std::int64_t samples_per_epoch() const { return samples_per_epoch_; }
+  // The `index`-th sample that is taken from this source, counted over all epochs; source is left 0.
+  SampleLocation locate(std::int64_t index) const;
+  // The key for the documents of a block in an epoch.
+  PhiloxKey document_key(std::int64_t epoch, std::int64_t part, std::int64_t block) const;
+
+ private:
+  struct ShortBlock;
+  std::vector<ShortBlock> short_blocks_in_order(std::int64_t epoch) const;
+  std::int64_t block_id(std::int64_t part) const { return first_block_[static_cast<std::size_t>(part)]; }
+
+  std::int64_t samples_per_block_;
+  PhiloxKey key_;
+  std::vector<std::int64_t> first_block_;   // of each part, in the numbering of all blocks; one more at the end
+  std::vector<std::int64_t> short_samples_;  // of each part's last block if it is short, else 0
+  std::int64_t samples_per_epoch_ = 0;
+};
+
+// Sources by quota: slot t of the endlessly repeated table belongs to slots[t].
+struct MixTable {
+  std::vector<std::int32_t> slots;                   // source per slot
+  std::vector<std::int32_t> ranks;                   // how many earlier slots of the table have the same source
+  std::vector<std::vector<std::int32_t>> positions;  // slots of each source
+  std::int64_t length() const { return static_cast<std::int64_t>(slots.size()); }
+};
+
+inline constexpr std::int64_t kMaxMixTable = 65536;
+
+// Quotas with the smallest error over all table lengths up to kMaxMixTable, the shortest table among equals; sources with
+// weight 0 get none. Each other source gets at least one slot; a share below 1 / (2 kMaxMixTable) is a UserError.
+std::vector<std::int64_t> mix_quotas(const std::vector<double>& weights, const std::vector<std::string>& names);
+MixTable make_mix_table(const std::vector<std::int64_t>& quotas);
+
+class Mixture {
+ public:
+  // UserError if a weight is not a positive number or a source holds no sample.
+  Mixture(std::vector<SourceShape> sources, std::int64_t context, std::uint64_t seed,
+          std::int64_t block_tokens = kBlockTokens);
+
+  std::int64_t num_sources() const { return static_cast<std::int64_t>(orders_.size()); }
+  // How many samples there are; nothing: endlessly many (some source has no cap).
+  std::optional<std::int64_t> num_samples() const { return num_samples_; }
+  const SourceOrder& order(std::int64_t source) const { return orders_[static_cast<std::size_t>(source)]; }
+
+  // Beyond num_samples() is a UserError that says which keys give more.
+  SampleLocation locate(std::int64_t sample) const;
+  // How many of the samples [0, sample) come from each source.
+  std::vector<std::int64_t> counts(std::int64_t sample) const;
+
+ private:
+  // From sample `first` on, until the next stretch, the table decides; `taken` samples of each source went before.
+  struct Stretch {
+    std::int64_t first = 0;
+    std::vector<std::int64_t> taken;
+    MixTable table;
+  };
+  const Stretch& stretch_of(std::int64_t sample) const;
+
+  std::vector<SourceShape> sources_;
+  std::vector<SourceOrder> orders_;
+  std::vector<Stretch> stretches_;
+  std::optional<std::int64_t> num_samples_;
+};
+
+}  // namespace scaletrain

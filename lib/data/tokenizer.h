@@ -1,0 +1,89 @@
+// From text to token ids and back.
+//
+// A tokenizer is immutable after it was made; all members may be called concurrently. Ids are 0 .. vocab_size() - 1. The
+// end-of-document token is put behind each document when text is tokenised (lib/data does that, not encode()).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+
+namespace scaletrain {
+
+class Tokenizer {
+ public:
+  Tokenizer() = default;
+  virtual ~Tokenizer() = default;
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // With the special tokens.
+  virtual std::int64_t vocab_size() const = 0;
+  virtual std::optional<std::int32_t> end_of_document() const = 0;
+  // False if documents can only come from token files; then a text or JSONL source is refused.
+  virtual bool reads_text() const = 0;
+
+  virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  // Special tokens decode to nothing. An id outside the vocabulary is an InputError.
+  virtual std::string decode(std::span<const std::int32_t> tokens) const = 0;
+
+  // The length of the longest prefix p of `text` that is known to satisfy encode(p + rest) = encode(p) + encode(rest),
+  // whatever follows `text`; 0 if none is known. Lets a document of any size be tokenised in bounded memory.
+  virtual std::size_t safe_cut(std::string_view text) const = 0;
+
+  // Says everything that decides the ids, for people and for hash(): "bytes, 257 tokens".
+  virtual std::string description() const = 0;
+  std::uint64_t hash() const;
+
+  // The files that it was made from and that a checkpoint must carry.
+  virtual std::vector<std::filesystem::path> files() const = 0;
+};
+
+// One token for each of the 256 byte values, and token 256 at the end of a document.
+class ByteTokenizer final : public Tokenizer {
+ public:
+  static constexpr std::int32_t kEndOfDocument = 256;
+
+  std::int64_t vocab_size() const override { return 257; }
+  std::optional<std::int32_t> end_of_document() const override { return kEndOfDocument; }
+  bool reads_text() const override { return true; }
+  std::vector<std::int32_t> encode(std::string_view text) const override;
+  std::string decode(std::span<const std::int32_t> tokens) const override;
+  std::size_t safe_cut(std::string_view text) const override { return text.size(); }
+  std::string description() const override;
+  std::vector<std::filesystem::path> files() const override { return {}; }
+};
+
+// For token files whose tokenizer is unknown: text is a list of ids separated by white space.
+class IdsTokenizer final : public Tokenizer {
+ public:
+  IdsTokenizer(std::int64_t vocab, std::optional<std::int32_t> end_of_document);
+
+  std::int64_t vocab_size() const override { return vocab_; }
+  std::optional<std::int32_t> end_of_document() const override { return end_of_document_; }
+  bool reads_text() const override { return false; }
+  // What is no list of ids below the vocabulary's size is a UserError (the text is a prompt of the command line).
+  std::vector<std::int32_t> encode(std::string_view text) const override;
+  std::string decode(std::span<const std::int32_t> tokens) const override;
+  std::size_t safe_cut(std::string_view text) const override;
+  std::string description() const override;
+  std::vector<std::filesystem::path> files() const override { return {}; }
+
+ private:
+  std::int64_t vocab_;
+  std::optional<std::int32_t> end_of_document_;
+};
+
+// `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document outside
+// the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported.
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab);
+
+}  // namespace scaletrain

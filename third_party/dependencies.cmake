@@ -1,0 +1,12 @@
+# Third-party libraries: the system's package where there is one. README.md beside this file says what each is for.
+find_package(yaml-cpp REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(dnnl REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+if(SCALETRAIN_BUILD_TESTS)
+  find_package(doctest REQUIRED)
+endif()
