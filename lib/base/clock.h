@@ -1,5 +1,5 @@
-// Time as the program may use it: durations come from the monotonic clock, so that a clock moved by an hour has no effect;
-// wall-clock time is written for people only.
+// Time as the program may use it: durations come from the monotonic clock, so that a clock moved by an hour has no
+// effect; wall-clock time is written for people only.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,9 @@ namespace scaletrain {
 
 using MonotonicTime = std::chrono::steady_clock::time_point;
 
-inline MonotonicTime monotonic_now() { return std::chrono::steady_clock::now(); }
+inline MonotonicTime monotonic_now() {
+  return std::chrono::steady_clock::now();
+}
 inline double seconds_since(MonotonicTime start) {
   return std::chrono::duration<double>(monotonic_now() - start).count();
 }

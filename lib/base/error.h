@@ -56,18 +56,18 @@ template <class A, class B>
 }  // namespace scaletrain
 
 // A condition that only a bug can break; the message has file and line. Always on.
-#define SCALETRAIN_CHECK(condition)                                                    \
-  do {                                                                                 \
-    if (!(condition)) [[unlikely]]                                                     \
+#define SCALETRAIN_CHECK(condition)                                                        \
+  do {                                                                                     \
+    if (!(condition)) [[unlikely]]                                                         \
       ::scaletrain::detail::throw_bug(__FILE__, __LINE__, #condition, std::string_view()); \
   } while (false)
 
 // The same for a comparison: prints both operands, which must be printable by an ostream.
-#define SCALETRAIN_CHECK_OP(a, op, b)                                                              \
-  do {                                                                                             \
-    const auto& check_a = (a);                                                                     \
-    const auto& check_b = (b);                                                                     \
-    if (!(check_a op check_b)) [[unlikely]]                                                        \
+#define SCALETRAIN_CHECK_OP(a, op, b)                                                                    \
+  do {                                                                                                   \
+    const auto& check_a = (a);                                                                           \
+    const auto& check_b = (b);                                                                           \
+    if (!(check_a op check_b)) [[unlikely]]                                                              \
       ::scaletrain::detail::throw_bug_operands(__FILE__, __LINE__, #a " " #op " " #b, check_a, check_b); \
   } while (false)
 #define SCALETRAIN_CHECK_EQ(a, b) SCALETRAIN_CHECK_OP(a, ==, b)

@@ -63,7 +63,9 @@ FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   return *this;
 }
 
-int FileDescriptor::release() { return std::exchange(fd_, -1); }
+int FileDescriptor::release() {
+  return std::exchange(fd_, -1);
+}
 
 FileWriter::FileWriter(std::filesystem::path path) : path_(std::move(path)) {
   file_ = FileDescriptor(open_file(path_, O_WRONLY | O_CREAT | O_EXCL, 0640));
@@ -75,15 +77,17 @@ void FileWriter::write(std::span<const std::byte> bytes) {
   position_ += bytes.size();
 }
 
-void FileWriter::write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+void FileWriter::write(std::string_view text) {
+  write(std::as_bytes(std::span(text.data(), text.size())));
+}
 
 void FileWriter::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   SCALETRAIN_CHECK(file_.get() >= 0);
   require_offset(path_, offset, bytes.size());
   while (!bytes.empty()) {
     const std::size_t size = std::min(bytes.size(), largest_transfer);
-    const ssize_t n = without_interruption(
-        [&] { return ::pwrite(file_.get(), bytes.data(), size, static_cast<off_t>(offset)); });
+    const ssize_t n =
+        without_interruption([&] { return ::pwrite(file_.get(), bytes.data(), size, static_cast<off_t>(offset)); });
     if (n < 0) fail(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), errno);
     if (n == 0) fail(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), ENOSPC);
     bytes = bytes.subspan(static_cast<std::size_t>(n));

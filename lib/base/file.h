@@ -1,6 +1,6 @@
-// Files whose content must survive: written under a temporary name, synced, renamed. Every failure is an InputError that
-// names the path, the operation and the system's reason. A failed fsync is never retried on the same file (its pages may
-// already be marked clean); the caller writes a new one.
+// Files whose content must survive: written under a temporary name, synced, renamed. Every failure is an InputError
+// that names the path, the operation and the system's reason. A failed fsync is never retried on the same file (its
+// pages may already be marked clean); the caller writes a new one.
 #pragma once
 
 #include <cstddef>
@@ -67,8 +67,8 @@ class FileReader {
   std::uint64_t size_ = 0;
 };
 
-// A file mapped read-only. Reads go through read(), which turns a page that vanished (the file was truncated or its disk
-// failed while we run) into an InputError with file and offset instead of a SIGBUS. Concurrent reads are fine.
+// A file mapped read-only. Reads go through read(), which turns a page that vanished (the file was truncated or its
+// disk failed while we run) into an InputError with file and offset instead of a SIGBUS. Concurrent reads are fine.
 class MappedFile {
  public:
   explicit MappedFile(std::filesystem::path path);
@@ -90,7 +90,8 @@ class MappedFile {
 // The whole file as text; one larger than limit bytes is an InputError, refused before it is read.
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t limit);
 
-// The file appears under its name complete and synced, or not at all: temporary name, fsync, rename, fsync of the folder.
+// The file appears under its name complete and synced, or not at all: temporary name, fsync, rename, fsync of the
+// folder.
 void write_file_durably(const std::filesystem::path& path, std::string_view content);
 
 void sync_folder(const std::filesystem::path& folder);

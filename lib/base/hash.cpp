@@ -74,7 +74,8 @@ std::string random_id() {
   while (got < sizeof bits) {
     const ssize_t n = ::getrandom(reinterpret_cast<char*>(bits.data()) + got, sizeof bits - got, 0);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw InputError(std::string("the system gives no random numbers (getrandom): ") + std::strerror(errno));
+    if (n <= 0)
+      throw InputError(std::string("the system gives no random numbers (getrandom): ") + std::strerror(errno));
     got += static_cast<std::size_t>(n);
   }
   return to_hex(bits[0]) + to_hex(bits[1]);

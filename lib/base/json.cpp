@@ -82,6 +82,10 @@ json parse_json(std::string_view text, const std::string& where, JsonLimits limi
     throw InputError(fmt::format("{}: {} of JSON, at most {} are accepted", where, bytes_text(text.size()),
                                  bytes_text(limits.bytes)));
   }
+  // The parser takes a zero byte for the end of the text, and would let anything follow it.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    throw InputError(fmt::format("{}: not valid JSON at byte {} (a zero byte)", where, zero + 1));
+  }
   Watch watch(where, limits.depth);
   const auto callback = [&watch](int, json::parse_event_t event, json& parsed) { return watch(event, parsed); };
   try {
@@ -100,8 +104,8 @@ json read_json_file(const std::filesystem::path& path, JsonLimits limits) {
 
 const json& json_member(const json& object, std::string_view key, const std::string& where) {
   if (!object.is_object()) {
-    throw InputError(fmt::format("{}: expected an object with the key {}, found {}", where, quoted(key),
-                                 object.type_name()));
+    throw InputError(
+        fmt::format("{}: expected an object with the key {}, found {}", where, quoted(key), object.type_name()));
   }
   const auto found = object.find(key);
   if (found == object.end()) throw InputError(fmt::format("{}: the key {} is missing", where, quoted(key)));
@@ -144,7 +148,11 @@ bool json_bool(const json& object, std::string_view key, const std::string& wher
   return value.get<bool>();
 }
 
-std::string json_float(double value) { return shortest_text(value); }
-std::string json_float(float value) { return shortest_text(value); }
+std::string json_float(double value) {
+  return shortest_text(value);
+}
+std::string json_float(float value) {
+  return shortest_text(value);
+}
 
 }  // namespace scaletrain

@@ -1,5 +1,6 @@
 // JSON from files that nobody vouches for: bounded depth and size, no duplicate keys, no trailing text, valid UTF-8.
-// Includes nlohmann's forward declarations only; sources that build or read values include <nlohmann/json.hpp> themselves.
+// Includes nlohmann's forward declarations only; sources that build or read values include <nlohmann/json.hpp>
+// themselves.
 #pragma once
 
 #include <cstdint>

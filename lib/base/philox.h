@@ -1,6 +1,6 @@
-// Counter-based random numbers: Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// 2011). A value is a pure function of (key, counter), so any rank computes any element of any tensor without a state.
-// Everything here gives the same bits on every processor: integer arithmetic, and floating point that uses only
+// Counter-based random numbers: Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+// 3", 2011). A value is a pure function of (key, counter), so any rank computes any element of any tensor without a
+// state. Everything here gives the same bits on every processor: integer arithmetic, and floating point that uses only
 // correctly rounded operations in a fixed order (no library transcendental, no contraction).
 #pragma once
 

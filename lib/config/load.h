@@ -28,16 +28,25 @@ struct LoadedConfig {
   std::string source;  // the file's text, byte for byte
   // Notices for the user that are no errors (a warm-up longer than the run was shortened to ..., and the like).
   std::vector<std::string> notices;
+  // With LoadOptions::allow_unsupported: the refusals of unsupported.h with their places, else empty.
+  std::vector<std::string> unsupported;
+};
+
+struct LoadOptions {
+  // For `check`, which plans layouts that cannot run yet: values that are not supported yet are no errors but listed in
+  // LoadedConfig::unsupported.
+  bool allow_unsupported = false;
 };
 
 // Relative input paths become absolute against the file's folder (data, tokenizer, model.init.from). `overrides` are the
 // texts of --set: "train.steps=10", "data.train.0.weight=2", values in YAML flow syntax.
 LoadedConfig load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                         const EnvironmentLookup& environment = process_environment);
+                         const EnvironmentLookup& environment = process_environment, const LoadOptions& options = {});
 
 // The same from text; `name` stands in messages, `folder` resolves relative paths.
 LoadedConfig parse_config(std::string_view text, const std::string& name, const std::filesystem::path& folder,
-                          const std::vector<std::string>& overrides, const EnvironmentLookup& environment);
+                          const std::vector<std::string>& overrides, const EnvironmentLookup& environment,
+                          const LoadOptions& options = {});
 
 // Every key with its value, in the file's order of sections, as YAML that load_config reads back to an equal Config.
 // Floating point numbers read back to the same bits. Used for run folders and manifests.

@@ -41,13 +41,14 @@ class ConsumptionHistory {
   // false if the data hash differs from the last segment's, so that the caller can say so.
   bool continue_with(std::uint64_t data_hash, std::int64_t context, std::int64_t global_batch);
 
-  // One optimizer step was taken on next_batch().
+  // One optimizer step was taken on batch().
   void consume_batch();
   // The samples [first, first + count) of the current segment are never trained on (again). Those before the next sample are
   // ignored.
   void skip(std::int64_t first, std::int64_t count);
 
-  // The samples of the step that is `ahead` steps after the next one, in order. Any replica takes its share by replica_slice().
+  // The samples of the step that is `ahead` steps after the next one, in order. micro_batch_samples() says who
+  // trains on which.
   std::vector<std::int64_t> batch(std::int64_t ahead = 0) const;
 
   // Of the whole run. A total beyond 2^63 - 1 is an InputError when the history is read and a bug when it grows.

@@ -10,11 +10,12 @@
 // earliest deadline first (Baruah et al., "Proportionate progress", 1996), so that every prefix holds each source within one
 // sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of the remaining ones.
 //
-// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches)). Everything here is immutable and may be
-// used concurrently.
+// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches)). Const members may be called
+// concurrently.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,7 +63,7 @@ inline constexpr std::int64_t kBlockTokens = std::int64_t{2} << 20;
 // max(1, block_tokens / context).
 std::int64_t samples_per_block(std::int64_t context, std::int64_t block_tokens = kBlockTokens);
 
-// O(blocks * log documents).
+// O(blocks * log documents). UserError if context < 2: a window then holds no pair of tokens of one document.
 BlockTable make_block_table(const DocumentIndex& index, std::int64_t context, std::int64_t block_tokens = kBlockTokens);
 
 // What the order of samples depends on, and nothing else.
@@ -91,6 +92,10 @@ struct SampleLocation {
 class SourceOrder {
  public:
   SourceOrder(const SourceShape& shape, std::int64_t samples_per_block, PhiloxKey key);
+  ~SourceOrder();
+  SourceOrder(SourceOrder&&) noexcept;
+  SourceOrder& operator=(SourceOrder&&) noexcept;
+
   std::int64_t samples_per_epoch() const { return samples_per_epoch_; }
   // The `index`-th sample that is taken from this source, counted over all epochs; source is left 0.
   SampleLocation locate(std::int64_t index) const;
@@ -98,15 +103,17 @@ class SourceOrder {
   PhiloxKey document_key(std::int64_t epoch, std::int64_t part, std::int64_t block) const;
 
  private:
-  struct ShortBlock;
-  std::vector<ShortBlock> short_blocks_in_order(std::int64_t epoch) const;
-  std::int64_t block_id(std::int64_t part) const { return first_block_[static_cast<std::size_t>(part)]; }
+  // Where the short blocks stand in an epoch's order; kept for the epochs used last, because it costs O(parts) to find.
+  struct EpochOrder;
+  struct EpochCache;
+  std::shared_ptr<const EpochOrder> epoch_order(std::int64_t epoch) const;
 
   std::int64_t samples_per_block_;
   PhiloxKey key_;
   std::vector<std::int64_t> first_block_;   // of each part, in the numbering of all blocks; one more at the end
   std::vector<std::int64_t> short_samples_;  // of each part's last block if it is short, else 0
   std::int64_t samples_per_epoch_ = 0;
+  std::unique_ptr<EpochCache> cache_;
 };
 
 // Sources by quota: slot t of the endlessly repeated table belongs to slots[t].

@@ -1,0 +1,398 @@
+#include "backend/backend.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace scaletrain {
+
+namespace {
+
+// The checks of one descriptor: every failure is a BugError that names the operation and the operand.
+class Checker {
+ public:
+  Checker(std::string_view operation, const Backend& backend)
+      : operation_(operation), compute_(backend.compute_type()) {}
+
+  DType compute() const { return compute_; }
+  // Statistics, gradients of parameters and optimizer state: f32 or better under every compute type.
+  DType master() const { return compute_ == DType::f64 ? DType::f64 : DType::f32; }
+
+  [[noreturn]] void fail(std::string_view operand, const std::string& problem) const {
+    detail::throw_bug(__FILE__, __LINE__, std::string(operation_) + "." + std::string(operand) + ": " + problem, {});
+  }
+
+  void require(std::string_view operand, bool condition, std::string_view expected) const {
+    if (!condition) fail(operand, "expected " + std::string(expected));
+  }
+
+  // An operand of no elements needs no memory.
+  void present(std::string_view operand, const ConstView& view) const {
+    if (!view && view.num_elements() != 0) fail(operand, "is required and absent");
+  }
+
+  void dtype(std::string_view operand, const ConstView& view, DType expected) const {
+    if (view.dtype() != expected)
+      fail(operand, "is " + std::string(to_text(view.dtype())) + ", expected " + std::string(to_text(expected)));
+  }
+
+  void dims(std::string_view operand, const ConstView& view, int expected) const {
+    if (view.shape().num_dims() != expected)
+      fail(operand, "has shape " + to_text(view.shape()) + ", expected " + std::to_string(expected) + " dims");
+  }
+
+  // A required operand of a known shape.
+  void operand(std::string_view name, const ConstView& view, DType type, const Shape& shape) const {
+    present(name, view);
+    dtype(name, view, type);
+    if (!(view.shape() == shape)) fail(name, "has shape " + to_text(view.shape()) + ", expected " + to_text(shape));
+  }
+
+  void optional(std::string_view name, const ConstView& view, DType type, const Shape& shape) const {
+    if (view) operand(name, view, type, shape);
+  }
+
+  // A required matrix whose extents the others are compared with.
+  void matrix(std::string_view name, const ConstView& view, DType type) const {
+    present(name, view);
+    dtype(name, view, type);
+    dims(name, view, 2);
+  }
+
+  // Contiguous operands that must not share memory.
+  void disjoint(std::string_view name, const ConstView& output, std::initializer_list<ConstView> inputs) const {
+    const auto* first = static_cast<const std::byte*>(output.data());
+    if (first == nullptr) return;
+    const auto* last = first + output.num_bytes();
+    for (const ConstView& input : inputs) {
+      const auto* other = static_cast<const std::byte*>(input.data());
+      if (other == nullptr) continue;
+      if (other < last && first < other + input.num_bytes()) fail(name, "overlaps an input");
+    }
+  }
+
+  // The same, except that the output may be the very memory of `allowed`.
+  void disjoint_or_same(std::string_view name, const ConstView& output, const ConstView& allowed) const {
+    if (allowed.data() != output.data()) disjoint(name, output, {allowed});
+  }
+
+ private:
+  std::string_view operation_;
+  DType compute_;
+};
+
+// An operand of attention. The view's own shape may be the logical [B,T,heads,D] or the rest of a fused matrix: only a
+// view of fewer elements than the heads have cannot be right.
+void check_heads(const Checker& check, std::string_view name, const ConstView& values, std::int64_t row_stride,
+                 const Shape& logical) {
+  check.present(name, values);
+  check.dtype(name, values, check.compute());
+  if (values.num_elements() < logical.num_elements())
+    check.fail(name,
+               "has shape " + to_text(values.shape()) + ", expected at least the elements of " + to_text(logical));
+  check.require(name, row_stride >= logical[2] * logical[3], "a row stride of at least heads times head size");
+}
+
+void check_attention_shape(const Checker& check, const AttentionShape& shape, const ConstView& document_start) {
+  check.require("shape", shape.batch >= 0 && shape.num_queries >= 0 && shape.num_keys >= 0, "extents of at least 0");
+  check.require("shape.kv_heads", shape.kv_heads > 0 && shape.heads > 0, "at least one head");
+  check.require("shape.heads", shape.heads % shape.kv_heads == 0, "a multiple of kv_heads");
+  check.require("shape.head_size", shape.head_size > 0, "at least 1");
+  check.require("shape.scale", std::isfinite(shape.scale), "a finite number");
+  check.require("shape.first_query", shape.first_key >= 0 && shape.first_query >= shape.first_key,
+                "the first query to see the first key");
+  check.require("shape.num_keys", shape.num_keys > 0 || shape.batch * shape.num_queries == 0, "at least one key");
+  check.optional("document_start", document_start, DType::i32, Shape{shape.batch, shape.num_queries});
+}
+
+void check_spans(const Checker& check, std::span<const DecaySpan> spans, std::int64_t count) {
+  std::int64_t end = 0;
+  for (const DecaySpan& span : spans) {
+    check.require("spans", span.first >= end && span.count >= 0, "ascending spans that do not overlap");
+    check.require("spans", span.count <= count && span.first <= count - span.count,
+                  "spans inside the parameter buffer");
+    end = span.first + span.count;
+  }
+}
+
+// Positions belong to a position table: both or neither.
+void check_positions(const Checker& check, std::string_view table_name, const ConstView& table,
+                     const ConstView& positions, DType type, std::int64_t rows, std::int64_t columns) {
+  if (!table) return;
+  check.matrix(table_name, table, type);
+  check.require(table_name, table.shape()[1] == columns, "as many columns as the output");
+  check.operand("positions", positions, DType::i32, Shape{rows});
+}
+
+std::int64_t input_columns(ActivationType type, std::int64_t features) {
+  return type == ActivationType::swiglu ? 2 * features : features;
+}
+
+}  // namespace
+
+void Backend::run(Stream& stream, const LinearForward& op) {
+  const Checker check("LinearForward", *this);
+  check.matrix("weight", op.weight.values, check.compute());
+  check.matrix("input", op.input, check.compute());
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  check.require("input", op.input.shape()[1] == op.weight.values.shape()[1], "as many columns as the weight");
+  check.operand("output", op.output, check.compute(), Shape{rows, outputs});
+  check.optional("bias", op.bias, check.compute(), Shape{outputs});
+  check.optional("addend", op.addend, check.compute(), Shape{rows, outputs});
+  check.disjoint("output", op.output, {op.weight.values, op.input, op.bias});
+  check.disjoint_or_same("output", op.output, op.addend);
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const LinearBackwardInput& op) {
+  const Checker check("LinearBackwardInput", *this);
+  check.matrix("weight", op.weight.values, check.compute());
+  check.matrix("d_output", op.d_output, check.compute());
+  check.require("d_output", op.d_output.shape()[1] == op.weight.values.shape()[0],
+                "as many columns as the weight has rows");
+  check.operand("d_input", op.d_input, check.compute(), Shape{op.d_output.shape()[0], op.weight.values.shape()[1]});
+  check.disjoint("d_input", op.d_input, {op.weight.values, op.d_output});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const LinearBackwardWeight& op) {
+  const Checker check("LinearBackwardWeight", *this);
+  check.matrix("input", op.input, check.compute());
+  check.matrix("d_output", op.d_output, check.compute());
+  check.require("d_output", op.d_output.shape()[0] == op.input.shape()[0], "as many rows as the input");
+  check.operand("d_weight", op.d_weight, check.master(), Shape{op.d_output.shape()[1], op.input.shape()[1]});
+  check.optional("d_bias", op.d_bias, check.master(), Shape{op.d_output.shape()[1]});
+  check.disjoint("d_weight", op.d_weight, {op.input, op.d_output, op.d_bias});
+  check.disjoint("d_bias", op.d_bias, {op.input, op.d_output});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const NormForward& op) {
+  const Checker check("NormForward", *this);
+  check.matrix("input", op.input, check.compute());
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t columns = op.input.shape()[1];
+  check.require("input", columns > 0, "at least one column");
+  check.require("epsilon", op.epsilon >= 0 && std::isfinite(op.epsilon), "a finite number of at least 0");
+  check.operand("weight", op.weight, check.compute(), Shape{columns});
+  check.optional("bias", op.bias, check.compute(), Shape{columns});
+  check.operand("output", op.output, check.compute(), op.input.shape());
+  if (op.type == NormType::layernorm) {
+    check.operand("mean", op.mean, check.master(), Shape{rows});
+  } else {
+    check.require("mean", !op.mean, "none for rmsnorm");
+    check.require("bias", !op.bias, "none for rmsnorm");
+  }
+  check.operand("rstd", op.rstd, check.master(), Shape{rows});
+  check.disjoint("output", op.output, {op.input, op.weight, op.bias, op.mean, op.rstd});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const NormBackwardInput& op) {
+  const Checker check("NormBackwardInput", *this);
+  check.matrix("input", op.input, check.compute());
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t columns = op.input.shape()[1];
+  check.require("input", columns > 0, "at least one column");
+  check.operand("d_output", op.d_output, check.compute(), op.input.shape());
+  check.operand("weight", op.weight, check.compute(), Shape{columns});
+  if (op.type == NormType::layernorm) check.operand("mean", op.mean, check.master(), Shape{rows});
+  check.operand("rstd", op.rstd, check.master(), Shape{rows});
+  check.optional("addend", op.addend, check.compute(), op.input.shape());
+  check.operand("d_input", op.d_input, check.compute(), op.input.shape());
+  check.disjoint("d_input", op.d_input, {op.input, op.weight, op.mean, op.rstd});
+  check.disjoint_or_same("d_input", op.d_input, op.addend);
+  check.disjoint_or_same("d_input", op.d_input, op.d_output);
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const NormBackwardWeight& op) {
+  const Checker check("NormBackwardWeight", *this);
+  check.matrix("input", op.input, check.compute());
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t columns = op.input.shape()[1];
+  check.operand("d_output", op.d_output, check.compute(), op.input.shape());
+  if (op.type == NormType::layernorm) check.operand("mean", op.mean, check.master(), Shape{rows});
+  check.operand("rstd", op.rstd, check.master(), Shape{rows});
+  check.operand("d_weight", op.d_weight, check.master(), Shape{columns});
+  check.optional("d_bias", op.d_bias, check.master(), Shape{columns});
+  check.disjoint("d_weight", op.d_weight, {op.input, op.d_output, op.mean, op.rstd, op.d_bias});
+  check.disjoint("d_bias", op.d_bias, {op.input, op.d_output, op.mean, op.rstd});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const ActivationForward& op) {
+  const Checker check("ActivationForward", *this);
+  check.matrix("output", op.output, check.compute());
+  const Shape& shape = op.output.shape();
+  check.operand("input", op.input, check.compute(), Shape{shape[0], input_columns(op.type, shape[1])});
+  check.disjoint("output", op.output, {op.input});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const ActivationBackward& op) {
+  const Checker check("ActivationBackward", *this);
+  check.matrix("d_output", op.d_output, check.compute());
+  const Shape input_shape{op.d_output.shape()[0], input_columns(op.type, op.d_output.shape()[1])};
+  check.operand("input", op.input, check.compute(), input_shape);
+  check.operand("d_input", op.d_input, check.compute(), input_shape);
+  check.disjoint("d_input", op.d_input, {op.input, op.d_output});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const RopeRotate& op) {
+  const Checker check("RopeRotate", *this);
+  check.present("positions", op.positions);
+  check.dims("positions", op.positions, 1);
+  check.dtype("positions", op.positions, DType::i32);
+  check.require("num_heads", op.num_heads >= 0, "at least 0");
+  check.require("head_size", op.head_size > 0 && op.head_size % 2 == 0, "an even number of at least 2");
+  check.require("theta", op.theta > 0 && std::isfinite(op.theta), "a finite number above 0");
+  check_heads(check, "values", op.values, op.row_stride, Shape{1, op.positions.shape()[0], op.num_heads, op.head_size});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const AttentionForward& op) {
+  const Checker check("AttentionForward", *this);
+  const AttentionShape& shape = op.shape;
+  check_attention_shape(check, shape, op.document_start);
+  const Shape queries{shape.batch, shape.num_queries, shape.heads, shape.head_size};
+  const Shape keys{shape.batch, shape.num_keys, shape.kv_heads, shape.head_size};
+  check_heads(check, "query", op.query.values, op.query.row_stride, queries);
+  check_heads(check, "key", op.key.values, op.key.row_stride, keys);
+  check_heads(check, "value", op.value.values, op.value.row_stride, keys);
+  check_heads(check, "output", op.output.values, op.output.row_stride, queries);
+  check.optional("log_sum_exp", op.log_sum_exp, check.master(), Shape{shape.batch, shape.heads, shape.num_queries});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const AttentionBackward& op) {
+  const Checker check("AttentionBackward", *this);
+  const AttentionShape& shape = op.shape;
+  check_attention_shape(check, shape, op.document_start);
+  const Shape queries{shape.batch, shape.num_queries, shape.heads, shape.head_size};
+  const Shape keys{shape.batch, shape.num_keys, shape.kv_heads, shape.head_size};
+  check_heads(check, "query", op.query.values, op.query.row_stride, queries);
+  check_heads(check, "key", op.key.values, op.key.row_stride, keys);
+  check_heads(check, "value", op.value.values, op.value.row_stride, keys);
+  check_heads(check, "output", op.output.values, op.output.row_stride, queries);
+  check_heads(check, "d_output", op.d_output.values, op.d_output.row_stride, queries);
+  check_heads(check, "d_query", op.d_query.values, op.d_query.row_stride, queries);
+  check_heads(check, "d_key", op.d_key.values, op.d_key.row_stride, keys);
+  check_heads(check, "d_value", op.d_value.values, op.d_value.row_stride, keys);
+  check.operand("log_sum_exp", op.log_sum_exp, check.master(), Shape{shape.batch, shape.heads, shape.num_queries});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const EmbeddingForward& op) {
+  const Checker check("EmbeddingForward", *this);
+  check.matrix("output", op.output, check.compute());
+  const std::int64_t rows = op.output.shape()[0];
+  const std::int64_t columns = op.output.shape()[1];
+  check.matrix("table", op.table, check.compute());
+  check.require("table", op.table.shape()[1] == columns, "as many columns as the output");
+  check.operand("ids", op.ids, DType::i32, Shape{rows});
+  check_positions(check, "position_table", op.position_table, op.positions, check.compute(), rows, columns);
+  check.disjoint("output", op.output, {op.table, op.position_table, op.ids, op.positions});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const EmbeddingBackward& op) {
+  const Checker check("EmbeddingBackward", *this);
+  check.matrix("d_output", op.d_output, check.compute());
+  const std::int64_t rows = op.d_output.shape()[0];
+  const std::int64_t columns = op.d_output.shape()[1];
+  check.matrix("d_table", op.d_table, check.master());
+  check.require("d_table", op.d_table.shape()[1] == columns, "as many columns as d_output");
+  check.operand("ids", op.ids, DType::i32, Shape{rows});
+  check_positions(check, "d_position_table", op.d_position_table, op.positions, check.master(), rows, columns);
+  check.disjoint("d_table", op.d_table, {op.d_output, op.ids, op.positions, op.d_position_table});
+  check.disjoint("d_position_table", op.d_position_table, {op.d_output, op.ids, op.positions});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const CrossEntropy& op) {
+  const Checker check("CrossEntropy", *this);
+  check.matrix("logits", op.logits, check.compute());
+  check.require("logits", op.logits.shape()[1] > 0, "at least one column");
+  check.operand("targets", op.targets, DType::i32, Shape{op.logits.shape()[0]});
+  check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
+  check.require("loss_sum", op.loss_sum != nullptr, "a place for the sum");
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const Add& op) {
+  const Checker check("Add", *this);
+  check.present("a", op.a);
+  check.dtype("a", op.a, check.compute());
+  check.operand("b", op.b, check.compute(), op.a.shape());
+  check.operand("output", op.output, check.compute(), op.a.shape());
+  check.disjoint_or_same("output", op.output, op.a);
+  check.disjoint_or_same("output", op.output, op.b);
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const Copy& op) {
+  const Checker check("Copy", *this);
+  check.present("input", op.input);
+  check.present("output", op.output);
+  check.require("output", op.output.num_elements() == op.input.num_elements(), "as many elements as the input");
+  check.require(
+      "output",
+      op.input.dtype() == op.output.dtype() || (is_floating(op.input.dtype()) && is_floating(op.output.dtype())),
+      "the input's type, or floating types on both sides");
+  check.disjoint("output", op.output, {op.input});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const Fill& op) {
+  const Checker check("Fill", *this);
+  check.present("output", op.output);
+  check.require("output", op.output.dtype() == check.compute() || op.output.dtype() == DType::f32,
+                "F32 or the compute type");
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const SumOfSquares& op) {
+  const Checker check("SumOfSquares", *this);
+  check.present("values", op.values);
+  check.require("values", op.values.dtype() == check.compute() || op.values.dtype() == DType::f32,
+                "F32 or the compute type");
+  check.require("result", op.result != nullptr, "a place for the result");
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const AdamWStep& op) {
+  const Checker check("AdamWStep", *this);
+  check.dims("param", op.param, 1);
+  const Shape& shape = op.param.shape();
+  check.operand("param", op.param, check.master(), shape);
+  check.operand("first_moment", op.first_moment, check.master(), shape);
+  check.operand("second_moment", op.second_moment, check.master(), shape);
+  check.operand("gradient", op.gradient, check.master(), shape);
+  check.require("beta1", op.beta1 >= 0 && op.beta1 < 1, "a number in [0, 1)");
+  check.require("beta2", op.beta2 >= 0 && op.beta2 < 1, "a number in [0, 1)");
+  check.require("epsilon", op.epsilon >= 0, "a number of at least 0");
+  check.require("step", op.step != nullptr, "a step block");
+  check.disjoint("param", op.param, {op.first_moment, op.second_moment, op.gradient});
+  check.disjoint("first_moment", op.first_moment, {op.second_moment, op.gradient});
+  check.disjoint("second_moment", op.second_moment, {op.gradient});
+  check_spans(check, op.spans, shape[0]);
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const SgdStep& op) {
+  const Checker check("SgdStep", *this);
+  check.dims("param", op.param, 1);
+  const Shape& shape = op.param.shape();
+  check.operand("param", op.param, check.master(), shape);
+  check.operand("gradient", op.gradient, check.master(), shape);
+  check.require("step", op.step != nullptr, "a step block");
+  check.disjoint("param", op.param, {op.gradient});
+  check_spans(check, op.spans, shape[0]);
+  launch(stream, op);
+}
+
+}  // namespace scaletrain

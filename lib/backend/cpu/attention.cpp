@@ -1,0 +1,276 @@
+#include "backend/cpu/attention.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "backend/cpu/sgemm.h"
+#include "tensor/buffer.h"
+
+namespace scaletrain::cpu {
+
+namespace {
+
+// Blocks of scores stay in the second-level cache (128 KiB), and products of this size run at full speed. Smaller blocks of
+// queries waste less above the diagonal of the causal mask.
+constexpr std::int64_t query_block = 128;
+constexpr std::int64_t forward_key_block = 256;
+constexpr std::int64_t backward_key_block = 128;
+static_assert(2 * query_block * backward_key_block <= query_block * forward_key_block);
+
+// With few queries a product of matrices does not pay: generation reads each key once, by dot products.
+constexpr std::int64_t max_decode_queries = 4;
+
+// The scratch of one thread, by name.
+struct Scratch {
+  explicit Scratch(std::byte* memory)
+      : scores(reinterpret_cast<float*>(memory)),
+        maximum(scores + query_block * forward_key_block),
+        sum(maximum + query_block),
+        delta(sum + query_block),
+        first(reinterpret_cast<std::int32_t*>(delta + query_block)),
+        last(first + query_block) {}
+
+  float* scores;   // [query_block, forward_key_block], or two blocks [query_block, backward_key_block]
+  float* maximum;  // [query_block], and so the rest
+  float* sum;
+  float* delta;
+  std::int32_t* first;
+  std::int32_t* last;
+};
+
+// Where one head of one batch lies: rows of D floats.
+template <class View>
+auto* head_data(const View& heads, std::int64_t tokens, std::int64_t batch, std::int64_t head, std::int64_t head_size) {
+  return heads.values.template as<float>() + batch * tokens * heads.row_stride + head * head_size;
+}
+
+ConstRows rows_of(const float* data, std::int64_t stride) { return {data, static_cast<std::ptrdiff_t>(stride)}; }
+Rows rows_of(float* data, std::int64_t stride) { return {data, static_cast<std::ptrdiff_t>(stride)}; }
+
+// Which keys queries see: an interval each, by index.
+class Visibility {
+ public:
+  Visibility(const AttentionShape& shape, const ConstView& document_start)
+      : shape_(shape), document_start_(document_start ? document_start.as<std::int32_t>() : nullptr) {}
+
+  std::int64_t first(std::int64_t batch, std::int64_t query) const {
+    if (document_start_ == nullptr) return 0;
+    return std::clamp<std::int64_t>(document_start_[batch * shape_.num_queries + query] - shape_.first_key, 0,
+                                    shape_.num_keys);
+  }
+  std::int64_t last(std::int64_t query) const {
+    return std::clamp<std::int64_t>(shape_.first_query + query - shape_.first_key + 1, 0, shape_.num_keys);
+  }
+  // The smallest key that any query of [begin, end) sees.
+  std::int64_t first_of(std::int64_t batch, std::int64_t begin, std::int64_t end) const {
+    std::int64_t result = shape_.num_keys;
+    for (std::int64_t query = begin; query < end; ++query) result = std::min(result, first(batch, query));
+    return result;
+  }
+  // The intervals of queries [begin, end) inside the block of keys that starts at `key` and has `count`.
+  void block(std::int64_t batch, std::int64_t begin, std::int64_t end, std::int64_t key, std::int64_t count,
+             const Scratch& scratch) const {
+    for (std::int64_t query = begin; query < end; ++query) {
+      scratch.first[query - begin] = static_cast<std::int32_t>(std::clamp<std::int64_t>(first(batch, query) - key, 0, count));
+      scratch.last[query - begin] = static_cast<std::int32_t>(std::clamp<std::int64_t>(last(query) - key, 0, count));
+    }
+  }
+
+ private:
+  const AttentionShape& shape_;
+  const std::int32_t* document_start_;
+};
+
+// One item of the forward: a block of queries of one head. Every query starts with an empty softmax.
+struct ForwardItem {
+  std::int64_t batch, head, begin, end;
+};
+
+void reset(const Scratch& scratch, std::int64_t rows) {
+  std::fill_n(scratch.maximum, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(scratch.sum, rows, 0.0F);
+}
+
+float* log_sum_exp_at(const AttentionForward& op, const ForwardItem& item) {
+  if (!op.log_sum_exp) return nullptr;
+  const AttentionShape& s = op.shape;
+  return op.log_sum_exp.as<float>() + (item.batch * s.heads + item.head) * s.num_queries + item.begin;
+}
+
+void forward_block(const Kernels& kernels, const Scratch& scratch, const AttentionForward& op, const Visibility& visible,
+                   const ForwardItem& item) {
+  const AttentionShape& s = op.shape;
+  const std::int64_t kv_head = item.head / (s.heads / s.kv_heads);
+  const std::int64_t rows = item.end - item.begin;
+  const float* query = head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
+  const float* key = head_data(op.key, s.num_keys, item.batch, kv_head, s.head_size);
+  const float* value = head_data(op.value, s.num_keys, item.batch, kv_head, s.head_size);
+  float* output = head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
+  const OnlineSoftmax state{scratch.maximum, scratch.sum};
+  const std::int64_t first_key = visible.first_of(item.batch, item.begin, item.end);
+  const std::int64_t last_key = visible.last(item.end - 1);
+  reset(scratch, rows);
+  for (std::int64_t k = first_key; k < last_key; k += forward_key_block) {
+    const std::int64_t keys = std::min(forward_key_block, last_key - k);
+    sgemm({.m = rows, .n = keys, .k = s.head_size, .alpha = static_cast<float>(s.scale),
+           .a = {query, op.query.row_stride}, .b = {key + k * op.key.row_stride, op.key.row_stride, true},
+           .c = scratch.scores, .c_stride = forward_key_block});
+    visible.block(item.batch, item.begin, item.end, k, keys, scratch);
+    const bool first_block = k == first_key;
+    kernels.softmax_forward({scratch.scores, forward_key_block, static_cast<std::size_t>(rows), static_cast<std::size_t>(keys),
+                             scratch.first, scratch.last},
+                            state, rows_of(first_block ? nullptr : output, op.output.row_stride),
+                            static_cast<std::size_t>(s.head_size));
+    sgemm({.m = rows, .n = s.head_size, .k = keys, .a = {scratch.scores, forward_key_block},
+           .b = {value + k * op.value.row_stride, op.value.row_stride}, .beta = first_block ? 0.0F : 1.0F,
+           .c = output, .c_stride = op.output.row_stride});
+  }
+  kernels.softmax_finish(state, static_cast<std::size_t>(rows), rows_of(output, op.output.row_stride),
+                         static_cast<std::size_t>(s.head_size), log_sum_exp_at(op, item));
+}
+
+// The same for one query, without matrix products.
+void forward_query(const Kernels& kernels, const Scratch& scratch, const AttentionForward& op, const Visibility& visible,
+                   const ForwardItem& item) {
+  const AttentionShape& s = op.shape;
+  const std::int64_t kv_head = item.head / (s.heads / s.kv_heads);
+  const auto head_size = static_cast<std::size_t>(s.head_size);
+  const float* query = head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
+  const float* key = head_data(op.key, s.num_keys, item.batch, kv_head, s.head_size);
+  const float* value = head_data(op.value, s.num_keys, item.batch, kv_head, s.head_size);
+  float* output = head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
+  const OnlineSoftmax state{scratch.maximum, scratch.sum};
+  const std::int64_t first_key = visible.first(item.batch, item.begin);
+  const std::int64_t last_key = visible.last(item.begin);
+  reset(scratch, 1);
+  for (std::int64_t k = first_key; k < last_key; k += forward_key_block) {
+    const std::int64_t keys = std::min(forward_key_block, last_key - k);
+    const auto count = static_cast<std::size_t>(keys);
+    kernels.dot_rows(query, rows_of(key + k * op.key.row_stride, op.key.row_stride), count, head_size,
+                     static_cast<float>(s.scale), scratch.scores);
+    visible.block(item.batch, item.begin, item.end, k, keys, scratch);
+    const bool first_block = k == first_key;
+    kernels.softmax_forward({scratch.scores, forward_key_block, 1, count, scratch.first, scratch.last}, state,
+                            rows_of(first_block ? nullptr : output, op.output.row_stride), head_size);
+    kernels.weighted_row_sum(scratch.scores, rows_of(value + k * op.value.row_stride, op.value.row_stride), count, head_size,
+                             first_block ? 1 : 0, output);
+  }
+  kernels.softmax_finish(state, 1, rows_of(output, op.output.row_stride), head_size, log_sum_exp_at(op, item));
+}
+
+// One item of the backward: a key/value head of one batch, with all query heads that read it.
+class BackwardItem {
+ public:
+  BackwardItem(const Kernels& kernels, const Scratch& scratch, const AttentionBackward& op, std::int64_t batch, std::int64_t kv_head)
+      : kernels_(kernels), scratch_(scratch), op_(op), shape_(op.shape), visible_(op.shape, op.document_start), batch_(batch),
+        kv_head_(kv_head) {}
+
+  void run() const {
+    const std::int64_t group = shape_.heads / shape_.kv_heads;
+    const std::int64_t first_head = kv_head_ * group;
+    for (std::int64_t key = 0; key < shape_.num_keys; key += backward_key_block) {
+      const std::int64_t keys = std::min(backward_key_block, shape_.num_keys - key);
+      bool begun = false;
+      for (std::int64_t head = first_head; head < first_head + group; ++head)
+        for (std::int64_t begin = 0; begin < shape_.num_queries; begin += query_block)
+          begun = add_block(head, begin, std::min(begin + query_block, shape_.num_queries), key, keys, begun) || begun;
+      if (!begun) clear_keys(key, keys);
+    }
+  }
+
+ private:
+  // The products of one block of queries with one block of keys; false if none of the queries sees any of the keys.
+  bool add_block(std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t block_key, std::int64_t block_keys,
+                 bool begun) const {
+    const AttentionShape& s = shape_;
+    const std::int64_t first_key = visible_.first_of(batch_, begin, end);
+    const std::int64_t last_key = visible_.last(end - 1);
+    if (last_key <= block_key || first_key >= block_key + block_keys) return false;
+    const std::int64_t rows = end - begin;
+    const float* query = head_data(op_.query, s.num_queries, batch_, head, s.head_size) + begin * op_.query.row_stride;
+    const float* output = head_data(op_.output, s.num_queries, batch_, head, s.head_size) + begin * op_.output.row_stride;
+    const float* d_output = head_data(op_.d_output, s.num_queries, batch_, head, s.head_size) + begin * op_.d_output.row_stride;
+    float* d_query = head_data(op_.d_query, s.num_queries, batch_, head, s.head_size) + begin * op_.d_query.row_stride;
+    const float* key = head_data(op_.key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.key.row_stride;
+    const float* value = head_data(op_.value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.value.row_stride;
+    float* d_key = head_data(op_.d_key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_key.row_stride;
+    float* d_value = head_data(op_.d_value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_value.row_stride;
+    float* scores = scratch_.scores;
+    float* d_scores = scores + query_block * backward_key_block;
+    // The first block to reach a key must write all its rows, so it takes all keys; later ones stop at their last key.
+    const std::int64_t keys = begun ? std::min(block_keys, last_key - block_key) : block_keys;
+
+    sgemm({.m = rows, .n = keys, .k = s.head_size, .alpha = static_cast<float>(s.scale), .a = {query, op_.query.row_stride},
+           .b = {key, op_.key.row_stride, true}, .c = scores, .c_stride = backward_key_block});
+    sgemm({.m = rows, .n = keys, .k = s.head_size, .a = {d_output, op_.d_output.row_stride},
+           .b = {value, op_.value.row_stride, true}, .c = d_scores, .c_stride = backward_key_block});
+    kernels_.row_dots(rows_of(output, op_.output.row_stride), rows_of(d_output, op_.d_output.row_stride),
+                      static_cast<std::size_t>(rows), static_cast<std::size_t>(s.head_size), scratch_.delta);
+    visible_.block(batch_, begin, end, block_key, keys, scratch_);
+    const float* log_sum_exp = op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin;
+    kernels_.softmax_backward({scores, backward_key_block, static_cast<std::size_t>(rows), static_cast<std::size_t>(keys),
+                               scratch_.first, scratch_.last},
+                              log_sum_exp, scratch_.delta, static_cast<float>(s.scale), d_scores);
+    const float beta = begun ? 1.0F : 0.0F;
+    sgemm({.m = keys, .n = s.head_size, .k = rows, .a = {scores, backward_key_block, true},
+           .b = {d_output, op_.d_output.row_stride}, .beta = beta, .c = d_value, .c_stride = op_.d_value.row_stride});
+    sgemm({.m = keys, .n = s.head_size, .k = rows, .a = {d_scores, backward_key_block, true},
+           .b = {query, op_.query.row_stride}, .beta = beta, .c = d_key, .c_stride = op_.d_key.row_stride});
+    // Blocks of keys come in ascending order: the one that holds the first key that the queries see is their first.
+    sgemm({.m = rows, .n = s.head_size, .k = keys, .a = {d_scores, backward_key_block}, .b = {key, op_.key.row_stride},
+           .beta = first_key >= block_key ? 0.0F : 1.0F, .c = d_query, .c_stride = op_.d_query.row_stride});
+    return true;
+  }
+
+  // Keys that no query sees have no gradient.
+  void clear_keys(std::int64_t key, std::int64_t keys) const {
+    for (std::int64_t k = key; k < key + keys; ++k) {
+      for (const HeadsView* heads : {&op_.d_key, &op_.d_value}) {
+        std::fill_n(head_data(*heads, shape_.num_keys, batch_, kv_head_, shape_.head_size) + k * heads->row_stride,
+                    shape_.head_size, 0.0F);
+      }
+    }
+  }
+
+  const Kernels& kernels_;
+  const Scratch& scratch_;
+  const AttentionBackward& op_;
+  const AttentionShape& shape_;
+  Visibility visible_;
+  std::int64_t batch_;
+  std::int64_t kv_head_;
+};
+
+Scratch scratch_of(std::byte* scratch, int worker) {
+  return Scratch(scratch + static_cast<std::size_t>(worker) * attention_scratch_bytes());
+}
+
+}  // namespace
+
+std::size_t attention_scratch_bytes() {
+  return align_up(static_cast<std::size_t>(query_block * forward_key_block + 5 * query_block) * sizeof(float));
+}
+
+void attention_forward(ThreadPool& pool, const Kernels& kernels, std::byte* scratch, const AttentionForward& op) {
+  const AttentionShape& s = op.shape;
+  const Visibility visible(s, op.document_start);
+  const bool decode = s.num_queries <= max_decode_queries;
+  const std::int64_t block = decode ? 1 : query_block;
+  const std::int64_t blocks = (s.num_queries + block - 1) / block;
+  pool.for_each(s.batch * s.heads * blocks, [&](std::int64_t item, int worker) {
+    // Later queries see more keys: the long items of a head go first, so that threads end together.
+    const std::int64_t begin = (blocks - 1 - item % blocks) * block;
+    const ForwardItem work{item / blocks / s.heads, item / blocks % s.heads, begin, std::min(begin + block, s.num_queries)};
+    (decode ? forward_query : forward_block)(kernels, scratch_of(scratch, worker), op, visible, work);
+  });
+}
+
+void attention_backward(ThreadPool& pool, const Kernels& kernels, std::byte* scratch, const AttentionBackward& op) {
+  const AttentionShape& s = op.shape;
+  pool.for_each(s.batch * s.kv_heads, [&](std::int64_t item, int worker) {
+    const Scratch own = scratch_of(scratch, worker);
+    BackwardItem(kernels, own, op, item / s.kv_heads, item % s.kv_heads).run();
+  });
+}
+
+}  // namespace scaletrain::cpu

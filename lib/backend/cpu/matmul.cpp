@@ -1,0 +1,132 @@
+#include "backend/cpu/matmul.h"
+
+#include <algorithm>
+
+#include "backend/cpu/sgemm.h"
+
+namespace scaletrain::cpu {
+
+namespace {
+
+// Tiles are large enough for a product to run at full speed, and small enough that the bias finds the tile in the cache and
+// that a delayed thread leaves little undone. Sums over k are never split: a tile's bits depend on its shape alone.
+constexpr std::int64_t max_tile_rows = 512;
+constexpr std::int64_t max_tile_columns = 768;
+constexpr std::int64_t min_tile = 64;
+constexpr std::int64_t tiles_per_thread = 4;
+
+struct TileGrid {
+  std::int64_t rows, columns, tile_rows, tile_columns;
+
+  std::int64_t across() const { return (columns + tile_columns - 1) / tile_columns; }
+  std::int64_t count() const { return (rows + tile_rows - 1) / tile_rows * across(); }
+};
+
+struct Tile {
+  std::int64_t row, column, rows, columns;
+};
+
+// Halves tiles until every thread has some, the longer side first.
+TileGrid make_grid(std::int64_t rows, std::int64_t columns, int threads) {
+  TileGrid grid{rows, columns, std::min(rows, max_tile_rows), std::min(columns, max_tile_columns)};
+  if (rows == 0 || columns == 0) return {0, 0, 1, 1};
+  const auto halved = [](std::int64_t extent) { return (extent / 2 + min_tile - 1) / min_tile * min_tile; };
+  while (threads > 1 && grid.count() < tiles_per_thread * threads) {
+    std::int64_t& longer = grid.tile_rows >= grid.tile_columns ? grid.tile_rows : grid.tile_columns;
+    if (longer < 2 * min_tile) break;
+    longer = halved(longer);
+  }
+  return grid;
+}
+
+Tile tile_at(const TileGrid& grid, std::int64_t item) {
+  const std::int64_t row = item / grid.across() * grid.tile_rows;
+  const std::int64_t column = item % grid.across() * grid.tile_columns;
+  return {row, column, std::min(grid.tile_rows, grid.rows - row), std::min(grid.tile_columns, grid.columns - column)};
+}
+
+// With so few rows the time is that of reading the weight once: dot products do it without repacking.
+constexpr std::int64_t max_dot_rows = 4;
+constexpr std::int64_t dot_columns = 64;
+
+void forward_by_dots(ThreadPool& pool, const Kernels& kernels, const LinearForward& op) {
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  pool.for_each((outputs + dot_columns - 1) / dot_columns, [&](std::int64_t item, int) {
+    const std::int64_t first = item * dot_columns;
+    const auto count = static_cast<std::size_t>(std::min(dot_columns, outputs - first));
+    float products[dot_columns];
+    for (std::int64_t row = 0; row < rows; ++row) {
+      kernels.dot_rows(op.input.as<float>() + row * inputs, {op.weight.values.as<float>() + first * inputs, inputs}, count,
+                       static_cast<std::size_t>(inputs), 1.0F, products);
+      float* output = op.output.as<float>() + row * outputs + first;
+      if (op.bias) kernels.add(products, op.bias.as<float>() + first, products, count);
+      if (op.addend) kernels.add(products, op.addend.as<float>() + row * outputs + first, products, count);
+      std::copy_n(products, count, output);
+    }
+  });
+}
+
+}  // namespace
+
+void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForward& op) {
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  if (rows <= max_dot_rows) {
+    forward_by_dots(pool, kernels, op);
+    return;
+  }
+  const bool in_place = op.addend && op.addend.data() == op.output.data();
+  const TileGrid grid = make_grid(rows, outputs, pool.size());
+  pool.for_each(grid.count(), [&](std::int64_t item, int) {
+    const Tile tile = tile_at(grid, item);
+    const std::int64_t offset = tile.row * outputs + tile.column;
+    float* output = op.output.as<float>() + offset;
+    sgemm({.m = tile.rows, .n = tile.columns, .k = inputs, .a = {op.input.as<float>() + tile.row * inputs, inputs},
+           .b = {op.weight.values.as<float>() + tile.column * inputs, inputs, true}, .beta = in_place ? 1.0F : 0.0F,
+           .c = output, .c_stride = outputs});
+    const float* addend = op.addend && !in_place ? op.addend.as<float>() + offset : nullptr;
+    const float* bias = op.bias ? op.bias.as<float>() + tile.column : nullptr;
+    if (bias || addend)
+      kernels.add_to_rows({output, outputs}, bias, {addend, outputs}, static_cast<std::size_t>(tile.rows),
+                          static_cast<std::size_t>(tile.columns));
+  });
+}
+
+void linear_backward_input(ThreadPool& pool, const LinearBackwardInput& op) {
+  const std::int64_t rows = op.d_output.shape()[0];
+  const std::int64_t outputs = op.d_output.shape()[1];
+  const std::int64_t inputs = op.d_input.shape()[1];
+  const TileGrid grid = make_grid(rows, inputs, pool.size());
+  pool.for_each(grid.count(), [&](std::int64_t item, int) {
+    const Tile tile = tile_at(grid, item);
+    sgemm({.m = tile.rows, .n = tile.columns, .k = outputs, .a = {op.d_output.as<float>() + tile.row * outputs, outputs},
+           .b = {op.weight.values.as<float>() + tile.column, inputs},
+           .c = op.d_input.as<float>() + tile.row * inputs + tile.column, .c_stride = inputs});
+  });
+}
+
+void linear_backward_weight(ThreadPool& pool, const Kernels& kernels, const LinearBackwardWeight& op) {
+  const std::int64_t rows = op.d_output.shape()[0];
+  const std::int64_t outputs = op.d_output.shape()[1];
+  const std::int64_t inputs = op.input.shape()[1];
+  if (rows == 0) return;
+  const TileGrid grid = make_grid(outputs, inputs, pool.size());
+  pool.for_each(grid.count(), [&](std::int64_t item, int) {
+    const Tile tile = tile_at(grid, item);
+    sgemm({.m = tile.rows, .n = tile.columns, .k = rows, .a = {op.d_output.as<float>() + tile.row, outputs, true},
+           .b = {op.input.as<float>() + tile.column, inputs}, .beta = 1.0F,
+           .c = op.d_weight.as<float>() + tile.row * inputs + tile.column, .c_stride = inputs});
+  });
+  if (!op.d_bias) return;
+  constexpr std::int64_t columns = 64;
+  pool.for_each((outputs + columns - 1) / columns, [&](std::int64_t item, int) {
+    const std::int64_t first = item * columns;
+    kernels.add_column_sums({op.d_output.as<float>(), outputs}, static_cast<std::size_t>(rows), static_cast<std::size_t>(first),
+                            static_cast<std::size_t>(std::min(first + columns, outputs)), op.d_bias.as<float>());
+  });
+}
+
+}  // namespace scaletrain::cpu

@@ -1,0 +1,14 @@
+// The linear map's three products, cut into tiles of the result that threads share.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/thread_pool.h"
+#include "backend/operations.h"
+
+namespace scaletrain::cpu {
+
+void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForward& op);
+void linear_backward_input(ThreadPool& pool, const LinearBackwardInput& op);
+void linear_backward_weight(ThreadPool& pool, const Kernels& kernels, const LinearBackwardWeight& op);
+
+}  // namespace scaletrain::cpu

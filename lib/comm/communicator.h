@@ -1,0 +1,83 @@
+// Collectives and point-to-point transfers among the ranks of one group.
+//
+// Each call returns a Ticket: work under way. ticket.before(stream) orders what is issued to that stream later behind the
+// transfer without blocking the host; ticket.wait() blocks and is for tests, shutdown and the CPU. The buffers named by a call
+// must stay valid until the ticket has completed; the ticket owns whatever staging memory the transfer needs. All ranks of
+// a group issue the same calls in the same order (one in-order queue per group). A peer that fails, or a deadline that
+// passes, is a PeerError naming group, collective, sequence number and missing ranks.
+//
+// A group of one is a communicator like any other: its reductions and gathers copy.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/strong.h"
+#include "tensor/view.h"
+
+namespace scaletrain {
+
+class Stream;
+
+enum class ReduceOp { sum, max };
+
+// Work under way. Move-only; the destructor waits for nothing and reports nothing.
+class Ticket {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual void before(Stream& stream) = 0;
+    virtual void wait() = 0;
+  };
+
+  Ticket() = default;  // already complete
+  explicit Ticket(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+  void before(Stream& stream) {
+    if (state_) state_->before(stream);
+  }
+  void wait() {
+    if (state_) state_->wait();
+  }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// One transfer of a batched point-to-point call; peer is the index in the group.
+struct Transfer {
+  enum class Direction { send, receive };
+  Direction direction = Direction::send;
+  int peer = 0;
+  View data;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual const std::string& group_name() const = 0;  // "data", "tensor", "pipeline", "world"
+  virtual int size() const = 0;
+  virtual int rank_in_group() const = 0;
+
+  // In place over data (f32, f64, i64).
+  virtual Ticket all_reduce(View data, ReduceOp op) = 0;
+  // Rank r of the group receives the sum of piece r; pieces lie one after the other in `input` with these element counts.
+  virtual Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) = 0;
+  // Piece r of `output` is rank r's input.
+  virtual Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) = 0;
+  virtual Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+                            std::span<const std::int64_t> receive_counts) = 0;
+  virtual Ticket broadcast(View data, int root) = 0;
+  // Posted together: neither order nor direction can deadlock.
+  virtual Ticket exchange(std::span<const Transfer> transfers) = 0;
+};
+
+// A group of one rank.
+std::unique_ptr<Communicator> make_single_communicator(std::string group_name);
+
+}  // namespace scaletrain

@@ -1,0 +1,138 @@
+#include "config/load.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/text.h"
+#include "config/environment.h"
+#include "config/keys.h"
+#include "config/overrides.h"
+#include "config/unsupported.h"
+#include "config/validate.h"
+#include "config/yaml_tree.h"
+
+namespace scaletrain {
+
+namespace {
+
+// The preset comes before every other key of the model, wherever it stands. A wrong name is reported by its row.
+void apply_preset(const YamlNode& root, Config& config) {
+  const YamlNode* model = find_child(root, "model");
+  const YamlNode* preset = model == nullptr ? nullptr : find_child(*model, "preset");
+  if (preset == nullptr || preset->kind != YamlNode::Kind::scalar) return;
+  if (const ModelConfig* known = find_model_preset(preset->text)) config.model = *known;
+}
+
+struct ReadResult {
+  Config config;
+  std::vector<std::string> notices;
+};
+
+ReadResult read_tree(const YamlNode& root, Origin origin, ReadContext& context) {
+  ReadResult out;
+  apply_preset(root, out.config);
+  read_config(root, out.config, context);
+  fill_defaults(out.config, context, out.notices);
+  validate_config(out.config, origin, context);
+  return out;
+}
+
+void make_absolute(std::string& path, const std::filesystem::path& folder) {
+  if (!path.empty() && !folder.empty()) path = (folder / path).string();
+}
+
+void make_absolute(std::optional<std::string>& path, const std::filesystem::path& folder) {
+  if (path) make_absolute(*path, folder);
+}
+
+void resolve_paths(Config& config, const std::filesystem::path& folder) {
+  make_absolute(config.model.init.from, folder);
+  make_absolute(config.data.tokenizer.path, folder);
+  make_absolute(config.data.cache, folder);
+  for (SourceConfig& source : config.data.train) make_absolute(source.path, folder);
+  for (ValidationConfig& source : config.data.validation) make_absolute(source.path, folder);
+}
+
+// The tree with overrides and environment, or nothing after reporting.
+std::optional<YamlNode> build_tree(std::string_view text, const std::vector<std::string>& overrides,
+                                   const EnvironmentLookup& environment, Diagnostics& diagnostics) {
+  auto root = parse_yaml(text, 0, diagnostics);
+  if (!root) return std::nullopt;
+  if (root->kind == YamlNode::Kind::scalar || root->kind == YamlNode::Kind::list) {
+    diagnostics.add(root->place, fmt::format("expected sections such as \"run:\", found {}{}", describe(*root),
+                                             root->text.find(':') == std::string::npos
+                                                 ? ""
+                                                 : "; a colon needs a space or a line end behind it"));
+    return std::nullopt;
+  }
+  apply_overrides(*root, overrides, diagnostics);
+  expand_environment(*root, environment, diagnostics);
+  return root;
+}
+
+}  // namespace
+
+LoadedConfig parse_config(std::string_view text, const std::string& name, const std::filesystem::path& folder,
+                          const std::vector<std::string>& overrides, const EnvironmentLookup& environment,
+                          const LoadOptions& options) {
+  Diagnostics diagnostics(name, overrides);
+  ReadContext context(diagnostics);
+  LoadedConfig out;
+  if (const auto root = build_tree(text, overrides, environment, diagnostics)) {
+    ReadResult result = read_tree(*root, Origin::user, context);
+    out.config = std::move(result.config);
+    out.notices = std::move(result.notices);
+    for (const Refusal& refusal : refusals(out.config)) {
+      const Place place = place_of(context, refusal.path);
+      if (options.allow_unsupported) {
+        out.unsupported.push_back(diagnostics.line(place, refusal.message));
+      } else {
+        diagnostics.add(place, refusal.message);
+      }
+    }
+  }
+  if (!diagnostics.empty()) throw UserError(diagnostics.report());
+  resolve_paths(out.config, folder);
+  out.source = text;
+  return out;
+}
+
+LoadedConfig load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                         const EnvironmentLookup& environment, const LoadOptions& options) {
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  if (!std::filesystem::exists(status))
+    throw UserError(fmt::format("{}: no such config file{}", file.string(),
+                                error && error != std::errc::no_such_file_or_directory ? " (" + error.message() + ")"
+                                                                                       : ""));
+  if (!std::filesystem::is_regular_file(status))
+    throw UserError(fmt::format("{}: not a regular file; expected a YAML config", file.string()));
+  const auto size = std::filesystem::file_size(file, error);
+  if (!error && size > kMaxConfigBytes)
+    throw UserError(fmt::format("{}:1:1: {} of YAML; a config is at most {}", file.string(), bytes_text(size),
+                                bytes_text(kMaxConfigBytes)));
+  std::string text;
+  try {
+    text = read_text_file(file, kMaxConfigBytes);
+  } catch (const InputError& failure) {
+    throw UserError(failure.what());  // the config is the user's, not the data's
+  }
+  const auto folder = std::filesystem::absolute(file).parent_path();
+  return parse_config(text, file.string(), folder, overrides, environment, options);
+}
+
+Config parse_resolved_config(std::string_view text, const std::string& where) {
+  Diagnostics diagnostics(where, {});
+  ReadContext context(diagnostics);
+  ReadResult result;
+  const EnvironmentLookup nothing = [](const std::string&) { return std::nullopt; };
+  if (const auto root = build_tree(text, {}, nothing, diagnostics))
+    result = read_tree(*root, Origin::program, context);
+  if (!diagnostics.empty()) throw InputError(diagnostics.report());
+  return std::move(result.config);
+}
+
+}  // namespace scaletrain

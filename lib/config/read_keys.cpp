@@ -1,0 +1,136 @@
+// The loops over the key table: reading, listing, comparing.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "config/key_table.h"
+#include "config/suggest.h"
+
+namespace scaletrain {
+
+namespace {
+
+std::string join(const std::string& parent, const std::string& name) {
+  return parent.empty() ? name : parent + "." + name;
+}
+
+template <class Record>
+const Key<Record>* find_key(const KeyTable<Record>& table, const std::string& path) {
+  const auto found = std::find_if(table.begin(), table.end(), [&](const auto& key) { return key.info.path == path; });
+  return found == table.end() ? nullptr : &*found;
+}
+
+template <class Record>
+bool is_section(const KeyTable<Record>& table, const std::string& path) {
+  return std::any_of(table.begin(), table.end(), [&](const auto& key) { return key.info.path.starts_with(path + "."); });
+}
+
+// `section` is the path inside the record's table, `path` the one inside the config.
+template <class Record>
+// NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, which is bounded
+void read_section(const KeyTable<Record>& table, const YamlNode& node, const std::string& section,
+                  const std::string& path, Record& record, ReadContext& context) {
+  if (node.kind == YamlNode::Kind::null) return;  // a section with nothing below it
+  if (node.kind != YamlNode::Kind::map) {
+    context.refuse(node.place, path.empty() ? "config" : path,
+                   fmt::format("expected a mapping of keys, found {}", describe(node)));
+    return;
+  }
+  for (const YamlEntry& entry : node.entries) {
+    const std::string full = join(path, entry.key);
+    const std::string inside = join(section, entry.key);
+    const bool is_one_name = !entry.key.empty() && entry.key.find('.') == std::string::npos;
+    const Key<Record>* key = is_one_name ? find_key(table, inside) : nullptr;
+    if (key != nullptr) {
+      context.given[full] = entry.value.kind == YamlNode::Kind::null ? entry.key_place : entry.value.place;
+      if (entry.value.is_broken) {
+        context.broken.insert(full);
+      } else {
+        key->read(entry.value, full, record, context);
+      }
+    } else if (is_one_name && is_section(table, inside)) {
+      context.given[full] = entry.key_place;
+      read_section(table, entry.value, inside, full, record, context);
+    } else {
+      context.diagnostics.add(entry.key_place, fmt::format("unknown key {}{}", quoted(full), suggest_key(full)));
+    }
+  }
+}
+
+// Appends the rows of a table under a prefix.
+template <class Record>
+void append(std::vector<KeyInfo>& keys, const KeyTable<Record>& table, const std::string& prefix) {
+  for (const Key<Record>& key : table) {
+    KeyInfo info = key.info;
+    info.path = prefix + info.path;
+    keys.push_back(std::move(info));
+  }
+}
+
+std::vector<KeyInfo> all_keys() {
+  std::vector<KeyInfo> keys;
+  for (const Key<Config>& key : config_table()) {
+    const std::string& path = key.info.path;
+    keys.push_back(key.info);
+    if (path == "data.train") append(keys, source_table(), path + "[].");
+    if (path == "data.validation") append(keys, validation_table(), path + "[].");
+    if (path == "train.spike") append(keys, spike_table(), path + ".");
+    if (path == "early_stop") append(keys, early_stop_table(), path + ".");
+    if (path == "supervise.elastic") append(keys, elastic_table(), path + ".");
+  }
+  return keys;
+}
+
+}  // namespace
+
+void ReadContext::refuse(Place place, const std::string& path, std::string_view message) {
+  broken.insert(path);
+  diagnostics.add(place, fmt::format("{}: {}", path, message));
+}
+
+template <class Record>
+void read_record(const KeyTable<Record>& table, const YamlNode& node, const std::string& path, Record& record,
+                 ReadContext& context) {
+  if (node.kind == YamlNode::Kind::null)
+    return context.refuse(node.place, path, "expected a mapping of keys, found nothing (null)");
+  read_section(table, node, "", path, record, context);
+  if (node.kind != YamlNode::Kind::map) return;
+  for (const Key<Record>& key : table) {
+    if (key.info.fallback == "required" && !context.given.contains(join(path, key.info.path)))
+      context.refuse(node.place, join(path, key.info.path), "is missing; " + key.info.meaning);
+  }
+}
+
+template void read_record(const KeyTable<SourceConfig>&, const YamlNode&, const std::string&, SourceConfig&,
+                          ReadContext&);
+template void read_record(const KeyTable<ValidationConfig>&, const YamlNode&, const std::string&, ValidationConfig&,
+                          ReadContext&);
+template void read_record(const KeyTable<EarlyStopConfig>&, const YamlNode&, const std::string&, EarlyStopConfig&,
+                          ReadContext&);
+template void read_record(const KeyTable<SpikeConfig>&, const YamlNode&, const std::string&, SpikeConfig&,
+                          ReadContext&);
+template void read_record(const KeyTable<std::int64_t>&, const YamlNode&, const std::string&, std::int64_t&,
+                          ReadContext&);
+
+void read_config(const YamlNode& root, Config& config, ReadContext& context) {
+  read_section(config_table(), root, "", "", config, context);
+}
+
+std::span<const KeyInfo> config_keys() {
+  static const std::vector<KeyInfo> keys = all_keys();
+  return keys;
+}
+
+std::vector<KeyDifference> compare_configs(const Config& before, const Config& after) {
+  std::vector<KeyDifference> out;
+  for (const Key<Config>& key : config_table()) {
+    std::string old_text = key.write(before);
+    std::string new_text = key.write(after);
+    if (old_text != new_text)
+      out.push_back({key.info.path, std::move(old_text), std::move(new_text), key.info.resume});
+  }
+  return out;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,72 @@
+#include "config/unsupported.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "config/key_table.h"
+#include "config/load.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr std::array<UnsupportedValue, 24> kTable = {{
+    {"run.device", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
+    {"model.dropout", [](const Config& c) { return c.model.dropout > 0; }, "0"},
+    {"data.tokenizer.type",
+     [](const Config& c) {
+       return c.data.tokenizer.type == TokenizerKind::bpe || c.data.tokenizer.type == TokenizerKind::sentencepiece;
+     },
+     "bytes for text, or ids for token files"},
+    {"data.documents.attention",
+     [](const Config& c) { return c.data.documents.attention == DocumentAttention::within; }, "across"},
+    {"train.lr_schedule.type", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
+     "cosine, linear or constant"},
+    {"train.label_smoothing", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
+    {"train.recompute", [](const Config& c) { return c.train.recompute != RecomputeKind::none; }, "none"},
+    {"train.spike", [](const Config& c) { return c.train.spike.has_value(); }, "null"},
+    {"parallel.data", [](const Config& c) { return c.parallel.data.value_or(1) > 1; }, "1 or auto"},
+    {"parallel.tensor", [](const Config& c) { return c.parallel.tensor > 1; }, "1"},
+    {"parallel.sequence", [](const Config& c) { return c.parallel.sequence; }, "false"},
+    {"parallel.pipeline", [](const Config& c) { return c.parallel.pipeline > 1; }, "1"},
+    {"parallel.schedule", [](const Config& c) { return c.parallel.schedule != ScheduleKind::one_f_one_b; }, "1f1b"},
+    {"parallel.chunks", [](const Config& c) { return c.parallel.chunks > 1; }, "1"},
+    {"parallel.zero", [](const Config& c) { return c.parallel.zero > 0; }, "0"},
+    {"precision.compute", [](const Config& c) { return c.precision.compute != Precision::fp32; }, "fp32"},
+    {"precision.reduce", [](const Config& c) { return c.precision.reduce != Precision::fp32; }, "fp32"},
+    {"precision.loss_scale", [](const Config& c) { return c.precision.loss_scale.has_value(); }, "dynamic"},
+    {"checkpoint.background", [](const Config& c) { return c.checkpoint.background; }, "false"},
+    {"supervise.elastic", [](const Config& c) { return c.supervise.elastic_min_data.has_value(); }, "null"},
+    {"launch.interface", [](const Config& c) { return c.launch.interface.has_value(); }, "auto"},
+    {"launch.port", [](const Config& c) { return c.launch.port.has_value(); }, "auto"},
+    {"launch.ranks_per_node", [](const Config& c) { return c.launch.ranks_per_node.has_value(); }, "auto"},
+    {"log.tensorboard", [](const Config& c) { return c.log.tensorboard; }, "false"},
+}};
+
+}  // namespace
+
+std::span<const UnsupportedValue> unsupported_table() { return kTable; }
+
+std::vector<Refusal> refusals(const Config& config) {
+  std::vector<Refusal> out;
+  const KeyTable<Config>& keys = config_table();
+  for (const UnsupportedValue& value : unsupported_table()) {
+    if (!value.is_asked(config)) continue;
+    const auto key = std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
+    SCALETRAIN_CHECK(key != keys.end());
+    out.push_back({key->info.path, fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config),
+                                               value.instead)});
+  }
+  return out;
+}
+
+std::vector<std::string> unsupported_values(const Config& config) {
+  std::vector<std::string> out;
+  for (Refusal& refusal : refusals(config)) out.push_back(std::move(refusal.message));
+  return out;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,263 @@
+#include "config/validate.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "base/text.h"
+
+namespace scaletrain {
+
+namespace {
+
+std::string parent_path(const std::string& path) {
+  const std::size_t dot = path.rfind('.');
+  return dot == std::string::npos ? std::string() : path.substr(0, dot);
+}
+
+bool is_broken(const ReadContext& context, std::string path) {
+  for (; !path.empty(); path = parent_path(path)) {
+    if (context.broken.contains(path)) return true;
+  }
+  return false;
+}
+
+std::optional<std::int64_t> product(std::initializer_list<std::int64_t> factors) {
+  std::int64_t out = 1;
+  for (const std::int64_t factor : factors) {
+    if (factor != 0 && out > std::numeric_limits<std::int64_t>::max() / factor) return std::nullopt;
+    out *= factor;
+  }
+  return out;
+}
+
+class Rules {
+ public:
+  Rules(const Config& config, Origin origin, ReadContext& context)
+      : config_(config), origin_(origin), context_(context) {}
+
+  void run() {
+    check_model();
+    check_lengths();
+    check_batches();
+    check_tokenizer();
+    check_sources();
+    check_validation_names();
+    check_early_stop();
+    check_stages();
+  }
+
+ private:
+  bool is_given(const std::string& path) const { return context_.given.contains(path); }
+
+  // False if one of the keys was refused already.
+  bool are_fine(std::initializer_list<std::string> paths) const {
+    return std::none_of(paths.begin(), paths.end(), [&](const std::string& path) { return is_broken(context_, path); });
+  }
+
+  // At the first of the paths that was given; the message begins with the first path.
+  void refuse(std::initializer_list<std::string> paths, const std::string& message) {
+    const std::string& named = *paths.begin();
+    const auto given = std::find_if(paths.begin(), paths.end(), [&](const auto& path) { return is_given(path); });
+    const Place place = place_of(context_, given == paths.end() ? named : *given);
+    context_.diagnostics.add(place, fmt::format("{}: {}", named, message));
+  }
+
+  std::string from_preset(const std::string& path) const {
+    return config_.model.preset && !is_given(path) ? fmt::format(" (from preset {})", *config_.model.preset) : "";
+  }
+
+  void check_model() {
+    const ModelConfig& model = config_.model;
+    if (!are_fine({"model", "model.preset", "model.heads"})) return;
+    if (are_fine({"model.hidden"}) && model.hidden % model.heads != 0) {
+      refuse({"model.hidden", "model.heads"},
+             fmt::format("{}{} is no multiple of heads {}{}", model.hidden, from_preset("model.hidden"), model.heads,
+                         from_preset("model.heads")));
+    } else if (are_fine({"model.hidden", "model.position"}) && model.position == PositionKind::rope &&
+               model.hidden / model.heads % 2 != 0) {
+      refuse({"model.position", "model.hidden", "model.heads"},
+             fmt::format("rope rotates pairs, and a head of hidden / heads = {} is odd", model.hidden / model.heads));
+    }
+    if (are_fine({"model.kv_heads"}) && (model.kv_heads > model.heads || model.heads % model.kv_heads != 0)) {
+      refuse({"model.kv_heads", "model.heads"},
+             fmt::format("heads {}{} is no multiple of kv_heads {}{}", model.heads, from_preset("model.heads"),
+                         model.kv_heads, from_preset("model.kv_heads")));
+    }
+  }
+
+  void check_lengths() {
+    const TrainConfig& train = config_.train;
+    if (!are_fine({"train.steps", "train.tokens"})) return;
+    if (train.steps && train.tokens) {
+      refuse({"train.tokens", "train.steps"}, "steps and tokens are both set; keep one (the other may be null)");
+      return;
+    }
+    if (!train.steps && !train.tokens) {
+      if (origin_ == Origin::user) refuse({"train.steps"}, "is missing; set steps, or tokens such as 10B");
+      return;
+    }
+    if (!are_fine({"train.global_batch", "model.context", "model.preset"})) return;
+    const auto step_tokens = product({train.global_batch, config_.model.context});
+    if (!step_tokens || !product({train.steps.value_or(1), *step_tokens})) {
+      refuse({"train.steps", "train.global_batch", "model.context"},
+             "steps * global_batch * context is more tokens than 64 bits count");
+      return;
+    }
+    const std::int64_t steps = train.num_steps(config_.model.context);
+    if (are_fine({"train.lr_schedule.warmup"}) && train.lr_schedule.warmup > steps) {
+      refuse({"train.lr_schedule.warmup"},
+             fmt::format("warm-up of {} steps exceeds the run's {} steps", train.lr_schedule.warmup, steps));
+    }
+  }
+
+  void check_batches() {
+    const TrainConfig& train = config_.train;
+    if (!are_fine({"train.global_batch", "train.micro_batch", "parallel.data"})) return;
+    const std::int64_t replicas = config_.parallel.data.value_or(1);
+    const std::int64_t slot = train.micro_batch * replicas;  // both are bounded by their ranges
+    if (train.global_batch % slot == 0) return;
+    const std::string by = replicas == 1 ? fmt::format("micro_batch {}", train.micro_batch)
+                                         : fmt::format("micro_batch {} * parallel.data {}", train.micro_batch, replicas);
+    refuse({"train.global_batch", "train.micro_batch", "parallel.data"},
+           fmt::format("{} is no multiple of {}", train.global_batch, by));
+  }
+
+  void check_tokenizer() {
+    const TokenizerConfig& tokenizer = config_.data.tokenizer;
+    if (!are_fine({"data.tokenizer.type"})) return;
+    const bool is_ids = tokenizer.type == TokenizerKind::ids;
+    if (tokenizer.path && (is_ids || tokenizer.type == TokenizerKind::bytes)) {
+      refuse({"data.tokenizer.path"}, fmt::format("tokenizer {} has no files; leave path out", to_text(tokenizer.type)));
+    }
+    if (tokenizer.end_of_document && !is_ids) {
+      refuse({"data.tokenizer.end_of_document"},
+             fmt::format("only for tokenizer ids; {} brings its own", to_text(tokenizer.type)));
+    }
+    const auto& vocab = config_.model.vocab;
+    if (tokenizer.end_of_document && vocab && is_ids && *tokenizer.end_of_document >= *vocab) {
+      refuse({"data.tokenizer.end_of_document", "model.vocab"},
+             fmt::format("{} is outside of the vocabulary of {}", *tokenizer.end_of_document, *vocab));
+    }
+    if (is_ids && !vocab && origin_ == Origin::user && are_fine({"model.vocab", "model.preset"})) {
+      refuse({"model.vocab", "data.tokenizer.type"},
+             "auto needs a tokenizer that knows its size; with tokenizer ids write the number of token ids");
+    }
+  }
+
+  template <class Source>
+  void check_source(const std::string& path, const Source& source) {
+    if (!are_fine({path + ".type"})) return;
+    const bool is_ids = config_.data.tokenizer.type == TokenizerKind::ids && are_fine({"data.tokenizer.type"});
+    if (is_ids && (source.type == SourceKind::text || source.type == SourceKind::jsonl)) {
+      refuse({path + ".type"}, fmt::format("{} needs a tokenizer that reads text; tokenizer ids takes token files",
+                                           to_text(source.type)));
+    }
+    // The resolved config spells out every default, so only a value that says something is refused there.
+    const bool says_field = origin_ == Origin::user ? is_given(path + ".field") : source.field != Source().field;
+    if (says_field && (source.type == SourceKind::text || source.type == SourceKind::tokens) &&
+        source.field != Source().field)
+      refuse({path + ".field"}, fmt::format("only for jsonl; this source is {}", to_text(source.type)));
+    if (source.separator && (source.type == SourceKind::jsonl || source.type == SourceKind::tokens))
+      refuse({path + ".separator"}, fmt::format("only for text; this source is {}", to_text(source.type)));
+  }
+
+  void check_sources() {
+    const DataConfig& data = config_.data;
+    if (origin_ == Origin::user && data.train.empty() && are_fine({"data.train"}))
+      refuse({"data.train"}, "is missing; name at least one source, such as [{path: data/text}]");
+    for (std::size_t i = 0; i < data.train.size(); ++i) check_source(fmt::format("data.train.{}", i), data.train[i]);
+    for (std::size_t i = 0; i < data.validation.size(); ++i)
+      check_source(fmt::format("data.validation.{}", i), data.validation[i]);
+  }
+
+  void check_validation_names() {
+    std::set<std::string> seen;
+    for (std::size_t i = 0; i < config_.data.validation.size(); ++i) {
+      const std::string path = fmt::format("data.validation.{}.name", i);
+      const std::string& name = config_.data.validation[i].name;
+      if (are_fine({path}) && !seen.insert(name).second)
+        refuse({path}, fmt::format("{} names two validation sets", quoted(name)));
+    }
+  }
+
+  void check_early_stop() {
+    if (!config_.early_stop || !are_fine({"early_stop.metric", "data.validation"})) return;
+    const std::string& metric = config_.early_stop->metric;
+    if (config_.data.validation.empty()) {
+      refuse({"early_stop.metric", "early_stop"}, "there is no validation set to watch; add one to data.validation");
+      return;
+    }
+    std::vector<std::string> metrics;
+    for (std::size_t i = 0; i < config_.data.validation.size(); ++i) {
+      if (!are_fine({fmt::format("data.validation.{}.name", i)})) return;
+      metrics.push_back("validation/" + config_.data.validation[i].name + "/loss");
+    }
+    if (std::find(metrics.begin(), metrics.end(), metric) == metrics.end()) {
+      std::string all;
+      for (const std::string& known : metrics) all += (all.empty() ? "" : ", ") + known;
+      refuse({"early_stop.metric"}, fmt::format("{} is no metric of this run; there is {}", quoted(metric), all));
+    }
+    if (are_fine({"evaluate.every"}) && config_.evaluate.every == 0)
+      refuse({"early_stop", "evaluate.every"}, "needs evaluations during the run, and evaluate.every is 0");
+  }
+
+  void check_stages() {
+    const ParallelConfig& parallel = config_.parallel;
+    if (!parallel.stage_layers ||
+        !are_fine({"parallel.stage_layers", "parallel.pipeline", "parallel.chunks", "model.layers", "model.preset"}))
+      return;
+    const auto& stages = *parallel.stage_layers;
+    const auto wanted = static_cast<std::size_t>(parallel.pipeline * parallel.chunks);
+    if (stages.size() != wanted) {
+      refuse({"parallel.stage_layers"},
+             fmt::format("{} numbers for pipeline {} * chunks {}", stages.size(), parallel.pipeline, parallel.chunks));
+      return;
+    }
+    const std::int64_t sum = std::accumulate(stages.begin(), stages.end(), std::int64_t{0});
+    if (sum != config_.model.layers)
+      refuse({"parallel.stage_layers"}, fmt::format("sums to {}, the model has {} layers", sum, config_.model.layers));
+  }
+
+  const Config& config_;
+  Origin origin_;
+  ReadContext& context_;
+};
+
+}  // namespace
+
+Place place_of(const ReadContext& context, std::string path) {
+  for (; !path.empty(); path = parent_path(path)) {
+    const auto found = context.given.find(path);
+    if (found != context.given.end()) return found->second;
+  }
+  return {};
+}
+
+void fill_defaults(Config& config, const ReadContext& context, std::vector<std::string>& notices) {
+  const auto is_open = [&](const char* path) { return !config.model.preset && !context.given.contains(path); };
+  if (is_open("model.kv_heads")) config.model.kv_heads = config.model.heads;
+  if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
+  if (config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
+
+  TrainConfig& train = config.train;
+  if (context.given.contains("train.lr_schedule.warmup") || (!train.steps && !train.tokens)) return;
+  if (!product({train.global_batch, config.model.context})) return;
+  const std::int64_t steps = train.num_steps(config.model.context);
+  if (train.lr_schedule.warmup <= steps) return;
+  const std::int64_t shorter = std::max<std::int64_t>(1, steps / 10);
+  notices.push_back(fmt::format("train.lr_schedule.warmup: the default of {} steps exceeds the run's {} steps; {} {} used",
+                                train.lr_schedule.warmup, steps, shorter, shorter == 1 ? "is" : "are"));
+  train.lr_schedule.warmup = shorter;
+}
+
+void validate_config(const Config& config, Origin origin, ReadContext& context) {
+  Rules(config, origin, context).run();
+}
+
+}  // namespace scaletrain

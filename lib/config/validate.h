@@ -1,0 +1,28 @@
+// The rules that involve more than one key, and the defaults that depend on another key.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "config/key_table.h"
+
+namespace scaletrain {
+
+enum class Origin {
+  user,     // a config file: data and a length are required
+  program,  // written by this program: may describe a model without a run
+};
+
+// kv_heads, ffn_hidden, run.directory, as far as neither file nor preset gave them; a defaulted warm-up that is longer than
+// the run is shortened with a notice.
+void fill_defaults(Config& config, const ReadContext& context, std::vector<std::string>& notices);
+
+// Adds every broken rule to the context's diagnostics, at the first of the rule's keys that was given. A rule stays silent
+// when one of its keys was refused already.
+void validate_config(const Config& config, Origin origin, ReadContext& context);
+
+// Where a key stands: its own place, or the nearest section's above it that the file has.
+Place place_of(const ReadContext& context, std::string path);
+
+}  // namespace scaletrain

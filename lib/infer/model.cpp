@@ -1,0 +1,130 @@
+#include "infer/model.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "checkpoint/catalog.h"
+#include "checkpoint/hugging_face.h"
+#include "config/load.h"
+
+namespace scaletrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool path_exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+// The tokenizer a checkpoint carries: its files lie beside the manifest, wherever that now is.
+TokenizerConfig carried_tokenizer(const Config& config, const Checkpoint& checkpoint) {
+  TokenizerConfig tokenizer = config.data.tokenizer;
+  if (tokenizer.path) tokenizer.path = (checkpoint.path() / fs::path(*tokenizer.path).filename()).string();
+  return tokenizer;
+}
+
+}  // namespace
+
+LocatedModel locate_model(const fs::path& path) {
+  if (!path_exists(path)) throw InputError(fmt::format("{}: no such file or folder", path.string()));
+  if (path_exists(path / "manifest.json")) return {ModelSource::checkpoint, path};
+  if (is_hugging_face_folder(path)) return {ModelSource::hugging_face, path};
+  if (path_exists(path / "checkpoints")) {
+    for (const CatalogEntry& entry : list_checkpoints(path / "checkpoints"))
+      if (entry.problem.empty()) return {ModelSource::checkpoint, entry.path};
+    throw InputError(fmt::format("{}: the run folder holds no checkpoint that can be read", path.string()));
+  }
+  throw InputError(
+      fmt::format("{}: neither a checkpoint (manifest.json), a Hugging Face model (config.json) nor a run folder "
+                  "(checkpoints/)",
+                  path.string()));
+}
+
+struct LoadedModel::Impl {
+  Backend* backend = nullptr;
+  Stream* stream = nullptr;
+  Config config;
+  std::optional<std::int64_t> step;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Transformer> transformer;
+  ParamTable table;
+  ShardLayout layout;
+  std::unique_ptr<ParamStore> store;
+
+  void build(const std::string& where, std::int64_t vocab) {
+    const ModelSpec spec = make_model_spec(config.model, vocab);
+    transformer = std::make_unique<Transformer>(spec);
+    table = make_param_table(spec, config.model.init);
+    std::vector<int> units(table.units().size());
+    std::iota(units.begin(), units.end(), 0);
+    layout = ShardLayout(table, units, Mesh(), MeshPosition{});
+    try {
+      store = std::make_unique<ParamStore>(
+          *backend, table, layout,
+          ParamStore::Options{.slot_names = {}, .gradients = false, .dtype = backend->compute_type()});
+    } catch (const std::bad_alloc&) {
+      throw InputError(fmt::format("{}: its {} parameters need {} of memory, more than there is", where,
+                                   grouped_digits(static_cast<std::uint64_t>(table.num_parameters())),
+                                   bytes_text(static_cast<std::uint64_t>(table.num_parameters()) *
+                                              size_of(backend->compute_type()))));
+    }
+  }
+
+  void open_checkpoint(const fs::path& path) {
+    const Checkpoint checkpoint(path);
+    const std::string where = (path / "manifest.json").string() + ": config";
+    config = parse_resolved_config(checkpoint.manifest().config, where);
+    if (const auto problems = unsupported_values(config); !problems.empty())
+      throw InputError(fmt::format("{}: {}", where, problems.front()));
+    step = checkpoint.manifest().step;
+    tokenizer = make_tokenizer(carried_tokenizer(config, checkpoint), config.model.vocab);
+    // The config may claim any size: nothing is built for more layers than the manifest has tensors.
+    if (config.model.layers > static_cast<std::int64_t>(checkpoint.manifest().tensors.size()))
+      throw InputError(fmt::format("{}: model.layers: {}, but the manifest lists only {} tensors", where,
+                                   config.model.layers, checkpoint.manifest().tensors.size()));
+    build(path.string(), tokenizer->vocab_size());
+    checkpoint.load(*store, false);
+    store->values_changed();
+  }
+
+  void open_hugging_face(const fs::path& path, TokenizerKind kind) {
+    const HuggingFaceModel model(path);
+    config.model = model.model_config();
+    config.data.tokenizer.type = kind;
+    tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
+    build(path.string(), *config.model.vocab);
+    model.load(*store);
+    store->values_changed();
+  }
+};
+
+LoadedModel::LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream, TokenizerKind hugging_face_tokenizer)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->backend = &backend;
+  impl_->stream = &stream;
+  if (location.source == ModelSource::checkpoint) {
+    impl_->open_checkpoint(location.path);
+  } else {
+    impl_->open_hugging_face(location.path, hugging_face_tokenizer);
+  }
+}
+
+LoadedModel::~LoadedModel() = default;
+LoadedModel::LoadedModel(LoadedModel&&) noexcept = default;
+LoadedModel& LoadedModel::operator=(LoadedModel&&) noexcept = default;
+
+const Transformer& LoadedModel::transformer() const { return *impl_->transformer; }
+ParamStore& LoadedModel::store() { return *impl_->store; }
+const Tokenizer& LoadedModel::tokenizer() const { return *impl_->tokenizer; }
+const Config& LoadedModel::config() const { return impl_->config; }
+std::optional<std::int64_t> LoadedModel::step() const { return impl_->step; }
+Backend& LoadedModel::backend() { return *impl_->backend; }
+Stream& LoadedModel::stream() { return *impl_->stream; }
+
+}  // namespace scaletrain

@@ -1,0 +1,53 @@
+// A model that can be evaluated and sampled from: weights out of one of our checkpoints or a Hugging Face folder, no gradients, no
+// optimizer state, one rank.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/backend.h"
+#include "checkpoint/load.h"
+#include "config/config.h"
+#include "data/tokenizer.h"
+#include "nn/transformer.h"
+#include "parallel/param_store.h"
+
+namespace scaletrain {
+
+// What a path on the command line stands for: a checkpoint, a run folder (its newest usable checkpoint) or a Hugging Face folder.
+enum class ModelSource { checkpoint, hugging_face };
+struct LocatedModel {
+  ModelSource source = ModelSource::checkpoint;
+  std::filesystem::path path;
+};
+// InputError that says what was looked for if it is none of them.
+LocatedModel locate_model(const std::filesystem::path& path);
+
+class LoadedModel {
+ public:
+  // Reads and verifies the weights. The backend and stream must outlive it. Tokenizer files of Hugging Face folders are not read: such a
+  // model's text is bytes or a list of ids, as the caller says.
+  LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
+              TokenizerKind hugging_face_tokenizer = TokenizerKind::ids);
+  ~LoadedModel();
+  LoadedModel(LoadedModel&&) noexcept;
+  LoadedModel& operator=(LoadedModel&&) noexcept;
+
+  const Transformer& transformer() const;
+  ParamStore& store();
+  const Tokenizer& tokenizer() const;
+  // A checkpoint's own config; for a Hugging Face folder the defaults with its model section.
+  const Config& config() const;
+  std::optional<std::int64_t> step() const;  // of a checkpoint
+  Backend& backend();
+  Stream& stream();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,13 @@
+// Initial weights: a pure function of (seed, row name, global element index), the same bits on every processor and layout.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/param_store.h"
+
+namespace scaletrain {
+
+// Fills the rank's masters of every trained row by its InitialValues, on `threads` host threads.
+void initialise_parameters(ParamStore& store, std::uint64_t seed, int threads);
+
+}  // namespace scaletrain

@@ -1,0 +1,51 @@
+// The numbers that define a decoder-only transformer (GPT-2 and Llama families), and what follows from them alone: the parameter
+// table, counts, FLOPs. Pure values: building a 405B model's table allocates a few thousand rows and no weights.
+#pragma once
+
+#include <cstdint>
+
+#include "config/config.h"
+#include "parallel/param_table.h"
+
+namespace scaletrain {
+
+struct ModelSpec {
+  std::int64_t layers = 0;      // L
+  std::int64_t hidden = 0;      // C
+  std::int64_t heads = 0;       // H
+  std::int64_t kv_heads = 0;    // G
+  std::int64_t head_size = 0;   // D = C / H
+  std::int64_t ffn_hidden = 0;  // F
+  std::int64_t context = 0;     // T, tokens per sample and rows of a learned position table
+  std::int64_t vocab = 0;       // V
+  NormKind norm = NormKind::layernorm;
+  double norm_epsilon = 1e-5;
+  ActivationKind activation = ActivationKind::gelu;
+  PositionKind position = PositionKind::learned;
+  double rope_theta = 10000.0;
+  bool bias = true;
+  bool tie_embeddings = true;
+  bool operator==(const ModelSpec&) const = default;
+};
+
+// vocab: the config's, or the tokenizer's where the config says auto.
+ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab);
+
+// Unit 0 "embedding", units 1..L "blocks.0" .. "blocks.L-1", unit L+1 "head". Row names, shapes and order:
+//   embedding.token.weight [V,C]; embedding.position.weight [T,C] (learned positions)
+//   blocks.i.attention_norm.{weight,bias} [C]
+//   blocks.i.attention.{query [H·D,C], key [G·D,C], value [G·D,C]}.weight, then their biases; fused as attention.qkv.{weight,bias}
+//   blocks.i.attention.output.{weight [C,H·D], bias}
+//   blocks.i.ffn_norm.{weight,bias}
+//   swiglu: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else blocks.i.ffn.up.{weight,bias}
+//   blocks.i.ffn.down.{weight [C,F], bias}
+//   head.norm.{weight,bias}; head.weight [V,C] unless tied (then the head reads embedding.token.weight)
+// Hugging Face names are those of GPT-2 for layernorm with learned positions, else of Llama. Initial values per config:
+// normal: std, output projections of the residual branches std/sqrt(2L) with scale_residual; xavier, he as published;
+// embeddings normal(std), norms one, biases zero.
+ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
+
+// 6N + 6·L·C·T per token, forward and backward, N without the position table, tied head counted once in N (its product is done).
+double model_flops_per_token(const ModelSpec& spec);
+
+}  // namespace scaletrain

@@ -1,0 +1,31 @@
+// The decoder-only transformer as a list of units, in the order of the ParamTable's: embedding, blocks, head.
+//
+// Pre-norm blocks: x1 = x + attention(norm(x)), out = x1 + ffn(norm(x1)) (Radford et al. 2019; Touvron et al. 2023).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "nn/unit.h"
+
+namespace scaletrain {
+
+class Transformer {
+ public:
+  explicit Transformer(const ModelSpec& spec);
+
+  const ModelSpec& spec() const { return spec_; }
+  std::span<const std::unique_ptr<Unit>> units() const { return units_; }
+  // The bundle that leaves every unit but the head.
+  std::vector<BundleEntry> boundary(const BatchShape& shape, DType compute) const;
+
+ private:
+  ModelSpec spec_;
+  std::vector<std::unique_ptr<Unit>> units_;
+};
+
+// Rows of logits the head computes at once: bounds its scratch to about 32 MiB whatever the batch.
+std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab);
+
+}  // namespace scaletrain

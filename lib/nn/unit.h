@@ -1,0 +1,149 @@
+// The three-phase layer. A unit is the piece of the model that is acquired, recomputed and scheduled as one: the embedding, one
+// transformer block, the head with the loss. Units are const and stateless: everything they remember between phases is in
+// memory regions that the plan sized with memory(), at addresses that repeat every step.
+//
+//   forward         computes the output; returns what the backward needs (Saved, in `saved`).
+//   backward_input  consumes Saved; computes the input's gradient; returns what the weights' gradients need (WeightWork, in `work`).
+//   backward_weight consumes WeightWork; adds to the weights' gradients.
+//   backward        both at once, possibly cheaper.
+//
+// A unit's input bundle stays valid, unchanged, until its Saved is consumed (backward) or dropped, and until its WeightWork is consumed:
+// units need not copy it. scratch is free for use within one call. Not thread-safe against the same regions; otherwise const.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "nn/model_spec.h"
+#include "parallel/param_store.h"
+#include "tensor/buffer.h"
+
+namespace scaletrain {
+
+// The extent of one micro-batch: B samples of T tokens.
+struct BatchShape {
+  std::int64_t samples = 0;
+  std::int64_t tokens = 0;
+  std::int64_t rows() const { return samples * tokens; }
+  bool operator==(const BatchShape&) const = default;
+};
+
+enum class Phase {
+  train,     // the loss and its gradient are computed in the head's backward
+  evaluate,  // the loss is computed in the head's forward; no gradients
+};
+
+// What every unit may read of a micro-batch. Views of memory that outlives the micro-batch's last phase.
+struct BatchContext {
+  BatchShape shape;
+  Phase phase = Phase::train;
+  ConstView ids;             // [B·T] i32
+  ConstView targets;         // [B·T] i32, -1: masked
+  ConstView positions;       // [B·T] i32, position within the sample
+  ConstView document_start;  // [B·T] i32, optional: the first position a token may attend to
+  std::int64_t first_sample = 0;  // global sample id of row 0 of this micro-batch (dropout's key, later)
+  double loss_gradient = 0.0;     // the plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens
+  double* loss_sum = nullptr;     // the head adds the sum of the micro-batch's token losses
+};
+
+// What crosses a unit or stage boundary: named tensors. One entry today.
+struct Bundle {
+  View hidden;  // "hidden" [B·T, C]
+};
+
+struct BundleEntry {
+  std::string_view name;
+  DType dtype = DType::f32;
+  Shape shape;
+};
+
+// Bytes of each region for one micro-batch.
+struct UnitMemory {
+  std::size_t saved = 0;    // from forward to backward
+  std::size_t work = 0;     // from backward_input to backward_weight
+  std::size_t scratch = 0;  // within one call, the largest of all phases
+};
+
+class Unit;
+
+namespace detail {
+// A region in use by a unit, to be consumed exactly once (or dropped).
+class Held {
+ public:
+  Held() = default;
+  Held(const Unit* unit, Region region, Bundle input) : unit_(unit), region_(region), input_(input) {}
+  Held(Held&& other) noexcept
+      : unit_(std::exchange(other.unit_, nullptr)), region_(other.region_), input_(other.input_) {}
+  Held& operator=(Held&& other) noexcept {
+    unit_ = std::exchange(other.unit_, nullptr);
+    region_ = other.region_;
+    input_ = other.input_;
+    return *this;
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  explicit operator bool() const { return unit_ != nullptr; }
+  // Hands the region to its unit and empties this. Another unit's, or an empty one, is a bug.
+  std::pair<Region, Bundle> consume(const Unit* unit) {
+    SCALETRAIN_CHECK(unit_ == unit && unit != nullptr);
+    unit_ = nullptr;
+    return {region_, input_};
+  }
+
+ private:
+  const Unit* unit_ = nullptr;
+  Region region_;
+  Bundle input_;
+};
+}  // namespace detail
+
+class Saved : public detail::Held {
+ public:
+  using Held::Held;
+};
+class WeightWork : public detail::Held {
+ public:
+  using Held::Held;
+};
+
+// What a call runs with. `tied`: the handles (and gradients) of the embedding where the head shares its table.
+struct UnitRun {
+  Backend& backend;
+  Stream& stream;
+  const BatchContext& batch;
+  const UnitWeights& weights;
+  const UnitGradients* gradients = nullptr;  // null: no weight gradients may be asked for
+  const UnitWeights* tied_weights = nullptr;
+  const UnitGradients* tied_gradients = nullptr;
+  Region scratch;
+};
+
+class Unit {
+ public:
+  virtual ~Unit() = default;
+  virtual const std::string& name() const = 0;
+  virtual int index() const = 0;                 // of the ParamTable's units
+  virtual bool uses_tied_embedding() const { return false; }
+
+  // Regions' sizes for a backend that computes in `compute`.
+  virtual UnitMemory memory(const BatchShape& shape, DType compute) const = 0;
+
+  // The embedding has no input bundle, the head no output bundle: empty views.
+  virtual Saved forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const = 0;
+  virtual WeightWork backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
+                                    Region work) const = 0;
+  virtual void backward_weight(const UnitRun& run, WeightWork work) const = 0;
+  virtual void backward(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
+                        Region work) const {
+    backward_weight(run, backward_input(run, std::move(saved), d_output, d_input, work));
+  }
+};
+
+}  // namespace scaletrain

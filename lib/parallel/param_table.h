@@ -1,0 +1,113 @@
+// The single truth about persistent tensors. One row per tensor that a checkpoint stores: gradient reduction, the global norm,
+// initialisation, checkpoint boxes, import and export, memory accounting and parameter counts all derive from it.
+//
+// Rows are grouped by unit: the piece of the model that is acquired and released together (the embedding, each block, the head).
+// Names are global ("blocks.17.attention.query.weight") and unfused; rows that a kernel reads as one matrix follow each
+// other and name the same `fused` group, so that the flat layout puts them side by side.
+//
+// Size: one row per tensor of the whole model (a few thousand for the largest); never multiplied by the world.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "parallel/mesh.h"
+#include "tensor/dtype.h"
+#include "tensor/shape.h"
+
+namespace scaletrain {
+
+enum class ParamRole {
+  trained,  // master weights in f32, a gradient and optimizer slots
+  frozen,   // its own dtype, no gradient
+  state,    // neither, but stored
+};
+
+// How a tensor is divided among the ranks of the tensor axis.
+struct Split {
+  enum class Kind {
+    replicated,  // every rank holds all of it
+    cut,         // dim `dim` in equal pieces, rank r holds piece r (the last ones may be short or empty: vocabulary)
+    grouped,     // as cut while `pieces` >= ranks; fewer pieces than ranks: each is held by ranks/pieces neighbours
+  };
+  Kind kind = Kind::replicated;
+  int dim = 0;
+  // The number of indivisible pieces that the dim consists of (heads). For cut, 0: every index is a piece of its own.
+  // For grouped, one of pieces and ranks must divide the other.
+  std::int64_t pieces = 0;
+  bool operator==(const Split&) const = default;
+};
+
+// The range of a tensor that one rank holds: [first, first + extent) in each dim.
+struct Box {
+  std::vector<std::int64_t> first;
+  std::vector<std::int64_t> extent;
+  std::int64_t num_elements() const;
+  bool operator==(const Box&) const = default;
+};
+
+// Initial values: normal(0, deviation), uniform(-deviation, deviation), ones or zeros.
+struct InitialValues {
+  enum class Kind { zeros, ones, normal, uniform };
+  Kind kind = Kind::zeros;
+  double deviation = 0.0;
+};
+
+struct ParamRow {
+  std::string name;
+  std::string hugging_face_name;  // the name in the family's safetensors; empty: not exported (a tied copy)
+  bool hugging_face_transposed = false;  // GPT-2 stores linear weights [in, out]
+  ParamRole role = ParamRole::trained;
+  Shape shape;                    // global
+  DType dtype = DType::f32;       // as stored
+  Split split;
+  bool decays = false;            // weight decay applies (matrices, not biases and norms)
+  InitialValues init;
+  bool lookup_only = false;       // read row by row (an embedding table): needs no compute form
+  std::string fused;              // rows of one unit with the same non-empty text form one matrix, stacked along dim 0
+  int unit = 0;                   // index into units()
+  std::optional<std::string> tied_to;  // this row is another stage's copy of that row's tensor: stored and counted once
+};
+
+// A piece of the model that is acquired together. Rows [first_row, first_row + num_rows).
+struct ParamUnit {
+  std::string name;  // "embedding", "blocks.0", "head"
+  int first_row = 0;
+  int num_rows = 0;
+};
+
+class ParamTable {
+ public:
+  // Appends a unit; rows added next belong to it.
+  void begin_unit(std::string name);
+  // The name must be new; rows of a fused group must follow each other; the owner of a tied row must be there already.
+  void add(ParamRow row);
+
+  std::span<const ParamRow> rows() const { return rows_; }
+  std::span<const ParamUnit> units() const { return units_; }
+  std::span<const ParamRow> rows_of(int unit) const;
+  const ParamRow* find(std::string_view name) const;  // null if there is none
+  int index_of(std::string_view name) const;          // -1 if there is none
+
+  // Elements of every stored tensor, tied copies once.
+  std::int64_t num_parameters() const;
+  // The part of a row that a tensor rank holds.
+  static Box box_of(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank);
+  // How many tensor ranks hold the same part, and whether this rank is the first of them: the one that counts it where each
+  // element must count once (gradient norm, save boxes).
+  static std::int64_t num_holders(const ParamRow& row, std::int64_t tensor_degree);
+  static bool is_first_holder(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank);
+  // The gradient of a row is summed over the data axis always; over the tensor axis where every rank of it computes only a part.
+  // (Which rows those are is the split's business: replicated rows inside sequence shards, grouped ones among their holders.)
+
+ private:
+  std::vector<ParamRow> rows_;
+  std::vector<ParamUnit> units_;
+  std::vector<std::pair<std::string, int>> by_name_;  // sorted
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,40 @@
+// Replays a schedule on all stages with given costs, sends as rendezvous (a send completes only when its receive is posted), and
+// either proves that it runs to its end or says which instructions wait for each other.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "parallel/schedule.h"
+
+namespace scaletrain {
+
+// Time of one micro-batch through one chunk. backward is input + weight.
+struct ScheduleCosts {
+  double forward = 1.0;
+  double backward_input = 1.0;
+  double backward_weight = 1.0;
+  double transfer = 0.0;
+};
+
+struct StageSimulation {
+  std::int64_t peak_saved = 0;         // forward results held at once (micro-batches times chunks)
+  std::int64_t peak_weight_work = 0;   // backward_input results awaiting their weight part
+  double busy = 0.0;
+};
+
+struct Simulation {
+  bool completed = false;
+  std::string problem;  // empty if completed: the deadlock or the broken rule, with stage, step and instruction
+  double makespan = 0.0;
+  double bubble = 0.0;  // 1 - busy time / (stages * makespan)
+  std::vector<StageSimulation> stages;
+};
+
+// Checks on the way: everything used was produced before, each saved result is consumed exactly once, every micro-batch passes every
+// chunk once in each direction, parameters are acquired around every use, gradients are reduced after the last backward, and
+// nothing is left at the end.
+Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs);
+
+}  // namespace scaletrain

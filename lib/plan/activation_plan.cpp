@@ -1,0 +1,111 @@
+#include "plan/activation_plan.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "tensor/buffer.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr std::size_t num_batch_tensors = 3;  // ids, targets, positions
+
+// Hands out aligned, adjacent ranges of the arena to be.
+class ArenaCutter {
+ public:
+  ArenaRange cut(std::size_t bytes) {
+    const ArenaRange range{used_, align_up(bytes)};
+    used_ = checked_add(used_, range.bytes);
+    return range;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::size_t used_ = 0;
+};
+
+std::size_t bundle_bytes(const Transformer& model, const BatchShape& shape, DType compute) {
+  std::size_t bytes = 0;
+  for (const BundleEntry& entry : model.boundary(shape, compute))
+    bytes += align_up(static_cast<std::size_t>(entry.shape.num_elements()) * size_of(entry.dtype));
+  return bytes;
+}
+
+}  // namespace
+
+ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps) {
+  ScheduleDepth peak;
+  ScheduleDepth now;
+  for (const ScheduleStep& step : steps) {
+    for (const Instruction& instruction : step) {
+      switch (instruction.op) {
+        case Opcode::forward:
+          peak.saved = std::max(peak.saved, ++now.saved);
+          break;
+        case Opcode::backward:
+          --now.saved;
+          break;
+        case Opcode::backward_input:
+          --now.saved;
+          peak.weight_work = std::max(peak.weight_work, ++now.weight_work);
+          break;
+        case Opcode::backward_weight:
+          --now.weight_work;
+          break;
+        default:
+          break;
+      }
+    }
+  }
+  return peak;
+}
+
+ActivationPlan make_activation_plan(const Transformer& model, std::span<const int> units, const BatchShape& shape,
+                                    DType compute, const ScheduleDepth& depth, bool receives_input) {
+  SCALETRAIN_CHECK(!units.empty());
+  ActivationPlan plan;
+  plan.units.assign(units.begin(), units.end());
+  // A micro-batch that waits for its weight part still needs its inputs, and so its slot.
+  plan.num_slots = std::max<std::int64_t>(1, depth.saved + depth.weight_work);
+  const std::size_t hidden = bundle_bytes(model, shape, compute);
+  const int head = narrow<int>(model.units().size()) - 1;
+  ArenaCutter arena;
+
+  std::size_t scratch = 0;
+  for (const int unit : units) {
+    const UnitMemory memory = model.units()[static_cast<std::size_t>(unit)]->memory(shape, compute);
+    plan.work_bytes = std::max(plan.work_bytes, align_up(memory.work));
+    scratch = std::max(scratch, memory.scratch);
+  }
+  const std::size_t batch = num_batch_tensors * align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
+  for (std::int64_t slot = 0; slot < plan.num_slots; ++slot) {
+    plan.batches.push_back(arena.cut(batch));
+    plan.batch_bytes += plan.batches.back().bytes;
+    plan.inputs.push_back(arena.cut(receives_input ? hidden : 0));
+    plan.boundary_bytes += plan.inputs.back().bytes;
+    auto& slots = plan.slots.emplace_back();
+    for (const int unit : units) {
+      const UnitMemory memory = model.units()[static_cast<std::size_t>(unit)]->memory(shape, compute);
+      const UnitSlot regions{arena.cut(memory.saved), arena.cut(unit == head ? 0 : hidden)};
+      slots.push_back(regions);
+      plan.saved_bytes += regions.saved.bytes;
+      plan.boundary_bytes += regions.output.bytes;
+    }
+  }
+  for (ArenaRange& gradient : plan.gradients) {
+    gradient = arena.cut(hidden);
+    plan.boundary_bytes += gradient.bytes;
+  }
+  const std::int64_t num_work =
+      depth.weight_work == 0 ? 1 : checked_mul(depth.weight_work, narrow<std::int64_t>(units.size()));
+  for (std::int64_t i = 0; i < num_work; ++i) {
+    plan.work.push_back(arena.cut(plan.work_bytes));
+    plan.work_total_bytes += plan.work.back().bytes;
+  }
+  plan.scratch = arena.cut(scratch);
+  plan.arena_bytes = arena.used();
+  return plan;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,57 @@
+// Where every activation of one pipeline stage lies: offsets into one arena, the same at every step.
+//
+// Held per micro-batch in flight (a "slot"): each unit's saved region, each unit's output (the next unit's input), the
+// micro-batch's ids, targets and positions. Held once: two gradient buffers that units hand to each other, work regions from
+// backward_input to backward_weight, scratch. How many slots: counted by walking the stage's schedule.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "nn/transformer.h"
+#include "parallel/schedule.h"
+
+namespace scaletrain {
+
+struct ArenaRange {
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+
+// Regions of one unit in one slot.
+struct UnitSlot {
+  ArenaRange saved;
+  ArenaRange output;  // empty for the head
+};
+
+struct ActivationPlan {
+  std::int64_t num_slots = 0;
+  std::vector<int> units;                     // the stage's, in order
+  std::vector<std::vector<UnitSlot>> slots;   // [slot][index into units]
+  std::vector<ArenaRange> inputs;             // [slot] the hidden bundle received from the stage before; empty for the first
+  std::vector<ArenaRange> batches;            // [slot] ids, targets, positions: three i32 per token
+  ArenaRange gradients[2];
+  std::vector<ArenaRange> work;               // one for each unit of each weight work held at once, at least one
+  std::size_t work_bytes = 0;                 // of each
+  ArenaRange scratch;
+  std::size_t arena_bytes = 0;
+  // By purpose, for the memory plan.
+  std::size_t saved_bytes = 0;
+  std::size_t boundary_bytes = 0;
+  std::size_t batch_bytes = 0;
+  std::size_t work_total_bytes = 0;
+};
+
+// Results of forward instructions held at once, and of backward_input awaiting their weight part, at their peaks.
+struct ScheduleDepth {
+  std::int64_t saved = 0;
+  std::int64_t weight_work = 0;
+};
+ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps);
+
+// `units` of the model, as the stage holds them; receives_input: an earlier stage exists.
+ActivationPlan make_activation_plan(const Transformer& model, std::span<const int> units, const BatchShape& shape,
+                                    DType compute, const ScheduleDepth& depth, bool receives_input);
+
+}  // namespace scaletrain

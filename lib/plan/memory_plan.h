@@ -1,0 +1,22 @@
+// Bytes of one rank at its peak, by purpose.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace scaletrain {
+
+struct MemoryItem {
+  std::string purpose;  // "master weights", "gradients", "optimizer state", "activations", ...
+  std::size_t bytes = 0;
+};
+
+struct MemoryPlan {
+  std::vector<MemoryItem> items;
+  std::size_t total() const;
+  // A line per item and the sum: shown by check, and beside an out-of-memory error.
+  std::string text() const;
+};
+
+}  // namespace scaletrain

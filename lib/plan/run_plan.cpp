@@ -1,0 +1,160 @@
+#include "plan/run_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/checked.h"
+
+namespace scaletrain {
+
+namespace {
+
+std::int64_t resolve_data_degree(const ParallelConfig& parallel, std::optional<std::int64_t> world) {
+  const std::int64_t others = checked_mul(parallel.tensor, parallel.pipeline);
+  if (parallel.data) {
+    const std::int64_t product = checked_mul(others, *parallel.data);
+    if (world && *world != product)
+      throw UserError(fmt::format("parallel: data {} x tensor {} x pipeline {} = {} ranks, but the world has {}; "
+                                  "change a degree, or set parallel.data: auto",
+                                  *parallel.data, parallel.tensor, parallel.pipeline, product, *world));
+    return *parallel.data;
+  }
+  const std::int64_t available = world.value_or(others);
+  if (available % others != 0)
+    throw UserError(fmt::format("parallel.data: auto needs a world that tensor {} x pipeline {} = {} divides, "
+                                "but the world has {} ranks",
+                                parallel.tensor, parallel.pipeline, others, available));
+  return available / others;
+}
+
+// What the rank-local part of a model looks like: the same widths, its share of heads, ffn and vocabulary.
+ModelSpec local_model(const ModelSpec& model, std::int64_t tensor) {
+  ModelSpec local = model;
+  local.heads = ceil_div(model.heads, tensor);
+  local.kv_heads = std::max<std::int64_t>(1, model.kv_heads / tensor);
+  local.ffn_hidden = ceil_div(model.ffn_hidden, tensor);
+  local.vocab = ceil_div(model.vocab, tensor);
+  return local;
+}
+
+void check_fits(const Config& config, const ModelSpec& model, std::int64_t data) {
+  const auto& parallel = config.parallel;
+  const auto refuse = [](const std::string& text) { throw UserError(text); };
+  if (model.heads % parallel.tensor != 0)
+    refuse(fmt::format("parallel.tensor: {} does not divide model.heads: {}", parallel.tensor, model.heads));
+  if (model.kv_heads % parallel.tensor != 0 && parallel.tensor % model.kv_heads != 0)
+    refuse(fmt::format("parallel.tensor: {} neither divides model.kv_heads: {} nor is a multiple of it", parallel.tensor,
+                       model.kv_heads));
+  if (model.ffn_hidden % parallel.tensor != 0)
+    refuse(fmt::format("parallel.tensor: {} does not divide model.ffn_hidden: {}", parallel.tensor, model.ffn_hidden));
+  const std::int64_t virtual_stages = checked_mul(parallel.pipeline, parallel.chunks);
+  if (virtual_stages > model.layers)
+    refuse(fmt::format("parallel.pipeline: {} stages x {} chunks need as many layers, but model.layers is {}",
+                       parallel.pipeline, parallel.chunks, model.layers));
+  const std::int64_t per_slot = checked_mul(config.train.micro_batch, data);
+  if (config.train.global_batch % per_slot != 0)
+    refuse(fmt::format("train.global_batch: {} is no multiple of train.micro_batch {} x {} replicas = {}",
+                       config.train.global_batch, config.train.micro_batch, data, per_slot));
+}
+
+std::vector<StageBlocks> make_stages(const Config& config, const ModelSpec& model) {
+  const std::int64_t virtual_stages = checked_mul(config.parallel.pipeline, config.parallel.chunks);
+  if (config.parallel.stage_layers) return given_stages(model.layers, *config.parallel.stage_layers, virtual_stages);
+  // Matrix products per token, in units of one block's: the head's is V·C, the embedding's lookup none.
+  const std::int64_t gated = model.activation == ActivationKind::swiglu ? 3 : 2;
+  const double attention =
+      static_cast<double>(2 * model.heads + 2 * model.kv_heads) * static_cast<double>(model.head_size * model.hidden);
+  const double block = attention + static_cast<double>(gated) * static_cast<double>(model.ffn_hidden * model.hidden);
+  const double head = static_cast<double>(model.vocab) * static_cast<double>(model.hidden) / block;
+  return split_stages(model.layers, virtual_stages, 0.0, head);
+}
+
+}  // namespace
+
+std::vector<int> PhasePlan::units_of_stage(std::int64_t pipeline_rank) const {
+  std::vector<int> units;
+  const std::int64_t degree = mesh.degree(Axis::pipeline);
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const StageBlocks& blocks = stages[static_cast<std::size_t>(chunk * degree + pipeline_rank)];
+    if (blocks.embedding) units.push_back(0);
+    for (std::int64_t i = 0; i < blocks.count; ++i) units.push_back(narrow<int>(1 + blocks.first + i));
+    if (blocks.head) units.push_back(narrow<int>(1 + model.layers));
+  }
+  return units;
+}
+
+ShardLayout PhasePlan::layout(Rank rank) const {
+  const MeshPosition position = mesh.position_of(rank);
+  const std::vector<int> units = units_of_stage(position.pipeline);
+  return {table, units, mesh, position};
+}
+
+std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
+  return make_stage_schedule(schedule_kind, mesh.degree(Axis::pipeline), num_micro_batches, chunks,
+                             Stage(mesh.position_of(rank).pipeline));
+}
+
+ActivationPlan PhasePlan::activations(Rank rank) const {
+  const MeshPosition position = mesh.position_of(rank);
+  const Transformer local(local_model(model, mesh.degree(Axis::tensor)));
+  return make_activation_plan(local, units_of_stage(position.pipeline), micro_batch, compute,
+                              schedule_depth(schedule(rank)), position.pipeline > 0);
+}
+
+MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
+  const ShardLayout shard = layout(rank);
+  std::size_t full = 0;
+  std::size_t sharded = 0;
+  for (const FlatBuffer& buffer : shard.buffers()) {
+    if (buffer.role != ParamRole::trained) continue;
+    full += static_cast<std::size_t>(buffer.num_elements) * size_of(DType::f32);
+    sharded += static_cast<std::size_t>(buffer.shard_elements) * size_of(DType::f32);
+  }
+  const ActivationPlan activation = activations(rank);
+  MemoryPlan memory;
+  memory.items = {
+      {"master weights", zero.shard_parameters ? sharded : full},
+      {"gradients", zero.shard_gradients ? sharded : full},
+      {"optimizer state", static_cast<std::size_t>(num_optimizer_slots) * (zero.shard_optimizer ? sharded : full)},
+      {"saved activations", activation.saved_bytes},
+      {"boundaries between units", activation.boundary_bytes},
+      {"weight-gradient work", activation.work_total_bytes},
+      {"scratch", activation.scratch.bytes},
+      {"batches", activation.batch_bytes},
+      {"kernel workspace", backend_workspace},
+  };
+  return memory;
+}
+
+const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
+  SCALETRAIN_CHECK(!phases.empty());
+  for (const PhasePlan& phase : phases)
+    if (step < phase.first_step + phase.num_steps) return phase;
+  return phases.back();
+}
+
+RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world) {
+  const std::int64_t data = resolve_data_degree(config.parallel, world);
+  PhasePlan phase;
+  phase.model = make_model_spec(config.model, vocab);
+  check_fits(config, phase.model, data);
+  phase.num_steps = config.train.num_steps(config.model.context);
+  phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline);
+  phase.zero = ZeroPolicy::of_stage(config.parallel.zero);
+  phase.table = make_param_table(phase.model, config.model.init);
+  phase.schedule_kind = config.parallel.schedule;
+  phase.chunks = config.parallel.chunks;
+  phase.stages = make_stages(config, phase.model);
+  phase.global_batch = config.train.global_batch;
+  phase.num_micro_batches = config.train.global_batch / checked_mul(config.train.micro_batch, data);
+  phase.micro_batch = {config.train.micro_batch, config.model.context};
+  phase.num_optimizer_slots = config.train.optimizer.type == OptimizerKind::adamw ? 2 : 0;
+  phase.loss_gradient =
+      1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
+  RunPlan plan;
+  plan.phases.push_back(std::move(phase));
+  return plan;
+}
+
+}  // namespace scaletrain

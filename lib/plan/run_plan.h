@@ -1,0 +1,58 @@
+// Everything that is decided before a device is touched. Plans are pure values and functions of a rank: nothing in them has the
+// size world times parameters, and nothing but this plan is executed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "nn/model_spec.h"
+#include "parallel/mesh.h"
+#include "parallel/param_table.h"
+#include "parallel/schedule.h"
+#include "parallel/shard_layout.h"
+#include "parallel/stage_split.h"
+#include "plan/activation_plan.h"
+#include "plan/memory_plan.h"
+
+namespace scaletrain {
+
+// A stretch of a run with one layout.
+struct PhasePlan {
+  std::int64_t first_step = 0;
+  std::int64_t num_steps = 0;
+  ModelSpec model;
+  Mesh mesh;
+  ZeroPolicy zero;
+  ParamTable table;
+  ScheduleKind schedule_kind = ScheduleKind::one_f_one_b;
+  std::int64_t chunks = 1;
+  std::vector<StageBlocks> stages;  // virtual: pipeline degree times chunks
+  std::int64_t global_batch = 0;    // samples per optimizer step
+  std::int64_t num_micro_batches = 0;  // M, per replica and step
+  BatchShape micro_batch;
+  DType compute = DType::f32;
+  std::int64_t num_optimizer_slots = 0;  // per element
+  // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.
+  double loss_gradient = 0.0;
+
+  // The table's units that a pipeline rank holds, ascending.
+  std::vector<int> units_of_stage(std::int64_t pipeline_rank) const;
+  ShardLayout layout(Rank rank) const;
+  std::vector<ScheduleStep> schedule(Rank rank) const;
+  ActivationPlan activations(Rank rank) const;
+  MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;
+};
+
+struct RunPlan {
+  std::vector<PhasePlan> phases;
+  const PhasePlan& phase_at(std::int64_t step) const;
+};
+
+// `vocab`: the tokenizer's size, used where the config says auto. `world`: the ranks there are; nothing: what the degrees say.
+// UserError where the degrees do not fit the world, the heads, the layers or the batch.
+RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world);
+
+}  // namespace scaletrain

@@ -1,0 +1,200 @@
+#include "telemetry/metrics.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace scaletrain {
+namespace {
+
+// Lines that wait for a full disk: about a day of steps of one second.
+constexpr std::size_t most_waiting = 32u << 20;
+
+// Builds one line with its members in the order they are added.
+class Line {
+ public:
+  explicit Line(std::string_view kind) { add("kind", kind); }
+
+  Line& add(std::string_view key, std::string_view value) {
+    // A path may hold any bytes; those that are not UTF-8 are replaced, because the line must stay JSON.
+    using nlohmann::json;
+    return raw(key, json(std::string(value)).dump(-1, ' ', false, json::error_handler_t::replace));
+  }
+  Line& add(std::string_view key, const std::string& value) { return add(key, std::string_view(value)); }
+  Line& add(std::string_view key, std::int64_t value) { return raw(key, std::to_string(value)); }
+  Line& add(std::string_view key, std::uint64_t value) { return raw(key, std::to_string(value)); }
+  Line& add(std::string_view key, double value) { return raw(key, json_float(value)); }
+  Line& add_bool(std::string_view key, bool value) { return raw(key, value ? "true" : "false"); }
+  Line& add(std::string_view key, const std::vector<std::uint64_t>& values) {
+    return raw(key, fmt::format("[{}]", fmt::join(values, ",")));
+  }
+
+  std::string finish() { return std::move(text_) + "}\n"; }
+
+ private:
+  Line& raw(std::string_view key, std::string_view value) {
+    fmt::format_to(std::back_inserter(text_), "{}\"{}\":{}", text_.empty() ? "{" : ",", key, value);
+    return *this;
+  }
+
+  std::string text_;
+};
+
+[[noreturn]] void refuse(const std::filesystem::path& path, std::string_view operation, int error) {
+  throw InputError(fmt::format("{}: {} failed: {}", path.string(), operation, std::strerror(error)));
+}
+
+// The offset after the file's last line end, 0 if there is none.
+std::uint64_t end_of_whole_lines(const FileReader& file) {
+  std::array<char, 64 * 1024> buffer{};
+  for (std::uint64_t end = file.size(); end > 0;) {
+    const std::uint64_t size = std::min<std::uint64_t>(end, buffer.size());
+    file.read_at(end - size, std::as_writable_bytes(std::span(buffer.data(), size)));
+    const std::size_t newline = std::string_view(buffer.data(), size).rfind('\n');
+    if (newline != std::string_view::npos) return end - size + newline + 1;
+    end -= size;
+  }
+  return 0;
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report)
+    : path_(std::move(file)), report_(std::move(report)) {
+  // O_NONBLOCK: a pipe by this name must be refused below, not waited for.
+  file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0640));
+  if (!file_) refuse(path_, "opening the metrics file", errno);
+  const FileReader reader(path_);
+  end_ = end_of_whole_lines(reader);
+  if (end_ != reader.size() && ::ftruncate(file_.get(), static_cast<off_t>(end_)) != 0) {
+    refuse(path_, "cutting the torn last line", errno);
+  }
+}
+
+void MetricsWriter::write(const StartRecord& record) {
+  append(Line("start")
+             .add("world", record.world)
+             .add("parameters", record.parameters)
+             .add("seed", record.seed)
+             .add("version", record.version)
+             .add("wall_time", record.wall_time)
+             .finish());
+}
+
+void MetricsWriter::write(const StepRecord& record) {
+  append(Line("step")
+             .add("step", record.step)
+             .add("tokens", record.tokens)
+             .add("loss", record.loss)
+             .add("learning_rate", record.learning_rate)
+             .add("grad_norm", record.grad_norm)
+             .add("step_seconds", record.step_seconds)
+             .add("tokens_per_second", record.tokens_per_second)
+             .add("mfu", record.mfu)
+             .finish());
+}
+
+void MetricsWriter::write(const EvaluationRecord& record) {
+  append(Line("evaluation")
+             .add("step", record.step)
+             .add("dataset", record.dataset)
+             .add("loss", record.loss)
+             .add("tokens", record.tokens)
+             .finish());
+}
+
+void MetricsWriter::write(const CheckpointRecord& record) {
+  Line line("checkpoint");
+  line.add("step", record.step).add("path", record.path).add("seconds", record.seconds).add("bytes", record.bytes);
+  if (!record.failure.empty()) line.add("failure", record.failure);
+  append(line.finish());
+}
+
+void MetricsWriter::write(const RestartRecord& record) {
+  append(Line("restart")
+             .add("step", record.step)
+             .add("generation", record.generation)
+             .add("checkpoint", record.checkpoint)
+             .add_bool("fingerprint_changed", record.fingerprint_changed)
+             .add("wall_time", record.wall_time)
+             .finish());
+}
+
+void MetricsWriter::write(const SkipRecord& record) {
+  append(Line("skip").add("step", record.step).add("reason", record.reason).add("samples", record.samples).finish());
+}
+
+void MetricsWriter::write(const EarlyStopRecord& record) {
+  append(Line("early_stop")
+             .add("step", record.step)
+             .add("metric", record.metric)
+             .add("value", record.value)
+             .add("reason", record.reason)
+             .finish());
+}
+
+void MetricsWriter::write(const EndRecord& record) {
+  append(Line("end").add("step", record.step).add("reason", record.reason).finish());
+}
+
+void MetricsWriter::append(const std::string& line) {
+  if (waiting_.size() + line.size() > most_waiting) {
+    // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
+    ++lost_lines_;
+  } else {
+    waiting_ += line;
+  }
+  flush();
+}
+
+// Always writes at end_, so that the remains of a failed attempt are overwritten by the same bytes.
+bool MetricsWriter::flush() {
+  std::size_t done = 0;
+  while (done < waiting_.size()) {
+    const ssize_t n =
+        ::pwrite(file_.get(), waiting_.data() + done, waiting_.size() - done, static_cast<off_t>(end_ + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int error = n < 0 ? errno : ENOSPC;
+      // Leaves whole lines to a reader who looks now. It may fail too; then the reader sees a torn last line.
+      if (::ftruncate(file_.get(), static_cast<off_t>(end_)) != 0) errno = error;
+      fail("writing", error);
+      return false;
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  end_ += done;
+  waiting_.clear();
+  if (done > 0) failing_ = false;
+  return true;
+}
+
+bool MetricsWriter::sync() {
+  if (!flush()) return false;
+  int result = 0;
+  do {
+    result = ::fsync(file_.get());
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) fail("fsync", errno);
+  return result == 0;
+}
+
+void MetricsWriter::fail(std::string_view operation, int error) {
+  ++failures_;
+  if (std::exchange(failing_, true) || !report_) return;
+  report_(fmt::format("{}: {} failed: {}. Training goes on; the lines are kept and written when the file accepts them.",
+                      path_.string(), operation, std::strerror(error)));
+}
+
+}  // namespace scaletrain

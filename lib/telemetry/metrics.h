@@ -1,0 +1,126 @@
+// The metrics stream of a run, runs/NAME/metrics.jsonl: one JSON object a line, appended by rank 0 alone.
+// metrics_reader.h reads it back. Every line has `kind`; floats are written so that they read back to the same bits
+// (not finite: null).
+//
+// Metrics never stop training: a write that fails (disk full, I/O error) is counted and reported through the callback,
+// the lines are kept and written again before the next one, over whatever part of them reached the file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/file.h"
+
+namespace scaletrain {
+
+// Training began, from nothing or from a checkpoint of another run.
+struct StartRecord {
+  std::int64_t world = 0;       // ranks
+  std::int64_t parameters = 0;  // trained and frozen
+  std::uint64_t seed = 0;
+  std::string version{};    // of this program
+  std::string wall_time{};  // UTC, for people
+};
+
+// One optimizer step. `step` and `tokens` count from the run's beginning, this step included.
+struct StepRecord {
+  std::int64_t step = 0;
+  std::int64_t tokens = 0;
+  double loss = 0;  // mean over the step's loss-bearing tokens
+  double learning_rate = 0;
+  double grad_norm = 0;  // before clipping
+  double step_seconds = 0;
+  double tokens_per_second = 0;
+  double mfu = 0;  // share of the devices' peak, 0 to 1; the caller computes it
+};
+
+struct EvaluationRecord {
+  std::int64_t step = 0;
+  std::string dataset{};
+  double loss = 0;
+  std::int64_t tokens = 0;  // that the loss is the mean of
+};
+
+struct CheckpointRecord {
+  std::int64_t step = 0;
+  std::string path{};
+  double seconds = 0;
+  std::int64_t bytes = 0;
+  std::string failure{};  // why it was not saved; empty when it was
+};
+
+// Training continues from `checkpoint`: earlier lines beyond `step` are void.
+struct RestartRecord {
+  std::int64_t step = 0;
+  std::int64_t generation = 0;
+  std::string checkpoint{};
+  bool fingerprint_changed = false;  // machine, build or layout differ: losses may differ in their last bits
+  std::string wall_time{};
+};
+
+// A step whose update was not applied.
+struct SkipRecord {
+  std::int64_t step = 0;
+  std::string reason{};
+  std::vector<std::uint64_t> samples{};
+};
+
+struct EarlyStopRecord {
+  std::int64_t step = 0;
+  std::string metric{};
+  double value = 0;
+  std::string reason{};
+};
+
+struct EndRecord {
+  std::int64_t step = 0;
+  std::string reason{};
+};
+
+// Not thread-safe: the thread that trains owns it.
+class MetricsWriter {
+ public:
+  // Called at the first failure and at the first one after a success, not at every line.
+  using FailureReport = std::function<void(const std::string& message)>;
+
+  // Opens or creates the file (mode 0640), cuts a torn last line, and appends after it. Throws InputError: that happens
+  // before training, where a person can still mend it.
+  explicit MetricsWriter(std::filesystem::path file, FailureReport report = {});
+
+  // The calls below never throw for a failing file.
+  void write(const StartRecord& record);
+  void write(const StepRecord& record);
+  void write(const EvaluationRecord& record);
+  void write(const CheckpointRecord& record);
+  void write(const RestartRecord& record);
+  void write(const SkipRecord& record);
+  void write(const EarlyStopRecord& record);
+  void write(const EndRecord& record);
+
+  // Writes what is waiting and fsyncs: called at checkpoints. False if the lines are not safe on disk.
+  bool sync();
+
+  std::int64_t failures() const { return failures_; }      // writes and syncs that failed
+  std::int64_t lost_lines() const { return lost_lines_; }  // given up because too much was waiting
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void append(const std::string& line);
+  bool flush();
+  void fail(std::string_view operation, int error);
+
+  std::filesystem::path path_;
+  FileDescriptor file_;
+  FailureReport report_;
+  std::string waiting_;    // whole lines that are not known to be in the file
+  std::uint64_t end_ = 0;  // of the last whole line in the file
+  bool failing_ = false;
+  std::int64_t failures_ = 0;
+  std::int64_t lost_lines_ = 0;
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,134 @@
+#include "telemetry/metrics_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+
+namespace scaletrain {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t largest_file = 4ull << 30;
+
+// Typed members of one line.
+class Fields {
+ public:
+  Fields(const json& object, const std::string& where) : object_(object), where_(where) {}
+
+  std::int64_t integer(std::string_view key) const { return json_integer(object_, key, where_); }
+  std::uint64_t natural(std::string_view key) const { return json_unsigned(object_, key, where_); }
+  std::string text(std::string_view key) const { return json_string(object_, key, where_); }
+  bool flag(std::string_view key) const { return json_bool(object_, key, where_); }
+  double number(std::string_view key) const {
+    if (json_member(object_, key, where_).is_null()) return std::numeric_limits<double>::quiet_NaN();
+    return json_number(object_, key, where_);
+  }
+  std::string text_or_empty(std::string_view key) const { return object_.contains(key) ? text(key) : std::string(); }
+  std::vector<std::uint64_t> naturals(std::string_view key) const {
+    const json& list = json_member(object_, key, where_);
+    if (!list.is_array()) throw InputError(fmt::format("{}: \"{}\" is not a list", where_, key));
+    std::vector<std::uint64_t> out;
+    for (const json& value : list) {
+      if (!value.is_number_unsigned()) throw InputError(fmt::format("{}: \"{}\" holds {}", where_, key, value.dump()));
+      out.push_back(value.get<std::uint64_t>());
+    }
+    return out;
+  }
+
+ private:
+  const json& object_;
+  const std::string& where_;
+};
+
+template <class Record>
+void cut_beyond(std::vector<Record>& records, std::int64_t step) {
+  std::erase_if(records, [step](const Record& record) { return record.step > step; });
+}
+
+void cancel_beyond(Metrics& metrics, std::int64_t step) {
+  cut_beyond(metrics.steps, step);
+  cut_beyond(metrics.evaluations, step);
+  cut_beyond(metrics.checkpoints, step);
+  cut_beyond(metrics.skips, step);
+  cut_beyond(metrics.early_stops, step);
+  cut_beyond(metrics.ends, step);
+}
+
+void add_line(Metrics& metrics, std::string_view text, const std::string& where) {
+  const json object = parse_json(text, where);
+  const Fields in(object, where);
+  const std::string kind = in.text("kind");
+  if (kind == "start") {
+    metrics.starts.push_back({.world = in.integer("world"),
+                              .parameters = in.integer("parameters"),
+                              .seed = in.natural("seed"),
+                              .version = in.text("version"),
+                              .wall_time = in.text("wall_time")});
+  } else if (kind == "step") {
+    metrics.steps.push_back({.step = in.integer("step"),
+                             .tokens = in.integer("tokens"),
+                             .loss = in.number("loss"),
+                             .learning_rate = in.number("learning_rate"),
+                             .grad_norm = in.number("grad_norm"),
+                             .step_seconds = in.number("step_seconds"),
+                             .tokens_per_second = in.number("tokens_per_second"),
+                             .mfu = in.number("mfu")});
+  } else if (kind == "evaluation") {
+    metrics.evaluations.push_back({.step = in.integer("step"),
+                                   .dataset = in.text("dataset"),
+                                   .loss = in.number("loss"),
+                                   .tokens = in.integer("tokens")});
+  } else if (kind == "checkpoint") {
+    metrics.checkpoints.push_back({.step = in.integer("step"),
+                                   .path = in.text("path"),
+                                   .seconds = in.number("seconds"),
+                                   .bytes = in.integer("bytes"),
+                                   .failure = in.text_or_empty("failure")});
+  } else if (kind == "restart") {
+    metrics.restarts.push_back({.step = in.integer("step"),
+                                .generation = in.integer("generation"),
+                                .checkpoint = in.text("checkpoint"),
+                                .fingerprint_changed = in.flag("fingerprint_changed"),
+                                .wall_time = in.text("wall_time")});
+    cancel_beyond(metrics, metrics.restarts.back().step);
+  } else if (kind == "skip") {
+    metrics.skips.push_back(
+        {.step = in.integer("step"), .reason = in.text("reason"), .samples = in.naturals("samples")});
+  } else if (kind == "early_stop") {
+    metrics.early_stops.push_back({.step = in.integer("step"),
+                                   .metric = in.text("metric"),
+                                   .value = in.number("value"),
+                                   .reason = in.text("reason")});
+  } else if (kind == "end") {
+    metrics.ends.push_back({.step = in.integer("step"), .reason = in.text("reason")});
+  }
+}
+
+}  // namespace
+
+Metrics parse_metrics(std::string_view text, const std::string& where) {
+  Metrics metrics;
+  for (std::int64_t line = 1; !text.empty(); ++line) {
+    const std::size_t end = text.find('\n');
+    if (end == std::string_view::npos) {
+      metrics.torn_last_line = true;
+      break;
+    }
+    add_line(metrics, text.substr(0, end), fmt::format("{}:{}", where, line));
+    text.remove_prefix(end + 1);
+  }
+  return metrics;
+}
+
+Metrics read_metrics(const std::filesystem::path& file) {
+  return parse_metrics(read_text_file(file, largest_file), file.string());
+}
+
+}  // namespace scaletrain

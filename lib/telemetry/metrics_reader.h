@@ -1,0 +1,33 @@
+// Reads a metrics.jsonl back as what counts: lines that a later restart made void are left out, and so is a torn last
+// line.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "telemetry/metrics.h"
+
+namespace scaletrain {
+
+// Each kind in the order of the file. A restart at step s removes the earlier steps, evaluations, checkpoints, skips,
+// early stops and ends with a step beyond s; starts and restarts are the run's history and always stay.
+struct Metrics {
+  std::vector<StartRecord> starts;
+  std::vector<StepRecord> steps;
+  std::vector<EvaluationRecord> evaluations;
+  std::vector<CheckpointRecord> checkpoints;
+  std::vector<RestartRecord> restarts;
+  std::vector<SkipRecord> skips;
+  std::vector<EarlyStopRecord> early_stops;
+  std::vector<EndRecord> ends;
+  bool torn_last_line = false;
+};
+
+// A null number is read as NaN. Lines of an unknown kind are passed over, so that an older program reads a newer file.
+// A line that is not such an object, other than a last one without its line end, is an InputError with file and line.
+Metrics read_metrics(const std::filesystem::path& file);
+Metrics parse_metrics(std::string_view text, const std::string& where);
+
+}  // namespace scaletrain

@@ -1,0 +1,142 @@
+#include "telemetry/progress.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "base/text.h"
+
+namespace scaletrain {
+namespace {
+
+constexpr std::string_view start_of_line_and_clear = "\r\x1b[K";
+constexpr std::string_view live_colour = "\x1b[36m";
+constexpr std::string_view end_colour = "\x1b[0m";
+
+// Columns of the terminal behind the stream, 0 if it is none.
+std::size_t columns_of(std::FILE* out) {
+  struct winsize size {};
+  if (::ioctl(::fileno(out), TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
+}
+
+void put(std::FILE* out, std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), out);
+}
+
+}  // namespace
+
+ProgressOptions progress_options_for(std::FILE* out, std::int64_t total_steps, std::int64_t every) {
+  ProgressOptions options{.total_steps = total_steps, .every = every};
+  // Read once while the program starts, before it has threads that could change the environment.
+  const char* terminal = std::getenv("TERM");       // NOLINT(concurrency-mt-unsafe)
+  const char* no_colour = std::getenv("NO_COLOR");  // NOLINT(concurrency-mt-unsafe)
+  options.live = ::isatty(::fileno(out)) != 0 && terminal != nullptr && std::string_view(terminal) != "dumb";
+  options.colours = options.live && (no_colour == nullptr || *no_colour == '\0');
+  return options;
+}
+
+void TimeLeft::add(double step_seconds) {
+  if (seen_++ == 0 || !(step_seconds >= 0) || !std::isfinite(step_seconds)) return;
+  if (recent_.size() < window) {
+    recent_.push_back(step_seconds);
+  } else {
+    recent_[static_cast<std::size_t>(seen_) % window] = step_seconds;
+  }
+}
+
+std::optional<double> TimeLeft::seconds(std::int64_t steps_left) const {
+  if (recent_.empty()) return std::nullopt;
+  std::vector<double> sorted = recent_;
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle * static_cast<double>(std::max<std::int64_t>(steps_left, 0));
+}
+
+ProgressPrinter::ProgressPrinter(std::FILE* out, ProgressOptions options) : out_(out), options_(options) {
+  options_.every = std::max<std::int64_t>(options_.every, 1);
+}
+
+ProgressPrinter::~ProgressPrinter() {
+  finish();
+}
+
+void ProgressPrinter::step(const StepRecord& record) {
+  const std::lock_guard lock(mutex_);
+  time_left_.add(record.step_seconds);
+  const bool first = !any_step_;
+  const bool last = options_.total_steps > 0 && record.step >= options_.total_steps;
+  any_step_ = true;
+  if (options_.live) {
+    line_ = describe(record);
+    if (first || last || seconds_since(last_draw_) >= options_.least_interval) draw();
+    return;
+  }
+  if (!first && !last && record.step % options_.every != 0) return;
+  put(out_, describe(record) + "\n");
+  std::fflush(out_);
+}
+
+void ProgressPrinter::message(std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  clear();
+  put(out_, text);
+  put(out_, "\n");
+  if (!line_.empty()) {
+    draw();
+  } else {
+    std::fflush(out_);
+  }
+}
+
+void ProgressPrinter::finish() {
+  const std::lock_guard lock(mutex_);
+  if (line_.empty()) return;
+  draw();
+  put(out_, "\n");
+  std::fflush(out_);
+  line_.clear();
+  drawn_ = false;
+}
+
+std::string ProgressPrinter::describe(const StepRecord& record) const {
+  std::string text = fmt::format("step {}", record.step);
+  if (options_.total_steps > 0) text += fmt::format("/{}", options_.total_steps);
+  text += fmt::format("  loss {:.4f}", record.loss);
+  if (!options_.live) text += fmt::format("  lr {:.3g}  grad norm {:.3g}", record.learning_rate, record.grad_norm);
+  if (std::isfinite(record.tokens_per_second) && record.tokens_per_second >= 0 && record.tokens_per_second < 1e18) {
+    text += fmt::format("  {} tokens/s",
+                        grouped_digits(static_cast<std::uint64_t>(std::llround(record.tokens_per_second))));
+  }
+  if (std::isfinite(record.mfu) && record.mfu > 0) text += fmt::format("  {:.1f} % of peak", 100 * record.mfu);
+  if (options_.total_steps > record.step) {
+    const auto left = time_left_.seconds(options_.total_steps - record.step);
+    if (left) text += fmt::format("  {} left", duration_text(*left));
+  }
+  return text;
+}
+
+void ProgressPrinter::draw() {
+  put(out_, start_of_line_and_clear);
+  // A line that wraps could not be cleared again; the last column stays free, because some terminals wrap there.
+  const std::size_t columns = columns_of(out_);
+  const std::string_view shown = columns > 1 ? std::string_view(line_).substr(0, columns - 1) : std::string_view(line_);
+  if (options_.colours) put(out_, live_colour);
+  put(out_, shown);
+  if (options_.colours) put(out_, end_colour);
+  std::fflush(out_);
+  drawn_ = true;
+  last_draw_ = monotonic_now();
+}
+
+void ProgressPrinter::clear() {
+  if (!drawn_) return;
+  put(out_, start_of_line_and_clear);
+  drawn_ = false;
+}
+
+}  // namespace scaletrain

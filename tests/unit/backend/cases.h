@@ -1,0 +1,36 @@
+// The cases of every operation: at least 30 shapes each, among them 1, primes and powers of two with their neighbours.
+#pragma once
+
+#include "parity.h"
+
+namespace scaletrain::parity {
+
+std::vector<Case> linear_forward_cases();
+std::vector<Case> linear_backward_input_cases();
+std::vector<Case> linear_backward_weight_cases();
+std::vector<Case> embedding_forward_cases();
+std::vector<Case> embedding_backward_cases();
+std::vector<Case> norm_forward_cases();
+std::vector<Case> norm_backward_input_cases();
+std::vector<Case> norm_backward_weight_cases();
+std::vector<Case> activation_forward_cases();
+std::vector<Case> activation_backward_cases();
+std::vector<Case> rope_cases();
+std::vector<Case> attention_forward_cases();
+std::vector<Case> attention_backward_cases();
+std::vector<Case> cross_entropy_cases();
+std::vector<Case> add_cases();
+std::vector<Case> copy_cases();
+std::vector<Case> fill_cases();
+std::vector<Case> sum_of_squares_cases();
+std::vector<Case> adamw_cases();
+std::vector<Case> sgd_cases();
+
+// [rows, columns] for what works on rows.
+struct Extent {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+};
+std::vector<Extent> row_extents();
+
+}  // namespace scaletrain::parity

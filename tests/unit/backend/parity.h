@@ -1,0 +1,101 @@
+// The parity harness: a case is one call of one operation on fixed data; it is run on the f64 reference and on a backend under
+// test, and every element of every output is compared. Data is rounded to f32 when it is made, so both see the same numbers.
+//
+// The tolerance of an element is unit · √K · max(|expected|, scale): K is the length of the operation's longest reduction (1 for
+// elementwise), scale the size of what is summed into the element (root of the sum of the squared terms), so that
+// cancellation is judged fairly. check_parity also refuses cases whose scales are far above the results: a lax scale would
+// hide errors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace scaletrain::parity {
+
+using Values = std::vector<double>;
+using Ids = std::vector<std::int32_t>;
+
+// n numbers of the normal distribution, rounded to f32; `name` chooses the stream.
+Values normal(const std::string& name, std::int64_t count, double mean = 0.0, double deviation = 1.0);
+// n integers in [0, bound).
+Ids random_ids(const std::string& name, std::int64_t count, std::int64_t bound);
+Values rounded_to_float(Values values);
+Values map(const Values& values, double (*function)(double));
+double square(double value);
+
+// A backend with operands in its memory, each between guard bytes that no kernel may touch.
+class Device {
+ public:
+  explicit Device(Backend& backend) : backend_(backend), stream_(backend.make_stream()) {}
+
+  View put(const Values& values, Shape shape) { return put_as(backend_.compute_type(), values, shape); }
+  View put_as(DType dtype, const Values& values, Shape shape);
+  View put_ids(const Ids& ids, Shape shape);
+  Weight put_weight(const Values& values, Shape shape, bool packed);
+  static Values get(const ConstView& view);
+  bool guards_intact() const;
+  Backend& backend() { return backend_; }
+
+  template <class Operation>
+  void run(const Operation& op) {
+    backend_.run(*stream_, op);
+    stream_->synchronize();
+  }
+
+ private:
+  View allocate(DType dtype, Shape shape);
+
+  Backend& backend_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::size_t> sizes_;
+  std::vector<std::unique_ptr<PackedWeight>> packed_;
+};
+
+// An operand whose rows lie `stride` apart, at `offset`, inside a wider matrix: a part of a fused projection.
+struct Strided {
+  View whole;  // [rows, stride]
+  std::int64_t offset = 0;
+  std::int64_t width = 0;
+
+  std::int64_t stride() const { return whole.shape()[1]; }
+  View view() const;
+  void set(const Values& values) const;
+  Values get() const;
+};
+
+struct Output {
+  std::string name;
+  Values values;
+  bool from_operation = true;  // false: memory around the outputs that must stay as it was
+};
+
+inline constexpr double untouched = -1.0;  // a scale: the element must be exactly the expected one
+
+struct Case {
+  std::string name;
+  double reduction_length = 1;
+  std::function<std::vector<Output>(Device&)> run;
+  std::vector<Values> scales;  // one per output that comes from the operation, of its size
+  double unit = 1e-6;
+};
+
+// The sentence that says where the outputs differ beyond tolerance, or nothing.
+std::optional<std::string> find_mismatch(const Case& c, const std::vector<Output>& expected,
+                                         const std::vector<Output>& found);
+double tolerance(const Case& c, double expected, double scale);
+
+// Runs all cases on every backend under test, twice each (the bits must repeat), and reports through doctest. Backends whose
+// instruction set the processor lacks are named and skipped.
+void check_parity(const std::string& operation, const std::vector<Case>& cases);
+
+// Plants one error of three tolerances in the last element of each output of each case: every one must be found.
+void check_that_planted_errors_are_found(const std::string& operation, const std::vector<Case>& cases);
+
+}  // namespace scaletrain::parity

@@ -1,0 +1,117 @@
+// A backend with a fault: another backend's results, but the last element of one output is off by a little. What the parity
+// harness must notice.
+#pragma once
+
+#include <cstring>
+#include <initializer_list>
+
+#include "backend/backend.h"
+
+namespace scaletrain::parity {
+
+class PlantedError final : public Backend {
+ public:
+  explicit PlantedError(Backend& inner) : inner_(inner) {}
+
+  // From now on `delta` is added to the last element of output number `output` (in the descriptor's order, absent ones left
+  // out). If that is lost in rounding, the lowest bit of the element is flipped.
+  void plant(int output, double delta) {
+    output_ = output;
+    delta_ = delta;
+  }
+
+  DType compute_type() const override { return inner_.compute_type(); }
+  std::string description() const override { return inner_.description() + " with a planted error"; }
+  int num_threads() const override { return inner_.num_threads(); }
+  std::unique_ptr<Stream> make_stream() override { return inner_.make_stream(); }
+  Buffer allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+  std::size_t workspace_bytes() const override { return inner_.workspace_bytes(); }
+  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) override { return inner_.pack(stream, values); }
+
+ private:
+  struct Element {
+    void* data = nullptr;
+    DType dtype = DType::f32;
+  };
+
+  static Element at(const View& view, std::int64_t index) {
+    if (!view || view.num_elements() == 0) return {};
+    return {static_cast<std::byte*>(view.data()) + static_cast<std::size_t>(index) * size_of(view.dtype()), view.dtype()};
+  }
+  static Element last(const View& view) { return at(view, view.num_elements() - 1); }
+  static Element last(double* value) { return {value, DType::f64}; }
+  static Element last(const HeadsView& heads, std::int64_t rows, std::int64_t width) {
+    return at(heads.values, (rows - 1) * heads.row_stride + width - 1);
+  }
+
+  template <class Operation>
+  void run_and_spoil(Stream& stream, const Operation& op, std::initializer_list<Element> outputs) {
+    inner_.run(stream, op);
+    int number = 0;
+    for (const Element& element : outputs) {
+      if (element.data == nullptr) continue;
+      if (number++ == output_) spoil(element);
+    }
+  }
+
+  void spoil(const Element& element) const {
+    std::byte before[sizeof(double)] = {};
+    std::memcpy(before, element.data, size_of(element.dtype));
+    double value = 0;
+    convert_floats(element.dtype, before, DType::f64, &value, 1);
+    value += delta_;
+    convert_floats(DType::f64, &value, element.dtype, element.data, 1);
+    if (std::memcmp(before, element.data, size_of(element.dtype)) == 0)
+      *static_cast<std::byte*>(element.data) ^= std::byte{1};
+  }
+
+  void launch(Stream& s, const LinearForward& op) override { run_and_spoil(s, op, {last(op.output)}); }
+  void launch(Stream& s, const LinearBackwardInput& op) override { run_and_spoil(s, op, {last(op.d_input)}); }
+  void launch(Stream& s, const LinearBackwardWeight& op) override {
+    run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)});
+  }
+  void launch(Stream& s, const NormForward& op) override {
+    run_and_spoil(s, op, {last(op.output), last(op.mean), last(op.rstd)});
+  }
+  void launch(Stream& s, const NormBackwardInput& op) override { run_and_spoil(s, op, {last(op.d_input)}); }
+  void launch(Stream& s, const NormBackwardWeight& op) override {
+    run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)});
+  }
+  void launch(Stream& s, const ActivationForward& op) override { run_and_spoil(s, op, {last(op.output)}); }
+  void launch(Stream& s, const ActivationBackward& op) override { run_and_spoil(s, op, {last(op.d_input)}); }
+  void launch(Stream& s, const RopeRotate& op) override {
+    run_and_spoil(s, op,
+                  {last(HeadsView{op.values, op.row_stride}, op.positions.shape()[0], op.num_heads * op.head_size)});
+  }
+  void launch(Stream& s, const AttentionForward& op) override {
+    const AttentionShape& shape = op.shape;
+    run_and_spoil(s, op,
+                  {last(op.output, shape.batch * shape.num_queries, shape.heads * shape.head_size), last(op.log_sum_exp)});
+  }
+  void launch(Stream& s, const AttentionBackward& op) override {
+    const AttentionShape& shape = op.shape;
+    run_and_spoil(s, op,
+                  {last(op.d_query, shape.batch * shape.num_queries, shape.heads * shape.head_size),
+                   last(op.d_key, shape.batch * shape.num_keys, shape.kv_heads * shape.head_size),
+                   last(op.d_value, shape.batch * shape.num_keys, shape.kv_heads * shape.head_size)});
+  }
+  void launch(Stream& s, const EmbeddingForward& op) override { run_and_spoil(s, op, {last(op.output)}); }
+  void launch(Stream& s, const EmbeddingBackward& op) override {
+    run_and_spoil(s, op, {last(op.d_table), last(op.d_position_table)});
+  }
+  void launch(Stream& s, const CrossEntropy& op) override { run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)}); }
+  void launch(Stream& s, const Add& op) override { run_and_spoil(s, op, {last(op.output)}); }
+  void launch(Stream& s, const Copy& op) override { run_and_spoil(s, op, {last(op.output)}); }
+  void launch(Stream& s, const Fill& op) override { run_and_spoil(s, op, {last(op.output)}); }
+  void launch(Stream& s, const SumOfSquares& op) override { run_and_spoil(s, op, {last(op.result)}); }
+  void launch(Stream& s, const AdamWStep& op) override {
+    run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment)});
+  }
+  void launch(Stream& s, const SgdStep& op) override { run_and_spoil(s, op, {last(op.param)}); }
+
+  Backend& inner_;
+  int output_ = -1;
+  double delta_ = 0;
+};
+
+}  // namespace scaletrain::parity

@@ -1,0 +1,117 @@
+#include "softmax_attention.h"
+
+#include <cmath>
+
+namespace scaletrain::parity {
+
+namespace {
+
+// One query row of one head: p over all keys (0 where masked), and the gradient of the scaled scores.
+struct Row {
+  Values probability, d_score, d_score_scale;
+  double log_sum_exp = 0;
+};
+
+class Attention {
+ public:
+  explicit Attention(const AttentionProblem& problem) : problem_(problem), shape_(problem.shape) {
+    const auto queries = static_cast<std::size_t>(shape_.batch * shape_.num_queries * shape_.heads * shape_.head_size);
+    const auto keys = static_cast<std::size_t>(shape_.batch * shape_.num_keys * shape_.kv_heads * shape_.head_size);
+    for (Values* values : {&result_.output, &result_.d_query, &result_.output_scale, &result_.d_query_scale})
+      values->assign(queries, 0.0);
+    for (Values* values : {&result_.d_key, &result_.d_value, &result_.d_key_scale, &result_.d_value_scale})
+      values->assign(keys, 0.0);
+    result_.log_sum_exp.assign(static_cast<std::size_t>(shape_.batch * shape_.heads * shape_.num_queries), 0.0);
+  }
+
+  AttentionResult compute() {
+    for (std::int64_t b = 0; b < shape_.batch; ++b)
+      for (std::int64_t h = 0; h < shape_.heads; ++h)
+        for (std::int64_t t = 0; t < shape_.num_queries; ++t) add(b, h, t, row_of(b, h, t));
+    for (Values* values :
+         {&result_.output_scale, &result_.d_query_scale, &result_.d_key_scale, &result_.d_value_scale})
+      for (double& value : *values) value = std::sqrt(value);
+    return result_;
+  }
+
+ private:
+  std::size_t query_at(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    return static_cast<std::size_t>(((b * shape_.num_queries + t) * shape_.heads + h) * shape_.head_size);
+  }
+  std::size_t key_at(std::int64_t b, std::int64_t h, std::int64_t s) const {
+    const std::int64_t group = shape_.heads / shape_.kv_heads;
+    return static_cast<std::size_t>(((b * shape_.num_keys + s) * shape_.kv_heads + h / group) * shape_.head_size);
+  }
+  bool visible(std::int64_t b, std::int64_t t, std::int64_t s) const {
+    const std::int64_t position = shape_.first_key + s;
+    if (position > shape_.first_query + t) return false;
+    if (problem_.document_start.empty()) return true;
+    return position >= problem_.document_start[static_cast<std::size_t>(b * shape_.num_queries + t)];
+  }
+
+  Row row_of(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    const auto keys = static_cast<std::size_t>(shape_.num_keys);
+    Row row{Values(keys), Values(keys), Values(keys), 0.0};
+    const std::size_t q = query_at(b, h, t);
+    const auto size = static_cast<std::size_t>(shape_.head_size);
+    double total = 0;
+    for (std::size_t s = 0; s < keys; ++s) {
+      if (!visible(b, t, static_cast<std::int64_t>(s))) continue;
+      const std::size_t k = key_at(b, h, static_cast<std::int64_t>(s));
+      double score = 0;
+      for (std::size_t d = 0; d < size; ++d) score += problem_.query[q + d] * problem_.key[k + d];
+      row.probability[s] = std::exp(shape_.scale * score);
+      total += row.probability[s];
+    }
+    row.log_sum_exp = std::log(total);
+    Values d_probability(keys);
+    Values squares(keys);
+    double mean = 0;
+    double mean_squares = 0;
+    for (std::size_t s = 0; s < keys; ++s) {
+      row.probability[s] /= total;
+      const std::size_t k = key_at(b, h, static_cast<std::int64_t>(s));
+      for (std::size_t d = 0; d < size; ++d) {
+        const double term = problem_.d_output[q + d] * problem_.value[k + d];
+        d_probability[s] += term;
+        squares[s] += term * term;
+      }
+      mean += row.probability[s] * d_probability[s];
+      mean_squares += row.probability[s] * squares[s];
+    }
+    for (std::size_t s = 0; s < keys; ++s) {
+      row.d_score[s] = row.probability[s] * (d_probability[s] - mean);
+      row.d_score_scale[s] = row.probability[s] * std::sqrt(squares[s] + mean_squares);
+    }
+    return row;
+  }
+
+  void add(std::int64_t b, std::int64_t h, std::int64_t t, const Row& row) {
+    const std::size_t q = query_at(b, h, t);
+    const auto size = static_cast<std::size_t>(shape_.head_size);
+    result_.log_sum_exp[static_cast<std::size_t>((b * shape_.heads + h) * shape_.num_queries + t)] = row.log_sum_exp;
+    for (std::size_t s = 0; s < row.probability.size(); ++s) {
+      const std::size_t k = key_at(b, h, static_cast<std::int64_t>(s));
+      for (std::size_t d = 0; d < size; ++d) {
+        result_.output[q + d] += row.probability[s] * problem_.value[k + d];
+        result_.output_scale[q + d] += square(row.probability[s] * problem_.value[k + d]);
+        result_.d_query[q + d] += shape_.scale * row.d_score[s] * problem_.key[k + d];
+        result_.d_query_scale[q + d] += square(shape_.scale * row.d_score_scale[s] * problem_.key[k + d]);
+        result_.d_key[k + d] += shape_.scale * row.d_score[s] * problem_.query[q + d];
+        result_.d_key_scale[k + d] += square(shape_.scale * row.d_score_scale[s] * problem_.query[q + d]);
+        result_.d_value[k + d] += row.probability[s] * problem_.d_output[q + d];
+        result_.d_value_scale[k + d] += square(row.probability[s] * problem_.d_output[q + d]);
+      }
+    }
+  }
+
+  const AttentionProblem& problem_;
+  const AttentionShape& shape_;
+  AttentionResult result_;
+};
+
+}  // namespace
+
+AttentionResult softmax_attention(const AttentionProblem& problem) { return Attention(problem).compute(); }
+
+}  // namespace scaletrain::parity

@@ -1,0 +1,300 @@
+#include "base/file.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "support/temp_folder.h"
+
+using namespace scaletrain;
+
+namespace {
+
+template <class Call>
+std::string input_error(Call call) {
+  try {
+    call();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no InputError";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::vector<std::byte> bytes_of(std::size_t size, int value) {
+  return std::vector<std::byte>(size, static_cast<std::byte>(value));
+}
+
+std::size_t entries(const std::filesystem::path& folder) {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+}
+
+bool closes_on_exec(int fd) {
+  return (::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0;
+}
+
+// Files may grow to `bytes` only: the write that crosses the limit is short, the next one fails with EFBIG, as writes
+// do on a disk that fills up.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+}  // namespace
+
+TEST_CASE("what is written is read back") {
+  const TempFolder folder;
+  FileWriter writer(folder / "data");
+  writer.write("hello ");
+  writer.write("world");
+  writer.write_at(0, bytes_of(1, 'J'));
+  CHECK(writer.position() == 11);
+  writer.write("!");
+  writer.finish();
+  CHECK(TempFolder::read(folder / "data") == "Jello world!");
+  const FileReader reader(folder / "data");
+  CHECK(reader.size() == 12);
+  std::vector<std::byte> out(5);
+  reader.read_at(6, out);
+  CHECK(std::memcmp(out.data(), "world", 5) == 0);
+  CHECK_THROWS_AS(writer.write("more"), BugError);
+}
+
+TEST_CASE("a writer never touches an existing file and readers refuse what is no file") {
+  const TempFolder folder;
+  const auto file = folder.write("data", "old");
+  CHECK(contains(input_error([&] { FileWriter writer(file); }), "File exists"));
+  CHECK(TempFolder::read(file) == "old");
+  CHECK(contains(input_error([&] { FileReader reader(folder.path()); }), "not a regular file"));
+  CHECK(contains(input_error([&] { FileReader reader("/dev/null"); }), "not a regular file"));
+  CHECK(contains(input_error([&] { MappedFile map("/dev/null"); }), "not a regular file"));
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK(contains(input_error([&] { FileReader reader(folder / "pipe"); }), "not a regular file"));
+  CHECK(contains(input_error([&] { FileReader reader(folder / "absent"); }), "No such file"));
+  CHECK(contains(input_error([&] { FileReader reader(folder / "absent"); }), (folder / "absent").string()));
+}
+
+TEST_CASE("reading past the end names file and offset") {
+  const TempFolder folder;
+  const FileReader reader(folder.write("data", "0123456789"));
+  std::vector<std::byte> out(4);
+  const auto message = input_error([&] { reader.read_at(8, out); });
+  CHECK(contains(message, "data"));
+  CHECK(contains(message, "offset 10"));
+  CHECK_THROWS_AS(reader.read_at(~0ull - 1, out), InputError);
+  CHECK_NOTHROW(reader.read_at(6, out));
+}
+
+TEST_CASE("a disk that fills up is reported with path, operation and reason") {
+  const TempFolder folder;
+  const FileSizeLimit limit(1000);
+  FileWriter writer(folder / "data");
+  const auto message = input_error([&] { writer.write(bytes_of(5000, 1)); });
+  CHECK(contains(message, (folder / "data").string()));
+  CHECK(contains(message, "writing"));
+  CHECK(contains(message, "offset 1000"));
+  CHECK(contains(message, std::strerror(EFBIG)));
+}
+
+TEST_CASE("short writes are continued") {
+  const TempFolder folder;
+  FileWriter writer(folder / "data");
+  std::string text;
+  for (int i = 0; i < 100000; ++i) text += static_cast<char>('a' + i % 26);
+  writer.write(text);
+  writer.finish();
+  CHECK(TempFolder::read(folder / "data") == text);
+}
+
+TEST_CASE("a durable write replaces the file whole or leaves it alone") {
+  const TempFolder folder;
+  const auto file = folder / "state.json";
+  write_file_durably(file, "first");
+  write_file_durably(file, "second");
+  CHECK(TempFolder::read(file) == "second");
+  CHECK(entries(folder.path()) == 1);
+  {
+    const FileSizeLimit limit(100);
+    CHECK_THROWS_AS(write_file_durably(file, std::string(5000, 'x')), InputError);
+  }
+  CHECK(TempFolder::read(file) == "second");
+  CHECK(entries(folder.path()) == 1);
+  std::filesystem::create_directories(folder / "folder/inner");
+  CHECK_THROWS_AS(write_file_durably(folder / "folder", "x"), InputError);  // the rename fails
+  CHECK(entries(folder.path()) == 2);
+  CHECK_THROWS_AS(write_file_durably(folder / "absent/file", "x"), InputError);
+  struct stat status {};
+  REQUIRE(::stat(file.c_str(), &status) == 0);
+  CHECK((status.st_mode & 0137) == 0);  // nothing for others, no write for the group, no execution
+}
+
+TEST_CASE("descriptors do not leak into children and move with their owner") {
+  const TempFolder folder;
+  FileDescriptor a(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const int fd = a.get();
+  FileDescriptor b = std::move(a);
+  CHECK(b.get() == fd);
+  a = std::move(b);
+  CHECK(a.get() == fd);
+  a = FileDescriptor();
+  CHECK(::fcntl(fd, F_GETFD) == -1);
+  // The writer gets the lowest free number, which is the one just given back.
+  FileWriter writer(folder / "data");
+  CHECK(closes_on_exec(fd));
+  const FileReader reader(folder.write("other", "x"));
+  CHECK(closes_on_exec(::fcntl(fd, F_GETFD) >= 0 ? fd : -1));
+}
+
+TEST_CASE("read_text_file refuses a large file before it reads it") {
+  const TempFolder folder;
+  const auto file = folder.write("text", "12345");
+  CHECK(read_text_file(file, 5) == "12345");
+  CHECK(contains(input_error([&] { read_text_file(file, 4); }), "at most 4"));
+  std::filesystem::resize_file(file, 1ull << 40);  // sparse: reading it would end the process
+  CHECK_THROWS_AS(read_text_file(file, 1 << 20), InputError);
+  CHECK(read_text_file(folder.write("empty", ""), 0).empty());
+}
+
+TEST_CASE("folders are made and renamed, and a file in the way is named") {
+  const TempFolder folder;
+  create_folders(folder / "a/b/c");
+  create_folders(folder / "a/b/c");
+  CHECK(std::filesystem::is_directory(folder / "a/b/c"));
+  CHECK((std::filesystem::status(folder / "a").permissions() & std::filesystem::perms::others_all) ==
+        std::filesystem::perms::none);
+  folder.write("file", "x");
+  const auto message = input_error([&] { create_folders(folder / "file/b"); });
+  CHECK(contains(message, (folder / "file").string()));
+  CHECK(contains(message, "Not a directory"));
+  rename_durably(folder / "a/b", folder / "moved");
+  CHECK(std::filesystem::is_directory(folder / "moved/c"));
+  CHECK(contains(input_error([&] { rename_durably(folder / "absent", folder / "x"); }), "absent"));
+  CHECK_THROWS_AS(sync_folder(folder / "absent"), InputError);
+}
+
+TEST_CASE("plain file names stay inside their folder") {
+  for (const char* good : {"a", "model-00001-of-00002.safetensors", "..a", "a..", ".hidden", "a b"}) {
+    CHECK(is_plain_file_name(good));
+  }
+  for (const char* bad : {"", ".", "..", "/", "a/b", "../x", "/etc/passwd", "a/"}) CHECK_FALSE(is_plain_file_name(bad));
+  CHECK_FALSE(is_plain_file_name(std::string_view("a\0b", 3)));
+  CHECK(is_plain_file_name(std::string(255, 'a')));
+  CHECK_FALSE(is_plain_file_name(std::string(256, 'a')));
+}
+
+TEST_CASE("a mapped file is read like a file") {
+  const TempFolder folder;
+  MappedFile map(folder.write("data", "0123456789"));
+  std::vector<std::byte> out(4);
+  map.read(6, out);
+  CHECK(std::memcmp(out.data(), "6789", 4) == 0);
+  CHECK(contains(input_error([&] { map.read(7, out); }), "offset 7"));
+  CHECK_THROWS_AS(map.read(~0ull, out), InputError);
+  MappedFile moved = std::move(map);
+  moved.read(0, out);
+  CHECK(std::memcmp(out.data(), "0123", 4) == 0);
+  const MappedFile empty(folder.write("empty", ""));
+  CHECK(empty.size() == 0);
+  CHECK_NOTHROW(empty.read(0, {}));
+  CHECK_THROWS_AS(empty.read(0, out), InputError);
+}
+
+TEST_CASE("a file truncated under its map is an error, not a signal") {
+  const TempFolder folder;
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto file = folder.write("tokens", std::string(4 * page, 'x'));
+  const MappedFile map(file);
+  std::vector<std::byte> out(16);
+  map.read(3 * page, out);
+  std::filesystem::resize_file(file, page);
+  for (int again = 0; again < 3; ++again) {
+    const auto message = input_error([&] { map.read(3 * page + 5, out); });
+    CHECK(contains(message, file.string()));
+    CHECK(contains(message, "offset " + std::to_string(3 * page + 5)));
+  }
+  CHECK_NOTHROW(map.read(0, out));
+  CHECK(out[15] == std::byte{'x'});
+  // Inside its last page a truncated file reads as zeros without a signal.
+  std::filesystem::resize_file(file, page / 2);
+  CHECK_THROWS_AS(map.read(page / 2 - 4, out), InputError);
+  CHECK_NOTHROW(map.read(page / 2 - 16, out));
+}
+
+TEST_CASE("threads meet a truncated file each on their own") {
+  const TempFolder folder;
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto file = folder.write("tokens", std::string(8 * page, 'x'));
+  const MappedFile map(file);
+  std::filesystem::resize_file(file, 4 * page);
+  std::atomic<int> errors{0};
+  std::atomic<int> reads{0};
+  std::vector<std::thread> threads;
+  threads.reserve(4);
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<std::byte> out(100);
+      for (int i = 0; i < 200; ++i) {
+        try {
+          map.read(static_cast<std::uint64_t>((i + t) % 8) * page, out);
+          ++reads;
+        } catch (const InputError&) {
+          ++errors;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(errors == 400);
+  CHECK(reads == 400);
+}
+
+TEST_CASE("a bus error that is not ours still ends the process") {
+  const TempFolder folder;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto file = folder.write("data", std::string(2 * page, 'x'));
+  const MappedFile map(file);  // installs the guard
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit no_core{0, 0};
+    ::setrlimit(RLIMIT_CORE, &no_core);
+    ::close(STDERR_FILENO);
+    const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    const auto* raw = static_cast<const volatile char*>(::mmap(nullptr, 2 * page, PROT_READ, MAP_SHARED, fd, 0));
+    if (::truncate(file.c_str(), 0) != 0) ::_exit(0);
+    ::_exit(raw[page] == 'x' ? 0 : 0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  // A sanitizer turns the signal into an exit with a code of its own.
+  CHECK_FALSE((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}

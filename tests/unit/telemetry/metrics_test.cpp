@@ -1,0 +1,270 @@
+#include "telemetry/metrics.h"
+
+#include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <csignal>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "support/temp_folder.h"
+#include "telemetry/metrics_reader.h"
+
+using namespace scaletrain;
+
+namespace {
+
+StepRecord step_at(std::int64_t step, double loss = 1.0) {
+  return {.step = step, .tokens = step * 1000, .loss = loss, .learning_rate = 1e-3, .step_seconds = 0.5};
+}
+
+std::vector<std::int64_t> steps_of(const Metrics& metrics) {
+  std::vector<std::int64_t> out;
+  for (const auto& record : metrics.steps) out.push_back(record.step);
+  return out;
+}
+
+// Files may grow to `bytes` only; the write that crosses the limit is short and the next one fails, as on a full disk.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  void (*handler_)(int);
+  rlimit before_{};
+};
+
+}  // namespace
+
+TEST_CASE("a step line has the members that tools rely on") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  MetricsWriter(file).write(StepRecord{.step = 3,
+                                       .tokens = 4096,
+                                       .loss = 2.5,
+                                       .learning_rate = 0.001,
+                                       .grad_norm = 1.25,
+                                       .step_seconds = 0.5,
+                                       .tokens_per_second = 8192,
+                                       .mfu = 0.375});
+  CHECK(TempFolder::read(file) ==
+        R"({"kind":"step","step":3,"tokens":4096,"loss":2.5,"learning_rate":0.001,"grad_norm":1.25,)"
+        R"("step_seconds":0.5,"tokens_per_second":8192.0,"mfu":0.375})"
+        "\n");
+}
+
+TEST_CASE("every kind is read back as it was written") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    writer.write(StartRecord{.world = 8, .parameters = 124439808, .seed = ~0ull, .version = "0.1", .wall_time = "t"});
+    writer.write(EvaluationRecord{.step = 1, .dataset = "held \"out\"\n", .loss = 2.0, .tokens = 77});
+    writer.write(CheckpointRecord{.step = 1, .path = "checkpoints/step-1", .seconds = 1.5, .bytes = 1ll << 40});
+    writer.write(CheckpointRecord{.step = 2, .path = "\xff bad", .failure = "no space"});
+    writer.write(SkipRecord{.step = 2, .reason = "not finite", .samples = {1, ~0ull}});
+    writer.write(RestartRecord{
+        .step = 5, .generation = 2, .checkpoint = "step-5", .fingerprint_changed = true, .wall_time = "u"});
+    writer.write(EarlyStopRecord{.step = 6, .metric = "held_out", .value = 1.75, .reason = "patience"});
+    writer.write(EndRecord{.step = 6, .reason = "finished"});
+    CHECK(writer.sync());
+    CHECK(writer.failures() == 0);
+  }
+  const Metrics read = read_metrics(file);
+  REQUIRE(read.starts.size() == 1);
+  CHECK(read.starts[0].world == 8);
+  CHECK(read.starts[0].parameters == 124439808);
+  CHECK(read.starts[0].seed == ~0ull);
+  CHECK(read.starts[0].version == "0.1");
+  CHECK(read.starts[0].wall_time == "t");
+  REQUIRE(read.evaluations.size() == 1);
+  CHECK(read.evaluations[0].dataset == "held \"out\"\n");
+  CHECK(read.evaluations[0].loss == 2.0);
+  CHECK(read.evaluations[0].tokens == 77);
+  REQUIRE(read.checkpoints.size() == 2);
+  CHECK(read.checkpoints[0].bytes == 1ll << 40);
+  CHECK(read.checkpoints[0].seconds == 1.5);
+  CHECK(read.checkpoints[0].failure.empty());
+  CHECK(read.checkpoints[1].path == "\xef\xbf\xbd bad");  // U+FFFD for a byte that is not UTF-8
+  CHECK(read.checkpoints[1].failure == "no space");
+  REQUIRE(read.skips.size() == 1);
+  CHECK(read.skips[0].samples == std::vector<std::uint64_t>{1, ~0ull});
+  REQUIRE(read.restarts.size() == 1);
+  CHECK(read.restarts[0].generation == 2);
+  CHECK(read.restarts[0].checkpoint == "step-5");
+  CHECK(read.restarts[0].fingerprint_changed);
+  REQUIRE(read.early_stops.size() == 1);
+  CHECK(read.early_stops[0].metric == "held_out");
+  CHECK(read.early_stops[0].value == 1.75);
+  REQUIRE(read.ends.size() == 1);
+  CHECK(read.ends[0].reason == "finished");
+  CHECK_FALSE(read.torn_last_line);
+}
+
+TEST_CASE("losses read back to the same bits and what is not finite becomes null") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  const std::vector<double> losses = {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2.302585092994046};
+  {
+    MetricsWriter writer(file);
+    for (std::size_t i = 0; i < losses.size(); ++i) writer.write(step_at(static_cast<std::int64_t>(i), losses[i]));
+    writer.write(step_at(100, std::numeric_limits<double>::quiet_NaN()));
+    writer.write(step_at(101, -std::numeric_limits<double>::infinity()));
+  }
+  const Metrics read = read_metrics(file);
+  REQUIRE(read.steps.size() == losses.size() + 2);
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    CHECK(std::bit_cast<std::uint64_t>(read.steps[i].loss) == std::bit_cast<std::uint64_t>(losses[i]));
+  }
+  CHECK(std::isnan(read.steps[losses.size()].loss));
+  CHECK(std::isnan(read.steps[losses.size() + 1].loss));
+}
+
+TEST_CASE("opening again continues the file") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  MetricsWriter(file).write(step_at(1));
+  MetricsWriter(file).write(step_at(2));
+  CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{1, 2});
+}
+
+TEST_CASE("a torn last line is cut at every place it can tear") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    writer.write(step_at(1));
+    writer.write(step_at(2));
+  }
+  const std::string whole = TempFolder::read(file);
+  const std::size_t first_line = whole.find('\n') + 1;
+  for (std::size_t cut = 0; cut <= whole.size(); ++cut) {
+    folder.write("metrics.jsonl", whole.substr(0, cut));
+    const std::size_t kept = cut == whole.size() ? 2 : cut >= first_line ? 1 : 0;
+    CHECK(read_metrics(file).steps.size() == kept);
+    MetricsWriter(file).write(step_at(9));
+    const Metrics read = read_metrics(file);
+    REQUIRE(read.steps.size() == kept + 1);
+    CHECK(read.steps.back().step == 9);
+  }
+}
+
+TEST_CASE("a long torn line is cut too") {
+  const TempFolder folder;
+  const auto file = folder.write("metrics.jsonl", "{\"kind\":\"other\"}\n" + std::string(200'000, 'x'));
+  MetricsWriter writer(file);
+  CHECK(TempFolder::read(file) == "{\"kind\":\"other\"}\n");
+  folder.write("metrics.jsonl", std::string(200'000, '\0'));
+  MetricsWriter again(file);
+  CHECK(TempFolder::read(file).empty());
+}
+
+TEST_CASE("a full disk never throws, is reported once, and leaves no torn line when space comes back") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  std::vector<std::string> reports;
+  MetricsWriter writer(file, [&](const std::string& message) { reports.push_back(message); });
+  writer.write(step_at(1));
+  const auto line = std::filesystem::file_size(file);
+  for (std::uint64_t torn = 0; torn < line; torn += 13) {
+    reports.clear();
+    const auto before = writer.failures();
+    const auto first = static_cast<std::int64_t>(10 * torn + 10);
+    const auto size = std::filesystem::file_size(file);
+    {
+      const FileSizeLimit limit(size + torn);
+      for (int i = 0; i < 3; ++i) CHECK_NOTHROW(writer.write(step_at(first + i)));
+      CHECK_FALSE(writer.sync());
+    }
+    CHECK(writer.failures() == before + 4);
+    REQUIRE(reports.size() == 1);
+    CHECK(reports[0].find(file.string()) != std::string::npos);
+    CHECK(std::filesystem::file_size(file) == size);  // readers see whole lines only
+    writer.write(step_at(first + 3));
+    const auto steps = steps_of(read_metrics(file));
+    REQUIRE(steps.size() >= 4);
+    for (int i = 0; i < 4; ++i) CHECK(steps[steps.size() - 4 + static_cast<std::size_t>(i)] == first + i);
+  }
+  CHECK(writer.sync());
+  CHECK(writer.lost_lines() == 0);
+}
+
+TEST_CASE("what cannot be a metrics file is refused before training") {
+  const TempFolder folder;
+  CHECK_THROWS_AS(MetricsWriter(folder.path()), InputError);
+  CHECK_THROWS_AS(MetricsWriter(folder / "absent/metrics.jsonl"), InputError);
+  CHECK_THROWS_AS(MetricsWriter("/dev/full"), InputError);
+  CHECK_THROWS_AS(read_metrics(folder / "absent"), InputError);
+}
+
+TEST_CASE("a restart cancels earlier lines beyond its step and no others") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    writer.write(StartRecord{});
+    for (int step = 1; step <= 5; ++step) writer.write(step_at(step, 1.0));
+    writer.write(EvaluationRecord{.step = 3, .dataset = "a"});
+    writer.write(EvaluationRecord{.step = 4, .dataset = "a"});
+    writer.write(CheckpointRecord{.step = 3});
+    writer.write(CheckpointRecord{.step = 5});
+    writer.write(SkipRecord{.step = 4});
+    writer.write(EarlyStopRecord{.step = 5});
+    writer.write(EndRecord{.step = 5});
+    writer.write(RestartRecord{.step = 3, .generation = 1});
+    for (int step = 4; step <= 6; ++step) writer.write(step_at(step, 2.0));
+    writer.write(RestartRecord{.step = 4, .generation = 2});
+    writer.write(step_at(5, 3.0));
+  }
+  const Metrics read = read_metrics(file);
+  CHECK(steps_of(read) == std::vector<std::int64_t>{1, 2, 3, 4, 5});
+  CHECK(read.steps[2].loss == 1.0);
+  CHECK(read.steps[3].loss == 2.0);
+  CHECK(read.steps[4].loss == 3.0);
+  CHECK(read.evaluations.size() == 1);
+  CHECK(read.checkpoints.size() == 1);
+  CHECK(read.skips.empty());
+  CHECK(read.early_stops.empty());
+  CHECK(read.ends.empty());
+  CHECK(read.starts.size() == 1);
+  CHECK(read.restarts.size() == 2);
+}
+
+TEST_CASE("damage inside the file is named by line and a torn end is not damage") {
+  const std::string good = R"({"kind":"end","step":1,"reason":"r"})";
+  CHECK(parse_metrics(good + "\n" + good.substr(0, 9), "m").torn_last_line);
+  CHECK(parse_metrics(good + "\n" + good.substr(0, 9), "m").ends.size() == 1);
+  CHECK(parse_metrics("", "m").ends.empty());
+  CHECK(parse_metrics("{\"kind\":\"of the future\",\"x\":1}\n" + good + "\n", "m").ends.size() == 1);
+  for (const std::string bad : {"{\"kind\":\"en\n", "\n", "[]\n", "{\"step\":1}\n", "{\"kind\":\"end\",\"step\":1.5}\n",
+                                "{\"kind\":\"end\",\"step\":1}\n"}) {
+    std::string message;
+    std::string text = good;
+    text.append("\n").append(bad).append(good).append("\n");
+    try {
+      parse_metrics(text, "m.jsonl");
+    } catch (const InputError& error) {
+      message = error.what();
+    }
+    INFO(bad);
+    CHECK(message.starts_with("m.jsonl:2: "));
+  }
+}

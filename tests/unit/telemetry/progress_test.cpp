@@ -1,0 +1,125 @@
+#include "telemetry/progress.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "support/temp_folder.h"
+
+using namespace scaletrain;
+
+namespace {
+
+// What the calls print to a stream that is no terminal.
+std::string printed(const ProgressOptions& options, const std::function<void(ProgressPrinter&)>& use) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* stream = ::open_memstream(&text, &size);
+  {
+    ProgressPrinter printer(stream, options);
+    use(printer);
+  }
+  std::fclose(stream);
+  std::string out(text, size);
+  std::free(text);  // NOLINT(cppcoreguidelines-no-malloc): open_memstream's buffer is the caller's to free
+  return out;
+}
+
+StepRecord step_at(std::int64_t step, double seconds = 2.0) {
+  return {.step = step,
+          .tokens = step * 10,
+          .loss = 3.25,
+          .learning_rate = 0.0005,
+          .grad_norm = 1.5,
+          .step_seconds = seconds,
+          .tokens_per_second = 12345.4,
+          .mfu = 0.4237};
+}
+
+constexpr const char* clear = "\r\x1b[K";
+
+}  // namespace
+
+TEST_CASE("plain lines come at the first, every so many, and the last step") {
+  const auto text = printed({.total_steps = 25, .every = 10}, [](ProgressPrinter& printer) {
+    for (int step = 1; step <= 25; ++step) printer.step(step_at(step));
+  });
+  CHECK(text ==
+        "step 1/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak\n"
+        "step 10/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak  30.0 s left\n"
+        "step 20/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak  10.0 s left\n"
+        "step 25/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak\n");
+}
+
+TEST_CASE("the live line is renewed in place, gives way to messages and ends with a line end") {
+  const auto text = printed({.total_steps = 3, .live = true, .least_interval = 0}, [](ProgressPrinter& printer) {
+    printer.message("starting");
+    printer.step(step_at(1));
+    printer.step(step_at(2));
+    printer.message("saved");
+    printer.finish();
+    printer.message("done");
+  });
+  const std::string first = "step 1/3  loss 3.2500  12,345 tokens/s  42.4 % of peak";
+  const std::string second = "step 2/3  loss 3.2500  12,345 tokens/s  42.4 % of peak  2.0 s left";
+  CHECK(text == "starting\n" + (clear + first) + clear + second + clear + "saved\n" + clear + second + clear + second +
+                    "\ndone\n");
+}
+
+TEST_CASE("the live line is not renewed more often than asked, but the last step always shows") {
+  const auto text = printed({.total_steps = 1000, .live = true, .least_interval = 3600}, [](ProgressPrinter& printer) {
+    for (int step = 1; step <= 1000; ++step) printer.step(step_at(step));
+  });
+  CHECK(text.find("step 1/") != std::string::npos);
+  CHECK(text.find("step 500/") == std::string::npos);
+  CHECK(text.find("step 1000/1000") != std::string::npos);
+}
+
+TEST_CASE("colours are marked only when wanted") {
+  for (const bool colours : {false, true}) {
+    const auto text = printed({.live = true, .colours = colours}, [](ProgressPrinter& p) { p.step(step_at(1)); });
+    CHECK((text.find("\x1b[0m") != std::string::npos) == colours);
+  }
+}
+
+TEST_CASE("numbers that mean nothing are left out") {
+  const auto text = printed({}, [](ProgressPrinter& printer) {
+    StepRecord record = step_at(7);
+    record.mfu = 0;
+    record.tokens_per_second = std::nan("");
+    record.loss = std::nan("");
+    printer.step(record);
+  });
+  CHECK(text == "step 7  loss nan  lr 0.0005  grad norm 1.5\n");
+}
+
+TEST_CASE("the time left ignores the first step and rare slow ones") {
+  TimeLeft left;
+  CHECK_FALSE(left.seconds(10));
+  left.add(100.0);  // warms up
+  CHECK_FALSE(left.seconds(10));
+  left.add(2.0);
+  CHECK(left.seconds(10) == 20.0);
+  for (int i = 0; i < 20; ++i) left.add(i % 5 == 0 ? 50.0 : 2.0);
+  CHECK(left.seconds(10) == 20.0);
+  left.add(std::nan(""));
+  CHECK(left.seconds(10) == 20.0);
+  CHECK(left.seconds(-3) == 0.0);
+  for (int i = 0; i < 200; ++i) left.add(4.0);  // the pace changed for good
+  CHECK(left.seconds(10) == 40.0);
+}
+
+TEST_CASE("a file is no terminal") {
+  const TempFolder folder;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen((folder / "out").c_str(), "w"), std::fclose);
+  const auto options = progress_options_for(file.get(), 100, 5);
+  CHECK_FALSE(options.live);
+  CHECK_FALSE(options.colours);
+  CHECK(options.total_steps == 100);
+  CHECK(options.every == 5);
+}
