@@ -15,7 +15,7 @@ namespace scaletrain {
 
 struct Hasher::State {
   struct Free {
-    void operator()(XXH3_state_t* stream) const { XXH3_freeState(stream); }
+    void operator()(XXH3_state_t* owned) const { XXH3_freeState(owned); }
   };
   std::unique_ptr<XXH3_state_t, Free> stream{XXH3_createState()};
 };

@@ -13,7 +13,7 @@ class Strong {
   constexpr Strong() = default;
   constexpr explicit Strong(T value) : value_(value) {}
   constexpr T value() const { return value_; }
-  constexpr auto operator<=>(const Strong&) const = default;
+  constexpr auto operator<=>(const Strong&) const = default;  // NOLINT(modernize-use-nullptr): the checker's error
   friend std::ostream& operator<<(std::ostream& out, Strong s) { return out << s.value_; }
 
  private:

@@ -35,7 +35,7 @@ ReadResult read_tree(const YamlNode& root, Origin origin, ReadContext& context) 
   ReadResult out;
   apply_preset(root, out.config);
   read_config(root, out.config, context);
-  fill_defaults(out.config, context, out.notices);
+  fill_defaults(out.config, origin, context, out.notices);
   validate_config(out.config, origin, context);
   return out;
 }

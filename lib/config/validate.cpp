@@ -239,11 +239,11 @@ Place place_of(const ReadContext& context, std::string path) {
   return {};
 }
 
-void fill_defaults(Config& config, const ReadContext& context, std::vector<std::string>& notices) {
+void fill_defaults(Config& config, Origin origin, const ReadContext& context, std::vector<std::string>& notices) {
   const auto is_open = [&](const char* path) { return !config.model.preset && !context.given.contains(path); };
   if (is_open("model.kv_heads")) config.model.kv_heads = config.model.heads;
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
-  if (config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
+  if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
 
   TrainConfig& train = config.train;
   if (context.given.contains("train.lr_schedule.warmup") || (!train.steps && !train.tokens)) return;

@@ -19,8 +19,8 @@ struct BatchTensors {
 using SampleReader =
     std::function<void(std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>, std::vector<std::int32_t>&)>;
 
-// Fills the tensors with the given samples; a micro-batch with fewer samples than it has room for (the last of a validation
-// set) is filled up with masked rows of token 0. Returns the number of unmasked targets.
+// Fills the tensors with the given samples; a micro-batch with fewer samples than it has room for (the last of a
+// validation set) is filled up with masked rows of token 0. Returns the number of unmasked targets.
 std::int64_t fill_batch(std::span<const std::int64_t> samples, std::int64_t context, const SampleReader& read,
                         const BatchTensors& batch);
 

@@ -7,8 +7,8 @@
 namespace scaletrain {
 namespace {
 
-// The last document that ends at or before `limit`, not before `from - 1`; from - 1 if document `from` ends behind it. Steps
-// outwards from `from`, because a block holds about as many documents as the one before it.
+// The last document that ends at or before `limit`, not before `from - 1`; from - 1 if document `from` ends behind it.
+// Steps outwards from `from`, because a block holds about as many documents as the one before it.
 std::int64_t last_document_within(const DocumentIndex& index, std::int64_t from, std::int64_t limit) {
   std::int64_t low = from - 1;  // ends at or before the limit
   std::int64_t step = 1;

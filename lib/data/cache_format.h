@@ -24,7 +24,7 @@ struct CacheHeader {
   std::uint32_t token_bytes = 0;  // 2 or 4
   std::uint64_t num_tokens = 0;
   std::uint64_t num_documents = 0;
-  std::uint64_t identity = 0;       // of the text and of how it was cut
+  std::uint64_t identity = 0;  // of the text and of how it was cut
   std::uint64_t tokenizer_hash = 0;
   std::uint64_t tokens_hash = 0;
   std::uint64_t documents_hash = 0;
@@ -38,8 +38,8 @@ std::uint64_t cache_header_hash(const CacheHeader& header);
 // Where the document ends begin.
 std::uint64_t cache_documents_begin(std::uint64_t num_tokens, std::uint32_t token_bytes);
 
-// Writes such a file in one pass and bounded memory; document ends wait in a second file beside it, which the destructor
-// removes. Not for concurrent use.
+// Writes such a file in one pass and bounded memory; document ends wait in a second file beside it, which the
+// destructor removes. Not for concurrent use.
 class CacheWriter {
  public:
   CacheWriter(const std::filesystem::path& path, std::int64_t vocab);

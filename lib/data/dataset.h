@@ -1,8 +1,8 @@
 // Opens what the config's data section names, and reads samples.
 //
 // A sample is `context` inputs and as many targets: target i is the token after input i, or -1 where the loss is masked
-// (padding behind the last token; with documents.loss_across: false also the first token of a document). Both are int32 views
-// of the caller's. Reading is const and may be done by several threads at once.
+// (padding behind the last token; with documents.loss_across: false also the first token of a document). Both are int32
+// views of the caller's. Reading is const and may be done by several threads at once.
 //
 // Errors: UserError for a wrong config (a key is named: data.train[0].separator), InputError for wrong files.
 #pragma once
@@ -29,7 +29,7 @@ struct DataOptions {
   std::int64_t vocab = 0;    // of the model: a token at or above it is refused when it is read
   std::int64_t context = 0;  // tokens per sample
   std::uint64_t seed = 0;
-  Reporter report;            // may be empty
+  Reporter report;  // may be empty
 };
 
 // The training mix.
@@ -43,8 +43,8 @@ class TrainingData {
   virtual std::uint64_t hash() const = 0;
   // Tokens of each source, once through.
   virtual std::vector<std::int64_t> source_tokens() const = 0;
-  // inputs and targets have context() elements. `document_starts` receives, ascending, the input positions at which a document
-  // begins; the first is always 0.
+  // inputs and targets have context() elements. `document_starts` receives, ascending, the input positions at which a
+  // document begins; the first is always 0.
   virtual void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                            std::vector<std::int32_t>& document_starts) const = 0;
 };
@@ -52,8 +52,8 @@ class TrainingData {
 std::unique_ptr<TrainingData> open_training_data(const DataConfig& config, const Tokenizer& tokenizer,
                                                  const DataOptions& options);
 
-// One validation set, in the order of its files: windows of `context` tokens, each token once, the last window of a file
-// padded and masked.
+// One validation set, in the order of its files: windows of `context` tokens, each token once, the last window of a
+// file padded and masked.
 class ValidationSet {
  public:
   virtual ~ValidationSet() = default;

@@ -15,7 +15,9 @@ namespace scaletrain {
 namespace {
 
 // The number that follows the last sample trained on and the skipped ones behind it.
-std::int64_t next_in(const HistorySegment& segment) { return segment.sample_at(segment.count); }
+std::int64_t next_in(const HistorySegment& segment) {
+  return segment.sample_at(segment.count);
+}
 
 // Keeps ranges ascending and disjoint.
 void add_range(std::vector<SkippedRange>& ranges, SkippedRange added) {
@@ -41,7 +43,8 @@ std::int64_t integer_from(const nlohmann::json& object, const char* key, std::in
   return value;
 }
 
-std::vector<SkippedRange> ranges_from(const nlohmann::json& array, std::int64_t first_sample, const std::string& where) {
+std::vector<SkippedRange> ranges_from(const nlohmann::json& array, std::int64_t first_sample,
+                                      const std::string& where) {
   if (!array.is_array()) throw InputError(where + ": a list of [first, count] is expected");
   std::vector<SkippedRange> ranges;
   std::int64_t least = first_sample;
@@ -84,7 +87,10 @@ const HistorySegment& ConsumptionHistory::current() const {
 
 bool ConsumptionHistory::continue_with(std::uint64_t data_hash, std::int64_t context, std::int64_t global_batch) {
   SCALETRAIN_CHECK(context > 0 && global_batch > 0);
-  HistorySegment next{.data_hash = data_hash, .context = context, .global_batch = global_batch};
+  HistorySegment next;
+  next.data_hash = data_hash;
+  next.context = context;
+  next.global_batch = global_batch;
   if (segments_.empty()) {
     segments_.push_back(std::move(next));
     return true;
@@ -146,7 +152,9 @@ std::int64_t ConsumptionHistory::tokens_consumed() const {
   return total;
 }
 
-std::int64_t ConsumptionHistory::next_sample() const { return next_in(current()); }
+std::int64_t ConsumptionHistory::next_sample() const {
+  return next_in(current());
+}
 
 nlohmann::json ConsumptionHistory::to_json() const {
   auto out = nlohmann::json::array();

@@ -1,8 +1,9 @@
 // What training has consumed: all the state that the data of a run has. A checkpoint stores it; no rank keeps a cursor.
 //
 // The next batch is a pure function of (seed, data description, history). Sample numbers count in the mixture of their
-// segment (sampler.h). A segment ends when the data, the context or the global batch changes; with the same data and context
-// the numbers go on, otherwise the new mixture is entered at the number that the tokens consumed so far would have in it.
+// segment (sampler.h). A segment ends when the data, the context or the global batch changes; with the same data and
+// context the numbers go on, otherwise the new mixture is entered at the number that the tokens consumed so far would
+// have in it.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct HistorySegment {
   std::int64_t context = 0;       // tokens per sample
   std::int64_t global_batch = 0;  // samples per step
   std::int64_t first_sample = 0;
-  std::int64_t count = 0;              // samples trained on, without the skipped ones
+  std::int64_t count = 0;             // samples trained on, without the skipped ones
   std::vector<SkippedRange> skipped;  // ascending, disjoint, none before first_sample
   bool operator==(const HistorySegment&) const = default;
 
@@ -37,14 +38,14 @@ class ConsumptionHistory {
  public:
   ConsumptionHistory() = default;
 
-  // Says what the following steps train on: goes on in the last segment if nothing changed, else begins a new one. Returns
-  // false if the data hash differs from the last segment's, so that the caller can say so.
+  // Says what the following steps train on: goes on in the last segment if nothing changed, else begins a new one.
+  // Returns false if the data hash differs from the last segment's, so that the caller can say so.
   bool continue_with(std::uint64_t data_hash, std::int64_t context, std::int64_t global_batch);
 
   // One optimizer step was taken on batch().
   void consume_batch();
-  // The samples [first, first + count) of the current segment are never trained on (again). Those before the next sample are
-  // ignored.
+  // The samples [first, first + count) of the current segment are never trained on (again). Those before the next
+  // sample are ignored.
   void skip(std::int64_t first, std::int64_t count);
 
   // The samples of the step that is `ahead` steps after the next one, in order. micro_batch_samples() says who
@@ -70,8 +71,8 @@ class ConsumptionHistory {
   std::vector<HistorySegment> segments_;
 };
 
-// The samples of one micro-batch: replica r of R takes the r-th of R equal runs of the batch, micro-batch m its m-th piece of
-// `micro_batch` samples. R * micro_batch must divide the batch.
+// The samples of one micro-batch: replica r of R takes the r-th of R equal runs of the batch, micro-batch m its m-th
+// piece of `micro_batch` samples. R * micro_batch must divide the batch.
 std::span<const std::int64_t> micro_batch_samples(std::span<const std::int64_t> batch, std::int64_t replicas,
                                                   std::int64_t replica, std::int64_t micro_batch, std::int64_t index);
 

@@ -15,10 +15,12 @@
 namespace scaletrain {
 namespace {
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+std::size_t at(std::int64_t index) {
+  return static_cast<std::size_t>(index);
+}
 
-// Shares nearer than this to quota / length count as that ratio: far above the rounding of the division by the sum, and it
-// takes 10^9 table lengths until the difference would amount to a sample.
+// Shares nearer than this to quota / length count as that ratio: far above the rounding of the division by the sum, and
+// it takes 10^9 table lengths until the difference would amount to a sample.
 constexpr double kExactQuota = 1e-9;
 
 constexpr std::int64_t kNoCap = std::numeric_limits<std::int64_t>::max();
@@ -61,10 +63,11 @@ std::vector<std::int64_t> mix_quotas(const std::vector<double>& weights, const s
   for (std::size_t i = 0; i < weights.size(); ++i) {
     shares[i] = weights[i] / sum;
     if (weights[i] > 0.0 && shares[i] * 2.0 * static_cast<double>(kMaxMixTable) < 1.0) {
-      throw UserError(fmt::format(
-          "{}: the weight {} is a share of {:.3g} of the mix; the smallest that can be honoured is {:.3g}. Raise it or leave "
-          "the source out.",
-          names[i], weights[i], shares[i], 0.5 / static_cast<double>(kMaxMixTable)));
+      throw UserError(
+          fmt::format("{}: the weight {} is a share of {:.3g} of the mix; the smallest that can be honoured is {:.3g}. "
+                      "Raise it or leave "
+                      "the source out.",
+                      names[i], weights[i], shares[i], 0.5 / static_cast<double>(kMaxMixTable)));
     }
   }
   const auto num_positive = std::count_if(shares.begin(), shares.end(), [](double s) { return s > 0.0; });
@@ -98,7 +101,8 @@ MixTable make_mix_table(const std::vector<std::int64_t>& quotas) {
   SCALETRAIN_CHECK(length > 0 && length <= kMaxMixTable);
   MixTable table;
   table.positions.resize(quotas.size());
-  std::vector<std::vector<std::size_t>> released(at(length));  // sources whose next occurrence may stand here at the earliest
+  std::vector<std::vector<std::size_t>> released(
+      at(length));  // sources whose next occurrence may stand here at the earliest
   for (std::size_t source = 0; source < quotas.size(); ++source) {
     SCALETRAIN_CHECK(quotas[source] >= 0);
     if (quotas[source] > 0) released[0].push_back(source);

@@ -9,7 +9,9 @@ namespace {
 // Luby and Rackoff need four for a random permutation's looks; two more because the halves are small.
 constexpr int kRounds = 6;
 
-std::uint64_t low_bits(int count) { return (std::uint64_t{1} << count) - 1; }
+std::uint64_t low_bits(int count) {
+  return (std::uint64_t{1} << count) - 1;
+}
 
 }  // namespace
 
@@ -20,8 +22,8 @@ KeyedPermutation::KeyedPermutation(PhiloxKey key, std::int64_t size) : key_(key)
   right_bits_ = bits - left_bits_;
 }
 
-// One pass through the network. Each round changes one half by a function of the other, so the same rounds in the opposite order
-// undo it.
+// One pass through the network. Each round changes one half by a function of the other, so the same rounds in the
+// opposite order undo it.
 std::uint64_t KeyedPermutation::walk(std::uint64_t value, bool backward) const {
   std::uint64_t left = value >> right_bits_;
   std::uint64_t right = value & low_bits(right_bits_);

@@ -5,10 +5,11 @@
 // blocks come in a new order, in each block its documents come in a new order, and so do the block's windows: keyed
 // permutations, so no order is ever stored. Stride = context; the last window of a block is padded and masked.
 //
-// Sources are mixed by a repeating table: with weights quantised to quotas q of a table of length L <= 65536 (exactly, where
-// the weights are in such a ratio), occurrence j of a source is placed in the slots [floor(j L / q), ceil((j + 1) L / q)),
-// earliest deadline first (Baruah et al., "Proportionate progress", 1996), so that every prefix holds each source within one
-// sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of the remaining ones.
+// Sources are mixed by a repeating table: with weights quantised to quotas q of a table of length L <= 65536 (exactly,
+// where the weights are in such a ratio), occurrence j of a source is placed in the slots [floor(j L / q), ceil((j + 1)
+// L / q)), earliest deadline first (Baruah et al., "Proportionate progress", 1996), so that every prefix holds each
+// source within one sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of
+// the remaining ones.
 //
 // Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches)). Const members may be called
 // concurrently.
@@ -25,8 +26,8 @@
 
 namespace scaletrain {
 
-// A permutation of 0 .. size - 1 chosen by a key: a Feistel network over the next power of two, walked until it lands inside
-// (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). O(1), no state.
+// A permutation of 0 .. size - 1 chosen by a key: a Feistel network over the next power of two, walked until it lands
+// inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). O(1), no state.
 class KeyedPermutation {
  public:
   KeyedPermutation(PhiloxKey key, std::int64_t size);
@@ -43,9 +44,9 @@ class KeyedPermutation {
   int right_bits_ = 0;
 };
 
-// How one part is cut into blocks. Block b starts at starts[b] and reaches to starts[b + 1] (num_tokens at the end). It ends at
-// a document's end if there is one within the last window, else inside a document; then the first token of the next block is also
-// the last target of this one.
+// How one part is cut into blocks. Block b starts at starts[b] and reaches to starts[b + 1] (num_tokens at the end). It
+// ends at a document's end if there is one within the last window, else inside a document; then the first token of the
+// next block is also the last target of this one.
 struct BlockTable {
   std::vector<std::int64_t> starts;
   std::int64_t num_tokens = 0;
@@ -53,11 +54,13 @@ struct BlockTable {
   std::int64_t last_samples = 0;  // samples of that one; 0: there is none
 
   std::int64_t end(std::int64_t block) const {
-    return static_cast<std::size_t>(block) + 1 < starts.size() ? starts[static_cast<std::size_t>(block) + 1] : num_tokens;
+    return static_cast<std::size_t>(block) + 1 < starts.size() ? starts[static_cast<std::size_t>(block) + 1]
+                                                               : num_tokens;
   }
 };
 
-// Tokens of a block, about: large enough that a block is read with few seeks, small enough that its documents fit in memory.
+// Tokens of a block, about: large enough that a block is read with few seeks, small enough that its documents fit in
+// memory.
 inline constexpr std::int64_t kBlockTokens = std::int64_t{2} << 20;
 
 // max(1, block_tokens / context).
@@ -84,8 +87,9 @@ struct SampleLocation {
   std::int64_t epoch = 0;
   std::int64_t position = 0;  // within the source's epoch
   std::int64_t part = 0;
-  std::int64_t block = 0;   // of the part
-  std::int64_t window = 0;  // of the block: the tokens [window * context, (window + 1) * context] of its permuted documents
+  std::int64_t block = 0;  // of the part
+  std::int64_t window =
+      0;  // of the block: the tokens [window * context, (window + 1) * context] of its permuted documents
 };
 
 // The order of one source's samples.
@@ -110,7 +114,7 @@ class SourceOrder {
 
   std::int64_t samples_per_block_;
   PhiloxKey key_;
-  std::vector<std::int64_t> first_block_;   // of each part, in the numbering of all blocks; one more at the end
+  std::vector<std::int64_t> first_block_;    // of each part, in the numbering of all blocks; one more at the end
   std::vector<std::int64_t> short_samples_;  // of each part's last block if it is short, else 0
   std::int64_t samples_per_epoch_ = 0;
   std::unique_ptr<EpochCache> cache_;
@@ -126,8 +130,8 @@ struct MixTable {
 
 inline constexpr std::int64_t kMaxMixTable = 65536;
 
-// Quotas with the smallest error over all table lengths up to kMaxMixTable, the shortest table among equals; sources with
-// weight 0 get none. Each other source gets at least one slot; a share below 1 / (2 kMaxMixTable) is a UserError.
+// Quotas with the smallest error over all table lengths up to kMaxMixTable, the shortest table among equals; sources
+// with weight 0 get none. Each other source gets at least one slot; a share below 1 / (2 kMaxMixTable) is a UserError.
 std::vector<std::int64_t> mix_quotas(const std::vector<double>& weights, const std::vector<std::string>& names);
 MixTable make_mix_table(const std::vector<std::int64_t>& quotas);
 

@@ -17,17 +17,20 @@ PhiloxKey derive_key(PhiloxKey key, KeyUse use, std::int64_t epoch, std::int64_t
   const auto b = static_cast<std::uint64_t>(block);
   const auto e = static_cast<std::uint64_t>(epoch);
   // Block numbers stay far below 2^56, so the use fits above them.
-  const auto words = philox(key, {static_cast<std::uint32_t>(b),
-                                  static_cast<std::uint32_t>(b >> 32) | static_cast<std::uint32_t>(use) << 24,
-                                  static_cast<std::uint32_t>(e), static_cast<std::uint32_t>(e >> 32)});
+  const auto words = philox(
+      key, {static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(b >> 32) | static_cast<std::uint32_t>(use) << 24,
+            static_cast<std::uint32_t>(e), static_cast<std::uint32_t>(e >> 32)});
   return {words[0], words[1]};
 }
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+std::size_t at(std::int64_t index) {
+  return static_cast<std::size_t>(index);
+}
 
 }  // namespace
 
-// The blocks of an epoch, laid end to end in their permuted order, are runs of full blocks with short ones between them.
+// The blocks of an epoch, laid end to end in their permuted order, are runs of full blocks with short ones between
+// them.
 struct SourceOrder::EpochOrder {
   struct ShortBlock {
     std::int64_t rank = 0;   // in the permuted order of all blocks

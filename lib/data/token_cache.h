@@ -1,13 +1,13 @@
 // Text and JSONL, tokenised once.
 //
-// The token file of a list of text files lies in the cache folder under a name that is a hash of everything that decides its
-// content: the files' bytes, their kinds, field, separator, and the tokenizer. It is built under a temporary name, synced and
-// renamed, so it is complete or absent; several builders may work at once, the last rename wins with equal content. Its
-// checksums are verified whenever it is opened; a damaged one is built again, and the reporter told. Temporary files whose
-// builder is dead (it holds a lock on them while it lives) are removed.
+// The token file of a list of text files lies in the cache folder under a name that is a hash of everything that
+// decides its content: the files' bytes, their kinds, field, separator, and the tokenizer. It is built under a
+// temporary name, synced and renamed, so it is complete or absent; several builders may work at once, the last rename
+// wins with equal content. Its checksums are verified whenever it is opened; a damaged one is built again, and the
+// reporter told. Temporary files whose builder is dead (it holds a lock on them while it lives) are removed.
 //
-// Memory is bounded: files are read in pieces, a JSONL line may have 64 MiB. Text is taken as bytes, valid UTF-8 or not.
-// Errors in the input are InputErrors that begin with "file:line".
+// Memory is bounded: files are read in pieces, a JSONL line may have 64 MiB. Text is taken as bytes, valid UTF-8 or
+// not. Errors in the input are InputErrors that begin with "file:line".
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct TextFile {
 };
 
 struct TextSource {
-  std::vector<TextFile> files;  // in this order
-  std::string field = "text";   // JSONL: the member that is the document
+  std::vector<TextFile> files;           // in this order
+  std::string field = "text";            // JSONL: the member that is the document
   std::optional<std::string> separator;  // text: a line that ends a document
 };
 

@@ -31,11 +31,12 @@ void convert_tokens(const MappedFile& file, std::uint64_t begin, std::int64_t fi
     for (std::size_t i = 0; i < count; ++i) {
       const auto value = static_cast<std::int64_t>(piece[i]);
       if (value < 0 || value >= vocab) {
-        throw InputError(fmt::format(
-            "{}: token {} (byte offset {}) is {}, but the vocabulary has the tokens 0 to {}; the file was made with another "
-            "tokenizer, or model.vocab is too small",
-            file.path().string(), static_cast<std::uint64_t>(first) + done + i, offset + i * sizeof(Stored), value,
-            vocab - 1));
+        throw InputError(
+            fmt::format("{}: token {} (byte offset {}) is {}, but the vocabulary has the tokens 0 to {}; the file was "
+                        "made with another "
+                        "tokenizer, or model.vocab is too small",
+                        file.path().string(), static_cast<std::uint64_t>(first) + done + i, offset + i * sizeof(Stored),
+                        value, vocab - 1));
       }
       out[done + i] = static_cast<std::int32_t>(value);
     }
@@ -157,10 +158,11 @@ std::unique_ptr<TokenFile> open_token_file(const std::filesystem::path& path) {
   if (!is_file(path)) throw InputError(path.string() + ": no such file (nor a pair with .bin and .idx)");
   if (starts_with(path, kCacheMagic)) return open_cache_file(path);
   if (starts_with(path, kLlmcMagic16) || starts_with(path, kLlmcMagic32)) return open_llmc_file(path);
-  throw InputError(fmt::format(
-      "{}: not a token file: it begins neither as this program's nor as llm.c's files do, and there is no {} that would "
-      "make it a Megatron file",
-      path.string(), idx.filename().string()));
+  throw InputError(
+      fmt::format("{}: not a token file: it begins neither as this program's nor as llm.c's files do, and there is no "
+                  "{} that would "
+                  "make it a Megatron file",
+                  path.string(), idx.filename().string()));
 }
 
 }  // namespace scaletrain

@@ -2,14 +2,16 @@
 //
 // Formats, told apart by their first bytes and their name:
 //   cache      written by lib/data (token_cache.h): header, tokens (uint16 or uint32), document ends (int64), checksums
-//   Megatron   NAME.bin (tokens) and NAME.idx: "MMIDIDX\0\0", version 1, type code, sequence lengths (int32), byte offsets
+//   Megatron   NAME.bin (tokens) and NAME.idx: "MMIDIDX\0\0", version 1, type code, sequence lengths (int32), byte
+//   offsets
 //              (int64), document index (int64: first sequence of each document, then the number of sequences)
-//   llm.c      256 int32 (magic 20240520, version 1: uint16 tokens; magic 20240801, version 7: uint32; number of tokens)
+//   llm.c      256 int32 (magic 20240520, version 1: uint16 tokens; magic 20240801, version 7: uint32; number of
+//   tokens)
 //
 // All numbers are little endian. Every size in a header is compared with the file's size before it is used; lengths,
-// offsets and documents must follow each other without gap or overlap. Nothing is copied but what is asked for, so memory
-// does not grow with the file. Errors are InputErrors that name the file and the byte or token offset; a file that shrinks
-// while it is open is one of them. Const members may be called concurrently.
+// offsets and documents must follow each other without gap or overlap. Nothing is copied but what is asked for, so
+// memory does not grow with the file. Errors are InputErrors that name the file and the byte or token offset; a file
+// that shrinks while it is open is one of them. Const members may be called concurrently.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +23,8 @@
 
 namespace scaletrain {
 
-// Where the documents of a token stream end: all that cutting it into blocks needs. Also implemented by tests, with streams
-// that no disk could hold.
+// Where the documents of a token stream end: all that cutting it into blocks needs. Also implemented by tests, with
+// streams that no disk could hold.
 class DocumentIndex {
  public:
   DocumentIndex() = default;
@@ -47,8 +49,8 @@ class TokenFile : public DocumentIndex {
   virtual const std::filesystem::path& path() const = 0;
   // Tokens [first, first + out.size()). One outside 0 .. vocab - 1 is an InputError with its token offset.
   virtual void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocab) const = 0;
-  // Identity of the content: sizes and a checksum, of the whole file up to 64 MiB, of evenly spaced samples beyond (reading
-  // terabytes at every start is no option). A cache has the identity of the text it was made from.
+  // Identity of the content: sizes and a checksum, of the whole file up to 64 MiB, of evenly spaced samples beyond
+  // (reading terabytes at every start is no option). A cache has the identity of the text it was made from.
   virtual std::uint64_t identity() const = 0;
 };
 

@@ -19,7 +19,8 @@ std::uint64_t hash_section(const MappedFile& file, std::uint64_t begin, std::uin
   Hasher hasher;
   std::vector<std::byte> piece(static_cast<std::size_t>(std::min<std::uint64_t>(kPieceBytes, size)));
   for (std::uint64_t done = 0; done < size;) {
-    const auto part = std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(kPieceBytes, size - done)));
+    const auto part =
+        std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(kPieceBytes, size - done)));
     file.read(begin + done, part);
     hasher.update(part);
     done += part.size();
@@ -33,9 +34,12 @@ class CacheFile final : public TokenFile {
     if (file_.size() < sizeof(CacheHeader)) refuse(file_.size(), "the file ends within its header");
     file_.read(0, std::as_writable_bytes(std::span(&header_, 1)));
     if (header_.magic != kCacheMagic) refuse(0, "no token file of this program");
-    if (header_.version != kCacheVersion) refuse(8, fmt::format("version {}; only {} is known", header_.version, kCacheVersion));
-    if (header_.header_hash != cache_header_hash(header_)) refuse(0, "the header's checksum is wrong: the file is damaged");
-    if (header_.token_bytes != 2 && header_.token_bytes != 4) refuse(12, fmt::format("{} bytes a token", header_.token_bytes));
+    if (header_.version != kCacheVersion)
+      refuse(8, fmt::format("version {}; only {} is known", header_.version, kCacheVersion));
+    if (header_.header_hash != cache_header_hash(header_))
+      refuse(0, "the header's checksum is wrong: the file is damaged");
+    if (header_.token_bytes != 2 && header_.token_bytes != 4)
+      refuse(12, fmt::format("{} bytes a token", header_.token_bytes));
     const std::uint64_t body = file_.size() - sizeof(CacheHeader);
     // By division first: the products could wrap.
     if (header_.num_tokens > body / header_.token_bytes || header_.num_documents > body / 8) {
@@ -89,9 +93,10 @@ class CacheFile final : public TokenFile {
       file_.read(documents_begin_ + first * 8, std::as_writable_bytes(part));
       for (std::size_t i = 0; i < part.size(); ++i) {
         if (part[i] < previous || part[i] > num_tokens()) {
-          refuse(documents_begin_ + (first + i) * 8, fmt::format("document {} ends at token {}, the one before it at {}; "
-                                                                 "the file has {} tokens",
-                                                                 first + i, part[i], previous, num_tokens()));
+          refuse(documents_begin_ + (first + i) * 8,
+                 fmt::format("document {} ends at token {}, the one before it at {}; "
+                             "the file has {} tokens",
+                             first + i, part[i], previous, num_tokens()));
         }
         previous = part[i];
       }
@@ -109,7 +114,9 @@ class CacheFile final : public TokenFile {
 
 }  // namespace
 
-std::unique_ptr<TokenFile> open_cache_file(const std::filesystem::path& path) { return std::make_unique<CacheFile>(path); }
+std::unique_ptr<TokenFile> open_cache_file(const std::filesystem::path& path) {
+  return std::make_unique<CacheFile>(path);
+}
 
 std::uint64_t cache_header_hash(const CacheHeader& header) {
   return hash_bytes(std::as_bytes(std::span(&header, 1)).first(offsetof(CacheHeader, header_hash)));
@@ -128,7 +135,9 @@ CacheWriter::CacheWriter(const std::filesystem::path& path, std::int64_t vocab)
   file_.write(std::as_bytes(std::span(&empty, 1)));
 }
 
-CacheWriter::~CacheWriter() { ::unlink(ends_path_.c_str()); }
+CacheWriter::~CacheWriter() {
+  ::unlink(ends_path_.c_str());
+}
 
 void CacheWriter::append(std::span<const std::int32_t> tokens) {
   for (const std::int32_t token : tokens) {
@@ -168,7 +177,8 @@ void CacheWriter::finish(std::uint64_t identity, std::uint64_t tokenizer_hash) {
   const FileReader ends(ends_path_);
   std::vector<std::byte> piece(kPieceBytes);
   for (std::uint64_t done = 0; done < ends.size();) {
-    const auto part = std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(kPieceBytes, ends.size() - done)));
+    const auto part =
+        std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(kPieceBytes, ends.size() - done)));
     ends.read_at(done, part);
     file_.write(part);
     done += part.size();

@@ -100,11 +100,12 @@ class MegatronFile final : public TokenFile {
       refuse(kSequencesOffset, fmt::format("{} sequences do not fit into a file of {} bytes", sequences, idx_.size()));
     }
     if (documents > body / 8 || sequences * 12 + documents * 8 != body) {
-      refuse(kDocumentsOffset, fmt::format("{} sequences and {} document entries make {} bytes, the file has {}; it is "
-                                           "truncated, has trailing bytes, or is not an index of text",
-                                           sequences, documents,
-                                           documents > body / 8 ? "more" : std::to_string(kHeaderBytes + sequences * 12 + documents * 8),
-                                           idx_.size()));
+      refuse(kDocumentsOffset,
+             fmt::format("{} sequences and {} document entries make {} bytes, the file has {}; it is "
+                         "truncated, has trailing bytes, or is not an index of text",
+                         sequences, documents,
+                         documents > body / 8 ? "more" : std::to_string(kHeaderBytes + sequences * 12 + documents * 8),
+                         idx_.size()));
     }
     if (documents < 1) refuse(kDocumentsOffset, "the document index is empty; it has at least the entry 0");
     num_sequences_ = static_cast<std::int64_t>(sequences);
@@ -145,25 +146,27 @@ class MegatronFile final : public TokenFile {
     const std::int64_t width = token_bytes(type_);
     std::int64_t total = 0;  // tokens of the sequences so far; at most num_tokens_
     std::vector<std::int64_t> pointers;
-    for_each_piece<std::int32_t>(idx_, kHeaderBytes, num_sequences_, [&](std::int64_t first, std::span<const std::int32_t> lengths) {
-      pointers.resize(lengths.size());
-      const std::uint64_t begin = pointers_begin_ + static_cast<std::uint64_t>(first) * 8;
-      idx_.read(begin, std::as_writable_bytes(std::span(pointers)));
-      for (std::size_t i = 0; i < lengths.size(); ++i) {
-        const std::int64_t sequence = first + static_cast<std::int64_t>(i);
-        if (pointers[i] != total * width) {
-          refuse(begin + i * 8, fmt::format("sequence {} begins at byte {} of the token file, but the one before it ends "
-                                            "at byte {}; gaps and overlaps are not accepted",
-                                            sequence, pointers[i], total * width));
-        }
-        if (lengths[i] < 0 || lengths[i] > num_tokens_ - total) {
-          refuse(kHeaderBytes + static_cast<std::uint64_t>(sequence) * 4,
-                 fmt::format("sequence {} has length {}, but {} has only {} tokens behind token {}", sequence, lengths[i],
-                             bin_.path().filename().string(), num_tokens_ - total, total));
-        }
-        total += lengths[i];
-      }
-    });
+    for_each_piece<std::int32_t>(
+        idx_, kHeaderBytes, num_sequences_, [&](std::int64_t first, std::span<const std::int32_t> lengths) {
+          pointers.resize(lengths.size());
+          const std::uint64_t begin = pointers_begin_ + static_cast<std::uint64_t>(first) * 8;
+          idx_.read(begin, std::as_writable_bytes(std::span(pointers)));
+          for (std::size_t i = 0; i < lengths.size(); ++i) {
+            const std::int64_t sequence = first + static_cast<std::int64_t>(i);
+            if (pointers[i] != total * width) {
+              refuse(begin + i * 8,
+                     fmt::format("sequence {} begins at byte {} of the token file, but the one before it ends "
+                                 "at byte {}; gaps and overlaps are not accepted",
+                                 sequence, pointers[i], total * width));
+            }
+            if (lengths[i] < 0 || lengths[i] > num_tokens_ - total) {
+              refuse(kHeaderBytes + static_cast<std::uint64_t>(sequence) * 4,
+                     fmt::format("sequence {} has length {}, but {} has only {} tokens behind token {}", sequence,
+                                 lengths[i], bin_.path().filename().string(), num_tokens_ - total, total));
+            }
+            total += lengths[i];
+          }
+        });
     if (total != num_tokens_) {
       refuse(kHeaderBytes, fmt::format("the sequences have {} tokens together, {} has {}; the two files do not belong "
                                        "together",
@@ -178,10 +181,11 @@ class MegatronFile final : public TokenFile {
           for (std::size_t i = 0; i < entries.size(); ++i) {
             const std::int64_t index = first + static_cast<std::int64_t>(i);
             if (entries[i] < previous || entries[i] > num_sequences_ || (index == 0 && entries[i] != 0)) {
-              refuse(documents_begin_ + static_cast<std::uint64_t>(index) * 8,
-                     fmt::format("entry {} of the document index is {}; the entries begin with 0, never decrease and end "
-                                 "with the number of sequences, {}",
-                                 index, entries[i], num_sequences_));
+              refuse(
+                  documents_begin_ + static_cast<std::uint64_t>(index) * 8,
+                  fmt::format("entry {} of the document index is {}; the entries begin with 0, never decrease and end "
+                              "with the number of sequences, {}",
+                              index, entries[i], num_sequences_));
             }
             previous = entries[i];
           }

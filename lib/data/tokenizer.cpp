@@ -11,7 +11,9 @@
 namespace scaletrain {
 namespace {
 
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\v' || c == '\f'; }
+bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\v' || c == '\f';
+}
 
 [[noreturn]] void refuse_id(std::int32_t id, std::int64_t vocab) {
   throw InputError(fmt::format("token {} cannot be decoded: the tokenizer has the tokens 0 to {}", id, vocab - 1));
@@ -19,7 +21,9 @@ bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' |
 
 }  // namespace
 
-std::uint64_t Tokenizer::hash() const { return hash_text(description()); }
+std::uint64_t Tokenizer::hash() const {
+  return hash_text(description());
+}
 
 std::vector<std::int32_t> ByteTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> tokens(text.size());
@@ -37,7 +41,9 @@ std::string ByteTokenizer::decode(std::span<const std::int32_t> tokens) const {
   return text;
 }
 
-std::string ByteTokenizer::description() const { return "bytes, 257 tokens, end of document 256"; }
+std::string ByteTokenizer::description() const {
+  return "bytes, 257 tokens, end of document 256";
+}
 
 IdsTokenizer::IdsTokenizer(std::int64_t vocab, std::optional<std::int32_t> end_of_document)
     : vocab_(vocab), end_of_document_(end_of_document) {
@@ -103,8 +109,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::op
     case TokenizerKind::bytes: {
       auto tokenizer = std::make_unique<ByteTokenizer>();
       if (model_vocab && *model_vocab < tokenizer->vocab_size()) {
-        throw UserError(fmt::format("model.vocab: {} is too small; the tokenizer has {} tokens (use auto)", *model_vocab,
-                                    tokenizer->vocab_size()));
+        throw UserError(fmt::format("model.vocab: {} is too small; the tokenizer has {} tokens (use auto)",
+                                    *model_vocab, tokenizer->vocab_size()));
       }
       return tokenizer;
     }

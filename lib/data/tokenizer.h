@@ -1,7 +1,7 @@
 // From text to token ids and back.
 //
-// A tokenizer is immutable after it was made; all members may be called concurrently. Ids are 0 .. vocab_size() - 1. The
-// end-of-document token is put behind each document when text is tokenised (lib/data does that, not encode()).
+// A tokenizer is immutable after it was made; all members may be called concurrently. Ids are 0 .. vocab_size() - 1.
+// The end-of-document token is put behind each document when text is tokenised (lib/data does that, not encode()).
 #pragma once
 
 #include <cstddef>
@@ -82,8 +82,8 @@ class IdsTokenizer final : public Tokenizer {
   std::optional<std::int32_t> end_of_document_;
 };
 
-// `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document outside
-// the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported.
+// `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document
+// outside the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab);
 
 }  // namespace scaletrain

@@ -1,4 +1,5 @@
-// Initial weights: a pure function of (seed, row name, global element index), the same bits on every processor and layout.
+// Initial weights: a pure function of (seed, row name, global element index), the same bits on every processor and
+// layout.
 #pragma once
 
 #include <cstdint>

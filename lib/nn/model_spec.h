@@ -1,5 +1,6 @@
-// The numbers that define a decoder-only transformer (GPT-2 and Llama families), and what follows from them alone: the parameter
-// table, counts, FLOPs. Pure values: building a 405B model's table allocates a few thousand rows and no weights.
+// The numbers that define a decoder-only transformer (GPT-2 and Llama families), and what follows from them alone: the
+// parameter table, counts, FLOPs. Pure values: building a 405B model's table allocates a few thousand rows and no
+// weights.
 #pragma once
 
 #include <cstdint>
@@ -33,19 +34,20 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab);
 
 // Unit 0 "embedding", units 1..L "blocks.0" .. "blocks.L-1", unit L+1 "head". Row names, shapes and order:
 //   embedding.token.weight [V,C]; embedding.position.weight [T,C] (learned positions)
-//   blocks.i.attention_norm.{weight,bias} [C]
-//   blocks.i.attention.{query [H·D,C], key [G·D,C], value [G·D,C]}.weight, then their biases; fused as attention.qkv.{weight,bias}
-//   blocks.i.attention.output.{weight [C,H·D], bias}
-//   blocks.i.ffn_norm.{weight,bias}
+//   blocks.i.attention_norm.{weight,bias} [C]; norms have a bias for layernorm with `bias`
+//   blocks.i.attention.{query [H·D,C], key [G·D,C], value [G·D,C]}.weight, then their biases; fused as
+//   attention.qkv.{weight,bias} blocks.i.attention.output.{weight [C,H·D], bias} blocks.i.ffn_norm.{weight,bias}
 //   swiglu: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else blocks.i.ffn.up.{weight,bias}
 //   blocks.i.ffn.down.{weight [C,F], bias}
 //   head.norm.{weight,bias}; head.weight [V,C] unless tied (then the head reads embedding.token.weight)
-// Hugging Face names are those of GPT-2 for layernorm with learned positions, else of Llama. Initial values per config:
-// normal: std, output projections of the residual branches std/sqrt(2L) with scale_residual; xavier, he as published;
-// embeddings normal(std), norms one, biases zero.
+// Hugging Face names are those of GPT-2 for layernorm with learned positions, else of Llama. Rows with the same Hugging
+// Face name are parts of one tensor there (GPT-2's attn.c_attn), stacked along the output dim in the order of the rows.
+// Initial values per config: normal: std, output projections of the residual branches std/sqrt(2L) with scale_residual;
+// xavier, he as published; embeddings normal(std), norms one, biases zero.
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 
-// 6N + 6·L·C·T per token, forward and backward, N without the position table, tied head counted once in N (its product is done).
+// 6N + 6·L·C·T per token, forward and backward, N without the position table, tied head counted once in N (its product
+// is done).
 double model_flops_per_token(const ModelSpec& spec);
 
 }  // namespace scaletrain

@@ -1,14 +1,16 @@
-// The three-phase layer. A unit is the piece of the model that is acquired, recomputed and scheduled as one: the embedding, one
-// transformer block, the head with the loss. Units are const and stateless: everything they remember between phases is in
-// memory regions that the plan sized with memory(), at addresses that repeat every step.
+// The three-phase layer. A unit is the piece of the model that is acquired, recomputed and scheduled as one: the
+// embedding, one transformer block, the head with the loss. Units are const and stateless: everything they remember
+// between phases is in memory regions that the plan sized with memory(), at addresses that repeat every step.
 //
 //   forward         computes the output; returns what the backward needs (Saved, in `saved`).
-//   backward_input  consumes Saved; computes the input's gradient; returns what the weights' gradients need (WeightWork, in `work`).
-//   backward_weight consumes WeightWork; adds to the weights' gradients.
-//   backward        both at once, possibly cheaper.
+//   backward_input  consumes Saved; computes the input's gradient; returns what the weights' gradients need
+//   (WeightWork, in `work`). backward_weight consumes WeightWork; adds to the weights' gradients. backward        both
+//   at once, possibly cheaper.
 //
-// A unit's input bundle stays valid, unchanged, until its Saved is consumed (backward) or dropped, and until its WeightWork is consumed:
-// units need not copy it. scratch is free for use within one call. Not thread-safe against the same regions; otherwise const.
+// A unit's input bundle stays valid, unchanged, until its Saved is consumed (backward) or dropped, and until its
+// WeightWork is consumed: units need not copy it. The saved region, too, stays in use until the WeightWork is consumed:
+// activations are not copied to `work`. d_input may be the very memory of d_output. scratch is free for use within one
+// call. Not thread-safe against the same regions; otherwise const.
 #pragma once
 
 #include <cstdint>
@@ -43,13 +45,14 @@ enum class Phase {
 struct BatchContext {
   BatchShape shape;
   Phase phase = Phase::train;
-  ConstView ids;             // [B·T] i32
-  ConstView targets;         // [B·T] i32, -1: masked
-  ConstView positions;       // [B·T] i32, position within the sample
-  ConstView document_start;  // [B·T] i32, optional: the first position a token may attend to
+  ConstView ids;                  // [B·T] i32
+  ConstView targets;              // [B·T] i32, -1: masked
+  ConstView positions;            // [B·T] i32, position within the sample
+  ConstView document_start;       // [B·T] i32, optional: the first position a token may attend to
   std::int64_t first_sample = 0;  // global sample id of row 0 of this micro-batch (dropout's key, later)
-  double loss_gradient = 0.0;     // the plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens
-  double* loss_sum = nullptr;     // the head adds the sum of the micro-batch's token losses
+  double loss_gradient =
+      0.0;  // the plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens
+  double* loss_sum = nullptr;  // the head adds the sum of the micro-batch's token losses
 };
 
 // What crosses a unit or stage boundary: named tensors. One entry today.
@@ -65,8 +68,8 @@ struct BundleEntry {
 
 // Bytes of each region for one micro-batch.
 struct UnitMemory {
-  std::size_t saved = 0;    // from forward to backward
-  std::size_t work = 0;     // from backward_input to backward_weight
+  std::size_t saved = 0;    // from forward to backward, or to backward_weight
+  std::size_t work = 0;     // from backward_input to backward_weight; backward() needs none
   std::size_t scratch = 0;  // within one call, the largest of all phases
 };
 
@@ -108,9 +111,15 @@ class Saved : public detail::Held {
  public:
   using Held::Held;
 };
+// Holds the work region; the region of the Saved it came from stays in use with it.
 class WeightWork : public detail::Held {
  public:
-  using Held::Held;
+  WeightWork() = default;
+  WeightWork(const Unit* unit, Region work, Region saved, Bundle input) : Held(unit, work, input), saved_(saved) {}
+  Region saved() const { return saved_; }
+
+ private:
+  Region saved_;
 };
 
 // What a call runs with. `tied`: the handles (and gradients) of the embedding where the head shares its table.
@@ -129,7 +138,7 @@ class Unit {
  public:
   virtual ~Unit() = default;
   virtual const std::string& name() const = 0;
-  virtual int index() const = 0;                 // of the ParamTable's units
+  virtual int index() const = 0;  // of the ParamTable's units
   virtual bool uses_tied_embedding() const { return false; }
 
   // Regions' sizes for a backend that computes in `compute`.
@@ -140,6 +149,7 @@ class Unit {
   virtual WeightWork backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                                     Region work) const = 0;
   virtual void backward_weight(const UnitRun& run, WeightWork work) const = 0;
+  // work may be empty where a unit does both at once, as all of this folder do.
   virtual void backward(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                         Region work) const {
     backward_weight(run, backward_input(run, std::move(saved), d_output, d_input, work));

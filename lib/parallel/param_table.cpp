@@ -62,13 +62,14 @@ void ParamTable::add(ParamRow row) {
     SCALETRAIN_CHECK(owner->split == row.split && owner->role == row.role && owner->dtype == row.dtype);
   }
   if (!row.fused.empty()) {
+    SCALETRAIN_CHECK(!row.tied_to);
     const auto unit_rows = std::span<const ParamRow>(rows_).subspan(static_cast<std::size_t>(units_.back().first_row));
     const bool begun = std::any_of(unit_rows.begin(), unit_rows.end(),
                                    [&](const ParamRow& other) { return other.fused == row.fused; });
     if (begun) {
       const ParamRow& last = unit_rows.back();
       SCALETRAIN_CHECK_EQ(last.fused, row.fused);
-      SCALETRAIN_CHECK(last.role == row.role && last.dtype == row.dtype && !row.tied_to);
+      SCALETRAIN_CHECK(last.role == row.role && last.dtype == row.dtype);
       SCALETRAIN_CHECK_EQ(last.shape.num_dims(), row.shape.num_dims());
     }
   }

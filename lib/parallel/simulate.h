@@ -1,5 +1,11 @@
 // Replays a schedule on all stages with given costs, sends as rendezvous (a send completes only when its receive is posted), and
 // either proves that it runs to its end or says which instructions wait for each other.
+//
+// The model of a stage: its compute runs the steps in order and waits only for what an instruction reads; its transfers form one
+// in-order queue beside the compute. A step of transfers enters the queue when the compute reaches it, is posted when the step
+// before it in the queue has completed, and completes when every peer has posted the other side. This is how batched
+// point-to-point calls behave on one communicator, and nothing is buffered. With TransferModel::blocking the compute also stands
+// still until the step has completed: the worst an executor may do.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +41,9 @@ struct Simulation {
 // Checks on the way: everything used was produced before, each saved result is consumed exactly once, every micro-batch passes every
 // chunk once in each direction, parameters are acquired around every use, gradients are reduced after the last backward, and
 // nothing is left at the end.
-Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs);
+// A schedule without any backward is an evaluation: forward results are freed at once and nothing is reduced.
+enum class TransferModel { queued, blocking };
+Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs,
+                    TransferModel transfers = TransferModel::queued);
 
 }  // namespace scaletrain

@@ -70,6 +70,12 @@ void forward_by_dots(ThreadPool& pool, const Kernels& kernels, const LinearForwa
 
 }  // namespace
 
+std::int64_t column_share(std::int64_t columns, int threads) {
+  constexpr std::int64_t smallest = 64;
+  const std::int64_t share = (columns / threads + smallest - 1) / smallest * smallest;
+  return std::clamp<std::int64_t>(share, smallest, 1024);
+}
+
 void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForward& op) {
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t inputs = op.input.shape()[1];
@@ -121,7 +127,7 @@ void linear_backward_weight(ThreadPool& pool, const Kernels& kernels, const Line
            .c = op.d_weight.as<float>() + tile.row * inputs + tile.column, .c_stride = inputs});
   });
   if (!op.d_bias) return;
-  constexpr std::int64_t columns = 64;
+  const std::int64_t columns = column_share(outputs, pool.size());
   pool.for_each((outputs + columns - 1) / columns, [&](std::int64_t item, int) {
     const std::int64_t first = item * columns;
     kernels.add_column_sums({op.d_output.as<float>(), outputs}, static_cast<std::size_t>(rows), static_cast<std::size_t>(first),

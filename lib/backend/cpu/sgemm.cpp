@@ -3,6 +3,8 @@
 #include <dnnl.h>
 #include <fmt/format.h>
 
+#include <new>
+
 #include "base/error.h"
 
 // Of libgomp, which oneDNN shares its work with. Declared here because Clang ships no omp.h of it.
@@ -36,6 +38,14 @@ class OneOpenMpThread {
 
 void sgemm(const Sgemm& p) {
   if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {  // an empty sum, which oneDNN refuses
+    for (std::int64_t row = 0; row < p.m; ++row)
+      for (std::int64_t column = 0; column < p.n; ++column) {
+        float& c = p.c[row * p.c_stride + column];
+        c = p.beta == 0.0F ? 0.0F : p.beta * c;
+      }
+    return;
+  }
   const OneOpenMpThread one;
   const dnnl_status_t status =
       dnnl_sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n, p.k, p.alpha, p.a.data, p.a.stride,

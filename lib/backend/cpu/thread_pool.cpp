@@ -4,10 +4,12 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
 

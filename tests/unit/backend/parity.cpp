@@ -112,7 +112,9 @@ Values map(const Values& values, double (*function)(double)) {
   return result;
 }
 
-double square(double value) { return value * value; }
+double square(double value) {
+  return value * value;
+}
 
 View Device::allocate(DType dtype, Shape shape) {
   const std::size_t bytes = static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
@@ -237,7 +239,8 @@ void check_that_planted_errors_are_found(const std::string& operation, const std
     for (std::size_t o = 0; o < expected[i].size(); ++o) {
       if (!expected[i][o].from_operation || expected[i][o].values.empty()) continue;
       INFO(operation << ", case " << cases[i].name << ", output " << expected[i][o].name);
-      planted.plant(static_cast<int>(o), 3.0 * tolerance(cases[i], expected[i][o].values.back(), cases[i].scales[o].back()));
+      planted.plant(static_cast<int>(o),
+                    3.0 * tolerance(cases[i], expected[i][o].values.back(), cases[i].scales[o].back()));
       Device device(planted);
       const auto mismatch = find_mismatch(cases[i], expected[i], cases[i].run(device));
       CHECK(mismatch.value_or("nothing found").find(" " + expected[i][o].name + "[") != std::string::npos);

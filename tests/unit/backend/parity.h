@@ -1,10 +1,11 @@
-// The parity harness: a case is one call of one operation on fixed data; it is run on the f64 reference and on a backend under
-// test, and every element of every output is compared. Data is rounded to f32 when it is made, so both see the same numbers.
+// The parity harness: a case is one call of one operation on fixed data; it is run on the f64 reference and on a
+// backend under test, and every element of every output is compared. Data is rounded to f32 when it is made, so both
+// see the same numbers.
 //
-// The tolerance of an element is unit · √K · max(|expected|, scale): K is the length of the operation's longest reduction (1 for
-// elementwise), scale the size of what is summed into the element (root of the sum of the squared terms), so that
-// cancellation is judged fairly. check_parity also refuses cases whose scales are far above the results: a lax scale would
-// hide errors.
+// The tolerance of an element is unit · √K · max(|expected|, scale): K is the length of the operation's longest
+// reduction (1 for elementwise), scale the size of what is summed into the element (root of the sum of the squared
+// terms), so that cancellation is judged fairly. check_parity also refuses cases whose scales are far above the
+// results: a lax scale would hide errors.
 #pragma once
 
 #include <cstdint>
@@ -91,8 +92,8 @@ std::optional<std::string> find_mismatch(const Case& c, const std::vector<Output
                                          const std::vector<Output>& found);
 double tolerance(const Case& c, double expected, double scale);
 
-// Runs all cases on every backend under test, twice each (the bits must repeat), and reports through doctest. Backends whose
-// instruction set the processor lacks are named and skipped.
+// Runs all cases on every backend under test, twice each (the bits must repeat), and reports through doctest. Backends
+// whose instruction set the processor lacks are named and skipped.
 void check_parity(const std::string& operation, const std::vector<Case>& cases);
 
 // Plants one error of three tolerances in the last element of each output of each case: every one must be found.

@@ -1,5 +1,5 @@
-// A backend with a fault: another backend's results, but the last element of one output is off by a little. What the parity
-// harness must notice.
+// A backend with a fault: another backend's results, but the last element of one output is off by a little. What the
+// parity harness must notice.
 #pragma once
 
 #include <cstring>
@@ -13,8 +13,8 @@ class PlantedError final : public Backend {
  public:
   explicit PlantedError(Backend& inner) : inner_(inner) {}
 
-  // From now on `delta` is added to the last element of output number `output` (in the descriptor's order, absent ones left
-  // out). If that is lost in rounding, the lowest bit of the element is flipped.
+  // From now on `delta` is added to the last element of output number `output` (in the descriptor's order, absent ones
+  // left out). If that is lost in rounding, the lowest bit of the element is flipped.
   void plant(int output, double delta) {
     output_ = output;
     delta_ = delta;
@@ -36,7 +36,8 @@ class PlantedError final : public Backend {
 
   static Element at(const View& view, std::int64_t index) {
     if (!view || view.num_elements() == 0) return {};
-    return {static_cast<std::byte*>(view.data()) + static_cast<std::size_t>(index) * size_of(view.dtype()), view.dtype()};
+    return {static_cast<std::byte*>(view.data()) + static_cast<std::size_t>(index) * size_of(view.dtype()),
+            view.dtype()};
   }
   static Element last(const View& view) { return at(view, view.num_elements() - 1); }
   static Element last(double* value) { return {value, DType::f64}; }
@@ -85,8 +86,8 @@ class PlantedError final : public Backend {
   }
   void launch(Stream& s, const AttentionForward& op) override {
     const AttentionShape& shape = op.shape;
-    run_and_spoil(s, op,
-                  {last(op.output, shape.batch * shape.num_queries, shape.heads * shape.head_size), last(op.log_sum_exp)});
+    run_and_spoil(
+        s, op, {last(op.output, shape.batch * shape.num_queries, shape.heads * shape.head_size), last(op.log_sum_exp)});
   }
   void launch(Stream& s, const AttentionBackward& op) override {
     const AttentionShape& shape = op.shape;
@@ -99,7 +100,9 @@ class PlantedError final : public Backend {
   void launch(Stream& s, const EmbeddingBackward& op) override {
     run_and_spoil(s, op, {last(op.d_table), last(op.d_position_table)});
   }
-  void launch(Stream& s, const CrossEntropy& op) override { run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)}); }
+  void launch(Stream& s, const CrossEntropy& op) override {
+    run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)});
+  }
   void launch(Stream& s, const Add& op) override { run_and_spoil(s, op, {last(op.output)}); }
   void launch(Stream& s, const Copy& op) override { run_and_spoil(s, op, {last(op.output)}); }
   void launch(Stream& s, const Fill& op) override { run_and_spoil(s, op, {last(op.output)}); }

@@ -28,8 +28,7 @@ class Attention {
     for (std::int64_t b = 0; b < shape_.batch; ++b)
       for (std::int64_t h = 0; h < shape_.heads; ++h)
         for (std::int64_t t = 0; t < shape_.num_queries; ++t) add(b, h, t, row_of(b, h, t));
-    for (Values* values :
-         {&result_.output_scale, &result_.d_query_scale, &result_.d_key_scale, &result_.d_value_scale})
+    for (Values* values : {&result_.output_scale, &result_.d_query_scale, &result_.d_key_scale, &result_.d_value_scale})
       for (double& value : *values) value = std::sqrt(value);
     return result_;
   }
@@ -112,6 +111,8 @@ class Attention {
 
 }  // namespace
 
-AttentionResult softmax_attention(const AttentionProblem& problem) { return Attention(problem).compute(); }
+AttentionResult softmax_attention(const AttentionProblem& problem) {
+  return Attention(problem).compute();
+}
 
 }  // namespace scaletrain::parity

@@ -1,5 +1,5 @@
-// Attention by the textbook: whole matrices of scores and probabilities, softmax's derivative by its definition. Operands are
-// logical, [B,T,heads,D].
+// Attention by the textbook: whole matrices of scores and probabilities, softmax's derivative by its definition.
+// Operands are logical, [B,T,heads,D].
 #pragma once
 
 #include "parity.h"

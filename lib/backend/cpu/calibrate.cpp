@@ -1,0 +1,56 @@
+#include <algorithm>
+
+#include "backend/backend.h"
+#include "base/clock.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Products grow until one takes a sixteenth of the time, so that a slow backend keeps to it and a fast one is measured at
+// a size that runs at full speed. The largest has 48 MiB of operands.
+constexpr std::int64_t smallest_size = 128;
+constexpr std::int64_t largest_size = 2048;
+constexpr double share_of_one = 1.0 / 16;
+
+// Seconds that one square product takes.
+double time_product(Backend& backend, Stream& stream, const Buffer& memory, std::int64_t size) {
+  const DType type = backend.compute_type();
+  const Shape shape{size, size};
+  const std::size_t bytes = static_cast<std::size_t>(shape.num_elements()) * size_of(type);
+  const LinearForward product{.weight = {.values = memory.view(0, type, shape)},
+                              .bias = {},
+                              .input = memory.view(bytes, type, shape),
+                              .addend = {},
+                              .output = memory.view(2 * bytes, type, shape)};
+  const MonotonicTime start = monotonic_now();
+  backend.run(stream, product);
+  stream.synchronize();
+  return seconds_since(start);
+}
+
+}  // namespace
+
+double calibrate_matmul(Backend& backend, Stream& stream, double seconds) {
+  SCALETRAIN_CHECK(seconds > 0);
+  const MonotonicTime start = monotonic_now();
+  double best = 0;
+  for (std::int64_t size = smallest_size; size <= largest_size; size *= 2) {
+    const Buffer memory = backend.allocate(3 * static_cast<std::size_t>(size * size) * size_of(backend.compute_type()));
+    const auto cube = static_cast<double>(size) * static_cast<double>(size) * static_cast<double>(size);
+    const auto measure = [&] {
+      const double taken = time_product(backend, stream, memory, size);
+      best = std::max(best, 2.0 * cube / std::max(taken, 1e-9));
+      return taken;
+    };
+    measure();  // touches the memory and starts the threads
+    const double taken = measure();
+    // The next size takes eight times as long, twice.
+    const bool last = size == largest_size || taken > share_of_one * seconds || seconds_since(start) + 20 * taken > seconds;
+    while (last && seconds_since(start) + taken < seconds) measure();
+    if (last) break;
+  }
+  return best;
+}
+
+}  // namespace scaletrain

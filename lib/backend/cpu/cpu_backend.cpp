@@ -1,0 +1,355 @@
+#include "backend/cpu/cpu_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "backend/cpu/attention.h"
+#include "backend/cpu/instruction_sets.h"
+#include "backend/cpu/matmul.h"
+#include "backend/cpu/sgemm.h"
+
+namespace scaletrain::cpu {
+
+namespace {
+
+// Elements that a thread takes at a time from a long array: 128 KiB, so that handing out costs nothing and the piece is a
+// multiple of every vector.
+constexpr std::int64_t piece_elements = 32768;
+
+// Partial sums that are kept at a time before they are added up in order.
+constexpr std::int64_t partial_sums = 4096;
+constexpr std::size_t partial_bytes = partial_sums * sizeof(double);
+
+constexpr int max_threads = 4096;
+
+class CpuStream final : public Stream {
+ public:
+  void synchronize() override {}  // every operation is done when it returns
+};
+
+// Ids are indices into memory: a wrong one must not read or write elsewhere.
+void check_indices(const ConstView& indices, std::int64_t lowest, std::int64_t end) {
+  const auto* ids = indices.as<std::int32_t>();
+  for (std::int64_t i = 0; i < indices.num_elements(); ++i) {
+    SCALETRAIN_CHECK_LE(lowest, ids[i]);
+    SCALETRAIN_CHECK_LT(ids[i], end);
+  }
+}
+
+std::size_t workspace_size(int threads) {
+  return partial_bytes + static_cast<std::size_t>(threads) * attention_scratch_bytes();
+}
+
+const float* floats_or_null(const ConstView& view) { return view ? view.as<float>() : nullptr; }
+
+const float* offset_or_null(const float* data, std::int64_t offset) { return data ? data + offset : nullptr; }
+
+}  // namespace
+
+CpuBackend::CpuBackend(int threads, const Kernels& kernels)
+    : kernels_(kernels), workspace_(workspace_size(threads)), pool_(threads) {}
+
+std::string CpuBackend::description() const {
+  return fmt::format("cpu {}, {} thread{}, {}", kernels_.name, pool_.size(), pool_.size() == 1 ? "" : "s", sgemm_description());
+}
+
+std::unique_ptr<Stream> CpuBackend::make_stream() { return std::make_unique<CpuStream>(); }
+
+std::size_t CpuBackend::workspace_bytes() const { return cpu_workspace_bytes(pool_.size()); }
+
+std::unique_ptr<PackedWeight> CpuBackend::pack(Stream&, ConstView) { return nullptr; }
+
+template <class Body>
+void CpuBackend::for_pieces(std::int64_t total, std::int64_t piece, Body&& body) {
+  pool_.for_each((total + piece - 1) / piece, [&](std::int64_t item, int) {
+    const std::int64_t first = item * piece;
+    body(first, std::min(piece, total - first));
+  });
+}
+
+template <class Body>
+void CpuBackend::for_rows(std::int64_t rows, std::int64_t columns, Body&& body) {
+  for_pieces(rows, std::clamp<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1, 1024), body);
+}
+
+template <class Value>
+double CpuBackend::ordered_sum(std::int64_t count, Value&& value) {
+  auto* partial = reinterpret_cast<double*>(workspace_.data());
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < count; begin += partial_sums) {
+    const std::int64_t part = std::min(partial_sums, count - begin);
+    pool_.for_each(part, [&](std::int64_t item, int) { partial[item] = value(begin + item); });
+    for (std::int64_t i = 0; i < part; ++i) sum += partial[i];
+  }
+  return sum;
+}
+
+void CpuBackend::launch(Stream&, const LinearForward& op) { linear_forward(pool_, kernels_, op); }
+void CpuBackend::launch(Stream&, const LinearBackwardInput& op) { linear_backward_input(pool_, op); }
+void CpuBackend::launch(Stream&, const LinearBackwardWeight& op) { linear_backward_weight(pool_, kernels_, op); }
+
+void CpuBackend::launch(Stream&, const NormForward& op) {
+  const std::int64_t columns = op.input.shape()[1];
+  float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
+  for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+    kernels_.norm_forward({.input = op.input.as<float>() + row * columns,
+                           .weight = op.weight.as<float>(),
+                           .bias = floats_or_null(op.bias),
+                           .output = op.output.as<float>() + row * columns,
+                           .mean = mean ? mean + row : nullptr,
+                           .rstd = op.rstd.as<float>() + row,
+                           .rows = static_cast<std::size_t>(rows),
+                           .columns = static_cast<std::size_t>(columns),
+                           .epsilon = op.epsilon});
+  });
+}
+
+void CpuBackend::launch(Stream&, const NormBackwardInput& op) {
+  const std::int64_t columns = op.input.shape()[1];
+  const float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
+  for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+    kernels_.norm_backward_input({.d_output = op.d_output.as<float>() + row * columns,
+                                  .input = op.input.as<float>() + row * columns,
+                                  .weight = op.weight.as<float>(),
+                                  .mean = offset_or_null(mean, row),
+                                  .rstd = op.rstd.as<float>() + row,
+                                  .addend = offset_or_null(floats_or_null(op.addend), row * columns),
+                                  .d_input = op.d_input.as<float>() + row * columns,
+                                  .rows = static_cast<std::size_t>(rows),
+                                  .columns = static_cast<std::size_t>(columns)});
+  });
+}
+
+void CpuBackend::launch(Stream&, const NormBackwardWeight& op) {
+  const std::int64_t columns = op.input.shape()[1];
+  for_pieces(columns, column_share(columns, pool_.size()), [&](std::int64_t first, std::int64_t count) {
+    kernels_.norm_backward_weight({.d_output = op.d_output.as<float>(),
+                                   .input = op.input.as<float>(),
+                                   .mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr,
+                                   .rstd = op.rstd.as<float>(),
+                                   .rows = static_cast<std::size_t>(op.input.shape()[0]),
+                                   .columns = static_cast<std::size_t>(columns),
+                                   .first = static_cast<std::size_t>(first),
+                                   .last = static_cast<std::size_t>(first + count),
+                                   .d_weight = op.d_weight.as<float>(),
+                                   .d_bias = op.d_bias ? op.d_bias.as<float>() : nullptr});
+  });
+}
+
+void CpuBackend::launch(Stream&, const ActivationForward& op) {
+  const auto* input = op.input.as<float>();
+  auto* output = op.output.as<float>();
+  if (op.type == ActivationType::swiglu) {
+    const std::int64_t features = op.output.shape()[1];
+    for_rows(op.output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
+      for (std::int64_t r = row; r < row + rows; ++r) {
+        const float* gate = input + r * 2 * features;
+        kernels_.swiglu_forward(gate, gate + features, output + r * features, static_cast<std::size_t>(features));
+      }
+    });
+    return;
+  }
+  const auto kernel = op.type == ActivationType::gelu ? kernels_.gelu_forward : kernels_.gelu_tanh_forward;
+  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    kernel(input + first, output + first, static_cast<std::size_t>(count));
+  });
+}
+
+void CpuBackend::launch(Stream&, const ActivationBackward& op) {
+  const auto* input = op.input.as<float>();
+  const auto* d_output = op.d_output.as<float>();
+  auto* d_input = op.d_input.as<float>();
+  if (op.type == ActivationType::swiglu) {
+    const std::int64_t features = op.d_output.shape()[1];
+    for_rows(op.d_output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
+      for (std::int64_t r = row; r < row + rows; ++r) {
+        const float* gate = input + r * 2 * features;
+        float* d_gate = d_input + r * 2 * features;
+        kernels_.swiglu_backward(gate, gate + features, d_output + r * features, d_gate, d_gate + features,
+                                 static_cast<std::size_t>(features));
+      }
+    });
+    return;
+  }
+  const auto kernel = op.type == ActivationType::gelu ? kernels_.gelu_backward : kernels_.gelu_tanh_backward;
+  for_pieces(op.d_output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    kernel(input + first, d_output + first, d_input + first, static_cast<std::size_t>(count));
+  });
+}
+
+void CpuBackend::launch(Stream&, const RopeRotate& op) {
+  const std::int64_t half = op.head_size / 2;
+  std::vector<double> frequencies(static_cast<std::size_t>(half));
+  for (std::int64_t d = 0; d < half; ++d)
+    frequencies[static_cast<std::size_t>(d)] =
+        std::pow(op.theta, -2.0 * static_cast<double>(d) / static_cast<double>(op.head_size));
+  for_rows(op.positions.num_elements(), op.num_heads * op.head_size, [&](std::int64_t row, std::int64_t rows) {
+    kernels_.rope({.values = op.values.as<float>() + row * op.row_stride,
+                   .row_stride = op.row_stride,
+                   .rows = static_cast<std::size_t>(rows),
+                   .heads = static_cast<std::size_t>(op.num_heads),
+                   .half = static_cast<std::size_t>(half),
+                   .positions = op.positions.as<std::int32_t>() + row,
+                   .frequencies = frequencies.data(),
+                   .direction = op.inverse ? -1.0F : 1.0F});
+  });
+}
+
+void CpuBackend::launch(Stream&, const AttentionForward& op) {
+  attention_forward(pool_, kernels_, workspace_.data() + partial_bytes, op);
+}
+
+void CpuBackend::launch(Stream&, const AttentionBackward& op) {
+  attention_backward(pool_, kernels_, workspace_.data() + partial_bytes, op);
+}
+
+void CpuBackend::launch(Stream&, const EmbeddingForward& op) {
+  const std::int64_t columns = op.output.shape()[1];
+  const auto width = static_cast<std::size_t>(columns);
+  check_indices(op.ids, 0, op.table.shape()[0]);
+  if (op.position_table) check_indices(op.positions, 0, op.position_table.shape()[0]);
+  for_rows(op.output.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+    for (std::int64_t r = row; r < row + rows; ++r) {
+      const float* token = op.table.as<float>() + op.ids.as<std::int32_t>()[r] * columns;
+      float* output = op.output.as<float>() + r * columns;
+      if (op.position_table)
+        kernels_.add(token, op.position_table.as<float>() + op.positions.as<std::int32_t>()[r] * columns, output, width);
+      else
+        std::memcpy(output, token, width * sizeof(float));
+    }
+  });
+}
+
+// Threads share the columns, so that each row of a table is summed in order of n.
+void CpuBackend::launch(Stream&, const EmbeddingBackward& op) {
+  const std::int64_t columns = op.d_output.shape()[1];
+  const auto scatter = [&](const View& d_table, const ConstView& indices) {
+    check_indices(indices, 0, d_table.shape()[0]);
+    const auto* ids = indices.as<std::int32_t>();
+    for_pieces(columns, column_share(columns, pool_.size()), [&](std::int64_t first, std::int64_t count) {
+      for (std::int64_t n = 0; n < indices.num_elements(); ++n) {
+        float* sum = d_table.as<float>() + ids[n] * columns + first;
+        kernels_.add(sum, op.d_output.as<float>() + n * columns + first, sum, static_cast<std::size_t>(count));
+      }
+    });
+  };
+  scatter(op.d_table, op.ids);
+  if (op.d_position_table) scatter(op.d_position_table, op.positions);
+}
+
+void CpuBackend::launch(Stream&, const CrossEntropy& op) {
+  const std::int64_t columns = op.logits.shape()[1];
+  const auto width = static_cast<std::size_t>(columns);
+  const bool gradient = op.d_scale != 0.0;
+  check_indices(op.targets, -1, columns);
+  *op.loss_sum += ordered_sum(op.logits.shape()[0], [&](std::int64_t row) {
+    const std::int32_t target = op.targets.as<std::int32_t>()[row];
+    float* logits = op.logits.as<float>() + row * columns;
+    if (target >= 0)
+      return kernels_.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale, gradient ? 1 : 0);
+    if (gradient) kernels_.fill(logits, 0.0F, width);
+    return 0.0;
+  });
+}
+
+void CpuBackend::launch(Stream&, const Add& op) {
+  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    kernels_.add(op.a.as<float>() + first, op.b.as<float>() + first, op.output.as<float>() + first,
+                 static_cast<std::size_t>(count));
+  });
+}
+
+void CpuBackend::launch(Stream&, const Copy& op) {
+  const DType from = op.input.dtype();
+  const DType to = op.output.dtype();
+  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    const auto* input = static_cast<const std::byte*>(op.input.data()) + static_cast<std::size_t>(first) * size_of(from);
+    auto* output = static_cast<std::byte*>(op.output.data()) + static_cast<std::size_t>(first) * size_of(to);
+    if (from == to)
+      std::memcpy(output, input, static_cast<std::size_t>(count) * size_of(to));
+    else
+      convert_floats(from, input, to, output, static_cast<std::size_t>(count));
+  });
+}
+
+void CpuBackend::launch(Stream&, const Fill& op) {
+  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    kernels_.fill(op.output.as<float>() + first, static_cast<float>(op.value), static_cast<std::size_t>(count));
+  });
+}
+
+void CpuBackend::launch(Stream&, const SumOfSquares& op) {
+  const std::int64_t total = op.values.num_elements();
+  *op.result = ordered_sum((total + piece_elements - 1) / piece_elements, [&](std::int64_t piece) {
+    const std::int64_t first = piece * piece_elements;
+    return kernels_.sum_of_squares(op.values.as<float>() + first,
+                                   static_cast<std::size_t>(std::min(piece_elements, total - first)));
+  });
+}
+
+void CpuBackend::launch(Stream&, const AdamWStep& op) {
+  if (op.step->skip != 0) return;
+  AdamWScalars scalars{.beta1 = static_cast<float>(op.beta1),
+                       .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
+                       .beta2 = static_cast<float>(op.beta2),
+                       .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
+                       .gradient_scale = static_cast<float>(op.step->gradient_scale),
+                       .inverse_correction1 = static_cast<float>(1.0 / op.step->bias_correction1),
+                       .inverse_correction2 = static_cast<float>(1.0 / op.step->bias_correction2),
+                       .epsilon = static_cast<float>(op.epsilon),
+                       .learning_rate = static_cast<float>(op.step->learning_rate),
+                       .weight_decay = 0.0F};
+  for (const DecaySpan& span : op.spans) {
+    scalars.weight_decay = static_cast<float>(span.weight_decay);
+    for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      const std::int64_t first = span.first + piece;
+      kernels_.adamw(op.param.as<float>() + first, op.first_moment.as<float>() + first,
+                     op.second_moment.as<float>() + first, op.gradient.as<float>() + first,
+                     static_cast<std::size_t>(count), scalars);
+    });
+  }
+}
+
+void CpuBackend::launch(Stream&, const SgdStep& op) {
+  if (op.step->skip != 0) return;
+  for (const DecaySpan& span : op.spans) {
+    for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+      const std::int64_t first = span.first + piece;
+      kernels_.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first, static_cast<std::size_t>(count),
+                   static_cast<float>(op.step->gradient_scale), static_cast<float>(op.step->learning_rate),
+                   static_cast<float>(span.weight_decay));
+    });
+  }
+}
+
+}  // namespace scaletrain::cpu
+
+namespace scaletrain {
+
+namespace {
+
+int resolve_threads(int threads) {
+  if (threads < 0 || threads > cpu::max_threads)
+    throw UserError(fmt::format("threads is {}: expected a number from 1 to {}, or 0 for the processors this process may "
+                                "run on",
+                                threads, cpu::max_threads));
+  return threads == 0 ? num_usable_processors() : threads;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
+  const int threads = resolve_threads(options.threads);
+  return std::make_unique<cpu::CpuBackend>(threads, cpu::choose_kernels(options.instruction_set));
+}
+
+std::size_t cpu_workspace_bytes(int threads) {
+  const int count = resolve_threads(threads);
+  return cpu::workspace_size(count) + static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
+}
+
+}  // namespace scaletrain

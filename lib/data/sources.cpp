@@ -1,0 +1,150 @@
+#include "data/sources.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+enum class FileKind { text, jsonl, tokens };
+
+struct FoundFile {
+  fs::path path;
+  FileKind kind = FileKind::text;
+};
+
+// Read as text these would train a model on compressed or binary noise.
+constexpr std::array<std::string_view, 24> kNotText = {
+    ".gz",  ".xz",  ".bz2", ".zst", ".lz4",  ".zip", ".7z",  ".tar",         ".tgz", ".parquet", ".arrow", ".feather",
+    ".npy", ".npz", ".pt",  ".pth", ".ckpt", ".h5",  ".pdf", ".safetensors", ".png", ".jpg",     ".rar",   ".so"};
+
+FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
+  switch (spec.type) {
+    case SourceKind::text:
+      return FileKind::text;
+    case SourceKind::jsonl:
+      return FileKind::jsonl;
+    case SourceKind::tokens:
+      return FileKind::tokens;
+    case SourceKind::automatic:
+      break;
+  }
+  const std::string extension = path.extension().string();
+  if (extension == ".jsonl" || extension == ".ndjson") return FileKind::jsonl;
+  if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || extension == ".json") {
+    throw UserError(
+        fmt::format("{}.type: {} looks like no text, JSONL or token file; unpack or convert it, or name its type",
+                    spec.key, path.string()));
+  }
+  return looks_like_token_file(path) ? FileKind::tokens : FileKind::text;
+}
+
+std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report) {
+  const fs::path path = spec.path;
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::is_regular_file(status)) return {{path, kind_of(path, spec)}};
+  if (!fs::is_directory(status)) {
+    if (!fs::exists(status) && fs::is_regular_file(fs::path(spec.path + ".idx"), error)) {
+      return {{path, FileKind::tokens}};
+    }
+    throw UserError(fmt::format("{}.path: {}: {}", spec.key, spec.path,
+                                fs::exists(status) ? "neither a file nor a folder" : "no such file or folder"));
+  }
+  std::vector<fs::path> files;
+  std::size_t folders = 0;
+  fs::directory_iterator entry(path, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(".")) continue;
+    std::error_code ignored;
+    if (entry->is_regular_file(ignored)) files.push_back(entry->path());
+    if (entry->is_directory(ignored)) ++folders;
+  }
+  if (error) throw InputError(fmt::format("{}: reading the folder failed: {}", spec.path, error.message()));
+  std::sort(files.begin(), files.end(),
+            [](const fs::path& a, const fs::path& b) { return a.filename().string() < b.filename().string(); });
+  std::vector<FoundFile> found;
+  for (fs::path& file : files) {
+    if (file.extension() == ".idx") {
+      auto bin = file;
+      bin.replace_extension(".bin");
+      if (std::find(files.begin(), files.end(), bin) != files.end()) continue;  // comes with its .bin
+    }
+    found.push_back({file, kind_of(file, spec)});
+  }
+  if (folders > 0 && report) {
+    report(fmt::format("{}.path: {} sub-folder{} of {} not read; name each as a source of its own", spec.key, folders,
+                       folders == 1 ? " is" : "s are", spec.path));
+  }
+  if (found.empty()) throw UserError(fmt::format("{}.path: {}: the folder holds no file", spec.key, spec.path));
+  return found;
+}
+
+void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files) {
+  const auto none_is = [&](FileKind kind) {
+    return std::none_of(files.begin(), files.end(), [kind](const FoundFile& file) { return file.kind == kind; });
+  };
+  if (spec.separator && none_is(FileKind::text)) {
+    throw UserError(fmt::format("{}.separator: no file of {} is text, so nothing would use it; remove the key",
+                                spec.key, spec.path));
+  }
+  if (spec.separator && (spec.separator->empty() || spec.separator->find('\n') != std::string::npos)) {
+    throw UserError(fmt::format("{}.separator: one line that is not empty is expected", spec.key));
+  }
+  if (spec.field != SourceConfig().field && none_is(FileKind::jsonl)) {
+    throw UserError(
+        fmt::format("{}.field: no file of {} is JSONL, so nothing would use it; remove the key", spec.key, spec.path));
+  }
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<TokenFile>> open_source(const SourceSpec& spec, const Tokenizer& tokenizer,
+                                                    const std::optional<std::string>& cache, const Reporter& report) {
+  const std::vector<FoundFile> files = find_files(spec, report);
+  check_keys_are_used(spec, files);
+  TextSource text{.files = {}, .field = spec.field, .separator = spec.separator};
+  std::size_t text_place = 0;  // the cache stands where the first text file stood
+  std::vector<std::unique_ptr<TokenFile>> parts;
+  for (const FoundFile& file : files) {
+    if (file.kind == FileKind::tokens) {
+      parts.push_back(open_token_file(file.path));
+      continue;
+    }
+    if (!tokenizer.reads_text()) {
+      throw UserError(fmt::format("{}.path: {} is text, but the tokenizer ({}) reads token files only", spec.key,
+                                  file.path.string(), tokenizer.description()));
+    }
+    if (text.files.empty()) text_place = parts.size();
+    text.files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
+  }
+  if (!text.files.empty()) {
+    parts.insert(parts.begin() + static_cast<std::ptrdiff_t>(text_place),
+                 open_token_cache(text, tokenizer, cache_folder(cache), report));
+  }
+  std::erase_if(parts, [](const auto& part) { return part->num_tokens() == 0; });
+  if (parts.empty())
+    throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec.key, spec.path));
+  return parts;
+}
+
+std::uint64_t parts_identity(const std::vector<std::unique_ptr<TokenFile>>& parts) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& part : parts) {
+    numbers.push_back(static_cast<std::uint64_t>(part->num_tokens()));
+    numbers.push_back(part->identity());
+  }
+  return hash_bytes(std::as_bytes(std::span(numbers)));
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,32 @@
+// Internal to lib/data: from a path of the config to open token files.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "data/token_cache.h"
+#include "data/token_file.h"
+#include "data/tokenizer.h"
+
+namespace scaletrain {
+
+struct SourceSpec {
+  std::string key;  // for messages: "data.train[0]"
+  std::string path;
+  SourceKind type = SourceKind::automatic;
+  std::string field;
+  std::optional<std::string> separator;
+};
+
+// The parts of a source, in order: a token file each, and one cache for all its text and JSONL files together. No part
+// is empty, and there is at least one.
+std::vector<std::unique_ptr<TokenFile>> open_source(const SourceSpec& spec, const Tokenizer& tokenizer,
+                                                    const std::optional<std::string>& cache, const Reporter& report);
+
+// Of contents and order.
+std::uint64_t parts_identity(const std::vector<std::unique_ptr<TokenFile>>& parts);
+
+}  // namespace scaletrain

@@ -1,0 +1,234 @@
+#include "data/token_cache.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/text.h"
+#include "data/cache_format.h"
+#include "data/text_reader.h"
+#include "data/token_formats.h"
+
+namespace scaletrain {
+namespace {
+
+// Changes when the same text would be cut or tokenised otherwise by a newer program.
+constexpr std::uint64_t kTextRules = 1;
+
+constexpr std::string_view kTemporarySuffix = ".tmp";
+constexpr std::string_view kEndsSuffix = ".tmp.ends";
+
+void tell(const Reporter& report, const std::string& message) {
+  if (report) report(message);
+}
+
+std::uint64_t content_hash(const std::filesystem::path& path) {
+  const FileReader reader(path);
+  Hasher hasher;
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min<std::uint64_t>(1u << 20, reader.size())));
+  for (std::uint64_t offset = 0; offset < reader.size(); offset += piece.size()) {
+    const auto part =
+        std::span(piece).first(static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), reader.size() - offset)));
+    reader.read_at(offset, part);
+    hasher.update(part);
+  }
+  return hasher.digest();
+}
+
+// Everything that decides the content of the cache.
+std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer, std::span<const std::uint64_t> contents) {
+  const bool has_jsonl = std::any_of(source.files.begin(), source.files.end(),
+                                     [](const TextFile& file) { return file.kind == TextKind::jsonl; });
+  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(), has_jsonl ? hash_text(source.field) : 0,
+                                        source.separator ? 1u : 0u,
+                                        source.separator ? hash_text(*source.separator) : 0};
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    numbers.push_back(static_cast<std::uint64_t>(source.files[i].kind));
+    numbers.push_back(contents[i]);
+  }
+  return hash_bytes(std::as_bytes(std::span(numbers)));
+}
+
+// Tokenises documents as they come and puts the end-of-document token behind each. Documents without a byte are left
+// out.
+class TokenSink final : public DocumentSink {
+ public:
+  TokenSink(const Tokenizer& tokenizer, CacheWriter& writer) : tokenizer_(tokenizer), writer_(writer) {}
+
+  void text(std::string_view piece) override {
+    pending_ += piece;
+    if (pending_.size() < kEncodeBytes) return;
+    const std::size_t cut = tokenizer_.safe_cut(pending_);
+    if (cut == 0) return;
+    writer_.append(tokenizer_.encode(std::string_view(pending_).substr(0, cut)));
+    pending_.erase(0, cut);
+    started_ = true;
+  }
+
+  void end_document() override {
+    if (!pending_.empty() || started_) {
+      writer_.append(tokenizer_.encode(pending_));
+      if (const auto end = tokenizer_.end_of_document()) writer_.append(std::array{*end});
+      writer_.end_document();
+    }
+    pending_.clear();
+    started_ = false;
+  }
+
+ private:
+  static constexpr std::size_t kEncodeBytes = 1u << 20;
+
+  const Tokenizer& tokenizer_;
+  CacheWriter& writer_;
+  std::string pending_;
+  bool started_ = false;  // some of the document was written already
+};
+
+enum class LockResult { held, taken_by_other, unsupported };
+
+LockResult try_lock(const FileDescriptor& file) {
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return LockResult::held;
+  return errno == EWOULDBLOCK || errno == EINTR ? LockResult::taken_by_other : LockResult::unsupported;
+}
+
+// A file under a temporary name, locked while its builder lives and removed with the builder unless it was renamed.
+class TemporaryCache {
+ public:
+  TemporaryCache(const std::filesystem::path& folder, const std::string& stem, std::int64_t vocab) {
+    // A cleaner may see the file before it is locked and remove it; then another name is tried.
+    constexpr int attempts = 100;
+    for (int i = 0; i < attempts; ++i) {
+      path_ = folder / ("." + stem + "." + random_id() + std::string(kTemporarySuffix));
+      writer_ = std::make_unique<CacheWriter>(path_, vocab);
+      lock_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+      if (lock_) {
+        const LockResult result = try_lock(lock_);
+        struct stat status {};
+        const bool linked = ::fstat(lock_.get(), &status) == 0 && status.st_nlink > 0;
+        if (linked && result != LockResult::taken_by_other) return;
+      }
+      remove();
+    }
+    throw InputError(
+        fmt::format("{}: {} temporary files in a row vanished while they were built", folder.string(), attempts));
+  }
+  ~TemporaryCache() { remove(); }
+  TemporaryCache(const TemporaryCache&) = delete;
+  TemporaryCache& operator=(const TemporaryCache&) = delete;
+
+  CacheWriter& writer() { return *writer_; }
+  void rename_to(const std::filesystem::path& path) {
+    rename_durably(path_, path);
+    path_.clear();
+  }
+
+ private:
+  void remove() {
+    writer_.reset();
+    if (!path_.empty()) ::unlink(path_.c_str());
+    path_.clear();
+  }
+
+  std::filesystem::path path_;
+  std::unique_ptr<CacheWriter> writer_;
+  FileDescriptor lock_;
+};
+
+// Whether no living builder holds the temporary file.
+bool is_abandoned(const std::filesystem::path& temporary) {
+  const FileDescriptor file(::open(temporary.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  return file && try_lock(file) == LockResult::held;
+}
+
+void remove_leftovers(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(".")) continue;
+    if (name.ends_with(kEndsSuffix)) {
+      // Goes with its token file; alone it is left over.
+      auto tokens = entry->path();
+      tokens.replace_extension();
+      std::error_code ignored;
+      if (!std::filesystem::exists(tokens, ignored) && !ignored) ::unlink(entry->path().c_str());
+    } else if (name.ends_with(kTemporarySuffix) && is_abandoned(entry->path())) {
+      ::unlink(entry->path().c_str());
+      ::unlink((entry->path().string() + ".ends").c_str());
+    }
+  }
+}
+
+void build(const TextSource& source, const Tokenizer& tokenizer, std::span<const std::uint64_t> contents,
+           std::uint64_t key, const std::filesystem::path& path) {
+  TemporaryCache temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size());
+  TokenSink sink(tokenizer, temporary.writer());
+  for (std::size_t i = 0; i < source.files.size(); ++i) {
+    Hasher hasher;
+    read_documents(source.files[i], source, sink, hasher);
+    if (hasher.digest() != contents[i]) {
+      throw InputError(source.files[i].path.string() +
+                       ": the file changed while it was read; start again when it is complete");
+    }
+  }
+  temporary.writer().finish(key, tokenizer.hash());
+  temporary.rename_to(path);
+}
+
+}  // namespace
+
+std::filesystem::path cache_folder(const std::optional<std::string>& configured) {
+  if (configured) return *configured;
+  if (const char* folder = std::getenv("SCALETRAIN_CACHE"); folder != nullptr && *folder != '\0') return folder;
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    return std::filesystem::path(home) / ".cache" / "scaletrain";
+  }
+  throw UserError("data.cache: no folder for tokenised text: give this key, or set SCALETRAIN_CACHE or HOME");
+}
+
+std::unique_ptr<TokenFile> open_token_cache(const TextSource& source, const Tokenizer& tokenizer,
+                                            const std::filesystem::path& folder, const Reporter& report) {
+  std::vector<std::uint64_t> contents;
+  std::uint64_t bytes = 0;
+  for (const TextFile& file : source.files) {
+    contents.push_back(content_hash(file.path));
+    bytes += FileReader(file.path).size();
+  }
+  const std::uint64_t key = cache_key(source, tokenizer, contents);
+  const std::filesystem::path path = folder / (to_hex(key) + ".tokens");
+  const std::uint64_t identity = key ^ tokenizer.hash();
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) {
+    try {
+      auto file = open_cache_file(path);
+      if (file->identity() == identity) return file;
+      tell(report, fmt::format("{}: the cache belongs to other text; it is built again", path.string()));
+    } catch (const InputError& error) {
+      tell(report, fmt::format("damaged cache, it is built again: {}", error.what()));
+    }
+  }
+  try {
+    create_folders(folder);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format(
+        "{} (tokenised text is kept there; data.cache or SCALETRAIN_CACHE name another folder)", error.what()));
+  }
+  remove_leftovers(folder);
+  tell(report, fmt::format("tokenising {} ({} file{}) into {}", bytes_text(bytes), source.files.size(),
+                           source.files.size() == 1 ? "" : "s", path.string()));
+  build(source, tokenizer, contents, key, path);
+  return open_cache_file(path);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,213 @@
+// One pre-norm transformer block. With x the input and m = x + attention(norm(x)) the output is m + ffn(norm(m));
+// backward, the residual path's gradient is the addend of each norm's input gradient, so it costs no pass of its own.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/checked.h"
+#include "nn/block_tensors.h"
+#include "nn/units.h"
+
+namespace scaletrain {
+
+namespace {
+
+class Block : public Unit {
+ public:
+  Block(const ModelSpec& spec, std::int64_t layer)
+      : spec_(spec), index_(narrow<int>(layer + 1)), name_(fmt::format("blocks.{}", layer)) {}
+
+  const std::string& name() const override { return name_; }
+  int index() const override { return index_; }
+  UnitMemory memory(const BatchShape& shape, DType compute) const override;
+  Saved forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const override;
+  WeightWork backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
+                            Region work) const override;
+  void backward_weight(const UnitRun& run, WeightWork work) const override;
+  void backward(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
+                Region work) const override;
+
+ private:
+  // Scratch holds one of these at a time: their lives do not overlap.
+  View carve_scratch(Region scratch, const BatchShape& shape, std::int64_t features, DType compute) const {
+    RegionAllocator region(scratch);
+    return region.allocate(compute, {shape.rows(), features});
+  }
+
+  AttentionShape attention_shape(const BatchShape& shape) const {
+    return {.batch = shape.samples,
+            .num_queries = shape.tokens,
+            .num_keys = shape.tokens,
+            .heads = spec_.heads,
+            .kv_heads = spec_.kv_heads,
+            .head_size = spec_.head_size,
+            .scale = 1.0 / std::sqrt(static_cast<double>(spec_.head_size))};
+  }
+
+  void attention_forward(const UnitRun& run, const BlockTensors& t) const;
+  void attention_backward(const UnitRun& run, const BlockTensors& t, ConstView d_attention, View d_qkv) const;
+
+  ModelSpec spec_;
+  int index_;
+  std::string name_;
+};
+
+ConstView document_start(const BatchContext& batch) {
+  if (!batch.document_start) return {};
+  return batch.document_start.reshape({batch.shape.samples, batch.shape.tokens});
+}
+
+UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
+  UnitMemory memory;
+  RegionAllocator saved = RegionAllocator::counting();
+  carve_block(saved, spec_, shape, compute);
+  RegionAllocator work = RegionAllocator::counting();
+  carve_block_work(work, spec_, shape, compute);
+  for (const std::int64_t features : {pre_activation_features(spec_), qkv_features(spec_)}) {
+    RegionAllocator scratch = RegionAllocator::counting();
+    scratch.allocate(compute, {shape.rows(), features});
+    memory.scratch = std::max(memory.scratch, scratch.used());
+  }
+  memory.saved = saved.used();
+  memory.work = work.used();
+  return memory;
+}
+
+void Block::attention_forward(const UnitRun& run, const BlockTensors& t) const {
+  const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
+  const std::int64_t features = spec_.heads * spec_.head_size;
+  run.backend.run(run.stream, AttentionForward{.shape = attention_shape(run.batch.shape),
+                                               .query = {heads.query.values, heads.query.row_stride},
+                                               .key = {heads.key.values, heads.key.row_stride},
+                                               .value = {heads.value.values, heads.value.row_stride},
+                                               .document_start = document_start(run.batch),
+                                               .output = {t.attention, features},
+                                               .log_sum_exp = t.log_sum_exp});
+}
+
+void Block::attention_backward(const UnitRun& run, const BlockTensors& t, ConstView d_attention, View d_qkv) const {
+  const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
+  const QkvHeads d_heads = split_qkv(d_qkv, spec_, run.batch.shape);
+  const std::int64_t features = spec_.heads * spec_.head_size;
+  run.backend.run(run.stream, AttentionBackward{.shape = attention_shape(run.batch.shape),
+                                                .query = {heads.query.values, heads.query.row_stride},
+                                                .key = {heads.key.values, heads.key.row_stride},
+                                                .value = {heads.value.values, heads.value.row_stride},
+                                                .output = {t.attention, features},
+                                                .d_output = {d_attention, features},
+                                                .log_sum_exp = t.log_sum_exp,
+                                                .document_start = document_start(run.batch),
+                                                .d_query = d_heads.query,
+                                                .d_key = d_heads.key,
+                                                .d_value = d_heads.value});
+  rotate_query_key(UnitOps(run, spec_), spec_, d_qkv, run.batch.positions, true);
+}
+
+Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const {
+  const UnitOps ops(run, spec_);
+  RegionAllocator region(saved);
+  const BlockTensors t = carve_block(region, spec_, run.batch.shape, run.backend.compute_type());
+  block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t);
+  attention_forward(run, t);
+  block_forward_rest(ops, spec_, input.hidden, output.hidden, t);
+  return {this, saved, input};
+}
+
+// Each saved tensor is dead once its weight's gradient is done, and takes the next gradient of its size.
+void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
+                     Region /*work*/) const {
+  const UnitOps ops(run, spec_);
+  const BatchShape& shape = run.batch.shape;
+  const DType compute = run.backend.compute_type();
+  const std::pair<Region, Bundle> held = saved.consume(this);
+  RegionAllocator region(held.first);
+  const BlockTensors t = carve_block(region, spec_, shape, compute);
+  const View input = held.second.hidden;
+
+  ops.linear_backward_weight("ffn.down", t.activation, d_output.hidden);
+  const View d_activation = t.activation;
+  ops.linear_backward_input("ffn.down", d_output.hidden, d_activation);
+  const View d_pre_activation = carve_scratch(run.scratch, shape, pre_activation_features(spec_), compute);
+  ops.run(ActivationBackward{.type = activation_type(spec_),
+                             .input = t.pre_activation,
+                             .d_output = d_activation,
+                             .d_input = d_pre_activation});
+  ops.linear_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, d_pre_activation);
+  const View d_ffn_norm = t.ffn_norm.output;
+  ops.linear_backward_input(ffn_input_layer(spec_), d_pre_activation, d_ffn_norm);
+  ops.norm_backward_weight("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm);
+  const View d_middle = d_ffn_norm;
+  ops.norm_backward_input("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm, d_output.hidden, d_middle);
+
+  ops.linear_backward_weight("attention.output", t.attention, d_middle);
+  const View d_attention = t.middle.reshape(t.attention.shape());
+  ops.linear_backward_input("attention.output", d_middle, d_attention);
+  const View d_qkv = carve_scratch(run.scratch, shape, qkv_features(spec_), compute);
+  attention_backward(run, t, d_attention, d_qkv);
+  ops.linear_backward_weight("attention.qkv", t.attention_norm.output, d_qkv);
+  const View d_attention_norm = t.attention_norm.output;
+  ops.linear_backward_input("attention.qkv", d_qkv, d_attention_norm);
+  ops.norm_backward_weight("attention_norm", d_attention_norm, input, t.attention_norm);
+  ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, d_middle, d_input.hidden);
+}
+
+// As backward(), but what the weight phase multiplies stays where it is: activations in Saved's region,
+// output-gradients in work.
+WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
+                                 Region work_region) const {
+  const UnitOps ops(run, spec_);
+  const BatchShape& shape = run.batch.shape;
+  const DType compute = run.backend.compute_type();
+  const std::pair<Region, Bundle> held = saved.consume(this);
+  RegionAllocator saved_allocator(held.first);
+  RegionAllocator work_allocator(work_region);
+  const BlockTensors t = carve_block(saved_allocator, spec_, shape, compute);
+  const BlockWork work = carve_block_work(work_allocator, spec_, shape, compute);
+  const View input = held.second.hidden;
+
+  ops.run(Copy{.input = d_output.hidden, .output = work.d_output});
+  const View d_activation = carve_scratch(run.scratch, shape, spec_.ffn_hidden, compute);
+  ops.linear_backward_input("ffn.down", work.d_output, d_activation);
+  ops.run(ActivationBackward{.type = activation_type(spec_),
+                             .input = t.pre_activation,
+                             .d_output = d_activation,
+                             .d_input = work.d_pre_activation});
+  ops.linear_backward_input(ffn_input_layer(spec_), work.d_pre_activation, work.d_ffn_norm);
+  ops.norm_backward_input("ffn_norm", work.d_ffn_norm, t.middle, t.ffn_norm, work.d_output, work.d_middle);
+
+  const View d_attention = carve_scratch(run.scratch, shape, spec_.heads * spec_.head_size, compute);
+  ops.linear_backward_input("attention.output", work.d_middle, d_attention);
+  attention_backward(run, t, d_attention, work.d_qkv);
+  const View d_attention_norm = part(t.qkv, 0, {shape.rows(), spec_.hidden});
+  ops.linear_backward_input("attention.qkv", work.d_qkv, d_attention_norm);
+  ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, work.d_middle, d_input.hidden);
+  return {this, work_region, held.first, held.second};
+}
+
+void Block::backward_weight(const UnitRun& run, WeightWork work) const {
+  const UnitOps ops(run, spec_);
+  const BatchShape& shape = run.batch.shape;
+  const DType compute = run.backend.compute_type();
+  RegionAllocator saved_allocator(work.saved());
+  const std::pair<Region, Bundle> held = work.consume(this);
+  RegionAllocator work_allocator(held.first);
+  const BlockTensors t = carve_block(saved_allocator, spec_, shape, compute);
+  const BlockWork gradients = carve_block_work(work_allocator, spec_, shape, compute);
+
+  ops.linear_backward_weight("ffn.down", t.activation, gradients.d_output);
+  ops.linear_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation);
+  ops.norm_backward_weight("ffn_norm", gradients.d_ffn_norm, t.middle, t.ffn_norm);
+  ops.linear_backward_weight("attention.output", t.attention, gradients.d_middle);
+  ops.linear_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv);
+  const View d_attention_norm = part(t.qkv, 0, {shape.rows(), spec_.hidden});
+  ops.norm_backward_weight("attention_norm", d_attention_norm, held.second.hidden, t.attention_norm);
+}
+
+}  // namespace
+
+std::unique_ptr<Unit> make_block(const ModelSpec& spec, std::int64_t layer) {
+  return std::make_unique<Block>(spec, layer);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,80 @@
+#include "nn/block_tensors.h"
+
+namespace scaletrain {
+
+std::int64_t qkv_features(const ModelSpec& spec) {
+  return (spec.heads + 2 * spec.kv_heads) * spec.head_size;
+}
+
+std::int64_t pre_activation_features(const ModelSpec& spec) {
+  return spec.activation == ActivationKind::swiglu ? 2 * spec.ffn_hidden : spec.ffn_hidden;
+}
+
+std::string_view ffn_input_layer(const ModelSpec& spec) {
+  return spec.activation == ActivationKind::swiglu ? "ffn.gate_up" : "ffn.up";
+}
+
+BlockTensors carve_block(RegionAllocator& region, const ModelSpec& spec, const BatchShape& shape, DType compute) {
+  const std::int64_t rows = shape.rows();
+  BlockTensors t;
+  t.attention_norm = carve_norm(region, spec, rows, compute);
+  t.qkv = region.allocate(compute, {rows, qkv_features(spec)});
+  t.attention = region.allocate(compute, {rows, spec.heads * spec.head_size});
+  t.log_sum_exp = region.allocate(statistics_type(compute), {shape.samples, spec.heads, shape.tokens});
+  t.middle = region.allocate(compute, {rows, spec.hidden});
+  t.ffn_norm = carve_norm(region, spec, rows, compute);
+  t.pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});
+  t.activation = region.allocate(compute, {rows, spec.ffn_hidden});
+  return t;
+}
+
+BlockWork carve_block_work(RegionAllocator& region, const ModelSpec& spec, const BatchShape& shape, DType compute) {
+  const std::int64_t rows = shape.rows();
+  BlockWork work;
+  work.d_output = region.allocate(compute, {rows, spec.hidden});
+  work.d_pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});
+  work.d_ffn_norm = region.allocate(compute, {rows, spec.hidden});
+  work.d_middle = region.allocate(compute, {rows, spec.hidden});
+  work.d_qkv = region.allocate(compute, {rows, qkv_features(spec)});
+  return work;
+}
+
+QkvHeads split_qkv(const View& qkv, const ModelSpec& spec, const BatchShape& shape) {
+  const std::int64_t stride = qkv_features(spec);
+  const auto heads = [&](std::int64_t first_head, std::int64_t count) {
+    const std::int64_t first = first_head * spec.head_size;
+    // The logical shape; the rows lie a stride apart, so the last one ends before the matrix does.
+    const Shape logical{shape.samples, shape.tokens, count, spec.head_size};
+    return HeadsView{part(qkv, first, logical), stride};
+  };
+  return {heads(0, spec.heads), heads(spec.heads, spec.kv_heads), heads(spec.heads + spec.kv_heads, spec.kv_heads)};
+}
+
+void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv, ConstView positions, bool inverse) {
+  if (spec.position != PositionKind::rope) return;
+  ops.run(RopeRotate{.values = qkv,
+                     .row_stride = qkv_features(spec),
+                     .num_heads = spec.heads + spec.kv_heads,
+                     .head_size = spec.head_size,
+                     .positions = positions,
+                     .theta = spec.rope_theta,
+                     .inverse = inverse});
+}
+
+void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
+                       const BlockTensors& t) {
+  ops.norm_forward("attention_norm", input, t.attention_norm);
+  ops.linear_forward("attention.qkv", t.attention_norm.output, t.qkv);
+  rotate_query_key(ops, spec, t.qkv, positions, false);
+}
+
+void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output,
+                        const BlockTensors& t) {
+  ops.linear_forward("attention.output", t.attention, t.middle, input);
+  ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
+  ops.linear_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation);
+  ops.run(ActivationForward{.type = activation_type(spec), .input = t.pre_activation, .output = t.activation});
+  ops.linear_forward("ffn.down", t.activation, output, t.middle);
+}
+
+}  // namespace scaletrain

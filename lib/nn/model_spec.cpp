@@ -1,0 +1,260 @@
+#include "nn/model_spec.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace scaletrain {
+
+namespace {
+
+enum class Family { gpt2, llama };
+
+Family family_of(const ModelSpec& spec) {
+  return spec.norm == NormKind::layernorm && spec.position == PositionKind::learned ? Family::gpt2 : Family::llama;
+}
+
+// What the two families call the same tensors. GPT-2 keeps query, key and value in one tensor: the three rows carry its
+// name and follow each other along the output dim.
+struct LayerName {
+  std::string_view ours;
+  std::string_view gpt2;
+  std::string_view llama;
+};
+
+constexpr LayerName attention_norm{"attention_norm", "ln_1", "input_layernorm"};
+constexpr LayerName query{"attention.query", "attn.c_attn", "self_attn.q_proj"};
+constexpr LayerName key{"attention.key", "attn.c_attn", "self_attn.k_proj"};
+constexpr LayerName value{"attention.value", "attn.c_attn", "self_attn.v_proj"};
+constexpr LayerName attention_output{"attention.output", "attn.c_proj", "self_attn.o_proj"};
+constexpr LayerName ffn_norm{"ffn_norm", "ln_2", "post_attention_layernorm"};
+constexpr LayerName gate{"ffn.gate", "mlp.c_gate",
+                         "mlp.gate_proj"};  // no GPT-2 of Hugging Face has one: export refuses it
+constexpr LayerName up{"ffn.up", "mlp.c_fc", "mlp.up_proj"};
+constexpr LayerName down{"ffn.down", "mlp.c_proj", "mlp.down_proj"};
+
+const Split by_vocabulary{Split::Kind::cut, 0, 0};
+
+// How a linear map lies on the tensor axis: its outputs are divided, or its inputs.
+enum class Cut { outputs, inputs };
+
+struct LinearMap {
+  LayerName name;
+  std::int64_t outputs = 0;
+  std::int64_t inputs = 0;
+  Cut cut = Cut::outputs;
+  std::int64_t pieces = 0;  // indivisible units along the cut dim (heads), or 0
+  bool may_repeat = false;  // grouped: fewer pieces than ranks are allowed
+  bool ends_residual_branch = false;
+  std::string_view fused = {};  // the group, without ".weight" and ".bias"
+};
+
+class TableBuilder {
+ public:
+  TableBuilder(const ModelSpec& spec, const InitConfig& init) : spec_(spec), init_(init), family_(family_of(spec)) {}
+
+  ParamTable build() {
+    add_embedding();
+    for (std::int64_t layer = 0; layer < spec_.layers; ++layer) add_block(layer);
+    add_head();
+    return std::move(table_);
+  }
+
+ private:
+  bool gpt2() const { return family_ == Family::gpt2; }
+
+  void begin_unit(std::string name) {
+    prefix_ = name + ".";
+    table_.begin_unit(std::move(name));
+  }
+
+  std::string family_name(const LayerName& name) const {
+    return family_prefix_ + std::string(gpt2() ? name.gpt2 : name.llama);
+  }
+
+  InitialValues normal(double deviation) const { return {InitialValues::Kind::normal, deviation}; }
+
+  InitialValues linear_values(const LinearMap& map) const {
+    const auto inputs = static_cast<double>(map.inputs);
+    switch (init_.type) {
+      case InitKind::xavier:
+        return {InitialValues::Kind::uniform, std::sqrt(6.0 / (inputs + static_cast<double>(map.outputs)))};
+      case InitKind::he:
+        return normal(std::sqrt(2.0 / inputs));
+      case InitKind::normal:
+        break;
+    }
+    if (map.ends_residual_branch && init_.scale_residual)
+      return normal(init_.std / std::sqrt(2.0 * static_cast<double>(spec_.layers)));
+    return normal(init_.std);
+  }
+
+  // A matrix with a row per token or position, not yet in the table.
+  ParamRow table_row(std::string_view name, std::string_view family_name, std::int64_t rows) const {
+    ParamRow row;
+    row.name = prefix_ + std::string(name);
+    row.hugging_face_name = family_name;
+    row.shape = {rows, spec_.hidden};
+    row.decays = true;
+    row.init = normal(init_.std);
+    return row;
+  }
+
+  void add_weight(const LinearMap& map) {
+    ParamRow row;
+    row.name = prefix_ + std::string(map.name.ours) + ".weight";
+    row.hugging_face_name = family_name(map.name) + ".weight";
+    row.hugging_face_transposed = gpt2();
+    row.shape = {map.outputs, map.inputs};
+    row.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, map.cut == Cut::outputs ? 0 : 1, map.pieces};
+    row.decays = true;
+    row.init = linear_values(map);
+    if (!map.fused.empty()) row.fused = std::string(map.fused) + ".weight";
+    table_.add(std::move(row));
+  }
+
+  void add_bias(const LinearMap& map) {
+    if (!spec_.bias) return;
+    ParamRow row;
+    row.name = prefix_ + std::string(map.name.ours) + ".bias";
+    row.hugging_face_name = family_name(map.name) + ".bias";
+    row.shape = {map.outputs};
+    if (map.cut == Cut::outputs) row.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, 0, map.pieces};
+    if (!map.fused.empty()) row.fused = std::string(map.fused) + ".bias";
+    table_.add(std::move(row));
+  }
+
+  // Maps of one matrix: all weights, then all biases, so that each fused group is contiguous.
+  void add_linear(std::initializer_list<LinearMap> maps) {
+    for (const LinearMap& map : maps) add_weight(map);
+    for (const LinearMap& map : maps) add_bias(map);
+  }
+
+  void add_norm(std::string_view name, const std::string& family_name) {
+    ParamRow row;
+    row.name = prefix_ + std::string(name) + ".weight";
+    row.hugging_face_name = family_name + ".weight";
+    row.shape = {spec_.hidden};
+    row.init.kind = InitialValues::Kind::ones;
+    table_.add(row);
+    if (spec_.norm != NormKind::layernorm || !spec_.bias) return;
+    row.name = prefix_ + std::string(name) + ".bias";
+    row.hugging_face_name = family_name + ".bias";
+    row.init.kind = InitialValues::Kind::zeros;
+    table_.add(std::move(row));
+  }
+
+  void add_embedding() {
+    begin_unit("embedding");
+    ParamRow token =
+        table_row("token.weight", gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight", spec_.vocab);
+    token.split = by_vocabulary;
+    token.lookup_only = !spec_.tie_embeddings;  // a tied head multiplies by it
+    table_.add(std::move(token));
+    if (spec_.position != PositionKind::learned) return;
+    ParamRow position =
+        table_row("position.weight", gpt2() ? "transformer.wpe.weight" : "model.embed_positions.weight", spec_.context);
+    position.lookup_only = true;
+    table_.add(std::move(position));
+  }
+
+  void add_block(std::int64_t layer) {
+    begin_unit(fmt::format("blocks.{}", layer));
+    family_prefix_ = fmt::format(fmt::runtime(gpt2() ? "transformer.h.{}." : "model.layers.{}."), layer);
+    const std::int64_t hidden = spec_.hidden;
+    const std::int64_t query_features = spec_.heads * spec_.head_size;
+    const std::int64_t key_features = spec_.kv_heads * spec_.head_size;
+    add_norm(attention_norm.ours, family_name(attention_norm));
+    add_linear(
+        {{.name = query, .outputs = query_features, .inputs = hidden, .pieces = spec_.heads, .fused = "attention.qkv"},
+         {.name = key,
+          .outputs = key_features,
+          .inputs = hidden,
+          .pieces = spec_.kv_heads,
+          .may_repeat = true,
+          .fused = "attention.qkv"},
+         {.name = value,
+          .outputs = key_features,
+          .inputs = hidden,
+          .pieces = spec_.kv_heads,
+          .may_repeat = true,
+          .fused = "attention.qkv"}});
+    add_linear({{.name = attention_output,
+                 .outputs = hidden,
+                 .inputs = query_features,
+                 .cut = Cut::inputs,
+                 .pieces = spec_.heads,
+                 .ends_residual_branch = true}});
+    add_norm(ffn_norm.ours, family_name(ffn_norm));
+    const std::int64_t ffn = spec_.ffn_hidden;
+    if (spec_.activation == ActivationKind::swiglu)
+      add_linear({{.name = gate, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up"},
+                  {.name = up, .outputs = ffn, .inputs = hidden, .fused = "ffn.gate_up"}});
+    else
+      add_linear({{.name = up, .outputs = ffn, .inputs = hidden}});
+    add_linear({{.name = down, .outputs = hidden, .inputs = ffn, .cut = Cut::inputs, .ends_residual_branch = true}});
+  }
+
+  void add_head() {
+    begin_unit("head");
+    add_norm("norm", gpt2() ? "transformer.ln_f" : "model.norm");
+    if (spec_.tie_embeddings) return;
+    ParamRow row = table_row("weight", "lm_head.weight", spec_.vocab);
+    row.split = by_vocabulary;
+    row.init = linear_values({.name = {}, .outputs = spec_.vocab, .inputs = spec_.hidden});
+    table_.add(std::move(row));
+  }
+
+  const ModelSpec& spec_;
+  const InitConfig& init_;
+  Family family_;
+  ParamTable table_;
+  std::string prefix_;
+  std::string family_prefix_;
+};
+
+}  // namespace
+
+ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
+  ModelSpec spec;
+  spec.layers = config.layers;
+  spec.hidden = config.hidden;
+  spec.heads = config.heads;
+  spec.kv_heads = config.kv_heads;
+  spec.head_size = div_exact(config.hidden, config.heads);
+  spec.ffn_hidden = config.ffn_hidden;
+  spec.context = config.context;
+  spec.vocab = vocab;
+  spec.norm = config.norm;
+  spec.norm_epsilon = config.norm_epsilon;
+  spec.activation = config.activation;
+  spec.position = config.position;
+  spec.rope_theta = config.rope_theta;
+  spec.bias = config.bias;
+  spec.tie_embeddings = config.tie_embeddings;
+  SCALETRAIN_CHECK(spec.layers >= 1 && spec.kv_heads >= 1 && spec.ffn_hidden >= 1 && spec.context >= 1 &&
+                   spec.vocab >= 1);
+  SCALETRAIN_CHECK_EQ(spec.heads % spec.kv_heads, 0);
+  if (spec.position == PositionKind::rope) SCALETRAIN_CHECK_EQ(spec.head_size % 2, 0);
+  return spec;
+}
+
+ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init) {
+  return TableBuilder(spec, init).build();
+}
+
+double model_flops_per_token(const ModelSpec& spec) {
+  const ParamTable table = make_param_table(spec, InitConfig{});
+  std::int64_t parameters = table.num_parameters();
+  if (const ParamRow* positions = table.find("embedding.position.weight"))
+    parameters -= positions->shape.num_elements();
+  const auto attention = 6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.hidden);
+  return 6.0 * static_cast<double>(parameters) + attention * static_cast<double>(spec.context);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,115 @@
+#include "nn/unit_ops.h"
+
+#include <string>
+
+namespace scaletrain {
+
+namespace {
+
+std::string weight_of(std::string_view layer) {
+  return std::string(layer) + ".weight";
+}
+std::string bias_of(std::string_view layer) {
+  return std::string(layer) + ".bias";
+}
+
+NormType norm_type(const ModelSpec& spec) {
+  return spec.norm == NormKind::layernorm ? NormType::layernorm : NormType::rmsnorm;
+}
+
+}  // namespace
+
+DType statistics_type(DType compute) {
+  return compute == DType::f64 ? DType::f64 : DType::f32;
+}
+
+NormTensors carve_norm(RegionAllocator& region, const ModelSpec& spec, std::int64_t rows, DType compute) {
+  NormTensors norm;
+  norm.output = region.allocate(compute, {rows, spec.hidden});
+  if (spec.norm == NormKind::layernorm) norm.mean = region.allocate(statistics_type(compute), {rows});
+  norm.rstd = region.allocate(statistics_type(compute), {rows});
+  return norm;
+}
+
+ActivationType activation_type(const ModelSpec& spec) {
+  switch (spec.activation) {
+    case ActivationKind::gelu_tanh:
+      return ActivationType::gelu_tanh;
+    case ActivationKind::swiglu:
+      return ActivationType::swiglu;
+    case ActivationKind::gelu:
+      break;
+  }
+  return ActivationType::gelu;
+}
+
+View part(const View& whole, std::int64_t first, Shape shape) {
+  SCALETRAIN_CHECK(first >= 0);
+  SCALETRAIN_CHECK_LE(first + shape.num_elements(), whole.num_elements());
+  const std::size_t offset = static_cast<std::size_t>(first) * size_of(whole.dtype());
+  return {static_cast<std::byte*>(whole.data()) + offset, whole.dtype(), shape};
+}
+
+UnitOps::UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const UnitWeights& weights,
+                 const UnitGradients* gradients)
+    : backend_(backend), stream_(stream), spec_(spec), weights_(weights), gradients_(gradients) {}
+
+const UnitGradients& UnitOps::gradients() const {
+  SCALETRAIN_CHECK(gradients_ != nullptr);
+  return *gradients_;
+}
+
+void UnitOps::norm_forward(std::string_view layer, ConstView input, const NormTensors& norm) const {
+  run(NormForward{.type = norm_type(spec_),
+                  .epsilon = spec_.norm_epsilon,
+                  .input = input,
+                  .weight = weights_.find(weight_of(layer)).values,
+                  .bias = weights_.find(bias_of(layer)).values,
+                  .output = norm.output,
+                  .mean = norm.mean,
+                  .rstd = norm.rstd});
+}
+
+void UnitOps::norm_backward_input(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm,
+                                  ConstView addend, View d_input) const {
+  run(NormBackwardInput{.type = norm_type(spec_),
+                        .d_output = d_output,
+                        .input = input,
+                        .weight = weights_.find(weight_of(layer)).values,
+                        .mean = norm.mean,
+                        .rstd = norm.rstd,
+                        .addend = addend,
+                        .d_input = d_input});
+}
+
+void UnitOps::norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input,
+                                   const NormTensors& norm) const {
+  run(NormBackwardWeight{.type = norm_type(spec_),
+                         .d_output = d_output,
+                         .input = input,
+                         .mean = norm.mean,
+                         .rstd = norm.rstd,
+                         .d_weight = gradients().find(weight_of(layer)),
+                         .d_bias = gradients().find(bias_of(layer))});
+}
+
+void UnitOps::linear_forward(std::string_view layer, ConstView input, View output, ConstView addend) const {
+  run(LinearForward{.weight = weights_.find(weight_of(layer)),
+                    .bias = weights_.find(bias_of(layer)).values,
+                    .input = input,
+                    .addend = addend,
+                    .output = output});
+}
+
+void UnitOps::linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const {
+  run(LinearBackwardInput{.weight = weights_.find(weight_of(layer)), .d_output = d_output, .d_input = d_input});
+}
+
+void UnitOps::linear_backward_weight(std::string_view layer, ConstView input, ConstView d_output) const {
+  run(LinearBackwardWeight{.input = input,
+                           .d_output = d_output,
+                           .d_weight = gradients().find(weight_of(layer)),
+                           .d_bias = gradients().find(bias_of(layer))});
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,42 @@
+#include "train/run_state.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "train/scalars.h"
+
+namespace scaletrain {
+
+void write_state(const RunState& state, Manifest& manifest) {
+  manifest.step = state.step;
+  manifest.tokens = state.history.tokens_consumed();
+  manifest.generation = state.generation;
+  manifest.parent_save_id = state.parent_save_id;
+  manifest.history = state.history.to_json().dump();
+  put_scalar(manifest.scalars, "updates", state.updates);
+  put_scalar(manifest.scalars, "nonfinite", state.nonfinite);
+  if (state.best_save_id) manifest.scalars["best_save_id"] = *state.best_save_id;
+  write_scalars(state.early_stop, manifest.scalars);
+}
+
+RunState read_state(const Manifest& manifest, const std::string& where) {
+  RunState state;
+  state.step = manifest.step;
+  state.updates = get_integer(manifest.scalars, "updates", where);
+  state.nonfinite = get_integer(manifest.scalars, "nonfinite", where);
+  if (state.updates < 0 || state.updates > state.step || state.nonfinite < 0)
+    throw InputError(fmt::format("{}: {} updates and {} non-finite steps do not fit step {}", where, state.updates,
+                                 state.nonfinite, state.step));
+  state.generation = manifest.generation;
+  state.history = ConsumptionHistory::from_json(parse_json(manifest.history, where + ": history"), where + ": history");
+  state.early_stop = read_early_stop(manifest.scalars, where);
+  const auto best = manifest.scalars.find("best_save_id");
+  if (best != manifest.scalars.end()) state.best_save_id = best->second;
+  state.parent_save_id = manifest.save_id;
+  return state;
+}
+
+}  // namespace scaletrain

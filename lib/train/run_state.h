@@ -1,0 +1,31 @@
+// What a run knows besides its tensors: where it is, what it has consumed, the counters of its policies. All of it is in every
+// checkpoint's manifest.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/manifest.h"
+#include "data/history.h"
+#include "train/early_stop.h"
+
+namespace scaletrain {
+
+struct RunState {
+  std::int64_t step = 0;        // optimizer steps taken, skipped ones included
+  std::int64_t updates = 0;     // of the optimizer: steps without the skipped ones; what bias correction counts
+  std::int64_t nonfinite = 0;   // consecutive non-finite steps up to now
+  std::int64_t generation = 0;
+  ConsumptionHistory history;
+  EarlyStopState early_stop;
+  std::optional<std::string> best_save_id;  // the checkpoint of the best evaluation
+  std::string parent_save_id;               // the newest checkpoint of this branch
+};
+
+// Fills step, tokens, generation, parent, history and scalars.
+void write_state(const RunState& state, Manifest& manifest);
+// InputError naming `where` (the manifest's path) if something is missing or out of range.
+RunState read_state(const Manifest& manifest, const std::string& where);
+
+}  // namespace scaletrain

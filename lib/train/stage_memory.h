@@ -1,0 +1,40 @@
+// The activation memory of one rank: one arena, cut as the plan says. Addresses never change during a run.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "backend/backend.h"
+#include "data/batch.h"
+#include "nn/unit.h"
+#include "plan/activation_plan.h"
+
+namespace scaletrain {
+
+// A micro-batch's tensors in the arena, as the model reads them and as the data layer fills them.
+struct BatchSlot {
+  View ids, targets, positions;
+  BatchTensors tensors() const;
+};
+
+class StageMemory {
+ public:
+  // std::bad_alloc when the device lacks the memory.
+  StageMemory(Backend& backend, ActivationPlan plan, const BatchShape& shape, std::int64_t hidden);
+
+  const ActivationPlan& plan() const { return plan_; }
+  const BatchShape& shape() const { return shape_; }
+  Region region(const ArenaRange& range) const { return {arena_.data() + range.offset, range.bytes}; }
+  // The hidden bundle in a range; an empty range gives an empty bundle.
+  Bundle bundle(const ArenaRange& range) const;
+  BatchSlot batch(std::int64_t slot) const;
+
+ private:
+  ActivationPlan plan_;
+  BatchShape shape_;
+  std::int64_t hidden_;
+  DType compute_;
+  Buffer arena_;
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,76 @@
+// The step loop: batches, forward and backward, the update, evaluation, early stopping, checkpoints, metrics. It knows interfaces only;
+// assembly.h builds what it runs on.
+//
+// After every step the state is complete: whatever ends the loop between two steps loses nothing that a checkpoint of that
+// moment would not restore to the bit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "data/dataset.h"
+#include "optim/optimizer.h"
+#include "plan/run_plan.h"
+#include "telemetry/log.h"
+#include "telemetry/metrics.h"
+#include "telemetry/progress.h"
+#include "train/run_folder.h"
+#include "train/run_state.h"
+#include "train/stage_executor.h"
+
+namespace scaletrain {
+
+// What the process that runs the trainer answers and hears.
+struct TrainerHooks {
+  std::function<bool()> interrupted;  // finish this step, save, and leave
+  std::function<bool()> may_commit;   // asked right before a checkpoint appears under its name
+  // What the trainer is about to do, for supervision: while `waiting_on_storage` no progress is expected.
+  std::function<void(std::int64_t step, bool waiting_on_storage)> entered;
+};
+
+enum class TrainOutcome { finished, stopped_early, interrupted };
+
+struct TrainerParts {
+  const Config& config;
+  const PhasePlan& plan;
+  Backend& backend;
+  Stream& stream;
+  ParamStore& store;
+  Optimizer& optimizer;
+  StageExecutor& executor;
+  const TrainingData& data;
+  const std::vector<std::unique_ptr<ValidationSet>>& validation;
+  RunPaths paths;
+  MetricsWriter& metrics;
+  ProgressPrinter& progress;
+  Log& log;
+  std::vector<std::filesystem::path> tokenizer_files;
+  std::string fingerprint;
+  double peak_flops = 0.0;  // FLOP/s of all ranks
+  TrainerHooks hooks;
+};
+
+class Trainer {
+ public:
+  Trainer(const TrainerParts& parts, RunState state);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  // Until the last step, an early stop or an interruption; a checkpoint of the last state exists then. DivergedError when the
+  // non-finite policy is exhausted; InputError for data that fails and for a last checkpoint that cannot be written.
+  TrainOutcome run();
+  const RunState& state() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,271 @@
+// The loss, elementwise operations and optimizer steps.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "cases.h"
+
+namespace scaletrain::parity {
+
+namespace {
+
+std::string name_of(const Extent& e) {
+  return std::to_string(e.rows) + "x" + std::to_string(e.columns);
+}
+
+std::vector<std::int64_t> lengths() {
+  return {1,   2,   3,   4,   5,   7,   8,   9,   11,  13,  15,  16,   17,   31,   32,   33,   61,   63,   64,    65,
+          101, 127, 128, 129, 255, 256, 257, 509, 511, 512, 513, 1009, 1023, 1024, 1025, 4095, 4097, 5003, 16385, 0};
+}
+
+}  // namespace
+
+std::vector<Case> cross_entropy_cases() {
+  struct Operands {
+    Extent extent;
+    Values logits;
+    Ids targets;
+    double d_scale = 0;
+  };
+  std::vector<Case> cases;
+  for (const Extent& e : row_extents()) {
+    const std::string key = "cross_entropy" + std::to_string(cases.size());
+    auto o = std::make_shared<Operands>();
+    o->extent = e;
+    o->logits = normal(key + "logits", e.rows * e.columns, 1.0, cases.size() % 3 == 0 ? 6.0 : 2.0);
+    o->targets = random_ids(key + "targets", e.rows, e.columns);
+    for (std::size_t n = 1; n < o->targets.size(); n += 3) o->targets[n] = -1;
+    o->d_scale = cases.size() % 4 == 3 ? 0.0 : 0.75;
+    Case c;
+    c.name = name_of(e) + (o->d_scale != 0 ? " with gradient" : "");
+    c.reduction_length = static_cast<double>(e.columns);
+    c.run = [o](Device& device) {
+      double loss_sum = 0.5;
+      const View logits = device.put(o->logits, {o->extent.rows, o->extent.columns});
+      device.run(CrossEntropy{.logits = logits,
+                              .targets = device.put_ids(o->targets, {o->extent.rows}),
+                              .d_scale = o->d_scale,
+                              .loss_sum = &loss_sum});
+      return std::vector<Output>{{"loss_sum", {loss_sum}}, {"logits", Device::get(logits)}};
+    };
+    double loss_scale = 0.5;
+    Values logits_scale;
+    for (std::int64_t n = 0; n < e.rows; ++n) {
+      const auto row = o->logits.begin() + n * e.columns;
+      const std::int32_t target = o->targets[static_cast<std::size_t>(n)];
+      double total = 0;
+      for (std::int64_t v = 0; v < e.columns; ++v) total += std::exp(row[v]);
+      if (target >= 0) loss_scale += std::max(1.0, std::fabs(row[target]));
+      for (std::int64_t v = 0; v < e.columns; ++v) {
+        const double size = v == target ? 1.0 : std::exp(row[v]) / total;
+        logits_scale.push_back(target < 0 || o->d_scale == 0 ? untouched : o->d_scale * size);
+      }
+    }
+    c.scales = {{loss_scale}, logits_scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> add_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const std::string key = "add" + std::to_string(cases.size());
+    const Values a = normal(key + "a", n);
+    const Values b = normal(key + "b", n);
+    const std::size_t aliasing = cases.size() % 3;
+    Case c;
+    c.name = std::to_string(n) + " aliasing " + std::to_string(aliasing);
+    c.run = [=](Device& device) {
+      const View left = device.put(a, {n});
+      const View right = device.put(b, {n});
+      View output = aliasing == 1 ? left : right;
+      if (aliasing == 0) output = device.put(a, {n});
+      device.run(Add{.a = left, .b = right, .output = output});
+      return std::vector<Output>{{"output", Device::get(output)}};
+    };
+    Values scale;
+    for (std::size_t i = 0; i < a.size(); ++i) scale.push_back(std::hypot(a[i], b[i]));
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> copy_cases() {
+  std::vector<Case> cases;
+  const DType types[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
+  for (const std::int64_t n : lengths()) {
+    const DType from = types[cases.size() % 4];
+    const DType to = types[cases.size() / 4 % 4];
+    const Values values = normal("copy" + std::to_string(cases.size()), n, 0.0, 100.0);
+    Case c;
+    c.name = std::to_string(n) + " " + std::string(to_text(from)) + " to " + std::string(to_text(to));
+    c.run = [=](Device& device) {
+      const View input = device.put_as(from, values, {n, 1});
+      const View output = device.put_as(to, Values(values.size(), 7.0), {1, n});
+      device.run(Copy{.input = input, .output = output});
+      return std::vector<Output>{{"output", Device::get(output)}};
+    };
+    c.scales = {Values(values.size(), untouched)};  // every rounding is defined: no tolerance
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> fill_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const double value = cases.size() % 2 == 0 ? 0.0 : -1.375 * static_cast<double>(cases.size());
+    Case c;
+    c.name = std::to_string(n) + " with " + std::to_string(value);
+    c.run = [=](Device& device) {
+      const View output = device.put(normal("fill", n), {n});
+      device.run(Fill{.output = output, .value = value});
+      return std::vector<Output>{{"output", Device::get(output)}};
+    };
+    c.scales = {Values(static_cast<std::size_t>(n), untouched)};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> sum_of_squares_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const Values values = normal("sum_of_squares" + std::to_string(n), n, 0.5, 1.0);
+    Case c;
+    c.name = std::to_string(n);
+    c.unit = 1e-14;  // squares of f32 are exact in double, and their sums are kept in double
+    c.reduction_length = static_cast<double>(std::max<std::int64_t>(1, n));
+    c.run = [=](Device& device) {
+      double result = -1;  // overwritten, not added to
+      device.run(SumOfSquares{.values = device.put_as(DType::f32, values, {n}), .result = &result});
+      return std::vector<Output>{{"result", {result}}};
+    };
+    c.scales = {{0.0}};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+namespace {
+
+struct StepOperands {
+  std::int64_t count = 0;
+  Values param, gradient, first_moment, second_moment;
+  std::vector<DecaySpan> spans;
+  StepBlock step;
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+};
+
+// Spans with padding before, between and after them, and two that touch.
+std::shared_ptr<const StepOperands> step_operands(std::size_t index, std::int64_t n) {
+  const std::string key = "step" + std::to_string(index);
+  auto o = std::make_shared<StepOperands>();
+  o->count = n;
+  o->param = normal(key + "param", n);
+  o->gradient = normal(key + "gradient", n, 0.0, 20.0);
+  o->first_moment = normal(key + "first", n);
+  o->second_moment = rounded_to_float(map(normal(key + "second", n), square));
+  const std::int64_t a = n / 7;
+  const std::int64_t b = n / 2;
+  const std::int64_t d = n - n / 5;
+  o->spans = {{a, b - a, 0.1}, {b, (d - b) / 2, 0.0}, {d - (d - b) / 3, (d - b) / 3, 0.5}};
+  if (index % 4 == 0) o->spans = {{0, n, 0.1}};
+  if (n > 0 && index % 9 == 5) o->spans.clear();
+  // A learning rate as large as the parameters, so that an error of the direction is not lost in them.
+  o->step = {.learning_rate = 0.5,
+             .gradient_scale = 0.05,
+             .bias_correction1 = 1.0 - std::pow(0.9, static_cast<double>(index + 1)),
+             .bias_correction2 = 1.0 - std::pow(0.95, static_cast<double>(index + 1)),
+             .skip = index % 11 == 3 ? 1 : 0};
+  if (index % 2 == 1) o->epsilon = 0.1;
+  return o;
+}
+
+// The span's decay where an element is updated, nothing where it is not.
+std::vector<std::optional<double>> decays(const StepOperands& o) {
+  std::vector<std::optional<double>> result(static_cast<std::size_t>(o.count));
+  if (o.step.skip != 0) return result;
+  for (const DecaySpan& span : o.spans)
+    for (std::int64_t e = span.first; e < span.first + span.count; ++e)
+      result[static_cast<std::size_t>(e)] = span.weight_decay;
+  return result;
+}
+
+std::string name_of(const StepOperands& o) {
+  return std::to_string(o.count) + " in " + std::to_string(o.spans.size()) + " spans" +
+         (o.step.skip != 0 ? " skipped" : "");
+}
+
+}  // namespace
+
+std::vector<Case> adamw_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View param = device.put(o->param, {o->count});
+      const View first = device.put(o->first_moment, {o->count});
+      const View second = device.put(o->second_moment, {o->count});
+      device.run(AdamWStep{.param = param,
+                           .first_moment = first,
+                           .second_moment = second,
+                           .gradient = device.put(o->gradient, {o->count}),
+                           .spans = o->spans,
+                           .beta1 = o->beta1,
+                           .beta2 = o->beta2,
+                           .epsilon = o->epsilon,
+                           .step = &o->step});
+      return std::vector<Output>{
+          {"param", Device::get(param)}, {"first_moment", Device::get(first)}, {"second_moment", Device::get(second)}};
+    };
+    const auto decay = decays(*o);
+    std::vector<Values> scales(3, Values(decay.size(), untouched));
+    for (std::size_t e = 0; e < decay.size(); ++e) {
+      if (!decay[e].has_value()) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      const double m = o->beta1 * std::fabs(o->first_moment[e]) + (1 - o->beta1) * g;
+      const double v = o->beta2 * o->second_moment[e] + (1 - o->beta2) * g * g;
+      const double direction = m / o->step.bias_correction1 / (std::sqrt(v / o->step.bias_correction2) + o->epsilon);
+      const double p = std::fabs(o->param[e]);
+      scales[0][e] = std::max(p, o->step.learning_rate * (direction + *decay[e] * p));
+      scales[1][e] = m;
+      scales[2][e] = v;
+    }
+    c.scales = scales;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Case> sgd_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t n : lengths()) {
+    const auto o = step_operands(cases.size(), n);
+    Case c;
+    c.name = name_of(*o);
+    c.run = [o](Device& device) {
+      const View param = device.put(o->param, {o->count});
+      device.run(SgdStep{
+          .param = param, .gradient = device.put(o->gradient, {o->count}), .spans = o->spans, .step = &o->step});
+      return std::vector<Output>{{"param", Device::get(param)}};
+    };
+    const auto decay = decays(*o);
+    Values scale(decay.size(), untouched);
+    for (std::size_t e = 0; e < decay.size(); ++e) {
+      if (!decay[e].has_value()) continue;
+      const double g = std::fabs(o->gradient[e] * o->step.gradient_scale);
+      const double p = std::fabs(o->param[e]);
+      scale[e] = std::max(p, o->step.learning_rate * (g + *decay[e] * p));
+    }
+    c.scales = {scale};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+}  // namespace scaletrain::parity

@@ -1,0 +1,238 @@
+// Linear maps and embeddings: all are linear in each operand, so the scale of a result is the root of the same
+// operation on the squares of its operands.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "cases.h"
+
+namespace scaletrain::parity {
+
+namespace {
+
+struct LinearExtent {
+  std::int64_t rows = 0, inputs = 0, outputs = 0;
+};
+
+std::vector<LinearExtent> linear_extents() {
+  return {{1, 1, 1},     {1, 7, 1},     {7, 1, 1},      {1, 1, 7},      {2, 2, 2},      {3, 5, 7},     {5, 3, 2},
+          {0, 4, 3},     {1, 64, 64},   {13, 17, 19},   {16, 16, 16},   {15, 17, 33},   {31, 32, 33},  {32, 31, 31},
+          {33, 33, 17},  {1, 129, 127}, {64, 64, 64},   {63, 65, 64},   {65, 63, 129},  {127, 3, 128}, {128, 127, 5},
+          {129, 128, 1}, {2, 257, 255}, {4, 1009, 3},   {1, 2048, 11},  {3, 2047, 2},   {257, 2, 31},  {512, 5, 9},
+          {511, 16, 4},  {1, 31, 1031}, {100, 96, 288}, {37, 101, 103}, {17, 255, 257}, {128, 64, 192}};
+}
+
+std::string name_of(const LinearExtent& e) {
+  return std::to_string(e.rows) + "x" + std::to_string(e.inputs) + "->" + std::to_string(e.outputs);
+}
+
+// Runs a case's call on the squares of its operands: run(device, operands) must be linear in each.
+template <class Operands, class Run>
+std::vector<Values> scales_by_squares(const Operands& operands, const Run& run) {
+  const auto reference = make_reference_backend(DType::f64);
+  Device device(*reference);
+  std::vector<Values> scales;
+  for (const Output& output : run(device, operands.squared()))
+    scales.push_back(map(output.values, [](double v) { return std::sqrt(v); }));
+  return scales;
+}
+
+template <class Operands, class Run>
+Case linear_case(const std::string& name, double reduction_length, const Operands& operands, const Run& run) {
+  Case c;
+  c.name = name;
+  c.reduction_length = std::max(1.0, reduction_length);
+  c.run = [operands, run](Device& device) { return run(device, operands); };
+  c.scales = scales_by_squares(operands, run);
+  return c;
+}
+
+enum class Addend { none, separate, in_place };
+
+struct LinearOperands {
+  LinearExtent extent;
+  bool packed = false;
+  bool with_bias = false;
+  Addend addend = Addend::none;
+  Values weight, bias, input, d_output, rows;  // rows: the addend [N,O], or what d_weight [O,I] holds before
+
+  LinearOperands squared() const {
+    LinearOperands result = *this;
+    for (Values* values : {&result.weight, &result.bias, &result.input, &result.d_output, &result.rows})
+      *values = map(*values, square);
+    return result;
+  }
+};
+
+LinearOperands linear_operands(std::size_t index, const LinearExtent& e, const std::string& operation) {
+  const std::string key = operation + std::to_string(index);
+  LinearOperands o;
+  o.extent = e;
+  o.packed = index % 4 == 1 || index % 4 == 2;
+  o.with_bias = index % 2 == 1;
+  o.addend = static_cast<Addend>(index % 3);
+  o.weight = normal(key + "weight", e.outputs * e.inputs, 0.0, 0.5);
+  o.bias = normal(key + "bias", e.outputs);
+  o.input = normal(key + "input", e.rows * e.inputs);
+  o.d_output = normal(key + "d_output", e.rows * e.outputs, 0.1, 1.0);
+  return o;
+}
+
+}  // namespace
+
+std::vector<Case> linear_forward_cases() {
+  std::vector<Case> cases;
+  for (const LinearExtent& e : linear_extents()) {
+    LinearOperands operands = linear_operands(cases.size(), e, "linear_forward");
+    operands.rows = normal("linear_forward addend" + name_of(e), e.rows * e.outputs);
+    const auto run = [](Device& device, const LinearOperands& o) {
+      const LinearExtent& x = o.extent;
+      const View output = device.put(o.rows, {x.rows, x.outputs});
+      View addend;
+      if (o.addend == Addend::separate) addend = device.put(o.rows, {x.rows, x.outputs});
+      if (o.addend == Addend::in_place) addend = output;
+      device.run(LinearForward{.weight = device.put_weight(o.weight, {x.outputs, x.inputs}, o.packed),
+                               .bias = o.with_bias ? device.put(o.bias, {x.outputs}) : View(),
+                               .input = device.put(o.input, {x.rows, x.inputs}),
+                               .addend = addend,
+                               .output = output});
+      return std::vector<Output>{{"output", Device::get(output)}};
+    };
+    cases.push_back(linear_case(name_of(e), static_cast<double>(e.inputs), operands, run));
+  }
+  return cases;
+}
+
+std::vector<Case> linear_backward_input_cases() {
+  std::vector<Case> cases;
+  for (const LinearExtent& e : linear_extents()) {
+    const auto run = [](Device& device, const LinearOperands& o) {
+      const LinearExtent& x = o.extent;
+      const View d_input = device.put(Values(static_cast<std::size_t>(x.rows * x.inputs), 7.0), {x.rows, x.inputs});
+      device.run(LinearBackwardInput{.weight = device.put_weight(o.weight, {x.outputs, x.inputs}, o.packed),
+                                     .d_output = device.put(o.d_output, {x.rows, x.outputs}),
+                                     .d_input = d_input});
+      return std::vector<Output>{{"d_input", Device::get(d_input)}};
+    };
+    cases.push_back(linear_case(name_of(e), static_cast<double>(e.outputs),
+                                linear_operands(cases.size(), e, "linear_backward_input"), run));
+  }
+  return cases;
+}
+
+std::vector<Case> linear_backward_weight_cases() {
+  std::vector<Case> cases;
+  for (const LinearExtent& e : linear_extents()) {
+    LinearOperands operands = linear_operands(cases.size(), e, "linear_backward_weight");
+    operands.rows = normal("linear_backward_weight before" + name_of(e), e.outputs * e.inputs);
+    const auto run = [](Device& device, const LinearOperands& o) {
+      const LinearExtent& x = o.extent;
+      const View d_weight = device.put(o.rows, {x.outputs, x.inputs});
+      const View d_bias = o.with_bias ? device.put(o.bias, {x.outputs}) : View();
+      device.run(LinearBackwardWeight{.input = device.put(o.input, {x.rows, x.inputs}),
+                                      .d_output = device.put(o.d_output, {x.rows, x.outputs}),
+                                      .d_weight = d_weight,
+                                      .d_bias = d_bias});
+      std::vector<Output> outputs{{"d_weight", Device::get(d_weight)}};
+      if (o.with_bias) outputs.push_back({"d_bias", Device::get(d_bias)});
+      return outputs;
+    };
+    cases.push_back(linear_case(name_of(e), static_cast<double>(e.rows), operands, run));
+  }
+  return cases;
+}
+
+namespace {
+
+struct EmbeddingOperands {
+  std::int64_t rows = 0, columns = 0, vocabulary = 0, num_positions = 0;
+  Values table, position_table, d_output;
+  Ids ids, positions;
+
+  EmbeddingOperands squared() const {
+    EmbeddingOperands result = *this;
+    for (Values* values : {&result.table, &result.position_table, &result.d_output}) *values = map(*values, square);
+    return result;
+  }
+};
+
+EmbeddingOperands embedding_operands(std::size_t index, const Extent& e) {
+  const std::string key = "embedding" + std::to_string(index);
+  EmbeddingOperands o;
+  o.rows = e.rows;
+  o.columns = e.columns;
+  o.vocabulary = 1 + static_cast<std::int64_t>(index * index % 300);
+  o.num_positions = index % 2 == 1 ? 1 + static_cast<std::int64_t>(index % 40) : 0;
+  o.table = normal(key + "table", o.vocabulary * e.columns);
+  o.position_table = normal(key + "position_table", o.num_positions * e.columns);
+  o.d_output = normal(key + "d_output", e.rows * e.columns, 0.1, 1.0);
+  o.ids = random_ids(key + "ids", e.rows, o.vocabulary);
+  o.positions = random_ids(key + "positions", e.rows, std::max<std::int64_t>(1, o.num_positions));
+  return o;
+}
+
+std::string name_of(const EmbeddingOperands& o) {
+  return std::to_string(o.rows) + "x" + std::to_string(o.columns) + " of " + std::to_string(o.vocabulary) +
+         " ids and " + std::to_string(o.num_positions) + " positions";
+}
+
+double most_repeated(const Ids& ids) {
+  std::map<std::int32_t, int> counts;
+  int most = 0;
+  for (const std::int32_t id : ids) most = std::max(most, ++counts[id]);
+  return most;
+}
+
+}  // namespace
+
+std::vector<Case> embedding_forward_cases() {
+  std::vector<Case> cases;
+  for (const Extent& e : row_extents()) {
+    const auto run = [](Device& device, const EmbeddingOperands& o) {
+      const View output = device.put(Values(static_cast<std::size_t>(o.rows * o.columns), 7.0), {o.rows, o.columns});
+      EmbeddingForward op{.table = device.put(o.table, {o.vocabulary, o.columns}),
+                          .position_table = {},
+                          .ids = device.put_ids(o.ids, {o.rows}),
+                          .positions = {},
+                          .output = output};
+      if (o.num_positions > 0) {
+        op.position_table = device.put(o.position_table, {o.num_positions, o.columns});
+        op.positions = device.put_ids(o.positions, {o.rows});
+      }
+      device.run(op);
+      return std::vector<Output>{{"output", Device::get(output)}};
+    };
+    const EmbeddingOperands operands = embedding_operands(cases.size(), e);
+    cases.push_back(linear_case(name_of(operands), 1.0, operands, run));
+  }
+  return cases;
+}
+
+std::vector<Case> embedding_backward_cases() {
+  std::vector<Case> cases;
+  for (const Extent& e : row_extents()) {
+    const auto run = [](Device& device, const EmbeddingOperands& o) {
+      const View d_table = device.put(o.table, {o.vocabulary, o.columns});
+      EmbeddingBackward op{.d_output = device.put(o.d_output, {o.rows, o.columns}),
+                           .ids = device.put_ids(o.ids, {o.rows}),
+                           .positions = {},
+                           .d_table = d_table,
+                           .d_position_table = {}};
+      if (o.num_positions > 0) {
+        op.d_position_table = device.put(o.position_table, {o.num_positions, o.columns});
+        op.positions = device.put_ids(o.positions, {o.rows});
+      }
+      device.run(op);
+      std::vector<Output> outputs{{"d_table", Device::get(d_table)}};
+      if (o.num_positions > 0) outputs.push_back({"d_position_table", Device::get(op.d_position_table)});
+      return outputs;
+    };
+    const EmbeddingOperands operands = embedding_operands(cases.size(), e);
+    const double most =
+        std::max(most_repeated(operands.ids), operands.num_positions > 0 ? most_repeated(operands.positions) : 0);
+    cases.push_back(linear_case(name_of(operands), most, operands, run));
+  }
+  return cases;
+}
+
+}  // namespace scaletrain::parity

@@ -1,0 +1,92 @@
+// Every operation of every backend against the f64 reference, and the proof that the comparison notices one wrong
+// element.
+#include <doctest/doctest.h>
+
+#include "cases.h"
+
+using namespace scaletrain;
+using namespace scaletrain::parity;
+
+namespace {
+
+struct Operation {
+  const char* name;
+  std::vector<Case> (*cases)();
+};
+
+const Operation operations[] = {{"linear_forward", linear_forward_cases},
+                                {"linear_backward_input", linear_backward_input_cases},
+                                {"linear_backward_weight", linear_backward_weight_cases},
+                                {"norm_forward", norm_forward_cases},
+                                {"norm_backward_input", norm_backward_input_cases},
+                                {"norm_backward_weight", norm_backward_weight_cases},
+                                {"activation_forward", activation_forward_cases},
+                                {"activation_backward", activation_backward_cases},
+                                {"rope", rope_cases},
+                                {"attention_forward", attention_forward_cases},
+                                {"attention_backward", attention_backward_cases},
+                                {"embedding_forward", embedding_forward_cases},
+                                {"embedding_backward", embedding_backward_cases},
+                                {"cross_entropy", cross_entropy_cases},
+                                {"add", add_cases},
+                                {"copy", copy_cases},
+                                {"fill", fill_cases},
+                                {"sum_of_squares", sum_of_squares_cases},
+                                {"adamw", adamw_cases},
+                                {"sgd", sgd_cases}};
+
+}  // namespace
+
+TEST_CASE("every_backend_agrees_with_the_f64_reference_on_every_operation") {
+  for (const Operation& operation : operations) check_parity(operation.name, operation.cases());
+}
+
+TEST_CASE("an_error_planted_in_one_element_of_any_output_is_found") {
+  for (const Operation& operation : operations) check_that_planted_errors_are_found(operation.name, operation.cases());
+}
+
+TEST_CASE("a_nan_or_a_missing_element_is_a_mismatch") {
+  Case c;
+  c.name = "case";
+  c.scales = {{1.0, 1.0}};
+  const std::vector<Output> expected{{"output", {1.0, 2.0}}};
+  CHECK_FALSE(find_mismatch(c, expected, expected).has_value());
+  CHECK_FALSE(find_mismatch(c, expected, {{"output", {1.0, 2.0 + 1.9e-6}}}).has_value());
+  CHECK(find_mismatch(c, expected, {{"output", {1.0, 2.0 + 2.1e-6}}}).has_value());
+  CHECK(find_mismatch(c, expected, {{"output", {1.0, 0.0 / 0.0}}}).has_value());
+  CHECK(find_mismatch(c, expected, {{"output", {1.0}}}).has_value());
+  CHECK(find_mismatch(c, expected, {}).has_value());
+  c.scales = {{1.0, untouched}};
+  CHECK(find_mismatch(c, expected, {{"output", {1.0, 2.0 + 1e-15}}}).has_value());
+}
+
+TEST_CASE("sums_over_rows_have_the_same_bits_for_any_number_of_threads") {
+  const Values values = normal("threads", 100003);
+  const std::int64_t rows = 1031;
+  const Values logits = normal("threads logits", rows * 97, 0.0, 3.0);
+  const Ids targets = random_ids("threads targets", rows, 97);
+  double first_sum = 0;
+  double first_loss = 0;
+  for (const int threads : {1, 2, 5}) {
+    CAPTURE(threads);
+    CpuOptions options;
+    options.threads = threads;
+    const auto backend = make_cpu_backend(options);
+    CHECK(backend->num_threads() == threads);
+    Device device(*backend);
+    double sum = 0;
+    double loss = 0;
+    device.run(SumOfSquares{.values = device.put(values, {100003}), .result = &sum});
+    device.run(CrossEntropy{.logits = device.put(logits, {rows, 97}),
+                            .targets = device.put_ids(targets, {rows}),
+                            .d_scale = 0,
+                            .loss_sum = &loss});
+    if (threads == 1) {
+      first_sum = sum;
+      first_loss = loss;
+    }
+    CHECK(sum == first_sum);
+    CHECK(loss == first_loss);
+  }
+  CHECK(first_loss > 0);
+}

@@ -1,0 +1,181 @@
+#include "config/keys.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "config/unsupported.h"
+#include "config_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+const KeyInfo& key(std::string_view path) {
+  const auto keys = config_keys();
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const KeyInfo& info) { return info.path == path; });
+  REQUIRE_MESSAGE(found != keys.end(), path);
+  return *found;
+}
+
+// A preset's number of parameters by the textbook formulas, written apart from the code that counts them.
+std::int64_t parameters(const ModelConfig& m) {
+  const std::int64_t kv_width = m.hidden / m.heads * m.kv_heads;
+  const std::int64_t gates = m.activation == ActivationKind::swiglu ? 3 : 2;
+  std::int64_t layer = 2 * m.hidden * m.hidden + 2 * m.hidden * kv_width + gates * m.hidden * m.ffn_hidden + 2 * m.hidden;
+  std::int64_t rest = *m.vocab * m.hidden * (m.tie_embeddings ? 1 : 2) + m.hidden;
+  if (m.bias) {
+    layer += 2 * m.hidden + 2 * kv_width + m.ffn_hidden + m.hidden + 2 * m.hidden;
+    rest += m.hidden;
+  }
+  if (m.position == PositionKind::learned) rest += m.context * m.hidden;
+  return m.layers * layer + rest;
+}
+}  // namespace
+
+TEST_CASE("every key has a type, a default, a meaning and stands once") {
+  std::set<std::string> seen;
+  for (const KeyInfo& info : config_keys()) {
+    CHECK_MESSAGE(seen.insert(info.path).second, info.path);
+    CHECK_MESSAGE(!info.type.empty(), info.path);
+    CHECK_MESSAGE(!info.fallback.empty(), info.path);
+    CHECK_MESSAGE(info.meaning.ends_with('.'), info.path);
+  }
+  CHECK(seen.size() > 90);
+}
+
+TEST_CASE("the table's defaults are the config's") {
+  CHECK(key("train.global_batch").fallback == "32");
+  CHECK(key("train.optimizer.betas").fallback == "[0.9, 0.95]");
+  CHECK(key("train.optimizer.learning_rate").fallback == "0.0006");
+  CHECK(key("checkpoint.every").fallback == "200");
+  CHECK(key("supervise.heartbeat").fallback == "60s");
+  CHECK(key("model.vocab").fallback == "auto");
+  CHECK(key("model.kv_heads").fallback == "heads");
+  CHECK(key("model.norm").fallback == "layernorm");
+  CHECK(key("model.norm").type == "one of: layernorm | rmsnorm");
+  CHECK(key("early_stop").fallback == "null");
+  CHECK(key("data.train[].path").fallback == "required");
+  CHECK(key("supervise.elastic.min_data").unit == "ranks");
+  // Writing a default out changes nothing.
+  const Config plain = load_text(kLeast).config;
+  for (const KeyInfo& info : config_keys()) {
+    const bool is_inner = info.path.find("[]") != std::string::npos || info.path.starts_with("early_stop.") ||
+                          info.path.starts_with("train.spike.") || info.path.starts_with("supervise.elastic.");
+    if (is_inner || info.fallback == "required" || info.fallback == "heads" || info.fallback == "4 * hidden" ||
+        info.path == "train.steps" || info.path == "run.directory")
+      continue;
+    const Config written = load_text(kLeast, {info.path + "=" + info.fallback}).config;
+    CHECK_MESSAGE(compare_configs(plain, written).empty(), info.path);
+  }
+}
+
+TEST_CASE("resume rules are those of the design") {
+  using enum ResumeRule;
+  for (const char* path : {"model.layers", "model.context", "run.seed", "data.tokenizer.type", "model.init.std"})
+    CHECK_MESSAGE(key(path).resume == never, path);
+  for (const char* path : {"train.steps", "train.tokens", "train.optimizer.learning_rate", "train.lr_schedule.warmup",
+                           "train.clip_norm", "data.train", "data.train[].weight"})
+    CHECK_MESSAGE(key(path).resume == with_notice, path);
+  for (const char* path :
+       {"run.name", "run.directory", "run.device", "model.init.from", "data.tokenizer.path", "train.micro_batch",
+        "parallel.tensor", "parallel.zero", "precision.compute", "evaluate.every", "early_stop", "checkpoint.every",
+        "supervise.heartbeat", "launch.port", "log.every", "data.cache", "data.validation"})
+    CHECK_MESSAGE(key(path).resume == freely, path);
+}
+
+TEST_CASE("compare_configs names keys, values and rules") {
+  const Config before = load_text(kLeast).config;
+  CHECK(compare_configs(before, before).empty());
+  Config after = before;
+  after.model.layers = 13;
+  after.train.optimizer.beta2 = 0.99;
+  after.data.train.at(0).weight = 2;
+  after.early_stop.emplace().metric = "validation/a/loss";
+  const auto differences = compare_configs(before, after);
+  REQUIRE(differences.size() == 4);
+  CHECK(differences[0].path == "model.layers");
+  CHECK(differences[0].before == "12");
+  CHECK(differences[0].after == "13");
+  CHECK(differences[0].rule == ResumeRule::never);
+  CHECK(differences[1].path == "data.train");
+  CHECK(differences[2].path == "train.optimizer.betas");
+  CHECK(differences[2].after == "[0.9, 0.99]");
+  CHECK(differences[3].path == "early_stop");
+  CHECK(differences[3].before == "null");
+}
+
+TEST_CASE("presets have the published parameter counts") {
+  const auto count = [](const char* name) {
+    const ModelConfig* model = find_model_preset(name);
+    REQUIRE(model != nullptr);
+    CHECK(model->preset == name);
+    return parameters(*model);
+  };
+  CHECK(count("gpt2-124m") == 124439808);
+  CHECK(count("gpt2-355m") == 354823168);
+  CHECK(count("gpt2-774m") == 774030080);
+  CHECK(count("gpt2-1558m") == 1557611200);
+  CHECK(count("llama-8b") == 8030261248);
+  CHECK(count("llama-70b") == 70553706496);
+  CHECK(count("llama-405b") == 405853388800);
+  CHECK(find_model_preset("gpt5") == nullptr);
+  for (const std::string& name : model_preset_names())
+    CHECK(load_text(kLeast, {"model.preset=" + name}).config.model.preset == name);
+}
+
+TEST_CASE("every default is a supported value") { CHECK(unsupported_values(Config()).empty()); }
+
+TEST_CASE("values whose feature does not exist are refused by name") {
+  const char* asked[] = {"run.device=cuda",
+                         "model.dropout=0.1",
+                         "data.tokenizer.type=bpe",
+                         "data.tokenizer.type=sentencepiece",
+                         "data.documents.attention=within",
+                         "train.lr_schedule.type=wsd",
+                         "train.label_smoothing=0.1",
+                         "train.recompute=selective",
+                         "train.spike={}",
+                         "parallel.data=2",
+                         "parallel.tensor=2",
+                         "parallel.sequence=true",
+                         "parallel.pipeline=2",
+                         "parallel.schedule=gpipe",
+                         "parallel.schedule=zb-h1",
+                         "parallel.chunks=2",
+                         "parallel.zero=1",
+                         "precision.compute=bf16",
+                         "precision.reduce=bf16",
+                         "precision.loss_scale=1024",
+                         "checkpoint.background=true",
+                         "supervise.elastic={min_data: 2}",
+                         "launch.interface=eth0",
+                         "launch.port=29500",
+                         "launch.ranks_per_node=8",
+                         "log.tensorboard=true"};
+  std::set<std::string> refused;
+  for (const std::string text : asked) {
+    const std::string report = override_errors({text});
+    const std::string path = text.substr(0, text.find('='));
+    CHECK_MESSAGE(contains(report, "--set " + text + ": " + path + ": "), report);
+    CHECK_MESSAGE(contains(report, " is not supported yet; use "), report);
+    CHECK(line_count(report) == 1);
+    refused.insert(path);
+  }
+  for (const UnsupportedValue& row : unsupported_table())
+    CHECK_MESSAGE(refused.contains(std::string(row.path)), row.path);
+  for (const char* text : {"train.optimizer.type=sgd", "model.init.type=he", "model.init.type=xavier",
+                           "data.documents.loss_across=false", "parallel.data=auto", "run.device=auto",
+                           "train.lr_schedule.type=constant", "train.lr_schedule.type=linear", "launch.port=auto"})
+    CHECK(override_errors({text}) == "accepted");
+}
+
+TEST_CASE("check may load a layout that cannot run yet") {
+  const LoadedConfig loaded =
+      load_text(kLeast + "parallel: {tensor: 2, pipeline: 4}\n", {"log.tensorboard=true"}, {}, {.allow_unsupported = true});
+  CHECK(loaded.config.parallel.pipeline == 4);
+  REQUIRE(loaded.unsupported.size() == 3);
+  CHECK(loaded.unsupported[0] == "c.yaml:3:20: parallel.tensor: 2 is not supported yet; use 1");
+  CHECK(loaded.unsupported[2] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
+  CHECK(unsupported_values(loaded.config).size() == 3);
+}

@@ -1,0 +1,195 @@
+#include <doctest/doctest.h>
+
+#include "config/keys.h"
+#include "config_helpers.h"
+#include "temp_folder.h"
+
+using namespace scaletrain;
+
+TEST_CASE("the smallest config has every default") {
+  const LoadedConfig loaded = load_text(kLeast);
+  CHECK(loaded.source == kLeast);
+  CHECK(loaded.notices.empty());
+  CHECK(loaded.config.run.directory == "runs/run");
+  CHECK(loaded.config.train.steps == 200);
+  CHECK(loaded.config.model.kv_heads == 12);
+  CHECK(loaded.config.data.train.at(0).path == "/base/corpus.txt");
+  CHECK(loaded.config.train.clip_norm == 1.0);
+}
+
+TEST_CASE("all errors are reported at once in the order of their places") {
+  const std::string report = errors_of(
+      "run: {name: a/b, sed: 3}\n"
+      "model:\n"
+      "  layers: many\n"
+      "  hidden: 100\n"
+      "  heads: 12\n"
+      "train:\n"
+      "  steps: 0\n"
+      "  optimizer: {betas: [0.9, 1.5], learning_rate: \"6e-4\"}\n"
+      "  recompute: full\n"
+      "log: {every: 1.5}\n",
+      {"train.global_batch=abc", "train.nonfinite.skip=-1"});
+  const std::string expected =
+      "c.yaml:1:1: data.train: is missing; name at least one source, such as [{path: data/text}]\n"
+      "c.yaml:1:13: run.name: expected a plain name without '/', found text \"a/b\"\n"
+      "c.yaml:1:18: unknown key \"run.sed\"; did you mean run.seed?\n"
+      "c.yaml:3:11: model.layers: expected an integer, found text \"many\"\n"
+      "c.yaml:4:11: model.hidden: 100 is no multiple of heads 12\n"
+      "c.yaml:7:10: train.steps: 0 is out of range; expected at least 1\n"
+      "c.yaml:8:28: train.optimizer.betas: 1.5 is out of range; expected less than 1\n"
+      "c.yaml:8:49: train.optimizer.learning_rate: expected a number, found text \"6e-4\" in quotes; remove the "
+      "quotes\n"
+      "c.yaml:9:14: train.recompute: full is not supported yet; use none\n"
+      "c.yaml:10:14: log.every: expected an integer, found the number 1.5\n"
+      "--set train.global_batch=abc: train.global_batch: expected an integer, found text \"abc\"\n"
+      "--set train.nonfinite.skip=-1: train.nonfinite.skip: -1 is out of range; expected at least 0";
+  CHECK(report == expected);
+}
+
+TEST_CASE("wrong kinds of values say what was found") {
+  CHECK(contains(errors_of(kLeast + "run: 3\n"), "c.yaml:3:6: run: expected a mapping of keys, found the number 3"));
+  CHECK(contains(errors_of(kLeast + "model: {bias: yes}\n"), "model.bias: expected true or false, found text \"yes\""));
+  CHECK(contains(errors_of(kLeast + "model: {norm: rmsnrm}\n"),
+                 "model.norm: expected one of layernorm, rmsnorm, found text \"rmsnrm\"; did you mean rmsnorm?"));
+  CHECK(contains(errors_of(kLeast + "model: {layers: [1]}\n"), "model.layers: expected an integer, found a list"));
+  CHECK(contains(errors_of(kLeast + "model:\n  layers:\n"), "c.yaml:4:3: model.layers: expected an integer, found nothing"));
+  CHECK(contains(errors_of(kLeast + "supervise: {heartbeat: 60}\n"), "expected a time such as 90s, 30m or 2h"));
+  CHECK(contains(errors_of("data: {train: corpus.txt}\ntrain: {steps: 1}\n"),
+                 "data.train: expected a list, found text \"corpus.txt\""));
+  CHECK(contains(errors_of("data: {train: [corpus.txt]}\ntrain: {steps: 1}\n"),
+                 "data.train.0: expected a mapping of keys, found text \"corpus.txt\""));
+  CHECK(contains(errors_of("data: {train: [{weight: 1}]}\ntrain: {steps: 1}\n"), "data.train.0.path: is missing"));
+  CHECK(contains(errors_of(kLeast + "run: {seed: -1}\n"), "run.seed: expected an integer from 0"));
+  CHECK(load_text(kLeast + "run: {seed: 18446744073709551615}\n").config.run.seed == 18446744073709551615u);
+  CHECK(contains(errors_of("hello\n"), "expected sections"));
+  CHECK(contains(errors_of("steps:3\n"), "a colon needs a space"));
+  CHECK(contains(errors_of(""), "train.steps: is missing"));
+}
+
+TEST_CASE("unknown keys name the key that was meant") {
+  const auto suggestion = [](const std::string& key) {
+    const std::string report = override_errors({key + "=1"});
+    const std::size_t at = report.find("did you mean ");
+    return at == std::string::npos ? report : report.substr(at + 13, report.find('?', at) - at - 13);
+  };
+  CHECK(suggestion("train.lr") == "train.optimizer.learning_rate");
+  CHECK(suggestion("train.learning_rate") == "train.optimizer.learning_rate");
+  CHECK(suggestion("batch_size") == "train.global_batch");
+  CHECK(suggestion("train.step") == "train.steps");
+  CHECK(suggestion("train.warmup") == "train.lr_schedule.warmup");
+  CHECK(suggestion("model.n_layer") == "model.layers");
+  CHECK(suggestion("model.hidden_size") == "model.hidden");
+  CHECK(suggestion("seq_len") == "model.context");
+  CHECK(suggestion("modle") == "model");
+  CHECK(suggestion("data.train.0.wieght") == "data.train[].weight");
+  CHECK(suggestion("train.optimizer.weight_deacy") == "train.optimizer.weight_decay");
+  CHECK(contains(suggestion("qqqqqqqqqq"), "`scaletrain schema` lists all keys"));
+  CHECK(contains(errors_of(kLeast + "run: {seed:3}\n"), "a colon needs a space behind it"));
+  CHECK(contains(errors_of(kLeast + "run.seed: 3\n"), "unknown key \"run.seed\""));
+}
+
+TEST_CASE("a preset lies under the file's keys") {
+  const Config config = load_text(kLeast + "model: {hidden: 512, preset: llama-8b}\n").config;
+  CHECK(config.model.hidden == 512);
+  CHECK(config.model.layers == 32);
+  CHECK(config.model.kv_heads == 8);
+  CHECK(config.model.ffn_hidden == 14336);
+  CHECK(config.model.preset == "llama-8b");
+  CHECK(contains(errors_of(kLeast + "model: {preset: gpt2-125m}\n"), "did you mean gpt2-124m?"));
+  CHECK(load_text(kLeast, {"model.preset=tiny-llama"}).config.model.kv_heads == 2);
+  CHECK(contains(override_errors({"model.preset=gpt2-124m", "model.heads=16"}),
+                 "heads 16 is no multiple of kv_heads 12 (from preset gpt2-124m)"));
+}
+
+TEST_CASE("defaults that follow another key") {
+  const Config config = load_text(kLeast + "model: {hidden: 96, heads: 6}\nrun: {name: abc}\n").config;
+  CHECK(config.model.kv_heads == 6);
+  CHECK(config.model.ffn_hidden == 384);
+  CHECK(config.run.directory == "runs/abc");
+}
+
+TEST_CASE("overrides replace, merge and index") {
+  const std::string text =
+      "data: {train: [{path: a, weight: 3}, {path: b}], validation: [{name: v, path: c}]}\n"
+      "train: {tokens: 10B, optimizer: {learning_rate: 1e-3}}\nearly_stop: {metric: validation/v/loss}\n";
+  Config config = load_text(text, {"data.train.1.weight=2", "train.optimizer={weight_decay: 0}", "early_stop=null",
+                                   "run.name=x=y", "train.clip_norm=null"})
+                      .config;
+  CHECK(config.data.train.at(0).weight == 3.0);
+  CHECK(config.data.train.at(1).weight == 2.0);
+  CHECK(config.train.optimizer.learning_rate == 1e-3);
+  CHECK(config.train.optimizer.weight_decay == 0.0);
+  CHECK(config.train.tokens == 10'000'000'000);
+  CHECK(!config.early_stop);
+  CHECK(config.run.name == "x=y");
+  CHECK(!config.train.clip_norm);
+  config = load_text(text, {"data.train=[{path: /x}]", "train.tokens=null", "train.steps=5", "train.steps=150"}).config;
+  CHECK(config.data.train.size() == 1);
+  CHECK(config.data.train.at(0).path == "/x");
+  CHECK(config.train.steps == 150);
+  CHECK(load_text(text, {"early_stop.patience=9"}).config.early_stop->patience == 9);
+}
+
+TEST_CASE("a bad override explains itself") {
+  CHECK(contains(override_errors({"train.steps"}), "--set train.steps: no '=' after the key; write it like"));
+  CHECK(contains(override_errors({"=3"}), "\"\" is no key"));
+  CHECK(contains(override_errors({"train..steps=3"}), "is no key"));
+  CHECK(contains(override_errors({"run.name=[1"}), "--set run.name=[1: the value is not readable: the bracket"));
+  CHECK(contains(override_errors({"run.name=*x"}), "the value is not readable: aliases"));
+  CHECK(contains(override_errors({"data.train.4.weight=2"}), "data.train has 1 item; \"4\" is none of them"));
+  CHECK(contains(override_errors({"data.train.x=2"}), "\"x\" is none of them"));
+  CHECK(contains(override_errors({"train.steps.x=2"}), "train.steps: expected an integer, found a mapping"));
+  CHECK(contains(override_errors({"run.name="}), "run.name: expected text, found nothing"));
+  CHECK(contains(override_errors({"train.stesp=3"}), "--set train.stesp=3: unknown key \"train.stesp\""));
+  CHECK(contains(override_errors({"run.name=" + std::string(5000, 'x')}), "xxx\"...: run.name: 5000 bytes"));
+}
+
+TEST_CASE("environment variables are put in, also as numbers") {
+  const std::string text = "data: {train: [{path: \"${ROOT}/x\"}]}\ntrain:\n  steps: ${STEPS}\nrun:\n  name: a${N}b\n";
+  const Config config = load_text(text, {"run.seed=${SEED}"},
+                                  {{"ROOT", "/data"}, {"STEPS", "150"}, {"N", "${STEPS}"}, {"SEED", "7"}})
+                            .config;
+  CHECK(config.data.train.at(0).path == "/data/x");
+  CHECK(config.train.steps == 150);
+  CHECK(config.run.name == "a${STEPS}b");  // what comes out is not expanded again
+  CHECK(config.run.seed == 7);
+  const std::string report = errors_of(text, {}, {{"ROOT", "/data"}, {"N", ""}});
+  CHECK(report == "c.yaml:3:10: environment variable \"STEPS\" is not set; set it or write the value out");
+  CHECK(contains(errors_of(kLeast + "run:\n  name: a${X\n"), "c.yaml:4:9: ${ without }"));
+  CHECK(contains(errors_of(kLeast + "run:\n  name: ${A-B}\n"), "is no name of an environment variable"));
+  CHECK(contains(errors_of(kLeast + "run: {name: ${X}}\n"), "c.yaml:3:13: ${NAME} inside [ ] or { } needs quotes"));
+  CHECK(load_text(kLeast + "run:\n  name: $${X}$X$\n").config.run.name == "${X}$X$");
+  CHECK(contains(errors_of(kLeast + "run:\n  name: ${X}\n", {}, {{"X", "a\xFF"}}), "not valid UTF-8"));
+  CHECK(contains(errors_of(kLeast + "run:\n  name: ${X}${X}\n", {}, {{"X", std::string(60000, 'x')}}), "longer than"));
+}
+
+TEST_CASE("paths are relative to the config file, the run folder is not") {
+  const TempFolder folder;
+  const auto file = folder.write("sub/c.yaml", "data:\n  train: [{path: x}, {path: /abs}]\n  cache: cache\n"
+                                               "  validation: [{name: v, path: ../y}]\n"
+                                               "model: {init: {from: hf}}\ntrain: {steps: 200}\n");
+  const Config config = load_config(file, {}).config;
+  const std::string base = (folder / "sub").string();
+  CHECK(config.data.train.at(0).path == base + "/x");
+  CHECK(config.data.train.at(1).path == "/abs");
+  CHECK(config.data.validation.at(0).path == base + "/../y");
+  CHECK(config.data.cache == base + "/cache");
+  CHECK(config.model.init.from == base + "/hf");
+  CHECK(config.run.directory == "runs/run");
+}
+
+TEST_CASE("checkpoint.every is steps or a time") {
+  const auto checkpoint = [](const std::string& value) {
+    return load_text(kLeast, {"checkpoint.every=" + value}).config.checkpoint;
+  };
+  CHECK(checkpoint("50").every_steps == 50);
+  CHECK(!checkpoint("50").every_seconds);
+  CHECK(checkpoint("30m").every_seconds == 1800.0);
+  CHECK(!checkpoint("30m").every_steps);
+  CHECK(!checkpoint("0").every_steps);
+  CHECK(!checkpoint("0").every_seconds);
+  CHECK(contains(override_errors({"checkpoint.every=0s"}), "out of range"));
+  CHECK(contains(override_errors({"checkpoint.every=often"}), "expected steps or a time"));
+  CHECK(contains(override_errors({"checkpoint.every=-1"}), "at least 0"));
+}

@@ -1,0 +1,223 @@
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <random>
+
+#include "config/keys.h"
+#include "config/yaml_text.h"
+#include "config_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+// Values that a careless writer would get wrong, besides harmless ones.
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : random_(seed) {}
+  std::int64_t whole(std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random_);
+  }
+  bool coin() { return whole(0, 1) == 1; }
+  double share() { return std::uniform_real_distribution<double>(1e-9, 0.999)(random_); }
+  std::string text() {
+    static const std::string pieces[] = {"a", "null", "\"", "\\", "'", "${X}", "$", "$${", "{", ", ", ": ", "#", " ",
+                                         "é", "auto", "1e5", "-", "[", "~", "\t", "%", "&", "*"};
+    std::string out;
+    for (std::int64_t i = whole(1, 5); i > 0; --i) out += pieces[whole(0, static_cast<std::int64_t>(std::size(pieces)) - 1)];
+    return out;
+  }
+  std::optional<std::string> maybe_text() { return coin() ? std::optional(text()) : std::nullopt; }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+Config random_config(std::uint64_t seed) {
+  Dice dice(seed);
+  Config c;
+  c.run = {dice.text(), dice.text(), static_cast<std::uint64_t>(dice.whole(0, 1LL << 62)) * 2 + 1, DeviceKind::cpu};
+  c.model.heads = 2 * dice.whole(1, 8);
+  c.model.kv_heads = dice.coin() ? c.model.heads : 2;
+  c.model.hidden = 2 * c.model.heads * dice.whole(1, 9);
+  c.model.ffn_hidden = dice.whole(1, 5000);
+  c.model.layers = dice.whole(1, 100);
+  if (dice.coin()) c.model.preset = "tiny-llama";
+  if (dice.coin()) c.model.vocab = dice.whole(1, 1 << 20);
+  c.model.norm_epsilon = dice.share();
+  c.model.rope_theta = 1e5 * dice.share();
+  c.model.norm = dice.coin() ? NormKind::rmsnorm : NormKind::layernorm;
+  c.model.activation = dice.coin() ? ActivationKind::swiglu : ActivationKind::gelu_tanh;
+  c.model.position = dice.coin() ? PositionKind::rope : PositionKind::learned;
+  c.model.bias = dice.coin();
+  c.model.tie_embeddings = dice.coin();
+  c.model.init = {InitKind::he, dice.share(), dice.coin(), dice.maybe_text()};
+  c.data.documents.loss_across = dice.coin();
+  c.data.cache = dice.maybe_text();
+  for (std::int64_t i = dice.whole(1, 3); i > 0; --i) {
+    SourceConfig source;
+    source.path = dice.text();
+    source.weight = dice.share();
+    if (dice.coin()) source.epochs = 10 * dice.share();
+    if (dice.coin()) source.separator = dice.coin() ? "" : dice.text();
+    source.field = dice.text();
+    c.data.train.push_back(source);
+  }
+  for (std::int64_t i = dice.whole(0, 2); i > 0; --i)
+    c.data.validation.push_back({std::string(1, static_cast<char>('a' + i)) + dice.text(), dice.text(), SourceKind::automatic,
+                                 dice.text(), std::nullopt});
+  c.train.micro_batch = dice.whole(1, 9);
+  c.train.global_batch = c.train.micro_batch * dice.whole(1, 9);
+  if (dice.coin()) {
+    c.train.steps = dice.whole(200, 1 << 20);
+  } else {
+    c.train.tokens = dice.whole(1LL << 30, 1LL << 50);
+  }
+  c.train.optimizer = {OptimizerKind::sgd, dice.share(), dice.share(), dice.share(), dice.share(), dice.share()};
+  c.train.lr_schedule = {LrScheduleKind::linear, dice.whole(0, 100), dice.share()};
+  if (dice.coin()) c.train.clip_norm.reset();
+  c.train.nonfinite.skip = dice.whole(0, 99);
+  if (dice.coin()) c.train.spike = SpikeConfig{dice.whole(2, 99), 9 * dice.share(), SpikeAction::skip};
+  if (dice.coin()) c.parallel.data.reset();
+  if (dice.coin()) c.precision.loss_scale = 1e6 * dice.share();
+  c.precision.compute = Precision::bf16;
+  c.evaluate = {dice.whole(1, 99), dice.whole(0, 99)};
+  if (!c.data.validation.empty())
+    c.early_stop = EarlyStopConfig{"validation/" + c.data.validation[0].name + "/loss", 3, dice.share(), -dice.share()};
+  if (dice.coin()) {
+    c.checkpoint.every_steps.reset();
+    if (dice.coin()) c.checkpoint.every_seconds = 1e4 * dice.share();
+  }
+  if (dice.coin()) c.checkpoint.keep_every = dice.whole(1, 99);
+  c.supervise = {dice.whole(0, 9), 100 * dice.share(), std::nullopt};
+  if (dice.coin()) c.supervise.elastic_min_data = 3;
+  if (dice.coin()) c.launch = {"auto", 2000, 8};  // an interface that is called auto is quoted
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("resolved configs of all presets read back equal") {
+  for (const std::string& preset : model_preset_names()) {
+    const Config config = load_text(kLeast, {"model.preset=" + preset}).config;
+    const std::string yaml = resolved_yaml(config);
+    const Config back = parse_resolved_config(yaml, "manifest");
+    CHECK(compare_configs(config, back).empty());
+    CHECK(resolved_yaml(back) == yaml);
+    CHECK(compare_configs(config, load_text(yaml).config).empty());
+  }
+}
+
+TEST_CASE("random configs read back equal, to the bit") {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    const Config config = random_config(seed);
+    const std::string yaml = resolved_yaml(config);
+    CAPTURE(yaml);
+    const Config back = parse_resolved_config(yaml, "manifest");
+    CHECK(compare_configs(config, back).empty());
+    CHECK(back.run.directory == config.run.directory);
+    CHECK(back.run.seed == config.run.seed);
+    CHECK(std::bit_cast<std::uint64_t>(back.model.norm_epsilon) == std::bit_cast<std::uint64_t>(config.model.norm_epsilon));
+    CHECK(std::bit_cast<std::uint64_t>(back.supervise.heartbeat) == std::bit_cast<std::uint64_t>(config.supervise.heartbeat));
+    CHECK(back.data.train.at(0).separator == config.data.train.at(0).separator);
+    CHECK(back.launch.interface == config.launch.interface);
+    CHECK(back.checkpoint.every_steps == config.checkpoint.every_steps);
+    CHECK(back.early_stop.has_value() == config.early_stop.has_value());
+  }
+}
+
+TEST_CASE("a config made in code reads back though it describes no run") {
+  const Config config;
+  const Config back = parse_resolved_config(resolved_yaml(config), "manifest");
+  CHECK(compare_configs(config, back).empty());
+  CHECK(back.run.directory.empty());
+  CHECK(back.data.train.empty());
+}
+
+TEST_CASE("each key is wired to its own member") {
+  const LoadedConfig loaded = load_text(
+      "run: {name: n, directory: d, seed: 5, device: cpu}\n"
+      "model: {layers: 3, hidden: 24, heads: 4, kv_heads: 2, ffn_hidden: 7, context: 9, vocab: 11, norm: rmsnorm,\n"
+      "  norm_epsilon: 1e-3, activation: swiglu, position: rope, rope_theta: 13, bias: false, tie_embeddings: false,\n"
+      "  dropout: 0.25, init: {type: he, std: 0.5, scale_residual: false, from: /f}}\n"
+      "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
+      "  train: [{path: /a, weight: 2, epochs: 3}, {path: /b, type: tokens}],\n"
+      "  validation: [{name: v, path: /c, type: auto, field: f, separator: s}], cache: /k}\n"
+      "train: {tokens: 1M, global_batch: 6, micro_batch: 3, recompute: full, label_smoothing: 0.125, clip_norm: 0.75,\n"
+      "  optimizer: {type: sgd, learning_rate: 0.1, betas: [0.2, 0.3], epsilon: 0.4, weight_decay: 0.6},\n"
+      "  lr_schedule: {type: linear, warmup: 8, min_ratio: 0.7}, nonfinite: {skip: 14},\n"
+      "  spike: {window: 15, zscore: 16, action: rollback}}\n"
+      "parallel: {data: 2, tensor: 17, sequence: true, pipeline: 3, schedule: interleaved, chunks: 1,\n"
+      "  stage_layers: [1, 2, 0], zero: 3}\n"
+      "precision: {compute: fp16, reduce: bf16, loss_scale: 18}\n"
+      "evaluate: {every: 19, batches: 20}\n"
+      "early_stop: {metric: validation/v/loss, patience: 21, min_delta: 0.22, target: 23}\n"
+      "checkpoint: {every: 24, keep: 25, best: false, background: true, keep_every: 26}\n"
+      "supervise: {max_restarts: 27, heartbeat: 28s, elastic: {min_data: 29}}\n"
+      "launch: {interface: ib0, port: 30, ranks_per_node: 31}\n"
+      "log: {every: 32, tensorboard: true}\n",
+      {}, {}, {.allow_unsupported = true});
+  const Config& c = loaded.config;
+  CHECK((c.run.name == "n" && c.run.directory == "d" && c.run.seed == 5 && c.run.device == DeviceKind::cpu));
+  CHECK((c.model.layers == 3 && c.model.hidden == 24 && c.model.heads == 4 && c.model.kv_heads == 2));
+  CHECK((c.model.ffn_hidden == 7 && c.model.context == 9 && c.model.vocab == 11 && c.model.norm == NormKind::rmsnorm));
+  CHECK((c.model.norm_epsilon == 1e-3 && c.model.activation == ActivationKind::swiglu));
+  CHECK((c.model.position == PositionKind::rope && c.model.rope_theta == 13 && !c.model.bias));
+  CHECK((!c.model.tie_embeddings && c.model.dropout == 0.25 && c.model.init.type == InitKind::he));
+  CHECK((c.model.init.std == 0.5 && !c.model.init.scale_residual && c.model.init.from == "/f"));
+  CHECK((c.data.tokenizer.type == TokenizerKind::ids && c.data.tokenizer.end_of_document == 10));
+  CHECK((c.data.documents.attention == DocumentAttention::within && !c.data.documents.loss_across));
+  CHECK((c.data.train.at(0).path == "/a" && c.data.train.at(0).weight == 2 && c.data.train.at(0).epochs == 3));
+  CHECK((c.data.train.at(1).type == SourceKind::tokens && c.data.validation.at(0).name == "v"));
+  CHECK((c.data.validation.at(0).path == "/c" && c.data.validation.at(0).field == "f"));
+  CHECK((c.data.validation.at(0).separator == "s" && c.data.cache == "/k"));
+  CHECK((!c.train.steps && c.train.tokens == 1000000 && c.train.global_batch == 6 && c.train.micro_batch == 3));
+  CHECK((c.train.optimizer.type == OptimizerKind::sgd && c.train.optimizer.learning_rate == 0.1));
+  CHECK((c.train.optimizer.beta1 == 0.2 && c.train.optimizer.beta2 == 0.3 && c.train.optimizer.epsilon == 0.4));
+  CHECK((c.train.optimizer.weight_decay == 0.6 && c.train.lr_schedule.type == LrScheduleKind::linear));
+  CHECK((c.train.lr_schedule.warmup == 8 && c.train.lr_schedule.min_ratio == 0.7 && c.train.clip_norm == 0.75));
+  CHECK((c.train.label_smoothing == 0.125 && c.train.recompute == RecomputeKind::full && c.train.nonfinite.skip == 14));
+  CHECK((c.train.spike->window == 15 && c.train.spike->zscore == 16 && c.train.spike->action == SpikeAction::rollback));
+  CHECK((c.parallel.data == 2 && c.parallel.tensor == 17 && c.parallel.sequence && c.parallel.pipeline == 3));
+  CHECK((c.parallel.schedule == ScheduleKind::interleaved && c.parallel.chunks == 1 && c.parallel.zero == 3));
+  CHECK(c.parallel.stage_layers == std::vector<std::int64_t>{1, 2, 0});
+  CHECK((c.precision.compute == Precision::fp16 && c.precision.reduce == Precision::bf16));
+  CHECK((c.precision.loss_scale == 18 && c.evaluate.every == 19 && c.evaluate.batches == 20));
+  CHECK((c.early_stop->metric == "validation/v/loss" && c.early_stop->patience == 21));
+  CHECK((c.early_stop->min_delta == 0.22 && c.early_stop->target == 23));
+  CHECK((c.checkpoint.every_steps == 24 && c.checkpoint.keep == 25 && !c.checkpoint.best));
+  CHECK((c.checkpoint.background && c.checkpoint.keep_every == 26 && c.supervise.max_restarts == 27));
+  CHECK((c.supervise.heartbeat == 28 && c.supervise.elastic_min_data == 29 && c.launch.interface == "ib0"));
+  CHECK((c.launch.port == 30 && c.launch.ranks_per_node == 31 && c.log.every == 32 && c.log.tensorboard));
+  CHECK(loaded.unsupported.size() > 15);
+}
+
+TEST_CASE("a damaged resolved config is an input error that names its place") {
+  const auto fault = [](std::string_view text) -> std::string {
+    try {
+      parse_resolved_config(text, "step-1/manifest.json");
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string yaml = resolved_yaml(load_text(kLeast).config);
+  CHECK(fault(yaml) == "accepted");
+  CHECK(fault(yaml + "unknown: 1\n").starts_with("step-1/manifest.json:"));
+  CHECK(contains(fault(yaml + "run: {}\n"), "duplicate key \"run\""));
+  CHECK(contains(fault("model: {heads: 5}\n"), "no multiple of heads 5"));
+  CHECK(contains(fault("a: " + std::string(100000, '[')), "more than 64 levels"));
+  CHECK(contains(fault("run:\n  name: ${HOME}\n"), "is not set"));
+  CHECK(contains(fault("a: &x [*x]\n"), "anchors"));
+  CHECK(fault(yaml.substr(0, yaml.size() / 2)) != "");
+}
+
+TEST_CASE("yaml_scalar quotes what a reader could mistake") {
+  CHECK(yaml_scalar("data/web-1.txt") == "data/web-1.txt");
+  CHECK(yaml_scalar("null") == "\"null\"");
+  CHECK(yaml_scalar("Yes") == "\"Yes\"");
+  CHECK(yaml_scalar("12") == "\"12\"");
+  CHECK(yaml_scalar("") == "\"\"");
+  CHECK(yaml_scalar("a\tb\"\\") == "\"a\\x09b\\\"\\\\\"");
+  CHECK(yaml_scalar("${X}") == "\"$${X}\"");
+}

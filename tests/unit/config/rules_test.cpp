@@ -1,0 +1,111 @@
+#include <doctest/doctest.h>
+
+#include "config_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+const std::string kWithSets =
+    "data: {train: [{path: a}], validation: [{name: web, path: b}, {name: books, path: c}]}\ntrain: {steps: 200}\n";
+}
+
+TEST_CASE("heads divide the width and are shared evenly") {
+  CHECK(contains(override_errors({"model.heads=7"}), "model.hidden: 768 is no multiple of heads 7"));
+  CHECK(contains(override_errors({"model.kv_heads=5"}), "model.kv_heads: heads 12 is no multiple of kv_heads 5"));
+  CHECK(contains(override_errors({"model.kv_heads=24"}), "model.kv_heads: heads 12 is no multiple of kv_heads 24"));
+  CHECK(override_errors({"model.kv_heads=4"}) == "accepted");
+  CHECK(contains(override_errors({"model.position=rope", "model.hidden=36"}), "a head of hidden / heads = 3 is odd"));
+  CHECK(override_errors({"model.hidden=36"}) == "accepted");
+}
+
+TEST_CASE("exactly one of steps and tokens") {
+  CHECK(contains(override_errors({"train.tokens=1M"}), "--set train.tokens=1M: train.tokens: steps and tokens are both"));
+  CHECK(contains(override_errors({"train.steps=null"}), "train.steps: is missing; set steps, or tokens"));
+  CHECK(override_errors({"train.steps=null", "train.tokens=10B"}) == "accepted");
+}
+
+TEST_CASE("the run's length follows from tokens, rounded up") {
+  TrainConfig train;
+  train.global_batch = 8;
+  train.tokens = 8 * 16 * 5;
+  CHECK(train.num_steps(16) == 5);
+  train.tokens = 8 * 16 * 5 + 1;
+  CHECK(train.num_steps(16) == 6);
+  train.tokens.reset();
+  train.steps = 77;
+  CHECK(train.num_steps(16) == 77);
+}
+
+TEST_CASE("a count of tokens beyond 64 bits is refused") {
+  CHECK(contains(override_errors({"train.steps=1e18", "train.global_batch=1Mi", "train.micro_batch=1"}),
+                 "more tokens than 64 bits count"));
+}
+
+TEST_CASE("batches divide evenly") {
+  CHECK(contains(override_errors({"train.micro_batch=5"}), "train.global_batch: 32 is no multiple of micro_batch 5"));
+  CHECK(contains(override_errors({"train.micro_batch=64"}), "train.global_batch: 32 is no multiple of micro_batch 64"));
+  CHECK(contains(override_errors({"parallel.data=3"}), "32 is no multiple of micro_batch 4 * parallel.data 3"));
+}
+
+TEST_CASE("a default warm-up is shortened with a notice, an explicit one refused") {
+  const LoadedConfig loaded = load_text(kLeast, {"train.steps=50"});
+  CHECK(loaded.config.train.lr_schedule.warmup == 5);
+  REQUIRE(loaded.notices.size() == 1);
+  CHECK(contains(loaded.notices[0], "train.lr_schedule.warmup"));
+  CHECK(load_text(kLeast, {"train.steps=3"}).config.train.lr_schedule.warmup == 1);
+  CHECK(contains(override_errors({"train.steps=50", "train.lr_schedule.warmup=51"}),
+                 "--set train.lr_schedule.warmup=51: train.lr_schedule.warmup: warm-up of 51 steps exceeds the run's 50"));
+  CHECK(override_errors({"train.steps=50", "train.lr_schedule.warmup=50"}) == "accepted");
+}
+
+TEST_CASE("validation sets have distinct plain names") {
+  CHECK(contains(errors_of(kWithSets, {"data.validation.1.name=web"}),
+                 "data.validation.1.name: \"web\" names two validation sets"));
+  CHECK(contains(errors_of(kWithSets, {"data.validation.1.name=../x"}), "expected a plain name"));
+}
+
+TEST_CASE("early stopping watches a metric that exists") {
+  CHECK(errors_of(kWithSets, {"early_stop={metric: validation/books/loss}"}) == "accepted");
+  CHECK(contains(errors_of(kWithSets, {"early_stop={metric: validation/boks/loss}"}),
+                 "early_stop.metric: \"validation/boks/loss\" is no metric of this run; there is validation/web/loss, "
+                 "validation/books/loss"));
+  CHECK(contains(override_errors({"early_stop={metric: validation/web/loss}"}), "there is no validation set to watch"));
+  CHECK(contains(errors_of(kWithSets, {"early_stop.patience=3"}), "early_stop.metric: is missing"));
+  CHECK(contains(errors_of(kWithSets, {"early_stop={metric: validation/web/loss}", "evaluate.every=0"}),
+                 "evaluate.every is 0"));
+}
+
+TEST_CASE("sources fit their kind and the tokenizer") {
+  const std::string ids = "data: {tokenizer: {type: ids}, train: [{path: a, type: text}]}\ntrain: {steps: 200}\n"
+                          "model: {vocab: 100}\n";
+  CHECK(contains(errors_of(ids), "c.yaml:1:56: data.train.0.type: text needs a tokenizer that reads text"));
+  CHECK(errors_of(ids, {"data.train.0.type=tokens", "data.tokenizer.end_of_document=99"}) == "accepted");
+  CHECK(contains(errors_of(ids, {"data.train.0.type=tokens", "data.tokenizer.end_of_document=100"}),
+                 "100 is outside of the vocabulary of 100"));
+  CHECK(contains(errors_of(ids, {"data.train.0.type=tokens", "model.vocab=auto"}), "model.vocab: auto needs a tokenizer"));
+  CHECK(contains(override_errors({"data.tokenizer.end_of_document=3"}), "only for tokenizer ids"));
+  CHECK(contains(override_errors({"data.tokenizer.path=x"}), "tokenizer bytes has no files"));
+  CHECK(contains(override_errors({"data.train.0={type: text, field: body}"}), "data.train.0.field: only for jsonl"));
+  CHECK(contains(override_errors({"data.train.0={type: jsonl, separator: x}"}), "separator: only for text"));
+  CHECK(override_errors({"data.train.0={separator: x, field: body}"}) == "accepted");
+  CHECK(override_errors({"data.train.0.separator=\"\""}) == "accepted");
+  CHECK(contains(override_errors({"data.train.0.weight=0"}), "out of range; expected more than 0"));
+  CHECK(contains(override_errors({"data.train=[]"}), "data.train: is missing"));
+}
+
+TEST_CASE("stage_layers covers the model") {
+  CHECK(override_errors({"parallel.stage_layers=[12]"}) == "accepted");
+  CHECK(contains(override_errors({"parallel.stage_layers=[6, 6]"}), "2 numbers for pipeline 1 * chunks 1"));
+  CHECK(contains(override_errors({"parallel.stage_layers=[11]"}), "sums to 11, the model has 12 layers"));
+  CHECK(contains(override_errors({"parallel.stage_layers=[a]"}), "item 0: expected an integer"));
+}
+
+TEST_CASE("ranges hold") {
+  for (const char* text :
+       {"model.layers=0", "model.layers=5000", "model.norm_epsilon=0", "model.dropout=1", "train.optimizer.betas=[1, 0]",
+        "train.optimizer.betas=[0.9]", "train.optimizer.learning_rate=-1", "train.lr_schedule.min_ratio=1.1",
+        "train.clip_norm=0", "checkpoint.keep=1", "parallel.zero=4", "launch.port=65536", "log.every=0",
+        "evaluate.batches=-1", "supervise.heartbeat=0s", "train.micro_batch=0", "model.vocab=0", "run.name=..",
+        "train.global_batch=9223372036854775807", "model.context=0"})
+    CHECK_MESSAGE(override_errors({text}) != "accepted", text);
+}
