@@ -1,1 +1,89 @@
-int main() { return 2; }
+// scaletrain: the command line. One file per subcommand; this one dispatches and maps errors to exit codes.
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <new>
+#include <vector>
+
+#include "base/error.h"
+#include "commands.h"
+
+namespace scaletrain {
+
+void write_output(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw InputError(std::string("standard output cannot be written: ") + std::strerror(errno));
+}
+
+void write_message(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+
+CommandResult run_guarded(const Command& command) {
+  try {
+    return {command(), ""};
+  } catch (const UserError& error) {
+    return {ExitCode::usage, error.what()};
+  } catch (const InputError& error) {
+    return {ExitCode::input, error.what()};
+  } catch (const PeerError& error) {
+    return {ExitCode::peer, error.what()};
+  } catch (const DivergedError& error) {
+    return {ExitCode::diverged, error.what()};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::input, "out of memory; `scaletrain check` prints what a run needs"};
+  } catch (const std::filesystem::filesystem_error& error) {
+    return {ExitCode::input, error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::bug, std::string("a bug: ") + error.what() + "\nPlease report it with the config and this line."};
+  }
+}
+
+}  // namespace scaletrain
+
+int main(int argc, char** argv) {
+  using namespace scaletrain;  // NOLINT: main itself cannot live in the namespace
+  CLI::App app{"Trains large language models from one YAML file."};
+  app.set_version_flag("--version", program_version);
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    std::string text = "scaletrain: " + std::string(error.what());
+    if (error.get_name() == "RequiredError" && failed->get_parent() == nullptr && failed->get_subcommands().empty())
+      text = "scaletrain: name a command: run, check, evaluate, generate, checkpoint or schema";
+    return text + "\nRun with --help for the usage.\n";
+  });
+
+  struct Entry {
+    CLI::App* parent;
+    Command (*add)(CLI::App&);
+  };
+  CLI::App* checkpoint = app.add_subcommand("checkpoint", "List, inspect, verify and export checkpoints");
+  checkpoint->require_subcommand(1);
+  const std::vector<Entry> entries = {
+      {&app, add_run},           {&app, add_check},
+      {&app, add_evaluate},      {&app, add_generate},
+      {&app, add_schema},        {checkpoint, add_checkpoint_list},
+      {checkpoint, add_checkpoint_inspect}, {checkpoint, add_checkpoint_verify},
+      {checkpoint, add_checkpoint_export},  {&app, add_worker},
+  };
+  std::vector<std::pair<CLI::App*, Command>> commands;
+  try {
+    for (const Entry& entry : entries) {
+      Command command = entry.add(*entry.parent);
+      commands.emplace_back(entry.parent->get_subcommands(nullptr).back(), std::move(command));
+    }
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const bool answered = error.get_exit_code() == 0;  // --help, --version
+    app.exit(error);
+    return static_cast<int>(answered ? ExitCode::finished : ExitCode::usage);
+  }
+  for (const auto& [subcommand, command] : commands)
+    if (subcommand->parsed()) {
+      const CommandResult result = run_guarded(command);
+      if (!result.message.empty()) write_message("scaletrain: " + result.message);
+      return static_cast<int>(result.code);
+    }
+  return static_cast<int>(ExitCode::usage);
+}

@@ -14,7 +14,7 @@
 namespace scaletrain {
 
 // An opened checkpoint. Opening reads and checks manifest.json, the files' sizes, headers and save ids, not their content.
-// Every error is an InputError naming the file.
+// Every error is an InputError naming the file. Not thread-safe: the file read last stays open, with one block of it.
 class Checkpoint {
  public:
   explicit Checkpoint(std::filesystem::path folder);

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "parallel/param_table.h"
@@ -18,6 +19,8 @@ namespace scaletrain {
 
 inline constexpr std::int64_t checkpoint_format_version = 1;
 inline constexpr std::uint64_t checksum_block_bytes = 4ull << 20;
+// The largest plans need about 30 MiB.
+inline constexpr std::uint64_t manifest_limit_bytes = 256ull << 20;
 
 // Part of a tensor: `box` of it lies under `key` in `file`.
 struct TensorPiece {
@@ -61,5 +64,7 @@ struct Manifest {
 
 std::string manifest_text(const Manifest& manifest);
 Manifest parse_manifest(std::string_view text, const std::string& where);
+// Of a checkpoint's folder. The other files are not looked at.
+Manifest read_manifest(const std::filesystem::path& folder);
 
 }  // namespace scaletrain

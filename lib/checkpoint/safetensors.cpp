@@ -45,7 +45,7 @@ std::uint64_t element_bytes(SafetensorsEntry& entry, const std::string& where) {
   for (const ForeignType& type : foreign_types) {
     if (type.name == entry.type_name) return type.bytes;
   }
-  refuse(where, entry.name, fmt::format("unknown dtype {}", quoted(entry.type_name)));
+  refuse(where, entry.name, fmt::format("unknown dtype {}", quoted(std::as_const(entry.type_name))));
 }
 
 // The shape, and the bytes it stands for.
@@ -172,22 +172,21 @@ SafetensorsHeader read_safetensors_header(const ByteSource& source, std::uint64_
 
 std::string safetensors_header_text(const std::vector<SafetensorsTensor>& tensors,
                                     const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header[std::string(metadata_key)] = metadata;
+  std::string text = "{";
+  if (!metadata.empty()) text += fmt::format("{}:{}", json(metadata_key).dump(), json(metadata).dump());
   std::set<std::string_view> names;
   std::uint64_t offset = 0;
   for (const SafetensorsTensor& tensor : tensors) {
     SCALETRAIN_CHECK(tensor.name != metadata_key && names.insert(tensor.name).second);
     const std::uint64_t bytes =
         checked_mul(static_cast<std::uint64_t>(tensor.shape.num_elements()), std::uint64_t{size_of(tensor.dtype)});
-    // Built as one value: assigning members one by one looks each name up again, which is quadratic in an ordered object.
-    header.push_back({tensor.name, nlohmann::ordered_json{
-                                       {"dtype", to_text(tensor.dtype)},
-                                       {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end())},
-                                       {"data_offsets", {offset, offset + bytes}}}});
-    offset += bytes;
+    if (text.size() > 1) text += ',';
+    text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json(tensor.name).dump(),
+                        to_text(tensor.dtype), fmt::join(tensor.shape.begin(), tensor.shape.end(), ","), offset,
+                        offset + bytes);
+    offset = checked_add(offset, bytes);
   }
-  std::string text = header.dump();
+  text += '}';
   text.resize(round_up<std::size_t>(text.size(), 8), ' ');
   if (text.size() > safetensors_header_limit) {
     throw InputError(fmt::format("a safetensors header of {} bytes would be too large to be read", text.size()));

@@ -20,7 +20,10 @@ struct SavePiece {
   std::string key;
   Box box;
 };
-std::vector<SavePiece> make_save_plan(const ParamStore& store);
+// Masters go to model-NNNNN.safetensors, slots to optimizer-NNNNN.safetensors; a file ends before it would exceed max_file_bytes
+// (unless one tensor alone does). Tied copies are not written.
+inline constexpr std::uint64_t default_max_file_bytes = 4ull << 30;
+std::vector<SavePiece> make_save_plan(const ParamStore& store, std::uint64_t max_file_bytes = default_max_file_bytes);
 
 // Everything that is not in the store. save_id, files and tensors of `manifest` are filled in by save_checkpoint.
 struct SaveRequest {
@@ -29,6 +32,7 @@ struct SaveRequest {
   std::vector<std::filesystem::path> tokenizer_files;  // copied beside the manifest
   // Called right before the rename; false abandons the save (another process took the run's lock, a newer generation began).
   std::function<bool()> may_commit;
+  std::uint64_t max_file_bytes = default_max_file_bytes;
 };
 
 struct SaveResult {

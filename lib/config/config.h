@@ -38,7 +38,7 @@ struct RunConfig {
 struct InitConfig {
   InitKind type = InitKind::normal;
   double std = 0.02;
-  bool scale_residual = true;  // output projections of the residual branches: std / sqrt(2 * layers)
+  bool scale_residual = true;       // output projections of the residual branches: std / sqrt(2 * layers)
   std::optional<std::string> from;  // a Hugging Face folder
 };
 
@@ -47,9 +47,9 @@ struct ModelConfig {
   std::int64_t layers = 12;
   std::int64_t hidden = 768;
   std::int64_t heads = 12;
-  std::int64_t kv_heads = 12;       // default: heads
-  std::int64_t ffn_hidden = 3072;   // default: 4 * hidden
-  std::int64_t context = 1024;      // tokens per training sample
+  std::int64_t kv_heads = 12;         // default: heads
+  std::int64_t ffn_hidden = 3072;     // default: 4 * hidden
+  std::int64_t context = 1024;        // tokens per training sample
   std::optional<std::int64_t> vocab;  // nothing: auto, the tokenizer's size
   NormKind norm = NormKind::layernorm;
   double norm_epsilon = 1e-5;
@@ -64,8 +64,8 @@ struct ModelConfig {
 
 struct TokenizerConfig {
   TokenizerKind type = TokenizerKind::bytes;
-  std::optional<std::string> path;                  // bpe, sentencepiece
-  std::optional<std::int64_t> end_of_document;      // ids only: the token that ends a document in token files
+  std::optional<std::string> path;              // bpe, sentencepiece
+  std::optional<std::int64_t> end_of_document;  // ids only: the token that ends a document in token files
 };
 
 struct DocumentsConfig {
@@ -74,12 +74,12 @@ struct DocumentsConfig {
 };
 
 struct SourceConfig {
-  std::string path;   // a file or a folder of files; resolved against the config file's folder
+  std::string path;  // a file or a folder of files; resolved against the config file's folder
   double weight = 1.0;
   std::optional<double> epochs;  // a cap; the rest of the mix goes on without this source
   SourceKind type = SourceKind::automatic;
-  std::string field = "text";                 // JSONL: the key that holds the document
-  std::optional<std::string> separator;       // text: a line that ends a document
+  std::string field = "text";            // JSONL: the key that holds the document
+  std::optional<std::string> separator;  // text: a line that ends a document
 };
 
 struct ValidationConfig {
@@ -101,7 +101,7 @@ struct DataConfig {
 struct OptimizerConfig {
   OptimizerKind type = OptimizerKind::adamw;
   double learning_rate = 6e-4;
-  double beta1 = 0.9;   // betas: [beta1, beta2]
+  double beta1 = 0.9;  // betas: [beta1, beta2]
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;  // on matrices only: not on biases, norms
@@ -124,10 +124,10 @@ struct SpikeConfig {
 };
 
 struct TrainConfig {
-  std::optional<std::int64_t> steps;   // exactly one of steps, tokens
+  std::optional<std::int64_t> steps;  // exactly one of steps, tokens
   std::optional<std::int64_t> tokens;
-  std::int64_t global_batch = 32;      // samples per optimizer step
-  std::int64_t micro_batch = 4;        // samples per replica and pipeline slot
+  std::int64_t global_batch = 32;  // samples per optimizer step
+  std::int64_t micro_batch = 4;    // samples per replica and pipeline slot
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
   std::optional<double> clip_norm = 1.0;  // nothing: no clipping
@@ -163,8 +163,8 @@ struct EvaluateConfig {
 };
 
 struct EarlyStopConfig {
-  std::string metric;   // validation/NAME/loss
-  std::int64_t patience = 5;   // evaluations without improvement
+  std::string metric;         // validation/NAME/loss
+  std::int64_t patience = 5;  // evaluations without improvement
   double min_delta = 0.0;
   std::optional<double> target;  // stop as soon as the metric is at or below it
 };
@@ -172,8 +172,8 @@ struct EarlyStopConfig {
 struct CheckpointConfig {
   std::optional<std::int64_t> every_steps = 200;  // one of the two, or neither (every: 0): only at the end
   std::optional<double> every_seconds;
-  std::int64_t keep = 3;    // newest; never fewer than two verified
-  bool best = true;         // pin the best by the early-stop metric
+  std::int64_t keep = 3;  // newest; never fewer than two verified
+  bool best = true;       // pin the best by the early-stop metric
   bool background = false;
   std::optional<std::int64_t> keep_every;  // steps
 };
@@ -185,8 +185,8 @@ struct SuperviseConfig {
 };
 
 struct LaunchConfig {
-  std::optional<std::string> interface;   // nothing: auto
-  std::optional<std::int64_t> port;       // nothing: auto
+  std::optional<std::string> interface;        // nothing: auto
+  std::optional<std::int64_t> port;            // nothing: auto
   std::optional<std::int64_t> ranks_per_node;  // nothing: auto
 };
 

@@ -10,8 +10,6 @@
 namespace scaletrain {
 
 namespace {
-constexpr std::size_t kShownErrors = 100;  // a person mends the first few and runs again
-
 // An override as the user typed it, unless it is long or holds bytes that a terminal would act on.
 std::string shown_override(const std::string& text) {
   const std::string safe = quoted(text);
@@ -22,7 +20,9 @@ std::string shown_override(const std::string& text) {
 Diagnostics::Diagnostics(std::string file, std::vector<std::string> overrides)
     : file_(std::move(file)), overrides_(std::move(overrides)) {}
 
-void Diagnostics::add(Place place, std::string message) { errors_.push_back({place, std::move(message)}); }
+void Diagnostics::add(Place place, std::string message) {
+  errors_.push_back({place, std::move(message)});
+}
 
 std::string Diagnostics::line(Place place, std::string_view message) const {
   if (place.source > 0) {
@@ -36,11 +36,11 @@ std::string Diagnostics::report() const {
   std::vector<Error> sorted = errors_;
   std::stable_sort(sorted.begin(), sorted.end(), [](const Error& a, const Error& b) { return a.place < b.place; });
   std::string out;
-  for (std::size_t i = 0; i < std::min(sorted.size(), kShownErrors); ++i) {
+  for (std::size_t i = 0; i < std::min(sorted.size(), kShown); ++i) {
     if (i > 0) out += '\n';
     out += line(sorted[i].place, sorted[i].message);
   }
-  if (sorted.size() > kShownErrors) out += fmt::format("\n... and {} more errors", sorted.size() - kShownErrors);
+  if (sorted.size() > kShown) out += fmt::format("\n... and {} more errors", sorted.size() - kShown);
   return out;
 }
 

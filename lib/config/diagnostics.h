@@ -1,10 +1,10 @@
 // Where a value of a config stands, and the errors found in one, reported together.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace scaletrain {
@@ -15,7 +15,11 @@ struct Place {
   int source = 0;
   int line = 1;
   int column = 1;
-  auto operator<=>(const Place&) const = default;
+
+  bool operator==(const Place&) const = default;
+  bool operator<(const Place& other) const {
+    return std::tie(source, line, column) < std::tie(other.source, other.line, other.column);
+  }
 };
 
 // Collects errors and prints them in the order of their places. One thread.
@@ -26,12 +30,15 @@ class Diagnostics {
 
   void add(Place place, std::string message);
   bool empty() const { return errors_.empty(); }
+  // More errors than the report shows: what helps to mend one more is not worth computing.
+  bool is_crowded() const { return errors_.size() > kShown; }
   // "config.yaml:3:5: message", or "--set train.steps=abc: message".
   std::string line(Place place, std::string_view message) const;
   // One line per error, ordered by place, at most 100 of them and the count of the rest; no newline at the end.
   std::string report() const;
 
  private:
+  static constexpr std::size_t kShown = 100;  // a person mends the first few and runs again
   struct Error {
     Place place;
     std::string message;

@@ -14,9 +14,8 @@ using Names = std::array<std::pair<E, std::string_view>, N>;
 constexpr Names<DeviceKind, 3> kDevices = {
     {{DeviceKind::automatic, "auto"}, {DeviceKind::cpu, "cpu"}, {DeviceKind::cuda, "cuda"}}};
 constexpr Names<NormKind, 2> kNorms = {{{NormKind::layernorm, "layernorm"}, {NormKind::rmsnorm, "rmsnorm"}}};
-constexpr Names<ActivationKind, 3> kActivations = {{{ActivationKind::gelu, "gelu"},
-                                                    {ActivationKind::gelu_tanh, "gelu_tanh"},
-                                                    {ActivationKind::swiglu, "swiglu"}}};
+constexpr Names<ActivationKind, 3> kActivations = {
+    {{ActivationKind::gelu, "gelu"}, {ActivationKind::gelu_tanh, "gelu_tanh"}, {ActivationKind::swiglu, "swiglu"}}};
 constexpr Names<PositionKind, 2> kPositions = {{{PositionKind::learned, "learned"}, {PositionKind::rope, "rope"}}};
 constexpr Names<InitKind, 3> kInits = {
     {{InitKind::normal, "normal"}, {InitKind::xavier, "xavier"}, {InitKind::he, "he"}}};
@@ -35,19 +34,16 @@ constexpr Names<LrScheduleKind, 4> kLrSchedules = {{{LrScheduleKind::cosine, "co
                                                     {LrScheduleKind::linear, "linear"},
                                                     {LrScheduleKind::constant, "constant"},
                                                     {LrScheduleKind::wsd, "wsd"}}};
-constexpr Names<RecomputeKind, 3> kRecomputes = {{{RecomputeKind::none, "none"},
-                                                  {RecomputeKind::selective, "selective"},
-                                                  {RecomputeKind::full, "full"}}};
+constexpr Names<RecomputeKind, 3> kRecomputes = {
+    {{RecomputeKind::none, "none"}, {RecomputeKind::selective, "selective"}, {RecomputeKind::full, "full"}}};
 constexpr Names<SpikeAction, 3> kSpikeActions = {
     {{SpikeAction::warn, "warn"}, {SpikeAction::skip, "skip"}, {SpikeAction::rollback, "rollback"}}};
 constexpr Names<ScheduleKind, 4> kSchedules = {{{ScheduleKind::gpipe, "gpipe"},
                                                 {ScheduleKind::one_f_one_b, "1f1b"},
                                                 {ScheduleKind::interleaved, "interleaved"},
                                                 {ScheduleKind::zb_h1, "zb-h1"}}};
-constexpr Names<Precision, 4> kPrecisions = {{{Precision::fp32, "fp32"},
-                                              {Precision::tf32, "tf32"},
-                                              {Precision::bf16, "bf16"},
-                                              {Precision::fp16, "fp16"}}};
+constexpr Names<Precision, 4> kPrecisions = {
+    {{Precision::fp32, "fp32"}, {Precision::tf32, "tf32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}}};
 
 template <class E>
 std::string_view name_of(E value) {
@@ -65,7 +61,9 @@ std::string_view name_of(E value) {
   EnumNames<Type> enum_names() {          \
     return names;                         \
   }                                       \
-  std::string_view to_text(Type value) { return name_of(value); }
+  std::string_view to_text(Type value) {  \
+    return name_of(value);                \
+  }
 
 SCALETRAIN_ENUM_TEXT(DeviceKind, kDevices)
 SCALETRAIN_ENUM_TEXT(NormKind, kNorms)

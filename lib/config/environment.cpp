@@ -43,8 +43,7 @@ std::string expand_text(YamlNode& node, const EnvironmentLookup& environment) {
     if (!is_name(name))
       return fmt::format("{} is no name of an environment variable; only ${{NAME}} is known", quoted(name));
     const auto value = environment(name);
-    if (!value)
-      return fmt::format("environment variable {} is not set; set it or write the value out", quoted(name));
+    if (!value) return fmt::format("environment variable {} is not set; set it or write the value out", quoted(name));
     out += *value;
     if (out.size() > kMaxExpandedBytes)
       return fmt::format("longer than {} bytes after ${{{}}} is put in", kMaxExpandedBytes, name);

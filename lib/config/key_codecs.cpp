@@ -16,7 +16,9 @@ namespace {
 
 constexpr std::size_t kMaxTextBytes = 4096;  // the longest path that Linux takes
 
-bool is_plain(const YamlNode& node) { return node.kind == YamlNode::Kind::scalar && !node.is_quoted; }
+bool is_plain(const YamlNode& node) {
+  return node.kind == YamlNode::Kind::scalar && !node.is_quoted;
+}
 
 std::string expected(std::string_view what, const YamlNode& node) {
   const bool is_quoted_number =
@@ -67,8 +69,8 @@ std::string IntegerCodec::parse(const YamlNode& node, std::int64_t& value) const
   const auto number = is_plain(node) ? parse_integer(node.text) : std::nullopt;
   if (!number) return expected("an integer", node);
   if (*number < least || *number > most) {
-    return out_of_range(node.text, *number < least ? fmt::format("at least {}", least)
-                                                   : fmt::format("at most {}", most));
+    return out_of_range(node.text,
+                        *number < least ? fmt::format("at least {}", least) : fmt::format("at most {}", most));
   }
   value = *number;
   return {};
@@ -99,7 +101,9 @@ std::string NumberCodec::parse(const YamlNode& node, double& value) const {
   return {};
 }
 
-std::string NumberCodec::text(double value) const { return number_text(value); }
+std::string NumberCodec::text(double value) const {
+  return number_text(value);
+}
 
 std::string DurationCodec::parse(const YamlNode& node, double& value) const {
   const auto seconds = is_plain(node) ? parse_duration(node.text) : std::nullopt;
@@ -109,7 +113,9 @@ std::string DurationCodec::parse(const YamlNode& node, double& value) const {
   return {};
 }
 
-std::string DurationCodec::text(double value) const { return number_text(value) + "s"; }
+std::string DurationCodec::text(double value) const {
+  return number_text(value) + "s";
+}
 
 std::string BoolCodec::parse(const YamlNode& node, bool& value) const {
   if (is_plain(node) && (node.text == "true" || node.text == "false")) {
@@ -125,7 +131,9 @@ std::string TextCodec::parse(const YamlNode& node, std::string& value) const {
   return problem;
 }
 
-std::string TextCodec::text(const std::string& value) const { return yaml_scalar(value); }
+std::string TextCodec::text(const std::string& value) const {
+  return yaml_scalar(value);
+}
 
 std::string parse_choice(const YamlNode& node, std::span<const std::string> choices, std::size_t& index) {
   std::string all;
@@ -148,7 +156,9 @@ std::string PresetCodec::parse(const YamlNode& node, std::string& value) const {
   return problem;
 }
 
-std::string PresetCodec::text(const std::string& value) const { return yaml_scalar(value); }
+std::string PresetCodec::text(const std::string& value) const {
+  return yaml_scalar(value);
+}
 
 std::string PresetCodec::type() const {
   std::string out = "one of: ";

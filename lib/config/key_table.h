@@ -48,7 +48,8 @@ const KeyTable<EarlyStopConfig>& early_stop_table();
 const KeyTable<SpikeConfig>& spike_table();
 const KeyTable<std::int64_t>& elastic_table();
 
-// Reads a whole tree through config_table(). Whether required keys of the config itself are there is a rule across keys.
+// Reads a whole tree through config_table(). Whether required keys of the config itself are there is a rule across
+// keys.
 void read_config(const YamlNode& root, Config& config, ReadContext& context);
 
 // Reads a mapping key by key; unknown keys are refused with a suggestion, missing required ones too.

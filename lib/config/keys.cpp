@@ -1,4 +1,5 @@
-// The key table: one row per key, in the order of the file. A row's helper names the kind of value; FIELD names the member.
+// The key table: one row per key, in the order of the file. A row's helper names the kind of value; FIELD names the
+// member.
 #include "config/keys.h"
 
 #include <fmt/core.h>
@@ -36,7 +37,7 @@ struct Words {
 };
 
 // A generic member accessor: const in, const out.
-#define FIELD(member) [](auto& record) -> auto& { return record.member; }
+#define FIELD(member) ([](auto& record) -> auto& { return record.member; })
 
 template <class Record, class Codec, class Field>
 Key<Record> row(Words words, Codec codec, Field field) {
@@ -65,13 +66,19 @@ OptionalCodec<Codec> optional(Codec codec, std::string_view word = {}) {
   return {std::move(codec), word};
 }
 
-IntegerCodec at_least(std::int64_t least, std::int64_t most = kMaxCount) { return {least, most}; }
-NumberCodec positive(double most = 1e12) { return {0.0, most, Bounds::open_below}; }
-TextCodec path_text() { return {TextRule::path}; }
+IntegerCodec at_least(std::int64_t least, std::int64_t most = kMaxCount) {
+  return {least, most};
+}
+NumberCodec positive(double most = 1e12) {
+  return {0.0, most, Bounds::open_below};
+}
+TextCodec path_text() {
+  return {TextRule::path};
+}
 
 // A list of records that have a table of their own.
 template <class Item, class Field>
-Key<Config> list_row(Words words, const std::string& type, const KeyTable<Item>& table, Field field) {
+Key<Config> list_row(const Words& words, const std::string& type, const KeyTable<Item>& table, Field field) {
   Key<Config> key;
   key.info = {words.path, type, words.unit, words.fallback, words.meaning, words.resume};
   key.read = [&table, field](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
@@ -101,7 +108,7 @@ Key<Config> list_row(Words words, const std::string& type, const KeyTable<Item>&
 
 // An optional section: null, or a mapping with a table of its own.
 template <class Item, class Field>
-Key<Config> section_row(Words words, const KeyTable<Item>& table, Field field) {
+Key<Config> section_row(const Words& words, const KeyTable<Item>& table, Field field) {
   Key<Config> key;
   key.info = {words.path, "mapping or null", words.unit, "null", words.meaning, words.resume};
   key.read = [&table, field](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
@@ -186,9 +193,9 @@ Key<Config> checkpoint_every_row() {
 void add_run(KeyTable<Config>& table) {
   table.push_back(top({"run.name", "", "Name of the run; its folder and its lines in reports carry it."},
                       TextCodec{TextRule::plain_name}, FIELD(run.name)));
-  Key<Config> directory = top({"run.directory", "", "Folder of the run, relative to the working directory.", freely,
-                               "runs/NAME"},
-                              path_text(), FIELD(run.directory));
+  Key<Config> directory =
+      top({"run.directory", "", "Folder of the run, relative to the working directory.", freely, "runs/NAME"},
+          path_text(), FIELD(run.directory));
   // Nothing stands for the default, so that a config made in code can be written and read too.
   directory.write = [](const Config& config) {
     return config.run.directory.empty() ? std::string("null") : path_text().text(config.run.directory);
@@ -198,8 +205,8 @@ void add_run(KeyTable<Config>& table) {
     if (node.kind != YamlNode::Kind::null) read(node, path, config, context);
   };
   table.push_back(std::move(directory));
-  table.push_back(top({"run.seed", "", "Seed of initial weights, data order and dropout.", never}, SeedCodec(),
-                      FIELD(run.seed)));
+  table.push_back(
+      top({"run.seed", "", "Seed of initial weights, data order and dropout.", never}, SeedCodec(), FIELD(run.seed)));
   table.push_back(top({"run.device", "", "Where to compute; auto: the GPU if there is one."}, EnumCodec<DeviceKind>(),
                       FIELD(run.device)));
 }
@@ -207,30 +214,31 @@ void add_run(KeyTable<Config>& table) {
 void add_model(KeyTable<Config>& table) {
   table.push_back(top({"model.preset", "", "A known model; any other key of this section overrides it."},
                       optional(PresetCodec()), FIELD(model.preset)));
-  table.push_back(top({"model.layers", "", "Transformer layers.", never}, at_least(1, kMaxLayers), FIELD(model.layers)));
+  table.push_back(
+      top({"model.layers", "", "Transformer layers.", never}, at_least(1, kMaxLayers), FIELD(model.layers)));
   table.push_back(top({"model.hidden", "", "Width of the residual stream; a multiple of heads.", never},
                       at_least(1, kMaxWidth), FIELD(model.hidden)));
   table.push_back(top({"model.heads", "", "Attention heads.", never}, at_least(1, kMaxWidth), FIELD(model.heads)));
-  table.push_back(top({"model.kv_heads", "", "Key and value heads; fewer than heads: grouped-query attention.", never,
-                       "heads"},
-                      at_least(1, kMaxWidth), FIELD(model.kv_heads)));
+  table.push_back(
+      top({"model.kv_heads", "", "Key and value heads; fewer than heads: grouped-query attention.", never, "heads"},
+          at_least(1, kMaxWidth), FIELD(model.kv_heads)));
   table.push_back(top({"model.ffn_hidden", "", "Width inside the feed-forward block.", never, "4 * hidden"},
                       at_least(1, kMaxFfn), FIELD(model.ffn_hidden)));
   table.push_back(top({"model.context", "tokens", "Tokens per training sample.", never}, at_least(1, kMaxContext),
                       FIELD(model.context)));
-  table.push_back(top({"model.vocab", "tokens", "Vocabulary; auto: the tokenizer's size with its special tokens.",
-                       never},
-                      optional(at_least(1, kMaxVocab), "auto"), FIELD(model.vocab)));
+  table.push_back(
+      top({"model.vocab", "tokens", "Vocabulary; auto: the tokenizer's size with its special tokens.", never},
+          optional(at_least(1, kMaxVocab), "auto"), FIELD(model.vocab)));
   table.push_back(top({"model.norm", "", "Kind of normalisation.", never}, EnumCodec<NormKind>(), FIELD(model.norm)));
   table.push_back(top({"model.norm_epsilon", "", "Added to the variance inside the normalisation.", never},
                       positive(1.0), FIELD(model.norm_epsilon)));
   table.push_back(top({"model.activation", "", "Activation of the feed-forward block.", never},
                       EnumCodec<ActivationKind>(), FIELD(model.activation)));
-  table.push_back(top({"model.position", "", "How positions enter: a learned table, or rotation of queries and keys.",
-                       never},
-                      EnumCodec<PositionKind>(), FIELD(model.position)));
-  table.push_back(top({"model.rope_theta", "", "Base of the rotation frequencies (position: rope).", never},
-                      positive(), FIELD(model.rope_theta)));
+  table.push_back(
+      top({"model.position", "", "How positions enter: a learned table, or rotation of queries and keys.", never},
+          EnumCodec<PositionKind>(), FIELD(model.position)));
+  table.push_back(top({"model.rope_theta", "", "Base of the rotation frequencies (position: rope).", never}, positive(),
+                      FIELD(model.rope_theta)));
   table.push_back(top({"model.bias", "", "Whether linear layers and layernorms have biases.", never}, BoolCodec(),
                       FIELD(model.bias)));
   table.push_back(top({"model.tie_embeddings", "", "Whether the output head is the token embedding.", never},
@@ -253,12 +261,12 @@ void add_data(KeyTable<Config>& table) {
                       EnumCodec<TokenizerKind>(), FIELD(data.tokenizer.type)));
   table.push_back(top({"data.tokenizer.path", "", "The tokenizer's file or folder (bpe, sentencepiece)."},
                       optional(path_text()), FIELD(data.tokenizer.path)));
-  table.push_back(top({"data.tokenizer.end_of_document", "", "The token that ends a document in token files (ids).",
-                       never},
-                      optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
-  table.push_back(top({"data.documents.attention", "", "Whether attention crosses the documents of a sample.",
-                       with_notice},
-                      EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
+  table.push_back(
+      top({"data.tokenizer.end_of_document", "", "The token that ends a document in token files (ids).", never},
+          optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
+  table.push_back(
+      top({"data.documents.attention", "", "Whether attention crosses the documents of a sample.", with_notice},
+          EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
   table.push_back(top({"data.documents.loss_across", "",
                        "Whether a document's first token is predicted from the document before it.", with_notice},
                       BoolCodec(), FIELD(data.documents.loss_across)));
@@ -271,9 +279,9 @@ void add_data(KeyTable<Config>& table) {
 }
 
 void add_train(KeyTable<Config>& table) {
-  table.push_back(top({"train.steps", "steps", "Optimizer steps of the run; exactly one of steps and tokens.",
-                       with_notice},
-                      optional(at_least(1)), FIELD(train.steps)));
+  table.push_back(
+      top({"train.steps", "steps", "Optimizer steps of the run; exactly one of steps and tokens.", with_notice},
+          optional(at_least(1)), FIELD(train.steps)));
   table.push_back(top({"train.tokens", "tokens", "Training tokens of the run, in place of steps.", with_notice},
                       optional(at_least(1)), FIELD(train.tokens)));
   table.push_back(top({"train.global_batch", "samples", "Samples per optimizer step.", with_notice},
@@ -285,25 +293,25 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(top({"train.optimizer.learning_rate", "", "The highest learning rate, after warm-up.", with_notice},
                       NumberCodec{0.0, 1e6}, FIELD(train.optimizer.learning_rate)));
   table.push_back(betas_row());
-  table.push_back(top({"train.optimizer.epsilon", "", "Added to the root of the squared gradient's mean (AdamW).",
-                       with_notice},
-                      positive(1.0), FIELD(train.optimizer.epsilon)));
-  table.push_back(top({"train.optimizer.weight_decay", "", "Decoupled decay of matrices; not of biases and norms.",
-                       with_notice},
-                      NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
+  table.push_back(
+      top({"train.optimizer.epsilon", "", "Added to the root of the squared gradient's mean (AdamW).", with_notice},
+          positive(1.0), FIELD(train.optimizer.epsilon)));
+  table.push_back(
+      top({"train.optimizer.weight_decay", "", "Decoupled decay of matrices; not of biases and norms.", with_notice},
+          NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
   table.push_back(top({"train.lr_schedule.type", "", "Course of the learning rate after warm-up.", with_notice},
                       EnumCodec<LrScheduleKind>(), FIELD(train.lr_schedule.type)));
   table.push_back(top({"train.lr_schedule.warmup", "steps", "Steps of linear warm-up.", with_notice}, at_least(0),
                       FIELD(train.lr_schedule.warmup)));
-  table.push_back(top({"train.lr_schedule.min_ratio", "", "Part of the learning rate that is left at the last step.",
-                       with_notice},
-                      NumberCodec{0.0, 1.0}, FIELD(train.lr_schedule.min_ratio)));
-  table.push_back(top({"train.clip_norm", "", "Longest gradient; a longer one is scaled down. null: no clipping.",
-                       with_notice},
-                      optional(positive()), FIELD(train.clip_norm)));
-  table.push_back(top({"train.label_smoothing", "", "Part of the target spread over the whole vocabulary.",
-                       with_notice},
-                      NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.label_smoothing)));
+  table.push_back(
+      top({"train.lr_schedule.min_ratio", "", "Part of the learning rate that is left at the last step.", with_notice},
+          NumberCodec{0.0, 1.0}, FIELD(train.lr_schedule.min_ratio)));
+  table.push_back(
+      top({"train.clip_norm", "", "Longest gradient; a longer one is scaled down. null: no clipping.", with_notice},
+          optional(positive()), FIELD(train.clip_norm)));
+  table.push_back(
+      top({"train.label_smoothing", "", "Part of the target spread over the whole vocabulary.", with_notice},
+          NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.label_smoothing)));
   table.push_back(top({"train.recompute", "", "Which activations are computed again in the backward pass."},
                       EnumCodec<RecomputeKind>(), FIELD(train.recompute)));
   table.push_back(top({"train.nonfinite.skip", "steps", "Non-finite steps in a row to skip before stopping."},
@@ -315,12 +323,12 @@ void add_train(KeyTable<Config>& table) {
 void add_parallel(KeyTable<Config>& table) {
   table.push_back(top({"parallel.data", "ranks", "Data-parallel degree; auto: what the world leaves."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(parallel.data)));
-  table.push_back(top({"parallel.tensor", "ranks", "Tensor-parallel degree."}, at_least(1, kMaxDegree),
-                      FIELD(parallel.tensor)));
+  table.push_back(
+      top({"parallel.tensor", "ranks", "Tensor-parallel degree."}, at_least(1, kMaxDegree), FIELD(parallel.tensor)));
   table.push_back(top({"parallel.sequence", "", "Cut the norm and dropout regions of a tensor group along the tokens."},
                       BoolCodec(), FIELD(parallel.sequence)));
-  table.push_back(top({"parallel.pipeline", "ranks", "Pipeline stages."}, at_least(1, kMaxDegree),
-                      FIELD(parallel.pipeline)));
+  table.push_back(
+      top({"parallel.pipeline", "ranks", "Pipeline stages."}, at_least(1, kMaxDegree), FIELD(parallel.pipeline)));
   table.push_back(top({"parallel.schedule", "", "Order of micro-batches on the pipeline."}, EnumCodec<ScheduleKind>(),
                       FIELD(parallel.schedule)));
   table.push_back(top({"parallel.chunks", "", "Model chunks per stage (schedule: interleaved)."},
@@ -340,8 +348,8 @@ void add_parallel(KeyTable<Config>& table) {
 void add_rest(KeyTable<Config>& table) {
   table.push_back(top({"evaluate.every", "steps", "Steps between evaluations; 0: only at the end."}, at_least(0),
                       FIELD(evaluate.every)));
-  table.push_back(top({"evaluate.batches", "global batches", "Batches per validation set; 0: all of it."},
-                      at_least(0), FIELD(evaluate.batches)));
+  table.push_back(top({"evaluate.batches", "global batches", "Batches per validation set; 0: all of it."}, at_least(0),
+                      FIELD(evaluate.batches)));
   table.push_back(section_row({"early_stop", "", "Stop when a metric no longer improves; null: never."},
                               early_stop_table(), FIELD(early_stop)));
   table.push_back(checkpoint_every_row());
@@ -349,8 +357,8 @@ void add_rest(KeyTable<Config>& table) {
                       at_least(2), FIELD(checkpoint.keep)));
   table.push_back(top({"checkpoint.best", "", "Keep the best checkpoint by the early-stop metric."}, BoolCodec(),
                       FIELD(checkpoint.best)));
-  table.push_back(top({"checkpoint.background", "", "Write while training goes on."}, BoolCodec(),
-                      FIELD(checkpoint.background)));
+  table.push_back(
+      top({"checkpoint.background", "", "Write while training goes on."}, BoolCodec(), FIELD(checkpoint.background)));
   table.push_back(top({"checkpoint.keep_every", "steps", "Keep every checkpoint at a multiple of so many steps."},
                       optional(at_least(1)), FIELD(checkpoint.keep_every)));
   table.push_back(top({"supervise.max_restarts", "", "Restarts after failures before giving up."}, at_least(0),
@@ -361,8 +369,8 @@ void add_rest(KeyTable<Config>& table) {
                               elastic_table(), FIELD(supervise.elastic_min_data)));
   table.push_back(top({"launch.interface", "", "Network interface of the data planes."},
                       optional(TextCodec{TextRule::plain_name}, "auto"), FIELD(launch.interface)));
-  table.push_back(top({"launch.port", "", "Port of the rendezvous."}, optional(at_least(1, 65535), "auto"),
-                      FIELD(launch.port)));
+  table.push_back(
+      top({"launch.port", "", "Port of the rendezvous."}, optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
   table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
   table.push_back(top({"log.every", "steps", "Steps between lines for people; metrics.jsonl has every step."},
@@ -375,11 +383,11 @@ template <class Record>
 void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
   table.push_back(row<Record>({"type", "", "Kind of the files; auto: by their names and contents.", rule},
                               EnumCodec<SourceKind>(), FIELD(type)));
-  table.push_back(row<Record>({"field", "", "The key that holds the document (jsonl).", rule}, TextCodec(),
-                              FIELD(field)));
-  table.push_back(row<Record>({"separator", "", "A line that ends a document (text); null: a file is one document.",
-                               rule},
-                              optional(TextCodec{TextRule::may_be_empty}), FIELD(separator)));
+  table.push_back(
+      row<Record>({"field", "", "The key that holds the document (jsonl).", rule}, TextCodec(), FIELD(field)));
+  table.push_back(
+      row<Record>({"separator", "", "A line that ends a document (text); null: a file is one document.", rule},
+                  optional(TextCodec{TextRule::may_be_empty}), FIELD(separator)));
 }
 
 }  // namespace
@@ -387,13 +395,13 @@ void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
 const KeyTable<SourceConfig>& source_table() {
   static const KeyTable<SourceConfig> table = [] {
     KeyTable<SourceConfig> out;
-    out.push_back(row<SourceConfig>({"path", "", "A file, or a folder of files.", with_notice, "required"},
-                                    path_text(), FIELD(path)));
+    out.push_back(row<SourceConfig>({"path", "", "A file, or a folder of files.", with_notice, "required"}, path_text(),
+                                    FIELD(path)));
     out.push_back(row<SourceConfig>({"weight", "", "Share of the mix; weights need not sum to 1.", with_notice},
                                     positive(), FIELD(weight)));
-    out.push_back(row<SourceConfig>({"epochs", "", "Most passes over this source; the mix goes on without it.",
-                                     with_notice},
-                                    optional(positive()), FIELD(epochs)));
+    out.push_back(
+        row<SourceConfig>({"epochs", "", "Most passes over this source; the mix goes on without it.", with_notice},
+                          optional(positive()), FIELD(epochs)));
     add_source_rows(out, with_notice);
     return out;
   }();
@@ -403,11 +411,11 @@ const KeyTable<SourceConfig>& source_table() {
 const KeyTable<ValidationConfig>& validation_table() {
   static const KeyTable<ValidationConfig> table = [] {
     KeyTable<ValidationConfig> out;
-    out.push_back(row<ValidationConfig>({"name", "", "Name of the set; its metric is validation/NAME/loss.", freely,
-                                         "required"},
-                                        TextCodec{TextRule::plain_name}, FIELD(name)));
-    out.push_back(row<ValidationConfig>({"path", "", "A file, or a folder of files.", freely, "required"},
-                                        path_text(), FIELD(path)));
+    out.push_back(
+        row<ValidationConfig>({"name", "", "Name of the set; its metric is validation/NAME/loss.", freely, "required"},
+                              TextCodec{TextRule::plain_name}, FIELD(name)));
+    out.push_back(row<ValidationConfig>({"path", "", "A file, or a folder of files.", freely, "required"}, path_text(),
+                                        FIELD(path)));
     add_source_rows(out, freely);
     return out;
   }();
@@ -444,9 +452,9 @@ const KeyTable<SpikeConfig>& spike_table() {
 }
 
 const KeyTable<std::int64_t>& elastic_table() {
-  static const KeyTable<std::int64_t> table = {
-      row<std::int64_t>({"min_data", "ranks", "Smallest data-parallel degree to go on with.", freely, "required"},
-                        at_least(1, kMaxDegree), [](auto& value) -> auto& { return value; })};
+  static const KeyTable<std::int64_t> table = {row<std::int64_t>(
+      {"min_data", "ranks", "Smallest data-parallel degree to go on with.", freely, "required"},
+      at_least(1, kMaxDegree), [](auto& value) -> auto& { return value; })};
   return table;
 }
 

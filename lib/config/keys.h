@@ -19,11 +19,11 @@ enum class ResumeRule {
 };
 
 struct KeyInfo {
-  std::string path;       // "train.optimizer.learning_rate"; list items: "data.train[].weight"
-  std::string type;       // "integer", "number", "one of: a | b", "size", "time", "text", "list of integers" ...
-  std::string unit;       // "tokens", "samples", "steps", "s", "bytes" or empty
-  std::string fallback;   // the default as it would stand in the file; "required" where there is none
-  std::string meaning;    // one sentence
+  std::string path;      // "train.optimizer.learning_rate"; list items: "data.train[].weight"
+  std::string type;      // "integer", "number", "one of: a | b", "size", "time", "text", "list of integers" ...
+  std::string unit;      // "tokens", "samples", "steps", "s", "bytes" or empty
+  std::string fallback;  // the default as it would stand in the file; "required" where there is none
+  std::string meaning;   // one sentence
   ResumeRule resume = ResumeRule::freely;
 };
 
@@ -32,7 +32,7 @@ std::span<const KeyInfo> config_keys();
 
 struct KeyDifference {
   std::string path;
-  std::string before;   // as YAML
+  std::string before;  // as YAML
   std::string after;
   ResumeRule rule = ResumeRule::freely;
 };

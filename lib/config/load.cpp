@@ -105,9 +105,9 @@ LoadedConfig load_config(const std::filesystem::path& file, const std::vector<st
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (!std::filesystem::exists(status))
-    throw UserError(fmt::format("{}: no such config file{}", file.string(),
-                                error && error != std::errc::no_such_file_or_directory ? " (" + error.message() + ")"
-                                                                                       : ""));
+    throw UserError(
+        fmt::format("{}: no such config file{}", file.string(),
+                    error && error != std::errc::no_such_file_or_directory ? " (" + error.message() + ")" : ""));
   if (!std::filesystem::is_regular_file(status))
     throw UserError(fmt::format("{}: not a regular file; expected a YAML config", file.string()));
   const auto size = std::filesystem::file_size(file, error);
@@ -129,8 +129,7 @@ Config parse_resolved_config(std::string_view text, const std::string& where) {
   ReadContext context(diagnostics);
   ReadResult result;
   const EnvironmentLookup nothing = [](const std::string&) { return std::nullopt; };
-  if (const auto root = build_tree(text, {}, nothing, diagnostics))
-    result = read_tree(*root, Origin::program, context);
+  if (const auto root = build_tree(text, {}, nothing, diagnostics)) result = read_tree(*root, Origin::program, context);
   if (!diagnostics.empty()) throw InputError(diagnostics.report());
   return std::move(result.config);
 }

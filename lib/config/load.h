@@ -1,11 +1,12 @@
 // From text to Config, and back.
 //
-// load_config reads YAML events (yaml-cpp's tree drops duplicate keys silently), refuses anchors, aliases, tags, unknown and
-// duplicate keys, wrong types and ranges, and reports every error at once: UserError whose message has one line per error,
-// "file:line:column: message". Bounded: at most 1 MiB of valid UTF-8, 64 levels. Errors of --set name the override instead.
+// load_config reads YAML events (yaml-cpp's tree drops duplicate keys silently), refuses anchors, aliases, tags,
+// unknown and duplicate keys, wrong types and ranges, and reports every error at once: UserError whose message has one
+// line per error, "file:line:column: message". Bounded: at most 1 MiB of valid UTF-8, 64 levels. Errors of --set name
+// the override instead.
 //
-// Order of precedence: defaults < preset < file < overrides. A value whose feature does not exist yet is an error like any
-// other ("not supported yet"), from one table (unsupported.h).
+// Order of precedence: defaults < preset < file < overrides. A value whose feature does not exist yet is an error like
+// any other ("not supported yet"), from one table (unsupported.h).
 #pragma once
 
 #include <filesystem>
@@ -38,8 +39,8 @@ struct LoadOptions {
   bool allow_unsupported = false;
 };
 
-// Relative input paths become absolute against the file's folder (data, tokenizer, model.init.from). `overrides` are the
-// texts of --set: "train.steps=10", "data.train.0.weight=2", values in YAML flow syntax.
+// Relative input paths become absolute against the file's folder (data, tokenizer, model.init.from). `overrides` are
+// the texts of --set: "train.steps=10", "data.train.0.weight=2", values in YAML flow syntax.
 LoadedConfig load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
                          const EnvironmentLookup& environment = process_environment, const LoadOptions& options = {});
 
@@ -53,8 +54,8 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
 std::string resolved_yaml(const Config& config);
 
 // A config that this program wrote (a run folder's or a manifest's). What is wrong with it is an InputError that begins
-// with `where`: the file is damaged or from elsewhere, no user error. Values that are not supported yet pass: whoever runs
-// or computes with the config calls check_supported.
+// with `where`: the file is damaged or from elsewhere, no user error. Values that are not supported yet pass: whoever
+// runs or computes with the config calls check_supported.
 Config parse_resolved_config(std::string_view text, const std::string& where);
 
 // The refusals of unsupported.h for a config that did not come through load_config: one line each, "key: message".

@@ -29,7 +29,9 @@ constexpr std::array<Suffix, 9> kCountSuffixes = {{{"Ki", std::uint64_t{1} << 10
                                                    {"G", 1000000000},
                                                    {"T", 1000000000000}}};
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 std::uint64_t take_count_suffix(std::string_view& text) {
   for (const Suffix& suffix : kCountSuffixes) {
@@ -181,6 +183,8 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   return parse_whole(text, 1);
 }
 
-std::string number_text(double value) { return fmt::format("{}", value); }
+std::string number_text(double value) {
+  return fmt::format("{}", value);
+}
 
 }  // namespace scaletrain

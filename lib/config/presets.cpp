@@ -86,7 +86,9 @@ const Presets& presets() {
 
 }  // namespace
 
-std::span<const std::string> model_preset_names() { return presets().names; }
+std::span<const std::string> model_preset_names() {
+  return presets().names;
+}
 
 const ModelConfig* find_model_preset(std::string_view name) {
   const Presets& all = presets();

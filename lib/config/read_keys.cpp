@@ -23,7 +23,8 @@ const Key<Record>* find_key(const KeyTable<Record>& table, const std::string& pa
 
 template <class Record>
 bool is_section(const KeyTable<Record>& table, const std::string& path) {
-  return std::any_of(table.begin(), table.end(), [&](const auto& key) { return key.info.path.starts_with(path + "."); });
+  return std::any_of(table.begin(), table.end(),
+                     [&](const auto& key) { return key.info.path.starts_with(path + "."); });
 }
 
 // `section` is the path inside the record's table, `path` the one inside the config.
@@ -53,7 +54,8 @@ void read_section(const KeyTable<Record>& table, const YamlNode& node, const std
       context.given[full] = entry.key_place;
       read_section(table, entry.value, inside, full, record, context);
     } else {
-      context.diagnostics.add(entry.key_place, fmt::format("unknown key {}{}", quoted(full), suggest_key(full)));
+      const std::string suggestion = context.diagnostics.is_crowded() ? std::string() : suggest_key(full);
+      context.diagnostics.add(entry.key_place, fmt::format("unknown key {}{}", quoted(full), suggestion));
     }
   }
 }
@@ -127,8 +129,7 @@ std::vector<KeyDifference> compare_configs(const Config& before, const Config& a
   for (const Key<Config>& key : config_table()) {
     std::string old_text = key.write(before);
     std::string new_text = key.write(after);
-    if (old_text != new_text)
-      out.push_back({key.info.path, std::move(old_text), std::move(new_text), key.info.resume});
+    if (old_text != new_text) out.push_back({key.info.path, std::move(old_text), std::move(new_text), key.info.resume});
   }
   return out;
 }

@@ -25,7 +25,7 @@ std::string resolved_yaml(const Config& config) {
       continue;
     }
     out += indent + names.back() + ":\n";
-    for (const std::string& item : items) out += indent + "  - " + item + "\n";
+    for (const std::string& item : items) out.append(indent).append("  - ").append(item).append("\n");
   }
   return out;
 }

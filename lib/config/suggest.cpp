@@ -135,7 +135,7 @@ std::optional<std::string> exact_elsewhere(const std::string& word, const std::s
 
 std::string suggest_key(std::string_view path) {
   constexpr std::size_t longest = 256;
-  const std::string fallback = "; `scaletrain schema` lists all keys";
+  std::string fallback = "; `scaletrain schema` lists all keys";
   if (path.size() > longest) return fallback;
   const std::string wanted = table_path(path);
   const std::string word = last_name(wanted);

@@ -6,8 +6,8 @@
 
 namespace scaletrain {
 
-// `path` is the unknown key's full path ("train.lr", "data.train.0.wieght"). Returns the end of a sentence, "; did you mean
-// train.optimizer.learning_rate?", or a pointer to the list of keys.
+// `path` is the unknown key's full path ("train.lr", "data.train.0.wieght"). Returns the end of a sentence, "; did you
+// mean train.optimizer.learning_rate?", or a pointer to the list of keys.
 std::string suggest_key(std::string_view path);
 
 }  // namespace scaletrain

@@ -48,17 +48,20 @@ constexpr std::array<UnsupportedValue, 24> kTable = {{
 
 }  // namespace
 
-std::span<const UnsupportedValue> unsupported_table() { return kTable; }
+std::span<const UnsupportedValue> unsupported_table() {
+  return kTable;
+}
 
 std::vector<Refusal> refusals(const Config& config) {
   std::vector<Refusal> out;
   const KeyTable<Config>& keys = config_table();
   for (const UnsupportedValue& value : unsupported_table()) {
     if (!value.is_asked(config)) continue;
-    const auto key = std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
+    const auto key =
+        std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
     SCALETRAIN_CHECK(key != keys.end());
-    out.push_back({key->info.path, fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config),
-                                               value.instead)});
+    out.push_back({key->info.path,
+                   fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config), value.instead)});
   }
   return out;
 }

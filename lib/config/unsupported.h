@@ -1,5 +1,5 @@
-// Values whose feature does not exist yet: one table, which shrinks as features come. Whatever the config accepts and is
-// not in this table must work.
+// Values whose feature does not exist yet: one table, which shrinks as features come. Whatever the config accepts and
+// is not in this table must work.
 #pragma once
 
 #include <span>
@@ -12,9 +12,9 @@
 namespace scaletrain {
 
 struct UnsupportedValue {
-  std::string_view path;                // a row of the key table
-  bool (*is_asked)(const Config&);      // whether the config asks for the feature
-  std::string_view instead;             // what to write instead
+  std::string_view path;            // a row of the key table
+  bool (*is_asked)(const Config&);  // whether the config asks for the feature
+  std::string_view instead;         // what to write instead
 };
 
 std::span<const UnsupportedValue> unsupported_table();

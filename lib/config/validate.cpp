@@ -122,8 +122,9 @@ class Rules {
     const std::int64_t replicas = config_.parallel.data.value_or(1);
     const std::int64_t slot = train.micro_batch * replicas;  // both are bounded by their ranges
     if (train.global_batch % slot == 0) return;
-    const std::string by = replicas == 1 ? fmt::format("micro_batch {}", train.micro_batch)
-                                         : fmt::format("micro_batch {} * parallel.data {}", train.micro_batch, replicas);
+    const std::string by = replicas == 1
+                               ? fmt::format("micro_batch {}", train.micro_batch)
+                               : fmt::format("micro_batch {} * parallel.data {}", train.micro_batch, replicas);
     refuse({"train.global_batch", "train.micro_batch", "parallel.data"},
            fmt::format("{} is no multiple of {}", train.global_batch, by));
   }
@@ -133,7 +134,8 @@ class Rules {
     if (!are_fine({"data.tokenizer.type"})) return;
     const bool is_ids = tokenizer.type == TokenizerKind::ids;
     if (tokenizer.path && (is_ids || tokenizer.type == TokenizerKind::bytes)) {
-      refuse({"data.tokenizer.path"}, fmt::format("tokenizer {} has no files; leave path out", to_text(tokenizer.type)));
+      refuse({"data.tokenizer.path"},
+             fmt::format("tokenizer {} has no files; leave path out", to_text(tokenizer.type)));
     }
     if (tokenizer.end_of_document && !is_ids) {
       refuse({"data.tokenizer.end_of_document"},
@@ -251,8 +253,9 @@ void fill_defaults(Config& config, Origin origin, const ReadContext& context, st
   const std::int64_t steps = train.num_steps(config.model.context);
   if (train.lr_schedule.warmup <= steps) return;
   const std::int64_t shorter = std::max<std::int64_t>(1, steps / 10);
-  notices.push_back(fmt::format("train.lr_schedule.warmup: the default of {} steps exceeds the run's {} steps; {} {} used",
-                                train.lr_schedule.warmup, steps, shorter, shorter == 1 ? "is" : "are"));
+  notices.push_back(
+      fmt::format("train.lr_schedule.warmup: the default of {} steps exceeds the run's {} steps; {} {} used",
+                  train.lr_schedule.warmup, steps, shorter, shorter == 1 ? "is" : "are"));
   train.lr_schedule.warmup = shorter;
 }
 

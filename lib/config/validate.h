@@ -14,12 +14,12 @@ enum class Origin {
   program,  // written by this program: may describe a model without a run
 };
 
-// kv_heads, ffn_hidden and (for a user's config) run.directory, as far as neither file nor preset gave them; a defaulted
-// warm-up that is longer than the run is shortened with a notice.
+// kv_heads, ffn_hidden and (for a user's config) run.directory, as far as neither file nor preset gave them; a
+// defaulted warm-up that is longer than the run is shortened with a notice.
 void fill_defaults(Config& config, Origin origin, const ReadContext& context, std::vector<std::string>& notices);
 
-// Adds every broken rule to the context's diagnostics, at the first of the rule's keys that was given. A rule stays silent
-// when one of its keys was refused already.
+// Adds every broken rule to the context's diagnostics, at the first of the rule's keys that was given. A rule stays
+// silent when one of its keys was refused already.
 void validate_config(const Config& config, Origin origin, ReadContext& context);
 
 // Where a key stands: its own place, or the nearest section's above it that the file has.

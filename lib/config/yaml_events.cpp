@@ -159,20 +159,22 @@ std::optional<YamlNode> parse_yaml(std::string_view text, int source, Diagnostic
   const YamlScan scan = scan_yaml(text, source, diagnostics);
   if (!scan.is_clean) return std::nullopt;
   TreeBuilder builder(source, diagnostics);
+  std::optional<Refused> fault;
   try {
     std::istringstream stream{std::string(text)};
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(builder)) {
     }
   } catch (const Refused& refused) {
-    diagnostics.add(refused.place, refused.message);
-    return std::nullopt;
+    fault = refused;
   } catch (const YAML::Exception& error) {
-    if (scan.open_bracket) {
-      diagnostics.add(*scan.open_bracket, "the bracket opened here is never closed");
-    } else {
-      diagnostics.add(builder.place_of(error.mark), fmt::format("not valid YAML: {}", error.msg));
-    }
+    fault = {builder.place_of(error.mark),
+             fmt::format("not valid YAML: {} (check the indentation, colons and brackets here)", error.msg)};
+  }
+  if (fault) {
+    // Behind an open bracket the parser takes anything for anything; the bracket is what the user wants to see.
+    if (scan.open_bracket) fault = {*scan.open_bracket, "the bracket opened here is never closed"};
+    diagnostics.add(fault->place, fault->message);
     return std::nullopt;
   }
   auto root = builder.take_root();

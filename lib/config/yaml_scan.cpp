@@ -10,7 +10,9 @@ namespace scaletrain {
 
 namespace {
 
-bool is_blank(char c) { return c == ' ' || c == '\t'; }
+bool is_blank(char c) {
+  return c == ' ' || c == '\t';
+}
 
 // Knows just enough of YAML's lexical rules to tell structure from text: quotes, comments, plain scalars, block scalars
 // and flow brackets.
@@ -49,7 +51,8 @@ class Scanner {
 
   bool check_bytes() {
     if (text_.size() > kMaxConfigBytes) {
-      refuse(0, fmt::format("{} of YAML; a config is at most {}", bytes_text(text_.size()), bytes_text(kMaxConfigBytes)));
+      refuse(0,
+             fmt::format("{} of YAML; a config is at most {}", bytes_text(text_.size()), bytes_text(kMaxConfigBytes)));
       return false;
     }
     if (const auto offset = first_invalid_utf8(text_)) {
@@ -179,7 +182,8 @@ class Scanner {
         continue;
       }
       if (std::string_view(",[]{}").find(c) != std::string_view::npos) break;
-      if (c == ':' && i + 1 < content.size() && std::string_view(",[]{}").find(content[i + 1]) != std::string_view::npos)
+      if (c == ':' && i + 1 < content.size() &&
+          std::string_view(",[]{}").find(content[i + 1]) != std::string_view::npos)
         break;
     }
     return std::max(i, at + 1);

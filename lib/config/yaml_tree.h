@@ -23,10 +23,10 @@ struct YamlNode {
   enum class Kind { null, scalar, list, map };
   Kind kind = Kind::null;
   Place place;
-  std::string text;              // scalar
-  bool is_quoted = false;        // scalar: stood in quotes, so it is text and nothing else
-  bool is_broken = false;        // reported already; whoever reads the value stays silent
-  std::vector<YamlNode> items;   // list
+  std::string text;                // scalar
+  bool is_quoted = false;          // scalar: stood in quotes, so it is text and nothing else
+  bool is_broken = false;          // reported already; whoever reads the value stays silent
+  std::vector<YamlNode> items;     // list
   std::vector<YamlEntry> entries;  // map, in the order of the file, keys unique
 };
 
@@ -42,8 +42,9 @@ const YamlNode* find_child(const YamlNode& node, std::string_view key);
 // The tree of a text, or nothing if something was added to `diagnostics`. Never throws for what the text holds.
 std::optional<YamlNode> parse_yaml(std::string_view text, int source, Diagnostics& diagnostics);
 
-// The wall before the parser: a lexical pass in linear time and constant memory. Returns where the innermost bracket that
-// is never closed was opened, if any, for a better place than the parser's. Adds to `diagnostics` what must not be parsed.
+// The wall before the parser: a lexical pass in linear time and constant memory. Returns where the innermost bracket
+// that is never closed was opened, if any, for a better place than the parser's. Adds to `diagnostics` what must not be
+// parsed.
 struct YamlScan {
   bool is_clean = true;
   std::optional<Place> open_bracket;

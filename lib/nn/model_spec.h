@@ -35,8 +35,10 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab);
 // Unit 0 "embedding", units 1..L "blocks.0" .. "blocks.L-1", unit L+1 "head". Row names, shapes and order:
 //   embedding.token.weight [V,C]; embedding.position.weight [T,C] (learned positions)
 //   blocks.i.attention_norm.{weight,bias} [C]; norms have a bias for layernorm with `bias`
-//   blocks.i.attention.{query [H·D,C], key [G·D,C], value [G·D,C]}.weight, then their biases; fused as
-//   attention.qkv.{weight,bias} blocks.i.attention.output.{weight [C,H·D], bias} blocks.i.ffn_norm.{weight,bias}
+//   blocks.i.attention.{query [H·D,C], key [G·D,C], value [G·D,C]}.weight, then their biases;
+//     fused as attention.qkv.{weight,bias}
+//   blocks.i.attention.output.{weight [C,H·D], bias}
+//   blocks.i.ffn_norm.{weight,bias}
 //   swiglu: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else blocks.i.ffn.up.{weight,bias}
 //   blocks.i.ffn.down.{weight [C,F], bias}
 //   head.norm.{weight,bias}; head.weight [V,C] unless tied (then the head reads embedding.token.weight)

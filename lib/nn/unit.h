@@ -3,9 +3,9 @@
 // between phases is in memory regions that the plan sized with memory(), at addresses that repeat every step.
 //
 //   forward         computes the output; returns what the backward needs (Saved, in `saved`).
-//   backward_input  consumes Saved; computes the input's gradient; returns what the weights' gradients need
-//   (WeightWork, in `work`). backward_weight consumes WeightWork; adds to the weights' gradients. backward        both
-//   at once, possibly cheaper.
+//   backward_input  consumes Saved; computes the input's gradient; returns WeightWork, in `work`.
+//   backward_weight consumes WeightWork; adds to the weights' gradients.
+//   backward        both at once, possibly cheaper.
 //
 // A unit's input bundle stays valid, unchanged, until its Saved is consumed (backward) or dropped, and until its
 // WeightWork is consumed: units need not copy it. The saved region, too, stays in use until the WeightWork is consumed:

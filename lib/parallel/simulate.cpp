@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <optional>
 
 #include "base/checked.h"
@@ -161,35 +160,40 @@ void Simulator::check_message_order() const {
   struct Message {
     bool activation;
     std::size_t receiver;
-    std::string text;
-    bool operator==(const Message& other) const {
-      return activation == other.activation && receiver == other.receiver;
-    }
+    std::size_t stage, step, index;  // where it stands
+    bool matches(const Message& other) const { return activation == other.activation && receiver == other.receiver; }
   };
-  std::map<std::pair<std::int64_t, std::int64_t>, std::pair<std::vector<Message>, std::vector<Message>>> links;
-  for (std::size_t stage = 0; stage < schedule_.steps.size(); ++stage) {
+  struct Link {
+    std::vector<Message> sent, received;
+  };
+  const std::size_t num_stages = schedule_.steps.size();
+  std::vector<Link> links(num_stages * num_stages);
+  for (std::size_t stage = 0; stage < num_stages; ++stage) {
     for (std::size_t step = 0; step < schedule_.steps[stage].size(); ++step) {
       for (std::size_t index = 0; index < schedule_.steps[stage][step].size(); ++index) {
         const Instruction& at = schedule_.steps[stage][step][index];
         if (!is_transfer(at.op) || !at.peer || !at.micro_batch) continue;
-        const auto own = static_cast<std::int64_t>(stage);
-        const auto link = is_send(at.op) ? std::pair(own, at.peer->value()) : std::pair(at.peer->value(), own);
-        auto& [sent, received] = links[link];
-        (is_send(at.op) ? sent : received)
-            .push_back({is_activation(at.op), receiver_of(stage, at), place_text(stage, step, index)});
+        const auto peer = static_cast<std::size_t>(at.peer->value());
+        if (peer >= num_stages) throw BrokenRule{place_text(stage, step, index) + ": there is no such stage"};
+        const Message message{is_activation(at.op), receiver_of(stage, at), stage, step, index};
+        if (is_send(at.op)) {
+          links[stage * num_stages + peer].sent.push_back(message);
+        } else {
+          links[peer * num_stages + stage].received.push_back(message);
+        }
       }
     }
   }
-  for (const auto& entry : links) {
-    const auto& sent = entry.second.first;
-    const auto& received = entry.second.second;
-    for (std::size_t n = 0; n < std::max(sent.size(), received.size()); ++n) {
-      if (n >= sent.size()) throw BrokenRule{received[n].text + ": nothing is sent to it"};
-      if (n >= received.size()) throw BrokenRule{sent[n].text + ": nobody receives it"};
-      if (!(sent[n] == received[n]))
-        throw BrokenRule{fmt::format("{} is not what the other side takes at that place: {}", sent[n].text,
-                                     received[n].text)};
+  const auto text = [&](const Message& message) { return place_text(message.stage, message.step, message.index); };
+  for (const Link& link : links) {
+    const std::size_t both = std::min(link.sent.size(), link.received.size());
+    for (std::size_t n = 0; n < both; ++n) {
+      if (!link.sent[n].matches(link.received[n]))
+        throw BrokenRule{fmt::format("{} is not what the other side takes at that place: {}", text(link.sent[n]),
+                                     text(link.received[n]))};
     }
+    if (link.sent.size() > both) throw BrokenRule{text(link.sent[both]) + ": nobody receives it"};
+    if (link.received.size() > both) throw BrokenRule{text(link.received[both]) + ": nothing is sent to it"};
   }
 }
 
@@ -456,10 +460,9 @@ void Simulator::check_end() {
       left(!trains_ || state.reduced[static_cast<std::size_t>(chunk)], "gradients were never reduced");
       for (std::int64_t m = 0; m < schedule_.micro_batches; ++m) {
         const Cell& here = cell(own, m);
-        left(here.forward_end >= 0, fmt::format("micro-batch {} never went forward", m));
-        if (!trains_) continue;
-        left(here.backward_end >= 0, fmt::format("micro-batch {} never went backward", m));
-        left(here.weight_done, fmt::format("micro-batch {} never had its weight part", m));
+        left(here.forward_end >= 0, "a micro-batch never went forward");
+        left(!trains_ || here.backward_end >= 0, "a micro-batch never went backward");
+        left(!trains_ || here.weight_done, "a micro-batch never had its weight part");
       }
     }
     if (trains_ && !state.updated)

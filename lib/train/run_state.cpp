@@ -17,7 +17,8 @@ void write_state(const RunState& state, Manifest& manifest) {
   manifest.parent_save_id = state.parent_save_id;
   manifest.history = state.history.to_json().dump();
   put_scalar(manifest.scalars, "updates", state.updates);
-  put_scalar(manifest.scalars, "nonfinite", state.nonfinite);
+  put_scalar(manifest.scalars, "nonfinite.consecutive", state.nonfinite.consecutive);
+  put_scalar(manifest.scalars, "nonfinite.total", state.nonfinite.total);
   if (state.best_save_id) manifest.scalars["best_save_id"] = *state.best_save_id;
   write_scalars(state.early_stop, manifest.scalars);
 }
@@ -26,10 +27,12 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
   RunState state;
   state.step = manifest.step;
   state.updates = get_integer(manifest.scalars, "updates", where);
-  state.nonfinite = get_integer(manifest.scalars, "nonfinite", where);
-  if (state.updates < 0 || state.updates > state.step || state.nonfinite < 0)
+  state.nonfinite = {get_integer(manifest.scalars, "nonfinite.consecutive", where),
+                     get_integer(manifest.scalars, "nonfinite.total", where)};
+  if (state.updates < 0 || state.updates > state.step || state.nonfinite.consecutive < 0 ||
+      state.nonfinite.total < state.nonfinite.consecutive)
     throw InputError(fmt::format("{}: {} updates and {} non-finite steps do not fit step {}", where, state.updates,
-                                 state.nonfinite, state.step));
+                                 state.nonfinite.total, state.step));
   state.generation = manifest.generation;
   state.history = ConsumptionHistory::from_json(parse_json(manifest.history, where + ": history"), where + ": history");
   state.early_stop = read_early_stop(manifest.scalars, where);

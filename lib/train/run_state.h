@@ -8,6 +8,7 @@
 
 #include "checkpoint/manifest.h"
 #include "data/history.h"
+#include "optim/nonfinite_policy.h"
 #include "train/early_stop.h"
 
 namespace scaletrain {
@@ -15,7 +16,7 @@ namespace scaletrain {
 struct RunState {
   std::int64_t step = 0;        // optimizer steps taken, skipped ones included
   std::int64_t updates = 0;     // of the optimizer: steps without the skipped ones; what bias correction counts
-  std::int64_t nonfinite = 0;   // consecutive non-finite steps up to now
+  NonfiniteState nonfinite;
   std::int64_t generation = 0;
   ConsumptionHistory history;
   EarlyStopState early_stop;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "config/config.h"
 #include "data/dataset.h"
 #include "optim/optimizer.h"
@@ -44,6 +45,7 @@ struct TrainerParts {
   ParamStore& store;
   Optimizer& optimizer;
   StageExecutor& executor;
+  Communicator& world;
   const TrainingData& data;
   const std::vector<std::unique_ptr<ValidationSet>>& validation;
   RunPaths paths;

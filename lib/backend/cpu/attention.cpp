@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t query_block = 128;
 constexpr std::int64_t forward_key_block = 256;
 constexpr std::int64_t backward_key_block = 128;
-static_assert(2 * query_block * backward_key_block <= query_block * forward_key_block);
+constexpr std::int64_t score_elements = query_block * std::max(forward_key_block, 2 * backward_key_block);
 
 // With few queries a product of matrices does not pay: generation reads each key once, by dot products.
 constexpr std::int64_t max_decode_queries = 4;
@@ -24,13 +24,13 @@ constexpr std::int64_t max_decode_queries = 4;
 struct Scratch {
   explicit Scratch(std::byte* memory)
       : scores(reinterpret_cast<float*>(memory)),
-        maximum(scores + query_block * forward_key_block),
+        maximum(scores + score_elements),
         sum(maximum + query_block),
         delta(sum + query_block),
         first(reinterpret_cast<std::int32_t*>(delta + query_block)),
         last(first + query_block) {}
 
-  float* scores;   // [query_block, forward_key_block], or two blocks [query_block, backward_key_block]
+  float* scores;   // one block of the forward, or two of the backward
   float* maximum;  // [query_block], and so the rest
   float* sum;
   float* delta;
@@ -248,7 +248,7 @@ Scratch scratch_of(std::byte* scratch, int worker) {
 }  // namespace
 
 std::size_t attention_scratch_bytes() {
-  return align_up(static_cast<std::size_t>(query_block * forward_key_block + 5 * query_block) * sizeof(float));
+  return align_up(static_cast<std::size_t>(score_elements + 5 * query_block) * sizeof(float));
 }
 
 void attention_forward(ThreadPool& pool, const Kernels& kernels, std::byte* scratch, const AttentionForward& op) {

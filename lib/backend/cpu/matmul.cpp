@@ -14,6 +14,9 @@ constexpr std::int64_t max_tile_rows = 512;
 constexpr std::int64_t max_tile_columns = 768;
 constexpr std::int64_t min_tile = 64;
 constexpr std::int64_t tiles_per_thread = 4;
+// What oneDNN computes at a time with AVX-512.
+constexpr std::int64_t row_step = 8;
+constexpr std::int64_t column_step = 48;
 
 struct TileGrid {
   std::int64_t rows, columns, tile_rows, tile_columns;
@@ -26,17 +29,22 @@ struct Tile {
   std::int64_t row, column, rows, columns;
 };
 
-// Halves tiles until every thread has some, the longer side first.
+// The extent of each of `parts` pieces of about the same size.
+std::int64_t piece(std::int64_t extent, std::int64_t parts, std::int64_t step) {
+  return (extent + parts * step - 1) / (parts * step) * step;
+}
+
+// Cuts the longer side of the tiles until every thread has some.
 TileGrid make_grid(std::int64_t rows, std::int64_t columns, int threads) {
-  TileGrid grid{rows, columns, std::min(rows, max_tile_rows), std::min(columns, max_tile_columns)};
   if (rows == 0 || columns == 0) return {0, 0, 1, 1};
-  const auto halved = [](std::int64_t extent) { return (extent / 2 + min_tile - 1) / min_tile * min_tile; };
-  while (threads > 1 && grid.count() < tiles_per_thread * threads) {
-    std::int64_t& longer = grid.tile_rows >= grid.tile_columns ? grid.tile_rows : grid.tile_columns;
-    if (longer < 2 * min_tile) break;
-    longer = halved(longer);
+  std::int64_t row_parts = (rows + max_tile_rows - 1) / max_tile_rows;
+  std::int64_t column_parts = (columns + max_tile_columns - 1) / max_tile_columns;
+  while (threads > 1 && row_parts * column_parts < tiles_per_thread * threads) {
+    const bool rows_longer = rows * column_parts >= columns * row_parts;
+    if ((rows_longer ? rows / row_parts : columns / column_parts) < 2 * min_tile) break;
+    (rows_longer ? row_parts : column_parts) *= 2;
   }
-  return grid;
+  return {rows, columns, piece(rows, row_parts, row_step), piece(columns, column_parts, column_step)};
 }
 
 Tile tile_at(const TileGrid& grid, std::int64_t item) {

@@ -190,7 +190,7 @@ Operands place(Device& device, const AttentionRow& row, double fill) {
 }
 
 Operands inputs(Device& device, const AttentionData& data) {
-  Operands operands = place(device, data.row, 1e30);  // what lies between heads must not be read
+  Operands operands = place(device, data.row, 0x1p100);  // what lies between heads must not be read
   operands.query.set(data.problem.query);
   operands.key.set(data.problem.key);
   operands.value.set(data.problem.value);
@@ -202,7 +202,7 @@ Strided like_query(Device& device, const AttentionRow& row, const Values& values
   const std::int64_t gap = row.layout == Layout::apart ? 0 : 4;
   const std::int64_t rows = row.batch * row.queries;
   const std::int64_t width = row.heads * row.size;
-  const View whole = device.put(Values(static_cast<std::size_t>(rows * (width + gap)), 1e30), {rows, width + gap});
+  const View whole = device.put(Values(static_cast<std::size_t>(rows * (width + gap)), 0x1p100), {rows, width + gap});
   const Strided strided{whole, gap / 2, width};
   strided.set(values);
   return strided;

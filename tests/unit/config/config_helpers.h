@@ -39,9 +39,13 @@ inline std::string errors_of(std::string_view text, const std::vector<std::strin
 }
 
 // The report for kLeast with overrides, without the "--set" lines' heads.
-inline std::string override_errors(const std::vector<std::string>& overrides) { return errors_of(kLeast, overrides); }
+inline std::string override_errors(const std::vector<std::string>& overrides) {
+  return errors_of(kLeast, overrides);
+}
 
-inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+inline bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
 
 inline std::size_t line_count(std::string_view text) {
   std::size_t count = 1;

@@ -19,7 +19,7 @@ std::string repeated(std::string_view part, std::size_t count) {
 // The report, with a promise that it came fast and is short.
 std::string fast_errors(const std::string& text) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string report = errors_of(text);
+  std::string report = errors_of(text);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   CHECK(seconds.count() < 1.0);
   CHECK(report.size() < 20000);
@@ -89,12 +89,13 @@ TEST_CASE("an open quote or bracket is reported where it was opened") {
   CHECK(contains(errors_of("run:\n  name: \"abc\ntrain:\n  steps: 3\n  x: \"y\"\n"),
                  "c.yaml:2:9: the quote \" opened here is not closed on its line"));
   CHECK(contains(errors_of("run:\n  name: 'it''s\n"), "c.yaml:2:9: the quote '"));
-  CHECK(contains(errors_of("data:\n  train: [{path: x}\ntrain:\n  steps: 3\n"), "c.yaml:2:10: the bracket opened here"));
+  CHECK(
+      contains(errors_of("data:\n  train: [{path: x}\ntrain:\n  steps: 3\n"), "c.yaml:2:10: the bracket opened here"));
 }
 
 TEST_CASE("tabs, second documents, directives and odd keys are refused") {
   CHECK(contains(errors_of("run:\n\tname: a\n"), "c.yaml:2:1: a tab in the indentation"));
-  CHECK(contains(errors_of(kLeast + "---\nrun: {name: b}\n"), "c.yaml:4:1: a second YAML document"));
+  CHECK(contains(errors_of(kLeast + "---\nrun: {name: b}\n"), "c.yaml:3:1: a second YAML document"));
   CHECK(contains(errors_of("%YAML 1.2\n---\n" + kLeast), "c.yaml:1:1: YAML directives"));
   CHECK(errors_of("---\n" + kLeast) == "accepted");
   CHECK(contains(errors_of("? [a, b]\n: 3\n"), "a list or a mapping as a key"));
@@ -114,8 +115,8 @@ TEST_CASE("huge texts and lists are refused shortly and fast") {
   CHECK(contains(fast_errors("a: [" + repeated("1,", 45000) + "]\n"), "unknown key \"a\""));
   CHECK(contains(fast_errors(repeated("a: 1\n", 20000)), "more errors"));
   std::string many;
-  for (int i = 0; i < 8000; ++i) many += "key" + std::to_string(i) + ": 1\n";
-  CHECK(contains(fast_errors(many), "and 7903 more errors"));  // 100 shown, and steps and data are missing
+  for (int i = 0; i < 30000; ++i) many += "key" + std::to_string(i) + ": 1\n";
+  CHECK(contains(fast_errors(many), "and 29902 more errors"));  // 100 shown, and steps and data are missing
 }
 
 TEST_CASE("a file beyond 1 MiB is refused before it is read") {
@@ -129,8 +130,9 @@ TEST_CASE("a file beyond 1 MiB is refused before it is read") {
 }
 
 TEST_CASE("random bytes and torn configs end in a report, never in a crash") {
-  const std::string pieces[] = {"[", "{", "}", "]", ":", ": ", "- ", "\n", "  ", "\"", "'", "a", "run", "train", "#", "|",
-                                ">", "&a", "*a", "!t", "${X}", "$${", ",", "? ", "%", "---\n", "0", "1.5", "null", "\t"};
+  const std::string pieces[] = {"[",    "{",   "}",   "]",     ":", ": ",    "- ", "\n",  "  ",   "\"",
+                                "'",    "a",   "run", "train", "#", "|",     ">",  "&a",  "*a",   "!t",
+                                "${X}", "$${", ",",   "? ",    "%", "---\n", "0",  "1.5", "null", "\t"};
   std::uint64_t state = 1;
   for (int round = 0; round < 3000; ++round) {
     std::string text = round % 3 == 0 ? kLeast : std::string();

@@ -53,7 +53,8 @@ TEST_CASE("wrong kinds of values say what was found") {
   CHECK(contains(errors_of(kLeast + "model: {norm: rmsnrm}\n"),
                  "model.norm: expected one of layernorm, rmsnorm, found text \"rmsnrm\"; did you mean rmsnorm?"));
   CHECK(contains(errors_of(kLeast + "model: {layers: [1]}\n"), "model.layers: expected an integer, found a list"));
-  CHECK(contains(errors_of(kLeast + "model:\n  layers:\n"), "c.yaml:4:3: model.layers: expected an integer, found nothing"));
+  CHECK(contains(errors_of(kLeast + "model:\n  layers:\n"),
+                 "c.yaml:4:3: model.layers: expected an integer, found nothing"));
   CHECK(contains(errors_of(kLeast + "supervise: {heartbeat: 60}\n"), "expected a time such as 90s, 30m or 2h"));
   CHECK(contains(errors_of("data: {train: corpus.txt}\ntrain: {steps: 1}\n"),
                  "data.train: expected a list, found text \"corpus.txt\""));
@@ -147,9 +148,9 @@ TEST_CASE("a bad override explains itself") {
 
 TEST_CASE("environment variables are put in, also as numbers") {
   const std::string text = "data: {train: [{path: \"${ROOT}/x\"}]}\ntrain:\n  steps: ${STEPS}\nrun:\n  name: a${N}b\n";
-  const Config config = load_text(text, {"run.seed=${SEED}"},
-                                  {{"ROOT", "/data"}, {"STEPS", "150"}, {"N", "${STEPS}"}, {"SEED", "7"}})
-                            .config;
+  const Config config =
+      load_text(text, {"run.seed=${SEED}"}, {{"ROOT", "/data"}, {"STEPS", "150"}, {"N", "${STEPS}"}, {"SEED", "7"}})
+          .config;
   CHECK(config.data.train.at(0).path == "/data/x");
   CHECK(config.train.steps == 150);
   CHECK(config.run.name == "a${STEPS}b");  // what comes out is not expanded again
@@ -166,9 +167,10 @@ TEST_CASE("environment variables are put in, also as numbers") {
 
 TEST_CASE("paths are relative to the config file, the run folder is not") {
   const TempFolder folder;
-  const auto file = folder.write("sub/c.yaml", "data:\n  train: [{path: x}, {path: /abs}]\n  cache: cache\n"
-                                               "  validation: [{name: v, path: ../y}]\n"
-                                               "model: {init: {from: hf}}\ntrain: {steps: 200}\n");
+  const auto file = folder.write("sub/c.yaml",
+                                 "data:\n  train: [{path: x}, {path: /abs}]\n  cache: cache\n"
+                                 "  validation: [{name: v, path: ../y}]\n"
+                                 "model: {init: {from: hf}}\ntrain: {steps: 200}\n");
   const Config config = load_config(file, {}).config;
   const std::string base = (folder / "sub").string();
   CHECK(config.data.train.at(0).path == base + "/x");
@@ -192,4 +194,12 @@ TEST_CASE("checkpoint.every is steps or a time") {
   CHECK(contains(override_errors({"checkpoint.every=0s"}), "out of range"));
   CHECK(contains(override_errors({"checkpoint.every=often"}), "expected steps or a time"));
   CHECK(contains(override_errors({"checkpoint.every=-1"}), "at least 0"));
+}
+
+TEST_CASE("the shipped GPT-2 config loads and is as long as its comments say") {
+  const LoadedConfig loaded = load_config(SCALETRAIN_CONFIGS "/gpt2-124m.yaml", {});
+  CHECK(loaded.notices.empty());
+  CHECK(loaded.config.train.num_steps(loaded.config.model.context) == 19074);
+  CHECK(loaded.config.model.vocab == 50257);
+  CHECK(loaded.config.checkpoint.every_seconds == 1800.0);
 }

@@ -23,9 +23,32 @@ TEST_CASE("integers take decimal and binary suffixes and exact fractions") {
 }
 
 TEST_CASE("what is no exact 64-bit integer is none") {
-  for (const char* text : {"", "-", "abc", "1.5", "0.1K1", "1.0001K", "9223372036854775808", "9223372036854775807K",
-                           "1e30", "1e999999999999", "1e-1", "010", "0x10", "1_000", " 1", "1 ", "1KK", "K", "1k", ".",
-                           "1e", "inf", "nan", "--1", "18446744073709551616", "1ki"})
+  for (const char* text : {"",
+                           "-",
+                           "abc",
+                           "1.5",
+                           "0.1K1",
+                           "1.0001K",
+                           "9223372036854775808",
+                           "9223372036854775807K",
+                           "1e30",
+                           "1e999999999999",
+                           "1e-1",
+                           "010",
+                           "0x10",
+                           "1_000",
+                           " 1",
+                           "1 ",
+                           "1KK",
+                           "K",
+                           "1k",
+                           ".",
+                           "1e",
+                           "inf",
+                           "nan",
+                           "--1",
+                           "18446744073709551616",
+                           "1ki"})
     CHECK_MESSAGE(!parse_integer(text), text);
 }
 

@@ -21,10 +21,11 @@ class Dice {
   bool coin() { return whole(0, 1) == 1; }
   double share() { return std::uniform_real_distribution<double>(1e-9, 0.999)(random_); }
   std::string text() {
-    static const std::string pieces[] = {"a", "null", "\"", "\\", "'", "${X}", "$", "$${", "{", ", ", ": ", "#", " ",
-                                         "é", "auto", "1e5", "-", "[", "~", "\t", "%", "&", "*"};
+    static const std::string pieces[] = {"a", "null", "\"",   "\\",  "'", "${X}", "$", "$${", "{", ", ", ": ", "#",
+                                         " ", "é",    "auto", "1e5", "-", "[",    "~", "\t",  "%", "&",  "*"};
     std::string out;
-    for (std::int64_t i = whole(1, 5); i > 0; --i) out += pieces[whole(0, static_cast<std::int64_t>(std::size(pieces)) - 1)];
+    for (std::int64_t i = whole(1, 5); i > 0; --i)
+      out += pieces[whole(0, static_cast<std::int64_t>(std::size(pieces)) - 1)];
     return out;
   }
   std::optional<std::string> maybe_text() { return coin() ? std::optional(text()) : std::nullopt; }
@@ -64,8 +65,8 @@ Config random_config(std::uint64_t seed) {
     c.data.train.push_back(source);
   }
   for (std::int64_t i = dice.whole(0, 2); i > 0; --i)
-    c.data.validation.push_back({std::string(1, static_cast<char>('a' + i)) + dice.text(), dice.text(), SourceKind::automatic,
-                                 dice.text(), std::nullopt});
+    c.data.validation.push_back({std::string(1, static_cast<char>('a' + i)) + dice.text(), dice.text(),
+                                 SourceKind::automatic, dice.text(), std::nullopt});
   c.train.micro_batch = dice.whole(1, 9);
   c.train.global_batch = c.train.micro_batch * dice.whole(1, 9);
   if (dice.coin()) {
@@ -117,8 +118,10 @@ TEST_CASE("random configs read back equal, to the bit") {
     CHECK(compare_configs(config, back).empty());
     CHECK(back.run.directory == config.run.directory);
     CHECK(back.run.seed == config.run.seed);
-    CHECK(std::bit_cast<std::uint64_t>(back.model.norm_epsilon) == std::bit_cast<std::uint64_t>(config.model.norm_epsilon));
-    CHECK(std::bit_cast<std::uint64_t>(back.supervise.heartbeat) == std::bit_cast<std::uint64_t>(config.supervise.heartbeat));
+    CHECK(std::bit_cast<std::uint64_t>(back.model.norm_epsilon) ==
+          std::bit_cast<std::uint64_t>(config.model.norm_epsilon));
+    CHECK(std::bit_cast<std::uint64_t>(back.supervise.heartbeat) ==
+          std::bit_cast<std::uint64_t>(config.supervise.heartbeat));
     CHECK(back.data.train.at(0).separator == config.data.train.at(0).separator);
     CHECK(back.launch.interface == config.launch.interface);
     CHECK(back.checkpoint.every_steps == config.checkpoint.every_steps);

@@ -19,7 +19,8 @@ TEST_CASE("heads divide the width and are shared evenly") {
 }
 
 TEST_CASE("exactly one of steps and tokens") {
-  CHECK(contains(override_errors({"train.tokens=1M"}), "--set train.tokens=1M: train.tokens: steps and tokens are both"));
+  CHECK(
+      contains(override_errors({"train.tokens=1M"}), "--set train.tokens=1M: train.tokens: steps and tokens are both"));
   CHECK(contains(override_errors({"train.steps=null"}), "train.steps: is missing; set steps, or tokens"));
   CHECK(override_errors({"train.steps=null", "train.tokens=10B"}) == "accepted");
 }
@@ -53,8 +54,9 @@ TEST_CASE("a default warm-up is shortened with a notice, an explicit one refused
   REQUIRE(loaded.notices.size() == 1);
   CHECK(contains(loaded.notices[0], "train.lr_schedule.warmup"));
   CHECK(load_text(kLeast, {"train.steps=3"}).config.train.lr_schedule.warmup == 1);
-  CHECK(contains(override_errors({"train.steps=50", "train.lr_schedule.warmup=51"}),
-                 "--set train.lr_schedule.warmup=51: train.lr_schedule.warmup: warm-up of 51 steps exceeds the run's 50"));
+  CHECK(contains(
+      override_errors({"train.steps=50", "train.lr_schedule.warmup=51"}),
+      "--set train.lr_schedule.warmup=51: train.lr_schedule.warmup: warm-up of 51 steps exceeds the run's 50"));
   CHECK(override_errors({"train.steps=50", "train.lr_schedule.warmup=50"}) == "accepted");
 }
 
@@ -76,13 +78,15 @@ TEST_CASE("early stopping watches a metric that exists") {
 }
 
 TEST_CASE("sources fit their kind and the tokenizer") {
-  const std::string ids = "data: {tokenizer: {type: ids}, train: [{path: a, type: text}]}\ntrain: {steps: 200}\n"
-                          "model: {vocab: 100}\n";
+  const std::string ids =
+      "data: {tokenizer: {type: ids}, train: [{path: a, type: text}]}\ntrain: {steps: 200}\n"
+      "model: {vocab: 100}\n";
   CHECK(contains(errors_of(ids), "c.yaml:1:56: data.train.0.type: text needs a tokenizer that reads text"));
   CHECK(errors_of(ids, {"data.train.0.type=tokens", "data.tokenizer.end_of_document=99"}) == "accepted");
   CHECK(contains(errors_of(ids, {"data.train.0.type=tokens", "data.tokenizer.end_of_document=100"}),
                  "100 is outside of the vocabulary of 100"));
-  CHECK(contains(errors_of(ids, {"data.train.0.type=tokens", "model.vocab=auto"}), "model.vocab: auto needs a tokenizer"));
+  CHECK(contains(errors_of(ids, {"data.train.0.type=tokens", "model.vocab=auto"}),
+                 "model.vocab: auto needs a tokenizer"));
   CHECK(contains(override_errors({"data.tokenizer.end_of_document=3"}), "only for tokenizer ids"));
   CHECK(contains(override_errors({"data.tokenizer.path=x"}), "tokenizer bytes has no files"));
   CHECK(contains(override_errors({"data.train.0={type: text, field: body}"}), "data.train.0.field: only for jsonl"));
@@ -101,11 +105,25 @@ TEST_CASE("stage_layers covers the model") {
 }
 
 TEST_CASE("ranges hold") {
-  for (const char* text :
-       {"model.layers=0", "model.layers=5000", "model.norm_epsilon=0", "model.dropout=1", "train.optimizer.betas=[1, 0]",
-        "train.optimizer.betas=[0.9]", "train.optimizer.learning_rate=-1", "train.lr_schedule.min_ratio=1.1",
-        "train.clip_norm=0", "checkpoint.keep=1", "parallel.zero=4", "launch.port=65536", "log.every=0",
-        "evaluate.batches=-1", "supervise.heartbeat=0s", "train.micro_batch=0", "model.vocab=0", "run.name=..",
-        "train.global_batch=9223372036854775807", "model.context=0"})
+  for (const char* text : {"model.layers=0",
+                           "model.layers=5000",
+                           "model.norm_epsilon=0",
+                           "model.dropout=1",
+                           "train.optimizer.betas=[1, 0]",
+                           "train.optimizer.betas=[0.9]",
+                           "train.optimizer.learning_rate=-1",
+                           "train.lr_schedule.min_ratio=1.1",
+                           "train.clip_norm=0",
+                           "checkpoint.keep=1",
+                           "parallel.zero=4",
+                           "launch.port=65536",
+                           "log.every=0",
+                           "evaluate.batches=-1",
+                           "supervise.heartbeat=0s",
+                           "train.micro_batch=0",
+                           "model.vocab=0",
+                           "run.name=..",
+                           "train.global_batch=9223372036854775807",
+                           "model.context=0"})
     CHECK_MESSAGE(override_errors({text}) != "accepted", text);
 }

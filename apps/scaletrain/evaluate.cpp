@@ -1,0 +1,95 @@
+// scaletrain evaluate: the loss of a model on data.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "commands.h"
+#include "data/dataset.h"
+#include "infer/evaluate.h"
+#include "model_argument.h"
+
+namespace scaletrain {
+
+namespace {
+
+struct EvaluateArguments {
+  ModelArgument model;
+  std::vector<std::string> data;
+  std::int64_t batches = 0;
+  std::int64_t micro_batch = 8;
+  bool json = false;
+};
+
+struct NamedSet {
+  std::string name;
+  std::unique_ptr<ValidationSet> set;
+};
+
+std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel& model) {
+  const Config& config = model.config();
+  const DataOptions options{.vocab = model.transformer().spec().vocab,
+                            .context = model.transformer().spec().context,
+                            .seed = 0,
+                            .report = write_message};
+  std::vector<ValidationConfig> sets;
+  for (const std::string& path : arguments.data) {
+    ValidationConfig& set = sets.emplace_back();
+    set.name = path;
+    set.path = std::filesystem::absolute(path).string();
+  }
+  const bool own = sets.empty();
+  if (own) sets = config.data.validation;
+  if (sets.empty()) throw UserError("the model's config names no validation set: give --data PATH");
+  std::vector<NamedSet> opened;
+  for (std::size_t i = 0; i < sets.size(); ++i)
+    opened.push_back({sets[i].name, open_validation_set(sets[i], config.data, model.tokenizer(), options,
+                                                        own ? fmt::format("data.validation[{}]", i) : "--data")});
+  return opened;
+}
+
+ExitCode evaluate(const EvaluateArguments& arguments) {
+  OpenedModel model(arguments.model);
+  nlohmann::json answer = nlohmann::json::array();
+  std::string text;
+  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  for (const NamedSet& named : open_sets(arguments, model.loaded)) {
+    const std::int64_t samples =
+        arguments.batches > 0 ? arguments.batches * arguments.micro_batch : std::numeric_limits<std::int64_t>::max();
+    const auto progress = [terminal, &named](std::int64_t done, std::int64_t all) {
+      if (terminal) fmt::print(stderr, "\r{}: {}/{} samples", named.name, done, all);
+    };
+    const EvaluationResult result = evaluate_model(model.loaded, *named.set, samples, arguments.micro_batch, progress);
+    if (terminal) fmt::print(stderr, "\r\033[K");
+    answer.push_back({{"dataset", named.name}, {"loss", result.loss}, {"perplexity", std::exp(result.loss)},
+                      {"tokens", result.tokens}});
+    text += fmt::format("{}: loss {:.6f} (perplexity {:.4g}) over {} tokens\n", named.name, result.loss,
+                        std::exp(result.loss), result.tokens);
+  }
+  write_output(arguments.json ? answer.dump(2) + "\n" : text);
+  return ExitCode::finished;
+}
+
+}  // namespace
+
+Command add_evaluate(CLI::App& app) {
+  auto arguments = std::make_shared<EvaluateArguments>();
+  CLI::App* command = app.add_subcommand("evaluate", "The loss of a checkpoint or Hugging Face model on data");
+  arguments->model.declare(*command);
+  command->add_option("--data", arguments->data, "Text, JSONL or token files (repeatable); else the config's validation sets")
+      ->type_name("PATH")
+      ->allow_extra_args(false);
+  command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--micro-batch", arguments->micro_batch, "Samples computed at once")->check(CLI::Range(1, 4096));
+  command->add_flag("--json", arguments->json, "A JSON array on standard output");
+  return [arguments] { return evaluate(*arguments); };
+}
+
+}  // namespace scaletrain

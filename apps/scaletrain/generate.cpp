@@ -1,0 +1,50 @@
+// scaletrain generate: text sampled from a model.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "base/error.h"
+#include "commands.h"
+#include "infer/sampling.h"
+#include "model_argument.h"
+
+namespace scaletrain {
+
+namespace {
+
+struct GenerateArguments {
+  ModelArgument model;
+  std::string prompt;
+  std::int64_t max_tokens = 200;
+  double temperature = 0.8;
+  std::uint64_t seed = 0;
+  bool greedy = false;
+};
+
+ExitCode generate(const GenerateArguments& arguments) {
+  OpenedModel model(arguments.model);
+  const SamplingOptions options{.temperature = arguments.greedy ? 0.0 : arguments.temperature, .seed = arguments.seed};
+  write_output(arguments.prompt);
+  const bool spaced = !model.loaded.tokenizer().reads_text();  // ids are separated by spaces
+  const GenerationEnd end = generate_text(model.loaded, arguments.prompt, arguments.max_tokens, options,
+                                          [spaced](const std::string& text) { write_output(spaced ? " " + text : text); });
+  write_output("\n");
+  if (end == GenerationEnd::context_full) write_message("stopped: the model's context is full");
+  return ExitCode::finished;
+}
+
+}  // namespace
+
+Command add_generate(CLI::App& app) {
+  auto arguments = std::make_shared<GenerateArguments>();
+  CLI::App* command = app.add_subcommand("generate", "Sample text from a checkpoint or Hugging Face model");
+  arguments->model.declare(*command);
+  command->add_option("--prompt", arguments->prompt, "Text to continue")->required();
+  command->add_option("--max-tokens", arguments->max_tokens, "New tokens at most")->check(CLI::PositiveNumber);
+  command->add_option("--temperature", arguments->temperature, "Spread of the choice; 0 is greedy")
+      ->check(CLI::Range(0.0, 100.0));
+  command->add_option("--seed", arguments->seed, "Equal seeds give equal texts");
+  command->add_flag("--greedy", arguments->greedy, "Always the likeliest token");
+  return [arguments] { return generate(*arguments); };
+}
+
+}  // namespace scaletrain

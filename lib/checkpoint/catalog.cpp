@@ -1,0 +1,181 @@
+#include "checkpoint/catalog.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/save.h"
+#include "checkpoint/set_aside.h"
+
+namespace scaletrain {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t least_verified = 2;  // survive any pruning
+
+// Names in the folder, in a fixed order; none if it does not exist.
+std::vector<fs::path> sub_folders(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code error;
+  fs::directory_iterator it(folder, error);
+  if (error == std::errc::no_such_file_or_directory) return out;
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    std::error_code ignored;
+    if (it->is_directory(ignored)) out.push_back(it->path());
+  }
+  if (error) throw InputError(fmt::format("{}: the folder cannot be read: {}", folder.string(), error.message()));
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+bool begins_with(const fs::path& path, std::string_view prefix) { return path.filename().string().starts_with(prefix); }
+
+// Other folders may lie beside checkpoints; what has our name or a manifest is one, whole or damaged.
+bool looks_like_checkpoint(const fs::path& path) {
+  std::error_code ignored;
+  return !begins_with(path, ".") && (begins_with(path, "step-") || fs::exists(path / "manifest.json", ignored));
+}
+
+CatalogEntry entry_of(const fs::path& path) {
+  CatalogEntry entry;
+  entry.path = path;
+  try {
+    const Manifest manifest = read_manifest(path);
+    entry.generation = manifest.generation;
+    entry.step = manifest.step;
+    entry.tokens = manifest.tokens;
+    entry.save_id = manifest.save_id;
+    for (const ManifestFile& file : manifest.files) entry.bytes += file.bytes;
+  } catch (const InputError& error) {
+    entry.problem = error.what();
+  }
+  return entry;
+}
+
+// The reason why a checkpoint does not verify; empty if it does.
+std::string problem_of(const fs::path& path) {
+  try {
+    Checkpoint(path).verify();
+    return {};
+  } catch (const InputError& error) {
+    return error.what();
+  }
+}
+
+void remove_folder(const fs::path& folder, const std::function<void(const std::string&)>& report) {
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (error) report(fmt::format("{}: could not be removed: {}", folder.string(), error.message()));
+}
+
+std::set<std::string> kept_paths(const std::vector<CatalogEntry>& entries, const RetentionPolicy& policy) {
+  std::set<std::string> kept;
+  std::int64_t newest = 0;
+  for (const CatalogEntry& entry : entries) {
+    const bool is_multiple = policy.keep_every && *policy.keep_every > 0 && entry.step % *policy.keep_every == 0;
+    const bool is_best = policy.best_save_id && *policy.best_save_id == entry.save_id;
+    if (newest++ < policy.keep || is_multiple || is_best) kept.insert(entry.path.string());
+  }
+  return kept;
+}
+
+// Adds newer checkpoints to `kept` until two of it verify. The newest are tried first: they are the likeliest still in memory.
+void keep_two_verified(const std::vector<CatalogEntry>& entries, std::set<std::string>& kept,
+                       const std::function<void(const std::string&)>& report) {
+  std::size_t verified = 0;
+  for (const bool only_kept : {true, false}) {
+    for (const CatalogEntry& entry : entries) {
+      if (verified >= least_verified) return;
+      if (kept.contains(entry.path.string()) != only_kept) continue;
+      const std::string problem = problem_of(entry.path);
+      if (!problem.empty()) {
+        report(fmt::format("{}: does not verify and does not count as kept: {}", entry.path.string(), problem));
+        continue;
+      }
+      ++verified;
+      kept.insert(entry.path.string());
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<CatalogEntry> list_checkpoints(const fs::path& checkpoints) {
+  std::vector<CatalogEntry> entries;
+  for (const fs::path& path : sub_folders(checkpoints)) {
+    if (looks_like_checkpoint(path)) entries.push_back(entry_of(path));
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const CatalogEntry& a, const CatalogEntry& b) {
+    return std::tuple(a.problem.empty(), a.generation, a.step) > std::tuple(b.problem.empty(), b.generation, b.step);
+  });
+  return entries;
+}
+
+std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
+                                        const std::function<void(const std::string&)>& report) {
+  const std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  std::string reasons;
+  std::optional<Checkpoint> found;
+  for (const CatalogEntry& entry : entries) {
+    // Unreadable ones come last; they are named even when a good one was found before.
+    if (found && entry.problem.empty()) continue;
+    const std::string problem = entry.problem.empty() ? problem_of(entry.path) : entry.problem;
+    if (problem.empty()) {
+      found.emplace(entry.path);
+      continue;
+    }
+    const auto aside = set_aside(entry.path, damaged_prefix);
+    report(fmt::format("{}: not usable, set aside as {}: {}", entry.path.string(), aside.filename().string(), problem));
+    reasons += fmt::format("\n  {}", problem);
+  }
+  if (found) return found;
+  // Those that an earlier start set aside count too: training never begins anew by itself.
+  for (const fs::path& path : sub_folders(checkpoints)) {
+    if (begins_with(path, damaged_prefix) || begins_with(path, abandoned_prefix)) {
+      reasons += fmt::format("\n  {}: set aside", path.string());
+    }
+  }
+  if (reasons.empty()) return std::nullopt;
+  throw InputError(fmt::format("{}: there were checkpoints, and none is usable; restore one, or start anew in another "
+                               "run.directory:{}",
+                               checkpoints.string(), reasons));
+}
+
+std::vector<fs::path> set_aside_later(const fs::path& checkpoints, std::int64_t step) {
+  std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  std::vector<fs::path> names;
+  for (const CatalogEntry& entry : entries) {
+    if (entry.problem.empty() && entry.step > step) names.push_back(set_aside(entry.path, abandoned_prefix));
+  }
+  return names;
+}
+
+void prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& policy,
+                       const std::function<void(const std::string&)>& report) {
+  for (const fs::path& path : sub_folders(checkpoints)) {
+    if (begins_with(path, saving_prefix) || begins_with(path, removing_prefix)) remove_folder(path, report);
+  }
+  std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  std::erase_if(entries, [](const CatalogEntry& entry) { return !entry.problem.empty(); });
+  std::set<std::string> kept = kept_paths(entries, policy);
+  if (kept.size() == entries.size()) return;
+  keep_two_verified(entries, kept, report);
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if (kept.contains(entry->path.string())) continue;
+    try {
+      remove_folder(set_aside(entry->path, removing_prefix), report);
+    } catch (const InputError& error) {
+      report(error.what());
+    }
+  }
+}
+
+}  // namespace scaletrain

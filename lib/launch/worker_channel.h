@@ -1,0 +1,110 @@
+// What a worker tells its agent, over a socket pair: lines of text, each complete in itself.
+//
+//   progress COUNTER STEP working|waiting
+//   error EXIT_CODE ESCAPED_MESSAGE
+//
+// COUNTER counts executed instructions: while the worker says `working` it must move within the heartbeat. `waiting` means start-up
+// or storage, where no progress is expected; then the lines themselves must keep coming, so that a stopped process is still noticed.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "base/exit_code.h"
+#include "base/file.h"
+
+namespace scaletrain {
+
+// The worker's end. A thread sends a line every period; changes of state are sent at once. Never blocks and never fails: lines that
+// the agent does not take are dropped. Thread-safe.
+class WorkerReporter {
+ public:
+  // descriptor: what the agent passed as --channel; negative: there is no agent, and nothing is sent. Owned from here on.
+  explicit WorkerReporter(int descriptor, double period_seconds = 1.0);
+  ~WorkerReporter();
+  WorkerReporter(const WorkerReporter&) = delete;
+  WorkerReporter& operator=(const WorkerReporter&) = delete;
+
+  // Where the counter of executed instructions is read, by the reporter's thread at any time until the next call; an empty function ends
+  // that before what it reads is destroyed. It must not block.
+  void watch(std::function<std::uint64_t()> counter);
+  // What the worker is about to do. Until the first call: waiting, at an unknown step.
+  void entered(std::int64_t step, bool waiting);
+  // Why the worker will exit. True if the agent was told and will show the message; otherwise the caller prints it.
+  bool error(ExitCode kind, std::string_view message);
+
+ private:
+  void run(double period_seconds);
+  bool send_line(const std::string& line);
+  bool send_status();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  FileDescriptor socket_;
+  std::string unsent_;  // rest of a line that the socket took in part
+  std::function<std::uint64_t()> counter_;
+  std::uint64_t last_counter_ = 0;
+  std::int64_t step_ = -1;
+  bool waiting_ = true;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+struct WorkerError {
+  ExitCode kind = ExitCode::bug;
+  std::string message;
+};
+
+// What the agent knows of its worker.
+struct WorkerStatus {
+  std::uint64_t lines = 0;  // well-formed ones
+  std::uint64_t progress = 0;
+  std::int64_t step = -1;  // -1: not told yet
+  bool waiting = true;
+  std::optional<WorkerError> error;
+};
+
+// Reads the lines in whatever pieces they arrive. What is no line of the form above is skipped, without an error: a worker that dies may
+// leave half a line, one that is broken must not break its agent. Memory is bounded.
+class WorkerStatusParser {
+ public:
+  void feed(std::string_view bytes);
+  const WorkerStatus& status() const { return status_; }
+
+ private:
+  void take_line(std::string_view line);
+
+  WorkerStatus status_;
+  std::string line_;
+  bool overlong_ = false;
+};
+
+// The agent's end of the socket.
+class WorkerChannel {
+ public:
+  explicit WorkerChannel(FileDescriptor socket) : socket_(std::move(socket)) {}
+  // Takes what has arrived, without waiting. False once the worker's end is closed.
+  bool drain();
+  const WorkerStatus& status() const { return parser_.status(); }
+  int descriptor() const { return socket_.get(); }
+
+ private:
+  FileDescriptor socket_;
+  WorkerStatusParser parser_;
+};
+
+// Two connected ends, both closed on exec.
+struct ChannelPair {
+  FileDescriptor agent;
+  FileDescriptor worker;
+};
+ChannelPair make_channel();
+
+}  // namespace scaletrain

@@ -1,0 +1,35 @@
+#include "optim/lr_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+double learning_rate(const LrScheduleConfig& config, double peak, std::int64_t update, std::int64_t total_updates) {
+  SCALETRAIN_CHECK_LE(1, update);
+  SCALETRAIN_CHECK_LE(1, total_updates);
+  SCALETRAIN_CHECK_LE(0, config.warmup);
+  if (update < config.warmup) return peak * (static_cast<double>(update) / static_cast<double>(config.warmup));
+  const std::int64_t start = std::max<std::int64_t>(config.warmup, 1);
+  if (update <= start) return peak;
+  const double progress = total_updates <= start ? 1.0
+                                                 : std::min(1.0, static_cast<double>(update - start) /
+                                                                     static_cast<double>(total_updates - start));
+  const double low = config.min_ratio;
+  switch (config.type) {
+    case LrScheduleKind::cosine:
+      return peak * (low + (1.0 - low) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
+    case LrScheduleKind::linear:
+      return peak * (low + (1.0 - low) * (1.0 - progress));
+    case LrScheduleKind::constant:
+      return peak;
+    case LrScheduleKind::wsd:
+      throw UserError("train.lr_schedule.type: wsd is not supported yet; use cosine, linear or constant");
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,85 @@
+#include "optim/optimizer.h"
+
+#include <vector>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+// The walk over the store's ranges that every element-wise optimizer shares.
+class ElementwiseOptimizer : public Optimizer {
+ public:
+  ElementwiseOptimizer(const OptimizerConfig& config, std::vector<std::string> slot_names)
+      : config_(config), slot_names_(std::move(slot_names)) {}
+
+  std::span<const std::string> slot_names() const override { return slot_names_; }
+
+  void step(Backend& backend, Stream& stream, ParamStore& store, const StepBlock& step) override {
+    SCALETRAIN_CHECK(store.options().slot_names == slot_names_);
+    spans_.clear();
+    for (const OptimizerRange& range : store.optimizer_ranges()) {
+      spans_.push_back(store.layout().decay_spans(range.buffer, range.first, range.param.num_elements(),
+                                                  config_.weight_decay, store.table()));
+    }
+    std::size_t index = 0;
+    for (const OptimizerRange& range : store.optimizer_ranges()) update(backend, stream, range, spans_[index++], step);
+    store.values_changed();
+  }
+
+ protected:
+  const OptimizerConfig& config() const { return config_; }
+
+ private:
+  virtual void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
+                      const StepBlock& step) = 0;
+
+  OptimizerConfig config_;
+  std::vector<std::string> slot_names_;
+  std::vector<std::vector<DecaySpan>> spans_;  // a member: kernels that run later still read them
+};
+
+class AdamW final : public ElementwiseOptimizer {
+ public:
+  explicit AdamW(const OptimizerConfig& config) : ElementwiseOptimizer(config, {"exp_avg", "exp_avg_sq"}) {}
+
+ private:
+  void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
+              const StepBlock& step) override {
+    backend.run(stream, AdamWStep{.param = range.param,
+                                  .first_moment = range.slots[0],
+                                  .second_moment = range.slots[1],
+                                  .gradient = range.gradient,
+                                  .spans = spans,
+                                  .beta1 = config().beta1,
+                                  .beta2 = config().beta2,
+                                  .epsilon = config().epsilon,
+                                  .step = &step});
+  }
+};
+
+class Sgd final : public ElementwiseOptimizer {
+ public:
+  explicit Sgd(const OptimizerConfig& config) : ElementwiseOptimizer(config, {}) {}
+
+ private:
+  void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
+              const StepBlock& step) override {
+    backend.run(stream, SgdStep{.param = range.param, .gradient = range.gradient, .spans = spans, .step = &step});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config) {
+  switch (config.type) {
+    case OptimizerKind::adamw:
+      return std::make_unique<AdamW>(config);
+    case OptimizerKind::sgd:
+      return std::make_unique<Sgd>(config);
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,32 @@
+// The update of the parameters from their gradients. What an optimizer remembers per element lives in the slots of the
+// parameter store, under the names that it declares here; what changes from step to step is in the step block.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "backend/backend.h"
+#include "config/config.h"
+#include "parallel/param_store.h"
+
+namespace scaletrain {
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  // Per-element state, zero at the start: ParamStore::Options::slot_names, and the names in a checkpoint.
+  virtual std::span<const std::string> slot_names() const = 0;
+
+  // Updates every range of the store, which must have been made with these slot names, and then drops its cached compute
+  // forms: no unit may be acquired. With step.skip nothing changes. `step` must stay valid until the stream has run.
+  // One thread at a time.
+  virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepBlock& step) = 0;
+};
+
+// adamw: slots "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no slots. Weight decay is on the rows that the
+// table says decay.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
+
+}  // namespace scaletrain

@@ -1,0 +1,39 @@
+// Builds what a training worker needs out of a run folder, and runs it: the one place that knows every layer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "base/exit_code.h"
+#include "config/config.h"
+#include "plan/run_plan.h"
+#include "train/run_folder.h"
+#include "train/trainer.h"
+
+namespace scaletrain {
+
+struct WorkerOptions {
+  RunPaths paths{std::filesystem::path()};
+  StartPoint start;
+  std::string version;  // of the program
+  TrainerHooks hooks;
+  std::atomic<std::uint64_t>* progress = nullptr;
+};
+
+// Reads the run folder's config.yaml, trains, returns the exit code of a run that came to its end: finished or interrupted. Everything else is
+// thrown.
+ExitCode train_run(const WorkerOptions& options);
+
+// The tokenizer's vocabulary size and so the plan, without opening data: what check and run do before anything is touched.
+RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
+
+// Every path that the config names must exist: a UserError that lists the keys of those that do not.
+void check_paths(const Config& config);
+
+// If the start point already is the end of the run under this config: the sentence to tell the user.
+std::optional<std::string> already_complete(const StartPoint& start, const Config& config);
+
+}  // namespace scaletrain

@@ -1,0 +1,338 @@
+// What runs rely on beyond right values: the bits of the cpu backend.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/error.h"
+
+namespace scaletrain {
+namespace {
+
+using Floats = std::vector<float>;
+using Ids = std::vector<std::int32_t>;
+
+// Numbers in [-1, 1) that differ from each other in all bits.
+Floats numbers(std::int64_t count, std::uint32_t seed) {
+  Floats values(static_cast<std::size_t>(count));
+  std::uint32_t state = seed * 2654435761U + 1;
+  for (float& value : values) {
+    state = state * 1664525U + 1013904223U;
+    value = static_cast<float>(static_cast<std::int32_t>(state)) * 0x1p-31F;
+  }
+  return values;
+}
+
+Ids ids(std::int64_t count, std::int32_t bound) {
+  Ids values;
+  for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>(i * i * 31 % bound));
+  return values;
+}
+
+View view(Floats& values, Shape shape) {
+  REQUIRE(shape.num_elements() == static_cast<std::int64_t>(values.size()));
+  return {values.data(), DType::f32, shape};
+}
+View view(Ids& values) { return {values.data(), DType::i32, Shape{static_cast<std::int64_t>(values.size())}}; }
+
+struct Engine {
+  explicit Engine(int threads, const std::string& instruction_set = "auto")
+      : backend(make_cpu_backend({.threads = threads, .instruction_set = instruction_set})),
+        stream(backend->make_stream()) {}
+
+  template <class Op>
+  void run(const Op& op) {
+    backend->run(*stream, op);
+  }
+
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Stream> stream;
+};
+
+// Every number that an operation wrote, one after the other.
+using Results = std::vector<double>;
+void append(Results& results, const Floats& values) { results.insert(results.end(), values.begin(), values.end()); }
+
+bool same_bits(const Results& a, const Results& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+struct NamedCase {
+  std::string name;
+  std::function<Results(Engine&)> run;
+};
+
+Results run_linear(Engine& engine) {
+  constexpr std::int64_t rows = 333;
+  constexpr std::int64_t inputs = 301;
+  constexpr std::int64_t outputs = 517;
+  Floats input = numbers(rows * inputs, 1);
+  Floats weight = numbers(outputs * inputs, 2);
+  Floats bias = numbers(outputs, 3);
+  Floats output(rows * outputs);
+  Floats d_input(rows * inputs);
+  Floats d_weight = numbers(outputs * inputs, 4);
+  Floats d_bias = numbers(outputs, 5);
+  const View w = view(weight, {outputs, inputs});
+  const View y = view(output, {rows, outputs});
+  engine.run(LinearForward{{.values = w}, view(bias, {outputs}), view(input, {rows, inputs}), {}, y});
+  engine.run(LinearBackwardInput{{.values = w}, y, view(d_input, {rows, inputs})});
+  engine.run(LinearBackwardWeight{view(input, {rows, inputs}), y, view(d_weight, {outputs, inputs}), view(d_bias, {outputs})});
+  Results results;
+  for (const Floats* values : {&output, &d_input, &d_weight, &d_bias}) append(results, *values);
+  return results;
+}
+
+Results run_attention(Engine& engine) {
+  const AttentionShape shape{.batch = 2, .num_queries = 300, .num_keys = 300, .heads = 4, .kv_heads = 2, .head_size = 24, .scale = 0.2};
+  constexpr std::int64_t wide = 4 * 24;
+  constexpr std::int64_t narrow = 2 * 24;
+  constexpr std::int64_t rows = 600;
+  Floats query = numbers(rows * wide, 1);
+  Floats key = numbers(rows * narrow, 2);
+  Floats value = numbers(rows * narrow, 3);
+  Floats d_output = numbers(rows * wide, 4);
+  Floats output(rows * wide);
+  Floats log_sum_exp(2 * 4 * 300);
+  Floats d_query(rows * wide);
+  Floats d_key(rows * narrow);
+  Floats d_value(rows * narrow);
+  const ConstHeadsView q{view(query, {rows, wide}), wide};
+  const ConstHeadsView k{view(key, {rows, narrow}), narrow};
+  const ConstHeadsView v{view(value, {rows, narrow}), narrow};
+  const View y = view(output, {rows, wide});
+  const View lse = view(log_sum_exp, {2, 4, 300});
+  engine.run(AttentionForward{shape, q, k, v, {}, {y, wide}, lse});
+  engine.run(AttentionBackward{shape, q, k, v, {y, wide}, {view(d_output, {rows, wide}), wide}, lse, {},
+                               {view(d_query, {rows, wide}), wide}, {view(d_key, {rows, narrow}), narrow},
+                               {view(d_value, {rows, narrow}), narrow}});
+  Results results;
+  for (const Floats* values : {&output, &log_sum_exp, &d_query, &d_key, &d_value}) append(results, *values);
+  return results;
+}
+
+Results run_norm(Engine& engine) {
+  constexpr std::int64_t rows = 700;
+  constexpr std::int64_t columns = 333;
+  const Shape shape{rows, columns};
+  Floats input = numbers(rows * columns, 1);
+  Floats weight = numbers(columns, 2);
+  Floats bias = numbers(columns, 3);
+  Floats d_output = numbers(rows * columns, 4);
+  Floats output(rows * columns);
+  Floats mean(rows);
+  Floats rstd(rows);
+  Floats d_input(rows * columns);
+  Floats d_weight(columns);
+  Floats d_bias(columns);
+  const View x = view(input, shape);
+  const View dy = view(d_output, shape);
+  const View m = view(mean, {rows});
+  const View r = view(rstd, {rows});
+  engine.run(NormForward{NormType::layernorm, 1e-5, x, view(weight, {columns}), view(bias, {columns}), view(output, shape), m, r});
+  engine.run(NormBackwardInput{NormType::layernorm, dy, x, view(weight, {columns}), m, r, {}, view(d_input, shape)});
+  engine.run(NormBackwardWeight{NormType::layernorm, dy, x, m, r, view(d_weight, {columns}), view(d_bias, {columns})});
+  Results results;
+  for (const Floats* values : {&output, &mean, &rstd, &d_input, &d_weight, &d_bias}) append(results, *values);
+  return results;
+}
+
+// More rows than partial sums are kept at a time.
+Results run_cross_entropy(Engine& engine) {
+  constexpr std::int64_t rows = 4500;
+  constexpr std::int64_t columns = 37;
+  Floats logits = numbers(rows * columns, 1);
+  Ids targets = ids(rows, columns);
+  for (std::size_t i = 0; i < targets.size(); i += 5) targets[i] = -1;
+  double loss = 0.5;
+  engine.run(CrossEntropy{view(logits, {rows, columns}), view(targets), 0.0, &loss});
+  engine.run(CrossEntropy{view(logits, {rows, columns}), view(targets), 0.3, &loss});
+  Results results{loss};
+  append(results, logits);
+  return results;
+}
+
+Results run_sum_of_squares(Engine& engine) {
+  constexpr std::int64_t count = 1'000'003;
+  Floats values = numbers(count, 1);
+  double sum = 0;
+  engine.run(SumOfSquares{view(values, {count}), &sum});
+  return {sum};
+}
+
+Results run_embedding(Engine& engine) {
+  constexpr std::int64_t rows = 500;
+  constexpr std::int64_t columns = 300;
+  Floats d_output = numbers(rows * columns, 1);
+  Floats d_table(17 * columns);
+  Floats d_positions(11 * columns);
+  Ids tokens = ids(rows, 17);
+  Ids positions = ids(rows, 11);
+  engine.run(EmbeddingBackward{view(d_output, {rows, columns}), view(tokens), view(positions), view(d_table, {17, columns}),
+                               view(d_positions, {11, columns})});
+  Results results;
+  append(results, d_table);
+  append(results, d_positions);
+  return results;
+}
+
+Results run_elementwise(Engine& engine) {
+  constexpr std::int64_t count = 100'003;
+  Floats input = numbers(count, 1);
+  Floats output(count);
+  engine.run(ActivationForward{ActivationType::gelu, view(input, {1, count}), view(output, {1, count})});
+  Results results;
+  append(results, output);
+  Floats param = numbers(count, 2);
+  Floats first_moment(count);
+  Floats second_moment(count);
+  const StepBlock step{.learning_rate = 1e-3, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
+  const DecaySpan spans[] = {{0, 50'001, 0.1}, {50'010, 49'000, 0.0}};
+  engine.run(AdamWStep{.param = view(param, {count}), .first_moment = view(first_moment, {count}),
+                       .second_moment = view(second_moment, {count}), .gradient = view(input, {count}), .spans = spans, .step = &step});
+  for (const Floats* values : {&param, &first_moment, &second_moment}) append(results, *values);
+  return results;
+}
+
+const std::vector<NamedCase>& cases() {
+  static const std::vector<NamedCase> all = {
+      {"linear", run_linear},
+      {"attention", run_attention},
+      {"norm", run_norm},
+      {"cross-entropy", run_cross_entropy},
+      {"sum of squares", run_sum_of_squares},
+      {"embedding", run_embedding},
+      {"elementwise", run_elementwise},
+  };
+  return all;
+}
+
+TEST_CASE("the same operation gives the same bits every time, and in another backend of as many threads") {
+  for (const NamedCase& c : cases()) {
+    CAPTURE(c.name);
+    Engine engine(3);
+    const Results first = c.run(engine);
+    for (int repetition = 0; repetition < 5; ++repetition) CHECK(same_bits(c.run(engine), first));
+    Engine other(3);
+    CHECK(same_bits(c.run(other), first));
+  }
+}
+
+TEST_CASE("only matrix products of the linear map may depend on the number of threads") {
+  for (const NamedCase& c : cases()) {
+    if (c.name == "linear") continue;
+    CAPTURE(c.name);
+    Engine one(1);
+    const Results expected = c.run(one);
+    for (const int threads : {2, 3, 7}) {
+      CAPTURE(threads);
+      Engine engine(threads);
+      CHECK(same_bits(c.run(engine), expected));
+    }
+  }
+}
+
+TEST_CASE("a NaN is never lost on the way to the loss") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const char* const set : {"portable", "auto"}) {
+    CAPTURE(std::string(set));
+    Engine engine(2, set);
+    // At every place of a row, whole vectors and the rest.
+    for (std::int64_t place = 0; place < 75; ++place) {
+      Floats logits = numbers(75, 1);
+      logits[static_cast<std::size_t>(place)] = nan;
+      Ids target{3};
+      double loss = 0;
+      engine.run(CrossEntropy{view(logits, {1, 75}), view(target), 0.0, &loss});
+      CHECK(std::isnan(loss));
+
+      for (const ActivationType type : {ActivationType::gelu, ActivationType::gelu_tanh}) {
+        Floats input = numbers(75, 1);
+        input[static_cast<std::size_t>(place)] = nan;
+        Floats output(75);
+        engine.run(ActivationForward{type, view(input, {1, 75}), view(output, {1, 75})});
+        CHECK(std::isnan(output[static_cast<std::size_t>(place)]));
+      }
+
+      Floats key = numbers(75, 1);
+      key[static_cast<std::size_t>(place)] = nan;
+      Floats query(5 * 1, 1.0F);
+      Floats value = numbers(75, 2);
+      Floats output(5);
+      const AttentionShape shape{.batch = 1, .num_queries = 5, .num_keys = 75, .heads = 1, .kv_heads = 1, .head_size = 1, .first_query = 74};
+      engine.run(AttentionForward{shape, {view(query, {5, 1}), 1}, {view(key, {75, 1}), 1}, {view(value, {75, 1}), 1}, {},
+                                  {view(output, {5, 1}), 1}, {}});
+      CHECK(std::isnan(output[4]));
+    }
+    Floats values = numbers(100, 1);
+    values[99] = nan;
+    double sum = 0;
+    engine.run(SumOfSquares{view(values, {100}), &sum});
+    CHECK(std::isnan(sum));
+  }
+}
+
+TEST_CASE("ids outside their table are refused before memory is touched") {
+  Engine engine(2);
+  Floats table(4 * 3);
+  Floats output(2 * 3);
+  for (const std::int32_t wrong : {-1, 4, 2'000'000'000}) {
+    Ids tokens{0, wrong};
+    CHECK_THROWS_AS(engine.run(EmbeddingForward{view(table, {4, 3}), {}, view(tokens), {}, view(output, {2, 3})}), BugError);
+    CHECK_THROWS_AS(engine.run(EmbeddingBackward{view(output, {2, 3}), view(tokens), {}, view(table, {4, 3}), {}}), BugError);
+  }
+  Ids targets{0, 3};
+  double loss = 0;
+  CHECK_THROWS_AS(engine.run(CrossEntropy{view(output, {2, 3}), view(targets), 1.0, &loss}), BugError);
+}
+
+TEST_CASE("an instruction set that is unknown is refused by name") {
+  for (const char* const set : {"sse9", "", "AVX2", "avx512 "}) {
+    CAPTURE(std::string(set));
+    CHECK_THROWS_AS(make_cpu_backend({.threads = 1, .instruction_set = set}), UserError);
+  }
+  CHECK_THROWS_WITH_AS(make_cpu_backend({.threads = 1, .instruction_set = "sse9"}),
+                       "instruction set \"sse9\" is unknown: expected auto, portable, avx2 or avx512", UserError);
+}
+
+TEST_CASE("a senseless number of threads is refused") {
+  CHECK_THROWS_AS(make_cpu_backend({.threads = -1}), UserError);
+  CHECK_THROWS_AS(make_cpu_backend({.threads = 1'000'000}), UserError);
+  CHECK_THROWS_AS(cpu_workspace_bytes(-1), UserError);
+}
+
+TEST_CASE("the description names what bits depend on") {
+  Engine two(2, "portable");
+  CHECK(two.backend->num_threads() == 2);
+  CHECK(two.backend->description().find("cpu portable, 2 threads, oneDNN ") == 0);
+  Engine one(1);
+  CHECK(one.backend->description() != two.backend->description());
+}
+
+TEST_CASE("the workspace that plans assume is the one that a backend reports, and grows with the threads") {
+  Engine three(3);
+  CHECK(three.backend->workspace_bytes() == cpu_workspace_bytes(3));
+  CHECK(cpu_workspace_bytes(3) > cpu_workspace_bytes(2));
+}
+
+TEST_CASE("the calibration keeps to its time and finds what a product of its size reaches") {
+  for (const bool reference : {false, true}) {
+    const auto backend = reference ? make_reference_backend(DType::f32) : make_cpu_backend({.threads = 1});
+    const auto stream = backend->make_stream();
+    const auto start = std::chrono::steady_clock::now();
+    const double rate = calibrate_matmul(*backend, *stream, 0.1);
+    // Far beyond the promise, because other programs may hold the processor.
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(3));
+    CHECK(rate > 1e6);
+    CHECK(rate < 1e15);
+  }
+}
+
+}  // namespace
+}  // namespace scaletrain

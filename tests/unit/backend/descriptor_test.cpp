@@ -1,0 +1,267 @@
+// Backend::run refuses every descriptor whose operands do not fit, whatever the device: one good call of each
+// operation, then the same call with one thing wrong.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "parity.h"
+
+using namespace scaletrain;
+using namespace scaletrain::parity;
+
+namespace {
+
+// Operands for descriptors: contents do not matter, shapes and types do.
+class Operands {
+ public:
+  View floats(Shape shape) { return device_.put(Values(static_cast<std::size_t>(shape.num_elements()), 1.0), shape); }
+  View doubles(Shape shape) {
+    return device_.put_as(DType::f64, Values(static_cast<std::size_t>(shape.num_elements()), 1.0), shape);
+  }
+  View ids(Shape shape) { return device_.put_ids(Ids(static_cast<std::size_t>(shape.num_elements())), shape); }
+
+  // Runs `good`, then expects a BugError that names `operand` after `break_it` changed a copy.
+  template <class Operation, class Change>
+  void refuses(const Operation& good, const std::string& operand, Change break_it) {
+    CAPTURE(operand);
+    CHECK_NOTHROW(device_.run(good));
+    Operation bad = good;
+    break_it(bad);
+    std::string message;
+    try {
+      device_.run(bad);
+    } catch (const BugError& error) {
+      message = error.what();
+    }
+    CAPTURE(message);
+    CHECK(message.find("." + operand) != std::string::npos);
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_ = make_reference_backend(DType::f32);
+  Device device_{*backend_};
+};
+
+}  // namespace
+
+TEST_CASE("linear_descriptors_are_checked") {
+  Operands make;
+  LinearForward forward;
+  forward.weight.values = make.floats({3, 2});
+  forward.input = make.floats({4, 2});
+  forward.output = make.floats({4, 3});
+  make.refuses(forward, "weight", [](auto& op) { op.weight.values = {}; });
+  make.refuses(forward, "input", [&](auto& op) { op.input = make.floats({4, 3}); });
+  make.refuses(forward, "input", [&](auto& op) { op.input = make.floats({8}); });
+  make.refuses(forward, "input", [&](auto& op) { op.input = make.doubles({4, 2}); });
+  make.refuses(forward, "output", [&](auto& op) { op.output = make.floats({3, 4}); });
+  make.refuses(forward, "output", [](auto& op) { op.output = {}; });
+  make.refuses(forward, "bias", [&](auto& op) { op.bias = make.floats({4}); });
+  make.refuses(forward, "addend", [&](auto& op) { op.addend = make.floats({4, 2}); });
+  make.refuses(forward, "output", [&](auto& op) {
+    const View shared = make.floats({5, 3});
+    op.addend = shared.rows(1, 4);
+    op.output = shared.rows(0, 4);
+  });
+  LinearBackwardInput input;
+  input.weight.values = make.floats({3, 2});
+  input.d_output = make.floats({4, 3});
+  input.d_input = make.floats({4, 2});
+  make.refuses(input, "d_output", [&](auto& op) { op.d_output = make.floats({4, 2}); });
+  make.refuses(input, "d_input", [&](auto& op) { op.d_input = make.floats({4, 3}); });
+  LinearBackwardWeight weight;
+  weight.input = make.floats({4, 2});
+  weight.d_output = make.floats({4, 3});
+  weight.d_weight = make.floats({3, 2});
+  make.refuses(weight, "d_output", [&](auto& op) { op.d_output = make.floats({5, 3}); });
+  make.refuses(weight, "d_weight", [&](auto& op) { op.d_weight = make.floats({2, 3}); });
+  make.refuses(weight, "d_bias", [&](auto& op) { op.d_bias = make.floats({2}); });
+}
+
+TEST_CASE("norm_descriptors_are_checked") {
+  Operands make;
+  NormForward forward;
+  forward.input = make.floats({4, 6});
+  forward.weight = make.floats({6});
+  forward.output = make.floats({4, 6});
+  forward.mean = make.floats({4});
+  forward.rstd = make.floats({4});
+  make.refuses(forward, "weight", [&](auto& op) { op.weight = make.floats({4}); });
+  make.refuses(forward, "bias", [&](auto& op) { op.bias = make.floats({5}); });
+  make.refuses(forward, "output", [&](auto& op) { op.output = make.floats({6, 4}); });
+  make.refuses(forward, "output", [](auto& op) {
+    op.output = View(const_cast<void*>(op.input.data()), DType::f32, {4, 6});
+  });
+  make.refuses(forward, "mean", [](auto& op) { op.mean = {}; });
+  make.refuses(forward, "mean", [](auto& op) { op.type = NormType::rmsnorm; });
+  make.refuses(forward, "rstd", [&](auto& op) { op.rstd = make.floats({5}); });
+  make.refuses(forward, "epsilon", [](auto& op) { op.epsilon = -1; });
+  NormBackwardInput input;
+  input.d_output = make.floats({4, 6});
+  input.input = make.floats({4, 6});
+  input.weight = make.floats({6});
+  input.mean = make.floats({4});
+  input.rstd = make.floats({4});
+  input.d_input = make.floats({4, 6});
+  make.refuses(input, "d_output", [&](auto& op) { op.d_output = make.floats({4, 5}); });
+  make.refuses(input, "addend", [&](auto& op) { op.addend = make.floats({1, 6}); });
+  make.refuses(input, "mean", [](auto& op) { op.mean = {}; });
+  make.refuses(input, "d_input", [&](auto& op) { op.d_input = make.floats({24}); });
+  NormBackwardWeight weight;
+  weight.d_output = make.floats({4, 6});
+  weight.input = make.floats({4, 6});
+  weight.mean = make.floats({4});
+  weight.rstd = make.floats({4});
+  weight.d_weight = make.floats({6});
+  make.refuses(weight, "d_weight", [](auto& op) { op.d_weight = {}; });
+  make.refuses(weight, "d_bias", [&](auto& op) { op.d_bias = make.floats({4}); });
+  make.refuses(weight, "rstd", [&](auto& op) { op.rstd = make.doubles({4}); });
+}
+
+TEST_CASE("activation_and_embedding_descriptors_are_checked") {
+  Operands make;
+  ActivationForward forward;
+  forward.input = make.floats({3, 4});
+  forward.output = make.floats({3, 4});
+  make.refuses(forward, "input", [](auto& op) { op.type = ActivationType::swiglu; });
+  make.refuses(forward, "output", [](auto& op) { op.output = {}; });
+  ActivationBackward backward;
+  backward.type = ActivationType::swiglu;
+  backward.input = make.floats({3, 8});
+  backward.d_output = make.floats({3, 4});
+  backward.d_input = make.floats({3, 8});
+  make.refuses(backward, "input", [](auto& op) { op.type = ActivationType::gelu; });
+  make.refuses(backward, "d_input", [&](auto& op) { op.d_input = make.floats({3, 4}); });
+  EmbeddingForward lookup;
+  lookup.table = make.floats({5, 2});
+  lookup.ids = make.ids({3});
+  lookup.output = make.floats({3, 2});
+  make.refuses(lookup, "ids", [&](auto& op) { op.ids = make.floats({3}); });
+  make.refuses(lookup, "ids", [&](auto& op) { op.ids = make.ids({4}); });
+  make.refuses(lookup, "table", [&](auto& op) { op.table = make.floats({5, 3}); });
+  make.refuses(lookup, "positions", [&](auto& op) { op.position_table = make.floats({5, 2}); });
+  EmbeddingBackward scatter;
+  scatter.d_output = make.floats({3, 2});
+  scatter.ids = make.ids({3});
+  scatter.d_table = make.floats({5, 2});
+  make.refuses(scatter, "d_table", [](auto& op) { op.d_table = {}; });
+  make.refuses(scatter, "positions", [&](auto& op) { op.d_position_table = make.floats({5, 2}); });
+}
+
+TEST_CASE("rope_and_attention_descriptors_are_checked") {
+  Operands make;
+  RopeRotate rope;
+  rope.values = make.floats({3, 8});
+  rope.row_stride = 8;
+  rope.num_heads = 2;
+  rope.head_size = 4;
+  rope.positions = make.ids({3});
+  make.refuses(rope, "values", [](auto& op) { op.row_stride = 7; });
+  make.refuses(rope, "values", [&](auto& op) { op.positions = make.ids({4}); });
+  make.refuses(rope, "head_size", [](auto& op) { op.head_size = 3; });
+  make.refuses(rope, "theta", [](auto& op) { op.theta = 0; });
+  make.refuses(rope, "positions", [&](auto& op) { op.positions = make.floats({3}); });
+
+  AttentionForward forward;
+  forward.shape = {.batch = 1, .num_queries = 3, .num_keys = 3, .heads = 4, .kv_heads = 2, .head_size = 2};
+  forward.query = {make.floats({3, 8}), 8};
+  forward.key = {make.floats({3, 4}), 4};
+  forward.value = {make.floats({3, 4}), 4};
+  forward.output = {make.floats({3, 8}), 8};
+  make.refuses(forward, "shape.heads", [](auto& op) { op.shape.kv_heads = 3; });
+  make.refuses(forward, "shape.kv_heads", [](auto& op) { op.shape.kv_heads = 0; });
+  make.refuses(forward, "shape.first_query", [](auto& op) { op.shape.first_key = 1; });
+  make.refuses(forward, "shape.num_keys", [](auto& op) { op.shape.num_keys = 0; });
+  make.refuses(forward, "query", [](auto& op) { op.query.row_stride = 7; });
+  make.refuses(forward, "key", [](auto& op) { op.shape.num_keys = 4; });
+  make.refuses(forward, "value", [](auto& op) { op.value = {}; });
+  make.refuses(forward, "output", [&](auto& op) { op.output.values = make.doubles({3, 8}); });
+  make.refuses(forward, "document_start", [&](auto& op) { op.document_start = make.ids({3, 1}); });
+  make.refuses(forward, "log_sum_exp", [&](auto& op) { op.log_sum_exp = make.floats({1, 3, 4}); });
+
+  AttentionBackward backward;
+  backward.shape = forward.shape;
+  backward.query = forward.query;
+  backward.key = forward.key;
+  backward.value = forward.value;
+  backward.output = {make.floats({3, 8}), 8};
+  backward.d_output = {make.floats({3, 8}), 8};
+  backward.log_sum_exp = make.floats({1, 4, 3});
+  backward.d_query = {make.floats({3, 8}), 8};
+  backward.d_key = {make.floats({3, 4}), 4};
+  backward.d_value = {make.floats({3, 4}), 4};
+  make.refuses(backward, "log_sum_exp", [](auto& op) { op.log_sum_exp = {}; });
+  make.refuses(backward, "d_output", [](auto& op) { op.d_output = {}; });
+  make.refuses(backward, "d_query", [&](auto& op) { op.d_query.values = make.floats({2, 8}); });
+  make.refuses(backward, "d_key", [](auto& op) { op.d_key.row_stride = 3; });
+  make.refuses(backward, "d_value", [](auto& op) { op.d_value.values = {}; });
+}
+
+TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
+  Operands make;
+  double sum = 0;
+  CrossEntropy loss;
+  loss.logits = make.floats({3, 5});
+  loss.targets = make.ids({3});
+  loss.loss_sum = &sum;
+  make.refuses(loss, "targets", [&](auto& op) { op.targets = make.ids({5}); });
+  make.refuses(loss, "targets", [](auto& op) { op.targets = {}; });
+  make.refuses(loss, "loss_sum", [](auto& op) { op.loss_sum = nullptr; });
+  make.refuses(loss, "logits", [&](auto& op) { op.logits = make.floats({15}); });
+  Add add;
+  add.a = make.floats({6});
+  add.b = make.floats({6});
+  add.output = make.floats({6});
+  make.refuses(add, "b", [&](auto& op) { op.b = make.floats({2, 3}); });
+  make.refuses(add, "output", [&](auto& op) { op.output = make.doubles({6}); });
+  Copy copy;
+  copy.input = make.floats({6});
+  copy.output = make.doubles({2, 3});
+  make.refuses(copy, "output", [&](auto& op) { op.output = make.floats({7}); });
+  make.refuses(copy, "output", [&](auto& op) { op.output = make.ids({6}); });
+  make.refuses(copy, "output", [](auto& op) { op.output = View(const_cast<void*>(op.input.data()), DType::f32, {6}); });
+  Fill fill;
+  fill.output = make.floats({6});
+  make.refuses(fill, "output", [&](auto& op) { op.output = make.ids({6}); });
+  make.refuses(fill, "output", [](auto& op) { op.output = {}; });
+  SumOfSquares squares;
+  squares.values = make.floats({6});
+  squares.result = &sum;
+  make.refuses(squares, "result", [](auto& op) { op.result = nullptr; });
+  make.refuses(squares, "values", [&](auto& op) { op.values = make.doubles({6}); });
+}
+
+TEST_CASE("optimizer_descriptors_are_checked") {
+  Operands make;
+  StepBlock step;
+  const DecaySpan good[] = {{0, 3, 0.0}, {4, 2, 0.0}};
+  const DecaySpan beyond[] = {{4, 3, 0.0}};
+  const DecaySpan overlapping[] = {{0, 3, 0.0}, {2, 2, 0.0}};
+  const DecaySpan negative[] = {{-1, 2, 0.0}};
+  AdamWStep adamw;
+  adamw.param = make.floats({6});
+  adamw.first_moment = make.floats({6});
+  adamw.second_moment = make.floats({6});
+  adamw.gradient = make.floats({6});
+  adamw.spans = good;
+  adamw.step = &step;
+  make.refuses(adamw, "first_moment", [&](auto& op) { op.first_moment = make.floats({5}); });
+  make.refuses(adamw, "second_moment", [&](auto& op) { op.second_moment = make.doubles({6}); });
+  make.refuses(adamw, "gradient", [](auto& op) { op.gradient = {}; });
+  make.refuses(adamw, "param",
+               [](auto& op) { op.param = View(const_cast<void*>(op.gradient.data()), DType::f32, {6}); });
+  make.refuses(adamw, "step", [](auto& op) { op.step = nullptr; });
+  make.refuses(adamw, "beta1", [](auto& op) { op.beta1 = 1.0; });
+  make.refuses(adamw, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(adamw, "spans", [&](auto& op) { op.spans = overlapping; });
+  make.refuses(adamw, "spans", [&](auto& op) { op.spans = negative; });
+  SgdStep sgd;
+  sgd.param = make.floats({6});
+  sgd.gradient = make.floats({6});
+  sgd.spans = good;
+  sgd.step = &step;
+  make.refuses(sgd, "param", [&](auto& op) { op.param = make.floats({2, 3}); });
+  make.refuses(sgd, "gradient", [&](auto& op) { op.gradient = make.floats({7}); });
+  make.refuses(sgd, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(sgd, "step", [](auto& op) { op.step = nullptr; });
+}

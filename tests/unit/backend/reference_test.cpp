@@ -1,0 +1,582 @@
+// The oracle itself: backward passes against finite differences of the forward ones in f64, every element of every
+// input; attention against the textbook; and results that a hand or a closed formula gives.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <string>
+
+#include "softmax_attention.h"
+
+using namespace scaletrain;
+using namespace scaletrain::parity;
+
+namespace {
+
+double dot(const Values& a, const Values& b) {
+  REQUIRE(a.size() == b.size());
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+Values zeros(std::int64_t count) {
+  return Values(static_cast<std::size_t>(count), 0.0);
+}
+
+// Central differences of fourth order: with a step of 1e-3 both their error and the rounding are near 1e-11.
+void check_gradient(const char* name, Values x, const std::function<double(const Values&)>& loss,
+                    const Values& gradient) {
+  CAPTURE(name);
+  REQUIRE(x.size() == gradient.size());
+  REQUIRE_FALSE(x.empty());
+  constexpr double step = 1e-3;
+  for (std::size_t e = 0; e < x.size(); ++e) {
+    CAPTURE(e);
+    const double before = x[e];
+    const auto at = [&](double offset) {
+      x[e] = before + offset;
+      const double value = loss(x);
+      x[e] = before;
+      return value;
+    };
+    const double slope = (8.0 * (at(step) - at(-step)) - (at(2 * step) - at(-2 * step))) / (12.0 * step);
+    CHECK(std::fabs(slope - gradient[e]) <= 1e-8 * std::max(1.0, std::fabs(slope)));
+  }
+}
+
+// A device of the f64 reference that owns its backend.
+struct Oracle {
+  std::unique_ptr<Backend> backend = make_reference_backend(DType::f64);
+  Device device{*backend};
+};
+
+void check_close(const Values& found, const Values& expected, double tolerance = 1e-12) {
+  REQUIRE(found.size() == expected.size());
+  for (std::size_t e = 0; e < found.size(); ++e) {
+    CAPTURE(e);
+    CHECK(std::fabs(found[e] - expected[e]) <= tolerance * std::max(1.0, std::fabs(expected[e])));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("linear_map_of_small_numbers_by_hand") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View output = device.put(zeros(4), {2, 2});
+  device.run(LinearForward{.weight = device.put_weight({1, 2, 3, 4, 5, 6}, {2, 3}, false),
+                           .bias = device.put({10, 20}, {2}),
+                           .input = device.put({1, 0, -1, 2, 1, 0}, {2, 3}),
+                           .addend = device.put({100, 200, 300, 400}, {2, 2}),
+                           .output = output});
+  CHECK(Device::get(output) == Values{108, 218, 314, 433});
+}
+
+TEST_CASE("linear_gradients_match_finite_differences") {
+  const Values weight = normal("weight", 15);
+  const Values bias = normal("bias", 5);
+  const Values input = normal("input", 12);
+  const Values r = normal("r", 20);
+  const auto loss = [&](const Values& w, const Values& b, const Values& x) {
+    Oracle oracle;
+    Device& device = oracle.device;
+    const View output = device.put(zeros(20), {4, 5});
+    device.run(LinearForward{.weight = device.put_weight(w, {5, 3}, false),
+                             .bias = device.put(b, {5}),
+                             .input = device.put(x, {4, 3}),
+                             .addend = {},
+                             .output = output});
+    return dot(Device::get(output), r);
+  };
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View d_output = device.put(r, {4, 5});
+  const View d_input = device.put(zeros(12), {4, 3});
+  const View d_weight = device.put(zeros(15), {5, 3});
+  const View d_bias = device.put(zeros(5), {5});
+  device.run(LinearBackwardInput{
+      .weight = device.put_weight(weight, {5, 3}, false), .d_output = d_output, .d_input = d_input});
+  const LinearBackwardWeight op{
+      .input = device.put(input, {4, 3}), .d_output = d_output, .d_weight = d_weight, .d_bias = d_bias};
+  device.run(op);
+  check_gradient(
+      "input", input, [&](const Values& x) { return loss(weight, bias, x); }, Device::get(d_input));
+  check_gradient(
+      "weight", weight, [&](const Values& w) { return loss(w, bias, input); }, Device::get(d_weight));
+  check_gradient(
+      "bias", bias, [&](const Values& b) { return loss(weight, b, input); }, Device::get(d_bias));
+  const Values once = Device::get(d_weight);
+  device.run(op);  // gradients accumulate
+  check_close(Device::get(d_weight), map(once, [](double v) { return 2 * v; }));
+}
+
+TEST_CASE("normalised_rows_have_mean_zero_and_size_one") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const Values input = normal("rows", 3 * 50, 4.0, 2.0);
+  const View output = device.put(zeros(150), {3, 50});
+  const View mean = device.put(zeros(3), {3});
+  const View rstd = device.put(zeros(3), {3});
+  const View ones = device.put(Values(50, 1.0), {50});
+  device.run(NormForward{.type = NormType::layernorm,
+                         .epsilon = 0,
+                         .input = device.put(input, {3, 50}),
+                         .weight = ones,
+                         .bias = {},
+                         .output = output,
+                         .mean = mean,
+                         .rstd = rstd});
+  const Values rows = Device::get(output);
+  for (std::size_t n = 0; n < 3; ++n) {
+    double sum = 0;
+    double squares = 0;
+    for (std::size_t c = 0; c < 50; ++c) {
+      sum += rows[n * 50 + c];
+      squares += square(rows[n * 50 + c]);
+      CHECK(rows[n * 50 + c] / Device::get(rstd)[n] + Device::get(mean)[n] == doctest::Approx(input[n * 50 + c]));
+    }
+    CHECK(std::fabs(sum) < 1e-12);
+    CHECK(squares == doctest::Approx(50).epsilon(1e-12));
+  }
+  // rmsnorm of (3, 4): the root of the mean square is √12.5.
+  const View pair = device.put(zeros(2), {1, 2});
+  device.run(NormForward{.type = NormType::rmsnorm,
+                         .epsilon = 0,
+                         .input = device.put({3, 4}, {1, 2}),
+                         .weight = device.put({1, 10}, {2}),
+                         .bias = {},
+                         .output = pair,
+                         .mean = {},
+                         .rstd = device.put({0}, {1})});
+  check_close(Device::get(pair), {3 / std::sqrt(12.5), 40 / std::sqrt(12.5)});
+}
+
+TEST_CASE("norm_gradients_match_finite_differences") {
+  const std::int64_t rows = 3;
+  const std::int64_t columns = 5;
+  const Shape shape{rows, columns};
+  const Values input = normal("norm input", 15, 0.5, 1.0);
+  const Values weight = normal("norm weight", 5, 1.0, 0.3);
+  const Values bias = normal("norm bias", 5);
+  const Values r = normal("norm r", 15);
+  const Values residual = normal("norm residual", 15);
+  for (const NormType type : {NormType::layernorm, NormType::rmsnorm}) {
+    const bool layernorm = type == NormType::layernorm;
+    CAPTURE(layernorm);
+    const auto forward = [&](Device& device, const Values& x, const Values& w, const Values& b) {
+      NormForward op{.type = type,
+                     .epsilon = 1e-3,
+                     .input = device.put(x, shape),
+                     .weight = device.put(w, {columns}),
+                     .bias = layernorm ? device.put(b, {columns}) : View(),
+                     .output = device.put(zeros(15), shape),
+                     .mean = layernorm ? device.put(zeros(rows), {rows}) : View(),
+                     .rstd = device.put(zeros(rows), {rows})};
+      device.run(op);
+      return op;
+    };
+    const auto loss = [&](const Values& x, const Values& w, const Values& b) {
+      Oracle oracle;
+      return dot(Device::get(forward(oracle.device, x, w, b).output), r);
+    };
+    Oracle oracle;
+    Device& device = oracle.device;
+    const NormForward saved = forward(device, input, weight, bias);
+    const View d_output = device.put(r, shape);
+    const View d_input = device.put(zeros(15), shape);
+    const View d_weight = device.put(zeros(columns), {columns});
+    const View d_bias = layernorm ? device.put(zeros(columns), {columns}) : View();
+    device.run(NormBackwardInput{.type = type,
+                                 .d_output = d_output,
+                                 .input = saved.input,
+                                 .weight = saved.weight,
+                                 .mean = saved.mean,
+                                 .rstd = saved.rstd,
+                                 .addend = device.put(residual, shape),
+                                 .d_input = d_input});
+    device.run(NormBackwardWeight{.type = type,
+                                  .d_output = d_output,
+                                  .input = saved.input,
+                                  .mean = saved.mean,
+                                  .rstd = saved.rstd,
+                                  .d_weight = d_weight,
+                                  .d_bias = d_bias});
+    const auto with_residual = [&](const Values& x) { return loss(x, weight, bias) + dot(x, residual); };
+    check_gradient("input", input, with_residual, Device::get(d_input));
+    check_gradient(
+        "weight", weight, [&](const Values& w) { return loss(input, w, bias); }, Device::get(d_weight));
+    if (layernorm)
+      check_gradient(
+          "bias", bias, [&](const Values& b) { return loss(input, weight, b); }, Device::get(d_bias));
+  }
+}
+
+TEST_CASE("activations_have_known_values") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View output = device.put(zeros(4), {1, 4});
+  const View input = device.put({0, 1, -1, 2}, {1, 4});
+  device.run(ActivationForward{.type = ActivationType::gelu, .input = input, .output = output});
+  const double phi1 = 0.84134474606854294859;  // Φ(1), Φ(2): tables of the normal distribution
+  const double phi2 = 0.97724986805182079279;
+  check_close(Device::get(output), {0, phi1, phi1 - 1, 2 * phi2});
+  device.run(ActivationForward{.type = ActivationType::gelu_tanh, .input = input, .output = output});
+  const auto tanh_form = [](double x) {  // 0.5x(1 + tanh u) = x·σ(2u)
+    const double u = std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+    return x / (1.0 + std::exp(-2.0 * u));
+  };
+  check_close(Device::get(output), {0, tanh_form(1), tanh_form(-1), tanh_form(2)});
+  const View gated = device.put(zeros(2), {1, 2});
+  device.run(
+      ActivationForward{.type = ActivationType::swiglu, .input = device.put({0, 1, 5, 3}, {1, 4}), .output = gated});
+  check_close(Device::get(gated), {0, 3 / (1 + std::exp(-1.0))});
+}
+
+TEST_CASE("activation_gradients_match_finite_differences") {
+  for (const ActivationType type : {ActivationType::gelu, ActivationType::gelu_tanh, ActivationType::swiglu}) {
+    CAPTURE(static_cast<int>(type));
+    const std::int64_t columns = type == ActivationType::swiglu ? 10 : 5;
+    const Values input = normal("activation input", 3 * columns, 0.0, 2.0);
+    const Values r = normal("activation r", 15);
+    const auto loss = [&](const Values& x) {
+      Oracle oracle;
+      const View output = oracle.device.put(zeros(15), {3, 5});
+      oracle.device.run(ActivationForward{.type = type, .input = oracle.device.put(x, {3, columns}), .output = output});
+      return dot(Device::get(output), r);
+    };
+    Oracle oracle;
+    Device& device = oracle.device;
+    const View d_input = device.put(zeros(3 * columns), {3, columns});
+    device.run(ActivationBackward{
+        .type = type, .input = device.put(input, {3, columns}), .d_output = device.put(r, {3, 5}), .d_input = d_input});
+    check_gradient("input", input, loss, Device::get(d_input));
+  }
+}
+
+namespace {
+
+Values rotated(const Values& values, std::int64_t heads, std::int64_t size, const Ids& positions,
+               bool inverse = false) {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const auto rows = static_cast<std::int64_t>(positions.size());
+  const View view = device.put(values, {rows, heads * size});
+  device.run(RopeRotate{.values = view,
+                        .row_stride = heads * size,
+                        .num_heads = heads,
+                        .head_size = size,
+                        .positions = device.put_ids(positions, {rows}),
+                        .theta = 10000.0,
+                        .inverse = inverse});
+  return Device::get(view);
+}
+
+}  // namespace
+
+TEST_CASE("rope_turns_pairs_of_the_two_halves") {
+  // Head size 4: pairs (0,2) by position·1 and (1,3) by position/100.
+  const Values result = rotated({1, 1, 0, 0}, 1, 4, {3});
+  check_close(result, {std::cos(3.0), std::cos(0.03), std::sin(3.0), std::sin(0.03)});
+  check_close(rotated({1, 2, 3, 4}, 1, 4, {0}), {1, 2, 3, 4}, 0.0);
+}
+
+TEST_CASE("rope_keeps_norms_depends_on_distance_only_and_is_undone_by_its_inverse") {
+  const std::int64_t size = 16;
+  const Values q = normal("rope q", 2 * size);
+  const Values k = normal("rope k", 2 * size);
+  const Values far = rotated(q, 2, size, {1000});
+  CHECK(dot(far, far) == doctest::Approx(dot(q, q)).epsilon(1e-12));
+  check_close(rotated(far, 2, size, {1000}, true), q);
+  const double near_score = dot(rotated(q, 2, size, {17}), rotated(k, 2, size, {5}));
+  const double far_score = dot(rotated(q, 2, size, {4017}), rotated(k, 2, size, {4005}));
+  CHECK(near_score == doctest::Approx(far_score).epsilon(1e-10));
+  CHECK(std::fabs(near_score - dot(rotated(q, 2, size, {18}), rotated(k, 2, size, {5}))) > 1e-3);
+}
+
+TEST_CASE("rope_inverse_is_its_gradient") {
+  const Values input = normal("rope input", 24);
+  const Values r = normal("rope r", 24);
+  const Ids positions{3, 7};
+  check_gradient(
+      "values", input, [&](const Values& x) { return dot(rotated(x, 2, 6, positions), r); },
+      rotated(r, 2, 6, positions, true));
+}
+
+namespace {
+
+AttentionProblem attention_problem() {
+  AttentionProblem problem;
+  problem.shape = {.batch = 2,
+                   .num_queries = 4,
+                   .num_keys = 6,
+                   .heads = 4,
+                   .kv_heads = 2,
+                   .head_size = 3,
+                   .first_query = 5,
+                   .first_key = 3,
+                   .scale = 0.7};
+  problem.query = normal("query", 2 * 4 * 4 * 3);
+  problem.key = normal("key", 2 * 6 * 2 * 3);
+  problem.value = normal("value", 2 * 6 * 2 * 3);
+  problem.d_output = normal("d_output", 2 * 4 * 4 * 3);
+  problem.document_start = {0, 4, 6, 6, 3, 3, 3, 8};
+  return problem;
+}
+
+AttentionResult reference_attention(const AttentionProblem& problem) {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const AttentionShape& s = problem.shape;
+  const std::int64_t query_width = s.heads * s.head_size;
+  const std::int64_t key_width = s.kv_heads * s.head_size;
+  const auto query_view = [&](const Values& values) {
+    return HeadsView{device.put(values, {s.batch * s.num_queries, query_width}), query_width};
+  };
+  const auto key_view = [&](const Values& values) {
+    return HeadsView{device.put(values, {s.batch * s.num_keys, key_width}), key_width};
+  };
+  const auto constant = [](const HeadsView& heads) { return ConstHeadsView{heads.values, heads.row_stride}; };
+  const HeadsView query = query_view(problem.query);
+  const HeadsView key = key_view(problem.key);
+  const HeadsView value = key_view(problem.value);
+  const HeadsView output = query_view(zeros(static_cast<std::int64_t>(problem.query.size())));
+  const View log_sum_exp = device.put(zeros(s.batch * s.heads * s.num_queries), {s.batch, s.heads, s.num_queries});
+  const View documents =
+      problem.document_start.empty() ? View() : device.put_ids(problem.document_start, {s.batch, s.num_queries});
+  device.run(AttentionForward{.shape = s,
+                              .query = constant(query),
+                              .key = constant(key),
+                              .value = constant(value),
+                              .document_start = documents,
+                              .output = output,
+                              .log_sum_exp = log_sum_exp});
+  const HeadsView d_query = query_view(problem.query);  // overwritten
+  const HeadsView d_key = key_view(problem.key);
+  const HeadsView d_value = key_view(problem.value);
+  device.run(AttentionBackward{.shape = s,
+                               .query = constant(query),
+                               .key = constant(key),
+                               .value = constant(value),
+                               .output = constant(output),
+                               .d_output = constant(query_view(problem.d_output)),
+                               .log_sum_exp = log_sum_exp,
+                               .document_start = documents,
+                               .d_query = d_query,
+                               .d_key = d_key,
+                               .d_value = d_value});
+  AttentionResult result;
+  result.output = Device::get(output.values);
+  result.log_sum_exp = Device::get(log_sum_exp);
+  result.d_query = Device::get(d_query.values);
+  result.d_key = Device::get(d_key.values);
+  result.d_value = Device::get(d_value.values);
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("attention_agrees_with_the_textbook") {
+  AttentionProblem problem = attention_problem();
+  for (const bool documents : {true, false}) {
+    CAPTURE(documents);
+    if (!documents) problem.document_start.clear();
+    const AttentionResult expected = softmax_attention(problem);
+    const AttentionResult found = reference_attention(problem);
+    check_close(found.output, expected.output);
+    check_close(found.log_sum_exp, expected.log_sum_exp);
+    check_close(found.d_query, expected.d_query);
+    check_close(found.d_key, expected.d_key);
+    check_close(found.d_value, expected.d_value);
+  }
+}
+
+TEST_CASE("attention_gradients_match_finite_differences") {
+  const AttentionProblem problem = attention_problem();
+  const AttentionResult result = reference_attention(problem);
+  struct Row {
+    const char* name;
+    Values AttentionProblem::*operand;
+    Values AttentionResult::*gradient;
+  };
+  const Row rows[] = {{"query", &AttentionProblem::query, &AttentionResult::d_query},
+                      {"key", &AttentionProblem::key, &AttentionResult::d_key},
+                      {"value", &AttentionProblem::value, &AttentionResult::d_value}};
+  for (const Row& row : rows) {
+    const auto loss = [&](const Values& x) {
+      AttentionProblem changed = problem;
+      changed.*row.operand = x;
+      return dot(reference_attention(changed).output, problem.d_output);
+    };
+    check_gradient(row.name, problem.*row.operand, loss, result.*row.gradient);
+  }
+}
+
+TEST_CASE("attention_of_one_visible_key_copies_its_value") {
+  AttentionProblem problem;
+  problem.shape = {.batch = 1, .num_queries = 3, .num_keys = 3, .heads = 1, .kv_heads = 1, .head_size = 2};
+  problem.query = normal("one query", 6);
+  problem.key = normal("one key", 6);
+  problem.value = normal("one value", 6);
+  problem.d_output = normal("one d_output", 6);
+  problem.document_start = {0, 1, 2};  // every token its own document
+  check_close(reference_attention(problem).output, problem.value, 1e-15);
+}
+
+TEST_CASE("attention_stays_finite_for_huge_scores") {
+  AttentionProblem problem = attention_problem();
+  for (double& value : problem.query) value *= 1000;
+  const AttentionResult result = reference_attention(problem);
+  for (const Values* values : {&result.output, &result.log_sum_exp, &result.d_query, &result.d_key, &result.d_value})
+    for (const double value : *values) CHECK(std::isfinite(value));
+}
+
+TEST_CASE("attention_of_a_query_that_sees_nothing_is_a_bug") {
+  AttentionProblem problem = attention_problem();
+  problem.document_start[0] = 6;  // the first query is at position 5
+  CHECK_THROWS_AS(reference_attention(problem), BugError);
+}
+
+TEST_CASE("embedding_rows_are_looked_up_and_gradients_of_repeated_ids_add_up") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View output = device.put(zeros(6), {3, 2});
+  const View ids = device.put_ids({2, 0, 2}, {3});
+  const View positions = device.put_ids({0, 1, 1}, {3});
+  device.run(EmbeddingForward{.table = device.put({1, 2, 3, 4, 5, 6}, {3, 2}),
+                              .position_table = device.put({10, 20, 30, 40}, {2, 2}),
+                              .ids = ids,
+                              .positions = positions,
+                              .output = output});
+  CHECK(Device::get(output) == Values{15, 26, 31, 42, 35, 46});
+  const View d_table = device.put({1, 1, 1, 1, 1, 1}, {3, 2});
+  const View d_positions = device.put(zeros(4), {2, 2});
+  device.run(EmbeddingBackward{.d_output = device.put({1, 2, 3, 4, 5, 6}, {3, 2}),
+                               .ids = ids,
+                               .positions = positions,
+                               .d_table = d_table,
+                               .d_position_table = d_positions});
+  CHECK(Device::get(d_table) == Values{4, 5, 1, 1, 7, 9});
+  CHECK(Device::get(d_positions) == Values{1, 2, 8, 10});
+  const EmbeddingForward outside{.table = device.put({1, 2}, {1, 2}),
+                                 .position_table = {},
+                                 .ids = device.put_ids({0, 1, 0}, {3}),
+                                 .positions = {},
+                                 .output = output};
+  CHECK_THROWS_AS(device.run(outside), BugError);
+}
+
+TEST_CASE("cross_entropy_sums_unmasked_rows_and_its_gradient_matches_finite_differences") {
+  const Values logits = normal("logits", 4 * 5, 0.0, 2.0);
+  const Ids targets{3, -1, 0, 4};
+  const auto loss = [&](const Values& x) {
+    Oracle oracle;
+    double sum = 0;
+    oracle.device.run(CrossEntropy{.logits = oracle.device.put(x, {4, 5}),
+                                   .targets = oracle.device.put_ids(targets, {4}),
+                                   .d_scale = 0,
+                                   .loss_sum = &sum});
+    return sum;
+  };
+  double expected = 0;
+  for (const std::size_t n : {std::size_t{0}, std::size_t{2}, std::size_t{3}}) {
+    double total = 0;
+    for (std::size_t v = 0; v < 5; ++v) total += std::exp(logits[n * 5 + v]);
+    expected -= std::log(std::exp(logits[n * 5 + static_cast<std::size_t>(targets[n])]) / total);
+  }
+  CHECK(loss(logits) == doctest::Approx(expected).epsilon(1e-13));
+  CHECK(loss(zeros(20)) == doctest::Approx(3 * std::log(5.0)).epsilon(1e-14));
+
+  Oracle oracle;
+  double sum = 100;
+  const View gradient = oracle.device.put(logits, {4, 5});
+  oracle.device.run(CrossEntropy{
+      .logits = gradient, .targets = oracle.device.put_ids(targets, {4}), .d_scale = 0.25, .loss_sum = &sum});
+  CHECK(sum == doctest::Approx(100 + expected).epsilon(1e-13));
+  check_gradient(
+      "logits", logits, [&](const Values& x) { return 0.25 * loss(x); }, Device::get(gradient));
+  for (std::size_t v = 5; v < 10; ++v) CHECK(Device::get(gradient)[v] == 0.0);
+
+  double ignored = 0;
+  const CrossEntropy outside{
+      .logits = gradient, .targets = oracle.device.put_ids({0, 0, 0, 5}, {4}), .d_scale = 0, .loss_sum = &ignored};
+  CHECK_THROWS_AS(oracle.device.run(outside), BugError);
+}
+
+TEST_CASE("adamw_steps_as_computed_by_hand_and_leaves_padding_alone") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View param = device.put({1, 2, 3}, {3});
+  const View first = device.put({0, 0, 5}, {3});
+  const View second = device.put({0, 0, 6}, {3});
+  const DecaySpan spans[] = {{0, 1, 0.1}, {1, 1, 0.0}};
+  StepBlock step{
+      .learning_rate = 0.01, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05, .skip = 0};
+  const AdamWStep op{.param = param,
+                     .first_moment = first,
+                     .second_moment = second,
+                     .gradient = device.put({4, -8, 7}, {3}),
+                     .spans = spans,
+                     .beta1 = 0.9,
+                     .beta2 = 0.95,
+                     .epsilon = 0,
+                     .step = &step};
+  // The first step's direction is the gradient's sign: p - 0.01·(±1 + decay·p). Gradients are halved first.
+  device.run(op);
+  check_close(Device::get(param), {1 - 0.01 * (1 + 0.1), 2 + 0.01, 3});
+  check_close(Device::get(first), {0.2, -0.4, 5});
+  check_close(Device::get(second), {0.05 * 4, 0.05 * 16, 6});
+
+  const Values before = Device::get(param);
+  step.skip = 1;
+  device.run(op);
+  CHECK(Device::get(param) == before);
+  check_close(Device::get(first), {0.2, -0.4, 5});
+  check_close(Device::get(second), {0.2, 0.8, 6});
+
+  // Second step, epsilon 1: m = 0.9·0.2 + 0.1·2, v = 0.95·0.2 + 0.05·4, corrections 1-0.81 and 1-0.9025.
+  step = {.learning_rate = 0.1, .gradient_scale = 0.5, .bias_correction1 = 0.19, .bias_correction2 = 0.0975, .skip = 0};
+  AdamWStep next = op;
+  next.epsilon = 1;
+  device.run(next);
+  CHECK(Device::get(param)[0] ==
+        doctest::Approx(before[0] - 0.1 * ((0.38 / 0.19) / (std::sqrt(0.39 / 0.0975) + 1) + 0.1 * before[0])));
+}
+
+TEST_CASE("sgd_steps_against_the_gradient_with_decay") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View param = device.put({1, 2, 3}, {3});
+  const DecaySpan spans[] = {{1, 2, 0.5}};
+  StepBlock step{.learning_rate = 0.1, .gradient_scale = 2.0};
+  const SgdStep op{.param = param, .gradient = device.put({9, 1, -1}, {3}), .spans = spans, .step = &step};
+  device.run(op);
+  check_close(Device::get(param), {1, 2 - 0.1 * (2 + 1), 3 - 0.1 * (-2 + 1.5)});
+  step.skip = 1;
+  device.run(op);
+  check_close(Device::get(param), {1, 1.7, 3.05});
+}
+
+TEST_CASE("small_operations_by_hand") {
+  Oracle oracle;
+  Device& device = oracle.device;
+  const View a = device.put({1, 2, 3}, {3});
+  device.run(Add{.a = a, .b = device.put({10, 20, 30}, {3}), .output = a});
+  CHECK(Device::get(a) == Values{11, 22, 33});
+  double squares = 0;
+  device.run(SumOfSquares{.values = device.put({3, 4, 12}, {3}), .result = &squares});
+  CHECK(squares == 169);
+  device.run(Fill{.output = a, .value = -2});
+  CHECK(Device::get(a) == Values{-2, -2, -2});
+  const View ids = device.put_ids({0, 0}, {2});
+  device.run(Copy{.input = device.put_ids({5, -1}, {2}), .output = ids});
+  CHECK(ids.as<std::int32_t>()[0] == 5);
+  CHECK(ids.as<std::int32_t>()[1] == -1);
+}
+
+TEST_CASE("the_reference_computes_in_f32_or_f64_only") {
+  CHECK(make_reference_backend(DType::f32)->compute_type() == DType::f32);
+  CHECK(make_reference_backend(DType::f64)->description() == "reference F64");
+  CHECK_THROWS_AS(make_reference_backend(DType::bf16), BugError);
+}

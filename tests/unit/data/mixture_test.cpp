@@ -1,0 +1,253 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "data/sampler.h"
+
+using namespace scaletrain;
+
+namespace {
+
+using Place = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // part, block, window
+
+SourceShape source(std::vector<PartShape> parts, double weight = 1.0, std::optional<double> epochs = std::nullopt) {
+  return {std::move(parts), weight, epochs, "source"};
+}
+
+// One part of `samples` samples, with blocks of `per_block`.
+SourceShape plain(std::int64_t samples, std::int64_t per_block, double weight, std::optional<double> epochs = std::nullopt) {
+  return source({{samples / per_block, samples % per_block}}, weight, epochs);
+}
+
+}  // namespace
+
+TEST_CASE("each sample of a source comes exactly once per epoch, in another order each time") {
+  const std::int64_t context = 4;
+  const std::int64_t per_block = 8;
+  const std::vector<std::vector<PartShape>> shapes = {
+      {{0, 1}}, {{0, 7}}, {{1, 0}}, {{1, 1}}, {{5, 3}}, {{3, 2}, {0, 5}, {2, 0}, {0, 0}, {1, 7}}, {{0, 1}, {0, 2}, {0, 3}}};
+  for (const auto& parts : shapes) {
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      const Mixture mixture({source(parts)}, context, seed, per_block * context);
+      const std::int64_t samples = mixture.order(0).samples_per_epoch();
+      std::vector<std::vector<Place>> epochs;
+      for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+        std::vector<Place> order;
+        std::set<Place> places;
+        for (std::int64_t i = 0; i < samples; ++i) {
+          const SampleLocation at = mixture.locate(epoch * samples + i);
+          REQUIRE(at.epoch == epoch);
+          REQUIRE(at.position == i);
+          order.emplace_back(at.part, at.block, at.window);
+          const PartShape& part = parts[static_cast<std::size_t>(at.part)];
+          REQUIRE((at.block >= 0 && at.block < part.full_blocks + (part.last_samples > 0 ? 1 : 0)));
+          REQUIRE((at.window >= 0 && at.window < (at.block < part.full_blocks ? per_block : part.last_samples)));
+        }
+        places.insert(order.begin(), order.end());
+        REQUIRE(static_cast<std::int64_t>(places.size()) == samples);
+        epochs.push_back(std::move(order));
+      }
+      if (samples >= 40) {  // 40! orders: equal ones would be no chance
+        CHECK(epochs[0] != epochs[1]);
+        CHECK(epochs[1] != epochs[2]);
+        const Mixture other({source(parts)}, context, seed + 1000, per_block * context);
+        std::vector<Place> order;
+        for (std::int64_t i = 0; i < samples; ++i) {
+          const SampleLocation at = other.locate(i);
+          order.emplace_back(at.part, at.block, at.window);
+        }
+        CHECK(order != epochs[0]);
+      }
+    }
+  }
+}
+
+TEST_CASE("samples of a block follow each other, so that a block is opened once per epoch") {
+  const Mixture mixture({source({{50, 3}, {20, 5}})}, 4, 9, 32);
+  std::set<std::pair<std::int64_t, std::int64_t>> done;
+  std::pair<std::int64_t, std::int64_t> current{-1, -1};
+  for (std::int64_t i = 0; i < mixture.order(0).samples_per_epoch(); ++i) {
+    const SampleLocation at = mixture.locate(i);
+    if (std::pair(at.part, at.block) == current) continue;
+    current = {at.part, at.block};
+    CHECK(done.insert(current).second);
+  }
+  CHECK(done.size() == 72);
+}
+
+TEST_CASE("weights in a simple ratio are honoured exactly by a short table") {
+  CHECK(mix_quotas({0.7, 0.3}, {"a", "b"}) == std::vector<std::int64_t>{7, 3});
+  CHECK(mix_quotas({2, 1, 1}, {"a", "b", "c"}) == std::vector<std::int64_t>{2, 1, 1});
+  CHECK(mix_quotas({0.5}, {"a"}) == std::vector<std::int64_t>{1});
+  CHECK(mix_quotas({1.37, 2.91, 0.055}, {"a", "b", "c"}) == std::vector<std::int64_t>{274, 582, 11});
+  CHECK(mix_quotas({3, 0, 1}, {"a", "b", "c"}) == std::vector<std::int64_t>{3, 0, 1});
+  CHECK(mix_quotas({1.0 / 3, 2.0 / 3}, {"a", "b"}) == std::vector<std::int64_t>{1, 2});
+}
+
+TEST_CASE("a share that the table cannot honour is refused, naming the source") {
+  CHECK_THROWS_WITH_AS(mix_quotas({1.0, 1e-6}, {"a", "data.train[1]"}), doctest::Contains("data.train[1]"), UserError);
+  CHECK(mix_quotas({1.0, 1e-5}, {"a", "b"})[1] == 1);
+}
+
+TEST_CASE("every prefix holds each source within one sample of its weight") {
+  std::uint64_t draw = 0;
+  const PhiloxKey key{5, 6};
+  for (int round = 0; round < 60; ++round) {
+    CAPTURE(round);
+    const auto num = static_cast<std::size_t>(1 + philox_below(key, draw++, 12));
+    std::vector<double> weights(num);
+    std::vector<std::string> names(num, "source");
+    for (double& weight : weights) {
+      weight = 0.001 + philox_uniform(key, draw++);
+      if (round % 2 == 0) weight = std::round(weight * 20 + 1);  // whole numbers, as people write them
+    }
+    const double sum = [&] {
+      double total = 0;
+      for (const double w : weights) total += w;
+      return total;
+    }();
+    const auto quotas = mix_quotas(weights, names);
+    const MixTable table = make_mix_table(quotas);
+    std::vector<std::int64_t> counts(num, 0);
+    // Twice through the table; the weights themselves are met as far as their quantisation allows, exactly in even rounds.
+    for (std::int64_t n = 1; n <= 2 * table.length(); ++n) {
+      ++counts[static_cast<std::size_t>(table.slots[static_cast<std::size_t>((n - 1) % table.length())])];
+      for (std::size_t i = 0; i < num; ++i) {
+        // |count - n q / L| < 1 in whole numbers.
+        REQUIRE(std::abs(counts[i] * table.length() - n * quotas[i]) < table.length());
+        const double share = weights[i] / sum;
+        if (round % 2 == 0) REQUIRE(std::abs(static_cast<double>(counts[i]) - static_cast<double>(n) * share) < 1.0 + 1e-6);
+      }
+    }
+    for (std::size_t i = 0; i < num; ++i) {
+      CHECK(counts[i] == 2 * quotas[i]);
+      const double share = weights[i] / sum;
+      CHECK(std::abs(static_cast<double>(quotas[i]) / static_cast<double>(table.length()) - share) < 1.0 / kMaxMixTable);
+    }
+  }
+}
+
+TEST_CASE("a source at its cap hands its weight to the rest, sample by sample") {
+  // a: 10 samples, at most two epochs; b: a cap of half an epoch; c: none.
+  const std::int64_t per_block = 4;
+  const Mixture mixture({plain(10, per_block, 0.5, 2.0), plain(30, per_block, 0.3, 0.5), plain(7, per_block, 0.2)}, 4, 1,
+                        per_block * 4);
+  CHECK_FALSE(mixture.num_samples().has_value());
+  std::vector<std::int64_t> counts(3, 0);
+  const std::vector<double> weights = {0.5, 0.3, 0.2};
+  const std::vector<std::int64_t> caps = {20, 15, 1 << 30};
+  std::vector<std::int64_t> base(3, 0);
+  std::int64_t stretch = 0;  // where the present weights began
+  std::vector<bool> open = {true, true, true};
+  std::vector<std::map<std::int64_t, int>> seen(3);
+  for (std::int64_t n = 0; n < 300; ++n) {
+    CAPTURE(n);
+    const SampleLocation at = mixture.locate(n);
+    const auto s = static_cast<std::size_t>(at.source);
+    if (!std::equal(counts.begin(), counts.end(), mixture.counts(n).begin())) FAIL("counts() disagrees with a walk");
+    // The k-th sample of a source is the k-th of its own order, whatever stretch it falls into.
+    CHECK(at.epoch * mixture.order(at.source).samples_per_epoch() + at.position == counts[s]);
+    ++counts[s];
+    REQUIRE(counts[s] <= caps[s]);
+    for (std::size_t i = 0; i < 3; ++i) {
+      double total = 0;
+      for (std::size_t j = 0; j < 3; ++j) total += open[j] ? weights[j] : 0.0;
+      if (open[i]) {
+        const double target = static_cast<double>(base[i]) + static_cast<double>(n + 1 - stretch) * weights[i] / total;
+        CHECK(std::abs(static_cast<double>(counts[i]) - target) <= 1.0 + 1e-9);
+      }
+    }
+    // A stretch ends with the slot that would pass the cap, some slots behind the one that reaches it.
+    const SampleLocation next = mixture.locate(n + 1);
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (!open[i] || counts[i] != caps[i]) continue;
+      const auto of_table = mixture.counts(n + 1);
+      static_cast<void>(next);
+      if (of_table[i] == caps[i]) {
+        // Look for the stretch's end: from there on the source no longer comes; it is checked below that it never does.
+      }
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (open[i] && counts[i] == caps[i]) {
+        open[i] = false;
+        stretch = n + 1;
+        base = counts;
+      }
+    }
+  }
+  CHECK(counts[0] == 20);
+  CHECK(counts[1] == 15);
+  CHECK(counts[2] == 265);
+}
+
+TEST_CASE("a mix whose sources all have caps ends, and says how to go on") {
+  const Mixture mixture({plain(10, 4, 3, 1.0), plain(6, 4, 1, 1.5)}, 4, 1, 16);
+  REQUIRE(mixture.num_samples() == 19);
+  std::vector<std::int64_t> counts(2, 0);
+  for (std::int64_t n = 0; n < 19; ++n) ++counts[static_cast<std::size_t>(mixture.locate(n).source)];
+  CHECK(counts == std::vector<std::int64_t>{10, 9});
+  CHECK(mixture.counts(19) == counts);
+  CHECK_THROWS_WITH_AS(mixture.locate(19), doctest::Contains("train.steps"), UserError);
+}
+
+TEST_CASE("wrong weights, caps and empty sources are refused") {
+  CHECK_THROWS_AS(Mixture({plain(10, 4, 0.0)}, 4, 1, 16), UserError);
+  CHECK_THROWS_AS(Mixture({plain(10, 4, -1.0)}, 4, 1, 16), UserError);
+  CHECK_THROWS_AS(Mixture({plain(10, 4, std::nan(""))}, 4, 1, 16), UserError);
+  CHECK_THROWS_AS(Mixture({plain(10, 4, INFINITY)}, 4, 1, 16), UserError);
+  CHECK_THROWS_AS(Mixture({plain(10, 4, 1.0, 0.0)}, 4, 1, 16), UserError);
+  CHECK_THROWS_AS(Mixture({plain(0, 4, 1.0)}, 4, 1, 16), UserError);
+}
+
+TEST_CASE("a seek equals a walk") {
+  const auto make = [] {
+    return Mixture({plain(50, 4, 0.7), source({{3, 1}, {2, 2}}, 0.2, 3.0), plain(9, 4, 0.1)}, 4, 77, 16);
+  };
+  const Mixture walked = make();
+  std::vector<Place> walk;
+  for (std::int64_t n = 0; n < 2000; ++n) {
+    const SampleLocation at = walked.locate(n);
+    walk.emplace_back(at.source * 1000 + at.part, at.block, at.epoch * 1000 + at.window);
+  }
+  const KeyedPermutation jumps({1, 1}, 2000);
+  const Mixture sought = make();
+  for (std::int64_t i = 0; i < 2000; ++i) {
+    const std::int64_t n = jumps.forward(i);
+    const SampleLocation at = sought.locate(n);
+    REQUIRE(Place(at.source * 1000 + at.part, at.block, at.epoch * 1000 + at.window) == walk[static_cast<std::size_t>(n)]);
+  }
+}
+
+TEST_CASE("a mix of 10^12 tokens is entered anywhere at once") {
+  // Half a million blocks of 2 Mi tokens and a hundred thousand files of half a block.
+  const std::int64_t context = 1024;
+  const std::int64_t per_block = samples_per_block(context);
+  std::vector<PartShape> many(100'000, PartShape{0, per_block / 2});
+  const Mixture mixture({source({{500'000, 17}}, 0.8), source(many, 0.2, 4.0)}, context, 3);
+  const std::int64_t epoch = mixture.order(0).samples_per_epoch();
+  REQUIRE(epoch * context > 1'000'000'000'000);
+  const auto start = std::chrono::steady_clock::now();
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> places;
+  std::int64_t last_block = 0;
+  for (std::int64_t i = 0; i < 2000; ++i) {
+    const SampleLocation at = mixture.locate(epoch / 2000 * i);
+    places.emplace(at.source, at.part, at.block, at.window + per_block * at.epoch);
+    last_block = std::max(last_block, at.block);
+  }
+  const SampleLocation far = mixture.locate(epoch * 7);
+  CHECK(far.epoch > 4);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  CHECK(places.size() == 2000);
+  CHECK(last_block > 400'000);
+  CHECK(seconds < 10);  // a fraction of a second where nothing else runs
+  // 64-bit positions: token offsets of this source pass 2^39.
+  CHECK(last_block * per_block * context > (std::int64_t{1} << 39));
+}

@@ -1,0 +1,153 @@
+#include "nn/init.h"
+
+#include <doctest/doctest.h>
+
+#include "model_fixture.h"
+
+using namespace scaletrain;
+
+namespace {
+
+ModelSpec wide() {
+  ModelSpec spec = tiny_llama();
+  spec.hidden = 64;
+  spec.heads = 8;
+  spec.kv_heads = 4;
+  spec.head_size = 8;
+  spec.ffn_hidden = 96;
+  spec.vocab = 3001;
+  spec.bias = true;
+  return spec;
+}
+
+// A rank's store, initialised.
+struct RankStore {
+  RankStore(const ParamTable& table, std::span<const int> units, const Mesh& mesh, const MeshPosition& position,
+            int threads, DType dtype = DType::f32)
+      : backend(make_reference_backend(dtype)),
+        layout(table, units, mesh, position),
+        store(*backend, table, layout, {.slot_names = {}, .gradients = false, .dtype = dtype}) {
+    initialise_parameters(store, 42, threads);
+  }
+  std::unique_ptr<Backend> backend;
+  ShardLayout layout;
+  ParamStore store;
+};
+
+struct Moments {
+  double mean = 0.0;
+  double deviation = 0.0;
+  double largest = 0.0;
+};
+
+Moments moments(const View& values) {
+  Moments out;
+  double squares = 0.0;
+  const std::vector<double> elements = to_doubles(values);
+  for (const double value : elements) {
+    out.mean += value / static_cast<double>(elements.size());
+    squares += value * value / static_cast<double>(elements.size());
+    out.largest = std::max(out.largest, std::abs(value));
+  }
+  out.deviation = std::sqrt(squares - out.mean * out.mean);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("an initial weight depends on seed, name and global index only") {
+  const ParamTable table = make_param_table(wide(), {});
+  RankStore whole(table, all_units(table), Mesh(), MeshPosition(), 1);
+  for (const std::string name : {"embedding.token.weight", "blocks.1.ffn.down.weight"}) {
+    CAPTURE(name);
+    const View master = whole.store.master(name);
+    const double deviation = table.find(name)->init.deviation;
+    std::vector<float> expected(static_cast<std::size_t>(master.num_elements()));
+    fill_normal(philox_key(42, name), 0, 0.0f, static_cast<float>(deviation), expected);
+    CHECK(std::equal(expected.begin(), expected.end(), master.as<float>()));
+  }
+}
+
+TEST_CASE("any number of threads, any tensor rank, any stage gives the same bits") {
+  for (const InitKind kind : {InitKind::normal, InitKind::xavier}) {
+    InitConfig init;
+    init.type = kind;
+    const ParamTable table = make_param_table(wide(), init);
+    RankStore whole(table, all_units(table), Mesh(), MeshPosition(), 1);
+    const Mesh mesh(1, 8, 1);  // more ranks than key/value heads
+    std::vector<std::unique_ptr<RankStore>> others;
+    others.push_back(std::make_unique<RankStore>(table, all_units(table), Mesh(), MeshPosition(), 3));
+    const std::vector<int> last_stage{2, 3};
+    others.push_back(std::make_unique<RankStore>(table, last_stage, Mesh(), MeshPosition(), 2));
+    for (std::int64_t rank = 0; rank < 8; ++rank)
+      others.push_back(std::make_unique<RankStore>(table, all_units(table), mesh, MeshPosition{.tensor = rank}, 1));
+    std::int64_t compared = 0;
+    for (const auto& other : others)
+      for (const ParamSpan& span : other->layout.spans()) {
+        const ParamRow& row = table.rows()[std::size_t(span.row)];
+        const View part = other->store.master(row.name);
+        const View all = whole.store.master(row.name);
+        const std::int64_t columns = row.shape.num_dims() == 2 ? row.shape[1] : 1;
+        const std::int64_t width = row.shape.num_dims() == 2 ? span.box.extent[1] : 1;
+        const std::int64_t first_column = row.shape.num_dims() == 2 ? span.box.first[1] : 0;
+        bool is_equal = true;
+        for (std::int64_t i = 0; i < span.box.extent[0]; ++i)
+          for (std::int64_t j = 0; j < width; ++j)
+            is_equal = is_equal && part.as<float>()[i * width + j] ==
+                                       all.as<float>()[(span.box.first[0] + i) * columns + first_column + j];
+        CAPTURE(row.name);
+        CHECK(is_equal);
+        compared += span.box.num_elements();
+      }
+    CHECK(compared > 3 * table.num_parameters());
+  }
+}
+
+TEST_CASE("masters in f64 hold the values of those in f32") {
+  const ParamTable table = make_param_table(tiny_gpt2(), {});
+  RankStore narrow_store(table, all_units(table), Mesh(), MeshPosition(), 1);
+  RankStore wide_store(table, all_units(table), Mesh(), MeshPosition(), 2, DType::f64);
+  for (const ParamRow& row : table.rows())
+    CHECK(to_doubles(narrow_store.store.master(row.name)) == to_doubles(wide_store.store.master(row.name)));
+}
+
+TEST_CASE("initial values have the mean and deviation that the config asks for") {
+  const ModelSpec spec = wide();
+  const auto store_for = [&](InitKind kind) {
+    InitConfig init;
+    init.type = kind;
+    return make_param_table(spec, init);
+  };
+  const ParamTable normal_table = store_for(InitKind::normal);
+  RankStore normal(normal_table, all_units(normal_table), Mesh(), MeshPosition(), 2);
+  const Moments token = moments(normal.store.master("embedding.token.weight"));  // 192 064 elements
+  CHECK(std::abs(token.mean) < 5 * 0.02 / std::sqrt(192064.0));
+  CHECK(token.deviation == doctest::Approx(0.02).epsilon(0.01));
+  const Moments down = moments(normal.store.master("blocks.0.ffn.down.weight"));  // std / sqrt(2·2 layers)
+  CHECK(down.deviation == doctest::Approx(0.01).epsilon(0.05));
+  CHECK(moments(normal.store.master("head.norm.weight")).mean == 1.0);
+  CHECK(moments(normal.store.master("head.norm.weight")).deviation == 0.0);
+  CHECK(moments(normal.store.master("blocks.0.ffn.down.bias")).largest == 0.0);
+
+  const ParamTable xavier_table = store_for(InitKind::xavier);
+  RankStore xavier(xavier_table, all_units(xavier_table), Mesh(), MeshPosition(), 2);
+  const Moments up = moments(xavier.store.master("blocks.0.ffn.up.weight"));  // [96,64]: bound sqrt(6/160)
+  const double bound = std::sqrt(6.0 / 160.0);
+  CHECK(up.largest <= bound * (1 + 1e-6));
+  CHECK(up.largest > 0.99 * bound);
+  CHECK(up.deviation == doctest::Approx(bound / std::sqrt(3.0)).epsilon(0.03));
+
+  const ParamTable he_table = store_for(InitKind::he);
+  RankStore he(he_table, all_units(he_table), Mesh(), MeshPosition(), 2);
+  CHECK(moments(he.store.master("blocks.0.ffn.down.weight")).deviation ==
+        doctest::Approx(std::sqrt(2.0 / 96)).epsilon(0.05));
+}
+
+TEST_CASE("two tensors and two seeds share no values") {
+  const ParamTable table = make_param_table(wide(), {});
+  RankStore first(table, all_units(table), Mesh(), MeshPosition(), 1);
+  const std::vector<double> query = to_doubles(first.store.master("blocks.0.attention.query.weight"));
+  CHECK(query != to_doubles(first.store.master("blocks.1.attention.query.weight")));
+  initialise_parameters(first.store, 43, 1);
+  CHECK(query != to_doubles(first.store.master("blocks.0.attention.query.weight")));
+}

@@ -1,0 +1,328 @@
+// A small model with everything it needs to run on one backend, and one step of it as an executor would do it.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/philox.h"
+#include "nn/init.h"
+#include "nn/transformer.h"
+#include "parallel/param_store.h"
+
+namespace scaletrain {
+
+inline std::vector<int> all_units(const ParamTable& table) {
+  std::vector<int> units(table.units().size());
+  std::iota(units.begin(), units.end(), 0);
+  return units;
+}
+
+inline std::vector<double> to_doubles(const ConstView& view) {
+  std::vector<double> out(static_cast<std::size_t>(view.num_elements()));
+  convert_floats(view.dtype(), view.data(), DType::f64, out.data(), out.size());
+  return out;
+}
+
+inline std::vector<double> normal_values(std::string_view name, std::size_t count, float mean, float deviation) {
+  std::vector<float> values(count);
+  fill_normal(philox_key(77, name), 0, mean, deviation, values);
+  return {values.begin(), values.end()};
+}
+
+// Memory of exactly the planned size, filled with bytes that are not a number in any floating type: what is read before
+// it is written shows.
+class PoisonedRegion {
+ public:
+  explicit PoisonedRegion(std::size_t bytes) : buffer_(bytes) { poison(); }
+  void poison() {
+    if (buffer_.size() != 0) std::memset(buffer_.data(), 0xFF, buffer_.size());
+  }
+  Region region() const { return {buffer_.data(), buffer_.size()}; }
+  View view(DType dtype, Shape shape) const { return buffer_.view(0, dtype, shape); }
+
+ private:
+  Buffer buffer_;
+};
+
+struct TestModel {
+  TestModel(const ModelSpec& model_spec, std::unique_ptr<Backend> used_backend, const InitConfig& init = {})
+      : spec(model_spec),
+        table(make_param_table(spec, init)),
+        layout(table, all_units(table), Mesh(), MeshPosition()),
+        backend(std::move(used_backend)),
+        stream(backend->make_stream()),
+        store(*backend, table, layout, {.slot_names = {}, .gradients = true, .dtype = backend->compute_type()}),
+        model(spec) {}
+
+  // Values far from those of initialisation, so that no gradient is small by symmetry.
+  void randomise() {
+    for (const ParamRow& row : table.rows()) {
+      const bool is_norm_weight = row.init.kind == InitialValues::Kind::ones;
+      const View master = store.master(row.name);
+      const std::vector<double> values =
+          normal_values(row.name, static_cast<std::size_t>(master.num_elements()), is_norm_weight ? 1.0f : 0.0f, 0.3f);
+      convert_floats(DType::f64, values.data(), master.dtype(), master.data(), values.size());
+    }
+    store.values_changed();
+  }
+
+  std::map<std::string, std::vector<double>> gradients() const {
+    std::map<std::string, std::vector<double>> out;
+    for (const ParamRow& row : table.rows()) out[row.name] = to_doubles(store.gradient(row.name));
+    return out;
+  }
+
+  ModelSpec spec;
+  ParamTable table;
+  ShardLayout layout;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Stream> stream;
+  ParamStore store;
+  Transformer model;
+};
+
+struct TestBatch {
+  TestBatch(const ModelSpec& spec, BatchShape batch_shape) : shape(batch_shape) {
+    const auto rows = static_cast<std::uint64_t>(shape.rows());
+    const PhiloxKey key = philox_key(5, "batch");
+    for (std::uint64_t n = 0; n < rows; ++n) {
+      ids.push_back(static_cast<std::int32_t>(philox_below(key, 2 * n, std::uint64_t(spec.vocab))));
+      const bool is_masked = n % 5 == 3;
+      targets.push_back(is_masked ? -1
+                                  : static_cast<std::int32_t>(philox_below(key, 2 * n + 1, std::uint64_t(spec.vocab))));
+      positions.push_back(static_cast<std::int32_t>(n) % static_cast<std::int32_t>(shape.tokens));
+    }
+  }
+
+  // A new document begins at token `start` of every sample.
+  void add_document(std::int32_t start) {
+    document_start.clear();
+    for (const std::int32_t position : positions) document_start.push_back(position >= start ? start : 0);
+  }
+
+  BatchContext context(Phase phase) {
+    const auto view = [&](const std::vector<std::int32_t>& values) {
+      return values.empty() ? ConstView() : ConstView(values.data(), DType::i32, {shape.rows()});
+    };
+    BatchContext batch;
+    batch.shape = shape;
+    batch.phase = phase;
+    batch.ids = view(ids);
+    batch.targets = view(targets);
+    batch.positions = view(positions);
+    batch.document_start = view(document_start);
+    batch.loss_gradient = loss_gradient;
+    batch.loss_sum = &loss_sum;
+    return batch;
+  }
+
+  BatchShape shape;
+  std::vector<std::int32_t> ids, targets, positions, document_start;
+  double loss_gradient = 0.37;
+  double loss_sum = 0.0;
+};
+
+enum class BackwardForm { whole, split };
+
+// One unit with its regions.
+class UnitHarness {
+ public:
+  UnitHarness(TestModel& model, int index, TestBatch& batch)
+      : model_(model),
+        unit_(*model.model.units()[static_cast<std::size_t>(index)]),
+        batch_(batch),
+        memory_(unit_.memory(batch.shape, model.backend->compute_type())),
+        saved(memory_.saved),
+        work(memory_.work),
+        scratch(memory_.scratch) {}
+
+  // Calls use() with the handles of the unit acquired and poisoned scratch.
+  template <class Use>
+  auto with_run(Phase phase, Use use) {
+    struct Handles {  // released whatever happens
+      ~Handles() {
+        for (const int held : units) store.release(held);
+      }
+      ParamStore& store;
+      std::vector<int> units;
+    };
+    Handles handles{model_.store, {}};
+    const auto acquire = [&](int index) {
+      const UnitWeights& weights = model_.store.acquire(*model_.stream, index);
+      handles.units.push_back(index);
+      return &weights;
+    };
+    scratch.poison();
+    const BatchContext context = batch_.context(phase);
+    const bool is_tied = unit_.uses_tied_embedding();
+    const UnitRun run{.backend = *model_.backend,
+                      .stream = *model_.stream,
+                      .batch = context,
+                      .weights = *acquire(unit_.index()),
+                      .gradients = &model_.store.gradients(unit_.index()),
+                      .tied_weights = is_tied ? acquire(0) : nullptr,
+                      .tied_gradients = is_tied ? &model_.store.gradients(0) : nullptr,
+                      .scratch = scratch_override ? *scratch_override : scratch.region()};
+    return use(run);
+  }
+
+  Saved forward(Phase phase, const Bundle& input, const Bundle& output) {
+    saved.poison();
+    return with_run(phase, [&](const UnitRun& run) { return unit_.forward(run, input, output, saved.region()); });
+  }
+
+  void backward(BackwardForm form, Saved held, const Bundle& d_output, const Bundle& d_input) {
+    if (form == BackwardForm::whole) {
+      with_run(Phase::train,
+               [&](const UnitRun& run) { unit_.backward(run, std::move(held), d_output, d_input, Region{}); });
+      return;
+    }
+    pending_ = backward_input(std::move(held), d_output, d_input);
+    backward_weight();
+  }
+
+  WeightWork backward_input(Saved held, const Bundle& d_output, const Bundle& d_input) {
+    work.poison();
+    return with_run(Phase::train, [&](const UnitRun& run) {
+      return unit_.backward_input(run, std::move(held), d_output, d_input, work.region());
+    });
+  }
+  void backward_input_later(Saved held, const Bundle& d_output, const Bundle& d_input) {
+    pending_ = backward_input(std::move(held), d_output, d_input);
+  }
+  void backward_weight() {
+    with_run(Phase::train, [&](const UnitRun& run) { unit_.backward_weight(run, std::move(pending_)); });
+  }
+
+  const Unit& unit() const { return unit_; }
+  const UnitMemory& memory() const { return memory_; }
+
+ private:
+  TestModel& model_;
+  const Unit& unit_;
+  TestBatch& batch_;
+  UnitMemory memory_;
+  WeightWork pending_;
+
+ public:
+  PoisonedRegion saved;
+  PoisonedRegion work;
+  PoisonedRegion scratch;
+  const Region* scratch_override = nullptr;
+};
+
+// All units in order, each with regions of its own, and a bundle between each two.
+class ModelHarness {
+ public:
+  ModelHarness(TestModel& model, TestBatch& batch) : model_(model), batch_(batch) {
+    const auto count = static_cast<int>(model.model.units().size());
+    const std::vector<BundleEntry> boundary = model.model.boundary(batch.shape, model.backend->compute_type());
+    const Shape shape = boundary.at(0).shape;
+    const DType compute = boundary.at(0).dtype;
+    const std::size_t bytes = static_cast<std::size_t>(shape.num_elements()) * size_of(compute);
+    for (int index = 0; index < count; ++index) {
+      units_.push_back(std::make_unique<UnitHarness>(model, index, batch));
+      memory_.emplace_back(bytes);
+      bundles_.push_back(index + 1 < count ? Bundle{memory_.back().view(compute, shape)} : Bundle{});
+      d_bundles_.push_back({});
+    }
+    for (Bundle& d_bundle : d_bundles_) {
+      memory_.emplace_back(bytes);
+      d_bundle = {memory_.back().view(compute, shape)};
+    }
+  }
+
+  double evaluate() {
+    batch_.loss_sum = 0.0;
+    forward(Phase::evaluate);
+    return batch_.loss_sum;
+  }
+
+  // Adds to the gradients; returns the sum of the losses.
+  double train(BackwardForm form) {
+    batch_.loss_sum = 0.0;
+    std::vector<Saved> saved = forward(Phase::train);
+    for (std::size_t i = units_.size(); i-- > 0;) {
+      const Bundle d_input = i == 0 ? Bundle{} : d_bundles_[i - 1];
+      const Bundle d_output = i + 1 == units_.size() ? Bundle{} : d_bundles_[i];
+      if (form == BackwardForm::whole)
+        units_[i]->backward(form, std::move(saved[i]), d_output, d_input);
+      else
+        units_[i]->backward_input_later(std::move(saved[i]), d_output, d_input);
+    }
+    if (form == BackwardForm::split) {
+      for (PoisonedRegion& memory : d_memory()) memory.poison();  // gradients between units are gone by then
+      for (std::size_t i = units_.size(); i-- > 0;) units_[i]->backward_weight();
+    }
+    return batch_.loss_sum;
+  }
+
+  // The last block's output.
+  View hidden() const { return bundles_[bundles_.size() - 2].hidden; }
+
+ private:
+  std::span<PoisonedRegion> d_memory() { return std::span(memory_).subspan(units_.size()); }
+
+  std::vector<Saved> forward(Phase phase) {
+    std::vector<Saved> saved;
+    for (std::size_t i = 0; i < units_.size(); ++i)
+      saved.push_back(units_[i]->forward(phase, i == 0 ? Bundle{} : bundles_[i - 1], bundles_[i]));
+    return saved;
+  }
+
+  TestModel& model_;
+  TestBatch& batch_;
+  std::vector<std::unique_ptr<UnitHarness>> units_;
+  std::vector<PoisonedRegion> memory_;
+  std::vector<Bundle> bundles_, d_bundles_;
+};
+
+inline ModelSpec tiny_gpt2() {
+  ModelSpec spec;
+  spec.layers = 2;
+  spec.hidden = 8;
+  spec.heads = 2;
+  spec.kv_heads = 2;
+  spec.head_size = 4;
+  spec.ffn_hidden = 10;
+  spec.context = 6;
+  spec.vocab = 7;
+  return spec;
+}
+
+inline ModelSpec tiny_llama() {
+  ModelSpec spec = tiny_gpt2();
+  spec.hidden = 12;
+  spec.heads = 3;
+  spec.kv_heads = 1;
+  spec.norm = NormKind::rmsnorm;
+  spec.activation = ActivationKind::swiglu;
+  spec.position = PositionKind::rope;
+  spec.bias = false;
+  spec.tie_embeddings = false;
+  return spec;
+}
+
+inline double largest(const std::vector<double>& values) {
+  double out = 0.0;
+  for (const double value : values) out = std::isnan(value) ? value : std::max(out, std::abs(value));
+  return out;
+}
+
+// The largest difference over the largest element; `floor` stands in for tensors that are zero but for rounding.
+inline double relative_error(const std::vector<double>& a, const std::vector<double>& b, double floor) {
+  double difference = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double distance = std::abs(a[i] - b[i]);
+    if (!(distance <= difference)) difference = distance;  // keeps a NaN
+  }
+  return difference / std::max(largest(b), floor);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,172 @@
+#include "nn/model_spec.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+using namespace scaletrain;
+
+namespace {
+
+ModelConfig gpt2(std::int64_t layers, std::int64_t hidden, std::int64_t heads) {
+  ModelConfig config;
+  config.layers = layers;
+  config.hidden = hidden;
+  config.heads = heads;
+  config.kv_heads = heads;
+  config.ffn_hidden = 4 * hidden;
+  return config;
+}
+
+ModelConfig llama(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t ffn_hidden) {
+  ModelConfig config = gpt2(layers, hidden, heads);
+  config.kv_heads = 8;
+  config.ffn_hidden = ffn_hidden;
+  config.context = 8192;
+  config.norm = NormKind::rmsnorm;
+  config.activation = ActivationKind::swiglu;
+  config.position = PositionKind::rope;
+  config.bias = false;
+  config.tie_embeddings = false;
+  return config;
+}
+
+std::int64_t count(const ModelConfig& config, std::int64_t vocab) {
+  return make_param_table(make_model_spec(config, vocab), config.init).num_parameters();
+}
+
+const ParamRow& row(const ParamTable& table, std::string_view name) {
+  const ParamRow* found = table.find(name);
+  REQUIRE_MESSAGE(found != nullptr, name);
+  return *found;
+}
+
+}  // namespace
+
+TEST_CASE("parameter counts are those of the published models") {
+  CHECK(count(gpt2(12, 768, 12), 50257) == 124439808);
+  CHECK(count(gpt2(24, 1024, 16), 50257) == 354823168);
+  CHECK(count(gpt2(36, 1280, 20), 50257) == 774030080);
+  CHECK(count(gpt2(48, 1600, 25), 50257) == 1557611200);
+  CHECK(count(llama(32, 4096, 32, 14336), 128256) == 8030261248);
+  CHECK(count(llama(80, 8192, 64, 28672), 128256) == 70553706496);
+  CHECK(count(llama(126, 16384, 128, 53248), 128256) == 405853388800);
+}
+
+TEST_CASE("FLOPs per token leave out the position table and count a tied head's matrix once") {
+  // GPT-2 124M: N = 124439808 - 1024·768 = 123653376; 6N = 741920256; 6·12·768·1024 = 56623104.
+  CHECK(model_flops_per_token(make_model_spec(gpt2(12, 768, 12), 50257)) == 798543360.0);
+  // Llama 8b has no position table: 6·8030261248 + 6·32·4096·8192.
+  CHECK(model_flops_per_token(make_model_spec(llama(32, 4096, 32, 14336), 128256)) ==
+        6.0 * 8030261248.0 + 6442450944.0);
+  // An untied head is one more [V,C].
+  ModelConfig untied = gpt2(12, 768, 12);
+  untied.tie_embeddings = false;
+  CHECK(model_flops_per_token(make_model_spec(untied, 50257)) == 798543360.0 + 6.0 * 50257 * 768);
+}
+
+TEST_CASE("rows come in the documented order, fused groups contiguous") {
+  ModelConfig config = gpt2(1, 8, 2);
+  config.activation = ActivationKind::swiglu;
+  const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
+  std::vector<std::string> names;
+  for (const ParamRow& entry : table.rows()) names.push_back(entry.name);
+  const std::vector<std::string> expected = {"embedding.token.weight",
+                                             "embedding.position.weight",
+                                             "blocks.0.attention_norm.weight",
+                                             "blocks.0.attention_norm.bias",
+                                             "blocks.0.attention.query.weight",
+                                             "blocks.0.attention.key.weight",
+                                             "blocks.0.attention.value.weight",
+                                             "blocks.0.attention.query.bias",
+                                             "blocks.0.attention.key.bias",
+                                             "blocks.0.attention.value.bias",
+                                             "blocks.0.attention.output.weight",
+                                             "blocks.0.attention.output.bias",
+                                             "blocks.0.ffn_norm.weight",
+                                             "blocks.0.ffn_norm.bias",
+                                             "blocks.0.ffn.gate.weight",
+                                             "blocks.0.ffn.up.weight",
+                                             "blocks.0.ffn.gate.bias",
+                                             "blocks.0.ffn.up.bias",
+                                             "blocks.0.ffn.down.weight",
+                                             "blocks.0.ffn.down.bias",
+                                             "head.norm.weight",
+                                             "head.norm.bias"};
+  CHECK(names == expected);
+  CHECK(row(table, "blocks.0.attention.key.bias").fused == "attention.qkv.bias");
+  CHECK(row(table, "blocks.0.ffn.up.weight").fused == "ffn.gate_up.weight");
+  CHECK(table.units().size() == 3);
+  CHECK(table.units()[2].name == "head");
+}
+
+TEST_CASE("matrices decay; norms and biases do not") {
+  const ModelConfig config = gpt2(2, 8, 2);
+  const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
+  for (const ParamRow& entry : table.rows()) {
+    CAPTURE(entry.name);
+    CHECK(entry.decays == (entry.shape.num_dims() == 2));
+  }
+}
+
+TEST_CASE("a model without bias has none, not even in its layernorms; rmsnorm never has one") {
+  ModelConfig config = gpt2(2, 8, 2);
+  config.bias = false;
+  const ParamTable no_bias = make_param_table(make_model_spec(config, 11), config.init);
+  for (const ParamRow& entry : no_bias.rows()) CHECK(entry.name.find(".bias") == std::string::npos);
+  config.bias = true;
+  config.norm = NormKind::rmsnorm;
+  const ParamTable rms = make_param_table(make_model_spec(config, 11), config.init);
+  CHECK(rms.find("blocks.1.ffn_norm.bias") == nullptr);
+  CHECK(rms.find("blocks.1.ffn.down.bias") != nullptr);
+}
+
+TEST_CASE("Hugging Face names follow the family") {
+  const ModelConfig small = gpt2(2, 8, 2);
+  const ParamTable first = make_param_table(make_model_spec(small, 11), small.init);
+  CHECK(row(first, "embedding.token.weight").hugging_face_name == "transformer.wte.weight");
+  CHECK(row(first, "blocks.1.attention.query.weight").hugging_face_name == "transformer.h.1.attn.c_attn.weight");
+  CHECK(row(first, "blocks.1.attention.value.bias").hugging_face_name == "transformer.h.1.attn.c_attn.bias");
+  CHECK(row(first, "blocks.1.ffn.down.weight").hugging_face_name == "transformer.h.1.mlp.c_proj.weight");
+  CHECK(row(first, "blocks.1.ffn.down.weight").hugging_face_transposed);
+  CHECK_FALSE(row(first, "embedding.token.weight").hugging_face_transposed);
+  CHECK(row(first, "head.norm.weight").hugging_face_name == "transformer.ln_f.weight");
+  const ModelConfig large = llama(2, 64, 8, 96);
+  const ParamTable second = make_param_table(make_model_spec(large, 11), large.init);
+  CHECK(row(second, "blocks.0.attention_norm.weight").hugging_face_name == "model.layers.0.input_layernorm.weight");
+  CHECK(row(second, "blocks.0.attention.key.weight").hugging_face_name == "model.layers.0.self_attn.k_proj.weight");
+  CHECK(row(second, "blocks.1.ffn.gate.weight").hugging_face_name == "model.layers.1.mlp.gate_proj.weight");
+  CHECK_FALSE(row(second, "blocks.1.ffn.gate.weight").hugging_face_transposed);
+  CHECK(row(second, "head.weight").hugging_face_name == "lm_head.weight");
+}
+
+TEST_CASE("initial values follow the config") {
+  ModelConfig config = gpt2(8, 16, 2);
+  const ModelSpec spec = make_model_spec(config, 11);
+  InitConfig init;
+  init.std = 0.04;
+  const ParamTable normal = make_param_table(spec, init);
+  CHECK(row(normal, "embedding.position.weight").init.deviation == 0.04);
+  CHECK(row(normal, "blocks.3.attention.key.weight").init.deviation == 0.04);
+  CHECK(row(normal, "blocks.3.attention.output.weight").init.deviation == doctest::Approx(0.01));  // / sqrt(2·8)
+  CHECK(row(normal, "blocks.3.ffn.down.weight").init.deviation == doctest::Approx(0.01));
+  CHECK(row(normal, "blocks.3.ffn.up.weight").init.deviation == 0.04);
+  CHECK(row(normal, "blocks.3.ffn_norm.weight").init.kind == InitialValues::Kind::ones);
+  CHECK(row(normal, "blocks.3.ffn.up.bias").init.kind == InitialValues::Kind::zeros);
+  init.scale_residual = false;
+  CHECK(row(make_param_table(spec, init), "blocks.3.ffn.down.weight").init.deviation == 0.04);
+  init.type = InitKind::xavier;
+  const ParamTable xavier = make_param_table(spec, init);
+  CHECK(row(xavier, "blocks.0.ffn.up.weight").init.kind == InitialValues::Kind::uniform);
+  CHECK(row(xavier, "blocks.0.ffn.up.weight").init.deviation == doctest::Approx(std::sqrt(6.0 / (16 + 64))));
+  CHECK(row(xavier, "embedding.token.weight").init.kind == InitialValues::Kind::normal);
+  init.type = InitKind::he;
+  const ParamTable he = make_param_table(spec, init);
+  CHECK(row(he, "blocks.0.ffn.down.weight").init.kind == InitialValues::Kind::normal);
+  CHECK(row(he, "blocks.0.ffn.down.weight").init.deviation == doctest::Approx(std::sqrt(2.0 / 64)));
+}
+
+TEST_CASE("heads that do not divide the hidden size are refused") {
+  ModelConfig config = gpt2(2, 10, 3);
+  CHECK_THROWS_AS(make_model_spec(config, 11), BugError);
+}

@@ -1,0 +1,186 @@
+// The contract of units: what they hold, how much memory they use, what they add to.
+#include "nn/unit.h"
+
+#include <doctest/doctest.h>
+
+#include "model_fixture.h"
+
+using namespace scaletrain;
+
+namespace {
+
+// Bytes of the largest region in which a call succeeds must be exactly what memory() says: one line less is refused.
+Region shortened(const PoisonedRegion& region) {
+  const Region whole = region.region();
+  return {whole.data, whole.size - buffer_alignment};
+}
+
+struct Bundles {
+  Bundles(const ModelSpec& spec, BatchShape shape, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      memory.emplace_back(std::size_t(shape.rows() * spec.hidden) * sizeof(double));
+      bundles.push_back({memory.back().view(DType::f64, {shape.rows(), spec.hidden})});
+      const std::vector<double> values = normal_values("bundle", std::size_t(shape.rows() * spec.hidden), 0.0f, 1.0f);
+      std::copy(values.begin(), values.end(), bundles.back().hidden.as<double>());
+    }
+  }
+  std::vector<PoisonedRegion> memory;
+  std::vector<Bundle> bundles;
+};
+
+}  // namespace
+
+TEST_CASE("memory() is what the phases use: exactly that is enough, one cache line less is refused") {
+  for (const bool is_llama : {false, true}) {
+    const ModelSpec spec = is_llama ? tiny_llama() : tiny_gpt2();
+    const BatchShape shape{2, 5};
+    TestModel model(spec, make_reference_backend(DType::f64));
+    model.randomise();
+    TestBatch batch(spec, shape);
+    Bundles b(spec, shape, 4);
+    for (const int index : {0, 1, 3}) {
+      CAPTURE(is_llama);
+      CAPTURE(index);
+      UnitHarness harness(model, index, batch);
+      const Bundle input = index == 0 ? Bundle{} : b.bundles[0];
+      const Bundle output = index == 3 ? Bundle{} : b.bundles[1];
+      const Bundle d_output = index == 3 ? Bundle{} : b.bundles[2];
+      const Bundle d_input = index == 0 ? Bundle{} : b.bundles[3];
+      const Unit& unit = harness.unit();
+      if (harness.memory().saved != 0) {
+        CHECK_THROWS_AS(harness.with_run(Phase::train,
+                                         [&](const UnitRun& run) {
+                                           return unit.forward(run, input, output, shortened(harness.saved));
+                                         }),
+                        BugError);
+      }
+      Saved saved = harness.forward(Phase::train, input, output);
+      CHECK_THROWS_AS(harness.with_run(Phase::train,
+                                       [&](const UnitRun& run) {
+                                         return unit.backward_input(run, std::move(saved), d_output, d_input,
+                                                                    shortened(harness.work));
+                                       }),
+                      BugError);
+      CHECK(harness.memory().work != 0);
+      if (harness.memory().scratch == 0) continue;
+      Saved again = harness.forward(Phase::train, input, output);
+      const Region small = shortened(harness.scratch);
+      harness.scratch_override = &small;
+      CHECK_THROWS_AS(harness.backward(BackwardForm::whole, std::move(again), d_output, d_input), BugError);
+    }
+  }
+}
+
+TEST_CASE("what a block saves is what its formula says") {
+  // GPT-2 124M, B=4, T=1024, f32: two norms (C + 2), qkv 3C, attention C, log-sum-exp H, middle C, ffn 2·4C per token.
+  ModelSpec spec = tiny_gpt2();
+  spec.hidden = 768;
+  spec.heads = 12;
+  spec.kv_heads = 12;
+  spec.head_size = 64;
+  spec.ffn_hidden = 3072;
+  spec.vocab = 50257;
+  const Transformer model(spec);
+  const UnitMemory block = model.units()[1]->memory({4, 1024}, DType::f32);
+  CHECK(block.saved == std::size_t(4096) * 4 * (2 * (768 + 2) + 3 * 768 + 768 + 12 + 768 + 8 * 768));
+  CHECK(block.scratch == std::size_t(4096) * 4 * 3072);
+  const UnitMemory head = model.units()[3]->memory({4, 1024}, DType::f32);
+  CHECK(head.scratch <= (32u << 20) + 64);
+  CHECK(model.units()[0]->memory({4, 1024}, DType::f32).saved == 0);
+}
+
+TEST_CASE("the head's chunks are near 32 MiB of logits and cover any batch") {
+  CHECK(head_chunk_rows(4096, 50257) == 160);
+  CHECK(head_chunk_rows(100, 257) == 100);
+  CHECK(head_chunk_rows(1, 50257) == 1);
+  for (const std::int64_t vocab : {2, 257, 32000, 50257, 128256, 500000})
+    for (const std::int64_t rows : {1, 15, 17, 160, 161, 1000, 4096, 100003}) {
+      const std::int64_t chunk = head_chunk_rows(rows, vocab);
+      CHECK(chunk >= 1);
+      CHECK(chunk <= rows);
+      CHECK(chunk * vocab * 4 <= 32 << 20);
+    }
+  CHECK(head_chunk_rows(1000, 10000000) == 16);  // matrix products of fewer rows would cost more than the memory does
+}
+
+TEST_CASE("the head's chunks do not change loss or gradients") {
+  // 300 000 entries: chunks of 16 of the 40 rows. The same rows in three batches of one chunk each must give the same.
+  ModelSpec spec = tiny_gpt2();
+  spec.hidden = 2;
+  spec.heads = 1;
+  spec.kv_heads = 1;
+  spec.head_size = 2;
+  spec.layers = 1;
+  spec.vocab = 300000;
+  spec.context = 40;
+  REQUIRE(head_chunk_rows(40, spec.vocab) == 16);
+  TestModel model(spec, make_reference_backend(DType::f64));
+  model.randomise();
+  TestBatch batch(spec, {1, 40});
+  Bundles b(spec, batch.shape, 2);
+  UnitHarness harness(model, 2, batch);
+  const auto train = [&](UnitHarness& unit, const Bundle& input, const Bundle& d_input) {
+    Saved saved = unit.forward(Phase::train, input, {});
+    unit.backward(BackwardForm::whole, std::move(saved), {}, d_input);
+  };
+  train(harness, b.bundles[0], b.bundles[1]);
+  const double loss = batch.loss_sum;
+  const std::vector<double> d_input = to_doubles(b.bundles[1].hidden);
+  const std::vector<double> d_weight = to_doubles(model.store.gradient("embedding.token.weight"));
+
+  model.store.zero_gradients(*model.stream);
+  double sum = 0.0;
+  for (const std::int64_t first : {0, 16, 32}) {
+    const std::int64_t count = std::min<std::int64_t>(16, 40 - first);
+    TestBatch piece(spec, {1, count});
+    piece.targets.assign(batch.targets.begin() + first, batch.targets.begin() + first + count);
+    UnitHarness one(model, 2, piece);
+    train(one, {b.bundles[0].hidden.rows(first, count)}, {b.bundles[1].hidden.rows(first, count)});
+    sum += piece.loss_sum;
+  }
+  CHECK(sum == doctest::Approx(loss).epsilon(1e-13));
+  CHECK(relative_error(to_doubles(b.bundles[1].hidden), d_input, 0.0) <= 1e-13);
+  CHECK(relative_error(to_doubles(model.store.gradient("embedding.token.weight")), d_weight, 0.0) <= 1e-13);
+}
+
+TEST_CASE("gradients are added to, and the input's gradient may take the place of the output's") {
+  const ModelSpec spec = tiny_llama();
+  const BatchShape shape{2, 5};
+  TestModel model(spec, make_reference_backend(DType::f64));
+  model.randomise();
+  TestBatch batch(spec, shape);
+  for (const BackwardForm form : {BackwardForm::whole, BackwardForm::split}) {
+    CAPTURE(int(form));
+    Bundles b(spec, shape, 4);
+    UnitHarness harness(model, 1, batch);
+    model.store.zero_gradients(*model.stream);
+    harness.backward(form, harness.forward(Phase::train, b.bundles[0], b.bundles[1]), b.bundles[2], b.bundles[3]);
+    const std::vector<double> d_input = to_doubles(b.bundles[3].hidden);
+    std::map<std::string, std::vector<double>> once = model.gradients();
+    harness.backward(form, harness.forward(Phase::train, b.bundles[0], b.bundles[1]), b.bundles[2], b.bundles[2]);
+    CHECK(to_doubles(b.bundles[2].hidden) == d_input);
+    for (auto& entry : once) {
+      for (double& value : entry.second) value *= 2;
+      CHECK(relative_error(to_doubles(model.store.gradient(entry.first)), entry.second, 1e-30) <= 1e-14);
+    }
+    CHECK(largest(once.at("blocks.0.attention.key.weight")) > 0);
+  }
+}
+
+TEST_CASE("what a unit saved can only be consumed by that unit, and a loss gradient of zero is refused") {
+  const ModelSpec spec = tiny_gpt2();
+  const BatchShape shape{1, 4};
+  TestModel model(spec, make_reference_backend(DType::f64));
+  TestBatch batch(spec, shape);
+  Bundles b(spec, shape, 4);
+  UnitHarness first(model, 1, batch);
+  UnitHarness second(model, 2, batch);
+  Saved saved = first.forward(Phase::train, b.bundles[0], b.bundles[1]);
+  CHECK(bool(saved));
+  CHECK_THROWS_AS(second.backward(BackwardForm::whole, std::move(saved), b.bundles[2], b.bundles[3]), BugError);
+  CHECK_THROWS_AS(first.backward(BackwardForm::whole, Saved(), b.bundles[2], b.bundles[3]), BugError);
+  UnitHarness head(model, 3, batch);
+  batch.loss_gradient = 0.0;
+  CHECK_THROWS_AS(head.backward(BackwardForm::whole, head.forward(Phase::train, b.bundles[0], {}), {}, b.bundles[3]),
+                  BugError);
+}

@@ -1,0 +1,182 @@
+// The simulator must refuse what cannot run: each schedule here has one planted error.
+#include "parallel/simulate.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+using namespace scaletrain;
+
+namespace {
+
+using Steps = std::vector<ScheduleStep>;
+
+Schedule two_stages() { return make_schedule(ScheduleKind::one_f_one_b, 2, 3, 1); }
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Removes the n-th instruction of this opcode from a stage.
+void drop(Schedule& schedule, std::size_t stage, Opcode op, int n = 0) {
+  for (ScheduleStep& step : schedule.steps[stage]) {
+    for (std::size_t index = 0; index < step.size(); ++index) {
+      if (step[index].op != op || n-- != 0) continue;
+      step.erase(step.begin() + static_cast<std::ptrdiff_t>(index));
+      return;
+    }
+  }
+  FAIL("no such instruction");
+}
+
+std::size_t step_of(const Schedule& schedule, std::size_t stage, Opcode op, int n = 0) {
+  const Steps& steps = schedule.steps[stage];
+  for (std::size_t index = 0; index < steps.size(); ++index) {
+    for (const Instruction& instruction : steps[index]) {
+      if (instruction.op == op && n-- == 0) return index;
+    }
+  }
+  FAIL("no such instruction");
+  return 0;
+}
+
+void repeat(Schedule& schedule, std::size_t stage, Opcode op) {
+  const std::size_t at = step_of(schedule, stage, op);
+  Steps& steps = schedule.steps[stage];
+  const ScheduleStep copy = steps[at];
+  steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at), copy);
+}
+
+std::string problem_of(const Schedule& schedule) {
+  const Simulation simulation = simulate(schedule, {});
+  CHECK_FALSE(simulation.completed);
+  return simulation.problem;
+}
+
+}  // namespace
+
+TEST_CASE("the unharmed schedule completes, with its times by hand") {
+  const Simulation simulation =
+      simulate(two_stages(), {.forward = 1, .backward_input = 1, .backward_weight = 1, .transfer = 0});
+  CHECK(simulation.problem.empty());
+  REQUIRE(simulation.completed);
+  CHECK(simulation.makespan == 12);  // 3 micro-batches of 3 and a bubble of (2 - 1) * 3
+  CHECK(simulation.bubble == doctest::Approx(0.25));
+  CHECK(simulation.stages[0].busy == 9);
+}
+
+TEST_CASE("transfers cost time on the way of the first and the last micro-batch") {
+  // One micro-batch: F, transfer, F, B, transfer, B.
+  const Simulation simulation = simulate(make_schedule(ScheduleKind::gpipe, 2, 1, 1),
+                                         {.forward = 1, .backward_input = 1, .backward_weight = 1, .transfer = 10});
+  CHECK(simulation.makespan == 1 + 10 + 1 + 2 + 10 + 2);
+}
+
+TEST_CASE("a dropped receive is refused and the unanswered send is named") {
+  Schedule schedule = two_stages();
+  drop(schedule, 1, Opcode::receive_activation, 2);
+  CHECK(contains(problem_of(schedule), "send a2>1: nobody receives it"));
+}
+
+TEST_CASE("a dropped send is refused") {
+  Schedule schedule = two_stages();
+  drop(schedule, 1, Opcode::send_gradient, 2);
+  CHECK(contains(problem_of(schedule), "receive g2<1: nothing is sent to it"));
+}
+
+TEST_CASE("two stages that both send before they receive are found to wait for each other") {
+  Schedule schedule = two_stages();
+  // Stage 0 posts a1 and g0 together, stage 1 g0 and a1: split both so that each sends first.
+  for (const std::size_t stage : {0U, 1U}) {
+    const Opcode sends = stage == 0 ? Opcode::send_activation : Opcode::send_gradient;
+    const std::size_t at = step_of(schedule, stage, sends, stage == 0 ? 1 : 0);
+    Steps& steps = schedule.steps[stage];
+    REQUIRE(steps[at].size() == 2);
+    ScheduleStep sent;
+    ScheduleStep received;
+    for (const Instruction& instruction : steps[at]) (instruction.op == sends ? sent : received).push_back(instruction);
+    steps[at] = received;
+    steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at), sent);
+  }
+  const std::string problem = problem_of(schedule);
+  CHECK(contains(problem, "deadlock"));
+  CHECK(contains(problem, "send a1>1"));
+  CHECK(contains(problem, "send g0>0"));
+}
+
+TEST_CASE("messages in another order on the two sides are refused") {
+  Schedule schedule = make_schedule(ScheduleKind::gpipe, 2, 2, 1);
+  Steps& steps = schedule.steps[1];
+  std::swap(steps[step_of(schedule, 1, Opcode::receive_activation, 0)],
+            steps[step_of(schedule, 1, Opcode::receive_activation, 1)]);
+  CHECK(contains(problem_of(schedule), "is not what the other side takes"));
+}
+
+TEST_CASE("a saved result that is consumed twice is refused") {
+  Schedule schedule = two_stages();
+  repeat(schedule, 0, Opcode::backward);
+  CHECK(contains(problem_of(schedule), "its saved result was freed before"));
+}
+
+TEST_CASE("weight work that is done twice is refused") {
+  Schedule schedule = make_schedule(ScheduleKind::zb_h1, 2, 3, 1);
+  repeat(schedule, 0, Opcode::backward_weight);
+  CHECK(contains(problem_of(schedule), "its weight work was done before"));
+}
+
+TEST_CASE("a release too many and a release too few are refused") {
+  Schedule twice = two_stages();
+  twice.steps[0][0].push_back({.op = Opcode::release, .chunk = 0, .micro_batch = {}, .peer = {}});
+  CHECK(contains(problem_of(twice), "parameters were released before"));
+  Schedule never = two_stages();
+  drop(never, 1, Opcode::release, 3);
+  CHECK(contains(problem_of(never), "parameters are still acquired"));
+}
+
+TEST_CASE("use of parameters that are not acquired is refused") {
+  Schedule schedule = two_stages();
+  drop(schedule, 0, Opcode::acquire, 0);
+  CHECK(contains(problem_of(schedule), "parameters are not acquired"));
+}
+
+TEST_CASE("a forward before its input was received is refused") {
+  Schedule schedule = two_stages();
+  Steps& steps = schedule.steps[1];
+  std::swap(steps[0], steps[1]);
+  CHECK(contains(problem_of(schedule), "its input has not been received"));
+}
+
+TEST_CASE("a backward or weight part that is missing is refused") {
+  Schedule schedule = make_schedule(ScheduleKind::one_f_one_b, 1, 2, 1);
+  drop(schedule, 0, Opcode::backward, 1);
+  CHECK(contains(problem_of(schedule), "not every backward of the chunk is done"));
+  Schedule zero_bubble = make_schedule(ScheduleKind::zb_h1, 1, 2, 1);
+  drop(zero_bubble, 0, Opcode::backward_weight, 1);
+  CHECK(contains(problem_of(zero_bubble), "not every backward of the chunk is done"));
+}
+
+TEST_CASE("an update before the reduction and a missing reduction are refused") {
+  Schedule early = make_schedule(ScheduleKind::one_f_one_b, 1, 2, 1);
+  std::swap(early.steps[0][4], early.steps[0][5]);
+  CHECK(contains(problem_of(early), "gradients have not been reduced"));
+  Schedule never = make_schedule(ScheduleKind::one_f_one_b, 1, 2, 1);
+  never.steps[0].pop_back();
+  CHECK(contains(problem_of(never), "the update was never made"));
+}
+
+TEST_CASE("a gradient reduced after the tied one is refused") {
+  Schedule schedule = two_stages();
+  Steps& steps = schedule.steps[0];
+  std::swap(steps[steps.size() - 2], steps[steps.size() - 3]);
+  CHECK(contains(problem_of(schedule), "tied gradients are reduced once"));
+}
+
+TEST_CASE("recomputation needs a saved result") {
+  Schedule schedule = make_schedule(ScheduleKind::one_f_one_b, 1, 1, 1);
+  const Instruction recompute{.op = Opcode::recompute, .chunk = 0, .micro_batch = MicroBatch(0), .peer = {}};
+  Schedule good = schedule;
+  good.steps[0][1].insert(good.steps[0][1].begin() + 1, recompute);
+  CHECK(simulate(good, {}).completed);
+  schedule.steps[0][0].insert(schedule.steps[0][0].begin() + 1, recompute);
+  CHECK(contains(problem_of(schedule), "there is no saved result to recompute"));
+}
