@@ -20,6 +20,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t largest_size = std::numeric_limits<std::int32_t>::max();
+// Far beyond any model; a matrix of four times this by this, and one of largest_size by this, have less than 2^63 bytes.
+constexpr std::int64_t largest_hidden = 1 << 28;
 
 // Members by name, with the library's own defaults for those that a file may leave out or set to null.
 class Members {
@@ -65,6 +67,9 @@ class Members {
 };
 
 void check_heads(const ModelConfig& model, const Members& members, std::string_view heads, std::string_view kv_heads) {
+  if (model.hidden > largest_hidden) {
+    members.refuse(heads, fmt::format("divides a hidden size of {}, at most {} is accepted", model.hidden, largest_hidden));
+  }
   if (model.hidden % model.heads != 0) {
     members.refuse(heads, fmt::format("is {}, which does not divide the hidden size {}", model.heads, model.hidden));
   }

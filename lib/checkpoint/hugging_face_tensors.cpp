@@ -27,7 +27,10 @@ std::vector<HuggingFaceTensor> hugging_face_tensors(const ParamTable& table) {
     const int row_index = index++;
     if (row.tied_to || row.hugging_face_name.empty()) continue;
     const auto [place, is_new] = by_name.emplace(row.hugging_face_name, tensors.size());
-    if (is_new) tensors.push_back({.name = row.hugging_face_name, .is_transposed = row.hugging_face_transposed});
+    if (is_new) {
+      tensors.push_back(
+          {.name = row.hugging_face_name, .shape = {}, .is_transposed = row.hugging_face_transposed, .parts = {}});
+    }
     HuggingFaceTensor& tensor = tensors[place->second];
     SCALETRAIN_CHECK_EQ(tensor.is_transposed, row.hugging_face_transposed);
     std::int64_t outputs = 0;

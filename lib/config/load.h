@@ -55,7 +55,7 @@ std::string resolved_yaml(const Config& config);
 
 // A config that this program wrote (a run folder's or a manifest's). What is wrong with it is an InputError that begins
 // with `where`: the file is damaged or from elsewhere, no user error. Values that are not supported yet pass: whoever
-// runs or computes with the config calls check_supported.
+// runs or computes with the config asks unsupported_values.
 Config parse_resolved_config(std::string_view text, const std::string& where);
 
 // The refusals of unsupported.h for a config that did not come through load_config: one line each, "key: message".

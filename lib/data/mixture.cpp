@@ -171,16 +171,16 @@ Mixture::Mixture(std::vector<SourceShape> sources, std::int64_t context, std::ui
     }
     stretches_.push_back({first, taken, make_mix_table(mix_quotas(weights, names))});
     const MixTable& table = stretches_.back().table;
-    // The stretch ends at the first slot that would take a source beyond its cap.
+    // The stretch ends behind the first slot that takes a source to its cap.
     std::int64_t length = kNoCap;
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       if (weights[i] == 0.0 || caps[i] == kNoCap) continue;
       const auto& positions = table.positions[i];
-      const std::int64_t left = caps[i] - taken[i];
+      const std::int64_t last = caps[i] - taken[i] - 1;  // its last occurrence in this stretch
       const auto quota = static_cast<std::int64_t>(positions.size());
-      const auto whole = try_mul(left / quota, table.length());
-      const auto slot = whole ? try_add(*whole, std::int64_t{positions[at(left % quota)]}) : std::nullopt;
-      if (slot && try_add(first, *slot)) length = std::min(length, *slot);
+      const auto whole = try_mul(last / quota, table.length());
+      const auto end = whole ? try_add(*whole, positions[at(last % quota)] + std::int64_t{1}) : std::nullopt;
+      if (end && try_add(first, *end)) length = std::min(length, *end);
     }
     if (length == kNoCap) return;
     for (std::size_t i = 0; i < sources_.size(); ++i) {

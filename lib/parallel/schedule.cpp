@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "base/checked.h"
@@ -112,16 +113,20 @@ std::vector<ScheduleStep> stage_steps(const ScheduleShape& shape, const std::vec
 
   std::vector<ScheduleStep> steps;
   std::size_t next_transfer = 0;
+  std::optional<std::int64_t> complete_chunk;  // its gradients await their reduction
   for (std::size_t index = 0; index <= order.size(); ++index) {
     ScheduleStep posted;
     for (; next_transfer < transfers.size() && transfers[next_transfer].before_work == index; ++next_transfer)
       posted.push_back(transfers[next_transfer].instruction);
     if (!posted.empty()) steps.push_back(std::move(posted));
+    // Behind the transfers: the stage before must not wait for this stage's reduction to get its gradient.
+    if (complete_chunk)
+      steps.push_back({{.op = Opcode::reduce_gradients, .chunk = *complete_chunk, .micro_batch = {}, .peer = {}}});
+    complete_chunk.reset();
     if (index == order.size()) break;
     const Work& work = order[index];
     steps.push_back(work_step(work));
-    if (completes_gradients(work.op) && --left[static_cast<std::size_t>(work.chunk)] == 0)
-      steps.push_back({{.op = Opcode::reduce_gradients, .chunk = work.chunk, .micro_batch = {}, .peer = {}}});
+    if (completes_gradients(work.op) && --left[static_cast<std::size_t>(work.chunk)] == 0) complete_chunk = work.chunk;
   }
   SCALETRAIN_CHECK_EQ(next_transfer, transfers.size());
   if (shape.forward_only) return steps;

@@ -1,5 +1,5 @@
-// Times every kernel of the cpu backend at the shapes of GPT-2 124M (T = 1024, micro-batch 4), and what a training step made
-// of them would reach of the ceiling. Usage: bench_kernels [threads] [instruction set].
+// Times every kernel of the cpu backend at the shapes of GPT-2 124M (T = 1024, micro-batch 4), and what a training step
+// made of them would reach of the ceiling. Usage: bench_kernels [threads] [instruction set].
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,8 +36,8 @@ class Bench {
     fmt::print("{}\n", backend_->description());
     // The best of two, before and after: the clock of a processor changes under load.
     ceiling_ = calibrate_matmul(*backend_, *stream_, 1.0);
-    fmt::print("matrix product {:.1f} GFLOP/s\n\n{:<26} {:>9} {:>8} {:>7} {:>8} {:>9}\n", ceiling_ * 1e-9, "operation", "ms",
-               "GFLOP/s", "share", "GB/s", "ms a step");
+    fmt::print("matrix product {:.1f} GFLOP/s\n\n{:<26} {:>9} {:>8} {:>7} {:>8} {:>9}\n", ceiling_ * 1e-9, "operation",
+               "ms", "GFLOP/s", "share", "GB/s", "ms a step");
     linear("qkv", 3 * hidden, hidden, rows, layers);
     linear("projection", hidden, hidden, rows, layers);
     linear("ffn in", ffn, hidden, rows, layers);
@@ -68,7 +68,8 @@ class Bench {
   View integers(std::int64_t count, std::int64_t modulus) {
     memory_.push_back(backend_->allocate(static_cast<std::size_t>(count) * sizeof(std::int32_t)));
     View view = memory_.back().view(0, DType::i32, Shape{count});
-    for (std::int64_t i = 0; i < count; ++i) view.as<std::int32_t>()[i] = static_cast<std::int32_t>((i * 7919) % modulus);
+    for (std::int64_t i = 0; i < count; ++i)
+      view.as<std::int32_t>()[i] = static_cast<std::int32_t>((i * 7919) % modulus);
     return view;
   }
 
@@ -124,16 +125,26 @@ class Bench {
     // What a causal mask leaves: half of the products, two forward and five backward.
     const double product = 2.0 * batch * heads * tokens * tokens * head_size / 2;
     const double bytes = 4.0 * rows * hidden;
-    time("attention forward", AttentionForward{shape, query, key, value, {}, {output, hidden}, log_sum_exp}, 2 * product,
-         4 * bytes, layers);
+    time("attention forward", AttentionForward{shape, query, key, value, {}, {output, hidden}, log_sum_exp},
+         2 * product, 4 * bytes, layers);
     time("attention backward",
-         AttentionBackward{shape, query, key, value, {output, hidden}, {d_output, hidden}, log_sum_exp, {},
-                           {part(d_qkv, 0), stride}, {part(d_qkv, hidden), stride}, {part(d_qkv, 2 * hidden), stride}},
+         AttentionBackward{shape,
+                           query,
+                           key,
+                           value,
+                           {output, hidden},
+                           {d_output, hidden},
+                           log_sum_exp,
+                           {},
+                           {part(d_qkv, 0), stride},
+                           {part(d_qkv, hidden), stride},
+                           {part(d_qkv, 2 * hidden), stride}},
          5 * product, 8 * bytes, layers);
     AttentionShape decode = shape;
     decode.num_queries = 1;
     decode.first_query = tokens - 1;
-    time("attention, one query", AttentionForward{decode, query, key, value, {}, {output, hidden}, {}}, 0, 2 * bytes, 0);
+    time("attention, one query", AttentionForward{decode, query, key, value, {}, {output, hidden}, {}}, 0, 2 * bytes,
+         0);
     memory_.clear();
   }
 
@@ -148,8 +159,10 @@ class Bench {
     const double bytes = 4.0 * rows * hidden;
     const double times = 2 * layers + 1;
     time("norm forward", NormForward{NormType::layernorm, 1e-5, x, weight, bias, y, mean, rstd}, 0, 2 * bytes, times);
-    time("norm backward input", NormBackwardInput{NormType::layernorm, y, x, weight, mean, rstd, dx, dx}, 0, 4 * bytes, times);
-    time("norm backward weight", NormBackwardWeight{NormType::layernorm, y, x, mean, rstd, weight, bias}, 0, 2 * bytes, times);
+    time("norm backward input", NormBackwardInput{NormType::layernorm, y, x, weight, mean, rstd, dx, dx}, 0, 4 * bytes,
+         times);
+    time("norm backward weight", NormBackwardWeight{NormType::layernorm, y, x, mean, rstd, weight, bias}, 0, 2 * bytes,
+         times);
     memory_.clear();
   }
 
@@ -158,7 +171,8 @@ class Bench {
     const View y = floats({rows, ffn});
     const View dx = floats({rows, ffn});
     const double bytes = 4.0 * rows * ffn;
-    for (const auto& [type, name, times] : {std::tuple{ActivationType::gelu, "gelu", 0}, {ActivationType::gelu_tanh, "gelu_tanh", 12}}) {
+    for (const auto& [type, name, times] :
+         {std::tuple{ActivationType::gelu, "gelu", 0}, {ActivationType::gelu_tanh, "gelu_tanh", 12}}) {
       time(fmt::format("{} forward", name), ActivationForward{type, x, y}, 0, 2 * bytes, times);
       time(fmt::format("{} backward", name), ActivationBackward{type, x, y, dx}, 0, 3 * bytes, times);
     }
@@ -194,7 +208,8 @@ class Bench {
     const View second_moment = floats({params}, 0.0F);
     const View gradient = floats({params});
     const double param_bytes = 4.0 * params;
-    const StepBlock step{.learning_rate = 1e-3, .gradient_scale = 1.0, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
+    const StepBlock step{
+        .learning_rate = 1e-3, .gradient_scale = 1.0, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
     const DecaySpan span{.first = 0, .count = params, .weight_decay = 0.1};
     time("copy", Copy{param, first_moment}, 0, 2 * param_bytes, 0);
     time("add", Add{param, gradient, first_moment}, 0, 3 * param_bytes, 0);
@@ -202,8 +217,12 @@ class Bench {
     time("fill", Fill{gradient, 0.0}, 0, param_bytes, 1);
     time("sum of squares", SumOfSquares{gradient, &sum}, 0, param_bytes, 1);
     time("adamw",
-         AdamWStep{.param = param, .first_moment = first_moment, .second_moment = second_moment, .gradient = gradient,
-                   .spans = {&span, 1}, .step = &step},
+         AdamWStep{.param = param,
+                   .first_moment = first_moment,
+                   .second_moment = second_moment,
+                   .gradient = gradient,
+                   .spans = {&span, 1},
+                   .step = &step},
          0, 7 * param_bytes, 1);
     optimizer_ = total_ - before;
     memory_.clear();

@@ -10,8 +10,8 @@ namespace scaletrain::cpu {
 
 namespace {
 
-// Blocks of scores stay in the second-level cache (128 KiB), and products of this size run at full speed. Smaller blocks of
-// queries waste less above the diagonal of the causal mask.
+// Blocks of scores stay in the second-level cache (128 KiB), and products of this size run at full speed. Smaller
+// blocks of queries waste less above the diagonal of the causal mask.
 constexpr std::int64_t query_block = 128;
 constexpr std::int64_t forward_key_block = 256;
 constexpr std::int64_t backward_key_block = 128;
@@ -44,8 +44,12 @@ auto* head_data(const View& heads, std::int64_t tokens, std::int64_t batch, std:
   return heads.values.template as<float>() + batch * tokens * heads.row_stride + head * head_size;
 }
 
-ConstRows rows_of(const float* data, std::int64_t stride) { return {data, static_cast<std::ptrdiff_t>(stride)}; }
-Rows rows_of(float* data, std::int64_t stride) { return {data, static_cast<std::ptrdiff_t>(stride)}; }
+ConstRows rows_of(const float* data, std::int64_t stride) {
+  return {data, static_cast<std::ptrdiff_t>(stride)};
+}
+Rows rows_of(float* data, std::int64_t stride) {
+  return {data, static_cast<std::ptrdiff_t>(stride)};
+}
 
 // Which keys queries see: an interval each, by index.
 class Visibility {
@@ -71,7 +75,8 @@ class Visibility {
   void block(std::int64_t batch, std::int64_t begin, std::int64_t end, std::int64_t key, std::int64_t count,
              const Scratch& scratch) const {
     for (std::int64_t query = begin; query < end; ++query) {
-      scratch.first[query - begin] = static_cast<std::int32_t>(std::clamp<std::int64_t>(first(batch, query) - key, 0, count));
+      scratch.first[query - begin] =
+          static_cast<std::int32_t>(std::clamp<std::int64_t>(first(batch, query) - key, 0, count));
       scratch.last[query - begin] = static_cast<std::int32_t>(std::clamp<std::int64_t>(last(query) - key, 0, count));
     }
   }
@@ -97,48 +102,62 @@ float* log_sum_exp_at(const AttentionForward& op, const ForwardItem& item) {
   return op.log_sum_exp.as<float>() + (item.batch * s.heads + item.head) * s.num_queries + item.begin;
 }
 
-void forward_block(const Kernels& kernels, const Scratch& scratch, const AttentionForward& op, const Visibility& visible,
-                   const ForwardItem& item) {
+void forward_block(const Kernels& kernels, const Scratch& scratch, const AttentionForward& op,
+                   const Visibility& visible, const ForwardItem& item) {
   const AttentionShape& s = op.shape;
   const std::int64_t kv_head = item.head / (s.heads / s.kv_heads);
   const std::int64_t rows = item.end - item.begin;
-  const float* query = head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
+  const float* query =
+      head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
   const float* key = head_data(op.key, s.num_keys, item.batch, kv_head, s.head_size);
   const float* value = head_data(op.value, s.num_keys, item.batch, kv_head, s.head_size);
-  float* output = head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
+  float* output =
+      head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
   const OnlineSoftmax state{scratch.maximum, scratch.sum};
   const std::int64_t first_key = visible.first_of(item.batch, item.begin, item.end);
   const std::int64_t last_key = visible.last(item.end - 1);
   reset(scratch, rows);
   for (std::int64_t k = first_key; k < last_key; k += forward_key_block) {
     const std::int64_t keys = std::min(forward_key_block, last_key - k);
-    sgemm({.m = rows, .n = keys, .k = s.head_size, .alpha = static_cast<float>(s.scale),
-           .a = {query, op.query.row_stride}, .b = {key + k * op.key.row_stride, op.key.row_stride, true},
-           .c = scratch.scores, .c_stride = forward_key_block});
+    sgemm({.m = rows,
+           .n = keys,
+           .k = s.head_size,
+           .alpha = static_cast<float>(s.scale),
+           .a = {query, op.query.row_stride},
+           .b = {key + k * op.key.row_stride, op.key.row_stride, true},
+           .c = scratch.scores,
+           .c_stride = forward_key_block});
     visible.block(item.batch, item.begin, item.end, k, keys, scratch);
     const bool first_block = k == first_key;
-    kernels.softmax_forward({scratch.scores, forward_key_block, static_cast<std::size_t>(rows), static_cast<std::size_t>(keys),
-                             scratch.first, scratch.last},
+    kernels.softmax_forward({scratch.scores, forward_key_block, static_cast<std::size_t>(rows),
+                             static_cast<std::size_t>(keys), scratch.first, scratch.last},
                             state, rows_of(first_block ? nullptr : output, op.output.row_stride),
                             static_cast<std::size_t>(s.head_size));
-    sgemm({.m = rows, .n = s.head_size, .k = keys, .a = {scratch.scores, forward_key_block},
-           .b = {value + k * op.value.row_stride, op.value.row_stride}, .beta = first_block ? 0.0F : 1.0F,
-           .c = output, .c_stride = op.output.row_stride});
+    sgemm({.m = rows,
+           .n = s.head_size,
+           .k = keys,
+           .a = {scratch.scores, forward_key_block},
+           .b = {value + k * op.value.row_stride, op.value.row_stride},
+           .beta = first_block ? 0.0F : 1.0F,
+           .c = output,
+           .c_stride = op.output.row_stride});
   }
   kernels.softmax_finish(state, static_cast<std::size_t>(rows), rows_of(output, op.output.row_stride),
                          static_cast<std::size_t>(s.head_size), log_sum_exp_at(op, item));
 }
 
 // The same for one query, without matrix products.
-void forward_query(const Kernels& kernels, const Scratch& scratch, const AttentionForward& op, const Visibility& visible,
-                   const ForwardItem& item) {
+void forward_query(const Kernels& kernels, const Scratch& scratch, const AttentionForward& op,
+                   const Visibility& visible, const ForwardItem& item) {
   const AttentionShape& s = op.shape;
   const std::int64_t kv_head = item.head / (s.heads / s.kv_heads);
   const auto head_size = static_cast<std::size_t>(s.head_size);
-  const float* query = head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
+  const float* query =
+      head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
   const float* key = head_data(op.key, s.num_keys, item.batch, kv_head, s.head_size);
   const float* value = head_data(op.value, s.num_keys, item.batch, kv_head, s.head_size);
-  float* output = head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
+  float* output =
+      head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
   const OnlineSoftmax state{scratch.maximum, scratch.sum};
   const std::int64_t first_key = visible.first(item.batch, item.begin);
   const std::int64_t last_key = visible.last(item.begin);
@@ -152,8 +171,8 @@ void forward_query(const Kernels& kernels, const Scratch& scratch, const Attenti
     const bool first_block = k == first_key;
     kernels.softmax_forward({scratch.scores, forward_key_block, 1, count, scratch.first, scratch.last}, state,
                             rows_of(first_block ? nullptr : output, op.output.row_stride), head_size);
-    kernels.weighted_row_sum(scratch.scores, rows_of(value + k * op.value.row_stride, op.value.row_stride), count, head_size,
-                             first_block ? 1 : 0, output);
+    kernels.weighted_row_sum(scratch.scores, rows_of(value + k * op.value.row_stride, op.value.row_stride), count,
+                             head_size, first_block ? 1 : 0, output);
   }
   kernels.softmax_finish(state, 1, rows_of(output, op.output.row_stride), head_size, log_sum_exp_at(op, item));
 }
@@ -161,8 +180,14 @@ void forward_query(const Kernels& kernels, const Scratch& scratch, const Attenti
 // One item of the backward: a key/value head of one batch, with all query heads that read it.
 class BackwardItem {
  public:
-  BackwardItem(const Kernels& kernels, const Scratch& scratch, const AttentionBackward& op, std::int64_t batch, std::int64_t kv_head)
-      : kernels_(kernels), scratch_(scratch), op_(op), shape_(op.shape), visible_(op.shape, op.document_start), batch_(batch),
+  BackwardItem(const Kernels& kernels, const Scratch& scratch, const AttentionBackward& op, std::int64_t batch,
+               std::int64_t kv_head)
+      : kernels_(kernels),
+        scratch_(scratch),
+        op_(op),
+        shape_(op.shape),
+        visible_(op.shape, op.document_start),
+        batch_(batch),
         kv_head_(kv_head) {}
 
   void run() const {
@@ -180,45 +205,78 @@ class BackwardItem {
 
  private:
   // The products of one block of queries with one block of keys; false if none of the queries sees any of the keys.
-  bool add_block(std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t block_key, std::int64_t block_keys,
-                 bool begun) const {
+  bool add_block(std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t block_key,
+                 std::int64_t block_keys, bool begun) const {
     const AttentionShape& s = shape_;
     const std::int64_t first_key = visible_.first_of(batch_, begin, end);
     const std::int64_t last_key = visible_.last(end - 1);
     if (last_key <= block_key || first_key >= block_key + block_keys) return false;
     const std::int64_t rows = end - begin;
     const float* query = head_data(op_.query, s.num_queries, batch_, head, s.head_size) + begin * op_.query.row_stride;
-    const float* output = head_data(op_.output, s.num_queries, batch_, head, s.head_size) + begin * op_.output.row_stride;
-    const float* d_output = head_data(op_.d_output, s.num_queries, batch_, head, s.head_size) + begin * op_.d_output.row_stride;
+    const float* output =
+        head_data(op_.output, s.num_queries, batch_, head, s.head_size) + begin * op_.output.row_stride;
+    const float* d_output =
+        head_data(op_.d_output, s.num_queries, batch_, head, s.head_size) + begin * op_.d_output.row_stride;
     float* d_query = head_data(op_.d_query, s.num_queries, batch_, head, s.head_size) + begin * op_.d_query.row_stride;
     const float* key = head_data(op_.key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.key.row_stride;
-    const float* value = head_data(op_.value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.value.row_stride;
+    const float* value =
+        head_data(op_.value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.value.row_stride;
     float* d_key = head_data(op_.d_key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_key.row_stride;
-    float* d_value = head_data(op_.d_value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_value.row_stride;
+    float* d_value =
+        head_data(op_.d_value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_value.row_stride;
     float* scores = scratch_.scores;
     float* d_scores = scores + query_block * backward_key_block;
     // The first block to reach a key must write all its rows, so it takes all keys; later ones stop at their last key.
     const std::int64_t keys = begun ? std::min(block_keys, last_key - block_key) : block_keys;
 
-    sgemm({.m = rows, .n = keys, .k = s.head_size, .alpha = static_cast<float>(s.scale), .a = {query, op_.query.row_stride},
-           .b = {key, op_.key.row_stride, true}, .c = scores, .c_stride = backward_key_block});
-    sgemm({.m = rows, .n = keys, .k = s.head_size, .a = {d_output, op_.d_output.row_stride},
-           .b = {value, op_.value.row_stride, true}, .c = d_scores, .c_stride = backward_key_block});
+    sgemm({.m = rows,
+           .n = keys,
+           .k = s.head_size,
+           .alpha = static_cast<float>(s.scale),
+           .a = {query, op_.query.row_stride},
+           .b = {key, op_.key.row_stride, true},
+           .c = scores,
+           .c_stride = backward_key_block});
+    sgemm({.m = rows,
+           .n = keys,
+           .k = s.head_size,
+           .a = {d_output, op_.d_output.row_stride},
+           .b = {value, op_.value.row_stride, true},
+           .c = d_scores,
+           .c_stride = backward_key_block});
     kernels_.row_dots(rows_of(output, op_.output.row_stride), rows_of(d_output, op_.d_output.row_stride),
                       static_cast<std::size_t>(rows), static_cast<std::size_t>(s.head_size), scratch_.delta);
     visible_.block(batch_, begin, end, block_key, keys, scratch_);
     const float* log_sum_exp = op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin;
-    kernels_.softmax_backward({scores, backward_key_block, static_cast<std::size_t>(rows), static_cast<std::size_t>(keys),
-                               scratch_.first, scratch_.last},
+    kernels_.softmax_backward({scores, backward_key_block, static_cast<std::size_t>(rows),
+                               static_cast<std::size_t>(keys), scratch_.first, scratch_.last},
                               log_sum_exp, scratch_.delta, static_cast<float>(s.scale), d_scores);
     const float beta = begun ? 1.0F : 0.0F;
-    sgemm({.m = keys, .n = s.head_size, .k = rows, .a = {scores, backward_key_block, true},
-           .b = {d_output, op_.d_output.row_stride}, .beta = beta, .c = d_value, .c_stride = op_.d_value.row_stride});
-    sgemm({.m = keys, .n = s.head_size, .k = rows, .a = {d_scores, backward_key_block, true},
-           .b = {query, op_.query.row_stride}, .beta = beta, .c = d_key, .c_stride = op_.d_key.row_stride});
+    sgemm({.m = keys,
+           .n = s.head_size,
+           .k = rows,
+           .a = {scores, backward_key_block, true},
+           .b = {d_output, op_.d_output.row_stride},
+           .beta = beta,
+           .c = d_value,
+           .c_stride = op_.d_value.row_stride});
+    sgemm({.m = keys,
+           .n = s.head_size,
+           .k = rows,
+           .a = {d_scores, backward_key_block, true},
+           .b = {query, op_.query.row_stride},
+           .beta = beta,
+           .c = d_key,
+           .c_stride = op_.d_key.row_stride});
     // Blocks of keys come in ascending order: the one that holds the first key that the queries see is their first.
-    sgemm({.m = rows, .n = s.head_size, .k = keys, .a = {d_scores, backward_key_block}, .b = {key, op_.key.row_stride},
-           .beta = first_key >= block_key ? 0.0F : 1.0F, .c = d_query, .c_stride = op_.d_query.row_stride});
+    sgemm({.m = rows,
+           .n = s.head_size,
+           .k = keys,
+           .a = {d_scores, backward_key_block},
+           .b = {key, op_.key.row_stride},
+           .beta = first_key >= block_key ? 0.0F : 1.0F,
+           .c = d_query,
+           .c_stride = op_.d_query.row_stride});
     return true;
   }
 
@@ -260,7 +318,8 @@ void attention_forward(ThreadPool& pool, const Kernels& kernels, std::byte* scra
   pool.for_each(s.batch * s.heads * blocks, [&](std::int64_t item, int worker) {
     // Later queries see more keys: the long items of a head go first, so that threads end together.
     const std::int64_t begin = (blocks - 1 - item % blocks) * block;
-    const ForwardItem work{item / blocks / s.heads, item / blocks % s.heads, begin, std::min(begin + block, s.num_queries)};
+    const ForwardItem work{item / blocks / s.heads, item / blocks % s.heads, begin,
+                           std::min(begin + block, s.num_queries)};
     (decode ? forward_query : forward_block)(kernels, scratch_of(scratch, worker), op, visible, work);
   });
 }

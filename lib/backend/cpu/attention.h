@@ -1,4 +1,5 @@
-// Attention in blocks of queries and keys: scores never exist as a whole, only one block of them per thread (Dao 2023, "FlashAttention-2").
+// Attention in blocks of queries and keys: scores never exist as a whole, only one block of them per thread (Dao 2023,
+// "FlashAttention-2").
 #pragma once
 
 #include <cstddef>

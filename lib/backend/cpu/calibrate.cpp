@@ -7,8 +7,8 @@ namespace scaletrain {
 
 namespace {
 
-// Products grow until one takes a sixteenth of the time, so that a slow backend keeps to it and a fast one is measured at
-// a size that runs at full speed. The largest has 48 MiB of operands.
+// Products grow until one takes a sixteenth of the time, so that a slow backend keeps to it and a fast one is measured
+// at a size that runs at full speed. The largest has 48 MiB of operands.
 constexpr std::int64_t smallest_size = 128;
 constexpr std::int64_t largest_size = 2048;
 constexpr double share_of_one = 1.0 / 16;
@@ -46,7 +46,8 @@ double calibrate_matmul(Backend& backend, Stream& stream, double seconds) {
     measure();  // touches the memory and starts the threads
     const double taken = measure();
     // The next size takes eight times as long, twice.
-    const bool last = size == largest_size || taken > share_of_one * seconds || seconds_since(start) + 20 * taken > seconds;
+    const bool last =
+        size == largest_size || taken > share_of_one * seconds || seconds_since(start) + 20 * taken > seconds;
     while (last && seconds_since(start) + taken < seconds) measure();
     if (last) break;
   }

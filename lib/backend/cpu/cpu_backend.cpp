@@ -16,8 +16,8 @@ namespace scaletrain::cpu {
 
 namespace {
 
-// Elements that a thread takes at a time from a long array: 128 KiB, so that handing out costs nothing and the piece is a
-// multiple of every vector.
+// Elements that a thread takes at a time from a long array: 128 KiB, so that handing out costs nothing and the piece is
+// a multiple of every vector.
 constexpr std::int64_t piece_elements = 32768;
 
 // Partial sums that are kept at a time before they are added up in order.
@@ -44,9 +44,13 @@ std::size_t workspace_size(int threads) {
   return partial_bytes + static_cast<std::size_t>(threads) * attention_scratch_bytes();
 }
 
-const float* floats_or_null(const ConstView& view) { return view ? view.as<float>() : nullptr; }
+const float* floats_or_null(const ConstView& view) {
+  return view ? view.as<float>() : nullptr;
+}
 
-const float* offset_or_null(const float* data, std::int64_t offset) { return data ? data + offset : nullptr; }
+const float* offset_or_null(const float* data, std::int64_t offset) {
+  return data ? data + offset : nullptr;
+}
 
 }  // namespace
 
@@ -54,14 +58,21 @@ CpuBackend::CpuBackend(int threads, const Kernels& kernels)
     : kernels_(kernels), workspace_(workspace_size(threads)), pool_(threads) {}
 
 std::string CpuBackend::description() const {
-  return fmt::format("cpu {}, {} thread{}, {}", kernels_.name, pool_.size(), pool_.size() == 1 ? "" : "s", sgemm_description());
+  return fmt::format("cpu {}, {} thread{}, {}", kernels_.name, pool_.size(), pool_.size() == 1 ? "" : "s",
+                     sgemm_description());
 }
 
-std::unique_ptr<Stream> CpuBackend::make_stream() { return std::make_unique<CpuStream>(); }
+std::unique_ptr<Stream> CpuBackend::make_stream() {
+  return std::make_unique<CpuStream>();
+}
 
-std::size_t CpuBackend::workspace_bytes() const { return cpu_workspace_bytes(pool_.size()); }
+std::size_t CpuBackend::workspace_bytes() const {
+  return cpu_workspace_bytes(pool_.size());
+}
 
-std::unique_ptr<PackedWeight> CpuBackend::pack(Stream&, ConstView) { return nullptr; }
+std::unique_ptr<PackedWeight> CpuBackend::pack(Stream&, ConstView) {
+  return nullptr;
+}
 
 template <class Body>
 void CpuBackend::for_pieces(std::int64_t total, std::int64_t piece, Body&& body) {
@@ -88,9 +99,15 @@ double CpuBackend::ordered_sum(std::int64_t count, Value&& value) {
   return sum;
 }
 
-void CpuBackend::launch(Stream&, const LinearForward& op) { linear_forward(pool_, kernels_, op); }
-void CpuBackend::launch(Stream&, const LinearBackwardInput& op) { linear_backward_input(pool_, op); }
-void CpuBackend::launch(Stream&, const LinearBackwardWeight& op) { linear_backward_weight(pool_, kernels_, op); }
+void CpuBackend::launch(Stream&, const LinearForward& op) {
+  linear_forward(pool_, kernels_, op);
+}
+void CpuBackend::launch(Stream&, const LinearBackwardInput& op) {
+  linear_backward_input(pool_, op);
+}
+void CpuBackend::launch(Stream&, const LinearBackwardWeight& op) {
+  linear_backward_weight(pool_, kernels_, op);
+}
 
 void CpuBackend::launch(Stream&, const NormForward& op) {
   const std::int64_t columns = op.input.shape()[1];
@@ -217,7 +234,8 @@ void CpuBackend::launch(Stream&, const EmbeddingForward& op) {
       const float* token = op.table.as<float>() + op.ids.as<std::int32_t>()[r] * columns;
       float* output = op.output.as<float>() + r * columns;
       if (op.position_table)
-        kernels_.add(token, op.position_table.as<float>() + op.positions.as<std::int32_t>()[r] * columns, output, width);
+        kernels_.add(token, op.position_table.as<float>() + op.positions.as<std::int32_t>()[r] * columns, output,
+                     width);
       else
         std::memcpy(output, token, width * sizeof(float));
     }
@@ -267,7 +285,8 @@ void CpuBackend::launch(Stream&, const Copy& op) {
   const DType from = op.input.dtype();
   const DType to = op.output.dtype();
   for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    const auto* input = static_cast<const std::byte*>(op.input.data()) + static_cast<std::size_t>(first) * size_of(from);
+    const auto* input =
+        static_cast<const std::byte*>(op.input.data()) + static_cast<std::size_t>(first) * size_of(from);
     auto* output = static_cast<std::byte*>(op.output.data()) + static_cast<std::size_t>(first) * size_of(to);
     if (from == to)
       std::memcpy(output, input, static_cast<std::size_t>(count) * size_of(to));
@@ -334,9 +353,10 @@ namespace {
 
 int resolve_threads(int threads) {
   if (threads < 0 || threads > cpu::max_threads)
-    throw UserError(fmt::format("threads is {}: expected a number from 1 to {}, or 0 for the processors this process may "
-                                "run on",
-                                threads, cpu::max_threads));
+    throw UserError(
+        fmt::format("threads is {}: expected a number from 1 to {}, or 0 for the processors this process may "
+                    "run on",
+                    threads, cpu::max_threads));
   return threads == 0 ? num_usable_processors() : threads;
 }
 

@@ -1,8 +1,9 @@
-// The vectorised kernels of one instruction set, as a table of functions. One body (kernels_body.inc) is compiled once per set;
-// the backend picks a table at run time. Kernels know no threads: they work on the piece of an operation that they are given.
+// The vectorised kernels of one instruction set, as a table of functions. One body (kernels_body.inc) is compiled once
+// per set; the backend picks a table at run time. Kernels know no threads: they work on the piece of an operation that
+// they are given.
 //
-// This header is read by sources that are compiled for processors newer than the one at hand. They must not emit code of
-// shared inline functions, which the linker might pick for everybody: so no standard headers with templates here.
+// This header is read by sources that are compiled for processors newer than the one at hand. They must not emit code
+// of shared inline functions, which the linker might pick for everybody: so no standard headers with templates here.
 #pragma once
 
 #include <stddef.h>
@@ -58,8 +59,8 @@ struct NormWeightColumns {
   float* d_bias;  // or null
 };
 
-// One block of scores of attention: `rows` queries against `columns` keys. Query r sees columns [first[r], last[r]) of the block,
-// which may be none. Columns outside become zero.
+// One block of scores of attention: `rows` queries against `columns` keys. Query r sees columns [first[r], last[r]) of
+// the block, which may be none. Columns outside become zero.
 struct ScoreBlock {
   float* scores;
   ptrdiff_t stride;
@@ -69,7 +70,8 @@ struct ScoreBlock {
   const int32_t* last;
 };
 
-// State of the online softmax (Milakov and Gimelshein 2018), a value per query: the maximum so far and the sum of exp(score - maximum).
+// State of the online softmax (Milakov and Gimelshein 2018), a value per query: the maximum so far and the sum of
+// exp(score - maximum).
 struct OnlineSoftmax {
   float* maximum;
   float* sum;
@@ -109,7 +111,8 @@ struct Kernels {
   // output[i] = scale * (vector · row i), `length` elements each.
   void (*dot_rows)(const float* vector, ConstRows matrix, size_t rows, size_t length, float scale, float* output);
   // output[0..length) = (first ? 0 : output) + sum over rows of weights[i] * row i.
-  void (*weighted_row_sum)(const float* weights, ConstRows matrix, size_t rows, size_t length, int first, float* output);
+  void (*weighted_row_sum)(const float* weights, ConstRows matrix, size_t rows, size_t length, int first,
+                           float* output);
   // output[i] = a row i · b row i.
   void (*row_dots)(ConstRows a, ConstRows b, size_t rows, size_t length, float* output);
 
@@ -118,7 +121,8 @@ struct Kernels {
   void (*gelu_tanh_forward)(const float* input, float* output, size_t count);
   void (*gelu_tanh_backward)(const float* input, const float* d_output, float* d_input, size_t count);
   void (*swiglu_forward)(const float* gate, const float* up, float* output, size_t count);
-  void (*swiglu_backward)(const float* gate, const float* up, const float* d_output, float* d_gate, float* d_up, size_t count);
+  void (*swiglu_backward)(const float* gate, const float* up, const float* d_output, float* d_gate, float* d_up,
+                          size_t count);
 
   void (*norm_forward)(const NormRows& rows);
   void (*norm_backward_input)(const NormBackwardRows& rows);
@@ -126,10 +130,12 @@ struct Kernels {
 
   void (*rope)(const RopeRows& rows);
 
-  // Scores become exp(score - new maximum); the state moves on; rows of `output` are multiplied by exp(old - new maximum) unless null.
+  // Scores become exp(score - new maximum); the state moves on; rows of `output` are multiplied by exp(old - new
+  // maximum) unless null.
   void (*softmax_forward)(const ScoreBlock& block, const OnlineSoftmax& state, Rows output, size_t output_columns);
   // output rows /= sum; log_sum_exp (or null) = maximum + log(sum).
-  void (*softmax_finish)(const OnlineSoftmax& state, size_t rows, Rows output, size_t output_columns, float* log_sum_exp);
+  void (*softmax_finish)(const OnlineSoftmax& state, size_t rows, Rows output, size_t output_columns,
+                         float* log_sum_exp);
   // scores become P = exp(score - log_sum_exp); d_probabilities (same layout) become scale · P · (dP - delta).
   void (*softmax_backward)(const ScoreBlock& block, const float* log_sum_exp, const float* delta, float scale,
                            float* d_probabilities);
@@ -139,7 +145,8 @@ struct Kernels {
 
   void (*adamw)(float* param, float* first_moment, float* second_moment, const float* gradient, size_t count,
                 const AdamWScalars& scalars);
-  void (*sgd)(float* param, const float* gradient, size_t count, float gradient_scale, float learning_rate, float weight_decay);
+  void (*sgd)(float* param, const float* gradient, size_t count, float gradient_scale, float learning_rate,
+              float weight_decay);
 };
 
 const Kernels& kernels_portable();

@@ -8,8 +8,8 @@ namespace scaletrain::cpu {
 
 namespace {
 
-// Tiles are large enough for a product to run at full speed, and small enough that the bias finds the tile in the cache and
-// that a delayed thread leaves little undone. Sums over k are never split: a tile's bits depend on its shape alone.
+// Tiles are large enough for a product to run at full speed, and small enough that the bias finds the tile in the cache
+// and that a delayed thread leaves little undone. Sums over k are never split: a tile's bits depend on its shape alone.
 constexpr std::int64_t max_tile_rows = 512;
 constexpr std::int64_t max_tile_columns = 768;
 constexpr std::int64_t min_tile = 64;
@@ -66,8 +66,8 @@ void forward_by_dots(ThreadPool& pool, const Kernels& kernels, const LinearForwa
     const auto count = static_cast<std::size_t>(std::min(dot_columns, outputs - first));
     float products[dot_columns];
     for (std::int64_t row = 0; row < rows; ++row) {
-      kernels.dot_rows(op.input.as<float>() + row * inputs, {op.weight.values.as<float>() + first * inputs, inputs}, count,
-                       static_cast<std::size_t>(inputs), 1.0F, products);
+      kernels.dot_rows(op.input.as<float>() + row * inputs, {op.weight.values.as<float>() + first * inputs, inputs},
+                       count, static_cast<std::size_t>(inputs), 1.0F, products);
       float* output = op.output.as<float>() + row * outputs + first;
       if (op.bias) kernels.add(products, op.bias.as<float>() + first, products, count);
       if (op.addend) kernels.add(products, op.addend.as<float>() + row * outputs + first, products, count);
@@ -98,9 +98,14 @@ void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForwar
     const Tile tile = tile_at(grid, item);
     const std::int64_t offset = tile.row * outputs + tile.column;
     float* output = op.output.as<float>() + offset;
-    sgemm({.m = tile.rows, .n = tile.columns, .k = inputs, .a = {op.input.as<float>() + tile.row * inputs, inputs},
-           .b = {op.weight.values.as<float>() + tile.column * inputs, inputs, true}, .beta = in_place ? 1.0F : 0.0F,
-           .c = output, .c_stride = outputs});
+    sgemm({.m = tile.rows,
+           .n = tile.columns,
+           .k = inputs,
+           .a = {op.input.as<float>() + tile.row * inputs, inputs},
+           .b = {op.weight.values.as<float>() + tile.column * inputs, inputs, true},
+           .beta = in_place ? 1.0F : 0.0F,
+           .c = output,
+           .c_stride = outputs});
     const float* addend = op.addend && !in_place ? op.addend.as<float>() + offset : nullptr;
     const float* bias = op.bias ? op.bias.as<float>() + tile.column : nullptr;
     if (bias || addend)
@@ -116,9 +121,13 @@ void linear_backward_input(ThreadPool& pool, const LinearBackwardInput& op) {
   const TileGrid grid = make_grid(rows, inputs, pool.size());
   pool.for_each(grid.count(), [&](std::int64_t item, int) {
     const Tile tile = tile_at(grid, item);
-    sgemm({.m = tile.rows, .n = tile.columns, .k = outputs, .a = {op.d_output.as<float>() + tile.row * outputs, outputs},
+    sgemm({.m = tile.rows,
+           .n = tile.columns,
+           .k = outputs,
+           .a = {op.d_output.as<float>() + tile.row * outputs, outputs},
            .b = {op.weight.values.as<float>() + tile.column, inputs},
-           .c = op.d_input.as<float>() + tile.row * inputs + tile.column, .c_stride = inputs});
+           .c = op.d_input.as<float>() + tile.row * inputs + tile.column,
+           .c_stride = inputs});
   });
 }
 
@@ -130,15 +139,21 @@ void linear_backward_weight(ThreadPool& pool, const Kernels& kernels, const Line
   const TileGrid grid = make_grid(outputs, inputs, pool.size());
   pool.for_each(grid.count(), [&](std::int64_t item, int) {
     const Tile tile = tile_at(grid, item);
-    sgemm({.m = tile.rows, .n = tile.columns, .k = rows, .a = {op.d_output.as<float>() + tile.row, outputs, true},
-           .b = {op.input.as<float>() + tile.column, inputs}, .beta = 1.0F,
-           .c = op.d_weight.as<float>() + tile.row * inputs + tile.column, .c_stride = inputs});
+    sgemm({.m = tile.rows,
+           .n = tile.columns,
+           .k = rows,
+           .a = {op.d_output.as<float>() + tile.row, outputs, true},
+           .b = {op.input.as<float>() + tile.column, inputs},
+           .beta = 1.0F,
+           .c = op.d_weight.as<float>() + tile.row * inputs + tile.column,
+           .c_stride = inputs});
   });
   if (!op.d_bias) return;
   const std::int64_t columns = column_share(outputs, pool.size());
   pool.for_each((outputs + columns - 1) / columns, [&](std::int64_t item, int) {
     const std::int64_t first = item * columns;
-    kernels.add_column_sums({op.d_output.as<float>(), outputs}, static_cast<std::size_t>(rows), static_cast<std::size_t>(first),
+    kernels.add_column_sums({op.d_output.as<float>(), outputs}, static_cast<std::size_t>(rows),
+                            static_cast<std::size_t>(first),
                             static_cast<std::size_t>(std::min(first + columns, outputs)), op.d_bias.as<float>());
   });
 }

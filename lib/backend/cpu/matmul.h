@@ -7,8 +7,8 @@
 
 namespace scaletrain::cpu {
 
-// How many columns a thread takes at a time when columns are summed over rows: whole cache lines, and some items a thread. Each
-// column is summed in row order, so the choice changes no bits.
+// How many columns a thread takes at a time when columns are summed over rows: whole cache lines, and some items a
+// thread. Each column is summed in row order, so the choice changes no bits.
 std::int64_t column_share(std::int64_t columns, int threads);
 
 void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForward& op);

@@ -17,8 +17,9 @@ namespace scaletrain::cpu {
 
 namespace {
 
-// oneDNN as distributions build it starts a team of OpenMP threads in every product. The backend divides products among its
-// own threads instead, so each call must stay on its thread: OpenMP's thread count is a property of the calling thread.
+// oneDNN as distributions build it starts a team of OpenMP threads in every product. The backend divides products among
+// its own threads instead, so each call must stay on its thread: OpenMP's thread count is a property of the calling
+// thread.
 class OneOpenMpThread {
  public:
   OneOpenMpThread() : before_(omp_get_max_threads()) {
@@ -47,9 +48,8 @@ void sgemm(const Sgemm& p) {
     return;
   }
   const OneOpenMpThread one;
-  const dnnl_status_t status =
-      dnnl_sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n, p.k, p.alpha, p.a.data, p.a.stride,
-                 p.b.data, p.b.stride, p.beta, p.c, p.c_stride);
+  const dnnl_status_t status = dnnl_sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n, p.k,
+                                          p.alpha, p.a.data, p.a.stride, p.b.data, p.b.stride, p.beta, p.c, p.c_stride);
   if (status == dnnl_out_of_memory) throw std::bad_alloc();
   SCALETRAIN_CHECK_EQ(static_cast<int>(status), static_cast<int>(dnnl_success));
 }

@@ -12,8 +12,8 @@ struct ConstMatrix {
   bool transposed = false;
 };
 
-// c[m,n] = alpha · a[m,k] · b[k,n] + beta · c, row-major. With beta = 0 the old c is not read. A transposed operand lies in
-// memory as [k,m] or [n,k].
+// c[m,n] = alpha · a[m,k] · b[k,n] + beta · c, row-major. With beta = 0 the old c is not read. A transposed operand
+// lies in memory as [k,m] or [n,k].
 struct Sgemm {
   std::int64_t m = 0, n = 0, k = 0;
   float alpha = 1.0F;

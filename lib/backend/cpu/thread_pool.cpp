@@ -72,13 +72,16 @@ ThreadPool::ThreadPool(int threads) {
     start(threads);
   } catch (const std::system_error& error) {
     stop();
-    throw UserError(fmt::format("could not start {} threads (started {}): {}; ask for fewer threads or raise the limit "
-                                "of processes (ulimit -u)",
-                                threads, workers_.size() + 1, error.what()));
+    throw UserError(
+        fmt::format("could not start {} threads (started {}): {}; ask for fewer threads or raise the limit "
+                    "of processes (ulimit -u)",
+                    threads, workers_.size() + 1, error.what()));
   }
 }
 
-ThreadPool::~ThreadPool() { stop(); }
+ThreadPool::~ThreadPool() {
+  stop();
+}
 
 void ThreadPool::start(int threads) {
   const SignalBlock block;

@@ -1,11 +1,11 @@
 // Persistent threads that share the items of one loop at a time.
 //
-// Items are handed out by a counter, so a thread that the system delays does fewer of them. This leaves results unchanged as
-// long as what an item computes depends on the item alone and items write disjoint memory: every loop in this folder is
-// written so, and many give the same bits for any number of threads.
+// Items are handed out by a counter, so a thread that the system delays does fewer of them. This leaves results
+// unchanged as long as what an item computes depends on the item alone and items write disjoint memory: every loop in
+// this folder is written so, and many give the same bits for any number of threads.
 //
-// The calling thread works too. Idle threads spin for some microseconds (operations follow each other closely), then sleep in
-// the kernel, so that a machine with more runnable threads than processors loses nothing to waiting.
+// The calling thread works too. Idle threads spin for some microseconds (operations follow each other closely), then
+// sleep in the kernel, so that a machine with more runnable threads than processors loses nothing to waiting.
 //
 // Pool threads block every signal except those that a fault of their own raises: handlers run on the program's threads.
 #pragma once
@@ -33,14 +33,16 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(item, worker) for every item in [0, count), worker in [0, size()); returns when all are done. One thread at a
-  // time may call it, and not from inside a body. The first exception of a body is rethrown; the items not yet begun are left.
+  // Calls body(item, worker) for every item in [0, count), worker in [0, size()); returns when all are done. One thread
+  // at a time may call it, and not from inside a body. The first exception of a body is rethrown; the items not yet
+  // begun are left.
   template <class Body>
   void for_each(std::int64_t count, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(count, [](const void* context, std::int64_t item, int worker) {
-      (*static_cast<const Plain*>(context))(item, worker);
-    }, &body);
+    run(
+        count,
+        [](const void* context, std::int64_t item, int worker) { (*static_cast<const Plain*>(context))(item, worker); },
+        &body);
   }
 
  private:

@@ -39,7 +39,9 @@ View view(Floats& values, Shape shape) {
   REQUIRE(shape.num_elements() == static_cast<std::int64_t>(values.size()));
   return {values.data(), DType::f32, shape};
 }
-View view(Ids& values) { return {values.data(), DType::i32, Shape{static_cast<std::int64_t>(values.size())}}; }
+View view(Ids& values) {
+  return {values.data(), DType::i32, Shape{static_cast<std::int64_t>(values.size())}};
+}
 
 struct Engine {
   explicit Engine(int threads, const std::string& instruction_set = "auto")
@@ -57,7 +59,9 @@ struct Engine {
 
 // Every number that an operation wrote, one after the other.
 using Results = std::vector<double>;
-void append(Results& results, const Floats& values) { results.insert(results.end(), values.begin(), values.end()); }
+void append(Results& results, const Floats& values) {
+  results.insert(results.end(), values.begin(), values.end());
+}
 
 bool same_bits(const Results& a, const Results& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
@@ -83,14 +87,16 @@ Results run_linear(Engine& engine) {
   const View y = view(output, {rows, outputs});
   engine.run(LinearForward{{.values = w}, view(bias, {outputs}), view(input, {rows, inputs}), {}, y});
   engine.run(LinearBackwardInput{{.values = w}, y, view(d_input, {rows, inputs})});
-  engine.run(LinearBackwardWeight{view(input, {rows, inputs}), y, view(d_weight, {outputs, inputs}), view(d_bias, {outputs})});
+  engine.run(
+      LinearBackwardWeight{view(input, {rows, inputs}), y, view(d_weight, {outputs, inputs}), view(d_bias, {outputs})});
   Results results;
   for (const Floats* values : {&output, &d_input, &d_weight, &d_bias}) append(results, *values);
   return results;
 }
 
 Results run_attention(Engine& engine) {
-  const AttentionShape shape{.batch = 2, .num_queries = 300, .num_keys = 300, .heads = 4, .kv_heads = 2, .head_size = 24, .scale = 0.2};
+  const AttentionShape shape{
+      .batch = 2, .num_queries = 300, .num_keys = 300, .heads = 4, .kv_heads = 2, .head_size = 24, .scale = 0.2};
   constexpr std::int64_t wide = 4 * 24;
   constexpr std::int64_t narrow = 2 * 24;
   constexpr std::int64_t rows = 600;
@@ -109,8 +115,16 @@ Results run_attention(Engine& engine) {
   const View y = view(output, {rows, wide});
   const View lse = view(log_sum_exp, {2, 4, 300});
   engine.run(AttentionForward{shape, q, k, v, {}, {y, wide}, lse});
-  engine.run(AttentionBackward{shape, q, k, v, {y, wide}, {view(d_output, {rows, wide}), wide}, lse, {},
-                               {view(d_query, {rows, wide}), wide}, {view(d_key, {rows, narrow}), narrow},
+  engine.run(AttentionBackward{shape,
+                               q,
+                               k,
+                               v,
+                               {y, wide},
+                               {view(d_output, {rows, wide}), wide},
+                               lse,
+                               {},
+                               {view(d_query, {rows, wide}), wide},
+                               {view(d_key, {rows, narrow}), narrow},
                                {view(d_value, {rows, narrow}), narrow}});
   Results results;
   for (const Floats* values : {&output, &log_sum_exp, &d_query, &d_key, &d_value}) append(results, *values);
@@ -135,7 +149,8 @@ Results run_norm(Engine& engine) {
   const View dy = view(d_output, shape);
   const View m = view(mean, {rows});
   const View r = view(rstd, {rows});
-  engine.run(NormForward{NormType::layernorm, 1e-5, x, view(weight, {columns}), view(bias, {columns}), view(output, shape), m, r});
+  engine.run(NormForward{NormType::layernorm, 1e-5, x, view(weight, {columns}), view(bias, {columns}),
+                         view(output, shape), m, r});
   engine.run(NormBackwardInput{NormType::layernorm, dy, x, view(weight, {columns}), m, r, {}, view(d_input, shape)});
   engine.run(NormBackwardWeight{NormType::layernorm, dy, x, m, r, view(d_weight, {columns}), view(d_bias, {columns})});
   Results results;
@@ -174,8 +189,8 @@ Results run_embedding(Engine& engine) {
   Floats d_positions(11 * columns);
   Ids tokens = ids(rows, 17);
   Ids positions = ids(rows, 11);
-  engine.run(EmbeddingBackward{view(d_output, {rows, columns}), view(tokens), view(positions), view(d_table, {17, columns}),
-                               view(d_positions, {11, columns})});
+  engine.run(EmbeddingBackward{view(d_output, {rows, columns}), view(tokens), view(positions),
+                               view(d_table, {17, columns}), view(d_positions, {11, columns})});
   Results results;
   append(results, d_table);
   append(results, d_positions);
@@ -194,8 +209,12 @@ Results run_elementwise(Engine& engine) {
   Floats second_moment(count);
   const StepBlock step{.learning_rate = 1e-3, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
   const DecaySpan spans[] = {{0, 50'001, 0.1}, {50'010, 49'000, 0.0}};
-  engine.run(AdamWStep{.param = view(param, {count}), .first_moment = view(first_moment, {count}),
-                       .second_moment = view(second_moment, {count}), .gradient = view(input, {count}), .spans = spans, .step = &step});
+  engine.run(AdamWStep{.param = view(param, {count}),
+                       .first_moment = view(first_moment, {count}),
+                       .second_moment = view(second_moment, {count}),
+                       .gradient = view(input, {count}),
+                       .spans = spans,
+                       .step = &step});
   for (const Floats* values : {&param, &first_moment, &second_moment}) append(results, *values);
   return results;
 }
@@ -265,9 +284,15 @@ TEST_CASE("a NaN is never lost on the way to the loss") {
       Floats query(5 * 1, 1.0F);
       Floats value = numbers(75, 2);
       Floats output(5);
-      const AttentionShape shape{.batch = 1, .num_queries = 5, .num_keys = 75, .heads = 1, .kv_heads = 1, .head_size = 1, .first_query = 74};
-      engine.run(AttentionForward{shape, {view(query, {5, 1}), 1}, {view(key, {75, 1}), 1}, {view(value, {75, 1}), 1}, {},
-                                  {view(output, {5, 1}), 1}, {}});
+      const AttentionShape shape{
+          .batch = 1, .num_queries = 5, .num_keys = 75, .heads = 1, .kv_heads = 1, .head_size = 1, .first_query = 74};
+      engine.run(AttentionForward{shape,
+                                  {view(query, {5, 1}), 1},
+                                  {view(key, {75, 1}), 1},
+                                  {view(value, {75, 1}), 1},
+                                  {},
+                                  {view(output, {5, 1}), 1},
+                                  {}});
       CHECK(std::isnan(output[4]));
     }
     Floats values = numbers(100, 1);
@@ -284,8 +309,10 @@ TEST_CASE("ids outside their table are refused before memory is touched") {
   Floats output(2 * 3);
   for (const std::int32_t wrong : {-1, 4, 2'000'000'000}) {
     Ids tokens{0, wrong};
-    CHECK_THROWS_AS(engine.run(EmbeddingForward{view(table, {4, 3}), {}, view(tokens), {}, view(output, {2, 3})}), BugError);
-    CHECK_THROWS_AS(engine.run(EmbeddingBackward{view(output, {2, 3}), view(tokens), {}, view(table, {4, 3}), {}}), BugError);
+    CHECK_THROWS_AS(engine.run(EmbeddingForward{view(table, {4, 3}), {}, view(tokens), {}, view(output, {2, 3})}),
+                    BugError);
+    CHECK_THROWS_AS(engine.run(EmbeddingBackward{view(output, {2, 3}), view(tokens), {}, view(table, {4, 3}), {}}),
+                    BugError);
   }
   Ids targets{0, 3};
   double loss = 0;

@@ -36,7 +36,8 @@ class FormulaDocuments final : public DocumentIndex {
   std::int64_t num_documents() const override { return documents_; }
   std::int64_t document_end(std::int64_t d) const override {
     ++probes_;
-    const std::int64_t base = (d + 1) * 997 + static_cast<std::int64_t>(philox_below({1, 2}, static_cast<std::uint64_t>(d), 900));
+    const std::int64_t base =
+        (d + 1) * 997 + static_cast<std::int64_t>(philox_below({1, 2}, static_cast<std::uint64_t>(d), 900));
     return base + (d >= documents_ / 2 ? kGiant : 0);
   }
   std::int64_t probes() const { return probes_; }
@@ -47,8 +48,8 @@ class FormulaDocuments final : public DocumentIndex {
   mutable std::int64_t probes_ = 0;
 };
 
-// What the header promises, checked block by block. Targets of a block: its tokens but the first, and the next block's first if
-// it ends within a document.
+// What the header promises, checked block by block. Targets of a block: its tokens but the first, and the next block's
+// first if it ends within a document.
 void check_table(const ListedDocuments& index, const BlockTable& table, std::int64_t context, std::int64_t full) {
   const std::int64_t tokens = index.num_tokens();
   const auto blocks = static_cast<std::int64_t>(table.starts.size());
@@ -74,7 +75,8 @@ void check_table(const ListedDocuments& index, const BlockTable& table, std::int
     // Inside a document only if none ends in the last window.
     if (end < tokens && !index.ends_at(end)) {
       REQUIRE(end == start + full * context);
-      for (std::int64_t t = start + (full - 1) * context + 2; t <= start + full * context + 1; ++t) REQUIRE_FALSE(index.ends_at(t));
+      for (std::int64_t t = start + (full - 1) * context + 2; t <= start + full * context + 1; ++t)
+        REQUIRE_FALSE(index.ends_at(t));
     }
   }
 }
@@ -92,7 +94,8 @@ TEST_CASE("blocks cover each token once, end at documents where they can, and ho
     const auto context = static_cast<std::int64_t>(2 + philox_below(key, draw++, 9));
     const auto block_tokens = static_cast<std::int64_t>(1 + philox_below(key, draw++, 60));
     const ListedDocuments index(lengths);
-    check_table(index, make_block_table(index, context, block_tokens), context, samples_per_block(context, block_tokens));
+    check_table(index, make_block_table(index, context, block_tokens), context,
+                samples_per_block(context, block_tokens));
   }
 }
 

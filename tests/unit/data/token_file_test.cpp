@@ -72,7 +72,8 @@ TEST_CASE("the document of a token is the one that holds it, empty ones aside") 
   folder.write("t.idx", megatron_index(kDocuments, 8, 2));
   const auto file = open_token_file(folder / "t.bin");
   const std::vector<std::int64_t> expected = {0, 0, 0, 1, 1, 3, 3, 3, 3};
-  for (std::size_t i = 0; i < expected.size(); ++i) CHECK(document_of(*file, static_cast<std::int64_t>(i)) == expected[i]);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    CHECK(document_of(*file, static_cast<std::int64_t>(i)) == expected[i]);
 }
 
 TEST_CASE("llm.c files of both versions read back") {
@@ -94,7 +95,8 @@ TEST_CASE("a token outside the vocabulary is named with its file and offset") {
   std::vector<std::int32_t> two(2);
   file->read(0, two, 257);
   CHECK(two == std::vector<std::int32_t>{1, 2});
-  CHECK_THROWS_WITH_AS(file->read(1, two, 257), doctest::Contains("a.bin: token 2 (byte offset 1028) is 300"), InputError);
+  CHECK_THROWS_WITH_AS(file->read(1, two, 257), doctest::Contains("a.bin: token 2 (byte offset 1028) is 300"),
+                       InputError);
   file->read(1, two, 301);
   folder.write("n.bin", packed<std::int32_t>({5, -1}));
   folder.write("n.idx", megatron_index({{2}}, 4, 4));
@@ -204,7 +206,8 @@ TEST_CASE("a file that is cut while it is open is an input error, never a signal
 TEST_CASE("what is no token file is said to be none") {
   const TempFolder folder;
   CHECK_THROWS_AS(open_token_file(folder / "absent.bin"), InputError);
-  CHECK_THROWS_WITH_AS(open_token_file(folder.write("x.bin", "hello")), doctest::Contains("not a token file"), InputError);
+  CHECK_THROWS_WITH_AS(open_token_file(folder.write("x.bin", "hello")), doctest::Contains("not a token file"),
+                       InputError);
   CHECK_FALSE(looks_like_token_file(folder.write("x.txt", "hello")));
   CHECK(looks_like_token_file(folder.write("y", llmc_file({1}, false))));
   folder.write("lone.idx", megatron_index({{1}}, 8, 2));

@@ -99,7 +99,7 @@ TEST_CASE("any number of threads, any tensor rank, any stage gives the same bits
         CHECK(is_equal);
         compared += span.box.num_elements();
       }
-    CHECK(compared > 3 * table.num_parameters());
+    CHECK(compared > 2 * table.num_parameters());  // twice for the threads and the tensor ranks, and a stage
   }
 }
 

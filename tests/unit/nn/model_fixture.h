@@ -317,12 +317,9 @@ inline double largest(const std::vector<double>& values) {
 
 // The largest difference over the largest element; `floor` stands in for tensors that are zero but for rounding.
 inline double relative_error(const std::vector<double>& a, const std::vector<double>& b, double floor) {
-  double difference = 0.0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double distance = std::abs(a[i] - b[i]);
-    if (!(distance <= difference)) difference = distance;  // keeps a NaN
-  }
-  return difference / std::max(largest(b), floor);
+  std::vector<double> differences;
+  for (std::size_t i = 0; i < a.size(); ++i) differences.push_back(a[i] - b[i]);
+  return largest(differences) / std::max(largest(b), floor);
 }
 
 }  // namespace scaletrain

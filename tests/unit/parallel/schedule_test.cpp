@@ -178,22 +178,14 @@ TEST_CASE("one stage's schedule is its part of the whole") {
 TEST_CASE("one rank has brackets, reduction and update but no transfer") {
   const Schedule schedule = make_schedule(ScheduleKind::one_f_one_b, 1, 2, 1);
   CHECK(to_text(schedule) ==
-        "1f1b, 1 stages, 2 micro-batches, 1 chunks per stage
-"
-        "stage 0
-"
-        "acquire | F0 | release
-"
-        "acquire | B0 | release
-"
-        "acquire | F1 | release
-"
-        "acquire | B1 | release
-"
-        "reduce
-"
-        "step
-");
+        "1f1b, 1 stages, 2 micro-batches, 1 chunks per stage\n"
+        "stage 0\n"
+        "acquire | F0 | release\n"
+        "acquire | B0 | release\n"
+        "acquire | F1 | release\n"
+        "acquire | B1 | release\n"
+        "reduce\n"
+        "step\n");
 }
 
 TEST_CASE("tied gradients are reduced by the first and the last stage, after the data axis and before the update") {

@@ -85,19 +85,20 @@ TEST_CASE("a dropped send is refused") {
 }
 
 TEST_CASE("two stages that both send before they receive are found to wait for each other") {
-  Schedule schedule = two_stages();
-  // Stage 0 posts a1 and g0 together, stage 1 g0 and a1: split both so that each sends first.
-  for (const std::size_t stage : {0U, 1U}) {
-    const Opcode sends = stage == 0 ? Opcode::send_activation : Opcode::send_gradient;
-    const std::size_t at = step_of(schedule, stage, sends, stage == 0 ? 1 : 0);
-    Steps& steps = schedule.steps[stage];
-    REQUIRE(steps[at].size() == 2);
-    ScheduleStep sent;
-    ScheduleStep received;
-    for (const Instruction& instruction : steps[at]) (instruction.op == sends ? sent : received).push_back(instruction);
-    steps[at] = received;
-    steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(at), sent);
-  }
+  Schedule schedule = make_schedule(ScheduleKind::one_f_one_b, 2, 2, 1);
+  Steps& first = schedule.steps[0];
+  const std::size_t both = step_of(schedule, 0, Opcode::send_activation, 1);
+  REQUIRE(first[both].size() == 2);  // a1 and g0, posted together
+  if (first[both][0].op != Opcode::send_activation) std::swap(first[both][0], first[both][1]);
+  first.insert(first.begin() + static_cast<std::ptrdiff_t>(both) + 1, ScheduleStep{first[both][1]});
+  first[both].pop_back();
+  CHECK(simulate(schedule, {}).completed);  // the other side still receives a1 before it sends g0
+  Steps& second = schedule.steps[1];
+  const std::size_t received = step_of(schedule, 1, Opcode::receive_activation, 1);
+  const ScheduleStep late = second[received];
+  REQUIRE(late.size() == 1);
+  second.erase(second.begin() + static_cast<std::ptrdiff_t>(received));
+  second.insert(second.begin() + static_cast<std::ptrdiff_t>(step_of(schedule, 1, Opcode::send_gradient)) + 1, late);
   const std::string problem = problem_of(schedule);
   CHECK(contains(problem, "deadlock"));
   CHECK(contains(problem, "send a1>1"));

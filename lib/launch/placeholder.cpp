@@ -1,1 +1,0 @@
-// Removed with the layer's first source.

@@ -1,0 +1,49 @@
+// A child process that dies with its parent.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+
+namespace scaletrain {
+
+// How a process ended.
+struct ProcessEnd {
+  std::optional<int> exit_code;  // nothing: a signal ended it
+  int signal = 0;
+};
+
+// Owns the process: the destructor kills it and takes its remains, so that neither orphan nor zombie is left. Used by one thread, the
+// one that made it; the kernel kills the process when that thread ends.
+class WorkerProcess {
+ public:
+  // Runs `executable` with these arguments (without the program's name). The child inherits the environment, standard streams, signal
+  // mask and `channel`, whose number in the child is appended to the arguments as "--channel N". PeerError if it cannot be started.
+  WorkerProcess(const std::filesystem::path& executable, std::vector<std::string> arguments, const FileDescriptor& channel);
+  ~WorkerProcess();
+  WorkerProcess(const WorkerProcess&) = delete;
+  WorkerProcess& operator=(const WorkerProcess&) = delete;
+
+  pid_t pid() const { return pid_; }
+  // Readable once the process has ended; negative where the kernel has no such descriptors (before Linux 5.3).
+  int descriptor() const { return pidfd_.get(); }
+  // Without waiting: how it ended, or nothing while it lives.
+  std::optional<ProcessEnd> ended();
+  void signal(int number) const;
+  // Kills it and waits for its end.
+  void kill();
+
+ private:
+  std::optional<ProcessEnd> reap(int flags);
+
+  pid_t pid_ = -1;
+  FileDescriptor pidfd_;
+  std::optional<ProcessEnd> end_;
+};
+
+}  // namespace scaletrain

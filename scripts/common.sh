@@ -1,0 +1,41 @@
+# Sourced by the other scripts: where the project is, and how its packages are installed. Not to be run by itself.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '\n== %s\n' "$*"; }
+
+# install PACKAGE...: what is missing, by apt; nothing is asked and nothing is done when all are there.
+install() {
+  local missing=() package
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+  done
+  if [ ${#missing[@]} -eq 0 ]; then return; fi
+  command -v apt-get >/dev/null || { echo "these Debian packages are needed: ${missing[*]}" >&2; exit 1; }
+  local as_root=()
+  [ "$(id -u)" -eq 0 ] || as_root=(sudo)
+  say "installing ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libspdlog-dev
+  libfmt-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev)
+test_packages=(doctest-dev vim-runtime ccache)
+check_packages=(clang-format-14 clang-tidy-14)
+# Real English text for the quickstart: Vim's manual, under Vim's licence (free, compatible with the GPL).
+quickstart_packages=(vim-runtime)
+
+# Splits Vim's manual into training and held-out files: every tenth file, in order of names, is held out.
+make_quickstart_data() {
+  local data=$1 documents index=0 file
+  documents=$(dpkg -L vim-runtime | grep -E '/doc$' | head -n 1)
+  rm -rf "$data.part"
+  mkdir -p "$data.part/train" "$data.part/held-out"
+  for file in "$documents"/*.txt; do
+    index=$((index + 1))
+    if [ $((index % 10)) -eq 0 ]; then cp "$file" "$data.part/held-out/"; else cp "$file" "$data.part/train/"; fi
+  done
+  rm -rf "$data"
+  mv "$data.part" "$data"
+}

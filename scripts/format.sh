@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Formats every source file in place; with --check, names those that are not formatted and fails.
+source "$(dirname "$0")/common.sh"
+cd "$root"
+install "${check_packages[@]}"
+mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.inc')
+if [ "${1:-}" = "--check" ]; then
+  clang-format-14 --dry-run --Werror "${files[@]}"
+else
+  clang-format-14 -i "${files[@]}"
+fi

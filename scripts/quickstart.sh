@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 machine to a trained model: installs, builds the program, trains on Vim's manual, shows the result.
+# May be run again at any time: what is done already is not done again; a finished training is shown again.
+source "$(dirname "$0")/common.sh"
+cd "$root"
+install "${build_packages[@]}" "${quickstart_packages[@]}"
+
+say "building the program"
+cmake --preset release -DSCALETRAIN_BUILD_TESTS=OFF >/dev/null
+cmake --build --preset release --target scaletrain
+scaletrain=build/release/bin/scaletrain
+
+say "training on Vim's manual: configs/quickstart.yaml"
+[ -d build/quickstart-data ] || make_quickstart_data build/quickstart-data
+"$scaletrain" run configs/quickstart.yaml
+
+say "the held-out loss, in nats per byte"
+"$scaletrain" evaluate runs/quickstart
+
+say "a sample, after the prompt \":set\""
+"$scaletrain" generate runs/quickstart --prompt ":set" --max-tokens 200 --temperature 0.7 --seed 1
+
+say "where to look next"
+cat <<EOF
+  $scaletrain schema                      every config key
+  $scaletrain check configs/gpt2-124m.yaml   the plan of a larger run, without starting it
+  $scaletrain checkpoint list runs/quickstart
+  runs/quickstart/metrics.jsonl           every step's loss
+  README.md                               resuming, data, exit codes
+EOF

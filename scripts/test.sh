@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs what building and testing needs, builds everything, runs every test. Arguments go to ctest.
+source "$(dirname "$0")/common.sh"
+cd "$root"
+install "${build_packages[@]}" "${test_packages[@]}"
+[ -d build/quickstart-data ] || { mkdir -p build && make_quickstart_data build/quickstart-data; }
+
+say "building"
+cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
+cmake --build --preset release
+say "testing"
+ctest --preset release --no-tests=error -j2 "$@"

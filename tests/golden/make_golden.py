@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Makes the golden models and numbers of this folder, with PyTorch in float64.
+
+    python3 -m venv venv && venv/bin/pip install torch transformers safetensors
+    venv/bin/python tests/golden/make_golden.py
+
+The weights are random, large enough that every non-linearity matters, and stored in float32; everything is computed in float64 from
+exactly those values. Hugging Face's Llama computes norms, softmax and rotary angles in float32 whatever the model's type: those three are
+replaced here by the same formulas in float64, and the unpatched model is checked to agree to float32 precision.
+"""
+
+import json
+import math
+import pathlib
+
+import torch
+from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+STEPS, SAMPLES, TOKENS = 20, 4, 16
+OPTIMIZER = dict(learning_rate=1e-3, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, warmup=10, min_ratio=0.1)
+
+
+def norm_forward(self, hidden):
+    scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+    return self.weight * (hidden * scale)
+
+
+def rotary_forward(self, hidden, position_ids):
+    size = self.inv_freq.shape[0]
+    inverse = ROPE_THETA ** (-torch.arange(size, dtype=torch.float64) / size)
+    angles = position_ids[:, :, None].double() * inverse
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+
+
+ROPE_THETA = 10000.0
+
+
+def fill(model, generator):
+    """Matrices normal(0.25), norm weights around one, biases normal(0.1): nothing is symmetric, zero or one."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            if parameter.dim() >= 2:
+                values *= 0.25
+            elif name.endswith("bias"):
+                values *= 0.1
+            else:
+                values = 1.0 + 0.2 * values
+            parameter.copy_(values.double())
+
+
+def make_batches(vocab, generator):
+    ids = torch.randint(0, vocab, (STEPS, SAMPLES, TOKENS), generator=generator)
+    targets = torch.randint(0, vocab, (STEPS, SAMPLES, TOKENS), generator=generator)
+    # Half the targets can be learnt: the successor modulo V. Masked ones are uneven, and one sample of step 3 is all masked.
+    learnable = torch.rand(targets.shape, generator=generator) < 0.5
+    targets = torch.where(learnable, (ids + 1) % vocab, targets)
+    share = torch.tensor([0.0, 0.1, 0.4, 0.7])[None, :, None]
+    masked = torch.rand(targets.shape, generator=generator) < share
+    targets[masked] = -1
+    targets[3, 2] = -1
+    return ids, targets
+
+
+def loss_of(model, ids, targets):
+    logits = model(input_ids=ids, use_cache=False).logits
+    flat = torch.where(targets < 0, torch.full_like(targets, -100), targets).reshape(-1)
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), flat, ignore_index=-100)
+
+
+def learning_rate(update):
+    peak, warmup, low = OPTIMIZER["learning_rate"], OPTIMIZER["warmup"], OPTIMIZER["min_ratio"]
+    if update <= warmup:
+        return peak * update / warmup
+    progress = (update - warmup) / (STEPS - warmup)
+    return peak * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def train(model, ids, targets, clip_norm):
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [dict(params=matrices, weight_decay=OPTIMIZER["weight_decay"]), dict(params=vectors, weight_decay=0.0)],
+        lr=0.0, betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]), eps=OPTIMIZER["epsilon"], foreach=False)
+    losses, norms, rates = [], [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, ids[step], targets[step])
+        loss.backward()
+        norm = math.sqrt(sum(p.grad.pow(2).sum().item() for p in model.parameters()))
+        if norm > clip_norm:
+            for p in model.parameters():
+                p.grad.mul_(clip_norm / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step + 1)
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm)
+        rates.append(learning_rate(step + 1))
+    return losses, norms, rates
+
+
+def make(folder, model, config, vocab, seed, agreement=None):
+    generator = torch.Generator().manual_seed(seed)
+    fill(model, generator)
+    ids, targets = make_batches(vocab, generator)
+    weights = {n: p.detach().float().contiguous().clone() for n, p in model.named_parameters()}
+    if agreement is not None:
+        agreement(model, ids[0], targets[0])
+
+    loss = loss_of(model, ids[0], targets[0])
+    loss.backward()
+    tensors = {"gradient/" + n: p.grad.clone() for n, p in model.named_parameters()}
+    norm = math.sqrt(sum(g.pow(2).sum().item() for g in tensors.values()))
+    losses = train(model, ids, targets, clip_norm=float("inf"))[1]
+    clip_norm = sorted(losses)[STEPS // 2]  # about half the steps clip
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name].double())
+    losses, norms, rates = train(model, ids, targets, clip_norm)
+    clipped = sum(n > clip_norm for n in norms)
+    assert 0 < clipped < STEPS, clipped
+    assert losses[0] == loss.item() and norms[0] == norm
+
+    tensors["ids"] = ids.to(torch.int32)
+    tensors["targets"] = targets.to(torch.int32)
+    tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
+    tensors["grad_norms"] = torch.tensor(norms, dtype=torch.float64)
+    tensors["learning_rates"] = torch.tensor(rates, dtype=torch.float64)
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {key: repr(float(value)) for key, value in OPTIMIZER.items()}
+    metadata["clip_norm"] = repr(clip_norm)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "expected.safetensors", metadata)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    print(folder.name, "loss", losses[0], "->", losses[-1], "norm", norms[0], "clip", clip_norm, "clipped", clipped)
+
+
+def gpt2(here):
+    config = dict(architectures=["GPT2LMHeadModel"], model_type="gpt2", vocab_size=61, n_positions=TOKENS, n_embd=24, n_layer=2,
+                  n_head=3, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5, attn_pdrop=0.0, embd_pdrop=0.0,
+                  resid_pdrop=0.0, tie_word_embeddings=True, torch_dtype="float32")
+    model = GPT2LMHeadModel(GPT2Config(**config, attn_implementation="eager")).double()
+    make(here / "gpt2", model, config, config["vocab_size"], seed=1)
+
+
+def llama(here, name, tied, bias, seed):
+    config = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=53, max_position_embeddings=TOKENS, hidden_size=24,
+                  intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=4,
+                  hidden_act="silu", rms_norm_eps=1e-6, rope_theta=ROPE_THETA, attention_bias=bias, mlp_bias=bias,
+                  attention_dropout=0.0, tie_word_embeddings=tied, torch_dtype="float32")
+    model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="sdpa")).double()
+
+    def agreement(model, ids, targets):
+        exact = loss_of(model, ids, targets).item()
+        patched = modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward
+        modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = original
+        published = loss_of(model, ids, targets).item()
+        modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = patched
+        assert abs(exact - published) < 1e-6, (exact, published)
+
+    original = modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward
+    modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = norm_forward, rotary_forward
+    make(here / name, model, config, config["vocab_size"], seed, agreement)
+    modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = original
+
+
+def main():
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    here = pathlib.Path(__file__).resolve().parent
+    gpt2(here)
+    llama(here, "llama_untied", tied=False, bias=False, seed=2)
+    llama(here, "llama_tied", tied=True, bias=True, seed=3)
+
+
+if __name__ == "__main__":
+    main()

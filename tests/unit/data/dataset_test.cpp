@@ -1,0 +1,351 @@
+#include "data/dataset.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "support/temp_folder.h"
+#include "token_files.h"
+
+using namespace scaletrain;
+using namespace scaletrain::test;
+
+namespace {
+
+struct Sample {
+  std::vector<std::int32_t> inputs;
+  std::vector<std::int32_t> targets;
+  std::vector<std::int32_t> starts;
+  bool operator==(const Sample&) const = default;
+};
+
+template <class Data>
+Sample read(const Data& data, std::int64_t index) {
+  Sample out;
+  out.inputs.resize(static_cast<std::size_t>(data.context()));
+  out.targets.resize(out.inputs.size());
+  data.read_sample(index, out.inputs, out.targets, out.starts);
+  return out;
+}
+
+DataConfig config_for(const TempFolder& folder) {
+  DataConfig config;
+  config.cache = (folder.path() / "cache").string();
+  return config;
+}
+
+SourceConfig source_at(const std::filesystem::path& path, double weight = 1.0) {
+  SourceConfig source;
+  source.path = path.string();
+  source.weight = weight;
+  return source;
+}
+
+DataOptions options(std::int64_t context, std::uint64_t seed = 1) {
+  return {.vocab = 257, .context = context, .seed = seed, .report = {}};
+}
+
+}  // namespace
+
+TEST_CASE("an epoch of one document gives each token once as input and each but the first once as target") {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 203; ++i) text.push_back(static_cast<char>(i));
+  auto config = config_for(folder);
+  config.train = {source_at(folder.write("a.txt", text))};
+  const ByteTokenizer tokenizer;
+  const auto data = open_training_data(config, tokenizer, options(10));
+  const std::int64_t samples = data->mixture().order(0).samples_per_epoch();
+  REQUIRE(data->source_tokens() == std::vector<std::int64_t>{204});
+  REQUIRE(samples == 21);  // 203 targets
+  std::map<std::int32_t, int> targets;
+  bool masked_seen = false;
+  for (std::int64_t n = 0; n < samples; ++n) {
+    const Sample s = read(*data, n);
+    CHECK(s.starts == std::vector<std::int32_t>{0});
+    for (std::size_t i = 0; i < 10; ++i) {
+      if (s.targets[i] == kMaskedTarget) {
+        masked_seen = true;
+        continue;
+      }
+      ++targets[s.targets[i]];
+      CHECK(s.targets[i] == (s.inputs[i] == 202 ? 256 : s.inputs[i] + 1));
+    }
+  }
+  CHECK(masked_seen);
+  CHECK(targets.size() == 203);
+  for (const auto& [token, count] : targets) {
+    CHECK(token != 0);
+    CHECK(count == 1);
+  }
+}
+
+TEST_CASE("documents stay whole and in sequence, and come in another order each epoch") {
+  const TempFolder folder;
+  // Document d is d+1 times the byte d, so that its place and length are known.
+  std::string lines;
+  std::size_t tokens = 0;
+  for (int d = 0; d < 40; ++d) {
+    lines += "{\"text\":\"" + std::string(static_cast<std::size_t>(d + 1), static_cast<char>('0' + d)) + "\"}\n";
+    tokens += static_cast<std::size_t>(d) + 2;
+  }
+  // '0' + 44 is a backslash: stay below.
+  auto config = config_for(folder);
+  config.train = {source_at(folder.write("a.jsonl", lines))};
+  const ByteTokenizer tokenizer;
+  const auto data = open_training_data(config, tokenizer, options(16));
+  const std::int64_t samples = data->mixture().order(0).samples_per_epoch();
+  std::vector<std::vector<Sample>> epochs(2);
+  for (std::int64_t e = 0; e < 2; ++e) {
+    std::map<std::int32_t, int> counts;
+    std::size_t inputs = 0;
+    for (std::int64_t n = 0; n < samples; ++n) {
+      const Sample s = read(*data, e * samples + n);
+      epochs[static_cast<std::size_t>(e)].push_back(s);
+      for (std::size_t i = 0; i < 16; ++i) {
+        if (s.targets[i] == kMaskedTarget) continue;
+        ++inputs;
+        ++counts[s.inputs[i]];
+        const bool start = std::count(s.starts.begin(), s.starts.end(), static_cast<std::int32_t>(i)) > 0;
+        // Within a document a byte is followed by itself or the end; a document begins exactly behind an end.
+        if (s.inputs[i] != 256) CHECK((s.targets[i] == s.inputs[i] || s.targets[i] == 256));
+        if (i > 0) CHECK(start == (s.inputs[i - 1] == 256));
+      }
+    }
+    CHECK(inputs == tokens - 1);  // the block's last token predicts nothing
+    for (int d = 0; d < 40; ++d) {
+      const int missing = (d + 1) - counts['0' + d];
+      CHECK((missing == 0));
+    }
+    CHECK(counts[256] == 39);
+  }
+  CHECK(epochs[0] != epochs[1]);
+}
+
+TEST_CASE("loss_across: false masks the first token of each document as a target, and only that") {
+  const TempFolder folder;
+  folder.write("m.bin", packed<std::uint16_t>({10, 11, 12, 20, 21, 30, 31, 32, 33, 40}));
+  folder.write("m.idx", megatron_index({{3}, {2}, {}, {4}, {1}}, 8, 2));
+  const ByteTokenizer tokenizer;
+  auto config = config_for(folder);
+  ValidationConfig set;
+  set.name = "v";
+  set.path = (folder / "m.bin").string();
+  const auto across = open_validation_set(set, config, tokenizer, options(4), "data.validation[0]");
+  config.documents.loss_across = false;
+  const auto within = open_validation_set(set, config, tokenizer, options(4), "data.validation[0]");
+  REQUIRE(across->num_samples() == 3);
+  CHECK(across->num_tokens() == 10);
+  CHECK(read(*across, 0) == Sample{{10, 11, 12, 20}, {11, 12, 20, 21}, {0, 3}});
+  CHECK(read(*across, 1) == Sample{{21, 30, 31, 32}, {30, 31, 32, 33}, {0, 1}});
+  CHECK(read(*across, 2) == Sample{{33, 40, 256, 256}, {40, -1, -1, -1}, {0, 1}});
+  CHECK(read(*within, 0) == Sample{{10, 11, 12, 20}, {11, 12, -1, 21}, {0, 3}});
+  CHECK(read(*within, 1) == Sample{{21, 30, 31, 32}, {-1, 31, 32, 33}, {0, 1}});
+  CHECK(read(*within, 2) == Sample{{33, 40, 256, 256}, {-1, -1, -1, -1}, {0, 1}});
+
+  // The same in training: 10 tokens in one block of permuted documents.
+  config.train = {source_at(folder / "m.bin")};
+  const auto training = open_training_data(config, tokenizer, options(4));
+  std::multiset<std::int32_t> targets;
+  for (std::int64_t n = 0; n < 3; ++n) {
+    for (const std::int32_t target : read(*training, n).targets) {
+      if (target >= 0) targets.insert(target);
+    }
+  }
+  CHECK(targets == std::multiset<std::int32_t>{11, 12, 21, 31, 32, 33});
+}
+
+TEST_CASE("a window boundary at a document's start masks the right target") {
+  const TempFolder folder;
+  folder.write("m.bin", packed<std::uint16_t>({1, 2, 3, 4, 5, 6, 7, 8}));
+  folder.write("m.idx", megatron_index({{4}, {4}}, 8, 2));
+  auto config = config_for(folder);
+  config.documents.loss_across = false;
+  ValidationConfig set;
+  set.path = (folder / "m.bin").string();
+  const auto data = open_validation_set(set, config, ByteTokenizer(), options(4), "v");
+  CHECK(read(*data, 0) == Sample{{1, 2, 3, 4}, {2, 3, 4, -1}, {0}});
+  CHECK(read(*data, 1) == Sample{{5, 6, 7, 8}, {6, 7, 8, -1}, {0}});
+}
+
+TEST_CASE("documents of a file without an index are found by their end token") {
+  const TempFolder folder;
+  const auto path = folder.write("l.bin", llmc_file({1, 2, 9, 3, 9, 4, 5, 6, 9, 7}, false));
+  const IdsTokenizer tokenizer(10, 9);
+  auto config = config_for(folder);
+  config.documents.loss_across = false;
+  ValidationConfig set;
+  set.path = path.string();
+  const DataOptions small{.vocab = 10, .context = 5, .seed = 1, .report = {}};
+  const auto data = open_validation_set(set, config, tokenizer, small, "v");
+  CHECK(read(*data, 0) == Sample{{1, 2, 9, 3, 9}, {2, 9, -1, 9, -1}, {0, 3}});
+  CHECK(read(*data, 1) == Sample{{4, 5, 6, 9, 7}, {5, 6, 9, -1, -1}, {0, 4}});
+  config.train = {source_at(path)};
+  const auto training = open_training_data(config, tokenizer, small);
+  std::set<std::vector<std::int32_t>> orders;
+  for (std::int64_t epoch = 0; epoch < 20; ++epoch) {
+    std::multiset<std::int32_t> targets;
+    std::vector<std::int32_t> order;
+    for (std::int64_t n = 0; n < 2; ++n) {
+      const Sample s = read(*training, epoch * 2 + n);
+      order.insert(order.end(), s.inputs.begin(), s.inputs.end());
+      for (const std::int32_t target : s.targets) {
+        if (target >= 0) targets.insert(target);
+      }
+    }
+    orders.insert(order);
+    CHECK(targets == std::multiset<std::int32_t>{2, 5, 6, 9, 9, 9});
+  }
+  CHECK(orders.size() > 5);  // 4 documents, 2 windows: up to 48 orders
+}
+
+TEST_CASE("a document that spans blocks loses no target") {
+  const TempFolder folder;
+  // Two blocks and a half of one document, tokens counting in base 250 so that every pair is known by its place.
+  const std::int64_t tokens = kBlockTokens * 5 / 2;
+  std::vector<int> values(static_cast<std::size_t>(tokens));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int>(i % 65521);
+  folder.write("m.bin", packed<std::uint16_t>(values));
+  folder.write("m.idx", megatron_index({{static_cast<int>(tokens)}}, 8, 2));
+  const IdsTokenizer tokenizer(65536, std::nullopt);
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "m.bin")};
+  const std::int64_t context = 4096;
+  const auto data =
+      open_training_data(config, tokenizer, {.vocab = 65536, .context = context, .seed = 1, .report = {}});
+  REQUIRE(data->mixture().order(0).samples_per_epoch() == 5 * 256);
+  std::int64_t targets = 0;
+  for (std::int64_t n = 0; n < 5 * 256; ++n) {
+    const Sample s = read(*data, n);
+    for (std::size_t i = 0; i < s.targets.size(); ++i) {
+      if (s.targets[i] < 0) continue;
+      ++targets;
+      if (s.targets[i] != (s.inputs[i] + 1) % 65521) FAIL("a target that does not follow its input");
+    }
+  }
+  CHECK(targets == tokens - 1);
+}
+
+TEST_CASE("the samples depend on seed and data, not on how or when they are read") {
+  const TempFolder folder;
+  std::string text;
+  for (int i = 0; i < 5000; ++i) text += std::to_string(i * i) + " ";
+  auto config = config_for(folder);
+  config.train = {source_at(folder.write("a.txt", text), 0.7),
+                  source_at(folder.write("b.txt", text.substr(0, 9999)), 0.3)};
+  const ByteTokenizer tokenizer;
+  const auto first = open_training_data(config, tokenizer, options(32));
+  const auto second = open_training_data(config, tokenizer, options(32));
+  const auto other_seed = open_training_data(config, tokenizer, options(32, 2));
+  CHECK(first->hash() == second->hash());
+  std::vector<Sample> walk;
+  for (std::int64_t n = 0; n < 3000; ++n) walk.push_back(read(*first, n));
+  int equal = 0;
+  for (std::int64_t n = 2999; n >= 0; n -= 7) {
+    CHECK(read(*second, n) == walk[static_cast<std::size_t>(n)]);
+    equal += read(*other_seed, n) == walk[static_cast<std::size_t>(n)] ? 1 : 0;
+  }
+  CHECK(equal < 20);
+  // Several readers at once.
+  std::vector<int> wrong(4, 0);
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t) {
+      int& count = wrong[static_cast<std::size_t>(t)];
+      threads.emplace_back([&first, &walk, &count, t] {
+        for (std::int64_t n = t; n < 3000; n += 5)
+          count += read(*first, n) == walk[static_cast<std::size_t>(n)] ? 0 : 1;
+      });
+    }
+  }
+  CHECK(wrong == std::vector<int>(4, 0));
+}
+
+TEST_CASE("the data hash sees content, weights, caps and tokenizer, but not paths") {
+  const TempFolder folder;
+  const ByteTokenizer tokenizer;
+  auto config = config_for(folder);
+  config.train = {source_at(folder.write("a.txt", "some text"))};
+  const auto hash = [&] { return open_training_data(config, tokenizer, options(4))->hash(); };
+  const std::uint64_t original = hash();
+  config.train[0].path = folder.write("renamed.txt", "some text").string();
+  CHECK(hash() == original);
+  folder.write("renamed.txt", "same text");
+  CHECK(hash() != original);
+  config.train[0].path = (folder / "a.txt").string();
+  config.train[0].weight = 2.0;
+  CHECK(hash() != original);
+  config.train[0].weight = 1.0;
+  config.train[0].epochs = 2.0;
+  CHECK(hash() != original);
+}
+
+TEST_CASE("a folder is read in the order of its names, each file by its kind") {
+  const TempFolder folder;
+  folder.write("d/b.jsonl", "{\"text\":\"B\"}\n");
+  folder.write("d/a.txt", "A");
+  folder.write("d/README", "R");
+  folder.write("d/.hidden", "H");
+  folder.write("d/sub/x.txt", "X");
+  folder.write("d/c.bin", packed<std::uint16_t>({67, 256}));
+  folder.write("d/c.idx", megatron_index({{2}}, 8, 2));
+  const auto config = config_for(folder);
+  ValidationConfig set;
+  set.path = (folder / "d").string();
+  std::vector<std::string> messages;
+  DataOptions o = options(6);
+  o.report = [&](const std::string& m) { messages.push_back(m); };
+  const auto data = open_validation_set(set, config, ByteTokenizer(), o, "data.validation[0]");
+  CHECK(std::any_of(messages.begin(), messages.end(), [](const auto& m) { return m.find("sub-folder") != m.npos; }));
+  REQUIRE(data->num_samples() == 2);
+  CHECK(read(*data, 0).inputs == std::vector<std::int32_t>{'R', 256, 'A', 256, 'B', 256});
+  CHECK(read(*data, 1).inputs == std::vector<std::int32_t>{'C', 256, 256, 256, 256, 256});
+  CHECK(read(*data, 1).targets == std::vector<std::int32_t>{256, -1, -1, -1, -1, -1});
+}
+
+TEST_CASE("what the config asks for and no file can give is refused by its key") {
+  const TempFolder folder;
+  const ByteTokenizer tokenizer;
+  const auto text = folder.write("a.txt", "text");
+  const auto lines = folder.write("a.jsonl", "{\"text\":\"x\"}");
+  const auto refused = [&](const SourceConfig& source, const std::string& words) {
+    auto config = config_for(folder);
+    config.train = {source_at(text), source};
+    CHECK_THROWS_WITH_AS(open_training_data(config, tokenizer, options(4)), doctest::Contains(words.c_str()),
+                         UserError);
+  };
+  auto source = source_at(lines);
+  source.separator = "%";
+  refused(source, "data.train[1].separator");
+  source = source_at(text);
+  source.field = "body";
+  refused(source, "data.train[1].field");
+  refused(source_at(folder / "absent"), "data.train[1].path");
+  refused(source_at(folder.write("a.gz", "x")), "data.train[1].type");
+  std::filesystem::create_directories(folder / "empty");
+  refused(source_at(folder / "empty"), "data.train[1].path");
+  auto config = config_for(folder);
+  CHECK_THROWS_WITH_AS(open_training_data(config, tokenizer, options(4)), doctest::Contains("data.train"), UserError);
+  config.train = {source_at(text)};
+  CHECK_THROWS_WITH_AS(open_training_data(config, IdsTokenizer(300, 1), options(4)),
+                       doctest::Contains("token files only"), UserError);
+  config.train = {source_at(folder.write("none.txt", ""))};
+  CHECK_THROWS_WITH_AS(open_training_data(config, tokenizer, options(4)), doctest::Contains("data.train[0]"),
+                       InputError);
+}
+
+TEST_CASE("a token beyond the model's vocabulary is found when its sample is read") {
+  const TempFolder folder;
+  const auto path = folder.write("l.bin", llmc_file({1, 2, 3, 300, 4, 5}, false));
+  auto config = config_for(folder);
+  config.train = {source_at(path)};
+  const IdsTokenizer tokenizer(257, std::nullopt);
+  const auto data = open_training_data(config, tokenizer, options(5));
+  CHECK_THROWS_WITH_AS(read(*data, 0), doctest::Contains("l.bin: token 3"), InputError);
+}

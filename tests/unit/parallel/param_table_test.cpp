@@ -1,0 +1,128 @@
+#include "parallel/param_table.h"
+
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "base/error.h"
+
+using namespace scaletrain;
+
+namespace {
+
+ParamRow row(std::string name, Shape shape, Split split = {}) {
+  ParamRow out;
+  out.name = std::move(name);
+  out.shape = shape;
+  out.split = split;
+  return out;
+}
+
+// How often each element of the tensor is held, counting holders of the same part once or all.
+std::vector<int> coverage(const ParamRow& of, std::int64_t degree, bool first_holders_only) {
+  std::vector<int> count(static_cast<std::size_t>(of.shape.num_elements()), 0);
+  for (std::int64_t rank = 0; rank < degree; ++rank) {
+    if (first_holders_only && !ParamTable::is_first_holder(of, degree, rank)) continue;
+    const Box box = ParamTable::box_of(of, degree, rank);
+    for (std::int64_t i = 0; i < box.extent[0]; ++i) {
+      for (std::int64_t j = 0; j < box.extent[1]; ++j)
+        ++count[static_cast<std::size_t>((box.first[0] + i) * of.shape[1] + box.first[1] + j)];
+    }
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("the boxes of all tensor ranks tile a tensor exactly once when each part counts on its first holder") {
+  const ParamRow rows[] = {
+      row("replicated", {6, 5}),
+      row("cut rows", {16, 3}, {.kind = Split::Kind::cut, .dim = 0}),
+      row("cut columns", {3, 16}, {.kind = Split::Kind::cut, .dim = 1}),
+      row("heads", {48, 2}, {.kind = Split::Kind::cut, .dim = 0, .pieces = 16}),
+      row("vocabulary that does not divide", {257, 2}, {.kind = Split::Kind::cut, .dim = 0}),
+      row("fewer rows than ranks", {3, 2}, {.kind = Split::Kind::cut, .dim = 0}),
+      row("key heads, two", {8, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2}),
+      row("key heads, sixteen", {32, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 16}),
+  };
+  for (const ParamRow& of : rows) {
+    for (const std::int64_t degree : {1, 2, 4, 8, 16}) {
+      for (const int count : coverage(of, degree, true)) {
+        if (count != 1) FAIL_CHECK(of.name << " over " << degree << " ranks: an element counts " << count << " times");
+      }
+      const auto holders = static_cast<int>(ParamTable::num_holders(of, degree));
+      for (const int count : coverage(of, degree, false)) {
+        if (count != holders) FAIL_CHECK(of.name << " over " << degree << " ranks: held " << count << " times");
+      }
+    }
+  }
+}
+
+TEST_CASE("key heads fewer than ranks are held by neighbours, whole") {
+  const ParamRow key = row("key", {2 * 4, 3}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2});
+  for (std::int64_t rank = 0; rank < 8; ++rank) {
+    const Box box = ParamTable::box_of(key, 8, rank);
+    CHECK(box.first == std::vector<std::int64_t>{rank < 4 ? 0 : 4, 0});
+    CHECK(box.extent == std::vector<std::int64_t>{4, 3});
+    CHECK(ParamTable::is_first_holder(key, 8, rank) == (rank % 4 == 0));
+  }
+  CHECK_THROWS_AS(ParamTable::box_of(key, 3, 0), BugError);  // neither divides the other
+}
+
+TEST_CASE("the last vocabulary pieces are short, never overlapping") {
+  const ParamRow vocabulary = row("vocabulary", {10, 1}, {.kind = Split::Kind::cut, .dim = 0});
+  const std::int64_t first[] = {0, 3, 6, 9};
+  const std::int64_t extent[] = {3, 3, 3, 1};
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    CHECK(ParamTable::box_of(vocabulary, 4, rank).first[0] == first[rank]);
+    CHECK(ParamTable::box_of(vocabulary, 4, rank).extent[0] == extent[rank]);
+  }
+  CHECK(ParamTable::box_of(vocabulary, 16, 15).num_elements() == 0);
+}
+
+TEST_CASE("a tied copy is stored and counted once") {
+  ParamTable table;
+  table.begin_unit("embedding");
+  table.add(row("embedding.token.weight", {10, 4}));
+  table.begin_unit("head");
+  ParamRow head = row("head.weight", {10, 4});
+  head.tied_to = "embedding.token.weight";
+  table.add(head);
+  table.add(row("head.norm.weight", {4}));
+  CHECK(table.num_parameters() == 44);
+}
+
+TEST_CASE("rows are found by name and by unit") {
+  ParamTable table;
+  table.begin_unit("b");
+  table.add(row("b.z", {1}));
+  table.add(row("b.a", {2}));
+  table.begin_unit("a");
+  table.add(row("a.z", {3}));
+  CHECK(table.find("b.a")->shape == Shape{2});
+  CHECK(table.find("a.z")->unit == 1);
+  CHECK(table.index_of("b.a") == 1);
+  CHECK(table.find("a") == nullptr);
+  CHECK(table.index_of("zz") == -1);
+  CHECK(table.rows_of(0).size() == 2);
+  CHECK(table.rows_of(1).front().name == "a.z");
+}
+
+TEST_CASE("tables that would mislead are refused") {
+  ParamTable table;
+  CHECK_THROWS_AS(table.add(row("early", {1})), BugError);  // no unit yet
+  table.begin_unit("u");
+  ParamRow query = row("u.query", {4, 4});
+  query.fused = "qkv";
+  table.add(query);
+  CHECK_THROWS_AS(table.add(query), BugError);  // the name is taken
+  table.add(row("u.norm", {4}));
+  ParamRow key = row("u.key", {4, 4});
+  key.fused = "qkv";
+  CHECK_THROWS_AS(table.add(key), BugError);  // its group was left
+  ParamRow tied = row("u.tied", {5, 4});
+  tied.tied_to = "u.query";
+  CHECK_THROWS_AS(table.add(tied), BugError);  // another shape than its owner
+  tied.tied_to = "u.nobody";
+  CHECK_THROWS_AS(table.add(tied), BugError);
+}
