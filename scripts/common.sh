@@ -29,7 +29,7 @@ quickstart_packages=(vim-runtime)
 # Splits Vim's manual into training and held-out files: every tenth file, in order of names, is held out.
 make_quickstart_data() {
   local data=$1 documents index=0 file
-  documents=$(dpkg -L vim-runtime | grep -E '/doc$' | head -n 1)
+  documents=$(dpkg -L vim-runtime | grep -E '/vim/vim[0-9]+/doc$' | head -n 1)
   rm -rf "$data.part"
   mkdir -p "$data.part/train" "$data.part/held-out"
   for file in "$documents"/*.txt; do

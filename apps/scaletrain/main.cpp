@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "commands.h"
 
 namespace scaletrain {
@@ -40,6 +41,24 @@ CommandResult run_guarded(const Command& command) {
   }
 }
 
+namespace {
+
+// What to say when no subcommand was recognised: the one that was meant, if there was a word.
+std::string missing_command(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands(nullptr))
+    if (!command->get_group().empty()) names.push_back(command->get_name());
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  const std::vector<std::string> words = app.remaining(true);
+  if (words.empty()) return "scaletrain: name a command: " + list;
+  const auto nearest = nearest_word(words.front(), names);
+  return "scaletrain: unknown command " + quoted(words.front()) +
+         (nearest ? "; did you mean " + *nearest + "?" : "; the commands are: " + list);
+}
+
+}  // namespace
+
 }  // namespace scaletrain
 
 int main(int argc, char** argv) {
@@ -49,8 +68,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     std::string text = "scaletrain: " + std::string(error.what());
-    if (error.get_name() == "RequiredError" && failed->get_parent() == nullptr && failed->get_subcommands().empty())
-      text = "scaletrain: name a command: run, check, evaluate, generate, checkpoint or schema";
+    if (error.get_name() == "RequiredError" && failed->get_subcommands().empty()) text = missing_command(*failed);
     return text + "\nRun with --help for the usage.\n";
   });
 

@@ -22,8 +22,8 @@ namespace {
 
 constexpr int failures_at_one_step = 3;
 
-// How long the worker has been silent. Counts only time in which the agent itself was running: a machine that slept, or a job that
-// was stopped as a whole and continued, is no hang.
+// How long the worker has been silent. Counts only time in which the agent itself was running: a machine that slept, or
+// a job that was stopped as a whole and continued, is no hang.
 class Silence {
  public:
   explicit Silence(double longest_tick) : longest_tick_(longest_tick) {}
@@ -32,8 +32,9 @@ class Silence {
   void observe(const WorkerStatus& status) {
     const double elapsed = seconds_since(last_look_);
     last_look_ = monotonic_now();
-    const bool is_alive = status.waiting ? status.lines != seen_.lines
-                                         : std::pair(status.progress, status.step) != std::pair(seen_.progress, seen_.step);
+    const bool is_alive = status.waiting
+                              ? status.lines != seen_.lines
+                              : std::pair(status.progress, status.step) != std::pair(seen_.progress, seen_.step);
     const bool is_new_state = status.waiting != seen_.waiting;
     seen_ = status;
     seconds_ = is_alive || is_new_state ? 0.0 : seconds_ + std::min(elapsed, 2 * longest_tick_);
@@ -58,10 +59,10 @@ struct Attempt {
 
 std::string describe_end(const Attempt& attempt, pid_t pid, double silent, bool was_waiting) {
   if (attempt.hung) {
-    const std::string_view what = was_waiting ? "gave no sign of life (it was starting up or waiting for storage)"
-                                              : "made no progress";
-    return fmt::format("worker {} {} for {} at step {} (supervise.heartbeat) and was killed", pid, what, duration_text(silent),
-                       attempt.step);
+    const std::string_view what =
+        was_waiting ? "gave no sign of life (it was starting up or waiting for storage)" : "made no progress";
+    return fmt::format("worker {} {} for {} at step {} (supervise.heartbeat) and was killed", pid, what,
+                       duration_text(silent), attempt.step);
   }
   if (!attempt.end.exit_code) {
     return fmt::format("worker {} was killed by signal {} ({}) at step {}", pid, attempt.end.signal,
@@ -72,9 +73,10 @@ std::string describe_end(const Attempt& attempt, pid_t pid, double silent, bool 
 
 void require_lock(const AgentOptions& options) {
   if (!options.holds_lock || options.holds_lock()) return;
-  throw PeerError(fmt::format("{}: the lock was taken over by another agent or removed; the worker is ended, nothing more is "
-                              "written here",
-                              options.paths.lock().string()));
+  throw PeerError(
+      fmt::format("{}: the lock was taken over by another agent or removed; the worker is ended, nothing more is "
+                  "written here",
+                  options.paths.lock().string()));
 }
 
 // Starts a worker and returns when it has ended. Throws PeerError when it cannot be started or the lock is lost.
@@ -84,10 +86,11 @@ Attempt run_worker(const AgentOptions& options, const StartPoint& start) {
                        options.arguments ? options.arguments(start) : worker_arguments(options, start), pair.worker);
   pair.worker = FileDescriptor();
   WorkerChannel channel(std::move(pair.agent));
-  options.log.info(fmt::format("worker {} started at step {}, generation {}", worker.pid(), start.step, start.generation));
+  options.log.info(
+      fmt::format("worker {} started at step {}, generation {}", worker.pid(), start.step, start.generation));
 
-  // Fine enough that a hang is seen within an eighth of the heartbeat; once a second is often enough for the lock. Without a
-  // process descriptor only the tick sees an end.
+  // Fine enough that a hang is seen within an eighth of the heartbeat; once a second is often enough for the lock.
+  // Without a process descriptor only the tick sees an end.
   const double tick = std::clamp(options.heartbeat / 8, 0.01, worker.descriptor() >= 0 ? 1.0 : 0.05);
   Silence silence(tick);
   Attempt attempt;
@@ -105,7 +108,8 @@ Attempt run_worker(const AgentOptions& options, const StartPoint& start) {
       break;
     }
     if (options.interrupts.interrupted() && !is_forwarded) {
-      // Once: a signal pending in a worker that is still starting up is not lost, and a second one would say nothing new.
+      // Once: a signal pending in a worker that is still starting up is not lost, and a second one would say nothing
+      // new.
       is_forwarded = true;
       options.log.info("interrupted: the worker finishes its step, saves and leaves");
       worker.signal(SIGTERM);
@@ -174,18 +178,21 @@ ExitCode run_agent(const AgentOptions& options) {
     }
     log_attempt(options.log, attempt, true);
     if (++failures[attempt.step] >= failures_at_one_step) {
-      options.log.error(fmt::format("no progress: the worker failed {} times at step {}; not restarted any more. The cause is "
-                                    "in the messages above and in the logs in {}",
-                                    failures_at_one_step, attempt.step, options.paths.logs().string()));
+      options.log.error(
+          fmt::format("no progress: the worker failed {} times at step {}; not restarted any more. The cause is "
+                      "in the messages above and in the logs in {}",
+                      failures_at_one_step, attempt.step, options.paths.logs().string()));
       return ExitCode::no_progress;
     }
     if (options.interrupts.interrupted()) {
-      options.log.warn("the worker was lost after the interruption: steps since the last checkpoint will be repeated by the next run");
+      options.log.warn(
+          "the worker was lost after the interruption: steps since the last checkpoint will be repeated by the next "
+          "run");
       return ExitCode::interrupted;
     }
     if (restarts >= options.max_restarts) {
-      options.log.error(
-          fmt::format("all {} restarts are used up (supervise.max_restarts); the last checkpoint stands", options.max_restarts));
+      options.log.error(fmt::format("all {} restarts are used up (supervise.max_restarts); the last checkpoint stands",
+                                    options.max_restarts));
       return ExitCode::peer;
     }
     const Report report = [&options](const std::string& text) { options.log.warn(text); };
@@ -196,7 +203,7 @@ ExitCode run_agent(const AgentOptions& options) {
 }
 
 std::vector<std::string> worker_arguments(const AgentOptions& options, const StartPoint& start) {
-  std::vector<std::string> arguments = {"worker",         "--run-folder", options.paths.folder.string(),      "--lock",
+  std::vector<std::string> arguments = {"worker",        "--run-folder", options.paths.folder.string(),      "--lock",
                                         options.lock_id, "--generation", fmt::format("{}", start.generation)};
   if (start.checkpoint) {
     arguments.emplace_back("--from");

@@ -1,11 +1,13 @@
-// The agent: starts the worker of this host, watches it, forwards signals and restarts it from the newest good checkpoint.
+// The agent: starts the worker of this host, watches it, forwards signals and restarts it from the newest good
+// checkpoint.
 //
 // What an ended worker means:
 //   exit 0, 1, 2, 3, 5, 6, 75   the run's own result, returned as it is
-//   exit 4, any other code, a signal, or a hang (killed by the agent)   restart from next_start(), while restarts are left
-// A step at which the worker fails three times ends the run with 6; used-up restarts end it with 4. After SIGTERM, SIGUSR1 or
-// SIGINT nothing is restarted any more: the worker saves and says 75; one that dies instead also gives 75, since a new run resumes from
-// the last checkpoint (or from the beginning, if there was none to lose).
+//   exit 4, any other code, a signal, or a hang (killed by the agent)   restart from next_start(), while restarts are
+//   left
+// A step at which the worker fails three times ends the run with 6; used-up restarts end it with 4. After SIGTERM,
+// SIGUSR1 or SIGINT nothing is restarted any more: the worker saves and says 75; one that dies instead also gives 75,
+// since a new run resumes from the last checkpoint (or from the beginning, if there was none to lose).
 #pragma once
 
 #include <cstdint>
@@ -38,9 +40,10 @@ struct AgentOptions {
   std::function<bool()> holds_lock{};
 };
 
-// Supervises until the run has ended; no worker is alive when it returns or throws. To be called from a thread that lives as long as the
-// process (main's): the kernel kills the worker when the thread that started it ends. block_interrupt_signals() comes first.
-// PeerError: the worker's program cannot be started, or the lock was lost. InputError: next_start found no usable checkpoint.
+// Supervises until the run has ended; no worker is alive when it returns or throws. To be called from a thread that
+// lives as long as the process (main's): the kernel kills the worker when the thread that started it ends.
+// block_interrupt_signals() comes first. PeerError: the worker's program cannot be started, or the lock was lost.
+// InputError: next_start found no usable checkpoint.
 ExitCode run_agent(const AgentOptions& options);
 
 // worker --run-folder DIR --lock ID --generation G [--from CHECKPOINT]

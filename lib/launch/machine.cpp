@@ -50,8 +50,9 @@ bool lists(std::string_view controllers, std::string_view controller) {
   return std::find(parts.begin(), parts.end(), controller) != parts.end();
 }
 
-// Calls visit(folder, is_version_2) for the process's group and every group above it. Inside a container the path that the kernel tells may be
-// that of the host and not exist below `mounts`; the walk upwards then begins with the first folder that does.
+// Calls visit(folder, is_version_2) for the process's group and every group above it. Inside a container the path that
+// the kernel tells may be that of the host and not exist below `mounts`; the walk upwards then begins with the first
+// folder that does.
 void for_each_group(const fs::path& membership, const fs::path& mounts, std::string_view controller,
                     const std::function<void(const fs::path&, bool)>& visit) {
   std::ifstream in(membership);
@@ -80,8 +81,7 @@ std::optional<std::uint64_t> control_group_memory(const fs::path& membership, co
   std::optional<std::uint64_t> least;
   for_each_group(membership, mounts, "memory", [&](const fs::path& folder, bool is_version_2) {
     // "max", or a number near 2^63 in version 1, means no limit.
-    const auto limit =
-        number_in<std::uint64_t>(folder / (is_version_2 ? "memory.max" : "memory.limit_in_bytes"));
+    const auto limit = number_in<std::uint64_t>(folder / (is_version_2 ? "memory.max" : "memory.limit_in_bytes"));
     if (limit && *limit < (1ull << 62) && (!least || *limit < *least)) least = limit;
   });
   return least;
@@ -151,8 +151,8 @@ std::string boot_id() {
 std::optional<std::uint64_t> process_start_ticks(std::int64_t pid) {
   const auto line = first_line(fmt::format("/proc/{}/stat", pid));
   if (!line) return std::nullopt;
-  // "PID (NAME) STATE ...": the name may hold spaces and brackets, so counting begins behind its last bracket. The start time is
-  // field 22 of proc(5), the 20th from the state on.
+  // "PID (NAME) STATE ...": the name may hold spaces and brackets, so counting begins behind its last bracket. The
+  // start time is field 22 of proc(5), the 20th from the state on.
   const std::size_t bracket = line->rfind(')');
   if (bracket == std::string::npos || bracket + 2 >= line->size()) return std::nullopt;
   const auto fields = split_text(std::string_view(*line).substr(bracket + 2), ' ');

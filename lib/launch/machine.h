@@ -8,8 +8,8 @@
 
 namespace scaletrain {
 
-// Bytes of memory that this process and its siblings may fill: the machine's memory or the smallest limit of the control groups
-// (version 1 or 2) this process is in, whichever is less.
+// Bytes of memory that this process and its siblings may fill: the machine's memory or the smallest limit of the
+// control groups (version 1 or 2) this process is in, whichever is less.
 std::uint64_t available_memory();
 
 // Processors this process may run on: its affinity mask and the control groups' quota (rounded up); at least 1.
@@ -20,8 +20,8 @@ std::string host_name();
 // Differs after every start of the machine; empty where the kernel does not tell.
 std::string boot_id();
 
-// When a process of this machine was started, in clock ticks since the boot: with the pid, an identity that a reused pid does
-// not share. Nothing if there is no such process, or only its remains (a zombie).
+// When a process of this machine was started, in clock ticks since the boot: with the pid, an identity that a reused
+// pid does not share. Nothing if there is no such process, or only its remains (a zombie).
 std::optional<std::uint64_t> process_start_ticks(std::int64_t pid);
 
 // An identity of the pid namespace this process lives in: pids mean something only within one. Empty if unknown.
@@ -29,8 +29,10 @@ std::string pid_namespace();
 
 // The smallest limit that the control groups named in `membership` (/proc/self/cgroup) set, below the folder `mounts`
 // (/sys/fs/cgroup); nothing if none does. available_memory() is this and /proc/meminfo.
-std::optional<std::uint64_t> control_group_memory(const std::filesystem::path& membership, const std::filesystem::path& mounts);
+std::optional<std::uint64_t> control_group_memory(const std::filesystem::path& membership,
+                                                  const std::filesystem::path& mounts);
 // The same for processors: quota divided by period.
-std::optional<double> control_group_processors(const std::filesystem::path& membership, const std::filesystem::path& mounts);
+std::optional<double> control_group_processors(const std::filesystem::path& membership,
+                                               const std::filesystem::path& mounts);
 
 }  // namespace scaletrain

@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -32,7 +33,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Every lock file has this size, so that a counter can be rewritten in place on a full disk.
+// Every lock file has this size and the counter a fixed width, so that rewriting the counter changes nothing but its
+// digits: whoever reads meanwhile sees a whole lock, a full disk cannot refuse it, and a crash cannot tear it.
 constexpr std::size_t lock_file_bytes = 1024;
 constexpr std::uint64_t largest_lock_file = 64 << 10;
 
@@ -49,7 +51,8 @@ class Guard {
   Guard(const fs::path& lock_path, double patience) {
     const fs::path path = lock_path.parent_path() / fmt::format(".{}.guard", lock_path.filename().string());
     file_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
-    if (!file_) throw InputError(fmt::format("{}: opening the lock's guard failed: {}", path.string(), std::strerror(errno)));
+    if (!file_)
+      throw InputError(fmt::format("{}: opening the lock's guard failed: {}", path.string(), std::strerror(errno)));
     const MonotonicTime start = monotonic_now();
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
@@ -104,7 +107,8 @@ LockHolder parse_lock(const std::string& text, const std::string& where) {
   holder.job_id = json_string(object, "job_id", where);
   holder.restart_count = json_integer(object, "restart_count", where);
   holder.since = json_string(object, "since", where);
-  holder.counter = json_unsigned(object, "counter", where);
+  if (!from_hex(json_string(object, "counter", where), holder.counter))
+    throw InputError(fmt::format("{}: counter: expected 16 hexadecimal digits", where));
   return holder;
 }
 
@@ -121,27 +125,26 @@ fs::path temporary_path(const fs::path& path, const std::string& lock_id) {
   return path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), lock_id);
 }
 
-// Replaces the file by rename. It is not synced: a lock needs to be seen by others, not to outlive a power cut.
-void replace_lock(const fs::path& path, const LockHolder& holder) {
-  const fs::path temporary = temporary_path(path, holder.lock_id);
-  ::unlink(temporary.c_str());
-  const FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640));
+bool write_counter(const FileDescriptor& file, const LockHolder& holder) {
   const std::string text = lock_text(holder);
-  // One call: the file system either has room for a kilobyte or it has not.
-  const bool is_written = file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  if (is_written && ::rename(temporary.c_str(), path.c_str()) == 0) return;
+  return ::pwrite(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+}
+
+// Replaces the file by rename and keeps it open: a holder that is replaced in turn can then only ever write to its own
+// old file, however late it wakes up. The folder is not synced: a lock needs to be seen by others, not to outlive a
+// power cut.
+FileDescriptor replace_lock(const fs::path& path, const LockHolder& holder) {
+  const fs::path temporary = path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), holder.lock_id);
+  FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640));
+  if (file && write_counter(file, holder) && ::fsync(file.get()) == 0 && ::rename(temporary.c_str(), path.c_str()) == 0)
+    return file;
   const int error = errno;
   ::unlink(temporary.c_str());
   throw InputError(fmt::format("{}: writing the lock failed: {}", path.string(), std::strerror(error)));
 }
 
-bool overwrite_lock(const fs::path& path, const LockHolder& holder) {
-  const FileDescriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-  const std::string text = lock_text(holder);
-  return file && ::pwrite(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
-}
-
-// Whether the holder's process can be asked for: a pid means something only in this boot of this host and in this pid namespace.
+// Whether the holder's process can be asked for: a pid means something only in this boot of this host and in this pid
+// namespace.
 bool is_on_this_machine(const LockHolder& holder) {
   return holder.host == host_name() && !holder.boot_id.empty() && holder.boot_id == boot_id() &&
          !holder.pid_namespace.empty() && holder.pid_namespace == pid_namespace();
@@ -168,14 +171,16 @@ LockHolder describe_this_process(const RunLockOptions& options) {
 [[noreturn]] void refuse(const fs::path& path, const std::optional<LockHolder>& holder) {
   const std::string folder = path.parent_path().string();
   if (!holder) {
-    throw UserError(fmt::format("{}: the run folder is being used by another process, which {} does not name yet; wait for it "
-                                "to end or choose another run.directory",
-                                folder, path.filename().string()));
+    throw UserError(
+        fmt::format("{}: the run folder is being used by another process, which {} does not name yet; wait for it "
+                    "to end or choose another run.directory",
+                    folder, path.filename().string()));
   }
   const std::string job = holder->job_id.empty() ? "" : fmt::format(", job {}", holder->job_id);
-  throw UserError(fmt::format("{}: the run folder is in use by process {} on host {}{} since {}; wait for it to end, stop it, or "
-                              "choose another run.directory",
-                              folder, holder->pid, holder->host, job, holder->since));
+  throw UserError(
+      fmt::format("{}: the run folder is in use by process {} on host {}{} since {}; wait for it to end, stop it, or "
+                  "choose another run.directory",
+                  folder, holder->pid, holder->host, job, holder->since));
 }
 
 enum class Verdict { free, held, wait };
@@ -213,22 +218,22 @@ class LockWatch {
   MonotonicTime since_{};
 };
 
-// Writes the lock; true if it is ours afterwards.
-bool take(const fs::path& path, const LockHolder& mine, const std::optional<LockHolder>& previous, Guard::State guard,
-          double period) {
-  replace_lock(path, mine);
-  if (previous) ::unlink(temporary_path(path, previous->lock_id).c_str());
-  if (guard == Guard::State::taken) return true;
-  // Without flock two may get here at once: the last rename wins, and everybody looks after all have written.
-  sleep_seconds(period / 2);
-  return lock_is_held(path, mine.lock_id);
+// Writes the lock; nothing if somebody else has it afterwards.
+std::optional<FileDescriptor> take(const fs::path& path, const LockHolder& mine, Guard::State guard, double period) {
+  FileDescriptor file = replace_lock(path, mine);
+  if (guard != Guard::State::taken) {
+    // Without flock two may get here at once: the last rename wins, and everybody looks after all have written.
+    sleep_seconds(period / 2);
+    if (!lock_is_held(path, mine.lock_id)) return std::nullopt;
+  }
+  return file;
 }
 
 }  // namespace
 
 struct RunLock::State {
-  State(fs::path lock_path, LockHolder holder, double period_seconds)
-      : path(std::move(lock_path)), mine(std::move(holder)), period(period_seconds) {
+  State(fs::path lock_path, LockHolder holder, FileDescriptor lock_file, double period_seconds)
+      : path(std::move(lock_path)), mine(std::move(holder)), period(period_seconds), file(std::move(lock_file)) {
     thread = std::thread([this] { run(); });
   }
 
@@ -258,32 +263,29 @@ struct RunLock::State {
     }
   }
 
-  // A file system that fails for a while costs a period, not the run: whether the lock is still held is asked before every commit.
+  // A file system that fails for a while costs a period, not the run: whether the lock is still held is asked before
+  // every commit.
   void renew() {
     try {
-      const Guard guard(path, period / 2);
-      if (guard.state() == Guard::State::busy) return;
       const auto text = read_lock_text(path);
       const auto holder = parse_if_well_formed(text, path);
       if (!text || (holder && holder->lock_id != mine.lock_id)) {
         is_lost.store(true, std::memory_order_release);
         return;
       }
-      ++mine.counter;
-      try {
-        replace_lock(path, mine);
-      } catch (const InputError&) {
-        overwrite_lock(path, mine);
-      }
     } catch (const InputError&) {
       return;
     }
+    ++mine.counter;
+    // The sync is for network file systems, where other hosts see only what was sent.
+    if (write_counter(file, mine)) ::fdatasync(file.get());
   }
 
   const fs::path path;
   LockHolder mine;  // the counter belongs to the thread
   const double period;
   std::atomic<bool> is_lost{false};
+  FileDescriptor file;
   std::mutex mutex;
   std::condition_variable wake;
   bool stopping = false;
@@ -307,8 +309,10 @@ RunLock RunLock::acquire(const fs::path& path, const RunLockOptions& options) {
       if (guard.state() != Guard::State::busy) {
         const Verdict verdict = watch.judge(read_lock_text(path));
         if (verdict == Verdict::held) refuse(path, watch.holder());
-        if (verdict == Verdict::free && take(path, mine, watch.holder(), guard.state(), options.period))
-          return RunLock(std::make_unique<State>(path, mine, options.period));
+        if (verdict == Verdict::free) {
+          auto file = take(path, mine, guard.state(), options.period);
+          if (file) return RunLock(std::make_unique<State>(path, mine, std::move(*file), options.period));
+        }
       }
     }
     sleep_seconds(options.period / 20);
@@ -344,16 +348,11 @@ std::optional<LockHolder> read_lock(const fs::path& path) {
 }
 
 std::string lock_text(const LockHolder& holder) {
-  const nlohmann::json object = {{"lock_id", holder.lock_id},
-                                 {"host", holder.host},
-                                 {"boot_id", holder.boot_id},
-                                 {"pid_namespace", holder.pid_namespace},
-                                 {"pid", holder.pid},
-                                 {"start_ticks", holder.start_ticks},
-                                 {"job_id", holder.job_id},
-                                 {"restart_count", holder.restart_count},
-                                 {"since", holder.since},
-                                 {"counter", holder.counter}};
+  const nlohmann::json object = {{"lock_id", holder.lock_id}, {"host", holder.host},
+                                 {"boot_id", holder.boot_id}, {"pid_namespace", holder.pid_namespace},
+                                 {"pid", holder.pid},         {"start_ticks", holder.start_ticks},
+                                 {"job_id", holder.job_id},   {"restart_count", holder.restart_count},
+                                 {"since", holder.since},     {"counter", to_hex(holder.counter)}};
   std::string text = object.dump();
   text.resize(std::max(text.size() + 1, lock_file_bytes), ' ');
   text.back() = '\n';

@@ -2,10 +2,13 @@
 //
 // lock.json names the holder (host, boot id, pid, job, restart count, a random lock id) and carries a counter that the
 // holder's thread rewrites every period. Who finds it held takes it over
-//   - at once, if it is the same job with a higher restart count, or a process of this boot of this host that has ended;
+//   - at once, if it is the same job with a higher restart count, or a process of this boot of this host that has
+//   ended;
 //   - otherwise only after `silent_periods` periods in which the counter did not move, by its own monotonic clock.
-// A holder that is seen alive is never disturbed. Reading and replacing happen under flock(2) of `.lock.json.guard` beside it,
-// where the file system supports it; elsewhere the winner is who still finds itself in the file after a pause.
+// A holder that is seen alive is never disturbed. Judging and replacing are one step under flock(2) of
+// `.lock.json.guard` beside it, where the file system supports it; elsewhere the winner is who still finds itself in
+// the file after a pause. The holder rewrites its counter in place, through the file it opened: after a takeover that
+// is no longer the file that others see.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +31,8 @@ RunLockOptions run_lock_options_from_environment();
 
 class RunLock {
  public:
-  // Takes the lock or leaves within (silent_periods + 1) periods with a UserError that names the holder; nothing in the folder is
-  // changed then. InputError if the folder cannot be written to. The folder must exist.
+  // Takes the lock or leaves within (silent_periods + 1) periods with a UserError that names the holder; nothing in the
+  // folder is changed then. InputError if the folder cannot be written to. The folder must exist.
   static RunLock acquire(const std::filesystem::path& path, const RunLockOptions& options);
 
   // Stops the thread and removes the file if it is still this lock's.

@@ -52,6 +52,11 @@ void block_interrupt_signals() {
   const sigset_t set = signal_set(true);
   const int error = ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   SCALETRAIN_CHECK_EQ(error, 0);
+  struct sigaction action {};
+  action.sa_handler = SIG_IGN;
+  SCALETRAIN_CHECK_EQ(::sigaction(SIGPIPE, &action, nullptr), 0);
+  action.sa_handler = SIG_DFL;
+  SCALETRAIN_CHECK_EQ(::sigaction(SIGCHLD, &action, nullptr), 0);
 }
 
 InterruptWatcher::InterruptWatcher(std::function<void(int)> on_signal)

@@ -3,8 +3,9 @@
 //   progress COUNTER STEP working|waiting
 //   error EXIT_CODE ESCAPED_MESSAGE
 //
-// COUNTER counts executed instructions: while the worker says `working` it must move within the heartbeat. `waiting` means start-up
-// or storage, where no progress is expected; then the lines themselves must keep coming, so that a stopped process is still noticed.
+// COUNTER counts executed instructions: while the worker says `working` it must move within the heartbeat. `waiting`
+// means start-up or storage, where no progress is expected; then the lines themselves must keep coming, so that a
+// stopped process is still noticed.
 #pragma once
 
 #include <condition_variable>
@@ -22,18 +23,19 @@
 
 namespace scaletrain {
 
-// The worker's end. A thread sends a line every period; changes of state are sent at once. Never blocks and never fails: lines that
-// the agent does not take are dropped. Thread-safe.
+// The worker's end. A thread sends a line every period; changes of state are sent at once. Never blocks and never
+// fails: lines that the agent does not take are dropped. Thread-safe.
 class WorkerReporter {
  public:
-  // descriptor: what the agent passed as --channel; negative: there is no agent, and nothing is sent. Owned from here on.
+  // descriptor: what the agent passed as --channel; negative: there is no agent, and nothing is sent. Owned from here
+  // on.
   explicit WorkerReporter(int descriptor, double period_seconds = 1.0);
   ~WorkerReporter();
   WorkerReporter(const WorkerReporter&) = delete;
   WorkerReporter& operator=(const WorkerReporter&) = delete;
 
-  // Where the counter of executed instructions is read, by the reporter's thread at any time until the next call; an empty function ends
-  // that before what it reads is destroyed. It must not block.
+  // Where the counter of executed instructions is read, by the reporter's thread at any time until the next call; an
+  // empty function ends that before what it reads is destroyed. It must not block.
   void watch(std::function<std::uint64_t()> counter);
   // What the worker is about to do. Until the first call: waiting, at an unknown step.
   void entered(std::int64_t step, bool waiting);
@@ -71,8 +73,8 @@ struct WorkerStatus {
   std::optional<WorkerError> error;
 };
 
-// Reads the lines in whatever pieces they arrive. What is no line of the form above is skipped, without an error: a worker that dies may
-// leave half a line, one that is broken must not break its agent. Memory is bounded.
+// Reads the lines in whatever pieces they arrive. What is no line of the form above is skipped, without an error: a
+// worker that dies may leave half a line, one that is broken must not break its agent. Memory is bounded.
 class WorkerStatusParser {
  public:
   void feed(std::string_view bytes);

@@ -17,7 +17,8 @@
 namespace scaletrain {
 namespace {
 
-// The child between fork and exec. The parent has threads, so only async-signal-safe calls are allowed here: no allocation, no locks.
+// The child between fork and exec. The parent has threads, so only async-signal-safe calls are allowed here: no
+// allocation, no locks.
 [[noreturn]] void run_child(const char* executable, char* const* arguments, pid_t agent, int channel, int report) {
   const auto give_up = [report] {
     const int error = errno;
@@ -65,7 +66,8 @@ WorkerProcess::WorkerProcess(const std::filesystem::path& executable, std::vecto
   } while (n < 0 && errno == EINTR);
   if (n == static_cast<ssize_t>(sizeof error)) {
     reap(0);
-    throw PeerError(fmt::format("starting the worker: {} cannot be executed: {}", executable.string(), std::strerror(error)));
+    throw PeerError(
+        fmt::format("starting the worker: {} cannot be executed: {}", executable.string(), std::strerror(error)));
   }
 #ifdef SYS_pidfd_open
   pidfd_ = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
@@ -84,7 +86,8 @@ std::optional<ProcessEnd> WorkerProcess::reap(int flags) {
     result = ::waitpid(pid_, &status, flags);
   } while (result < 0 && errno == EINTR);
   if (result == 0) return std::nullopt;
-  // An error means that somebody else took the remains (SIGCHLD ignored by the parent's parent): how it ended is unknown then.
+  // An error means that somebody else took the remains (SIGCHLD ignored by the parent's parent): how it ended is
+  // unknown then.
   if (result < 0) {
     end_ = ProcessEnd{.exit_code = std::nullopt, .signal = SIGKILL};
   } else if (WIFEXITED(status)) {

@@ -18,13 +18,15 @@ struct ProcessEnd {
   int signal = 0;
 };
 
-// Owns the process: the destructor kills it and takes its remains, so that neither orphan nor zombie is left. Used by one thread, the
-// one that made it; the kernel kills the process when that thread ends.
+// Owns the process: the destructor kills it and takes its remains, so that neither orphan nor zombie is left. Used by
+// one thread, the one that made it; the kernel kills the process when that thread ends.
 class WorkerProcess {
  public:
-  // Runs `executable` with these arguments (without the program's name). The child inherits the environment, standard streams, signal
-  // mask and `channel`, whose number in the child is appended to the arguments as "--channel N". PeerError if it cannot be started.
-  WorkerProcess(const std::filesystem::path& executable, std::vector<std::string> arguments, const FileDescriptor& channel);
+  // Runs `executable` with these arguments (without the program's name). The child inherits the environment, standard
+  // streams, signal mask and `channel`, whose number in the child is appended to the arguments as "--channel N".
+  // PeerError if it cannot be started.
+  WorkerProcess(const std::filesystem::path& executable, std::vector<std::string> arguments,
+                const FileDescriptor& channel);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;

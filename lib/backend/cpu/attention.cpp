@@ -177,10 +177,14 @@ void forward_query(const Kernels& kernels, const Scratch& scratch, const Attenti
   kernels.softmax_finish(state, 1, rows_of(output, op.output.row_stride), head_size, log_sum_exp_at(op, item));
 }
 
-// One item of the backward: a key/value head of one batch, with all query heads that read it.
-class BackwardItem {
+// What a pass over the blocks of the backward computes. The products of scores are the same in all.
+enum class Gradients { all, of_keys, of_queries };
+
+// The backward of a key/value head of one batch, with all query heads that read it, as a whole or in parts that
+// different threads may compute. Each gradient is summed in the same order either way.
+class BackwardHead {
  public:
-  BackwardItem(const Kernels& kernels, const Scratch& scratch, const AttentionBackward& op, std::int64_t batch,
+  BackwardHead(const Kernels& kernels, const Scratch& scratch, const AttentionBackward& op, std::int64_t batch,
                std::int64_t kv_head)
       : kernels_(kernels),
         scratch_(scratch),
@@ -191,23 +195,33 @@ class BackwardItem {
         kv_head_(kv_head) {}
 
   void run() const {
+    for (std::int64_t key = 0; key < shape_.num_keys; key += backward_key_block) run_keys(key, Gradients::all);
+  }
+
+  // One block of keys with all queries.
+  void run_keys(std::int64_t key, Gradients wanted) const {
     const std::int64_t group = shape_.heads / shape_.kv_heads;
-    const std::int64_t first_head = kv_head_ * group;
-    for (std::int64_t key = 0; key < shape_.num_keys; key += backward_key_block) {
-      const std::int64_t keys = std::min(backward_key_block, shape_.num_keys - key);
-      bool begun = false;
-      for (std::int64_t head = first_head; head < first_head + group; ++head)
-        for (std::int64_t begin = 0; begin < shape_.num_queries; begin += query_block)
-          begun = add_block(head, begin, std::min(begin + query_block, shape_.num_queries), key, keys, begun) || begun;
-      if (!begun) clear_keys(key, keys);
-    }
+    const std::int64_t keys = std::min(backward_key_block, shape_.num_keys - key);
+    bool begun = false;
+    for (std::int64_t head = kv_head_ * group; head < (kv_head_ + 1) * group; ++head)
+      for (std::int64_t begin = 0; begin < shape_.num_queries; begin += query_block)
+        begun = add_block(head, begin, key, keys, begun, wanted) || begun;
+    if (!begun) clear_keys(key, keys);
+  }
+
+  // The gradient of one block of queries.
+  void run_queries(std::int64_t head, std::int64_t begin) const {
+    for (std::int64_t key = 0; key < shape_.num_keys; key += backward_key_block)
+      add_block(head, begin, key, std::min(backward_key_block, shape_.num_keys - key), false, Gradients::of_queries);
   }
 
  private:
   // The products of one block of queries with one block of keys; false if none of the queries sees any of the keys.
-  bool add_block(std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t block_key,
-                 std::int64_t block_keys, bool begun) const {
+  // begun: an earlier block has written the gradients of these keys.
+  bool add_block(std::int64_t head, std::int64_t begin, std::int64_t block_key, std::int64_t block_keys, bool begun,
+                 Gradients wanted) const {
     const AttentionShape& s = shape_;
+    const std::int64_t end = std::min(begin + query_block, s.num_queries);
     const std::int64_t first_key = visible_.first_of(batch_, begin, end);
     const std::int64_t last_key = visible_.last(end - 1);
     if (last_key <= block_key || first_key >= block_key + block_keys) return false;
@@ -226,11 +240,10 @@ class BackwardItem {
         head_data(op_.d_value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_value.row_stride;
     float* scores = scratch_.scores;
     float* d_scores = scores + query_block * backward_key_block;
-    // The first block to reach a key must write all its rows, so it takes all keys; later ones stop at their last key.
-    const std::int64_t keys = begun ? std::min(block_keys, last_key - block_key) : block_keys;
+    const std::int64_t seen = std::min(block_keys, last_key - block_key);
 
     sgemm({.m = rows,
-           .n = keys,
+           .n = seen,
            .k = s.head_size,
            .alpha = static_cast<float>(s.scale),
            .a = {query, op_.query.row_stride},
@@ -238,7 +251,7 @@ class BackwardItem {
            .c = scores,
            .c_stride = backward_key_block});
     sgemm({.m = rows,
-           .n = keys,
+           .n = seen,
            .k = s.head_size,
            .a = {d_output, op_.d_output.row_stride},
            .b = {value, op_.value.row_stride, true},
@@ -246,32 +259,37 @@ class BackwardItem {
            .c_stride = backward_key_block});
     kernels_.row_dots(rows_of(output, op_.output.row_stride), rows_of(d_output, op_.d_output.row_stride),
                       static_cast<std::size_t>(rows), static_cast<std::size_t>(s.head_size), scratch_.delta);
+    // The first queries to reach keys write zeros for those that they do not see.
+    const std::int64_t keys = begun ? seen : block_keys;
     visible_.block(batch_, begin, end, block_key, keys, scratch_);
     const float* log_sum_exp = op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin;
     kernels_.softmax_backward({scores, backward_key_block, static_cast<std::size_t>(rows),
                                static_cast<std::size_t>(keys), scratch_.first, scratch_.last},
                               log_sum_exp, scratch_.delta, static_cast<float>(s.scale), d_scores);
-    const float beta = begun ? 1.0F : 0.0F;
-    sgemm({.m = keys,
-           .n = s.head_size,
-           .k = rows,
-           .a = {scores, backward_key_block, true},
-           .b = {d_output, op_.d_output.row_stride},
-           .beta = beta,
-           .c = d_value,
-           .c_stride = op_.d_value.row_stride});
-    sgemm({.m = keys,
-           .n = s.head_size,
-           .k = rows,
-           .a = {d_scores, backward_key_block, true},
-           .b = {query, op_.query.row_stride},
-           .beta = beta,
-           .c = d_key,
-           .c_stride = op_.d_key.row_stride});
+    if (wanted != Gradients::of_queries) {
+      const float beta = begun ? 1.0F : 0.0F;
+      sgemm({.m = keys,
+             .n = s.head_size,
+             .k = rows,
+             .a = {scores, backward_key_block, true},
+             .b = {d_output, op_.d_output.row_stride},
+             .beta = beta,
+             .c = d_value,
+             .c_stride = op_.d_value.row_stride});
+      sgemm({.m = keys,
+             .n = s.head_size,
+             .k = rows,
+             .a = {d_scores, backward_key_block, true},
+             .b = {query, op_.query.row_stride},
+             .beta = beta,
+             .c = d_key,
+             .c_stride = op_.d_key.row_stride});
+    }
+    if (wanted == Gradients::of_keys) return true;
     // Blocks of keys come in ascending order: the one that holds the first key that the queries see is their first.
     sgemm({.m = rows,
            .n = s.head_size,
-           .k = keys,
+           .k = seen,
            .a = {d_scores, backward_key_block},
            .b = {key, op_.key.row_stride},
            .beta = first_key >= block_key ? 0.0F : 1.0F,
@@ -324,11 +342,32 @@ void attention_forward(ThreadPool& pool, const Kernels& kernels, std::byte* scra
   });
 }
 
+// A head is an item. Where that leaves threads idle, blocks of keys and then blocks of queries are, at the price of
+// computing the scores and their gradients twice: seven products instead of five.
 void attention_backward(ThreadPool& pool, const Kernels& kernels, std::byte* scratch, const AttentionBackward& op) {
   const AttentionShape& s = op.shape;
-  pool.for_each(s.batch * s.kv_heads, [&](std::int64_t item, int worker) {
+  const std::int64_t heads = s.batch * s.kv_heads;
+  const std::int64_t rounds = (heads + pool.size() - 1) / pool.size();
+  if (5 * rounds * pool.size() <= 7 * heads) {
+    pool.for_each(heads, [&](std::int64_t item, int worker) {
+      const Scratch own = scratch_of(scratch, worker);
+      BackwardHead(kernels, own, op, item / s.kv_heads, item % s.kv_heads).run();
+    });
+    return;
+  }
+  const std::int64_t key_blocks = (s.num_keys + backward_key_block - 1) / backward_key_block;
+  pool.for_each(heads * key_blocks, [&](std::int64_t item, int worker) {
     const Scratch own = scratch_of(scratch, worker);
-    BackwardItem(kernels, own, op, item / s.kv_heads, item % s.kv_heads).run();
+    const std::int64_t head = item / key_blocks;
+    BackwardHead(kernels, own, op, head / s.kv_heads, head % s.kv_heads)
+        .run_keys(item % key_blocks * backward_key_block, Gradients::of_keys);
+  });
+  const std::int64_t query_blocks = (s.num_queries + query_block - 1) / query_block;
+  pool.for_each(s.batch * s.heads * query_blocks, [&](std::int64_t item, int worker) {
+    const Scratch own = scratch_of(scratch, worker);
+    const std::int64_t head = item / query_blocks % s.heads;
+    BackwardHead(kernels, own, op, item / query_blocks / s.heads, head / (s.heads / s.kv_heads))
+        .run_queries(head, (query_blocks - 1 - item % query_blocks) * query_block);
   });
 }
 

@@ -88,12 +88,14 @@ void CpuBackend::for_rows(std::int64_t rows, std::int64_t columns, Body&& body) 
 }
 
 template <class Value>
-double CpuBackend::ordered_sum(std::int64_t count, Value&& value) {
+double CpuBackend::ordered_sum(std::int64_t count, std::int64_t at_a_time, Value&& value) {
   auto* partial = reinterpret_cast<double*>(workspace_.data());
   double sum = 0;
   for (std::int64_t begin = 0; begin < count; begin += partial_sums) {
     const std::int64_t part = std::min(partial_sums, count - begin);
-    pool_.for_each(part, [&](std::int64_t item, int) { partial[item] = value(begin + item); });
+    for_pieces(part, at_a_time, [&](std::int64_t first, std::int64_t values) {
+      for (std::int64_t i = first; i < first + values; ++i) partial[i] = value(begin + i);
+    });
     for (std::int64_t i = 0; i < part; ++i) sum += partial[i];
   }
   return sum;
@@ -264,7 +266,8 @@ void CpuBackend::launch(Stream&, const CrossEntropy& op) {
   const auto width = static_cast<std::size_t>(columns);
   const bool gradient = op.d_scale != 0.0;
   check_indices(op.targets, -1, columns);
-  *op.loss_sum += ordered_sum(op.logits.shape()[0], [&](std::int64_t row) {
+  const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / columns, 1);
+  *op.loss_sum += ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
     float* logits = op.logits.as<float>() + row * columns;
     if (target >= 0)
@@ -303,7 +306,7 @@ void CpuBackend::launch(Stream&, const Fill& op) {
 
 void CpuBackend::launch(Stream&, const SumOfSquares& op) {
   const std::int64_t total = op.values.num_elements();
-  *op.result = ordered_sum((total + piece_elements - 1) / piece_elements, [&](std::int64_t piece) {
+  *op.result = ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
     const std::int64_t first = piece * piece_elements;
     return kernels_.sum_of_squares(op.values.as<float>() + first,
                                    static_cast<std::size_t>(std::min(piece_elements, total - first)));

@@ -49,9 +49,10 @@ class CpuBackend final : public Backend {
   // The same for rows of `columns` elements, in pieces of about as many elements.
   template <class Body>
   void for_rows(std::int64_t rows, std::int64_t columns, Body&& body);
-  // The sum in order of value(i) for i in [0, count): the same bits for any number of threads.
+  // The sum in order of value(i) for i in [0, count), which threads compute some at a time: the same bits for any
+  // number of threads.
   template <class Value>
-  double ordered_sum(std::int64_t count, Value&& value);
+  double ordered_sum(std::int64_t count, std::int64_t at_a_time, Value&& value);
 
   const Kernels& kernels_;
   Buffer workspace_;  // partial sums, then each thread's scratch

@@ -220,7 +220,7 @@ class UnitHarness {
 // All units in order, each with regions of its own, and a bundle between each two.
 class ModelHarness {
  public:
-  ModelHarness(TestModel& model, TestBatch& batch) : model_(model), batch_(batch) {
+  ModelHarness(TestModel& model, TestBatch& batch) : batch_(batch) {
     const auto count = static_cast<int>(model.model.units().size());
     const std::vector<BundleEntry> boundary = model.model.boundary(batch.shape, model.backend->compute_type());
     const Shape shape = boundary.at(0).shape;
@@ -276,7 +276,6 @@ class ModelHarness {
     return saved;
   }
 
-  TestModel& model_;
   TestBatch& batch_;
   std::vector<std::unique_ptr<UnitHarness>> units_;
   std::vector<PoisonedRegion> memory_;

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Measures the kernels and whole training steps on this machine. Never part of the tests: machines differ and are noisy.
+# Arguments go to bench_training: [steps] [threads] [micro-batch].
+source "$(dirname "$0")/common.sh"
+cd "$root"
+install "${build_packages[@]}" "${test_packages[@]}"
+cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
+cmake --build --preset release --target bench_kernels bench_training
+say "kernels against the matrix-product ceiling of the same run"
+build/release/bin/bench_kernels
+say "GPT-2 124M, T=1024, fp32"
+build/release/bin/bench_training "$@"

@@ -1,0 +1,140 @@
+#include "checkpoint/catalog.h"
+
+#include <set>
+
+#include "checkpoint_fixture.h"
+
+using namespace scaletrain;
+
+namespace {
+
+struct Run {
+  TempFolder folder;
+  StoreFixture store{tiny_gpt2_config()};
+  std::vector<std::string> reports;
+
+  std::filesystem::path save(std::int64_t step, std::int64_t generation = 0) {
+    store.fill(static_cast<std::uint64_t>(step));
+    return save_checkpoint(store.store, save_request(folder.path(), step, generation)).path;
+  }
+  std::function<void(const std::string&)> report() {
+    return [this](const std::string& text) { reports.push_back(text); };
+  }
+  std::vector<std::int64_t> steps() const {
+    std::vector<std::int64_t> out;
+    for (const CatalogEntry& entry : list_checkpoints(folder.path())) {
+      if (entry.problem.empty()) out.push_back(entry.step);
+    }
+    return out;
+  }
+  void damage(const std::filesystem::path& checkpoint) const { flip_byte(checkpoint / "model-00000.safetensors", 5000); }
+};
+
+}  // namespace
+
+TEST_CASE("catalog_orders_by_generation_and_step_as_numbers") {
+  Run run;
+  run.save(9);
+  run.save(100'000'000);  // one digit more than the names have
+  run.save(20);
+  std::filesystem::rename(run.folder / "step-00000020", run.folder / "step-5-renamed");
+  run.save(10, 1);
+  std::filesystem::create_directory(run.folder / "step-00000099");
+  std::filesystem::create_directory(run.folder / "notes");
+  std::filesystem::create_directory(run.folder / ".saving-step-00000100-abc");
+  const auto entries = list_checkpoints(run.folder.path());
+  REQUIRE(entries.size() == 5);
+  CHECK(entries[0].step == 10);
+  CHECK(entries[0].generation == 1);
+  CHECK(entries[0].tokens == 10'000);
+  CHECK(entries[1].step == 100'000'000);
+  CHECK(entries[2].step == 20);
+  CHECK(entries[3].step == 9);
+  CHECK(contains(entries[4].problem, "manifest.json"));
+  CHECK(list_checkpoints(run.folder / "absent").empty());
+}
+
+TEST_CASE("catalog_newest_usable_sets_damaged_ones_aside_and_falls_back") {
+  Run run;
+  CHECK_FALSE(newest_usable(run.folder / "absent", run.report()).has_value());
+  CHECK_FALSE(newest_usable(run.folder.path(), run.report()).has_value());
+  run.save(1);
+  run.save(2);
+  run.damage(run.save(3));
+  std::filesystem::remove(run.save(4) / "manifest.json");
+  const auto found = newest_usable(run.folder.path(), run.report());
+  REQUIRE(found.has_value());
+  CHECK(found->manifest().step == 2);
+  REQUIRE(run.reports.size() == 2);
+  CHECK(contains(run.reports[0], "step-00000003: not usable, set aside as .damaged-step-00000003-0"));
+  CHECK(contains(run.reports[0], "checksum"));
+  CHECK(names_in(run.folder.path()) == std::vector<std::string>{".damaged-step-00000003-0", ".damaged-step-00000004-0",
+                                                                "step-00000001", "step-00000002"});
+  // A second one of the same name does not meet the first.
+  run.damage(run.save(3));
+  CHECK(newest_usable(run.folder.path(), run.report())->manifest().step == 2);
+  CHECK(std::filesystem::exists(run.folder / ".damaged-step-00000003-1"));
+}
+
+TEST_CASE("catalog_when_none_is_usable_it_never_starts_from_scratch") {
+  Run run;
+  run.damage(run.save(1));
+  run.damage(run.save(2));
+  const std::string message = input_error([&] { newest_usable(run.folder.path(), run.report()); });
+  CHECK(contains(message, "none is usable"));
+  CHECK(contains(message, "step-00000001"));
+  CHECK(contains(message, "step-00000002"));
+  // Nor at the next start, when all have been set aside.
+  CHECK(contains(input_error([&] { newest_usable(run.folder.path(), run.report()); }), "none is usable"));
+}
+
+TEST_CASE("catalog_set_aside_later_leaves_the_branch_resumable") {
+  Run run;
+  for (const std::int64_t step : {5, 10, 15, 20}) run.save(step);
+  const auto names = set_aside_later(run.folder.path(), 10);
+  REQUIRE(names.size() == 2);
+  CHECK(run.steps() == std::vector<std::int64_t>{10, 5});
+  CHECK(verifies(names[0]));
+  CHECK(set_aside_later(run.folder.path(), 10).empty());
+}
+
+TEST_CASE("catalog_pruning_keeps_the_newest_the_multiples_and_the_best") {
+  Run run;
+  for (std::int64_t step = 1; step <= 8; ++step) run.save(step * 10);
+  const std::string best = list_checkpoints(run.folder.path())[5].save_id;  // step 30
+  std::filesystem::create_directories(run.folder / ".saving-step-00000090-x/deep");
+  std::filesystem::create_directories(run.folder / ".removing-step-00000001-0");
+  std::filesystem::create_directories(run.folder / ".damaged-step-00000001-0");
+  prune_checkpoints(run.folder.path(), {.keep = 2, .keep_every = 40, .best_save_id = best}, run.report());
+  CHECK(run.steps() == std::vector<std::int64_t>{80, 70, 40, 30});
+  CHECK(run.reports.empty());
+  CHECK(names_in(run.folder.path()).front() == ".damaged-step-00000001-0");
+  CHECK(names_in(run.folder.path()).size() == 5);
+}
+
+TEST_CASE("catalog_pruning_never_leaves_fewer_than_two_that_verify") {
+  Run run;
+  for (std::int64_t step = 1; step <= 5; ++step) run.save(step);
+  run.damage(run.folder / "step-00000005");
+  run.damage(run.folder / "step-00000004");
+  prune_checkpoints(run.folder.path(), {.keep = 2, .keep_every = {}, .best_save_id = {}}, run.report());
+  CHECK(run.steps() == std::vector<std::int64_t>{5, 4, 3, 2});
+  CHECK(run.reports.size() == 2);
+  // keep: 1 still leaves two.
+  Run other;
+  for (std::int64_t step = 1; step <= 3; ++step) other.save(step);
+  prune_checkpoints(other.folder.path(), {.keep = 1, .keep_every = {}, .best_save_id = {}}, other.report());
+  CHECK(other.steps() == std::vector<std::int64_t>{3, 2});
+}
+
+TEST_CASE("catalog_a_crash_at_any_point_of_pruning_leaves_whole_checkpoints") {
+  // The states a crash can leave: renamed and not yet deleted, or half deleted under the hidden name.
+  Run run;
+  for (std::int64_t step = 1; step <= 4; ++step) run.save(step);
+  std::filesystem::rename(run.folder / "step-00000001", run.folder / ".removing-step-00000001-0");
+  std::filesystem::remove(run.folder / ".removing-step-00000001-0" / "manifest.json");
+  CHECK(run.steps() == std::vector<std::int64_t>{4, 3, 2});
+  CHECK(newest_usable(run.folder.path(), run.report())->manifest().step == 4);
+  prune_checkpoints(run.folder.path(), {.keep = 2, .keep_every = {}, .best_save_id = {}}, run.report());
+  CHECK(names_in(run.folder.path()) == std::vector<std::string>{"step-00000003", "step-00000004"});
+}

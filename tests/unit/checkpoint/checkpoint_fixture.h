@@ -1,0 +1,156 @@
+// A small model's store with recognisable values, and ways to damage files.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "checkpoint/box_copy.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "nn/model_spec.h"
+#include "parallel/param_store.h"
+#include "support/temp_folder.h"
+
+namespace scaletrain {
+
+// The message of the InputError that f throws; empty if it throws nothing. Any other exception fails the test.
+template <class F>
+std::string input_error(F f) {
+  try {
+    f();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+inline ModelConfig tiny_gpt2_config() {
+  ModelConfig model;
+  model.layers = 2;
+  model.hidden = 12;
+  model.heads = 3;
+  model.kv_heads = 3;
+  model.ffn_hidden = 20;
+  model.context = 5;
+  model.vocab = 11;
+  model.activation = ActivationKind::gelu_tanh;
+  return model;
+}
+
+inline ModelConfig tiny_llama_config(bool tied) {
+  ModelConfig model = tiny_gpt2_config();
+  model.kv_heads = 1;
+  model.norm = NormKind::rmsnorm;
+  model.norm_epsilon = 1e-6;
+  model.activation = ActivationKind::swiglu;
+  model.position = PositionKind::rope;
+  model.rope_theta = 50000.0;
+  model.bias = false;
+  model.tie_embeddings = tied;
+  return model;
+}
+
+inline std::vector<int> unit_range(const ParamTable& table) {
+  std::vector<int> units(table.units().size());
+  std::iota(units.begin(), units.end(), 0);
+  return units;
+}
+
+// A store over a table of its own.
+struct StoreFixture {
+  explicit StoreFixture(ParamTable made_table, std::vector<std::string> slots = {"exp_avg", "exp_avg_sq"},
+                        DType dtype = DType::f32)
+      : table(std::move(made_table)),
+        layout(table, unit_range(table), Mesh(), MeshPosition()),
+        backend(make_reference_backend(dtype)),
+        store(*backend, table, layout, {.slot_names = std::move(slots), .gradients = true, .dtype = dtype}) {}
+  explicit StoreFixture(const ModelConfig& model)
+      : StoreFixture(make_param_table(make_model_spec(model, model.vocab.value()), InitConfig{})) {}
+
+  // Every master and slot gets values that depend on its name and place. `as`: values that this type can hold.
+  void fill(std::uint64_t seed, DType as = DType::f32) {
+    for_each([&](const std::string& name, View view) {
+      const std::uint64_t key = hash_text(name, seed);
+      for (std::int64_t i = 0; i < view.num_elements(); ++i) {
+        const std::uint64_t bits = hash_bytes(std::as_bytes(std::span(&i, 1)), key);
+        float value = static_cast<float>(static_cast<std::int64_t>(bits >> 16) - (1ll << 47)) * 0x1p-48f;
+        std::uint64_t narrow_bits = 0;
+        convert_floats(DType::f32, &value, as, &narrow_bits, 1);
+        convert_floats(as, &narrow_bits, view.dtype(), static_cast<std::byte*>(view.data()) + i * std::int64_t(size_of(view.dtype())), 1);
+      }
+    });
+    store.values_changed();
+  }
+
+  // All values by tensor name, as bytes.
+  std::vector<std::pair<std::string, std::string>> content() {
+    std::vector<std::pair<std::string, std::string>> out;
+    for_each([&](const std::string& name, View view) {
+      out.emplace_back(name, std::string(static_cast<const char*>(view.data()), view.num_bytes()));
+    });
+    return out;
+  }
+
+  template <class Visit>
+  void for_each(Visit visit) {
+    for (const ParamRow& row : table.rows()) {
+      visit(row.name, store.master(row.name));
+      for (std::size_t slot = 0; slot < store.options().slot_names.size(); ++slot) {
+        visit(row.name + "/" + store.options().slot_names[slot], store.slot(row.name, slot));
+      }
+    }
+  }
+
+  ParamTable table;
+  ShardLayout layout;
+  std::unique_ptr<Backend> backend;
+  ParamStore store;
+};
+
+inline SaveRequest save_request(const std::filesystem::path& folder, std::int64_t step, std::int64_t generation = 0) {
+  SaveRequest request;
+  request.folder = folder;
+  request.manifest.step = step;
+  request.manifest.generation = generation;
+  request.manifest.tokens = step * 1000;
+  request.manifest.config = "run: {name: \"test\"}\n";
+  request.manifest.history = "[]";
+  request.manifest.fingerprint = "one rank";
+  request.manifest.scalars = {{"optimizer.step", "7"}, {"loss", "0.1"}};
+  return request;
+}
+
+inline void flip_byte(const std::filesystem::path& file, std::uint64_t offset) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(offset));
+  const char byte = static_cast<char>(stream.get());
+  stream.seekp(static_cast<std::streamoff>(offset));
+  stream.put(static_cast<char>(byte ^ 0x10));
+  REQUIRE(stream.good());
+}
+
+inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+inline bool verifies(const std::filesystem::path& folder) {
+  return input_error([&] { Checkpoint(folder).verify(); }).empty();
+}
+
+}  // namespace scaletrain

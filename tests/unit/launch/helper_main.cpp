@@ -1,0 +1,165 @@
+// A process that behaves as its first argument says; run by the tests of the agent in the worker's place.
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "launch/agent.h"
+#include "launch/signals.h"
+#include "launch/worker_channel.h"
+
+namespace scaletrain {
+namespace {
+
+constexpr double report_period = 0.05;
+
+void sleep_seconds(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+[[noreturn]] void sleep_for_ever() {
+  for (;;) sleep_seconds(1.0);
+}
+
+struct Call {
+  std::vector<std::string> words;  // the mode and its arguments, without --channel
+  int channel = -1;
+};
+
+Call parse_call(int count, char** arguments) {
+  Call call;
+  for (int i = 1; i < count; ++i) {
+    const std::string word = arguments[i];
+    if (word == "--channel" && i + 1 < count) {
+      call.channel = std::stoi(arguments[++i]);
+    } else {
+      call.words.push_back(word);
+    }
+  }
+  return call;
+}
+
+// exit CODE
+int exit_at_once(const Call& call) {
+  return std::stoi(call.words.at(1));
+}
+
+// die STEP SIGNAL: reaches the step, then gets the signal
+int die(const Call& call) {
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.entered(std::stoll(call.words.at(1)), false);
+  std::raise(std::stoi(call.words.at(2)));
+  sleep_for_ever();
+}
+
+// fail CODE MESSAGE
+int fail(const Call& call) {
+  const int code = std::stoi(call.words.at(1));
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.error(static_cast<ExitCode>(code), call.words.at(2));
+  return code;
+}
+
+// hang STEP: says it works and counts nothing
+int hang(const Call& call) {
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.entered(std::stoll(call.words.at(1)), false);
+  sleep_for_ever();
+}
+
+// work SECONDS: at one step, slowly, but instruction after instruction
+int work(const Call& call) {
+  std::atomic<std::uint64_t> counter{0};
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.watch([&counter] { return counter.load(); });
+  reporter.entered(3, false);
+  const MonotonicTime start = monotonic_now();
+  while (seconds_since(start) < std::stod(call.words.at(1))) {
+    ++counter;
+    sleep_seconds(0.02);
+  }
+  reporter.watch({});
+  return 0;
+}
+
+// wait SECONDS: for storage, without progress
+int wait(const Call& call) {
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.entered(3, true);
+  sleep_seconds(std::stod(call.words.at(1)));
+  return 0;
+}
+
+// save FILE SECONDS: trains until interrupted, then saves for so long; writes the file at the start ("ready") and the
+// end ("saved")
+int save(const Call& call) {
+  WorkerReporter reporter(call.channel, report_period);
+  const InterruptWatcher interrupts;
+  std::ofstream(call.words.at(1)) << "ready" << std::flush;
+  while (!interrupts.interrupted()) sleep_seconds(0.005);
+  std::ofstream(call.words.at(1)) << "saving" << std::flush;
+  sleep_seconds(std::stod(call.words.at(2)));
+  std::ofstream(call.words.at(1)) << "saved" << std::flush;
+  return static_cast<int>(ExitCode::interrupted);
+}
+
+// slow-start SECONDS: has no watcher for a while, as a program that is still being loaded
+int slow_start(const Call& call) {
+  sleep_seconds(std::stod(call.words.at(1)));
+  const InterruptWatcher interrupts;
+  while (!interrupts.interrupted()) sleep_seconds(0.005);
+  return static_cast<int>(ExitCode::interrupted);
+}
+
+// pid FILE: writes its pid and stays
+int write_pid(const Call& call) {
+  const std::string temporary = call.words.at(1) + ".tmp";
+  std::ofstream(temporary) << ::getpid() << std::flush;
+  if (std::rename(temporary.c_str(), call.words.at(1).c_str()) != 0) return 1;
+  sleep_for_ever();
+}
+
+// agent FOLDER: supervises a worker that plays `pid FOLDER/worker.pid`
+int agent(const Call& call) {
+  Log log(LogOptions{});
+  const InterruptWatcher interrupts;
+  AgentOptions options{
+      .paths = RunPaths(call.words.at(1)), .start = {}, .lock_id = "x", .log = log, .interrupts = interrupts};
+  options.arguments = [&](const StartPoint&) {
+    return std::vector<std::string>{"pid", call.words.at(1) + "/worker.pid"};
+  };
+  return static_cast<int>(run_agent(options));
+}
+
+int run(const Call& call) {
+  const std::map<std::string, std::function<int(const Call&)>> modes = {
+      {"exit", exit_at_once}, {"die", die},    {"fail", fail}, {"hang", hang},
+      {"work", work},         {"wait", wait},  {"save", save}, {"slow-start", slow_start},
+      {"pid", write_pid},     {"agent", agent}};
+  return modes.at(call.words.at(0))(call);
+}
+
+}  // namespace
+}  // namespace scaletrain
+
+int main(int count, char** arguments) {
+  scaletrain::block_interrupt_signals();
+  try {
+    return scaletrain::run(scaletrain::parse_call(count, arguments));
+  } catch (const std::exception& error) {
+    std::cerr << "launch_test_helper: " << error.what() << "\n";
+    return 99;
+  }
+}

@@ -1,0 +1,141 @@
+#include "launch/worker_channel.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <string>
+#include <string_view>
+
+#include "test_tools.h"
+
+namespace scaletrain {
+namespace {
+
+WorkerStatus parse(std::string_view text) {
+  WorkerStatusParser parser;
+  parser.feed(text);
+  return parser.status();
+}
+
+}  // namespace
+
+TEST_CASE("before the first line a worker counts as starting up") {
+  const WorkerStatus status = parse("");
+  CHECK(status.waiting);
+  CHECK(status.step == -1);
+  CHECK(status.lines == 0);
+  CHECK_FALSE(status.error);
+}
+
+TEST_CASE("lines mean the same in whatever pieces they arrive") {
+  const std::string text = "progress 12 3 waiting\nprogress 18446744073709551615 4 working\nerror 3 a%20b c\n";
+  for (std::size_t size = 1; size <= text.size(); ++size) {
+    CAPTURE(size);
+    WorkerStatusParser parser;
+    for (std::size_t i = 0; i < text.size(); i += size) parser.feed(std::string_view(text).substr(i, size));
+    const WorkerStatus& status = parser.status();
+    CHECK(status.lines == 3);
+    CHECK(status.progress == 18446744073709551615ull);
+    CHECK(status.step == 4);
+    CHECK_FALSE(status.waiting);
+    REQUIRE(status.error);
+    CHECK(status.error->kind == ExitCode::input);
+    CHECK(status.error->message == "a b c");
+  }
+}
+
+TEST_CASE("a half line changes nothing, wherever it is cut and whatever follows") {
+  const std::string line = "progress 1234 56 working\n";
+  for (std::size_t cut = 0; cut + 1 < line.size(); ++cut) {
+    CAPTURE(cut);
+    const std::string half = line.substr(0, cut);
+    CHECK(parse("progress 7 5 working\n" + half).progress == 7);
+    // Torn, then written over by the next line.
+    const WorkerStatus status = parse("progress 7 5 working\n" + half + (cut == 0 ? "" : "progress 8 6 waiting\n"));
+    CHECK(status.progress == 7);
+    CHECK(status.step == 5);
+    CHECK(status.lines == 1);
+  }
+}
+
+TEST_CASE("what is no line of the protocol is skipped") {
+  const WorkerStatus status = parse(
+      "\n\nprogress\nprogress 1 2\nprogress 1 2 working 3\nprogress x 2 working\nprogress 1 -2 working\nprogress -1 2 "
+      "working\n"
+      "progress 1 2 asleep\nerror\nerror 3\nerror 99 x\nerror 3 %G0\nerror 3 %4\nhello\n\xff\xfe\n progress 1 2 "
+      "working\n"
+      "progress 9 8 working\n");
+  CHECK(status.lines == 1);
+  CHECK(status.progress == 9);
+  CHECK(status.step == 8);
+  CHECK_FALSE(status.error);
+}
+
+TEST_CASE("an endless line is dropped and the next one is read") {
+  WorkerStatusParser parser;
+  const std::string piece(4096, 'x');
+  for (int i = 0; i < 1000; ++i) parser.feed(piece);
+  parser.feed("progress 1 1 working\nprogress 2 2 working\n");
+  CHECK(parser.status().lines == 1);
+  CHECK(parser.status().step == 2);
+}
+
+TEST_CASE("the agent sees what the worker reports, and its last words") {
+  ChannelPair pair = make_channel();
+  WorkerChannel channel(std::move(pair.agent));
+  std::atomic<std::uint64_t> counter{41};
+  const std::string message = "data/web.bin: offset 12:\n\t100 % wrong – \"ü\"\x01";
+  {
+    WorkerReporter reporter(pair.worker.release(), 0.01);
+    reporter.watch([&counter] { return counter.load(); });
+    reporter.entered(17, false);
+    CHECK(channel.drain());
+    CHECK(channel.status().step == 17);
+    CHECK_FALSE(channel.status().waiting);
+    CHECK(channel.status().progress == 41);
+    // Without a call: the reporter's own thread.
+    counter = 42;
+    CHECK(eventually([&] { return channel.drain() && channel.status().progress == 42; }));
+    reporter.entered(18, true);
+    reporter.watch({});
+    CHECK(reporter.error(ExitCode::diverged, message));
+  }
+  CHECK_FALSE(channel.drain());
+  CHECK(channel.status().step == 18);
+  CHECK(channel.status().waiting);
+  CHECK(channel.status().progress == 42);
+  REQUIRE(channel.status().error);
+  CHECK(channel.status().error->kind == ExitCode::diverged);
+  CHECK(channel.status().error->message == message);
+}
+
+TEST_CASE("without an agent nothing is sent and the caller knows") {
+  WorkerReporter reporter(-1);
+  reporter.entered(1, false);
+  CHECK_FALSE(reporter.error(ExitCode::input, "for the caller to print"));
+}
+
+TEST_CASE("an agent that has gone neither kills nor blocks the worker") {
+  ChannelPair pair = make_channel();
+  WorkerReporter reporter(pair.worker.release(), 0.01);
+  pair.agent = FileDescriptor();
+  for (int step = 0; step < 100; ++step) reporter.entered(step, false);
+  CHECK_FALSE(reporter.error(ExitCode::input, "for the caller to print"));
+}
+
+TEST_CASE("an agent that does not read does not block the worker, and later reads whole lines") {
+  ChannelPair pair = make_channel();
+  WorkerChannel channel(std::move(pair.agent));
+  WorkerReporter reporter(pair.worker.release(), 60.0);
+  const std::string message(8000, 'm');
+  bool is_full = false;
+  for (int i = 0; i < 10000 && !is_full; ++i) is_full = !reporter.error(ExitCode::input, message);
+  REQUIRE(is_full);
+  CHECK(channel.drain());
+  CHECK(channel.status().error->message == message);
+  reporter.entered(5, false);
+  CHECK(channel.drain());
+  CHECK(channel.status().step == 5);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,59 @@
+#include "optim/lr_schedule.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+
+using namespace scaletrain;
+
+TEST_CASE("warm-up rises linearly, is never zero and reaches the peak at its last update") {
+  const LrScheduleConfig config{.type = LrScheduleKind::cosine, .warmup = 4, .min_ratio = 0.1};
+  CHECK(learning_rate(config, 8.0, 1, 10) == 2.0);
+  CHECK(learning_rate(config, 8.0, 2, 10) == 4.0);
+  CHECK(learning_rate(config, 8.0, 3, 10) == 6.0);
+  CHECK(learning_rate(config, 8.0, 4, 10) == 8.0);
+}
+
+TEST_CASE("cosine and linear pass their middle half way and end at min_ratio") {
+  LrScheduleConfig config{.type = LrScheduleKind::cosine, .warmup = 10, .min_ratio = 0.2};
+  CHECK(learning_rate(config, 1.0, 60, 110) == doctest::Approx(0.6));  // half way: the mean of 1 and 0.2
+  // A quarter of the way: cos(pi/4) = 0.70710678.
+  CHECK(learning_rate(config, 1.0, 35, 110) == doctest::Approx(0.2 + 0.8 * (1 + 0.70710678118654752) / 2).epsilon(1e-12));
+  CHECK(learning_rate(config, 1.0, 110, 110) == doctest::Approx(0.2).epsilon(1e-15));
+  config.type = LrScheduleKind::linear;
+  CHECK(learning_rate(config, 1.0, 60, 110) == doctest::Approx(0.6));
+  CHECK(learning_rate(config, 1.0, 35, 110) == doctest::Approx(0.8));
+  CHECK(learning_rate(config, 1.0, 110, 110) == doctest::Approx(0.2).epsilon(1e-15));
+  config.type = LrScheduleKind::constant;
+  CHECK(learning_rate(config, 1.0, 110, 110) == 1.0);
+}
+
+TEST_CASE("decays fall strictly and never below the end, also past it") {
+  for (const LrScheduleKind kind : {LrScheduleKind::cosine, LrScheduleKind::linear}) {
+    const LrScheduleConfig config{.type = kind, .warmup = 3, .min_ratio = 0.0};
+    for (std::int64_t update = 4; update <= 50; ++update)
+      CHECK(learning_rate(config, 1.0, update, 50) < learning_rate(config, 1.0, update - 1, 50));
+    CHECK(learning_rate(config, 1.0, 50, 50) == doctest::Approx(0.0));
+    CHECK(learning_rate(config, 1.0, 51, 50) == learning_rate(config, 1.0, 50, 50));
+  }
+}
+
+TEST_CASE("no warm-up starts at the peak; a warm-up as long as the run, or longer, is all there is") {
+  LrScheduleConfig config{.type = LrScheduleKind::cosine, .warmup = 0, .min_ratio = 0.1};
+  CHECK(learning_rate(config, 3.0, 1, 10) == 3.0);
+  CHECK(learning_rate(config, 3.0, 10, 10) == doctest::Approx(0.3));
+  CHECK(learning_rate(config, 3.0, 1, 1) == 3.0);
+  config.warmup = 10;
+  CHECK(learning_rate(config, 3.0, 10, 10) == 3.0);
+  CHECK(learning_rate(config, 3.0, 5, 10) == 1.5);
+  config.warmup = 20;
+  CHECK(learning_rate(config, 3.0, 10, 10) == 1.5);
+}
+
+TEST_CASE("what the schedule does not know is refused") {
+  const LrScheduleConfig config{.type = LrScheduleKind::wsd, .warmup = 1, .min_ratio = 0.1};
+  CHECK_THROWS_AS(learning_rate(config, 1.0, 5, 10), UserError);
+  CHECK_THROWS_AS(learning_rate({}, 1.0, 0, 10), BugError);
+}

@@ -1,0 +1,32 @@
+#include "optim/nonfinite_policy.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "base/error.h"
+
+using namespace scaletrain;
+
+TEST_CASE("as many non-finite steps in a row as allowed are skipped, one more is divergence") {
+  NonfiniteState state;
+  for (int step = 1; step <= 3; ++step) state = after_step(state, SkipReason::nonfinite_loss, 3, Step(step));
+  CHECK(state == NonfiniteState{.consecutive = 3, .total = 3});
+  try {
+    after_step(state, SkipReason::nonfinite_gradient, 3, Step(4));
+    FAIL("no error");
+  } catch (const DivergedError& error) {
+    const std::string text = error.what();
+    CHECK(text.find("step 4") != std::string::npos);
+    CHECK(text.find("train.nonfinite.skip allows 3") != std::string::npos);
+  }
+  CHECK_THROWS_AS(after_step({}, SkipReason::nonfinite_gradient, 0, Step(1)), DivergedError);
+}
+
+TEST_CASE("a finite step ends the row, a step without tokens leaves it, and the total stays") {
+  NonfiniteState state = after_step({}, SkipReason::nonfinite_gradient, 5, Step(1));
+  state = after_step(state, SkipReason::no_tokens, 5, Step(2));
+  CHECK(state == NonfiniteState{.consecutive = 1, .total = 1});
+  state = after_step(state, SkipReason::none, 5, Step(3));
+  CHECK(state == NonfiniteState{.consecutive = 0, .total = 1});
+}

@@ -1,0 +1,211 @@
+#include "parallel/param_store.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+
+#include "base/error.h"
+
+using namespace scaletrain;
+
+namespace {
+
+struct FakePacked final : PackedWeight {
+  std::size_t bytes = 0;
+  float first_value = 0;
+  std::size_t num_bytes() const override { return bytes; }
+};
+
+struct FakeStream final : Stream {
+  void synchronize() override {}
+};
+
+// Packs matrices by noting their first value, fills, and refuses everything else.
+class PackingBackend final : public Backend {
+ public:
+  int num_packs = 0;
+
+  DType compute_type() const override { return DType::f32; }
+  std::string description() const override { return "packing fake"; }
+  int num_threads() const override { return 1; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<FakeStream>(); }
+  Buffer allocate(std::size_t bytes) override { return Buffer(bytes); }
+  std::size_t workspace_bytes() const override { return 0; }
+  std::unique_ptr<PackedWeight> pack(Stream&, ConstView values) override {
+    ++num_packs;
+    auto packed = std::make_unique<FakePacked>();
+    packed->bytes = values.num_bytes();
+    packed->first_value = values.as<float>()[0];
+    return packed;
+  }
+
+ private:
+  void launch(Stream&, const Fill& op) override {
+    SCALETRAIN_CHECK(op.value == 0);
+    std::memset(op.output.data(), 0, op.output.num_bytes());
+  }
+  template <class Op>
+  [[noreturn]] static void refuse(const Op&) {
+    throw BugError("the parameter store must not compute");
+  }
+  void launch(Stream&, const LinearForward& op) override { refuse(op); }
+  void launch(Stream&, const LinearBackwardInput& op) override { refuse(op); }
+  void launch(Stream&, const LinearBackwardWeight& op) override { refuse(op); }
+  void launch(Stream&, const NormForward& op) override { refuse(op); }
+  void launch(Stream&, const NormBackwardInput& op) override { refuse(op); }
+  void launch(Stream&, const NormBackwardWeight& op) override { refuse(op); }
+  void launch(Stream&, const ActivationForward& op) override { refuse(op); }
+  void launch(Stream&, const ActivationBackward& op) override { refuse(op); }
+  void launch(Stream&, const RopeRotate& op) override { refuse(op); }
+  void launch(Stream&, const AttentionForward& op) override { refuse(op); }
+  void launch(Stream&, const AttentionBackward& op) override { refuse(op); }
+  void launch(Stream&, const EmbeddingForward& op) override { refuse(op); }
+  void launch(Stream&, const EmbeddingBackward& op) override { refuse(op); }
+  void launch(Stream&, const CrossEntropy& op) override { refuse(op); }
+  void launch(Stream&, const Add& op) override { refuse(op); }
+  void launch(Stream&, const Copy& op) override { refuse(op); }
+  void launch(Stream&, const SumOfSquares& op) override { refuse(op); }
+  void launch(Stream&, const AdamWStep& op) override { refuse(op); }
+  void launch(Stream&, const SgdStep& op) override { refuse(op); }
+};
+
+ParamRow row(std::string name, Shape shape, std::string fused = "") {
+  ParamRow out;
+  out.name = std::move(name);
+  out.shape = shape;
+  out.fused = std::move(fused);
+  return out;
+}
+
+ParamTable small_table() {
+  ParamTable table;
+  table.begin_unit("embedding");
+  ParamRow token = row("embedding.token.weight", {7, 4});
+  token.lookup_only = true;
+  table.add(token);
+  table.begin_unit("blocks.0");
+  table.add(row("blocks.0.query.weight", {4, 4}, "qkv.weight"));
+  table.add(row("blocks.0.key.weight", {2, 4}, "qkv.weight"));
+  table.add(row("blocks.0.value.weight", {2, 4}, "qkv.weight"));
+  table.add(row("blocks.0.query.bias", {4}, "qkv.bias"));
+  table.add(row("blocks.0.key.bias", {2}, "qkv.bias"));
+  table.add(row("blocks.0.output.weight", {4, 4}));
+  table.begin_unit("head");
+  ParamRow head = row("head.weight", {7, 4});
+  head.tied_to = "embedding.token.weight";
+  table.add(head);
+  return table;
+}
+
+const int all_units[] = {0, 1, 2};
+
+struct Fixture {
+  PackingBackend backend;
+  std::unique_ptr<Stream> stream = backend.make_stream();
+  ParamTable table = small_table();
+  ShardLayout layout{table, all_units, Mesh(), {}};
+  ParamStore store{backend, table, layout, {.slot_names = {"first", "second"}, .gradients = true, .dtype = DType::f32}};
+};
+
+}  // namespace
+
+TEST_CASE("a unit gives its rows by local name and fused rows as one matrix in table order") {
+  Fixture f;
+  for (int index = 0; index < 16; ++index) f.store.master("blocks.0.query.weight").as<float>()[index] = 1.0F;
+  for (int index = 0; index < 8; ++index) f.store.master("blocks.0.key.weight").as<float>()[index] = 2.0F;
+  for (int index = 0; index < 8; ++index) f.store.master("blocks.0.value.weight").as<float>()[index] = 3.0F;
+  const UnitWeights& weights = f.store.acquire(*f.stream, 1);
+  const ConstView matrix = weights.find("qkv.weight").values;
+  CHECK(matrix.shape() == Shape{8, 4});
+  for (int index = 0; index < 32; ++index)
+    CHECK(matrix.as<float>()[index] == (index < 16 ? 1.0F : index < 24 ? 2.0F : 3.0F));
+  CHECK(weights.find("qkv.bias").values.shape() == Shape{6});
+  CHECK(weights.find("output.weight").values.data() == f.store.master("blocks.0.output.weight").data());
+  CHECK_FALSE(static_cast<bool>(weights.find("query.weight").values));  // only as part of its matrix
+  CHECK_FALSE(static_cast<bool>(weights.find("output.bias").values));   // absent operand
+  f.store.release(1);
+}
+
+TEST_CASE("acquire and release are counted and a release too many is a bug") {
+  Fixture f;
+  f.store.acquire(*f.stream, 1);
+  f.store.acquire(*f.stream, 1);
+  f.store.release(1);
+  CHECK_THROWS_AS(f.store.values_changed(), BugError);  // still acquired once
+  f.store.release(1);
+  f.store.values_changed();
+  CHECK_THROWS_AS(f.store.release(1), BugError);
+  CHECK_THROWS_AS(f.store.acquire(*f.stream, 3), BugError);
+}
+
+TEST_CASE("compute forms are made once per version and follow the values") {
+  Fixture f;
+  const auto packed_value = [&] {
+    const Weight weight = f.store.acquire(*f.stream, 1).find("output.weight");
+    f.store.release(1);
+    return dynamic_cast<const FakePacked&>(*weight.packed).first_value;
+  };
+  CHECK(f.store.packed_bytes() == 0);
+  CHECK(packed_value() == 0.0F);
+  CHECK(packed_value() == 0.0F);
+  CHECK(f.backend.num_packs == 2);  // the fused matrix and the output projection; vectors have no other form
+  CHECK(f.store.packed_bytes() == (32 + 16) * sizeof(float));
+  f.store.master("blocks.0.output.weight").as<float>()[0] = 5.0F;
+  f.store.values_changed();
+  CHECK(f.store.packed_bytes() == 0);
+  CHECK(packed_value() == 5.0F);
+  CHECK(f.backend.num_packs == 4);
+}
+
+TEST_CASE("a tied head reads and accumulates in the embedding's memory, and only the head has a compute form") {
+  Fixture f;
+  CHECK(f.store.master("head.weight").data() == f.store.master("embedding.token.weight").data());
+  CHECK(f.store.gradients(2).find("weight").data() == f.store.gradients(0).find("token.weight").data());
+  CHECK(f.store.acquire(*f.stream, 0).find("token.weight").packed == nullptr);
+  CHECK(f.store.acquire(*f.stream, 2).find("weight").packed != nullptr);
+  CHECK(f.backend.num_packs == 1);
+}
+
+TEST_CASE("gradients are views of the flat buffer, by matrix and by row, and are zeroed together") {
+  Fixture f;
+  const View matrix = f.store.gradients(1).find("qkv.weight");
+  CHECK(matrix.shape() == Shape{8, 4});
+  matrix.as<float>()[16] = 4.0F;
+  CHECK(f.store.gradient("blocks.0.key.weight").as<float>()[0] == 4.0F);
+  f.store.gradient("embedding.token.weight").as<float>()[27] = 1.0F;
+  f.store.zero_gradients(*f.stream);
+  CHECK(matrix.as<float>()[16] == 0.0F);
+  CHECK(f.store.gradient("head.weight").as<float>()[27] == 0.0F);
+}
+
+TEST_CASE("the optimizer's ranges cover every buffer with its gradient and slots at the same offsets") {
+  Fixture f;
+  REQUIRE(f.store.optimizer_ranges().size() == 1);
+  const OptimizerRange& range = f.store.optimizer_ranges()[0];
+  const ParamSpan& span = *f.layout.find(f.table.index_of("blocks.0.value.weight"));
+  CHECK(range.param.num_elements() == f.layout.buffers()[0].num_elements);
+  CHECK(range.slots.size() == 2);
+  CHECK(range.param.as<float>() + span.offset == f.store.master("blocks.0.value.weight").as<float>());
+  CHECK(range.gradient.as<float>() + span.offset == f.store.gradient("blocks.0.value.weight").as<float>());
+  for (const std::size_t slot : {0U, 1U})
+    CHECK(range.slots[slot].as<float>() + span.offset == f.store.slot("blocks.0.value.weight", slot).as<float>());
+  CHECK(f.store.bytes() == 4 * sizeof(float) * static_cast<std::uint64_t>(range.param.num_elements()));
+  CHECK_THROWS_AS(f.store.slot("blocks.0.value.weight", 2), BugError);
+}
+
+TEST_CASE("a store for inference has neither gradients nor slots, in the type that is asked for") {
+  Fixture f;
+  const ParamStore store(f.backend, f.table, f.layout, {.slot_names = {}, .gradients = false, .dtype = DType::f64});
+  CHECK_FALSE(static_cast<bool>(store.gradient("head.weight")));
+  CHECK(store.master("head.weight").dtype() == DType::f64);
+  CHECK(store.bytes() == sizeof(double) * static_cast<std::uint64_t>(f.layout.buffers()[0].num_elements));
+}
+
+TEST_CASE("rows that a rank does not hold are empty views") {
+  Fixture f;
+  const int units[] = {1};
+  const ShardLayout part(f.table, units, Mesh(1, 1, 2), {});
+  const ParamStore store(f.backend, f.table, part, {});
+  CHECK_FALSE(static_cast<bool>(store.master("embedding.token.weight")));
+  CHECK(static_cast<bool>(store.master("blocks.0.key.bias")));
+}
