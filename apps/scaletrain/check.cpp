@@ -29,8 +29,7 @@ ExitCode check_config(const CheckArguments& arguments) {
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   const auto world = arguments.world > 0 ? std::optional(arguments.world) : std::nullopt;
   const RunPlan plan = plan_for(loaded.config, world);
-  const PlanDescription description =
-      describe_plan(loaded.config, plan, cpu_workspace_bytes(available_processors()));
+  const PlanDescription description = describe_plan(loaded.config, plan, cpu_workspace_bytes(available_processors()));
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (loaded.unsupported.empty()) return ExitCode::finished;
   std::string text = "this is the plan, but it cannot be run yet:";
@@ -47,7 +46,9 @@ Command add_check(CLI::App& app) {
   command->add_option("--set", arguments->overrides, "Override a key: --set train.steps=100 (repeatable)")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  command->add_option("--world", arguments->world, "Plan for this many ranks")->check(CLI::PositiveNumber)->type_name("N");
+  command->add_option("--world", arguments->world, "Plan for this many ranks")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
   command->add_flag("--json", arguments->json, "One JSON object on standard output");
   return [arguments] { return check_config(*arguments); };
 }

@@ -31,7 +31,8 @@ fs::path checkpoints_of(const fs::path& path) {
   if (!fs::exists(path)) throw InputError(fmt::format("{}: no such folder", path.string()));
   if (fs::exists(path / "checkpoints")) return path / "checkpoints";
   if (fs::exists(path / "manifest.json"))
-    throw InputError(fmt::format("{} is one checkpoint: give the run folder, or use `checkpoint inspect`", path.string()));
+    throw InputError(
+        fmt::format("{} is one checkpoint: give the run folder, or use `checkpoint inspect`", path.string()));
   return path;
 }
 
@@ -80,28 +81,25 @@ ExitCode inspect(const PathArguments& arguments) {
                          {"shape", shape},
                          {"pieces", tensor.pieces.size()}});
     }
-    const nlohmann::json answer = {{"path", checkpoint.path().string()},
-                                   {"step", manifest.step},
-                                   {"tokens", manifest.tokens},
-                                   {"generation", manifest.generation},
-                                   {"save_id", manifest.save_id},
-                                   {"parent_save_id", manifest.parent_save_id},
-                                   {"fingerprint", manifest.fingerprint},
-                                   {"scalars", manifest.scalars},
-                                   {"config", manifest.config},
-                                   {"tensors", tensors}};
+    const nlohmann::json answer = {{"path", checkpoint.path().string()},  {"step", manifest.step},
+                                   {"tokens", manifest.tokens},           {"generation", manifest.generation},
+                                   {"save_id", manifest.save_id},         {"parent_save_id", manifest.parent_save_id},
+                                   {"fingerprint", manifest.fingerprint}, {"scalars", manifest.scalars},
+                                   {"config", manifest.config},           {"tensors", tensors}};
     write_output(answer.dump(2) + "\n");
     return ExitCode::finished;
   }
   std::string text = fmt::format(
-      "checkpoint   {}\nstep         {}\ntokens       {}\ngeneration   {}\nsave id      {}\nparent       {}\nfingerprint  {}\n",
+      "checkpoint   {}\nstep         {}\ntokens       {}\ngeneration   {}\nsave id      {}\nparent       "
+      "{}\nfingerprint  {}\n",
       checkpoint.path().string(), manifest.step, grouped_digits(static_cast<std::uint64_t>(manifest.tokens)),
       manifest.generation, manifest.save_id, manifest.parent_save_id.empty() ? "none" : manifest.parent_save_id,
       manifest.fingerprint);
   for (const auto& [name, value] : manifest.scalars) text += fmt::format("  {} = {}\n", name, value);
   text += "tensors\n";
   for (const ManifestTensor& tensor : manifest.tensors)
-    text += fmt::format("  {:<52} {:<8} {} {}\n", tensor.name, tensor.role, to_text(tensor.dtype), to_text(tensor.shape));
+    text +=
+        fmt::format("  {:<52} {:<8} {} {}\n", tensor.name, tensor.role, to_text(tensor.dtype), to_text(tensor.shape));
   text += "config\n" + manifest.config;
   write_output(text);
   return ExitCode::finished;

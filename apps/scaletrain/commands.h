@@ -36,7 +36,8 @@ Command add_checkpoint_inspect(CLI::App& app);
 Command add_checkpoint_verify(CLI::App& app);
 Command add_checkpoint_export(CLI::App& app);
 
-// Writes machine output to standard output and flushes it; an InputError if it cannot be written (a full disk behind it).
+// Writes machine output to standard output and flushes it; an InputError if it cannot be written (a full disk behind
+// it).
 void write_output(const std::string& text);
 // A line on standard error.
 void write_message(const std::string& text);

@@ -67,7 +67,9 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
     };
     const EvaluationResult result = evaluate_model(model.loaded, *named.set, samples, arguments.micro_batch, progress);
     if (terminal) fmt::print(stderr, "\r\033[K");
-    answer.push_back({{"dataset", named.name}, {"loss", result.loss}, {"perplexity", std::exp(result.loss)},
+    answer.push_back({{"dataset", named.name},
+                      {"loss", result.loss},
+                      {"perplexity", std::exp(result.loss)},
                       {"tokens", result.tokens}});
     text += fmt::format("{}: loss {:.6f} (perplexity {:.4g}) over {} tokens\n", named.name, result.loss,
                         std::exp(result.loss), result.tokens);
@@ -82,7 +84,9 @@ Command add_evaluate(CLI::App& app) {
   auto arguments = std::make_shared<EvaluateArguments>();
   CLI::App* command = app.add_subcommand("evaluate", "The loss of a checkpoint or Hugging Face model on data");
   arguments->model.declare(*command);
-  command->add_option("--data", arguments->data, "Text, JSONL or token files (repeatable); else the config's validation sets")
+  command
+      ->add_option("--data", arguments->data,
+                   "Text, JSONL or token files (repeatable); else the config's validation sets")
       ->type_name("PATH")
       ->allow_extra_args(false);
   command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")

@@ -25,8 +25,9 @@ ExitCode generate(const GenerateArguments& arguments) {
   const SamplingOptions options{.temperature = arguments.greedy ? 0.0 : arguments.temperature, .seed = arguments.seed};
   write_output(arguments.prompt);
   const bool spaced = !model.loaded.tokenizer().reads_text();  // ids are separated by spaces
-  const GenerationEnd end = generate_text(model.loaded, arguments.prompt, arguments.max_tokens, options,
-                                          [spaced](const std::string& text) { write_output(spaced ? " " + text : text); });
+  const GenerationEnd end =
+      generate_text(model.loaded, arguments.prompt, arguments.max_tokens, options,
+                    [spaced](const std::string& text) { write_output(spaced ? " " + text : text); });
   write_output("\n");
   if (end == GenerationEnd::context_full) write_message("stopped: the model's context is full");
   return ExitCode::finished;

@@ -19,7 +19,9 @@ void write_output(const std::string& text) {
     throw InputError(std::string("standard output cannot be written: ") + std::strerror(errno));
 }
 
-void write_message(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+void write_message(const std::string& text) {
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
 
 CommandResult run_guarded(const Command& command) {
   try {
@@ -79,11 +81,16 @@ int main(int argc, char** argv) {
   CLI::App* checkpoint = app.add_subcommand("checkpoint", "List, inspect, verify and export checkpoints");
   checkpoint->require_subcommand(1);
   const std::vector<Entry> entries = {
-      {&app, add_run},           {&app, add_check},
-      {&app, add_evaluate},      {&app, add_generate},
-      {&app, add_schema},        {checkpoint, add_checkpoint_list},
-      {checkpoint, add_checkpoint_inspect}, {checkpoint, add_checkpoint_verify},
-      {checkpoint, add_checkpoint_export},  {&app, add_worker},
+      {&app, add_run},
+      {&app, add_check},
+      {&app, add_evaluate},
+      {&app, add_generate},
+      {&app, add_schema},
+      {checkpoint, add_checkpoint_list},
+      {checkpoint, add_checkpoint_inspect},
+      {checkpoint, add_checkpoint_verify},
+      {checkpoint, add_checkpoint_export},
+      {&app, add_worker},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;
   try {

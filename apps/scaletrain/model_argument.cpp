@@ -5,7 +5,8 @@
 namespace scaletrain {
 
 void ModelArgument::declare(CLI::App& command) {
-  command.add_option("model", path, "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder")->required();
+  command.add_option("model", path, "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder")
+      ->required();
   command
       .add_option("--tokenizer", tokenizer,
                   "How a Hugging Face model's text is read: bytes, or ids (token ids separated by spaces)")

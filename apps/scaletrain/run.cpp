@@ -32,9 +32,10 @@ void refuse_too_large(const RunPlan& plan) {
   const MemoryPlan memory = phase.memory(Rank(0), cpu_workspace_bytes(available_processors()));
   const std::uint64_t available = available_memory();
   if (memory.total() <= available) return;
-  throw UserError(fmt::format("this run needs {} of memory and the machine has {}:\n{}Reduce train.micro_batch, model.context or the "
-                              "model",
-                              bytes_text(memory.total()), bytes_text(available), memory.text()));
+  throw UserError(fmt::format(
+      "this run needs {} of memory and the machine has {}:\n{}Reduce train.micro_batch, model.context or the "
+      "model",
+      bytes_text(memory.total()), bytes_text(available), memory.text()));
 }
 
 ExitCode run_config(const RunArguments& arguments) {
@@ -83,7 +84,8 @@ Command add_run(CLI::App& app) {
       ->allow_extra_args(false);
   command
       ->add_option("--resume", arguments->resume,
-                   "auto: from the newest checkpoint if there is one; never: refuse if there is one; required: refuse if there is "
+                   "auto: from the newest checkpoint if there is one; never: refuse if there is one; required: refuse "
+                   "if there is "
                    "none; or a checkpoint's folder")
       ->type_name("auto|never|required|CHECKPOINT");
   return [arguments] { return run_config(*arguments); };

@@ -27,8 +27,8 @@ std::string_view to_text(ResumeRule rule) {
 std::string schema_text() {
   std::string text;
   for (const KeyInfo& key : config_keys()) {
-    text += fmt::format("{}\n    {}\n    {}{}; default {}; a resume may change it {}\n", key.path, key.meaning, key.type,
-                        key.unit.empty() ? "" : ", in " + key.unit, key.fallback, to_text(key.resume));
+    text += fmt::format("{}\n    {}\n    {}{}; default {}; a resume may change it {}\n", key.path, key.meaning,
+                        key.type, key.unit.empty() ? "" : ", in " + key.unit, key.fallback, to_text(key.resume));
   }
   return text;
 }

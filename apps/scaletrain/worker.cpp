@@ -50,7 +50,8 @@ ExitCode work(const WorkerArguments& arguments) {
   const auto train_guarded = [&] { return train(arguments, signals, reporter, progress); };
   const CommandResult result = run_guarded(train_guarded);
   reporter.watch({});
-  if (!result.message.empty() && !reporter.error(result.code, result.message)) write_message("scaletrain: " + result.message);
+  if (!result.message.empty() && !reporter.error(result.code, result.message))
+    write_message("scaletrain: " + result.message);
   return result.code;
 }
 

@@ -1,10 +1,11 @@
-// A device that executes operations. One interface, one place that checks descriptors and dispatches (backend.cpp), one folder of
-// kernels per device: reference/ (naive loops, the oracle of all tests, f32 or f64), cpu/ (fp32, vectorised, threaded).
+// A device that executes operations. One interface, one place that checks descriptors and dispatches (backend.cpp), one
+// folder of kernels per device: reference/ (naive loops, the oracle of all tests, f32 or f64), cpu/ (fp32, vectorised,
+// threaded).
 //
-// Work is issued to a Stream and runs in order on it; memory named by a descriptor must stay valid until the stream has run it.
-// On the host's backends the call returns when the work is done. A Backend may be used by one thread at a time (kernels use
-// the backend's own pool inside). All kernels are deterministic: same inputs, same threads, same processor: same bits; and
-// where a descriptor says so, for any number of threads.
+// Work is issued to a Stream and runs in order on it; memory named by a descriptor must stay valid until the stream has
+// run it. On the host's backends the call returns when the work is done. A Backend may be used by one thread at a time
+// (kernels use the backend's own pool inside). All kernels are deterministic: same inputs, same threads, same
+// processor: same bits; and where a descriptor says so, for any number of threads.
 //
 // A descriptor whose shapes or types do not fit is a bug (BugError).
 #pragma once
@@ -34,13 +35,15 @@ class Backend {
 
   // The type of activations and compute-form weights: f32, or f64 for the f64 reference.
   virtual DType compute_type() const = 0;
-  // What the bits of a result depend on: kind, instruction set, threads, versions of libraries. Part of a run's fingerprint.
+  // What the bits of a result depend on: kind, instruction set, threads, versions of libraries. Part of a run's
+  // fingerprint.
   virtual std::string description() const = 0;
   virtual int num_threads() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
   // Zero-filled memory of the device. std::bad_alloc when there is not enough.
   virtual Buffer allocate(std::size_t bytes) = 0;
-  // Upper bound of the memory that kernels hold for themselves, allocated at construction or first use: part of the memory plan.
+  // Upper bound of the memory that kernels hold for themselves, allocated at construction or first use: part of the
+  // memory plan.
   virtual std::size_t workspace_bytes() const = 0;
   // The compute form of a weight [O,I], or nothing where kernels read the values as they are.
   virtual std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) = 0;
@@ -70,7 +73,8 @@ class Backend {
   Backend() = default;
 
  private:
-  // The device's kernels. Descriptors have been checked; no view is empty that the operation requires, and sizes may be zero.
+  // The device's kernels. Descriptors have been checked; no view is empty that the operation requires, and sizes may be
+  // zero.
   virtual void launch(Stream& stream, const LinearForward& op) = 0;
   virtual void launch(Stream& stream, const LinearBackwardInput& op) = 0;
   virtual void launch(Stream& stream, const LinearBackwardWeight& op) = 0;
@@ -97,11 +101,12 @@ class Backend {
 std::unique_ptr<Backend> make_reference_backend(DType compute);
 
 struct CpuOptions {
-  int threads = 0;          // 0: the processors this process may run on
+  int threads = 0;                       // 0: the processors this process may run on
   std::string instruction_set = "auto";  // auto | portable | avx2 | avx512; one the processor lacks is a UserError
 };
 
-// fp32 on the processor: oneDNN for matrix products, our kernels for the rest, on a pool of threads that the backend owns.
+// fp32 on the processor: oneDNN for matrix products, our kernels for the rest, on a pool of threads that the backend
+// owns.
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 
 // Bound of workspace_bytes() of a cpu backend without making one, for plans.

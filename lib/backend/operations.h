@@ -1,11 +1,11 @@
-// The operations a backend implements, as plain descriptors. A few dozen coarse ones: this is not a tensor library and knows no
-// automatic differentiation. Layers fill a descriptor with designated initialisers and pass it to a Backend.
+// The operations a backend implements, as plain descriptors. A few dozen coarse ones: this is not a tensor library and
+// knows no automatic differentiation. Layers fill a descriptor with designated initialisers and pass it to a Backend.
 //
-// Legend: N rows (batch times tokens, flattened), B batch, T tokens, C hidden, H heads, G key/value heads, D head size, F ffn,
-// V vocabulary, O and I a linear map's output and input features. All views are contiguous unless a row stride (in
-// elements) is given. Element type: the backend's compute type throughout, except ids and positions (i32) and what
-// says otherwise. "Adds" means the result is added to what the memory holds; everything else is overwritten. Outputs must not
-// overlap inputs unless a line allows it. Empty optional views are absent operands.
+// Legend: N rows (batch times tokens, flattened), B batch, T tokens, C hidden, H heads, G key/value heads, D head size,
+// F ffn, V vocabulary, O and I a linear map's output and input features. All views are contiguous unless a row stride
+// (in elements) is given. Element type: the backend's compute type throughout, except ids and positions (i32) and what
+// says otherwise. "Adds" means the result is added to what the memory holds; everything else is overwritten. Outputs
+// must not overlap inputs unless a line allows it. Empty optional views are absent operands.
 #pragma once
 
 #include <cstdint>
@@ -70,8 +70,8 @@ struct NormForward {
   View rstd;         // [N]
 };
 
-// d_input[N,C] = gradient of the norm (+ addend[N,C], optional: the residual path's gradient). d_input may be the addend,
-// and may be d_output.
+// d_input[N,C] = gradient of the norm (+ addend[N,C], optional: the residual path's gradient). d_input may be the
+// addend, and may be d_output.
 struct NormBackwardInput {
   NormType type = NormType::layernorm;
   ConstView d_output;
@@ -117,13 +117,13 @@ struct RopeRotate {
   std::int64_t row_stride = 0;  // elements
   std::int64_t num_heads = 0;
   std::int64_t head_size = 0;
-  ConstView positions;          // [N] i32
+  ConstView positions;  // [N] i32
   double theta = 10000.0;
   bool inverse = false;
 };
 
-// Where attention's operands lie: [B, T, heads, D] with a row stride (elements) between tokens, so that they may be parts of
-// one fused [B·T, (H+2G)·D] matrix. Batches follow each other: batch b starts at b · T · row_stride.
+// Where attention's operands lie: [B, T, heads, D] with a row stride (elements) between tokens, so that they may be
+// parts of one fused [B·T, (H+2G)·D] matrix. Batches follow each other: batch b starts at b · T · row_stride.
 struct HeadsView {
   View values;
   std::int64_t row_stride = 0;
@@ -133,9 +133,10 @@ struct ConstHeadsView {
   std::int64_t row_stride = 0;
 };
 
-// What attention sees. Query row t of a batch is at position first_query + t, key row s at first_key + s. Causal: key position
-// <= query position. Optional document_start[B, Tq] (i32): the smallest key position that query t may see. Every query must
-// see at least one key. Query head h reads key/value head h / (H/G).
+// What attention sees. Query row t of a batch is at position first_query + t, key row s at first_key + s. Causal: key
+// position
+// <= query position. Optional document_start[B, Tq] (i32): the smallest key position that query t may see. Every query
+// must see at least one key. Query head h reads key/value head h / (H/G).
 struct AttentionShape {
   std::int64_t batch = 0;
   std::int64_t num_queries = 0;  // Tq
@@ -145,15 +146,15 @@ struct AttentionShape {
   std::int64_t head_size = 0;    // D
   std::int64_t first_query = 0;
   std::int64_t first_key = 0;
-  double scale = 1.0;            // applied to query · key, usually 1/sqrt(D)
+  double scale = 1.0;  // applied to query · key, usually 1/sqrt(D)
 };
 
 struct AttentionForward {
   AttentionShape shape;
   ConstHeadsView query, key, value;
   ConstView document_start;
-  HeadsView output;     // [B,Tq,H,D]
-  View log_sum_exp;     // [B,H,Tq], optional in inference; natural logarithm of the sum of exp(scale · q·k)
+  HeadsView output;  // [B,Tq,H,D]
+  View log_sum_exp;  // [B,H,Tq], optional in inference; natural logarithm of the sum of exp(scale · q·k)
 };
 
 // Overwrites d_query, d_key, d_value.
@@ -209,20 +210,21 @@ struct Fill {
   double value = 0.0;
 };
 
-// *result (double) = the sum of squares, accumulated in double over blocks of fixed size in order: the same bits for any number
-// of threads.
+// *result (double) = the sum of squares, accumulated in double over blocks of fixed size in order: the same bits for
+// any number of threads.
 struct SumOfSquares {
   ConstView values;  // f32 or the compute type
   double* result = nullptr;
 };
 
-// What kernels read of a step at the moment they run, so that no step waits for the host: lives in memory of the backend.
+// What kernels read of a step at the moment they run, so that no step waits for the host: lives in memory of the
+// backend.
 struct StepBlock {
   double learning_rate = 0;
-  double gradient_scale = 1;  // 1 / unmasked tokens, times the clipping factor
+  double gradient_scale = 1;    // 1 / unmasked tokens, times the clipping factor
   double bias_correction1 = 1;  // 1 - beta1^t
   double bias_correction2 = 1;  // 1 - beta2^t
-  std::int32_t skip = 0;      // non-zero: the update leaves everything as it is
+  std::int32_t skip = 0;        // non-zero: the update leaves everything as it is
 };
 
 // A contiguous range of elements of a flat buffer with one weight decay.

@@ -23,26 +23,29 @@ struct CatalogEntry {
   std::string problem;
 };
 
-// Newest first by (generation, step); unreadable ones last. Temporary folders and set-aside ones are not listed. Numbers are compared
-// as numbers. A folder that does not exist has none.
+// Newest first by (generation, step); unreadable ones last. Temporary folders and set-aside ones are not listed.
+// Numbers are compared as numbers. A folder that does not exist has none.
 std::vector<CatalogEntry> list_checkpoints(const std::filesystem::path& checkpoints);
 
-// The newest checkpoint whose every byte verifies. Damaged ones on the way are set aside (renamed to ".damaged-NAME-N") and reported
-// with the reason. Nothing if there is no checkpoint at all; if there were some and none is usable: InputError.
+// The newest checkpoint whose every byte verifies. Damaged ones on the way are set aside (renamed to ".damaged-NAME-N")
+// and reported with the reason. Nothing if there is no checkpoint at all; if there were some and none is usable:
+// InputError.
 std::optional<Checkpoint> newest_usable(const std::filesystem::path& checkpoints,
                                         const std::function<void(const std::string&)>& report);
 
-// Sets aside checkpoints later than `step` (an explicit resume of an older one abandons their branch). Returns the new names.
+// Sets aside checkpoints later than `step` (an explicit resume of an older one abandons their branch). Returns the new
+// names.
 std::vector<std::filesystem::path> set_aside_later(const std::filesystem::path& checkpoints, std::int64_t step);
 
 struct RetentionPolicy {
-  std::int64_t keep = 3;                  // newest
-  std::optional<std::int64_t> keep_every; // steps that are multiples stay
+  std::int64_t keep = 3;                    // newest
+  std::optional<std::int64_t> keep_every;   // steps that are multiples stay
   std::optional<std::string> best_save_id;  // pinned
 };
 
-// Removes what the policy lets go, oldest first, and the leftovers of dead saves; never below two checkpoints that verify. Failures to
-// remove are reported, not thrown. Each folder is renamed to a hidden name first, so that a crash leaves no half checkpoint.
+// Removes what the policy lets go, oldest first, and the leftovers of dead saves; never below two checkpoints that
+// verify. Failures to remove are reported, not thrown. Each folder is renamed to a hidden name first, so that a crash
+// leaves no half checkpoint.
 void prune_checkpoints(const std::filesystem::path& checkpoints, const RetentionPolicy& policy,
                        const std::function<void(const std::string&)>& report);
 

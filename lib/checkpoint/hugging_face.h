@@ -1,5 +1,6 @@
 // Hugging Face model folders of GPT-2 and Llama models: config.json with model.safetensors, or shards with
-// model.safetensors.index.json; f32, bf16 or f16. Import is exact (16-bit types widen); export writes the dtype it is asked for.
+// model.safetensors.index.json; f32, bf16 or f16. Import is exact (16-bit types widen); export writes the dtype it is
+// asked for.
 #pragma once
 
 #include <filesystem>
@@ -19,8 +20,8 @@ bool is_hugging_face_folder(const std::filesystem::path& folder);
 
 class HuggingFaceModel {
  public:
-  // Reads config.json, the index and the files' headers. What is not supported (other families, other rope scaling, sliding windows ...)
-  // is an InputError naming file and member.
+  // Reads config.json, the index and the files' headers. What is not supported (other families, other rope scaling,
+  // sliding windows ...) is an InputError naming file and member.
   explicit HuggingFaceModel(std::filesystem::path folder);
   ~HuggingFaceModel();
   HuggingFaceModel(HuggingFaceModel&&) noexcept;
@@ -29,8 +30,8 @@ class HuggingFaceModel {
   const ModelConfig& model_config() const;  // vocab set; init left at its defaults
   const std::filesystem::path& path() const;
   DType dtype() const;  // of the stored tensors
-  // Fills every master the store holds. Tensors that are missing, superfluous or of another shape are InputErrors by name; known
-  // buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
+  // Fills every master the store holds. Tensors that are missing, superfluous or of another shape are InputErrors by
+  // name; known buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
   void load(ParamStore& store) const;
 
  private:

@@ -9,8 +9,9 @@
 
 namespace scaletrain {
 
-// What changes the computation and is not supported is an InputError naming `where` and the member; members that only matter to
-// generation or to training in that library are ignored. Sizes are bounded so that the tensors' bytes fit 63 bits.
+// What changes the computation and is not supported is an InputError naming `where` and the member; members that only
+// matter to generation or to training in that library are ignored. Sizes are bounded so that the tensors' bytes fit 63
+// bits.
 ModelConfig parse_hugging_face_config(const nlohmann::json& value, const std::string& where);
 
 // UserError where neither family can express the model.

@@ -1,5 +1,5 @@
-// How the tensors of a Hugging Face file are made of rows of the parameter table. GPT-2 keeps query, key and value in one tensor, and
-// linear weights as [in, out]; rows that name the same tensor follow each other along its output dim.
+// How the tensors of a Hugging Face file are made of rows of the parameter table. GPT-2 keeps query, key and value in
+// one tensor, and linear weights as [in, out]; rows that name the same tensor follow each other along its output dim.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // What manifest.json of a checkpoint says: everything but the tensors' bytes. See DESIGN section 6 for the rules.
 //
-// A value type. parse_manifest checks all that can be checked without the files: digest, types, ranges, confined file names, boxes that
-// tile each tensor exactly once, checksums that cover each file. Whatever is wrong is an InputError that names the file and the
-// member; nothing is allocated by a size that a file claims.
+// A value type. parse_manifest checks all that can be checked without the files: digest, types, ranges, confined file
+// names, boxes that tile each tensor exactly once, checksums that cover each file. Whatever is wrong is an InputError
+// that names the file and the member; nothing is allocated by a size that a file claims.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,10 @@ struct TensorPiece {
 };
 
 struct ManifestTensor {
-  std::string name;     // the ParamTable's; optimizer slots: "NAME/exp_avg"
-  std::string role;     // "trained", "frozen", "state", "slot"
+  std::string name;  // the ParamTable's; optimizer slots: "NAME/exp_avg"
+  std::string role;  // "trained", "frozen", "state", "slot"
   DType dtype = DType::f32;
-  Shape shape;          // global
+  Shape shape;  // global
   std::vector<TensorPiece> pieces;
 };
 
@@ -50,11 +50,12 @@ struct Manifest {
   std::int64_t generation = 0;
   std::int64_t step = 0;
   std::int64_t tokens = 0;
-  std::string config;                         // resolved YAML
-  std::vector<std::string> tokenizer_files;   // beside the manifest
-  std::string history;                        // JSON text of the data layer's consumption history
-  std::string fingerprint;                    // what bit-identity depends on
-  // Scalars by name, integers and floats as text that reads back to the same bits: optimizer step, policy counters, seeds, early stop.
+  std::string config;                        // resolved YAML
+  std::vector<std::string> tokenizer_files;  // beside the manifest
+  std::string history;                       // JSON text of the data layer's consumption history
+  std::string fingerprint;                   // what bit-identity depends on
+  // Scalars by name, integers and floats as text that reads back to the same bits: optimizer step, policy counters,
+  // seeds, early stop.
   std::map<std::string, std::string> scalars;
   std::vector<ManifestTensor> tensors;
   std::vector<ManifestFile> files;

@@ -1,6 +1,7 @@
-// The safetensors format: 8 bytes of header length (little endian), a JSON header {name: {dtype, shape, data_offsets}}, then the
-// tensors' bytes without gaps. Files come from anywhere: the header is bounded, parsed strictly and checked in full before anything is
-// allocated by a size it claims. Every error is an InputError naming the file and, where there is one, the tensor.
+// The safetensors format: 8 bytes of header length (little endian), a JSON header {name: {dtype, shape, data_offsets}},
+// then the tensors' bytes without gaps. Files come from anywhere: the header is bounded, parsed strictly and checked in
+// full before anything is allocated by a size it claims. Every error is an InputError naming the file and, where there
+// is one, the tensor.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 
 struct SafetensorsEntry {
   std::string name;
-  // Nothing for element types of the format that this program does not compute with ("BOOL", "F8_E4M3"); type_name has the name.
+  // Nothing for element types of the format that this program does not compute with ("BOOL", "F8_E4M3"); type_name has
+  // the name.
   std::optional<DType> dtype;
   std::string type_name;
   Shape shape;

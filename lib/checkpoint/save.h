@@ -1,4 +1,5 @@
-// Writing one checkpoint: a hidden temporary folder, every file synced, the manifest last, one rename as the only commit point.
+// Writing one checkpoint: a hidden temporary folder, every file synced, the manifest last, one rename as the only
+// commit point.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +15,14 @@ namespace scaletrain {
 
 // Which rank writes which box of which tensor: derived from the table and the layout. One rank: everything it holds.
 struct SavePiece {
-  int row = 0;          // of the ParamTable
-  int slot = -1;        // -1: the masters; else an optimizer slot
+  int row = 0;    // of the ParamTable
+  int slot = -1;  // -1: the masters; else an optimizer slot
   std::string file;
   std::string key;
   Box box;
 };
-// Masters go to model-NNNNN.safetensors, slots to optimizer-NNNNN.safetensors; a file ends before it would exceed max_file_bytes
-// (unless one tensor alone does). Tied copies are not written.
+// Masters go to model-NNNNN.safetensors, slots to optimizer-NNNNN.safetensors; a file ends before it would exceed
+// max_file_bytes (unless one tensor alone does). Tied copies are not written.
 inline constexpr std::uint64_t default_max_file_bytes = 4ull << 30;
 std::vector<SavePiece> make_save_plan(const ParamStore& store, std::uint64_t max_file_bytes = default_max_file_bytes);
 
@@ -30,7 +31,8 @@ struct SaveRequest {
   std::filesystem::path folder;  // .../checkpoints
   Manifest manifest;
   std::vector<std::filesystem::path> tokenizer_files;  // copied beside the manifest
-  // Called right before the rename; false abandons the save (another process took the run's lock, a newer generation began).
+  // Called right before the rename; false abandons the save (another process took the run's lock, a newer generation
+  // began).
   std::function<bool()> may_commit;
   std::uint64_t max_file_bytes = default_max_file_bytes;
 };
@@ -42,8 +44,8 @@ struct SaveResult {
   double seconds = 0;
 };
 
-// Any failure is an InputError; the temporary folder is removed and no checkpoint is changed. An existing checkpoint of the same step
-// (of an abandoned branch) is set aside first.
+// Any failure is an InputError; the temporary folder is removed and no checkpoint is changed. An existing checkpoint of
+// the same step (of an abandoned branch) is set aside first.
 SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request);
 
 // "step-00000200"

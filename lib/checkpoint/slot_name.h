@@ -5,6 +5,8 @@
 
 namespace scaletrain {
 
-inline std::string slot_tensor_name(const std::string& row, const std::string& slot) { return row + "/" + slot; }
+inline std::string slot_tensor_name(const std::string& row, const std::string& slot) {
+  return row + "/" + slot;
+}
 
 }  // namespace scaletrain

@@ -12,8 +12,8 @@
 
 namespace scaletrain {
 
-// Holds one block (4 MiB); reads in ascending order take each block from the disk once. Not thread-safe. The ManifestFile must
-// outlive it.
+// Holds one block (4 MiB); reads in ascending order take each block from the disk once. Not thread-safe. The
+// ManifestFile must outlive it.
 class VerifiedFile {
  public:
   // Another size than the manifest's is an InputError.

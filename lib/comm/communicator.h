@@ -1,10 +1,10 @@
 // Collectives and point-to-point transfers among the ranks of one group.
 //
-// Each call returns a Ticket: work under way. ticket.before(stream) orders what is issued to that stream later behind the
-// transfer without blocking the host; ticket.wait() blocks and is for tests, shutdown and the CPU. The buffers named by a call
-// must stay valid until the ticket has completed; the ticket owns whatever staging memory the transfer needs. All ranks of
-// a group issue the same calls in the same order (one in-order queue per group). A peer that fails, or a deadline that
-// passes, is a PeerError naming group, collective, sequence number and missing ranks.
+// Each call returns a Ticket: work under way. ticket.before(stream) orders what is issued to that stream later behind
+// the transfer without blocking the host; ticket.wait() blocks and is for tests, shutdown and the CPU. The buffers
+// named by a call must stay valid until the ticket has completed; the ticket owns whatever staging memory the transfer
+// needs. All ranks of a group issue the same calls in the same order (one in-order queue per group). A peer that fails,
+// or a deadline that passes, is a PeerError naming group, collective, sequence number and missing ranks.
 //
 // A group of one is a communicator like any other: its reductions and gathers copy.
 #pragma once
@@ -66,7 +66,8 @@ class Communicator {
 
   // In place over data (f32, f64, i64).
   virtual Ticket all_reduce(View data, ReduceOp op) = 0;
-  // Rank r of the group receives the sum of piece r; pieces lie one after the other in `input` with these element counts.
+  // Rank r of the group receives the sum of piece r; pieces lie one after the other in `input` with these element
+  // counts.
   virtual Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) = 0;
   // Piece r of `output` is rank r's input.
   virtual Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) = 0;

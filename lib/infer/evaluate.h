@@ -10,11 +10,11 @@
 namespace scaletrain {
 
 struct EvaluationResult {
-  double loss = 0.0;           // nats per token
-  std::int64_t tokens = 0;     // unmasked targets
+  double loss = 0.0;        // nats per token
+  std::int64_t tokens = 0;  // unmasked targets
 };
 
-// num_samples: the first so many of the set. `progress` is called with (done, all) after each micro-batch.
+// num_samples: the first so many of the set; the model's context is the set's. `progress` is called with (done, all) after each micro-batch.
 // micro_batch is clamped to the samples there are.
 EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, std::int64_t num_samples,
                                 std::int64_t micro_batch,

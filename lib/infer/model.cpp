@@ -57,10 +57,12 @@ struct LoadedModel::Impl {
   ShardLayout layout;
   std::unique_ptr<ParamStore> store;
 
-  void build(const std::string& where, std::int64_t vocab) {
+  // A checkpoint's config may claim any size: with its manifest given, nothing is allocated that the files do not hold.
+  void build(const std::string& where, std::int64_t vocab, const Manifest* manifest) {
     const ModelSpec spec = make_model_spec(config.model, vocab);
     transformer = std::make_unique<Transformer>(spec);
     table = make_param_table(spec, config.model.init);
+    if (manifest != nullptr) check_shapes(*manifest, where);
     std::vector<int> units(table.units().size());
     std::iota(units.begin(), units.end(), 0);
     layout = ShardLayout(table, units, Mesh(), MeshPosition{});
@@ -69,10 +71,21 @@ struct LoadedModel::Impl {
           *backend, table, layout,
           ParamStore::Options{.slot_names = {}, .gradients = false, .dtype = backend->compute_type()});
     } catch (const std::bad_alloc&) {
-      throw InputError(fmt::format("{}: its {} parameters need {} of memory, more than there is", where,
-                                   grouped_digits(static_cast<std::uint64_t>(table.num_parameters())),
-                                   bytes_text(static_cast<std::uint64_t>(table.num_parameters()) *
-                                              size_of(backend->compute_type()))));
+      throw InputError(fmt::format(
+          "{}: its {} parameters need {} of memory, more than there is", where,
+          grouped_digits(static_cast<std::uint64_t>(table.num_parameters())),
+          bytes_text(static_cast<std::uint64_t>(table.num_parameters()) * size_of(backend->compute_type()))));
+    }
+  }
+
+  void check_shapes(const Manifest& manifest, const std::string& where) const {
+    for (const ParamRow& row : table.rows()) {
+      if (row.tied_to) continue;
+      const ManifestTensor* tensor = manifest.find(row.name);
+      if (tensor == nullptr) throw InputError(fmt::format("{}: the manifest lists no tensor {}", where, quoted(row.name)));
+      if (!(tensor->shape == row.shape))
+        throw InputError(fmt::format("{}: tensor {} is {} in the manifest, but {} by its config", where, quoted(row.name),
+                                     to_text(tensor->shape), to_text(row.shape)));
     }
   }
 
@@ -88,7 +101,7 @@ struct LoadedModel::Impl {
     if (config.model.layers > static_cast<std::int64_t>(checkpoint.manifest().tensors.size()))
       throw InputError(fmt::format("{}: model.layers: {}, but the manifest lists only {} tensors", where,
                                    config.model.layers, checkpoint.manifest().tensors.size()));
-    build(path.string(), tokenizer->vocab_size());
+    build(path.string(), tokenizer->vocab_size(), &checkpoint.manifest());
     checkpoint.load(*store, false);
     store->values_changed();
   }
@@ -98,13 +111,14 @@ struct LoadedModel::Impl {
     config.model = model.model_config();
     config.data.tokenizer.type = kind;
     tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
-    build(path.string(), *config.model.vocab);
+    build(path.string(), *config.model.vocab, nullptr);
     model.load(*store);
     store->values_changed();
   }
 };
 
-LoadedModel::LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream, TokenizerKind hugging_face_tokenizer)
+LoadedModel::LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
+                         TokenizerKind hugging_face_tokenizer)
     : impl_(std::make_unique<Impl>()) {
   impl_->backend = &backend;
   impl_->stream = &stream;
@@ -119,12 +133,26 @@ LoadedModel::~LoadedModel() = default;
 LoadedModel::LoadedModel(LoadedModel&&) noexcept = default;
 LoadedModel& LoadedModel::operator=(LoadedModel&&) noexcept = default;
 
-const Transformer& LoadedModel::transformer() const { return *impl_->transformer; }
-ParamStore& LoadedModel::store() { return *impl_->store; }
-const Tokenizer& LoadedModel::tokenizer() const { return *impl_->tokenizer; }
-const Config& LoadedModel::config() const { return impl_->config; }
-std::optional<std::int64_t> LoadedModel::step() const { return impl_->step; }
-Backend& LoadedModel::backend() { return *impl_->backend; }
-Stream& LoadedModel::stream() { return *impl_->stream; }
+const Transformer& LoadedModel::transformer() const {
+  return *impl_->transformer;
+}
+ParamStore& LoadedModel::store() {
+  return *impl_->store;
+}
+const Tokenizer& LoadedModel::tokenizer() const {
+  return *impl_->tokenizer;
+}
+const Config& LoadedModel::config() const {
+  return impl_->config;
+}
+std::optional<std::int64_t> LoadedModel::step() const {
+  return impl_->step;
+}
+Backend& LoadedModel::backend() {
+  return *impl_->backend;
+}
+Stream& LoadedModel::stream() {
+  return *impl_->stream;
+}
 
 }  // namespace scaletrain

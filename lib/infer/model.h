@@ -1,5 +1,5 @@
-// A model that can be evaluated and sampled from: weights out of one of our checkpoints or a Hugging Face folder, no gradients, no
-// optimizer state, one rank.
+// A model that can be evaluated and sampled from: weights out of one of our checkpoints or a Hugging Face folder, no
+// gradients, no optimizer state, one rank.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@
 
 namespace scaletrain {
 
-// What a path on the command line stands for: a checkpoint, a run folder (its newest usable checkpoint) or a Hugging Face folder.
+// What a path on the command line stands for: a checkpoint, a run folder (its newest usable checkpoint) or a Hugging
+// Face folder.
 enum class ModelSource { checkpoint, hugging_face };
 struct LocatedModel {
   ModelSource source = ModelSource::checkpoint;
@@ -28,8 +29,8 @@ LocatedModel locate_model(const std::filesystem::path& path);
 
 class LoadedModel {
  public:
-  // Reads and verifies the weights. The backend and stream must outlive it. Tokenizer files of Hugging Face folders are not read: such a
-  // model's text is bytes or a list of ids, as the caller says.
+  // Reads and verifies the weights. The backend and stream must outlive it. Tokenizer files of Hugging Face folders are
+  // not read: such a model's text is bytes or a list of ids, as the caller says.
   LoadedModel(const LocatedModel& location, Backend& backend, Stream& stream,
               TokenizerKind hugging_face_tokenizer = TokenizerKind::ids);
   ~LoadedModel();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -16,6 +17,10 @@ std::int32_t sample_token(std::span<const float> logits, std::int64_t num_classe
                           std::int64_t index) {
   SCALETRAIN_CHECK(num_classes > 0 && static_cast<std::size_t>(num_classes) <= logits.size());
   const auto classes = logits.first(static_cast<std::size_t>(num_classes));
+  for (std::size_t i = 0; i < classes.size(); ++i)
+    if (std::isnan(classes[i]) || classes[i] == std::numeric_limits<float>::infinity())
+      throw InputError(fmt::format("the model's logit of token {} is {}: its weights are damaged or its training diverged", i,
+                                   classes[i]));
   const auto largest = std::max_element(classes.begin(), classes.end());
   if (options.temperature <= 0.0) return static_cast<std::int32_t>(largest - classes.begin());
   std::vector<double> cumulative(classes.size());
@@ -24,11 +29,11 @@ std::int32_t sample_token(std::span<const float> logits, std::int64_t num_classe
     sum += std::exp((static_cast<double>(classes[i]) - static_cast<double>(*largest)) / options.temperature);
     cumulative[i] = sum;
   }
-  const double point =
-      philox_uniform(philox_key(options.seed, "generate"), static_cast<std::uint64_t>(index)) * sum;
-  const auto chosen = std::upper_bound(cumulative.begin(), cumulative.end(), point);
-  const auto last = cumulative.end() - 1;
-  return static_cast<std::int32_t>(std::min(chosen, last) - cumulative.begin());
+  const double point = philox_uniform(philox_key(options.seed, "generate"), static_cast<std::uint64_t>(index)) * sum;
+  // The product can round up to the sum itself; then the last class that has any probability is meant.
+  auto chosen = std::upper_bound(cumulative.begin(), cumulative.end(), point);
+  if (chosen == cumulative.end()) chosen = std::lower_bound(cumulative.begin(), cumulative.end(), sum);
+  return static_cast<std::int32_t>(chosen - cumulative.begin());
 }
 
 GenerationEnd generate_text(LoadedModel& model, const std::string& prompt, std::int64_t max_tokens,

@@ -121,10 +121,6 @@ std::optional<LockHolder> parse_if_well_formed(const std::optional<std::string>&
   }
 }
 
-fs::path temporary_path(const fs::path& path, const std::string& lock_id) {
-  return path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), lock_id);
-}
-
 bool write_counter(const FileDescriptor& file, const LockHolder& holder) {
   const std::string text = lock_text(holder);
   return ::pwrite(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());

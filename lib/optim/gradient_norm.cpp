@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/error.h"
 
 namespace scaletrain {
 
@@ -14,9 +15,10 @@ double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const Par
     for (const ParamRow& row : store.table().rows_of(unit)) {
       if (row.role != ParamRole::trained || row.tied_to) continue;
       if (!ParamTable::is_first_holder(row, tensor_degree, layout.position().tensor)) continue;
-      const View gradient = store.gradient(row.name);
-      SCALETRAIN_CHECK(static_cast<bool>(gradient));
-      if (gradient.num_elements() > 0) counted.push_back(gradient);
+      const ParamSpan* span = layout.find(store.table().index_of(row.name));
+      if (span->count == 0) continue;  // a rank beyond the last piece of a cut
+      counted.push_back(store.gradient(row.name));
+      SCALETRAIN_CHECK(static_cast<bool>(counted.back()));
     }
   }
   // One number per row, read only after the stream has run.

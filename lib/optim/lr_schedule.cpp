@@ -15,9 +15,10 @@ double learning_rate(const LrScheduleConfig& config, double peak, std::int64_t u
   if (update < config.warmup) return peak * (static_cast<double>(update) / static_cast<double>(config.warmup));
   const std::int64_t start = std::max<std::int64_t>(config.warmup, 1);
   if (update <= start) return peak;
-  const double progress = total_updates <= start ? 1.0
-                                                 : std::min(1.0, static_cast<double>(update - start) /
-                                                                     static_cast<double>(total_updates - start));
+  const double progress =
+      total_updates <= start
+          ? 1.0
+          : std::min(1.0, static_cast<double>(update - start) / static_cast<double>(total_updates - start));
   const double low = config.min_ratio;
   switch (config.type) {
     case LrScheduleKind::cosine:

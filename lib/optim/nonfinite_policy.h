@@ -1,4 +1,5 @@
-// How many steps in a row may have a non-finite loss or gradient (and so be skipped) before training counts as diverged.
+// How many steps in a row may have a non-finite loss or gradient (and so be skipped) before training counts as
+// diverged.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ struct NonfiniteState {
   bool operator==(const NonfiniteState&) const = default;
 };
 
-// The state after `step`. A finite step ends the row; a step without tokens says nothing and leaves it as it is. DivergedError,
-// which names train.nonfinite.skip, when more than `allowed` steps in a row were non-finite.
+// The state after `step`. A finite step ends the row; a step without tokens says nothing and leaves it as it is.
+// DivergedError, which names train.nonfinite.skip, when more than `allowed` steps in a row were non-finite.
 NonfiniteState after_step(const NonfiniteState& before, SkipReason reason, std::int64_t allowed, Step step);
 
 }  // namespace scaletrain

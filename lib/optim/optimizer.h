@@ -19,14 +19,14 @@ class Optimizer {
   // Per-element state, zero at the start: ParamStore::Options::slot_names, and the names in a checkpoint.
   virtual std::span<const std::string> slot_names() const = 0;
 
-  // Updates every range of the store, which must have been made with these slot names, and then drops its cached compute
-  // forms: no unit may be acquired. With step.skip nothing changes. `step` must stay valid until the stream has run.
-  // One thread at a time.
+  // Updates every range of the store, which must have been made with these slot names, and then drops its cached
+  // compute forms: no unit may be acquired. With step.skip nothing changes. `step` must stay valid until the stream has
+  // run. One thread at a time.
   virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepBlock& step) = 0;
 };
 
-// adamw: slots "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no slots. Weight decay is on the rows that the
-// table says decay.
+// adamw: slots "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no slots. Weight decay is on the rows that
+// the table says decay.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
 
 }  // namespace scaletrain

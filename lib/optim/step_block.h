@@ -1,9 +1,9 @@
 // The numbers that the update kernels read, from what a step measured. Pure.
 //
 // The loss is the mean over all n unmasked target tokens of the global batch. Micro-batches do not know n: each
-// back-propagates the sum over its tokens times a constant c of the plan (for example 1 / (global_batch · context)), so the
-// summed gradient is G = c · n · g, where g is the gradient of the mean. Here n is known: ‖g‖ = ‖G‖ / (c · n), and the
-// update's gradient_scale turns G into g, clipped to `clip_norm` in the same product.
+// back-propagates the sum over its tokens times a constant c of the plan (for example 1 / (global_batch · context)), so
+// the summed gradient is G = c · n · g, where g is the gradient of the mean. Here n is known: ‖g‖ = ‖G‖ / (c · n), and
+// the update's gradient_scale turns G into g, clipped to `clip_norm` in the same product.
 #pragma once
 
 #include <cstdint>

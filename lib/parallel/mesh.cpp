@@ -25,7 +25,9 @@ Mesh::Mesh(std::int64_t data, std::int64_t tensor, std::int64_t pipeline)
   checked_mul(checked_mul(data, tensor), pipeline);
 }
 
-std::int64_t Mesh::world() const { return data_ * tensor_ * pipeline_; }
+std::int64_t Mesh::world() const {
+  return data_ * tensor_ * pipeline_;
+}
 
 std::int64_t Mesh::degree(Axis axis) const {
   switch (axis) {
@@ -65,6 +67,8 @@ std::vector<Rank> Mesh::group(Axis axis, Rank rank) const {
   return ranks;
 }
 
-std::string Mesh::text() const { return fmt::format("data {} x tensor {} x pipeline {}", data_, tensor_, pipeline_); }
+std::string Mesh::text() const {
+  return fmt::format("data {} x tensor {} x pipeline {}", data_, tensor_, pipeline_);
+}
 
 }  // namespace scaletrain

@@ -1,6 +1,7 @@
 // Who is who: the bijection between ranks and positions on named axes. Pure arithmetic; nothing is stored per rank.
 //
-// Rank order: tensor fastest, then data, then pipeline, so that the ranks of a tensor group are neighbours and share a host.
+// Rank order: tensor fastest, then data, then pipeline, so that the ranks of a tensor group are neighbours and share a
+// host.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ struct MeshPosition {
 
 class Mesh {
  public:
-  Mesh() = default;  // one rank
+  Mesh() = default;                                                     // one rank
   Mesh(std::int64_t data, std::int64_t tensor, std::int64_t pipeline);  // each >= 1
 
   std::int64_t world() const;  // the product of the degrees

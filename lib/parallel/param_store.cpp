@@ -78,8 +78,8 @@ struct ParamStore::Impl {
   const ParamTable& table;
   const ShardLayout& layout;
   Options options;
-  std::vector<Memory> memory;        // as layout.buffers()
-  std::map<int, Unit> units;         // by index in the table
+  std::vector<Memory> memory;  // as layout.buffers()
+  std::map<int, Unit> units;   // by index in the table
   std::vector<OptimizerRange> ranges;
   // Compute forms of the current values by place: two units that share a tied tensor share its form too.
   std::map<std::pair<int, std::int64_t>, std::unique_ptr<PackedWeight>> packed;
@@ -202,13 +202,17 @@ void ParamStore::release(int unit) {
   --entry.acquired;
 }
 
-const UnitGradients& ParamStore::gradients(int unit) const { return impl_->unit_at(unit).gradients; }
+const UnitGradients& ParamStore::gradients(int unit) const {
+  return impl_->unit_at(unit).gradients;
+}
 
 void ParamStore::zero_gradients(Stream& stream) {
   for (const OptimizerRange& range : impl_->ranges) impl_->backend.run(stream, Fill{.output = range.gradient});
 }
 
-std::span<OptimizerRange> ParamStore::optimizer_ranges() { return impl_->ranges; }
+std::span<OptimizerRange> ParamStore::optimizer_ranges() {
+  return impl_->ranges;
+}
 
 void ParamStore::values_changed() {
   for (auto& [index, unit] : impl_->units) {
@@ -239,9 +243,15 @@ View ParamStore::slot(std::string_view row_name, std::size_t slot) const {
   return slots.empty() ? View() : impl_->view(slots[slot], *span);
 }
 
-const ParamTable& ParamStore::table() const { return impl_->table; }
-const ShardLayout& ParamStore::layout() const { return impl_->layout; }
-const ParamStore::Options& ParamStore::options() const { return impl_->options; }
+const ParamTable& ParamStore::table() const {
+  return impl_->table;
+}
+const ShardLayout& ParamStore::layout() const {
+  return impl_->layout;
+}
+const ParamStore::Options& ParamStore::options() const {
+  return impl_->options;
+}
 
 std::uint64_t ParamStore::bytes() const {
   std::uint64_t total = 0;

@@ -1,8 +1,9 @@
 // The parameters of one rank: master weights, gradients, optimizer slots in flat buffers, and the handles layers see.
 //
-// acquire(unit) and release(unit) bracket every use, at every ZeRO stage. Layers never see flat buffers: they get a UnitWeights with
-// one Weight per row of the unit, or one per fused group (a matrix over the group's rows), in table order. Compute forms are
-// cached per version and dropped when the optimizer (or a gather) changes the values. Not thread-safe: one executor uses it.
+// acquire(unit) and release(unit) bracket every use, at every ZeRO stage. Layers never see flat buffers: they get a
+// UnitWeights with one Weight per row of the unit, or one per fused group (a matrix over the group's rows), in table
+// order. Compute forms are cached per version and dropped when the optimizer (or a gather) changes the values. Not
+// thread-safe: one executor uses it.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ namespace scaletrain {
 // Handles of one acquired unit. Valid until release.
 class UnitWeights {
  public:
-  // The weight, or fused matrix, of this name: the row's name without the unit's prefix ("attention.query.weight"), or the fused
-  // group's name ("attention.qkv.weight"). Absent rows (no bias) give an empty Weight.
+  // The weight, or fused matrix, of this name: the row's name without the unit's prefix ("attention.query.weight"), or
+  // the fused group's name ("attention.qkv.weight"). Absent rows (no bias) give an empty Weight.
   Weight find(std::string_view local_name) const;
 
  private:
@@ -52,15 +53,16 @@ class UnitGradients {
 struct OptimizerRange {
   int buffer = 0;
   std::int64_t first = 0;
-  View param;                 // master weights
+  View param;  // master weights
   View gradient;
-  std::vector<View> slots;    // in the order of the names given to the constructor
+  std::vector<View> slots;  // in the order of the names given to the constructor
 };
 
 class ParamStore {
  public:
   struct Options {
-    std::vector<std::string> slot_names;  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference
+    std::vector<std::string>
+        slot_names;  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference
     bool gradients = true;
     DType dtype = DType::f32;  // of masters, gradients and slots; f64 with the f64 reference
   };
@@ -82,7 +84,8 @@ class ParamStore {
   // After an update or a load: cached compute forms are stale.
   void values_changed();
 
-  // The local box of a row (masters), its gradient, and slot s, for initialisation, checkpoints and tests. Empty where not held.
+  // The local box of a row (masters), its gradient, and slot s, for initialisation, checkpoints and tests. Empty where
+  // not held.
   View master(std::string_view row_name) const;
   View gradient(std::string_view row_name) const;
   View slot(std::string_view row_name, std::size_t slot) const;

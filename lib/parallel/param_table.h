@@ -1,9 +1,10 @@
-// The single truth about persistent tensors. One row per tensor that a checkpoint stores: gradient reduction, the global norm,
-// initialisation, checkpoint boxes, import and export, memory accounting and parameter counts all derive from it.
+// The single truth about persistent tensors. One row per tensor that a checkpoint stores: gradient reduction, the
+// global norm, initialisation, checkpoint boxes, import and export, memory accounting and parameter counts all derive
+// from it.
 //
-// Rows are grouped by unit: the piece of the model that is acquired and released together (the embedding, each block, the head).
-// Names are global ("blocks.17.attention.query.weight") and unfused; rows that a kernel reads as one matrix follow each
-// other and name the same `fused` group, so that the flat layout puts them side by side.
+// Rows are grouped by unit: the piece of the model that is acquired and released together (the embedding, each block,
+// the head). Names are global ("blocks.17.attention.query.weight") and unfused; rows that a kernel reads as one matrix
+// follow each other and name the same `fused` group, so that the flat layout puts them side by side.
 //
 // Size: one row per tensor of the whole model (a few thousand for the largest); never multiplied by the world.
 #pragma once
@@ -59,17 +60,17 @@ struct InitialValues {
 
 struct ParamRow {
   std::string name;
-  std::string hugging_face_name;  // the name in the family's safetensors; empty: not exported (a tied copy)
+  std::string hugging_face_name;         // the name in the family's safetensors; empty: not exported (a tied copy)
   bool hugging_face_transposed = false;  // GPT-2 stores linear weights [in, out]
   ParamRole role = ParamRole::trained;
-  Shape shape;                    // global
-  DType dtype = DType::f32;       // as stored
+  Shape shape;               // global
+  DType dtype = DType::f32;  // as stored
   Split split;
-  bool decays = false;            // weight decay applies (matrices, not biases and norms)
+  bool decays = false;  // weight decay applies (matrices, not biases and norms)
   InitialValues init;
-  bool lookup_only = false;       // read row by row (an embedding table): needs no compute form
-  std::string fused;              // rows of one unit with the same non-empty text form one matrix, stacked along dim 0
-  int unit = 0;                   // index into units()
+  bool lookup_only = false;  // read row by row (an embedding table): needs no compute form
+  std::string fused;         // rows of one unit with the same non-empty text form one matrix, stacked along dim 0
+  int unit = 0;              // index into units()
   std::optional<std::string> tied_to;  // this row is another stage's copy of that row's tensor: stored and counted once
 };
 
@@ -97,12 +98,13 @@ class ParamTable {
   std::int64_t num_parameters() const;
   // The part of a row that a tensor rank holds.
   static Box box_of(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank);
-  // How many tensor ranks hold the same part, and whether this rank is the first of them: the one that counts it where each
-  // element must count once (gradient norm, save boxes).
+  // How many tensor ranks hold the same part, and whether this rank is the first of them: the one that counts it where
+  // each element must count once (gradient norm, save boxes).
   static std::int64_t num_holders(const ParamRow& row, std::int64_t tensor_degree);
   static bool is_first_holder(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank);
-  // The gradient of a row is summed over the data axis always; over the tensor axis where every rank of it computes only a part.
-  // (Which rows those are is the split's business: replicated rows inside sequence shards, grouped ones among their holders.)
+  // The gradient of a row is summed over the data axis always; over the tensor axis where every rank of it computes
+  // only a part. (Which rows those are is the split's business: replicated rows inside sequence shards, grouped ones
+  // among their holders.)
 
  private:
   std::vector<ParamRow> rows_;

@@ -52,15 +52,17 @@ bool has_chunk(Opcode op) {
 // A transfer of one stage, at its place in the common order of all transfers: two stages that sort by `key` agree.
 struct PlannedTransfer {
   std::size_t before_work = 0;  // index of the work that it precedes
-  std::tuple<std::int64_t, Opcode, std::int64_t, std::int64_t> key;  // time, receiving opcode, virtual receiver, micro-batch
+  std::tuple<std::int64_t, Opcode, std::int64_t, std::int64_t>
+      key;  // time, receiving opcode, virtual receiver, micro-batch
   Instruction instruction;
 };
 
 // Which transfers a stage takes part in and where in its order they stand.
 //
-// A transfer stands, on both sides, behind all work that starts before the result exists in the ideal timeline. So nothing
-// that precedes a transfer on either side depends on a later transfer: the earliest one not yet done can always be
-// posted by both sides, even if every transfer blocks its stage. That is why no schedule can deadlock, whatever real times are.
+// A transfer stands, on both sides, behind all work that starts before the result exists in the ideal timeline. So
+// nothing that precedes a transfer on either side depends on a later transfer: the earliest one not yet done can always
+// be posted by both sides, even if every transfer blocks its stage. That is why no schedule can deadlock, whatever real
+// times are.
 std::vector<PlannedTransfer> plan_transfers(const ScheduleShape& shape, const Timeline& timeline, std::int64_t stage) {
   std::vector<PlannedTransfer> transfers;
   if (shape.stages == 1) return transfers;
@@ -139,9 +141,10 @@ std::vector<ScheduleStep> stage_steps(const ScheduleShape& shape, const std::vec
 ScheduleShape checked_shape(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks) {
   SCALETRAIN_CHECK(stages >= 1 && micro_batches >= 1 && chunks >= 1);
   if (chunks != 1 && kind != ScheduleKind::interleaved) {
-    throw UserError(fmt::format("parallel.chunks: {} chunks per stage, but parallel.schedule is {}, which has one; "
-                                "set parallel.schedule: interleaved or parallel.chunks: 1",
-                                chunks, to_text(kind)));
+    throw UserError(
+        fmt::format("parallel.chunks: {} chunks per stage, but parallel.schedule is {}, which has one; "
+                    "set parallel.schedule: interleaved or parallel.chunks: 1",
+                    chunks, to_text(kind)));
   }
   return {.kind = kind, .stages = stages, .micro_batches = micro_batches, .chunks = chunks};
 }
@@ -171,7 +174,9 @@ std::string step_text(const ScheduleStep& step, std::int64_t chunks) {
 
 }  // namespace
 
-std::string_view to_text(Opcode op) { return row_of(op).name; }
+std::string_view to_text(Opcode op) {
+  return row_of(op).name;
+}
 
 Schedule make_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks) {
   const ScheduleShape shape = checked_shape(kind, stages, micro_batches, chunks);

@@ -33,8 +33,8 @@ std::vector<Work> one_f_one_b_order(const ScheduleShape& shape, std::int64_t sta
   return order;
 }
 
-// 1F1B over the input parts. Stage i lags i weight parts behind: what later stages need at once comes first, and the weight
-// parts left over fill the time in which 1F1B would wait for gradients.
+// 1F1B over the input parts. Stage i lags i weight parts behind: what later stages need at once comes first, and the
+// weight parts left over fill the time in which 1F1B would wait for gradients.
 std::vector<Work> zb_h1_order(const ScheduleShape& shape, std::int64_t stage) {
   const std::int64_t total = shape.micro_batches;
   const std::int64_t warm_up = std::min(shape.stages - stage - 1, total);
@@ -62,8 +62,7 @@ Work interleaved_work(const ScheduleShape& shape, Opcode op, std::int64_t k) {
 
 std::vector<Work> interleaved_order(const ScheduleShape& shape, std::int64_t stage) {
   const std::int64_t total = round_up(shape.micro_batches, shape.stages) * shape.chunks;
-  const std::int64_t warm_up =
-      std::min((shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages, total);
+  const std::int64_t warm_up = std::min((shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages, total);
   std::vector<Work> order;
   const auto add = [&](Opcode op, std::int64_t k) {
     const Work work = interleaved_work(shape, op, k);
@@ -88,7 +87,9 @@ std::vector<Work> evaluation_order(const ScheduleShape& shape) {
   return order;
 }
 
-std::int64_t unit_time(Opcode op) { return op == Opcode::backward ? 2 : 1; }
+std::int64_t unit_time(Opcode op) {
+  return op == Opcode::backward ? 2 : 1;
+}
 
 }  // namespace
 

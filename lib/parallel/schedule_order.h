@@ -28,8 +28,8 @@ struct Work {
 // The work of one stage in its order.
 std::vector<Work> work_order(const ScheduleShape& shape, std::int64_t stage);
 
-// When results exist if every forward, input part and weight part takes one unit, and transfers nothing, each stage following
-// its order as early as it can.
+// When results exist if every forward, input part and weight part takes one unit, and transfers nothing, each stage
+// following its order as early as it can.
 struct Timeline {
   std::vector<std::vector<std::int64_t>> start;  // [stage][index in work_order]
   std::vector<std::int64_t> activation;          // [virtual stage * M + micro-batch]: end of its forward

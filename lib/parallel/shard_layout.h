@@ -1,11 +1,12 @@
 // Where each parameter of one rank lives in the flat buffers that ZeRO partitions.
 //
-// One flat buffer per (role, reduction group, dtype): all parameters of it one after the other, units in order, each row's local
-// box flattened, rows of a fused group without gaps, every unit and every fused group aligned to 16 elements (64 bytes).
-// The buffer is padded so that each data rank's shard is equal and aligned. Decay and padding are attributes of spans.
+// One flat buffer per (role, reduction group, dtype): all parameters of it one after the other, units in order, each
+// row's local box flattened, rows of a fused group without gaps, every unit and every fused group aligned to 16
+// elements (64 bytes). The buffer is padded so that each data rank's shard is equal and aligned. Decay and padding are
+// attributes of spans.
 //
-// Every row that does not continue a fused group starts aligned. A tied row whose owner is held by the same rank has no place of
-// its own: find() gives the owner's. On another stage it is a copy with a place of its own.
+// Every row that does not continue a fused group starts aligned. A tied row whose owner is held by the same rank has no
+// place of its own: find() gives the owner's. On another stage it is a copy with a place of its own.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@
 
 namespace scaletrain {
 
-// ZeRO as a policy: what is divided among the data ranks. Stage 0: nothing; 1: optimizer; 2: + gradients; 3: + parameters.
+// ZeRO as a policy: what is divided among the data ranks. Stage 0: nothing; 1: optimizer; 2: + gradients; 3: +
+// parameters.
 struct ZeroPolicy {
   bool shard_optimizer = false;
   bool shard_gradients = false;
@@ -33,11 +35,11 @@ struct ParamSpan {
   int buffer = 0;
   std::int64_t offset = 0;
   std::int64_t count = 0;
-  Box box;      // the rank's part of the global tensor
+  Box box;  // the rank's part of the global tensor
 };
 
 struct FlatBuffer {
-  std::string name;           // "trained.data.F32"; roles without a gradient have no reduction group: "frozen.BF16"
+  std::string name;  // "trained.data.F32"; roles without a gradient have no reduction group: "frozen.BF16"
   ParamRole role = ParamRole::trained;
   DType dtype = DType::f32;
   std::int64_t num_elements = 0;  // padded to shards * shard_elements
@@ -84,11 +86,12 @@ class ShardLayout {
   std::vector<FlatBuffer> buffers_;
   std::vector<ParamSpan> spans_;
   std::vector<UnitSpans> units_;
-  std::vector<ParamSpan> tied_;     // rows that share their owner's place
+  std::vector<ParamSpan> tied_;             // rows that share their owner's place
   std::vector<std::int64_t> place_of_row_;  // index into spans_; -1: not held; -2 - k: tied_[k]
 };
 
-// A flat range of a row-major tensor box as boxes of the global tensor: at most 2d-1 of them. What a rank saves under a sharded policy.
+// A flat range of a row-major tensor box as boxes of the global tensor: at most 2d-1 of them. What a rank saves under a
+// sharded policy.
 std::vector<Box> boxes_of_range(const Box& box, std::int64_t first, std::int64_t count);
 
 }  // namespace scaletrain

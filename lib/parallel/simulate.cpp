@@ -16,7 +16,7 @@ namespace {
 // What became of one micro-batch in one virtual stage. Times: -1 until the thing exists.
 struct Cell {
   double forward_end = -1;
-  double backward_end = -1;   // of the input part
+  double backward_end = -1;  // of the input part
   bool is_saved = false;
   bool has_weight_work = false;
   bool weight_done = false;
@@ -40,13 +40,13 @@ struct QueuedStep {
 };
 
 struct StageState {
-  std::size_t step = 0;         // the compute's place
+  std::size_t step = 0;  // the compute's place
   std::size_t instruction = 0;
-  double clock = 0;             // of the compute
+  double clock = 0;  // of the compute
   std::vector<QueuedStep> queue;
-  std::size_t head = 0;         // first step of the queue that has not completed
+  std::size_t head = 0;  // first step of the queue that has not completed
   bool head_is_posted = false;
-  double queue_clock = 0;       // when the step before the head completed
+  double queue_clock = 0;  // when the step before the head completed
   std::vector<std::int64_t> acquired;
   std::vector<bool> reduced;
   std::int64_t saved = 0;
@@ -64,8 +64,12 @@ bool is_transfer(Opcode op) {
   return op == Opcode::send_activation || op == Opcode::receive_activation || op == Opcode::send_gradient ||
          op == Opcode::receive_gradient;
 }
-bool is_send(Opcode op) { return op == Opcode::send_activation || op == Opcode::send_gradient; }
-bool is_activation(Opcode op) { return op == Opcode::send_activation || op == Opcode::receive_activation; }
+bool is_send(Opcode op) {
+  return op == Opcode::send_activation || op == Opcode::send_gradient;
+}
+bool is_activation(Opcode op) {
+  return op == Opcode::send_activation || op == Opcode::receive_activation;
+}
 
 class Simulator {
  public:
@@ -341,7 +345,8 @@ bool Simulator::execute(std::size_t stage, const Instruction& instruction) {
 
 // A transfer's own rules, when the compute reaches it.
 void Simulator::enter_transfer(std::size_t stage, const Instruction& instruction) {
-  require(instruction.micro_batch.has_value() && instruction.peer.has_value(), stage, "it names no micro-batch or peer");
+  require(instruction.micro_batch.has_value() && instruction.peer.has_value(), stage,
+          "it names no micro-batch or peer");
   require(instruction.chunk >= 0 && instruction.chunk < schedule_.chunks, stage, "there is no such chunk");
   const std::int64_t m = instruction.micro_batch->value();
   require(m >= 0 && m < schedule_.micro_batches, stage, "there is no such micro-batch");
@@ -518,8 +523,7 @@ Simulation Simulator::run() {
     busy += result_.stages[stage].busy;
     result_.makespan = std::max({result_.makespan, states_[stage].clock, states_[stage].queue_clock});
   }
-  if (result_.makespan > 0)
-    result_.bubble = 1.0 - busy / (static_cast<double>(schedule_.stages) * result_.makespan);
+  if (result_.makespan > 0) result_.bubble = 1.0 - busy / (static_cast<double>(schedule_.stages) * result_.makespan);
   result_.completed = true;
   return result_;
 }

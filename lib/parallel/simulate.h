@@ -1,11 +1,11 @@
-// Replays a schedule on all stages with given costs, sends as rendezvous (a send completes only when its receive is posted), and
-// either proves that it runs to its end or says which instructions wait for each other.
+// Replays a schedule on all stages with given costs, sends as rendezvous (a send completes only when its receive is
+// posted), and either proves that it runs to its end or says which instructions wait for each other.
 //
-// The model of a stage: its compute runs the steps in order and waits only for what an instruction reads; its transfers form one
-// in-order queue beside the compute. A step of transfers enters the queue when the compute reaches it, is posted when the step
-// before it in the queue has completed, and completes when every peer has posted the other side. This is how batched
-// point-to-point calls behave on one communicator, and nothing is buffered. With TransferModel::blocking the compute also stands
-// still until the step has completed: the worst an executor may do.
+// The model of a stage: its compute runs the steps in order and waits only for what an instruction reads; its transfers
+// form one in-order queue beside the compute. A step of transfers enters the queue when the compute reaches it, is
+// posted when the step before it in the queue has completed, and completes when every peer has posted the other side.
+// This is how batched point-to-point calls behave on one communicator, and nothing is buffered. With
+// TransferModel::blocking the compute also stands still until the step has completed: the worst an executor may do.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ struct ScheduleCosts {
 };
 
 struct StageSimulation {
-  std::int64_t peak_saved = 0;         // forward results held at once (micro-batches times chunks)
-  std::int64_t peak_weight_work = 0;   // backward_input results awaiting their weight part
+  std::int64_t peak_saved = 0;        // forward results held at once (micro-batches times chunks)
+  std::int64_t peak_weight_work = 0;  // backward_input results awaiting their weight part
   double busy = 0.0;
 };
 
@@ -38,10 +38,10 @@ struct Simulation {
   std::vector<StageSimulation> stages;
 };
 
-// Checks on the way: everything used was produced before, each saved result is consumed exactly once, every micro-batch passes every
-// chunk once in each direction, parameters are acquired around every use, gradients are reduced after the last backward, and
-// nothing is left at the end.
-// A schedule without any backward is an evaluation: forward results are freed at once and nothing is reduced.
+// Checks on the way: everything used was produced before, each saved result is consumed exactly once, every micro-batch
+// passes every chunk once in each direction, parameters are acquired around every use, gradients are reduced after the
+// last backward, and nothing is left at the end. A schedule without any backward is an evaluation: forward results are
+// freed at once and nothing is reduced.
 enum class TransferModel { queued, blocking };
 Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs,
                     TransferModel transfers = TransferModel::queued);

@@ -12,8 +12,9 @@ namespace scaletrain {
 
 namespace {
 
-// Blocks that fit virtual stage `index` under the bottleneck; negative if its fixed part alone does not fit. The comparison
-// and the stage's cost are computed by the same expression, so that a bottleneck taken from a split admits that split.
+// Blocks that fit virtual stage `index` under the bottleneck; negative if its fixed part alone does not fit. The
+// comparison and the stage's cost are computed by the same expression, so that a bottleneck taken from a split admits
+// that split.
 class Capacity {
  public:
   Capacity(std::int64_t virtual_stages, double embedding_cost, double head_cost)
@@ -112,8 +113,8 @@ std::vector<StageBlocks> given_stages(std::int64_t blocks, const std::vector<std
   std::int64_t sum = 0;
   for (const std::int64_t count : counts) sum = checked_add(sum, count);
   if (sum != blocks) {
-    throw UserError(
-        fmt::format("parallel.stage_layers: the numbers sum to {}, but model.layers is {}; they must be equal", sum, blocks));
+    throw UserError(fmt::format(
+        "parallel.stage_layers: the numbers sum to {}, but model.layers is {}; they must be equal", sum, blocks));
   }
   return stages_from(counts);
 }

@@ -1,4 +1,5 @@
-// Which blocks of the model each pipeline chunk holds. Embedding and head are counted with their cost, in units of one block.
+// Which blocks of the model each pipeline chunk holds. Embedding and head are counted with their cost, in units of one
+// block.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 
 namespace scaletrain {
 
-// Virtual stage s (of stages * chunks) holds blocks [first, first + count), the embedding if it is the first, the head if the last.
+// Virtual stage s (of stages * chunks) holds blocks [first, first + count), the embedding if it is the first, the head
+// if the last.
 struct StageBlocks {
   std::int64_t first = 0;
   std::int64_t count = 0;
@@ -14,11 +16,12 @@ struct StageBlocks {
   bool head = false;
 };
 
-// Minimises the largest virtual stage's cost over contiguous splits (binary search on the bottleneck); ties put fewer blocks on the
-// later stages. `embedding_cost` and `head_cost` in blocks.
+// Minimises the largest virtual stage's cost over contiguous splits (binary search on the bottleneck); ties put fewer
+// blocks on the later stages. `embedding_cost` and `head_cost` in blocks.
 std::vector<StageBlocks> split_stages(std::int64_t blocks, std::int64_t virtual_stages, double embedding_cost,
                                       double head_cost);
-// A split the user gave: counts of blocks per virtual stage, which must sum to `blocks` (UserError naming parallel.stage_layers).
+// A split the user gave: counts of blocks per virtual stage, which must sum to `blocks` (UserError naming
+// parallel.stage_layers).
 std::vector<StageBlocks> given_stages(std::int64_t blocks, const std::vector<std::int64_t>& counts,
                                       std::int64_t virtual_stages);
 

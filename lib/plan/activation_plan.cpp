@@ -32,6 +32,10 @@ std::size_t bundle_bytes(const Transformer& model, const BatchShape& shape, DTyp
   return bytes;
 }
 
+std::size_t batch_bytes_of(const BatchShape& shape) {
+  return num_batch_tensors * align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
+}
+
 }  // namespace
 
 ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps) {
@@ -42,6 +46,7 @@ ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps) {
       switch (instruction.op) {
         case Opcode::forward:
           peak.saved = std::max(peak.saved, ++now.saved);
+          peak.in_flight = std::max(peak.in_flight, now.saved + now.weight_work);
           break;
         case Opcode::backward:
           --now.saved;
@@ -67,7 +72,7 @@ ActivationPlan make_activation_plan(const Transformer& model, std::span<const in
   ActivationPlan plan;
   plan.units.assign(units.begin(), units.end());
   // A micro-batch that waits for its weight part still needs its inputs, and so its slot.
-  plan.num_slots = std::max<std::int64_t>(1, depth.saved + depth.weight_work);
+  plan.num_slots = std::max<std::int64_t>(1, depth.in_flight);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
   const int head = narrow<int>(model.units().size()) - 1;
   ArenaCutter arena;
@@ -78,7 +83,7 @@ ActivationPlan make_activation_plan(const Transformer& model, std::span<const in
     plan.work_bytes = std::max(plan.work_bytes, align_up(memory.work));
     scratch = std::max(scratch, memory.scratch);
   }
-  const std::size_t batch = num_batch_tensors * align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
+  const std::size_t batch = batch_bytes_of(shape);
   for (std::int64_t slot = 0; slot < plan.num_slots; ++slot) {
     plan.batches.push_back(arena.cut(batch));
     plan.batch_bytes += plan.batches.back().bytes;
@@ -97,14 +102,42 @@ ActivationPlan make_activation_plan(const Transformer& model, std::span<const in
     gradient = arena.cut(hidden);
     plan.boundary_bytes += gradient.bytes;
   }
-  const std::int64_t num_work =
-      depth.weight_work == 0 ? 1 : checked_mul(depth.weight_work, narrow<std::int64_t>(units.size()));
+  const std::int64_t num_work = checked_mul(depth.weight_work, narrow<std::int64_t>(units.size()));
   for (std::int64_t i = 0; i < num_work; ++i) {
     plan.work.push_back(arena.cut(plan.work_bytes));
     plan.work_total_bytes += plan.work.back().bytes;
   }
   plan.scratch = arena.cut(scratch);
   plan.arena_bytes = arena.used();
+  return plan;
+}
+
+ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& shape, DType compute) {
+  ActivationPlan plan;
+  plan.num_slots = 1;
+  ArenaCutter arena;
+  UnitMemory largest;
+  for (const auto& unit : model.units()) {
+    plan.units.push_back(unit->index());
+    const UnitMemory memory = unit->memory(shape, compute);
+    largest.saved = std::max(largest.saved, memory.saved);
+    largest.scratch = std::max(largest.scratch, memory.scratch);
+  }
+  plan.batches.push_back(arena.cut(batch_bytes_of(shape)));
+  plan.inputs.emplace_back();
+  const ArenaRange saved = arena.cut(largest.saved);
+  const std::size_t hidden = bundle_bytes(model, shape, compute);
+  const ArenaRange outputs[2] = {arena.cut(hidden), arena.cut(hidden)};
+  auto& slot = plan.slots.emplace_back();
+  for (std::size_t i = 0; i < plan.units.size(); ++i) {
+    const bool is_last = i + 1 == plan.units.size();
+    slot.push_back({saved, is_last ? ArenaRange{} : outputs[i % 2]});
+  }
+  plan.scratch = arena.cut(largest.scratch);
+  plan.arena_bytes = arena.used();
+  plan.saved_bytes = saved.bytes;
+  plan.boundary_bytes = outputs[0].bytes + outputs[1].bytes;
+  plan.batch_bytes = plan.batches.front().bytes;
   return plan;
 }
 

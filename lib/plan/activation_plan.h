@@ -1,8 +1,8 @@
-// Where every activation of one pipeline stage lies: offsets into one arena, the same at every step.
+// Where every activation of one pipeline stage lies: offsets into one arena, the same at every step. Pure values.
 //
 // Held per micro-batch in flight (a "slot"): each unit's saved region, each unit's output (the next unit's input), the
-// micro-batch's ids, targets and positions. Held once: two gradient buffers that units hand to each other, work regions from
-// backward_input to backward_weight, scratch. How many slots: counted by walking the stage's schedule.
+// micro-batch's ids, targets and positions. Held once: two gradient buffers that units hand to each other, work regions
+// from backward_input to backward_weight, scratch. How many slots: counted by walking the stage's schedule.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,14 @@ struct UnitSlot {
 
 struct ActivationPlan {
   std::int64_t num_slots = 0;
-  std::vector<int> units;                     // the stage's, in order
-  std::vector<std::vector<UnitSlot>> slots;   // [slot][index into units]
-  std::vector<ArenaRange> inputs;             // [slot] the hidden bundle received from the stage before; empty for the first
-  std::vector<ArenaRange> batches;            // [slot] ids, targets, positions: three i32 per token
+  std::vector<int> units;                    // the stage's, in order
+  std::vector<std::vector<UnitSlot>> slots;  // [slot][index into units]
+  std::vector<ArenaRange> inputs;   // [slot] the hidden bundle received from the stage before; empty for the first
+  std::vector<ArenaRange> batches;  // [slot] ids, targets, positions: three i32 per token
   ArenaRange gradients[2];
-  std::vector<ArenaRange> work;               // one for each unit of each weight work held at once, at least one
-  std::size_t work_bytes = 0;                 // of each
+  // One for each unit of each weight work held at once; none where the schedule does not split the backward.
+  std::vector<ArenaRange> work;
+  std::size_t work_bytes = 0;  // of each
   ArenaRange scratch;
   std::size_t arena_bytes = 0;
   // By purpose, for the memory plan.
@@ -43,15 +44,21 @@ struct ActivationPlan {
   std::size_t work_total_bytes = 0;
 };
 
-// Results of forward instructions held at once, and of backward_input awaiting their weight part, at their peaks.
+// What a stage holds at once, at its peaks: results of forward instructions, results of backward_input that await their
+// weight part, and both together (a slot is in use from forward to the last part of the backward).
 struct ScheduleDepth {
   std::int64_t saved = 0;
   std::int64_t weight_work = 0;
+  std::int64_t in_flight = 0;
 };
 ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps);
 
 // `units` of the model, as the stage holds them; receives_input: an earlier stage exists.
 ActivationPlan make_activation_plan(const Transformer& model, std::span<const int> units, const BatchShape& shape,
                                     DType compute, const ScheduleDepth& depth, bool receives_input);
+
+// For a model that is only evaluated, on one stage: nothing is kept for a backward, so all units share one saved region
+// and hand their outputs on through two by turns. No gradients, no work; one slot.
+ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& shape, DType compute);
 
 }  // namespace scaletrain

@@ -86,10 +86,12 @@ std::string facts_text(const Facts& facts) {
   const auto line = [&text](std::string_view key, const std::string& value) {
     text += fmt::format("{:<12} {}\n", key, value);
   };
-  line("model", fmt::format("{} parameters; {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}, context {}",
-                            grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())), model.layers,
-                            model.hidden, model.heads, model.kv_heads, model.ffn_hidden, model.vocab, model.context));
-  line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model), to_text(facts.config.precision.compute)));
+  line("model",
+       fmt::format("{} parameters; {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}, context {}",
+                   grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())), model.layers, model.hidden,
+                   model.heads, model.kv_heads, model.ffn_hidden, model.vocab, model.context));
+  line("compute",
+       fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model), to_text(facts.config.precision.compute)));
   line("steps", fmt::format("{} of {} samples ({} tokens each)", phase.num_steps, phase.global_batch,
                             grouped_digits(static_cast<std::uint64_t>(phase.global_batch * model.context))));
   line("mesh", fmt::format("{} = {} rank{}; {}", phase.mesh.text(), phase.mesh.world(),
@@ -99,9 +101,9 @@ std::string facts_text(const Facts& facts) {
                             phase.micro_batch.samples == 1 ? "" : "s"));
   line("zero", fmt::format("stage {}", facts.config.parallel.zero));
   const ScheduleDepth depth = schedule_depth(phase.schedule(Rank(0)));
-  line("schedule", fmt::format("{}, {} chunk{} per stage; stage 0 holds at most {} micro-batch{}",
-                               to_text(phase.schedule_kind), phase.chunks, phase.chunks == 1 ? "" : "s", depth.saved,
-                               depth.saved == 1 ? "" : "es"));
+  line("schedule",
+       fmt::format("{}, {} chunk{} per stage; stage 0 holds at most {} micro-batch{}", to_text(phase.schedule_kind),
+                   phase.chunks, phase.chunks == 1 ? "" : "s", depth.saved, depth.saved == 1 ? "" : "es"));
   if (facts.simulation)
     line("bubble", fmt::format("{:.1f} % of the step where forward, input and weight parts cost the same",
                                100.0 * facts.simulation->bubble));
@@ -135,8 +137,10 @@ std::string facts_json(const Facts& facts) {
       {"micro_batch", phase.micro_batch.samples},
       {"micro_batches", phase.num_micro_batches},
       {"world", phase.mesh.world()},
-      {"mesh", {{"data", phase.mesh.degree(Axis::data)}, {"tensor", phase.mesh.degree(Axis::tensor)},
-                {"pipeline", phase.mesh.degree(Axis::pipeline)}}},
+      {"mesh",
+       {{"data", phase.mesh.degree(Axis::data)},
+        {"tensor", phase.mesh.degree(Axis::tensor)},
+        {"pipeline", phase.mesh.degree(Axis::pipeline)}}},
       {"zero", facts.config.parallel.zero},
       {"schedule", std::string(to_text(phase.schedule_kind))},
       {"chunks", phase.chunks},

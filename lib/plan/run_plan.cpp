@@ -15,16 +15,19 @@ std::int64_t resolve_data_degree(const ParallelConfig& parallel, std::optional<s
   if (parallel.data) {
     const std::int64_t product = checked_mul(others, *parallel.data);
     if (world && *world != product)
-      throw UserError(fmt::format("parallel: data {} x tensor {} x pipeline {} = {} ranks, but the world has {}; "
-                                  "change a degree, or set parallel.data: auto",
-                                  *parallel.data, parallel.tensor, parallel.pipeline, product, *world));
+      throw UserError(
+          fmt::format("parallel: data {} x tensor {} x pipeline {} = {} ranks, but the world has {}; "
+                      "change a degree, or set parallel.data: auto",
+                      *parallel.data, parallel.tensor, parallel.pipeline, product, *world));
     return *parallel.data;
   }
   const std::int64_t available = world.value_or(others);
+  if (available < 1) throw UserError(fmt::format("a world of {} ranks: at least 1 is expected", available));
   if (available % others != 0)
-    throw UserError(fmt::format("parallel.data: auto needs a world that tensor {} x pipeline {} = {} divides, "
-                                "but the world has {} ranks",
-                                parallel.tensor, parallel.pipeline, others, available));
+    throw UserError(
+        fmt::format("parallel.data: auto needs a world that tensor {} x pipeline {} = {} divides, "
+                    "but the world has {} ranks",
+                    parallel.tensor, parallel.pipeline, others, available));
   return available / others;
 }
 
@@ -38,24 +41,39 @@ ModelSpec local_model(const ModelSpec& model, std::int64_t tensor) {
   return local;
 }
 
+// A schedule is a list of instructions: far more micro-batches than any run has would be a mistake in the config, and a list
+// that fills the memory.
+constexpr std::int64_t max_micro_batches = 1 << 16;
+
+// Everything that does not fit is named at once.
 void check_fits(const Config& config, const ModelSpec& model, std::int64_t data) {
   const auto& parallel = config.parallel;
-  const auto refuse = [](const std::string& text) { throw UserError(text); };
+  std::vector<std::string> problems;
   if (model.heads % parallel.tensor != 0)
-    refuse(fmt::format("parallel.tensor: {} does not divide model.heads: {}", parallel.tensor, model.heads));
+    problems.push_back(fmt::format("parallel.tensor: {} does not divide model.heads: {}", parallel.tensor, model.heads));
   if (model.kv_heads % parallel.tensor != 0 && parallel.tensor % model.kv_heads != 0)
-    refuse(fmt::format("parallel.tensor: {} neither divides model.kv_heads: {} nor is a multiple of it", parallel.tensor,
-                       model.kv_heads));
+    problems.push_back(fmt::format("parallel.tensor: {} neither divides model.kv_heads: {} nor is a multiple of it",
+                                   parallel.tensor, model.kv_heads));
   if (model.ffn_hidden % parallel.tensor != 0)
-    refuse(fmt::format("parallel.tensor: {} does not divide model.ffn_hidden: {}", parallel.tensor, model.ffn_hidden));
+    problems.push_back(
+        fmt::format("parallel.tensor: {} does not divide model.ffn_hidden: {}", parallel.tensor, model.ffn_hidden));
   const std::int64_t virtual_stages = checked_mul(parallel.pipeline, parallel.chunks);
   if (virtual_stages > model.layers)
-    refuse(fmt::format("parallel.pipeline: {} stages x {} chunks need as many layers, but model.layers is {}",
-                       parallel.pipeline, parallel.chunks, model.layers));
+    problems.push_back(fmt::format("parallel.pipeline: {} stages x {} chunks need as many layers, but model.layers is {}",
+                                   parallel.pipeline, parallel.chunks, model.layers));
   const std::int64_t per_slot = checked_mul(config.train.micro_batch, data);
-  if (config.train.global_batch % per_slot != 0)
-    refuse(fmt::format("train.global_batch: {} is no multiple of train.micro_batch {} x {} replicas = {}",
-                       config.train.global_batch, config.train.micro_batch, data, per_slot));
+  if (config.train.global_batch % per_slot != 0) {
+    problems.push_back(fmt::format("train.global_batch: {} is no multiple of train.micro_batch {} x {} replicas = {}",
+                                   config.train.global_batch, config.train.micro_batch, data, per_slot));
+  } else if (config.train.global_batch / per_slot > max_micro_batches) {
+    problems.push_back(fmt::format("train.global_batch: {} is {} micro-batches per replica and step, and at most {} are "
+                                   "supported; raise train.micro_batch or parallel.data",
+                                   config.train.global_batch, config.train.global_batch / per_slot, max_micro_batches));
+  }
+  if (problems.empty()) return;
+  std::string text = problems.front();
+  for (std::size_t i = 1; i < problems.size(); ++i) text += "\n" + problems[i];
+  throw UserError(text);
 }
 
 std::vector<StageBlocks> make_stages(const Config& config, const ModelSpec& model) {
@@ -68,6 +86,20 @@ std::vector<StageBlocks> make_stages(const Config& config, const ModelSpec& mode
   const double block = attention + static_cast<double>(gated) * static_cast<double>(model.ffn_hidden * model.hidden);
   const double head = static_cast<double>(model.vocab) * static_cast<double>(model.hidden) / block;
   return split_stages(model.layers, virtual_stages, 0.0, head);
+}
+
+// What activations are stored in.
+DType compute_type_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp32:
+    case Precision::tf32:
+      return DType::f32;
+    case Precision::bf16:
+      return DType::bf16;
+    case Precision::fp16:
+      return DType::f16;
+  }
+  SCALETRAIN_CHECK(false);
 }
 
 }  // namespace
@@ -124,6 +156,10 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
       {"batches", activation.batch_bytes},
       {"kernel workspace", backend_workspace},
   };
+  // Masters stay f32: a narrower compute form is a second copy of the weights.
+  if (compute != DType::f32)
+    memory.items.insert(memory.items.begin() + 1,
+                        {"weights in compute precision", full / size_of(DType::f32) * size_of(compute)});
   return memory;
 }
 
@@ -149,9 +185,9 @@ RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<st
   phase.global_batch = config.train.global_batch;
   phase.num_micro_batches = config.train.global_batch / checked_mul(config.train.micro_batch, data);
   phase.micro_batch = {config.train.micro_batch, config.model.context};
+  phase.compute = compute_type_of(config.precision.compute);
   phase.num_optimizer_slots = config.train.optimizer.type == OptimizerKind::adamw ? 2 : 0;
-  phase.loss_gradient =
-      1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
+  phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
   RunPlan plan;
   plan.phases.push_back(std::move(phase));
   return plan;

@@ -1,5 +1,5 @@
-// Everything that is decided before a device is touched. Plans are pure values and functions of a rank: nothing in them has the
-// size world times parameters, and nothing but this plan is executed.
+// Everything that is decided before a device is touched. Plans are pure values and functions of a rank: nothing in them
+// has the size world times parameters, and nothing but this plan is executed.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct PhasePlan {
   ParamTable table;
   ScheduleKind schedule_kind = ScheduleKind::one_f_one_b;
   std::int64_t chunks = 1;
-  std::vector<StageBlocks> stages;  // virtual: pipeline degree times chunks
-  std::int64_t global_batch = 0;    // samples per optimizer step
+  std::vector<StageBlocks> stages;     // virtual: pipeline degree times chunks
+  std::int64_t global_batch = 0;       // samples per optimizer step
   std::int64_t num_micro_batches = 0;  // M, per replica and step
   BatchShape micro_batch;
   DType compute = DType::f32;
@@ -51,8 +51,8 @@ struct RunPlan {
   const PhasePlan& phase_at(std::int64_t step) const;
 };
 
-// `vocab`: the tokenizer's size, used where the config says auto. `world`: the ranks there are; nothing: what the degrees say.
-// UserError where the degrees do not fit the world, the heads, the layers or the batch.
+// `vocab`: the tokenizer's size, used where the config says auto. `world`: the ranks there are; nothing: what the
+// degrees say. UserError where the degrees do not fit the world, the heads, the layers or the batch.
 RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world);
 
 }  // namespace scaletrain

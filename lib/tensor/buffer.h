@@ -45,8 +45,9 @@ struct Region {
   std::size_t size = 0;
 };
 
-// Hands out aligned views of a region one after the other; asking for more than the region holds is a bug. The same class
-// without memory (data == nullptr) only counts: layers size their regions by running the same allocations through it.
+// Hands out aligned views of a region one after the other; asking for more than the region holds is a bug. The same
+// class without memory (data == nullptr) only counts: layers size their regions by running the same allocations through
+// it.
 class RegionAllocator {
  public:
   explicit RegionAllocator(Region region) : region_(region) {}

@@ -55,8 +55,8 @@ double load_element(DType dtype, const std::byte* source) {
   }
 }
 
-// Rounds to float so that a second rounding to 16 bits cannot move the result across a tie: an inexact value keeps an odd
-// last bit ("round to odd").
+// Rounds to float so that a second rounding to 16 bits cannot move the result across a tie: an inexact value keeps an
+// odd last bit ("round to odd").
 float float_round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (!std::isfinite(nearest) || static_cast<double>(nearest) == value) return nearest;
@@ -87,9 +87,15 @@ void store_element(DType dtype, double value, std::byte* destination) {
 
 }  // namespace
 
-std::size_t size_of(DType dtype) { return row_of(dtype).bytes; }
-std::string_view to_text(DType dtype) { return row_of(dtype).name; }
-bool is_floating(DType dtype) { return row_of(dtype).floating; }
+std::size_t size_of(DType dtype) {
+  return row_of(dtype).bytes;
+}
+std::string_view to_text(DType dtype) {
+  return row_of(dtype).name;
+}
+bool is_floating(DType dtype) {
+  return row_of(dtype).floating;
+}
 
 std::optional<DType> parse_dtype(std::string_view name) {
   for (const DTypeRow& row : dtype_rows)
@@ -104,7 +110,9 @@ std::uint16_t bf16_from_float(float value) {
   return static_cast<std::uint16_t>((bits + rounding) >> 16);
 }
 
-float float_from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+float float_from_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 std::uint16_t f16_from_float(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -112,8 +120,8 @@ std::uint16_t f16_from_float(float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
   if (magnitude >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // 2^16 and above
-  if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24
-    const float scaled = std::bit_cast<float>(magnitude) * 16777216.0f;  // exact
+  if (magnitude < 0x38800000u) {                                                    // below 2^-14: a multiple of 2^-24
+    const float scaled = std::bit_cast<float>(magnitude) * 16777216.0f;             // exact
     const float whole = std::nearbyint(scaled);
     return static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(whole));
   }

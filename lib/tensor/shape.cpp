@@ -24,6 +24,8 @@ std::string to_text(const Shape& shape) {
   return text + "]";
 }
 
-std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << to_text(shape); }
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  return out << to_text(shape);
+}
 
 }  // namespace scaletrain

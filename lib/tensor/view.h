@@ -1,5 +1,5 @@
-// Views of tensors in somebody else's memory: a pointer, an element type and a shape, contiguous and row-major. A view never
-// owns and never allocates; it is passed by value. An empty view (no data) stands for an absent optional operand.
+// Views of tensors in somebody else's memory: a pointer, an element type and a shape, contiguous and row-major. A view
+// never owns and never allocates; it is passed by value. An empty view (no data) stands for an absent optional operand.
 #pragma once
 
 #include "tensor/dtype.h"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -27,9 +28,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A device's peak is measured once, at start, for at most this long.
-constexpr double calibration_seconds = 0.2;
-
 // Says which bits a run's results depend on.
 std::string fingerprint_of(const Config& config, const PhasePlan& plan, const Backend& backend) {
   return fmt::format("{}; {}; chunks {}; zero {}; micro-batch {}; {}", plan.mesh.text(), to_text(plan.schedule_kind),
@@ -44,7 +42,8 @@ void load_initial_weights(const std::string& folder, const PhasePlan& plan, Para
   comparable.context = theirs.position == PositionKind::rope ? theirs.context : comparable.context;
   std::string differences;
   const auto compare = [&differences](std::string_view key, const auto& ours, const auto& other) {
-    if (!(ours == other)) differences += fmt::format("\n  model.{}: {} in the config, {} in the folder", key, ours, other);
+    if (!(ours == other))
+      differences += fmt::format("\n  model.{}: {} in the config, {} in the folder", key, ours, other);
   };
   compare("layers", comparable.layers, theirs.layers);
   compare("hidden", comparable.hidden, theirs.hidden);
@@ -61,8 +60,8 @@ void load_initial_weights(const std::string& folder, const PhasePlan& plan, Para
   compare("bias", comparable.bias, theirs.bias);
   compare("tie_embeddings", comparable.tie_embeddings, theirs.tie_embeddings);
   if (!differences.empty())
-    throw UserError(fmt::format("model.init.from: {} holds another model:{}\nSet these keys to the folder's values", folder,
-                                differences));
+    throw UserError(fmt::format("model.init.from: {} holds another model:{}\nSet these keys to the folder's values",
+                                folder, differences));
   model.load(store);
 }
 
@@ -96,7 +95,7 @@ Parts::Parts(const WorkerOptions& options, Config run_config)
       tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
       plan(make_run_plan(config, tokenizer->vocab_size(), std::nullopt)),
       phase(plan.phase_at(options.start.step)),
-      backend(make_cpu_backend({})),
+      backend(make_cpu_backend({.threads = options.threads, .instruction_set = "auto"})),
       stream(backend->make_stream()),
       model(phase.model),
       optimizer(make_optimizer(config.train.optimizer)),
@@ -124,12 +123,15 @@ void Parts::allocate() {
   try {
     store = std::make_unique<ParamStore>(
         *backend, phase.table, layout,
-        ParamStore::Options{.slot_names = {optimizer->slot_names().begin(), optimizer->slot_names().end()}, .gradients = true, .dtype = backend->compute_type()});
+        ParamStore::Options{.slot_names = {optimizer->slot_names().begin(), optimizer->slot_names().end()},
+                            .gradients = true,
+                            .dtype = backend->compute_type()});
     memory = std::make_unique<StageMemory>(*backend, phase.activations(Rank(0)), phase.micro_batch, phase.model.hidden);
   } catch (const std::bad_alloc&) {
-    throw InputError(fmt::format("out of memory while allocating what the plan needs:\n{}Reduce train.micro_batch, "
-                                 "model.context or the model",
-                                 phase.memory(Rank(0), backend->workspace_bytes()).text()));
+    throw InputError(
+        fmt::format("out of memory while allocating what the plan needs:\n{}Reduce train.micro_batch, "
+                    "model.context or the model",
+                    phase.memory(Rank(0), backend->workspace_bytes()).text()));
   }
 }
 
@@ -145,6 +147,10 @@ RunState initial_state(Parts& parts, const WorkerOptions& options) {
   return state;
 }
 
+Config config_of(const Checkpoint& checkpoint) {
+  return parse_resolved_config(checkpoint.manifest().config, (checkpoint.path() / "manifest.json").string() + ": config");
+}
+
 struct Resumed {
   RunState state;
   bool fingerprint_changed = false;
@@ -155,14 +161,18 @@ Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::str
   Resumed resumed;
   resumed.state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
   resumed.state.generation = options.start.generation;
+  const auto policy_before = config_of(checkpoint).early_stop;
+  resumed.state.early_stop = continue_early_stop(resumed.state.early_stop, policy_before, parts.config.early_stop);
+  if (!resumed.state.early_stop.best) resumed.state.best_save_id.reset();  // the best by another metric, or by none
   checkpoint.load(*parts.store, true);
   parts.store->values_changed();
   const std::string& before = checkpoint.manifest().fingerprint;
   resumed.fingerprint_changed = before != fingerprint;
   if (resumed.fingerprint_changed)
-    parts.log.warn(fmt::format("resuming on another layout, processor or build: losses agree to rounding, not to the bit.\n"
-                               "  before: {}\n  now:    {}",
-                               before, fingerprint));
+    parts.log.warn(
+        fmt::format("resuming on another layout, processor or build: losses agree to rounding, not to the bit.\n"
+                    "  before: {}\n  now:    {}",
+                    before, fingerprint));
   return resumed;
 }
 
@@ -191,6 +201,19 @@ bool has_content(const fs::path& file) {
   std::error_code error;
   const auto size = fs::file_size(file, error);
   return !error && size > 0;
+}
+
+// A mix whose sources all have an epoch cap ends: better refused now than when it runs out.
+void check_samples_suffice(const Parts& parts, const RunState& state) {
+  const std::optional<std::int64_t> all = parts.data->mixture().num_samples();
+  if (!all) return;
+  const std::int64_t steps = parts.phase.first_step + parts.phase.num_steps - state.step;
+  const std::int64_t needed = checked_add(state.history.next_sample(), checked_mul(steps, parts.phase.global_batch));
+  if (needed <= *all) return;
+  throw UserError(
+      fmt::format("data.train: the run needs {} samples and the epoch caps allow {}; raise data.train[].epochs or "
+                  "reduce train.steps",
+                  needed, *all));
 }
 
 std::string outcome_text(TrainOutcome outcome) {
@@ -223,6 +246,7 @@ void check_paths(const Config& config) {
   for (std::size_t i = 0; i < config.data.validation.size(); ++i)
     check(fmt::format("data.validation[{}].path", i), config.data.validation[i].path);
   if (config.data.tokenizer.path) check("data.tokenizer.path", *config.data.tokenizer.path);
+  if (config.model.init.from) check("model.init.from", *config.model.init.from);
   if (!missing.empty())
     throw UserError("these paths do not exist (relative ones start at the config file's folder):" + missing);
 }
@@ -231,14 +255,16 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
   if (!start.checkpoint) return std::nullopt;
   const std::int64_t steps = config.train.num_steps(config.model.context);
   if (start.step >= steps)
-    return fmt::format("already complete: {} holds step {} of {}; raise train.steps to go on", start.checkpoint->string(),
-                       start.step, steps);
+    return fmt::format("already complete: {} holds step {} of {}; raise train.steps to go on",
+                       start.checkpoint->string(), start.step, steps);
   const Checkpoint checkpoint(*start.checkpoint);
   const std::string where = (checkpoint.path() / "manifest.json").string();
   const RunState state = read_state(checkpoint.manifest(), where);
-  if (state.early_stop.stopped && config.early_stop)
-    return fmt::format("already complete: the run stopped early at step {} ({}); set early_stop: null to go on", state.step,
-                       *state.early_stop.stopped);
+  const EarlyStopState early_stop =
+      continue_early_stop(state.early_stop, config_of(checkpoint).early_stop, config.early_stop);
+  if (early_stop.stopped)
+    return fmt::format("already complete: the run stopped early at step {} ({}); change or remove early_stop to go on",
+                       state.step, *state.early_stop.stopped);
   return std::nullopt;
 }
 
@@ -247,23 +273,27 @@ ExitCode train_run(const WorkerOptions& options) {
   Config config = parse_resolved_config(read_text_file(config_file, 1u << 20), config_file.string());
   Parts parts(options, std::move(config));
   const std::string fingerprint = fingerprint_of(parts.config, parts.phase, *parts.backend);
-  const bool restarted = options.start.checkpoint || options.start.generation > 0 || has_content(options.paths.metrics());
+  const bool restarted =
+      options.start.checkpoint || options.start.generation > 0 || has_content(options.paths.metrics());
   MetricsWriter metrics(options.paths.metrics(), [&parts](const std::string& text) { parts.log.error(text); });
 
   Resumed begin;
   if (options.start.checkpoint) {
     begin = resumed_state(parts, options, fingerprint);
-    if (!parts.config.early_stop) begin.state.early_stop = {};
   } else {
     begin.state = initial_state(parts, options);
   }
   if (!begin.state.history.continue_with(parts.data->hash(), parts.phase.model.context, parts.phase.global_batch) &&
       options.start.checkpoint)
-    parts.log.warn("the data or its mix is not what the checkpoint was trained on: training goes on with what is there now");
+    parts.log.warn(
+        "the data or its mix is not what the checkpoint was trained on: training goes on with what is there now");
+  check_samples_suffice(parts, begin.state);
   write_opening(metrics, parts, options, begin.state, restarted, begin.fingerprint_changed);
 
-  const double peak = calibrate_matmul(*parts.backend, *parts.stream, calibration_seconds) *
-                      static_cast<double>(parts.phase.mesh.world());
+  double peak = 0.0;
+  if (options.calibration_seconds > 0.0)
+    peak = calibrate_matmul(*parts.backend, *parts.stream, options.calibration_seconds) *
+           static_cast<double>(parts.phase.mesh.world());
   const std::unique_ptr<Communicator> world = make_single_communicator("world");
   StageExecutor executor({.backend = *parts.backend,
                           .stream = *parts.stream,

@@ -21,13 +21,17 @@ struct WorkerOptions {
   std::string version;  // of the program
   TrainerHooks hooks;
   std::atomic<std::uint64_t>* progress = nullptr;
+  int threads = 0;  // of the backend; 0: the processors this process may run on
+  // The device's peak is measured once, at start, for at most this long; 0: not measured, and mfu is 0.
+  double calibration_seconds = 0.2;
 };
 
-// Reads the run folder's config.yaml, trains, returns the exit code of a run that came to its end: finished or interrupted. Everything else is
-// thrown.
+// Reads the run folder's config.yaml, trains, returns the exit code of a run that came to its end: finished or
+// interrupted. Everything else is thrown.
 ExitCode train_run(const WorkerOptions& options);
 
-// The tokenizer's vocabulary size and so the plan, without opening data: what check and run do before anything is touched.
+// The tokenizer's vocabulary size and so the plan, without opening data: what check and run do before anything is
+// touched.
 RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
 
 // Every path that the config names must exist: a UserError that lists the keys of those that do not.

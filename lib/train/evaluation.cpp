@@ -45,8 +45,7 @@ std::vector<SetLoss> evaluate_sets(StageExecutor& executor, std::span<const std:
     SetSource source(*set, samples, micro_batch);
     const auto steps = make_evaluation_schedule(1, ceil_div(samples, micro_batch), 1, Stage(0));
     const ExecutionResult result = executor.run(steps, source, Phase::evaluate, 0.0);
-    if (result.target_tokens == 0)
-      throw InputError("validation set " + set->name() + " holds no token with a loss");
+    if (result.target_tokens == 0) throw InputError("validation set " + set->name() + " holds no token with a loss");
     losses.push_back({set->name(), result.loss_sum / static_cast<double>(result.target_tokens), result.target_tokens});
   }
   return losses;

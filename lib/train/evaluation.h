@@ -1,5 +1,5 @@
-// The loss on the validation sets during training: the mean over the unmasked tokens of the first so many samples of each set, the
-// same samples every time.
+// The loss on the validation sets during training: the mean over the unmasked tokens of the first so many samples of
+// each set, the same samples every time.
 #pragma once
 
 #include <cstdint>

@@ -18,12 +18,12 @@ namespace fs = std::filesystem;
 namespace {
 
 // What a run folder may hold before its first start: what a user or a scheduler puts there ahead (logs), and ours.
-constexpr std::array<std::string_view, 7> own_entries = {
-    "config.yaml", "config.source.yaml", "metrics.jsonl", "logs", "checkpoints", "lock.json", "tensorboard"};
+constexpr std::array<std::string_view, 7> own_entries = {"config.yaml", "config.source.yaml", "metrics.jsonl", "logs",
+                                                         "checkpoints", "lock.json",          "tensorboard"};
 
 bool is_own(const std::string& name) {
-  return std::find(own_entries.begin(), own_entries.end(), name) != own_entries.end() || name.starts_with(".lock.json") ||
-         name.starts_with(".config");
+  return std::find(own_entries.begin(), own_entries.end(), name) != own_entries.end() ||
+         name.starts_with(".lock.json") || name.starts_with(".config");
 }
 
 // Refuses a resume that changes what must not change; reports what changes with a notice.
@@ -38,9 +38,10 @@ void check_resume(const Manifest& manifest, const fs::path& checkpoint, const Co
     if (difference.rule == ResumeRule::with_notice) report("notice: this resume changes " + text);
   }
   if (!refused.empty())
-    throw UserError(fmt::format("{} cannot be resumed with another value of:{}\nRestore the values, or start a new run in "
-                                "another run.directory",
-                                checkpoint.string(), refused));
+    throw UserError(
+        fmt::format("{} cannot be resumed with another value of:{}\nRestore the values, or start a new run in "
+                    "another run.directory",
+                    checkpoint.string(), refused));
 }
 
 bool inside(const fs::path& path, const fs::path& folder) {
@@ -71,13 +72,15 @@ StartPoint start_from(const RunPaths& paths, const fs::path& path, const Config&
   return {path, checkpoint.manifest().step, std::max(newest, checkpoint.manifest().generation) + 1};
 }
 
-StartPoint choose_start(const RunPaths& paths, const Config& config, const ResumeRequest& resume, const Report& report) {
+StartPoint choose_start(const RunPaths& paths, const Config& config, const ResumeRequest& resume,
+                        const Report& report) {
   if (resume.mode == ResumeRequest::Mode::from_checkpoint) return start_from(paths, resume.checkpoint, config, report);
   if (resume.mode == ResumeRequest::Mode::never) {
     if (const auto entries = list_checkpoints(paths.checkpoints()); !entries.empty())
-      throw UserError(fmt::format("--resume never: {} holds {} checkpoint{} that a new run would lose; choose another "
-                                  "run.directory or remove the folder",
-                                  paths.folder.string(), entries.size(), entries.size() == 1 ? "" : "s"));
+      throw UserError(
+          fmt::format("--resume never: {} holds {} checkpoint{} that a new run would lose; choose another "
+                      "run.directory or remove the folder",
+                      paths.folder.string(), entries.size(), entries.size() == 1 ? "" : "s"));
     return {};
   }
   const std::optional<Checkpoint> newest = newest_usable(paths.checkpoints(), report);
@@ -99,9 +102,12 @@ ResumeRequest parse_resume(const std::string& text) {
   const fs::path path(text);
   std::error_code ignored;
   if (!fs::exists(path / "manifest.json", ignored))
-    throw UserError(fmt::format("--resume {}: expected auto, never, required or a checkpoint's folder, and {} does not exist",
-                                text, (path / "manifest.json").string()));
-  return {ResumeRequest::Mode::from_checkpoint, fs::absolute(path)};
+    throw UserError(
+        fmt::format("--resume {}: expected auto, never, required or a checkpoint's folder, and {} does not exist", text,
+                    (path / "manifest.json").string()));
+  // "step-00000200/" and "step-00000200" are the same folder.
+  const fs::path whole = fs::absolute(path).lexically_normal();
+  return {ResumeRequest::Mode::from_checkpoint, whole.has_filename() ? whole : whole.parent_path()};
 }
 
 void open_run_folder(const RunPaths& paths) {
@@ -113,9 +119,10 @@ void open_run_folder(const RunPaths& paths) {
     for (const auto& entry : fs::directory_iterator(paths.folder, error)) {
       const std::string name = entry.path().filename().string();
       if (!is_own(name))
-        throw UserError(fmt::format("run.directory: {} holds \"{}\", which no run of scaletrain writes; choose an empty or new "
-                                    "folder",
-                                    paths.folder.string(), name));
+        throw UserError(
+            fmt::format("run.directory: {} holds \"{}\", which no run of scaletrain writes; choose an empty or new "
+                        "folder",
+                        paths.folder.string(), name));
     }
     if (error)
       throw InputError(fmt::format("run.directory: {} cannot be listed: {}", paths.folder.string(), error.message()));
@@ -129,7 +136,7 @@ void open_run_folder(const RunPaths& paths) {
 
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report) {
-  const StartPoint start = choose_start(paths, config.config, resume, report);
+  StartPoint start = choose_start(paths, config.config, resume, report);
   write_file_durably(paths.config(), resolved_yaml(config.config));
   write_file_durably(paths.source_config(), config.source);
   return start;

@@ -1,5 +1,5 @@
-// The run folder before training: made or checked, the configs written, the checkpoint to start from chosen. Done once by the agent,
-// under the run's lock, before a worker starts.
+// The run folder before training: made or checked, the configs written, the checkpoint to start from chosen. Done once
+// by the agent, under the run's lock, before a worker starts.
 #pragma once
 
 #include <cstdint>
@@ -43,13 +43,13 @@ struct StartPoint {
 
 using Report = std::function<void(const std::string&)>;
 
-// Makes the folder (0750) if it is not there. A folder that is there must be empty or a run's; else UserError: something that is not ours
-// stays untouched. InputError if it cannot be written to.
+// Makes the folder (0750) if it is not there. A folder that is there must be empty or a run's; else UserError:
+// something that is not ours stays untouched. InputError if it cannot be written to.
 void open_run_folder(const RunPaths& paths);
 
-// Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml. Notices go to `report`.
-// UserError: --resume never over checkpoints, a key that a resume must not change. InputError: --resume required without a
-// checkpoint, none that is usable.
+// Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml. Notices go
+// to `report`. UserError: --resume never over checkpoints, a key that a resume must not change. InputError: --resume
+// required without a checkpoint, none that is usable.
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report);
 

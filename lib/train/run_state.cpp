@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -10,7 +11,12 @@
 
 namespace scaletrain {
 
-void write_state(const RunState& state, Manifest& manifest) {
+namespace {
+// Stands for the save id of the checkpoint that says it. No save id is a word.
+constexpr std::string_view this_checkpoint = "this";
+}  // namespace
+
+void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   manifest.step = state.step;
   manifest.tokens = state.history.tokens_consumed();
   manifest.generation = state.generation;
@@ -19,7 +25,11 @@ void write_state(const RunState& state, Manifest& manifest) {
   put_scalar(manifest.scalars, "updates", state.updates);
   put_scalar(manifest.scalars, "nonfinite.consecutive", state.nonfinite.consecutive);
   put_scalar(manifest.scalars, "nonfinite.total", state.nonfinite.total);
-  if (state.best_save_id) manifest.scalars["best_save_id"] = *state.best_save_id;
+  if (is_best) {
+    manifest.scalars["best_save_id"] = this_checkpoint;
+  } else if (state.best_save_id) {
+    manifest.scalars["best_save_id"] = *state.best_save_id;
+  }
   write_scalars(state.early_stop, manifest.scalars);
 }
 
@@ -30,14 +40,18 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
   state.nonfinite = {get_integer(manifest.scalars, "nonfinite.consecutive", where),
                      get_integer(manifest.scalars, "nonfinite.total", where)};
   if (state.updates < 0 || state.updates > state.step || state.nonfinite.consecutive < 0 ||
-      state.nonfinite.total < state.nonfinite.consecutive)
+      state.nonfinite.total < state.nonfinite.consecutive || state.nonfinite.total > state.step - state.updates)
     throw InputError(fmt::format("{}: {} updates and {} non-finite steps do not fit step {}", where, state.updates,
                                  state.nonfinite.total, state.step));
   state.generation = manifest.generation;
   state.history = ConsumptionHistory::from_json(parse_json(manifest.history, where + ": history"), where + ": history");
+  if (state.history.tokens_consumed() != manifest.tokens)
+    throw InputError(fmt::format("{}: history: {} tokens were consumed, but the manifest says {}", where,
+                                 state.history.tokens_consumed(), manifest.tokens));
   state.early_stop = read_early_stop(manifest.scalars, where);
   const auto best = manifest.scalars.find("best_save_id");
-  if (best != manifest.scalars.end()) state.best_save_id = best->second;
+  if (best != manifest.scalars.end())
+    state.best_save_id = best->second == this_checkpoint ? manifest.save_id : best->second;
   state.parent_save_id = manifest.save_id;
   return state;
 }

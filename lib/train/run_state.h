@@ -1,5 +1,5 @@
-// What a run knows besides its tensors: where it is, what it has consumed, the counters of its policies. All of it is in every
-// checkpoint's manifest.
+// What a run knows besides its tensors: where it is, what it has consumed, the counters of its policies. All of it is
+// in every checkpoint's manifest.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace scaletrain {
 
 struct RunState {
-  std::int64_t step = 0;        // optimizer steps taken, skipped ones included
-  std::int64_t updates = 0;     // of the optimizer: steps without the skipped ones; what bias correction counts
+  std::int64_t step = 0;     // optimizer steps taken, skipped ones included
+  std::int64_t updates = 0;  // of the optimizer: steps without the skipped ones; what bias correction counts
   NonfiniteState nonfinite;
   std::int64_t generation = 0;
   ConsumptionHistory history;
@@ -24,8 +24,9 @@ struct RunState {
   std::string parent_save_id;               // the newest checkpoint of this branch
 };
 
-// Fills step, tokens, generation, parent, history and scalars.
-void write_state(const RunState& state, Manifest& manifest);
+// Fills step, tokens, generation, parent, history and scalars. is_best: the checkpoint that is about to be written is the best
+// one; its save id does not exist yet, and read_state() puts it in.
+void write_state(const RunState& state, bool is_best, Manifest& manifest);
 // InputError naming `where` (the manifest's path) if something is missing or out of range.
 RunState read_state(const Manifest& manifest, const std::string& where);
 

@@ -51,6 +51,8 @@ double get_double(const Scalars& scalars, const std::string& name, const std::st
   return value;
 }
 
-bool has_scalar(const Scalars& scalars, const std::string& name) { return scalars.contains(name); }
+bool has_scalar(const Scalars& scalars, const std::string& name) {
+  return scalars.contains(name);
+}
 
 }  // namespace scaletrain

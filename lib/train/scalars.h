@@ -1,5 +1,5 @@
-// The named scalars of a manifest as typed values. Doubles are written as hexadecimal floating point, so they read back to the same
-// bits. A missing or malformed scalar is an InputError that begins with `where` and names it.
+// The named scalars of a manifest as typed values. Doubles are written as hexadecimal floating point, so they read back
+// to the same bits. A missing or malformed scalar is an InputError that begins with `where` and names it.
 #pragma once
 
 #include <cstdint>

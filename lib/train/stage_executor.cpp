@@ -17,6 +17,7 @@ ExecutionResult StageExecutor::run(std::span<const ScheduleStep> steps, MicroBat
   // loss_sum is written by kernels, so its address must hold until the stream has run them.
   for (const ScheduleStep& step : steps) {
     for (const Instruction& instruction : step) {
+      SCALETRAIN_CHECK_EQ(instruction.chunk, 0);
       switch (instruction.op) {
         case Opcode::forward:
           forward(instruction.micro_batch.value());
@@ -30,8 +31,8 @@ ExecutionResult StageExecutor::run(std::span<const ScheduleStep> steps, MicroBat
           break;
         case Opcode::acquire:
         case Opcode::release:
-          // Units are acquired one by one where they are used; the store counts nesting. Chunk-wide acquisition pays once
-          // parameters are gathered.
+          // Units are acquired one by one where they are used; the store counts nesting. Chunk-wide acquisition pays
+          // once parameters are gathered.
           break;
         case Opcode::reduce_gradients:
         case Opcode::reduce_tied:
@@ -58,14 +59,16 @@ void StageExecutor::tick() {
 
 std::int64_t StageExecutor::free_slot() const {
   std::int64_t slot = 0;
-  while (std::any_of(in_flight_.begin(), in_flight_.end(), [slot](const InFlight& f) { return f.slot == slot; })) ++slot;
+  while (std::any_of(in_flight_.begin(), in_flight_.end(), [slot](const InFlight& f) { return f.slot == slot; }))
+    ++slot;
   SCALETRAIN_CHECK_LT(slot, parts_.memory.plan().num_slots);
   return slot;
 }
 
 std::int64_t StageExecutor::free_work_set() const {
   std::int64_t set = 0;
-  while (std::any_of(in_flight_.begin(), in_flight_.end(), [set](const InFlight& f) { return f.work_set == set; })) ++set;
+  while (std::any_of(in_flight_.begin(), in_flight_.end(), [set](const InFlight& f) { return f.work_set == set; }))
+    ++set;
   return set;
 }
 
@@ -155,7 +158,7 @@ void StageExecutor::backward(MicroBatch micro_batch, Opcode op) {
       flight.work[i] = unit.backward_input(run, std::move(flight.saved[i]), d_output, d_input,
                                            parts_.memory.region(plan.work[work]));
     } else {
-      unit.backward(run, std::move(flight.saved[i]), d_output, d_input, parts_.memory.region(plan.work[0]));
+      unit.backward(run, std::move(flight.saved[i]), d_output, d_input, Region{});
     }
     end(unit);
     d_output = d_input;

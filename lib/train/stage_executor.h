@@ -1,5 +1,5 @@
-// The loop that executes a schedule on one rank: the only place where instructions become calls. It knows units, memory and
-// handles; not the model's kind, the data's origin or the optimizer.
+// The loop that executes a schedule on one rank: the only place where instructions become calls. It knows units, memory
+// and handles; not the model's kind, the data's origin or the optimizer.
 #pragma once
 
 #include <atomic>
@@ -11,12 +11,12 @@
 #include "nn/transformer.h"
 #include "parallel/param_store.h"
 #include "parallel/schedule.h"
-#include "train/stage_memory.h"
+#include "infer/stage_memory.h"
 
 namespace scaletrain {
 
-// Where micro-batches come from. fill() writes ids, targets and positions and returns the unmasked targets and the global number of
-// the first sample.
+// Where micro-batches come from. fill() writes ids, targets and positions and returns the unmasked targets and the
+// global number of the first sample.
 class MicroBatchSource {
  public:
   struct Filled {
@@ -29,7 +29,7 @@ class MicroBatchSource {
 
 // Sums over the executed micro-batches.
 struct ExecutionResult {
-  double loss_sum = 0.0;           // over unmasked target tokens
+  double loss_sum = 0.0;  // over unmasked target tokens
   std::int64_t target_tokens = 0;
 };
 
@@ -47,9 +47,9 @@ class StageExecutor {
 
   explicit StageExecutor(const Parts& parts) : parts_(parts) {}
 
-  // Runs the computing instructions of one step (or one evaluation). reduce_gradients, reduce_tied, optimizer_step and snapshot
-  // are the trainer's: they end the list and are left to it. Transfers need a second stage and are a bug here. loss_gradient is
-  // the plan's constant.
+  // Runs the computing instructions of one step (or one evaluation). reduce_gradients, reduce_tied, optimizer_step and
+  // snapshot are the trainer's: they end the list and are left to it. Transfers need a second stage and are a bug here.
+  // loss_gradient is the plan's constant.
   ExecutionResult run(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase, double loss_gradient);
 
  private:
@@ -59,7 +59,7 @@ class StageExecutor {
     std::int64_t slot = 0;
     std::int64_t work_set = -1;  // which of the plan's work regions, between backward_input and backward_weight
     BatchContext batch;
-    std::vector<Saved> saved;       // by unit of the stage
+    std::vector<Saved> saved;  // by unit of the stage
     std::vector<WeightWork> work;
   };
 

@@ -6,9 +6,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/hash.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/save.h"
 #include "config/load.h"
@@ -60,8 +60,12 @@ struct Trainer::Impl {
 
 Trainer::Trainer(const TrainerParts& parts, RunState state) : impl_(std::make_unique<Impl>(parts, std::move(state))) {}
 Trainer::~Trainer() = default;
-TrainOutcome Trainer::run() { return impl_->run(); }
-const RunState& Trainer::state() const { return impl_->state; }
+TrainOutcome Trainer::run() {
+  return impl_->run();
+}
+const RunState& Trainer::state() const {
+  return impl_->state;
+}
 
 TrainOutcome Trainer::Impl::run() {
   enter(false);
@@ -86,8 +90,8 @@ void Trainer::Impl::train_step() {
   source.set_batch(state.history.batch());
   parts.store.zero_gradients(parts.stream);
   const ExecutionResult result = parts.executor.run(schedule, source, Phase::train, plan.loss_gradient);
-  std::array<double, 3> sums = {gradient_sum_of_squares_share(parts.backend, parts.stream, parts.store), result.loss_sum,
-                                static_cast<double>(result.target_tokens)};
+  std::array<double, 3> sums = {gradient_sum_of_squares_share(parts.backend, parts.stream, parts.store),
+                                result.loss_sum, static_cast<double>(result.target_tokens)};
   sum_over(sums, parts.world);
   const OptimizerConfig& optimizer = config.train.optimizer;
   const StepOutcome outcome = make_step_block(
@@ -117,7 +121,8 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   record.grad_norm = outcome.grad_norm;
   record.step_seconds = seconds;
   record.tokens_per_second = tokens / seconds;
-  record.mfu = parts.peak_flops > 0.0 ? model_flops_per_token(plan.model) * record.tokens_per_second / parts.peak_flops : 0.0;
+  record.mfu =
+      parts.peak_flops > 0.0 ? model_flops_per_token(plan.model) * record.tokens_per_second / parts.peak_flops : 0.0;
   parts.metrics.write(record);
   parts.progress.step(record);
   if (outcome.skip == SkipReason::none) {
@@ -129,9 +134,10 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
     state.nonfinite = after_step(state.nonfinite, outcome.skip, config.train.nonfinite.skip, Step(state.step));
   } catch (const DivergedError& error) {
     parts.metrics.sync();
-    throw DivergedError(fmt::format(
-        "{}; the batch's sample ids are in {}; {}", error.what(), parts.paths.metrics().string(),
-        saved_step >= 0 ? fmt::format("the newest checkpoint is that of step {}", saved_step) : "no checkpoint was written"));
+    throw DivergedError(
+        fmt::format("{}; the batch's sample ids are in {}; {}", error.what(), parts.paths.metrics().string(),
+                    saved_step >= 0 ? fmt::format("the newest checkpoint is that of step {}", saved_step)
+                                    : "no checkpoint was written"));
   }
   enter(false);
 }
@@ -147,7 +153,8 @@ void Trainer::Impl::record_skip(const StepOutcome& outcome) {
 
 bool Trainer::Impl::evaluate() {
   if (parts.validation.empty()) return false;
-  const std::int64_t samples = config.evaluate.batches * plan.global_batch;
+  // More than 63 bits count is more than any set holds: all of it.
+  const std::int64_t samples = try_mul(config.evaluate.batches, plan.global_batch).value_or(0);
   const auto losses = evaluate_sets(parts.executor, parts.validation, samples, plan.micro_batch.samples);
   bool improved = false;
   for (const SetLoss& set : losses) {
@@ -184,34 +191,32 @@ void Trainer::Impl::save(bool must, bool best) {
   enter(true);
   SaveRequest request;
   request.folder = parts.paths.checkpoints();
-  request.manifest.save_id = random_id();
   request.manifest.config = resolved_yaml(config);
   request.manifest.fingerprint = parts.fingerprint;
   for (const auto& file : parts.tokenizer_files) request.manifest.tokenizer_files.push_back(file.filename().string());
   request.tokenizer_files = parts.tokenizer_files;
   request.may_commit = parts.hooks.may_commit;
-  const std::optional<std::string> best_before = state.best_save_id;
-  if (best) state.best_save_id = request.manifest.save_id;
-  write_state(state, request.manifest);
+  write_state(state, best, request.manifest);
   parts.metrics.sync();
   CheckpointRecord record;
   record.step = state.step;
   try {
     const SaveResult result = save_checkpoint(parts.store, request);
     state.parent_save_id = result.save_id;
+    if (best) state.best_save_id = result.save_id;
     saved_step = state.step;
     record.path = result.path.string();
     record.seconds = result.seconds;
     record.bytes = static_cast<std::int64_t>(result.bytes);
     parts.log.info(fmt::format("step {}: saved {}", state.step, result.path.string()));
   } catch (const InputError& error) {
-    state.best_save_id = best_before;
     record.failure = error.what();
     parts.metrics.write(record);
     parts.metrics.sync();
     if (must) throw;
-    parts.log.error(fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
-                                state.step, error.what()));
+    parts.log.error(
+        fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
+                    state.step, error.what()));
     last_save = monotonic_now();
     enter(false);
     return;

@@ -1,8 +1,8 @@
-// The step loop: batches, forward and backward, the update, evaluation, early stopping, checkpoints, metrics. It knows interfaces only;
-// assembly.h builds what it runs on.
+// The step loop: batches, forward and backward, the update, evaluation, early stopping, checkpoints, metrics. It knows
+// interfaces only; assembly.h builds what it runs on.
 //
-// After every step the state is complete: whatever ends the loop between two steps loses nothing that a checkpoint of that
-// moment would not restore to the bit.
+// After every step the state is complete: whatever ends the loop between two steps loses nothing that a checkpoint of
+// that moment would not restore to the bit.
 #pragma once
 
 #include <atomic>
@@ -65,8 +65,9 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Until the last step, an early stop or an interruption; a checkpoint of the last state exists then. DivergedError when the
-  // non-finite policy is exhausted; InputError for data that fails and for a last checkpoint that cannot be written.
+  // Until the last step, an early stop or an interruption; a checkpoint of the last state exists then. DivergedError
+  // when the non-finite policy is exhausted; InputError for data that fails and for a last checkpoint that cannot be
+  // written.
   TrainOutcome run();
   const RunState& state() const;
 

@@ -1,5 +1,6 @@
-// Measures whole training steps of GPT-2 124M in fp32: tokens/s, the share of the matrix-product ceiling measured between the steps of
-// the same run, and the growth of the process's peak memory against the plan. A tool, not a test: it asserts nothing.
+// Measures whole training steps of GPT-2 124M in fp32: tokens/s, the share of the matrix-product ceiling measured
+// between the steps of the same run, and the growth of the process's peak memory against the plan. A tool, not a test:
+// it asserts nothing.
 //
 // Usage: bench_training [steps] [threads] [micro-batch]
 #include <fmt/format.h>
@@ -114,8 +115,8 @@ void run(int steps, int threads, std::int64_t micro_batch) {
     if (step == 0) continue;  // pages are touched for the first time
     seconds.push_back(elapsed);
     shares.push_back(flops / elapsed / ceiling);
-    fmt::print("step {:>3}  {:.2f} s  {:.0f} tokens/s  ceiling {:.1f} GFLOP/s  share {:.1f} %  loss {:.4f}\n", step, elapsed,
-               tokens / elapsed, ceiling / 1e9, 100 * shares.back(),
+    fmt::print("step {:>3}  {:.2f} s  {:.0f} tokens/s  ceiling {:.1f} GFLOP/s  share {:.1f} %  loss {:.4f}\n", step,
+               elapsed, tokens / elapsed, ceiling / 1e9, 100 * shares.back(),
                result.loss_sum / static_cast<double>(result.target_tokens));
   }
   const std::uint64_t growth = peak_memory() - before;

@@ -1,5 +1,6 @@
 #include <bit>
 
+#include "base/file.h"
 #include "base/philox.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint_fixture.h"

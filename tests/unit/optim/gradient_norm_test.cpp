@@ -42,6 +42,7 @@ double element(std::string_view name, std::int64_t index) {
 
 void fill(const ParamStore& store) {
   for (const ParamSpan& span : store.layout().spans()) {
+    if (span.count == 0) continue;
     const ParamRow& of = store.table().rows()[static_cast<std::size_t>(span.row)];
     const std::string& owner = of.tied_to ? *of.tied_to : of.name;  // copies hold the same sum after their reduction
     auto* values = store.gradient(of.name).as<double>();
@@ -49,8 +50,7 @@ void fill(const ParamStore& store) {
     for (std::int64_t at = 0; at < span.count; ++at) {
       const std::int64_t global_columns = of.shape.num_dims() == 2 ? of.shape[1] : 1;
       const std::int64_t first_column = span.box.first.size() == 2 ? span.box.first[1] : 0;
-      values[at] =
-          element(owner, (span.box.first[0] + at / columns) * global_columns + first_column + at % columns);
+      values[at] = element(owner, (span.box.first[0] + at / columns) * global_columns + first_column + at % columns);
     }
   }
 }

@@ -20,7 +20,8 @@ TEST_CASE("cosine and linear pass their middle half way and end at min_ratio") {
   LrScheduleConfig config{.type = LrScheduleKind::cosine, .warmup = 10, .min_ratio = 0.2};
   CHECK(learning_rate(config, 1.0, 60, 110) == doctest::Approx(0.6));  // half way: the mean of 1 and 0.2
   // A quarter of the way: cos(pi/4) = 0.70710678.
-  CHECK(learning_rate(config, 1.0, 35, 110) == doctest::Approx(0.2 + 0.8 * (1 + 0.70710678118654752) / 2).epsilon(1e-12));
+  CHECK(learning_rate(config, 1.0, 35, 110) ==
+        doctest::Approx(0.2 + 0.8 * (1 + 0.70710678118654752) / 2).epsilon(1e-12));
   CHECK(learning_rate(config, 1.0, 110, 110) == doctest::Approx(0.2).epsilon(1e-15));
   config.type = LrScheduleKind::linear;
   CHECK(learning_rate(config, 1.0, 60, 110) == doctest::Approx(0.6));

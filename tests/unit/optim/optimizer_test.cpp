@@ -29,8 +29,9 @@ struct Fixture {
     const int units[] = {0};
     layout = ShardLayout(table, units, Mesh(2, 1, 1), {});
     const auto names = optimizer->slot_names();
-    store.emplace(*backend, table, layout,
-                  ParamStore::Options{.slot_names = {names.begin(), names.end()}, .gradients = true, .dtype = DType::f64});
+    store.emplace(
+        *backend, table, layout,
+        ParamStore::Options{.slot_names = {names.begin(), names.end()}, .gradients = true, .dtype = DType::f64});
     set("u.weight", 6, 0.5);
     set("u.bias", 3, 1.0);
   }
@@ -56,7 +57,8 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE("adamw follows its formula over several updates and decays matrices only") {
-  const OptimizerConfig config{.type = OptimizerKind::adamw, .beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-6, .weight_decay = 0.3};
+  const OptimizerConfig config{
+      .type = OptimizerKind::adamw, .beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-6, .weight_decay = 0.3};
   Fixture f(config);
   REQUIRE(f.optimizer->slot_names().size() == 2);
   CHECK(f.optimizer->slot_names()[0] == "exp_avg");

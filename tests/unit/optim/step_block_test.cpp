@@ -14,7 +14,9 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // 40 tokens, back-propagated with 1/64: the gradient of the mean has norm 30 / (40/64) = 48.
-StepMeasurements measured() { return {.sum_of_squares = 900, .loss_sum = 120, .num_tokens = 40, .micro_scale = 1.0 / 64}; }
+StepMeasurements measured() {
+  return {.sum_of_squares = 900, .loss_sum = 120, .num_tokens = 40, .micro_scale = 1.0 / 64};
+}
 
 }  // namespace
 
@@ -79,8 +81,8 @@ TEST_CASE("a batch whose targets are all masked skips the update without being a
 }
 
 TEST_CASE("a gradient of zero is an update like any other") {
-  const StepOutcome outcome = make_step_block(
-      {.sum_of_squares = 0, .loss_sum = 1, .num_tokens = 4, .micro_scale = 1}, {.learning_rate = 1, .clip_norm = 1.0});
+  const StepOutcome outcome = make_step_block({.sum_of_squares = 0, .loss_sum = 1, .num_tokens = 4, .micro_scale = 1},
+                                              {.learning_rate = 1, .clip_norm = 1.0});
   CHECK(outcome.skip == SkipReason::none);
   CHECK(outcome.block.gradient_scale == 0.25);
 }

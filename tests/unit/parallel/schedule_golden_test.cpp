@@ -1,4 +1,5 @@
-// Printed schedules against reviewed files. SCALETRAIN_UPDATE_GOLDEN=1 in the environment rewrites them: a decision to review.
+// Printed schedules against reviewed files. SCALETRAIN_UPDATE_GOLDEN=1 in the environment rewrites them: a decision to
+// review.
 #include <doctest/doctest.h>
 
 #include <cstdlib>

@@ -26,9 +26,7 @@ struct Case {
   std::int64_t stages;
   std::int64_t micro_batches;
   std::int64_t chunks;
-  std::string text() const {
-    return fmt::format("{} P={} M={} V={}", to_text(kind), stages, micro_batches, chunks);
-  }
+  std::string text() const { return fmt::format("{} P={} M={} V={}", to_text(kind), stages, micro_batches, chunks); }
 };
 
 // The idle time per stage that the literature gives, where it gives one; nothing outside the stated domain.
@@ -50,8 +48,8 @@ std::optional<double> bubble_formula(const Case& c, const ScheduleCosts& costs) 
   return std::nullopt;
 }
 
-// No schedule can be faster: the last stage starts after P-1 forwards and has all its work to do; the first stage ends with
-// the last micro-batch's way back.
+// No schedule can be faster: the last stage starts after P-1 forwards and has all its work to do; the first stage ends
+// with the last micro-batch's way back.
 double critical_path(const Case& c, const ScheduleCosts& costs) {
   const double work =
       static_cast<double>(c.micro_batches * c.chunks) * (costs.forward + costs.backward_input + costs.backward_weight);
@@ -75,7 +73,7 @@ struct Replay {
   Simulation simulation;
 };
 
-// Every kind and shape, replayed twice with queued transfers under different costs, and once with blocking ones.
+// Every kind and shape, replayed with queued transfers and with blocking ones; the costs take turns.
 struct Replays {
   std::vector<Replay> queued;
   std::vector<Replay> blocking;
@@ -86,11 +84,10 @@ const Replays& replays() {
     Replays out;
     const auto add = [&](const Case& c) {
       const Schedule schedule = make_schedule(c.kind, c.stages, c.micro_batches, c.chunks);
-      const auto varying = static_cast<std::size_t>(1 + (c.stages + c.micro_batches) % 3);
-      for (const std::size_t index : {std::size_t{0}, varying})
-        out.queued.push_back({c, all_costs[index], simulate(schedule, all_costs[index])});
-      out.blocking.push_back(
-          {c, all_costs[varying], simulate(schedule, all_costs[varying], TransferModel::blocking)});
+      const ScheduleCosts& costs =
+          all_costs[static_cast<std::size_t>(c.stages + c.micro_batches) % std::size(all_costs)];
+      out.queued.push_back({c, costs, simulate(schedule, costs)});
+      out.blocking.push_back({c, costs, simulate(schedule, costs, TransferModel::blocking)});
     };
     for (std::int64_t stages = 1; stages <= max_stages; ++stages) {
       for (std::int64_t micro_batches = 1; micro_batches <= max_micro_batches; ++micro_batches) {
@@ -108,7 +105,7 @@ const Replays& replays() {
 }  // namespace
 
 TEST_CASE("every schedule of every kind runs to its end with queued and with blocking transfers") {
-  CHECK(replays().queued.size() == 2 * 7 * max_stages * max_micro_batches);
+  CHECK(replays().queued.size() == 7 * max_stages * max_micro_batches);
   for (const auto* part : {&replays().queued, &replays().blocking}) {
     for (const Replay& replay : *part) {
       if (!replay.simulation.completed) FAIL_CHECK(replay.shape.text() << ": " << replay.simulation.problem);
@@ -159,10 +156,11 @@ TEST_CASE("the bubble is the literature's inside its domain and never below the 
     if (replay.simulation.makespan < critical_path(c, costs)) FAIL_CHECK(c.text() << ": below the critical path");
     // The share of the whole that the simulation reports says the same.
     const double share = 1.0 - work / replay.simulation.makespan;
-    if (std::abs(replay.simulation.bubble - share) > 1e-12) FAIL_CHECK(c.text() << ": share " << replay.simulation.bubble);
+    if (std::abs(replay.simulation.bubble - share) > 1e-12)
+      FAIL_CHECK(c.text() << ": share " << replay.simulation.bubble);
     compared += formula.has_value() ? 1 : 0;
   }
-  CHECK(compared > 5000);
+  CHECK(compared > 3000);
 }
 
 TEST_CASE("one stage's schedule is its part of the whole") {

@@ -13,9 +13,13 @@ namespace {
 
 using Steps = std::vector<ScheduleStep>;
 
-Schedule two_stages() { return make_schedule(ScheduleKind::one_f_one_b, 2, 3, 1); }
+Schedule two_stages() {
+  return make_schedule(ScheduleKind::one_f_one_b, 2, 3, 1);
+}
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 // Removes the n-th instruction of this opcode from a stage.
 void drop(Schedule& schedule, std::size_t stage, Opcode op, int n = 0) {

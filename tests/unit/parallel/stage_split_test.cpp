@@ -83,7 +83,8 @@ TEST_CASE("a given split is used as it is, and refused by name when it does not 
   CHECK(split[2].first == 5);
   CHECK(split[1].count == 0);
   CHECK_THROWS_WITH_AS(given_stages(12, {5, 6}, 2),
-                       "parallel.stage_layers: the numbers sum to 11, but model.layers is 12; they must be equal", UserError);
+                       "parallel.stage_layers: the numbers sum to 11, but model.layers is 12; they must be equal",
+                       UserError);
   CHECK_THROWS_AS(given_stages(12, {6, 6}, 3), UserError);
   CHECK_THROWS_AS(given_stages(12, {13, -1}, 2), UserError);
 }

@@ -1,4 +1,4 @@
-#include "train/stage_memory.h"
+#include "infer/stage_memory.h"
 
 #include <utility>
 
@@ -10,7 +10,9 @@ std::span<std::int32_t> ints(const View& view) {
 }
 }  // namespace
 
-BatchTensors BatchSlot::tensors() const { return {ints(ids), ints(targets), ints(positions)}; }
+BatchTensors BatchSlot::tensors() const {
+  return {ints(ids), ints(targets), ints(positions)};
+}
 
 StageMemory::StageMemory(Backend& backend, ActivationPlan plan, const BatchShape& shape, std::int64_t hidden)
     : plan_(std::move(plan)),

@@ -1,0 +1,319 @@
+// Interrupted from outside at any moment, a run continues as if nothing had happened: the same numbers to the last bit.
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <random>
+#include <memory>
+
+#include "tiny_run.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double patience = 60.0;
+
+// Every number of the run must be spelled as in the undisturbed one.
+void check_same_as_undisturbed(const fs::path& run) {
+  const Trajectory expected = trajectory_of(undisturbed_run());
+  const Trajectory found = trajectory_of(run);
+  REQUIRE(expected.last_step() == tiny_steps);
+  CHECK(found.steps.size() == tiny_steps);
+  for (const auto& [step, numbers] : expected.steps) {
+    const auto other = found.steps.find(step);
+    const std::string theirs = other == found.steps.end() ? "missing" : other->second;
+    REQUIRE_MESSAGE(theirs == numbers, "step ", step);
+  }
+  CHECK(found.evaluations == expected.evaluations);
+}
+
+void check_no_process_left(const fs::path& run) {
+  CHECK(wait_until([&] { return processes_with(run.string()).empty(); }, 5.0));
+}
+
+pid_t worker_of(const Program& agent) {
+  const auto children = children_of(agent.pid());
+  return children.empty() ? -1 : children.front();
+}
+
+void check_newest_verifies(const fs::path& run) {
+  if (checkpoint_names(run).empty()) return;
+  const Ended end = workplace().run({"checkpoint", "verify", run.string()});
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+}
+
+// One kill -9 and its moment.
+struct Kill {
+  enum class Moment { after_start, after_step, in_save };
+  bool agent = false;  // else the worker
+  Moment moment = Moment::after_step;
+  long step = 0;  // armed from this step on
+  double delay = 0.0;
+};
+
+std::vector<Kill> seeded_kills(unsigned seed, int count) {
+  std::mt19937 random(seed);
+  const auto fraction = [&random] { return static_cast<double>(random() % 1000) / 1000.0; };
+  std::vector<Kill> kills;
+  for (int i = 0; i < count; ++i) {
+    Kill kill;
+    kill.agent = random() % 2 == 0;
+    switch (i % 5) {
+      case 0:
+        kill.moment = Kill::Moment::after_start;
+        kill.delay = 0.3 * fraction();
+        break;
+      case 1:
+      case 3:
+        kill.moment = Kill::Moment::in_save;
+        kill.delay = 0.01 * fraction();
+        break;
+      default:
+        kill.delay = 0.03 * fraction();
+    }
+    // The last is armed well before the end, so that each of them meets a living run.
+    kill.step = static_cast<long>(0.9 * tiny_steps) * i / count;
+    kills.push_back(kill);
+  }
+  return kills;
+}
+
+// A run that is started again whenever it ends otherwise than finished.
+class TormentedRun {
+ public:
+  explicit TormentedRun(std::string name) : folder_(workplace() / name), arguments_(workplace().training(name, settings)) {}
+
+  // False if the run finished before the moment came.
+  bool suffer(const Kill& kill) {
+    keep_running();
+    if (kill.moment == Kill::Moment::after_start) {
+      wait_until([&] { return worker_of(*agent_) > 0 || !agent_->running(); }, patience);
+    } else {
+      const bool reached = wait_until([&] { return keep_running() == 0 || newest_step(folder_) >= kill.step; }, patience);
+      if (!reached || finished_) return false;
+    }
+    if (kill.moment == Kill::Moment::in_save &&
+        !wait_until([&] { return !keep_running() || !hidden_names(folder_, ".saving-").empty(); }, patience))
+      return false;
+    sleep_for(kill.delay);
+    // A restart may be under way at this moment: there is always a worker again soon.
+    pid_t victim = -1;
+    wait_until([&] { return (victim = kill.agent ? agent_->pid() : worker_of(*agent_)) > 0 || !agent_->running(); }, patience);
+    if (victim <= 0 || !agent_->running()) return false;
+    const pid_t worker = worker_of(*agent_);
+    ::kill(victim, SIGKILL);
+    CHECK(wait_until([&] { return !is_alive(victim); }, 5.0));
+    if (!hidden_names(folder_, ".saving-").empty()) ++inside_saves;
+    if (kill.agent) {
+      agent_->wait(5.0);
+      // The worker may not outlive its agent.
+      CHECK(wait_until([&] { return worker <= 0 || !is_alive(worker); }, 5.0));
+      check_newest_verifies(folder_);
+    }
+    return true;
+  }
+
+  int finish() {
+    while (keep_running() != 0) sleep_for(0.002);
+    return last_exit_code_;
+  }
+
+  int starts = 0;
+  int inside_saves = 0;
+
+ private:
+  // 0 once it has finished.
+  int keep_running() {
+    if (finished_) return 0;
+    if (agent_ && agent_->running()) return 1;
+    if (agent_) {
+      last_exit_code_ = agent_->wait().exit_code;
+      // Killed (-1), or its worker was killed three times at one step (6): a person would start it again.
+      if (last_exit_code_ != -1 && last_exit_code_ != 6) {
+        finished_ = true;
+        INFO(agent_->errors());
+        CHECK(last_exit_code_ == 0);
+        return 0;
+      }
+    }
+    agent_ = std::make_unique<Program>(workplace().launch(arguments_));
+    ++starts;
+    return 1;
+  }
+
+  static inline const std::vector<std::string> settings = {"checkpoint.every=4", "checkpoint.keep=3",
+                                                           "supervise.max_restarts=100"};
+  fs::path folder_;
+  std::vector<std::string> arguments_;
+  std::unique_ptr<Program> agent_;
+  bool finished_ = false;
+  int last_exit_code_ = -1;
+};
+
+TEST_CASE("twenty_kills_at_random_moments_change_no_number_of_the_run") {
+  const fs::path run = workplace() / "tormented";
+  TormentedRun tormented("tormented");
+  constexpr unsigned seed = 20240607;
+  const std::vector<Kill> kills = seeded_kills(seed, 20);
+  int done = 0;
+  for (const Kill& kill : kills) {
+    CAPTURE(done);
+    REQUIRE(tormented.suffer(kill));
+    ++done;
+  }
+  const int code = tormented.finish();
+  MESSAGE("seed ", seed, ": ", done, " kills, ", tormented.inside_saves, " of them inside a save, ", tormented.starts,
+          " starts by hand");
+  CHECK(code == 0);
+  CHECK(done == 20);
+  CHECK(tormented.inside_saves >= 3);
+  check_same_as_undisturbed(run);
+  check_no_process_left(run);
+  // What dead saves left is swept up by the saves after them.
+  CHECK(hidden_names(run, ".saving-").empty());
+  CHECK(hidden_names(run, ".removing-").empty());
+  CHECK(checkpoint_names(run).size() >= 2);
+}
+
+// Starts a run, and calls act(agent) once step 30 was taken.
+template <class Act>
+Ended interrupt_after_30_steps(const std::string& name, Act act) {
+  Program agent(workplace().launch(workplace().training(name, {"checkpoint.every=1000"})));
+  REQUIRE(wait_until([&] { return newest_step(workplace() / name) >= 30 || !agent.running(); }, patience));
+  act(agent);
+  return agent.wait(patience);
+}
+
+void check_interrupted_and_resumes(const std::string& name, const Ended& end) {
+  const fs::path run = workplace() / name;
+  INFO(end.errors);
+  CHECK(end.exit_code == 75);
+  const std::vector<std::string> names = checkpoint_names(run);
+  REQUIRE(names.size() == 1);
+  CHECK(trajectory_of(run).last_step() >= 30);
+  CHECK(trajectory_of(run).last_step() < tiny_steps);
+  // Nothing of what was computed is lost: the checkpoint is that of the last step.
+  CHECK(checkpoint(run, static_cast<int>(trajectory_of(run).last_step())).filename() == names.front());
+  check_no_process_left(run);
+  const Ended resumed = workplace().run(workplace().training(name, {"checkpoint.every=1000"}));
+  CHECK_MESSAGE(resumed.exit_code == 0, resumed.errors);
+  CHECK(resumed.says("resuming from"));
+  check_same_as_undisturbed(run);
+}
+
+TEST_CASE("sigterm_saves_the_last_step_and_exits_with_75") {
+  check_interrupted_and_resumes("term", interrupt_after_30_steps("term", [](Program& agent) { agent.signal(SIGTERM); }));
+}
+
+TEST_CASE("sigusr1_saves_the_last_step_and_exits_with_75") {
+  check_interrupted_and_resumes("usr1", interrupt_after_30_steps("usr1", [](Program& agent) { agent.signal(SIGUSR1); }));
+}
+
+TEST_CASE("sigterm_to_the_worker_alone_does_the_same") {
+  check_interrupted_and_resumes("term-worker", interrupt_after_30_steps("term-worker", [](Program& agent) {
+                                  const pid_t worker = worker_of(agent);
+                                  REQUIRE(worker > 0);
+                                  ::kill(worker, SIGTERM);
+                                }));
+}
+
+TEST_CASE("further_signals_during_the_save_do_not_disturb_it") {
+  const fs::path run = workplace() / "impatient";
+  const Ended end = interrupt_after_30_steps("impatient", [&](Program& agent) {
+    agent.signal(SIGTERM);
+    wait_until([&] { return !hidden_names(run, ".saving-").empty() || !agent.running(); }, patience);
+    for (const int number : {SIGTERM, SIGUSR1, SIGINT, SIGTERM}) {
+      agent.signal(number);
+      const pid_t worker = worker_of(agent);
+      if (worker > 0) ::kill(worker, number);
+      sleep_for(0.001);
+    }
+  });
+  check_interrupted_and_resumes("impatient", end);
+}
+
+TEST_CASE("an_interruption_while_the_worker_starts_is_not_lost") {
+  Program agent(workplace().launch(workplace().training("early-term")));
+  REQUIRE(wait_until([&] { return worker_of(agent) > 0; }, patience));
+  agent.signal(SIGTERM);
+  const Ended end = agent.wait(patience);
+  CHECK_MESSAGE(end.exit_code == 75, end.errors);
+  const Ended resumed = workplace().run(workplace().training("early-term"));
+  CHECK_MESSAGE(resumed.exit_code == 0, resumed.errors);
+  check_same_as_undisturbed(workplace() / "early-term");
+}
+
+TEST_CASE("a_stopped_worker_is_named_by_the_heartbeat_killed_and_replaced") {
+  Program agent(workplace().launch(workplace().training("stopped", {"supervise.heartbeat=2s"})));
+  REQUIRE(wait_until([&] { return newest_step(workplace() / "stopped") >= 45 || !agent.running(); }, patience));
+  const pid_t worker = worker_of(agent);
+  REQUIRE(worker > 0);
+  ::kill(worker, SIGSTOP);
+  const Ended end = agent.wait(patience);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("supervise.heartbeat"));
+  CHECK(end.says("worker " + std::to_string(worker)));
+  CHECK_FALSE(is_alive(worker));
+  check_same_as_undisturbed(workplace() / "stopped");
+}
+
+TEST_CASE("a_worker_that_dies_three_times_at_one_step_ends_the_run_with_6") {
+  Program agent(workplace().launch(workplace().training("hopeless")));
+  std::vector<pid_t> killed;
+  while (killed.size() < 3) {
+    pid_t worker = -1;
+    REQUIRE(wait_until([&] { return (worker = worker_of(agent)) > 0 && (killed.empty() || worker != killed.back()); }, patience));
+    ::kill(worker, SIGKILL);
+    killed.push_back(worker);
+  }
+  const Ended end = agent.wait(patience);
+  CHECK_MESSAGE(end.exit_code == 6, end.errors);
+  CHECK(end.says("3 times at step 0"));
+}
+
+TEST_CASE("a_killed_agent_takes_its_worker_along_and_the_next_start_resumes") {
+  const fs::path run = workplace() / "headless";
+  Program agent(workplace().launch(workplace().training("headless")));
+  REQUIRE(wait_until([&] { return newest_step(run) >= 45; }, patience));
+  const pid_t worker = worker_of(agent);
+  REQUIRE(worker > 0);
+  agent.signal(SIGKILL);
+  CHECK(wait_until([&] { return !is_alive(worker); }, 5.0));
+  agent.wait();
+  // The lock of the dead agent is still there.
+  CHECK(fs::exists(run / "lock.json"));
+  const Ended resumed = workplace().run(workplace().training("headless"));
+  CHECK_MESSAGE(resumed.exit_code == 0, resumed.errors);
+  check_same_as_undisturbed(run);
+  CHECK_FALSE(fs::exists(run / "lock.json"));
+}
+
+TEST_CASE("the_state_of_early_stopping_survives_a_resume") {
+  // No later loss beats the first one by 10 nats, so the run stops after three evaluations without improvement: at step 80.
+  const std::vector<std::string> settings = {"early_stop={metric: validation/held/loss, patience: 3, min_delta: 10}",
+                                             "checkpoint.every=10", "checkpoint.keep=4"};
+  const Ended first = workplace().run(workplace().training("early-stop", settings));
+  REQUIRE_MESSAGE(first.exit_code == 0, first.errors);
+  const fs::path run = workplace() / "early-stop";
+  CHECK(trajectory_of(run).last_step() == 80);
+  CHECK(read_file(run / "metrics.jsonl").find("\"kind\":\"early_stop\"") != std::string::npos);
+  // The best one is pinned beside the newest four.
+  CHECK(checkpoint_names(run) == std::vector<std::string>{"step-00000020", "step-00000050", "step-00000060",
+                                                          "step-00000070", "step-00000080"});
+  const Ended again = workplace().run(workplace().training("early-stop", settings));
+  CHECK(again.exit_code == 0);
+  CHECK(again.says("already complete"));
+  CHECK(trajectory_of(run).last_step() == 80);
+
+  // From step 50: one of the three evaluations is part of the state.
+  const fs::path resumed = copy_run(run, "early-stop-resumed");
+  for (const int step : {60, 70, 80}) fs::remove_all(checkpoint(resumed, step));
+  const Ended second = workplace().run(workplace().training("early-stop-resumed", settings));
+  CHECK_MESSAGE(second.exit_code == 0, second.errors);
+  CHECK(trajectory_of(resumed).last_step() == 80);
+  CHECK(trajectory_of(resumed).steps == trajectory_of(run).steps);
+}
+
+}  // namespace
+}  // namespace scaletrain

@@ -1,0 +1,221 @@
+// The run folder: one run at a time, what --resume allows, leftovers of crashes, disks that are full or read-only.
+#include <doctest/doctest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tiny_run.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double patience = 60.0;
+
+fs::path run_until(const std::string& name, int last) {
+  fs::path run = copy_run(undisturbed_run(), name);
+  for (int step = last + 20; step <= tiny_steps; step += 20) fs::remove_all(checkpoint(run, step));
+  return run;
+}
+
+void check_same_numbers(const fs::path& run) {
+  CHECK(trajectory_of(run).steps == trajectory_of(undisturbed_run()).steps);
+}
+
+TEST_CASE("a_second_run_on_the_same_folder_leaves_soon_names_the_first_and_writes_nothing") {
+  const fs::path run = workplace() / "busy";
+  Program first(workplace().launch(workplace().training("busy", {"train.steps=100000", "checkpoint.every=1000000"})));
+  REQUIRE(wait_until([&] { return newest_step(run) >= 10; }, patience));
+  // Held still, so that whatever changes from here on was written by the second.
+  const auto workers = children_of(first.pid());
+  REQUIRE(workers.size() == 1);
+  first.signal(SIGSTOP);
+  ::kill(workers.front(), SIGSTOP);
+  const auto before = snapshot(run);
+  const Ended second = workplace().run(workplace().training("busy"), patience);
+  CHECK_MESSAGE(second.exit_code == 2, second.errors);
+  CHECK(second.seconds < 20.0);
+  CHECK(second.says("process " + std::to_string(first.pid())));
+  CHECK(second.says(run.string()));
+  CHECK(snapshot(run) == before);
+  ::kill(workers.front(), SIGCONT);
+  first.signal(SIGCONT);
+  first.signal(SIGTERM);
+  const Ended end = first.wait(patience);
+  CHECK_MESSAGE(end.exit_code == 75, end.errors);
+}
+
+TEST_CASE("a_finished_run_started_again_says_so_and_changes_nothing") {
+  const fs::path run = copy_run(undisturbed_run(), "finished");
+  const std::string metrics = read_file(run / "metrics.jsonl");
+  const Ended end = workplace().run(workplace().training("finished"));
+  CHECK(end.exit_code == 0);
+  CHECK(end.says("already complete"));
+  CHECK(read_file(run / "metrics.jsonl") == metrics);
+  CHECK(checkpoint_names(run) == checkpoint_names(undisturbed_run()));
+}
+
+TEST_CASE("leftovers_of_a_crash_neither_disturb_nor_stay") {
+  const fs::path run = run_until("leftovers", 120);
+  const fs::path checkpoints = run / "checkpoints";
+  // A save that died before its commit, a pruning that died, a line that was cut, the lock of a process that is gone.
+  fs::copy(checkpoint(run, 100), checkpoints / ".saving-step-00000140-0123456789abcdef", fs::copy_options::recursive);
+  fs::remove(checkpoints / ".saving-step-00000140-0123456789abcdef" / "manifest.json");
+  fs::copy(checkpoint(run, 20), checkpoints / ".removing-step-00000005-1", fs::copy_options::recursive);
+  std::string metrics = read_file(run / "metrics.jsonl");
+  write_file(run / "metrics.jsonl", metrics + "{\"kind\":\"step\",\"step\":20");
+  const Ended end = workplace().run(workplace().training("leftovers"));
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("resuming from " + checkpoint(run, 120).string()));
+  check_same_numbers(run);
+  CHECK(hidden_names(run, ".").empty());
+}
+
+TEST_CASE("an_empty_folder_by_a_checkpoints_name_is_not_a_checkpoint") {
+  const fs::path run = run_until("empty-checkpoint", 120);
+  fs::create_directories(checkpoint(run, 140));
+  const Ended end = workplace().run(workplace().training("empty-checkpoint"));
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("step-00000140"));
+  check_same_numbers(run);
+}
+
+TEST_CASE("resume_never_refuses_a_folder_with_checkpoints_and_required_one_without") {
+  const fs::path run = run_until("modes", 120);
+  const auto before = snapshot(run / "checkpoints");
+  auto arguments = workplace().training("modes");
+  arguments.insert(arguments.end(), {"--resume", "never"});
+  const Ended never = workplace().run(arguments);
+  CHECK_MESSAGE(never.exit_code == 2, never.errors);
+  CHECK(never.says("--resume never"));
+  CHECK(never.says("6 checkpoints"));
+  CHECK(snapshot(run / "checkpoints") == before);
+
+  arguments = workplace().training("modes-empty");
+  arguments.insert(arguments.end(), {"--resume", "required"});
+  const Ended required = workplace().run(arguments);
+  CHECK_MESSAGE(required.exit_code == 3, required.errors);
+  CHECK(required.says("--resume required"));
+  CHECK_FALSE(fs::exists(workplace() / "modes-empty" / "metrics.jsonl"));
+
+  arguments = workplace().training("modes");
+  arguments.insert(arguments.end(), {"--resume", "required"});
+  CHECK(workplace().run(arguments).exit_code == 0);
+  check_same_numbers(run);
+
+  arguments = workplace().training("modes");
+  arguments.insert(arguments.end(), {"--resume", "sometimes"});
+  const Ended unknown = workplace().run(arguments);
+  CHECK(unknown.exit_code == 2);
+  CHECK(unknown.says("sometimes"));
+}
+
+TEST_CASE("resuming_an_older_checkpoint_sets_the_later_ones_aside_and_repeats_the_same_numbers") {
+  const fs::path run = run_until("older", 120);
+  auto arguments = workplace().training("older");
+  arguments.insert(arguments.end(), {"--resume", checkpoint(run, 60).string()});
+  const Ended end = workplace().run(arguments);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("resuming from " + checkpoint(run, 60).string()));
+  CHECK(hidden_names(run, ".abandoned-step-00000120").size() == 1);
+  check_same_numbers(run);
+  CHECK(open_manifest(checkpoint(run, 60)).at("generation") == 0);
+  CHECK(open_manifest(checkpoint(run, 200)).at("generation") == 1);
+}
+
+TEST_CASE("a_new_run_continues_from_another_runs_checkpoint") {
+  auto arguments = workplace().training("branch");
+  arguments.insert(arguments.end(), {"--resume", checkpoint(undisturbed_run(), 160).string()});
+  const Ended end = workplace().run(arguments);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  const Trajectory expected = trajectory_of(undisturbed_run());
+  const Trajectory found = trajectory_of(workplace() / "branch");
+  REQUIRE(found.steps.size() == 40);
+  for (const auto& [step, numbers] : found.steps) CHECK(expected.steps.at(step) == numbers);
+}
+
+TEST_CASE("what_a_resume_must_not_change_is_refused_by_key") {
+  run_until("changed", 120);
+  const Ended end = workplace().run(workplace().training("changed", {"model.hidden=64", "run.seed=5", "train.steps=150"}));
+  CHECK_MESSAGE(end.exit_code == 2, end.errors);
+  CHECK(end.says("model.hidden: 32 in the checkpoint, 64 now"));
+  CHECK(end.says("run.seed: 1234 in the checkpoint, 5 now"));
+  CHECK(end.says("notice: this resume changes train.steps"));
+}
+
+TEST_CASE("a_foreign_folder_is_refused_and_stays_untouched") {
+  const fs::path run = workplace() / "foreign";
+  fs::create_directories(run);
+  write_file(run / "thesis.tex", "years of work");
+  const auto before = snapshot(run);
+  const Ended end = workplace().run(workplace().training("foreign"));
+  CHECK_MESSAGE(end.exit_code == 2, end.errors);
+  CHECK(end.says("thesis.tex"));
+  CHECK(end.says("run.directory"));
+  CHECK(snapshot(run) == before);
+  const Ended file = workplace().run(workplace().training("held.txt"));
+  CHECK_MESSAGE(file.exit_code == 2, file.errors);
+  CHECK(file.says("run.directory"));
+}
+
+// The test's own view of the file system; what is mounted in it goes with the test. Only for root, and not in every container.
+bool enter_own_mounts() {
+  static const bool entered =
+      ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
+  return entered;
+}
+
+bool mount_memory(const fs::path& folder, unsigned long flags, const char* options) {
+  return enter_own_mounts() && ::mount("none", folder.c_str(), "tmpfs", flags, options) == 0;
+}
+
+TEST_CASE("a_read_only_run_folder_is_refused_before_the_first_step") {
+  const fs::path run = workplace() / "read-only";
+  fs::create_directories(run);
+  if (!mount_memory(run, MS_RDONLY, "size=4m")) {
+    MESSAGE("skipped: a_read_only_run_folder_is_refused_before_the_first_step needs the right to mount");
+    return;
+  }
+  const Ended end = workplace().run(workplace().training("read-only"));
+  CHECK_MESSAGE(end.exit_code == 3, end.errors);
+  CHECK(end.says(run.string()));
+  CHECK_FALSE(end.says("step 1/"));
+  ::umount(run.c_str());
+}
+
+TEST_CASE("a_full_disk_fails_the_save_loudly_and_training_goes_on") {
+  const fs::path run = workplace() / "full-disk";
+  const fs::path checkpoints = run / "checkpoints";
+  fs::create_directories(checkpoints);
+  // Nine checkpoints of 0.45 MiB fit, ten do not.
+  if (!mount_memory(checkpoints, 0, "size=4m")) {
+    MESSAGE("skipped: a_full_disk_fails_the_save_loudly_and_training_goes_on needs the right to mount");
+    return;
+  }
+  const Ended end = workplace().run(workplace().training("full-disk"));
+  INFO(end.errors);
+  CHECK(end.exit_code == 3);  // the last state could not be kept
+  CHECK(end.says("No space left on device"));
+  CHECK(trajectory_of(run).last_step() == tiny_steps);
+  check_same_numbers(run);
+  CHECK(read_file(run / "metrics.jsonl").find("\"failure\":") != std::string::npos);
+  CHECK(hidden_names(run, ".saving-").empty());
+  const std::vector<std::string> names = checkpoint_names(run);
+  REQUIRE(names.size() >= 2);
+  CHECK(names.size() < 10);
+  for (const std::string& name : names)
+    CHECK(workplace().run({"checkpoint", "verify", (checkpoints / name).string()}).exit_code == 0);
+  // With room again, the run completes from the newest that was saved.
+  REQUIRE(::mount("none", checkpoints.c_str(), "tmpfs", MS_REMOUNT, "size=32m") == 0);
+  const Ended again = workplace().run(workplace().training("full-disk"));
+  CHECK_MESSAGE(again.exit_code == 0, again.errors);
+  CHECK(again.says("resuming from " + (checkpoints / names.back()).string()));
+  check_same_numbers(run);
+  ::umount(checkpoints.c_str());
+}
+
+}  // namespace
+}  // namespace scaletrain

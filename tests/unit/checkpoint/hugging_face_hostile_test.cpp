@@ -1,0 +1,143 @@
+// Folders from anywhere: refused by file and member, never by bad_alloc or a wrong model.
+#include "hugging_face_fixture.h"
+
+using namespace scaletrain;
+
+TEST_CASE("hugging_face_config_values_that_are_not_supported_are_refused_by_member") {
+  const auto with = [](const ModelConfig& model, const char* key, const nlohmann::json& value) {
+    HuggingFaceFolder folder(model);
+    folder.config[key] = value;
+    const std::string message = folder.refusal();
+    CHECK(contains(message, "config.json"));
+    return contains(message, "\"" + std::string(key) + "\"");
+  };
+  const ModelConfig gpt2 = tiny_gpt2_config();
+  CHECK(with(gpt2, "model_type", "bert"));
+  CHECK(with(gpt2, "activation_function", "relu"));
+  CHECK(with(gpt2, "scale_attn_weights", false));
+  CHECK(with(gpt2, "scale_attn_by_inverse_layer_idx", true));
+  CHECK(with(gpt2, "add_cross_attention", true));
+  CHECK(with(gpt2, "quantization_config", {{"bits", 4}}));
+  CHECK(with(gpt2, "n_head", 5));
+  CHECK(with(gpt2, "n_layer", 0));
+  CHECK(with(gpt2, "n_layer", "two"));
+  CHECK(with(gpt2, "n_layer", 2.0));
+  CHECK(with(gpt2, "layer_norm_epsilon", 0));
+  CHECK(with(gpt2, "tie_word_embeddings", "yes"));
+  const ModelConfig llama = tiny_llama_config(true);
+  CHECK(with(llama, "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}));
+  CHECK(with(llama, "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}));
+  CHECK(with(llama, "rope_parameters", {{"rope_type", "yarn"}}));
+  CHECK(with(llama, "mlp_bias", true));
+  CHECK(with(llama, "head_dim", 8));
+  CHECK(with(llama, "hidden_act", "gelu"));
+  CHECK(with(llama, "num_key_value_heads", 2));
+  CHECK(with(llama, "partial_rotary_factor", 0.5));
+  CHECK(with(llama, "sliding_window", 4096));
+  CHECK(with(llama, "rope_theta", -1));
+  HuggingFaceFolder missing(llama);
+  missing.config.erase("intermediate_size");
+  CHECK(contains(missing.refusal(), "\"intermediate_size\" is missing"));
+}
+
+TEST_CASE("hugging_face_absurd_sizes_are_refused_before_anything_is_made_in_them") {
+  const auto with = [](const ModelConfig& model, const char* key, std::int64_t value) {
+    HuggingFaceFolder folder(model);
+    folder.config[key] = value;
+    return folder.refusal();
+  };
+  for (const std::int64_t size : {std::int64_t{2'147'483'647}, std::int64_t{1} << 40, INT64_MAX}) {
+    for (const char* key : {"vocab_size", "n_embd", "n_layer", "n_inner", "n_positions"}) {
+      CHECK(contains(with(tiny_gpt2_config(), key, size), "config.json"));
+    }
+    for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"}) {
+      CHECK(contains(with(tiny_llama_config(false), key, size), "config.json"));
+    }
+  }
+  // Hidden and inner size together: their product has more than 63 bits.
+  HuggingFaceFolder wide(tiny_gpt2_config());
+  wide.config["n_embd"] = 3 * (1ll << 28);
+  wide.config["n_inner"] = nullptr;
+  CHECK(contains(wide.refusal(), "268435456"));
+}
+
+TEST_CASE("hugging_face_config_that_is_no_json_object_is_refused") {
+  for (const char* text : {"", "[]", "nonsense", "{\"model_type\": \"gpt2\", \"model_type\": \"gpt2\"}", "{\"model_type\": 1}", "{}"}) {
+    HuggingFaceFolder folder(tiny_gpt2_config());
+    folder.config_text = text[0] == '\0' ? " " : text;
+    CHECK(contains(folder.refusal(), "config.json"));
+  }
+  HuggingFaceFolder large(tiny_gpt2_config());
+  large.config_text = std::string(2 << 20, ' ') + "{}";
+  CHECK(contains(large.refusal(), "config.json"));
+}
+
+TEST_CASE("hugging_face_tensors_missing_superfluous_misshapen_or_of_another_type_are_refused_by_name") {
+  const auto spoilt = [](const std::function<void(HuggingFaceFolder&)>& spoil) {
+    HuggingFaceFolder folder(tiny_gpt2_config());
+    REQUIRE(folder.refusal().empty());
+    spoil(folder);
+    return folder.refusal();
+  };
+  CHECK(contains(spoilt([](auto& f) { f.tensors.erase("transformer.h.1.mlp.c_fc.bias"); }), "\"transformer.h.1.mlp.c_fc.bias\" is missing"));
+  CHECK(contains(spoilt([](auto& f) { f.tensors.erase("transformer.wte.weight"); }), "embedding is missing"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.h.2.ln_1.weight", {12}); }), "\"transformer.h.2.ln_1.weight\" is no part"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("h.1.ln_1.weight", {12}); }), "\"h.1.ln_1.weight\" appears twice"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.h.0.attn.c_attn.weight", {36, 12}); }), "has the shape [36, 12]"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.wte.weight", {12, 12}); }), "has the shape [12, 12]"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.ln_f.weight", {12}, DType::i64); }), "holds I64"));
+  CHECK(contains(spoilt([](auto& f) { f.config["tie_word_embeddings"] = false; }), "\"lm_head.weight\" is missing"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("lm_head.weight", {12, 12}); }), "\"lm_head.weight\" has the shape"));
+}
+
+TEST_CASE("hugging_face_missing_files_are_named") {
+  HuggingFaceFolder folder(tiny_gpt2_config());
+  folder.write();
+  std::filesystem::remove(folder.path() / "model.safetensors");
+  CHECK(contains(folder.refusal_as_it_is(), "neither model.safetensors nor"));
+  CHECK_FALSE(is_hugging_face_folder(folder.path() / "absent"));
+  CHECK(contains(input_error([&] { HuggingFaceModel{folder.path() / "absent"}; }), "config.json"));
+}
+
+TEST_CASE("hugging_face_index_may_not_lead_out_of_the_folder_or_contradict_the_files") {
+  HuggingFaceFolder folder(tiny_gpt2_config());
+  folder.write();
+  const auto weights = folder.path() / "model.safetensors";
+  const auto shard = folder.path() / "shard.safetensors";
+  std::filesystem::rename(weights, shard);
+  const auto with_map = [&](const nlohmann::json& weight_map) {
+    std::ofstream(folder.path() / "model.safetensors.index.json") << nlohmann::json{{"weight_map", weight_map}}.dump();
+    return folder.refusal_as_it_is();
+  };
+  nlohmann::json good = nlohmann::json::object();
+  for (const auto& [name, tensor] : folder.tensors) good[name] = "shard.safetensors";
+  REQUIRE(with_map(good).empty());
+  const auto replaced = [&](const nlohmann::json& file) {
+    nlohmann::json map = good;
+    map["transformer.wte.weight"] = file;
+    return with_map(map);
+  };
+  const TempFolder outside;
+  std::filesystem::copy_file(shard, outside / "shard.safetensors");
+  CHECK(contains(replaced("../shard.safetensors"), "not a plain name"));
+  CHECK(contains(replaced((outside / "shard.safetensors").string()), "not a plain name"));
+  CHECK(contains(replaced(""), "not a plain name"));
+  CHECK(contains(replaced(7), "not a file name"));
+  CHECK(contains(replaced("absent.safetensors"), "\"absent.safetensors\" is missing"));
+  CHECK(contains(with_map(nlohmann::json::array()), "weight_map"));
+  CHECK(contains(with_map(nlohmann::json::object()), "weight_map"));
+  nlohmann::json less = good;
+  less.erase("transformer.wte.weight");
+  CHECK(contains(with_map(less), "\"transformer.wte.weight\" is not listed"));
+  nlohmann::json more = good;
+  more["transformer.other"] = "shard.safetensors";
+  CHECK(contains(with_map(more), "\"transformer.other\" is missing"));
+
+  std::filesystem::create_symlink(outside / "shard.safetensors", folder.path() / "linked.safetensors");
+  nlohmann::json linked = good;
+  for (auto& [name, file] : linked.items()) file = "linked.safetensors";
+  CHECK(contains(with_map(linked), "leaves the folder"));
+  std::filesystem::remove(folder.path() / "model.safetensors.index.json");
+  std::filesystem::create_symlink(outside / "shard.safetensors", weights);
+  CHECK(contains(folder.refusal_as_it_is(), "leaves the folder"));
+}

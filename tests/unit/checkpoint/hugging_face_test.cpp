@@ -1,0 +1,190 @@
+#include "checkpoint/hugging_face.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint_fixture.h"
+#include "hugging_face_fixture.h"
+
+using namespace scaletrain;
+
+namespace {
+
+SafetensorsHeader header_of(const std::filesystem::path& file) {
+  const FileReader reader(file);
+  return read_safetensors_header([&](std::uint64_t offset, std::span<std::byte> out) { reader.read_at(offset, out); },
+                                 reader.size(), file.string());
+}
+
+float float_at(const std::filesystem::path& file, const std::string& tensor, std::int64_t row, std::int64_t column) {
+  const SafetensorsHeader header = header_of(file);
+  const SafetensorsEntry* entry = header.find(tensor);
+  REQUIRE(entry != nullptr);
+  float value = 0;
+  const auto element = static_cast<std::uint64_t>(row * entry->shape[1] + column);
+  FileReader(file).read_at(entry->offset + 4 * element, std::as_writable_bytes(std::span(&value, 1)));
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("hugging_face_round_trip_is_bit_exact_in_each_dtype_single_and_sharded") {
+  for (const ModelConfig& model : {tiny_gpt2_config(), tiny_llama_config(true), tiny_llama_config(false)}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (const std::uint64_t shard_bytes : {std::uint64_t{1} << 30, std::uint64_t{1500}}) {
+        const TempFolder folder;
+        StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
+        saved.fill(3, dtype);
+        export_store(saved, {.folder = folder / "out", .model = model, .dtype = dtype, .tokenizer_files = {}, .max_shard_bytes = shard_bytes});
+        CHECK(std::filesystem::exists(folder / "out" / "model.safetensors") == (shard_bytes > 1500));
+        CHECK(is_hugging_face_folder(folder / "out"));
+        const HuggingFaceModel imported(folder / "out");
+        CHECK(imported.dtype() == dtype);
+        StoreFixture loaded(make_param_table(make_model_spec(imported.model_config(), 11), InitConfig{}), {});
+        loaded.fill(4);
+        imported.load(loaded.store);
+        CHECK(loaded.content() == saved.content());
+
+        export_store(loaded, {.folder = folder / "again", .model = imported.model_config(), .dtype = dtype, .tokenizer_files = {}, .max_shard_bytes = shard_bytes});
+        const auto names = names_in(folder / "out");
+        REQUIRE(names_in(folder / "again") == names);
+        for (const std::string& name : names) {
+          CHECK(TempFolder::read(folder / "out" / name) == TempFolder::read(folder / "again" / name));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("hugging_face_export_lays_tensors_out_as_the_library_does") {
+  const TempFolder folder;
+  const ModelConfig model = tiny_gpt2_config();
+  StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
+  saved.fill(3);
+  export_store(saved, {.folder = folder / "gpt2", .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 30});
+  const auto file = folder / "gpt2" / "model.safetensors";
+  // Conv1D: [in, out], with query, key and value side by side.
+  CHECK(header_of(file).find("transformer.h.1.attn.c_attn.weight")->shape == Shape{12, 36});
+  CHECK(header_of(file).find("transformer.h.1.attn.c_attn.bias")->shape == Shape{36});
+  CHECK(header_of(file).find("transformer.h.1.mlp.c_fc.weight")->shape == Shape{12, 20});
+  CHECK(header_of(file).find("lm_head.weight") == nullptr);
+  CHECK(header_of(file).metadata.at("format") == "pt");
+  const auto ours = [&](const char* name, std::int64_t row, std::int64_t column) {
+    const View view = saved.store.master(name);
+    return view.as<float>()[row * view.shape()[1] + column];
+  };
+  for (const std::int64_t in : {0, 5, 11}) {
+    for (const std::int64_t out : {0, 3, 11}) {
+      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, out) == ours("blocks.1.attention.query.weight", out, in));
+      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, 12 + out) == ours("blocks.1.attention.key.weight", out, in));
+      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, 24 + out) == ours("blocks.1.attention.value.weight", out, in));
+      CHECK(float_at(file, "transformer.h.0.mlp.c_fc.weight", in, out) == ours("blocks.0.ffn.up.weight", out, in));
+    }
+  }
+  const ModelConfig llama = tiny_llama_config(false);
+  StoreFixture other(make_param_table(make_model_spec(llama, 11), InitConfig{}), {});
+  other.fill(3);
+  export_store(other, {.folder = folder / "llama", .model = llama, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 30});
+  const auto llama_file = folder / "llama" / "model.safetensors";
+  CHECK(header_of(llama_file).find("model.layers.0.self_attn.k_proj.weight")->shape == Shape{4, 12});
+  CHECK(header_of(llama_file).find("lm_head.weight")->shape == Shape{11, 12});
+  CHECK(float_at(llama_file, "model.layers.1.mlp.gate_proj.weight", 7, 3) == other.store.master("blocks.1.ffn.gate.weight").as<float>()[7 * 12 + 3]);
+}
+
+TEST_CASE("hugging_face_config_says_the_same_both_ways") {
+  ModelConfig with_bias = tiny_llama_config(false);
+  with_bias.bias = true;
+  ModelConfig exact_gelu = tiny_gpt2_config();
+  exact_gelu.activation = ActivationKind::gelu;
+  exact_gelu.tie_embeddings = false;
+  for (const ModelConfig& model : {tiny_gpt2_config(), exact_gelu, tiny_llama_config(true), tiny_llama_config(false), with_bias}) {
+    const TempFolder folder;
+    StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
+    export_store(saved, {.folder = folder / "out", .model = model, .dtype = DType::bf16, .tokenizer_files = {}, .max_shard_bytes = 1 << 30});
+    const HuggingFaceModel imported(folder / "out");
+    CHECK(make_model_spec(imported.model_config(), 11) == make_model_spec(model, 11));
+    CHECK(imported.model_config().vocab == 11);
+    const auto config = read_json_file(folder / "out" / "config.json");
+    CHECK(config["torch_dtype"] == "bfloat16");
+    if (model.norm == NormKind::rmsnorm) {
+      CHECK(config["rms_norm_eps"] == 1e-6);
+      CHECK(config["rope_theta"] == 50000.0);
+      CHECK(config["num_key_value_heads"] == 1);
+      CHECK(config["attention_bias"] == model.bias);
+    } else {
+      CHECK(config["activation_function"] == (model.activation == ActivationKind::gelu ? "gelu" : "gelu_new"));
+      CHECK(config["n_positions"] == 5);
+    }
+  }
+}
+
+TEST_CASE("hugging_face_older_and_newer_spellings_are_understood") {
+  HuggingFaceFolder gpt2(tiny_gpt2_config());
+  // A base model's names have no prefix, and old files keep the causal mask; n_inner may be null, the head may be repeated.
+  gpt2.rename_tensors([](const std::string& name) { return name.substr(std::string("transformer.").size()); });
+  gpt2.add_tensor("h.0.attn.bias", {1, 1, 5, 5});
+  gpt2.add_tensor("h.0.attn.masked_bias", {});
+  gpt2.add_tensor("lm_head.weight", {11, 12});
+  CHECK(gpt2.refusal().empty());
+
+  HuggingFaceFolder llama(tiny_llama_config(true));
+  llama.config.erase("rope_theta");
+  llama.config.erase("rope_scaling");
+  llama.config["rope_parameters"] = {{"rope_theta", 50000.0}, {"rope_type", "default"}};
+  llama.config.erase("torch_dtype");
+  llama.config["dtype"] = "float32";
+  llama.config["pretraining_tp"] = 1;
+  CHECK(llama.refusal().empty());
+  CHECK(HuggingFaceModel(llama.path()).model_config().rope_theta == 50000.0);
+}
+
+TEST_CASE("hugging_face_n_inner_null_means_four_times_the_hidden_size") {
+  ModelConfig model = tiny_gpt2_config();
+  model.ffn_hidden = 48;
+  HuggingFaceFolder folder(model);
+  folder.config["n_inner"] = nullptr;
+  REQUIRE(folder.refusal().empty());
+  CHECK(HuggingFaceModel(folder.path()).model_config().ffn_hidden == 48);
+}
+
+TEST_CASE("hugging_face_export_is_complete_or_not_there") {
+  const TempFolder folder;
+  const ModelConfig model = tiny_gpt2_config();
+  StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
+  const auto attempt = [&](const std::filesystem::path& target, const TensorReader& read) {
+    return input_error([&] {
+      export_hugging_face(saved.table, read, {.folder = target, .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 20});
+    });
+  };
+  int reads = 0;
+  const TensorReader failing = [&](const ParamRow&, View) {
+    if (++reads == 9) throw InputError("the checkpoint is damaged");
+  };
+  const TensorReader working = [](const ParamRow&, View) {};
+  CHECK(contains(attempt(folder / "out", failing), "damaged"));
+  CHECK(names_in(folder.path()).empty());
+  folder.write("full/file", "mine");
+  CHECK(contains(attempt(folder / "full", working), "not an empty folder"));
+  CHECK(TempFolder::read(folder / "full" / "file") == "mine");
+  std::filesystem::create_directory(folder / "empty");
+  CHECK(attempt(folder / "empty", working).empty());
+  CHECK(HuggingFaceModel(folder / "empty").model_config().layers == 2);
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"empty", "full"});
+}
+
+TEST_CASE("hugging_face_export_of_a_model_that_neither_family_expresses_is_refused") {
+  const TempFolder folder;
+  ModelConfig mixture = tiny_llama_config(true);
+  mixture.norm = NormKind::layernorm;
+  ModelConfig without_bias = tiny_gpt2_config();
+  without_bias.bias = false;
+  ModelConfig grouped = tiny_gpt2_config();
+  grouped.kv_heads = 1;
+  for (const ModelConfig& model : {mixture, without_bias, grouped}) {
+    StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
+    CHECK_THROWS_AS(export_store(saved, {.folder = folder / "out", .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 20}), UserError);
+    CHECK(names_in(folder.path()).empty());
+  }
+}
