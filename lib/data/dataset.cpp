@@ -33,8 +33,8 @@ SampleRules sample_rules(const DataConfig& config, const Tokenizer& tokenizer, c
           .padding = padding < options.vocab ? padding : 0};
 }
 
-// Streams of the blocks in use. A block's samples follow each other, so that few are in use at once: per source the one
-// being read and, around its end, the next.
+// Streams of the blocks in use: per source those of the stretch that samples are drawn from and, around its end, of the
+// next (sampler.h).
 class StreamCache {
  public:
   explicit StreamCache(std::size_t capacity) : capacity_(capacity) {}
@@ -71,7 +71,7 @@ class OpenTrainingData final : public TrainingData {
       : context_(options.context),
         rules_(sample_rules(config, tokenizer, options)),
         end_of_document_(tokenizer.end_of_document()),
-        cache_(2 * config.train.size() + 2) {
+        cache_((kShuffledBlocks + 2) * config.train.size()) {
     if (config.train.empty()) throw UserError("data.train: at least one source is needed to train");
     std::vector<std::uint64_t> numbers = {kSamplingRules, tokenizer.hash()};
     std::vector<SourceShape> shapes;

@@ -2,8 +2,9 @@
 //
 // A source is one or more parts (token streams with documents). Each part is cut into blocks (BlockTable). A full block
 // yields exactly `samples_per_block` samples, the last block of a part what is left. In every epoch of a source all its
-// blocks come in a new order, in each block its documents come in a new order, and so do the block's windows: keyed
-// permutations, so no order is ever stored. Stride = context; the last window of a block is padded and masked.
+// blocks come in a new order, in each block its documents come in a new order, and so do the windows of each stretch of
+// kShuffledBlocks blocks: keyed permutations, so no order is ever stored. Stride = context; the last window of a block
+// is padded and masked.
 //
 // Sources are mixed by a repeating table: with weights quantised to quotas q of a table of length L <= 65536 (exactly,
 // where the weights are in such a ratio), occurrence j of a source is placed in the slots [floor(j L / q), ceil((j + 1)
@@ -62,6 +63,10 @@ struct BlockTable {
 // Tokens of a block, about: large enough that a block is read with few seeks, small enough that its documents fit in
 // memory.
 inline constexpr std::int64_t kBlockTokens = std::int64_t{2} << 20;
+
+// Windows are drawn from this many blocks at a time: neighbouring samples come from unrelated places, while reads stay
+// within a stretch of some tens of millions of tokens. One alone would let a small corpus be read file by file.
+inline constexpr std::int64_t kShuffledBlocks = 16;
 
 // max(1, block_tokens / context).
 std::int64_t samples_per_block(std::int64_t context, std::int64_t block_tokens = kBlockTokens);

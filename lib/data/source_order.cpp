@@ -11,7 +11,7 @@ namespace scaletrain {
 namespace {
 
 // What a derived key is for. Each use of the source's key has its own stream.
-enum class KeyUse : std::uint32_t { blocks = 1, documents = 2, windows = 3 };
+enum class KeyUse : std::uint32_t { blocks = 1, documents = 2, stretch = 3 };
 
 PhiloxKey derive_key(PhiloxKey key, KeyUse use, std::int64_t epoch, std::int64_t block) {
   const auto b = static_cast<std::uint64_t>(block);
@@ -99,25 +99,30 @@ SampleLocation SourceOrder::locate(std::int64_t index) const {
   SampleLocation out;
   out.epoch = index / samples_per_epoch_;
   out.position = index % samples_per_epoch_;
+  // The windows of a stretch are permuted first; the order of blocks then says where each of them lies.
+  const std::int64_t stretch = checked_mul(samples_per_block_, kShuffledBlocks);
+  const std::int64_t first = out.position / stretch * stretch;
+  const KeyedPermutation shuffle(derive_key(key_, KeyUse::stretch, out.epoch, out.position / stretch),
+                                 std::min(stretch, samples_per_epoch_ - first));
+  const std::int64_t position = first + shuffle.forward(out.position - first);
   const auto order = epoch_order(out.epoch);
   const auto& short_blocks = order->short_blocks;
-  const auto after = std::upper_bound(short_blocks.begin(), short_blocks.end(), out.position,
-                                      [](std::int64_t position, const auto& block) { return position < block.first; });
-  std::int64_t rank = out.position / samples_per_block_;
-  std::int64_t slot = out.position % samples_per_block_;
+  const auto after =
+      std::upper_bound(short_blocks.begin(), short_blocks.end(), position,
+                       [](std::int64_t at_position, const auto& block) { return at_position < block.first; });
+  std::int64_t rank = position / samples_per_block_;
+  std::int64_t slot = position % samples_per_block_;
   if (after != short_blocks.begin()) {
     const auto& block = *std::prev(after);
-    const std::int64_t beyond = out.position - block.first - block.samples;
+    const std::int64_t beyond = position - block.first - block.samples;
     rank = beyond < 0 ? block.rank : block.rank + 1 + beyond / samples_per_block_;
-    slot = beyond < 0 ? out.position - block.first : beyond % samples_per_block_;
+    slot = beyond < 0 ? position - block.first : beyond % samples_per_block_;
   }
   const std::int64_t id = order->blocks.forward(rank);
   const auto next_part = std::upper_bound(first_block_.begin(), first_block_.end(), id);
   out.part = next_part - first_block_.begin() - 1;
   out.block = id - first_block_[at(out.part)];
-  const bool is_short = short_samples_[at(out.part)] > 0 && id + 1 == *next_part;
-  const std::int64_t windows = is_short ? short_samples_[at(out.part)] : samples_per_block_;
-  out.window = KeyedPermutation(derive_key(key_, KeyUse::windows, out.epoch, id), windows).forward(slot);
+  out.window = slot;
   return out;
 }
 

@@ -1,4 +1,5 @@
-// The activation memory of one rank: one arena, cut as the plan says. Addresses never change during a run.
+// The activation memory of one rank, for training and evaluation alike: one arena, cut as the plan says. Addresses never
+// change during its life. Views and regions that it hands out must not outlive it.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,7 @@ class StageMemory {
   // The hidden bundle in a range; an empty range gives an empty bundle.
   Bundle bundle(const ArenaRange& range) const;
   BatchSlot batch(std::int64_t slot) const;
+  std::size_t allocated_bytes() const { return arena_.size(); }
 
  private:
   ActivationPlan plan_;

@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, 7> own_entries = {"config.yaml", "config.
 
 bool is_own(const std::string& name) {
   return std::find(own_entries.begin(), own_entries.end(), name) != own_entries.end() ||
-         name.starts_with(".lock.json") || name.starts_with(".config");
+         name.starts_with(".lock.json") || name.starts_with(".tmp-");
 }
 
 // Refuses a resume that changes what must not change; reports what changes with a notice.

@@ -82,7 +82,7 @@ TEST_CASE("hugging_face_tensors_missing_superfluous_misshapen_or_of_another_type
   CHECK(contains(spoilt([](auto& f) { f.tensors.erase("transformer.h.1.mlp.c_fc.bias"); }), "\"transformer.h.1.mlp.c_fc.bias\" is missing"));
   CHECK(contains(spoilt([](auto& f) { f.tensors.erase("transformer.wte.weight"); }), "embedding is missing"));
   CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.h.2.ln_1.weight", {12}); }), "\"transformer.h.2.ln_1.weight\" is no part"));
-  CHECK(contains(spoilt([](auto& f) { f.add_tensor("h.1.ln_1.weight", {12}); }), "\"h.1.ln_1.weight\" appears twice"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("h.1.ln_1.weight", {12}); }), "ln_1.weight\" appears twice"));
   CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.h.0.attn.c_attn.weight", {36, 12}); }), "has the shape [36, 12]"));
   CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.wte.weight", {12, 12}); }), "has the shape [12, 12]"));
   CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.ln_f.weight", {12}, DType::i64); }), "holds I64"));

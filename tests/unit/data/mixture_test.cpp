@@ -76,17 +76,27 @@ TEST_CASE("each sample of a source comes exactly once per epoch, in another orde
   }
 }
 
-TEST_CASE("samples of a block follow each other, so that a block is opened once per epoch") {
-  const Mixture mixture({source({{50, 3}, {20, 5}})}, 4, 9, 32);
-  std::set<std::pair<std::int64_t, std::int64_t>> done;
-  std::pair<std::int64_t, std::int64_t> current{-1, -1};
-  for (std::int64_t i = 0; i < mixture.order(0).samples_per_epoch(); ++i) {
-    const SampleLocation at = mixture.locate(i);
-    if (std::pair(at.part, at.block) == current) continue;
-    current = {at.part, at.block};
-    CHECK(done.insert(current).second);
+TEST_CASE("samples are drawn from a few blocks at a time, all of them in use from the start") {
+  const std::int64_t per_block = 8;
+  const Mixture mixture({source({{50, 3}, {20, 5}})}, 4, 9, 4 * per_block);
+  const std::int64_t samples = mixture.order(0).samples_per_epoch();
+  const std::int64_t stretch = per_block * kShuffledBlocks;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::set<std::int64_t>> stretches_of_block;
+  for (std::int64_t first = 0; first < samples; first += stretch) {
+    std::set<std::pair<std::int64_t, std::int64_t>> blocks;
+    std::set<std::pair<std::int64_t, std::int64_t>> early;
+    for (std::int64_t i = first; i < std::min(first + stretch, samples); ++i) {
+      const SampleLocation at = mixture.locate(i);
+      blocks.emplace(at.part, at.block);
+      if (i < first + stretch / 4) early.emplace(at.part, at.block);
+      stretches_of_block[{at.part, at.block}].insert(first);
+    }
+    CHECK(static_cast<std::int64_t>(blocks.size()) <=
+          kShuffledBlocks + 3);  // its ends cut blocks, short ones lie between
+    if (first + stretch <= samples) CHECK(static_cast<std::int64_t>(early.size()) > kShuffledBlocks / 2);
   }
-  CHECK(done.size() == 72);
+  CHECK(stretches_of_block.size() == 72);
+  for (const auto& block : stretches_of_block) CHECK(block.second.size() <= 2);
 }
 
 TEST_CASE("weights in a simple ratio are honoured exactly by a short table") {

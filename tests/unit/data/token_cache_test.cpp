@@ -29,7 +29,7 @@ std::vector<std::string> documents_of(const TokenFile& file) {
   std::int64_t start = 0;
   for (std::int64_t d = 0; d < file.num_documents(); ++d) {
     std::string text;
-    for (; start < file.document_end(d); ++start) {
+    for (const std::int64_t end = file.document_end(d); start < end; ++start) {
       const std::int32_t token = tokens[static_cast<std::size_t>(start)];
       text.push_back(token == 256 ? '|' : static_cast<char>(token));
     }
@@ -218,6 +218,7 @@ TEST_CASE("builders at the same time, in threads and processes, end with one goo
   std::vector<int> results(4, 0);
   {
     std::vector<std::jthread> threads;
+    threads.reserve(results.size());
     for (int& result : results) threads.emplace_back([&build, &result] { result = build() ? 1 : 0; });
   }
   for (const int result : results) CHECK(result == 1);

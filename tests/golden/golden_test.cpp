@@ -1,0 +1,256 @@
+// Losses, gradients and twenty AdamW steps against PyTorch in float64. make_golden.py wrote the folders; README.md says what is in them.
+#include <doctest/doctest.h>
+
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/hugging_face_tensors.h"
+#include "checkpoint/safetensors.h"
+#include "optim/gradient_norm.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
+#include "optim/step_block.h"
+#include "support/model_runner.h"
+
+using namespace scaletrain;
+
+namespace {
+
+constexpr std::int64_t num_steps = 20;
+constexpr BatchShape batch_shape{.samples = 4, .tokens = 16};
+constexpr BatchShape micro_shape{.samples = 2, .tokens = 16};
+
+// expected.safetensors, read with the format's reader only.
+class Expected {
+ public:
+  explicit Expected(const std::filesystem::path& file) : reader_(file) {
+    header_ = read_safetensors_header(
+        [&](std::uint64_t offset, std::span<std::byte> out) { reader_.read_at(offset, out); }, reader_.size(),
+        file.string());
+  }
+  template <class T>
+  std::vector<T> values(const std::string& name) const {
+    const SafetensorsEntry* entry = header_.find(name);
+    REQUIRE_MESSAGE(entry != nullptr, name);
+    REQUIRE(entry->dtype == dtype_of<T>());
+    std::vector<T> out(static_cast<std::size_t>(entry->shape.num_elements()));
+    reader_.read_at(entry->offset, std::as_writable_bytes(std::span(out)));
+    return out;
+  }
+  double number(const std::string& name) const {
+    const std::string text = header_.metadata.at(name);
+    double value = 0;
+    REQUIRE(std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc());
+    return value;
+  }
+  std::size_t num_gradients() const {
+    std::size_t count = 0;
+    for (const auto& [name, entry] : header_.entries) count += name.starts_with("gradient/") ? 1 : 0;
+    return count;
+  }
+
+ private:
+  FileReader reader_;
+  SafetensorsHeader header_;
+};
+
+// One golden model on one backend.
+struct Golden {
+  Golden(const std::string& name, std::unique_ptr<Backend> backend, std::vector<std::string> slots)
+      : folder(std::filesystem::path(SCALETRAIN_GOLDEN_FOLDER) / name),
+        expected(folder / "expected.safetensors"),
+        source(folder),
+        runner(make_model_spec(source.model_config(), *source.model_config().vocab), std::move(backend),
+               std::move(slots)),
+        ids(expected.values<std::int32_t>("ids")),
+        targets(expected.values<std::int32_t>("targets")) {
+    source.load(runner.store);
+  }
+
+  std::span<const std::int32_t> part(const std::vector<std::int32_t>& all, std::int64_t first,
+                                     std::int64_t count) const {
+    return std::span(all).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  }
+  std::int64_t num_tokens(std::int64_t step) const {
+    std::int64_t count = 0;
+    for (const std::int32_t target : part(targets, step * batch_shape.rows(), batch_shape.rows())) {
+      count += target >= 0 ? 1 : 0;
+    }
+    return count;
+  }
+
+  std::filesystem::path folder;
+  Expected expected;
+  HuggingFaceModel source;
+  ModelRunner runner;
+  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> targets;
+};
+
+// The gradient of a tensor as the file lays it out.
+std::vector<double> gradient_in_file_layout(const ModelRunner& runner, const HuggingFaceTensor& tensor) {
+  std::vector<double> out(static_cast<std::size_t>(tensor.shape.num_elements()), NAN);
+  for (const HuggingFacePart& part : tensor.parts) {
+    const View gradient = runner.store.gradient(runner.table.rows()[static_cast<std::size_t>(part.row)].name);
+    const std::int64_t outputs = gradient.shape()[0];
+    const std::int64_t inputs = gradient.shape().num_dims() == 2 ? gradient.shape()[1] : 1;
+    std::vector<double> values(static_cast<std::size_t>(gradient.num_elements()));
+    convert_floats(gradient.dtype(), gradient.data(), DType::f64, values.data(), values.size());
+    for (std::int64_t o = 0; o < outputs; ++o) {
+      for (std::int64_t i = 0; i < inputs; ++i) {
+        const std::int64_t at =
+            tensor.is_transposed ? i * tensor.shape[1] + part.offset + o : (part.offset + o) * inputs + i;
+        out[static_cast<std::size_t>(at)] = values[static_cast<std::size_t>(o * inputs + i)];
+      }
+    }
+  }
+  return out;
+}
+
+double norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
+struct Tolerances {
+  double loss = 0;
+  double gradient = 0;
+  double training = 0;  // relative, of each step's loss
+};
+// The design's bounds for fp32; float64 must agree to rounding.
+constexpr Tolerances in_f32{.loss = 1e-6, .gradient = 1e-5, .training = 1e-5};
+constexpr Tolerances in_f64{.loss = 1e-13, .gradient = 1e-11, .training = 1e-11};
+
+void check_loss_and_gradients(Golden&& golden, const Tolerances& tolerances) {
+  ModelRunner& runner = golden.runner;
+  const auto ids = golden.part(golden.ids, 0, batch_shape.rows());
+  const auto targets = golden.part(golden.targets, 0, batch_shape.rows());
+  const auto tokens = static_cast<double>(golden.num_tokens(0));
+  REQUIRE(tokens < static_cast<double>(batch_shape.rows()));  // some are masked
+  const double expected_loss = golden.expected.values<double>("losses").at(0);
+  CHECK(std::abs(runner.evaluate(batch_shape, ids, targets) / tokens - expected_loss) <= tolerances.loss);
+  const double loss = runner.train(batch_shape, ids, targets, 1.0 / tokens) / tokens;
+  CHECK(std::abs(loss - expected_loss) <= tolerances.loss);
+
+  const double all = golden.expected.values<double>("grad_norms").at(0);
+  const std::vector<HuggingFaceTensor> tensors = hugging_face_tensors(runner.table);
+  CHECK(tensors.size() == golden.expected.num_gradients());
+  for (const HuggingFaceTensor& tensor : tensors) {
+    CAPTURE(tensor.name);
+    const auto expected = golden.expected.values<double>("gradient/" + tensor.name);
+    auto difference = gradient_in_file_layout(runner, tensor);
+    REQUIRE(difference.size() == expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) difference[i] -= expected[i];
+    CHECK(norm(difference) <= tolerances.gradient * std::max(norm(expected), 1e-6 * all));
+  }
+}
+
+void check_training(const std::string& name, std::unique_ptr<Backend> backend, const Tolerances& tolerances) {
+  Golden golden(name, std::move(backend), {"exp_avg", "exp_avg_sq"});
+  ModelRunner& runner = golden.runner;
+  const auto number = [&](const char* key) { return golden.expected.number(key); };
+  OptimizerConfig config;
+  config.learning_rate = number("learning_rate");
+  config.beta1 = number("beta1");
+  config.beta2 = number("beta2");
+  config.epsilon = number("epsilon");
+  config.weight_decay = number("weight_decay");
+  const LrScheduleConfig schedule{.type = LrScheduleKind::cosine,
+                                  .warmup = static_cast<std::int64_t>(number("warmup")),
+                                  .min_ratio = number("min_ratio")};
+  const auto optimizer = make_optimizer(config);
+  const auto losses = golden.expected.values<double>("losses");
+  const auto norms = golden.expected.values<double>("grad_norms");
+  const auto rates = golden.expected.values<double>("learning_rates");
+  REQUIRE(losses.size() == num_steps);
+  // Micro-batches do not know how many of the batch's tokens are unmasked.
+  const double micro_scale = 1.0 / static_cast<double>(batch_shape.rows());
+  int num_clipped = 0;
+  for (std::int64_t step = 0; step < num_steps; ++step) {
+    CAPTURE(step);
+    runner.store.zero_gradients(*runner.stream);
+    double loss_sum = 0;
+    for (std::int64_t first = 0; first < batch_shape.rows(); first += micro_shape.rows()) {
+      const std::int64_t place = step * batch_shape.rows() + first;
+      loss_sum += runner.train(micro_shape, golden.part(golden.ids, place, micro_shape.rows()),
+                               golden.part(golden.targets, place, micro_shape.rows()), micro_scale);
+    }
+    const StepMeasurements measured{
+        .sum_of_squares = gradient_sum_of_squares_share(*runner.backend, *runner.stream, runner.store),
+        .loss_sum = loss_sum,
+        .num_tokens = golden.num_tokens(step),
+        .micro_scale = micro_scale};
+    const double rate = learning_rate(schedule, config.learning_rate, step + 1, num_steps);
+    const StepOutcome outcome = make_step_block(measured, {.learning_rate = rate,
+                                                           .clip_norm = number("clip_norm"),
+                                                           .beta1 = config.beta1,
+                                                           .beta2 = config.beta2,
+                                                           .update = step + 1});
+    optimizer->step(*runner.backend, *runner.stream, runner.store, outcome.block);
+    runner.stream->synchronize();
+    const auto at = static_cast<std::size_t>(step);
+    CHECK(rate == doctest::Approx(rates[at]).epsilon(1e-14));
+    CHECK(std::abs(outcome.loss - losses[at]) <= tolerances.training * losses[at]);
+    CHECK(std::abs(outcome.grad_norm - norms[at]) <= tolerances.training * norms[at]);
+    num_clipped += outcome.grad_norm > number("clip_norm") ? 1 : 0;
+  }
+  // The clipping took part, and was off at times.
+  CHECK(num_clipped > 0);
+  CHECK(num_clipped < num_steps);
+}
+
+const std::vector<std::string> models = {"gpt2", "llama_untied", "llama_tied"};
+
+std::unique_ptr<Backend> cpu() { return make_cpu_backend({.threads = 2, .instruction_set = "auto"}); }
+
+}  // namespace
+
+TEST_CASE("golden_loss_and_gradients_agree_with_pytorch_on_the_float64_reference") {
+  for (const std::string& model : models) {
+    CAPTURE(model);
+    check_loss_and_gradients(Golden(model, make_reference_backend(DType::f64), {}), in_f64);
+  }
+}
+
+TEST_CASE("golden_loss_and_gradients_agree_with_pytorch_on_the_float32_reference") {
+  for (const std::string& model : models) {
+    CAPTURE(model);
+    check_loss_and_gradients(Golden(model, make_reference_backend(DType::f32), {}), in_f32);
+  }
+}
+
+TEST_CASE("golden_loss_and_gradients_agree_with_pytorch_on_the_cpu") {
+  for (const std::string& model : models) {
+    CAPTURE(model);
+    check_loss_and_gradients(Golden(model, cpu(), {}), in_f32);
+  }
+}
+
+TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_the_float64_reference") {
+  for (const std::string& model : models) {
+    CAPTURE(model);
+    check_training(model, make_reference_backend(DType::f64), in_f64);
+  }
+}
+
+TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_the_float32_reference") {
+  for (const std::string& model : models) {
+    CAPTURE(model);
+    check_training(model, make_reference_backend(DType::f32), in_f32);
+  }
+}
+
+TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_the_cpu") {
+  for (const std::string& model : models) {
+    CAPTURE(model);
+    check_training(model, cpu(), in_f32);
+  }
+}

@@ -1,0 +1,157 @@
+// A whole model on one rank, run unit by unit with a region of its own for each: the plainest executor there can be.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/transformer.h"
+#include "parallel/param_store.h"
+
+namespace scaletrain {
+
+class ModelRunner {
+ public:
+  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> slot_names)
+      : table(make_param_table(spec, InitConfig{})),
+        layout(table, unit_indices(table), Mesh(), MeshPosition()),
+        backend(std::move(used_backend)),
+        stream(backend->make_stream()),
+        store(*backend, table, layout,
+              {.slot_names = std::move(slot_names), .gradients = true, .dtype = backend->compute_type()}),
+        model(spec) {}
+
+  // The sum of the token losses of a micro-batch. ids and targets: [B·T].
+  double evaluate(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets) {
+    Run run(*this, shape, ids, targets, Phase::evaluate, 0.0);
+    run.forward();
+    return run.loss_sum();
+  }
+
+  // The same, and adds the gradients of loss_gradient times that sum.
+  double train(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
+               double loss_gradient) {
+    Run run(*this, shape, ids, targets, Phase::train, loss_gradient);
+    run.forward();
+    run.backward();
+    return run.loss_sum();
+  }
+
+  ParamTable table;
+  ShardLayout layout;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Stream> stream;
+  ParamStore store;
+  Transformer model;
+
+ private:
+  static std::vector<int> unit_indices(const ParamTable& table) {
+    std::vector<int> units(table.units().size());
+    std::iota(units.begin(), units.end(), 0);
+    return units;
+  }
+
+  // One micro-batch.
+  class Run {
+   public:
+    Run(ModelRunner& owner, BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
+        Phase phase, double loss_gradient)
+        : owner_(owner) {
+      for (std::int64_t row = 0; row < shape.rows(); ++row) {
+        positions_.push_back(static_cast<std::int32_t>(row % shape.tokens));
+      }
+      const auto view = [&](std::span<const std::int32_t> values) {
+        return ConstView(values.data(), DType::i32, {shape.rows()});
+      };
+      context_.shape = shape;
+      context_.phase = phase;
+      context_.ids = view(ids);
+      context_.targets = view(targets);
+      context_.positions = view(positions_);
+      context_.loss_gradient = loss_gradient;
+      context_.loss_sum = &loss_sum_;
+      allocate();
+    }
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+
+   private:
+    std::size_t num_units() const { return owner_.model.units().size(); }
+    static Region region(const Buffer& buffer) { return {buffer.data(), buffer.size()}; }
+
+    template <class Use>
+    auto with_handles(std::size_t index, Use use) {
+      const Unit& unit = *owner_.model.units()[index];
+      ParamStore& store = owner_.store;
+      const bool is_tied = unit.uses_tied_embedding();
+      const UnitRun run{.backend = *owner_.backend,
+                        .stream = *owner_.stream,
+                        .batch = context_,
+                        .weights = store.acquire(*owner_.stream, unit.index()),
+                        .gradients = &store.gradients(unit.index()),
+                        .tied_weights = is_tied ? &store.acquire(*owner_.stream, 0) : nullptr,
+                        .tied_gradients = is_tied ? &store.gradients(0) : nullptr,
+                        .scratch = region(scratch_)};
+      auto result = use(unit, run);
+      store.release(unit.index());
+      if (is_tied) store.release(0);
+      return result;
+    }
+
+   public:
+    void forward() {
+      for (std::size_t i = 0; i < num_units(); ++i) {
+        saved_.push_back(with_handles(i, [&](const Unit& unit, const UnitRun& run) {
+          return unit.forward(run, i == 0 ? Bundle{} : outputs_[i - 1], outputs_[i], region(saved_memory_[i]));
+        }));
+      }
+    }
+    void backward() {
+      for (std::size_t i = num_units(); i-- > 0;) {
+        with_handles(i, [&](const Unit& unit, const UnitRun& run) {
+          unit.backward(run, std::move(saved_[i]), d_outputs_[i], i == 0 ? Bundle{} : d_outputs_[i - 1],
+                        region(work_memory_[i]));
+          return 0;
+        });
+      }
+    }
+    double loss_sum() const { return loss_sum_; }
+
+   private:
+    void allocate() {
+      const DType compute = owner_.backend->compute_type();
+      const BundleEntry boundary = owner_.model.boundary(context_.shape, compute).at(0);
+      std::size_t scratch = 0;
+      for (std::size_t i = 0; i < num_units(); ++i) {
+        const UnitMemory memory = owner_.model.units()[i]->memory(context_.shape, compute);
+        saved_memory_.emplace_back(memory.saved);
+        work_memory_.emplace_back(memory.work);
+        scratch = std::max(scratch, memory.scratch);
+        const bool is_last = i + 1 == num_units();
+        for (std::vector<Bundle>* bundles : {&outputs_, &d_outputs_}) {
+          bundle_memory_.emplace_back(static_cast<std::size_t>(boundary.shape.num_elements()) *
+                                      size_of(boundary.dtype));
+          bundles->push_back(is_last ? Bundle{}
+                                     : Bundle{bundle_memory_.back().view(0, boundary.dtype, boundary.shape)});
+        }
+      }
+      scratch_ = Buffer(scratch);
+    }
+
+    ModelRunner& owner_;
+    BatchContext context_;
+    double loss_sum_ = 0.0;
+    std::vector<std::int32_t> positions_;
+    std::vector<Buffer> saved_memory_, work_memory_, bundle_memory_;
+    Buffer scratch_;
+    std::vector<Bundle> outputs_, d_outputs_;
+    std::vector<Saved> saved_;
+  };
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,178 @@
+#include "plan/activation_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "parallel/simulate.h"
+#include "plan_helpers.h"
+#include "tensor/buffer.h"
+
+using namespace scaletrain;
+
+namespace {
+
+struct ScheduleCase {
+  ScheduleKind kind;
+  std::int64_t stages;
+  std::int64_t micro_batches;
+  std::int64_t chunks;
+};
+
+std::vector<ScheduleCase> schedule_cases() {
+  std::vector<ScheduleCase> cases;
+  for (const ScheduleKind kind :
+       {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1})
+    for (const std::int64_t stages : {1, 2, 3})
+      for (const std::int64_t micro_batches : {1, 2, 3, 8})
+        cases.push_back({kind, stages, micro_batches, kind == ScheduleKind::interleaved ? 2 : 1});
+  return cases;
+}
+
+std::vector<ArenaRange> all_ranges(const ActivationPlan& plan) {
+  std::vector<ArenaRange> ranges(std::begin(plan.gradients), std::end(plan.gradients));
+  ranges.insert(ranges.end(), plan.inputs.begin(), plan.inputs.end());
+  ranges.insert(ranges.end(), plan.batches.begin(), plan.batches.end());
+  ranges.insert(ranges.end(), plan.work.begin(), plan.work.end());
+  ranges.push_back(plan.scratch);
+  for (const auto& slot : plan.slots)
+    for (const UnitSlot& unit : slot) {
+      ranges.push_back(unit.saved);
+      ranges.push_back(unit.output);
+    }
+  return ranges;
+}
+
+// Every range starts aligned and ends before the next one starts; the last ends where the arena does.
+void check_disjoint(const ActivationPlan& plan) {
+  std::vector<ArenaRange> ranges = all_ranges(plan);
+  std::erase_if(ranges, [](const ArenaRange& range) { return range.bytes == 0; });
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  std::size_t end = 0;
+  for (const ArenaRange& range : ranges) {
+    CHECK(range.offset % buffer_alignment == 0);
+    CHECK(range.offset >= end);
+    end = range.offset + range.bytes;
+  }
+  CHECK(end <= plan.arena_bytes);
+  std::size_t sum = 0;
+  for (const ArenaRange& range : ranges) sum += range.bytes;
+  CHECK(sum == plan.arena_bytes);  // no gaps either
+}
+
+Instruction instruction(Opcode op, std::int64_t micro_batch) { return {op, 0, MicroBatch(micro_batch), std::nullopt}; }
+
+}  // namespace
+
+TEST_CASE("the depth of every schedule is what the simulator measures") {
+  for (const ScheduleCase& c : schedule_cases()) {
+    CAPTURE(static_cast<int>(c.kind));
+    CAPTURE(c.stages);
+    CAPTURE(c.micro_batches);
+    const Schedule schedule = make_schedule(c.kind, c.stages, c.micro_batches, c.chunks);
+    const Simulation simulation = simulate(schedule, ScheduleCosts{});
+    REQUIRE(simulation.completed);
+    for (std::size_t stage = 0; stage < schedule.steps.size(); ++stage) {
+      const ScheduleDepth depth = schedule_depth(schedule.steps[stage]);
+      CHECK(depth.saved == simulation.stages[stage].peak_saved);
+      CHECK(depth.weight_work == simulation.stages[stage].peak_weight_work);
+      CHECK(depth.in_flight >= std::max(depth.saved, depth.weight_work));
+      CHECK(depth.in_flight <= depth.saved + depth.weight_work);
+    }
+  }
+}
+
+TEST_CASE("a slot is held from the forward to the weight part") {
+  // Two forwards; the first micro-batch's weight part waits until after the second's input part: never three at once.
+  const std::vector<ScheduleStep> steps = {
+      {instruction(Opcode::forward, 0), instruction(Opcode::forward, 1)},
+      {instruction(Opcode::backward_input, 0), instruction(Opcode::backward_input, 1)},
+      {instruction(Opcode::backward_weight, 0), instruction(Opcode::backward_weight, 1)},
+      {instruction(Opcode::forward, 2), instruction(Opcode::backward_input, 2)},
+      {instruction(Opcode::backward_weight, 2)}};
+  const ScheduleDepth depth = schedule_depth(steps);
+  CHECK(depth.saved == 2);
+  CHECK(depth.weight_work == 2);
+  CHECK(depth.in_flight == 2);
+  // A third forward while one weight part waits: three.
+  const std::vector<ScheduleStep> more = {{instruction(Opcode::forward, 0), instruction(Opcode::forward, 1)},
+                                          {instruction(Opcode::backward_input, 0), instruction(Opcode::forward, 2)}};
+  CHECK(schedule_depth(more).in_flight == 3);
+  CHECK(schedule_depth(more).saved == 2);
+}
+
+TEST_CASE("zb-h1 holds as many micro-batches as 1f1b on the first stage") {
+  // Qi et al. 2023: H1 keeps the peak memory of 1F1B.
+  const std::int64_t stages = 4;
+  const auto depth = [&](ScheduleKind kind) {
+    return schedule_depth(make_stage_schedule(kind, stages, 16, 1, Stage(0))).in_flight;
+  };
+  CHECK(depth(ScheduleKind::one_f_one_b) == stages);
+  CHECK(depth(ScheduleKind::zb_h1) == stages);
+}
+
+TEST_CASE("the ranges of every stage's plan are aligned, disjoint and fill the arena") {
+  for (const ScheduleCase& c : schedule_cases()) {
+    Config config = tiny_config();
+    config.parallel.schedule = c.kind;
+    config.parallel.pipeline = c.stages;
+    config.parallel.chunks = c.chunks;
+    config.train.global_batch = 3 * c.micro_batches;
+    const RunPlan run = make_run_plan(config, 61, std::nullopt);
+    const PhasePlan& phase = run.phases.front();
+    for (std::int64_t stage = 0; stage < c.stages; ++stage) {
+      const Rank rank = phase.mesh.rank_of({0, 0, stage});
+      const ScheduleDepth depth = schedule_depth(phase.schedule(rank));
+      const ActivationPlan plan = phase.activations(rank);
+      CHECK(plan.num_slots == depth.in_flight);
+      CHECK(plan.slots.size() == static_cast<std::size_t>(plan.num_slots));
+      CHECK(plan.batches.size() == plan.slots.size());
+      CHECK(plan.inputs.size() == plan.slots.size());
+      CHECK(plan.work.size() == static_cast<std::size_t>(depth.weight_work) * plan.units.size());
+      check_disjoint(plan);
+      // A later stage receives its input; the first makes it from the ids. Only the head has no output.
+      CHECK((plan.inputs[0].bytes > 0) == (stage > 0));
+      for (std::size_t i = 0; i < plan.units.size(); ++i)
+        CHECK((plan.slots[0][i].output.bytes == 0) == (plan.units[i] == 7));
+    }
+  }
+}
+
+TEST_CASE("every region is as large as its unit asks for") {
+  const RunPlan run = make_run_plan(tiny_config(), 61, std::nullopt);
+  const PhasePlan& phase = run.phases.front();
+  const Transformer model(phase.model);
+  const ActivationPlan plan = phase.activations(Rank(0));
+  const std::size_t hidden_bytes = 3 * 7 * 24 * 4;
+  for (std::size_t i = 0; i < plan.units.size(); ++i) {
+    const UnitMemory memory = model.units()[i]->memory(phase.micro_batch, DType::f32);
+    CHECK(plan.slots[0][i].saved.bytes == align_up(memory.saved));
+    CHECK(plan.scratch.bytes >= memory.scratch);
+    if (i + 1 < plan.units.size()) CHECK(plan.slots[0][i].output.bytes == align_up(hidden_bytes));
+  }
+  CHECK(plan.gradients[0].bytes == align_up(hidden_bytes));
+  CHECK(plan.batches[0].bytes == 3 * align_up(3 * 7 * 4));
+}
+
+TEST_CASE("a plan for evaluation keeps one saved region and lets neighbours never share an output") {
+  const RunPlan run = make_run_plan(tiny_config(), 61, std::nullopt);
+  const PhasePlan& phase = run.phases.front();
+  const Transformer model(phase.model);
+  const ActivationPlan plan = make_forward_plan(model, phase.micro_batch, DType::f32);
+  REQUIRE(plan.slots.size() == 1);
+  REQUIRE(plan.slots[0].size() == 8);
+  for (std::size_t i = 0; i < 8; ++i) {
+    CHECK(plan.slots[0][i].saved.offset == plan.slots[0][0].saved.offset);
+    CHECK(plan.slots[0][i].saved.bytes >= model.units()[i]->memory(phase.micro_batch, DType::f32).saved);
+    if (i > 0) CHECK(plan.slots[0][i].output.offset != plan.slots[0][i - 1].output.offset);
+  }
+  CHECK(plan.slots[0][7].output.bytes == 0);
+  CHECK(plan.arena_bytes < phase.activations(Rank(0)).arena_bytes / 2);
+  const std::vector<ArenaRange> ranges = {plan.batches[0], plan.slots[0][0].saved, plan.slots[0][0].output,
+                                          plan.slots[0][1].output, plan.scratch};
+  std::size_t end = 0;
+  for (const ArenaRange& range : ranges) {
+    CHECK(range.offset == end);
+    end += range.bytes;
+  }
+  CHECK(end == plan.arena_bytes);
+}

@@ -1,0 +1,95 @@
+#include "plan/memory_plan.h"
+
+#include "backend/backend.h"
+#include "infer/stage_memory.h"
+#include "parallel/param_store.h"
+#include "plan_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+std::size_t bytes_of(const MemoryPlan& memory, const std::string& purpose) {
+  for (const MemoryItem& item : memory.items)
+    if (item.purpose == purpose) return item.bytes;
+  FAIL("no item " << purpose);
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
+  for (const bool tied : {true, false})
+    for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+      Config config = tiny_config();
+      config.model.tie_embeddings = tied;
+      config.train.optimizer.type = optimizer;
+      const RunPlan run = make_run_plan(config, 61, std::nullopt);
+      const PhasePlan& phase = run.phases.front();
+      const auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto"});
+      const ShardLayout layout = phase.layout(Rank(0));
+      std::vector<std::string> slots;
+      if (optimizer == OptimizerKind::adamw) slots = {"exp_avg", "exp_avg_sq"};
+      ParamStore store(*backend, phase.table, layout, {.slot_names = slots, .gradients = true, .dtype = DType::f32});
+      const StageMemory memory(*backend, phase.activations(Rank(0)), phase.micro_batch, phase.model.hidden);
+      const auto stream = backend->make_stream();
+      for (const int unit : layout.units()) store.acquire(*stream, unit);
+      const std::size_t allocated =
+          store.bytes() + store.packed_bytes() + memory.allocated_bytes() + backend->workspace_bytes();
+      CHECK(phase.memory(Rank(0), backend->workspace_bytes()).total() == allocated);
+    }
+}
+
+TEST_CASE("masters, gradients and optimizer state of a known model") {
+  // 124,439,808 parameters (Radford et al. 2019 with a tied head), four bytes each; padding adds less than 64 KiB.
+  const RunPlan run = make_run_plan(preset_config("gpt2-124m"), 50257, std::nullopt);
+  const MemoryPlan memory = run.phases.front().memory(Rank(0), 12345);
+  const std::size_t masters = bytes_of(memory, "master weights");
+  CHECK(masters >= 4ull * 124'439'808);
+  CHECK(masters < 4ull * 124'439'808 + 65536);
+  CHECK(bytes_of(memory, "gradients") == masters);
+  CHECK(bytes_of(memory, "optimizer state") == 2 * masters);
+  CHECK(bytes_of(memory, "kernel workspace") == 12345);
+}
+
+TEST_CASE("each ZeRO stage divides one more part by the data degree") {
+  Config config = preset_config("gpt2-124m");
+  config.parallel.data = 4;
+  config.train.micro_batch = 1;
+  const auto at = [&](std::int64_t zero, const std::string& purpose) {
+    config.parallel.zero = zero;
+    return bytes_of(make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(1), 0), purpose);
+  };
+  const std::size_t full = at(0, "master weights");
+  const std::size_t shard = full / 4;
+  for (std::int64_t zero = 0; zero <= 3; ++zero) {
+    CHECK(at(zero, "optimizer state") == 2 * (zero >= 1 ? shard : full));
+    CHECK(at(zero, "gradients") == (zero >= 2 ? shard : full));
+    CHECK(at(zero, "master weights") == (zero >= 3 ? shard : full));
+  }
+}
+
+TEST_CASE("half precision halves what is kept of activations and adds a copy of the weights") {
+  Config config = preset_config("gpt2-124m");
+  const auto memory = [&](Precision precision) {
+    config.precision.compute = precision;
+    return make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0);
+  };
+  const MemoryPlan single = memory(Precision::fp32);
+  const MemoryPlan half = memory(Precision::bf16);
+  const double ratio = static_cast<double>(bytes_of(half, "saved activations")) /
+                       static_cast<double>(bytes_of(single, "saved activations"));
+  CHECK(ratio > 0.5);  // norm statistics and log-sum-exp stay f32
+  CHECK(ratio < 0.52);
+  CHECK(bytes_of(half, "weights in compute precision") == bytes_of(half, "master weights") / 2);
+  CHECK(memory(Precision::tf32).total() == single.total());
+}
+
+TEST_CASE("the text lists every item and the sum") {
+  const MemoryPlan memory{{{"apples", 1024}, {"pears", 3 * 1024 * 1024}}};
+  CHECK(memory.total() == 1024 + 3 * 1024 * 1024);
+  const std::string text = memory.text();
+  CHECK(contains(text, "apples"));
+  CHECK(contains(text, "pears"));
+  CHECK(std::count(text.begin(), text.end(), '\n') == 3);
+}

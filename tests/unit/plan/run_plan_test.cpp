@@ -1,0 +1,144 @@
+#include "plan/run_plan.h"
+
+#include <algorithm>
+
+#include "plan_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+RunPlan plan_of(const Config& config, std::optional<std::int64_t> world = std::nullopt) {
+  return make_run_plan(config, 61, world);
+}
+
+}  // namespace
+
+TEST_CASE("presets have the parameters that their authors report") {
+  struct Known {
+    const char* preset;
+    std::int64_t parameters;
+  };
+  // GPT-2: sums over the published shapes, head tied. Llama 3: as in the released safetensors indices (8B, 70B, 405B).
+  for (const Known& known : {Known{"gpt2-124m", 124'439'808}, Known{"gpt2-355m", 354'823'168},
+                             Known{"gpt2-774m", 774'030'080}, Known{"gpt2-1558m", 1'557'611'200},
+                             Known{"llama-8b", 8'030'261'248}, Known{"llama-70b", 70'553'706'496},
+                             Known{"llama-405b", 405'853'388'800}}) {
+    CAPTURE(known.preset);
+    const Config config = preset_config(known.preset);
+    REQUIRE(config.model.vocab.has_value());
+    CHECK(make_run_plan(config, 257, std::nullopt).phases.front().table.num_parameters() == known.parameters);
+  }
+}
+
+TEST_CASE("the tokenizer's size is used where the config says auto") {
+  Config config = tiny_config();
+  config.model.vocab.reset();
+  CHECK(make_run_plan(config, 99, std::nullopt).phases.front().model.vocab == 99);
+  CHECK(plan_of(tiny_config()).phases.front().model.vocab == 61);
+}
+
+TEST_CASE("data: auto takes what the world leaves") {
+  Config config = tiny_config();
+  config.parallel.data.reset();
+  config.parallel.tensor = 2;
+  config.train.micro_batch = 1;
+  CHECK(plan_of(config).phases.front().mesh.world() == 2);
+  const PhasePlan phase = plan_of(config, 12).phases.front();
+  CHECK(phase.mesh.degree(Axis::data) == 6);
+  CHECK(phase.num_micro_batches == 2);
+  CHECK(contains(user_error([&] { plan_of(config, 7); }), "parallel.data: auto"));
+  CHECK(contains(user_error([&] { plan_of(config, 0); }), "world of 0 ranks"));
+  CHECK(contains(user_error([&] { plan_of(config, -4); }), "world of -4 ranks"));
+}
+
+TEST_CASE("a world that the degrees do not make up is refused with all numbers") {
+  Config config = tiny_config();
+  config.parallel.data = 2;
+  config.parallel.tensor = 2;
+  config.parallel.pipeline = 2;
+  const std::string text = user_error([&] { plan_of(config, 16); });
+  CHECK(contains(text, "data 2 x tensor 2 x pipeline 2 = 8"));
+  CHECK(contains(text, "16"));
+  CHECK(contains(text, "parallel.data"));
+  CHECK(plan_of(config, 8).phases.front().mesh.world() == 8);
+}
+
+TEST_CASE("degrees that do not fit name their keys") {
+  const auto refusal = [](auto change) {
+    Config config = tiny_config();
+    change(config);
+    return user_error([&] { plan_of(config); });
+  };
+  CHECK(refusal([](Config&) {}).empty());
+  std::string text = refusal([](Config& c) { c.parallel.tensor = 3; });
+  CHECK(contains(text, "parallel.tensor: 3 does not divide model.heads: 4"));
+  CHECK(contains(text, "model.kv_heads: 2"));  // all at once
+  CHECK(contains(text, "model.ffn_hidden: 40"));
+  CHECK(refusal([](Config& c) { c.parallel.tensor = 4; }).empty());  // grouped heads on neighbours
+  text = refusal([](Config& c) { c.parallel.pipeline = 7; });
+  CHECK(contains(text, "parallel.pipeline: 7"));
+  CHECK(contains(text, "model.layers is 6"));
+  text = refusal([](Config& c) {
+    c.parallel.schedule = ScheduleKind::interleaved;
+    c.parallel.pipeline = 4;
+    c.parallel.chunks = 2;
+  });
+  CHECK(contains(text, "4 stages x 2 chunks"));
+  text = refusal([](Config& c) { c.parallel.data = 5; });
+  CHECK(contains(text, "train.global_batch: 12 is no multiple of train.micro_batch 3 x 5 replicas = 15"));
+  text = refusal([](Config& c) {
+    c.train.global_batch = 1'000'000;
+    c.train.micro_batch = 1;
+  });
+  CHECK(contains(text, "train.global_batch"));
+  CHECK(contains(text, "train.micro_batch"));
+  CHECK(refusal([](Config& c) {
+          c.train.global_batch = 65536;
+          c.train.micro_batch = 1;
+        }).empty());
+}
+
+TEST_CASE("every unit is on one stage, in order") {
+  for (const std::int64_t chunks : {1, 3}) {
+    Config config = tiny_config();
+    config.parallel.pipeline = 2;
+    config.parallel.chunks = chunks;
+    if (chunks > 1) config.parallel.schedule = ScheduleKind::interleaved;
+    const PhasePlan phase = plan_of(config).phases.front();
+    std::vector<int> seen;
+    for (std::int64_t stage = 0; stage < 2; ++stage) {
+      const std::vector<int> units = phase.units_of_stage(stage);
+      CHECK(std::is_sorted(units.begin(), units.end()));
+      seen.insert(seen.end(), units.begin(), units.end());
+    }
+    std::sort(seen.begin(), seen.end());
+    CHECK(seen == std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7});
+  }
+}
+
+TEST_CASE("layers per stage that the user gives are used") {
+  Config config = tiny_config();
+  config.parallel.pipeline = 2;
+  config.parallel.stage_layers = std::vector<std::int64_t>{4, 2};
+  const PhasePlan phase = plan_of(config).phases.front();
+  CHECK(phase.units_of_stage(0) == std::vector<int>{0, 1, 2, 3, 4});
+  CHECK(phase.units_of_stage(1) == std::vector<int>{5, 6, 7});
+  config.parallel.stage_layers = std::vector<std::int64_t>{4, 3};
+  CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers"));
+}
+
+TEST_CASE("the constant of the loss is one over the tokens of a full global batch") {
+  const PhasePlan phase = plan_of(tiny_config()).phases.front();
+  CHECK(phase.loss_gradient == doctest::Approx(1.0 / (12 * 7)));
+  CHECK(phase.num_micro_batches == 4);
+  CHECK(phase.micro_batch == BatchShape{3, 7});
+  CHECK(plan_of(tiny_config()).phase_at(9).num_steps == 10);
+}
+
+TEST_CASE("tokens instead of steps round up") {
+  Config config = tiny_config();
+  config.train.steps.reset();
+  config.train.tokens = 12 * 7 * 3 + 1;
+  CHECK(plan_of(config).phases.front().num_steps == 4);
+}

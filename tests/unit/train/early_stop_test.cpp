@@ -1,0 +1,111 @@
+#include "train/early_stop.h"
+
+#include <cmath>
+#include <limits>
+
+#include "train/scalars.h"
+#include "train_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+struct Observation {
+  double value;
+  bool improved;
+  bool stop;
+};
+
+struct Table {
+  EarlyStopConfig config;
+  std::vector<Observation> observations;
+};
+
+}  // namespace
+
+TEST_CASE("the early-stop machine follows its table") {
+  const std::vector<Table> tables = {
+      // Patience counts evaluations without improvement in a row.
+      {{"m", 2, 0.0, {}}, {{5, true, false}, {5, false, false}, {4, true, false}, {4, false, false}, {9, false, true}}},
+      // Better by exactly min_delta is no improvement, and the best stays what it was.
+      {{"m", 3, 0.5, {}}, {{5, true, false}, {4.5, false, false}, {4.6, false, false}, {4.4, true, false}}},
+      {{"m", 2, 0.5, {}}, {{5, true, false}, {4.75, false, false}, {4.5, false, true}}},
+      // The target counts at equality, even without an improvement by min_delta.
+      {{"m", 5, 0.0, 3.0}, {{4, true, false}, {3.5, true, false}, {3, true, true}}},
+      {{"m", 5, 1.0, 3.0}, {{3.5, true, false}, {2.9, false, true}}},
+      {{"m", 1, 0.0, 9.0}, {{8, true, true}}},
+      // What is not finite never improves, never reaches a target, and uses up patience.
+      {{"m", 2, 0.0, 1.0}, {{nan, false, false}, {-INFINITY, false, true}}},
+      {{"m", 2, 0.0, {}}, {{nan, false, false}, {7, true, false}, {INFINITY, false, false}, {6, true, false}}},
+      {{"m", 1, 0.0, {}}, {{1, true, false}, {1, false, true}}},
+  };
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    EarlyStopState state;
+    for (std::size_t i = 0; i < tables[t].observations.size(); ++i) {
+      CAPTURE(t);
+      CAPTURE(i);
+      const Observation& expected = tables[t].observations[i];
+      const EarlyStopVerdict verdict =
+          observe(tables[t].config, state, static_cast<std::int64_t>(10 * (i + 1)), expected.value);
+      CHECK(verdict.improved == expected.improved);
+      CHECK(verdict.stop == expected.stop);
+      CHECK(state.stopped.has_value() == expected.stop);
+      CHECK(verdict.reason.empty() == !expected.stop);
+      if (expected.improved) CHECK(state.best_step == static_cast<std::int64_t>(10 * (i + 1)));
+    }
+  }
+}
+
+TEST_CASE("reasons name the metric and the best") {
+  EarlyStopState state;
+  const EarlyStopConfig config{"validation/web/loss", 1, 0.25, {}};
+  observe(config, state, 100, 2.5);
+  const std::string reason = observe(config, state, 200, 2.4).reason;
+  CHECK(contains(reason, "validation/web/loss"));
+  CHECK(contains(reason, "best 2.5 at step 100"));
+  EarlyStopState never;
+  CHECK(contains(observe(config, never, 5, nan).reason, "never a finite number"));
+}
+
+TEST_CASE("early-stop state comes back from scalars to the bit") {
+  EarlyStopState state;
+  state.best = 0.1 + 0.2;
+  state.best_step = 123456789012345;
+  state.without_improvement = 4;
+  state.stopped = "because";
+  Scalars scalars;
+  write_scalars(state, scalars);
+  const EarlyStopState back = read_early_stop(scalars, "w");
+  CHECK(*back.best == *state.best);
+  CHECK(back.best_step == state.best_step);
+  CHECK(back.without_improvement == 4);
+  CHECK(back.stopped == state.stopped);
+  Scalars empty;
+  write_scalars(EarlyStopState{}, empty);
+  CHECK_FALSE(read_early_stop(empty, "w").best.has_value());
+  CHECK_FALSE(read_early_stop(empty, "w").stopped.has_value());
+}
+
+TEST_CASE("a changed policy decides what of the state a resume keeps") {
+  EarlyStopState state;
+  state.best = 2.0;
+  state.best_step = 30;
+  state.without_improvement = 3;
+  state.stopped = "patience";
+  const EarlyStopConfig before{"a", 3, 0.0, {}};
+  CHECK(continue_early_stop(state, before, before).stopped.has_value());
+  EarlyStopConfig patient = before;
+  patient.patience = 4;
+  const EarlyStopState on = continue_early_stop(state, before, patient);
+  CHECK_FALSE(on.stopped.has_value());
+  CHECK(on.without_improvement == 3);
+  CHECK(*on.best == 2.0);
+  EarlyStopConfig other = before;
+  other.metric = "b";
+  CHECK_FALSE(continue_early_stop(state, before, other).best.has_value());
+  CHECK(continue_early_stop(state, before, other).without_improvement == 0);
+  CHECK_FALSE(continue_early_stop(state, before, std::nullopt).stopped.has_value());
+  CHECK_FALSE(continue_early_stop(state, std::nullopt, before).best.has_value());
+}

@@ -1,0 +1,154 @@
+// A resumed run is the undisturbed one, to the bit.
+#include "train_helpers.h"
+
+using namespace scaletrain;
+
+TEST_CASE("a run that was interrupted twice has the numbers of an undisturbed one to the bit") {
+  TinyRun whole;
+  CHECK(whole.run() == ExitCode::finished);
+  // Between checkpoints, right at one, at an evaluation, before the first step, before the last one.
+  for (const auto& [first, second] : std::vector<std::pair<int, int>>{{3, 4}, {5, 1}, {4, 4}, {0, 7}, {1, 10}}) {
+    CAPTURE(first);
+    TinyRun parts;
+    CHECK(parts.run({}, first) == ExitCode::interrupted);
+    CHECK(parts.checkpoint_steps().front() == first);
+    CHECK(parts.run({}, second) == ExitCode::interrupted);
+    CHECK(parts.checkpoint_steps().front() == first + second);
+    CHECK(parts.run() == ExitCode::finished);
+    const Metrics metrics = parts.metrics();
+    check_same_numbers(whole.metrics(), metrics);
+    CHECK(metrics.starts.size() == 1);
+    REQUIRE(metrics.restarts.size() == 2);
+    CHECK(metrics.restarts[1].step == first + second);
+    CHECK_FALSE(metrics.restarts[1].fingerprint_changed);
+    CHECK(tensors_of(whole.checkpoint(12)) == tensors_of(parts.checkpoint(12)));
+  }
+}
+
+TEST_CASE("a run that died between checkpoints goes on from the newest and repeats the same numbers") {
+  TinyRun whole;
+  whole.run();
+  TinyRun dying;
+  dying.hooks.entered = [](std::int64_t step, bool) {
+    if (step == 8) throw PeerError("killed");
+  };
+  const StartPoint start = dying.prepare(dying.config());
+  CHECK_THROWS_AS(dying.train(start), PeerError);
+  CHECK(dying.metrics().steps.size() == 8);
+  const auto report = [&](const std::string& text) { dying.notices.push_back(text); };
+  const StartPoint again = restart_point(dying.paths, start, report);
+  CHECK(again.step == 5);
+  CHECK(again.generation == start.generation + 1);
+  CHECK_THROWS_AS(dying.train(again), PeerError);
+  dying.hooks = {};
+  CHECK(dying.train(restart_point(dying.paths, again, report)) == ExitCode::finished);
+  check_same_numbers(whole.metrics(), dying.metrics());
+}
+
+TEST_CASE("a run that died before its first checkpoint begins again, with the same numbers") {
+  TinyRun whole;
+  whole.run();
+  TinyRun dying;
+  dying.hooks.entered = [](std::int64_t step, bool) {
+    if (step == 3) throw PeerError("killed");
+  };
+  const StartPoint start = dying.prepare(dying.config());
+  CHECK_THROWS_AS(dying.train(start), PeerError);
+  dying.hooks = {};
+  const StartPoint again = restart_point(dying.paths, start, [](const std::string&) {});
+  CHECK_FALSE(again.checkpoint);
+  CHECK(again.generation == 1);
+  CHECK(dying.train(again) == ExitCode::finished);
+  const Metrics metrics = dying.metrics();
+  check_same_numbers(whole.metrics(), metrics);
+  REQUIRE(metrics.restarts.size() == 1);
+  CHECK(metrics.restarts[0].step == 0);
+}
+
+TEST_CASE("an older checkpoint that is asked for starts a new generation and sets the later ones aside") {
+  TinyRun run;
+  run.run();
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
+  const Metrics before = run.metrics();
+  const std::string old = run.checkpoint(5).string() + "/";  // as a shell completes it
+  const StartPoint start = run.prepare(run.config(), old);
+  CHECK(start.step == 5);
+  CHECK(start.generation == 1);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{5});
+  CHECK(run.noticed("set aside"));
+  CHECK(run.train(start) == ExitCode::finished);
+  check_same_numbers(before, run.metrics());
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
+  CHECK(list_checkpoints(run.paths.checkpoints()).front().generation == 1);
+}
+
+TEST_CASE("another run's checkpoint can be gone on from in an empty run folder only") {
+  TinyRun first;
+  first.run();
+  TinyRun second;
+  const auto config = first.config();
+  const std::string from = first.checkpoint(10).string();
+  const StartPoint start = second.prepare(config, from);
+  CHECK(start.step == 10);
+  CHECK(second.train(start) == ExitCode::finished);
+  CHECK(second.metrics().steps.size() == 2);
+  CHECK(second.metrics().steps[1].loss == first.metrics().steps[11].loss);
+  CHECK(contains(message_of<UserError>([&] { second.prepare(config, from); }), "holds checkpoints of its own"));
+}
+
+TEST_CASE("more steps than before are gone on with, and a complete run is complete") {
+  TinyRun run;
+  run.run({"train.lr_schedule.type=constant"});
+  const LoadedConfig same = run.config({"train.lr_schedule.type=constant"});
+  const StartPoint done = run.prepare(same);
+  const auto complete = already_complete(done, same.config);
+  REQUIRE(complete.has_value());
+  CHECK(contains(*complete, "step 12 of 12"));
+  CHECK(contains(*complete, "train.steps"));
+  const LoadedConfig longer = run.config({"train.lr_schedule.type=constant", "train.steps=15"});
+  run.notices.clear();
+  const StartPoint start = run.prepare(longer);
+  CHECK(run.noticed("train.steps: 12 in the checkpoint, 15 now"));
+  CHECK_FALSE(already_complete(start, longer.config).has_value());
+  CHECK(run.train(start) == ExitCode::finished);
+  TinyRun whole;
+  whole.run({"train.lr_schedule.type=constant", "train.steps=15"});
+  const Metrics a = whole.metrics();
+  const Metrics b = run.metrics();
+  REQUIRE(a.steps.size() == b.steps.size());
+  for (std::size_t i = 0; i < a.steps.size(); ++i) CHECK(a.steps[i].loss == b.steps[i].loss);
+  CHECK_FALSE(already_complete(StartPoint{}, same.config).has_value());
+}
+
+TEST_CASE("another micro-batch is said to change the fingerprint, and the losses agree to rounding") {
+  TinyRun whole;
+  whole.run();
+  TinyRun changed;
+  changed.run({}, 6);
+  changed.run({"train.micro_batch=4"});
+  const Metrics a = whole.metrics();
+  const Metrics b = changed.metrics();
+  CHECK(b.restarts.at(0).fingerprint_changed);
+  REQUIRE(b.steps.size() == 12);
+  for (std::size_t i = 0; i < 12; ++i) CHECK(b.steps[i].loss == doctest::Approx(a.steps[i].loss).epsilon(1e-5));
+  CHECK(contains(TempFolder::read(changed.paths.folder / "logs" / "rank-00000.log"), "losses agree to rounding"));
+}
+
+TEST_CASE("a damaged newest checkpoint is set aside and the older one gives the same numbers") {
+  TinyRun whole;
+  whole.run();
+  TinyRun run;
+  run.run({}, 11);
+  const auto newest = run.checkpoint(11) / "model-00000.safetensors";
+  REQUIRE(std::filesystem::exists(newest));
+  {
+    std::fstream file(newest, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-5, std::ios::end);
+    file.put('\x55');
+  }
+  const StartPoint start = run.prepare(run.config());
+  CHECK(start.step == 10);
+  CHECK(run.noticed("set aside"));
+  CHECK(run.train(start) == ExitCode::finished);
+  check_same_numbers(whole.metrics(), run.metrics());
+}

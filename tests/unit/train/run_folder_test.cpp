@@ -1,0 +1,123 @@
+#include "train/run_folder.h"
+
+#include <sys/stat.h>
+
+#include "config/keys.h"
+#include "train_helpers.h"
+
+using namespace scaletrain;
+namespace fs = std::filesystem;
+
+TEST_CASE("a new run folder is made with its parts, for its owner and group") {
+  const TempFolder folder;
+  const RunPaths paths(folder / "a/b/run");
+  open_run_folder(paths);
+  CHECK(fs::is_directory(paths.logs()));
+  CHECK(fs::is_directory(paths.checkpoints()));
+  struct stat status {};
+  REQUIRE(::stat(paths.folder.c_str(), &status) == 0);
+  CHECK((status.st_mode & 0777) == 0750);
+  open_run_folder(paths);  // again: it is a run's
+}
+
+TEST_CASE("a folder or file that is no run's is refused and stays as it is") {
+  const TempFolder folder;
+  folder.write("thesis/chapter1.tex", "years of work");
+  folder.write("thesis/logs/x", "");
+  const RunPaths paths(folder / "thesis");
+  const std::string text = message_of<UserError>([&] { open_run_folder(paths); });
+  CHECK(contains(text, "run.directory"));
+  CHECK(contains(text, "chapter1.tex"));
+  CHECK_FALSE(fs::exists(paths.checkpoints()));
+  folder.write("file", "x");
+  CHECK(contains(message_of<UserError>([&] { open_run_folder(RunPaths(folder / "file")); }), "no folder"));
+  CHECK_FALSE(message_of<InputError>([&] { open_run_folder(RunPaths(folder / "file/below")); }).empty());
+}
+
+TEST_CASE("what a scheduler or an earlier run put there is no obstacle") {
+  const TempFolder folder;
+  folder.write("run/logs/agent-00.log", "x");
+  folder.write("run/lock.json", "{}");
+  folder.write("run/metrics.jsonl", "");
+  open_run_folder(RunPaths(folder / "run"));
+}
+
+TEST_CASE("the configs are written, the resolved one reads back") {
+  TinyRun run;
+  const LoadedConfig loaded = run.config({"train.steps=7"});
+  const StartPoint start = run.prepare(loaded);
+  CHECK_FALSE(start.checkpoint);
+  CHECK(start.step == 0);
+  CHECK(start.generation == 0);
+  CHECK(TempFolder::read(run.paths.source_config()) == loaded.source);
+  const Config back = parse_resolved_config(TempFolder::read(run.paths.config()), "config.yaml");
+  CHECK(back.train.steps == 7);
+  CHECK(compare_configs(back, loaded.config).empty());
+  open_run_folder(run.paths);  // nothing of it is foreign
+}
+
+TEST_CASE("--resume takes its words and checkpoint folders, nothing else") {
+  CHECK(parse_resume("auto").mode == ResumeRequest::Mode::automatic);
+  CHECK(parse_resume("never").mode == ResumeRequest::Mode::never);
+  CHECK(parse_resume("required").mode == ResumeRequest::Mode::required);
+  const TempFolder folder;
+  folder.write("step-00000005/manifest.json", "{}");
+  for (const std::string spelled : {"step-00000005", "step-00000005/", "./step-00000005", "x/../step-00000005/."}) {
+    const ResumeRequest request = parse_resume((folder / spelled).string());
+    CHECK(request.mode == ResumeRequest::Mode::from_checkpoint);
+    CHECK(request.checkpoint == folder / "step-00000005");
+  }
+  for (const std::string wrong : {"Auto", "", "latest", "/nowhere"}) {
+    const std::string text = message_of<UserError>([&] { parse_resume(wrong); });
+    CHECK(contains(text, "--resume " + wrong));
+    CHECK(contains(text, "auto, never, required"));
+  }
+}
+
+TEST_CASE("required needs a checkpoint, never forbids one, auto takes the newest") {
+  TinyRun run;
+  CHECK(contains(message_of<InputError>([&] { run.prepare(run.config(), "required"); }), "--resume required"));
+  CHECK_FALSE(fs::exists(run.paths.config()));  // refused before anything is written
+  CHECK_FALSE(run.prepare(run.config(), "never").checkpoint);
+  run.run({}, 2);
+  const std::string text = message_of<UserError>([&] { run.prepare(run.config(), "never"); });
+  CHECK(contains(text, "--resume never"));
+  CHECK(contains(text, "1 checkpoint"));
+  CHECK(run.prepare(run.config(), "required").step == 2);
+  const StartPoint start = run.prepare(run.config());
+  CHECK(start.step == 2);
+  CHECK(start.generation == 1);
+}
+
+TEST_CASE("keys that a resume must not change are refused together, and nothing is written") {
+  TinyRun run;
+  run.run({}, 1);
+  const std::string before = TempFolder::read(run.paths.config());
+  const LoadedConfig changed = run.config({"run.seed=8", "model.ffn_hidden=32", "model.activation=gelu_tanh",
+                                           "train.micro_batch=1", "train.optimizer.learning_rate=2e-2"});
+  run.notices.clear();
+  const std::string text = message_of<UserError>([&] { run.prepare(changed); });
+  CHECK(contains(text, "run.seed: 7 in the checkpoint, 8 now"));
+  CHECK(contains(text, "model.ffn_hidden: 24 in the checkpoint, 32 now"));
+  CHECK(contains(text, "model.activation"));
+  CHECK_FALSE(contains(text, "micro_batch"));
+  CHECK_FALSE(contains(text, "learning_rate"));
+  CHECK(TempFolder::read(run.paths.config()) == before);
+}
+
+TEST_CASE("keys that change with a notice are noticed, free ones are not") {
+  TinyRun run;
+  run.run({}, 1);
+  run.notices.clear();
+  run.prepare(run.config({"train.micro_batch=1", "train.optimizer.learning_rate=2e-2", "checkpoint.keep=4"}));
+  CHECK(run.noticed("train.optimizer.learning_rate: "));
+  CHECK(run.notices.size() == 1);
+  CHECK(parse_resolved_config(TempFolder::read(run.paths.config()), "c").train.micro_batch == 1);
+}
+
+TEST_CASE("checkpoints of which none is usable end the start instead of beginning again") {
+  TinyRun run;
+  run.run({}, 1);
+  fs::resize_file(run.checkpoint(1) / "manifest.json", 20);
+  CHECK(contains(message_of<InputError>([&] { run.prepare(run.config()); }), "none is usable"));
+}

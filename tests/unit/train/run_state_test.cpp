@@ -1,0 +1,101 @@
+#include "train/run_state.h"
+
+#include <limits>
+
+#include "train/scalars.h"
+#include "train_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+RunState some_state() {
+  RunState state;
+  state.history.continue_with(77, 16, 4);
+  for (int i = 0; i < 9; ++i) state.history.consume_batch();
+  state.step = 9;
+  state.updates = 7;
+  state.nonfinite = {.consecutive = 1, .total = 2};
+  state.generation = 3;
+  state.early_stop.best = 1.0 / 3.0;
+  state.early_stop.best_step = 8;
+  state.early_stop.without_improvement = 1;
+  state.best_save_id = "abcd";
+  state.parent_save_id = "ef01";
+  return state;
+}
+
+Manifest manifest_of(const RunState& state, bool is_best = false) {
+  Manifest manifest;
+  manifest.save_id = "5a5a";
+  write_state(state, is_best, manifest);
+  return manifest;
+}
+
+}  // namespace
+
+TEST_CASE("run state comes back from a manifest") {
+  const RunState state = some_state();
+  const Manifest manifest = manifest_of(state);
+  CHECK(manifest.step == 9);
+  CHECK(manifest.tokens == 9 * 4 * 16);
+  CHECK(manifest.generation == 3);
+  CHECK(manifest.parent_save_id == "ef01");
+  const RunState back = read_state(manifest, "m");
+  CHECK(back.step == 9);
+  CHECK(back.updates == 7);
+  CHECK(back.nonfinite == state.nonfinite);
+  CHECK(back.generation == 3);
+  CHECK(back.history == state.history);
+  CHECK(*back.early_stop.best == *state.early_stop.best);
+  CHECK(back.best_save_id == "abcd");
+  CHECK(back.parent_save_id == "5a5a");  // the next checkpoint's parent is this one
+}
+
+TEST_CASE("the best checkpoint knows that it is the best") {
+  CHECK(read_state(manifest_of(some_state(), true), "m").best_save_id == "5a5a");
+}
+
+TEST_CASE("hostile scalars are refused by name") {
+  const auto refusal = [](auto change) {
+    Manifest manifest = manifest_of(some_state());
+    change(manifest);
+    return message_of<InputError>([&] { read_state(manifest, "the/manifest.json"); });
+  };
+  CHECK(refusal([](Manifest&) {}).empty());
+  for (const char* name : {"updates", "nonfinite.consecutive", "nonfinite.total", "early_stop.best_step",
+                           "early_stop.without_improvement"}) {
+    CAPTURE(name);
+    const std::string missing = refusal([name](Manifest& m) { m.scalars.erase(name); });
+    CHECK(contains(missing, name));
+    CHECK(contains(missing, "the/manifest.json"));
+    for (const char* value : {"", " 1", "1x", "1.0", "0x1", "99999999999999999999", "-"})
+      CHECK(contains(refusal([name, value](Manifest& m) { m.scalars[name] = value; }), name));
+    CHECK_FALSE(refusal([name](Manifest& m) { m.scalars[name] = "-1"; }).empty());
+  }
+  for (const char* value : {"", "abc", "1.8p+1x", "nan", "inf", "-inf"})
+    CHECK(contains(refusal([value](Manifest& m) { m.scalars["early_stop.best"] = value; }), "early_stop"));
+  CHECK_FALSE(refusal([](Manifest& m) { m.scalars["updates"] = "10"; }).empty());             // more than steps
+  CHECK_FALSE(refusal([](Manifest& m) { m.scalars["nonfinite.consecutive"] = "3"; }).empty());  // more than in total
+  CHECK_FALSE(refusal([](Manifest& m) { m.scalars["nonfinite.total"] = "3"; }).empty());  // more than steps without update
+  CHECK(contains(refusal([](Manifest& m) { m.history = "{"; }), "history"));
+  CHECK(contains(refusal([](Manifest& m) { m.history = "[]"; }), "history"));
+  CHECK(contains(refusal([](Manifest& m) { m.tokens += 1; }), "history"));
+}
+
+TEST_CASE("scalars read back to the same bits") {
+  Scalars scalars;
+  for (const double value : {0.0, -0.0, 1.0, -1.0 / 3.0, 5e-324, std::numeric_limits<double>::max(), 6.02214076e23}) {
+    put_scalar(scalars, "x", value);
+    const double back = get_double(scalars, "x", "w");
+    CHECK(back == value);
+    CHECK(std::signbit(back) == std::signbit(value));
+  }
+  for (const std::int64_t value : {std::int64_t{0}, std::numeric_limits<std::int64_t>::min(),
+                                   std::numeric_limits<std::int64_t>::max()}) {
+    put_scalar(scalars, "n", value);
+    CHECK(get_integer(scalars, "n", "w") == value);
+  }
+  CHECK(has_scalar(scalars, "n"));
+  CHECK_FALSE(has_scalar(scalars, "m"));
+}

@@ -1,0 +1,165 @@
+// A tiny run in a folder of its own: text, config, and starting it as agent and worker do, in this process.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <fstream>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/catalog.h"
+#include "config/load.h"
+#include "support/temp_folder.h"
+#include "telemetry/metrics_reader.h"
+#include "train/assembly.h"
+
+namespace scaletrain {
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// The message of the Error that f throws; empty if it throws nothing. Any other exception fails the test.
+template <class Error, class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// Text with some structure, different for each seed.
+inline std::string sample_text(std::size_t bytes, unsigned seed) {
+  std::string text;
+  unsigned state = seed * 2654435761u + 1;
+  while (text.size() < bytes) {
+    state = state * 1664525u + 1013904223u;
+    text += "the quick brown fox jumps over lazy dogs "[(state >> 16) % 41];
+    if ((state >> 28) == 3) text += "\nand so on, ";
+  }
+  return text;
+}
+
+class TinyRun {
+ public:
+  TinyRun() : paths(folder / "run") {
+    folder.write("train.txt", sample_text(4000, 1));
+    folder.write("a.txt", sample_text(300, 2));
+    folder.write("b.txt", sample_text(150, 3));
+  }
+
+  // 12 steps of 4 samples of 16 tokens, in micro-batches of 2; evaluation every 4 steps on two sets, a checkpoint every 5.
+  LoadedConfig config(const std::vector<std::string>& overrides = {}) const {
+    const std::string yaml = R"(
+run: {name: tiny, directory: run, seed: 7, device: cpu}
+model: {layers: 1, hidden: 16, heads: 2, ffn_hidden: 24, context: 16}
+data:
+  cache: cache
+  train: [{path: train.txt}]
+  validation: [{name: a, path: a.txt}, {name: b, path: b.txt}]
+train:
+  steps: 12
+  global_batch: 4
+  micro_batch: 2
+  optimizer: {learning_rate: 1e-2}
+  lr_schedule: {warmup: 2}
+evaluate: {every: 4, batches: 1}
+checkpoint: {every: 5, keep: 3}
+)";
+    std::vector<std::string> all = overrides_always;
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return parse_config(yaml, "tiny.yaml", folder.path(), all, [](const std::string&) { return std::nullopt; });
+  }
+
+  StartPoint prepare(const LoadedConfig& loaded, const std::string& resume = "auto") {
+    open_run_folder(paths);
+    return prepare_run_folder(paths, loaded, parse_resume(resume), [this](const std::string& text) {
+      notices.push_back(text);
+    });
+  }
+
+  // Interrupted before the step after `stop_after` more ones, if given.
+  ExitCode train(const StartPoint& start, std::int64_t stop_after = -1) {
+    WorkerOptions options;
+    options.paths = paths;
+    options.start = start;
+    options.version = "test";
+    options.threads = 1;
+    options.calibration_seconds = 0.0;
+    options.hooks = hooks;
+    std::int64_t asked = 0;
+    if (stop_after >= 0) options.hooks.interrupted = [&asked, stop_after] { return asked++ == stop_after; };
+    return train_run(options);
+  }
+
+  ExitCode run(const std::vector<std::string>& overrides = {}, std::int64_t stop_after = -1,
+               const std::string& resume = "auto") {
+    return train(prepare(config(overrides), resume), stop_after);
+  }
+
+  Metrics metrics() const { return read_metrics(paths.metrics()); }
+  std::vector<std::int64_t> checkpoint_steps() const {
+    std::vector<std::int64_t> steps;
+    for (const CatalogEntry& entry : list_checkpoints(paths.checkpoints())) steps.push_back(entry.step);
+    return steps;
+  }
+  std::filesystem::path checkpoint(std::int64_t step) const {
+    for (const CatalogEntry& entry : list_checkpoints(paths.checkpoints()))
+      if (entry.step == step) return entry.path;
+    FAIL("no checkpoint of step " << step);
+    return {};
+  }
+  bool noticed(const std::string& part) const {
+    for (const std::string& notice : notices)
+      if (contains(notice, part)) return true;
+    return false;
+  }
+
+  TempFolder folder;
+  RunPaths paths;
+  std::vector<std::string> overrides_always;
+  std::vector<std::string> notices;
+  TrainerHooks hooks;
+};
+
+// What must not differ between two runs of the same fingerprint: everything but the clock.
+inline void check_same_numbers(const Metrics& a, const Metrics& b) {
+  REQUIRE(a.steps.size() == b.steps.size());
+  for (std::size_t i = 0; i < a.steps.size(); ++i) {
+    CAPTURE(i);
+    CHECK(a.steps[i].step == b.steps[i].step);
+    CHECK(a.steps[i].tokens == b.steps[i].tokens);
+    CHECK(a.steps[i].loss == b.steps[i].loss);
+    CHECK(a.steps[i].learning_rate == b.steps[i].learning_rate);
+    CHECK(a.steps[i].grad_norm == b.steps[i].grad_norm);
+  }
+  REQUIRE(a.evaluations.size() == b.evaluations.size());
+  for (std::size_t i = 0; i < a.evaluations.size(); ++i) {
+    CHECK(a.evaluations[i].step == b.evaluations[i].step);
+    CHECK(a.evaluations[i].dataset == b.evaluations[i].dataset);
+    CHECK(a.evaluations[i].loss == b.evaluations[i].loss);
+    CHECK(a.evaluations[i].tokens == b.evaluations[i].tokens);
+  }
+}
+
+// All tensors of a checkpoint, one after the other.
+inline std::vector<float> tensors_of(const std::filesystem::path& path) {
+  const Checkpoint checkpoint(path);
+  std::vector<float> out;
+  for (const ManifestTensor& tensor : checkpoint.manifest().tensors) {
+    std::vector<float> values(static_cast<std::size_t>(tensor.shape.num_elements()));
+    Box box;
+    for (const std::int64_t extent : tensor.shape) {
+      box.first.push_back(0);
+      box.extent.push_back(extent);
+    }
+    checkpoint.read(tensor.name, box, View(values.data(), DType::f32, tensor.shape));
+    out.insert(out.end(), values.begin(), values.end());
+  }
+  return out;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,256 @@
+// The step loop, end to end through the assembly.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "train_helpers.h"
+
+using namespace scaletrain;
+
+TEST_CASE("a run writes its metrics, evaluations, checkpoints and logs") {
+  TinyRun run;
+  run.hooks.entered = [](std::int64_t, bool) {};
+  CHECK(run.run() == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.starts.size() == 1);
+  CHECK(metrics.starts[0].world == 1);
+  CHECK(metrics.starts[0].seed == 7);
+  // 257·16 + 16·16 positions; block: 2 norms of 2·16, attention 4·(16·16+16), ffn 16·24+24 + 24·16+16; final norm 2·16.
+  CHECK(metrics.starts[0].parameters == 257 * 16 + 16 * 16 + 64 + 4 * 272 + 408 + 400 + 32);
+  CHECK(metrics.starts[0].version == "test");
+  REQUIRE(metrics.steps.size() == 12);
+  for (std::size_t i = 0; i < 12; ++i) {
+    const StepRecord& step = metrics.steps[i];
+    CHECK(step.step == static_cast<std::int64_t>(i + 1));
+    CHECK(step.tokens == static_cast<std::int64_t>(i + 1) * 4 * 16);
+    CHECK(std::isfinite(step.loss));
+    CHECK(step.grad_norm > 0.0);
+    CHECK(step.tokens_per_second == doctest::Approx(64.0 / step.step_seconds));
+    CHECK(step.mfu == 0.0);  // not measured here
+  }
+  // log(257) at the start, and learning.
+  CHECK(metrics.steps[0].loss == doctest::Approx(std::log(257.0)).epsilon(0.02));
+  CHECK(metrics.steps[11].loss < metrics.steps[0].loss - 0.5);
+  CHECK(metrics.steps[0].learning_rate == doctest::Approx(5e-3));  // half of the warm-up
+  CHECK(metrics.steps[1].learning_rate == doctest::Approx(1e-2));
+  CHECK(metrics.steps[11].learning_rate == doctest::Approx(1e-3));
+  // Two sets at steps 4, 8 and 12.
+  REQUIRE(metrics.evaluations.size() == 6);
+  for (std::size_t i = 0; i < 6; ++i) {
+    CHECK(metrics.evaluations[i].step == static_cast<std::int64_t>(4 + i / 2 * 4));
+    CHECK(metrics.evaluations[i].dataset == (i % 2 == 0 ? "a" : "b"));
+    CHECK(metrics.evaluations[i].tokens == 64);  // one global batch
+  }
+  REQUIRE(metrics.checkpoints.size() == 3);
+  CHECK(metrics.checkpoints[2].step == 12);
+  CHECK(metrics.checkpoints[2].failure.empty());
+  CHECK(metrics.checkpoints[2].bytes > 3 * 4 * metrics.starts[0].parameters);
+  REQUIRE(metrics.ends.size() == 1);
+  CHECK(metrics.ends[0].step == 12);
+  CHECK(metrics.ends[0].reason == "finished");
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
+  CHECK(contains(TempFolder::read(run.paths.folder / "logs" / "rank-00000.log"), "step 12: saved"));
+}
+
+TEST_CASE("the last step is evaluated and saved whatever the intervals") {
+  TinyRun run;
+  run.run({"evaluate.every=0", "checkpoint.every=0", "train.steps=3"});
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.evaluations.size() == 2);
+  CHECK(metrics.evaluations[0].step == 3);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{3});
+}
+
+TEST_CASE("evaluation leaves training as it is") {
+  TinyRun with;
+  with.run({"evaluate.every=1", "evaluate.batches=0"});
+  TinyRun without;
+  without.run({"evaluate.every=0"});
+  const Metrics a = with.metrics();
+  const Metrics b = without.metrics();
+  REQUIRE(a.steps.size() == b.steps.size());
+  for (std::size_t i = 0; i < a.steps.size(); ++i) {
+    CHECK(a.steps[i].loss == b.steps[i].loss);
+    CHECK(a.steps[i].grad_norm == b.steps[i].grad_norm);
+  }
+  // All of set b: every byte but the first and the end-of-document token behind the last are targets.
+  CHECK(a.evaluations.at(1).tokens >= 150);
+}
+
+TEST_CASE("the loss is the mean over all unmasked tokens of the global batch, however the masks lie") {
+  // Short documents whose first tokens bear no loss: windows differ in how many targets they have.
+  const auto losses = [](int micro_batch) {
+    TinyRun run;
+    std::string text;
+    for (int i = 0; i < 300; ++i) text += std::string(static_cast<std::size_t>(1 + i * i % 13), 'a' + i % 7) + "\n--\n";
+    run.folder.write("train.txt", text);
+    run.overrides_always = {"data.train=[{path: train.txt, separator: '--'}]", "data.documents.loss_across=false",
+                            "train.micro_batch=" + std::to_string(micro_batch), "train.optimizer.learning_rate=1e-3",
+                            "train.steps=6"};
+    run.run();
+    return run.metrics().steps;
+  };
+  const auto whole = losses(4);
+  const auto single = losses(1);
+  REQUIRE(whole.size() == 6);
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    CHECK(single[i].loss == doctest::Approx(whole[i].loss).epsilon(1e-6));
+    CHECK(single[i].grad_norm == doctest::Approx(whole[i].grad_norm).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("training that diverges stops after the policy's count with the weights untouched and the samples named") {
+  TinyRun run;
+  run.overrides_always = {"train.optimizer.learning_rate=1e30", "train.lr_schedule.warmup=0", "train.clip_norm=null",
+                          "train.nonfinite.skip=2", "checkpoint.every=1", "checkpoint.keep=10", "evaluate.every=0"};
+  const std::string text = message_of<DivergedError>([&] { run.run(); });
+  CHECK(contains(text, "train.nonfinite.skip"));
+  CHECK(contains(text, "metrics.jsonl"));
+  CHECK(contains(text, "step 3"));  // the newest checkpoint
+  const Metrics metrics = run.metrics();
+  CHECK(metrics.steps.size() == 4);
+  REQUIRE(metrics.skips.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(metrics.skips[i].step == static_cast<std::int64_t>(i + 2));
+    const std::uint64_t first = 4 * (i + 1);
+    CHECK(metrics.skips[i].samples == std::vector<std::uint64_t>{first, first + 1, first + 2, first + 3});
+    CHECK_FALSE(metrics.skips[i].reason.empty());
+  }
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{3, 2, 1});
+  CHECK(tensors_of(run.checkpoint(1)) == tensors_of(run.checkpoint(2)));
+  CHECK(tensors_of(run.checkpoint(1)) == tensors_of(run.checkpoint(3)));
+  CHECK(Checkpoint(run.checkpoint(3)).manifest().scalars.at("updates") == "1");
+  // The count goes on after a resume: the next non-finite step is one too many.
+  CHECK(contains(message_of<DivergedError>([&] { run.run(); }), "train.nonfinite.skip"));
+  CHECK(run.metrics().steps.size() == 4);
+}
+
+TEST_CASE("a checkpoint that cannot be written does not stop training, unless it is the last") {
+  TinyRun run;
+  const auto block = [&run] {
+    std::filesystem::remove_all(run.paths.checkpoints());
+    run.folder.write("run/checkpoints", "in the way");
+  };
+  StartPoint start = run.prepare(run.config());
+  block();
+  const std::string text = message_of<InputError>([&] { run.train(start); });
+  CHECK(contains(text, "checkpoints"));
+  Metrics metrics = run.metrics();
+  CHECK(metrics.steps.size() == 12);
+  REQUIRE(metrics.checkpoints.size() == 3);
+  for (const CheckpointRecord& checkpoint : metrics.checkpoints) CHECK(contains(checkpoint.failure, "checkpoints"));
+
+  TinyRun mended;
+  start = mended.prepare(mended.config());
+  std::filesystem::remove_all(mended.paths.checkpoints());
+  mended.folder.write("run/checkpoints", "in the way");
+  mended.hooks.entered = [&mended](std::int64_t step, bool) {
+    if (step == 6) std::filesystem::remove(mended.paths.checkpoints());
+  };
+  CHECK(mended.train(start) == ExitCode::finished);
+  metrics = mended.metrics();
+  REQUIRE(metrics.checkpoints.size() == 3);
+  CHECK_FALSE(metrics.checkpoints[0].failure.empty());
+  CHECK(metrics.checkpoints[1].failure.empty());
+  CHECK(mended.checkpoint_steps() == std::vector<std::int64_t>{12, 10});
+}
+
+TEST_CASE("a process that lost the run's lock commits no checkpoint") {
+  TinyRun run;
+  run.hooks.may_commit = [] { return false; };
+  CHECK(contains(message_of<InputError>([&] { run.run(); }), "no longer owns the run"));
+  CHECK(run.checkpoint_steps().empty());
+}
+
+namespace {
+
+// Overfits: set a holds bytes that training never sees, so its loss rises after the first evaluations.
+struct RisingRun : TinyRun {
+  RisingRun() {
+    folder.write("train.txt", std::string(2000, 'x'));
+    folder.write("a.txt", std::string(200, 'q'));
+    overrides_always = {"evaluate.every=2", "checkpoint.every=3", "checkpoint.keep=2", "train.steps=14",
+                        "train.optimizer.learning_rate=3e-2"};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the best checkpoint by the early-stop metric stays, however old it gets") {
+  RisingRun run;
+  CHECK(run.run({"early_stop={metric: validation/a/loss, patience: 100}"}) == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  std::int64_t best_step = 0;
+  double best = INFINITY;
+  for (const EvaluationRecord& evaluation : metrics.evaluations)
+    if (evaluation.dataset == "a" && evaluation.loss < best) {
+      best = evaluation.loss;
+      best_step = evaluation.step;
+    }
+  REQUIRE(best_step < 9);  // older than the two newest, or the test shows nothing
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{14, 12, best_step});
+}
+
+TEST_CASE("the best checkpoint stays pinned across a resume, and is not pinned where the config says so") {
+  RisingRun run;
+  const std::string policy = "early_stop={metric: validation/a/loss, patience: 100}";
+  CHECK(run.run({policy}, 7) == ExitCode::interrupted);
+  CHECK(run.run({policy}) == ExitCode::finished);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{14, 12, 2});
+  RisingRun unpinned;
+  unpinned.run({policy, "checkpoint.best=false"});
+  CHECK(unpinned.checkpoint_steps() == std::vector<std::int64_t>{14, 12});
+}
+
+TEST_CASE("training stops early after the patience is used up, at the same step when resumed on the way") {
+  const std::string policy = "early_stop={metric: validation/a/loss, patience: 3}";
+  RisingRun whole;
+  CHECK(whole.run({policy}) == ExitCode::finished);
+  const Metrics metrics = whole.metrics();
+  REQUIRE(metrics.early_stops.size() == 1);
+  CHECK(metrics.early_stops[0].step == 8);  // best at 2, then 4, 6, 8
+  CHECK(metrics.early_stops[0].metric == "validation/a/loss");
+  CHECK(contains(metrics.early_stops[0].reason, "3 evaluations"));
+  CHECK(metrics.steps.size() == 8);
+  CHECK(metrics.ends.at(0).reason == "stopped early");
+  CHECK(whole.checkpoint_steps().front() == 8);
+  for (const int interrupted : {4, 5, 7}) {
+    CAPTURE(interrupted);
+    RisingRun parts;
+    CHECK(parts.run({policy}, interrupted) == ExitCode::interrupted);
+    CHECK(parts.run({policy}) == ExitCode::finished);
+    check_same_numbers(metrics, parts.metrics());
+    REQUIRE(parts.metrics().early_stops.size() == 1);
+    CHECK(parts.metrics().early_stops[0].step == 8);
+    CHECK(parts.metrics().early_stops[0].value == metrics.early_stops[0].value);
+  }
+  // Stopped is stopped; another policy goes on.
+  LoadedConfig same = whole.config({policy});
+  StartPoint start = whole.prepare(same);
+  REQUIRE(already_complete(start, same.config).has_value());
+  CHECK(contains(*already_complete(start, same.config), "stopped early at step 8"));
+  const LoadedConfig patient = whole.config({"early_stop={metric: validation/a/loss, patience: 5}"});
+  start = whole.prepare(patient);
+  CHECK_FALSE(already_complete(start, patient.config).has_value());
+  CHECK(whole.train(start) == ExitCode::finished);
+  CHECK(whole.metrics().early_stops.back().step == 12);  // 10 and 12 make five
+}
+
+TEST_CASE("training stops as soon as the target is reached") {
+  RisingRun run;
+  CHECK(run.run({"early_stop={metric: validation/a/loss, patience: 3, target: 100}"}) == ExitCode::finished);
+  CHECK(run.metrics().early_stops.at(0).step == 2);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{2});
+}
+
+TEST_CASE("paths that do not exist are all named with their keys") {
+  TinyRun run;
+  check_paths(run.config().config);
+  std::filesystem::remove(run.folder / "a.txt");
+  const std::string text = message_of<UserError>(
+      [&] { check_paths(run.config({"data.train=[{path: none.txt}]", "model.init.from=nowhere"}).config); });
+  CHECK(contains(text, "data.train[0].path"));
+  CHECK(contains(text, "data.validation[0].path"));
+  CHECK(contains(text, "model.init.from"));
+  CHECK_FALSE(contains(text, "data.validation[1].path"));
+}
