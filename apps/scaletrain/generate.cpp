@@ -1,6 +1,7 @@
 // scaletrain generate: text sampled from a model.
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <utility>
 
 #include "base/error.h"
 #include "commands.h"
@@ -23,11 +24,18 @@ struct GenerateArguments {
 ExitCode generate(const GenerateArguments& arguments) {
   OpenedModel model(arguments.model);
   const SamplingOptions options{.temperature = arguments.greedy ? 0.0 : arguments.temperature, .seed = arguments.seed};
-  write_output(arguments.prompt);
   const bool spaced = !model.loaded.tokenizer().reads_text();  // ids are separated by spaces
+  // Only once there is something to add to it: a prompt that is refused leaves the output empty.
+  bool prompt_written = false;
+  const auto write_prompt = [&] {
+    if (!std::exchange(prompt_written, true)) write_output(arguments.prompt);
+  };
   const GenerationEnd end =
-      generate_text(model.loaded, arguments.prompt, arguments.max_tokens, options,
-                    [spaced](const std::string& text) { write_output(spaced ? " " + text : text); });
+      generate_text(model.loaded, arguments.prompt, arguments.max_tokens, options, [&](const std::string& text) {
+        write_prompt();
+        write_output(spaced ? " " + text : text);
+      });
+  write_prompt();
   write_output("\n");
   if (end == GenerationEnd::context_full) write_message("stopped: the model's context is full");
   return ExitCode::finished;

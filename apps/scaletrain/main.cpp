@@ -46,14 +46,14 @@ CommandResult run_guarded(const Command& command) {
 namespace {
 
 // What to say when no subcommand was recognised: the one that was meant, if there was a word.
-std::string missing_command(const CLI::App& app) {
+std::string missing_command(const CLI::App& app, const std::vector<std::string>& words) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands(nullptr))
     if (!command->get_group().empty()) names.push_back(command->get_name());
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  const std::vector<std::string> words = app.remaining(true);
-  if (words.empty()) return "scaletrain: name a command: " + list;
+  const std::string after = app.get_parent() == nullptr ? "" : " behind " + app.get_name();
+  if (words.empty()) return "scaletrain: name a command" + after + ": " + list;
   const auto nearest = nearest_word(words.front(), names);
   return "scaletrain: unknown command " + quoted(words.front()) +
          (nearest ? "; did you mean " + *nearest + "?" : "; the commands are: " + list);
@@ -70,7 +70,10 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     std::string text = "scaletrain: " + std::string(error.what());
-    if (error.get_name() == "RequiredError" && failed->get_subcommands().empty()) text = missing_command(*failed);
+    const CLI::App* last = failed;
+    while (!last->get_subcommands().empty()) last = last->get_subcommands().back();
+    if (error.get_name() == "RequiredError" && !last->get_subcommands(nullptr).empty())
+      text = missing_command(*last, failed->remaining(true));
     return text + "\nRun with --help for the usage.\n";
   });
 

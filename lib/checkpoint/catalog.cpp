@@ -36,7 +36,9 @@ std::vector<fs::path> sub_folders(const fs::path& folder) {
   return out;
 }
 
-bool begins_with(const fs::path& path, std::string_view prefix) { return path.filename().string().starts_with(prefix); }
+bool begins_with(const fs::path& path, std::string_view prefix) {
+  return path.filename().string().starts_with(prefix);
+}
 
 // Other folders may lie beside checkpoints; what has our name or a manifest is one, whole or damaged.
 bool looks_like_checkpoint(const fs::path& path) {
@@ -87,7 +89,8 @@ std::set<std::string> kept_paths(const std::vector<CatalogEntry>& entries, const
   return kept;
 }
 
-// Adds newer checkpoints to `kept` until two of it verify. The newest are tried first: they are the likeliest still in memory.
+// Adds newer checkpoints to `kept` until two of it verify. The newest are tried first: they are the likeliest still in
+// memory.
 void keep_two_verified(const std::vector<CatalogEntry>& entries, std::set<std::string>& kept,
                        const std::function<void(const std::string&)>& report) {
   std::size_t verified = 0;
@@ -144,9 +147,10 @@ std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
     }
   }
   if (reasons.empty()) return std::nullopt;
-  throw InputError(fmt::format("{}: there were checkpoints, and none is usable; restore one, or start anew in another "
-                               "run.directory:{}",
-                               checkpoints.string(), reasons));
+  throw InputError(
+      fmt::format("{}: there were checkpoints, and none is usable; restore one, or start anew in another "
+                  "run.directory:{}",
+                  checkpoints.string(), reasons));
 }
 
 std::vector<fs::path> set_aside_later(const fs::path& checkpoints, std::int64_t step) {

@@ -26,9 +26,10 @@ std::filesystem::path confined_path(const std::filesystem::path& folder, const s
   const auto target = std::filesystem::canonical(path, error);
   const auto inside = error ? std::filesystem::path() : std::filesystem::canonical(folder, error);
   if (error || target.parent_path() != inside) {
-    throw InputError(fmt::format("{}: the file {} is a link that leaves the folder; copy the folder with its links "
-                                 "resolved (cp -rL) and use the copy",
-                                 where, quoted(name)));
+    throw InputError(
+        fmt::format("{}: the file {} is a link that leaves the folder; copy the folder with its links "
+                    "resolved (cp -rL) and use the copy",
+                    where, quoted(name)));
   }
   return path;
 }

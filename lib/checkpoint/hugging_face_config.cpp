@@ -20,7 +20,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t largest_size = std::numeric_limits<std::int32_t>::max();
-// Far beyond any model; a matrix of four times this by this, and one of largest_size by this, have less than 2^63 bytes.
+// Far beyond any model; a matrix of four times this by this, and one of largest_size by this, have less than 2^63
+// bytes.
 constexpr std::int64_t largest_hidden = 1 << 28;
 
 // Members by name, with the library's own defaults for those that a file may leave out or set to null.
@@ -68,7 +69,8 @@ class Members {
 
 void check_heads(const ModelConfig& model, const Members& members, std::string_view heads, std::string_view kv_heads) {
   if (model.hidden > largest_hidden) {
-    members.refuse(heads, fmt::format("divides a hidden size of {}, at most {} is accepted", model.hidden, largest_hidden));
+    members.refuse(heads,
+                   fmt::format("divides a hidden size of {}, at most {} is accepted", model.hidden, largest_hidden));
   }
   if (model.hidden % model.heads != 0) {
     members.refuse(heads, fmt::format("is {}, which does not divide the hidden size {}", model.heads, model.hidden));
@@ -157,7 +159,8 @@ ModelConfig parse_llama(const Members& members, const std::string& where) {
   check_heads(model, members, "num_attention_heads", "num_key_value_heads");
   const std::int64_t head_size = model.hidden / model.heads;
   if (members.size("head_dim", head_size) != head_size) {
-    members.refuse("head_dim", fmt::format("is not hidden_size / num_attention_heads = {}, which is not supported", head_size));
+    members.refuse("head_dim",
+                   fmt::format("is not hidden_size / num_attention_heads = {}, which is not supported", head_size));
   }
   if (members.positive("partial_rotary_factor", 1.0) != 1.0) {
     members.refuse("partial_rotary_factor", "is not 1, which is not supported");
@@ -182,7 +185,8 @@ std::string_view torch_name(DType dtype) {
 nlohmann::ordered_json gpt2_json(const ModelConfig& model) {
   if (!model.bias || model.kv_heads != model.heads || model.activation == ActivationKind::swiglu) {
     throw UserError(
-        "a GPT-2 of Hugging Face has biases, as many key/value heads as heads, and gelu or gelu_tanh: this model cannot be "
+        "a GPT-2 of Hugging Face has biases, as many key/value heads as heads, and gelu or gelu_tanh: this model "
+        "cannot be "
         "exported as one");
   }
   return {{"architectures", {"GPT2LMHeadModel"}},
@@ -204,7 +208,8 @@ nlohmann::ordered_json llama_json(const ModelConfig& model) {
   if (model.norm != NormKind::rmsnorm || model.position != PositionKind::rope ||
       model.activation != ActivationKind::swiglu) {
     throw UserError(
-        "Hugging Face has GPT-2 (layernorm, learned positions) and Llama (rmsnorm, rope, swiglu): this model is a mixture of "
+        "Hugging Face has GPT-2 (layernorm, learned positions) and Llama (rmsnorm, rope, swiglu): this model is a "
+        "mixture of "
         "both and cannot be exported");
   }
   return {{"architectures", {"LlamaForCausalLM"}},

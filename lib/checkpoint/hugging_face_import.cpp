@@ -67,8 +67,8 @@ void HuggingFaceModel::Impl::open_file(const std::string& name, const std::map<s
     if (weight_map != nullptr) {
       const auto listed = weight_map->find(stored_name);
       if (listed == weight_map->end() || listed->second != name) {
-        throw InputError(fmt::format("{}: tensor {} is not listed for this file in {}", where, quoted(stored_name),
-                                     index_file));
+        throw InputError(
+            fmt::format("{}: tensor {} is not listed for this file in {}", where, quoted(stored_name), index_file));
       }
     }
     if (!tensors.emplace(full_hugging_face_name(stored_name), Stored{&file, entry}).second) {
@@ -86,7 +86,8 @@ void HuggingFaceModel::Impl::open_shards() {
   std::map<std::string, std::string> weight_map;
   std::map<std::string, std::size_t> counts;  // tensors by file
   for (const auto& [name, file] : listed.items()) {
-    if (!file.is_string()) throw InputError(fmt::format("{}: {} is not a file name", where, quoted(std::string_view(name))));
+    if (!file.is_string())
+      throw InputError(fmt::format("{}: {} is not a file name", where, quoted(std::string_view(name))));
     weight_map.emplace(name, file.get<std::string>());
     ++counts[file.get<std::string>()];
   }
@@ -179,8 +180,8 @@ void HuggingFaceModel::Impl::read(const HuggingFaceTensor& tensor, const Box& bo
   });
 }
 
-void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part,
-                                       const Box& row_box, View out) const {
+void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box,
+                                       View out) const {
   const Box box = hugging_face_box(tensor, part, row_box);
   if (!tensor.is_transposed) {
     read(tensor, box, out);
@@ -201,8 +202,8 @@ void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const Hu
     read(tensor, piece, View(rows.data(), DType::f32, shape_of_box(piece)));
     transpose(rows.data(), count, outputs, turned.data());
     for (std::int64_t output = 0; output < outputs; ++output) {
-      auto* const to =
-          static_cast<std::byte*>(out.data()) + static_cast<std::size_t>(output * inputs + first) * size_of(out.dtype());
+      auto* const to = static_cast<std::byte*>(out.data()) +
+                       static_cast<std::size_t>(output * inputs + first) * size_of(out.dtype());
       convert_floats(DType::f32, turned.data() + output * count, out.dtype(), to, static_cast<std::size_t>(count));
     }
   }
@@ -240,9 +241,15 @@ HuggingFaceModel::~HuggingFaceModel() = default;
 HuggingFaceModel::HuggingFaceModel(HuggingFaceModel&&) noexcept = default;
 HuggingFaceModel& HuggingFaceModel::operator=(HuggingFaceModel&&) noexcept = default;
 
-const ModelConfig& HuggingFaceModel::model_config() const { return impl_->config; }
-const std::filesystem::path& HuggingFaceModel::path() const { return impl_->folder; }
-DType HuggingFaceModel::dtype() const { return impl_->dtype; }
+const ModelConfig& HuggingFaceModel::model_config() const {
+  return impl_->config;
+}
+const std::filesystem::path& HuggingFaceModel::path() const {
+  return impl_->folder;
+}
+DType HuggingFaceModel::dtype() const {
+  return impl_->dtype;
+}
 
 void HuggingFaceModel::load(ParamStore& store) const {
   const ParamTable& table = store.table();
@@ -251,10 +258,9 @@ void HuggingFaceModel::load(ParamStore& store) const {
   for (const HuggingFaceTensor& tensor : tensors) {
     const auto stored = impl_->tensors.find(tensor.name);
     if (stored == impl_->tensors.end() || stored->second.entry.shape != tensor.shape) {
-      throw InputError(fmt::format("{}: tensor {} is {}, the model to fill needs {}", impl_->folder.string(),
-                                   quoted(tensor.name),
-                                   stored == impl_->tensors.end() ? "missing" : to_text(stored->second.entry.shape),
-                                   to_text(tensor.shape)));
+      throw InputError(fmt::format(
+          "{}: tensor {} is {}, the model to fill needs {}", impl_->folder.string(), quoted(tensor.name),
+          stored == impl_->tensors.end() ? "missing" : to_text(stored->second.entry.shape), to_text(tensor.shape)));
     }
     for (const HuggingFacePart& part : tensor.parts) by_row.emplace(part.row, std::pair(&tensor, part));
   }

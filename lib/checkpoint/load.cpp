@@ -70,8 +70,8 @@ void Checkpoint::Impl::check_pieces(const ManifestTensor& tensor) const {
     const std::string path = (folder / piece.file).string();
     const SafetensorsEntry* entry = headers.at(piece.file).find(piece.key);
     if (entry == nullptr) {
-      throw InputError(fmt::format("{}: tensor {} is missing (a piece of {})", path, quoted(piece.key),
-                                   quoted(tensor.name)));
+      throw InputError(
+          fmt::format("{}: tensor {} is missing (a piece of {})", path, quoted(piece.key), quoted(tensor.name)));
     }
     if (entry->dtype != tensor.dtype || entry->shape != shape_of_box(piece.box)) {
       throw InputError(fmt::format("{}: tensor {} is {} {}, the manifest says {} {}", path, quoted(piece.key),
@@ -152,10 +152,16 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 
-const Manifest& Checkpoint::manifest() const { return impl_->manifest; }
-const std::filesystem::path& Checkpoint::path() const { return impl_->folder; }
+const Manifest& Checkpoint::manifest() const {
+  return impl_->manifest;
+}
+const std::filesystem::path& Checkpoint::path() const {
+  return impl_->folder;
+}
 
-void Checkpoint::read(const std::string& tensor, const Box& box, View out) const { impl_->read(tensor, box, out); }
+void Checkpoint::read(const std::string& tensor, const Box& box, View out) const {
+  impl_->read(tensor, box, out);
+}
 
 void Checkpoint::load(ParamStore& store, bool with_slots) const {
   for (const ParamSpan& span : store.layout().spans()) {

@@ -23,8 +23,8 @@ namespace {
 
 using nlohmann::json;
 
-// The text begins with this, then 16 hexadecimal digits: the hash of every byte that follows them. So each byte of the file
-// is either fixed or hashed.
+// The text begins with this, then 16 hexadecimal digits: the hash of every byte that follows them. So each byte of the
+// file is either fixed or hashed.
 constexpr std::string_view digest_prefix = "{\"digest\":\"";
 constexpr std::size_t hex_digits = 16;
 
@@ -130,8 +130,7 @@ void check_tiling(const ManifestTensor& tensor, const std::string& where) {
       sweep = dim;
     }
   }
-  std::sort(boxes.begin(), boxes.end(),
-            [&](const Box* a, const Box* b) { return a->first[sweep] < b->first[sweep]; });
+  std::sort(boxes.begin(), boxes.end(), [&](const Box* a, const Box* b) { return a->first[sweep] < b->first[sweep]; });
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     const std::int64_t end = boxes[i]->first[sweep] + boxes[i]->extent[sweep];
     for (std::size_t j = i + 1; j < boxes.size() && boxes[j]->first[sweep] < end; ++j) {
@@ -206,8 +205,8 @@ std::string hashes_text(const std::vector<std::uint64_t>& hashes) {
 json tensor_json(const ManifestTensor& tensor) {
   json pieces = json::array();
   for (const TensorPiece& piece : tensor.pieces) {
-    pieces.push_back(json{
-        {"file", piece.file}, {"key", piece.key}, {"first", piece.box.first}, {"extent", piece.box.extent}});
+    pieces.push_back(
+        json{{"file", piece.file}, {"key", piece.key}, {"first", piece.box.first}, {"extent", piece.box.extent}});
   }
   return {{"name", tensor.name},
           {"role", tensor.role},
@@ -261,8 +260,7 @@ const ManifestTensor* Manifest::find(const std::string& name) const {
 std::string manifest_text(const Manifest& manifest) {
   json files = json::array();
   for (const ManifestFile& file : manifest.files) {
-    files.push_back(
-        {{"name", file.name}, {"bytes", file.bytes}, {"block_hashes", hashes_text(file.block_hashes)}});
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"block_hashes", hashes_text(file.block_hashes)}});
   }
   json tensors = json::array();
   for (const ManifestTensor& tensor : manifest.tensors) tensors.push_back(tensor_json(tensor));

@@ -82,7 +82,8 @@ SafetensorsEntry parse_entry(const std::string& name, const json& value, std::ui
   const std::string place = fmt::format("{}: tensor {}", where, quoted(name));
   entry.type_name = json_string(value, "dtype", place);
   if (value.size() != 3) refuse(where, name, "expected exactly dtype, shape and data_offsets");
-  const std::uint64_t bytes = parse_shape(json_member(value, "shape", place), entry, element_bytes(entry, where), where);
+  const std::uint64_t bytes =
+      parse_shape(json_member(value, "shape", place), entry, element_bytes(entry, where), where);
   const json& offsets = json_member(value, "data_offsets", place);
   if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
       !offsets[1].is_number_unsigned()) {
@@ -91,11 +92,13 @@ SafetensorsEntry parse_entry(const std::string& name, const json& value, std::ui
   const auto first = offsets[0].get<std::uint64_t>();
   const auto end = offsets[1].get<std::uint64_t>();
   if (first > end || end > data_bytes) {
-    refuse(where, name, fmt::format("data_offsets [{}, {}] lie outside the {} bytes of tensors", first, end, data_bytes));
+    refuse(where, name,
+           fmt::format("data_offsets [{}, {}] lie outside the {} bytes of tensors", first, end, data_bytes));
   }
   if (end - first != bytes) {
-    refuse(where, name, fmt::format("dtype {} and shape {} need {} bytes, data_offsets give {}", entry.type_name,
-                                    to_text(entry.shape), bytes, end - first));
+    refuse(where, name,
+           fmt::format("dtype {} and shape {} need {} bytes, data_offsets give {}", entry.type_name,
+                       to_text(entry.shape), bytes, end - first));
   }
   entry.offset = data_offset + first;
   entry.bytes = bytes;
@@ -118,7 +121,8 @@ void check_tiling(const SafetensorsHeader& header, std::uint64_t file_bytes, con
     end += entry->bytes;
   }
   if (end != file_bytes) {
-    throw InputError(fmt::format("{}: {} bytes after the last tensor, which ends at offset {}", where, file_bytes - end, end));
+    throw InputError(
+        fmt::format("{}: {} bytes after the last tensor, which ends at offset {}", where, file_bytes - end, end));
   }
 }
 
@@ -163,7 +167,8 @@ SafetensorsHeader read_safetensors_header(const ByteSource& source, std::uint64_
     if (name == metadata_key) {
       header.metadata = parse_metadata(value, where);
     } else {
-      header.entries.emplace(name, parse_entry(name, value, header.data_offset, file_bytes - header.data_offset, where));
+      header.entries.emplace(name,
+                             parse_entry(name, value, header.data_offset, file_bytes - header.data_offset, where));
     }
   }
   check_tiling(header, file_bytes, where);
@@ -225,7 +230,9 @@ void HashingWriter::write(std::span<const std::byte> bytes) {
   }
 }
 
-void HashingWriter::write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+void HashingWriter::write(std::string_view text) {
+  write(std::as_bytes(std::span(text.data(), text.size())));
+}
 
 WrittenFile HashingWriter::finish() {
   if (impl_->in_block > 0) impl_->end_block();

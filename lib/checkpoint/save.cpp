@@ -81,7 +81,8 @@ class Save {
     manifest_.files.clear();
     manifest_.tokenizer_files.clear();
     final_ = request.folder / checkpoint_name(manifest_.step);
-    temporary_ = request.folder / fmt::format("{}{}-{}", saving_prefix, checkpoint_name(manifest_.step), manifest_.save_id);
+    temporary_ =
+        request.folder / fmt::format("{}{}-{}", saving_prefix, checkpoint_name(manifest_.step), manifest_.save_id);
   }
   ~Save() {
     std::error_code ignored;
@@ -185,12 +186,12 @@ bool Save::is_committed() const {
 void Save::commit() {
   std::error_code error;
   const bool replaces = std::filesystem::exists(std::filesystem::symlink_status(final_, error));
-  // Exchanging the two names keeps a checkpoint under the final name at every instant. File systems without it (some network
-  // ones) get two renames, and the old one back if the second fails.
+  // Exchanging the two names keeps a checkpoint under the final name at every instant. File systems without it (some
+  // network ones) get two renames, and the old one back if the second fails.
   if (replaces && ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0) {
     committed_ = true;
-    // Now the older checkpoint is under the temporary name. What fails from here on does not undo the save: a name that is not
-    // synced yet is a matter of a power cut, and the older checkpoint is of a branch that nobody continues.
+    // Now the older checkpoint is under the temporary name. What fails from here on does not undo the save: a name that
+    // is not synced yet is a matter of a power cut, and the older checkpoint is of a branch that nobody continues.
     try {
       sync_folder(request_.folder);
       rename_durably(temporary_, free_hidden_name(final_, abandoned_prefix));
@@ -263,6 +264,8 @@ SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request) 
   }
 }
 
-std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
+std::string checkpoint_name(std::int64_t step) {
+  return fmt::format("step-{:08}", step);
+}
 
 }  // namespace scaletrain

@@ -38,8 +38,8 @@ std::span<const std::byte> VerifiedFile::load(std::uint64_t block) {
 
 void VerifiedFile::read_at(std::uint64_t offset, std::span<std::byte> out) {
   if (offset > expected_.bytes || out.size() > expected_.bytes - offset) {
-    throw InputError(fmt::format("{}: {} bytes at offset {} are beyond its end at {}", file_.path().string(), out.size(),
-                                 offset, expected_.bytes));
+    throw InputError(fmt::format("{}: {} bytes at offset {} are beyond its end at {}", file_.path().string(),
+                                 out.size(), offset, expected_.bytes));
   }
   while (!out.empty()) {
     const auto block = load(offset / checksum_block_bytes);

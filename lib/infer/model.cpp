@@ -57,9 +57,10 @@ struct LoadedModel::Impl {
   ShardLayout layout;
   std::unique_ptr<ParamStore> store;
 
+  // vocab: the tokenizer's size, used where the config says auto.
   // A checkpoint's config may claim any size: with its manifest given, nothing is allocated that the files do not hold.
   void build(const std::string& where, std::int64_t vocab, const Manifest* manifest) {
-    const ModelSpec spec = make_model_spec(config.model, vocab);
+    const ModelSpec spec = make_model_spec(config.model, config.model.vocab.value_or(vocab));
     transformer = std::make_unique<Transformer>(spec);
     table = make_param_table(spec, config.model.init);
     if (manifest != nullptr) check_shapes(*manifest, where);
@@ -82,11 +83,17 @@ struct LoadedModel::Impl {
     for (const ParamRow& row : table.rows()) {
       if (row.tied_to) continue;
       const ManifestTensor* tensor = manifest.find(row.name);
-      if (tensor == nullptr) throw InputError(fmt::format("{}: the manifest lists no tensor {}", where, quoted(row.name)));
+      if (tensor == nullptr)
+        throw InputError(fmt::format("{}: the manifest lists no tensor {}", where, quoted(row.name)));
       if (!(tensor->shape == row.shape))
-        throw InputError(fmt::format("{}: tensor {} is {} in the manifest, but {} by its config", where, quoted(row.name),
-                                     to_text(tensor->shape), to_text(row.shape)));
+        throw InputError(fmt::format("{}: tensor {} is {} in the manifest, but {} by its config", where,
+                                     quoted(row.name), to_text(tensor->shape), to_text(row.shape)));
     }
+    // A model that leaves tensors unused is another model than the one that was trained.
+    for (const ManifestTensor& tensor : manifest.tensors)
+      if (tensor.role != "slot" && table.find(tensor.name) == nullptr)
+        throw InputError(fmt::format("{}: the model of the manifest's config has no tensor {}", where,
+                                     quoted(std::string_view(tensor.name))));
   }
 
   void open_checkpoint(const fs::path& path) {
@@ -96,7 +103,11 @@ struct LoadedModel::Impl {
     if (const auto problems = unsupported_values(config); !problems.empty())
       throw InputError(fmt::format("{}: {}", where, problems.front()));
     step = checkpoint.manifest().step;
-    tokenizer = make_tokenizer(carried_tokenizer(config, checkpoint), config.model.vocab);
+    try {
+      tokenizer = make_tokenizer(carried_tokenizer(config, checkpoint), config.model.vocab);
+    } catch (const UserError& error) {
+      throw InputError(fmt::format("{}: {}", where, error.what()));  // the manifest is no text of the user's
+    }
     // The config may claim any size: nothing is built for more layers than the manifest has tensors.
     if (config.model.layers > static_cast<std::int64_t>(checkpoint.manifest().tensors.size()))
       throw InputError(fmt::format("{}: model.layers: {}, but the manifest lists only {} tensors", where,

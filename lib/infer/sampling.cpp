@@ -19,8 +19,8 @@ std::int32_t sample_token(std::span<const float> logits, std::int64_t num_classe
   const auto classes = logits.first(static_cast<std::size_t>(num_classes));
   for (std::size_t i = 0; i < classes.size(); ++i)
     if (std::isnan(classes[i]) || classes[i] == std::numeric_limits<float>::infinity())
-      throw InputError(fmt::format("the model's logit of token {} is {}: its weights are damaged or its training diverged", i,
-                                   classes[i]));
+      throw InputError(fmt::format(
+          "the model's logit of token {} is {}: its weights are damaged or its training diverged", i, classes[i]));
   const auto largest = std::max_element(classes.begin(), classes.end());
   if (options.temperature <= 0.0) return static_cast<std::int32_t>(largest - classes.begin());
   std::vector<double> cumulative(classes.size());

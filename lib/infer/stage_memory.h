@@ -1,5 +1,5 @@
-// The activation memory of one rank, for training and evaluation alike: one arena, cut as the plan says. Addresses never
-// change during its life. Views and regions that it hands out must not outlive it.
+// The activation memory of one rank, for training and evaluation alike: one arena, cut as the plan says. Addresses
+// never change during its life. Views and regions that it hands out must not outlive it.
 #pragma once
 
 #include <cstdint>

@@ -52,6 +52,7 @@ class Silence {
 struct Attempt {
   ProcessEnd end;
   bool hung = false;
+  bool started = true;    // false: interrupted before it came to its first step
   std::int64_t step = 0;  // where it was last seen
   std::optional<WorkerError> error;
   std::string description;  // "worker 123 was killed by signal 9 (Killed) at step 17"
@@ -111,6 +112,15 @@ Attempt run_worker(const AgentOptions& options, const StartPoint& start) {
       // Once: a signal pending in a worker that is still starting up is not lost, and a second one would say nothing
       // new.
       is_forwarded = true;
+      if (channel.status().step < 0) {
+        // Opening data or a large model can take longer than the time a scheduler grants.
+        options.log.info("interrupted while the worker was starting up: there is nothing to save");
+        attempt.started = false;
+        worker.kill();
+        channel.drain();
+        attempt.end = *worker.ended();
+        break;
+      }
       options.log.info("interrupted: the worker finishes its step, saves and leaves");
       worker.signal(SIGTERM);
     }
@@ -176,6 +186,7 @@ ExitCode run_agent(const AgentOptions& options) {
       log_attempt(options.log, attempt, *result != ExitCode::finished && *result != ExitCode::interrupted);
       return *result;
     }
+    if (!attempt.started) return ExitCode::interrupted;
     log_attempt(options.log, attempt, true);
     if (++failures[attempt.step] >= failures_at_one_step) {
       options.log.error(

@@ -7,7 +7,8 @@
 //   left
 // A step at which the worker fails three times ends the run with 6; used-up restarts end it with 4. After SIGTERM,
 // SIGUSR1 or SIGINT nothing is restarted any more: the worker saves and says 75; one that dies instead also gives 75,
-// since a new run resumes from the last checkpoint (or from the beginning, if there was none to lose).
+// since a new run resumes from the last checkpoint (or from the beginning, if there was none to lose). A worker that is
+// still starting up has nothing to save and is ended at once.
 #pragma once
 
 #include <cstdint>

@@ -41,8 +41,8 @@ ModelSpec local_model(const ModelSpec& model, std::int64_t tensor) {
   return local;
 }
 
-// A schedule is a list of instructions: far more micro-batches than any run has would be a mistake in the config, and a list
-// that fills the memory.
+// A schedule is a list of instructions: far more micro-batches than any run has would be a mistake in the config, and a
+// list that fills the memory.
 constexpr std::int64_t max_micro_batches = 1 << 16;
 
 // Everything that does not fit is named at once.
@@ -50,7 +50,8 @@ void check_fits(const Config& config, const ModelSpec& model, std::int64_t data)
   const auto& parallel = config.parallel;
   std::vector<std::string> problems;
   if (model.heads % parallel.tensor != 0)
-    problems.push_back(fmt::format("parallel.tensor: {} does not divide model.heads: {}", parallel.tensor, model.heads));
+    problems.push_back(
+        fmt::format("parallel.tensor: {} does not divide model.heads: {}", parallel.tensor, model.heads));
   if (model.kv_heads % parallel.tensor != 0 && parallel.tensor % model.kv_heads != 0)
     problems.push_back(fmt::format("parallel.tensor: {} neither divides model.kv_heads: {} nor is a multiple of it",
                                    parallel.tensor, model.kv_heads));
@@ -59,16 +60,18 @@ void check_fits(const Config& config, const ModelSpec& model, std::int64_t data)
         fmt::format("parallel.tensor: {} does not divide model.ffn_hidden: {}", parallel.tensor, model.ffn_hidden));
   const std::int64_t virtual_stages = checked_mul(parallel.pipeline, parallel.chunks);
   if (virtual_stages > model.layers)
-    problems.push_back(fmt::format("parallel.pipeline: {} stages x {} chunks need as many layers, but model.layers is {}",
-                                   parallel.pipeline, parallel.chunks, model.layers));
+    problems.push_back(
+        fmt::format("parallel.pipeline: {} stages x {} chunks need as many layers, but model.layers is {}",
+                    parallel.pipeline, parallel.chunks, model.layers));
   const std::int64_t per_slot = checked_mul(config.train.micro_batch, data);
   if (config.train.global_batch % per_slot != 0) {
     problems.push_back(fmt::format("train.global_batch: {} is no multiple of train.micro_batch {} x {} replicas = {}",
                                    config.train.global_batch, config.train.micro_batch, data, per_slot));
   } else if (config.train.global_batch / per_slot > max_micro_batches) {
-    problems.push_back(fmt::format("train.global_batch: {} is {} micro-batches per replica and step, and at most {} are "
-                                   "supported; raise train.micro_batch or parallel.data",
-                                   config.train.global_batch, config.train.global_batch / per_slot, max_micro_batches));
+    problems.push_back(
+        fmt::format("train.global_batch: {} is {} micro-batches per replica and step, and at most {} are "
+                    "supported; raise train.micro_batch or parallel.data",
+                    config.train.global_batch, config.train.global_batch / per_slot, max_micro_batches));
   }
   if (problems.empty()) return;
   std::string text = problems.front();
@@ -173,7 +176,7 @@ const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
 RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world) {
   const std::int64_t data = resolve_data_degree(config.parallel, world);
   PhasePlan phase;
-  phase.model = make_model_spec(config.model, vocab);
+  phase.model = make_model_spec(config.model, config.model.vocab.value_or(vocab));
   check_fits(config, phase.model, data);
   phase.num_steps = config.train.num_steps(config.model.context);
   phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline);

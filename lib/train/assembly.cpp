@@ -37,7 +37,7 @@ std::string fingerprint_of(const Config& config, const PhasePlan& plan, const Ba
 // A start from somebody else's weights: the config's model must be the folder's.
 void load_initial_weights(const std::string& folder, const PhasePlan& plan, ParamStore& store) {
   const HuggingFaceModel model(folder);
-  const ModelSpec theirs = make_model_spec(model.model_config(), plan.model.vocab);
+  const ModelSpec theirs = make_model_spec(model.model_config(), model.model_config().vocab.value_or(plan.model.vocab));
   ModelSpec comparable = plan.model;
   comparable.context = theirs.position == PositionKind::rope ? theirs.context : comparable.context;
   std::string differences;
@@ -100,7 +100,7 @@ Parts::Parts(const WorkerOptions& options, Config run_config)
       model(phase.model),
       optimizer(make_optimizer(config.train.optimizer)),
       layout(phase.layout(Rank(0))),
-      progress(stderr, progress_options_for(stderr, phase.num_steps, config.log.every)),
+      progress(options.console, progress_options_for(options.console, phase.num_steps, config.log.every)),
       log({.file = rank_log_path(options.paths.folder, 0),
            .standard_error = false,
            .console = [this](std::string_view text) { progress.message(text); }}) {
@@ -148,7 +148,8 @@ RunState initial_state(Parts& parts, const WorkerOptions& options) {
 }
 
 Config config_of(const Checkpoint& checkpoint) {
-  return parse_resolved_config(checkpoint.manifest().config, (checkpoint.path() / "manifest.json").string() + ": config");
+  return parse_resolved_config(checkpoint.manifest().config,
+                               (checkpoint.path() / "manifest.json").string() + ": config");
 }
 
 struct Resumed {
@@ -239,7 +240,8 @@ void check_paths(const Config& config) {
   std::string missing;
   const auto check = [&missing](const std::string& key, const std::string& path) {
     std::error_code error;
-    if (!fs::exists(path, error)) missing += fmt::format("\n  {}: {}", key, path);
+    // Token files may be named without their endings.
+    if (!fs::exists(path, error) && !fs::exists(path + ".idx", error)) missing += fmt::format("\n  {}: {}", key, path);
   };
   for (std::size_t i = 0; i < config.data.train.size(); ++i)
     check(fmt::format("data.train[{}].path", i), config.data.train[i].path);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -21,7 +22,8 @@ struct WorkerOptions {
   std::string version;  // of the program
   TrainerHooks hooks;
   std::atomic<std::uint64_t>* progress = nullptr;
-  int threads = 0;  // of the backend; 0: the processors this process may run on
+  int threads = 0;              // of the backend; 0: the processors this process may run on
+  std::FILE* console = stderr;  // where people see the progress; not closed
   // The device's peak is measured once, at start, for at most this long; 0: not measured, and mfu is 0.
   double calibration_seconds = 0.2;
 };

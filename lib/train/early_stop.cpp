@@ -58,8 +58,9 @@ EarlyStopState read_early_stop(const std::map<std::string, std::string>& scalars
   state.best_step = get_integer(scalars, "early_stop.best_step", where);
   state.without_improvement = get_integer(scalars, "early_stop.without_improvement", where);
   if (state.best_step < 0 || state.without_improvement < 0 || (state.best && !std::isfinite(*state.best)))
-    throw InputError(fmt::format("{}: scalars early_stop.*: best {} at step {}, {} evaluations since are no possible state", where,
-                                 state.best.value_or(0.0), state.best_step, state.without_improvement));
+    throw InputError(
+        fmt::format("{}: scalars early_stop.*: best {} at step {}, {} evaluations since are no possible state", where,
+                    state.best.value_or(0.0), state.best_step, state.without_improvement));
   const auto stopped = scalars.find("early_stop.stopped");
   if (stopped != scalars.end()) state.stopped = stopped->second;
   return state;

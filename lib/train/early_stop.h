@@ -17,8 +17,8 @@ struct EarlyStopState {
   std::optional<std::string> stopped;    // why, once it has stopped
 };
 
-// The state with which a resume goes on when the policy was `before` and is `now`. Another metric (or none) starts anew; any
-// other change lets a stopped run go on under the new policy, which judges from the next evaluation.
+// The state with which a resume goes on when the policy was `before` and is `now`. Another metric (or none) starts
+// anew; any other change lets a stopped run go on under the new policy, which judges from the next evaluation.
 EarlyStopState continue_early_stop(const EarlyStopState& state, const std::optional<EarlyStopConfig>& before,
                                    const std::optional<EarlyStopConfig>& now);
 

@@ -116,13 +116,14 @@ void open_run_folder(const RunPaths& paths) {
   if (fs::exists(status)) {
     if (!fs::is_directory(status))
       throw UserError(fmt::format("run.directory: {} exists and is no folder", paths.folder.string()));
-    for (const auto& entry : fs::directory_iterator(paths.folder, error)) {
-      const std::string name = entry.path().filename().string();
-      if (!is_own(name))
-        throw UserError(
-            fmt::format("run.directory: {} holds \"{}\", which no run of scaletrain writes; choose an empty or new "
-                        "folder",
-                        paths.folder.string(), name));
+    fs::directory_iterator entry(paths.folder, error);
+    for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+      const std::string name = entry->path().filename().string();
+      if (is_own(name)) continue;
+      throw UserError(
+          fmt::format("run.directory: {} holds \"{}\", which no run of scaletrain writes; choose an empty or new "
+                      "folder",
+                      paths.folder.string(), name));
     }
     if (error)
       throw InputError(fmt::format("run.directory: {} cannot be listed: {}", paths.folder.string(), error.message()));

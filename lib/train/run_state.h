@@ -24,8 +24,8 @@ struct RunState {
   std::string parent_save_id;               // the newest checkpoint of this branch
 };
 
-// Fills step, tokens, generation, parent, history and scalars. is_best: the checkpoint that is about to be written is the best
-// one; its save id does not exist yet, and read_state() puts it in.
+// Fills step, tokens, generation, parent, history and scalars. is_best: the checkpoint that is about to be written is
+// the best one; its save id does not exist yet, and read_state() puts it in.
 void write_state(const RunState& state, bool is_best, Manifest& manifest);
 // InputError naming `where` (the manifest's path) if something is missing or out of range.
 RunState read_state(const Manifest& manifest, const std::string& where);

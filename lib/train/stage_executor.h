@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
+#include "infer/stage_memory.h"
 #include "nn/transformer.h"
 #include "parallel/param_store.h"
 #include "parallel/schedule.h"
-#include "infer/stage_memory.h"
 
 namespace scaletrain {
 

@@ -40,8 +40,9 @@ struct Trainer::Impl {
   // True if the evaluation improved the early-stop metric.
   bool evaluate();
   bool checkpoint_due() const;
-  // `must`: the run ends with this state, so a failure is an error.
+  // must: the run ends with this state, so a failure is an error. best: the last evaluation is the best so far.
   void save(bool must, bool best);
+  void prune();
   void enter(bool waiting_on_storage) const {
     if (parts.hooks.entered) parts.hooks.entered(state.step, waiting_on_storage);
   }
@@ -187,6 +188,18 @@ bool Trainer::Impl::checkpoint_due() const {
   return policy.every_seconds && seconds_since(last_save) >= *policy.every_seconds;
 }
 
+// An old checkpoint too many is no reason to end a run.
+void Trainer::Impl::prune() {
+  const RetentionPolicy policy{.keep = config.checkpoint.keep,
+                               .keep_every = config.checkpoint.keep_every,
+                               .best_save_id = config.checkpoint.best ? state.best_save_id : std::nullopt};
+  try {
+    prune_checkpoints(parts.paths.checkpoints(), policy, [this](const std::string& text) { parts.log.warn(text); });
+  } catch (const InputError& error) {
+    parts.log.warn(fmt::format("old checkpoints were not removed: {}", error.what()));
+  }
+}
+
 void Trainer::Impl::save(bool must, bool best) {
   enter(true);
   SaveRequest request;
@@ -223,11 +236,7 @@ void Trainer::Impl::save(bool must, bool best) {
   }
   parts.metrics.write(record);
   parts.metrics.sync();
-  prune_checkpoints(parts.paths.checkpoints(),
-                    {.keep = config.checkpoint.keep,
-                     .keep_every = config.checkpoint.keep_every,
-                     .best_save_id = config.checkpoint.best ? state.best_save_id : std::nullopt},
-                    [this](const std::string& text) { parts.log.warn(text); });
+  prune();
   last_save = monotonic_now();
   enter(false);
 }

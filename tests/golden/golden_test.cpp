@@ -1,4 +1,5 @@
-// Losses, gradients and twenty AdamW steps against PyTorch in float64. make_golden.py wrote the folders; README.md says what is in them.
+// Losses, gradients and twenty AdamW steps against PyTorch in float64. make_golden.py wrote the folders; README.md says
+// what is in them.
 #include <doctest/doctest.h>
 
 #include <charconv>
@@ -31,9 +32,9 @@ constexpr BatchShape micro_shape{.samples = 2, .tokens = 16};
 class Expected {
  public:
   explicit Expected(const std::filesystem::path& file) : reader_(file) {
-    header_ = read_safetensors_header(
-        [&](std::uint64_t offset, std::span<std::byte> out) { reader_.read_at(offset, out); }, reader_.size(),
-        file.string());
+    header_ =
+        read_safetensors_header([&](std::uint64_t offset, std::span<std::byte> out) { reader_.read_at(offset, out); },
+                                reader_.size(), file.string());
   }
   template <class T>
   std::vector<T> values(const std::string& name) const {
@@ -209,7 +210,9 @@ void check_training(const std::string& name, std::unique_ptr<Backend> backend, c
 
 const std::vector<std::string> models = {"gpt2", "llama_untied", "llama_tied"};
 
-std::unique_ptr<Backend> cpu() { return make_cpu_backend({.threads = 2, .instruction_set = "auto"}); }
+std::unique_ptr<Backend> cpu() {
+  return make_cpu_backend({.threads = 2, .instruction_set = "auto"});
+}
 
 }  // namespace
 

@@ -12,8 +12,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string held() { return (workplace() / "held.txt").string(); }
-std::string newest() { return checkpoint(undisturbed_run(), tiny_steps).string(); }
+std::string held() {
+  return (workplace() / "held.txt").string();
+}
+std::string newest() {
+  return checkpoint(undisturbed_run(), tiny_steps).string();
+}
 
 double loss_of(const Ended& end) {
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
@@ -23,9 +27,17 @@ double loss_of(const Ended& end) {
 }
 
 TEST_CASE("every_command_explains_itself") {
-  const std::vector<std::vector<std::string>> commands = {
-      {},         {"run"},        {"check"}, {"schema"}, {"evaluate"}, {"generate"}, {"checkpoint"}, {"checkpoint", "list"}, {"checkpoint", "inspect"},
-      {"checkpoint", "verify"}, {"checkpoint", "export"}};
+  const std::vector<std::vector<std::string>> commands = {{},
+                                                          {"run"},
+                                                          {"check"},
+                                                          {"schema"},
+                                                          {"evaluate"},
+                                                          {"generate"},
+                                                          {"checkpoint"},
+                                                          {"checkpoint", "list"},
+                                                          {"checkpoint", "inspect"},
+                                                          {"checkpoint", "verify"},
+                                                          {"checkpoint", "export"}};
   for (std::vector<std::string> command : commands) {
     command.emplace_back("--help");
     const Ended end = workplace().run(command);
@@ -62,8 +74,8 @@ TEST_CASE("check_prints_a_plan_and_touches_nothing") {
   const Ended json = workplace().run({"check", "config.yaml", "--json"});
   REQUIRE(json.exit_code == 0);
   const nlohmann::json plan = nlohmann::json::parse(json.output);
-  // Token table 257 x 32 and 32 positions, twice (4 * 32 * 32 + 2 * 32 * 128 weights, 9 * 32 + 128 in biases and norms),
-  // and a last norm.
+  // Token table 257 x 32 and 32 positions, twice (4 * 32 * 32 + 2 * 32 * 128 weights, 9 * 32 + 128 in biases and
+  // norms), and a last norm.
   CHECK(plan.at("parameters") == 289 * 32 + 2 * (4 * 1024 + 2 * 4096 + 10 * 32 + 96) + 64);
   CHECK(snapshot(workplace().path()) == before);
 }
@@ -78,8 +90,10 @@ TEST_CASE("check_plans_llama_405b_on_16384_ranks_within_a_second") {
     arguments.push_back(std::string("parallel.") + degree);
   }
   const Ended end = workplace().run(arguments);
-  check_refused(end, 2, {"parallel.tensor: 8 is not supported yet", "parallel.pipeline: 64 is not supported yet", "parallel.data: 32 is not supported yet"});
-  CHECK(end.output.find("16,384") != std::string::npos);
+  check_refused(end, 2,
+                {"parallel.tensor: 8 is not supported yet", "parallel.pipeline: 64 is not supported yet",
+                 "parallel.data: 32 is not supported yet"});
+  CHECK(end.output.find("16384 ranks") != std::string::npos);
   arguments.emplace_back("--json");
   const Ended json = workplace().run(arguments);
   check_refused(json, 2, {"not supported yet"});
@@ -87,7 +101,9 @@ TEST_CASE("check_plans_llama_405b_on_16384_ranks_within_a_second") {
   CHECK(plan.at("mesh").at("pipeline") == 64);
   CHECK(plan.at("parameters").get<double>() == doctest::Approx(405e9).epsilon(0.02));
 
-  arguments = {"check", "big.yaml", "--set", "parallel.data=32", "--set", "parallel.tensor=8", "--set", "parallel.pipeline=64", "--world", "16000"};
+  arguments = {
+      "check",   "big.yaml", "--set", "parallel.data=32", "--set", "parallel.tensor=8", "--set", "parallel.pipeline=64",
+      "--world", "16000"};
   check_refused(workplace().run(arguments), 2, {"16000", "16384"});
 }
 
@@ -125,7 +141,8 @@ TEST_CASE("prompts_that_are_empty_too_long_or_beyond_the_context_are_met") {
   const Ended longer = workplace().run({"generate", newest(), "--prompt", std::string(32, 'a')});
   check_refused(longer, 2, {"--prompt", "32"});
   CHECK(longer.output.empty());
-  const Ended full = workplace().run({"generate", newest(), "--prompt", std::string(30, 'a'), "--max-tokens", "100", "--greedy"});
+  const Ended full =
+      workplace().run({"generate", newest(), "--prompt", std::string(30, 'a'), "--max-tokens", "100", "--greedy"});
   CHECK_MESSAGE(full.exit_code == 0, full.errors);
   CHECK(full.says("context is full"));
 }
@@ -154,12 +171,17 @@ TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
   CHECK(loss_of(workplace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes", "--json"})) == ours);
   // Rounding weights to 8 bits of mantissa moves the loss, a little.
   const std::string half = (workplace() / "exported-bf16").string();
-  REQUIRE(workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", half, "--dtype", "bf16"}).exit_code == 0);
-  const double rounded = loss_of(workplace().run({"evaluate", half, "--data", held(), "--tokenizer", "bytes", "--json"}));
+  REQUIRE(workplace()
+              .run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", half, "--dtype", "bf16"})
+              .exit_code == 0);
+  const double rounded =
+      loss_of(workplace().run({"evaluate", half, "--data", held(), "--tokenizer", "bytes", "--json"}));
   CHECK(rounded != ours);
   CHECK(rounded == doctest::Approx(ours).epsilon(0.01));
-  const Ended generated = workplace().run({"generate", folder, "--prompt", "the ", "--tokenizer", "bytes", "--greedy", "--max-tokens", "16"});
-  CHECK(generated.output == workplace().run({"generate", newest(), "--prompt", "the ", "--greedy", "--max-tokens", "16"}).output);
+  const Ended generated = workplace().run(
+      {"generate", folder, "--prompt", "the ", "--tokenizer", "bytes", "--greedy", "--max-tokens", "16"});
+  CHECK(generated.output ==
+        workplace().run({"generate", newest(), "--prompt", "the ", "--greedy", "--max-tokens", "16"}).output);
   // A folder that holds something is not written over.
   const auto before = snapshot(folder);
   CHECK(workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code != 0);
@@ -168,15 +190,18 @@ TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
 
 TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
   const std::string folder = (workplace() / "start-from").string();
-  REQUIRE(workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code == 0);
-  const Ended end = workplace().run(workplace().training("from", {"model.init.from=" + folder, "train.steps=1", "train.lr_schedule.warmup=1",
-                                                              "train.optimizer.learning_rate=1e-12", "evaluate.batches=1000"}));
+  REQUIRE(workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
+          0);
+  const Ended end = workplace().run(
+      workplace().training("from", {"model.init.from=" + folder, "train.steps=1", "train.lr_schedule.warmup=1",
+                                    "train.optimizer.learning_rate=1e-12", "evaluate.batches=1000"}));
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   const double ours = loss_of(workplace().run({"evaluate", newest(), "--data", held(), "--json"}));
   const Trajectory found = trajectory_of(workplace() / "from");
   CHECK(std::stod(found.evaluations.at({1, "held"})) == doctest::Approx(ours).epsilon(1e-6));
   // Another shape than the folder's is refused by key.
-  const Ended other = workplace().run(workplace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"}));
+  const Ended other =
+      workplace().run(workplace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"}));
   CHECK_MESSAGE(other.exit_code == 2, other.errors);
   CHECK(other.says("model.hidden: 64 in the config, 32 in the folder"));
 }

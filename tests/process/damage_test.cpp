@@ -29,7 +29,7 @@ void flip_byte(const fs::path& file, std::size_t from_end) {
 }
 
 struct Damage {
-  const char* name;
+  std::string name;
   std::function<void(const fs::path& checkpoint)> apply;
   const char* words;  // that the message must have
 };

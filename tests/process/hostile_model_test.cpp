@@ -34,7 +34,7 @@ std::string tensor_at(const json& header, std::uint64_t offset) {
 }
 
 struct HostileFile {
-  const char* name;
+  std::string name;
   std::function<std::string(const std::string& genuine)> make;
 };
 
@@ -61,41 +61,43 @@ std::vector<HostileFile> hostile_files() {
        [](const std::string& genuine) {
          const Safetensors file = open_safetensors(genuine);
          const std::string name = tensor_at(file.header, 0);
-         return safetensors("{" + json(name).dump() + ":" + file.header.at(name).dump() + "," + file.header.dump().substr(1),
-                            file.data);
+         return safetensors(
+             "{" + json(name).dump() + ":" + file.header.at(name).dump() + "," + file.header.dump().substr(1),
+             file.data);
        }},
-      {"overlap",
-       edited([first_entry](Safetensors& file) {
+      {"overlap", edited([first_entry](Safetensors& file) {
          json& entry = first_entry(file);
          json& next = file.header[tensor_at(file.header, entry.at("data_offsets").at(1).get<std::uint64_t>())];
          next["data_offsets"][0] = next["data_offsets"][0].get<std::uint64_t>() - 4;
        })},
-      {"hole",
-       edited([first_entry](Safetensors& file) {
+      {"hole", edited([first_entry](Safetensors& file) {
          const std::string name = tensor_at(file.header, 0);
          const std::uint64_t bytes = file.header[name]["data_offsets"][1];
          file.header[name]["data_offsets"] = {file.data.size() + 4, file.data.size() + 4 + bytes};
          file.data += std::string(bytes + 4, '\0');
        })},
-      {"shape-that-wraps",
-       edited([first_entry](Safetensors& file) {
+      {"shape-that-wraps", edited([first_entry](Safetensors& file) {
          first_entry(file)["shape"] = {1ull << 32, 1ull << 32, 4};
        })},
-      {"negative-shape", edited([first_entry](Safetensors& file) { first_entry(file)["shape"] = {-1, -8224}; })},
+      {"negative-shape", edited([first_entry](Safetensors& file) {
+         first_entry(file)["shape"] = {-1, -8224};
+       })},
       {"unknown-dtype", edited([first_entry](Safetensors& file) { first_entry(file)["dtype"] = "F12"; })},
-      {"offsets-beyond-file",
-       edited([first_entry](Safetensors& file) { first_entry(file)["data_offsets"] = {0, 1ull << 62}; })},
-      {"offsets-reversed", edited([first_entry](Safetensors& file) { first_entry(file)["data_offsets"] = {64, 0}; })},
+      {"offsets-beyond-file", edited([first_entry](Safetensors& file) {
+         first_entry(file)["data_offsets"] = {0, 1ull << 62};
+       })},
+      {"offsets-reversed", edited([first_entry](Safetensors& file) {
+         first_entry(file)["data_offsets"] = {64, 0};
+       })},
       {"trailing-bytes", [](const std::string& genuine) { return genuine + std::string(64, 'x'); }},
       {"truncated", [](const std::string& genuine) { return genuine.substr(0, genuine.size() - 64); }},
-      {"deep-json",
-       [](const std::string&) { return safetensors("{\"a\":" + std::string(200000, '['), ""); }},
+      {"deep-json", [](const std::string&) { return safetensors("{\"a\":" + std::string(200000, '['), ""); }},
       {"not-json", [](const std::string&) { return safetensors("this is no header", "data"); }},
       {"header-is-a-list", [](const std::string&) { return safetensors("[1,2,3]", ""); }},
-      {"missing-tensor",
-       edited([](Safetensors& file) {
+      {"missing-tensor", edited([](Safetensors& file) {
          // The last one, so that no hole is left.
-         for (const auto& [name, entry] : json(file.header).items()) {
+         const json entries = file.header;
+         for (const auto& [name, entry] : entries.items()) {
            if (name == "__metadata__" || entry.at("data_offsets").at(1) != file.data.size()) continue;
            file.data.resize(entry.at("data_offsets").at(0).get<std::size_t>());
            file.header.erase(name);
@@ -169,30 +171,40 @@ TEST_CASE("hostile_safetensors_in_a_hugging_face_folder_are_refused_by_file") {
 }
 
 struct HostileManifest {
-  const char* name;
+  std::string name;
   std::function<void(json& manifest)> edit;
   std::vector<std::string> words;
 };
 
 TEST_CASE("hostile_manifests_are_refused_by_member") {
   const std::vector<HostileManifest> cases = {
-      {"parent-folder", [](json& m) { m["files"][0]["name"] = "../model-00000.safetensors"; }, {"../model-00000.safetensors"}},
+      {"parent-folder",
+       [](json& m) { m["files"][0]["name"] = "../model-00000.safetensors"; },
+       {"../model-00000.safetensors"}},
       {"absolute-path", [](json& m) { m["files"][0]["name"] = "/etc/passwd"; }, {"/etc/passwd"}},
       {"piece-elsewhere", [](json& m) { m["tensors"][0]["pieces"][0]["file"] = "../../x"; }, {"../../x"}},
       {"tokenizer-elsewhere", [](json& m) { m["tokenizer_files"] = {"../../tokenizer.json"}; }, {"tokenizer"}},
       {"future-version", [](json& m) { m["format_version"] = 99; }, {"version 99"}},
       {"a-member-more", [](json& m) { m["surprise"] = 1; }, {"members"}},
       {"a-member-less", [](json& m) { m.erase("history"); }, {"manifest.json"}},
-      {"huge-shape", [](json& m) { m["tensors"][0]["shape"] = {1ll << 40, 1ll << 40}; }, {"shape"}},
-      {"large-shape", [](json& m) {
+      {"huge-shape",
+       [](json& m) {
+         m["tensors"][0]["shape"] = {1ll << 40, 1ll << 40};
+       },
+       {"shape"}},
+      {"large-shape",
+       [](json& m) {
          m["tensors"][0]["shape"] = {1ll << 40};
          m["tensors"][0]["pieces"][0]["first"] = {0};
          m["tensors"][0]["pieces"][0]["extent"] = {1ll << 40};
-       }, {"manifest says"}},
+       },
+       {"manifest says"}},
       {"huge-file", [](json& m) { m["files"][0]["bytes"] = 1ull << 60; }, {"block hashes"}},
       {"negative-step", [](json& m) { m["step"] = -5; }, {"step"}},
       {"uncovered-tensor", [](json& m) { m["tensors"][0]["pieces"][0]["extent"][0] = 1; }, {"elements"}},
-      {"overlapping-pieces", [](json& m) { m["tensors"][0]["pieces"].push_back(m["tensors"][0]["pieces"][0]); }, {"pieces"}},
+      {"overlapping-pieces",
+       [](json& m) { m["tensors"][0]["pieces"].push_back(m["tensors"][0]["pieces"][0]); },
+       {"pieces"}},
       {"doubled-tensor", [](json& m) { m["tensors"].push_back(m["tensors"][0]); }, {"manifest.json"}},
       {"doubled-file", [](json& m) { m["files"].push_back(m["files"][0]); }, {"listed twice"}},
       {"other-save", [](json& m) { m["save_id"] = "00000000000000000000000000000000"; }, {"two saves are mixed"}},
@@ -245,21 +257,32 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 TEST_CASE("a_hostile_config_inside_a_manifest_is_bad_input_that_names_the_manifest") {
   struct Case {
-    const char* from;
-    const char* to;
+    std::string from;
+    std::string to;
   };
   const std::vector<Case> cases = {
-      {"layers: 2", "layers: 1000000000"},      {"layers: 2", "layers: 3"},
-      {"layers: 2", "layers: -1"},              {"hidden: 32", "hidden: 1073741824"},
-      {"hidden: 32", "hidden: 64"},             {"heads: 4", "heads: 5"},
-      {"kv_heads: 4", "kv_heads: 3"},           {"vocab: auto", "vocab: 4611686018427387904"},
-      {"vocab: auto", "vocab: 2000000000"},     {"vocab: auto", "vocab: 5"},
-      {"context: 32", "context: 1099511627776"}, {"ffn_hidden: 128", "ffn_hidden: 4611686018427387904"},
-      {"type: bytes", "type: bpe"},             {"type: bytes", "type: ids"},
-      {"attention: across", "attention: within"}, {"dropout: 0", "dropout: 0.5"},
-      {"norm: layernorm", "norm: *bomb"},       {"run:", "run: &a"},
-      {"norm_epsilon", "norm_epsilon2"},        {"position: learned", "position: rope"},
-      {"bias: true", "bias: false"},            {"tie_embeddings: true", "tie_embeddings: false"},
+      {"layers: 2", "layers: 1000000000"},
+      {"layers: 2", "layers: 3"},
+      {"layers: 2", "layers: -1"},
+      {"hidden: 32", "hidden: 1073741824"},
+      {"hidden: 32", "hidden: 64"},
+      {"heads: 4", "heads: 5"},
+      {"kv_heads: 4", "kv_heads: 3"},
+      {"vocab: auto", "vocab: 4611686018427387904"},
+      {"vocab: auto", "vocab: 2000000000"},
+      {"vocab: auto", "vocab: 5"},
+      {"context: 32", "context: 1099511627776"},
+      {"ffn_hidden: 128", "ffn_hidden: 4611686018427387904"},
+      {"type: bytes", "type: bpe"},
+      {"type: bytes", "type: ids"},
+      {"attention: across", "attention: within"},
+      {"dropout: 0", "dropout: 0.5"},
+      {"norm: layernorm", "norm: *bomb"},
+      {"run:", "run: &a"},
+      {"norm_epsilon", "norm_epsilon2"},
+      {"position: learned", "position: rope"},
+      {"bias: true", "bias: false"},
+      {"tie_embeddings: true", "tie_embeddings: false"},
   };
   for (const Case& hostile : cases) {
     CAPTURE(hostile.to);
@@ -283,17 +306,25 @@ TEST_CASE("a_hostile_config_inside_a_manifest_is_bad_input_that_names_the_manife
 
 TEST_CASE("hostile_sizes_in_a_hugging_face_config_are_refused_by_path") {
   struct Case {
-    const char* key;
+    std::string key;
     json value;
   };
-  const std::vector<Case> cases = {{"vocab_size", 2000000000},       {"vocab_size", 0},
-                                   {"n_layer", 2000000000},          {"n_layer", -1},
-                                   {"n_embd", 1 << 28},              {"n_embd", 33},
-                                   {"n_head", 5},                    {"n_positions", 2000000000},
-                                   {"n_inner", 2000000000},          {"n_layer", 1e300},
-                                   {"n_layer", "two"},               {"vocab_size", nullptr},
-                                   {"model_type", "mamba"},          {"activation_function", "relu"},
-                                   {"layer_norm_epsilon", "small"},  {"model_type", nullptr}};
+  const std::vector<Case> cases = {{"vocab_size", 2000000000},
+                                   {"vocab_size", 0},
+                                   {"n_layer", 2000000000},
+                                   {"n_layer", -1},
+                                   {"n_embd", 1 << 28},
+                                   {"n_embd", 33},
+                                   {"n_head", 5},
+                                   {"n_positions", 2000000000},
+                                   {"n_inner", 2000000000},
+                                   {"n_layer", 1e300},
+                                   {"n_layer", "two"},
+                                   {"vocab_size", nullptr},
+                                   {"model_type", "mamba"},
+                                   {"activation_function", "relu"},
+                                   {"layer_norm_epsilon", "small"},
+                                   {"model_type", nullptr}};
   for (const Case& hostile : cases) {
     CAPTURE(hostile.key);
     CAPTURE(hostile.value.dump());

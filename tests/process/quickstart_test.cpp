@@ -32,7 +32,8 @@ double bigram_entropy(const std::vector<std::string>& documents) {
   for (std::size_t before = 0; before < 256; ++before) {
     for (std::size_t byte = 0; byte < 256; ++byte) {
       const auto count = static_cast<double>(pairs[before * 256 + byte]);
-      if (count > 0) entropy -= count / static_cast<double>(total) * std::log(count / static_cast<double>(firsts[before]));
+      if (count > 0)
+        entropy -= count / static_cast<double>(total) * std::log(count / static_cast<double>(firsts[before]));
     }
   }
   return entropy;
@@ -48,8 +49,9 @@ TEST_CASE("the_quickstart_ends_below_the_bigram_entropy_of_its_held_out_text") {
   const fs::path source = SCALETRAIN_SOURCE_FOLDER;
   const fs::path held_out = source / "build" / "quickstart-data" / "held-out";
   if (!fs::exists(held_out)) {
-    MESSAGE("skipped: the_quickstart_ends_below_the_bigram_entropy_of_its_held_out_text needs build/quickstart-data, "
-            "which scripts/test.sh makes");
+    MESSAGE(
+        "skipped: the_quickstart_ends_below_the_bigram_entropy_of_its_held_out_text needs build/quickstart-data, "
+        "which scripts/test.sh makes");
     return;
   }
   std::vector<std::string> documents;
@@ -60,7 +62,8 @@ TEST_CASE("the_quickstart_ends_below_the_bigram_entropy_of_its_held_out_text") {
   }
   REQUIRE(bytes > 100000);
   const std::string run = (workplace() / "quickstart").string();
-  const Ended trained = workplace().run({"run", (source / "configs" / "quickstart.yaml").string(), "--set", "run.directory=" + run}, 280.0);
+  const Ended trained = workplace().run(
+      {"run", (source / "configs" / "quickstart.yaml").string(), "--set", "run.directory=" + run}, 280.0);
   REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
   const Ended evaluated = workplace().run({"evaluate", run, "--json"}, 100.0);
   REQUIRE_MESSAGE(evaluated.exit_code == 0, evaluated.errors);

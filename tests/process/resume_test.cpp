@@ -2,8 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <csignal>
-#include <random>
 #include <memory>
+#include <random>
 
 #include "tiny_run.h"
 
@@ -82,7 +82,8 @@ std::vector<Kill> seeded_kills(unsigned seed, int count) {
 // A run that is started again whenever it ends otherwise than finished.
 class TormentedRun {
  public:
-  explicit TormentedRun(std::string name) : folder_(workplace() / name), arguments_(workplace().training(name, settings)) {}
+  explicit TormentedRun(std::string name)
+      : folder_(workplace() / name), arguments_(workplace().training(name, settings)) {}
 
   // False if the run finished before the moment came.
   bool suffer(const Kill& kill) {
@@ -90,7 +91,8 @@ class TormentedRun {
     if (kill.moment == Kill::Moment::after_start) {
       wait_until([&] { return worker_of(*agent_) > 0 || !agent_->running(); }, patience);
     } else {
-      const bool reached = wait_until([&] { return keep_running() == 0 || newest_step(folder_) >= kill.step; }, patience);
+      const bool reached =
+          wait_until([&] { return keep_running() == 0 || newest_step(folder_) >= kill.step; }, patience);
       if (!reached || finished_) return false;
     }
     if (kill.moment == Kill::Moment::in_save &&
@@ -99,7 +101,8 @@ class TormentedRun {
     sleep_for(kill.delay);
     // A restart may be under way at this moment: there is always a worker again soon.
     pid_t victim = -1;
-    wait_until([&] { return (victim = kill.agent ? agent_->pid() : worker_of(*agent_)) > 0 || !agent_->running(); }, patience);
+    wait_until([&] { return (victim = kill.agent ? agent_->pid() : worker_of(*agent_)) > 0 || !agent_->running(); },
+               patience);
     if (victim <= 0 || !agent_->running()) return false;
     const pid_t worker = worker_of(*agent_);
     ::kill(victim, SIGKILL);
@@ -176,6 +179,31 @@ TEST_CASE("twenty_kills_at_random_moments_change_no_number_of_the_run") {
   CHECK(checkpoint_names(run).size() >= 2);
 }
 
+TEST_CASE("a_kill_while_old_checkpoints_are_pruned_leaves_two_that_verify") {
+  const fs::path run = workplace() / "pruned";
+  int half_removed = 0;
+  for (int kill = 1; kill <= 6; ++kill) {
+    Program agent(workplace().launch(workplace().training("pruned", {"checkpoint.every=4", "checkpoint.keep=2"})));
+    REQUIRE(wait_until([&] { return newest_step(run) >= 20 * kill || !agent.running(); }, patience));
+    // Without a pause between the looks: a folder by this name lives for less than a millisecond.
+    const double end = test_clock() + patience;
+    while (hidden_names(run, ".removing-").empty() && test_clock() < end && agent.running()) continue;
+    agent.signal(SIGKILL);
+    agent.wait();
+    CHECK(wait_until([&] { return processes_with(run.string()).empty(); }, 5.0));
+    if (!hidden_names(run, ".removing-").empty()) ++half_removed;
+    int verified = 0;
+    for (const std::string& name : checkpoint_names(run))
+      if (workplace().run({"checkpoint", "verify", (run / "checkpoints" / name).string()}).exit_code == 0) ++verified;
+    CHECK(verified >= 2);
+  }
+  MESSAGE(half_removed, " of 6 kills left a folder half removed");
+  const Ended end = workplace().run(workplace().training("pruned", {"checkpoint.every=4", "checkpoint.keep=2"}));
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  check_same_as_undisturbed(run);
+  CHECK(hidden_names(run, ".").empty());
+}
+
 // Starts a run, and calls act(agent) once step 30 was taken.
 template <class Act>
 Ended interrupt_after_30_steps(const std::string& name, Act act) {
@@ -203,11 +231,13 @@ void check_interrupted_and_resumes(const std::string& name, const Ended& end) {
 }
 
 TEST_CASE("sigterm_saves_the_last_step_and_exits_with_75") {
-  check_interrupted_and_resumes("term", interrupt_after_30_steps("term", [](Program& agent) { agent.signal(SIGTERM); }));
+  check_interrupted_and_resumes("term",
+                                interrupt_after_30_steps("term", [](Program& agent) { agent.signal(SIGTERM); }));
 }
 
 TEST_CASE("sigusr1_saves_the_last_step_and_exits_with_75") {
-  check_interrupted_and_resumes("usr1", interrupt_after_30_steps("usr1", [](Program& agent) { agent.signal(SIGUSR1); }));
+  check_interrupted_and_resumes("usr1",
+                                interrupt_after_30_steps("usr1", [](Program& agent) { agent.signal(SIGUSR1); }));
 }
 
 TEST_CASE("sigterm_to_the_worker_alone_does_the_same") {
@@ -263,7 +293,8 @@ TEST_CASE("a_worker_that_dies_three_times_at_one_step_ends_the_run_with_6") {
   std::vector<pid_t> killed;
   while (killed.size() < 3) {
     pid_t worker = -1;
-    REQUIRE(wait_until([&] { return (worker = worker_of(agent)) > 0 && (killed.empty() || worker != killed.back()); }, patience));
+    REQUIRE(wait_until([&] { return (worker = worker_of(agent)) > 0 && (killed.empty() || worker != killed.back()); },
+                       patience));
     ::kill(worker, SIGKILL);
     killed.push_back(worker);
   }
@@ -290,7 +321,8 @@ TEST_CASE("a_killed_agent_takes_its_worker_along_and_the_next_start_resumes") {
 }
 
 TEST_CASE("the_state_of_early_stopping_survives_a_resume") {
-  // No later loss beats the first one by 10 nats, so the run stops after three evaluations without improvement: at step 80.
+  // No later loss beats the first one by 10 nats, so the run stops after three evaluations without improvement: at
+  // step 80.
   const std::vector<std::string> settings = {"early_stop={metric: validation/held/loss, patience: 3, min_delta: 10}",
                                              "checkpoint.every=10", "checkpoint.keep=4"};
   const Ended first = workplace().run(workplace().training("early-stop", settings));
@@ -299,8 +331,8 @@ TEST_CASE("the_state_of_early_stopping_survives_a_resume") {
   CHECK(trajectory_of(run).last_step() == 80);
   CHECK(read_file(run / "metrics.jsonl").find("\"kind\":\"early_stop\"") != std::string::npos);
   // The best one is pinned beside the newest four.
-  CHECK(checkpoint_names(run) == std::vector<std::string>{"step-00000020", "step-00000050", "step-00000060",
-                                                          "step-00000070", "step-00000080"});
+  CHECK(checkpoint_names(run) ==
+        std::vector<std::string>{"step-00000020", "step-00000050", "step-00000060", "step-00000070", "step-00000080"});
   const Ended again = workplace().run(workplace().training("early-stop", settings));
   CHECK(again.exit_code == 0);
   CHECK(again.says("already complete"));

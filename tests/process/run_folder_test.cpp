@@ -139,7 +139,8 @@ TEST_CASE("a_new_run_continues_from_another_runs_checkpoint") {
 
 TEST_CASE("what_a_resume_must_not_change_is_refused_by_key") {
   run_until("changed", 120);
-  const Ended end = workplace().run(workplace().training("changed", {"model.hidden=64", "run.seed=5", "train.steps=150"}));
+  const Ended end =
+      workplace().run(workplace().training("changed", {"model.hidden=64", "run.seed=5", "train.steps=150"}));
   CHECK_MESSAGE(end.exit_code == 2, end.errors);
   CHECK(end.says("model.hidden: 32 in the checkpoint, 64 now"));
   CHECK(end.says("run.seed: 1234 in the checkpoint, 5 now"));
@@ -161,7 +162,8 @@ TEST_CASE("a_foreign_folder_is_refused_and_stays_untouched") {
   CHECK(file.says("run.directory"));
 }
 
-// The test's own view of the file system; what is mounted in it goes with the test. Only for root, and not in every container.
+// The test's own view of the file system; what is mounted in it goes with the test. Only for root, and not in every
+// container.
 bool enter_own_mounts() {
   static const bool entered =
       ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;

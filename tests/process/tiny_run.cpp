@@ -21,12 +21,14 @@ namespace fs = std::filesystem;
 // Sentences of a small grammar with long-range agreement: enough structure that a loss falls, and that two different
 // trajectories differ in every step.
 std::string sentences(std::uint32_t seed, int count) {
-  static const std::array<const char*, 8> subjects = {"the old ship",   "a quiet river", "my brother", "the tall tree",
-                                                      "every lighthouse", "the north wind", "a lost dog", "the city"};
-  static const std::array<const char*, 8> verbs = {"waits for", "remembers", "turns to", "stands beside",
-                                                   "runs from", "listens to", "follows", "answers"};
-  static const std::array<const char*, 8> objects = {"the morning",    "an empty road", "its own shadow", "the harbour",
-                                                     "a distant bell", "the first snow", "nobody",         "the sea"};
+  static const std::array<const char*, 8> subjects = {"the old ship",  "a quiet river",    "my brother",
+                                                      "the tall tree", "every lighthouse", "the north wind",
+                                                      "a lost dog",    "the city"};
+  static const std::array<const char*, 8> verbs = {"waits for", "remembers",  "turns to", "stands beside",
+                                                   "runs from", "listens to", "follows",  "answers"};
+  static const std::array<const char*, 8> objects = {"the morning", "an empty road",  "its own shadow",
+                                                     "the harbour", "a distant bell", "the first snow",
+                                                     "nobody",      "the sea"};
   std::string text;
   for (int i = 0; i < count; ++i) {
     seed = seed * 1664525u + 1013904223u;
@@ -111,8 +113,8 @@ Trajectory trajectory_of(const fs::path& run) {
     const nlohmann::json object = nlohmann::json::parse(line);
     const auto kind = object.at("kind").get<std::string>();
     if (kind == "step") {
-      found.steps[object.at("step").get<long>()] = number_text(line, "loss") + " " + number_text(line, "learning_rate") +
-                                                   " " + number_text(line, "grad_norm");
+      found.steps[object.at("step").get<long>()] =
+          number_text(line, "loss") + " " + number_text(line, "learning_rate") + " " + number_text(line, "grad_norm");
     } else if (kind == "evaluation") {
       found.evaluations[{object.at("step").get<long>(), object.at("dataset").get<std::string>()}] =
           number_text(line, "loss");

@@ -41,7 +41,7 @@ inline constexpr int tiny_steps = 200;
 
 // The trajectory of a run: what counts of its metrics.jsonl, with the numbers as the file spells them.
 struct Trajectory {
-  std::map<long, std::string> steps;                               // "loss learning_rate grad_norm"
+  std::map<long, std::string> steps;                                // "loss learning_rate grad_norm"
   std::map<std::pair<long, std::string>, std::string> evaluations;  // by step and set
   long last_step() const { return steps.empty() ? 0 : steps.rbegin()->first; }
 };
@@ -49,8 +49,8 @@ Trajectory trajectory_of(const std::filesystem::path& run);
 // The largest step in the file, whatever restarts say; 0 if there is none yet. Cheap enough to be polled.
 long newest_step(const std::filesystem::path& run);
 
-// A finished run of config.yaml that nothing disturbed, with the checkpoints of steps 20, 40, ... 200. Not to be changed:
-// copy_run makes a copy under another name.
+// A finished run of config.yaml that nothing disturbed, with the checkpoints of steps 20, 40, ... 200. Not to be
+// changed: copy_run makes a copy under another name.
 const std::filesystem::path& undisturbed_run();
 std::filesystem::path copy_run(const std::filesystem::path& from, const std::string& name);
 

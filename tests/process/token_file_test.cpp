@@ -27,9 +27,10 @@ std::vector<int> some_tokens(int count) {
 }
 
 std::vector<std::string> training_on(const std::string& data, const std::string& run, int steps = 5) {
-  return workplace().training(run, {"data.tokenizer.type=ids", "model.vocab=300", "data.train=[{path: " + data + ", type: tokens}]",
-                                    "data.validation=[]", "train.steps=" + std::to_string(steps), "train.lr_schedule.warmup=1",
-                                    "checkpoint.every=1000000", "log.every=1000"});
+  return workplace().training(
+      run, {"data.tokenizer.type=ids", "model.vocab=300", "data.train=[{path: " + data + ", type: tokens}]",
+            "data.validation=[]", "train.steps=" + std::to_string(steps), "train.lr_schedule.warmup=1",
+            "checkpoint.every=1000000", "log.every=1000"});
 }
 
 void write_megatron(const std::string& name, const std::string& tokens, const std::string& index) {
@@ -75,7 +76,7 @@ TEST_CASE("token_files_that_lie_are_refused_with_file_and_offset") {
   workplace().write("large-token.bin", test::llmc_file(large, false));
 
   struct Case {
-    const char* data;
+    std::string data;
     std::vector<std::string> words;
   };
   const std::vector<Case> cases = {
@@ -92,12 +93,12 @@ TEST_CASE("token_files_that_lie_are_refused_with_file_and_offset") {
   };
   for (const Case& bad : cases) {
     CAPTURE(bad.data);
-    const Ended end = workplace().run(training_on(bad.data, std::string("bad-") + bad.data));
+    const Ended end = workplace().run(training_on(bad.data, "bad-" + bad.data));
     INFO(end.errors);
     CHECK(end.exit_code == 3);
     for (const std::string& word : bad.words) CHECK_MESSAGE(end.says(word), "the message lacks: ", word);
     CHECK(end.cpu_seconds <= refusal_cpu_seconds);
-    CHECK_FALSE(fs::exists(workplace() / ("bad-" + std::string(bad.data)) / "metrics.jsonl"));
+    CHECK_FALSE(fs::exists(workplace() / ("bad-" + bad.data) / "metrics.jsonl"));
   }
   // A token beyond the vocabulary is seen when it is read: 4000 tokens are 31 steps.
   const Ended end = workplace().run(training_on("large-token.bin", "bad-token", 40));
@@ -120,7 +121,8 @@ Ended change_while_running(const std::string& name, Change change) {
 
 TEST_CASE("a_file_truncated_while_training_is_an_error_that_names_file_and_offset") {
   for (const bool to_nothing : {true, false}) {
-    const Ended end = change_while_running("shrinking.bin", [to_nothing](const fs::path& file) { fs::resize_file(file, to_nothing ? 0 : 5000); });
+    const Ended end = change_while_running(
+        "shrinking.bin", [to_nothing](const fs::path& file) { fs::resize_file(file, to_nothing ? 0 : 5000); });
     fs::remove_all(workplace() / "run-shrinking.bin");
     INFO(end.errors);
     CHECK_FALSE(end.timed_out);
@@ -155,7 +157,8 @@ TEST_CASE("a_file_deleted_while_training_does_not_disturb_it") {
   agent.signal(SIGTERM);
   CHECK_MESSAGE(agent.wait().exit_code == 75, agent.errors());
   // Without the file it cannot be resumed, and says why.
-  check_refused(workplace().run(training_on("deleted.bin", "run-deleted", 1000000)), 2, {"data.train[0].path", "deleted.bin"});
+  check_refused(workplace().run(training_on("deleted.bin", "run-deleted", 1000000)), 2,
+                {"data.train[0].path", "deleted.bin"});
 }
 
 }  // namespace

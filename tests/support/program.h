@@ -17,7 +17,7 @@ struct Launch {
   std::vector<std::string> arguments;
   // Added to the test's own environment.
   std::vector<std::pair<std::string, std::string>> environment{};
-  std::filesystem::path directory{};                  // working directory; empty: the test's
+  std::filesystem::path directory{};                   // working directory; empty: the test's
   std::optional<std::filesystem::path> output_file{};  // opened for writing as standard output ("/dev/full")
 };
 

@@ -27,7 +27,9 @@ struct Run {
     }
     return out;
   }
-  void damage(const std::filesystem::path& checkpoint) const { flip_byte(checkpoint / "model-00000.safetensors", 5000); }
+  void damage(const std::filesystem::path& checkpoint) const {
+    flip_byte(checkpoint / "model-00000.safetensors", 5000);
+  }
 };
 
 }  // namespace

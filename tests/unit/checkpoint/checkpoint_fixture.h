@@ -35,7 +35,9 @@ std::string input_error(F f) {
   return {};
 }
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 inline ModelConfig tiny_gpt2_config() {
   ModelConfig model;
@@ -89,7 +91,8 @@ struct StoreFixture {
         float value = static_cast<float>(static_cast<std::int64_t>(bits >> 16) - (1ll << 47)) * 0x1p-48f;
         std::uint64_t narrow_bits = 0;
         convert_floats(DType::f32, &value, as, &narrow_bits, 1);
-        convert_floats(as, &narrow_bits, view.dtype(), static_cast<std::byte*>(view.data()) + i * std::int64_t(size_of(view.dtype())), 1);
+        convert_floats(as, &narrow_bits, view.dtype(),
+                       static_cast<std::byte*>(view.data()) + i * std::int64_t(size_of(view.dtype())), 1);
       }
     });
     store.values_changed();
@@ -144,7 +147,8 @@ inline void flip_byte(const std::filesystem::path& file, std::uint64_t offset) {
 
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }

@@ -30,11 +30,17 @@ class HuggingFaceFolder {
     StoreFixture store(make_param_table(make_model_spec(model, model.vocab.value()), InitConfig{}), {});
     for (const HuggingFaceTensor& tensor : hugging_face_tensors(store.table)) add_tensor(tensor.name, tensor.shape);
     const TempFolder scratch;
-    export_store(store, {.folder = scratch / "out", .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 30});
+    export_store(store, {.folder = scratch / "out",
+                         .model = model,
+                         .dtype = DType::f32,
+                         .tokenizer_files = {},
+                         .max_shard_bytes = 1 << 30});
     config = read_json_file(scratch / "out" / "config.json");
   }
 
-  void add_tensor(const std::string& name, Shape shape, DType dtype = DType::f32) { tensors[name] = {name, dtype, shape}; }
+  void add_tensor(const std::string& name, Shape shape, DType dtype = DType::f32) {
+    tensors[name] = {name, dtype, shape};
+  }
   void rename_tensors(const std::function<std::string(const std::string&)>& rename) {
     std::map<std::string, SafetensorsTensor> renamed;
     for (auto& [name, tensor] : tensors) {

@@ -62,7 +62,8 @@ TEST_CASE("hugging_face_absurd_sizes_are_refused_before_anything_is_made_in_them
 }
 
 TEST_CASE("hugging_face_config_that_is_no_json_object_is_refused") {
-  for (const char* text : {"", "[]", "nonsense", "{\"model_type\": \"gpt2\", \"model_type\": \"gpt2\"}", "{\"model_type\": 1}", "{}"}) {
+  for (const char* text :
+       {"", "[]", "nonsense", "{\"model_type\": \"gpt2\", \"model_type\": \"gpt2\"}", "{\"model_type\": 1}", "{}"}) {
     HuggingFaceFolder folder(tiny_gpt2_config());
     folder.config_text = text[0] == '\0' ? " " : text;
     CHECK(contains(folder.refusal(), "config.json"));
@@ -79,15 +80,23 @@ TEST_CASE("hugging_face_tensors_missing_superfluous_misshapen_or_of_another_type
     spoil(folder);
     return folder.refusal();
   };
-  CHECK(contains(spoilt([](auto& f) { f.tensors.erase("transformer.h.1.mlp.c_fc.bias"); }), "\"transformer.h.1.mlp.c_fc.bias\" is missing"));
+  CHECK(contains(spoilt([](auto& f) { f.tensors.erase("transformer.h.1.mlp.c_fc.bias"); }),
+                 "\"transformer.h.1.mlp.c_fc.bias\" is missing"));
   CHECK(contains(spoilt([](auto& f) { f.tensors.erase("transformer.wte.weight"); }), "embedding is missing"));
-  CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.h.2.ln_1.weight", {12}); }), "\"transformer.h.2.ln_1.weight\" is no part"));
+  CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.h.2.ln_1.weight", {12}); }),
+                 "\"transformer.h.2.ln_1.weight\" is no part"));
   CHECK(contains(spoilt([](auto& f) { f.add_tensor("h.1.ln_1.weight", {12}); }), "ln_1.weight\" appears twice"));
-  CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.h.0.attn.c_attn.weight", {36, 12}); }), "has the shape [36, 12]"));
+  CHECK(contains(spoilt([](auto& f) {
+                   f.add_tensor("transformer.h.0.attn.c_attn.weight", {36, 12});
+                 }),
+                 "has the shape [36, 12]"));
   CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.wte.weight", {12, 12}); }), "has the shape [12, 12]"));
   CHECK(contains(spoilt([](auto& f) { f.add_tensor("transformer.ln_f.weight", {12}, DType::i64); }), "holds I64"));
   CHECK(contains(spoilt([](auto& f) { f.config["tie_word_embeddings"] = false; }), "\"lm_head.weight\" is missing"));
-  CHECK(contains(spoilt([](auto& f) { f.add_tensor("lm_head.weight", {12, 12}); }), "\"lm_head.weight\" has the shape"));
+  CHECK(contains(spoilt([](auto& f) {
+                   f.add_tensor("lm_head.weight", {12, 12});
+                 }),
+                 "\"lm_head.weight\" has the shape"));
 }
 
 TEST_CASE("hugging_face_missing_files_are_named") {

@@ -37,7 +37,11 @@ TEST_CASE("hugging_face_round_trip_is_bit_exact_in_each_dtype_single_and_sharded
         const TempFolder folder;
         StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
         saved.fill(3, dtype);
-        export_store(saved, {.folder = folder / "out", .model = model, .dtype = dtype, .tokenizer_files = {}, .max_shard_bytes = shard_bytes});
+        export_store(saved, {.folder = folder / "out",
+                             .model = model,
+                             .dtype = dtype,
+                             .tokenizer_files = {},
+                             .max_shard_bytes = shard_bytes});
         CHECK(std::filesystem::exists(folder / "out" / "model.safetensors") == (shard_bytes > 1500));
         CHECK(is_hugging_face_folder(folder / "out"));
         const HuggingFaceModel imported(folder / "out");
@@ -47,7 +51,11 @@ TEST_CASE("hugging_face_round_trip_is_bit_exact_in_each_dtype_single_and_sharded
         imported.load(loaded.store);
         CHECK(loaded.content() == saved.content());
 
-        export_store(loaded, {.folder = folder / "again", .model = imported.model_config(), .dtype = dtype, .tokenizer_files = {}, .max_shard_bytes = shard_bytes});
+        export_store(loaded, {.folder = folder / "again",
+                              .model = imported.model_config(),
+                              .dtype = dtype,
+                              .tokenizer_files = {},
+                              .max_shard_bytes = shard_bytes});
         const auto names = names_in(folder / "out");
         REQUIRE(names_in(folder / "again") == names);
         for (const std::string& name : names) {
@@ -63,7 +71,11 @@ TEST_CASE("hugging_face_export_lays_tensors_out_as_the_library_does") {
   const ModelConfig model = tiny_gpt2_config();
   StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
   saved.fill(3);
-  export_store(saved, {.folder = folder / "gpt2", .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 30});
+  export_store(saved, {.folder = folder / "gpt2",
+                       .model = model,
+                       .dtype = DType::f32,
+                       .tokenizer_files = {},
+                       .max_shard_bytes = 1 << 30});
   const auto file = folder / "gpt2" / "model.safetensors";
   // Conv1D: [in, out], with query, key and value side by side.
   CHECK(header_of(file).find("transformer.h.1.attn.c_attn.weight")->shape == Shape{12, 36});
@@ -77,20 +89,28 @@ TEST_CASE("hugging_face_export_lays_tensors_out_as_the_library_does") {
   };
   for (const std::int64_t in : {0, 5, 11}) {
     for (const std::int64_t out : {0, 3, 11}) {
-      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, out) == ours("blocks.1.attention.query.weight", out, in));
-      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, 12 + out) == ours("blocks.1.attention.key.weight", out, in));
-      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, 24 + out) == ours("blocks.1.attention.value.weight", out, in));
+      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, out) ==
+            ours("blocks.1.attention.query.weight", out, in));
+      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, 12 + out) ==
+            ours("blocks.1.attention.key.weight", out, in));
+      CHECK(float_at(file, "transformer.h.1.attn.c_attn.weight", in, 24 + out) ==
+            ours("blocks.1.attention.value.weight", out, in));
       CHECK(float_at(file, "transformer.h.0.mlp.c_fc.weight", in, out) == ours("blocks.0.ffn.up.weight", out, in));
     }
   }
   const ModelConfig llama = tiny_llama_config(false);
   StoreFixture other(make_param_table(make_model_spec(llama, 11), InitConfig{}), {});
   other.fill(3);
-  export_store(other, {.folder = folder / "llama", .model = llama, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 30});
+  export_store(other, {.folder = folder / "llama",
+                       .model = llama,
+                       .dtype = DType::f32,
+                       .tokenizer_files = {},
+                       .max_shard_bytes = 1 << 30});
   const auto llama_file = folder / "llama" / "model.safetensors";
   CHECK(header_of(llama_file).find("model.layers.0.self_attn.k_proj.weight")->shape == Shape{4, 12});
   CHECK(header_of(llama_file).find("lm_head.weight")->shape == Shape{11, 12});
-  CHECK(float_at(llama_file, "model.layers.1.mlp.gate_proj.weight", 7, 3) == other.store.master("blocks.1.ffn.gate.weight").as<float>()[7 * 12 + 3]);
+  CHECK(float_at(llama_file, "model.layers.1.mlp.gate_proj.weight", 7, 3) ==
+        other.store.master("blocks.1.ffn.gate.weight").as<float>()[7 * 12 + 3]);
 }
 
 TEST_CASE("hugging_face_config_says_the_same_both_ways") {
@@ -99,10 +119,15 @@ TEST_CASE("hugging_face_config_says_the_same_both_ways") {
   ModelConfig exact_gelu = tiny_gpt2_config();
   exact_gelu.activation = ActivationKind::gelu;
   exact_gelu.tie_embeddings = false;
-  for (const ModelConfig& model : {tiny_gpt2_config(), exact_gelu, tiny_llama_config(true), tiny_llama_config(false), with_bias}) {
+  for (const ModelConfig& model :
+       {tiny_gpt2_config(), exact_gelu, tiny_llama_config(true), tiny_llama_config(false), with_bias}) {
     const TempFolder folder;
     StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
-    export_store(saved, {.folder = folder / "out", .model = model, .dtype = DType::bf16, .tokenizer_files = {}, .max_shard_bytes = 1 << 30});
+    export_store(saved, {.folder = folder / "out",
+                         .model = model,
+                         .dtype = DType::bf16,
+                         .tokenizer_files = {},
+                         .max_shard_bytes = 1 << 30});
     const HuggingFaceModel imported(folder / "out");
     CHECK(make_model_spec(imported.model_config(), 11) == make_model_spec(model, 11));
     CHECK(imported.model_config().vocab == 11);
@@ -122,7 +147,8 @@ TEST_CASE("hugging_face_config_says_the_same_both_ways") {
 
 TEST_CASE("hugging_face_older_and_newer_spellings_are_understood") {
   HuggingFaceFolder gpt2(tiny_gpt2_config());
-  // A base model's names have no prefix, and old files keep the causal mask; n_inner may be null, the head may be repeated.
+  // A base model's names have no prefix, and old files keep the causal mask; n_inner may be null, the head may be
+  // repeated.
   gpt2.rename_tensors([](const std::string& name) { return name.substr(std::string("transformer.").size()); });
   gpt2.add_tensor("h.0.attn.bias", {1, 1, 5, 5});
   gpt2.add_tensor("h.0.attn.masked_bias", {});
@@ -155,7 +181,9 @@ TEST_CASE("hugging_face_export_is_complete_or_not_there") {
   StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
   const auto attempt = [&](const std::filesystem::path& target, const TensorReader& read) {
     return input_error([&] {
-      export_hugging_face(saved.table, read, {.folder = target, .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 20});
+      export_hugging_face(
+          saved.table, read,
+          {.folder = target, .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 20});
     });
   };
   int reads = 0;
@@ -184,7 +212,12 @@ TEST_CASE("hugging_face_export_of_a_model_that_neither_family_expresses_is_refus
   grouped.kv_heads = 1;
   for (const ModelConfig& model : {mixture, without_bias, grouped}) {
     StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
-    CHECK_THROWS_AS(export_store(saved, {.folder = folder / "out", .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 20}), UserError);
+    CHECK_THROWS_AS(export_store(saved, {.folder = folder / "out",
+                                         .model = model,
+                                         .dtype = DType::f32,
+                                         .tokenizer_files = {},
+                                         .max_shard_bytes = 1 << 20}),
+                    UserError);
     CHECK(names_in(folder.path()).empty());
   }
 }

@@ -105,7 +105,12 @@ TEST_CASE("manifest_contradictions_are_refused_by_name") {
   CHECK(contains(changed([](Manifest& m) { m.save_id.clear(); }), "save id is empty"));
   CHECK(contains(changed([](Manifest& m) { m.files[0].bytes = 1ull << 62; }), "block hashes"));
   CHECK(contains(changed([](Manifest& m) { m.files[0].bytes = UINT64_MAX; }), "block hashes"));
-  CHECK(contains(changed([](Manifest& m) { m.files[1].name = "m-0.safetensors"; m.files[1].bytes = 0; m.files[1].block_hashes.clear(); }), "twice"));
+  CHECK(contains(changed([](Manifest& m) {
+                   m.files[1].name = "m-0.safetensors";
+                   m.files[1].bytes = 0;
+                   m.files[1].block_hashes.clear();
+                 }),
+                 "twice"));
   CHECK(contains(changed([](Manifest& m) { m.tensors[1].name = "w"; }), "two tensors \"w\""));
   CHECK(contains(changed([](Manifest& m) { m.tensors[1].pieces[0].key = "w"; }), "a piece twice"));
   CHECK(contains(changed([](Manifest& m) { m.tensors[1].role = "other"; }), "unknown role \"other\""));

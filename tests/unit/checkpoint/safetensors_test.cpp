@@ -38,7 +38,10 @@ TEST_CASE("safetensors_written_tensors_are_found_with_their_bytes") {
   const std::vector<SafetensorsTensor> tensors = {
       {"b", DType::f32, {2, 3}}, {"empty", DType::bf16, {0, 4}}, {"scalar", DType::i64, {}}, {"a", DType::f16, {5}}};
   SafetensorsWriter writer(path, tensors, {{"save_id", "abc"}});
-  const std::string data = "0123456789abcdef01234567" "scalarrr" "0123456789";
+  const std::string data =
+      "0123456789abcdef01234567"
+      "scalarrr"
+      "0123456789";
   writer.write(std::as_bytes(std::span(data.data(), 7)));
   writer.write(std::as_bytes(std::span(data.data() + 7, data.size() - 7)));
   const WrittenFile written = writer.finish();
@@ -61,7 +64,8 @@ TEST_CASE("safetensors_written_tensors_are_found_with_their_bytes") {
 }
 
 TEST_CASE("safetensors_header_of_the_published_layout_is_read") {
-  // Written by hand after the format's description: entries in any order, spaces at the end, a type we do not compute with.
+  // Written by hand after the format's description: entries in any order, spaces at the end, a type we do not compute
+  // with.
   const std::string header =
       R"({"w":{"dtype":"BF16","shape":[2,1],"data_offsets":[3,7]},"__metadata__":{"format":"pt"},)"
       R"("mask":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}}     )";
@@ -72,7 +76,8 @@ TEST_CASE("safetensors_header_of_the_published_layout_is_read") {
 }
 
 TEST_CASE("safetensors_header_length_beyond_the_file_is_refused_before_allocation") {
-  for (const std::uint64_t length : {UINT64_MAX, UINT64_MAX - 7, std::uint64_t{1} << 63, std::uint64_t{100'000'001}, std::uint64_t{9}}) {
+  for (const std::uint64_t length :
+       {UINT64_MAX, UINT64_MAX - 7, std::uint64_t{1} << 63, std::uint64_t{100'000'001}, std::uint64_t{9}}) {
     std::string file(16, '\0');
     std::memcpy(file.data(), &length, sizeof length);
     CHECK(contains(input_error([&] { parse(file); }), "header claims " + std::to_string(length)));
@@ -92,16 +97,19 @@ TEST_CASE("safetensors_header_above_100_MB_is_refused_even_in_a_file_that_long")
 }
 
 TEST_CASE("safetensors_duplicate_names_are_refused") {
-  CHECK(contains(refusal(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1),
-                 "\"a\" appears twice"));
+  CHECK(contains(
+      refusal(
+          R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+          1),
+      "\"a\" appears twice"));
   CHECK(contains(refusal(R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1), "twice"));
 }
 
 TEST_CASE("safetensors_overlapping_and_holed_offsets_are_refused") {
   const auto two = [](int a, int b, int c, int d) {
-    return R"({"a":{"dtype":"U8","shape":[)" + std::to_string(b - a) + R"(],"data_offsets":[)" + std::to_string(a) + "," +
-           std::to_string(b) + R"(]},"b":{"dtype":"U8","shape":[)" + std::to_string(d - c) + R"(],"data_offsets":[)" +
-           std::to_string(c) + "," + std::to_string(d) + "]}}";
+    return R"({"a":{"dtype":"U8","shape":[)" + std::to_string(b - a) + R"(],"data_offsets":[)" + std::to_string(a) +
+           "," + std::to_string(b) + R"(]},"b":{"dtype":"U8","shape":[)" + std::to_string(d - c) +
+           R"(],"data_offsets":[)" + std::to_string(c) + "," + std::to_string(d) + "]}}";
   };
   CHECK(parse(with_length(two(0, 4, 4, 8)) + "01234567").entries.size() == 2);
   CHECK(contains(refusal(two(0, 4, 3, 8), 8), "\"b\": its bytes overlap"));
@@ -130,7 +138,8 @@ TEST_CASE("safetensors_shapes_whose_product_wraps_are_refused") {
 }
 
 TEST_CASE("safetensors_malformed_entries_are_refused_naming_the_tensor") {
-  CHECK(contains(refusal(R"({"a":{"dtype":"F31","shape":[],"data_offsets":[0,4]}})", 4), "\"a\": unknown dtype \"F31\""));
+  CHECK(
+      contains(refusal(R"({"a":{"dtype":"F31","shape":[],"data_offsets":[0,4]}})", 4), "\"a\": unknown dtype \"F31\""));
   CHECK(contains(refusal(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}})", 1), "\"a\""));
   CHECK(contains(refusal(R"({"a":{"dtype":"U8","shape":[1]}})", 1), "\"a\""));
   CHECK(contains(refusal(R"({"a":{"dtype":"U8","shape":1,"data_offsets":[0,1]}})", 1), "\"a\""));
@@ -155,7 +164,8 @@ TEST_CASE("hashing_writer_hashes_each_block_whatever_the_pieces") {
   std::string data(2 * checksum_block_bytes + 12345, '\0');
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(i * 7 + i / 251);
   HashingWriter writer(folder / "a");
-  for (std::size_t at = 0; at < data.size(); at += 1'000'003) writer.write(std::string_view(data).substr(at, 1'000'003));
+  for (std::size_t at = 0; at < data.size(); at += 1'000'003)
+    writer.write(std::string_view(data).substr(at, 1'000'003));
   const WrittenFile written = writer.finish();
   CHECK(TempFolder::read(folder / "a") == data);
   REQUIRE(written.block_hashes.size() == 3);

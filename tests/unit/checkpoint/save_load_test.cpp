@@ -26,7 +26,8 @@ std::filesystem::path write_pieces(const std::filesystem::path& folder, DType dt
   manifest.save_id = "one";
   manifest.history = "[]";
   ManifestTensor tensor{.name = "w", .role = "trained", .dtype = dtype, .shape = {6, 8}, .pieces = {}};
-  const std::vector<std::vector<Box>> files = {{{{0, 0}, {4, 3}}, {{4, 0}, {2, 8}}}, {{{0, 3}, {1, 5}}, {{1, 3}, {3, 5}}}};
+  const std::vector<std::vector<Box>> files = {{{{0, 0}, {4, 3}}, {{4, 0}, {2, 8}}},
+                                               {{{0, 3}, {1, 5}}, {{1, 3}, {3, 5}}}};
   for (std::size_t number = 0; number < files.size(); ++number) {
     const std::string file = "part-" + std::to_string(number) + ".safetensors";
     std::vector<SafetensorsTensor> tensors;
@@ -117,7 +118,8 @@ TEST_CASE("checkpoint_of_another_model_is_refused_by_tensor") {
   ModelConfig wider = tiny_gpt2_config();
   wider.ffn_hidden = 24;
   StoreFixture other(wider);
-  CHECK(contains(input_error([&] { checkpoint.load(other.store, false); }), "\"blocks.0.ffn.up.weight\" has the shape [20, 12], this model needs [24, 12]"));
+  CHECK(contains(input_error([&] { checkpoint.load(other.store, false); }),
+                 "\"blocks.0.ffn.up.weight\" has the shape [20, 12], this model needs [24, 12]"));
   ModelConfig deeper = tiny_gpt2_config();
   deeper.layers = 3;
   StoreFixture third(deeper);
@@ -166,7 +168,8 @@ TEST_CASE("checkpoint_any_box_is_read_from_any_pieces_and_converted") {
       Box box{{0, 0}, {0, 0}};
       for (std::size_t dim = 0; dim < 2; ++dim) {
         const std::int64_t whole = dim == 0 ? 6 : 8;
-        box.first[dim] = static_cast<std::int64_t>(philox_below(key, 4 * trial + dim, static_cast<std::uint64_t>(whole)));
+        box.first[dim] =
+            static_cast<std::int64_t>(philox_below(key, 4 * trial + dim, static_cast<std::uint64_t>(whole)));
         box.extent[dim] = static_cast<std::int64_t>(
             philox_below(key, 4 * trial + 2 + dim, static_cast<std::uint64_t>(whole - box.first[dim] + 1)));
       }
@@ -205,7 +208,8 @@ TEST_CASE("checkpoint_load_reads_and_verifies_only_the_blocks_it_needs") {
   CHECK(contains(input_error([&] { checkpoint.verify(); }), "at offset 4194304"));
   const auto read_rows = [&](std::int64_t first, std::int64_t count) {
     std::vector<float> out(static_cast<std::size_t>(count * columns));
-    Checkpoint(checkpoint.path()).read("u.w", {{first, 0}, {count, columns}}, View(out.data(), DType::f32, {count, columns}));
+    Checkpoint(checkpoint.path())
+        .read("u.w", {{first, 0}, {count, columns}}, View(out.data(), DType::f32, {count, columns}));
     return std::memcmp(out.data(), saved.store.master("u.w").as<float>() + first * columns, out.size() * 4) == 0;
   };
   CHECK(read_rows(0, 1000));

@@ -5,7 +5,7 @@
 
 #include "config/yaml_tree.h"
 #include "config_helpers.h"
-#include "temp_folder.h"
+#include "support/temp_folder.h"
 
 using namespace scaletrain;
 

@@ -2,7 +2,7 @@
 
 #include "config/keys.h"
 #include "config_helpers.h"
-#include "temp_folder.h"
+#include "support/temp_folder.h"
 
 using namespace scaletrain;
 

@@ -107,6 +107,7 @@ int wait(const Call& call) {
 int save(const Call& call) {
   WorkerReporter reporter(call.channel, report_period);
   const InterruptWatcher interrupts;
+  reporter.entered(1, false);
   std::ofstream(call.words.at(1)) << "ready" << std::flush;
   while (!interrupts.interrupted()) sleep_seconds(0.005);
   std::ofstream(call.words.at(1)) << "saving" << std::flush;

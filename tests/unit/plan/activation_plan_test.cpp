@@ -59,7 +59,9 @@ void check_disjoint(const ActivationPlan& plan) {
   CHECK(sum == plan.arena_bytes);  // no gaps either
 }
 
-Instruction instruction(Opcode op, std::int64_t micro_batch) { return {op, 0, MicroBatch(micro_batch), std::nullopt}; }
+Instruction instruction(Opcode op, std::int64_t micro_batch) {
+  return {op, 0, MicroBatch(micro_batch), std::nullopt};
+}
 
 }  // namespace
 

@@ -20,10 +20,10 @@ TEST_CASE("presets have the parameters that their authors report") {
     std::int64_t parameters;
   };
   // GPT-2: sums over the published shapes, head tied. Llama 3: as in the released safetensors indices (8B, 70B, 405B).
-  for (const Known& known : {Known{"gpt2-124m", 124'439'808}, Known{"gpt2-355m", 354'823'168},
-                             Known{"gpt2-774m", 774'030'080}, Known{"gpt2-1558m", 1'557'611'200},
-                             Known{"llama-8b", 8'030'261'248}, Known{"llama-70b", 70'553'706'496},
-                             Known{"llama-405b", 405'853'388'800}}) {
+  for (const Known& known :
+       {Known{"gpt2-124m", 124'439'808}, Known{"gpt2-355m", 354'823'168}, Known{"gpt2-774m", 774'030'080},
+        Known{"gpt2-1558m", 1'557'611'200}, Known{"llama-8b", 8'030'261'248}, Known{"llama-70b", 70'553'706'496},
+        Known{"llama-405b", 405'853'388'800}}) {
     CAPTURE(known.preset);
     const Config config = preset_config(known.preset);
     REQUIRE(config.model.vocab.has_value());

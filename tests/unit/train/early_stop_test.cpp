@@ -10,7 +10,7 @@ using namespace scaletrain;
 
 namespace {
 
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 struct Observation {
   double value;
@@ -37,8 +37,8 @@ TEST_CASE("the early-stop machine follows its table") {
       {{"m", 5, 1.0, 3.0}, {{3.5, true, false}, {2.9, false, true}}},
       {{"m", 1, 0.0, 9.0}, {{8, true, true}}},
       // What is not finite never improves, never reaches a target, and uses up patience.
-      {{"m", 2, 0.0, 1.0}, {{nan, false, false}, {-INFINITY, false, true}}},
-      {{"m", 2, 0.0, {}}, {{nan, false, false}, {7, true, false}, {INFINITY, false, false}, {6, true, false}}},
+      {{"m", 2, 0.0, 1.0}, {{not_a_number, false, false}, {-INFINITY, false, true}}},
+      {{"m", 2, 0.0, {}}, {{not_a_number, false, false}, {7, true, false}, {INFINITY, false, false}, {6, true, false}}},
       {{"m", 1, 0.0, {}}, {{1, true, false}, {1, false, true}}},
   };
   for (std::size_t t = 0; t < tables.size(); ++t) {
@@ -66,7 +66,7 @@ TEST_CASE("reasons name the metric and the best") {
   CHECK(contains(reason, "validation/web/loss"));
   CHECK(contains(reason, "best 2.5 at step 100"));
   EarlyStopState never;
-  CHECK(contains(observe(config, never, 5, nan).reason, "never a finite number"));
+  CHECK(contains(observe(config, never, 5, not_a_number).reason, "never a finite number"));
 }
 
 TEST_CASE("early-stop state comes back from scalars to the bit") {

@@ -2,6 +2,7 @@
 #include "train/stage_executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -82,9 +83,9 @@ Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleS
   const std::vector<ScheduleStep> steps = given.empty() ? phase.schedule(Rank(0)) : given;
   std::vector<int> units(static_cast<std::size_t>(phase.model.layers + 2));
   std::iota(units.begin(), units.end(), 0);
-  StageMemory memory(
-      *backend, make_activation_plan(model, units, phase.micro_batch, DType::f64, schedule_depth(steps), false),
-      phase.micro_batch, phase.model.hidden);
+  StageMemory memory(*backend,
+                     make_activation_plan(model, units, phase.micro_batch, DType::f64, schedule_depth(steps), false),
+                     phase.micro_batch, phase.model.hidden);
   std::atomic<std::uint64_t> progress{0};
   StageExecutor executor({.backend = *backend,
                           .stream = *stream,
@@ -124,7 +125,9 @@ void check_equal(const Outcome& a, const Outcome& b, double tolerance) {
   }
 }
 
-Instruction instruction(Opcode op, std::int64_t micro_batch) { return {op, 0, MicroBatch(micro_batch), std::nullopt}; }
+Instruction instruction(Opcode op, std::int64_t micro_batch) {
+  return {op, 0, MicroBatch(micro_batch), std::nullopt};
+}
 
 }  // namespace
 

@@ -3,10 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdio>
 #include <filesystem>
-#include <functional>
-#include <string>
 #include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -18,7 +20,9 @@
 
 namespace scaletrain {
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 // The message of the Error that f throws; empty if it throws nothing. Any other exception fails the test.
 template <class Error, class F>
@@ -51,7 +55,8 @@ class TinyRun {
     folder.write("b.txt", sample_text(150, 3));
   }
 
-  // 12 steps of 4 samples of 16 tokens, in micro-batches of 2; evaluation every 4 steps on two sets, a checkpoint every 5.
+  // 12 steps of 4 samples of 16 tokens, in micro-batches of 2; evaluation every 4 steps on two sets, a checkpoint
+  // every 5.
   LoadedConfig config(const std::vector<std::string>& overrides = {}) const {
     const std::string yaml = R"(
 run: {name: tiny, directory: run, seed: 7, device: cpu}
@@ -76,9 +81,8 @@ checkpoint: {every: 5, keep: 3}
 
   StartPoint prepare(const LoadedConfig& loaded, const std::string& resume = "auto") {
     open_run_folder(paths);
-    return prepare_run_folder(paths, loaded, parse_resume(resume), [this](const std::string& text) {
-      notices.push_back(text);
-    });
+    return prepare_run_folder(paths, loaded, parse_resume(resume),
+                              [this](const std::string& text) { notices.push_back(text); });
   }
 
   // Interrupted before the step after `stop_after` more ones, if given.
@@ -90,6 +94,8 @@ checkpoint: {every: 5, keep: 3}
     options.threads = 1;
     options.calibration_seconds = 0.0;
     options.hooks = hooks;
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> console(std::fopen("/dev/null", "w"), &std::fclose);
+    options.console = console.get();
     std::int64_t asked = 0;
     if (stop_after >= 0) options.hooks.interrupted = [&asked, stop_after] { return asked++ == stop_after; };
     return train_run(options);

@@ -1,0 +1,109 @@
+#include "infer/evaluate.h"
+
+#include <cmath>
+
+#include "infer_helpers.h"
+#include "nn/decode.h"
+
+using namespace scaletrain;
+
+namespace {
+
+struct EvaluateFixture {
+  EvaluateFixture(std::unique_ptr<Backend> backend, const std::string& text)
+      : tiny(byte_config()),
+        device(std::move(backend)),
+        model({ModelSource::checkpoint, tiny.save(folder / "checkpoints")}, *device.backend, *device.stream) {
+    DataConfig data;
+    data.cache = (folder / "cache").string();
+    ValidationConfig config;
+    config.name = "v";
+    config.path = folder.write("v.txt", text).string();
+    set = open_validation_set(config, data, model.tokenizer(), {.vocab = 257, .context = 12, .seed = 1, .report = {}},
+                              "--data");
+  }
+  EvaluationResult evaluate(std::int64_t micro_batch, std::int64_t num_samples = 1'000'000) {
+    return evaluate_model(model, *set, num_samples, micro_batch, {});
+  }
+
+  TempFolder folder;
+  TinyModel tiny;
+  Device device;
+  LoadedModel model;
+  std::unique_ptr<ValidationSet> set;
+};
+
+std::string some_text(std::size_t bytes) {
+  std::string text;
+  for (std::size_t i = 0; i < bytes; ++i) text += static_cast<char>('a' + i * i % 23);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("the loss is the mean over tokens of what the decoder predicts for each") {
+  EvaluateFixture fixture(make_reference_backend(DType::f64), some_text(12 * 3 + 5));
+  const std::int64_t windows = fixture.set->num_samples();
+  REQUIRE(windows >= 4);
+  double sum = 0.0;
+  std::int64_t tokens = 0;
+  std::vector<double> per_window;
+  for (std::int64_t window = 0; window < windows; ++window) {
+    std::vector<std::int32_t> inputs(12);
+    std::vector<std::int32_t> targets(12);
+    std::vector<std::int32_t> starts;
+    fixture.set->read_sample(window, inputs, targets, starts);
+    Decoder decoder(fixture.model.transformer(), *fixture.device.backend, *fixture.device.stream, fixture.model.store(),
+                    12);
+    double window_sum = 0.0;
+    std::int64_t window_tokens = 0;
+    for (std::size_t i = 0; i < 12; ++i) {
+      const auto logits = decoder.append(std::span(&inputs[i], 1));
+      if (targets[i] < 0) continue;
+      double normaliser = 0.0;
+      for (const float logit : logits) normaliser += std::exp(static_cast<double>(logit));
+      window_sum += std::log(normaliser) - static_cast<double>(logits[static_cast<std::size_t>(targets[i])]);
+      ++window_tokens;
+    }
+    sum += window_sum;
+    tokens += window_tokens;
+    per_window.push_back(window_sum / static_cast<double>(std::max<std::int64_t>(window_tokens, 1)));
+  }
+  const EvaluationResult result = fixture.evaluate(2);
+  CHECK(result.tokens == tokens);
+  CHECK(result.loss == doctest::Approx(sum / static_cast<double>(tokens)).epsilon(1e-6));
+  // Not a mean of means: the last window is short, so the two differ here.
+  double mean_of_means = 0.0;
+  for (const double loss : per_window) mean_of_means += loss / static_cast<double>(per_window.size());
+  CHECK(std::abs(mean_of_means - result.loss) > 1e-4);
+}
+
+TEST_CASE("any micro-batch gives the same loss") {
+  EvaluateFixture fixture(make_cpu_backend({.threads = 1, .instruction_set = "auto"}), some_text(12 * 7 + 3));
+  const EvaluationResult whole = fixture.evaluate(fixture.set->num_samples());
+  for (const std::int64_t micro_batch : {1, 2, 3, 5, 1000}) {
+    const EvaluationResult result = fixture.evaluate(micro_batch);
+    CHECK(result.tokens == whole.tokens);
+    CHECK(result.loss == doctest::Approx(whole.loss).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("only the first samples are read where fewer are asked for, and progress says so") {
+  EvaluateFixture fixture(make_reference_backend(DType::f32), some_text(100));
+  CHECK(fixture.evaluate(4, 2).tokens == 24);
+  std::vector<std::int64_t> done;
+  evaluate_model(fixture.model, *fixture.set, 5, 2, [&done](std::int64_t now, std::int64_t all) {
+    CHECK(all == 5);
+    done.push_back(now);
+  });
+  CHECK(done == std::vector<std::int64_t>{2, 4, 5});
+  CHECK_THROWS_AS(fixture.evaluate(4, 0), InputError);
+}
+
+TEST_CASE("evaluation changes no weight and gives the same bits again") {
+  EvaluateFixture fixture(make_cpu_backend({.threads = 2, .instruction_set = "auto"}), some_text(100));
+  const std::vector<float> before = fixture.tiny.weights(fixture.model.store());
+  const double first = fixture.evaluate(3).loss;
+  CHECK(fixture.evaluate(3).loss == first);
+  CHECK(fixture.tiny.weights(fixture.model.store()) == before);
+}

@@ -1,0 +1,122 @@
+#include "infer/model.h"
+
+#include "base/hash.h"
+#include "infer_helpers.h"
+
+using namespace scaletrain;
+namespace fs = std::filesystem;
+
+TEST_CASE("a path is a checkpoint, a run folder or a Hugging Face folder") {
+  const TempFolder folder;
+  const TinyModel tiny(byte_config());
+  const fs::path older = tiny.save(folder / "run/checkpoints", 3);
+  const fs::path newest = tiny.save(folder / "run/checkpoints", 12);
+  CHECK(locate_model(older).source == ModelSource::checkpoint);
+  CHECK(locate_model(older).path == older);
+  CHECK(locate_model(folder / "run").path == newest);
+  // A newest one whose manifest is broken is passed over.
+  fs::resize_file(newest / "manifest.json", 30);
+  CHECK(locate_model(folder / "run").path == older);
+  fs::resize_file(older / "manifest.json", 30);
+  CHECK(contains(message_of<InputError>([&] { locate_model(folder / "run"); }), "no checkpoint that can be read"));
+  folder.write("hf/config.json", "{}");
+  CHECK(locate_model(folder / "hf").source == ModelSource::hugging_face);
+  folder.write("empty/file.txt", "");
+  const std::string text = message_of<InputError>([&] { locate_model(folder / "empty"); });
+  CHECK(contains(text, "manifest.json"));
+  CHECK(contains(text, "config.json"));
+  CHECK(contains(text, "checkpoints/"));
+  CHECK(contains(message_of<InputError>([&] { locate_model(folder / "none"); }), "no such file"));
+  CHECK_FALSE(message_of<InputError>([&] { locate_model(folder / "empty/file.txt"); }).empty());
+}
+
+TEST_CASE("a checkpoint is enough by itself, wherever it was moved") {
+  const TempFolder folder;
+  const TinyModel tiny(byte_config());
+  const fs::path moved = folder / "elsewhere";
+  fs::rename(tiny.save(folder / "run/checkpoints", 9), moved);
+  const Device device;
+  const LoadedModel model(locate_model(moved), *device.backend, *device.stream);
+  CHECK(model.step() == 9);
+  CHECK(model.tokenizer().vocab_size() == 257);
+  CHECK(model.config().model.hidden == 16);
+  CHECK(model.transformer().spec() == tiny.spec);
+  LoadedModel taken(locate_model(moved), *device.backend, *device.stream);
+  CHECK(tiny.weights(taken.store()) == tiny.weights(*tiny.store));
+}
+
+TEST_CASE("a manifest whose config claims another model is refused before memory is taken for it") {
+  const TempFolder folder;
+  const TinyModel tiny(byte_config());
+  const auto refusal = [&](auto change) {
+    Config claimed = byte_config();
+    change(claimed);
+    TinyModel lying(byte_config());
+    lying.config = claimed;
+    const Device device;
+    const fs::path path = lying.save(folder / "lies");
+    return message_of<InputError>([&] {
+      LoadedModel({ModelSource::checkpoint, path}, *device.backend, *device.stream);
+    });
+  };
+  CHECK(refusal([](Config&) {}).empty());
+  // 2^20 wide: terabytes, were it believed.
+  CHECK(contains(refusal([](Config& c) { c.model.hidden = 1 << 20; }), "embedding.token.weight"));
+  CHECK(contains(refusal([](Config& c) { c.model.ffn_hidden = 1 << 20; }), "ffn.up.weight"));
+  CHECK(contains(refusal([](Config& c) { c.model.layers = 100; }), "model.layers"));
+  CHECK(contains(refusal([](Config& c) { c.model.layers = 3; }), "blocks.2."));
+  CHECK(contains(refusal([](Config& c) { c.model.tie_embeddings = false; }), "head.weight"));
+  CHECK(contains(refusal([](Config& c) { c.precision.compute = Precision::bf16; }), "precision.compute"));
+}
+
+TEST_CASE("damaged weights are refused by file") {
+  const TempFolder folder;
+  const TinyModel tiny(byte_config());
+  const fs::path path = tiny.save(folder / "c");
+  {
+    std::fstream file(path / "model-00000.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-9, std::ios::end);
+    file.put('\x7f');
+    file.put('\x7f');
+  }
+  const Device device;
+  const std::string text = message_of<InputError>([&] {
+    LoadedModel({ModelSource::checkpoint, path}, *device.backend, *device.stream);
+  });
+  CHECK(contains(text, "model-00000.safetensors"));
+}
+
+TEST_CASE("a Hugging Face folder loads as the model that was exported") {
+  for (const bool llama : {false, true}) {
+    const TempFolder folder;
+    Config config = byte_config();
+    config.model.vocab = 300;
+    config.model.activation = ActivationKind::gelu_tanh;
+    if (llama) {
+      config.model.kv_heads = 1;
+      config.model.norm = NormKind::rmsnorm;
+      config.model.activation = ActivationKind::swiglu;
+      config.model.position = PositionKind::rope;
+      config.model.bias = false;
+      config.model.tie_embeddings = false;
+    }
+    const TinyModel tiny(config, 300);
+    const fs::path path = folder / "hf";
+    export_hugging_face(tiny.table,
+                        [&tiny](const ParamRow& row, View out) {
+                          const View master = tiny.store->master(row.name);
+                          std::copy_n(master.as<float>(), master.num_elements(), out.as<float>());
+                        },
+                        {.folder = path, .model = config.model, .dtype = DType::f32, .tokenizer_files = {}});
+    const Device device;
+    LoadedModel model(locate_model(path), *device.backend, *device.stream);
+    CHECK_FALSE(model.step().has_value());
+    CHECK(model.transformer().spec() == tiny.spec);
+    CHECK(tiny.weights(model.store()) == tiny.weights(*tiny.store));
+    // Its tokenizer is not read: ids by default, bytes where asked for.
+    CHECK(model.tokenizer().vocab_size() == 300);
+    CHECK(model.tokenizer().encode("7 299") == std::vector<std::int32_t>{7, 299});
+    const LoadedModel bytes(locate_model(path), *device.backend, *device.stream, TokenizerKind::bytes);
+    CHECK(bytes.tokenizer().encode("a") == std::vector<std::int32_t>{'a'});
+  }
+}
