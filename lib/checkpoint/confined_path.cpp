@@ -15,7 +15,7 @@ std::filesystem::path confined_path(const std::filesystem::path& folder, const s
   if (!is_plain_file_name(name)) {
     throw InputError(fmt::format("{}: the file name {} is not a plain name inside the folder", where, quoted(name)));
   }
-  const auto path = folder / name;
+  auto path = folder / name;
   std::error_code error;
   const auto status = std::filesystem::symlink_status(path, error);
   if (!std::filesystem::exists(status)) {

@@ -13,7 +13,7 @@ std::filesystem::path free_hidden_name(const std::filesystem::path& checkpoint, 
   // A bound, so that a folder nobody may look into cannot make this run for ever.
   constexpr int most = 100'000;
   for (int number = 0; number < most; ++number) {
-    const auto name = checkpoint.parent_path() / fmt::format("{}{}-{}", prefix, checkpoint.filename().string(), number);
+    auto name = checkpoint.parent_path() / fmt::format("{}{}-{}", prefix, checkpoint.filename().string(), number);
     std::error_code error;
     const auto status = std::filesystem::symlink_status(name, error);
     if (status.type() == std::filesystem::file_type::not_found) return name;
@@ -22,7 +22,7 @@ std::filesystem::path free_hidden_name(const std::filesystem::path& checkpoint, 
 }
 
 std::filesystem::path set_aside(const std::filesystem::path& checkpoint, std::string_view prefix) {
-  const auto name = free_hidden_name(checkpoint, prefix);
+  auto name = free_hidden_name(checkpoint, prefix);
   rename_durably(checkpoint, name);
   return name;
 }

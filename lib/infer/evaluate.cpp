@@ -14,9 +14,10 @@ namespace {
 
 void forward_all(LoadedModel& model, const StageMemory& memory, const BatchContext& batch) {
   const ActivationPlan& plan = memory.plan();
+  const std::vector<int>& units = plan.chunks[0];
   Bundle input;
-  for (std::size_t i = 0; i < plan.units.size(); ++i) {
-    const Unit& unit = *model.transformer().units()[static_cast<std::size_t>(plan.units[i])];
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const Unit& unit = *model.transformer().units()[static_cast<std::size_t>(units[i])];
     const UnitWeights& weights = model.store().acquire(model.stream(), unit.index());
     const UnitWeights* tied = unit.uses_tied_embedding() ? &model.store().acquire(model.stream(), 0) : nullptr;
     const Bundle output = memory.bundle(plan.slots[0][i].output);

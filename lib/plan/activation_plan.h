@@ -27,12 +27,14 @@ struct UnitSlot {
 
 struct ActivationPlan {
   std::int64_t num_slots = 0;
-  std::vector<int> units;                    // the stage's, in order
-  std::vector<std::vector<UnitSlot>> slots;  // [slot][index into units]
-  std::vector<ArenaRange> inputs;   // [slot] the hidden bundle received from the stage before; empty for the first
+  std::vector<std::vector<int>> chunks;      // [chunk] the units of each of the stage's model chunks, in order
+  std::vector<std::int64_t> chunk_of_slot;   // [slot] ascending: a slot serves micro-batches of one chunk
+  std::vector<std::vector<UnitSlot>> slots;  // [slot][index into the chunk's units]
+  std::vector<ArenaRange> inputs;   // [slot] the hidden bundle of the virtual stage before; empty for the model's first
   std::vector<ArenaRange> batches;  // [slot] ids, targets, positions: three i32 per token
   ArenaRange gradients[2];
-  // One for each unit of each weight work held at once; none where the schedule does not split the backward.
+  // One for each unit (of the largest chunk) of each weight work held at once; none where the schedule does not split
+  // the backward.
   std::vector<ArenaRange> work;
   std::size_t work_bytes = 0;  // of each
   ArenaRange scratch;
@@ -50,12 +52,14 @@ struct ScheduleDepth {
   std::int64_t saved = 0;
   std::int64_t weight_work = 0;
   std::int64_t in_flight = 0;
+  std::vector<std::int64_t> in_flight_of_chunk;  // each chunk's own peak
 };
 ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps);
 
-// `units` of the model, as the stage holds them; receives_input: an earlier stage exists.
-ActivationPlan make_activation_plan(const Transformer& model, std::span<const int> units, const BatchShape& shape,
-                                    DType compute, const ScheduleDepth& depth, bool receives_input);
+// `chunks`: the model's units, as the stage's chunks hold them. A chunk has as many slots as it ever has micro-batches
+// in flight, at least one.
+ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::vector<int>> chunks,
+                                    const BatchShape& shape, DType compute, const ScheduleDepth& depth);
 
 // For a model that is only evaluated, on one stage: nothing is kept for a backward, so all units share one saved region
 // and hand their outputs on through two by turns. No gradients, no work; one slot.

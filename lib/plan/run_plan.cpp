@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/checked.h"
 
@@ -107,14 +108,20 @@ DType compute_type_of(Precision precision) {
 
 }  // namespace
 
+std::vector<int> PhasePlan::units_of_chunk(std::int64_t pipeline_rank, std::int64_t chunk) const {
+  const StageBlocks& blocks = stages[static_cast<std::size_t>(chunk * mesh.degree(Axis::pipeline) + pipeline_rank)];
+  std::vector<int> units;
+  if (blocks.embedding) units.push_back(0);
+  for (std::int64_t i = 0; i < blocks.count; ++i) units.push_back(narrow<int>(1 + blocks.first + i));
+  if (blocks.head) units.push_back(narrow<int>(1 + model.layers));
+  return units;
+}
+
 std::vector<int> PhasePlan::units_of_stage(std::int64_t pipeline_rank) const {
   std::vector<int> units;
-  const std::int64_t degree = mesh.degree(Axis::pipeline);
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const StageBlocks& blocks = stages[static_cast<std::size_t>(chunk * degree + pipeline_rank)];
-    if (blocks.embedding) units.push_back(0);
-    for (std::int64_t i = 0; i < blocks.count; ++i) units.push_back(narrow<int>(1 + blocks.first + i));
-    if (blocks.head) units.push_back(narrow<int>(1 + model.layers));
+    const std::vector<int> more = units_of_chunk(pipeline_rank, chunk);
+    units.insert(units.end(), more.begin(), more.end());
   }
   return units;
 }
@@ -133,8 +140,9 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
 ActivationPlan PhasePlan::activations(Rank rank) const {
   const MeshPosition position = mesh.position_of(rank);
   const Transformer local(local_model(model, mesh.degree(Axis::tensor)));
-  return make_activation_plan(local, units_of_stage(position.pipeline), micro_batch, compute,
-                              schedule_depth(schedule(rank)), position.pipeline > 0);
+  std::vector<std::vector<int>> units;
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) units.push_back(units_of_chunk(position.pipeline, chunk));
+  return make_activation_plan(local, std::move(units), micro_batch, compute, schedule_depth(schedule(rank)));
 }
 
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {

@@ -40,6 +40,7 @@ struct PhasePlan {
 
   // The table's units that a pipeline rank holds, ascending.
   std::vector<int> units_of_stage(std::int64_t pipeline_rank) const;
+  std::vector<int> units_of_chunk(std::int64_t pipeline_rank, std::int64_t chunk) const;
   ShardLayout layout(Rank rank) const;
   std::vector<ScheduleStep> schedule(Rank rank) const;
   ActivationPlan activations(Rank rank) const;

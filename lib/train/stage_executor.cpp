@@ -44,7 +44,7 @@ ExecutionResult StageExecutor::run(std::span<const ScheduleStep> steps, MicroBat
         case Opcode::receive_activation:
         case Opcode::send_gradient:
         case Opcode::receive_gradient:
-          SCALETRAIN_CHECK(!"an instruction that a single stage without recomputation never has");
+          SCALETRAIN_CHECK(false && "an instruction that a single stage without recomputation never has");
       }
     }
   }
@@ -105,6 +105,7 @@ void StageExecutor::end(const Unit& unit) {
 
 void StageExecutor::forward(MicroBatch micro_batch) {
   const ActivationPlan& plan = parts_.memory.plan();
+  const std::vector<int>& units = plan.chunks[0];
   const std::int64_t slot = free_slot();
   const BatchSlot batch = parts_.memory.batch(slot);
   const MicroBatchSource::Filled filled = source_->fill(micro_batch, batch.tensors());
@@ -125,8 +126,8 @@ void StageExecutor::forward(MicroBatch micro_batch) {
                         .work = {}});
   InFlight& flight = in_flight_.back();
   Bundle input = parts_.memory.bundle(plan.inputs[static_cast<std::size_t>(slot)]);
-  for (std::size_t i = 0; i < plan.units.size(); ++i) {
-    const Unit& unit = *parts_.model.units()[static_cast<std::size_t>(plan.units[i])];
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const Unit& unit = *parts_.model.units()[static_cast<std::size_t>(units[i])];
     const UnitSlot& regions = plan.slots[static_cast<std::size_t>(slot)][i];
     const Bundle output = parts_.memory.bundle(regions.output);
     const UnitRun run = begin(unit, flight.batch, false);
@@ -139,21 +140,22 @@ void StageExecutor::forward(MicroBatch micro_batch) {
 
 void StageExecutor::backward(MicroBatch micro_batch, Opcode op) {
   const ActivationPlan& plan = parts_.memory.plan();
+  const std::vector<int>& units = plan.chunks[0];
   InFlight& flight = find(micro_batch);
   const bool split = op == Opcode::backward_input;
   if (split) {
     flight.work_set = free_work_set();
-    flight.work.resize(plan.units.size());
+    flight.work.resize(units.size());
   }
   std::size_t side = 0;
   Bundle d_output;
-  for (std::size_t i = plan.units.size(); i-- > 0;) {
-    const Unit& unit = *parts_.model.units()[static_cast<std::size_t>(plan.units[i])];
+  for (std::size_t i = units.size(); i-- > 0;) {
+    const Unit& unit = *parts_.model.units()[static_cast<std::size_t>(units[i])];
     // The embedding has no input to send a gradient to.
     const Bundle d_input = unit.index() == 0 ? Bundle{} : parts_.memory.bundle(plan.gradients[side]);
     const UnitRun run = begin(unit, flight.batch, true);
     if (split) {
-      const std::size_t work = static_cast<std::size_t>(flight.work_set) * plan.units.size() + i;
+      const std::size_t work = static_cast<std::size_t>(flight.work_set) * units.size() + i;
       SCALETRAIN_CHECK_LT(work, plan.work.size());
       flight.work[i] = unit.backward_input(run, std::move(flight.saved[i]), d_output, d_input,
                                            parts_.memory.region(plan.work[work]));
@@ -170,8 +172,9 @@ void StageExecutor::backward(MicroBatch micro_batch, Opcode op) {
 void StageExecutor::backward_weight(MicroBatch micro_batch) {
   InFlight& flight = find(micro_batch);
   const ActivationPlan& plan = parts_.memory.plan();
-  for (std::size_t i = plan.units.size(); i-- > 0;) {
-    const Unit& unit = *parts_.model.units()[static_cast<std::size_t>(plan.units[i])];
+  const std::vector<int>& units = plan.chunks[0];
+  for (std::size_t i = units.size(); i-- > 0;) {
+    const Unit& unit = *parts_.model.units()[static_cast<std::size_t>(units[i])];
     const UnitRun run = begin(unit, flight.batch, true);
     unit.backward_weight(run, std::move(flight.work[i]));
     end(unit);

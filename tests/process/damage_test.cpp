@@ -11,11 +11,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The run as it was after step 120, with the checkpoints of 100 and 120 (and what metrics.jsonl held beyond).
+// The run as it was after step 180, with the checkpoints of 160 and 180 (and what metrics.jsonl held beyond).
 fs::path run_of_two_checkpoints(const std::string& name) {
   fs::path run = copy_run(undisturbed_run(), name);
   for (int step = 20; step <= tiny_steps; step += 20) {
-    if (step != 100 && step != 120) fs::remove_all(checkpoint(run, step));
+    if (step != 160 && step != 180) fs::remove_all(checkpoint(run, step));
   }
   return run;
 }
@@ -60,14 +60,14 @@ const std::vector<Damage>& damages() {
       {"missing-manifest", [](const fs::path& folder) { fs::remove(folder / "manifest.json"); }, "manifest.json"},
       {"mixed-saves",
        [](const fs::path& folder) {
-         fs::copy_file(folder.parent_path() / "step-00000100" / "model-00000.safetensors",
+         fs::copy_file(folder.parent_path() / "step-00000160" / "model-00000.safetensors",
                        folder / "model-00000.safetensors", fs::copy_options::overwrite_existing);
        },
        "model-00000.safetensors"},
       {"mixed-saves-with-the-right-checksums",
        [](const fs::path& folder) {
          replace_file(folder, "model-00000.safetensors",
-                      read_file(folder.parent_path() / "step-00000100" / "model-00000.safetensors"));
+                      read_file(folder.parent_path() / "step-00000160" / "model-00000.safetensors"));
        },
        "two saves are mixed"},
   };
@@ -79,31 +79,30 @@ TEST_CASE("a_damaged_newest_checkpoint_is_named_set_aside_and_the_older_one_used
   for (const Damage& damage : damages()) {
     CAPTURE(damage.name);
     const fs::path run = run_of_two_checkpoints(damage.name);
-    damage.apply(checkpoint(run, 120));
-    // A short stretch beyond the damage shows where the run went on; to the end only once, below.
+    damage.apply(checkpoint(run, 180));
     const Ended end = workplace().run(workplace().training(damage.name, {"evaluate.every=0", "checkpoint.every=1000"}));
     INFO(end.errors);
     CHECK(end.exit_code == 0);
-    CHECK(end.says("step-00000120"));
+    CHECK(end.says("step-00000180"));
     CHECK(end.says(damage.words));
     CHECK(end.says("set aside"));
-    CHECK(end.says("resuming from " + checkpoint(run, 100).string()));
-    CHECK(hidden_names(run, ".damaged-step-00000120").size() == 1);
+    CHECK(end.says("resuming from " + checkpoint(run, 160).string()));
+    CHECK(hidden_names(run, ".damaged-step-00000180").size() == 1);
     CHECK(trajectory_of(run).steps == expected.steps);
   }
 }
 
 TEST_CASE("if_every_checkpoint_is_damaged_the_run_stops_and_never_starts_from_scratch") {
   const fs::path run = run_of_two_checkpoints("all-damaged");
-  for (const int step : {100, 120}) flip_byte(checkpoint(run, step) / "model-00000.safetensors", 100);
+  for (const int step : {160, 180}) flip_byte(checkpoint(run, step) / "model-00000.safetensors", 100);
   const std::string metrics = read_file(run / "metrics.jsonl");
   // The second start finds nothing but what the first has set aside.
   for (int start = 0; start < 2; ++start) {
     const Ended end = workplace().run(workplace().training("all-damaged"));
     CAPTURE(start);
     CHECK_MESSAGE(end.exit_code == 3, end.errors);
-    CHECK(end.says("step-00000100"));
-    CHECK(end.says("step-00000120"));
+    CHECK(end.says("step-00000160"));
+    CHECK(end.says("step-00000180"));
     CHECK(end.says("none is usable"));
     CHECK(read_file(run / "metrics.jsonl") == metrics);
   }
@@ -112,10 +111,10 @@ TEST_CASE("if_every_checkpoint_is_damaged_the_run_stops_and_never_starts_from_sc
 
 TEST_CASE("extra_files_of_another_world_beside_a_checkpoint_are_not_read") {
   const fs::path run = run_of_two_checkpoints("extra-files");
-  write_file(checkpoint(run, 120) / "model-00001.safetensors", "left over");
+  write_file(checkpoint(run, 180) / "model-00001.safetensors", "left over");
   const Ended end = workplace().run(workplace().training("extra-files"));
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
-  CHECK(end.says("resuming from " + checkpoint(run, 120).string()));
+  CHECK(end.says("resuming from " + checkpoint(run, 180).string()));
   CHECK(trajectory_of(run).steps == trajectory_of(undisturbed_run()).steps);
 }
 
@@ -133,12 +132,12 @@ TEST_CASE("a_checkpoint_that_was_moved_elsewhere_still_evaluates_to_the_same_los
 
 TEST_CASE("evaluate_of_a_run_says_which_checkpoint_is_damaged") {
   const fs::path run = run_of_two_checkpoints("evaluate-damaged");
-  flip_byte(checkpoint(run, 120) / "model-00000.safetensors", 100);
+  flip_byte(checkpoint(run, 180) / "model-00000.safetensors", 100);
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"evaluate", run.string()}, {"checkpoint", "verify", run.string()}}) {
     const Ended end = workplace().run(command);
     CHECK_MESSAGE(end.exit_code == 3, end.errors);
-    CHECK(end.says("step-00000120/model-00000.safetensors"));
+    CHECK(end.says("step-00000180/model-00000.safetensors"));
     CHECK(end.output.empty());
   }
   // Commands that only look change nothing.

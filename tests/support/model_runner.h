@@ -87,19 +87,19 @@ class ModelRunner {
     template <class Use>
     auto with_handles(std::size_t index, Use use) {
       const Unit& unit = *owner_.model.units()[index];
-      ParamStore& store = owner_.store;
+      ParamStore& weights = owner_.store;
       const bool is_tied = unit.uses_tied_embedding();
       const UnitRun run{.backend = *owner_.backend,
                         .stream = *owner_.stream,
                         .batch = context_,
-                        .weights = store.acquire(*owner_.stream, unit.index()),
-                        .gradients = &store.gradients(unit.index()),
-                        .tied_weights = is_tied ? &store.acquire(*owner_.stream, 0) : nullptr,
-                        .tied_gradients = is_tied ? &store.gradients(0) : nullptr,
+                        .weights = weights.acquire(*owner_.stream, unit.index()),
+                        .gradients = &weights.gradients(unit.index()),
+                        .tied_weights = is_tied ? &weights.acquire(*owner_.stream, 0) : nullptr,
+                        .tied_gradients = is_tied ? &weights.gradients(0) : nullptr,
                         .scratch = region(scratch_)};
       auto result = use(unit, run);
-      store.release(unit.index());
-      if (is_tied) store.release(0);
+      weights.release(unit.index());
+      if (is_tied) weights.release(0);
       return result;
     }
 

@@ -14,8 +14,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -69,10 +67,21 @@ struct ProcessState {
   pid_t parent = -1;
 };
 
+// A file of /proc, as far as it can be read: its process may end at any moment.
+std::string read_of_process(pid_t pid, const char* name) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/" + name;
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  std::string text(16384, '\0');
+  const ssize_t size = ::read(file, text.data(), text.size());
+  ::close(file);
+  text.resize(size < 0 ? 0 : static_cast<std::size_t>(size));
+  return text;
+}
+
 // The second field of /proc/PID/stat is a name that may hold anything; what follows its last parenthesis is regular.
 std::optional<ProcessState> state_of(pid_t pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string text = read_of_process(pid, "stat");
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   ProcessState found;
@@ -208,9 +217,7 @@ std::vector<pid_t> children_of(pid_t parent) {
 
 std::vector<pid_t> processes_with(std::string_view text) {
   return living_processes([text](pid_t pid, const ProcessState&) {
-    std::ifstream in("/proc/" + std::to_string(pid) + "/cmdline");
-    const std::string line((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    return pid != ::getpid() && line.find(text) != std::string::npos;
+    return pid != ::getpid() && read_of_process(pid, "cmdline").find(text) != std::string::npos;
   });
 }
 

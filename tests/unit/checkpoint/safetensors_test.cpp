@@ -25,7 +25,7 @@ SafetensorsHeader parse(const std::string& file) {
 
 // The message for a file of this header and `data_bytes` bytes of tensors.
 std::string refusal(const std::string& header, std::size_t data_bytes) {
-  const std::string message = input_error([&] { parse(with_length(header) + std::string(data_bytes, '\0')); });
+  std::string message = input_error([&] { parse(with_length(header) + std::string(data_bytes, '\0')); });
   CHECK(contains(message, "x.safetensors"));
   return message;
 }

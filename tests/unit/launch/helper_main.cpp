@@ -60,7 +60,10 @@ int exit_at_once(const Call& call) {
 int die(const Call& call) {
   WorkerReporter reporter(call.channel, report_period);
   reporter.entered(std::stoll(call.words.at(1)), false);
-  std::raise(std::stoi(call.words.at(2)));
+  const int number = std::stoi(call.words.at(2));
+  // Sanitizers catch faults and turn them into exit codes; here the signal itself must end the process.
+  if (number != SIGKILL) std::signal(number, SIG_DFL);
+  std::raise(number);
   sleep_for_ever();
 }
 

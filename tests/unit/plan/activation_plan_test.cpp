@@ -125,16 +125,39 @@ TEST_CASE("the ranges of every stage's plan are aligned, disjoint and fill the a
       const Rank rank = phase.mesh.rank_of({0, 0, stage});
       const ScheduleDepth depth = schedule_depth(phase.schedule(rank));
       const ActivationPlan plan = phase.activations(rank);
-      CHECK(plan.num_slots == depth.in_flight);
+      REQUIRE(plan.chunks.size() == static_cast<std::size_t>(c.chunks));
       CHECK(plan.slots.size() == static_cast<std::size_t>(plan.num_slots));
       CHECK(plan.batches.size() == plan.slots.size());
       CHECK(plan.inputs.size() == plan.slots.size());
-      CHECK(plan.work.size() == static_cast<std::size_t>(depth.weight_work) * plan.units.size());
+      if (c.chunks == 1) {
+        CHECK(plan.num_slots == depth.in_flight);
+        CHECK(plan.work.size() == static_cast<std::size_t>(depth.weight_work) * plan.chunks[0].size());
+      }
       check_disjoint(plan);
-      // A later stage receives its input; the first makes it from the ids. Only the head has no output.
-      CHECK((plan.inputs[0].bytes > 0) == (stage > 0));
-      for (std::size_t i = 0; i < plan.units.size(); ++i)
-        CHECK((plan.slots[0][i].output.bytes == 0) == (plan.units[i] == 7));
+      for (std::size_t slot = 0; slot < plan.slots.size(); ++slot) {
+        const std::int64_t chunk = plan.chunk_of_slot[slot];
+        const std::vector<int>& units = plan.chunks[static_cast<std::size_t>(chunk)];
+        CHECK(units == phase.units_of_chunk(stage, chunk));
+        REQUIRE(plan.slots[slot].size() == units.size());
+        // The model's first virtual stage makes its input from the ids, the others receive it. Only the head has no
+        // output.
+        CHECK((plan.inputs[slot].bytes > 0) == (stage > 0 || chunk > 0));
+        for (std::size_t i = 0; i < units.size(); ++i)
+          CHECK((plan.slots[slot][i].output.bytes == 0) == (units[i] == 7));
+      }
+      // As many slots of each chunk as its own forwards and backwards ever leave open.
+      for (std::int64_t chunk = 0; chunk < c.chunks; ++chunk) {
+        std::int64_t open = 0;
+        std::int64_t most = 0;
+        for (const ScheduleStep& step : phase.schedule(rank))
+          for (const Instruction& i : step) {
+            if (i.chunk != chunk) continue;
+            if (i.op == Opcode::forward) most = std::max(most, ++open);
+            if (i.op == Opcode::backward || i.op == Opcode::backward_weight) --open;
+          }
+        CHECK(open == 0);
+        CHECK(std::count(plan.chunk_of_slot.begin(), plan.chunk_of_slot.end(), chunk) == most);
+      }
     }
   }
 }
@@ -145,11 +168,11 @@ TEST_CASE("every region is as large as its unit asks for") {
   const Transformer model(phase.model);
   const ActivationPlan plan = phase.activations(Rank(0));
   const std::size_t hidden_bytes = 3 * 7 * 24 * 4;
-  for (std::size_t i = 0; i < plan.units.size(); ++i) {
+  for (std::size_t i = 0; i < plan.chunks[0].size(); ++i) {
     const UnitMemory memory = model.units()[i]->memory(phase.micro_batch, DType::f32);
     CHECK(plan.slots[0][i].saved.bytes == align_up(memory.saved));
     CHECK(plan.scratch.bytes >= memory.scratch);
-    if (i + 1 < plan.units.size()) CHECK(plan.slots[0][i].output.bytes == align_up(hidden_bytes));
+    if (i + 1 < plan.chunks[0].size()) CHECK(plan.slots[0][i].output.bytes == align_up(hidden_bytes));
   }
   CHECK(plan.gradients[0].bytes == align_up(hidden_bytes));
   CHECK(plan.batches[0].bytes == 3 * align_up(3 * 7 * 4));

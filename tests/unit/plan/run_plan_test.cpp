@@ -124,6 +124,8 @@ TEST_CASE("layers per stage that the user gives are used") {
   const PhasePlan phase = plan_of(config).phases.front();
   CHECK(phase.units_of_stage(0) == std::vector<int>{0, 1, 2, 3, 4});
   CHECK(phase.units_of_stage(1) == std::vector<int>{5, 6, 7});
+  config.parallel.stage_layers = std::vector<std::int64_t>{6, 0};  // the head alone
+  CHECK(plan_of(config).phases.front().units_of_stage(1) == std::vector<int>{7});
   config.parallel.stage_layers = std::vector<std::int64_t>{4, 3};
   CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers"));
 }

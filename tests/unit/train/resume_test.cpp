@@ -7,7 +7,9 @@ TEST_CASE("a run that was interrupted twice has the numbers of an undisturbed on
   TinyRun whole;
   CHECK(whole.run() == ExitCode::finished);
   // Between checkpoints, right at one, at an evaluation, before the first step, before the last one.
-  for (const auto& [first, second] : std::vector<std::pair<int, int>>{{3, 4}, {5, 1}, {4, 4}, {0, 7}, {1, 10}}) {
+  for (const std::pair<int, int>& moments : std::vector<std::pair<int, int>>{{3, 4}, {5, 1}, {4, 4}, {0, 7}, {1, 10}}) {
+    const int first = moments.first;
+    const int second = moments.second;
     CAPTURE(first);
     TinyRun parts;
     CHECK(parts.run({}, first) == ExitCode::interrupted);

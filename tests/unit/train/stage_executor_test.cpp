@@ -81,11 +81,10 @@ Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleS
   store.values_changed();
   const Transformer model(phase.model);
   const std::vector<ScheduleStep> steps = given.empty() ? phase.schedule(Rank(0)) : given;
-  std::vector<int> units(static_cast<std::size_t>(phase.model.layers + 2));
-  std::iota(units.begin(), units.end(), 0);
-  StageMemory memory(*backend,
-                     make_activation_plan(model, units, phase.micro_batch, DType::f64, schedule_depth(steps), false),
-                     phase.micro_batch, phase.model.hidden);
+  StageMemory memory(
+      *backend,
+      make_activation_plan(model, {phase.units_of_stage(0)}, phase.micro_batch, DType::f64, schedule_depth(steps)),
+      phase.micro_batch, phase.model.hidden);
   std::atomic<std::uint64_t> progress{0};
   StageExecutor executor({.backend = *backend,
                           .stream = *stream,
