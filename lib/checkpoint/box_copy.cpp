@@ -39,7 +39,9 @@ Shape shape_of_box(const Box& box) {
 std::string to_text(const Box& box) {
   std::string text = "[";
   for (std::size_t dim = 0; dim < box.first.size(); ++dim) {
-    text += fmt::format("{}{}:{}", dim == 0 ? "" : ", ", box.first[dim], box.first[dim] + box.extent[dim]);
+    // Unsigned: a message about a hostile box must not overflow over it.
+    const std::uint64_t end = static_cast<std::uint64_t>(box.first[dim]) + static_cast<std::uint64_t>(box.extent[dim]);
+    text += fmt::format("{}{}:{}", dim == 0 ? "" : ", ", box.first[dim], end);
   }
   return text + "]";
 }

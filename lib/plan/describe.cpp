@@ -101,9 +101,12 @@ std::string facts_text(const Facts& facts) {
                             phase.micro_batch.samples == 1 ? "" : "s"));
   line("zero", fmt::format("stage {}", facts.config.parallel.zero));
   const ScheduleDepth depth = schedule_depth(phase.schedule(Rank(0)));
-  line("schedule",
-       fmt::format("{}, {} chunk{} per stage; stage 0 holds at most {} micro-batch{}", to_text(phase.schedule_kind),
-                   phase.chunks, phase.chunks == 1 ? "" : "s", depth.saved, depth.saved == 1 ? "" : "es"));
+  // With several chunks a micro-batch is held once for each chunk that it has passed.
+  line("schedule", fmt::format("{}, {} chunk{} per stage; stage 0 holds at most {} {}", to_text(phase.schedule_kind),
+                               phase.chunks, phase.chunks == 1 ? "" : "s", depth.saved,
+                               phase.chunks > 1   ? "micro-batches times chunks"
+                               : depth.saved == 1 ? "micro-batch"
+                                                  : "micro-batches"));
   if (facts.simulation)
     line("bubble", fmt::format("{:.1f} % of the step where forward, input and weight parts cost the same",
                                100.0 * facts.simulation->bubble));

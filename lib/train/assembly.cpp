@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "checkpoint/catalog.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/load.h"
 #include "comm/communicator.h"
@@ -248,7 +249,10 @@ void check_paths(const Config& config) {
   for (std::size_t i = 0; i < config.data.validation.size(); ++i)
     check(fmt::format("data.validation[{}].path", i), config.data.validation[i].path);
   if (config.data.tokenizer.path) check("data.tokenizer.path", *config.data.tokenizer.path);
-  if (config.model.init.from) check("model.init.from", *config.model.init.from);
+  // Initial weights are read once: a run that has a checkpoint no longer needs them.
+  const RunPaths paths(config.run.directory);
+  if (config.model.init.from && list_checkpoints(paths.checkpoints()).empty())
+    check("model.init.from", *config.model.init.from);
   if (!missing.empty())
     throw UserError("these paths do not exist (relative ones start at the config file's folder):" + missing);
 }

@@ -70,7 +70,7 @@ std::vector<HostileFile> hostile_files() {
          json& next = file.header[tensor_at(file.header, entry.at("data_offsets").at(1).get<std::uint64_t>())];
          next["data_offsets"][0] = next["data_offsets"][0].get<std::uint64_t>() - 4;
        })},
-      {"hole", edited([first_entry](Safetensors& file) {
+      {"hole", edited([](Safetensors& file) {
          const std::string name = tensor_at(file.header, 0);
          const std::uint64_t bytes = file.header[name]["data_offsets"][1];
          file.header[name]["data_offsets"] = {file.data.size() + 4, file.data.size() + 4 + bytes};
@@ -109,7 +109,7 @@ std::vector<HostileFile> hostile_files() {
 
 const fs::path& genuine_folder() {
   static const fs::path folder = [] {
-    const fs::path path = workplace() / "genuine-hf";
+    fs::path path = workplace() / "genuine-hf";
     const Ended end = workplace().run(
         {"checkpoint", "export", undisturbed_run().string(), "--to", "huggingface", "--output", path.string()});
     REQUIRE_MESSAGE(end.exit_code == 0, end.errors);

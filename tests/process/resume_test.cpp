@@ -4,6 +4,7 @@
 #include <csignal>
 #include <memory>
 #include <random>
+#include <set>
 
 #include "tiny_run.h"
 
@@ -20,10 +21,11 @@ void check_same_as_undisturbed(const fs::path& run) {
   const Trajectory found = trajectory_of(run);
   REQUIRE(expected.last_step() == tiny_steps);
   CHECK(found.steps.size() == tiny_steps);
-  for (const auto& [step, numbers] : expected.steps) {
+  for (const auto& entry : expected.steps) {
+    const long step = entry.first;
     const auto other = found.steps.find(step);
     const std::string theirs = other == found.steps.end() ? "missing" : other->second;
-    REQUIRE_MESSAGE(theirs == numbers, "step ", step);
+    REQUIRE_MESSAGE(theirs == entry.second, "step ", step);
   }
   CHECK(found.evaluations == expected.evaluations);
 }
@@ -67,7 +69,7 @@ std::vector<Kill> seeded_kills(unsigned seed, int count) {
       case 1:
       case 3:
         kill.moment = Kill::Moment::in_save;
-        kill.delay = 0.01 * fraction();
+        kill.delay = 0.008 * fraction();
         break;
       default:
         kill.delay = 0.03 * fraction();
@@ -82,7 +84,7 @@ std::vector<Kill> seeded_kills(unsigned seed, int count) {
 // A run that is started again whenever it ends otherwise than finished.
 class TormentedRun {
  public:
-  explicit TormentedRun(std::string name)
+  explicit TormentedRun(const std::string& name)
       : folder_(workplace() / name), arguments_(workplace().training(name, settings)) {}
 
   // False if the run finished before the moment came.
@@ -95,19 +97,19 @@ class TormentedRun {
           wait_until([&] { return keep_running() == 0 || newest_step(folder_) >= kill.step; }, patience);
       if (!reached || finished_) return false;
     }
-    if (kill.moment == Kill::Moment::in_save &&
-        !wait_until([&] { return !keep_running() || !hidden_names(folder_, ".saving-").empty(); }, patience))
-      return false;
-    sleep_for(kill.delay);
+    if (kill.moment != Kill::Moment::in_save) sleep_for(kill.delay);
     // A restart may be under way at this moment: there is always a worker again soon.
-    pid_t victim = -1;
-    wait_until([&] { return (victim = kill.agent ? agent_->pid() : worker_of(*agent_)) > 0 || !agent_->running(); },
-               patience);
+    pid_t worker = -1;
+    wait_until([&] { return (worker = worker_of(*agent_)) > 0 || !agent_->running(); }, patience);
+    if (kill.moment == Kill::Moment::in_save && !wait_for_save(kill.delay)) return false;
+    const pid_t victim = kill.agent ? agent_->pid() : worker;
     if (victim <= 0 || !agent_->running()) return false;
-    const pid_t worker = worker_of(*agent_);
     ::kill(victim, SIGKILL);
     CHECK(wait_until([&] { return !is_alive(victim); }, 5.0));
-    if (!hidden_names(folder_, ".saving-").empty()) ++inside_saves;
+    bool is_inside_save = false;
+    for (const std::string& name : hidden_names(folder_, ".saving-"))
+      is_inside_save = left_behind_.insert(name).second || is_inside_save;
+    if (is_inside_save) ++inside_saves;
     if (kill.agent) {
       agent_->wait(5.0);
       // The worker may not outlive its agent.
@@ -126,6 +128,22 @@ class TormentedRun {
   int inside_saves = 0;
 
  private:
+  // Returns `delay` seconds after the beginning of a save that is still going on then; a save that was shorter is let
+  // go and the next one met earlier.
+  bool wait_for_save(double delay) {
+    const auto is_saving = [this] { return !hidden_names(folder_, ".saving-").empty(); };
+    for (const double end = test_clock() + patience; test_clock() < end; delay /= 2) {
+      // A save that died before left its folder; the next save to complete removes it.
+      while (is_saving() && test_clock() < end)
+        if (keep_running() == 0) return false;
+      while (!is_saving() && test_clock() < end)
+        if (keep_running() == 0) return false;
+      sleep_for(delay);
+      if (is_saving()) return true;
+    }
+    return false;
+  }
+
   // 0 once it has finished.
   int keep_running() {
     if (finished_) return 0;
@@ -150,6 +168,7 @@ class TormentedRun {
   fs::path folder_;
   std::vector<std::string> arguments_;
   std::unique_ptr<Program> agent_;
+  std::set<std::string> left_behind_;  // by saves that died; each has a name of its own
   bool finished_ = false;
   int last_exit_code_ = -1;
 };

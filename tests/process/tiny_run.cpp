@@ -148,7 +148,7 @@ const fs::path& undisturbed_run() {
 }
 
 fs::path copy_run(const fs::path& from, const std::string& name) {
-  const fs::path to = workplace() / name;
+  fs::path to = workplace() / name;
   fs::remove_all(to);
   fs::copy(from, to, fs::copy_options::recursive);
   return to;

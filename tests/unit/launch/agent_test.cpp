@@ -215,10 +215,12 @@ TEST_CASE("a signal between two workers starts none") {
 }
 
 TEST_CASE("a worker that dies or hangs after the interruption is not restarted") {
-  Stage stage({Words{"hang", "4"}, Words{"exit", "0"}});
+  Stage stage({Words{"hang", "4", ""}, Words{"exit", "0"}});
+  const std::filesystem::path file = stage.folder / "state";
+  stage.scripts[0][2] = file.string();
   stage.options.heartbeat = 0.6;
   std::thread sender([&] {
-    eventually([&] { return stage.logged("started at step"); });
+    eventually([&] { return TempFolder::read(file) == "ready"; });
     ::kill(::getpid(), SIGTERM);
   });
   CHECK(stage.run() == ExitCode::interrupted);

@@ -75,10 +75,11 @@ int fail(const Call& call) {
   return code;
 }
 
-// hang STEP: says it works and counts nothing
+// hang STEP [FILE]: says it works and counts nothing; then writes the file ("ready")
 int hang(const Call& call) {
   WorkerReporter reporter(call.channel, report_period);
   reporter.entered(std::stoll(call.words.at(1)), false);
+  if (call.words.size() > 2) std::ofstream(call.words[2]) << "ready" << std::flush;
   sleep_for_ever();
 }
 
