@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# clang-tidy over the sources that changed since BASE (first argument; default: the commit before the newest, or all files if there is
-# none), plus those that include a changed header directly. Needs the release build's compile commands.
+# clang-tidy over the sources that changed since BASE (first argument; default: the newest commit at least four hours older than the
+# last one, so a day's work is seen as a whole; all files if there is none), plus those that include a changed header directly. Needs
+# the release build's compile commands.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 install "${check_packages[@]}"
-base=${1:-$(git rev-parse --verify --quiet HEAD~1 || true)}
+base=${1:-$(git rev-list -1 --before="$(($(git log -1 --format=%ct) - 4 * 3600))" HEAD)}
 if [ -n "$base" ]; then
   mapfile -t changed < <(git diff --name-only --diff-filter=d "$base" -- 'lib/**' 'apps/**' 'tests/**')
 else
