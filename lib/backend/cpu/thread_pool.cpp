@@ -20,6 +20,8 @@ namespace {
 // Longer than the gap between two operations of a layer, far shorter than a scheduler's time slice.
 constexpr std::chrono::microseconds spin_time{20};
 
+constexpr std::uint32_t gate_open = 1u << 31;
+
 void pause_briefly() {
 #if defined(__x86_64__)
   for (int i = 0; i < 16; ++i) __builtin_ia32_pause();
@@ -112,23 +114,38 @@ void ThreadPool::run(std::int64_t count, Function function, const void* context)
   count_ = count;
   error_ = nullptr;
   next_item_.store(0, std::memory_order_relaxed);
-  busy_workers_.store(static_cast<std::uint32_t>(workers_.size()), std::memory_order_relaxed);
+  gate_.store(gate_open, std::memory_order_release);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
   take_items(0);
-  for (std::uint32_t busy = busy_workers_.load(std::memory_order_acquire); busy != 0;
-       busy = busy_workers_.load(std::memory_order_acquire))
-    wait_while_equal(busy_workers_, busy);
+  for (std::uint32_t inside = gate_.fetch_and(~gate_open, std::memory_order_acq_rel) & ~gate_open; inside != 0;
+       inside = gate_.load(std::memory_order_acquire))
+    wait_while_equal(gate_, inside);
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void ThreadPool::work_loop(int worker) {
-  for (std::uint32_t seen = 0;; ++seen) {
+  for (std::uint32_t seen = 0;;) {
     wait_while_equal(generation_, seen);
+    // Loops may have passed since; the one to enter is whichever is open now.
+    seen = generation_.load(std::memory_order_acquire);
     if (stopping_) return;
+    if (!enter()) continue;
     take_items(worker);
-    if (busy_workers_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_workers_.notify_one();
+    leave();
   }
+}
+
+bool ThreadPool::enter() {
+  std::uint32_t gate = gate_.load(std::memory_order_acquire);
+  while ((gate & gate_open) != 0) {
+    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+  }
+  return false;
+}
+
+void ThreadPool::leave() {
+  if (gate_.fetch_sub(1, std::memory_order_acq_rel) == 1) gate_.notify_one();
 }
 
 void ThreadPool::take_items(int worker) {

@@ -4,8 +4,10 @@
 // unchanged as long as what an item computes depends on the item alone and items write disjoint memory: every loop in
 // this folder is written so, and many give the same bits for any number of threads.
 //
-// The calling thread works too. Idle threads spin for some microseconds (operations follow each other closely), then
-// sleep in the kernel, so that a machine with more runnable threads than processors loses nothing to waiting.
+// The calling thread works too, and waits only for threads that took part: one that the system has not yet woken when
+// the items are gone is left out, so a busy machine costs its share and no more. Idle threads spin for some
+// microseconds (operations follow each other closely), then sleep in the kernel, so that a machine with more runnable
+// threads than processors loses nothing to waiting.
 //
 // Pool threads block every signal except those that a fault of their own raises: handlers run on the program's threads.
 #pragma once
@@ -50,6 +52,9 @@ class ThreadPool {
 
   void run(std::int64_t count, Function function, const void* context);
   void work_loop(int worker);
+  // False if the loop in progress, if any, is closed.
+  bool enter();
+  void leave();
   void take_items(int worker);
   void start(int threads);
   void stop();
@@ -63,8 +68,11 @@ class ThreadPool {
   bool stopping_ = false;
 
   alignas(64) std::atomic<std::int64_t> next_item_ = 0;
+  // Advances with every loop: what idle workers watch.
   alignas(64) std::atomic<std::uint32_t> generation_ = 0;
-  alignas(64) std::atomic<std::uint32_t> busy_workers_ = 0;
+  // The number of workers inside the loop, and `gate_open` while more may enter. The loop's members change only while
+  // it is zero.
+  alignas(64) std::atomic<std::uint32_t> gate_ = 0;
 
   std::mutex error_mutex_;
   std::exception_ptr error_;
