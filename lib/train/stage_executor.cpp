@@ -8,7 +8,7 @@
 namespace scaletrain {
 
 ExecutionResult StageExecutor::run(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase,
-                                   double loss_gradient) {
+                                   double loss_gradient, const OptimizerStep& optimizer_step) {
   SCALETRAIN_CHECK(in_flight_.empty());
   source_ = &source;
   phase_ = phase;
@@ -30,27 +30,41 @@ ExecutionResult StageExecutor::run(std::span<const ScheduleStep> steps, MicroBat
           backward_weight(instruction.micro_batch.value());
           break;
         case Opcode::acquire:
+          acquire_chunk();
+          break;
         case Opcode::release:
-          // Units are acquired one by one where they are used; the store counts nesting. Chunk-wide acquisition pays
-          // once parameters are gathered.
+          release_chunk();
           break;
         case Opcode::reduce_gradients:
         case Opcode::reduce_tied:
+          break;  // sums over groups of one rank
         case Opcode::optimizer_step:
-        case Opcode::snapshot:
+          parts_.stream.synchronize();
+          if (optimizer_step) optimizer_step(result_);
+          tick();
           break;
+        case Opcode::snapshot:
         case Opcode::recompute:
         case Opcode::send_activation:
         case Opcode::receive_activation:
         case Opcode::send_gradient:
         case Opcode::receive_gradient:
-          SCALETRAIN_CHECK(false && "an instruction that a single stage without recomputation never has");
+          SCALETRAIN_CHECK(false &&
+                           "an instruction that a single stage without recomputation or background saves never has");
       }
     }
   }
   parts_.stream.synchronize();
   SCALETRAIN_CHECK(in_flight_.empty());
   return result_;
+}
+
+void StageExecutor::acquire_chunk() {
+  for (const int unit : parts_.memory.plan().chunks[0]) parts_.store.acquire(parts_.stream, unit);
+}
+
+void StageExecutor::release_chunk() {
+  for (const int unit : parts_.memory.plan().chunks[0]) parts_.store.release(unit);
 }
 
 void StageExecutor::tick() {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -47,10 +48,15 @@ class StageExecutor {
 
   explicit StageExecutor(const Parts& parts) : parts_(parts) {}
 
-  // Runs the computing instructions of one step (or one evaluation). reduce_gradients, reduce_tied, optimizer_step and
-  // snapshot are the trainer's: they end the list and are left to it. Transfers need a second stage and are a bug here.
-  // loss_gradient is the plan's constant.
-  ExecutionResult run(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase, double loss_gradient);
+  // What the optimizer_step instruction does: called where the schedule has it, with the step's sums, when the stream
+  // has run everything before it and no unit is acquired.
+  using OptimizerStep = std::function<void(const ExecutionResult&)>;
+
+  // Runs the instructions of one step (or one evaluation). Transfers, recomputation and snapshots need what a single
+  // stage in the foreground does not have: they are a bug here. loss_gradient is the plan's constant. Without an
+  // optimizer_step the gradients are left for the caller to look at.
+  ExecutionResult run(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase, double loss_gradient,
+                      const OptimizerStep& optimizer_step = {});
 
  private:
   // A micro-batch under way.
@@ -63,6 +69,8 @@ class StageExecutor {
     std::vector<WeightWork> work;
   };
 
+  void acquire_chunk();
+  void release_chunk();
   void forward(MicroBatch micro_batch);
   void backward(MicroBatch micro_batch, Opcode op);
   void backward_weight(MicroBatch micro_batch);

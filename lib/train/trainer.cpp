@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -35,6 +36,8 @@ struct Trainer::Impl {
 
   TrainOutcome run();
   void train_step();
+  // The norm, the decision and the optimizer: what the schedule's optimizer_step means.
+  StepOutcome update(const ExecutionResult& result);
   void finish_step(const StepOutcome& outcome, double seconds);
   void record_skip(const StepOutcome& outcome);
   // True if the evaluation improved the early-stop metric.
@@ -90,7 +93,13 @@ void Trainer::Impl::train_step() {
   const MonotonicTime start = monotonic_now();
   source.set_batch(state.history.batch());
   parts.store.zero_gradients(parts.stream);
-  const ExecutionResult result = parts.executor.run(schedule, source, Phase::train, plan.loss_gradient);
+  StepOutcome outcome;
+  parts.executor.run(schedule, source, Phase::train, plan.loss_gradient,
+                     [&](const ExecutionResult& sums) { outcome = update(sums); });
+  finish_step(outcome, seconds_since(start));
+}
+
+StepOutcome Trainer::Impl::update(const ExecutionResult& result) {
   std::array<double, 3> sums = {gradient_sum_of_squares_share(parts.backend, parts.stream, parts.store),
                                 result.loss_sum, static_cast<double>(result.target_tokens)};
   sum_over(sums, parts.world);
@@ -107,7 +116,7 @@ void Trainer::Impl::train_step() {
        .update = state.updates + 1});
   parts.optimizer.step(parts.backend, parts.stream, parts.store, outcome.block);
   parts.stream.synchronize();
-  finish_step(outcome, seconds_since(start));
+  return outcome;
 }
 
 void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
@@ -122,8 +131,12 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   record.grad_norm = outcome.grad_norm;
   record.step_seconds = seconds;
   record.tokens_per_second = tokens / seconds;
-  record.mfu =
-      parts.peak_flops > 0.0 ? model_flops_per_token(plan.model) * record.tokens_per_second / parts.peak_flops : 0.0;
+  const double flops = model_flops_per_token(plan.model) * record.tokens_per_second;
+  // Calibrated while the machine was busy, the peak may be too low: what was reached is a better bound then.
+  if (parts.peak_flops > 0.0) {
+    parts.peak_flops = std::max(parts.peak_flops, flops);
+    record.mfu = flops / parts.peak_flops;
+  }
   parts.metrics.write(record);
   parts.progress.step(record);
   if (outcome.skip == SkipReason::none) {
