@@ -15,9 +15,9 @@ declare -A selected=()
 for file in "${changed[@]}"; do
   case $file in
     *.cpp) selected[$file]=1 ;;
-    *.h)
+    *.h | *.inc)
       while IFS= read -r user; do selected[$user]=1; done < <(
-        git grep -l --fixed-strings "#include \"${file#lib/}\"" -- '*.cpp' || true)
+        git grep -lE "#include \"([^\"]*/)?$(basename "$file")\"" -- '*.cpp' || true)
       ;;
   esac
 done

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/hugging_face.h"
@@ -14,6 +15,9 @@
 #include "commands.h"
 #include "config/load.h"
 #include "infer/model.h"
+#include "train/run_folder.h"
+#include "train/run_state.h"
+#include "train/scalars.h"
 
 namespace scaletrain {
 
@@ -25,6 +29,11 @@ struct PathArguments {
   std::string path;
   bool json = false;
 };
+
+bool is_run_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(RunPaths(path).source_config(), ignored);
+}
 
 // The folder of checkpoints that a path means: a run folder's, or itself.
 fs::path checkpoints_of(const fs::path& path) {
@@ -44,22 +53,48 @@ Checkpoint open_checkpoint(const std::string& path) {
   return Checkpoint(located.path);
 }
 
+// The save id of the best checkpoint by the newest one that can be read; empty if none counts as best.
+std::string best_save_id(const std::vector<CatalogEntry>& entries) {
+  if (entries.empty() || !entries.front().problem.empty()) return {};
+  const fs::path& newest = entries.front().path;
+  try {
+    return read_state(read_manifest(newest), newest.string()).best_save_id.value_or("");
+  } catch (const InputError& error) {
+    write_message(fmt::format("which checkpoint is the best is unknown: {}", error.what()));
+    return {};
+  }
+}
+
+// What the checkpoint takes on disk, as a run's metrics count it: the files that the manifest lists, and the manifest.
+std::uint64_t bytes_of(const CatalogEntry& entry) {
+  std::error_code error;
+  const std::uintmax_t manifest = fs::file_size(entry.path / "manifest.json", error);
+  return entry.bytes + (error || !entry.problem.empty() ? 0 : manifest);
+}
+
 ExitCode list(const PathArguments& arguments) {
   nlohmann::json answer = nlohmann::json::array();
   std::string text;
-  const auto entries = list_checkpoints(checkpoints_of(arguments.path));
+  const fs::path folder = checkpoints_of(arguments.path);
+  const auto entries = list_checkpoints(folder);
+  if (entries.empty() && !is_run_folder(arguments.path) && !is_run_folder(fs::canonical(folder).parent_path()))
+    throw InputError(
+        fmt::format("{}: no checkpoints here: neither a run folder nor a folder of checkpoints", arguments.path));
+  const std::string best = best_save_id(entries);
   for (const CatalogEntry& entry : entries) {
+    const bool is_best = entry.problem.empty() && entry.save_id == best;
     answer.push_back({{"path", entry.path.string()},
                       {"step", entry.step},
                       {"generation", entry.generation},
                       {"tokens", entry.tokens},
-                      {"bytes", entry.bytes},
+                      {"bytes", bytes_of(entry)},
                       {"save_id", entry.save_id},
+                      {"best", is_best},
                       {"problem", entry.problem}});
     text += entry.problem.empty()
-                ? fmt::format("{}  step {}  generation {}  {} tokens  {}\n", entry.path.string(), entry.step,
+                ? fmt::format("{}  step {}  generation {}  {} tokens  {}{}\n", entry.path.string(), entry.step,
                               entry.generation, grouped_digits(static_cast<std::uint64_t>(entry.tokens)),
-                              bytes_text(entry.bytes))
+                              bytes_text(bytes_of(entry)), is_best ? "  best" : "")
                 : fmt::format("{}  unusable: {}\n", entry.path.string(), entry.problem);
   }
   write_output(arguments.json ? answer.dump(2) + "\n" : text);
@@ -95,7 +130,13 @@ ExitCode inspect(const PathArguments& arguments) {
       checkpoint.path().string(), manifest.step, grouped_digits(static_cast<std::uint64_t>(manifest.tokens)),
       manifest.generation, manifest.save_id, manifest.parent_save_id.empty() ? "none" : manifest.parent_save_id,
       manifest.fingerprint);
-  for (const auto& [name, value] : manifest.scalars) text += fmt::format("  {} = {}\n", name, value);
+  for (const auto& [name, value] : manifest.scalars) {
+    text += fmt::format("  {} = {}", name, value);
+    // Written as hexadecimal, to the bit; people read decimals.
+    if (name == "early_stop.best")
+      text += fmt::format(" ({})", json_float(get_double(manifest.scalars, name, checkpoint.path().string())));
+    text += "\n";
+  }
   text += "tensors\n";
   for (const ManifestTensor& tensor : manifest.tensors)
     text +=
@@ -108,6 +149,14 @@ ExitCode inspect(const PathArguments& arguments) {
 ExitCode verify(const PathArguments& arguments) {
   const Checkpoint checkpoint = open_checkpoint(arguments.path);
   checkpoint.verify();
+  if (arguments.json) {
+    const nlohmann::json answer = {{"path", checkpoint.path().string()},
+                                   {"step", checkpoint.manifest().step},
+                                   {"save_id", checkpoint.manifest().save_id},
+                                   {"verified", true}};
+    write_output(answer.dump(2) + "\n");
+    return ExitCode::finished;
+  }
   write_output(fmt::format("{}: every byte is as it was written (step {}, save {})\n", checkpoint.path().string(),
                            checkpoint.manifest().step, checkpoint.manifest().save_id));
   return ExitCode::finished;
@@ -139,28 +188,28 @@ ExitCode export_model(const ExportArguments& arguments) {
 }
 
 Command add_path_command(CLI::App& app, const std::string& name, const std::string& help, const std::string& what,
-                         bool has_json, ExitCode (*run)(const PathArguments&)) {
+                         ExitCode (*run)(const PathArguments&)) {
   auto arguments = std::make_shared<PathArguments>();
   CLI::App* command = app.add_subcommand(name, help);
   command->add_option("path", arguments->path, what)->required();
-  if (has_json) command->add_flag("--json", arguments->json, "JSON on standard output");
+  command->add_flag("--json", arguments->json, "JSON on standard output");
   return [arguments, run] { return run(*arguments); };
 }
 
 }  // namespace
 
 Command add_checkpoint_list(CLI::App& app) {
-  return add_path_command(app, "list", "The checkpoints of a run, newest first", "A run folder", true, list);
+  return add_path_command(app, "list", "The checkpoints of a run, newest first", "A run folder", list);
 }
 
 Command add_checkpoint_inspect(CLI::App& app) {
-  return add_path_command(app, "inspect", "What a checkpoint holds", "A checkpoint, or a run folder (its newest)", true,
+  return add_path_command(app, "inspect", "What a checkpoint holds", "A checkpoint, or a run folder (its newest)",
                           inspect);
 }
 
 Command add_checkpoint_verify(CLI::App& app) {
   return add_path_command(app, "verify", "Read every byte against its checksums",
-                          "A checkpoint, or a run folder (its newest)", false, verify);
+                          "A checkpoint, or a run folder (its newest)", verify);
 }
 
 Command add_checkpoint_export(CLI::App& app) {
@@ -170,7 +219,9 @@ Command add_checkpoint_export(CLI::App& app) {
       ->required();
   command->add_option("--to", arguments->format, "The format")->check(CLI::IsMember({"huggingface"}))->required();
   command->add_option("--output", arguments->output, "A new folder")->required()->type_name("FOLDER");
-  command->add_option("--dtype", arguments->dtype, "Of the weights")->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  command->add_option("--dtype", arguments->dtype, "Of the weights")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str();
   return [arguments] { return export_model(*arguments); };
 }
 

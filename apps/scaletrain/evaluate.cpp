@@ -9,11 +9,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "commands.h"
 #include "data/dataset.h"
 #include "infer/evaluate.h"
 #include "model_argument.h"
+#include "option_checks.h"
 
 namespace scaletrain {
 
@@ -60,8 +62,9 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
   std::string text;
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   for (const NamedSet& named : open_sets(arguments, model.loaded)) {
+    const std::int64_t every = std::numeric_limits<std::int64_t>::max();
     const std::int64_t samples =
-        arguments.batches > 0 ? arguments.batches * arguments.micro_batch : std::numeric_limits<std::int64_t>::max();
+        arguments.batches > 0 ? try_mul(arguments.batches, arguments.micro_batch).value_or(every) : every;
     const auto progress = [terminal, &named](std::int64_t done, std::int64_t all) {
       if (terminal) fmt::print(stderr, "\r{}: {}/{} samples", named.name, done, all);
     };
@@ -90,8 +93,11 @@ Command add_evaluate(CLI::App& app) {
       ->type_name("PATH")
       ->allow_extra_args(false);
   command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--micro-batch", arguments->micro_batch, "Samples computed at once")->check(CLI::Range(1, 4096));
+      ->check(whole_number(0))
+      ->capture_default_str();
+  command->add_option("--micro-batch", arguments->micro_batch, "Samples computed at once")
+      ->check(whole_number(1, 4096))
+      ->capture_default_str();
   command->add_flag("--json", arguments->json, "A JSON array on standard output");
   return [arguments] { return evaluate(*arguments); };
 }

@@ -1,5 +1,6 @@
 // scaletrain generate: text sampled from a model.
 #include <CLI/CLI.hpp>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "commands.h"
 #include "infer/sampling.h"
 #include "model_argument.h"
+#include "option_checks.h"
 
 namespace scaletrain {
 
@@ -48,11 +50,17 @@ Command add_generate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Sample text from a checkpoint or Hugging Face model");
   arguments->model.declare(*command);
   command->add_option("--prompt", arguments->prompt, "Text to continue")->required();
-  command->add_option("--max-tokens", arguments->max_tokens, "New tokens at most")->check(CLI::PositiveNumber);
-  command->add_option("--temperature", arguments->temperature, "Spread of the choice; 0 is greedy")
-      ->check(CLI::Range(0.0, 100.0));
-  command->add_option("--seed", arguments->seed, "Equal seeds give equal texts");
-  command->add_flag("--greedy", arguments->greedy, "Always the likeliest token");
+  command->add_option("--max-tokens", arguments->max_tokens, "New tokens at most")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  CLI::Option* temperature =
+      command->add_option("--temperature", arguments->temperature, "Spread of the choice, 0 to 100; 0 is greedy")
+          ->check(number_between(0, 100))
+          ->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Equal seeds give equal texts")
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
+  command->add_flag("--greedy", arguments->greedy, "Always the likeliest token")->excludes(temperature);
   return [arguments] { return generate(*arguments); };
 }
 

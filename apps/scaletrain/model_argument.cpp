@@ -2,21 +2,39 @@
 
 #include <CLI/CLI.hpp>
 
+#include "launch/machine.h"
+
+#include "base/error.h"
+
 namespace scaletrain {
+
+namespace {
+
+LocatedModel locate(const ModelArgument& argument) {
+  const LocatedModel located = locate_model(argument.path);
+  if (located.source == ModelSource::checkpoint && !argument.tokenizer.empty())
+    throw UserError("--tokenizer: " + located.path.string() +
+                    " is a checkpoint of scaletrain, which has its own tokenizer; remove the option (it is for Hugging "
+                    "Face folders)");
+  return located;
+}
+
+}  // namespace
 
 void ModelArgument::declare(CLI::App& command) {
   command.add_option("model", path, "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder")
       ->required();
   command
       .add_option("--tokenizer", tokenizer,
-                  "How a Hugging Face model's text is read: bytes, or ids (token ids separated by spaces)")
+                  "How a Hugging Face model's text is read: bytes, or (the default) ids, which are token ids "
+                  "separated by spaces")
       ->check(CLI::IsMember({"bytes", "ids"}));
 }
 
 OpenedModel::OpenedModel(const ModelArgument& argument)
-    : backend(make_cpu_backend({})),
+    : backend(make_cpu_backend({.threads = available_processors()})),
       stream(backend->make_stream()),
-      loaded(locate_model(argument.path), *backend, *stream,
+      loaded(locate(argument), *backend, *stream,
              argument.tokenizer == "bytes" ? TokenizerKind::bytes : TokenizerKind::ids) {}
 
 }  // namespace scaletrain

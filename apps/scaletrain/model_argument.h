@@ -15,10 +15,11 @@ namespace scaletrain {
 
 struct ModelArgument {
   std::string path;
-  std::string tokenizer = "ids";
+  std::string tokenizer;  // empty: not given
   void declare(CLI::App& command);
 };
 
+// UserError if --tokenizer is given for a checkpoint: that brings its own.
 struct OpenedModel {
   explicit OpenedModel(const ModelArgument& argument);
   std::unique_ptr<Backend> backend;

@@ -14,6 +14,7 @@
 #include "launch/run_lock.h"
 #include "launch/signals.h"
 #include "telemetry/log.h"
+#include "telemetry/progress.h"
 #include "train/assembly.h"
 
 namespace scaletrain {
@@ -42,7 +43,8 @@ ExitCode run_config(const RunArguments& arguments) {
   block_interrupt_signals();
   const InterruptWatcher interrupts;
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides);
-  const ResumeRequest resume = parse_resume(arguments.resume);
+  const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
+  const ResumeRequest resume = parse_resume(arguments.resume, paths);
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   const RunPlan plan = plan_for(loaded.config, std::nullopt);
   if (plan.phases.front().mesh.world() != 1)
@@ -51,8 +53,7 @@ ExitCode run_config(const RunArguments& arguments) {
   refuse_too_large(plan);
   check_paths(loaded.config);
 
-  const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
-  open_run_folder(paths);
+  open_run_folder(paths, resume);
   const RunLock lock = RunLock::acquire(paths.lock(), run_lock_options_from_environment());
   const StartPoint start = prepare_run_folder(paths, loaded, resume, write_message);
   if (const auto complete = already_complete(start, loaded.config)) {
@@ -61,7 +62,11 @@ ExitCode run_config(const RunArguments& arguments) {
   }
   if (start.checkpoint)
     write_message(fmt::format("resuming from {} (step {})", start.checkpoint->string(), start.step));
-  Log log({.file = agent_log_path(paths, 0), .standard_error = true, .console = {}});
+  // The worker's live line may stand on the same terminal; a message takes its place.
+  const std::string_view take_line = progress_options_for(stderr, 0, 1).live ? "\r\x1b[K" : "";
+  Log log({.file = agent_log_path(paths, 0), .standard_error = false, .console = [take_line](std::string_view text) {
+             write_message(fmt::format("{}{}", take_line, text));
+           }});
   const AgentOptions options{.paths = paths,
                              .start = start,
                              .lock_id = lock.lock_id(),

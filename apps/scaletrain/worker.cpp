@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "checkpoint/load.h"
 #include "commands.h"
+#include "launch/machine.h"
 #include "launch/run_lock.h"
 #include "launch/signals.h"
 #include "launch/worker_channel.h"
@@ -20,6 +21,7 @@ struct WorkerArguments {
   std::string lock;
   std::int64_t generation = 0;
   std::string from;
+  std::string asked;
   int channel = -1;
 };
 
@@ -28,7 +30,9 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
   WorkerOptions options;
   options.paths = RunPaths(arguments.run_folder);
   options.start.generation = arguments.generation;
+  options.start.asked = arguments.asked;
   options.version = program_version;
+  options.threads = available_processors();
   options.progress = &progress;
   if (!arguments.from.empty()) {
     options.start.checkpoint = arguments.from;
@@ -65,6 +69,7 @@ Command add_worker(CLI::App& app) {
   command->add_option("--lock", arguments->lock)->required();
   command->add_option("--generation", arguments->generation)->required();
   command->add_option("--from", arguments->from);
+  command->add_option("--asked", arguments->asked);
   command->add_option("--channel", arguments->channel);
   return [arguments] { return work(*arguments); };
 }

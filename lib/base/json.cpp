@@ -91,8 +91,8 @@ json parse_json(std::string_view text, const std::string& where, JsonLimits limi
   try {
     return json::parse(text.begin(), text.end(), callback);
   } catch (const json::parse_error& error) {
-    throw InputError(fmt::format("{}: not valid JSON at byte {} ({})", where, error.byte,
-                                 quoted(std::string_view(error.what()), 240)));
+    // Without the parser's text: it counts lines of its own, from the start of `text`.
+    throw InputError(fmt::format("{}: not valid JSON at byte {}", where, error.byte));
   } catch (const json::exception& error) {
     throw InputError(fmt::format("{}: not usable JSON ({})", where, quoted(std::string_view(error.what()), 240)));
   }

@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "config/environment.h"
+#include "config/input_paths.h"
 #include "config/keys.h"
 #include "config/overrides.h"
 #include "config/unsupported.h"
@@ -37,23 +38,21 @@ ReadResult read_tree(const YamlNode& root, Origin origin, ReadContext& context) 
   read_config(root, out.config, context);
   fill_defaults(out.config, origin, context, out.notices);
   validate_config(out.config, origin, context);
+  if (origin == Origin::user) add_notices(out.config, context, out.notices);
   return out;
 }
 
-void make_absolute(std::string& path, const std::filesystem::path& folder) {
-  if (!path.empty() && !folder.empty()) path = (folder / path).string();
-}
-
-void make_absolute(std::optional<std::string>& path, const std::filesystem::path& folder) {
-  if (path) make_absolute(*path, folder);
-}
-
-void resolve_paths(Config& config, const std::filesystem::path& folder) {
-  make_absolute(config.model.init.from, folder);
-  make_absolute(config.data.tokenizer.path, folder);
-  make_absolute(config.data.cache, folder);
-  for (SourceConfig& source : config.data.train) make_absolute(source.path, folder);
-  for (ValidationConfig& source : config.data.validation) make_absolute(source.path, folder);
+void report_missing_paths(const std::filesystem::path& folder, MissingPaths rule, ReadContext& context,
+                          ReadResult& result) {
+  if (rule == MissingPaths::ignore) return;
+  const bool is_notice = rule == MissingPaths::notice;
+  for (MissingPath& missing : missing_paths(result.config, folder, context, is_notice)) {
+    if (is_notice) {
+      result.notices.push_back(context.diagnostics.line(missing.place, missing.message));
+    } else {
+      context.diagnostics.add(missing.place, std::move(missing.message));
+    }
+  }
 }
 
 // The tree with overrides and environment, or nothing after reporting.
@@ -83,6 +82,7 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
   LoadedConfig out;
   if (const auto root = build_tree(text, overrides, environment, diagnostics)) {
     ReadResult result = read_tree(*root, Origin::user, context);
+    report_missing_paths(folder, options.missing_paths, context, result);
     out.config = std::move(result.config);
     out.notices = std::move(result.notices);
     for (const Refusal& refusal : refusals(out.config)) {

@@ -33,16 +33,25 @@ struct LoadedConfig {
   std::vector<std::string> unsupported;
 };
 
+// What a path of the data, the tokenizer or the initial weights that leads nowhere means.
+enum class MissingPaths {
+  ignore,
+  notice,  // for `check`, which may plan on another machine than the data's
+  refuse,  // an error among the others; model.init.from is left to whoever knows whether the run still needs it
+};
+
 struct LoadOptions {
   // For `check`, which plans layouts that cannot run yet: values that are not supported yet are no errors but listed in
   // LoadedConfig::unsupported.
   bool allow_unsupported = false;
+  MissingPaths missing_paths = MissingPaths::ignore;
 };
 
 // Relative input paths become absolute against the file's folder (data, tokenizer, model.init.from). `overrides` are
-// the texts of --set: "train.steps=10", "data.train.0.weight=2", values in YAML flow syntax.
+// the texts of --set: "train.steps=10", "data.train.0.weight=2" (or data.train[0].weight), values in YAML flow syntax.
 LoadedConfig load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides,
-                         const EnvironmentLookup& environment = process_environment, const LoadOptions& options = {});
+                         const EnvironmentLookup& environment = process_environment,
+                         const LoadOptions& options = {.missing_paths = MissingPaths::refuse});
 
 // The same from text; `name` stands in messages, `folder` resolves relative paths.
 LoadedConfig parse_config(std::string_view text, const std::string& name, const std::filesystem::path& folder,

@@ -8,8 +8,10 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/text.h"
+#include "config/keys.h"
 
 namespace scaletrain {
 
@@ -20,12 +22,8 @@ std::string parent_path(const std::string& path) {
   return dot == std::string::npos ? std::string() : path.substr(0, dot);
 }
 
-bool is_broken(const ReadContext& context, std::string path) {
-  for (; !path.empty(); path = parent_path(path)) {
-    if (context.broken.contains(path)) return true;
-  }
-  return false;
-}
+// 256 bytes and the end of a document.
+constexpr std::int64_t kBytesVocab = 257;
 
 std::optional<std::int64_t> product(std::initializer_list<std::int64_t> factors) {
   std::int64_t out = 1;
@@ -43,6 +41,11 @@ class Rules {
 
   void run() {
     check_model();
+    if (origin_ == Origin::user) {
+      check_idle_model_keys();
+      check_idle_train_keys();
+      check_bytes_vocab();
+    }
     check_lengths();
     check_batches();
     check_tokenizer();
@@ -91,6 +94,56 @@ class Rules {
     }
   }
 
+  // A key that nothing reads in this config. The resolved config spells out every default, so only another value than
+  // that is refused.
+  template <class Value>
+  void refuse_idle(const std::string& path, const Value& value, const Value& fallback, const std::string& reason) {
+    if (is_given(path) && are_fine({path}) && !(value == fallback)) refuse({path}, reason);
+  }
+
+  void check_idle_model_keys() {
+    const ModelConfig& model = config_.model;
+    const ModelConfig* preset = model.preset ? find_model_preset(*model.preset) : nullptr;
+    if (model.position == PositionKind::learned && are_fine({"model.position", "model.preset"}))
+      refuse_idle("model.rope_theta", model.rope_theta, (preset != nullptr ? *preset : ModelConfig()).rope_theta,
+                  "only for position rope; this model's is learned");
+    const InitConfig& init = model.init;
+    const InitConfig fallback;
+    if (init.from && are_fine({"model.init.from"})) {
+      const std::string reason = "has no effect: model.init.from brings the initial weights; remove one of the two";
+      refuse_idle("model.init.type", init.type, fallback.type, reason);
+      refuse_idle("model.init.std", init.std, fallback.std, reason);
+      refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, reason);
+    } else if (init.type != InitKind::normal && are_fine({"model.init.type"})) {
+      const std::string reason = fmt::format("only for init type normal; this one is {}", to_text(init.type));
+      refuse_idle("model.init.std", init.std, fallback.std, reason);
+    }
+  }
+
+  void check_idle_train_keys() {
+    const OptimizerConfig& optimizer = config_.train.optimizer;
+    const OptimizerConfig fallback;
+    if (optimizer.type == OptimizerKind::sgd && are_fine({"train.optimizer.type"})) {
+      const std::string reason = "only for optimizer adamw; this one is sgd";
+      refuse_idle("train.optimizer.betas", std::pair(optimizer.beta1, optimizer.beta2),
+                  std::pair(fallback.beta1, fallback.beta2), reason);
+      refuse_idle("train.optimizer.epsilon", optimizer.epsilon, fallback.epsilon, reason);
+    }
+    const LrScheduleConfig& schedule = config_.train.lr_schedule;
+    if (schedule.type == LrScheduleKind::constant && are_fine({"train.lr_schedule.type"}))
+      refuse_idle("train.lr_schedule.min_ratio", schedule.min_ratio, LrScheduleConfig().min_ratio,
+                  "only for schedules that fall; this one is constant");
+  }
+
+  void check_bytes_vocab() {
+    const auto& vocab = config_.model.vocab;
+    if (config_.data.tokenizer.type != TokenizerKind::bytes || !vocab || *vocab >= kBytesVocab) return;
+    if (!are_fine({"data.tokenizer.type", "model.vocab", "model.preset"})) return;
+    refuse({"model.vocab", "model.preset", "data.tokenizer.type"},
+           fmt::format("{}{} is too small; tokenizer bytes has {} tokens (write auto)", *vocab,
+                       from_preset("model.vocab"), kBytesVocab));
+  }
+
   void check_lengths() {
     const TrainConfig& train = config_.train;
     if (!are_fine({"train.steps", "train.tokens"})) return;
@@ -112,7 +165,8 @@ class Rules {
     const std::int64_t steps = train.num_steps(config_.model.context);
     if (are_fine({"train.lr_schedule.warmup"}) && train.lr_schedule.warmup > steps) {
       refuse({"train.lr_schedule.warmup"},
-             fmt::format("warm-up of {} steps exceeds the run's {} steps", train.lr_schedule.warmup, steps));
+             fmt::format("warm-up of {} steps exceeds the run's {} steps; lower warmup or raise {}",
+                         train.lr_schedule.warmup, steps, train.steps ? "steps" : "tokens"));
     }
   }
 
@@ -172,7 +226,8 @@ class Rules {
   void check_sources() {
     const DataConfig& data = config_.data;
     if (origin_ == Origin::user && data.train.empty() && are_fine({"data.train"}))
-      refuse({"data.train"}, "is missing; name at least one source, such as [{path: data/text}]");
+      refuse({"data.train"}, fmt::format("is {}: name at least one source, such as [{{path: data/text}}]",
+                                         is_given("data.train") ? "empty" : "missing"));
     for (std::size_t i = 0; i < data.train.size(); ++i) check_source(fmt::format("data.train.{}", i), data.train[i]);
     for (std::size_t i = 0; i < data.validation.size(); ++i)
       check_source(fmt::format("data.validation.{}", i), data.validation[i]);
@@ -184,7 +239,7 @@ class Rules {
       const std::string path = fmt::format("data.validation.{}.name", i);
       const std::string& name = config_.data.validation[i].name;
       if (are_fine({path}) && !seen.insert(name).second)
-        refuse({path}, fmt::format("{} names two validation sets", quoted(name)));
+        refuse({path}, fmt::format("{} names two validation sets; give each a name of its own", quoted(name)));
     }
   }
 
@@ -233,6 +288,13 @@ class Rules {
 
 }  // namespace
 
+bool is_broken(const ReadContext& context, std::string path) {
+  for (; !path.empty(); path = parent_path(path)) {
+    if (context.broken.contains(path)) return true;
+  }
+  return false;
+}
+
 Place place_of(const ReadContext& context, std::string path) {
   for (; !path.empty(); path = parent_path(path)) {
     const auto found = context.given.find(path);
@@ -257,6 +319,16 @@ void fill_defaults(Config& config, Origin origin, const ReadContext& context, st
       fmt::format("train.lr_schedule.warmup: the default of {} steps exceeds the run's {} steps; {} {} used",
                   train.lr_schedule.warmup, steps, shorter, shorter == 1 ? "is" : "are"));
   train.lr_schedule.warmup = shorter;
+}
+
+void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices) {
+  const auto& vocab = config.model.vocab;
+  const bool reads_text = std::any_of(config.data.train.begin(), config.data.train.end(),
+                                      [](const SourceConfig& source) { return source.type != SourceKind::tokens; });
+  if (config.data.tokenizer.type != TokenizerKind::bytes || !reads_text || !vocab || *vocab <= kBytesVocab) return;
+  notices.push_back(
+      fmt::format("model.vocab {}{} is larger than the tokenizer's {}; set model.vocab: auto unless that is meant",
+                  *vocab, context.given.contains("model.vocab") ? "" : " (from the preset)", kBytesVocab));
 }
 
 void validate_config(const Config& config, Origin origin, ReadContext& context) {

@@ -18,11 +18,17 @@ enum class Origin {
 // defaulted warm-up that is longer than the run is shortened with a notice.
 void fill_defaults(Config& config, Origin origin, const ReadContext& context, std::vector<std::string>& notices);
 
+// What is allowed and probably not meant.
+void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices);
+
 // Adds every broken rule to the context's diagnostics, at the first of the rule's keys that was given. A rule stays
 // silent when one of its keys was refused already.
 void validate_config(const Config& config, Origin origin, ReadContext& context);
 
 // Where a key stands: its own place, or the nearest section's above it that the file has.
 Place place_of(const ReadContext& context, std::string path);
+
+// Whether a key or a section above it was refused.
+bool is_broken(const ReadContext& context, std::string path);
 
 }  // namespace scaletrain

@@ -83,6 +83,7 @@ class OpenTrainingData final : public TrainingData {
       numbers.push_back(parts_identity(files));
       numbers.push_back(std::bit_cast<std::uint64_t>(source.weight));
       numbers.push_back(source.epochs ? std::bit_cast<std::uint64_t>(*source.epochs) : 0);
+      report_short_source(source, key, files, options);
       SourceShape shape{.parts = {}, .weight = source.weight, .epochs = source.epochs, .name = key};
       std::vector<Part> parts;
       for (auto& file : files) {
@@ -129,6 +130,17 @@ class OpenTrainingData final : public TrainingData {
   }
 
  private:
+  // Less than one sample is rarely meant, and trains without a word: most of each sample would be masked.
+  static void report_short_source(const SourceConfig& source, const std::string& key,
+                                  const std::vector<std::unique_ptr<TokenFile>>& files, const DataOptions& options) {
+    std::int64_t tokens = 0;
+    for (const auto& file : files) tokens = checked_add(tokens, file->num_tokens());
+    if (tokens > options.context || !options.report) return;
+    options.report(fmt::format(
+        "{}: {} holds {} token{}; a sample of {} needs {} (its last target too), so the rest of each sample is masked",
+        key, source.path, tokens, tokens == 1 ? "" : "s", options.context, options.context + 1));
+  }
+
   std::int64_t context_;
   SampleRules rules_;
   std::optional<std::int32_t> end_of_document_;

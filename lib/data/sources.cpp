@@ -28,6 +28,11 @@ constexpr std::array<std::string_view, 24> kNotText = {
     ".gz",  ".xz",  ".bz2", ".zst", ".lz4",  ".zip", ".7z",  ".tar",         ".tgz", ".parquet", ".arrow", ".feather",
     ".npy", ".npz", ".pt",  ".pth", ".ckpt", ".h5",  ".pdf", ".safetensors", ".png", ".jpg",     ".rar",   ".so"};
 
+// What names the path in messages: a key of the config or an option of the command line.
+std::string path_key(const SourceSpec& spec) {
+  return spec.key + (spec.key.starts_with("--") ? " PATH" : ".path");
+}
+
 FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   switch (spec.type) {
     case SourceKind::text:
@@ -42,11 +47,45 @@ FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
   const std::string extension = path.extension().string();
   if (extension == ".jsonl" || extension == ".ndjson") return FileKind::jsonl;
   if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || extension == ".json") {
-    throw UserError(
-        fmt::format("{}.type: {} looks like no text, JSONL or token file; unpack or convert it, or name its type",
-                    spec.key, path.string()));
+    const bool is_option = spec.key.starts_with("--");
+    throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
+                                is_option ? path_key(spec) : spec.key + ".type", path.string(),
+                                is_option ? "" : ", or name its type"));
   }
   return looks_like_token_file(path) ? FileKind::tokens : FileKind::text;
+}
+
+struct FolderEntries {
+  std::vector<fs::path> files;
+  std::vector<fs::path> others;  // pipes, sockets, devices
+  std::size_t folders = 0;
+};
+
+// In no order, without what is hidden. A file that is meant to be there and is not must not be left out unseen: a link
+// that leads to nothing is an InputError.
+FolderEntries read_folder(const fs::path& folder) {
+  FolderEntries entries;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(".")) continue;
+    std::error_code problem;
+    const fs::file_status status = entry->status(problem);
+    if (fs::is_regular_file(status)) {
+      entries.files.push_back(entry->path());
+    } else if (fs::is_directory(status)) {
+      ++entries.folders;
+    } else if (fs::exists(status)) {
+      entries.others.push_back(entry->path());
+    } else {
+      throw InputError(fmt::format(
+          "{}: {}; mend or remove it", entry->path().string(),
+          fs::is_symlink(entry->symlink_status(problem)) ? "a link that leads to no file" : "it cannot be looked at"));
+    }
+  }
+  if (error) throw InputError(fmt::format("{}: reading the folder failed: {}", folder.string(), error.message()));
+  std::sort(entries.others.begin(), entries.others.end());
+  return entries;
 }
 
 std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report) {
@@ -58,19 +97,11 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
     if (!fs::exists(status) && fs::is_regular_file(fs::path(spec.path + ".idx"), error)) {
       return {{path, FileKind::tokens}};
     }
-    throw UserError(fmt::format("{}.path: {}: {}", spec.key, spec.path,
+    throw UserError(fmt::format("{}: {}: {}", path_key(spec), spec.path,
                                 fs::exists(status) ? "neither a file nor a folder" : "no such file or folder"));
   }
-  std::vector<fs::path> files;
-  std::size_t folders = 0;
-  fs::directory_iterator entry(path, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (entry->path().filename().string().starts_with(".")) continue;
-    std::error_code ignored;
-    if (entry->is_regular_file(ignored)) files.push_back(entry->path());
-    if (entry->is_directory(ignored)) ++folders;
-  }
-  if (error) throw InputError(fmt::format("{}: reading the folder failed: {}", spec.path, error.message()));
+  FolderEntries entries = read_folder(path);
+  std::vector<fs::path>& files = entries.files;
   std::sort(files.begin(), files.end(),
             [](const fs::path& a, const fs::path& b) { return a.filename().string() < b.filename().string(); });
   std::vector<FoundFile> found;
@@ -82,11 +113,16 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
     }
     found.push_back({file, kind_of(file, spec)});
   }
-  if (folders > 0 && report) {
-    report(fmt::format("{}.path: {} sub-folder{} of {} not read; name each as a source of its own", spec.key, folders,
-                       folders == 1 ? " is" : "s are", spec.path));
+  if (entries.folders > 0 && report) {
+    report(fmt::format("{}: {} sub-folder{} of {} {} not read; name each as a source of its own", path_key(spec),
+                       entries.folders, entries.folders == 1 ? "" : "s", spec.path,
+                       entries.folders == 1 ? "is" : "are"));
   }
-  if (found.empty()) throw UserError(fmt::format("{}.path: {}: the folder holds no file", spec.key, spec.path));
+  for (const fs::path& other : entries.others) {
+    if (report)
+      report(fmt::format("{}: {} is neither a file nor a folder and is not read", path_key(spec), other.string()));
+  }
+  if (found.empty()) throw UserError(fmt::format("{}: {}: the folder holds no file", path_key(spec), spec.path));
   return found;
 }
 
@@ -122,8 +158,10 @@ std::vector<std::unique_ptr<TokenFile>> open_source(const SourceSpec& spec, cons
       continue;
     }
     if (!tokenizer.reads_text()) {
-      throw UserError(fmt::format("{}.path: {} is text, but the tokenizer ({}) reads token files only", spec.key,
-                                  file.path.string(), tokenizer.description()));
+      throw UserError(fmt::format(
+          "{}: {} is text, but the tokenizer ({}) reads token files only{}", path_key(spec), file.path.string(),
+          tokenizer.description(),
+          spec.key.starts_with("--") ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes" : ""));
     }
     if (text.files.empty()) text_place = parts.size();
     text.files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});

@@ -66,8 +66,8 @@ std::vector<std::int32_t> IdsTokenizer::encode(std::string_view text) const {
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     if (error != std::errc() || stop != word.data() + word.size() || id < 0 || id >= vocab_) {
       throw UserError(fmt::format(
-          "{} at byte {} is no token id: data.tokenizer.type is ids, so text is a list of ids from 0 to {} separated "
-          "by spaces",
+          "{} at byte {} is no token id: the tokenizer is ids, so text is a list of ids from 0 to {} separated by "
+          "spaces (for a Hugging Face folder, --tokenizer bytes reads text as bytes)",
           quoted(word), i, vocab_ - 1));
     }
     tokens.push_back(id);

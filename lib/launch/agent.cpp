@@ -62,8 +62,12 @@ std::string describe_end(const Attempt& attempt, pid_t pid, double silent, bool 
   if (attempt.hung) {
     const std::string_view what =
         was_waiting ? "gave no sign of life (it was starting up or waiting for storage)" : "made no progress";
-    return fmt::format("worker {} {} for {} at step {} (supervise.heartbeat) and was killed", pid, what,
-                       duration_text(silent), attempt.step);
+    const std::string_view remedy = was_waiting
+                                        ? "raise supervise.heartbeat if this machine or its storage can be that slow"
+                                        : "raise supervise.heartbeat, or lower train.micro_batch or model.context, if "
+                                          "one layer of one micro-batch takes longer";
+    return fmt::format("worker {} {} for {} at step {} (supervise.heartbeat) and was killed; {}", pid, what,
+                       duration_text(silent), attempt.step, remedy);
   }
   if (!attempt.end.exit_code) {
     return fmt::format("worker {} was killed by signal {} ({}) at step {}", pid, attempt.end.signal,
@@ -190,9 +194,10 @@ ExitCode run_agent(const AgentOptions& options) {
     log_attempt(options.log, attempt, true);
     if (++failures[attempt.step] >= failures_at_one_step) {
       options.log.error(
-          fmt::format("no progress: the worker failed {} times at step {}; not restarted any more. The cause is "
-                      "in the messages above and in the logs in {}",
-                      failures_at_one_step, attempt.step, options.paths.logs().string()));
+          fmt::format("no progress: the worker failed {} times at step {}; not restarted any more. The last time: "
+                      "{}{}{}. More is in the logs in {}",
+                      failures_at_one_step, attempt.step, attempt.description, attempt.error ? ": " : "",
+                      attempt.error ? attempt.error->message : "", options.paths.logs().string()));
       return ExitCode::no_progress;
     }
     if (options.interrupts.interrupted()) {
@@ -219,6 +224,10 @@ std::vector<std::string> worker_arguments(const AgentOptions& options, const Sta
   if (start.checkpoint) {
     arguments.emplace_back("--from");
     arguments.push_back(start.checkpoint->string());
+    if (!start.asked.empty()) {
+      arguments.emplace_back("--asked");
+      arguments.push_back(start.asked);
+    }
   }
   return arguments;
 }

@@ -47,7 +47,7 @@ struct AgentOptions {
 // InputError: next_start found no usable checkpoint.
 ExitCode run_agent(const AgentOptions& options);
 
-// worker --run-folder DIR --lock ID --generation G [--from CHECKPOINT]
+// worker --run-folder DIR --lock ID --generation G [--from CHECKPOINT [--asked PATH]]
 std::vector<std::string> worker_arguments(const AgentOptions& options, const StartPoint& start);
 
 // "logs/agent-00.log"

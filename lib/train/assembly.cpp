@@ -148,11 +148,6 @@ RunState initial_state(Parts& parts, const WorkerOptions& options) {
   return state;
 }
 
-Config config_of(const Checkpoint& checkpoint) {
-  return parse_resolved_config(checkpoint.manifest().config,
-                               (checkpoint.path() / "manifest.json").string() + ": config");
-}
-
 struct Resumed {
   RunState state;
   bool fingerprint_changed = false;
@@ -163,6 +158,7 @@ Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::str
   Resumed resumed;
   resumed.state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
   resumed.state.generation = options.start.generation;
+  if (!options.start.asked.empty()) resumed.state.branch = {checkpoint.manifest().save_id, options.start.asked};
   const auto policy_before = config_of(checkpoint).early_stop;
   resumed.state.early_stop = continue_early_stop(resumed.state.early_stop, policy_before, parts.config.early_stop);
   if (!resumed.state.early_stop.best) resumed.state.best_save_id.reset();  // the best by another metric, or by none
@@ -255,23 +251,6 @@ void check_paths(const Config& config) {
     check("model.init.from", *config.model.init.from);
   if (!missing.empty())
     throw UserError("these paths do not exist (relative ones start at the config file's folder):" + missing);
-}
-
-std::optional<std::string> already_complete(const StartPoint& start, const Config& config) {
-  if (!start.checkpoint) return std::nullopt;
-  const std::int64_t steps = config.train.num_steps(config.model.context);
-  if (start.step >= steps)
-    return fmt::format("already complete: {} holds step {} of {}; raise train.steps to go on",
-                       start.checkpoint->string(), start.step, steps);
-  const Checkpoint checkpoint(*start.checkpoint);
-  const std::string where = (checkpoint.path() / "manifest.json").string();
-  const RunState state = read_state(checkpoint.manifest(), where);
-  const EarlyStopState early_stop =
-      continue_early_stop(state.early_stop, config_of(checkpoint).early_stop, config.early_stop);
-  if (early_stop.stopped)
-    return fmt::format("already complete: the run stopped early at step {} ({}); change or remove early_stop to go on",
-                       state.step, *state.early_stop.stopped);
-  return std::nullopt;
 }
 
 ExitCode train_run(const WorkerOptions& options) {

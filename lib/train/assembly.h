@@ -39,7 +39,4 @@ RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
 // Every path that the config names must exist: a UserError that lists the keys of those that do not.
 void check_paths(const Config& config);
 
-// If the start point already is the end of the run under this config: the sentence to tell the user.
-std::optional<std::string> already_complete(const StartPoint& start, const Config& config);
-
 }  // namespace scaletrain

@@ -10,6 +10,9 @@
 #include "base/file.h"
 #include "checkpoint/catalog.h"
 #include "config/keys.h"
+#include "telemetry/metrics_reader.h"
+#include "train/early_stop.h"
+#include "train/run_state.h"
 
 namespace scaletrain {
 
@@ -44,32 +47,89 @@ void check_resume(const Manifest& manifest, const fs::path& checkpoint, const Co
                     checkpoint.string(), refused));
 }
 
+InputError no_checkpoint(const RunPaths& paths) {
+  return InputError(fmt::format("--resume required: {} holds no checkpoint", paths.checkpoints().string()));
+}
+
 bool inside(const fs::path& path, const fs::path& folder) {
   std::error_code ignored;
   const fs::path parent = fs::weakly_canonical(path, ignored).parent_path();
   return parent == fs::weakly_canonical(folder, ignored);
 }
 
-std::int64_t newest_generation(const fs::path& checkpoints) {
-  std::int64_t generation = -1;
-  for (const CatalogEntry& entry : list_checkpoints(checkpoints))
-    if (entry.problem.empty()) generation = std::max(generation, entry.generation);
-  return generation;
+// The branch that the newest checkpoint belongs to, by the manifests alone.
+Branch newest_branch(const fs::path& checkpoints) {
+  const std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  if (entries.empty() || !entries.front().problem.empty()) return {};
+  return branch_of(read_manifest(entries.front().path));
+}
+
+// Training never begins anew over a run whose checkpoints were lost.
+void refuse_lost_checkpoints(const RunPaths& paths) {
+  std::error_code ignored;
+  if (!fs::exists(paths.metrics(), ignored)) return;
+  const Metrics metrics = read_metrics(paths.metrics());
+  const auto last = std::find_if(metrics.checkpoints.rbegin(), metrics.checkpoints.rend(),
+                                 [](const CheckpointRecord& record) { return record.failure.empty(); });
+  if (last == metrics.checkpoints.rend()) return;
+  throw InputError(
+      fmt::format("{} holds no checkpoint, but {} says that one of step {} was saved; restore {}, or start anew in "
+                  "another run.directory",
+                  paths.checkpoints().string(), paths.metrics().string(), last->step, paths.checkpoints().string()));
+}
+
+// newest_usable, and an error where the run has had checkpoints and none is left.
+std::optional<Checkpoint> newest_of_run(const RunPaths& paths, const Report& report) {
+  std::optional<Checkpoint> newest = newest_usable(paths.checkpoints(), report);
+  if (!newest) refuse_lost_checkpoints(paths);
+  return newest;
+}
+
+StartPoint start_after(const Checkpoint& checkpoint) {
+  return {checkpoint.path(), checkpoint.manifest().step, checkpoint.manifest().generation + 1, {}};
+}
+
+// The newest checkpoint, if the run already left from the one that is asked for: by its save id or, once it is gone, by
+// its path.
+std::optional<Checkpoint> newest_since(const RunPaths& paths, const fs::path& asked, const std::string& asked_id,
+                                       const Report& report) {
+  const auto stems_from_it = [&](const Branch& branch) {
+    if (branch.root.empty()) return false;
+    return asked_id.empty() ? branch.path == asked.string() : branch.root == asked_id;
+  };
+  if (!stems_from_it(newest_branch(paths.checkpoints()))) return std::nullopt;
+  std::optional<Checkpoint> newest = newest_usable(paths.checkpoints(), report);
+  // A damaged one may have been passed over, and what lies before it may be another branch's.
+  if (newest && !stems_from_it(branch_of(newest->manifest()))) newest.reset();
+  return newest;
+}
+
+bool is_checkpoint(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path / "manifest.json", ignored);
 }
 
 StartPoint start_from(const RunPaths& paths, const fs::path& path, const Config& config, const Report& report) {
-  const Checkpoint checkpoint(path);
-  checkpoint.verify();
-  check_resume(checkpoint.manifest(), path, config, report);
-  const std::int64_t newest = newest_generation(paths.checkpoints());
-  if (inside(path, paths.checkpoints())) {
-    for (const fs::path& aside : set_aside_later(paths.checkpoints(), checkpoint.manifest().step))
-      report(fmt::format("notice: a later checkpoint of the abandoned branch was set aside as {}", aside.string()));
-  } else if (newest >= 0) {
-    throw UserError(fmt::format("--resume {}: {} already holds checkpoints of its own; choose another run.directory",
-                                path.string(), paths.checkpoints().string()));
+  std::optional<Checkpoint> asked;
+  if (is_checkpoint(path)) asked.emplace(path);
+  if (const auto newest = newest_since(paths, path, asked ? asked->manifest().save_id : "", report)) {
+    check_resume(newest->manifest(), newest->path(), config, report);
+    report(fmt::format("notice: this run already went on from {}: continuing with its newest checkpoint",
+                       path.string()));
+    return start_after(*newest);
   }
-  return {path, checkpoint.manifest().step, std::max(newest, checkpoint.manifest().generation) + 1};
+  if (!asked) throw InputError(fmt::format("--resume {}: the checkpoint does not exist", path.string()));
+  asked->verify();
+  check_resume(asked->manifest(), path, config, report);
+  std::int64_t generation = asked->manifest().generation;
+  for (const CatalogEntry& entry : list_checkpoints(paths.checkpoints())) {
+    if (!entry.problem.empty()) continue;
+    if (!inside(path, paths.checkpoints()))
+      throw UserError(fmt::format("--resume {}: {} already holds checkpoints of its own; choose another run.directory",
+                                  path.string(), paths.checkpoints().string()));
+    generation = std::max(generation, entry.generation);
+  }
+  return {path, asked->manifest().step, generation + 1, path.string()};
 }
 
 StartPoint choose_start(const RunPaths& paths, const Config& config, const ResumeRequest& resume,
@@ -83,53 +143,78 @@ StartPoint choose_start(const RunPaths& paths, const Config& config, const Resum
                       paths.folder.string(), entries.size(), entries.size() == 1 ? "" : "s"));
     return {};
   }
-  const std::optional<Checkpoint> newest = newest_usable(paths.checkpoints(), report);
+  const std::optional<Checkpoint> newest = newest_of_run(paths, report);
   if (!newest) {
-    if (resume.mode == ResumeRequest::Mode::required)
-      throw InputError(fmt::format("--resume required: {} holds no checkpoint", paths.checkpoints().string()));
+    if (resume.mode == ResumeRequest::Mode::required) throw no_checkpoint(paths);
     return {};
   }
   check_resume(newest->manifest(), newest->path(), config, report);
-  return {newest->path(), newest->manifest().step, newest->manifest().generation + 1};
+  return start_after(*newest);
+}
+
+// Whether the run has been started here before, so that its folder is its own.
+bool is_run_folder(const RunPaths& paths) {
+  std::error_code ignored;
+  return fs::exists(paths.source_config(), ignored) || fs::exists(paths.checkpoints(), ignored);
+}
+
+void refuse_foreign_entries(const RunPaths& paths) {
+  std::error_code error;
+  fs::directory_iterator entry(paths.folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (is_own(name)) continue;
+    throw UserError(
+        fmt::format("run.directory: {} is no run's folder yet and holds \"{}\", which no run of scaletrain writes; "
+                    "choose an empty or new folder",
+                    paths.folder.string(), name));
+  }
+  if (error)
+    throw InputError(fmt::format("run.directory: {} cannot be listed: {}", paths.folder.string(), error.message()));
+}
+
+bool verifies(const fs::path& path) {
+  try {
+    Checkpoint(path).verify();
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
 }
 
 }  // namespace
 
-ResumeRequest parse_resume(const std::string& text) {
+Config config_of(const Checkpoint& checkpoint) {
+  return parse_resolved_config(checkpoint.manifest().config,
+                               (checkpoint.path() / "manifest.json").string() + ": config");
+}
+
+ResumeRequest parse_resume(const std::string& text, const RunPaths& paths) {
   if (text == "auto") return {};
   if (text == "never") return {ResumeRequest::Mode::never, {}};
   if (text == "required") return {ResumeRequest::Mode::required, {}};
-  const fs::path path(text);
-  std::error_code ignored;
-  if (!fs::exists(path / "manifest.json", ignored))
+  // "step-00000200/" and "step-00000200" are the same folder.
+  fs::path whole = fs::absolute(text).lexically_normal();
+  if (!whole.has_filename()) whole = whole.parent_path();
+  if (!is_checkpoint(whole) && newest_branch(paths.checkpoints()).path != whole.string())
     throw UserError(
         fmt::format("--resume {}: expected auto, never, required or a checkpoint's folder, and {} does not exist", text,
-                    (path / "manifest.json").string()));
-  // "step-00000200/" and "step-00000200" are the same folder.
-  const fs::path whole = fs::absolute(path).lexically_normal();
-  return {ResumeRequest::Mode::from_checkpoint, whole.has_filename() ? whole : whole.parent_path()};
+                    (fs::path(text) / "manifest.json").string()));
+  return {ResumeRequest::Mode::from_checkpoint, whole};
 }
 
-void open_run_folder(const RunPaths& paths) {
+void open_run_folder(const RunPaths& paths, const ResumeRequest& resume) {
   std::error_code error;
   const fs::file_status status = fs::status(paths.folder, error);
   if (fs::exists(status)) {
     if (!fs::is_directory(status))
       throw UserError(fmt::format("run.directory: {} exists and is no folder", paths.folder.string()));
-    fs::directory_iterator entry(paths.folder, error);
-    for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-      const std::string name = entry->path().filename().string();
-      if (is_own(name)) continue;
-      throw UserError(
-          fmt::format("run.directory: {} holds \"{}\", which no run of scaletrain writes; choose an empty or new "
-                      "folder",
-                      paths.folder.string(), name));
-    }
-    if (error)
-      throw InputError(fmt::format("run.directory: {} cannot be listed: {}", paths.folder.string(), error.message()));
+    if (!is_run_folder(paths)) refuse_foreign_entries(paths);
     if (::access(paths.folder.c_str(), W_OK | X_OK) != 0)
       throw InputError(fmt::format("run.directory: {} cannot be written to", paths.folder.string()));
   }
+  if (resume.mode == ResumeRequest::Mode::required && !fs::exists(paths.checkpoints(), error))
+    throw no_checkpoint(paths);
   create_folders(paths.folder);
   create_folders(paths.logs());
   create_folders(paths.checkpoints());
@@ -138,20 +223,49 @@ void open_run_folder(const RunPaths& paths) {
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report) {
   StartPoint start = choose_start(paths, config.config, resume, report);
+  if (already_complete(start, config.config)) return start;
+  if (!start.asked.empty() && inside(*start.checkpoint, paths.checkpoints())) {
+    for (const fs::path& aside : set_aside_later(paths.checkpoints(), start.step))
+      report(fmt::format("notice: a later checkpoint of the abandoned branch was set aside as {}", aside.string()));
+  }
   write_file_durably(paths.config(), resolved_yaml(config.config));
   write_file_durably(paths.source_config(), config.source);
   return start;
 }
 
+std::optional<std::string> already_complete(const StartPoint& start, const Config& config) {
+  if (!start.checkpoint) return std::nullopt;
+  const std::int64_t steps = config.train.num_steps(config.model.context);
+  if (start.step >= steps)
+    return fmt::format("already complete: {} holds step {} of {}; raise train.steps to go on",
+                       start.checkpoint->string(), start.step, steps);
+  const Checkpoint checkpoint(*start.checkpoint);
+  const std::string where = (checkpoint.path() / "manifest.json").string();
+  const RunState state = read_state(checkpoint.manifest(), where);
+  const EarlyStopState early_stop =
+      continue_early_stop(state.early_stop, config_of(checkpoint).early_stop, config.early_stop);
+  if (early_stop.stopped)
+    return fmt::format("already complete: the run stopped early at step {} ({}); change or remove early_stop to go on",
+                       state.step, *state.early_stop.stopped);
+  return std::nullopt;
+}
+
 StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report) {
-  const std::optional<Checkpoint> newest = newest_usable(paths.checkpoints(), report);
-  if (!newest) {
-    // Nothing was saved since the start: that start is repeated.
-    StartPoint again = before;
-    ++again.generation;
-    return again;
+  StartPoint again = before;
+  ++again.generation;
+  if (before.checkpoint) {
+    // A worker writes its start's generation. Where none is in the folder nothing was saved, and the newest by its
+    // generation may be of a branch that was asked not to be gone on with.
+    const std::vector<CatalogEntry> entries = list_checkpoints(paths.checkpoints());
+    const bool saved =
+        !entries.empty() && entries.front().problem.empty() && entries.front().generation >= before.generation;
+    if (!saved && verifies(*before.checkpoint)) return again;
   }
-  return {newest->path(), newest->manifest().step, std::max(before.generation, newest->manifest().generation) + 1};
+  const std::optional<Checkpoint> newest = newest_of_run(paths, report);
+  if (!newest) return again;
+  StartPoint next = start_after(*newest);
+  next.generation = std::max(again.generation, next.generation);
+  return next;
 }
 
 }  // namespace scaletrain

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/load.h"
 #include "config/load.h"
 
 namespace scaletrain {
@@ -17,10 +18,8 @@ namespace scaletrain {
 struct ResumeRequest {
   enum class Mode { automatic, never, required, from_checkpoint };
   Mode mode = Mode::automatic;
-  std::filesystem::path checkpoint;  // from_checkpoint
+  std::filesystem::path checkpoint;  // from_checkpoint; absolute
 };
-// "auto", "never", "required", or a path. A path is a checkpoint's folder.
-ResumeRequest parse_resume(const std::string& text);
 
 // Paths inside a run folder, in one place.
 struct RunPaths {
@@ -34,26 +33,41 @@ struct RunPaths {
   std::filesystem::path lock() const { return folder / "lock.json"; }
 };
 
+// "auto", "never", "required", or a path: a checkpoint's folder, or what was one when the run of `paths` left from it.
+// UserError for anything else.
+ResumeRequest parse_resume(const std::string& text, const RunPaths& paths);
+
 // Where a worker begins.
 struct StartPoint {
   std::optional<std::filesystem::path> checkpoint;  // nothing: from initial weights
   std::int64_t step = 0;
   std::int64_t generation = 0;  // of the checkpoints that will be written
+  std::string asked{};          // --resume's path, if this start is from it; see Branch in run_state.h
 };
 
 using Report = std::function<void(const std::string&)>;
 
-// Makes the folder (0750) if it is not there. A folder that is there must be empty or a run's; else UserError:
-// something that is not ours stays untouched. InputError if it cannot be written to.
-void open_run_folder(const RunPaths& paths);
+// Makes the folder (0750) if it is not there. A folder that is there must be empty or a run's, which may hold anything
+// besides; else UserError: something that is not ours stays untouched. InputError if it cannot be written to, or if
+// --resume required would have to make it.
+void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
 
-// Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml. Notices go
-// to `report`. UserError: --resume never over checkpoints, a key that a resume must not change. InputError: --resume
-// required without a checkpoint, none that is usable.
+// Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml; a run that
+// is already complete is left as it is. A path that the run's newest checkpoint stems from means that newest one: the
+// same command goes on when it is given again. Notices go to `report`. UserError: --resume never over checkpoints, a
+// key that a resume must not change. InputError: --resume required without a checkpoint, none that is usable, none
+// although the metrics know of some.
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report);
 
-// The start point after a worker died: the newest usable checkpoint of this run, one generation on.
+// If the start point already is the end of the run under this config: the sentence to tell the user.
+std::optional<std::string> already_complete(const StartPoint& start, const Config& config);
+
+// The config that a checkpoint was written under.
+Config config_of(const Checkpoint& checkpoint);
+
+// The start point after a worker died: the newest usable checkpoint that was written since `before`, else `before`
+// again; one generation on. Errors as for a start.
 StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report);
 
 }  // namespace scaletrain

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "train/scalars.h"
 
 namespace scaletrain {
@@ -30,7 +31,19 @@ void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   } else if (state.best_save_id) {
     manifest.scalars["best_save_id"] = *state.best_save_id;
   }
+  if (!state.branch.root.empty()) manifest.scalars["branch_root"] = state.branch.root;
+  // A manifest is UTF-8; a path that is not is known by its save id alone.
+  if (!state.branch.path.empty() && !first_invalid_utf8(state.branch.path))
+    manifest.scalars["branch_path"] = state.branch.path;
   write_scalars(state.early_stop, manifest.scalars);
+}
+
+Branch branch_of(const Manifest& manifest) {
+  const auto text = [&manifest](const char* name) {
+    const auto found = manifest.scalars.find(name);
+    return found == manifest.scalars.end() ? std::string() : found->second;
+  };
+  return {text("branch_root"), text("branch_path")};
 }
 
 RunState read_state(const Manifest& manifest, const std::string& where) {
@@ -53,6 +66,7 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
   if (best != manifest.scalars.end())
     state.best_save_id = best->second == this_checkpoint ? manifest.save_id : best->second;
   state.parent_save_id = manifest.save_id;
+  state.branch = branch_of(manifest);
   return state;
 }
 

@@ -13,6 +13,13 @@
 
 namespace scaletrain {
 
+// The checkpoint that --resume PATH last named for a run: its save id, and that path; empty if none was named. By these
+// the same command, given again, knows that the run has already left from there.
+struct Branch {
+  std::string root;
+  std::string path;
+};
+
 struct RunState {
   std::int64_t step = 0;     // optimizer steps taken, skipped ones included
   std::int64_t updates = 0;  // of the optimizer: steps without the skipped ones; what bias correction counts
@@ -22,6 +29,7 @@ struct RunState {
   EarlyStopState early_stop;
   std::optional<std::string> best_save_id;  // the checkpoint of the best evaluation
   std::string parent_save_id;               // the newest checkpoint of this branch
+  Branch branch;
 };
 
 // Fills step, tokens, generation, parent, history and scalars. is_best: the checkpoint that is about to be written is
@@ -29,5 +37,6 @@ struct RunState {
 void write_state(const RunState& state, bool is_best, Manifest& manifest);
 // InputError naming `where` (the manifest's path) if something is missing or out of range.
 RunState read_state(const Manifest& manifest, const std::string& where);
+Branch branch_of(const Manifest& manifest);
 
 }  // namespace scaletrain

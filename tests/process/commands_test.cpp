@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <map>
 
 #include "refusal.h"
 #include "tiny_run.h"
@@ -132,6 +135,37 @@ TEST_CASE("greedy_texts_repeat_and_sampled_ones_follow_their_seed") {
   CHECK(seven != greedy);
 }
 
+TEST_CASE("numbers_that_make_no_sense_are_refused_with_what_is_expected") {
+  const auto generate = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", newest(), "--prompt", "a"});
+    return workplace().run(more);
+  };
+  const auto evaluate = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"evaluate", newest(), "--data", held(), "--json"});
+    return workplace().run(more);
+  };
+  for (const char* temperature : {"nan", "inf", "-1", "1e9", "warm"})
+    check_refused(generate({"--temperature", temperature}), 2, {"--temperature: must be a number from 0 to 100"});
+  check_refused(generate({"--seed", "-3"}), 2, {"--seed: must be at least 0, not -3"});
+  check_refused(generate({"--seed", "18446744073709551616"}), 2, {"--seed: must be at most 18446744073709551615"});
+  CHECK(generate({"--seed", "18446744073709551615", "--max-tokens", "1"}).exit_code == 0);
+  check_refused(generate({"--max-tokens", "0"}), 2, {"--max-tokens: must be at least 1, not 0\n"});
+  check_refused(generate({"--max-tokens", "9223372036854775808"}), 2, {"--max-tokens: must be at most"});
+  check_refused(generate({"--max-tokens", "2.5"}), 2, {"--max-tokens: must be a whole number"});
+  check_refused(generate({"--greedy", "--temperature", "1"}), 2, {"--greedy", "--temperature"});
+  check_refused(evaluate({"--batches", "-1"}), 2, {"--batches: must be at least 0"});
+  check_refused(evaluate({"--micro-batch", "4097"}), 2, {"--micro-batch: must be at most 4096"});
+  // As many batches as a number can say are all there are.
+  CHECK(loss_of(evaluate({"--batches", "9223372036854775807"})) == loss_of(evaluate({})));
+}
+
+TEST_CASE("help_names_the_defaults") {
+  const Ended generate = workplace().run({"generate", "--help"});
+  for (const char* value : {"[200]", "[0.8]", "[0]"}) CHECK(generate.output.find(value) != std::string::npos);
+  CHECK(workplace().run({"evaluate", "--help"}).output.find("[8]") != std::string::npos);
+  CHECK(workplace().run({"checkpoint", "export", "--help"}).output.find("[fp32]") != std::string::npos);
+}
+
 TEST_CASE("prompts_that_are_empty_too_long_or_beyond_the_context_are_met") {
   // An empty prompt starts behind the end-of-document token.
   const Ended empty = workplace().run({"generate", newest(), "--prompt", "", "--max-tokens", "8"});
@@ -158,9 +192,23 @@ TEST_CASE("evaluate_takes_a_run_a_checkpoint_and_data_of_the_users") {
   const Ended two = workplace().run({"evaluate", newest(), "--data", held(), "--data", "train.txt", "--json"});
   REQUIRE(two.exit_code == 0);
   CHECK(nlohmann::json::parse(two.output).size() == 2);
-  check_refused(workplace().run({"evaluate", newest(), "--data", "no-such.txt"}), 2, {"--data", "no-such.txt"});
+  check_refused(workplace().run({"evaluate", newest(), "--data", "no-such.txt"}), 2, {"--data PATH: ", "no-such.txt"});
+  // A checkpoint has its tokenizer.
+  check_refused(workplace().run({"evaluate", newest(), "--tokenizer", "bytes"}), 2, {"--tokenizer", "its own"});
   check_refused(workplace().run({"evaluate", "no-such-model"}), 3, {"no-such-model"});
   check_refused(workplace().run({"evaluate", workplace().path().string()}), 3, {"manifest.json", "config.json"});
+}
+
+TEST_CASE("evaluate_gives_the_loss_of_the_last_evaluation_of_the_run_to_the_bit") {
+  const Ended end = workplace().run(workplace().training(
+      "whole-set", {"train.steps=20", "evaluate.every=10", "evaluate.batches=0", "checkpoint.every=20"}));
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const Trajectory found = trajectory_of(workplace() / "whole-set");
+  // The order of the sum is that of the micro-batches; the run's have two samples.
+  const double loss = loss_of(
+      workplace().run({"evaluate", (workplace() / "whole-set").string(), "--json", "--micro-batch", "2"}));
+  CHECK(std::stod(found.evaluations.at({20, "held"})) == loss);
+  CHECK(std::stod(found.evaluations.at({10, "held"})) != loss);
 }
 
 TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
@@ -169,6 +217,9 @@ TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
   const Ended exported = workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder});
   REQUIRE_MESSAGE(exported.exit_code == 0, exported.errors);
   CHECK(loss_of(workplace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes", "--json"})) == ours);
+  for (const Ended& end : {workplace().run({"evaluate", folder, "--data", held()}),
+                           workplace().run({"generate", folder, "--prompt", "the "})})
+    check_refused(end, 2, {"--tokenizer bytes"});
   // Rounding weights to 8 bits of mantissa moves the loss, a little.
   const std::string half = (workplace() / "exported-bf16").string();
   REQUIRE(workplace()
@@ -228,7 +279,64 @@ TEST_CASE("list_inspect_and_verify_tell_what_is_there") {
   }
   CHECK(trained == 34720);
   CHECK(workplace().run({"checkpoint", "verify", run}).exit_code == 0);
+  const Ended verified = workplace().run({"checkpoint", "verify", run, "--json"});
+  REQUIRE_MESSAGE(verified.exit_code == 0, verified.errors);
+  const nlohmann::json answer = nlohmann::json::parse(verified.output);
+  CHECK(answer.at("verified") == true);
+  CHECK(answer.at("save_id") == inside.at("save_id"));
   check_refused(workplace().run({"checkpoint", "list", (workplace() / "nowhere").string()}), 3, {"nowhere"});
+}
+
+TEST_CASE("list_of_a_folder_without_checkpoints_is_an_error_unless_it_is_a_run") {
+  fs::create_directories(workplace() / "plain");
+  check_refused(workplace().run({"checkpoint", "list", "plain"}), 3, {"plain", "no checkpoints here"});
+  const fs::path run = copy_run(undisturbed_run(), "no-checkpoints");
+  for (const std::string& name : checkpoint_names(run)) fs::remove_all(run / "checkpoints" / name);
+  for (const char* path : {"no-checkpoints", "no-checkpoints/checkpoints"}) {
+    const Ended empty = workplace().run({"checkpoint", "list", path, "--json"});
+    CHECK(empty.exit_code == 0);
+    CHECK(nlohmann::json::parse(empty.output).empty());
+    CHECK(empty.says("no checkpoints in"));
+  }
+}
+
+TEST_CASE("list_marks_the_best_checkpoint_and_counts_bytes_as_the_metrics_do") {
+  const Ended run = workplace().run(workplace().training(
+      "best", {"train.steps=40", "evaluate.every=10", "checkpoint.every=10", "train.optimizer.learning_rate=0.05",
+               "early_stop={metric: validation/held/loss, patience: 1000}"}));
+  REQUIRE_MESSAGE(run.exit_code == 0, run.errors);
+  const Trajectory found = trajectory_of(workplace() / "best");
+  long best_step = 0;
+  double best = INFINITY;
+  for (const auto& entry : found.evaluations) {
+    if (std::stod(entry.second) < best) {
+      best = std::stod(entry.second);
+      best_step = entry.first.first;
+    }
+  }
+  std::map<long, std::uint64_t> bytes;
+  std::ifstream metrics(workplace() / "best" / "metrics.jsonl");
+  for (std::string line; std::getline(metrics, line);) {
+    const nlohmann::json object = nlohmann::json::parse(line);
+    if (object.at("kind") == "checkpoint") bytes[object.at("step").get<long>()] = object.at("bytes");
+  }
+  const Ended list = workplace().run({"checkpoint", "list", "best", "--json"});
+  REQUIRE_MESSAGE(list.exit_code == 0, list.errors);
+  const nlohmann::json entries = nlohmann::json::parse(list.output);
+  REQUIRE(entries.size() == 4);
+  for (const nlohmann::json& entry : entries) {
+    const long step = entry.at("step").get<long>();
+    CHECK(entry.at("best").get<bool>() == (step == best_step));
+    CHECK(entry.at("bytes").get<std::uint64_t>() == bytes.at(step));
+  }
+  const std::string text = workplace().run({"checkpoint", "list", "best"}).output;
+  const std::size_t mark = text.find("  best\n");
+  REQUIRE(mark != std::string::npos);
+  CHECK(text.rfind("step " + std::to_string(best_step) + " ", mark) > text.rfind('\n', mark - 1));
+  CHECK(text.find("  best\n", mark + 1) == std::string::npos);
+  // The best loss of the scalars is to be read by people.
+  const std::string& spelled = found.evaluations.at({best_step, "held"});
+  CHECK(workplace().run({"checkpoint", "inspect", "best"}).output.find("(" + spelled + ")\n") != std::string::npos);
 }
 
 TEST_CASE("output_that_cannot_be_written_is_an_error") {

@@ -48,12 +48,7 @@ TEST_CASE("bigram_entropy_of_texts_with_known_entropy") {
 TEST_CASE("the_quickstart_ends_below_the_bigram_entropy_of_its_held_out_text") {
   const fs::path source = SCALETRAIN_SOURCE_FOLDER;
   const fs::path held_out = source / "build" / "quickstart-data" / "held-out";
-  if (!fs::exists(held_out)) {
-    MESSAGE(
-        "skipped: the_quickstart_ends_below_the_bigram_entropy_of_its_held_out_text needs build/quickstart-data, "
-        "which scripts/test.sh makes");
-    return;
-  }
+  REQUIRE_MESSAGE(fs::exists(held_out), held_out.string(), " is missing; scripts/test.sh makes it");
   std::vector<std::string> documents;
   std::size_t bytes = 0;
   for (const auto& entry : fs::directory_iterator(held_out)) {

@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
@@ -302,11 +303,54 @@ TEST_CASE("a folder is read in the order of its names, each file by its kind") {
   DataOptions o = options(6);
   o.report = [&](const std::string& m) { messages.push_back(m); };
   const auto data = open_validation_set(set, config, ByteTokenizer(), o, "data.validation[0]");
-  CHECK(std::any_of(messages.begin(), messages.end(), [](const auto& m) { return m.find("sub-folder") != m.npos; }));
+  REQUIRE(messages.size() >= 1);
+  const auto says = [&](const std::string& words) {
+    return std::any_of(messages.begin(), messages.end(), [&](const auto& m) { return m.find(words) != m.npos; });
+  };
+  CHECK(says("data.validation[0].path: 1 sub-folder of " + set.path + " is not read"));
   REQUIRE(data->num_samples() == 2);
   CHECK(read(*data, 0).inputs == std::vector<std::int32_t>{'R', 256, 'A', 256, 'B', 256});
   CHECK(read(*data, 1).inputs == std::vector<std::int32_t>{'C', 256, 256, 256, 256, 256});
   CHECK(read(*data, 1).targets == std::vector<std::int32_t>{256, -1, -1, -1, -1, -1});
+}
+
+TEST_CASE("a folder's pipes are reported and a link to nothing is refused by name") {
+  const TempFolder folder;
+  folder.write("d/a.txt", "AB");
+  folder.write("d/sub/x.txt", "X");
+  folder.write("d/sub2/x.txt", "X");
+  folder.write("elsewhere.txt", "CD");
+  std::filesystem::create_symlink(folder / "elsewhere.txt", folder / "d" / "b.txt");
+  REQUIRE(::mkfifo((folder / "d" / "pipe").c_str(), 0600) == 0);
+  const auto config = config_for(folder);
+  ValidationConfig set;
+  set.path = (folder / "d").string();
+  std::string messages;
+  DataOptions o = options(6);
+  o.report = [&](const std::string& m) { messages += m + "\n"; };
+  const auto data = open_validation_set(set, config, ByteTokenizer(), o, "--data");
+  CHECK(messages.find("--data PATH: 2 sub-folders of " + set.path + " are not read") != std::string::npos);
+  CHECK(messages.find("--data PATH: " + (folder / "d" / "pipe").string() + " is neither a file nor a folder") !=
+        std::string::npos);
+  // A link to a file is that file.
+  CHECK(read(*data, 0).inputs == std::vector<std::int32_t>{'A', 'B', 256, 'C', 'D', 256});
+  std::filesystem::remove(folder / "elsewhere.txt");
+  CHECK_THROWS_WITH_AS(open_validation_set(set, config, ByteTokenizer(), o, "--data"),
+                       doctest::Contains("d/b.txt: a link that leads to no file"), InputError);
+}
+
+TEST_CASE("a source shorter than one sample is reported, one that fills a sample is not") {
+  const TempFolder folder;
+  auto config = config_for(folder);
+  std::string messages;
+  DataOptions o = options(4);
+  o.report = [&](const std::string& m) { messages += m + "\n"; };
+  // Three bytes and the end of the document: three targets of four.
+  config.train = {source_at(folder.write("long.txt", "abcd")), source_at(folder.write("short.txt", "abc"))};
+  open_training_data(config, ByteTokenizer(), o);
+  CHECK(messages.find("data.train[1]: " + (folder / "short.txt").string() + " holds 4 tokens; a sample of 4 needs 5") !=
+        std::string::npos);
+  CHECK(messages.find("data.train[0]:") == std::string::npos);
 }
 
 TEST_CASE("what the config asks for and no file can give is refused by its key") {

@@ -321,4 +321,15 @@ inline double relative_error(const std::vector<double>& a, const std::vector<dou
   return largest(differences) / std::max(largest(b), floor);
 }
 
+// The largest of the elements' own errors: each difference over that element or, if larger, the root mean square of all
+// elements. `floor` stands in for tensors that are zero but for rounding.
+inline double element_error(const std::vector<double>& a, const std::vector<double>& b, double floor) {
+  double squares = 0.0;
+  for (const double value : b) squares += value * value;
+  const double scale = std::max(b.empty() ? 0.0 : std::sqrt(squares / static_cast<double>(b.size())), floor);
+  std::vector<double> errors;
+  for (std::size_t i = 0; i < a.size(); ++i) errors.push_back((a[i] - b[i]) / std::max(std::abs(b[i]), scale));
+  return largest(errors);
+}
+
 }  // namespace scaletrain

@@ -81,7 +81,7 @@ checkpoint: {every: 5, keep: 3}
 
   StartPoint prepare(const LoadedConfig& loaded, const std::string& resume = "auto") {
     open_run_folder(paths);
-    return prepare_run_folder(paths, loaded, parse_resume(resume),
+    return prepare_run_folder(paths, loaded, parse_resume(resume, paths),
                               [this](const std::string& text) { notices.push_back(text); });
   }
 

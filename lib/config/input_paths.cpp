@@ -1,0 +1,73 @@
+#include "config/input_paths.h"
+
+#include <fmt/core.h>
+
+#include <optional>
+#include <system_error>
+
+#include "base/text.h"
+#include "config/validate.h"
+
+namespace scaletrain {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void make_absolute(std::string& path, const fs::path& folder) {
+  if (!path.empty() && !folder.empty()) path = (folder / path).string();
+}
+
+void make_absolute(std::optional<std::string>& path, const fs::path& folder) {
+  if (path) make_absolute(*path, folder);
+}
+
+// A pair of token files may be named without its endings.
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error) || fs::exists(path + ".idx", error);
+}
+
+// What a shell would have replaced, had it seen the text.
+std::string shell_hint(const std::string& path) {
+  const bool is_shell_text =
+      path.starts_with('~') || path.find('$') != std::string::npos || path.find('*') != std::string::npos;
+  return is_shell_text ? "; ~, $NAME and * are not expanded, ${NAME} is" : "";
+}
+
+}  // namespace
+
+void resolve_paths(Config& config, const fs::path& folder) {
+  make_absolute(config.model.init.from, folder);
+  make_absolute(config.data.tokenizer.path, folder);
+  make_absolute(config.data.cache, folder);
+  for (SourceConfig& source : config.data.train) make_absolute(source.path, folder);
+  for (ValidationConfig& source : config.data.validation) make_absolute(source.path, folder);
+}
+
+std::vector<MissingPath> missing_paths(const Config& config, const fs::path& folder, const ReadContext& context,
+                                       bool with_initial_weights) {
+  std::vector<MissingPath> out;
+  const auto look = [&](const std::string& key, const std::string& written) {
+    if (written.empty() || is_broken(context, key)) return;
+    std::string path = written;
+    make_absolute(path, folder);
+    if (is_there(path)) return;
+    const bool is_relative = path != written;
+    out.push_back({place_of(context, key),
+                   fmt::format("{}: no such file or folder: {}{}{}", key, quoted(path, 400),
+                               is_relative ? " (relative paths start at the config file's folder)" : "",
+                               shell_hint(written))});
+  };
+  for (std::size_t i = 0; i < config.data.train.size(); ++i)
+    look(fmt::format("data.train.{}.path", i), config.data.train[i].path);
+  for (std::size_t i = 0; i < config.data.validation.size(); ++i)
+    look(fmt::format("data.validation.{}.path", i), config.data.validation[i].path);
+  const TokenizerConfig& tokenizer = config.data.tokenizer;
+  const bool has_files = tokenizer.type == TokenizerKind::bpe || tokenizer.type == TokenizerKind::sentencepiece;
+  if (tokenizer.path && has_files) look("data.tokenizer.path", *tokenizer.path);
+  if (with_initial_weights && config.model.init.from) look("model.init.from", *config.model.init.from);
+  return out;
+}
+
+}  // namespace scaletrain
