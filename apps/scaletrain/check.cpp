@@ -3,13 +3,16 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 
 #include "backend/backend.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "commands.h"
 #include "config/load.h"
 #include "launch/machine.h"
 #include "plan/describe.h"
+#include "plan/run_plan.h"
 #include "train/assembly.h"
 
 namespace scaletrain {
@@ -23,18 +26,48 @@ struct CheckArguments {
   bool json = false;
 };
 
+std::string joined_lines(const std::vector<std::string>& lines) {
+  std::string out;
+  for (const std::string& line : lines) out += "\n" + line;
+  return out;
+}
+
+// Nothing where the vocabulary is that of a tokenizer that does not exist yet.
+std::optional<RunPlan> plan_without_data(const Config& config, std::optional<std::int64_t> world) {
+  const TokenizerKind tokenizer = config.data.tokenizer.type;
+  if (tokenizer == TokenizerKind::bytes || tokenizer == TokenizerKind::ids) return plan_for(config, world);
+  if (config.model.vocab) return make_run_plan(config, *config.model.vocab, world);
+  return std::nullopt;
+}
+
+void report_memory(const RunPlan& plan, std::size_t workspace) {
+  const std::uint64_t needed = plan.phases.front().memory(Rank(0), workspace).total();
+  const std::uint64_t available = available_memory();
+  if (needed > available)
+    write_message(fmt::format("notice: rank 0 needs {} of memory, and this machine has {}", bytes_text(needed),
+                              bytes_text(available)));
+}
+
 ExitCode check_config(const CheckArguments& arguments) {
-  const LoadedConfig loaded =
-      load_config(arguments.config, arguments.overrides, process_environment, {.allow_unsupported = true});
+  const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment,
+                                          {.allow_unsupported = true, .missing_paths = MissingPaths::notice});
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   const auto world = arguments.world > 0 ? std::optional(arguments.world) : std::nullopt;
-  const RunPlan plan = plan_for(loaded.config, world);
-  const PlanDescription description = describe_plan(loaded.config, plan, cpu_workspace_bytes(available_processors()));
+  std::optional<RunPlan> plan;
+  try {
+    plan = plan_without_data(loaded.config, world);
+  } catch (const UserError& error) {
+    throw UserError(error.what() + joined_lines(loaded.unsupported));
+  }
+  if (!plan)
+    throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" +
+                    joined_lines(loaded.unsupported));
+  const std::size_t workspace = cpu_workspace_bytes(available_processors());
+  const PlanDescription description = describe_plan(loaded.config, *plan, workspace);
   write_output(arguments.json ? description.json + "\n" : description.text);
+  report_memory(*plan, workspace);
   if (loaded.unsupported.empty()) return ExitCode::finished;
-  std::string text = "this is the plan, but it cannot be run yet:";
-  for (const std::string& problem : loaded.unsupported) text += "\n" + problem;
-  throw UserError(text);
+  throw UserError("this is the plan, but it cannot be run yet:" + joined_lines(loaded.unsupported));
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
   std::vector<NamedSet> opened;
   for (std::size_t i = 0; i < sets.size(); ++i)
     opened.push_back({sets[i].name, open_validation_set(sets[i], config.data, model.tokenizer(), options,
-                                                        own ? fmt::format("data.validation[{}]", i) : "--data")});
+                                                        own ? fmt::format("data.validation.{}", i) : "--data")});
   return opened;
 }
 

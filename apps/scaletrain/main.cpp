@@ -65,7 +65,7 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
 
 int main(int argc, char** argv) {
   using namespace scaletrain;  // NOLINT: main itself cannot live in the namespace
-  CLI::App app{"Trains large language models from one YAML file."};
+  CLI::App app{"Trains large language models from one YAML file.", "scaletrain"};
   app.set_version_flag("--version", program_version);
   app.require_subcommand(1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {

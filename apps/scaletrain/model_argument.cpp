@@ -2,16 +2,15 @@
 
 #include <CLI/CLI.hpp>
 
-#include "launch/machine.h"
-
 #include "base/error.h"
+#include "launch/machine.h"
 
 namespace scaletrain {
 
 namespace {
 
 LocatedModel locate(const ModelArgument& argument) {
-  const LocatedModel located = locate_model(argument.path);
+  LocatedModel located = locate_model(argument.path);
   if (located.source == ModelSource::checkpoint && !argument.tokenizer.empty())
     throw UserError("--tokenizer: " + located.path.string() +
                     " is a checkpoint of scaletrain, which has its own tokenizer; remove the option (it is for Hugging "

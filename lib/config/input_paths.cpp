@@ -54,10 +54,10 @@ std::vector<MissingPath> missing_paths(const Config& config, const fs::path& fol
     make_absolute(path, folder);
     if (is_there(path)) return;
     const bool is_relative = path != written;
-    out.push_back({place_of(context, key),
-                   fmt::format("{}: no such file or folder: {}{}{}", key, quoted(path, 400),
-                               is_relative ? " (relative paths start at the config file's folder)" : "",
-                               shell_hint(written))});
+    out.push_back(
+        {place_of(context, key),
+         fmt::format("{}: no such file or folder: {}{}{}", key, quoted(path, 400),
+                     is_relative ? " (relative paths start at the config file's folder)" : "", shell_hint(written))});
   };
   for (std::size_t i = 0; i < config.data.train.size(); ++i)
     look(fmt::format("data.train.{}.path", i), config.data.train[i].path);

@@ -2,7 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <system_error>
 
 #include "base/file.h"
@@ -25,6 +27,33 @@ std::string expected(std::string_view what, const YamlNode& node) {
       node.kind == YamlNode::Kind::scalar && node.is_quoted && (parse_number(node.text) || parse_duration(node.text));
   return fmt::format("expected {}, found {}{}", what, describe(node),
                      is_quoted_number ? " in quotes; remove the quotes" : "");
+}
+
+char to_lower(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+}
+char to_upper(char c) {
+  return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+}
+
+bool is_word_of(const YamlNode& node, std::initializer_list<std::string_view> words) {
+  if (!is_plain(node)) return false;
+  std::string lower = node.text.substr(0, 16);
+  std::transform(lower.begin(), lower.end(), lower.begin(), to_lower);
+  return std::find(words.begin(), words.end(), lower) != words.end();
+}
+
+// Numbers as other programs write them: 1_000, 1,000, 10k, 4ki.
+template <class Parse>
+std::string number_hint(const YamlNode& node, Parse parse) {
+  if (node.kind != YamlNode::Kind::scalar || node.text.size() > 40) return {};
+  std::string ours;
+  for (const char c : node.text) {
+    if (c != '_' && c != ',' && c != '\'') ours += c;
+  }
+  const std::size_t letter = ours.find_last_of("0123456789") + 1;
+  if (letter < ours.size()) ours[letter] = to_upper(ours[letter]);
+  return ours != node.text && parse(ours) ? "; write " + ours : "";
 }
 
 std::string out_of_range(std::string_view found, std::string_view allowed) {
@@ -67,7 +96,7 @@ std::string describe(const YamlNode& node) {
 
 std::string IntegerCodec::parse(const YamlNode& node, std::int64_t& value) const {
   const auto number = is_plain(node) ? parse_integer(node.text) : std::nullopt;
-  if (!number) return expected("an integer", node);
+  if (!number) return expected("an integer", node) + number_hint(node, parse_integer);
   if (*number < least || *number > most) {
     return out_of_range(node.text,
                         *number < least ? fmt::format("at least {}", least) : fmt::format("at most {}", most));
@@ -88,7 +117,7 @@ std::string SeedCodec::parse(const YamlNode& node, std::uint64_t& value) const {
 
 std::string NumberCodec::parse(const YamlNode& node, double& value) const {
   const auto number = is_plain(node) ? parse_number(node.text) : std::nullopt;
-  if (!number) return expected("a number", node);
+  if (!number) return expected("a number", node) + number_hint(node, parse_number);
   const bool is_low = *number < least || (bounds == Bounds::open_below && *number <= least);
   const bool is_high = *number > most || (bounds == Bounds::open_above && *number >= most);
   if (is_low)
@@ -122,7 +151,14 @@ std::string BoolCodec::parse(const YamlNode& node, bool& value) const {
     value = node.text == "true";
     return {};
   }
-  return expected("true or false", node);
+  const bool is_yes = is_word_of(node, {"yes", "y", "on", "true", "1"});
+  const bool is_no = is_word_of(node, {"no", "n", "off", "false", "0"});
+  return expected("true or false", node) + (is_yes ? "; write true" : is_no ? "; write false" : "");
+}
+
+std::string nothing_hint(const YamlNode& node, std::string_view nothing) {
+  const bool is_meant = is_word_of(node, {"none", "null", "nil", "nothing", "no", "off", "false", "never"});
+  return is_meant ? fmt::format("; write {}", nothing) : "";
 }
 
 std::string TextCodec::parse(const YamlNode& node, std::string& value) const {

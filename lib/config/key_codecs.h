@@ -135,6 +135,9 @@ struct IntegerListCodec {
   std::string type() const { return "list of integers"; }
 };
 
+// "; write null" where a scalar that was refused is a word by which people mean nothing (none, off ...), else empty.
+std::string nothing_hint(const YamlNode& node, std::string_view nothing);
+
 // `null` always means nothing; `word` ("auto", "dynamic") does too where it is not empty.
 template <class Codec>
 struct OptionalCodec {
@@ -151,7 +154,7 @@ struct OptionalCodec {
     Value inner{};
     std::string problem = codec.parse(node, inner);
     if (problem.empty()) value = std::move(inner);
-    return problem;
+    return problem.empty() ? problem : problem + nothing_hint(node, nothing());
   }
   template <class Value>
   std::string text(const std::optional<Value>& value) const {

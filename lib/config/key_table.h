@@ -57,6 +57,15 @@ template <class Record>
 void read_record(const KeyTable<Record>& table, const YamlNode& node, const std::string& path, Record& record,
                  ReadContext& context);
 
+// A value where a mapping of the record's keys is expected, written as one ("; write {path: a.txt}") if one of its keys
+// takes it; else empty. `section`: the section inside the record's table.
+template <class Record>
+std::string mapping_hint(const KeyTable<Record>& table, const YamlNode& node, const std::string& section);
+
+// The same where a list of records is expected.
+template <class Record>
+std::string list_hint(const KeyTable<Record>& table, const YamlNode& node, const std::string& path);
+
 // "{path: data/web, weight: 1}".
 template <class Record>
 std::string write_record(const KeyTable<Record>& table, const Record& record) {

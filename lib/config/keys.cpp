@@ -84,7 +84,8 @@ Key<Config> list_row(const Words& words, const std::string& type, const KeyTable
   key.read = [&table, field](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
     if (node.kind == YamlNode::Kind::null) return;
     if (node.kind != YamlNode::Kind::list)
-      return context.refuse(node.place, path, "expected a list, found " + describe(node));
+      return context.refuse(node.place, path,
+                            "expected a list, found " + describe(node) + list_hint(table, node, path));
     auto& items = field(config);
     items.clear();
     for (std::size_t i = 0; i < node.items.size(); ++i) {
@@ -191,7 +192,7 @@ Key<Config> checkpoint_every_row() {
 }
 
 void add_run(KeyTable<Config>& table) {
-  table.push_back(top({"run.name", "", "Name of the run; its folder and its lines in reports carry it."},
+  table.push_back(top({"run.name", "", "Names the run's folder where run.directory does not: runs/NAME."},
                       TextCodec{TextRule::plain_name}, FIELD(run.name)));
   Key<Config> directory =
       top({"run.directory", "", "Folder of the run, relative to the working directory.", freely, "runs/NAME"},
@@ -207,8 +208,8 @@ void add_run(KeyTable<Config>& table) {
   table.push_back(std::move(directory));
   table.push_back(
       top({"run.seed", "", "Seed of initial weights, data order and dropout.", never}, SeedCodec(), FIELD(run.seed)));
-  table.push_back(top({"run.device", "", "Where to compute; auto: the GPU if there is one."}, EnumCodec<DeviceKind>(),
-                      FIELD(run.device)));
+  table.push_back(top({"run.device", "", "Where to compute; auto: the processors of this machine."},
+                      EnumCodec<DeviceKind>(), FIELD(run.device)));
 }
 
 void add_model(KeyTable<Config>& table) {
@@ -247,11 +248,14 @@ void add_model(KeyTable<Config>& table) {
                       NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(model.dropout)));
   table.push_back(top({"model.init.type", "", "Distribution of the initial weights.", never}, EnumCodec<InitKind>(),
                       FIELD(model.init.type)));
-  table.push_back(top({"model.init.std", "", "Standard deviation of the initial weights (type: normal).", never},
-                      positive(1e3), FIELD(model.init.std)));
-  table.push_back(top({"model.init.scale_residual", "",
-                       "Whether projections back into the residual stream start smaller by sqrt(2 * layers).", never},
-                      BoolCodec(), FIELD(model.init.scale_residual)));
+  table.push_back(
+      top({"model.init.std", "",
+           "Standard deviation of initial weights (type: normal) and, whatever the type, of embeddings.", never},
+          positive(1e3), FIELD(model.init.std)));
+  table.push_back(top(
+      {"model.init.scale_residual", "",
+       "Whether projections back into the residual stream start smaller by sqrt(2 * layers) (type: normal).", never},
+      BoolCodec(), FIELD(model.init.scale_residual)));
   table.push_back(top({"model.init.from", "", "A Hugging Face folder to start from; read at the first start only."},
                       optional(path_text()), FIELD(model.init.from)));
 }
@@ -348,23 +352,27 @@ void add_parallel(KeyTable<Config>& table) {
 void add_rest(KeyTable<Config>& table) {
   table.push_back(top({"evaluate.every", "steps", "Steps between evaluations; 0: only at the end."}, at_least(0),
                       FIELD(evaluate.every)));
-  table.push_back(top({"evaluate.batches", "global batches", "Batches per validation set; 0: all of it."}, at_least(0),
-                      FIELD(evaluate.batches)));
+  table.push_back(
+      top({"evaluate.batches", "global batches", "How much of each validation set an evaluation reads; 0: all of it."},
+          at_least(0), FIELD(evaluate.batches)));
   table.push_back(section_row({"early_stop", "", "Stop when a metric no longer improves; null: never."},
                               early_stop_table(), FIELD(early_stop)));
   table.push_back(checkpoint_every_row());
   table.push_back(top({"checkpoint.keep", "checkpoints", "How many of the newest stay; the best and keep_every more."},
                       at_least(2), FIELD(checkpoint.keep)));
-  table.push_back(top({"checkpoint.best", "", "Keep the best checkpoint by the early-stop metric."}, BoolCodec(),
-                      FIELD(checkpoint.best)));
+  table.push_back(
+      top({"checkpoint.best", "", "Save whenever an evaluation improves the early-stop metric, and keep the best."},
+          BoolCodec(), FIELD(checkpoint.best)));
   table.push_back(
       top({"checkpoint.background", "", "Write while training goes on."}, BoolCodec(), FIELD(checkpoint.background)));
   table.push_back(top({"checkpoint.keep_every", "steps", "Keep every checkpoint at a multiple of so many steps."},
                       optional(at_least(1)), FIELD(checkpoint.keep_every)));
   table.push_back(top({"supervise.max_restarts", "", "Restarts after failures before giving up."}, at_least(0),
                       FIELD(supervise.max_restarts)));
-  table.push_back(top({"supervise.heartbeat", "s", "Longest time without progress before a worker counts as hung."},
-                      DurationCodec(), FIELD(supervise.heartbeat)));
+  table.push_back(
+      top({"supervise.heartbeat", "s",
+           "Longest time one layer of one micro-batch may take; a worker without counted progress is hung."},
+          DurationCodec(), FIELD(supervise.heartbeat)));
   table.push_back(section_row({"supervise.elastic", "", "Go on with fewer replicas when ranks are lost; null: no."},
                               elastic_table(), FIELD(supervise.elastic_min_data)));
   table.push_back(top({"launch.interface", "", "Network interface of the data planes."},

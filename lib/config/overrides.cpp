@@ -66,15 +66,37 @@ YamlNode* step_into(YamlNode& node, const std::string& name, const std::string& 
   return &node.entries.back().value;
 }
 
+// A list item in the notation of the messages, data.train.0.path, where it is written data.train[0].path.
+std::string with_dotted_indices(std::string_view key) {
+  std::string out;
+  for (std::size_t i = 0; i < key.size(); ++i) {
+    const std::size_t end = key.find_first_not_of("0123456789", i + 1);
+    if (key[i] == '[' && i > 0 && end != std::string_view::npos && end > i + 1 && key[end] == ']') {
+      out.append(".").append(key.substr(i + 1, end - i - 1));
+      i = end;
+    } else {
+      out += key[i];
+    }
+  }
+  return out;
+}
+
 void apply_override(YamlNode& root, const std::string& text, Place place, Diagnostics& diagnostics) {
   constexpr const char* example = "write it like --set train.steps=100";
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos) return diagnostics.add(place, fmt::format("no '=' after the key; {}", example));
-  const std::string key = text.substr(0, equals);
+  const std::string key = with_dotted_indices(std::string_view(text).substr(0, equals));
   const std::vector<std::string> names = split_text(key, '.');
   const bool has_empty = std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.empty(); });
   if (names.empty() || has_empty || names.size() > static_cast<std::size_t>(kMaxYamlDepth) || first_invalid_utf8(key))
     return diagnostics.add(place, fmt::format("{} is no key; {}", quoted(key), example));
+  if (key.find("[]") != std::string::npos)
+    return diagnostics.add(place,
+                           fmt::format("{} names no item; write its number, as in data.train.0.path", quoted(key)));
+  if (text.find_first_not_of(" \t", equals + 1) == std::string::npos)
+    return diagnostics.add(
+        place, fmt::format("nothing behind the '='; write a value (null: none, \"\": empty text), or leave {} out",
+                           quoted(key)));
 
   Diagnostics inner("", {});
   auto value = parse_yaml(std::string_view(text).substr(equals + 1), 0, inner);

@@ -2,10 +2,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 
 #include "base/text.h"
 #include "config/key_table.h"
 #include "config/suggest.h"
+#include "config/yaml_text.h"
 
 namespace scaletrain {
 
@@ -27,6 +30,39 @@ bool is_section(const KeyTable<Record>& table, const std::string& path) {
                      [&](const auto& key) { return key.info.path.starts_with(path + "."); });
 }
 
+// A scalar as it can stand inside { }, a number as a number.
+std::string flow_text(const YamlNode& node) {
+  const bool is_simple =
+      std::all_of(node.text.begin(), node.text.end(), [](unsigned char c) { return c < 0x80 && std::isalnum(c) != 0; });
+  return is_simple && !node.is_quoted ? node.text : yaml_scalar(node.text);
+}
+
+// "{path: a.txt}" for the text a.txt, with the other keys that the record needs, if one of its keys takes the text.
+template <class Record>
+std::string as_mapping(const KeyTable<Record>& table, const YamlNode& node, const std::string& section) {
+  constexpr std::size_t longest = 80;
+  constexpr std::array<std::string_view, 7> leading = {"metric",   "type",   "preset", "every",
+                                                       "min_data", "action", "path"};
+  if (node.kind != YamlNode::Kind::scalar || node.is_broken || node.text.size() > longest) return {};
+  for (const std::string_view name : leading) {
+    const Key<Record>* key = find_key(table, join(section, std::string(name)));
+    if (key == nullptr || (section.empty() && name == "type")) continue;  // a source called text is a path
+    Diagnostics problems("", {});
+    ReadContext context(problems);
+    Record record{};
+    key->read(node, key->info.path, record, context);
+    if (!problems.empty()) continue;
+    std::string out;
+    for (const Key<Record>& other : table) {
+      if (&other != key && (other.info.fallback != "required" || !section.empty())) continue;
+      out += (out.empty() ? "{" : ", ") + other.info.path.substr(section.empty() ? 0 : section.size() + 1) + ": ";
+      out += &other == key ? flow_text(node) : "...";
+    }
+    return out + "}";
+  }
+  return {};
+}
+
 // `section` is the path inside the record's table, `path` the one inside the config.
 template <class Record>
 // NOLINTNEXTLINE(misc-no-recursion): as deep as the tree, which is bounded
@@ -34,8 +70,9 @@ void read_section(const KeyTable<Record>& table, const YamlNode& node, const std
                   const std::string& path, Record& record, ReadContext& context) {
   if (node.kind == YamlNode::Kind::null) return;  // a section with nothing below it
   if (node.kind != YamlNode::Kind::map) {
-    context.refuse(node.place, path.empty() ? "config" : path,
-                   fmt::format("expected a mapping of keys, found {}", describe(node)));
+    context.refuse(
+        node.place, path.empty() ? "config" : path,
+        fmt::format("expected a mapping of keys, found {}{}", describe(node), mapping_hint(table, node, section)));
     return;
   }
   for (const YamlEntry& entry : node.entries) {
@@ -90,6 +127,23 @@ void ReadContext::refuse(Place place, const std::string& path, std::string_view 
   broken.insert(path);
   diagnostics.add(place, fmt::format("{}: {}", path, message));
 }
+
+template <class Record>
+std::string mapping_hint(const KeyTable<Record>& table, const YamlNode& node, const std::string& section) {
+  const std::string mapping = as_mapping(table, node, section);
+  return mapping.empty() ? "" : "; write " + mapping;
+}
+
+template <class Record>
+std::string list_hint(const KeyTable<Record>& table, const YamlNode& node, const std::string& path) {
+  if (node.kind == YamlNode::Kind::map)
+    return fmt::format("; put it into a list: \"{}: [{{...}}]\"", path.substr(path.rfind('.') + 1));
+  const std::string mapping = as_mapping(table, node, "");
+  return mapping.empty() ? "" : "; write [" + mapping + "]";
+}
+
+template std::string list_hint(const KeyTable<SourceConfig>&, const YamlNode&, const std::string&);
+template std::string list_hint(const KeyTable<ValidationConfig>&, const YamlNode&, const std::string&);
 
 template <class Record>
 void read_record(const KeyTable<Record>& table, const YamlNode& node, const std::string& path, Record& record,

@@ -92,6 +92,17 @@ std::string table_path(std::string_view path) {
   return out;
 }
 
+// A path of the table as one can write it: the item that the user's path names, else the first.
+std::string written_path(std::string path, std::string_view users) {
+  const std::size_t item = path.find("[]");
+  if (item == std::string::npos) return path;
+  std::string index = "0";
+  for (const std::string& name : split_text(users, '.')) {
+    if (!name.empty() && name.find_first_not_of("0123456789") == std::string::npos) index = name;
+  }
+  return path.replace(item, 2, "." + index);
+}
+
 // Every path a user may write: the keys and the sections above them.
 std::set<std::string> known_paths() {
   std::set<std::string> paths;
@@ -140,7 +151,9 @@ std::string suggest_key(std::string_view path) {
   const std::string wanted = table_path(path);
   const std::string word = last_name(wanted);
   const std::string parent = parent_of(wanted);
-  const auto mean = [](std::string_view key) { return fmt::format("; did you mean {}?", key); };
+  const auto mean = [path](std::string_view key) {
+    return fmt::format("; did you mean {}?", written_path(std::string(key), path));
+  };
 
   const std::set<std::string> paths = known_paths();
   const std::size_t colon = word.find(':');

@@ -116,7 +116,7 @@ class Rules {
       refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, reason);
     } else if (init.type != InitKind::normal && are_fine({"model.init.type"})) {
       const std::string reason = fmt::format("only for init type normal; this one is {}", to_text(init.type));
-      refuse_idle("model.init.std", init.std, fallback.std, reason);
+      refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, reason);
     }
   }
 
@@ -226,7 +226,7 @@ class Rules {
   void check_sources() {
     const DataConfig& data = config_.data;
     if (origin_ == Origin::user && data.train.empty() && are_fine({"data.train"}))
-      refuse({"data.train"}, fmt::format("is {}: name at least one source, such as [{{path: data/text}}]",
+      refuse({"data.train"}, fmt::format("is {}; name at least one source, such as [{{path: data/text}}]",
                                          is_given("data.train") ? "empty" : "missing"));
     for (std::size_t i = 0; i < data.train.size(); ++i) check_source(fmt::format("data.train.{}", i), data.train[i]);
     for (std::size_t i = 0; i < data.validation.size(); ++i)

@@ -77,7 +77,7 @@ class OpenTrainingData final : public TrainingData {
     std::vector<SourceShape> shapes;
     for (std::size_t i = 0; i < config.train.size(); ++i) {
       const SourceConfig& source = config.train[i];
-      const std::string key = fmt::format("data.train[{}]", i);
+      const std::string key = fmt::format("data.train.{}", i);
       auto files = open_source({key, source.path, source.type, source.field, source.separator}, tokenizer, config.cache,
                                options.report);
       numbers.push_back(parts_identity(files));

@@ -4,7 +4,7 @@
 // (padding behind the last token; with documents.loss_across: false also the first token of a document). Both are int32
 // views of the caller's. Reading is const and may be done by several threads at once.
 //
-// Errors: UserError for a wrong config (a key is named: data.train[0].separator), InputError for wrong files.
+// Errors: UserError for a wrong config (a key is named: data.train.0.separator), InputError for wrong files.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ class ValidationSet {
                            std::vector<std::int32_t>& document_starts) const = 0;
 };
 
-// `key` stands in messages: "data.validation[0]", or "--data".
+// `key` stands in messages: "data.validation.0", or "--data".
 std::unique_ptr<ValidationSet> open_validation_set(const ValidationConfig& set, const DataConfig& config,
                                                    const Tokenizer& tokenizer, const DataOptions& options,
                                                    const std::string& key);

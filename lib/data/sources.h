@@ -14,7 +14,7 @@
 namespace scaletrain {
 
 struct SourceSpec {
-  std::string key;  // for messages: "data.train[0]", or an option: "--data"
+  std::string key;  // for messages: "data.train.0", or an option: "--data"
   std::string path;
   SourceKind type = SourceKind::automatic;
   std::string field;

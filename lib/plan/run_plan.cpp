@@ -11,12 +11,14 @@ namespace scaletrain {
 
 namespace {
 
-std::int64_t resolve_data_degree(const ParallelConfig& parallel, std::optional<std::int64_t> world) {
+// The degree to go on with where it does not fit is the best guess.
+std::int64_t resolve_data_degree(const ParallelConfig& parallel, std::optional<std::int64_t> world,
+                                 std::vector<std::string>& problems) {
   const std::int64_t others = checked_mul(parallel.tensor, parallel.pipeline);
   if (parallel.data) {
     const std::int64_t product = checked_mul(others, *parallel.data);
     if (world && *world != product)
-      throw UserError(
+      problems.push_back(
           fmt::format("parallel: data {} x tensor {} x pipeline {} = {} ranks, but the world has {}; "
                       "change a degree, or set parallel.data: auto",
                       *parallel.data, parallel.tensor, parallel.pipeline, product, *world));
@@ -24,11 +26,13 @@ std::int64_t resolve_data_degree(const ParallelConfig& parallel, std::optional<s
   }
   const std::int64_t available = world.value_or(others);
   if (available < 1) throw UserError(fmt::format("a world of {} ranks: at least 1 is expected", available));
-  if (available % others != 0)
-    throw UserError(
+  if (available % others != 0) {
+    problems.push_back(
         fmt::format("parallel.data: auto needs a world that tensor {} x pipeline {} = {} divides, "
                     "but the world has {} ranks",
                     parallel.tensor, parallel.pipeline, others, available));
+    return 1;
+  }
   return available / others;
 }
 
@@ -46,10 +50,9 @@ ModelSpec local_model(const ModelSpec& model, std::int64_t tensor) {
 // list that fills the memory.
 constexpr std::int64_t max_micro_batches = 1 << 16;
 
-// Everything that does not fit is named at once.
-void check_fits(const Config& config, const ModelSpec& model, std::int64_t data) {
+// Everything that does not fit is named at once, behind the problems found before.
+void check_fits(const Config& config, const ModelSpec& model, std::int64_t data, std::vector<std::string> problems) {
   const auto& parallel = config.parallel;
-  std::vector<std::string> problems;
   if (model.heads % parallel.tensor != 0)
     problems.push_back(
         fmt::format("parallel.tensor: {} does not divide model.heads: {}", parallel.tensor, model.heads));
@@ -182,10 +185,11 @@ const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
 }
 
 RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world) {
-  const std::int64_t data = resolve_data_degree(config.parallel, world);
+  std::vector<std::string> problems;
+  const std::int64_t data = resolve_data_degree(config.parallel, world, problems);
   PhasePlan phase;
   phase.model = make_model_spec(config.model, config.model.vocab.value_or(vocab));
-  check_fits(config, phase.model, data);
+  check_fits(config, phase.model, data, std::move(problems));
   phase.num_steps = config.train.num_steps(config.model.context);
   phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline);
   phase.zero = ZeroPolicy::of_stage(config.parallel.zero);

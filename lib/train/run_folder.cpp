@@ -30,11 +30,9 @@ bool is_own(const std::string& name) {
 }
 
 // Refuses a resume that changes what must not change; reports what changes with a notice.
-void check_resume(const Manifest& manifest, const fs::path& checkpoint, const Config& now, const Report& report) {
-  const std::string where = (checkpoint / "manifest.json").string() + ": config";
-  const Config before = parse_resolved_config(manifest.config, where);
+void check_resume(const Checkpoint& checkpoint, const Config& now, const Report& report) {
   std::string refused;
-  for (const KeyDifference& difference : compare_configs(before, now)) {
+  for (const KeyDifference& difference : compare_configs(config_of(checkpoint), now)) {
     const std::string text =
         fmt::format("{}: {} in the checkpoint, {} now", difference.path, difference.before, difference.after);
     if (difference.rule == ResumeRule::never) refused += "\n  " + text;
@@ -44,7 +42,7 @@ void check_resume(const Manifest& manifest, const fs::path& checkpoint, const Co
     throw UserError(
         fmt::format("{} cannot be resumed with another value of:{}\nRestore the values, or start a new run in "
                     "another run.directory",
-                    checkpoint.string(), refused));
+                    checkpoint.path().string(), refused));
 }
 
 InputError no_checkpoint(const RunPaths& paths) {
@@ -113,14 +111,14 @@ StartPoint start_from(const RunPaths& paths, const fs::path& path, const Config&
   std::optional<Checkpoint> asked;
   if (is_checkpoint(path)) asked.emplace(path);
   if (const auto newest = newest_since(paths, path, asked ? asked->manifest().save_id : "", report)) {
-    check_resume(newest->manifest(), newest->path(), config, report);
-    report(fmt::format("notice: this run already went on from {}: continuing with its newest checkpoint",
-                       path.string()));
+    check_resume(*newest, config, report);
+    report(
+        fmt::format("notice: this run already went on from {}: continuing with its newest checkpoint", path.string()));
     return start_after(*newest);
   }
   if (!asked) throw InputError(fmt::format("--resume {}: the checkpoint does not exist", path.string()));
   asked->verify();
-  check_resume(asked->manifest(), path, config, report);
+  check_resume(*asked, config, report);
   std::int64_t generation = asked->manifest().generation;
   for (const CatalogEntry& entry : list_checkpoints(paths.checkpoints())) {
     if (!entry.problem.empty()) continue;
@@ -148,7 +146,7 @@ StartPoint choose_start(const RunPaths& paths, const Config& config, const Resum
     if (resume.mode == ResumeRequest::Mode::required) throw no_checkpoint(paths);
     return {};
   }
-  check_resume(newest->manifest(), newest->path(), config, report);
+  check_resume(*newest, config, report);
   return start_after(*newest);
 }
 
@@ -194,9 +192,9 @@ ResumeRequest parse_resume(const std::string& text, const RunPaths& paths) {
   if (text == "never") return {ResumeRequest::Mode::never, {}};
   if (text == "required") return {ResumeRequest::Mode::required, {}};
   // "step-00000200/" and "step-00000200" are the same folder.
-  fs::path whole = fs::absolute(text).lexically_normal();
+  fs::path whole = text.empty() ? fs::path() : fs::absolute(text).lexically_normal();
   if (!whole.has_filename()) whole = whole.parent_path();
-  if (!is_checkpoint(whole) && newest_branch(paths.checkpoints()).path != whole.string())
+  if (text.empty() || (!is_checkpoint(whole) && newest_branch(paths.checkpoints()).path != whole.string()))
     throw UserError(
         fmt::format("--resume {}: expected auto, never, required or a checkpoint's folder, and {} does not exist", text,
                     (fs::path(text) / "manifest.json").string()));

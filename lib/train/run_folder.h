@@ -9,10 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/load.h"
 #include "config/load.h"
 
 namespace scaletrain {
+
+class Checkpoint;
 
 // --resume
 struct ResumeRequest {

@@ -129,11 +129,48 @@ TEST_CASE("all_errors_come_at_once_with_unsupported_values_among_them") {
 TEST_CASE("paths_that_do_not_exist_are_named_by_key_before_anything_is_made") {
   const Ended end = workplace().run({"run", "config.yaml", "--set", "run.directory=nothing-made", "--set",
                                      "data.train.0.path=no/such/file", "--set", "data.validation.0.path=neither"});
-  check_refused(end, 2, {"data.train[0].path", "no/such/file", "data.validation[0].path", "neither"});
+  check_refused(end, 2,
+                {"--set data.train.0.path=no/such/file: data.train.0.path", "data.validation.0.path", "neither"});
   CHECK_FALSE(fs::exists(workplace() / "nothing-made"));
   check_refused(workplace().run({"run", "no-such.yaml"}), 2, {"no-such.yaml", "no such config file"});
   check_refused(workplace().run({"run", "."}), 2, {"not a regular file"});
   check_refused(workplace().run({"run", "/dev/zero"}), 2, {"/dev/zero", "not a regular file"});
+}
+
+TEST_CASE("check_without_the_data_prints_the_plan_and_a_notice") {
+  const Ended end = workplace().run({"check", "config.yaml", "--set", "data.train.0.path=no/such/file"});
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("notice: --set data.train.0.path=no/such/file: data.train.0.path: no such file or folder"));
+  CHECK(end.output.find("34,720 parameters") != std::string::npos);
+}
+
+TEST_CASE("check_names_all_that_is_unsupported_also_without_a_tokenizer") {
+  workplace().write("bad.yaml",
+                    tiny_with("model: {vocab: auto}\nprecision: {compute: bf16}\n") + "parallel: {tensor: 5}\n");
+  const std::string bpe = "data.tokenizer={type: bpe, path: train.txt}";
+  const Ended without = workplace().run({"check", "bad.yaml", "--set", bpe});
+  check_refused(without, 2,
+                {"data.tokenizer.type: bpe is not supported yet", "bad.yaml:4:22: precision.compute: bf16 is not",
+                 "bad.yaml:5:20: parallel.tensor: 5 is not supported yet"});
+  CHECK(without.output.empty());
+  // With a vocabulary there is a plan, and with a degree that does not divide the heads there is an error more.
+  const Ended misfit = workplace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000"});
+  check_refused(misfit, 2,
+                {"parallel.tensor: 5 does not divide model.heads: 12", "data.tokenizer.type: bpe is not supported yet",
+                 "bad.yaml:4:22: precision.compute: bf16 is not"});
+  const Ended plan =
+      workplace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000", "--set", "parallel.tensor=2"});
+  check_refused(plan, 2, {"parallel.tensor: 2 is not supported yet", "data.tokenizer.type: bpe is not supported yet"});
+  CHECK(plan.output.find("2 ranks") != std::string::npos);
+}
+
+TEST_CASE("check_says_when_this_machine_is_too_small") {
+  workplace().write("bad.yaml", tiny_with("model: {preset: llama-405b}\n"));
+  const Ended end = workplace().run({"check", "bad.yaml"});
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("notice: rank 0 needs"));
+  CHECK(end.says("notice: model.vocab 128256 (from the preset) is larger than the tokenizer's 257"));
+  CHECK_FALSE(workplace().run({"check", "config.yaml"}).says("notice:"));
 }
 
 TEST_CASE("mistakes_in_set_name_the_override") {
@@ -144,6 +181,7 @@ TEST_CASE("mistakes_in_set_name_the_override") {
   const std::vector<Case> cases = {
       {"train.steps", {"--set train.steps", "'='"}},
       {"=5", {"--set =5"}},
+      {"train.steps=", {"--set train.steps=: nothing behind"}},
       {"train.stepz=5", {"--set train.stepz=5", "did you mean train.steps?"}},
       {"train.steps=many", {"--set train.steps=many", "train.steps", "\"many\""}},
       {"train.steps=-1", {"--set train.steps=-1", "-1"}},

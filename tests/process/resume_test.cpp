@@ -293,6 +293,52 @@ TEST_CASE("an_interruption_while_the_worker_starts_is_not_lost") {
   check_same_as_undisturbed(workplace() / "early-term");
 }
 
+// Interrupted and requeued: the scheduler gives the same command again until it ends with 0.
+void check_requeued_branch(const std::string& name, const fs::path& from, int first_step) {
+  const fs::path run = workplace() / name;
+  std::vector<std::string> arguments = workplace().training(name, {"checkpoint.every=1000"});
+  arguments.insert(arguments.end(), {"--resume", from.string()});
+  long reached = first_step;
+  for (int interruption = 0; interruption < 2; ++interruption) {
+    CAPTURE(interruption);
+    const long target = reached + 20;
+    Program agent(workplace().launch(arguments));
+    // Until the restart is written, metrics.jsonl ends with the last step of what is being abandoned.
+    const auto is_reached = [&] {
+      const long last = trajectory_of(run).last_step();
+      return last >= target && last < tiny_steps;
+    };
+    REQUIRE(wait_until([&] { return is_reached() || !agent.running(); }, patience));
+    agent.signal(SIGTERM);
+    const Ended end = agent.wait(patience);
+    CHECK_MESSAGE(end.exit_code == 75, end.errors);
+    CHECK(trajectory_of(run).last_step() >= target);
+    reached = trajectory_of(run).last_step();
+    CHECK(fs::exists(checkpoint(run, static_cast<int>(reached))));
+  }
+  if (from.string().starts_with(run.string())) fs::remove_all(from);  // as retention may
+  const Ended end = workplace().run(arguments);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("resuming from " + checkpoint(run, static_cast<int>(reached)).string()));
+  const Trajectory expected = trajectory_of(undisturbed_run());
+  const Trajectory found = trajectory_of(run);
+  CHECK(found.last_step() == tiny_steps);
+  for (const auto& entry : found.steps) CHECK(expected.steps.at(entry.first) == entry.second);
+}
+
+TEST_CASE("a_resume_by_path_given_again_after_75_goes_on_in_a_run_of_its_own") {
+  check_requeued_branch("requeued", checkpoint(undisturbed_run(), 60), 60);
+  CHECK(trajectory_of(workplace() / "requeued").steps.size() == tiny_steps - 60);
+}
+
+TEST_CASE("a_resume_by_path_given_again_after_75_goes_on_in_the_same_run") {
+  const fs::path run = copy_run(undisturbed_run(), "requeued-inside");
+  for (int step = 140; step <= tiny_steps; step += 20) fs::remove_all(checkpoint(run, step));
+  check_requeued_branch("requeued-inside", checkpoint(run, 60), 60);
+  CHECK(hidden_names(run, ".abandoned-").size() == 3);  // 80, 100, 120, and none of the new branch
+  check_same_as_undisturbed(run);
+}
+
 TEST_CASE("a_stopped_worker_is_named_by_the_heartbeat_killed_and_replaced") {
   Program agent(workplace().launch(workplace().training("stopped", {"supervise.heartbeat=2s"})));
   REQUIRE(wait_until([&] { return newest_step(workplace() / "stopped") >= 45 || !agent.running(); }, patience));

@@ -50,12 +50,11 @@ TEST_CASE("a_second_run_on_the_same_folder_leaves_soon_names_the_first_and_write
 
 TEST_CASE("a_finished_run_started_again_says_so_and_changes_nothing") {
   const fs::path run = copy_run(undisturbed_run(), "finished");
-  const std::string metrics = read_file(run / "metrics.jsonl");
-  const Ended end = workplace().run(workplace().training("finished"));
+  const auto before = snapshot(run);
+  const Ended end = workplace().run(workplace().training("finished", {"checkpoint.keep=7"}));
   CHECK(end.exit_code == 0);
   CHECK(end.says("already complete"));
-  CHECK(read_file(run / "metrics.jsonl") == metrics);
-  CHECK(checkpoint_names(run) == checkpoint_names(undisturbed_run()));
+  CHECK(snapshot(run) == before);
 }
 
 TEST_CASE("leftovers_of_a_crash_neither_disturb_nor_stay") {
@@ -99,7 +98,7 @@ TEST_CASE("resume_never_refuses_a_folder_with_checkpoints_and_required_one_witho
   const Ended required = workplace().run(arguments);
   CHECK_MESSAGE(required.exit_code == 3, required.errors);
   CHECK(required.says("--resume required"));
-  CHECK_FALSE(fs::exists(workplace() / "modes-empty" / "metrics.jsonl"));
+  CHECK_FALSE(fs::exists(workplace() / "modes-empty"));
 
   arguments = workplace().training("modes");
   arguments.insert(arguments.end(), {"--resume", "required"});
@@ -145,6 +144,17 @@ TEST_CASE("what_a_resume_must_not_change_is_refused_by_key") {
   CHECK(end.says("model.hidden: 32 in the checkpoint, 64 now"));
   CHECK(end.says("run.seed: 1234 in the checkpoint, 5 now"));
   CHECK(end.says("notice: this resume changes train.steps"));
+}
+
+TEST_CASE("a_run_whose_checkpoints_are_gone_is_not_begun_again") {
+  const fs::path run = run_until("lost", 120);
+  fs::remove_all(run / "checkpoints");
+  const std::string metrics = read_file(run / "metrics.jsonl");
+  const Ended end = workplace().run(workplace().training("lost"));
+  CHECK_MESSAGE(end.exit_code == 3, end.errors);
+  CHECK(end.says((run / "checkpoints").string()));
+  CHECK(end.says("run.directory"));
+  CHECK(read_file(run / "metrics.jsonl") == metrics);
 }
 
 TEST_CASE("a_foreign_folder_is_refused_and_stays_untouched") {

@@ -158,7 +158,7 @@ TEST_CASE("a_file_deleted_while_training_does_not_disturb_it") {
   CHECK_MESSAGE(agent.wait().exit_code == 75, agent.errors());
   // Without the file it cannot be resumed, and says why.
   check_refused(workplace().run(training_on("deleted.bin", "run-deleted", 1000000)), 2,
-                {"data.train[0].path", "deleted.bin"});
+                {"data.train.0.path", "deleted.bin"});
 }
 
 }  // namespace

@@ -68,6 +68,88 @@ TEST_CASE("wrong kinds of values say what was found") {
   CHECK(contains(errors_of(""), "train.steps: is missing"));
 }
 
+TEST_CASE("values written as elsewhere are told how to write them here") {
+  struct Case {
+    std::string yaml;
+    std::string message;
+  };
+  const std::vector<Case> cases = {
+      {"model: {bias: yes}", "found text \"yes\"; write true"},
+      {"model: {bias: Off}", "found text \"Off\"; write false"},
+      {"model: {layers: 1k}", "model.layers: expected an integer, found text \"1k\"; write 1K"},
+      {"model: {layers: 1_000}", "found text \"1_000\"; write 1000"},
+      {"model:\n  context: 4,096", "found text \"4,096\"; write 4096"},
+      {"model: {context: 4ki}", "found text \"4ki\"; write 4Ki"},
+      {"model: {norm_epsilon: 1_0e-5}", "expected a number, found text \"1_0e-5\"; write 10e-5"},
+      {"checkpoint: {keep_every: never}",
+       "checkpoint.keep_every: expected an integer, found text \"never\"; write null"},
+      {"launch: {port: none}", "launch.port: expected an integer, found text \"none\"; write auto"},
+      {"checkpoint: 100", "checkpoint: expected a mapping of keys, found the number 100; write {every: 100}"},
+      {"checkpoint: 30m", "checkpoint: expected a mapping of keys, found text \"30m\"; write {every: 30m}"},
+      {"model: gpt2-124m", "; write {preset: gpt2-124m}"},
+      {"supervise: {elastic: 2}", "; write {min_data: 2}"},
+  };
+  for (const Case& bad : cases) {
+    const std::string report = errors_of(kLeast + bad.yaml + "\n");
+    CHECK_MESSAGE(contains(report, bad.message), report);
+  }
+  CHECK(contains(override_errors({"train.lr_schedule=cosine"}),
+                 "train.lr_schedule: expected a mapping of keys, found text \"cosine\"; write {type: cosine}"));
+  CHECK(contains(override_errors({"data.tokenizer=bytes"}), "; write {type: bytes}"));
+  CHECK(contains(override_errors({"data.train=[text]"}), "; write {path: text}"));
+  CHECK(contains(override_errors({"train.optimizer=adamw"}), "; write {type: adamw}"));
+  CHECK(contains(override_errors({"train.clip_norm=none"}), "found text \"none\"; write null"));
+  CHECK(override_errors({"train.optimizer=adamm"}).find("write") == std::string::npos);
+  CHECK(contains(override_errors({"data.train=[a.txt]"}), "found text \"a.txt\"; write {path: a.txt}"));
+  CHECK(
+      contains(override_errors({"data.train=a.txt"}), "expected a list, found text \"a.txt\"; write [{path: a.txt}]"));
+  CHECK(contains(override_errors({"data.train={path: a}"}), "found a mapping; put it into a list: \"train: [{...}]\""));
+  CHECK(contains(override_errors({"data.validation=[a.txt]"}), "; write {name: ..., path: a.txt}"));
+}
+
+TEST_CASE("missing paths are errors among the others, in the order of the file") {
+  const TempFolder folder;
+  const auto file = folder.write("c.yaml",
+                                 "model: {vocab: 100}\n"
+                                 "data:\n"
+                                 "  train: [{path: here.txt}, {path: not-here.txt}, {path: pair}]\n"
+                                 "train: {steps: 200, stepz: 3}\n");
+  folder.write("here.txt", "x");
+  folder.write("pair.idx", "x");
+  folder.write("pair.bin", "x");
+  std::string report;
+  try {
+    load_config(file, {});
+  } catch (const UserError& error) {
+    report = error.what();
+  }
+  const std::string at = file.string() + ":";
+  CHECK(report == at + "1:16: model.vocab: 100 is too small; tokenizer bytes has 257 tokens (write auto)\n" + at +
+                      "3:36: data.train.1.path: no such file or folder: \"" + (folder / "not-here.txt").string() +
+                      "\" (relative paths start at the config file's folder)\n" + at +
+                      "4:21: unknown key \"train.stepz\"; did you mean train.steps?");
+}
+
+TEST_CASE("missing paths can be notices, and what a shell would have expanded is told") {
+  const LoadOptions notice{.missing_paths = MissingPaths::notice};
+  const LoadedConfig loaded = load_text(
+      "data:\n  train:\n    - path: ~/none\n    - path: $DATA/none\n    - path: /none/*.txt\n"
+      "model: {init: {from: /no/weights}}\ntrain: {steps: 200}\n",
+      {}, {}, notice);
+  REQUIRE(loaded.notices.size() == 4);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(contains(loaded.notices[i], "no such file or folder"));
+    CHECK(contains(loaded.notices[i], "~, $NAME and * are not expanded, ${NAME} is"));
+  }
+  CHECK(loaded.notices[1].starts_with("c.yaml:4:13: data.train.1.path: "));
+  CHECK(contains(loaded.notices[3], "model.init.from: no such file or folder: \"/no/weights\""));
+  CHECK(!contains(loaded.notices[3], "expanded"));
+  // A run that has a checkpoint needs the initial weights no more: that is not known here.
+  CHECK(load_text("data: {train: [{path: /}]}\nmodel: {init: {from: /no/weights}}\ntrain: {steps: 200}\n", {}, {},
+                  {.missing_paths = MissingPaths::refuse})
+            .notices.empty());
+}
+
 TEST_CASE("unknown keys name the key that was meant") {
   const auto suggestion = [](const std::string& key) {
     const std::string report = override_errors({key + "=1"});
@@ -83,7 +165,9 @@ TEST_CASE("unknown keys name the key that was meant") {
   CHECK(suggestion("model.hidden_size") == "model.hidden");
   CHECK(suggestion("seq_len") == "model.context");
   CHECK(suggestion("modle") == "model");
-  CHECK(suggestion("data.train.0.wieght") == "data.train[].weight");
+  CHECK(suggestion("data.train.0.wieght") == "data.train.0.weight");
+  CHECK(suggestion("data.train[0].wieght") == "data.train.0.weight");
+  CHECK(suggestion("num_epochs") == "data.train.0.epochs");
   CHECK(suggestion("train.optimizer.weight_deacy") == "train.optimizer.weight_decay");
   CHECK(contains(suggestion("qqqqqqqqqq"), "`scaletrain schema` lists all keys"));
   CHECK(contains(errors_of(kLeast + "run: {seed:3}\n"), "a colon needs a space behind it"));
@@ -129,6 +213,7 @@ TEST_CASE("overrides replace, merge and index") {
   CHECK(config.data.train.size() == 1);
   CHECK(config.data.train.at(0).path == "/x");
   CHECK(config.train.steps == 150);
+  CHECK(load_text(text, {"data.train[1].weight=7"}).config.data.train.at(1).weight == 7.0);
   CHECK(load_text(text, {"early_stop.patience=9"}).config.early_stop->patience == 9);
 }
 
@@ -141,7 +226,13 @@ TEST_CASE("a bad override explains itself") {
   CHECK(contains(override_errors({"data.train.4.weight=2"}), "data.train has 1 item; \"4\" is none of them"));
   CHECK(contains(override_errors({"data.train.x=2"}), "\"x\" is none of them"));
   CHECK(contains(override_errors({"train.steps.x=2"}), "train.steps: expected an integer, found a mapping"));
-  CHECK(contains(override_errors({"run.name="}), "run.name: expected text, found nothing"));
+  CHECK(contains(override_errors({"train.steps="}), "--set train.steps=: nothing behind the '='; write a value (null"));
+  CHECK(line_count(override_errors({"train.steps="})) == 1);
+  CHECK(contains(override_errors({"run.name=null"}), "run.name: expected text, found nothing"));
+  CHECK(contains(override_errors({"data.train[].weight=2"}), "names no item; write its number, as in data.train.0"));
+  CHECK(contains(override_errors({"data.train[x].weight=2"}), "unknown key \"data.train[x]\""));
+  CHECK(contains(override_errors({"data.train[4].weight=2"}), "data.train has 1 item; \"4\" is none of them"));
+  CHECK(contains(override_errors({"[0].weight=2"}), "unknown key \"[0]\""));
   CHECK(contains(override_errors({"train.stesp=3"}), "--set train.stesp=3: unknown key \"train.stesp\""));
   CHECK(contains(override_errors({"run.name=" + std::string(5000, 'x')}), "xxx\"...: run.name: 5000 bytes"));
 }
@@ -171,7 +262,7 @@ TEST_CASE("paths are relative to the config file, the run folder is not") {
                                  "data:\n  train: [{path: x}, {path: /abs}]\n  cache: cache\n"
                                  "  validation: [{name: v, path: ../y}]\n"
                                  "model: {init: {from: hf}}\ntrain: {steps: 200}\n");
-  const Config config = load_config(file, {}).config;
+  const Config config = load_config(file, {}, process_environment, {}).config;
   const std::string base = (folder / "sub").string();
   CHECK(config.data.train.at(0).path == base + "/x");
   CHECK(config.data.train.at(1).path == "/abs");
@@ -197,7 +288,7 @@ TEST_CASE("checkpoint.every is steps or a time") {
 }
 
 TEST_CASE("the shipped GPT-2 config loads and is as long as its comments say") {
-  const LoadedConfig loaded = load_config(SCALETRAIN_CONFIGS "/gpt2-124m.yaml", {});
+  const LoadedConfig loaded = load_config(SCALETRAIN_CONFIGS "/gpt2-124m.yaml", {}, process_environment, {});
   CHECK(loaded.notices.empty());
   CHECK(loaded.config.train.num_steps(loaded.config.model.context) == 19074);
   CHECK(loaded.config.model.vocab == 50257);

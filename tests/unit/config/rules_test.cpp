@@ -54,15 +54,16 @@ TEST_CASE("a default warm-up is shortened with a notice, an explicit one refused
   REQUIRE(loaded.notices.size() == 1);
   CHECK(contains(loaded.notices[0], "train.lr_schedule.warmup"));
   CHECK(load_text(kLeast, {"train.steps=3"}).config.train.lr_schedule.warmup == 1);
-  CHECK(contains(
-      override_errors({"train.steps=50", "train.lr_schedule.warmup=51"}),
-      "--set train.lr_schedule.warmup=51: train.lr_schedule.warmup: warm-up of 51 steps exceeds the run's 50"));
+  CHECK(
+      contains(override_errors({"train.steps=50", "train.lr_schedule.warmup=51"}),
+               "--set train.lr_schedule.warmup=51: train.lr_schedule.warmup: warm-up of 51 steps exceeds the run's 50 "
+               "steps; lower warmup or raise steps"));
   CHECK(override_errors({"train.steps=50", "train.lr_schedule.warmup=50"}) == "accepted");
 }
 
 TEST_CASE("validation sets have distinct plain names") {
   CHECK(contains(errors_of(kWithSets, {"data.validation.1.name=web"}),
-                 "data.validation.1.name: \"web\" names two validation sets"));
+                 "data.validation.1.name: \"web\" names two validation sets; give each a name of its own"));
   CHECK(contains(errors_of(kWithSets, {"data.validation.1.name=../x"}), "expected a plain name"));
 }
 
@@ -94,7 +95,54 @@ TEST_CASE("sources fit their kind and the tokenizer") {
   CHECK(override_errors({"data.train.0={separator: x, field: body}"}) == "accepted");
   CHECK(override_errors({"data.train.0.separator=\"\""}) == "accepted");
   CHECK(contains(override_errors({"data.train.0.weight=0"}), "out of range; expected more than 0"));
-  CHECK(contains(override_errors({"data.train=[]"}), "data.train: is missing"));
+  CHECK(contains(override_errors({"data.train=[]"}), "data.train: is empty; name at least one source"));
+}
+
+TEST_CASE("keys that nothing would read are refused, their defaults are not") {
+  struct Case {
+    std::vector<std::string> settings;
+    std::string message;
+  };
+  const std::vector<Case> cases = {
+      {{"train.optimizer.type=sgd", "train.optimizer.betas=[0.9, 0.99]"}, "betas: only for optimizer adamw"},
+      {{"train.optimizer.type=sgd", "train.optimizer.epsilon=1e-6"}, "epsilon: only for optimizer adamw"},
+      {{"model.init.type=xavier", "model.init.scale_residual=false"},
+       "scale_residual: only for init type normal; this one is xavier"},
+      {{"model.init.type=he", "model.init.scale_residual=false"}, "only for init type normal; this one is he"},
+      {{"model.rope_theta=5e5"}, "--set model.rope_theta=5e5: model.rope_theta: only for position rope"},
+      {{"train.lr_schedule.type=constant", "train.lr_schedule.min_ratio=0.2"}, "min_ratio: only for schedules that"},
+      {{"model.init.from=x", "model.init.type=he"}, "model.init.type: has no effect: model.init.from brings"},
+      {{"model.init.from=x", "model.init.std=0.5"}, "model.init.std: has no effect"},
+      {{"model.init.from=x", "model.init.scale_residual=false"}, "model.init.scale_residual: has no effect"},
+  };
+  for (const Case& bad : cases) {
+    const std::string report = override_errors(bad.settings);
+    CHECK_MESSAGE(contains(report, bad.message), report);
+    CHECK_MESSAGE(line_count(report) == 1, report);
+  }
+  CHECK(override_errors({"train.optimizer={type: sgd, betas: [0.9, 0.95], epsilon: 1e-8}"}) == "accepted");
+  CHECK(override_errors({"train.lr_schedule={type: constant, min_ratio: 0.1}"}) == "accepted");
+  CHECK(override_errors({"train.lr_schedule={type: linear, min_ratio: 0.2}"}) == "accepted");
+  CHECK(override_errors({"model.position=rope", "model.rope_theta=5e5"}) == "accepted");
+  CHECK(override_errors({"model.preset=llama-8b", "model.position=learned"}) == "accepted");
+  CHECK(override_errors({"model.preset=llama-8b", "model.position=learned", "model.rope_theta=500K"}) == "accepted");
+  // The embeddings are normal whatever the type of the matrices.
+  CHECK(override_errors({"model.init={type: xavier, std: 0.1}"}) == "accepted");
+}
+
+TEST_CASE("the vocabulary holds the bytes and is not much larger unnoticed") {
+  CHECK(contains(override_errors({"model.vocab=256"}), "--set model.vocab=256: model.vocab: 256 is too small"));
+  CHECK(load_text(kLeast, {"model.vocab=257"}).notices.empty());
+  CHECK(load_text(kLeast).notices.empty());
+  const LoadedConfig larger = load_text(kLeast, {"model.vocab=258"});
+  REQUIRE(larger.notices.size() == 1);
+  CHECK(larger.notices[0] ==
+        "model.vocab 258 is larger than the tokenizer's 257; set model.vocab: auto unless that is meant");
+  const LoadedConfig preset = load_text(kLeast, {"model.preset=gpt2-124m"});
+  REQUIRE(preset.notices.size() == 1);
+  CHECK(contains(preset.notices[0], "model.vocab 50257 (from the preset) is larger"));
+  CHECK(load_text(kLeast, {"model.vocab=258", "data.train.0.type=tokens"}).notices.empty());
+  CHECK(load_text(kLeast, {"model.vocab=100", "data.tokenizer.type=ids", "data.train.0.type=tokens"}).notices.empty());
 }
 
 TEST_CASE("stage_layers covers the model") {

@@ -138,9 +138,9 @@ TEST_CASE("loss_across: false masks the first token of each document as a target
   ValidationConfig set;
   set.name = "v";
   set.path = (folder / "m.bin").string();
-  const auto across = open_validation_set(set, config, tokenizer, options(4), "data.validation[0]");
+  const auto across = open_validation_set(set, config, tokenizer, options(4), "data.validation.0");
   config.documents.loss_across = false;
-  const auto within = open_validation_set(set, config, tokenizer, options(4), "data.validation[0]");
+  const auto within = open_validation_set(set, config, tokenizer, options(4), "data.validation.0");
   REQUIRE(across->num_samples() == 3);
   CHECK(across->num_tokens() == 10);
   CHECK(read(*across, 0) == Sample{{10, 11, 12, 20}, {11, 12, 20, 21}, {0, 3}});
@@ -302,12 +302,12 @@ TEST_CASE("a folder is read in the order of its names, each file by its kind") {
   std::vector<std::string> messages;
   DataOptions o = options(6);
   o.report = [&](const std::string& m) { messages.push_back(m); };
-  const auto data = open_validation_set(set, config, ByteTokenizer(), o, "data.validation[0]");
+  const auto data = open_validation_set(set, config, ByteTokenizer(), o, "data.validation.0");
   REQUIRE(messages.size() >= 1);
   const auto says = [&](const std::string& words) {
     return std::any_of(messages.begin(), messages.end(), [&](const auto& m) { return m.find(words) != m.npos; });
   };
-  CHECK(says("data.validation[0].path: 1 sub-folder of " + set.path + " is not read"));
+  CHECK(says("data.validation.0.path: 1 sub-folder of " + set.path + " is not read"));
   REQUIRE(data->num_samples() == 2);
   CHECK(read(*data, 0).inputs == std::vector<std::int32_t>{'R', 256, 'A', 256, 'B', 256});
   CHECK(read(*data, 1).inputs == std::vector<std::int32_t>{'C', 256, 256, 256, 256, 256});
@@ -348,9 +348,9 @@ TEST_CASE("a source shorter than one sample is reported, one that fills a sample
   // Three bytes and the end of the document: three targets of four.
   config.train = {source_at(folder.write("long.txt", "abcd")), source_at(folder.write("short.txt", "abc"))};
   open_training_data(config, ByteTokenizer(), o);
-  CHECK(messages.find("data.train[1]: " + (folder / "short.txt").string() + " holds 4 tokens; a sample of 4 needs 5") !=
+  CHECK(messages.find("data.train.1: " + (folder / "short.txt").string() + " holds 4 tokens; a sample of 4 needs 5") !=
         std::string::npos);
-  CHECK(messages.find("data.train[0]:") == std::string::npos);
+  CHECK(messages.find("data.train.0:") == std::string::npos);
 }
 
 TEST_CASE("what the config asks for and no file can give is refused by its key") {
@@ -366,21 +366,21 @@ TEST_CASE("what the config asks for and no file can give is refused by its key")
   };
   auto source = source_at(lines);
   source.separator = "%";
-  refused(source, "data.train[1].separator");
+  refused(source, "data.train.1.separator");
   source = source_at(text);
   source.field = "body";
-  refused(source, "data.train[1].field");
-  refused(source_at(folder / "absent"), "data.train[1].path");
-  refused(source_at(folder.write("a.gz", "x")), "data.train[1].type");
+  refused(source, "data.train.1.field");
+  refused(source_at(folder / "absent"), "data.train.1.path");
+  refused(source_at(folder.write("a.gz", "x")), "data.train.1.type");
   std::filesystem::create_directories(folder / "empty");
-  refused(source_at(folder / "empty"), "data.train[1].path");
+  refused(source_at(folder / "empty"), "data.train.1.path");
   auto config = config_for(folder);
   CHECK_THROWS_WITH_AS(open_training_data(config, tokenizer, options(4)), doctest::Contains("data.train"), UserError);
   config.train = {source_at(text)};
   CHECK_THROWS_WITH_AS(open_training_data(config, IdsTokenizer(300, 1), options(4)),
                        doctest::Contains("token files only"), UserError);
   config.train = {source_at(folder.write("none.txt", ""))};
-  CHECK_THROWS_WITH_AS(open_training_data(config, tokenizer, options(4)), doctest::Contains("data.train[0]"),
+  CHECK_THROWS_WITH_AS(open_training_data(config, tokenizer, options(4)), doctest::Contains("data.train.0"),
                        InputError);
 }
 

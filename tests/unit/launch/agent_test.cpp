@@ -129,6 +129,9 @@ TEST_CASE("the third failure at one step ends the run with 6, whatever failed be
   CHECK(stage.run() == ExitCode::no_progress);
   CHECK(stage.starts.size() == 4);
   CHECK(stage.logged("3 times at step 7"));
+  // The end itself says why.
+  const std::string text = stage.log_text();
+  CHECK(text.find("killed by signal 11", text.find("no progress:")) != std::string::npos);
 }
 
 TEST_CASE("a worker that never tells a step counts as failing where it started") {
@@ -146,6 +149,7 @@ TEST_CASE("a worker without progress is killed within the heartbeat and restarte
   CHECK(seconds_since(start) >= 0.6);
   CHECK(stage.starts.size() == 2);
   CHECK(stage.logged("made no progress"));
+  CHECK(stage.logged("raise supervise.heartbeat, or lower train.micro_batch or model.context"));
   CHECK(stage.logged("at step 12"));
   CHECK(has_no_children());
 }
@@ -278,6 +282,10 @@ TEST_CASE("the worker's command line says folder, lock, generation and checkpoin
         Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "1"});
   CHECK(worker_arguments(stage.options, StartPoint{.checkpoint = "c/step-1", .step = 1, .generation = 2}) ==
         Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1"});
+  const StartPoint asked{.checkpoint = "c/step-1", .step = 1, .generation = 2, .asked = "/c/step-1"};
+  CHECK(worker_arguments(stage.options, asked) == Words{"worker", "--run-folder", folder, "--lock", "0123",
+                                                        "--generation", "2", "--from", "c/step-1", "--asked",
+                                                        "/c/step-1"});
 }
 
 }  // namespace scaletrain

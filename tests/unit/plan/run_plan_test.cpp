@@ -64,6 +64,19 @@ TEST_CASE("a world that the degrees do not make up is refused with all numbers")
   CHECK(plan_of(config, 8).phases.front().mesh.world() == 8);
 }
 
+TEST_CASE("a world that does not fit is named together with the other degrees") {
+  Config config = tiny_config();
+  config.parallel.data = 2;
+  config.parallel.pipeline = 7;
+  const std::string given = user_error([&] { plan_of(config, 16); });
+  CHECK(contains(given, "= 14 ranks, but the world has 16"));
+  CHECK(contains(given, "model.layers is 6"));
+  config.parallel.data.reset();
+  const std::string automatic = user_error([&] { plan_of(config, 16); });
+  CHECK(contains(automatic, "parallel.data: auto needs a world that"));
+  CHECK(contains(automatic, "model.layers is 6"));
+}
+
 TEST_CASE("degrees that do not fit name their keys") {
   const auto refusal = [](auto change) {
     Config config = tiny_config();

@@ -95,7 +95,67 @@ TEST_CASE("another run's checkpoint can be gone on from in an empty run folder o
   CHECK(second.train(start) == ExitCode::finished);
   CHECK(second.metrics().steps.size() == 2);
   CHECK(second.metrics().steps[1].loss == first.metrics().steps[11].loss);
-  CHECK(contains(message_of<UserError>([&] { second.prepare(config, from); }), "holds checkpoints of its own"));
+  const std::string other = first.checkpoint(5).string();
+  CHECK(contains(message_of<UserError>([&] { second.prepare(config, other); }), "holds checkpoints of its own"));
+}
+
+TEST_CASE("a resume by another run's path, interrupted and given again, goes on with what it had") {
+  TinyRun whole;
+  whole.run();
+  const std::string from = whole.checkpoint(5).string();
+  TinyRun branch;
+  CHECK(branch.run({}, 3, from) == ExitCode::interrupted);
+  CHECK(branch.run({}, 2, from + "/") == ExitCode::interrupted);
+  CHECK(branch.noticed("already went on from"));
+  CHECK(branch.checkpoint_steps().front() == 10);
+  // Once the origin is gone its path still says what is meant; any other missing path does not.
+  std::filesystem::remove_all(from);
+  CHECK(contains(message_of<UserError>([&] { branch.prepare(branch.config(), from + "0"); }), "does not exist"));
+  CHECK(branch.run({}, -1, from) == ExitCode::finished);
+  CHECK(branch.metrics().steps.size() == 7);
+  CHECK(branch.metrics().steps.back().loss == whole.metrics().steps.back().loss);
+  CHECK(tensors_of(branch.checkpoint(12)) == tensors_of(whole.checkpoint(12)));
+}
+
+TEST_CASE("a resume of an older checkpoint of one's own, interrupted and given again, goes on with what it had") {
+  TinyRun run;
+  run.run();
+  const Metrics before = run.metrics();
+  const std::string old = run.checkpoint(5).string();
+  CHECK(run.run({}, 3, old) == ExitCode::interrupted);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{8, 5});
+  run.notices.clear();
+  CHECK(run.run({}, 1, old) == ExitCode::interrupted);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{9, 8, 5});
+  CHECK_FALSE(run.noticed("set aside"));
+  // Another one is another branch, also of this branch.
+  const StartPoint other = run.prepare(run.config(), run.checkpoint(8).string());
+  CHECK(other.step == 8);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{8, 5});
+  CHECK(run.train(other) == ExitCode::finished);
+  check_same_numbers(before, run.metrics());
+}
+
+TEST_CASE("a worker that dies before it saved anything repeats the start that was asked for") {
+  TinyRun run;
+  run.run();
+  run.prepare(run.config(), run.checkpoint(5).string());
+  const StartPoint gone_on = run.prepare(run.config());
+  REQUIRE(gone_on.step == 5);
+  const std::string abandoned = (run.paths.checkpoints() / ".abandoned-step-00000010-0").string();
+  const StartPoint start = run.prepare(run.config(), abandoned);
+  CHECK(start.step == 10);
+  const StartPoint again = restart_point(run.paths, start, [](const std::string&) {});
+  REQUIRE(again.checkpoint);
+  CHECK(*again.checkpoint == abandoned);
+  CHECK(again.generation == start.generation + 1);
+  CHECK(again.asked == start.asked);
+  // What it saved counts from then on.
+  CHECK(run.train(again, 1) == ExitCode::interrupted);
+  const StartPoint later = restart_point(run.paths, again, [](const std::string&) {});
+  CHECK(later.step == 11);
+  CHECK(later.generation == again.generation + 1);
+  CHECK(later.asked.empty());
 }
 
 TEST_CASE("more steps than before are gone on with, and a complete run is complete") {

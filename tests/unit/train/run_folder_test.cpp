@@ -34,6 +34,69 @@ TEST_CASE("a folder or file that is no run's is refused and stays as it is") {
   CHECK_FALSE(message_of<InputError>([&] { open_run_folder(RunPaths(folder / "file/below")); }).empty());
 }
 
+TEST_CASE("a run's own folder may hold anything besides") {
+  TinyRun run;
+  run.run({}, 1);
+  run.folder.write("run/notes.txt", "the second try");
+  run.folder.write("run/slurm-1.out", "");
+  open_run_folder(run.paths);
+  std::filesystem::remove_all(run.paths.checkpoints());
+  open_run_folder(run.paths);
+  CHECK(TempFolder::read(run.paths.folder / "notes.txt") == "the second try");
+  // A config alone is a user's.
+  run.folder.write("project/config.yaml", "");
+  run.folder.write("project/notes.txt", "");
+  CHECK(contains(message_of<UserError>([&] { open_run_folder(RunPaths(run.folder / "project")); }), "notes.txt"));
+}
+
+TEST_CASE("lost checkpoints that the metrics know of end the start instead of beginning again") {
+  TinyRun run;
+  run.run({}, 7);
+  for (const bool with_folder : {true, false}) {
+    CAPTURE(with_folder);
+    fs::remove_all(run.paths.checkpoints());
+    if (with_folder) fs::create_directory(run.paths.checkpoints());
+    const std::string config = TempFolder::read(run.paths.config());
+    const std::string text = message_of<InputError>([&] { run.prepare(run.config({"train.micro_batch=1"})); });
+    CHECK(contains(text, run.paths.checkpoints().string()));
+    CHECK(contains(text, "step 7 was saved"));
+    CHECK(contains(text, "another run.directory"));
+    CHECK(TempFolder::read(run.paths.config()) == config);
+    CHECK_FALSE(message_of<InputError>([&] { restart_point(run.paths, {}, [](const std::string&) {}); }).empty());
+  }
+}
+
+TEST_CASE("metrics without a checkpoint that was saved are no obstacle to begin again") {
+  TinyRun run;
+  run.hooks.entered = [](std::int64_t step, bool) {
+    if (step == 3) throw PeerError("killed");
+  };
+  CHECK_THROWS_AS(run.run(), PeerError);
+  std::ofstream(run.paths.metrics(), std::ios::app)
+      << R"({"kind":"checkpoint","step":3,"path":"","seconds":0,"bytes":0,"failure":"disk full"})"
+      << "\n";
+  REQUIRE(run.metrics().checkpoints.size() == 1);
+  CHECK_FALSE(run.prepare(run.config()).checkpoint);
+}
+
+TEST_CASE("a start of a complete run changes nothing") {
+  TinyRun run;
+  run.run();
+  const std::string config = TempFolder::read(run.paths.config());
+  const LoadedConfig shorter = run.config({"train.steps=5"});
+  const StartPoint start = run.prepare(shorter, run.checkpoint(5).string());
+  CHECK(already_complete(start, shorter.config).has_value());
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
+  CHECK(TempFolder::read(run.paths.config()) == config);
+}
+
+TEST_CASE("required makes no folder") {
+  TinyRun run;
+  const ResumeRequest required = parse_resume("required", run.paths);
+  CHECK(contains(message_of<InputError>([&] { open_run_folder(run.paths, required); }), "--resume required"));
+  CHECK_FALSE(fs::exists(run.paths.folder));
+}
+
 TEST_CASE("what a scheduler or an earlier run put there is no obstacle") {
   const TempFolder folder;
   folder.write("run/logs/agent-00.log", "x");
@@ -57,19 +120,20 @@ TEST_CASE("the configs are written, the resolved one reads back") {
 }
 
 TEST_CASE("--resume takes its words and checkpoint folders, nothing else") {
-  CHECK(parse_resume("auto").mode == ResumeRequest::Mode::automatic);
-  CHECK(parse_resume("never").mode == ResumeRequest::Mode::never);
-  CHECK(parse_resume("required").mode == ResumeRequest::Mode::required);
   const TempFolder folder;
+  const RunPaths paths(folder / "run");
+  CHECK(parse_resume("auto", paths).mode == ResumeRequest::Mode::automatic);
+  CHECK(parse_resume("never", paths).mode == ResumeRequest::Mode::never);
+  CHECK(parse_resume("required", paths).mode == ResumeRequest::Mode::required);
   folder.write("step-00000005/manifest.json", "{}");
   for (const std::string spelled :
        {"step-00000005", "step-00000005/", "./step-00000005", "step-00000005/../step-00000005/."}) {
-    const ResumeRequest request = parse_resume((folder / spelled).string());
+    const ResumeRequest request = parse_resume((folder / spelled).string(), paths);
     CHECK(request.mode == ResumeRequest::Mode::from_checkpoint);
     CHECK(request.checkpoint == folder / "step-00000005");
   }
   for (const std::string wrong : {"Auto", "", "latest", "/nowhere"}) {
-    const std::string text = message_of<UserError>([&] { parse_resume(wrong); });
+    const std::string text = message_of<UserError>([&] { parse_resume(wrong, paths); });
     CHECK(contains(text, "--resume " + wrong));
     CHECK(contains(text, "auto, never, required"));
   }

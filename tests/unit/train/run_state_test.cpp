@@ -23,6 +23,7 @@ RunState some_state() {
   state.early_stop.without_improvement = 1;
   state.best_save_id = "abcd";
   state.parent_save_id = "ef01";
+  state.branch = {.root = "1234", .path = "/runs/a/checkpoints/step-00000005"};
   return state;
 }
 
@@ -50,7 +51,18 @@ TEST_CASE("run state comes back from a manifest") {
   CHECK(back.history == state.history);
   CHECK(*back.early_stop.best == *state.early_stop.best);
   CHECK(back.best_save_id == "abcd");
+  CHECK(back.branch.root == "1234");
+  CHECK(back.branch.path == "/runs/a/checkpoints/step-00000005");
   CHECK(back.parent_save_id == "5a5a");  // the next checkpoint's parent is this one
+}
+
+TEST_CASE("a branch whose path is no UTF-8 is known by its save id") {
+  RunState state = some_state();
+  state.branch.path = "/runs/\xff";
+  CHECK(read_state(manifest_of(state), "m").branch.root == "1234");
+  CHECK(read_state(manifest_of(state), "m").branch.path.empty());
+  state.branch = {};
+  CHECK(read_state(manifest_of(state), "m").branch.root.empty());
 }
 
 TEST_CASE("the best checkpoint knows that it is the best") {
