@@ -51,7 +51,7 @@ ExitCode run_config(const RunArguments& arguments) {
     throw UserError(fmt::format("{} ranks are not supported yet: set the degrees of parallel to 1",
                                 plan.phases.front().mesh.world()));
   refuse_too_large(plan);
-  check_paths(loaded.config);
+  check_initial_weights(loaded.config);
 
   open_run_folder(paths, resume);
   const RunLock lock = RunLock::acquire(paths.lock(), run_lock_options_from_environment());

@@ -117,7 +117,7 @@ void Parts::open_data() {
   data = open_training_data(config.data, *tokenizer, data_options);
   for (std::size_t i = 0; i < config.data.validation.size(); ++i)
     validation.push_back(open_validation_set(config.data.validation[i], config.data, *tokenizer, data_options,
-                                             fmt::format("data.validation[{}]", i)));
+                                             fmt::format("data.validation.{}", i)));
 }
 
 void Parts::allocate() {
@@ -233,24 +233,15 @@ RunPlan plan_for(const Config& config, std::optional<std::int64_t> world) {
   return make_run_plan(config, tokenizer->vocab_size(), world);
 }
 
-void check_paths(const Config& config) {
-  std::string missing;
-  const auto check = [&missing](const std::string& key, const std::string& path) {
-    std::error_code error;
-    // Token files may be named without their endings.
-    if (!fs::exists(path, error) && !fs::exists(path + ".idx", error)) missing += fmt::format("\n  {}: {}", key, path);
-  };
-  for (std::size_t i = 0; i < config.data.train.size(); ++i)
-    check(fmt::format("data.train[{}].path", i), config.data.train[i].path);
-  for (std::size_t i = 0; i < config.data.validation.size(); ++i)
-    check(fmt::format("data.validation[{}].path", i), config.data.validation[i].path);
-  if (config.data.tokenizer.path) check("data.tokenizer.path", *config.data.tokenizer.path);
-  // Initial weights are read once: a run that has a checkpoint no longer needs them.
-  const RunPaths paths(config.run.directory);
-  if (config.model.init.from && list_checkpoints(paths.checkpoints()).empty())
-    check("model.init.from", *config.model.init.from);
-  if (!missing.empty())
-    throw UserError("these paths do not exist (relative ones start at the config file's folder):" + missing);
+void check_initial_weights(const Config& config) {
+  const auto& from = config.model.init.from;
+  std::error_code error;
+  if (!from || fs::exists(*from, error) || !list_checkpoints(RunPaths(config.run.directory).checkpoints()).empty())
+    return;
+  throw UserError(
+      fmt::format("model.init.from: no such folder: {}; a run that has a checkpoint no longer needs it, this one has "
+                  "none",
+                  *from));
 }
 
 ExitCode train_run(const WorkerOptions& options) {

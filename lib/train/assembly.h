@@ -36,7 +36,7 @@ ExitCode train_run(const WorkerOptions& options);
 // touched.
 RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
 
-// Every path that the config names must exist: a UserError that lists the keys of those that do not.
-void check_paths(const Config& config);
+// model.init.from must exist where a run would read it: when it has no checkpoint yet. UserError.
+void check_initial_weights(const Config& config);
 
 }  // namespace scaletrain

@@ -54,7 +54,8 @@ struct TrainerParts {
   Log& log;
   std::vector<std::filesystem::path> tokenizer_files;
   std::string fingerprint;
-  double peak_flops = 0.0;  // FLOP/s of all ranks, calibrated at start; raised where a step reaches more; 0: unknown, and no share
+  double peak_flops =
+      0.0;  // FLOP/s of all ranks, calibrated at start; raised where a step reaches more; 0: unknown, and no share
   TrainerHooks hooks;
 };
 

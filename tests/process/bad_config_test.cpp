@@ -59,9 +59,9 @@ std::vector<BadText> hostile_texts() {
 TEST_CASE("hostile_yaml_is_refused_with_line_and_column_within_a_second") {
   for (const BadText& bad : hostile_texts()) {
     CAPTURE(bad.name);
-    workplace().write("bad.yaml", bad.text);
+    workspace().write("bad.yaml", bad.text);
     for (const char* command : {"check", "run"}) {
-      const Ended end = workplace().run({command, "bad.yaml"});
+      const Ended end = workspace().run({command, "bad.yaml"});
       check_refused(end, 2, bad.words);
       CHECK(end.errors.size() < 16384);
       CHECK(end.output.empty());
@@ -104,20 +104,20 @@ TEST_CASE("wrong_keys_types_ranges_and_values_are_told_with_their_place") {
   };
   for (const BadText& bad : cases) {
     CAPTURE(bad.name);
-    workplace().write("bad.yaml", bad.text);
-    check_refused(workplace().run({"run", "bad.yaml"}), 2, bad.words);
+    workspace().write("bad.yaml", bad.text);
+    check_refused(workspace().run({"run", "bad.yaml"}), 2, bad.words);
   }
-  CHECK_FALSE(fs::exists(workplace() / "runs"));
+  CHECK_FALSE(fs::exists(workspace() / "runs"));
 }
 
 TEST_CASE("all_errors_come_at_once_with_unsupported_values_among_them") {
-  workplace().write("bad.yaml",
+  workspace().write("bad.yaml",
                     "model: {layerz: 2, hidden: -1}\n"
                     "data: {train: [{path: train.txt, wieght: 2}]}\n"
                     "train: {steps: 0, recompute: full}\n"
                     "parallel: {tensor: 2, zero: 3}\n"
                     "precision: {compute: bf16}\n");
-  const Ended end = workplace().run({"run", "bad.yaml"});
+  const Ended end = workspace().run({"run", "bad.yaml"});
   check_refused(
       end, 2,
       {"bad.yaml:1:9: ", "model.layerz", "bad.yaml:1:28: ", "bad.yaml:2:34: ", "weight",
@@ -127,50 +127,50 @@ TEST_CASE("all_errors_come_at_once_with_unsupported_values_among_them") {
 }
 
 TEST_CASE("paths_that_do_not_exist_are_named_by_key_before_anything_is_made") {
-  const Ended end = workplace().run({"run", "config.yaml", "--set", "run.directory=nothing-made", "--set",
+  const Ended end = workspace().run({"run", "config.yaml", "--set", "run.directory=nothing-made", "--set",
                                      "data.train.0.path=no/such/file", "--set", "data.validation.0.path=neither"});
   check_refused(end, 2,
                 {"--set data.train.0.path=no/such/file: data.train.0.path", "data.validation.0.path", "neither"});
-  CHECK_FALSE(fs::exists(workplace() / "nothing-made"));
-  check_refused(workplace().run({"run", "no-such.yaml"}), 2, {"no-such.yaml", "no such config file"});
-  check_refused(workplace().run({"run", "."}), 2, {"not a regular file"});
-  check_refused(workplace().run({"run", "/dev/zero"}), 2, {"/dev/zero", "not a regular file"});
+  CHECK_FALSE(fs::exists(workspace() / "nothing-made"));
+  check_refused(workspace().run({"run", "no-such.yaml"}), 2, {"no-such.yaml", "no such config file"});
+  check_refused(workspace().run({"run", "."}), 2, {"not a regular file"});
+  check_refused(workspace().run({"run", "/dev/zero"}), 2, {"/dev/zero", "not a regular file"});
 }
 
 TEST_CASE("check_without_the_data_prints_the_plan_and_a_notice") {
-  const Ended end = workplace().run({"check", "config.yaml", "--set", "data.train.0.path=no/such/file"});
+  const Ended end = workspace().run({"check", "config.yaml", "--set", "data.train.0.path=no/such/file"});
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("notice: --set data.train.0.path=no/such/file: data.train.0.path: no such file or folder"));
   CHECK(end.output.find("34,720 parameters") != std::string::npos);
 }
 
 TEST_CASE("check_names_all_that_is_unsupported_also_without_a_tokenizer") {
-  workplace().write("bad.yaml",
+  workspace().write("bad.yaml",
                     tiny_with("model: {vocab: auto}\nprecision: {compute: bf16}\n") + "parallel: {tensor: 5}\n");
   const std::string bpe = "data.tokenizer={type: bpe, path: train.txt}";
-  const Ended without = workplace().run({"check", "bad.yaml", "--set", bpe});
+  const Ended without = workspace().run({"check", "bad.yaml", "--set", bpe});
   check_refused(without, 2,
                 {"data.tokenizer.type: bpe is not supported yet", "bad.yaml:4:22: precision.compute: bf16 is not",
                  "bad.yaml:5:20: parallel.tensor: 5 is not supported yet"});
   CHECK(without.output.empty());
   // With a vocabulary there is a plan, and with a degree that does not divide the heads there is an error more.
-  const Ended misfit = workplace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000"});
+  const Ended misfit = workspace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000"});
   check_refused(misfit, 2,
                 {"parallel.tensor: 5 does not divide model.heads: 12", "data.tokenizer.type: bpe is not supported yet",
                  "bad.yaml:4:22: precision.compute: bf16 is not"});
   const Ended plan =
-      workplace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000", "--set", "parallel.tensor=2"});
+      workspace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000", "--set", "parallel.tensor=2"});
   check_refused(plan, 2, {"parallel.tensor: 2 is not supported yet", "data.tokenizer.type: bpe is not supported yet"});
   CHECK(plan.output.find("2 ranks") != std::string::npos);
 }
 
 TEST_CASE("check_says_when_this_machine_is_too_small") {
-  workplace().write("bad.yaml", tiny_with("model: {preset: llama-405b}\n"));
-  const Ended end = workplace().run({"check", "bad.yaml"});
+  workspace().write("bad.yaml", tiny_with("model: {preset: llama-405b}\n"));
+  const Ended end = workspace().run({"check", "bad.yaml"});
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("notice: rank 0 needs"));
   CHECK(end.says("notice: model.vocab 128256 (from the preset) is larger than the tokenizer's 257"));
-  CHECK_FALSE(workplace().run({"check", "config.yaml"}).says("notice:"));
+  CHECK_FALSE(workspace().run({"check", "config.yaml"}).says("notice:"));
 }
 
 TEST_CASE("mistakes_in_set_name_the_override") {
@@ -194,10 +194,10 @@ TEST_CASE("mistakes_in_set_name_the_override") {
   };
   for (const Case& bad : cases) {
     CAPTURE(bad.setting);
-    check_refused(workplace().run({"run", "config.yaml", "--set", bad.setting}), 2, bad.words);
+    check_refused(workspace().run({"run", "config.yaml", "--set", bad.setting}), 2, bad.words);
   }
   // The later of two overrides of a key counts, and the file's value is replaced.
-  const Ended end = workplace().run(
+  const Ended end = workspace().run(
       {"check", "config.yaml", "--json", "--set", "train.global_batch=8", "--set", "train.global_batch=16"});
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(nlohmann::json::parse(end.output).at("global_batch") == 16);
@@ -229,7 +229,7 @@ TEST_CASE("mistakes_on_the_command_line_end_with_2_and_say_what_is_expected") {
   for (const Case& bad : cases) {
     CAPTURE(bad.arguments.size());
     if (!bad.arguments.empty()) CAPTURE(bad.arguments.back());
-    const Ended end = workplace().run(bad.arguments);
+    const Ended end = workspace().run(bad.arguments);
     check_refused(end, 2, bad.words);
     CHECK(end.output.empty());
   }

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string held() {
-  return (workplace() / "held.txt").string();
+  return (workspace() / "held.txt").string();
 }
 std::string newest() {
   return checkpoint(undisturbed_run(), tiny_steps).string();
@@ -43,24 +43,24 @@ TEST_CASE("every_command_explains_itself") {
                                                           {"checkpoint", "export"}};
   for (std::vector<std::string> command : commands) {
     command.emplace_back("--help");
-    const Ended end = workplace().run(command);
+    const Ended end = workspace().run(command);
     CAPTURE(command.front());
     CHECK(end.exit_code == 0);
     CHECK(end.output.find("Usage:") != std::string::npos);
     CHECK(end.errors.empty());
   }
-  const Ended top = workplace().run({"--help"});
+  const Ended top = workspace().run({"--help"});
   for (const char* name : {"run", "check", "schema", "evaluate", "generate", "checkpoint"})
     CHECK(top.output.find(name) != std::string::npos);
   CHECK(top.output.find("worker") == std::string::npos);
-  CHECK(workplace().run({"--version"}).output.find('.') != std::string::npos);
+  CHECK(workspace().run({"--version"}).output.find('.') != std::string::npos);
 }
 
 TEST_CASE("schema_lists_every_key_as_text_and_as_json") {
-  const Ended json = workplace().run({"schema", "--json"});
+  const Ended json = workspace().run({"schema", "--json"});
   REQUIRE(json.exit_code == 0);
   const nlohmann::json keys = nlohmann::json::parse(json.output);
-  const Ended text = workplace().run({"schema"});
+  const Ended text = workspace().run({"schema"});
   REQUIRE(keys.size() > 80);
   for (const nlohmann::json& key : keys) {
     CHECK_FALSE(key.at("meaning").get<std::string>().empty());
@@ -70,35 +70,35 @@ TEST_CASE("schema_lists_every_key_as_text_and_as_json") {
 }
 
 TEST_CASE("check_prints_a_plan_and_touches_nothing") {
-  const auto before = snapshot(workplace().path());
-  const Ended text = workplace().run({"check", "config.yaml"});
+  const auto before = snapshot(workspace().path());
+  const Ended text = workspace().run({"check", "config.yaml"});
   CHECK_MESSAGE(text.exit_code == 0, text.errors);
   CHECK(text.output.find("34,720 parameters") != std::string::npos);
-  const Ended json = workplace().run({"check", "config.yaml", "--json"});
+  const Ended json = workspace().run({"check", "config.yaml", "--json"});
   REQUIRE(json.exit_code == 0);
   const nlohmann::json plan = nlohmann::json::parse(json.output);
   // Token table 257 x 32 and 32 positions, twice (4 * 32 * 32 + 2 * 32 * 128 weights, 9 * 32 + 128 in biases and
   // norms), and a last norm.
   CHECK(plan.at("parameters") == 289 * 32 + 2 * (4 * 1024 + 2 * 4096 + 10 * 32 + 96) + 64);
-  CHECK(snapshot(workplace().path()) == before);
+  CHECK(snapshot(workspace().path()) == before);
 }
 
 TEST_CASE("check_plans_llama_405b_on_16384_ranks_within_a_second") {
   std::vector<std::string> arguments = {"check", "big.yaml"};
-  workplace().write("big.yaml",
+  workspace().write("big.yaml",
                     "model: {preset: llama-405b}\ndata: {train: [{path: train.txt}]}\n"
                     "train: {steps: 10000, global_batch: 2048, micro_batch: 1}\n");
   for (const char* degree : {"data=32", "tensor=8", "pipeline=64"}) {
     arguments.emplace_back("--set");
     arguments.push_back(std::string("parallel.") + degree);
   }
-  const Ended end = workplace().run(arguments);
+  const Ended end = workspace().run(arguments);
   check_refused(end, 2,
                 {"parallel.tensor: 8 is not supported yet", "parallel.pipeline: 64 is not supported yet",
                  "parallel.data: 32 is not supported yet"});
   CHECK(end.output.find("16384 ranks") != std::string::npos);
   arguments.emplace_back("--json");
-  const Ended json = workplace().run(arguments);
+  const Ended json = workspace().run(arguments);
   check_refused(json, 2, {"not supported yet"});
   const nlohmann::json plan = nlohmann::json::parse(json.output);
   CHECK(plan.at("mesh").at("pipeline") == 64);
@@ -107,21 +107,21 @@ TEST_CASE("check_plans_llama_405b_on_16384_ranks_within_a_second") {
   arguments = {
       "check",   "big.yaml", "--set", "parallel.data=32", "--set", "parallel.tensor=8", "--set", "parallel.pipeline=64",
       "--world", "16000"};
-  check_refused(workplace().run(arguments), 2, {"16000", "16384"});
+  check_refused(workspace().run(arguments), 2, {"16000", "16384"});
 }
 
 TEST_CASE("a_model_larger_than_the_machine_is_refused_with_its_memory_plan") {
-  workplace().write("huge.yaml",
+  workspace().write("huge.yaml",
                     "run: {directory: huge}\nmodel: {preset: llama-405b}\ndata: {train: [{path: train.txt}]}\n"
                     "train: {steps: 100, global_batch: 2, micro_batch: 1}\n");
-  check_refused(workplace().run({"run", "huge.yaml"}), 2, {"master weights", "optimizer state", "the machine has"});
-  CHECK_FALSE(fs::exists(workplace() / "huge"));
+  check_refused(workspace().run({"run", "huge.yaml"}), 2, {"master weights", "optimizer state", "the machine has"});
+  CHECK_FALSE(fs::exists(workspace() / "huge"));
 }
 
 TEST_CASE("greedy_texts_repeat_and_sampled_ones_follow_their_seed") {
   const auto generate = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"generate", newest(), "--prompt", "the ", "--max-tokens", "24"});
-    const Ended end = workplace().run(more);
+    const Ended end = workspace().run(more);
     CHECK_MESSAGE(end.exit_code == 0, end.errors);
     CHECK(end.output.starts_with("the "));
     return end.output;
@@ -138,11 +138,11 @@ TEST_CASE("greedy_texts_repeat_and_sampled_ones_follow_their_seed") {
 TEST_CASE("numbers_that_make_no_sense_are_refused_with_what_is_expected") {
   const auto generate = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"generate", newest(), "--prompt", "a"});
-    return workplace().run(more);
+    return workspace().run(more);
   };
   const auto evaluate = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"evaluate", newest(), "--data", held(), "--json"});
-    return workplace().run(more);
+    return workspace().run(more);
   };
   for (const char* temperature : {"nan", "inf", "-1", "1e9", "warm"})
     check_refused(generate({"--temperature", temperature}), 2, {"--temperature: must be a number from 0 to 100"});
@@ -160,114 +160,114 @@ TEST_CASE("numbers_that_make_no_sense_are_refused_with_what_is_expected") {
 }
 
 TEST_CASE("help_names_the_defaults") {
-  const Ended generate = workplace().run({"generate", "--help"});
+  const Ended generate = workspace().run({"generate", "--help"});
   for (const char* value : {"INT=200 ", "FLOAT=0.8 ", "UINT=0 "})
     CHECK(generate.output.find(value) != std::string::npos);
-  CHECK(workplace().run({"evaluate", "--help"}).output.find("INT=8 ") != std::string::npos);
-  CHECK(workplace().run({"checkpoint", "export", "--help"}).output.find("=fp32\n") != std::string::npos);
+  CHECK(workspace().run({"evaluate", "--help"}).output.find("INT=8 ") != std::string::npos);
+  CHECK(workspace().run({"checkpoint", "export", "--help"}).output.find("=fp32\n") != std::string::npos);
 }
 
 TEST_CASE("prompts_that_are_empty_too_long_or_beyond_the_context_are_met") {
   // An empty prompt starts behind the end-of-document token.
-  const Ended empty = workplace().run({"generate", newest(), "--prompt", "", "--max-tokens", "8"});
+  const Ended empty = workspace().run({"generate", newest(), "--prompt", "", "--max-tokens", "8"});
   CHECK_MESSAGE(empty.exit_code == 0, empty.errors);
-  const Ended twice = workplace().run({"generate", newest(), "--prompt", "", "--max-tokens", "8"});
+  const Ended twice = workspace().run({"generate", newest(), "--prompt", "", "--max-tokens", "8"});
   CHECK(empty.output == twice.output);
-  const Ended longer = workplace().run({"generate", newest(), "--prompt", std::string(32, 'a')});
+  const Ended longer = workspace().run({"generate", newest(), "--prompt", std::string(32, 'a')});
   check_refused(longer, 2, {"--prompt", "32"});
   CHECK(longer.output.empty());
   const Ended full =
-      workplace().run({"generate", newest(), "--prompt", std::string(30, 'a'), "--max-tokens", "100", "--greedy"});
+      workspace().run({"generate", newest(), "--prompt", std::string(30, 'a'), "--max-tokens", "100", "--greedy"});
   CHECK_MESSAGE(full.exit_code == 0, full.errors);
   CHECK(full.says("context is full"));
 }
 
 TEST_CASE("evaluate_takes_a_run_a_checkpoint_and_data_of_the_users") {
-  const double of_data = loss_of(workplace().run({"evaluate", newest(), "--data", held(), "--json"}));
+  const double of_data = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
   CHECK(of_data > 0.0);
   CHECK(of_data < std::log(257.0));
-  CHECK(loss_of(workplace().run({"evaluate", undisturbed_run().string(), "--json"})) == of_data);
+  CHECK(loss_of(workspace().run({"evaluate", undisturbed_run().string(), "--json"})) == of_data);
   // Samples are the same whatever their number at once; only the order of the sum may differ.
-  CHECK(loss_of(workplace().run({"evaluate", newest(), "--data", held(), "--json", "--micro-batch", "3"})) ==
+  CHECK(loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json", "--micro-batch", "3"})) ==
         doctest::Approx(of_data).epsilon(1e-6));
-  const Ended two = workplace().run({"evaluate", newest(), "--data", held(), "--data", "train.txt", "--json"});
+  const Ended two = workspace().run({"evaluate", newest(), "--data", held(), "--data", "train.txt", "--json"});
   REQUIRE(two.exit_code == 0);
   CHECK(nlohmann::json::parse(two.output).size() == 2);
-  check_refused(workplace().run({"evaluate", newest(), "--data", "no-such.txt"}), 2, {"--data PATH: ", "no-such.txt"});
+  check_refused(workspace().run({"evaluate", newest(), "--data", "no-such.txt"}), 2, {"--data PATH: ", "no-such.txt"});
   // A checkpoint has its tokenizer.
-  check_refused(workplace().run({"evaluate", newest(), "--tokenizer", "bytes"}), 2, {"--tokenizer", "its own"});
-  check_refused(workplace().run({"evaluate", "no-such-model"}), 3, {"no-such-model"});
-  check_refused(workplace().run({"evaluate", workplace().path().string()}), 3, {"manifest.json", "config.json"});
+  check_refused(workspace().run({"evaluate", newest(), "--tokenizer", "bytes"}), 2, {"--tokenizer", "its own"});
+  check_refused(workspace().run({"evaluate", "no-such-model"}), 3, {"no-such-model"});
+  check_refused(workspace().run({"evaluate", workspace().path().string()}), 3, {"manifest.json", "config.json"});
 }
 
 TEST_CASE("evaluate_gives_the_loss_of_the_last_evaluation_of_the_run_to_the_bit") {
-  const Ended end = workplace().run(workplace().training(
+  const Ended end = workspace().run(workspace().training(
       "whole-set", {"train.steps=20", "evaluate.every=10", "evaluate.batches=0", "checkpoint.every=20"}));
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
-  const Trajectory found = trajectory_of(workplace() / "whole-set");
+  const Trajectory found = trajectory_of(workspace() / "whole-set");
   // The order of the sum is that of the micro-batches; the run's have two samples.
   const double loss =
-      loss_of(workplace().run({"evaluate", (workplace() / "whole-set").string(), "--json", "--micro-batch", "2"}));
+      loss_of(workspace().run({"evaluate", (workspace() / "whole-set").string(), "--json", "--micro-batch", "2"}));
   CHECK(std::stod(found.evaluations.at({20, "held"})) == loss);
   CHECK(std::stod(found.evaluations.at({10, "held"})) != loss);
 }
 
 TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
-  const double ours = loss_of(workplace().run({"evaluate", newest(), "--data", held(), "--json"}));
-  const std::string folder = (workplace() / "exported").string();
-  const Ended exported = workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder});
+  const double ours = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
+  const std::string folder = (workspace() / "exported").string();
+  const Ended exported = workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder});
   REQUIRE_MESSAGE(exported.exit_code == 0, exported.errors);
-  CHECK(loss_of(workplace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes", "--json"})) == ours);
-  for (const Ended& end : {workplace().run({"evaluate", folder, "--data", held()}),
-                           workplace().run({"generate", folder, "--prompt", "the "})})
+  CHECK(loss_of(workspace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes", "--json"})) == ours);
+  for (const Ended& end : {workspace().run({"evaluate", folder, "--data", held()}),
+                           workspace().run({"generate", folder, "--prompt", "the "})})
     check_refused(end, 2, {"--tokenizer bytes"});
   // Rounding weights to 8 bits of mantissa moves the loss, a little.
-  const std::string half = (workplace() / "exported-bf16").string();
-  REQUIRE(workplace()
+  const std::string half = (workspace() / "exported-bf16").string();
+  REQUIRE(workspace()
               .run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", half, "--dtype", "bf16"})
               .exit_code == 0);
   const double rounded =
-      loss_of(workplace().run({"evaluate", half, "--data", held(), "--tokenizer", "bytes", "--json"}));
+      loss_of(workspace().run({"evaluate", half, "--data", held(), "--tokenizer", "bytes", "--json"}));
   CHECK(rounded != ours);
   CHECK(rounded == doctest::Approx(ours).epsilon(0.01));
-  const Ended generated = workplace().run(
+  const Ended generated = workspace().run(
       {"generate", folder, "--prompt", "the ", "--tokenizer", "bytes", "--greedy", "--max-tokens", "16"});
   CHECK(generated.output ==
-        workplace().run({"generate", newest(), "--prompt", "the ", "--greedy", "--max-tokens", "16"}).output);
+        workspace().run({"generate", newest(), "--prompt", "the ", "--greedy", "--max-tokens", "16"}).output);
   // A folder that holds something is not written over.
   const auto before = snapshot(folder);
-  CHECK(workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code != 0);
+  CHECK(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code != 0);
   CHECK(snapshot(folder) == before);
 }
 
 TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
-  const std::string folder = (workplace() / "start-from").string();
-  REQUIRE(workplace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
+  const std::string folder = (workspace() / "start-from").string();
+  REQUIRE(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
           0);
-  const Ended end = workplace().run(
-      workplace().training("from", {"model.init.from=" + folder, "train.steps=1", "train.lr_schedule.warmup=1",
+  const Ended end = workspace().run(
+      workspace().training("from", {"model.init.from=" + folder, "train.steps=1", "train.lr_schedule.warmup=1",
                                     "train.optimizer.learning_rate=1e-12", "evaluate.batches=1000"}));
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
-  const double ours = loss_of(workplace().run({"evaluate", newest(), "--data", held(), "--json"}));
-  const Trajectory found = trajectory_of(workplace() / "from");
+  const double ours = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
+  const Trajectory found = trajectory_of(workspace() / "from");
   CHECK(std::stod(found.evaluations.at({1, "held"})) == doctest::Approx(ours).epsilon(1e-6));
   // Another shape than the folder's is refused by key.
   const Ended other =
-      workplace().run(workplace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"}));
+      workspace().run(workspace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"}));
   CHECK_MESSAGE(other.exit_code == 2, other.errors);
   CHECK(other.says("model.hidden: 64 in the config, 32 in the folder"));
 }
 
 TEST_CASE("list_inspect_and_verify_tell_what_is_there") {
   const std::string run = undisturbed_run().string();
-  const Ended list = workplace().run({"checkpoint", "list", run, "--json"});
+  const Ended list = workspace().run({"checkpoint", "list", run, "--json"});
   REQUIRE_MESSAGE(list.exit_code == 0, list.errors);
   const nlohmann::json entries = nlohmann::json::parse(list.output);
   REQUIRE(entries.size() == 10);
   CHECK(entries.at(0).at("step") == 200);
   CHECK(entries.at(9).at("step") == 20);
   CHECK(entries.at(0).at("tokens") == 200 * 4 * 32);
-  const Ended inspect = workplace().run({"checkpoint", "inspect", run, "--json"});
+  const Ended inspect = workspace().run({"checkpoint", "inspect", run, "--json"});
   REQUIRE_MESSAGE(inspect.exit_code == 0, inspect.errors);
   const nlohmann::json inside = nlohmann::json::parse(inspect.output);
   CHECK(inside.at("step") == 200);
@@ -279,22 +279,22 @@ TEST_CASE("list_inspect_and_verify_tell_what_is_there") {
     trained += elements;
   }
   CHECK(trained == 34720);
-  CHECK(workplace().run({"checkpoint", "verify", run}).exit_code == 0);
-  const Ended verified = workplace().run({"checkpoint", "verify", run, "--json"});
+  CHECK(workspace().run({"checkpoint", "verify", run}).exit_code == 0);
+  const Ended verified = workspace().run({"checkpoint", "verify", run, "--json"});
   REQUIRE_MESSAGE(verified.exit_code == 0, verified.errors);
   const nlohmann::json answer = nlohmann::json::parse(verified.output);
   CHECK(answer.at("verified") == true);
   CHECK(answer.at("save_id") == inside.at("save_id"));
-  check_refused(workplace().run({"checkpoint", "list", (workplace() / "nowhere").string()}), 3, {"nowhere"});
+  check_refused(workspace().run({"checkpoint", "list", (workspace() / "nowhere").string()}), 3, {"nowhere"});
 }
 
 TEST_CASE("list_of_a_folder_without_checkpoints_is_an_error_unless_it_is_a_run") {
-  fs::create_directories(workplace() / "plain");
-  check_refused(workplace().run({"checkpoint", "list", "plain"}), 3, {"plain", "no checkpoints here"});
+  fs::create_directories(workspace() / "plain");
+  check_refused(workspace().run({"checkpoint", "list", "plain"}), 3, {"plain", "no checkpoints here"});
   const fs::path run = copy_run(undisturbed_run(), "no-checkpoints");
   for (const std::string& name : checkpoint_names(run)) fs::remove_all(run / "checkpoints" / name);
   for (const char* path : {"no-checkpoints", "no-checkpoints/checkpoints"}) {
-    const Ended empty = workplace().run({"checkpoint", "list", path, "--json"});
+    const Ended empty = workspace().run({"checkpoint", "list", path, "--json"});
     CHECK(empty.exit_code == 0);
     CHECK(nlohmann::json::parse(empty.output).empty());
     CHECK(empty.says("no checkpoints in"));
@@ -302,11 +302,11 @@ TEST_CASE("list_of_a_folder_without_checkpoints_is_an_error_unless_it_is_a_run")
 }
 
 TEST_CASE("list_marks_the_best_checkpoint_and_counts_bytes_as_the_metrics_do") {
-  const Ended run = workplace().run(workplace().training(
+  const Ended run = workspace().run(workspace().training(
       "best", {"train.steps=40", "evaluate.every=10", "checkpoint.every=10", "train.optimizer.learning_rate=0.05",
                "early_stop={metric: validation/held/loss, patience: 1000}"}));
   REQUIRE_MESSAGE(run.exit_code == 0, run.errors);
-  const Trajectory found = trajectory_of(workplace() / "best");
+  const Trajectory found = trajectory_of(workspace() / "best");
   long best_step = 0;
   double best = INFINITY;
   for (const auto& entry : found.evaluations) {
@@ -316,12 +316,12 @@ TEST_CASE("list_marks_the_best_checkpoint_and_counts_bytes_as_the_metrics_do") {
     }
   }
   std::map<long, std::uint64_t> bytes;
-  std::ifstream metrics(workplace() / "best" / "metrics.jsonl");
+  std::ifstream metrics(workspace() / "best" / "metrics.jsonl");
   for (std::string line; std::getline(metrics, line);) {
     const nlohmann::json object = nlohmann::json::parse(line);
     if (object.at("kind") == "checkpoint") bytes[object.at("step").get<long>()] = object.at("bytes");
   }
-  const Ended list = workplace().run({"checkpoint", "list", "best", "--json"});
+  const Ended list = workspace().run({"checkpoint", "list", "best", "--json"});
   REQUIRE_MESSAGE(list.exit_code == 0, list.errors);
   const nlohmann::json entries = nlohmann::json::parse(list.output);
   REQUIRE(entries.size() == 4);
@@ -330,7 +330,7 @@ TEST_CASE("list_marks_the_best_checkpoint_and_counts_bytes_as_the_metrics_do") {
     CHECK(entry.at("best").get<bool>() == (step == best_step));
     CHECK(entry.at("bytes").get<std::uint64_t>() == bytes.at(step));
   }
-  const std::string text = workplace().run({"checkpoint", "list", "best"}).output;
+  const std::string text = workspace().run({"checkpoint", "list", "best"}).output;
   const std::size_t mark = text.find("  best\n");
   REQUIRE(mark != std::string::npos);
   const std::string line = text.substr(0, mark).substr(text.rfind('\n', mark - 1) + 1);
@@ -338,7 +338,7 @@ TEST_CASE("list_marks_the_best_checkpoint_and_counts_bytes_as_the_metrics_do") {
   CHECK(text.find("  best\n", mark + 1) == std::string::npos);
   // The best loss of the scalars is to be read by people.
   const std::string& spelled = found.evaluations.at({best_step, "held"});
-  CHECK(workplace().run({"checkpoint", "inspect", "best"}).output.find("(" + spelled + ")\n") != std::string::npos);
+  CHECK(workspace().run({"checkpoint", "inspect", "best"}).output.find("(" + spelled + ")\n") != std::string::npos);
 }
 
 TEST_CASE("output_that_cannot_be_written_is_an_error") {
@@ -352,7 +352,7 @@ TEST_CASE("output_that_cannot_be_written_is_an_error") {
                                                           {"generate", newest(), "--prompt", "a", "--max-tokens", "2"}};
   for (const auto& command : commands) {
     CAPTURE(command.front());
-    Launch launch = workplace().launch(command);
+    Launch launch = workspace().launch(command);
     launch.output_file = "/dev/full";
     const Ended end = run_program(launch);
     CHECK(end.exit_code == 3);
@@ -362,7 +362,7 @@ TEST_CASE("output_that_cannot_be_written_is_an_error") {
 
 TEST_CASE("machine_output_and_messages_go_to_different_streams") {
   const fs::path folder = copy_run(undisturbed_run(), "streams");
-  const Ended run = workplace().run(workplace().training("streams", {"train.steps=210"}));
+  const Ended run = workspace().run(workspace().training("streams", {"train.steps=210"}));
   CHECK_MESSAGE(run.exit_code == 0, run.errors);
   CHECK(run.output.empty());
   CHECK(run.says("step 210/210"));

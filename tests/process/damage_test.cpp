@@ -80,7 +80,7 @@ TEST_CASE("a_damaged_newest_checkpoint_is_named_set_aside_and_the_older_one_used
     CAPTURE(damage.name);
     const fs::path run = run_of_two_checkpoints(damage.name);
     damage.apply(checkpoint(run, 180));
-    const Ended end = workplace().run(workplace().training(damage.name, {"evaluate.every=0", "checkpoint.every=1000"}));
+    const Ended end = workspace().run(workspace().training(damage.name, {"evaluate.every=0", "checkpoint.every=1000"}));
     INFO(end.errors);
     CHECK(end.exit_code == 0);
     CHECK(end.says("step-00000180"));
@@ -98,7 +98,7 @@ TEST_CASE("if_every_checkpoint_is_damaged_the_run_stops_and_never_starts_from_sc
   const std::string metrics = read_file(run / "metrics.jsonl");
   // The second start finds nothing but what the first has set aside.
   for (int start = 0; start < 2; ++start) {
-    const Ended end = workplace().run(workplace().training("all-damaged"));
+    const Ended end = workspace().run(workspace().training("all-damaged"));
     CAPTURE(start);
     CHECK_MESSAGE(end.exit_code == 3, end.errors);
     CHECK(end.says("step-00000160"));
@@ -112,7 +112,7 @@ TEST_CASE("if_every_checkpoint_is_damaged_the_run_stops_and_never_starts_from_sc
 TEST_CASE("extra_files_of_another_world_beside_a_checkpoint_are_not_read") {
   const fs::path run = run_of_two_checkpoints("extra-files");
   write_file(checkpoint(run, 180) / "model-00001.safetensors", "left over");
-  const Ended end = workplace().run(workplace().training("extra-files"));
+  const Ended end = workspace().run(workspace().training("extra-files"));
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("resuming from " + checkpoint(run, 180).string()));
   CHECK(trajectory_of(run).steps == trajectory_of(undisturbed_run()).steps);
@@ -120,12 +120,12 @@ TEST_CASE("extra_files_of_another_world_beside_a_checkpoint_are_not_read") {
 
 TEST_CASE("a_checkpoint_that_was_moved_elsewhere_still_evaluates_to_the_same_loss") {
   const fs::path there = checkpoint(undisturbed_run(), 120);
-  const std::string held = (workplace() / "held.txt").string();
-  const Ended before = workplace().run({"evaluate", there.string(), "--data", held, "--json"});
+  const std::string held = (workspace() / "held.txt").string();
+  const Ended before = workspace().run({"evaluate", there.string(), "--data", held, "--json"});
   REQUIRE_MESSAGE(before.exit_code == 0, before.errors);
   const TempFolder elsewhere;
   fs::copy(there, elsewhere / "a renamed one", fs::copy_options::recursive);
-  const Ended after = workplace().run({"evaluate", (elsewhere / "a renamed one").string(), "--data", held, "--json"});
+  const Ended after = workspace().run({"evaluate", (elsewhere / "a renamed one").string(), "--data", held, "--json"});
   CHECK_MESSAGE(after.exit_code == 0, after.errors);
   CHECK(after.output == before.output);
 }
@@ -135,7 +135,7 @@ TEST_CASE("evaluate_of_a_run_says_which_checkpoint_is_damaged") {
   flip_byte(checkpoint(run, 180) / "model-00000.safetensors", 100);
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"evaluate", run.string()}, {"checkpoint", "verify", run.string()}}) {
-    const Ended end = workplace().run(command);
+    const Ended end = workspace().run(command);
     CHECK_MESSAGE(end.exit_code == 3, end.errors);
     CHECK(end.says("step-00000180/model-00000.safetensors"));
     CHECK(end.output.empty());

@@ -109,8 +109,8 @@ std::vector<HostileFile> hostile_files() {
 
 const fs::path& genuine_folder() {
   static const fs::path folder = [] {
-    fs::path path = workplace() / "genuine-hf";
-    const Ended end = workplace().run(
+    fs::path path = workspace() / "genuine-hf";
+    const Ended end = workspace().run(
         {"checkpoint", "export", undisturbed_run().string(), "--to", "huggingface", "--output", path.string()});
     REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
     return path;
@@ -120,15 +120,15 @@ const fs::path& genuine_folder() {
 
 // A copy of the newest checkpoint or of the exported folder, made anew each time.
 fs::path fresh_copy(const fs::path& from) {
-  fs::path to = workplace() / "hostile";
+  fs::path to = workspace() / "hostile";
   fs::remove_all(to);
   fs::copy(from, to, fs::copy_options::recursive);
   return to;
 }
 
 std::vector<std::vector<std::string>> commands_on_models(const fs::path& model) {
-  const std::string output = (workplace() / "never-written").string();
-  return {{"evaluate", model.string(), "--data", (workplace() / "held.txt").string()},
+  const std::string output = (workspace() / "never-written").string();
+  return {{"evaluate", model.string(), "--data", (workspace() / "held.txt").string()},
           {"generate", model.string(), "--prompt", "1", "--max-tokens", "1"},
           {"checkpoint", "export", model.string(), "--to", "huggingface", "--output", output}};
 }
@@ -142,10 +142,10 @@ void check_all_refuse(const fs::path& model, bool is_checkpoint, const std::vect
   for (const auto& command : commands) {
     CAPTURE(command[0]);
     CAPTURE(command[1]);
-    const Ended end = workplace().run(command);
+    const Ended end = workspace().run(command);
     check_refused(end, 3, words);
     CHECK(end.output.empty());
-    CHECK_FALSE(fs::exists(workplace() / "never-written"));
+    CHECK_FALSE(fs::exists(workspace() / "never-written"));
   }
 }
 
@@ -224,7 +224,7 @@ TEST_CASE("hostile_manifests_are_refused_by_member") {
 
 TEST_CASE("files_linked_out_of_the_folder_are_refused") {
   const fs::path model = fresh_copy(checkpoint(undisturbed_run(), tiny_steps));
-  const fs::path outside = workplace() / "outside.safetensors";
+  const fs::path outside = workspace() / "outside.safetensors";
   fs::rename(model / "model-00000.safetensors", outside);
   fs::create_symlink(outside, model / "model-00000.safetensors");
   check_all_refuse(model, true, {"model-00000.safetensors", "link"});
@@ -292,14 +292,14 @@ TEST_CASE("a_hostile_config_inside_a_manifest_is_bad_input_that_names_the_manife
     seal_manifest(model, manifest);
     for (const auto& command : commands_on_models(model)) {
       CAPTURE(command[0]);
-      check_refused(workplace().run(command), 3, {model.string()});
+      check_refused(workspace().run(command), 3, {model.string()});
     }
   }
   const fs::path run = copy_run(undisturbed_run(), "hostile-run");
   json manifest = open_manifest(checkpoint(run, tiny_steps));
   manifest["config"] = "model: {layers: 1}\nmodel: {layers: 2}\n";
   seal_manifest(checkpoint(run, tiny_steps), manifest);
-  const Ended end = workplace().run(workplace().training("hostile-run"));
+  const Ended end = workspace().run(workspace().training("hostile-run"));
   CHECK_MESSAGE(end.exit_code == 3, end.errors);
   CHECK(end.says("step-00000200/manifest.json"));
 }

@@ -56,11 +56,11 @@ TEST_CASE("the_quickstart_ends_below_the_bigram_entropy_of_its_held_out_text") {
     bytes += documents.back().size();
   }
   REQUIRE(bytes > 100000);
-  const std::string run = (workplace() / "quickstart").string();
-  const Ended trained = workplace().run(
+  const std::string run = (workspace() / "quickstart").string();
+  const Ended trained = workspace().run(
       {"run", (source / "configs" / "quickstart.yaml").string(), "--set", "run.directory=" + run}, 800.0);
   REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
-  const Ended evaluated = workplace().run({"evaluate", run, "--json"}, 100.0);
+  const Ended evaluated = workspace().run({"evaluate", run, "--json"}, 100.0);
   REQUIRE_MESSAGE(evaluated.exit_code == 0, evaluated.errors);
   const nlohmann::json answer = nlohmann::json::parse(evaluated.output);
   REQUIRE(answer.size() == 1);

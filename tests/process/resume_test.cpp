@@ -41,7 +41,7 @@ pid_t worker_of(const Program& agent) {
 
 void check_newest_verifies(const fs::path& run) {
   if (checkpoint_names(run).empty()) return;
-  const Ended end = workplace().run({"checkpoint", "verify", run.string()});
+  const Ended end = workspace().run({"checkpoint", "verify", run.string()});
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
 }
 
@@ -85,7 +85,7 @@ std::vector<Kill> seeded_kills(unsigned seed, int count) {
 class TormentedRun {
  public:
   explicit TormentedRun(const std::string& name)
-      : folder_(workplace() / name), arguments_(workplace().training(name, settings)) {}
+      : folder_(workspace() / name), arguments_(workspace().training(name, settings)) {}
 
   // False if the run finished before the moment came.
   bool suffer(const Kill& kill) {
@@ -158,7 +158,7 @@ class TormentedRun {
         return 0;
       }
     }
-    agent_ = std::make_unique<Program>(workplace().launch(arguments_));
+    agent_ = std::make_unique<Program>(workspace().launch(arguments_));
     ++starts;
     return 1;
   }
@@ -174,7 +174,7 @@ class TormentedRun {
 };
 
 TEST_CASE("twenty_kills_at_random_moments_change_no_number_of_the_run") {
-  const fs::path run = workplace() / "tormented";
+  const fs::path run = workspace() / "tormented";
   TormentedRun tormented("tormented");
   constexpr unsigned seed = 20240607;
   const std::vector<Kill> kills = seeded_kills(seed, 20);
@@ -199,10 +199,10 @@ TEST_CASE("twenty_kills_at_random_moments_change_no_number_of_the_run") {
 }
 
 TEST_CASE("a_kill_while_old_checkpoints_are_pruned_leaves_two_that_verify") {
-  const fs::path run = workplace() / "pruned";
+  const fs::path run = workspace() / "pruned";
   int half_removed = 0;
   for (int kill = 1; kill <= 6; ++kill) {
-    Program agent(workplace().launch(workplace().training("pruned", {"checkpoint.every=4", "checkpoint.keep=2"})));
+    Program agent(workspace().launch(workspace().training("pruned", {"checkpoint.every=4", "checkpoint.keep=2"})));
     REQUIRE(wait_until([&] { return newest_step(run) >= 20 * kill || !agent.running(); }, patience));
     // Without a pause between the looks: a folder by this name lives for less than a millisecond.
     const double end = test_clock() + patience;
@@ -213,11 +213,11 @@ TEST_CASE("a_kill_while_old_checkpoints_are_pruned_leaves_two_that_verify") {
     if (!hidden_names(run, ".removing-").empty()) ++half_removed;
     int verified = 0;
     for (const std::string& name : checkpoint_names(run))
-      if (workplace().run({"checkpoint", "verify", (run / "checkpoints" / name).string()}).exit_code == 0) ++verified;
+      if (workspace().run({"checkpoint", "verify", (run / "checkpoints" / name).string()}).exit_code == 0) ++verified;
     CHECK(verified >= 2);
   }
   MESSAGE(half_removed, " of 6 kills left a folder half removed");
-  const Ended end = workplace().run(workplace().training("pruned", {"checkpoint.every=4", "checkpoint.keep=2"}));
+  const Ended end = workspace().run(workspace().training("pruned", {"checkpoint.every=4", "checkpoint.keep=2"}));
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   check_same_as_undisturbed(run);
   CHECK(hidden_names(run, ".").empty());
@@ -226,14 +226,14 @@ TEST_CASE("a_kill_while_old_checkpoints_are_pruned_leaves_two_that_verify") {
 // Starts a run, and calls act(agent) once step 30 was taken.
 template <class Act>
 Ended interrupt_after_30_steps(const std::string& name, Act act) {
-  Program agent(workplace().launch(workplace().training(name, {"checkpoint.every=1000"})));
-  REQUIRE(wait_until([&] { return newest_step(workplace() / name) >= 30 || !agent.running(); }, patience));
+  Program agent(workspace().launch(workspace().training(name, {"checkpoint.every=1000"})));
+  REQUIRE(wait_until([&] { return newest_step(workspace() / name) >= 30 || !agent.running(); }, patience));
   act(agent);
   return agent.wait(patience);
 }
 
 void check_interrupted_and_resumes(const std::string& name, const Ended& end) {
-  const fs::path run = workplace() / name;
+  const fs::path run = workspace() / name;
   INFO(end.errors);
   CHECK(end.exit_code == 75);
   const std::vector<std::string> names = checkpoint_names(run);
@@ -243,7 +243,7 @@ void check_interrupted_and_resumes(const std::string& name, const Ended& end) {
   // Nothing of what was computed is lost: the checkpoint is that of the last step.
   CHECK(checkpoint(run, static_cast<int>(trajectory_of(run).last_step())).filename() == names.front());
   check_no_process_left(run);
-  const Ended resumed = workplace().run(workplace().training(name, {"checkpoint.every=1000"}));
+  const Ended resumed = workspace().run(workspace().training(name, {"checkpoint.every=1000"}));
   CHECK_MESSAGE(resumed.exit_code == 0, resumed.errors);
   CHECK(resumed.says("resuming from"));
   check_same_as_undisturbed(run);
@@ -268,7 +268,7 @@ TEST_CASE("sigterm_to_the_worker_alone_does_the_same") {
 }
 
 TEST_CASE("further_signals_during_the_save_do_not_disturb_it") {
-  const fs::path run = workplace() / "impatient";
+  const fs::path run = workspace() / "impatient";
   const Ended end = interrupt_after_30_steps("impatient", [&](Program& agent) {
     agent.signal(SIGTERM);
     wait_until([&] { return !hidden_names(run, ".saving-").empty() || !agent.running(); }, patience);
@@ -283,26 +283,26 @@ TEST_CASE("further_signals_during_the_save_do_not_disturb_it") {
 }
 
 TEST_CASE("an_interruption_while_the_worker_starts_is_not_lost") {
-  Program agent(workplace().launch(workplace().training("early-term")));
+  Program agent(workspace().launch(workspace().training("early-term")));
   REQUIRE(wait_until([&] { return worker_of(agent) > 0; }, patience));
   agent.signal(SIGTERM);
   const Ended end = agent.wait(patience);
   CHECK_MESSAGE(end.exit_code == 75, end.errors);
-  const Ended resumed = workplace().run(workplace().training("early-term"));
+  const Ended resumed = workspace().run(workspace().training("early-term"));
   CHECK_MESSAGE(resumed.exit_code == 0, resumed.errors);
-  check_same_as_undisturbed(workplace() / "early-term");
+  check_same_as_undisturbed(workspace() / "early-term");
 }
 
 // Interrupted and requeued: the scheduler gives the same command again until it ends with 0.
 void check_requeued_branch(const std::string& name, const fs::path& from, int first_step) {
-  const fs::path run = workplace() / name;
-  std::vector<std::string> arguments = workplace().training(name, {"checkpoint.every=1000"});
+  const fs::path run = workspace() / name;
+  std::vector<std::string> arguments = workspace().training(name, {"checkpoint.every=1000"});
   arguments.insert(arguments.end(), {"--resume", from.string()});
   long reached = first_step;
   for (int interruption = 0; interruption < 2; ++interruption) {
     CAPTURE(interruption);
     const long target = reached + 20;
-    Program agent(workplace().launch(arguments));
+    Program agent(workspace().launch(arguments));
     // Until the restart is written, metrics.jsonl ends with the last step of what is being abandoned.
     const auto is_reached = [&] {
       const long last = trajectory_of(run).last_step();
@@ -317,7 +317,7 @@ void check_requeued_branch(const std::string& name, const fs::path& from, int fi
     CHECK(fs::exists(checkpoint(run, static_cast<int>(reached))));
   }
   if (from.string().starts_with(run.string())) fs::remove_all(from);  // as retention may
-  const Ended end = workplace().run(arguments);
+  const Ended end = workspace().run(arguments);
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("resuming from " + checkpoint(run, static_cast<int>(reached)).string()));
   const Trajectory expected = trajectory_of(undisturbed_run());
@@ -328,7 +328,7 @@ void check_requeued_branch(const std::string& name, const fs::path& from, int fi
 
 TEST_CASE("a_resume_by_path_given_again_after_75_goes_on_in_a_run_of_its_own") {
   check_requeued_branch("requeued", checkpoint(undisturbed_run(), 60), 60);
-  CHECK(trajectory_of(workplace() / "requeued").steps.size() == tiny_steps - 60);
+  CHECK(trajectory_of(workspace() / "requeued").steps.size() == tiny_steps - 60);
 }
 
 TEST_CASE("a_resume_by_path_given_again_after_75_goes_on_in_the_same_run") {
@@ -340,8 +340,8 @@ TEST_CASE("a_resume_by_path_given_again_after_75_goes_on_in_the_same_run") {
 }
 
 TEST_CASE("a_stopped_worker_is_named_by_the_heartbeat_killed_and_replaced") {
-  Program agent(workplace().launch(workplace().training("stopped", {"supervise.heartbeat=2s"})));
-  REQUIRE(wait_until([&] { return newest_step(workplace() / "stopped") >= 45 || !agent.running(); }, patience));
+  Program agent(workspace().launch(workspace().training("stopped", {"supervise.heartbeat=2s"})));
+  REQUIRE(wait_until([&] { return newest_step(workspace() / "stopped") >= 45 || !agent.running(); }, patience));
   const pid_t worker = worker_of(agent);
   REQUIRE(worker > 0);
   ::kill(worker, SIGSTOP);
@@ -350,11 +350,11 @@ TEST_CASE("a_stopped_worker_is_named_by_the_heartbeat_killed_and_replaced") {
   CHECK(end.says("supervise.heartbeat"));
   CHECK(end.says("worker " + std::to_string(worker)));
   CHECK_FALSE(is_alive(worker));
-  check_same_as_undisturbed(workplace() / "stopped");
+  check_same_as_undisturbed(workspace() / "stopped");
 }
 
 TEST_CASE("a_worker_that_dies_three_times_at_one_step_ends_the_run_with_6") {
-  Program agent(workplace().launch(workplace().training("hopeless")));
+  Program agent(workspace().launch(workspace().training("hopeless")));
   std::vector<pid_t> killed;
   while (killed.size() < 3) {
     pid_t worker = -1;
@@ -369,8 +369,8 @@ TEST_CASE("a_worker_that_dies_three_times_at_one_step_ends_the_run_with_6") {
 }
 
 TEST_CASE("a_killed_agent_takes_its_worker_along_and_the_next_start_resumes") {
-  const fs::path run = workplace() / "headless";
-  Program agent(workplace().launch(workplace().training("headless")));
+  const fs::path run = workspace() / "headless";
+  Program agent(workspace().launch(workspace().training("headless")));
   REQUIRE(wait_until([&] { return newest_step(run) >= 45; }, patience));
   const pid_t worker = worker_of(agent);
   REQUIRE(worker > 0);
@@ -379,7 +379,7 @@ TEST_CASE("a_killed_agent_takes_its_worker_along_and_the_next_start_resumes") {
   agent.wait();
   // The lock of the dead agent is still there.
   CHECK(fs::exists(run / "lock.json"));
-  const Ended resumed = workplace().run(workplace().training("headless"));
+  const Ended resumed = workspace().run(workspace().training("headless"));
   CHECK_MESSAGE(resumed.exit_code == 0, resumed.errors);
   check_same_as_undisturbed(run);
   CHECK_FALSE(fs::exists(run / "lock.json"));
@@ -390,15 +390,15 @@ TEST_CASE("the_state_of_early_stopping_survives_a_resume") {
   // step 80.
   const std::vector<std::string> settings = {"early_stop={metric: validation/held/loss, patience: 3, min_delta: 10}",
                                              "checkpoint.every=10", "checkpoint.keep=4"};
-  const Ended first = workplace().run(workplace().training("early-stop", settings));
+  const Ended first = workspace().run(workspace().training("early-stop", settings));
   REQUIRE_MESSAGE(first.exit_code == 0, first.errors);
-  const fs::path run = workplace() / "early-stop";
+  const fs::path run = workspace() / "early-stop";
   CHECK(trajectory_of(run).last_step() == 80);
   CHECK(read_file(run / "metrics.jsonl").find("\"kind\":\"early_stop\"") != std::string::npos);
   // The best one is pinned beside the newest four.
   CHECK(checkpoint_names(run) ==
         std::vector<std::string>{"step-00000020", "step-00000050", "step-00000060", "step-00000070", "step-00000080"});
-  const Ended again = workplace().run(workplace().training("early-stop", settings));
+  const Ended again = workspace().run(workspace().training("early-stop", settings));
   CHECK(again.exit_code == 0);
   CHECK(again.says("already complete"));
   CHECK(trajectory_of(run).last_step() == 80);
@@ -406,7 +406,7 @@ TEST_CASE("the_state_of_early_stopping_survives_a_resume") {
   // From step 50: one of the three evaluations is part of the state.
   const fs::path resumed = copy_run(run, "early-stop-resumed");
   for (const int step : {60, 70, 80}) fs::remove_all(checkpoint(resumed, step));
-  const Ended second = workplace().run(workplace().training("early-stop-resumed", settings));
+  const Ended second = workspace().run(workspace().training("early-stop-resumed", settings));
   CHECK_MESSAGE(second.exit_code == 0, second.errors);
   CHECK(trajectory_of(resumed).last_step() == 80);
   CHECK(trajectory_of(resumed).steps == trajectory_of(run).steps);

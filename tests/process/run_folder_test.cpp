@@ -26,8 +26,8 @@ void check_same_numbers(const fs::path& run) {
 }
 
 TEST_CASE("a_second_run_on_the_same_folder_leaves_soon_names_the_first_and_writes_nothing") {
-  const fs::path run = workplace() / "busy";
-  Program first(workplace().launch(workplace().training("busy", {"train.steps=100000", "checkpoint.every=1000000"})));
+  const fs::path run = workspace() / "busy";
+  Program first(workspace().launch(workspace().training("busy", {"train.steps=100000", "checkpoint.every=1000000"})));
   REQUIRE(wait_until([&] { return newest_step(run) >= 10; }, patience));
   // Held still, so that whatever changes from here on was written by the second.
   const auto workers = children_of(first.pid());
@@ -35,7 +35,7 @@ TEST_CASE("a_second_run_on_the_same_folder_leaves_soon_names_the_first_and_write
   first.signal(SIGSTOP);
   ::kill(workers.front(), SIGSTOP);
   const auto before = snapshot(run);
-  const Ended second = workplace().run(workplace().training("busy"), patience);
+  const Ended second = workspace().run(workspace().training("busy"), patience);
   CHECK_MESSAGE(second.exit_code == 2, second.errors);
   CHECK(second.seconds < 20.0);
   CHECK(second.says("process " + std::to_string(first.pid())));
@@ -51,7 +51,7 @@ TEST_CASE("a_second_run_on_the_same_folder_leaves_soon_names_the_first_and_write
 TEST_CASE("a_finished_run_started_again_says_so_and_changes_nothing") {
   const fs::path run = copy_run(undisturbed_run(), "finished");
   const auto before = snapshot(run);
-  const Ended end = workplace().run(workplace().training("finished", {"checkpoint.keep=7"}));
+  const Ended end = workspace().run(workspace().training("finished", {"checkpoint.keep=7"}));
   CHECK(end.exit_code == 0);
   CHECK(end.says("already complete"));
   CHECK(snapshot(run) == before);
@@ -66,7 +66,7 @@ TEST_CASE("leftovers_of_a_crash_neither_disturb_nor_stay") {
   fs::copy(checkpoint(run, 20), checkpoints / ".removing-step-00000005-1", fs::copy_options::recursive);
   std::string metrics = read_file(run / "metrics.jsonl");
   write_file(run / "metrics.jsonl", metrics + "{\"kind\":\"step\",\"step\":20");
-  const Ended end = workplace().run(workplace().training("leftovers"));
+  const Ended end = workspace().run(workspace().training("leftovers"));
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("resuming from " + checkpoint(run, 120).string()));
   check_same_numbers(run);
@@ -76,7 +76,7 @@ TEST_CASE("leftovers_of_a_crash_neither_disturb_nor_stay") {
 TEST_CASE("an_empty_folder_by_a_checkpoints_name_is_not_a_checkpoint") {
   const fs::path run = run_until("empty-checkpoint", 120);
   fs::create_directories(checkpoint(run, 140));
-  const Ended end = workplace().run(workplace().training("empty-checkpoint"));
+  const Ended end = workspace().run(workspace().training("empty-checkpoint"));
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("step-00000140"));
   check_same_numbers(run);
@@ -85,38 +85,38 @@ TEST_CASE("an_empty_folder_by_a_checkpoints_name_is_not_a_checkpoint") {
 TEST_CASE("resume_never_refuses_a_folder_with_checkpoints_and_required_one_without") {
   const fs::path run = run_until("modes", 120);
   const auto before = snapshot(run / "checkpoints");
-  auto arguments = workplace().training("modes");
+  auto arguments = workspace().training("modes");
   arguments.insert(arguments.end(), {"--resume", "never"});
-  const Ended never = workplace().run(arguments);
+  const Ended never = workspace().run(arguments);
   CHECK_MESSAGE(never.exit_code == 2, never.errors);
   CHECK(never.says("--resume never"));
   CHECK(never.says("6 checkpoints"));
   CHECK(snapshot(run / "checkpoints") == before);
 
-  arguments = workplace().training("modes-empty");
+  arguments = workspace().training("modes-empty");
   arguments.insert(arguments.end(), {"--resume", "required"});
-  const Ended required = workplace().run(arguments);
+  const Ended required = workspace().run(arguments);
   CHECK_MESSAGE(required.exit_code == 3, required.errors);
   CHECK(required.says("--resume required"));
-  CHECK_FALSE(fs::exists(workplace() / "modes-empty"));
+  CHECK_FALSE(fs::exists(workspace() / "modes-empty"));
 
-  arguments = workplace().training("modes");
+  arguments = workspace().training("modes");
   arguments.insert(arguments.end(), {"--resume", "required"});
-  CHECK(workplace().run(arguments).exit_code == 0);
+  CHECK(workspace().run(arguments).exit_code == 0);
   check_same_numbers(run);
 
-  arguments = workplace().training("modes");
+  arguments = workspace().training("modes");
   arguments.insert(arguments.end(), {"--resume", "sometimes"});
-  const Ended unknown = workplace().run(arguments);
+  const Ended unknown = workspace().run(arguments);
   CHECK(unknown.exit_code == 2);
   CHECK(unknown.says("sometimes"));
 }
 
 TEST_CASE("resuming_an_older_checkpoint_sets_the_later_ones_aside_and_repeats_the_same_numbers") {
   const fs::path run = run_until("older", 120);
-  auto arguments = workplace().training("older");
+  auto arguments = workspace().training("older");
   arguments.insert(arguments.end(), {"--resume", checkpoint(run, 60).string()});
-  const Ended end = workplace().run(arguments);
+  const Ended end = workspace().run(arguments);
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("resuming from " + checkpoint(run, 60).string()));
   CHECK(hidden_names(run, ".abandoned-step-00000120").size() == 1);
@@ -126,12 +126,12 @@ TEST_CASE("resuming_an_older_checkpoint_sets_the_later_ones_aside_and_repeats_th
 }
 
 TEST_CASE("a_new_run_continues_from_another_runs_checkpoint") {
-  auto arguments = workplace().training("branch");
+  auto arguments = workspace().training("branch");
   arguments.insert(arguments.end(), {"--resume", checkpoint(undisturbed_run(), 160).string()});
-  const Ended end = workplace().run(arguments);
+  const Ended end = workspace().run(arguments);
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
   const Trajectory expected = trajectory_of(undisturbed_run());
-  const Trajectory found = trajectory_of(workplace() / "branch");
+  const Trajectory found = trajectory_of(workspace() / "branch");
   REQUIRE(found.steps.size() == 40);
   for (const auto& [step, numbers] : found.steps) CHECK(expected.steps.at(step) == numbers);
 }
@@ -139,7 +139,7 @@ TEST_CASE("a_new_run_continues_from_another_runs_checkpoint") {
 TEST_CASE("what_a_resume_must_not_change_is_refused_by_key") {
   run_until("changed", 120);
   const Ended end =
-      workplace().run(workplace().training("changed", {"model.hidden=64", "run.seed=5", "train.steps=150"}));
+      workspace().run(workspace().training("changed", {"model.hidden=64", "run.seed=5", "train.steps=150"}));
   CHECK_MESSAGE(end.exit_code == 2, end.errors);
   CHECK(end.says("model.hidden: 32 in the checkpoint, 64 now"));
   CHECK(end.says("run.seed: 1234 in the checkpoint, 5 now"));
@@ -150,7 +150,7 @@ TEST_CASE("a_run_whose_checkpoints_are_gone_is_not_begun_again") {
   const fs::path run = run_until("lost", 120);
   fs::remove_all(run / "checkpoints");
   const std::string metrics = read_file(run / "metrics.jsonl");
-  const Ended end = workplace().run(workplace().training("lost"));
+  const Ended end = workspace().run(workspace().training("lost"));
   CHECK_MESSAGE(end.exit_code == 3, end.errors);
   CHECK(end.says((run / "checkpoints").string()));
   CHECK(end.says("run.directory"));
@@ -158,16 +158,16 @@ TEST_CASE("a_run_whose_checkpoints_are_gone_is_not_begun_again") {
 }
 
 TEST_CASE("a_foreign_folder_is_refused_and_stays_untouched") {
-  const fs::path run = workplace() / "foreign";
+  const fs::path run = workspace() / "foreign";
   fs::create_directories(run);
   write_file(run / "thesis.tex", "years of work");
   const auto before = snapshot(run);
-  const Ended end = workplace().run(workplace().training("foreign"));
+  const Ended end = workspace().run(workspace().training("foreign"));
   CHECK_MESSAGE(end.exit_code == 2, end.errors);
   CHECK(end.says("thesis.tex"));
   CHECK(end.says("run.directory"));
   CHECK(snapshot(run) == before);
-  const Ended file = workplace().run(workplace().training("held.txt"));
+  const Ended file = workspace().run(workspace().training("held.txt"));
   CHECK_MESSAGE(file.exit_code == 2, file.errors);
   CHECK(file.says("run.directory"));
 }
@@ -185,13 +185,13 @@ bool mount_memory(const fs::path& folder, unsigned long flags, const char* optio
 }
 
 TEST_CASE("a_read_only_run_folder_is_refused_before_the_first_step") {
-  const fs::path run = workplace() / "read-only";
+  const fs::path run = workspace() / "read-only";
   fs::create_directories(run);
   if (!mount_memory(run, MS_RDONLY, "size=4m")) {
     MESSAGE("skipped: a_read_only_run_folder_is_refused_before_the_first_step needs the right to mount");
     return;
   }
-  const Ended end = workplace().run(workplace().training("read-only"));
+  const Ended end = workspace().run(workspace().training("read-only"));
   CHECK_MESSAGE(end.exit_code == 3, end.errors);
   CHECK(end.says(run.string()));
   CHECK_FALSE(end.says("step 1/"));
@@ -199,7 +199,7 @@ TEST_CASE("a_read_only_run_folder_is_refused_before_the_first_step") {
 }
 
 TEST_CASE("a_full_disk_fails_the_save_loudly_and_training_goes_on") {
-  const fs::path run = workplace() / "full-disk";
+  const fs::path run = workspace() / "full-disk";
   const fs::path checkpoints = run / "checkpoints";
   fs::create_directories(checkpoints);
   // Nine checkpoints of 0.45 MiB fit, ten do not.
@@ -207,7 +207,7 @@ TEST_CASE("a_full_disk_fails_the_save_loudly_and_training_goes_on") {
     MESSAGE("skipped: a_full_disk_fails_the_save_loudly_and_training_goes_on needs the right to mount");
     return;
   }
-  const Ended end = workplace().run(workplace().training("full-disk"));
+  const Ended end = workspace().run(workspace().training("full-disk"));
   INFO(end.errors);
   CHECK(end.exit_code == 3);  // the last state could not be kept
   CHECK(end.says("No space left on device"));
@@ -219,10 +219,10 @@ TEST_CASE("a_full_disk_fails_the_save_loudly_and_training_goes_on") {
   REQUIRE(names.size() >= 2);
   CHECK(names.size() < 10);
   for (const std::string& name : names)
-    CHECK(workplace().run({"checkpoint", "verify", (checkpoints / name).string()}).exit_code == 0);
+    CHECK(workspace().run({"checkpoint", "verify", (checkpoints / name).string()}).exit_code == 0);
   // With room again, the run completes from the newest that was saved.
   REQUIRE(::mount("none", checkpoints.c_str(), "tmpfs", MS_REMOUNT, "size=32m") == 0);
-  const Ended again = workplace().run(workplace().training("full-disk"));
+  const Ended again = workspace().run(workspace().training("full-disk"));
   CHECK_MESSAGE(again.exit_code == 0, again.errors);
   CHECK(again.says("resuming from " + (checkpoints / names.back()).string()));
   check_same_numbers(run);

@@ -75,24 +75,24 @@ constexpr std::string_view digest_prefix = "{\"digest\":\"";
 
 }  // namespace
 
-Workplace::Workplace() {
+Workspace::Workspace() {
   folder_.write("train.txt", sentences(1, 4000));
   folder_.write("held.txt", sentences(2, 100));
   folder_.write("config.yaml", config_text);
 }
 
-Launch Workplace::launch(std::vector<std::string> arguments) const {
+Launch Workspace::launch(std::vector<std::string> arguments) const {
   return {.executable = SCALETRAIN_PROGRAM,
           .arguments = std::move(arguments),
           .environment = {{"SCALETRAIN_CACHE", (folder_ / "cache").string()}},
           .directory = folder_.path()};
 }
 
-Ended Workplace::run(std::vector<std::string> arguments, double timeout_seconds) const {
+Ended Workspace::run(std::vector<std::string> arguments, double timeout_seconds) const {
   return run_program(launch(std::move(arguments)), timeout_seconds);
 }
 
-std::vector<std::string> Workplace::training(const std::string& run, const std::vector<std::string>& settings) const {
+std::vector<std::string> Workspace::training(const std::string& run, const std::vector<std::string>& settings) const {
   std::vector<std::string> arguments = {"run", "config.yaml", "--set", "run.directory=" + run};
   for (const std::string& setting : settings) {
     arguments.emplace_back("--set");
@@ -101,8 +101,8 @@ std::vector<std::string> Workplace::training(const std::string& run, const std::
   return arguments;
 }
 
-const Workplace& workplace() {
-  static const Workplace place;
+const Workspace& workspace() {
+  static const Workspace place;
   return place;
 }
 
@@ -140,15 +140,15 @@ long newest_step(const fs::path& run) {
 
 const fs::path& undisturbed_run() {
   static const fs::path run = [] {
-    const Ended end = workplace().run(workplace().training("undisturbed"));
+    const Ended end = workspace().run(workspace().training("undisturbed"));
     if (end.exit_code != 0) throw std::runtime_error("the undisturbed run failed:\n" + end.errors);
-    return workplace() / "undisturbed";
+    return workspace() / "undisturbed";
   }();
   return run;
 }
 
 fs::path copy_run(const fs::path& from, const std::string& name) {
-  fs::path to = workplace() / name;
+  fs::path to = workspace() / name;
   fs::remove_all(to);
   fs::copy(from, to, fs::copy_options::recursive);
   return to;

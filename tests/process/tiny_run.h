@@ -1,4 +1,4 @@
-// What the process tests share: a workplace with real text, configs of tiny models, the metrics of a run, and the
+// What the process tests share: a workspace with real text, configs of tiny models, the metrics of a run, and the
 // manifest of a checkpoint opened up and closed again.
 #pragma once
 
@@ -17,9 +17,9 @@
 namespace scaletrain {
 
 // A folder of its own with train.txt, held.txt, config.yaml and the cache of tokenised text. One per test program.
-class Workplace {
+class Workspace {
  public:
-  Workplace();
+  Workspace();
 
   const std::filesystem::path& path() const { return folder_.path(); }
   std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
@@ -35,7 +35,7 @@ class Workplace {
  private:
   TempFolder folder_;
 };
-const Workplace& workplace();
+const Workspace& workspace();
 
 inline constexpr int tiny_steps = 200;
 

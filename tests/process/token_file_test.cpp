@@ -27,24 +27,24 @@ std::vector<int> some_tokens(int count) {
 }
 
 std::vector<std::string> training_on(const std::string& data, const std::string& run, int steps = 5) {
-  return workplace().training(
+  return workspace().training(
       run, {"data.tokenizer.type=ids", "model.vocab=300", "data.train=[{path: " + data + ", type: tokens}]",
             "data.validation=[]", "train.steps=" + std::to_string(steps), "train.lr_schedule.warmup=1",
             "checkpoint.every=1000000", "log.every=1000"});
 }
 
 void write_megatron(const std::string& name, const std::string& tokens, const std::string& index) {
-  workplace().write(name + ".bin", tokens);
-  workplace().write(name + ".idx", index);
+  workspace().write(name + ".bin", tokens);
+  workspace().write(name + ".idx", index);
 }
 
 TEST_CASE("training_runs_on_both_formats") {
   const std::vector<int> tokens = some_tokens(4000);
-  workplace().write("good.llmc.bin", test::llmc_file(tokens, false));
+  workspace().write("good.llmc.bin", test::llmc_file(tokens, false));
   write_megatron("good", test::packed<std::uint16_t>(tokens), test::megatron_index({{1000, 500}, {2500}}, 8, 2));
   for (const char* name : {"good.llmc.bin", "good.bin", "good"}) {
     CAPTURE(name);
-    const Ended end = workplace().run(training_on(name, std::string("run-") + name));
+    const Ended end = workspace().run(training_on(name, std::string("run-") + name));
     CHECK_MESSAGE(end.exit_code == 0, end.errors);
   }
 }
@@ -55,11 +55,11 @@ TEST_CASE("token_files_that_lie_are_refused_with_file_and_offset") {
   const std::string llmc = test::llmc_file(tokens, false);
   std::string index = test::megatron_index({{1000, 500}, {2500}}, 8, 2);
 
-  workplace().write("short.bin", llmc.substr(0, llmc.size() - 100));
-  workplace().write("header-only.bin", llmc.substr(0, 500));
+  workspace().write("short.bin", llmc.substr(0, llmc.size() - 100));
+  workspace().write("header-only.bin", llmc.substr(0, 500));
   std::string count = llmc;
   count.replace(8, 4, "\xff\xff\xff\x7f", 4);
-  workplace().write("many.bin", count);
+  workspace().write("many.bin", count);
   write_megatron("cut", data.substr(0, data.size() - 200), index);
   write_megatron("past-end", data, test::megatron_index({{1000, 500}, {2501}}, 8, 2));
   std::string sequences = index;
@@ -70,10 +70,10 @@ TEST_CASE("token_files_that_lie_are_refused_with_file_and_offset") {
   write_megatron("wild-pointer", data, pointer);
   write_megatron("half-index", data, index.substr(0, index.size() / 2));
   write_megatron("no-magic", data, "x" + index.substr(1));
-  workplace().write("alone.idx", index);
+  workspace().write("alone.idx", index);
   std::vector<int> large = tokens;
   large[1234] = vocab;
-  workplace().write("large-token.bin", test::llmc_file(large, false));
+  workspace().write("large-token.bin", test::llmc_file(large, false));
 
   struct Case {
     std::string data;
@@ -93,15 +93,15 @@ TEST_CASE("token_files_that_lie_are_refused_with_file_and_offset") {
   };
   for (const Case& bad : cases) {
     CAPTURE(bad.data);
-    const Ended end = workplace().run(training_on(bad.data, "bad-" + bad.data));
+    const Ended end = workspace().run(training_on(bad.data, "bad-" + bad.data));
     INFO(end.errors);
     CHECK(end.exit_code == 3);
     for (const std::string& word : bad.words) CHECK_MESSAGE(end.says(word), "the message lacks: ", word);
     CHECK(end.cpu_seconds <= refusal_cpu_seconds);
-    CHECK_FALSE(fs::exists(workplace() / ("bad-" + bad.data) / "metrics.jsonl"));
+    CHECK_FALSE(fs::exists(workspace() / ("bad-" + bad.data) / "metrics.jsonl"));
   }
   // A token beyond the vocabulary is seen when it is read: 4000 tokens are 31 steps.
-  const Ended end = workplace().run(training_on("large-token.bin", "bad-token", 40));
+  const Ended end = workspace().run(training_on("large-token.bin", "bad-token", 40));
   INFO(end.errors);
   CHECK(end.exit_code == 3);
   CHECK(end.says("large-token.bin"));
@@ -112,9 +112,9 @@ TEST_CASE("token_files_that_lie_are_refused_with_file_and_offset") {
 // Starts a long training, does something to its file, and returns how it ended.
 template <class Change>
 Ended change_while_running(const std::string& name, Change change) {
-  const fs::path file = workplace().write(name, test::llmc_file(some_tokens(200000), false));
-  Program agent(workplace().launch(training_on(name, "run-" + name, 1000000)));
-  REQUIRE(wait_until([&] { return newest_step(workplace() / ("run-" + name)) >= 10 || !agent.running(); }, 60.0));
+  const fs::path file = workspace().write(name, test::llmc_file(some_tokens(200000), false));
+  Program agent(workspace().launch(training_on(name, "run-" + name, 1000000)));
+  REQUIRE(wait_until([&] { return newest_step(workspace() / ("run-" + name)) >= 10 || !agent.running(); }, 60.0));
   change(file);
   return agent.wait(60.0);
 }
@@ -123,7 +123,7 @@ TEST_CASE("a_file_truncated_while_training_is_an_error_that_names_file_and_offse
   for (const bool to_nothing : {true, false}) {
     const Ended end = change_while_running(
         "shrinking.bin", [to_nothing](const fs::path& file) { fs::resize_file(file, to_nothing ? 0 : 5000); });
-    fs::remove_all(workplace() / "run-shrinking.bin");
+    fs::remove_all(workspace() / "run-shrinking.bin");
     INFO(end.errors);
     CHECK_FALSE(end.timed_out);
     CHECK(end.exit_code == 3);
@@ -147,9 +147,9 @@ TEST_CASE("tokens_rewritten_while_training_are_an_error_that_names_file_and_offs
 }
 
 TEST_CASE("a_file_deleted_while_training_does_not_disturb_it") {
-  const fs::path file = workplace().write("deleted.bin", test::llmc_file(some_tokens(200000), false));
-  Program agent(workplace().launch(training_on("deleted.bin", "run-deleted", 1000000)));
-  const fs::path run = workplace() / "run-deleted";
+  const fs::path file = workspace().write("deleted.bin", test::llmc_file(some_tokens(200000), false));
+  Program agent(workspace().launch(training_on("deleted.bin", "run-deleted", 1000000)));
+  const fs::path run = workspace() / "run-deleted";
   REQUIRE(wait_until([&] { return newest_step(run) >= 10 || !agent.running(); }, 60.0));
   fs::remove(file);
   const long step = newest_step(run);
@@ -157,7 +157,7 @@ TEST_CASE("a_file_deleted_while_training_does_not_disturb_it") {
   agent.signal(SIGTERM);
   CHECK_MESSAGE(agent.wait().exit_code == 75, agent.errors());
   // Without the file it cannot be resumed, and says why.
-  check_refused(workplace().run(training_on("deleted.bin", "run-deleted", 1000000)), 2,
+  check_refused(workspace().run(training_on("deleted.bin", "run-deleted", 1000000)), 2,
                 {"data.train.0.path", "deleted.bin"});
 }
 

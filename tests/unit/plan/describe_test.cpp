@@ -19,8 +19,8 @@ TEST_CASE("405 billion parameters on 16,384 ranks are described within a second"
   const MonotonicTime start = monotonic_now();
   const RunPlan plan = make_run_plan(config, 257, 16384);
   const PlanDescription description = describe_plan(config, plan, 0);
-  // Against work that grows with the world; the bar of one second is measured on the real program (tests/process), because
-  // sanitizers and a busy machine slow this one.
+  // Against work that grows with the world; the bar of one second is measured on the real program (tests/process),
+  // because sanitizers and a busy machine slow this one.
   CHECK(seconds_since(start) < 10.0);
   const auto json = nlohmann::json::parse(description.json);
   CHECK(json.at("world") == 16384);
@@ -59,8 +59,8 @@ TEST_CASE("a schedule too long to simulate has no bubble figure and a short answ
   const RunPlan plan = make_run_plan(config, 61, std::nullopt);
   const MonotonicTime start = monotonic_now();
   const PlanDescription description = describe_plan(config, plan, 0);
-  // Against work that grows with the world; the bar of one second is measured on the real program (tests/process), because
-  // sanitizers and a busy machine slow this one.
+  // Against work that grows with the world; the bar of one second is measured on the real program (tests/process),
+  // because sanitizers and a busy machine slow this one.
   CHECK(seconds_since(start) < 10.0);
   CHECK(nlohmann::json::parse(description.json).at("bubble").is_null());
 }
