@@ -21,7 +21,9 @@ std::string fast_errors(const std::string& text) {
   const auto start = std::chrono::steady_clock::now();
   std::string report = errors_of(text);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  CHECK(seconds.count() < 1.0);
+  // Against work that grows faster than the text. The bar of one second is measured on the real program
+  // (tests/process): sanitizers and a busy machine slow this one.
+  CHECK(seconds.count() < 10.0);
   CHECK(report.size() < 20000);
   return report;
 }

@@ -105,7 +105,7 @@ TEST_CASE("the second of two holders leaves at once, naming the first, and chang
   const std::size_t files = count_files(folder.path());
   const MonotonicTime start = monotonic_now();
   const std::string text = refusal(path, {});
-  CHECK(seconds_since(start) < 3.0);
+  CHECK(seconds_since(start) < 10.0);  // far below the fifteen of a silent holder
   CHECK(text.find(fmt::format("process {}", ::getpid())) != std::string::npos);
   CHECK(text.find(host_name()) != std::string::npos);
   CHECK(TempFolder::read(path) == before);
@@ -152,7 +152,7 @@ TEST_CASE("a process of this machine that has ended holds nothing") {
   const auto path = folder.write("lock.json", lock_text(here(ended_process(), 5)));
   const MonotonicTime start = monotonic_now();
   const RunLock lock = RunLock::acquire(path, {});
-  CHECK(seconds_since(start) < 3.0);
+  CHECK(seconds_since(start) < 10.0);  // far below the fifteen of a silent holder
   CHECK(lock.still_held());
 }
 
@@ -161,7 +161,7 @@ TEST_CASE("a reused process id is not mistaken for the holder") {
   const auto path = folder.write("lock.json", lock_text(here(::getpid(), *process_start_ticks(::getpid()) + 1)));
   const MonotonicTime start = monotonic_now();
   const RunLock lock = RunLock::acquire(path, {});
-  CHECK(seconds_since(start) < 3.0);
+  CHECK(seconds_since(start) < 10.0);  // far below the fifteen of a silent holder
   CHECK(lock.still_held());
 }
 
@@ -225,7 +225,7 @@ TEST_CASE("the same job with a higher restart count takes over at once, and the 
   CHECK(old->still_held());
   const MonotonicTime start = monotonic_now();
   const RunLock fresh = RunLock::acquire(path, job("7", 1));
-  CHECK(seconds_since(start) < 3.0);
+  CHECK(seconds_since(start) < 10.0);  // far below the fifteen of a silent holder
   CHECK(fresh.still_held());
   CHECK_FALSE(old->still_held());
   CHECK(eventually([&] { return old->lost(); }));
