@@ -137,7 +137,8 @@ void Save::write_file(const std::string& name, std::span<const SavePiece> pieces
 }
 
 void Save::write_tensors() {
-  const std::vector<SavePiece> plan = make_save_plan(store_, request_.max_file_bytes);
+  const std::vector<SavePiece> plan = make_save_plan(store_.table(), store_.layout(), store_.options().slot_names,
+                                                     store_.options().dtype, request_.max_file_bytes);
   for (std::size_t first = 0; first < plan.size();) {
     std::size_t end = first;
     while (end < plan.size() && plan[end].file == plan[first].file) ++end;
@@ -232,24 +233,25 @@ SaveResult Save::run() {
 
 }  // namespace
 
-std::vector<SavePiece> make_save_plan(const ParamStore& store, std::uint64_t max_file_bytes) {
+std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,
+                                      std::span<const std::string> slot_names, DType dtype,
+                                      std::uint64_t max_file_bytes) {
   std::vector<SavePiece> plan;
   FileNames model("model", max_file_bytes);
   FileNames optimizer("optimizer", max_file_bytes);
   const auto add = [&](const ParamSpan& span, int slot, FileNames& files) {
-    const ParamRow& row = store.table().rows()[static_cast<std::size_t>(span.row)];
-    if (row.tied_to) return;
+    const ParamRow& row = table.rows()[static_cast<std::size_t>(span.row)];
+    const bool trained = row.role == ParamRole::trained;
+    if (row.tied_to || (slot >= 0 && !trained)) return;
     SavePiece piece{.row = span.row, .slot = slot, .file = {}, .key = row.name, .box = span.box};
-    if (slot >= 0) {
-      piece.key = slot_tensor_name(row.name, store.options().slot_names[static_cast<std::size_t>(slot)]);
-      if (!store.slot(row.name, static_cast<std::size_t>(slot))) return;
-    }
-    piece.file = files.place(view_of(store, piece).num_bytes());
+    if (slot >= 0) piece.key = slot_tensor_name(row.name, slot_names[static_cast<std::size_t>(slot)]);
+    const std::size_t element = size_of(trained ? dtype : row.dtype);
+    piece.file = files.place(static_cast<std::size_t>(span.box.num_elements()) * element);
     plan.push_back(std::move(piece));
   };
-  for (const ParamSpan& span : store.layout().spans()) add(span, -1, model);
-  for (int slot = 0; slot < narrow<int>(store.options().slot_names.size()); ++slot) {
-    for (const ParamSpan& span : store.layout().spans()) add(span, slot, optimizer);
+  for (const ParamSpan& span : layout.spans()) add(span, -1, model);
+  for (int slot = 0; slot < narrow<int>(slot_names.size()); ++slot) {
+    for (const ParamSpan& span : layout.spans()) add(span, slot, optimizer);
   }
   return plan;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,10 @@ struct SavePiece {
 // Masters go to model-NNNNN.safetensors, slots to optimizer-NNNNN.safetensors; a file ends before it would exceed
 // max_file_bytes (unless one tensor alone does). Tied copies are not written.
 inline constexpr std::uint64_t default_max_file_bytes = 4ull << 30;
-std::vector<SavePiece> make_save_plan(const ParamStore& store, std::uint64_t max_file_bytes = default_max_file_bytes);
+// slot_names: the optimizer's; dtype: of masters and slots in the store. Pure: needs no store.
+std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,
+                                      std::span<const std::string> slot_names, DType dtype,
+                                      std::uint64_t max_file_bytes = default_max_file_bytes);
 
 // Everything that is not in the store. save_id, files and tensors of `manifest` are filled in by save_checkpoint.
 struct SaveRequest {

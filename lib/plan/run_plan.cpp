@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "optim/optimizer.h"
 
 namespace scaletrain {
 
@@ -162,7 +163,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
   memory.items = {
       {"master weights", zero.shard_parameters ? sharded : full},
       {"gradients", zero.shard_gradients ? sharded : full},
-      {"optimizer state", static_cast<std::size_t>(num_optimizer_slots) * (zero.shard_optimizer ? sharded : full)},
+      {"optimizer state", optimizer_slots.size() * (zero.shard_optimizer ? sharded : full)},
       {"saved activations", activation.saved_bytes},
       {"boundaries between units", activation.boundary_bytes},
       {"weight-gradient work", activation.work_total_bytes},
@@ -175,6 +176,11 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
     memory.items.insert(memory.items.begin() + 1,
                         {"weights in compute precision", full / size_of(DType::f32) * size_of(compute)});
   return memory;
+}
+
+std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
+  const DType masters = compute == DType::f64 ? DType::f64 : DType::f32;
+  return make_save_plan(table, layout(rank), optimizer_slots, masters);
 }
 
 const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
@@ -201,7 +207,8 @@ RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<st
   phase.num_micro_batches = config.train.global_batch / checked_mul(config.train.micro_batch, data);
   phase.micro_batch = {config.train.micro_batch, config.model.context};
   phase.compute = compute_type_of(config.precision.compute);
-  phase.num_optimizer_slots = config.train.optimizer.type == OptimizerKind::adamw ? 2 : 0;
+  const auto optimizer = make_optimizer(config.train.optimizer);
+  phase.optimizer_slots.assign(optimizer->slot_names().begin(), optimizer->slot_names().end());
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
   RunPlan plan;
   plan.phases.push_back(std::move(phase));

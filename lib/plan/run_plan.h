@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/save.h"
 #include "config/config.h"
 #include "nn/model_spec.h"
 #include "parallel/mesh.h"
@@ -34,7 +35,7 @@ struct PhasePlan {
   std::int64_t num_micro_batches = 0;  // M, per replica and step
   BatchShape micro_batch;
   DType compute = DType::f32;
-  std::int64_t num_optimizer_slots = 0;  // per element
+  std::vector<std::string> optimizer_slots;  // per-element state, by name
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.
   double loss_gradient = 0.0;
 
@@ -45,6 +46,8 @@ struct PhasePlan {
   std::vector<ScheduleStep> schedule(Rank rank) const;
   ActivationPlan activations(Rank rank) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;
+  // What the rank writes of a checkpoint, and into which files.
+  std::vector<SavePiece> save_plan(Rank rank) const;
 };
 
 struct RunPlan {

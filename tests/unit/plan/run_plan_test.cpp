@@ -157,3 +157,17 @@ TEST_CASE("tokens instead of steps round up") {
   config.train.tokens = 12 * 7 * 3 + 1;
   CHECK(plan_of(config).phases.front().num_steps == 4);
 }
+
+TEST_CASE("the save plan of one rank writes every tensor and every optimizer slot") {
+  const RunPlan plan = make_run_plan(tiny_config(), 61, std::nullopt);
+  const PhasePlan& phase = plan.phases.front();
+  CHECK(phase.optimizer_slots == std::vector<std::string>{"exp_avg", "exp_avg_sq"});
+  std::int64_t masters = 0;
+  std::int64_t slots = 0;
+  for (const SavePiece& piece : phase.save_plan(Rank(0))) {
+    (piece.slot < 0 ? masters : slots) += piece.box.num_elements();
+    CHECK(piece.file == (piece.slot < 0 ? "model-00000.safetensors" : "optimizer-00000.safetensors"));
+  }
+  CHECK(masters == phase.table.num_parameters());
+  CHECK(slots == 2 * masters);
+}
