@@ -62,6 +62,8 @@ class Backend {
   void run(Stream& stream, const EmbeddingForward& op);
   void run(Stream& stream, const EmbeddingBackward& op);
   void run(Stream& stream, const CrossEntropy& op);
+  void run(Stream& stream, const SoftmaxStatistics& op);
+  void run(Stream& stream, const CrossEntropyParts& op);
   void run(Stream& stream, const Add& op);
   void run(Stream& stream, const Copy& op);
   void run(Stream& stream, const Fill& op);
@@ -89,6 +91,8 @@ class Backend {
   virtual void launch(Stream& stream, const EmbeddingForward& op) = 0;
   virtual void launch(Stream& stream, const EmbeddingBackward& op) = 0;
   virtual void launch(Stream& stream, const CrossEntropy& op) = 0;
+  virtual void launch(Stream& stream, const SoftmaxStatistics& op) = 0;
+  virtual void launch(Stream& stream, const CrossEntropyParts& op) = 0;
   virtual void launch(Stream& stream, const Add& op) = 0;
   virtual void launch(Stream& stream, const Copy& op) = 0;
   virtual void launch(Stream& stream, const Fill& op) = 0;

@@ -166,20 +166,25 @@ struct AttentionBackward {
   HeadsView d_query, d_key, d_value;
 };
 
-// output[N,C] = table[ids[n]] (+ position_table[positions[n]], optional).
+// output[N,C] = table[ids[n] - first_id] (+ position_table[positions[n]], optional). The table may be a part of the
+// vocabulary, rows for ids [first_id, first_id + rows): other ids give zeros (a vocabulary-parallel rank's share of the
+// sum).
 struct EmbeddingForward {
-  ConstView table;           // [V,C]
+  ConstView table;           // [V,C], or the rank's part of it; may have no rows
   ConstView position_table;  // [P,C]
-  ConstView ids;             // [N] i32, each in [0, V)
+  ConstView ids;             // [N] i32, not negative
   ConstView positions;       // [N] i32
+  std::int64_t first_id = 0;
   View output;
 };
 
-// Adds d_output's rows to d_table[ids[n]] and d_position_table[positions[n]], summed in order of n.
+// Adds d_output's rows to d_table[ids[n] - first_id] and d_position_table[positions[n]], summed in order of n. Ids
+// outside the table's part add nothing to it.
 struct EmbeddingBackward {
   ConstView d_output;
   ConstView ids;
   ConstView positions;
+  std::int64_t first_id = 0;
   View d_table;
   View d_position_table;
 };
@@ -190,6 +195,27 @@ struct EmbeddingBackward {
 struct CrossEntropy {
   View logits;
   ConstView targets;
+  double d_scale = 0.0;
+  double* loss_sum = nullptr;
+};
+
+// What one vocabulary-parallel rank contributes to softmax cross-entropy over a vocabulary that is divided among ranks:
+// for each row the largest of its logits, the sum of exp(logit - that largest one), and the target's logit (0 where the
+// target is masked or another rank's). A rank without classes gives -infinity, 0, 0.
+struct SoftmaxStatistics {
+  ConstView logits;   // [N, V/t]: classes [first_class, first_class + V/t)
+  ConstView targets;  // [N] i32 over the whole vocabulary, -1: masked
+  std::int64_t first_class = 0;
+  View statistics;  // [N, 3], f32 (f64 in the f64 reference)
+};
+
+// CrossEntropy with the statistics of all ranks, combined in their order: the loss of every row (the same bits on every
+// rank), and the gradient of this rank's logits in place (Shoeybi et al. 2019, without gathering logits).
+struct CrossEntropyParts {
+  View logits;
+  ConstView targets;
+  std::int64_t first_class = 0;
+  ConstView statistics;  // [t, N, 3]
   double d_scale = 0.0;
   double* loss_sum = nullptr;
 };

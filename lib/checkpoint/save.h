@@ -10,45 +10,65 @@
 #include <vector>
 
 #include "checkpoint/manifest.h"
+#include "comm/key_value_store.h"
 #include "parallel/param_store.h"
 
 namespace scaletrain {
 
-// Which rank writes which box of which tensor: derived from the table and the layout. One rank: everything it holds.
+// A piece of a tensor that one rank writes: derived from the table and the layout.
 struct SavePiece {
   int row = 0;    // of the ParamTable
   int slot = -1;  // -1: the masters; else an optimizer slot
   std::string file;
-  std::string key;
+  std::string key;  // the tensor's name; with "@k" behind it where a rank writes several boxes of one tensor
   Box box;
+  RowRange range;  // where its values lie: a part of the rank's shard
 };
-// Masters go to model-NNNNN.safetensors, slots to optimizer-NNNNN.safetensors; a file ends before it would exceed
-// max_file_bytes (unless one tensor alone does). Tied copies are not written.
+// What one rank writes: the parts of rows that its data rank owns (ShardLayout::shard_ranges, whatever the ZeRO stage),
+// of rows that it is the first holder of; tied copies are not written. A range becomes at most 2d-1 boxes. All ranks
+// together write each element of each tensor exactly once. Masters go to model-RRRRR-NNN.safetensors, slots to
+// optimizer-RRRRR-NNN.safetensors (R the rank, N from 0); a file ends before it would exceed max_file_bytes (unless one
+// piece alone does).
 inline constexpr std::uint64_t default_max_file_bytes = 4ull << 30;
 // slot_names: the optimizer's; dtype: of masters and slots in the store. Pure: needs no store.
 std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,
                                       std::span<const std::string> slot_names, DType dtype,
                                       std::uint64_t max_file_bytes = default_max_file_bytes);
 
-// Everything that is not in the store. save_id, files and tensors of `manifest` are filled in by save_checkpoint.
+// The ranks that write one checkpoint together. They talk through the rendezvous store alone: rank 0 makes the folder
+// and announces it, every rank writes its files and reports their sizes and checksums, rank 0 writes the manifest,
+// commits and announces the result.
+struct SaveGroup {
+  Rank rank{0};
+  std::int64_t world = 1;
+  KeyValueStore* store = nullptr;  // null: a single rank
+  double deadline = 600.0;         // seconds until a rank that has not reported is given up and the save abandoned
+  // What every rank writes: needed by rank 0. Empty for a single rank.
+  std::function<std::vector<SavePiece>(Rank)> plan_of{};
+};
+
+// Everything that is not in the store. save_id, files and tensors of `manifest` are filled in by save_checkpoint; ranks
+// other than 0 need its generation and step only.
 struct SaveRequest {
   std::filesystem::path folder;  // .../checkpoints
   Manifest manifest;
   std::vector<std::filesystem::path> tokenizer_files;  // copied beside the manifest
-  // Called right before the rename; false abandons the save (another process took the run's lock, a newer generation
-  // began).
+  // Called by rank 0 right before the rename; false abandons the save (another process took the run's lock, a newer
+  // generation began).
   std::function<bool()> may_commit;
   std::uint64_t max_file_bytes = default_max_file_bytes;
+  SaveGroup group{};
 };
 
 struct SaveResult {
   std::filesystem::path path;  // .../checkpoints/step-00000200
   std::string save_id;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  // of all ranks
   double seconds = 0;
 };
 
-// Any failure is an InputError; the temporary folder is removed and no checkpoint is changed. An existing checkpoint of
+// The same result, or the same InputError, on every rank (a rank that cannot reach the store: PeerError). Any failure is
+// an InputError; the temporary folder is removed and no checkpoint is changed. An existing checkpoint of
 // the same step (of an abandoned branch) is set aside first.
 SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request);
 

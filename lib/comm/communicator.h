@@ -60,7 +60,7 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  virtual const std::string& group_name() const = 0;  // "data", "tensor", "pipeline", "world"
+  virtual const std::string& group_name() const = 0;  // "data", "tensor", "pipeline", "world" ...
   virtual int size() const = 0;
   virtual int rank_in_group() const = 0;
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "config/config.h"
 #include "parallel/param_table.h"
@@ -32,6 +33,22 @@ struct ModelSpec {
 // vocab: the config's, or the tokenizer's where the config says auto.
 ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab);
 
+// One tensor rank's part of the model.
+struct TensorPart {
+  std::int64_t degree = 1;
+  std::int64_t rank = 0;
+  bool sequence = false;  // between the parallel parts, activations are sequence shards: rows [N] divided among the ranks
+  bool operator==(const TensorPart&) const = default;
+};
+
+// What a tensor rank holds: its heads, key/value heads (at least one), ffn and vocabulary rows, as the table's boxes
+// divide them; ffn and vocabulary may be uneven, and none on the last ranks. Everything else is the model's.
+ModelSpec local_spec(const ModelSpec& spec, const TensorPart& part);
+// The first vocabulary id that a tensor rank holds.
+std::int64_t first_vocab_row(const ModelSpec& spec, const TensorPart& part);
+// How N rows are divided into sequence shards: counts by tensor rank, in order, as even as may be.
+std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree);
+
 // Unit 0 "embedding", units 1..L "blocks.0" .. "blocks.L-1", unit L+1 "head". Row names, shapes and order:
 //   embedding.token.weight [V,C]; embedding.position.weight [T,C] (learned positions)
 //   blocks.i.attention_norm.{weight,bias} [C]; norms have a bias for layernorm with `bias`
@@ -41,7 +58,7 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab);
 //   blocks.i.ffn_norm.{weight,bias}
 //   swiglu: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else blocks.i.ffn.up.{weight,bias}
 //   blocks.i.ffn.down.{weight [C,F], bias}
-//   head.norm.{weight,bias}; head.weight [V,C] unless tied (then the head reads embedding.token.weight)
+//   head.norm.{weight,bias}; head.weight [V,C], tied to embedding.token.weight where the model ties them
 // Hugging Face names are those of GPT-2 for layernorm with learned positions, else of Llama. Rows with the same Hugging
 // Face name are parts of one tensor there (GPT-2's attn.c_attn), stacked along the output dim in the order of the rows.
 // Initial values per config: normal: std, output projections of the residual branches std/sqrt(2L) with scale_residual;

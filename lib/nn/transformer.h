@@ -13,15 +13,17 @@ namespace scaletrain {
 
 class Transformer {
  public:
-  explicit Transformer(const ModelSpec& spec);
+  explicit Transformer(const ModelSpec& spec, const TensorPart& part = {});
 
-  const ModelSpec& spec() const { return spec_; }
+  const ModelSpec& spec() const { return spec_; }  // of the whole model
+  const TensorPart& part() const { return part_; }
   std::span<const std::unique_ptr<Unit>> units() const { return units_; }
-  // The bundle that leaves every unit but the head.
+  // The bundle that leaves every unit but the head, as this rank holds it.
   std::vector<BundleEntry> boundary(const BatchShape& shape, DType compute) const;
 
  private:
   ModelSpec spec_;
+  TensorPart part_;
   std::vector<std::unique_ptr<Unit>> units_;
 };
 

@@ -11,6 +11,11 @@
 // WeightWork is consumed: units need not copy it. The saved region, too, stays in use until the WeightWork is consumed:
 // activations are not copied to `work`. d_input may be the very memory of d_output. scratch is free for use within one
 // call. Not thread-safe against the same regions; otherwise const.
+//
+// Tensor parallel (Shoeybi et al. 2019): a unit computes this rank's heads, ffn columns and vocabulary rows; the sums
+// over the tensor group are inside it. With sequence shards (Korthikanti et al. 2022) bundles hold this rank's rows only
+// and the sums become reduce-scatters, the inputs of parallel parts all-gathers. All ranks of the group call the same
+// phases in the same order.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +27,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "comm/communicator.h"
 #include "nn/model_spec.h"
 #include "parallel/param_store.h"
 #include "tensor/buffer.h"
@@ -57,7 +63,7 @@ struct BatchContext {
 
 // What crosses a unit or stage boundary: named tensors. One entry today.
 struct Bundle {
-  View hidden;  // "hidden" [B·T, C]
+  View hidden;  // "hidden" [B·T, C], or this rank's sequence shard of its rows
 };
 
 struct BundleEntry {
@@ -122,15 +128,14 @@ class WeightWork : public detail::Held {
   Region saved_;
 };
 
-// What a call runs with. `tied`: the handles (and gradients) of the embedding where the head shares its table.
+// What a call runs with.
 struct UnitRun {
   Backend& backend;
   Stream& stream;
   const BatchContext& batch;
   const UnitWeights& weights;
   const UnitGradients* gradients = nullptr;  // null: no weight gradients may be asked for
-  const UnitWeights* tied_weights = nullptr;
-  const UnitGradients* tied_gradients = nullptr;
+  Communicator* tensor = nullptr;            // null: a tensor degree of one
   Region scratch;
 };
 
@@ -139,9 +144,8 @@ class Unit {
   virtual ~Unit() = default;
   virtual const std::string& name() const = 0;
   virtual int index() const = 0;  // of the ParamTable's units
-  virtual bool uses_tied_embedding() const { return false; }
 
-  // Regions' sizes for a backend that computes in `compute`.
+  // Regions' sizes for a backend that computes in `compute`. shape: the whole micro-batch, also with sequence shards.
   virtual UnitMemory memory(const BatchShape& shape, DType compute) const = 0;
 
   // The embedding has no input bundle, the head no output bundle: empty views.

@@ -1,9 +1,24 @@
 // The parameters of one rank: master weights, gradients, optimizer slots in flat buffers, and the handles layers see.
+// The only place that knows what ZeRO divides, and what is gathered, reduced and freed when.
 //
-// acquire(unit) and release(unit) bracket every use, at every ZeRO stage. Layers never see flat buffers: they get a
-// UnitWeights with one Weight per row of the unit, or one per fused group (a matrix over the group's rows), in table
-// order. Compute forms are cached per version and dropped when the optimizer (or a gather) changes the values. Not
-// thread-safe: one executor uses it.
+// acquire(unit) and release(unit) bracket every use of weights, acquire_gradients(unit) and release_gradients(unit)
+// every use of gradient accumulators, at every ZeRO stage. Layers never see flat buffers: they get a UnitWeights with
+// one Weight per row of the unit, or one per fused group (a matrix over the group's rows), in table order; a row that
+// shares its tied owner's place is found under its own name. Compute forms are cached per version and dropped when the
+// optimizer (or a gather) changes the values. Not thread-safe: one executor uses it, and all ranks of a group make the
+// same calls in the same order.
+//
+// What a policy means, with S the layout's segments (see shard_layout.h):
+//   parameters   whole: a full buffer; after an update of shards each segment is all-gathered, under way until the unit
+//                is next acquired. Sharded: the shard only; acquire() waits for the segment's gather into a staging
+//                buffer, which prefetch() begins ahead; release() frees it.
+//   gradients    whole: a full buffer; a unit's last release of the step begins its sum over the replicas (all-reduce, or
+//                reduce-scatter where the optimizer is sharded). Sharded: layers accumulate into staging, and every
+//                release begins a reduce-scatter whose result is added to the shard.
+//   optimizer    whole, or the shard only.
+// Sums over tensor ranks come before those over replicas: replicated rows that each tensor rank saw only its sequence
+// shard of (`sequence`), and grouped rows among their holders. The tied tensor's sum over first and last stage comes
+// last.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +29,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "parallel/groups.h"
 #include "parallel/param_table.h"
 #include "parallel/shard_layout.h"
 
@@ -35,7 +51,7 @@ class UnitWeights {
   std::vector<Entry> entries_;
 };
 
-// Gradient accumulators of one unit, by the same names.
+// Gradient accumulators of one unit, by the same names. Valid until release_gradients.
 class UnitGradients {
  public:
   View find(std::string_view local_name) const;
@@ -49,22 +65,27 @@ class UnitGradients {
   std::vector<Entry> entries_;
 };
 
-// A stretch of a flat buffer with everything that lives over it. Pointers into the store's buffers.
+// A stretch of a flat buffer with everything that lives over it, owned by this rank: what an optimizer updates.
 struct OptimizerRange {
   int buffer = 0;
-  std::int64_t first = 0;
-  View param;  // master weights
+  std::int64_t first = 0;  // in the flat buffer
+  View param;              // master weights
   View gradient;
   std::vector<View> slots;  // in the order of the names given to the constructor
 };
+
+enum class StateKind { master, gradient, slot };
 
 class ParamStore {
  public:
   struct Options {
     std::vector<std::string>
-        slot_names;  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference
+        slot_names{};  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference
     bool gradients = true;
     DType dtype = DType::f32;  // of masters, gradients and slots; f64 with the f64 reference
+    ZeroPolicy zero{};
+    bool sequence = false;               // activations between tensor-parallel parts are sequence shards
+    const RankGroups* groups = nullptr;  // null: a single rank; must outlive the store
   };
 
   // The table and layout must outlive the store. Allocates from the backend; zero-filled.
@@ -73,19 +94,38 @@ class ParamStore {
   ParamStore(ParamStore&&) noexcept;
   ParamStore& operator=(ParamStore&&) noexcept;
 
+  // Begins what acquire(unit) would wait for; nothing where the unit is there already. May be left out.
+  void prefetch(Stream& stream, int unit);
   // Nesting is counted; acquiring while acquired is free.
   const UnitWeights& acquire(Stream& stream, int unit);
   void release(int unit);
-  const UnitGradients& gradients(int unit) const;
+  // Accumulators to add to; nesting is counted.
+  const UnitGradients& acquire_gradients(Stream& stream, int unit);
+  // last: no more is added to this unit's accumulators in this step.
+  void release_gradients(Stream& stream, int unit, bool last);
+  // Blocks until every reduction that was begun for these units is done. A unit of this rank whose last release never
+  // came (no micro-batch passed it) is reduced now, so that its peers do not wait.
+  void finish_gradients(Stream& stream, std::span<const int> units);
+  // Sums the tied tensor's gradient over the stages that hold it; nothing on other ranks. After finish_gradients of all.
+  void reduce_tied(Stream& stream);
 
+  // Before the first micro-batch of a step.
   void zero_gradients(Stream& stream);
-  // Everything the optimizer of this rank updates.
+  // Everything the optimizer of this rank updates. Gradients are complete after finish_gradients and reduce_tied.
   std::span<OptimizerRange> optimizer_ranges();
-  // After an update or a load: cached compute forms are stale.
+  // After the optimizer has updated its ranges: begins the gathers that the policy needs; cached compute forms are
+  // stale.
+  void updated(Stream& stream);
+  // After a load or initialisation of all that this rank holds: cached compute forms are stale, nothing is gathered.
   void values_changed();
+  // Blocks until nothing that was begun is under way: before a checkpoint, an inspection, the end.
+  void settle(Stream& stream);
 
-  // The local box of a row (masters), its gradient, and slot s, for initialisation, checkpoints and tests. Empty where
-  // not held.
+  // The ranges of rows whose values this rank holds, of this kind: whole rows, or its shard's parts.
+  std::span<const RowRange> held(StateKind kind) const;
+  // The values of a held range, or of any part of one. `slot` counts for StateKind::slot.
+  View values(StateKind kind, const RowRange& range, std::size_t slot = 0) const;
+  // A held row's whole local box; empty where the row is not held whole. For tests and single ranks.
   View master(std::string_view row_name) const;
   View gradient(std::string_view row_name) const;
   View slot(std::string_view row_name, std::size_t slot) const;
@@ -93,12 +133,23 @@ class ParamStore {
   const ParamTable& table() const;
   const ShardLayout& layout() const;
   const Options& options() const;
-  std::uint64_t bytes() const;         // flat buffers
+  std::uint64_t bytes() const;         // flat buffers, shards and staging
   std::uint64_t packed_bytes() const;  // cached compute forms now
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// Bytes a store takes, by purpose: pure, for the memory plan. Equal to what ParamStore allocates.
+struct StoreBytes {
+  std::size_t masters = 0;
+  std::size_t gradients = 0;
+  std::size_t slots = 0;
+  std::size_t gathered = 0;           // staging of gathered weights
+  std::size_t gradient_staging = 0;   // accumulators of sharded gradients, and what reductions receive
+  std::size_t total() const { return masters + gradients + slots + gathered + gradient_staging; }
+};
+StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
 
 }  // namespace scaletrain

@@ -2,8 +2,12 @@
 //
 // One flat buffer per (role, reduction group, dtype): all parameters of it one after the other, units in order, each
 // row's local box flattened, rows of a fused group without gaps, every unit and every fused group aligned to 16
-// elements (64 bytes). The buffer is padded so that each data rank's shard is equal and aligned. Decay and padding are
-// attributes of spans.
+// elements (64 bytes). Decay and padding are attributes of spans.
+//
+// A buffer is divided into segments, and each segment on its own into equal, aligned pieces, one per data rank, padded
+// where it does not divide: so a unit can be gathered, and its gradient reduced, by itself. A unit is one segment; a
+// tensor that is tied (owner or copy) is a segment of its own, so that its pieces lie alike on both stages that hold it.
+// A rank's pieces, one after the other, are its shard: `shard` offsets count in it.
 //
 // Every row that does not continue a fused group starts aligned. A tied row whose owner is held by the same rank has no
 // place of its own: find() gives the owner's. On another stage it is a copy with a place of its own.
@@ -46,6 +50,28 @@ struct FlatBuffer {
   std::int64_t shard_elements = 0;
 };
 
+// A part of a buffer that is divided among the data ranks by itself: rank r owns elements
+// [first + r * piece, first + (r + 1) * piece).
+struct Segment {
+  int unit = 0;
+  int buffer = 0;
+  std::int64_t first = 0;        // in the flat buffer
+  std::int64_t count = 0;        // data degree * piece: with padding
+  std::int64_t piece = 0;        // elements per data rank, a multiple of 16
+  std::int64_t shard_first = 0;  // where a rank's piece lies in its shard of the buffer
+  bool tied = false;             // holds one tensor, which is tied: the embedding, or another stage's copy of it
+};
+
+// A contiguous part of one row's local box in row-major order.
+struct RowRange {
+  int row = 0;  // index into ParamTable::rows()
+  int buffer = 0;
+  std::int64_t first = 0;         // within the row's local box, flattened
+  std::int64_t count = 0;
+  std::int64_t flat_offset = 0;   // in the flat buffer
+  std::int64_t shard_offset = 0;  // in the owner's shard of the buffer; for ranges of a shard
+};
+
 class ShardLayout {
  public:
   // The layout of one rank that holds `units` of the table (indices, ascending).
@@ -61,8 +87,16 @@ class ShardLayout {
   std::span<const int> units() const { return held_units_; }
   const Mesh& mesh() const { return mesh_; }
   const MeshPosition& position() const { return position_; }
-  // Elements of buffer b that data rank r owns under a sharded policy.
-  std::int64_t shard_first(int buffer, std::int64_t data_rank) const;
+  // In order of (buffer, first).
+  std::span<const Segment> segments() const { return segments_; }
+  // Indices into segments() of what a unit's rows lie in; with the segment of a tied tensor's owner, if a row of the
+  // unit is a copy that shares the owner's place.
+  std::vector<int> segments_used_by(int unit) const;
+  // The parts of rows that a data rank owns, in the order of its shard: the optimizer's, the norm's and the checkpoint's
+  // division of the model, under every policy.
+  std::vector<RowRange> shard_ranges(std::int64_t data_rank) const;
+  // Every row as one range: what a rank holds under a policy that does not shard.
+  std::vector<RowRange> whole_ranges() const;
   // Decay spans of buffer b within [first, first + count), offsets relative to `first`.
   std::vector<DecaySpan> decay_spans(int buffer, std::int64_t first, std::int64_t count, double weight_decay,
                                      const ParamTable& table) const;
@@ -84,6 +118,7 @@ class ShardLayout {
   MeshPosition position_;
   std::vector<int> held_units_;
   std::vector<FlatBuffer> buffers_;
+  std::vector<Segment> segments_;
   std::vector<ParamSpan> spans_;
   std::vector<UnitSpans> units_;
   std::vector<ParamSpan> tied_;             // rows that share their owner's place

@@ -1,8 +1,10 @@
 // Where every activation of one pipeline stage lies: offsets into one arena, the same at every step. Pure values.
 //
 // Held per micro-batch in flight (a "slot"): each unit's saved region, each unit's output (the next unit's input), the
-// micro-batch's ids, targets and positions. Held once: two gradient buffers that units hand to each other, work regions
-// from backward_input to backward_weight, scratch. How many slots: counted by walking the stage's schedule.
+// micro-batch's ids, targets and positions. Held once: two gradient buffers that units hand to each other, buffers of
+// gradients that arrive from and leave to other stages, work regions from backward_input to backward_weight, scratch. How
+// many of each: counted by walking the stage's schedule. A slot is taken when its activation's receive is posted, which
+// may be one compute step before the schedule's own place for it.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +35,8 @@ struct ActivationPlan {
   std::vector<ArenaRange> inputs;   // [slot] the hidden bundle of the virtual stage before; empty for the model's first
   std::vector<ArenaRange> batches;  // [slot] ids, targets, positions: three i32 per token
   ArenaRange gradients[2];
+  std::vector<ArenaRange> gradient_inputs;   // received output-gradients; none where nothing is received
+  std::vector<ArenaRange> gradient_outputs;  // input-gradients until they are sent
   // One for each unit (of the largest chunk) of each weight work held at once; none where the schedule does not split
   // the backward.
   std::vector<ArenaRange> work;
@@ -52,7 +56,9 @@ struct ScheduleDepth {
   std::int64_t saved = 0;
   std::int64_t weight_work = 0;
   std::int64_t in_flight = 0;
-  std::vector<std::int64_t> in_flight_of_chunk;  // each chunk's own peak
+  std::vector<std::int64_t> in_flight_of_chunk;  // each chunk's own peak, counted from the posted receive
+  std::int64_t gradients_received = 0;           // from the posted receive to the backward that consumes it
+  std::int64_t gradients_sent = 0;               // buffers for input-gradients on their way out
 };
 ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps);
 

@@ -10,7 +10,9 @@
 #include "checkpoint/save.h"
 #include "config/config.h"
 #include "nn/model_spec.h"
+#include "parallel/groups.h"
 #include "parallel/mesh.h"
+#include "parallel/param_store.h"
 #include "parallel/param_table.h"
 #include "parallel/schedule.h"
 #include "parallel/shard_layout.h"
@@ -20,12 +22,22 @@
 
 namespace scaletrain {
 
+// One rank's traffic of one step in one group.
+struct CommunicationVolume {
+  GroupKind kind = GroupKind::world;
+  std::string purpose;          // "gradients", "parameters", "activations" ...
+  std::int64_t calls = 0;       // collectives, or messages sent
+  std::int64_t elements = 0;    // sent by this rank
+  std::uint64_t bytes = 0;
+};
+
 // A stretch of a run with one layout.
 struct PhasePlan {
   std::int64_t first_step = 0;
   std::int64_t num_steps = 0;
   ModelSpec model;
   Mesh mesh;
+  bool sequence = false;  // sequence shards between the tensor-parallel parts
   ZeroPolicy zero;
   ParamTable table;
   ScheduleKind schedule_kind = ScheduleKind::one_f_one_b;
@@ -46,6 +58,12 @@ struct PhasePlan {
   std::vector<ScheduleStep> schedule(Rank rank) const;
   ActivationPlan activations(Rank rank) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;
+  // How the rank's store is made, but for its groups.
+  ParamStore::Options store_options(DType masters) const;
+  TensorPart tensor_part(Rank rank) const;
+  GroupFacts group_facts() const;
+  // What the rank sends in one optimizer step, by group, without the few numbers that are summed over the world.
+  std::vector<CommunicationVolume> communication(Rank rank) const;
   // What the rank writes of a checkpoint, and into which files.
   std::vector<SavePiece> save_plan(Rank rank) const;
 };

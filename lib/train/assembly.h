@@ -9,14 +9,26 @@
 #include <string>
 
 #include "base/exit_code.h"
+#include "comm/key_value_store.h"
 #include "config/config.h"
+#include "parallel/groups.h"
 #include "plan/run_plan.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
 namespace scaletrain {
 
+// Which rank of how many, and what connects them. The default is a run of one rank.
+struct WorkerPlace {
+  Rank rank{0};
+  std::int64_t world = 1;
+  std::int64_t local_rank = 0;          // among the ranks of this host: the first one builds the token cache
+  KeyValueStore* rendezvous = nullptr;  // null: a single rank
+  CommunicatorFactory make_communicator{};
+};
+
 struct WorkerOptions {
+  WorkerPlace place{};
   RunPaths paths{std::filesystem::path()};
   StartPoint start;
   std::string version;  // of the program

@@ -42,6 +42,8 @@ class StageExecutor {
     const Transformer& model;
     ParamStore& store;
     StageMemory& memory;
+    Communicator* tensor = nullptr;    // null: a degree of one
+    Communicator* pipeline = nullptr;  // null: a single stage
     // Counts finished pieces of work; a supervisor that sees it stand still knows of a hang. May be null.
     std::atomic<std::uint64_t>* progress = nullptr;
   };

@@ -1,6 +1,9 @@
 // The step loop: batches, forward and backward, the update, evaluation, early stopping, checkpoints, metrics. It knows
 // interfaces only; assembly.h builds what it runs on.
 //
+// Every rank runs one; all take the same decisions, from what StepRunner sums over the world and, between steps, from
+// what rank 0 says through the rendezvous store. Rank 0 alone writes metrics and commits checkpoints.
+//
 // After every step the state is complete: whatever ends the loop between two steps loses nothing that a checkpoint of
 // that moment would not restore to the bit.
 #pragma once
@@ -13,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/key_value_store.h"
 #include "config/config.h"
 #include "data/dataset.h"
 #include "optim/optimizer.h"
@@ -23,7 +26,7 @@
 #include "telemetry/progress.h"
 #include "train/run_folder.h"
 #include "train/run_state.h"
-#include "train/stage_executor.h"
+#include "train/step_runner.h"
 
 namespace scaletrain {
 
@@ -44,12 +47,13 @@ struct TrainerParts {
   Stream& stream;
   ParamStore& store;
   Optimizer& optimizer;
-  StageExecutor& executor;
-  Communicator& world;
+  StepRunner& runner;
+  Rank rank;
+  KeyValueStore* rendezvous = nullptr;  // null: a single rank
   const TrainingData& data;
   const std::vector<std::unique_ptr<ValidationSet>>& validation;
   RunPaths paths;
-  MetricsWriter& metrics;
+  MetricsWriter* metrics;  // rank 0's; null on the others
   ProgressPrinter& progress;
   Log& log;
   std::vector<std::filesystem::path> tokenizer_files;

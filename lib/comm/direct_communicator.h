@@ -1,0 +1,35 @@
+// The collectives, by direct exchange between all ranks of a group: each rank sends piece r to rank r, which sums what it
+// gets in the order of the ranks. Volume is that of a ring, 2·S·(N-1)/N per rank for an all-reduce of S bytes, in two
+// phases instead of 2(N-1); and since every element is summed once, by one rank, in rank order, the result has the same
+// bits on all ranks, whatever arrives first, and reduce-scatter, all-reduce and any division into buckets agree to the
+// bit. Large pieces travel in stretches, so that staging memory stays bounded.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/strong.h"
+#include "comm/communicator.h"
+#include "comm/transport.h"
+
+namespace scaletrain {
+
+struct DirectOptions {
+  std::string group_name;   // for messages: "data", "tensor" ...
+  std::vector<Rank> ranks;  // of the world, in the order of the group: for messages
+  // Seconds a call may wait for its peers; then PeerError naming the group, the collective, its sequence number and the
+  // ranks (of the world) from which nothing came.
+  double deadline = 60.0;
+  // queue: calls run one after the other on a thread of the communicator, beside the caller's compute.
+  // caller: a call has finished when it returns: no thread changes, for small transfers that are waited for at once.
+  // exchange() is posted at once in both and needs neither.
+  enum class Mode { queue, caller };
+  Mode mode = Mode::queue;
+};
+
+// ReduceOps and types as communicator.h says; f32, f64, i64, and any type for gathers, broadcasts and exchanges. Calls
+// by one thread. Destroying it waits for nothing: queued calls are given up.
+std::unique_ptr<Communicator> make_direct_communicator(std::unique_ptr<Transport> transport, DirectOptions options);
+
+}  // namespace scaletrain

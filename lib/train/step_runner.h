@@ -1,0 +1,65 @@
+// One optimizer step of one rank, and evaluations between them: the schedule through the executor, the norm and the
+// decision, the update. What the trainer, the benchmark and the equivalence tests all run on.
+//
+// Decisions are taken from one sum over the world, so that every rank takes the same: the gradient's norm, the loss, the
+// token count, and the votes that ride along.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "optim/optimizer.h"
+#include "optim/step_block.h"
+#include "parallel/groups.h"
+#include "plan/run_plan.h"
+#include "train/stage_executor.h"
+
+namespace scaletrain {
+
+class StepRunner {
+ public:
+  struct Parts {
+    const PhasePlan& plan;
+    Rank rank;
+    Backend& backend;
+    Stream& stream;
+    const Transformer& model;
+    ParamStore& store;
+    Optimizer& optimizer;
+    StageMemory& memory;
+    const RankGroups& groups;
+    std::atomic<std::uint64_t>* progress = nullptr;  // counts executed instructions; may be null
+  };
+
+  // What a rank wants after this step; any rank's wish is everyone's.
+  struct Votes {
+    bool interrupted = false;
+    bool save = false;
+  };
+
+  struct Result {
+    StepOutcome outcome;
+    std::int64_t target_tokens = 0;  // of the global batch
+    Votes votes;                     // of all ranks
+  };
+
+  explicit StepRunner(const Parts& parts);
+
+  // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges), and
+  // the parameters are updated (or, with outcome.skip, as before).
+  Result step(MicroBatchSource& source, const StepSettings& settings, const Votes& votes = {});
+
+  // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
+  struct EvaluationSums {
+    double loss_sum = 0.0;
+    std::int64_t target_tokens = 0;
+  };
+  EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches);
+
+ private:
+  Parts parts_;
+  StageExecutor executor_;
+  std::vector<ScheduleStep> schedule_;
+};
+
+}  // namespace scaletrain
