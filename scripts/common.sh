@@ -20,7 +20,7 @@ install() {
 }
 
 build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libspdlog-dev
-  libfmt-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev)
+  libfmt-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev libgloo-dev libsodium-dev)
 test_packages=(doctest-dev vim-runtime ccache)
 check_packages=(clang-format-14 clang-tidy-14)
 # Real English text for the quickstart: Vim's manual, under Vim's licence (free, compatible with the GPL).

@@ -57,7 +57,7 @@ ExitCode check_config(const CheckArguments& arguments) {
   try {
     plan = plan_without_data(loaded.config, world);
   } catch (const UserError& error) {
-    throw UserError(error.what() + joined_lines(loaded.unsupported));
+    throw UserError(loaded.located(error.what()) + joined_lines(loaded.unsupported));
   }
   if (!plan)
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" +

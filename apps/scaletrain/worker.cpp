@@ -1,47 +1,84 @@
 // The hidden command `worker`: one rank's process, started by the agent.
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <charconv>
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/load.h"
+#include "comm/rendezvous.h"
 #include "commands.h"
-#include "launch/machine.h"
-#include "launch/run_lock.h"
 #include "launch/signals.h"
 #include "launch/worker_channel.h"
-#include "train/assembly.h"
+#include "rank_process.h"
 
 namespace scaletrain {
 
 namespace {
 
+constexpr double connect_seconds = 60.0;  // to the agent's rendezvous, which is there already
+
 struct WorkerArguments {
   std::string run_folder;
   std::string lock;
   std::int64_t generation = 0;
+  std::int64_t rank = 0;
+  std::int64_t world = 1;
+  std::string rendezvous;
+  int threads = 0;
+  double deadline = 60.0;
   std::string from;
   std::string asked;
   int channel = -1;
 };
 
+// HOST:PORT
+RendezvousAddress parse_address(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  std::uint16_t port = 0;
+  const char* const end = text.data() + text.size();
+  const bool is_whole =
+      colon != std::string::npos && std::from_chars(text.data() + colon + 1, end, port).ptr == end && port != 0;
+  if (!is_whole) throw UserError("--rendezvous: expected HOST:PORT, not " + quoted(text));
+  return {.host = text.substr(0, colon), .port = port};
+}
+
+std::unique_ptr<KeyValueStore> connect(const WorkerArguments& arguments) {
+  const char* const secret = std::getenv("SCALETRAIN_SECRET");
+  if (secret == nullptr)
+    throw UserError("worker: SCALETRAIN_SECRET is not set; workers are started by `scaletrain run`");
+  return connect_store(parse_address(arguments.rendezvous), secret, connect_seconds);
+}
+
 ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals, WorkerReporter& reporter,
                std::atomic<std::uint64_t>& progress) {
-  WorkerOptions options;
-  options.paths = RunPaths(arguments.run_folder);
-  options.start.generation = arguments.generation;
-  options.start.asked = arguments.asked;
-  options.version = program_version;
-  options.threads = available_processors();
-  options.progress = &progress;
+  RankProcess process{.paths = RunPaths(arguments.run_folder),
+                      .start = {},
+                      .lock_id = arguments.lock,
+                      .interrupts = signals,
+                      .threads = arguments.threads,
+                      .progress = &progress};
+  process.start.generation = arguments.generation;
+  process.start.asked = arguments.asked;
   if (!arguments.from.empty()) {
-    options.start.checkpoint = arguments.from;
-    options.start.step = Checkpoint(arguments.from).manifest().step;
+    process.start.checkpoint = arguments.from;
+    process.start.step = Checkpoint(arguments.from).manifest().step;
   }
-  options.hooks.interrupted = [&signals] { return signals.interrupted(); };
-  options.hooks.may_commit = [&] { return lock_is_held(options.paths.lock(), arguments.lock); };
-  options.hooks.entered = [&reporter](std::int64_t step, bool waiting) { reporter.entered(step, waiting); };
-  return train_run(options);
+  process.entered = [&reporter](std::int64_t step, bool waiting) { reporter.entered(step, waiting); };
+  std::unique_ptr<KeyValueStore> store;
+  if (arguments.world > 1) {
+    store = connect(arguments);
+    process.rank = Rank(arguments.rank);
+    process.world = arguments.world;
+    process.local_rank = arguments.rank;
+    process.store = store.get();
+    process.rendezvous_host = parse_address(arguments.rendezvous).host;
+    process.deadline = arguments.deadline;
+  }
+  return train_rank(process);
 }
 
 // The agent shows the error and returns its exit code; without an agent main() does.
@@ -68,6 +105,11 @@ Command add_worker(CLI::App& app) {
   command->add_option("--run-folder", arguments->run_folder)->required();
   command->add_option("--lock", arguments->lock)->required();
   command->add_option("--generation", arguments->generation)->required();
+  command->add_option("--rank", arguments->rank);
+  command->add_option("--world", arguments->world);
+  command->add_option("--rendezvous", arguments->rendezvous);
+  command->add_option("--threads", arguments->threads);
+  command->add_option("--deadline", arguments->deadline);
   command->add_option("--from", arguments->from);
   command->add_option("--asked", arguments->asked);
   command->add_option("--channel", arguments->channel);

@@ -125,6 +125,13 @@ void check_positions(const Checker& check, std::string_view table_name, const Co
   check.operand("positions", positions, DType::i32, Shape{rows});
 }
 
+// A table or logits may hold a part of the vocabulary only.
+void check_part(const Checker& check, std::string_view name, std::int64_t first, std::int64_t count,
+                std::int64_t vocabulary) {
+  check.require(name, first >= 0 && first <= vocabulary && count <= vocabulary - first,
+                "classes inside the vocabulary");
+}
+
 std::int64_t input_columns(ActivationType type, std::int64_t features) {
   return type == ActivationType::swiglu ? 2 * features : features;
 }
@@ -293,6 +300,8 @@ void Backend::run(Stream& stream, const EmbeddingForward& op) {
   const std::int64_t columns = op.output.shape()[1];
   check.matrix("table", op.table, check.compute());
   check.require("table", op.table.shape()[1] == columns, "as many columns as the output");
+  if (op.vocabulary != 0) check_part(check, "first_id", op.first_id, op.table.shape()[0], op.vocabulary);
+  check.require("first_id", op.vocabulary != 0 || op.first_id == 0, "0 where the table has the whole vocabulary");
   check.operand("ids", op.ids, DType::i32, Shape{rows});
   check_positions(check, "position_table", op.position_table, op.positions, check.compute(), rows, columns);
   check.disjoint("output", op.output, {op.table, op.position_table, op.ids, op.positions});
@@ -306,6 +315,8 @@ void Backend::run(Stream& stream, const EmbeddingBackward& op) {
   const std::int64_t columns = op.d_output.shape()[1];
   check.matrix("d_table", op.d_table, check.master());
   check.require("d_table", op.d_table.shape()[1] == columns, "as many columns as d_output");
+  if (op.vocabulary != 0) check_part(check, "first_id", op.first_id, op.d_table.shape()[0], op.vocabulary);
+  check.require("first_id", op.vocabulary != 0 || op.first_id == 0, "0 where the table has the whole vocabulary");
   check.operand("ids", op.ids, DType::i32, Shape{rows});
   check_positions(check, "d_position_table", op.d_position_table, op.positions, check.master(), rows, columns);
   check.disjoint("d_table", op.d_table, {op.d_output, op.ids, op.positions, op.d_position_table});
@@ -320,6 +331,32 @@ void Backend::run(Stream& stream, const CrossEntropy& op) {
   check.operand("targets", op.targets, DType::i32, Shape{op.logits.shape()[0]});
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
   check.require("loss_sum", op.loss_sum != nullptr, "a place for the sum");
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const SoftmaxStatistics& op) {
+  const Checker check("SoftmaxStatistics", *this);
+  check.matrix("logits", op.logits, check.compute());
+  const std::int64_t rows = op.logits.shape()[0];
+  check_part(check, "first_class", op.first_class, op.logits.shape()[1], op.vocabulary);
+  check.operand("targets", op.targets, DType::i32, Shape{rows});
+  check.operand("statistics", op.statistics, check.master(), Shape{rows, 3});
+  check.disjoint("statistics", op.statistics, {op.logits, op.targets});
+  launch(stream, op);
+}
+
+void Backend::run(Stream& stream, const CrossEntropyParts& op) {
+  const Checker check("CrossEntropyParts", *this);
+  check.matrix("logits", op.logits, check.compute());
+  const std::int64_t rows = op.logits.shape()[0];
+  check_part(check, "first_class", op.first_class, op.logits.shape()[1], op.vocabulary);
+  check.operand("targets", op.targets, DType::i32, Shape{rows});
+  check.dims("statistics", op.statistics, 3);
+  check.require("statistics", op.statistics.shape()[0] > 0, "those of at least one rank");
+  check.operand("statistics", op.statistics, check.master(), Shape{op.statistics.shape()[0], rows, 3});
+  check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
+  check.require("loss_sum", op.loss_sum != nullptr, "a place for the sum");
+  check.disjoint("logits", op.logits, {op.targets, op.statistics});
   launch(stream, op);
 }
 

@@ -168,14 +168,15 @@ struct AttentionBackward {
 
 // output[N,C] = table[ids[n] - first_id] (+ position_table[positions[n]], optional). The table may be a part of the
 // vocabulary, rows for ids [first_id, first_id + rows): other ids give zeros (a vocabulary-parallel rank's share of the
-// sum).
+// sum). An id outside the vocabulary is a bug.
 struct EmbeddingForward {
   ConstView table;           // [V,C], or the rank's part of it; may have no rows
   ConstView position_table;  // [P,C]
-  ConstView ids;             // [N] i32, not negative
+  ConstView ids;             // [N] i32
   ConstView positions;       // [N] i32
-  std::int64_t first_id = 0;
   View output;
+  std::int64_t first_id = 0;
+  std::int64_t vocabulary = 0;  // V; 0: the table has all of it
 };
 
 // Adds d_output's rows to d_table[ids[n] - first_id] and d_position_table[positions[n]], summed in order of n. Ids
@@ -184,9 +185,10 @@ struct EmbeddingBackward {
   ConstView d_output;
   ConstView ids;
   ConstView positions;
-  std::int64_t first_id = 0;
   View d_table;
   View d_position_table;
+  std::int64_t first_id = 0;
+  std::int64_t vocabulary = 0;  // as above
 };
 
 // Softmax cross-entropy over rows of logits[N,V] with targets[N] (i32, -1: masked). Adds the sum over unmasked rows of
@@ -206,7 +208,8 @@ struct SoftmaxStatistics {
   ConstView logits;   // [N, V/t]: classes [first_class, first_class + V/t)
   ConstView targets;  // [N] i32 over the whole vocabulary, -1: masked
   std::int64_t first_class = 0;
-  View statistics;  // [N, 3], f32 (f64 in the f64 reference)
+  std::int64_t vocabulary = 0;  // V: a target beyond it is a bug
+  View statistics;              // [N, 3], f32 (f64 in the f64 reference)
 };
 
 // CrossEntropy with the statistics of all ranks, combined in their order: the loss of every row (the same bits on every
@@ -215,6 +218,7 @@ struct CrossEntropyParts {
   View logits;
   ConstView targets;
   std::int64_t first_class = 0;
+  std::int64_t vocabulary = 0;
   ConstView statistics;  // [t, N, 3]
   double d_scale = 0.0;
   double* loss_sum = nullptr;

@@ -15,6 +15,7 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/hugging_face_config.h"
 #include "checkpoint/hugging_face_tensors.h"
+#include "checkpoint/range_boxes.h"
 #include "checkpoint/safetensors.h"
 
 namespace scaletrain {
@@ -264,11 +265,14 @@ void HuggingFaceModel::load(ParamStore& store) const {
     }
     for (const HuggingFacePart& part : tensor.parts) by_row.emplace(part.row, std::pair(&tensor, part));
   }
-  for (const ParamSpan& span : store.layout().spans()) {
-    const ParamRow& row = table.rows()[static_cast<std::size_t>(span.row)];
-    const int owner = row.tied_to ? table.index_of(*row.tied_to) : span.row;
-    const auto& [tensor, part] = by_row.at(owner);
-    impl_->load_part(*tensor, part, span.box, store.master(row.name));
+  for (const RowRange& range : store.held(StateKind::master)) {
+    const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
+    const int owner = row.tied_to ? table.index_of(*row.tied_to) : range.row;
+    const auto found = by_row.find(owner);
+    SCALETRAIN_CHECK(found != by_row.end());
+    for_each_box(*store.layout().find(range.row), range, [&](const Box& box, const RowRange& part_of_range) {
+      impl_->load_part(*found->second.first, found->second.second, box, store.values(StateKind::master, part_of_range));
+    });
   }
   store.values_changed();
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -11,6 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/confined_path.h"
+#include "checkpoint/range_boxes.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/slot_name.h"
 #include "checkpoint/verified_file.h"
@@ -28,6 +30,7 @@ struct Checkpoint::Impl {
   std::filesystem::path folder;
   Manifest manifest;
   std::map<std::string, const ManifestFile*> files;
+  std::map<std::string, const ManifestTensor*> tensors;
   std::map<std::string, SafetensorsHeader> headers;
   // The file read last stays open: consecutive tensors lie in one file.
   std::unique_ptr<VerifiedFile> open_file;
@@ -35,11 +38,22 @@ struct Checkpoint::Impl {
 
   std::string manifest_name() const { return (folder / "manifest.json").string(); }
   VerifiedFile& open(const ManifestFile& file);
-  void read_header(const ManifestFile& file);
-  void check_pieces(const ManifestTensor& tensor) const;
-  void read_piece(const ManifestTensor& tensor, const TensorPiece& piece, const Box& box, View out);
-  void read(const std::string& name, const Box& box, View out);
-  void load_row(const ParamSpan& span, const ParamRow& row, const std::string& name, View out);
+  // A box of a tensor that is wanted, and one of the pieces that have a part of it.
+  struct Read {
+    const ManifestTensor* tensor;
+    const TensorPiece* piece;
+    Box box;
+    View out;
+  };
+
+  const SafetensorsHeader& header_of(const ManifestFile& file);
+  const SafetensorsEntry& entry_of(const ManifestTensor& tensor, const TensorPiece& piece);
+  void run(const Read& read);
+  // Appends what reading a box consists of.
+  void plan_read(const ManifestTensor& tensor, const Box& box, View out, std::vector<Read>& reads) const;
+  const ManifestTensor& find(const std::string& name) const;
+  void plan_range(const ParamStore& store, const RowRange& range, StateKind kind, std::size_t slot,
+                  std::vector<Read>& reads) const;
 };
 
 VerifiedFile& Checkpoint::Impl::open(const ManifestFile& file) {
@@ -51,7 +65,9 @@ VerifiedFile& Checkpoint::Impl::open(const ManifestFile& file) {
   return *open_file;
 }
 
-void Checkpoint::Impl::read_header(const ManifestFile& file) {
+const SafetensorsHeader& Checkpoint::Impl::header_of(const ManifestFile& file) {
+  const auto known = headers.find(file.name);
+  if (known != headers.end()) return known->second;
   VerifiedFile& verified = open(file);
   const std::string path = (folder / file.name).string();
   SafetensorsHeader header = read_safetensors_header(
@@ -62,36 +78,36 @@ void Checkpoint::Impl::read_header(const ManifestFile& file) {
     throw InputError(fmt::format("{}: belongs to the save {}, the manifest to {}: files of two saves are mixed", path,
                                  quoted(save_id), quoted(std::as_const(manifest.save_id))));
   }
-  headers.emplace(file.name, std::move(header));
+  return headers.emplace(file.name, std::move(header)).first->second;
 }
 
-void Checkpoint::Impl::check_pieces(const ManifestTensor& tensor) const {
-  for (const TensorPiece& piece : tensor.pieces) {
-    const std::string path = (folder / piece.file).string();
-    const SafetensorsEntry* entry = headers.at(piece.file).find(piece.key);
-    if (entry == nullptr) {
-      throw InputError(
-          fmt::format("{}: tensor {} is missing (a piece of {})", path, quoted(piece.key), quoted(tensor.name)));
-    }
-    if (entry->dtype != tensor.dtype || entry->shape != shape_of_box(piece.box)) {
-      throw InputError(fmt::format("{}: tensor {} is {} {}, the manifest says {} {}", path, quoted(piece.key),
-                                   entry->type_name, to_text(entry->shape), to_text(tensor.dtype),
-                                   to_text(shape_of_box(piece.box))));
-    }
+const SafetensorsEntry& Checkpoint::Impl::entry_of(const ManifestTensor& tensor, const TensorPiece& piece) {
+  const SafetensorsEntry* entry = header_of(*files.at(piece.file)).find(piece.key);
+  const auto path = [&] { return (folder / piece.file).string(); };
+  if (entry == nullptr) {
+    throw InputError(
+        fmt::format("{}: tensor {} is missing (a piece of {})", path(), quoted(piece.key), quoted(tensor.name)));
   }
+  if (entry->dtype != tensor.dtype || entry->shape != shape_of_box(piece.box)) {
+    throw InputError(fmt::format("{}: tensor {} is {} {}, the manifest says {} {}", path(), quoted(piece.key),
+                                 entry->type_name, to_text(entry->shape), to_text(tensor.dtype),
+                                 to_text(shape_of_box(piece.box))));
+  }
+  return *entry;
 }
 
-void Checkpoint::Impl::read_piece(const ManifestTensor& tensor, const TensorPiece& piece, const Box& box, View out) {
-  const auto part = intersect(piece.box, box);
-  if (!part) return;
-  VerifiedFile& file = open(*files.at(piece.file));
-  const std::uint64_t first_byte = headers.at(piece.file).find(piece.key)->offset;
-  const auto from_size = static_cast<std::int64_t>(size_of(tensor.dtype));
-  const auto to_size = static_cast<std::int64_t>(size_of(out.dtype()));
-  auto* target_bytes = static_cast<std::byte*>(out.data());
+void Checkpoint::Impl::run(const Read& read) {
+  const std::uint64_t first_byte = entry_of(*read.tensor, *read.piece).offset;
+  VerifiedFile& file = open(*files.at(read.piece->file));
+  const DType from = read.tensor->dtype;
+  const DType to_type = read.out.dtype();
+  const auto from_size = static_cast<std::int64_t>(size_of(from));
+  const auto to_size = static_cast<std::int64_t>(size_of(to_type));
+  auto* target_bytes = static_cast<std::byte*>(read.out.data());
   std::vector<std::byte> staging;
-  if (out.dtype() != tensor.dtype) staging.resize(static_cast<std::size_t>(conversion_elements * from_size));
-  for_each_run(piece.box, box, *part, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
+  if (to_type != from) staging.resize(static_cast<std::size_t>(conversion_elements * from_size));
+  const Box part = intersect(read.piece->box, read.box).value();
+  for_each_run(read.piece->box, read.box, part, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
     const std::int64_t step = staging.empty() ? count : conversion_elements;
     for (std::int64_t done = 0; done < count; done += step) {
       const auto size = static_cast<std::size_t>(std::min(step, count - done));
@@ -99,53 +115,71 @@ void Checkpoint::Impl::read_piece(const ManifestTensor& tensor, const TensorPiec
       std::byte* const read_to = staging.empty() ? to : staging.data();
       file.read_at(first_byte + static_cast<std::uint64_t>((source + done) * from_size),
                    {read_to, size * static_cast<std::size_t>(from_size)});
-      if (!staging.empty()) convert_floats(tensor.dtype, staging.data(), out.dtype(), to, size);
+      if (!staging.empty()) convert_floats(from, staging.data(), to_type, to, size);
     }
   });
 }
 
-void Checkpoint::Impl::read(const std::string& name, const Box& box, View out) {
-  const ManifestTensor* tensor = manifest.find(name);
-  if (tensor == nullptr) throw InputError(fmt::format("{}: there is no tensor {}", manifest_name(), quoted(name)));
-  const Shape box_shape = shape_of_box(box);
-  SCALETRAIN_CHECK_EQ(out.num_elements(), box_shape.num_elements());
-  bool inside = box.first.size() == static_cast<std::size_t>(tensor->shape.num_dims());
+void Checkpoint::Impl::plan_read(const ManifestTensor& tensor, const Box& box, View out,
+                                 std::vector<Read>& reads) const {
+  SCALETRAIN_CHECK_EQ(out.num_elements(), box.num_elements());
+  bool inside = box.first.size() == static_cast<std::size_t>(tensor.shape.num_dims());
   for (std::size_t dim = 0; inside && dim < box.first.size(); ++dim) {
-    inside = box.first[dim] >= 0 && box.first[dim] + box.extent[dim] <= tensor->shape[static_cast<int>(dim)];
+    inside = box.first[dim] >= 0 && box.first[dim] + box.extent[dim] <= tensor.shape[static_cast<int>(dim)];
   }
   if (!inside) {
     throw InputError(fmt::format("{}: tensor {} has the shape {}, the part {} was asked for", manifest_name(),
-                                 quoted(name), to_text(tensor->shape), to_text(box)));
+                                 quoted(tensor.name), to_text(tensor.shape), to_text(box)));
   }
-  if (out.dtype() != tensor->dtype && !(is_floating(out.dtype()) && is_floating(tensor->dtype))) {
-    throw InputError(fmt::format("{}: tensor {} holds {}, {} was asked for", manifest_name(), quoted(name),
-                                 to_text(tensor->dtype), to_text(out.dtype())));
+  if (out.dtype() != tensor.dtype && !(is_floating(out.dtype()) && is_floating(tensor.dtype))) {
+    throw InputError(fmt::format("{}: tensor {} holds {}, {} was asked for", manifest_name(), quoted(tensor.name),
+                                 to_text(tensor.dtype), to_text(out.dtype())));
   }
-  for (const TensorPiece& piece : tensor->pieces) read_piece(*tensor, piece, box, out);
+  for (const TensorPiece& piece : tensor.pieces) {
+    if (intersect(piece.box, box)) reads.push_back({&tensor, &piece, box, out});
+  }
 }
 
-void Checkpoint::Impl::load_row(const ParamSpan& span, const ParamRow& row, const std::string& name, View out) {
-  const ManifestTensor* tensor = manifest.find(name);
-  if (tensor != nullptr && tensor->shape != row.shape) {
-    throw InputError(fmt::format("{}: tensor {} has the shape {}, this model needs {}", manifest_name(), quoted(name),
-                                 to_text(tensor->shape), to_text(row.shape)));
-  }
-  read(name, span.box, out);
+const ManifestTensor& Checkpoint::Impl::find(const std::string& name) const {
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) throw InputError(fmt::format("{}: there is no tensor {}", manifest_name(), quoted(name)));
+  return *found->second;
 }
 
-Checkpoint::Checkpoint(std::filesystem::path folder) : impl_(std::make_unique<Impl>()) {
+void Checkpoint::Impl::plan_range(const ParamStore& store, const RowRange& range, StateKind kind, std::size_t slot,
+                                  std::vector<Read>& reads) const {
+  const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
+  const std::string& owner = row.tied_to ? *row.tied_to : row.name;
+  const ManifestTensor& tensor =
+      find(kind == StateKind::slot ? slot_tensor_name(owner, store.options().slot_names[slot]) : owner);
+  if (tensor.shape != row.shape) {
+    throw InputError(fmt::format("{}: tensor {} has the shape {}, this model needs {}", manifest_name(),
+                                 quoted(tensor.name), to_text(tensor.shape), to_text(row.shape)));
+  }
+  const ParamSpan* span = store.layout().find(range.row);
+  SCALETRAIN_CHECK(span != nullptr);
+  for_each_box(*span, range, [&](const Box& box, const RowRange& part) {
+    plan_read(tensor, box, store.values(kind, part, slot), reads);
+  });
+}
+
+Checkpoint::Checkpoint(std::filesystem::path folder, OpenCheck check) : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->manifest = read_manifest(impl_->folder);
   for (const ManifestFile& file : impl_->manifest.files) impl_->files.emplace(file.name, &file);
+  for (const ManifestTensor& tensor : impl_->manifest.tensors) impl_->tensors.emplace(tensor.name, &tensor);
+  if (check == OpenCheck::none) return;
   const auto& tokenizer_files = impl_->manifest.tokenizer_files;
   for (const ManifestFile& file : impl_->manifest.files) {
     if (std::find(tokenizer_files.begin(), tokenizer_files.end(), file.name) == tokenizer_files.end()) {
-      impl_->read_header(file);
+      impl_->header_of(file);
     } else {
       impl_->open(file);  // checks its presence and size
     }
   }
-  for (const ManifestTensor& tensor : impl_->manifest.tensors) impl_->check_pieces(tensor);
+  for (const ManifestTensor& tensor : impl_->manifest.tensors) {
+    for (const TensorPiece& piece : tensor.pieces) impl_->entry_of(tensor, piece);
+  }
 }
 
 Checkpoint::~Checkpoint() = default;
@@ -160,19 +194,30 @@ const std::filesystem::path& Checkpoint::path() const {
 }
 
 void Checkpoint::read(const std::string& tensor, const Box& box, View out) const {
-  impl_->read(tensor, box, out);
+  std::vector<Impl::Read> reads;
+  impl_->plan_read(impl_->find(tensor), box, out, reads);
+  for (const Impl::Read& read : reads) impl_->run(read);
 }
 
 void Checkpoint::load(ParamStore& store, bool with_slots) const {
-  for (const ParamSpan& span : store.layout().spans()) {
-    const ParamRow& row = store.table().rows()[static_cast<std::size_t>(span.row)];
-    const std::string& name = row.tied_to ? *row.tied_to : row.name;
-    impl_->load_row(span, row, name, store.master(row.name));
-    if (!with_slots) continue;
-    for (std::size_t slot = 0; slot < store.options().slot_names.size(); ++slot) {
-      const View view = store.slot(row.name, slot);
-      if (view) impl_->load_row(span, row, slot_tensor_name(name, store.options().slot_names[slot]), view);
+  std::vector<Impl::Read> reads;
+  for (const RowRange& range : store.held(StateKind::master)) {
+    impl_->plan_range(store, range, StateKind::master, 0, reads);
+  }
+  const std::size_t slots = with_slots ? store.options().slot_names.size() : 0;
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    for (const RowRange& range : store.held(StateKind::slot)) {
+      impl_->plan_range(store, range, StateKind::slot, slot, reads);
     }
+  }
+  // By file first, then by place: whatever wrote the pieces, each block is read and hashed once or twice.
+  std::map<std::string_view, std::vector<const Impl::Read*>> by_file;
+  for (const Impl::Read& read : reads) by_file[read.piece->file].push_back(&read);
+  for (auto& [file, list] : by_file) {
+    const auto offset = [this](const Impl::Read* read) { return impl_->entry_of(*read->tensor, *read->piece).offset; };
+    std::stable_sort(list.begin(), list.end(),
+                     [&](const Impl::Read* a, const Impl::Read* b) { return offset(a) < offset(b); });
+    for (const Impl::Read* read : list) impl_->run(*read);
   }
   store.values_changed();
 }

@@ -13,12 +13,15 @@
 
 namespace scaletrain {
 
-// An opened checkpoint. Opening reads and checks manifest.json, the files' sizes, headers and save ids, not their
-// content. Every error is an InputError naming the file. Not thread-safe: the file read last stays open, with one block
-// of it.
+// Which files' presence, sizes, headers and save ids are looked at when a checkpoint is opened. The others are when
+// something is read from them: what each of many ranks needs of a checkpoint that somebody has opened in full before.
+enum class OpenCheck { all_files, none };
+
+// An opened checkpoint. Opening reads and checks manifest.json and what OpenCheck says, not the files' content. Every
+// error is an InputError naming the file. Not thread-safe: the file read last stays open, with one block of it.
 class Checkpoint {
  public:
-  explicit Checkpoint(std::filesystem::path folder);
+  explicit Checkpoint(std::filesystem::path folder, OpenCheck check = OpenCheck::all_files);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -28,8 +31,9 @@ class Checkpoint {
 
   // Reads a box of a tensor, converted to `out`'s floating type; verifies the blocks it touches.
   void read(const std::string& tensor, const Box& box, View out) const;
-  // All that the store holds: masters, and the slots it has if `with_slots`. A tensor that the manifest lacks, or
-  // another shape, is an InputError; tensors the store does not hold are left alone.
+  // All that the store holds, under any layout and ZeRO policy: masters, and the slots it has if `with_slots`; tied
+  // copies get their owner's values. Files are read one after the other, each in ascending order. A tensor that the
+  // manifest lacks, or another shape, is an InputError; tensors the store does not hold are left alone.
   void load(ParamStore& store, bool with_slots) const;
   // Reads every byte of every file against its checksums.
   void verify() const;

@@ -31,6 +31,9 @@ constexpr std::size_t hex_digits = 16;
 // Bounds the quadratic worst case of the tiling check; a tensor of the largest plans has a few hundred pieces.
 constexpr std::size_t max_pieces = 1 << 14;
 
+// A larger manifest is not laid out for people to read: it would be half spaces.
+constexpr std::size_t max_indented_pieces = 20'000;
+
 constexpr std::array<std::string_view, 4> roles = {"trained", "frozen", "state", "slot"};
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
@@ -263,7 +266,11 @@ std::string manifest_text(const Manifest& manifest) {
     files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"block_hashes", hashes_text(file.block_hashes)}});
   }
   json tensors = json::array();
-  for (const ManifestTensor& tensor : manifest.tensors) tensors.push_back(tensor_json(tensor));
+  std::size_t pieces = 0;
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    tensors.push_back(tensor_json(tensor));
+    pieces += tensor.pieces.size();
+  }
   const json value = {{"format_version", manifest.format_version},
                       {"save_id", manifest.save_id},
                       {"parent_save_id", manifest.parent_save_id},
@@ -280,7 +287,7 @@ std::string manifest_text(const Manifest& manifest) {
                       {"checksum_block_bytes", checksum_block_bytes}};
   std::string text;
   try {
-    text = value.dump(1);
+    text = value.dump(pieces > max_indented_pieces ? -1 : 1);
   } catch (const json::exception& error) {
     throw InputError(fmt::format("the manifest cannot be written as JSON: {}", error.what()));
   }

@@ -19,8 +19,8 @@ namespace scaletrain {
 
 inline constexpr std::int64_t checkpoint_format_version = 1;
 inline constexpr std::uint64_t checksum_block_bytes = 4ull << 20;
-// The largest plans need about 30 MiB.
-inline constexpr std::uint64_t manifest_limit_bytes = 256ull << 20;
+// A model of 400 billion parameters on 16,384 ranks has about a million pieces of some 200 bytes.
+inline constexpr std::uint64_t manifest_limit_bytes = 512ull << 20;
 
 // Part of a tensor: `box` of it lies under `key` in `file`.
 struct TensorPiece {

@@ -7,21 +7,21 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <exception>
+#include <map>
+#include <new>
 #include <set>
 #include <system_error>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/save_exchange.h"
 #include "checkpoint/set_aside.h"
 #include "checkpoint/slot_name.h"
 
@@ -30,33 +30,6 @@ namespace scaletrain {
 namespace {
 
 constexpr std::size_t copy_bytes = 1u << 20;  // of a tokenizer file at a time
-
-View view_of(const ParamStore& store, const SavePiece& piece) {
-  const std::string& name = store.table().rows()[static_cast<std::size_t>(piece.row)].name;
-  const View view = piece.slot < 0 ? store.master(name) : store.slot(name, static_cast<std::size_t>(piece.slot));
-  SCALETRAIN_CHECK(static_cast<bool>(view));
-  return view;
-}
-
-// Names files and starts the next one when one is full.
-class FileNames {
- public:
-  FileNames(std::string stem, std::uint64_t most) : stem_(std::move(stem)), most_(most) {}
-  std::string place(std::uint64_t bytes) {
-    if (used_ > 0 && bytes > most_ - std::min(most_, used_)) {
-      ++number_;
-      used_ = 0;
-    }
-    used_ += bytes;
-    return fmt::format("{}-{:05}.safetensors", stem_, number_);
-  }
-
- private:
-  std::string stem_;
-  std::uint64_t most_;
-  std::uint64_t used_ = 0;
-  int number_ = 0;
-};
 
 std::string_view role_text(ParamRole role) {
   switch (role) {
@@ -70,7 +43,53 @@ std::string_view role_text(ParamRole role) {
   SCALETRAIN_CHECK(false);
 }
 
-// One save: the temporary folder and the manifest as it grows. Removes the folder unless it was committed.
+StateKind kind_of(const SavePiece& piece) {
+  return piece.slot < 0 ? StateKind::master : StateKind::slot;
+}
+
+View values_of(const ParamStore& store, const SavePiece& piece) {
+  const View view = store.values(kind_of(piece), piece.range, static_cast<std::size_t>(std::max(piece.slot, 0)));
+  SCALETRAIN_CHECK_EQ(view.num_elements(), piece.box.num_elements());
+  return view;
+}
+
+ManifestFile write_file(const ParamStore& store, const std::filesystem::path& path, const std::string& save_id,
+                        std::span<const SavePiece> pieces) {
+  std::vector<SafetensorsTensor> tensors;
+  for (const SavePiece& piece : pieces) {
+    tensors.push_back({.name = piece.key, .dtype = values_of(store, piece).dtype(), .shape = shape_of_box(piece.box)});
+  }
+  SafetensorsWriter writer(path, tensors, {{"format", "scaletrain"}, {"save_id", save_id}});
+  for (const SavePiece& piece : pieces) {
+    const View view = values_of(store, piece);
+    writer.write({static_cast<const std::byte*>(view.data()), view.num_bytes()});
+  }
+  WrittenFile written = writer.finish();
+  return {.name = path.filename().string(), .bytes = written.bytes, .block_hashes = std::move(written.block_hashes)};
+}
+
+// The pieces that this rank's store holds, into an existing folder.
+std::vector<ManifestFile> write_files(const ParamStore& store, const std::filesystem::path& folder,
+                                      const std::string& save_id, std::uint64_t max_file_bytes) {
+  const std::vector<SavePiece> plan =
+      make_save_plan(store.table(), store.layout(), store.options().slot_names, store.options().dtype, max_file_bytes);
+  std::vector<ManifestFile> files;
+  for (std::size_t first = 0; first < plan.size();) {
+    std::size_t end = first;
+    while (end < plan.size() && plan[end].file == plan[first].file) ++end;
+    const auto pieces = std::span(plan).subspan(first, end - first);
+    files.push_back(write_file(store, folder / plan[first].file, save_id, pieces));
+    first = end;
+  }
+  return files;
+}
+
+std::filesystem::path temporary_path(const SaveRequest& request, const std::string& save_id) {
+  return request.folder / fmt::format("{}{}-{}", saving_prefix, checkpoint_name(request.manifest.step), save_id);
+}
+
+// Rank 0's part of a save: the temporary folder and the manifest as it grows. Removes the folder unless it was
+// committed.
 class Save {
  public:
   Save(const ParamStore& store, const SaveRequest& request) : store_(store), request_(request) {
@@ -81,8 +100,7 @@ class Save {
     manifest_.files.clear();
     manifest_.tokenizer_files.clear();
     final_ = request.folder / checkpoint_name(manifest_.step);
-    temporary_ =
-        request.folder / fmt::format("{}{}-{}", saving_prefix, checkpoint_name(manifest_.step), manifest_.save_id);
+    temporary_ = temporary_path(request, manifest_.save_id);
   }
   ~Save() {
     std::error_code ignored;
@@ -91,60 +109,73 @@ class Save {
   Save(const Save&) = delete;
   Save& operator=(const Save&) = delete;
 
-  SaveResult run();
+  const std::string& save_id() const { return manifest_.save_id; }
+  const std::filesystem::path& folder() const { return temporary_; }
+  void begin() {
+    create_folders(request_.folder);
+    create_folders(temporary_);
+  }
+  // The files that a rank wrote for these pieces: both become part of the manifest. InputError if they do not fit.
+  void add_rank(std::span<const SavePiece> pieces, std::vector<ManifestFile> files);
+  // Everything else, after the last rank was added.
+  SaveResult finish();
 
  private:
-  void write_tensors();
-  void write_file(const std::string& name, std::span<const SavePiece> pieces);
+  void make_tensors();
   void copy_tokenizer_file(const std::filesystem::path& from);
   void write_manifest();
   void commit();
   bool is_committed() const;
-  void add_file(const std::string& name, WrittenFile written);
+  void add_file(ManifestFile file) {
+    bytes_ += file.bytes;
+    manifest_.files.push_back(std::move(file));
+  }
 
   const ParamStore& store_;
   const SaveRequest& request_;
+  const MonotonicTime start_ = monotonic_now();
   Manifest manifest_;
+  std::map<std::pair<int, int>, std::vector<TensorPiece>> pieces_;  // by (slot, row)
   std::filesystem::path final_;
   std::filesystem::path temporary_;
   std::uint64_t bytes_ = 0;
   bool committed_ = false;
 };
 
-void Save::add_file(const std::string& name, WrittenFile written) {
-  bytes_ += written.bytes;
-  manifest_.files.push_back({.name = name, .bytes = written.bytes, .block_hashes = std::move(written.block_hashes)});
+void Save::add_rank(std::span<const SavePiece> pieces, std::vector<ManifestFile> files) {
+  std::set<std::string> planned;
+  for (const SavePiece& piece : pieces) {
+    planned.insert(piece.file);
+    pieces_[{piece.slot, piece.row}].push_back({.file = piece.file, .key = piece.key, .box = piece.box});
+  }
+  std::set<std::string> written;
+  for (const ManifestFile& file : files) written.insert(file.name);
+  if (planned != written || files.size() != written.size()) {
+    throw InputError(
+        fmt::format("{} files were written where the plan has {}, or others: does every rank run the same "
+                    "config and version of the program?",
+                    files.size(), planned.size()));
+  }
+  for (ManifestFile& file : files) add_file(std::move(file));
 }
 
-void Save::write_file(const std::string& name, std::span<const SavePiece> pieces) {
-  std::vector<SafetensorsTensor> tensors;
-  for (const SavePiece& piece : pieces) {
-    const View view = view_of(store_, piece);
-    const ParamRow& row = store_.table().rows()[static_cast<std::size_t>(piece.row)];
-    tensors.push_back({.name = piece.key, .dtype = view.dtype(), .shape = shape_of_box(piece.box)});
-    manifest_.tensors.push_back({.name = piece.key,
-                                 .role = std::string(piece.slot < 0 ? role_text(row.role) : "slot"),
-                                 .dtype = view.dtype(),
-                                 .shape = row.shape,
-                                 .pieces = {{.file = name, .key = piece.key, .box = piece.box}}});
+void Save::make_tensors() {
+  const ParamStore::Options& options = store_.options();
+  for (auto& [place, pieces] : pieces_) {
+    const auto [slot, index] = place;
+    const ParamRow& row = store_.table().rows()[static_cast<std::size_t>(index)];
+    std::int64_t covered = 0;
+    for (const TensorPiece& piece : pieces) covered += piece.box.num_elements();
+    SCALETRAIN_CHECK_EQ(covered, row.shape.num_elements());
+    const bool is_master = slot < 0;
+    manifest_.tensors.push_back(
+        {.name = is_master ? row.name : slot_tensor_name(row.name, options.slot_names[static_cast<std::size_t>(slot)]),
+         .role = std::string(is_master ? role_text(row.role) : "slot"),
+         .dtype = row.role == ParamRole::trained ? options.dtype : row.dtype,
+         .shape = row.shape,
+         .pieces = std::move(pieces)});
   }
-  SafetensorsWriter writer(temporary_ / name, tensors, {{"format", "scaletrain"}, {"save_id", manifest_.save_id}});
-  for (const SavePiece& piece : pieces) {
-    const View view = view_of(store_, piece);
-    writer.write({static_cast<const std::byte*>(view.data()), view.num_bytes()});
-  }
-  add_file(name, writer.finish());
-}
-
-void Save::write_tensors() {
-  const std::vector<SavePiece> plan = make_save_plan(store_.table(), store_.layout(), store_.options().slot_names,
-                                                     store_.options().dtype, request_.max_file_bytes);
-  for (std::size_t first = 0; first < plan.size();) {
-    std::size_t end = first;
-    while (end < plan.size() && plan[end].file == plan[first].file) ++end;
-    write_file(plan[first].file, std::span(plan).subspan(first, end - first));
-    first = end;
-  }
+  pieces_.clear();
 }
 
 void Save::copy_tokenizer_file(const std::filesystem::path& from) {
@@ -163,13 +194,21 @@ void Save::copy_tokenizer_file(const std::filesystem::path& from) {
     reader.read_at(offset, part);
     writer.write(part);
   }
-  add_file(name, writer.finish());
+  WrittenFile written = writer.finish();
+  add_file({.name = name, .bytes = written.bytes, .block_hashes = std::move(written.block_hashes)});
   manifest_.tokenizer_files.push_back(name);
 }
 
 void Save::write_manifest() {
   const std::string text = manifest_text(manifest_);
-  FileWriter writer(temporary_ / "manifest.json");
+  const std::filesystem::path path = temporary_ / "manifest.json";
+  if (text.size() > manifest_limit_bytes) {
+    throw InputError(fmt::format("{}: the manifest of {} is larger than {}, which no program would read", path.string(),
+                                 bytes_text(text.size()), bytes_text(manifest_limit_bytes)));
+  }
+  // A checkpoint that could not be read back must not appear: everything that a reader refuses is refused here.
+  parse_manifest(text, path.string());
+  FileWriter writer(path);
   writer.write(text);
   writer.finish();
   bytes_ += text.size();
@@ -214,11 +253,8 @@ void Save::commit() {
   }
 }
 
-SaveResult Save::run() {
-  const auto start = std::chrono::steady_clock::now();
-  create_folders(request_.folder);
-  create_folders(temporary_);
-  write_tensors();
+SaveResult Save::finish() {
+  make_tensors();
   for (const auto& file : request_.tokenizer_files) copy_tokenizer_file(file);
   write_manifest();
   sync_folder(temporary_);
@@ -227,43 +263,162 @@ SaveResult Save::run() {
                                  final_.string()));
   }
   commit();
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return {.path = final_, .save_id = manifest_.save_id, .bytes = bytes_, .seconds = seconds.count()};
+  return {.path = final_, .save_id = manifest_.save_id, .bytes = bytes_, .seconds = seconds_since(start_)};
 }
 
-}  // namespace
-
-std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,
-                                      std::span<const std::string> slot_names, DType dtype,
-                                      std::uint64_t max_file_bytes) {
-  std::vector<SavePiece> plan;
-  FileNames model("model", max_file_bytes);
-  FileNames optimizer("optimizer", max_file_bytes);
-  const auto add = [&](const ParamSpan& span, int slot, FileNames& files) {
-    const ParamRow& row = table.rows()[static_cast<std::size_t>(span.row)];
-    const bool trained = row.role == ParamRole::trained;
-    if (row.tied_to || (slot >= 0 && !trained)) return;
-    SavePiece piece{.row = span.row, .slot = slot, .file = {}, .key = row.name, .box = span.box};
-    if (slot >= 0) piece.key = slot_tensor_name(row.name, slot_names[static_cast<std::size_t>(slot)]);
-    const std::size_t element = size_of(trained ? dtype : row.dtype);
-    piece.file = files.place(static_cast<std::size_t>(span.box.num_elements()) * element);
-    plan.push_back(std::move(piece));
-  };
-  for (const ParamSpan& span : layout.spans()) add(span, -1, model);
-  for (int slot = 0; slot < narrow<int>(slot_names.size()); ++slot) {
-    for (const ParamSpan& span : layout.spans()) add(span, slot, optimizer);
-  }
-  return plan;
-}
-
-SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request) {
+// Runs f; what a file system or the memory refuses becomes an InputError.
+template <class F>
+auto as_input_errors(const SaveRequest& request, F f) {
   try {
-    return Save(store, request).run();
+    return f();
   } catch (const std::filesystem::filesystem_error& error) {
     throw InputError(fmt::format("{}: saving failed: {}", request.folder.string(), error.what()));
   } catch (const std::bad_alloc&) {
     throw InputError(fmt::format("{}: saving failed: not enough memory", request.folder.string()));
   }
+}
+
+SaveResult save_alone(const ParamStore& store, const SaveRequest& request) {
+  SCALETRAIN_CHECK_EQ(store.layout().mesh().world(), 1);
+  Save save(store, request);
+  save.begin();
+  const auto plan = make_save_plan(store.table(), store.layout(), store.options().slot_names, store.options().dtype,
+                                   request.max_file_bytes);
+  save.add_rank(plan, write_files(store, save.folder(), save.save_id(), request.max_file_bytes));
+  return save.finish();
+}
+
+// Every rank's message about the first rank that failed; empty if none did.
+std::string first_failure(const SaveRequest& request, std::span<const SaveReport> reports) {
+  std::string text;
+  std::size_t failed = 0;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].error.empty()) continue;
+    if (failed++ == 0) text = fmt::format("rank {}: {}", rank, reports[rank].error);
+  }
+  if (failed == 0) return text;
+  if (failed > 1) text += fmt::format(" (and {} more ranks failed)", failed - 1);
+  return fmt::format("{}: the checkpoint of step {} was not saved: {}", request.folder.string(), request.manifest.step,
+                     text);
+}
+
+// What was thrown, for the other ranks.
+std::string text_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+bool is_input_error(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const InputError&) {
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+class GroupSave {
+ public:
+  GroupSave(const ParamStore& store, const SaveRequest& request)
+      : store_(store), request_(request), exchange_(request.group, request.manifest.generation, request.manifest.step) {
+    SCALETRAIN_CHECK_EQ(store.layout().mesh().world(), request.group.world);
+    SCALETRAIN_CHECK(store.layout().mesh().rank_of(store.layout().position()) == request.group.rank);
+  }
+  SaveResult run() { return request_.group.rank == Rank(0) ? lead() : follow(); }
+
+ private:
+  SaveResult lead();
+  SaveResult follow();
+  std::vector<ManifestFile> write_own(const std::filesystem::path& folder, const std::string& save_id) const {
+    return as_input_errors(request_, [&] { return write_files(store_, folder, save_id, request_.max_file_bytes); });
+  }
+  // Tells the other ranks, then throws: an InputError with the common message, or what rank 0 itself has thrown.
+  [[noreturn]] void fail(const std::string& message, const std::exception_ptr& own);
+
+  const ParamStore& store_;
+  const SaveRequest& request_;
+  SaveExchange exchange_;
+};
+
+void GroupSave::fail(const std::string& message, const std::exception_ptr& own) {
+  exchange_.publish_error(message);
+  if (own && !is_input_error(own)) std::rethrow_exception(own);
+  throw InputError(message);
+}
+
+SaveResult GroupSave::lead() {
+  Save save(store_, request_);
+  std::exception_ptr own;
+  std::vector<SaveReport> reports(1);
+  try {
+    as_input_errors(request_, [&] { save.begin(); });
+  } catch (const std::exception&) {
+    own = std::current_exception();
+    reports[0].error = text_of(own);
+    exchange_.begin("", reports[0].error);
+    fail(first_failure(request_, reports), own);
+  }
+  exchange_.begin(save.save_id(), "");
+  try {
+    reports[0].files = write_own(save.folder(), save.save_id());
+  } catch (const std::exception&) {
+    own = std::current_exception();
+    reports[0].error = text_of(own);
+  }
+  // All reports are waited for after a failure too: nobody writes any more when the folder is removed.
+  std::vector<SaveReport> others = exchange_.collect();
+  others[0] = std::move(reports[0]);
+  const std::string failure = first_failure(request_, others);
+  if (!failure.empty()) fail(failure, own);
+  SaveResult result;
+  try {
+    result = as_input_errors(request_, [&] {
+      for (std::int64_t rank = 0; rank < request_.group.world; ++rank) {
+        save.add_rank(request_.group.plan_of(Rank(rank)), std::move(others[static_cast<std::size_t>(rank)].files));
+      }
+      return save.finish();
+    });
+  } catch (const std::exception&) {
+    own = std::current_exception();
+    others.assign(1, {.files = {}, .error = text_of(own)});
+    fail(first_failure(request_, others), own);
+  }
+  exchange_.publish(result);
+  return result;
+}
+
+SaveResult GroupSave::follow() {
+  const std::string save_id = exchange_.wait_for_begin();
+  SaveReport report;
+  std::exception_ptr own;
+  try {
+    const std::filesystem::path folder = temporary_path(request_, save_id);
+    report.files = write_own(folder, save_id);
+    // Rank 0 may sit on another host, whose sync of the folder knows nothing of files made here.
+    if (!report.files.empty()) sync_folder(folder);
+  } catch (const std::exception&) {
+    own = std::current_exception();
+    report = {.files = {}, .error = text_of(own)};
+  }
+  exchange_.report(report);
+  if (own && !is_input_error(own)) {
+    exchange_.leave();
+    std::rethrow_exception(own);
+  }
+  SaveResult result = exchange_.wait_for_result();
+  result.path = request_.folder / checkpoint_name(request_.manifest.step);
+  return result;
+}
+
+}  // namespace
+
+SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request) {
+  if (request.group.store != nullptr) return GroupSave(store, request).run();
+  return as_input_errors(request, [&] { return save_alone(store, request); });
 }
 
 std::string checkpoint_name(std::int64_t step) {

@@ -20,15 +20,15 @@ struct SavePiece {
   int row = 0;    // of the ParamTable
   int slot = -1;  // -1: the masters; else an optimizer slot
   std::string file;
-  std::string key;  // the tensor's name; with "@k" behind it where a rank writes several boxes of one tensor
+  std::string key;  // the tensor's name; with "@k" behind it for the k-th box of a rank that writes only a part of it
   Box box;
   RowRange range;  // where its values lie: a part of the rank's shard
 };
 // What one rank writes: the parts of rows that its data rank owns (ShardLayout::shard_ranges, whatever the ZeRO stage),
 // of rows that it is the first holder of; tied copies are not written. A range becomes at most 2d-1 boxes. All ranks
 // together write each element of each tensor exactly once. Masters go to model-RRRRR-NNN.safetensors, slots to
-// optimizer-RRRRR-NNN.safetensors (R the rank, N from 0); a file ends before it would exceed max_file_bytes (unless one
-// piece alone does).
+// optimizer-RRRRR-NNN.safetensors (R the rank, N from 0; a world of one rank leaves R out and gives N five digits); a
+// file ends before it would exceed max_file_bytes (unless one piece alone does). A rank without pieces has no file.
 inline constexpr std::uint64_t default_max_file_bytes = 4ull << 30;
 // slot_names: the optimizer's; dtype: of masters and slots in the store. Pure: needs no store.
 std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,
@@ -37,12 +37,16 @@ std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout
 
 // The ranks that write one checkpoint together. They talk through the rendezvous store alone: rank 0 makes the folder
 // and announces it, every rank writes its files and reports their sizes and checksums, rank 0 writes the manifest,
-// commits and announces the result.
+// commits and announces the result. The keys ("save/GENERATION/STEP/ATTEMPT/...") are removed by the last rank that has
+// read the result.
 struct SaveGroup {
   Rank rank{0};
   std::int64_t world = 1;
   KeyValueStore* store = nullptr;  // null: a single rank
   double deadline = 600.0;         // seconds until a rank that has not reported is given up and the save abandoned
+  // Counts the saves of the run's processes, failed ones too: the same number on every rank, and a new one for each
+  // save, so that nothing that an abandoned save left behind is taken for this one's.
+  std::int64_t attempt = 0;
   // What every rank writes: needed by rank 0. Empty for a single rank.
   std::function<std::vector<SavePiece>(Rank)> plan_of{};
 };
@@ -67,9 +71,10 @@ struct SaveResult {
   double seconds = 0;
 };
 
-// The same result, or the same InputError, on every rank (a rank that cannot reach the store: PeerError). Any failure is
-// an InputError; the temporary folder is removed and no checkpoint is changed. An existing checkpoint of
-// the same step (of an abandoned branch) is set aside first.
+// The same result, or the same InputError, on every rank (a rank that cannot reach the store, or hears nothing from
+// rank 0: PeerError). Any failure of a file or of memory is an InputError; whatever else a rank throws keeps its kind
+// there and is an InputError on the others. After a failure the temporary folder is removed and no checkpoint is
+// changed. An existing checkpoint of the same step (of an abandoned branch) is set aside first.
 SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request);
 
 // "step-00000200"

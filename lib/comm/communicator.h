@@ -64,17 +64,19 @@ class Communicator {
   virtual int size() const = 0;
   virtual int rank_in_group() const = 0;
 
-  // In place over data (f32, f64, i64).
+  // In place over data (f32, f64, i64). A maximum with a NaN is NaN.
   virtual Ticket all_reduce(View data, ReduceOp op) = 0;
   // Rank r of the group receives the sum of piece r; pieces lie one after the other in `input` with these element
-  // counts.
+  // counts. `output` may be this rank's own piece of `input` (in place); otherwise they do not overlap.
   virtual Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) = 0;
-  // Piece r of `output` is rank r's input.
+  // Piece r of `output` is rank r's input, which may be that very piece (in place); otherwise they do not overlap.
   virtual Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) = 0;
+  // Piece p of `input` goes to rank p; what comes from rank p is piece p of `output`. They do not overlap.
   virtual Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
                             std::span<const std::int64_t> receive_counts) = 0;
   virtual Ticket broadcast(View data, int root) = 0;
-  // Posted together: neither order nor direction can deadlock.
+  // Posted together and at once, beside the collectives: neither order nor direction can deadlock. The n-th send to a
+  // peer meets that peer's n-th receive from this rank.
   virtual Ticket exchange(std::span<const Transfer> transfers) = 0;
 };
 

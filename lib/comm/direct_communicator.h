@@ -1,10 +1,12 @@
-// The collectives, by direct exchange between all ranks of a group: each rank sends piece r to rank r, which sums what it
-// gets in the order of the ranks. Volume is that of a ring, 2·S·(N-1)/N per rank for an all-reduce of S bytes, in two
-// phases instead of 2(N-1); and since every element is summed once, by one rank, in rank order, the result has the same
-// bits on all ranks, whatever arrives first, and reduce-scatter, all-reduce and any division into buckets agree to the
-// bit. Large pieces travel in stretches, so that staging memory stays bounded.
+// The collectives, by direct exchange between all ranks of a group: each rank sends piece r to rank r, which sums what
+// it gets in the order of the ranks. Volume is that of a ring, 2·S·(N-1)/N per rank for an all-reduce of S bytes, in
+// two phases instead of 2(N-1); and since every element is summed once, by one rank, in rank order, the result has the
+// same bits on all ranks, whatever arrives first, and reduce-scatter, all-reduce and any division into buckets agree to
+// the bit. Large pieces travel in stretches, so that staging memory stays bounded.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,8 +30,15 @@ struct DirectOptions {
   Mode mode = Mode::queue;
 };
 
+// Bytes that a communicator of `size` ranks may hold for pieces under way, at most.
+std::size_t direct_staging_bytes(int size);
+
+// Elements that rank `rank` of `size` sends for an all-reduce of so many.
+std::int64_t direct_all_reduce_sent(DType dtype, std::int64_t elements, int size, int rank);
+
 // ReduceOps and types as communicator.h says; f32, f64, i64, and any type for gathers, broadcasts and exchanges. Calls
-// by one thread. Destroying it waits for nothing: queued calls are given up.
+// by one thread, tickets too. A failure is final: every later call and every call still queued fails with the first
+// error. Destroying it waits for no peer: queued calls are given up.
 std::unique_ptr<Communicator> make_direct_communicator(std::unique_ptr<Transport> transport, DirectOptions options);
 
 }  // namespace scaletrain

@@ -1,5 +1,5 @@
-// A small store of named values that all processes of a run share: rendezvous, checkpoint reports, decisions at start-up.
-// Never tensors. Implementations: in_process/world.h, rendezvous.h (TCP, authenticated).
+// A small store of named values that all processes of a run share: rendezvous, checkpoint reports, decisions at
+// start-up. Never tensors. Implementations: in_process/world.h, rendezvous.h (TCP, authenticated).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // The rendezvous store over TCP: a server in one process, a client in every other. Both sides prove that they know the
-// job's secret (HMAC-SHA-256 over both sides' nonces) before anything else is read; messages are bounded, every read has
-// a deadline, and a client that does not prove itself in time is dropped without an answer. Contents are not encrypted.
+// job's secret (HMAC-SHA-256 over both sides' nonces) before anything else is read; messages are bounded, every read
+// has a deadline, and a client that does not prove itself in time is dropped without an answer. Contents are not
+// encrypted.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +44,9 @@ class RendezvousServer {
   std::shared_ptr<State> state_;
 };
 
-// Tries until `seconds` have passed; PeerError naming the address then, or when the secret is refused. The store is used
-// by one thread at a time.
-std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, const std::string& secret, double seconds);
+// Tries until `seconds` have passed; PeerError naming the address then, or when the secret is refused. The store is
+// used by one thread at a time.
+std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, const std::string& secret,
+                                             double seconds);
 
 }  // namespace scaletrain

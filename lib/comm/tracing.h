@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -18,11 +20,23 @@ struct TraceRecord {
   std::string group;  // the communicator's name
   CollectiveKind kind = CollectiveKind::all_reduce;
   DType dtype = DType::f32;
-  std::int64_t elements = 0;       // of the whole operand (all pieces)
+  std::int64_t elements = 0;       // of the whole operand (all pieces); all_to_all: of this rank's input
   std::int64_t sent_elements = 0;  // that this rank sends under direct exchange
-  // exchange: peers and directions in order, for example ">1 <0".
-  std::string peers;
+  ReduceOp op = ReduceOp::sum;     // of the reductions
+  int root = 0;                    // of broadcast
+  // exchange: its transfers in order.
+  struct Message {
+    Transfer::Direction direction = Transfer::Direction::send;
+    int peer = 0;
+    DType dtype = DType::f32;
+    std::int64_t elements = 0;
+    bool operator==(const Message&) const = default;
+  };
+  std::vector<Message> messages;
   bool operator==(const TraceRecord&) const = default;
+
+  // exchange: peers and directions in order, for example ">1 <0".
+  std::string peers() const;
 };
 
 // The calls of one rank, over all of its groups, in the order of issue. Filled by the rank's thread.
@@ -43,7 +57,7 @@ struct RankTrace {
 
 // Empty if all members of every group issued the same collectives in the same order, every exchanged message has its
 // counterpart in the same order, and one total order exists in which every rank issues its collectives; else the first
-// difference, with ranks and positions.
+// difference, with ranks and positions. ranks[r] is rank r's; the order of every group is that of the ranks.
 std::string compare_traces(const std::vector<RankTrace>& ranks);
 
 }  // namespace scaletrain

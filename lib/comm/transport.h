@@ -17,11 +17,14 @@ namespace scaletrain {
 
 class Transport {
  public:
-  // One posted send or receive. Destroying it before it has completed gives it up; the memory is not touched afterwards.
+  // One posted send or receive. Destroying it before it has completed gives it up; the memory is not touched
+  // afterwards.
   class Pending {
    public:
     virtual ~Pending() = default;
-    // True once complete, false when the deadline has passed first. PeerError if the peer is gone. By one thread.
+    // True once complete, false when the deadline has passed first; after a false the transport is good for nothing
+    // more than asking, with a moment that has passed, which others are complete. PeerError if the peer is gone. By one
+    // thread.
     virtual bool wait_until(MonotonicTime deadline) = 0;
   };
 
@@ -31,6 +34,9 @@ class Transport {
   // peer: index in the group, not this rank.
   virtual std::unique_ptr<Pending> send(int peer, std::uint64_t tag, std::span<const std::byte> data) = 0;
   virtual std::unique_ptr<Pending> receive(int peer, std::uint64_t tag, std::span<std::byte> data) = 0;
+  // Ends what is pending on this side, and every later wait, with a PeerError: for shutdown while another thread waits.
+  // Any thread; may be called twice.
+  virtual void stop() noexcept = 0;
 };
 
 }  // namespace scaletrain

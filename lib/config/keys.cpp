@@ -328,19 +328,25 @@ void add_parallel(KeyTable<Config>& table) {
   table.push_back(top({"parallel.data", "ranks", "Data-parallel degree; auto: what the world leaves."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(parallel.data)));
   table.push_back(
-      top({"parallel.tensor", "ranks", "Tensor-parallel degree."}, at_least(1, kMaxDegree), FIELD(parallel.tensor)));
-  table.push_back(top({"parallel.sequence", "", "Cut the norm and dropout regions of a tensor group along the tokens."},
+      top({"parallel.tensor", "ranks",
+           "Tensor-parallel degree: divides model.heads, and divides model.kv_heads or is a multiple of it."},
+          at_least(1, kMaxDegree), FIELD(parallel.tensor)));
+  table.push_back(top({"parallel.sequence", "",
+                       "Divide norms and residuals among a tensor group by tokens; the same as false with tensor: 1."},
                       BoolCodec(), FIELD(parallel.sequence)));
-  table.push_back(
-      top({"parallel.pipeline", "ranks", "Pipeline stages."}, at_least(1, kMaxDegree), FIELD(parallel.pipeline)));
+  table.push_back(top({"parallel.pipeline", "ranks", "Pipeline stages; times chunks, no more than model.layers."},
+                      at_least(1, kMaxDegree), FIELD(parallel.pipeline)));
   table.push_back(top({"parallel.schedule", "", "Order of micro-batches on the pipeline."}, EnumCodec<ScheduleKind>(),
                       FIELD(parallel.schedule)));
   table.push_back(top({"parallel.chunks", "", "Model chunks per stage (schedule: interleaved)."},
                       at_least(1, kMaxLayers), FIELD(parallel.chunks)));
-  table.push_back(top({"parallel.stage_layers", "", "Layers of each stage's chunk, in order of the model."},
+  table.push_back(top({"parallel.stage_layers", "",
+                       "Layers of each stage's chunk, in order of the model; only the first and the last may have 0."},
                       optional(IntegerListCodec{0, kMaxLayers}, "auto"), FIELD(parallel.stage_layers)));
-  table.push_back(top({"parallel.zero", "", "ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 weights too."},
-                      at_least(0, 3), FIELD(parallel.zero)));
+  table.push_back(top(
+      {"parallel.zero", "",
+       "ZeRO stage: 1 divides optimizer state among replicas, 2 gradients too, 3 weights too; 1 sends as much as 0."},
+      at_least(0, 3), FIELD(parallel.zero)));
   table.push_back(top({"precision.compute", "", "Type of activations and of weights in products."},
                       EnumCodec<Precision>(), FIELD(precision.compute)));
   table.push_back(top({"precision.reduce", "", "Type in which gradients are summed over ranks."},

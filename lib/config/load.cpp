@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -9,6 +10,7 @@
 #include "base/text.h"
 #include "config/environment.h"
 #include "config/input_paths.h"
+#include "config/key_table.h"
 #include "config/keys.h"
 #include "config/overrides.h"
 #include "config/unsupported.h"
@@ -55,6 +57,18 @@ void report_missing_paths(const std::filesystem::path& folder, MissingPaths rule
   }
 }
 
+std::map<std::string, std::string> places_of_keys(const ReadContext& context) {
+  std::map<std::string, std::string> places;
+  for (const Key<Config>& key : config_table()) {
+    for (std::string path = key.info.path; !path.empty() && !places.contains(path);) {
+      places[path] = context.diagnostics.line(place_of(context, path), "");
+      const std::size_t dot = path.rfind('.');
+      path.resize(dot == std::string::npos ? 0 : dot);
+    }
+  }
+  return places;
+}
+
 // The tree with overrides and environment, or nothing after reporting.
 std::optional<YamlNode> build_tree(std::string_view text, const std::vector<std::string>& overrides,
                                    const EnvironmentLookup& environment, Diagnostics& diagnostics) {
@@ -74,6 +88,19 @@ std::optional<YamlNode> build_tree(std::string_view text, const std::vector<std:
 
 }  // namespace
 
+std::string LoadedConfig::located(std::string_view problems) const {
+  std::string out;
+  while (!problems.empty()) {
+    const std::string_view line = problems.substr(0, problems.find('\n'));
+    problems.remove_prefix(std::min(line.size() + 1, problems.size()));
+    const auto place = places.find(std::string(line.substr(0, line.find(": "))));
+    if (!out.empty()) out += '\n';
+    if (place != places.end()) out += place->second;
+    out += line;
+  }
+  return out;
+}
+
 LoadedConfig parse_config(std::string_view text, const std::string& name, const std::filesystem::path& folder,
                           const std::vector<std::string>& overrides, const EnvironmentLookup& environment,
                           const LoadOptions& options) {
@@ -83,6 +110,7 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
   if (const auto root = build_tree(text, overrides, environment, diagnostics)) {
     ReadResult result = read_tree(*root, Origin::user, context);
     report_missing_paths(folder, options.missing_paths, context, result);
+    out.places = places_of_keys(context);
     out.config = std::move(result.config);
     out.notices = std::move(result.notices);
     for (const Refusal& refusal : refusals(out.config)) {

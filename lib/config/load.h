@@ -11,6 +11,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +32,10 @@ struct LoadedConfig {
   std::vector<std::string> notices;
   // With LoadOptions::allow_unsupported: the refusals of unsupported.h with their places, else empty.
   std::vector<std::string> unsupported;
+  std::map<std::string, std::string> places;  // "config.yaml:3:5: " of every key and section, or of what stands above
+
+  // Lines that begin with a key ("parallel.tensor: 3 does not ...", as a plan's problems do) with its place before it.
+  std::string located(std::string_view problems) const;
 };
 
 // What a path of the data, the tokenizer or the initial weights that leads nowhere means.

@@ -13,7 +13,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 24> kTable = {{
+constexpr std::array<UnsupportedValue, 17> kTable = {{
     {"run.device", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
     {"model.dropout", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type",
@@ -28,13 +28,6 @@ constexpr std::array<UnsupportedValue, 24> kTable = {{
     {"train.label_smoothing", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
     {"train.recompute", [](const Config& c) { return c.train.recompute != RecomputeKind::none; }, "none"},
     {"train.spike", [](const Config& c) { return c.train.spike.has_value(); }, "null"},
-    {"parallel.data", [](const Config& c) { return c.parallel.data.value_or(1) > 1; }, "1 or auto"},
-    {"parallel.tensor", [](const Config& c) { return c.parallel.tensor > 1; }, "1"},
-    {"parallel.sequence", [](const Config& c) { return c.parallel.sequence; }, "false"},
-    {"parallel.pipeline", [](const Config& c) { return c.parallel.pipeline > 1; }, "1"},
-    {"parallel.schedule", [](const Config& c) { return c.parallel.schedule != ScheduleKind::one_f_one_b; }, "1f1b"},
-    {"parallel.chunks", [](const Config& c) { return c.parallel.chunks > 1; }, "1"},
-    {"parallel.zero", [](const Config& c) { return c.parallel.zero > 0; }, "0"},
     {"precision.compute", [](const Config& c) { return c.precision.compute != Precision::fp32; }, "fp32"},
     {"precision.reduce", [](const Config& c) { return c.precision.reduce != Precision::fp32; }, "fp32"},
     {"precision.loss_scale", [](const Config& c) { return c.precision.loss_scale.has_value(); }, "dynamic"},

@@ -19,16 +19,13 @@ void forward_all(LoadedModel& model, const StageMemory& memory, const BatchConte
   for (std::size_t i = 0; i < units.size(); ++i) {
     const Unit& unit = *model.transformer().units()[static_cast<std::size_t>(units[i])];
     const UnitWeights& weights = model.store().acquire(model.stream(), unit.index());
-    const UnitWeights* tied = unit.uses_tied_embedding() ? &model.store().acquire(model.stream(), 0) : nullptr;
     const Bundle output = memory.bundle(plan.slots[0][i].output);
     const UnitRun run{.backend = model.backend(),
                       .stream = model.stream(),
                       .batch = batch,
                       .weights = weights,
-                      .tied_weights = tied,
                       .scratch = memory.region(plan.scratch)};
     unit.forward(run, input, output, memory.region(plan.slots[0][i].saved));
-    if (tied != nullptr) model.store().release(0);
     model.store().release(unit.index());
     input = output;
   }
@@ -44,8 +41,7 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
   if (all <= 0) throw InputError("validation set " + set.name() + " holds no sample");
   const BatchShape shape{std::min(micro_batch, all), set.context()};
   const DType compute = model.backend().compute_type();
-  const StageMemory memory(model.backend(), make_forward_plan(model.transformer(), shape, compute), shape,
-                           model.transformer().spec().hidden);
+  const StageMemory memory(model.backend(), make_forward_plan(model.transformer(), shape, compute));
   const BatchSlot slot = memory.batch(0);
   double loss_sum = 0.0;
   EvaluationResult result;

@@ -14,21 +14,17 @@ BatchTensors BatchSlot::tensors() const {
   return {ints(ids), ints(targets), ints(positions)};
 }
 
-StageMemory::StageMemory(Backend& backend, ActivationPlan plan, const BatchShape& shape, std::int64_t hidden)
-    : plan_(std::move(plan)),
-      shape_(shape),
-      hidden_(hidden),
-      compute_(backend.compute_type()),
-      arena_(backend.allocate(plan_.arena_bytes)) {}
+StageMemory::StageMemory(Backend& backend, ActivationPlan plan)
+    : plan_(std::move(plan)), compute_(backend.compute_type()), arena_(backend.allocate(plan_.arena_bytes)) {}
 
 Bundle StageMemory::bundle(const ArenaRange& range) const {
   if (range.bytes == 0) return {};
-  return {arena_.view(range.offset, compute_, Shape{shape_.rows(), hidden_})};
+  return {arena_.view(range.offset, compute_, plan_.bundle)};
 }
 
 BatchSlot StageMemory::batch(std::int64_t slot) const {
   RegionAllocator cut(region(plan_.batches[static_cast<std::size_t>(slot)]));
-  const Shape rows{shape_.rows()};
+  const Shape rows{plan_.shape.rows()};
   // In this order: the members of an aggregate are initialised one after the other.
   return {cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows)};
 }

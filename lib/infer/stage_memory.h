@@ -21,10 +21,10 @@ struct BatchSlot {
 class StageMemory {
  public:
   // std::bad_alloc when the device lacks the memory.
-  StageMemory(Backend& backend, ActivationPlan plan, const BatchShape& shape, std::int64_t hidden);
+  StageMemory(Backend& backend, ActivationPlan plan);
 
   const ActivationPlan& plan() const { return plan_; }
-  const BatchShape& shape() const { return shape_; }
+  const BatchShape& shape() const { return plan_.shape; }
   Region region(const ArenaRange& range) const { return {arena_.data() + range.offset, range.bytes}; }
   // The hidden bundle in a range; an empty range gives an empty bundle.
   Bundle bundle(const ArenaRange& range) const;
@@ -33,8 +33,6 @@ class StageMemory {
 
  private:
   ActivationPlan plan_;
-  BatchShape shape_;
-  std::int64_t hidden_;
   DType compute_;
   Buffer arena_;
 };

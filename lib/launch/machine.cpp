@@ -138,6 +138,22 @@ int available_processors() {
   return std::max(processors, 1);
 }
 
+std::vector<int> affinity_processors() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  std::vector<int> processors;
+  if (::sched_getaffinity(0, sizeof mask, &mask) != 0) return processors;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor)
+    if (CPU_ISSET(static_cast<std::size_t>(processor), &mask)) processors.push_back(processor);
+  return processors;
+}
+
+std::vector<int> share_of_processors(const std::vector<int>& processors, std::int64_t share, std::int64_t num_shares) {
+  const auto count = static_cast<std::int64_t>(processors.size());
+  if (count < num_shares) return {};
+  return {processors.begin() + count * share / num_shares, processors.begin() + count * (share + 1) / num_shares};
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace scaletrain {
 
@@ -14,6 +15,13 @@ std::uint64_t available_memory();
 
 // Processors this process may run on: its affinity mask and the control groups' quota (rounded up); at least 1.
 int available_processors();
+
+// The affinity mask, ascending; empty where the kernel does not tell.
+std::vector<int> affinity_processors();
+
+// One process's share of these processors: neighbours, as even as they divide, each processor in one share. Empty
+// (all may run anywhere) where there are fewer processors than shares.
+std::vector<int> share_of_processors(const std::vector<int>& processors, std::int64_t share, std::int64_t num_shares);
 
 std::string host_name();
 

@@ -2,24 +2,73 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace scaletrain {
 namespace {
 
+// Everything the child needs, made before the fork.
+struct Preparation {
+  std::vector<std::string> arguments;
+  std::vector<std::string> variables;
+  std::vector<char*> argument_pointers;
+  std::vector<char*> variable_pointers;
+  cpu_set_t processors;
+  bool has_processors = false;
+};
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  pointers.reserve(texts.size() + 1);
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::vector<std::string> environment_of(const WorkerLaunch& launch) {
+  std::vector<std::string> variables;
+  const auto name_of = [](std::string_view variable) { return variable.substr(0, variable.find('=')); };
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view name = name_of(*variable);
+    const auto is_named = [&](const std::string& other) { return name_of(other) == name; };
+    if (std::any_of(launch.removed.begin(), launch.removed.end(), is_named)) continue;
+    if (std::any_of(launch.added.begin(), launch.added.end(), is_named)) continue;
+    variables.emplace_back(*variable);
+  }
+  variables.insert(variables.end(), launch.added.begin(), launch.added.end());
+  return variables;
+}
+
+// Not copied or moved afterwards: the pointers point into it.
+void prepare(Preparation& made, const WorkerLaunch& launch, int channel) {
+  made.arguments = launch.arguments;
+  made.arguments.insert(made.arguments.begin(), launch.executable.string());
+  made.arguments.emplace_back("--channel");
+  made.arguments.push_back(fmt::format("{}", channel));
+  made.variables = environment_of(launch);
+  made.argument_pointers = pointers_to(made.arguments);
+  made.variable_pointers = pointers_to(made.variables);
+  made.has_processors = !launch.processors.empty();
+  CPU_ZERO(&made.processors);
+  for (const int processor : launch.processors) CPU_SET(static_cast<std::size_t>(processor), &made.processors);
+}
+
 // The child between fork and exec. The parent has threads, so only async-signal-safe calls are allowed here: no
 // allocation, no locks.
-[[noreturn]] void run_child(const char* executable, char* const* arguments, pid_t agent, int channel, int report) {
+[[noreturn]] void run_child(const Preparation& made, pid_t agent, int channel, int report) {
   const auto give_up = [report] {
     const int error = errno;
     [[maybe_unused]] const ssize_t n = ::write(report, &error, sizeof error);
@@ -29,22 +78,18 @@ namespace {
   // The agent may have ended before the line above; then nobody will kill this process any more.
   if (::getppid() != agent) ::_exit(127);
   if (::fcntl(channel, F_SETFD, 0) != 0) give_up();
-  ::execv(executable, arguments);
+  // Where it is refused, the worker runs as well, only less evenly.
+  if (made.has_processors) ::sched_setaffinity(0, sizeof made.processors, &made.processors);
+  ::execve(made.argument_pointers.front(), made.argument_pointers.data(), made.variable_pointers.data());
   give_up();
   ::_exit(127);
 }
 
 }  // namespace
 
-WorkerProcess::WorkerProcess(const std::filesystem::path& executable, std::vector<std::string> arguments,
-                             const FileDescriptor& channel) {
-  arguments.insert(arguments.begin(), executable.string());
-  arguments.emplace_back("--channel");
-  arguments.push_back(fmt::format("{}", channel.get()));
-  std::vector<char*> pointers;
-  pointers.reserve(arguments.size() + 1);
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
+WorkerProcess::WorkerProcess(const WorkerLaunch& launch, const FileDescriptor& channel) {
+  Preparation made;
+  prepare(made, launch, channel.get());
 
   // Closed by a successful exec; otherwise brings errno.
   std::array<int, 2> report{};
@@ -55,7 +100,7 @@ WorkerProcess::WorkerProcess(const std::filesystem::path& executable, std::vecto
 
   const pid_t agent = ::getpid();
   pid_ = ::fork();
-  if (pid_ == 0) run_child(executable.c_str(), pointers.data(), agent, channel.get(), report_write.get());
+  if (pid_ == 0) run_child(made, agent, channel.get(), report_write.get());
   if (pid_ < 0) throw PeerError(fmt::format("starting the worker: fork failed: {}", std::strerror(errno)));
   report_write = FileDescriptor();
 
@@ -66,8 +111,8 @@ WorkerProcess::WorkerProcess(const std::filesystem::path& executable, std::vecto
   } while (n < 0 && errno == EINTR);
   if (n == static_cast<ssize_t>(sizeof error)) {
     reap(0);
-    throw PeerError(
-        fmt::format("starting the worker: {} cannot be executed: {}", executable.string(), std::strerror(error)));
+    throw PeerError(fmt::format("starting the worker: {} cannot be executed: {}", launch.executable.string(),
+                                std::strerror(error)));
   }
 #ifdef SYS_pidfd_open
   pidfd_ = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));

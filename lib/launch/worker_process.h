@@ -18,15 +18,24 @@ struct ProcessEnd {
   int signal = 0;
 };
 
+// What to start.
+struct WorkerLaunch {
+  std::filesystem::path executable;
+  std::vector<std::string> arguments;  // without the program's name
+  // The child has the caller's environment without `removed`, with `added` ("NAME=value", in place of what was there).
+  // What only the worker may know goes here: command lines are public.
+  std::vector<std::string> added{};
+  std::vector<std::string> removed{};
+  std::vector<int> processors{};  // that it may run on; empty: those of the caller
+};
+
 // Owns the process: the destructor kills it and takes its remains, so that neither orphan nor zombie is left. Used by
 // one thread, the one that made it; the kernel kills the process when that thread ends.
 class WorkerProcess {
  public:
-  // Runs `executable` with these arguments (without the program's name). The child inherits the environment, standard
-  // streams, signal mask and `channel`, whose number in the child is appended to the arguments as "--channel N".
-  // PeerError if it cannot be started.
-  WorkerProcess(const std::filesystem::path& executable, std::vector<std::string> arguments,
-                const FileDescriptor& channel);
+  // The child inherits standard streams, signal mask and `channel`, whose number in the child is appended to the
+  // arguments as "--channel N". PeerError if it cannot be started.
+  WorkerProcess(const WorkerLaunch& launch, const FileDescriptor& channel);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;

@@ -1,5 +1,9 @@
 // One pre-norm transformer block. With x the input and m = x + attention(norm(x)) the output is m + ffn(norm(m));
 // backward, the residual path's gradient is the addend of each norm's input gradient, so it costs no pass of its own.
+//
+// Tensor parallel: qkv and the ffn's input map are column-parallel, the maps back to C row-parallel. With sequence
+// shards everything with C columns is the rank's own rows; gathered rows live in scratch, and what the forward gathered
+// the backward gathers again.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,8 +19,11 @@ namespace {
 
 class Block : public Unit {
  public:
-  Block(const ModelSpec& spec, std::int64_t layer)
-      : spec_(spec), index_(narrow<int>(layer + 1)), name_(fmt::format("blocks.{}", layer)) {}
+  Block(const ModelSpec& spec, const TensorPart& tensor_part, std::int64_t layer)
+      : spec_(local_spec(spec, tensor_part)),
+        part_(tensor_part),
+        index_(narrow<int>(layer + 1)),
+        name_(fmt::format("blocks.{}", layer)) {}
 
   const std::string& name() const override { return name_; }
   int index() const override { return index_; }
@@ -29,11 +36,12 @@ class Block : public Unit {
                 Region work) const override;
 
  private:
-  // Scratch holds one of these at a time: their lives do not overlap.
-  View carve_scratch(Region scratch, const BatchShape& shape, std::int64_t features, DType compute) const {
-    RegionAllocator region(scratch);
-    return region.allocate(compute, {shape.rows(), features});
+  BlockExtent extent(const UnitRun& run) const { return {spec_, part_, run.batch.shape, run.backend.compute_type()}; }
+  BlockScratch carve_scratch(const UnitRun& run) const {
+    RegionAllocator region(run.scratch);
+    return carve_block_scratch(region, extent(run));
   }
+  std::int64_t attention_features() const { return spec_.heads * spec_.head_size; }
 
   AttentionShape attention_shape(const BatchShape& shape) const {
     return {.batch = shape.samples,
@@ -46,9 +54,11 @@ class Block : public Unit {
   }
 
   void attention_forward(const UnitRun& run, const BlockTensors& t) const;
-  void attention_backward(const UnitRun& run, const BlockTensors& t, ConstView d_attention, View d_qkv) const;
+  void attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, ConstView d_attention,
+                          View d_qkv) const;
 
-  ModelSpec spec_;
+  ModelSpec spec_;  // of this rank's part
+  TensorPart part_;
   int index_;
   std::string name_;
 };
@@ -59,95 +69,93 @@ ConstView document_start(const BatchContext& batch) {
 }
 
 UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
-  UnitMemory memory;
+  const BlockExtent extent{spec_, part_, shape, compute};
   RegionAllocator saved = RegionAllocator::counting();
-  carve_block(saved, spec_, shape, compute);
+  const BlockTensors t = carve_block(saved, extent);
   RegionAllocator work = RegionAllocator::counting();
-  carve_block_work(work, spec_, shape, compute);
-  for (const std::int64_t features : {pre_activation_features(spec_), qkv_features(spec_)}) {
-    RegionAllocator scratch = RegionAllocator::counting();
-    scratch.allocate(compute, {shape.rows(), features});
-    memory.scratch = std::max(memory.scratch, scratch.used());
-  }
-  memory.saved = saved.used();
-  memory.work = work.used();
-  return memory;
+  carve_block_work(work, extent, t);
+  RegionAllocator scratch = RegionAllocator::counting();
+  carve_block_scratch(scratch, extent);
+  return {.saved = saved.used(), .work = work.used(), .scratch = scratch.used()};
 }
 
 void Block::attention_forward(const UnitRun& run, const BlockTensors& t) const {
   const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
-  const std::int64_t features = spec_.heads * spec_.head_size;
   run.backend.run(run.stream, AttentionForward{.shape = attention_shape(run.batch.shape),
                                                .query = {heads.query.values, heads.query.row_stride},
                                                .key = {heads.key.values, heads.key.row_stride},
                                                .value = {heads.value.values, heads.value.row_stride},
                                                .document_start = document_start(run.batch),
-                                               .output = {t.attention, features},
+                                               .output = {t.attention, attention_features()},
                                                .log_sum_exp = t.log_sum_exp});
 }
 
-void Block::attention_backward(const UnitRun& run, const BlockTensors& t, ConstView d_attention, View d_qkv) const {
+void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, ConstView d_attention,
+                               View d_qkv) const {
   const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
   const QkvHeads d_heads = split_qkv(d_qkv, spec_, run.batch.shape);
-  const std::int64_t features = spec_.heads * spec_.head_size;
-  run.backend.run(run.stream, AttentionBackward{.shape = attention_shape(run.batch.shape),
-                                                .query = {heads.query.values, heads.query.row_stride},
-                                                .key = {heads.key.values, heads.key.row_stride},
-                                                .value = {heads.value.values, heads.value.row_stride},
-                                                .output = {t.attention, features},
-                                                .d_output = {d_attention, features},
-                                                .log_sum_exp = t.log_sum_exp,
-                                                .document_start = document_start(run.batch),
-                                                .d_query = d_heads.query,
-                                                .d_key = d_heads.key,
-                                                .d_value = d_heads.value});
-  rotate_query_key(UnitOps(run, spec_), spec_, d_qkv, run.batch.positions, true);
+  ops.run(AttentionBackward{.shape = attention_shape(run.batch.shape),
+                            .query = {heads.query.values, heads.query.row_stride},
+                            .key = {heads.key.values, heads.key.row_stride},
+                            .value = {heads.value.values, heads.value.row_stride},
+                            .output = {t.attention, attention_features()},
+                            .d_output = {d_attention, attention_features()},
+                            .log_sum_exp = t.log_sum_exp,
+                            .document_start = document_start(run.batch),
+                            .d_query = d_heads.query,
+                            .d_key = d_heads.key,
+                            .d_value = d_heads.value});
+  rotate_query_key(ops, spec_, d_qkv, run.batch.positions, true);
 }
 
 Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const {
-  const UnitOps ops(run, spec_);
+  const UnitOps ops(run, spec_, part_);
   RegionAllocator region(saved);
-  const BlockTensors t = carve_block(region, spec_, run.batch.shape, run.backend.compute_type());
-  block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t);
+  const BlockTensors t = carve_block(region, extent(run));
+  const View whole = ops.sums().sequence() ? carve_scratch(run).whole : View();
+  block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t, whole);
   attention_forward(run, t);
-  block_forward_rest(ops, spec_, input.hidden, output.hidden, t);
+  block_forward_rest(ops, spec_, input.hidden, output.hidden, t, whole);
   return {this, saved, input};
 }
 
 // Each saved tensor is dead once its weight's gradient is done, and takes the next gradient of its size.
 void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                      Region /*work*/) const {
-  const UnitOps ops(run, spec_);
-  const BatchShape& shape = run.batch.shape;
-  const DType compute = run.backend.compute_type();
+  const UnitOps ops(run, spec_, part_);
+  const TensorSums& sums = ops.sums();
+  const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
   RegionAllocator region(held.first);
-  const BlockTensors t = carve_block(region, spec_, shape, compute);
+  const BlockTensors t = carve_block(region, extent(run));
+  const BlockScratch scratch = carve_scratch(run);
   const View input = held.second.hidden;
 
-  ops.linear_backward_weight("ffn.down", t.activation, d_output.hidden);
+  const View d_output_whole = sums.whole(d_output.hidden, scratch.whole);
+  ops.row_backward_weight("ffn.down", t.activation, d_output_whole, d_output.hidden);
   const View d_activation = t.activation;
-  ops.linear_backward_input("ffn.down", d_output.hidden, d_activation);
-  const View d_pre_activation = carve_scratch(run.scratch, shape, pre_activation_features(spec_), compute);
+  ops.linear_backward_input("ffn.down", d_output_whole, d_activation);
+  const View d_pre_activation = part(scratch.wide, 0, {rows, pre_activation_features(spec_)});
   ops.run(ActivationBackward{.type = activation_type(spec_),
                              .input = t.pre_activation,
                              .d_output = d_activation,
                              .d_input = d_pre_activation});
-  ops.linear_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, d_pre_activation);
+  ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, d_pre_activation, scratch.whole);
   const View d_ffn_norm = t.ffn_norm.output;
-  ops.linear_backward_input(ffn_input_layer(spec_), d_pre_activation, d_ffn_norm);
+  ops.column_backward_input(ffn_input_layer(spec_), d_pre_activation, d_ffn_norm, scratch.whole);
   ops.norm_backward_weight("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm);
   const View d_middle = d_ffn_norm;
   ops.norm_backward_input("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm, d_output.hidden, d_middle);
 
-  ops.linear_backward_weight("attention.output", t.attention, d_middle);
-  const View d_attention = t.middle.reshape(t.attention.shape());
-  ops.linear_backward_input("attention.output", d_middle, d_attention);
-  const View d_qkv = carve_scratch(run.scratch, shape, qkv_features(spec_), compute);
-  attention_backward(run, t, d_attention, d_qkv);
-  ops.linear_backward_weight("attention.qkv", t.attention_norm.output, d_qkv);
+  const View d_middle_whole = sums.whole(d_middle, scratch.whole_in_wide);
+  ops.row_backward_weight("attention.output", t.attention, d_middle_whole, d_middle);
+  const View d_attention = part(sums.sequence() ? scratch.whole : t.middle, 0, t.attention.shape());
+  ops.linear_backward_input("attention.output", d_middle_whole, d_attention);
+  const View d_qkv = part(scratch.wide, 0, {rows, qkv_features(spec_)});
+  attention_backward(run, ops, t, d_attention, d_qkv);
+  ops.column_backward_weight("attention.qkv", t.attention_norm.output, d_qkv, scratch.whole);
   const View d_attention_norm = t.attention_norm.output;
-  ops.linear_backward_input("attention.qkv", d_qkv, d_attention_norm);
+  ops.column_backward_input("attention.qkv", d_qkv, d_attention_norm, scratch.whole);
   ops.norm_backward_weight("attention_norm", d_attention_norm, input, t.attention_norm);
   ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, d_middle, d_input.hidden);
 }
@@ -156,58 +164,58 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
 // output-gradients in work.
 WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                                  Region work_region) const {
-  const UnitOps ops(run, spec_);
-  const BatchShape& shape = run.batch.shape;
-  const DType compute = run.backend.compute_type();
+  const UnitOps ops(run, spec_, part_);
+  const TensorSums& sums = ops.sums();
+  const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
   RegionAllocator saved_allocator(held.first);
   RegionAllocator work_allocator(work_region);
-  const BlockTensors t = carve_block(saved_allocator, spec_, shape, compute);
-  const BlockWork work = carve_block_work(work_allocator, spec_, shape, compute);
+  const BlockTensors t = carve_block(saved_allocator, extent(run));
+  const BlockWork work = carve_block_work(work_allocator, extent(run), t);
+  const BlockScratch scratch = carve_scratch(run);
   const View input = held.second.hidden;
 
   ops.run(Copy{.input = d_output.hidden, .output = work.d_output});
-  const View d_activation = carve_scratch(run.scratch, shape, spec_.ffn_hidden, compute);
-  ops.linear_backward_input("ffn.down", work.d_output, d_activation);
+  const View d_activation = part(scratch.wide, 0, {rows, spec_.ffn_hidden});
+  ops.linear_backward_input("ffn.down", sums.whole(work.d_output, scratch.whole), d_activation);
   ops.run(ActivationBackward{.type = activation_type(spec_),
                              .input = t.pre_activation,
                              .d_output = d_activation,
                              .d_input = work.d_pre_activation});
-  ops.linear_backward_input(ffn_input_layer(spec_), work.d_pre_activation, work.d_ffn_norm);
+  ops.column_backward_input(ffn_input_layer(spec_), work.d_pre_activation, work.d_ffn_norm, scratch.whole);
   ops.norm_backward_input("ffn_norm", work.d_ffn_norm, t.middle, t.ffn_norm, work.d_output, work.d_middle);
 
-  const View d_attention = carve_scratch(run.scratch, shape, spec_.heads * spec_.head_size, compute);
-  ops.linear_backward_input("attention.output", work.d_middle, d_attention);
-  attention_backward(run, t, d_attention, work.d_qkv);
-  const View d_attention_norm = part(t.qkv, 0, {shape.rows(), spec_.hidden});
-  ops.linear_backward_input("attention.qkv", work.d_qkv, d_attention_norm);
-  ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, work.d_middle, d_input.hidden);
+  const View d_attention = part(sums.sequence() ? scratch.whole : scratch.wide, 0, t.attention.shape());
+  ops.linear_backward_input("attention.output", sums.whole(work.d_middle, scratch.whole_in_wide), d_attention);
+  attention_backward(run, ops, t, d_attention, work.d_qkv);
+  ops.column_backward_input("attention.qkv", work.d_qkv, work.d_attention_norm, scratch.whole);
+  ops.norm_backward_input("attention_norm", work.d_attention_norm, input, t.attention_norm, work.d_middle,
+                          d_input.hidden);
   return {this, work_region, held.first, held.second};
 }
 
 void Block::backward_weight(const UnitRun& run, WeightWork work) const {
-  const UnitOps ops(run, spec_);
-  const BatchShape& shape = run.batch.shape;
-  const DType compute = run.backend.compute_type();
+  const UnitOps ops(run, spec_, part_);
+  const TensorSums& sums = ops.sums();
   RegionAllocator saved_allocator(work.saved());
   const std::pair<Region, Bundle> held = work.consume(this);
   RegionAllocator work_allocator(held.first);
-  const BlockTensors t = carve_block(saved_allocator, spec_, shape, compute);
-  const BlockWork gradients = carve_block_work(work_allocator, spec_, shape, compute);
+  const BlockTensors t = carve_block(saved_allocator, extent(run));
+  const BlockWork gradients = carve_block_work(work_allocator, extent(run), t);
+  const View whole = sums.sequence() ? carve_scratch(run).whole : View();
 
-  ops.linear_backward_weight("ffn.down", t.activation, gradients.d_output);
-  ops.linear_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation);
+  ops.row_backward_weight("ffn.down", t.activation, sums.whole(gradients.d_output, whole), gradients.d_output);
+  ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation, whole);
   ops.norm_backward_weight("ffn_norm", gradients.d_ffn_norm, t.middle, t.ffn_norm);
-  ops.linear_backward_weight("attention.output", t.attention, gradients.d_middle);
-  ops.linear_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv);
-  const View d_attention_norm = part(t.qkv, 0, {shape.rows(), spec_.hidden});
-  ops.norm_backward_weight("attention_norm", d_attention_norm, held.second.hidden, t.attention_norm);
+  ops.row_backward_weight("attention.output", t.attention, sums.whole(gradients.d_middle, whole), gradients.d_middle);
+  ops.column_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv, whole);
+  ops.norm_backward_weight("attention_norm", gradients.d_attention_norm, held.second.hidden, t.attention_norm);
 }
 
 }  // namespace
 
-std::unique_ptr<Unit> make_block(const ModelSpec& spec, std::int64_t layer) {
-  return std::make_unique<Block>(spec, layer);
+std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer) {
+  return std::make_unique<Block>(spec, part, layer);
 }
 
 }  // namespace scaletrain

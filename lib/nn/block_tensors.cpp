@@ -1,5 +1,7 @@
 #include "nn/block_tensors.h"
 
+#include <algorithm>
+
 namespace scaletrain {
 
 std::int64_t qkv_features(const ModelSpec& spec) {
@@ -14,29 +16,52 @@ std::string_view ffn_input_layer(const ModelSpec& spec) {
   return spec.activation == ActivationKind::swiglu ? "ffn.gate_up" : "ffn.up";
 }
 
-BlockTensors carve_block(RegionAllocator& region, const ModelSpec& spec, const BatchShape& shape, DType compute) {
-  const std::int64_t rows = shape.rows();
+BlockTensors carve_block(RegionAllocator& region, const BlockExtent& extent) {
+  const ModelSpec& spec = extent.spec;
+  const DType compute = extent.compute;
+  const std::int64_t rows = extent.shape.rows();
+  const std::int64_t own = own_rows(extent.part, rows);
   BlockTensors t;
-  t.attention_norm = carve_norm(region, spec, rows, compute);
+  t.attention_norm = carve_norm(region, spec, own, compute);
   t.qkv = region.allocate(compute, {rows, qkv_features(spec)});
   t.attention = region.allocate(compute, {rows, spec.heads * spec.head_size});
-  t.log_sum_exp = region.allocate(statistics_type(compute), {shape.samples, spec.heads, shape.tokens});
-  t.middle = region.allocate(compute, {rows, spec.hidden});
-  t.ffn_norm = carve_norm(region, spec, rows, compute);
+  t.log_sum_exp = region.allocate(statistics_type(compute), {extent.shape.samples, spec.heads, extent.shape.tokens});
+  t.middle = region.allocate(compute, {own, spec.hidden});
+  t.ffn_norm = carve_norm(region, spec, own, compute);
   t.pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});
   t.activation = region.allocate(compute, {rows, spec.ffn_hidden});
   return t;
 }
 
-BlockWork carve_block_work(RegionAllocator& region, const ModelSpec& spec, const BatchShape& shape, DType compute) {
-  const std::int64_t rows = shape.rows();
+BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, const BlockTensors& tensors) {
+  const ModelSpec& spec = extent.spec;
+  const DType compute = extent.compute;
+  const std::int64_t rows = extent.shape.rows();
+  const Shape own{own_rows(extent.part, rows), spec.hidden};
   BlockWork work;
-  work.d_output = region.allocate(compute, {rows, spec.hidden});
+  work.d_output = region.allocate(compute, own);
   work.d_pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});
-  work.d_ffn_norm = region.allocate(compute, {rows, spec.hidden});
-  work.d_middle = region.allocate(compute, {rows, spec.hidden});
+  work.d_ffn_norm = region.allocate(compute, own);
+  work.d_middle = region.allocate(compute, own);
   work.d_qkv = region.allocate(compute, {rows, qkv_features(spec)});
+  work.d_attention_norm = extent.part.degree == 1 ? part(tensors.qkv, 0, own) : region.allocate(compute, own);
   return work;
+}
+
+BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& extent) {
+  const ModelSpec& spec = extent.spec;
+  const std::int64_t rows = extent.shape.rows();
+  std::int64_t features = std::max(pre_activation_features(spec), qkv_features(spec));
+  BlockScratch scratch;
+  if (!divides_rows(extent.part)) {
+    scratch.wide = region.allocate(extent.compute, {rows, features});
+    return scratch;
+  }
+  features = std::max(features, spec.hidden);
+  scratch.wide = region.allocate(extent.compute, {rows, features});
+  scratch.whole_in_wide = part(scratch.wide, 0, {rows, spec.hidden});
+  scratch.whole = region.allocate(extent.compute, {rows, spec.hidden});
+  return scratch;
 }
 
 QkvHeads split_qkv(const View& qkv, const ModelSpec& spec, const BatchShape& shape) {
@@ -62,19 +87,19 @@ void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv
 }
 
 void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
-                       const BlockTensors& t) {
+                       const BlockTensors& t, View whole) {
   ops.norm_forward("attention_norm", input, t.attention_norm);
-  ops.linear_forward("attention.qkv", t.attention_norm.output, t.qkv);
+  ops.column_forward("attention.qkv", t.attention_norm.output, t.qkv, whole);
   rotate_query_key(ops, spec, t.qkv, positions, false);
 }
 
-void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output,
-                        const BlockTensors& t) {
-  ops.linear_forward("attention.output", t.attention, t.middle, input);
+void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output, const BlockTensors& t,
+                        View whole) {
+  ops.row_forward("attention.output", t.attention, t.middle, input, whole);
   ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
-  ops.linear_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation);
+  ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, whole);
   ops.run(ActivationForward{.type = activation_type(spec), .input = t.pre_activation, .output = t.activation});
-  ops.linear_forward("ffn.down", t.activation, output, t.middle);
+  ops.row_forward("ffn.down", t.activation, output, t.middle, whole);
 }
 
 }  // namespace scaletrain

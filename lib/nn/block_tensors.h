@@ -8,28 +8,46 @@
 
 namespace scaletrain {
 
+// What a block's memory depends on. spec is the rank's part of the model: H, G and F are its own. Of the N rows n are
+// its own between the parallel parts (see tensor_sums.h).
+struct BlockExtent {
+  const ModelSpec& spec;
+  TensorPart part;
+  BatchShape shape;
+  DType compute;
+};
+
 // What the forward leaves for the backward.
 struct BlockTensors {
-  NormTensors attention_norm;
-  View qkv;          // [N, (H+2G)·D], query and key rotated where positions are rotary
-  View attention;    // [N, H·D]
-  View log_sum_exp;  // [B, H, T]
-  View middle;       // [N,C] x + attention(norm(x))
+  NormTensors attention_norm;  // of n rows, as everything with C columns
+  View qkv;                    // [N, (H+2G)·D], query and key rotated where positions are rotary
+  View attention;              // [N, H·D]
+  View log_sum_exp;            // [B, H, T]
+  View middle;                 // [n,C] x + attention(norm(x))
   NormTensors ffn_norm;
   View pre_activation;  // [N,F], or [N,2F] with a gate
   View activation;      // [N,F]
 };
-BlockTensors carve_block(RegionAllocator& region, const ModelSpec& spec, const BatchShape& shape, DType compute);
+BlockTensors carve_block(RegionAllocator& region, const BlockExtent& extent);
 
-// Output-gradients that the split backward keeps for the weight phase. The attention norm's lies in BlockTensors::qkv.
+// Output-gradients that the split backward keeps for the weight phase.
 struct BlockWork {
-  View d_output;          // [N,C]
+  View d_output;          // [n,C]
   View d_pre_activation;  // as pre_activation
-  View d_ffn_norm;        // [N,C]
-  View d_middle;          // [N,C]
+  View d_ffn_norm;        // [n,C]
+  View d_middle;          // [n,C]
   View d_qkv;             // as qkv
+  View d_attention_norm;  // [n,C]; in the memory of BlockTensors::qkv where that is large enough for sure: degree one
 };
-BlockWork carve_block_work(RegionAllocator& region, const ModelSpec& spec, const BatchShape& shape, DType compute);
+BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, const BlockTensors& tensors);
+
+// Memory within one call; what lies in it has no overlapping lives.
+struct BlockScratch {
+  View wide;           // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
+  View whole;          // [N,C] with sequence shards: gathered rows, or a term of a sum
+  View whole_in_wide;  // the same in the memory of `wide`
+};
+BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& extent);
 
 std::int64_t qkv_features(const ModelSpec& spec);
 std::int64_t pre_activation_features(const ModelSpec& spec);
@@ -42,11 +60,12 @@ QkvHeads split_qkv(const View& qkv, const ModelSpec& spec, const BatchShape& sha
 
 // Rotates query and key in place; nothing without rotary positions.
 void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv, ConstView positions, bool inverse);
-// input → attention_norm, qkv (rotated).
+// input → attention_norm, qkv (rotated). `whole`: as BlockScratch::whole, here and below.
 void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
-                       const BlockTensors& t);
+                       const BlockTensors& t, View whole = {});
 // input, attention → middle, ffn_norm, pre_activation, activation, output.
-void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output, const BlockTensors& t);
+void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output, const BlockTensors& t,
+                        View whole = {});
 
 // The layer that feeds the activation: one matrix with the gate, or "ffn.up".
 std::string_view ffn_input_layer(const ModelSpec& spec);

@@ -27,6 +27,7 @@ struct Decoder::Impl {
         piece(std::min(max_tokens, max_piece)),
         compute(used_backend.compute_type()) {
     SCALETRAIN_CHECK(context >= 1);
+    SCALETRAIN_CHECK_EQ(transformer.part().degree, std::int64_t{1});
     if (spec.position == PositionKind::learned) SCALETRAIN_CHECK_LE(context, spec.context);
     RegionAllocator counter = RegionAllocator::counting();
     carve_piece(counter, piece);
@@ -51,7 +52,7 @@ struct Decoder::Impl {
     t.positions = region.allocate(DType::i32, {n});
     t.hidden = region.allocate(compute, {n, spec.hidden});
     t.next = region.allocate(compute, {n, spec.hidden});
-    t.block = carve_block(region, spec, {1, n}, compute);
+    t.block = carve_block(region, {spec, {}, {1, n}, compute});
     t.norm = carve_norm(region, spec, 1, compute);
     t.logits = region.allocate(compute, {1, spec.vocab});
     return t;
@@ -121,11 +122,10 @@ struct Decoder::Impl {
     const int unit = narrow<int>(spec.layers + 1);
     const UnitWeights& weights = store.acquire(stream, unit);
     UnitOps(backend, stream, spec, weights, nullptr).norm_forward("norm", last_row, t.norm);
-    const int matrix_unit = spec.tie_embeddings ? 0 : unit;
-    const Weight matrix = store.acquire(stream, matrix_unit).find(spec.tie_embeddings ? "token.weight" : "weight");
-    backend.run(stream,
-                LinearForward{.weight = matrix, .bias = {}, .input = t.norm.output, .addend = {}, .output = t.logits});
-    store.release(matrix_unit);
+    backend.run(
+        stream,
+        LinearForward{
+            .weight = weights.find("weight"), .bias = {}, .input = t.norm.output, .addend = {}, .output = t.logits});
     store.release(unit);
     stream.synchronize();
     convert_floats(compute, t.logits.data(), DType::f32, logits.data(), logits.size());

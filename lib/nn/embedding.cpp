@@ -1,5 +1,6 @@
 // Token and position embedding: unit 0. Nothing is saved; its output's gradient is all that the weights' gradients
-// need.
+// need. Tensor parallel: each rank looks up the ids of its part of the vocabulary, and the lookups are summed. Every
+// rank computes the whole gradient of the position table.
 #include "nn/unit_ops.h"
 #include "nn/units.h"
 
@@ -9,7 +10,8 @@ namespace {
 
 class Embedding : public Unit {
  public:
-  explicit Embedding(const ModelSpec& spec) : spec_(spec) {}
+  Embedding(const ModelSpec& spec, const TensorPart& part)
+      : spec_(spec), part_(part), first_id_(first_vocab_row(spec, part)) {}
 
   const std::string& name() const override { return name_; }
   int index() const override { return 0; }
@@ -17,15 +19,24 @@ class Embedding : public Unit {
   UnitMemory memory(const BatchShape& shape, DType compute) const override {
     RegionAllocator work = RegionAllocator::counting();
     carve_work(work, shape, compute);
-    return {.saved = 0, .work = work.used(), .scratch = 0};
+    RegionAllocator scratch = RegionAllocator::counting();
+    carve_whole(scratch, shape, compute);
+    return {.saved = 0, .work = work.used(), .scratch = scratch.used()};
   }
 
   Saved forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const override {
-    run.backend.run(run.stream, EmbeddingForward{.table = run.weights.find("token.weight").values,
-                                                 .position_table = run.weights.find("position.weight").values,
-                                                 .ids = run.batch.ids,
-                                                 .positions = run.batch.positions,
-                                                 .output = output.hidden});
+    const UnitOps ops(run, spec_, part_);
+    const TensorSums& sums = ops.sums();
+    const View term = sums.term(output.hidden, whole(run));
+    ops.run(EmbeddingForward{
+        .table = run.weights.find("token.weight").values,
+        .position_table = sums.adds_shared_terms() ? run.weights.find("position.weight").values : ConstView(),
+        .ids = run.batch.ids,
+        .positions = run.batch.positions,
+        .output = term,
+        .first_id = first_id_,
+        .vocabulary = spec_.vocab});
+    sums.sum(term, output.hidden);
     return {this, saved, input};
   }
 
@@ -51,26 +62,40 @@ class Embedding : public Unit {
 
  private:
   View carve_work(RegionAllocator& region, const BatchShape& shape, DType compute) const {
-    return region.allocate(compute, {shape.rows(), spec_.hidden});
+    return region.allocate(compute, {own_rows(part_, shape.rows()), spec_.hidden});
   }
 
-  void add_gradients(const UnitRun& run, ConstView d_output) const {
+  // Scratch for all rows [N,C], which only sequence shards need.
+  View carve_whole(RegionAllocator& region, const BatchShape& shape, DType compute) const {
+    return divides_rows(part_) ? region.allocate(compute, {shape.rows(), spec_.hidden}) : View();
+  }
+  View whole(const UnitRun& run) const {
+    RegionAllocator region(run.scratch);
+    return carve_whole(region, run.batch.shape, run.backend.compute_type());
+  }
+
+  void add_gradients(const UnitRun& run, View d_output) const {
+    const UnitOps ops(run, spec_, part_);
     SCALETRAIN_CHECK(run.gradients != nullptr);
-    run.backend.run(run.stream, EmbeddingBackward{.d_output = d_output,
-                                                  .ids = run.batch.ids,
-                                                  .positions = run.batch.positions,
-                                                  .d_table = run.gradients->find("token.weight"),
-                                                  .d_position_table = run.gradients->find("position.weight")});
+    ops.run(EmbeddingBackward{.d_output = ops.sums().whole(d_output, whole(run)),
+                              .ids = run.batch.ids,
+                              .positions = run.batch.positions,
+                              .d_table = run.gradients->find("token.weight"),
+                              .d_position_table = run.gradients->find("position.weight"),
+                              .first_id = first_id_,
+                              .vocabulary = spec_.vocab});
   }
 
   ModelSpec spec_;
+  TensorPart part_;
+  std::int64_t first_id_;
   std::string name_ = "embedding";
 };
 
 }  // namespace
 
-std::unique_ptr<Unit> make_embedding(const ModelSpec& spec) {
-  return std::make_unique<Embedding>(spec);
+std::unique_ptr<Unit> make_embedding(const ModelSpec& spec, const TensorPart& part) {
+  return std::make_unique<Embedding>(spec, part);
 }
 
 }  // namespace scaletrain

@@ -1,7 +1,9 @@
 // Final norm, logits and loss: the last unit. Logits exist for one chunk of rows at a time: a chunk's logits become
 // their own gradient in place, are multiplied into both gradients, and are gone.
+//
+// Tensor parallel: a rank has the logits of its part of the vocabulary. The ranks tell each other three numbers per row
+// (SoftmaxStatistics), which is all that loss and gradient need of the other parts; every rank adds the same loss.
 #include <algorithm>
-#include <optional>
 
 #include "base/checked.h"
 #include "nn/transformer.h"
@@ -24,11 +26,16 @@ namespace {
 
 class Head : public Unit {
  public:
-  explicit Head(const ModelSpec& spec) : spec_(spec), index_(narrow<int>(spec.layers + 1)) {}
+  Head(const ModelSpec& spec, const TensorPart& tensor_part)
+      : spec_(spec),
+        part_(tensor_part),
+        local_vocab_(local_spec(spec, tensor_part).vocab),
+        first_class_(first_vocab_row(spec, tensor_part)),
+        index_(narrow<int>(spec.layers + 1)) {}
 
   const std::string& name() const override { return name_; }
   int index() const override { return index_; }
-  bool uses_tied_embedding() const override { return spec_.tie_embeddings; }
+  bool weight_phase_reads_weights() const override { return true; }
   UnitMemory memory(const BatchShape& shape, DType compute) const override;
   Saved forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const override;
   WeightWork backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
@@ -39,60 +46,90 @@ class Head : public Unit {
 
  private:
   struct Scratch {
-    View logits;    // [chunk rows, V]
-    View loss_sum;  // [1] f64: where the weight phase's recomputation puts a loss that was counted before
+    View logits;          // [chunk rows, V of this rank]
+    View loss_sum;        // [1] f64: where the weight phase's recomputation puts a loss that was counted before
+    View own_statistics;  // [chunk rows, 3] of a tensor group of several ranks
+    View statistics;      // [t, chunk rows, 3]
+    View whole;           // [N,C] with sequence shards: the norm's gathered rows
   };
   Scratch carve_scratch(RegionAllocator& region, const BatchShape& shape, DType compute) const {
     Scratch scratch;
-    scratch.logits = region.allocate(compute, {head_chunk_rows(shape.rows(), spec_.vocab), spec_.vocab});
+    // The same chunks on every rank, whatever its part of the vocabulary.
+    const std::int64_t chunk = head_chunk_rows(shape.rows(), ceil_div(spec_.vocab, part_.degree));
+    scratch.logits = region.allocate(compute, {chunk, local_vocab_});
     scratch.loss_sum = region.allocate(DType::f64, {1});
+    if (part_.degree > 1) {
+      scratch.own_statistics = region.allocate(statistics_type(compute), {chunk, 3});
+      scratch.statistics = region.allocate(statistics_type(compute), {part_.degree, chunk, 3});
+    }
+    if (divides_rows(part_)) scratch.whole = region.allocate(compute, {shape.rows(), spec_.hidden});
     return scratch;
   }
-  View carve_work(RegionAllocator& region, const BatchShape& shape, DType compute) const {
-    return region.allocate(compute, {shape.rows(), spec_.hidden});
-  }
-
-  Weight weight(const UnitRun& run) const {
-    if (!spec_.tie_embeddings) return run.weights.find("weight");
-    SCALETRAIN_CHECK(run.tied_weights != nullptr);
-    return run.tied_weights->find("token.weight");
-  }
-  View d_weight(const UnitRun& run) const {
-    const UnitGradients* gradients = spec_.tie_embeddings ? run.tied_gradients : run.gradients;
-    SCALETRAIN_CHECK(gradients != nullptr);
-    return gradients->find(spec_.tie_embeddings ? "token.weight" : "weight");
-  }
-
-  // For each chunk: logits of the norm's rows, the loss added to *loss_sum and, with a scale, the logits' gradient in
-  // place; then use(norm rows, logits, first row).
-  template <class Use>
-  void for_each_chunk(const UnitRun& run, const View& norm_output, double d_scale, double* loss_sum, Use use) const {
+  Scratch carve_scratch(const UnitRun& run) const {
     RegionAllocator region(run.scratch);
-    const Scratch scratch = carve_scratch(region, run.batch.shape, run.backend.compute_type());
-    if (loss_sum == nullptr) loss_sum = scratch.loss_sum.as<double>();
-    const std::int64_t rows = norm_output.shape()[0];
+    return carve_scratch(region, run.batch.shape, run.backend.compute_type());
+  }
+  View carve_work(RegionAllocator& region, const BatchShape& shape, DType compute) const {
+    return region.allocate(compute, {own_rows(part_, shape.rows()), spec_.hidden});
+  }
+
+  Weight weight(const UnitRun& run) const { return run.weights.find("weight"); }
+  View d_weight(const UnitRun& run) const {
+    SCALETRAIN_CHECK(run.gradients != nullptr);
+    return run.gradients->find("weight");
+  }
+
+  // The sum of the losses of logits' rows is added to *loss_sum; with a scale the logits become their own gradient.
+  void cross_entropy(const UnitOps& ops, const Scratch& scratch, const View& logits, ConstView targets, double d_scale,
+                     double* loss_sum) const {
+    if (!ops.sums().parallel()) {
+      ops.run(CrossEntropy{.logits = logits, .targets = targets, .d_scale = d_scale, .loss_sum = loss_sum});
+      return;
+    }
+    const std::int64_t rows = logits.shape()[0];
+    const View own = part(scratch.own_statistics, 0, {rows, 3});
+    const View all = part(scratch.statistics, 0, {part_.degree, rows, 3});
+    ops.run(SoftmaxStatistics{.logits = logits,
+                              .targets = targets,
+                              .first_class = first_class_,
+                              .vocabulary = spec_.vocab,
+                              .statistics = own});
+    ops.sums().gather_equal(own, all);
+    ops.run(CrossEntropyParts{.logits = logits,
+                              .targets = targets,
+                              .first_class = first_class_,
+                              .vocabulary = spec_.vocab,
+                              .statistics = all,
+                              .d_scale = d_scale,
+                              .loss_sum = loss_sum});
+  }
+
+  // For each chunk of all rows of the norm's output: logits, the loss added to *loss_sum and, with a scale, the logits'
+  // gradient in place; then use(norm rows, logits, first row).
+  template <class Use>
+  void for_each_chunk(const UnitRun& run, const UnitOps& ops, const Scratch& scratch, const View& norm_rows,
+                      double d_scale, double* loss_sum, Use use) const {
+    const std::int64_t rows = norm_rows.shape()[0];
     const std::int64_t chunk = scratch.logits.shape()[0];
     for (std::int64_t first = 0; first < rows; first += chunk) {
       const std::int64_t count = std::min(chunk, rows - first);
-      const View normed = norm_output.rows(first, count);
+      const View normed = norm_rows.rows(first, count);
       const View logits = scratch.logits.rows(0, count);
-      run.backend.run(
-          run.stream,
-          LinearForward{.weight = weight(run), .bias = {}, .input = normed, .addend = {}, .output = logits});
-      run.backend.run(run.stream, CrossEntropy{.logits = logits,
-                                               .targets = run.batch.targets.rows(first, count),
-                                               .d_scale = d_scale,
-                                               .loss_sum = loss_sum});
+      ops.run(LinearForward{.weight = weight(run), .bias = {}, .input = normed, .addend = {}, .output = logits});
+      cross_entropy(ops, scratch, logits, run.batch.targets.rows(first, count), d_scale, loss_sum);
       use(normed, logits, first);
     }
   }
 
   NormTensors norm_tensors(const UnitRun& run, Region saved) const {
     RegionAllocator region(saved);
-    return carve_norm(region, spec_, run.batch.shape.rows(), run.backend.compute_type());
+    return carve_norm(region, spec_, own_rows(part_, run.batch.shape.rows()), run.backend.compute_type());
   }
 
-  ModelSpec spec_;
+  ModelSpec spec_;  // of the whole model
+  TensorPart part_;
+  std::int64_t local_vocab_;
+  std::int64_t first_class_;
   int index_;
   std::string name_ = "head";
 };
@@ -105,7 +142,7 @@ double gradient_scale(const BatchContext& batch) {
 
 UnitMemory Head::memory(const BatchShape& shape, DType compute) const {
   RegionAllocator saved = RegionAllocator::counting();
-  carve_norm(saved, spec_, shape.rows(), compute);
+  carve_norm(saved, spec_, own_rows(part_, shape.rows()), compute);
   RegionAllocator work = RegionAllocator::counting();
   carve_work(work, shape, compute);
   RegionAllocator scratch = RegionAllocator::counting();
@@ -114,59 +151,71 @@ UnitMemory Head::memory(const BatchShape& shape, DType compute) const {
 }
 
 Saved Head::forward(const UnitRun& run, const Bundle& input, const Bundle& /*output*/, Region saved) const {
+  const UnitOps ops(run, spec_, part_);
   const NormTensors norm = norm_tensors(run, saved);
-  UnitOps(run, spec_).norm_forward("norm", input.hidden, norm);
+  ops.norm_forward("norm", input.hidden, norm);
   if (run.batch.phase == Phase::evaluate) {
     SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
-    for_each_chunk(run, norm.output, 0.0, run.batch.loss_sum, [](const View&, const View&, std::int64_t) {});
+    const Scratch scratch = carve_scratch(run);
+    for_each_chunk(run, ops, scratch, ops.sums().whole(norm.output, scratch.whole), 0.0, run.batch.loss_sum,
+                   [](const View&, const View&, std::int64_t) {});
   }
   return {this, saved, input};
 }
 
 void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/, const Bundle& d_input,
                     Region /*work*/) const {
-  const UnitOps ops(run, spec_);
+  const UnitOps ops(run, spec_, part_);
   const std::pair<Region, Bundle> held = saved.consume(this);
   const NormTensors norm = norm_tensors(run, held.first);
+  const Scratch scratch = carve_scratch(run);
   SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
+  const View rows = ops.sums().whole(norm.output, scratch.whole);
   for_each_chunk(
-      run, norm.output, gradient_scale(run.batch), run.batch.loss_sum,
+      run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
       [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
         ops.run(LinearBackwardWeight{.input = normed, .d_output = d_logits, .d_weight = d_weight(run), .d_bias = {}});
         // The rows' norm is not needed again: its gradient takes its place.
         ops.run(LinearBackwardInput{.weight = weight(run), .d_output = d_logits, .d_input = normed});
       });
   const View d_norm = norm.output;
+  ops.sums().sum(rows, d_norm);
   ops.norm_backward_weight("norm", d_norm, held.second.hidden, norm);
   ops.norm_backward_input("norm", d_norm, held.second.hidden, norm, {}, d_input.hidden);
 }
 
 WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /*d_output*/, const Bundle& d_input,
                                 Region work) const {
-  const UnitOps ops(run, spec_);
+  const UnitOps ops(run, spec_, part_);
+  const TensorSums& sums = ops.sums();
   const std::pair<Region, Bundle> held = saved.consume(this);
   const NormTensors norm = norm_tensors(run, held.first);
+  const Scratch scratch = carve_scratch(run);
   RegionAllocator region(work);
   const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
   SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
-  for_each_chunk(run, norm.output, gradient_scale(run.batch), run.batch.loss_sum,
+  const View rows = sums.whole(norm.output, scratch.whole);
+  const View term = sums.term(d_norm, rows);  // gathered rows are a copy, whose place their gradient may take
+  for_each_chunk(run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
                  [&](const View& normed, const View& d_logits, std::int64_t first) {
                    ops.run(LinearBackwardInput{
-                       .weight = weight(run), .d_output = d_logits, .d_input = d_norm.rows(first, normed.shape()[0])});
+                       .weight = weight(run), .d_output = d_logits, .d_input = term.rows(first, normed.shape()[0])});
                  });
+  sums.sum(term, d_norm);
   ops.norm_backward_input("norm", d_norm, held.second.hidden, norm, {}, d_input.hidden);
   return {this, work, held.first, held.second};
 }
 
 void Head::backward_weight(const UnitRun& run, WeightWork work) const {
-  const UnitOps ops(run, spec_);
+  const UnitOps ops(run, spec_, part_);
   const NormTensors norm = norm_tensors(run, work.saved());
   const std::pair<Region, Bundle> held = work.consume(this);
+  const Scratch scratch = carve_scratch(run);
   RegionAllocator region(held.first);
   const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
   for_each_chunk(
-      run, norm.output, gradient_scale(run.batch), nullptr,
-      [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
+      run, ops, scratch, ops.sums().whole(norm.output, scratch.whole), gradient_scale(run.batch),
+      scratch.loss_sum.as<double>(), [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
         ops.run(LinearBackwardWeight{.input = normed, .d_output = d_logits, .d_weight = d_weight(run), .d_bias = {}});
       });
   ops.norm_backward_weight("norm", d_norm, held.second.hidden, norm);
@@ -174,8 +223,8 @@ void Head::backward_weight(const UnitRun& run, WeightWork work) const {
 
 }  // namespace
 
-std::unique_ptr<Unit> make_head(const ModelSpec& spec) {
-  return std::make_unique<Head>(spec);
+std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part) {
+  return std::make_unique<Head>(spec, part);
 }
 
 }  // namespace scaletrain

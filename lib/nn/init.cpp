@@ -46,17 +46,20 @@ void for_each_run(const Shape& shape, const Box& box, Visit visit) {
 
 std::vector<Piece> pieces_of(const ParamStore& store) {
   std::vector<Piece> pieces;
-  for (const ParamSpan& span : store.layout().spans()) {
-    const ParamRow& row = store.table().rows()[std::size_t(span.row)];
+  for (const RowRange& range : store.held(StateKind::master)) {
+    const ParamRow& row = store.table().rows()[std::size_t(range.row)];
     if (row.role != ParamRole::trained) continue;
-    const View master = store.master(row.name);
-    SCALETRAIN_CHECK_EQ(master.num_elements(), span.box.num_elements());
-    const View flat = master.reshape({master.num_elements()});
-    for_each_run(row.shape, span.box, [&](std::int64_t first, std::int64_t local, std::int64_t count) {
-      for (std::int64_t done = 0; done < count; done += piece_elements)
-        pieces.push_back({&row, static_cast<std::uint64_t>(first + done),
-                          flat.rows(local + done, std::min(piece_elements, count - done))});
-    });
+    const View values = store.values(StateKind::master, range);
+    std::int64_t end = 0;  // of the boxes so far, which tile the range in order
+    for (const Box& box : boxes_of_range(store.layout().find(range.row)->box, range.first, range.count)) {
+      for_each_run(row.shape, box, [&](std::int64_t first, std::int64_t local, std::int64_t count) {
+        for (std::int64_t done = 0; done < count; done += piece_elements)
+          pieces.push_back({&row, static_cast<std::uint64_t>(first + done),
+                            values.rows(end + local + done, std::min(piece_elements, count - done))});
+      });
+      end += box.num_elements();
+    }
+    SCALETRAIN_CHECK_EQ(end, range.count);
   }
   return pieces;
 }

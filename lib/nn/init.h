@@ -8,7 +8,8 @@
 
 namespace scaletrain {
 
-// Fills the rank's masters of every trained row by its InitialValues, on `threads` host threads.
+// Fills the masters that the rank holds, whole rows or its shard's parts, of every trained row by its InitialValues, on
+// `threads` host threads.
 void initialise_parameters(ParamStore& store, std::uint64_t seed, int threads);
 
 }  // namespace scaletrain

@@ -39,6 +39,7 @@ constexpr LayerName up{"ffn.up", "mlp.c_fc", "mlp.up_proj"};
 constexpr LayerName down{"ffn.down", "mlp.c_proj", "mlp.down_proj"};
 
 const Split by_vocabulary{Split::Kind::cut, 0, 0};
+constexpr std::string_view token_table = "embedding.token.weight";
 
 // How a linear map lies on the tensor axis: its outputs are divided, or its inputs.
 enum class Cut { outputs, inputs };
@@ -125,6 +126,7 @@ class TableBuilder {
     row.hugging_face_name = family_name(map.name) + ".bias";
     row.shape = {map.outputs};
     if (map.cut == Cut::outputs) row.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, 0, map.pieces};
+    row.sequence_partial = map.cut == Cut::inputs;
     if (!map.fused.empty()) row.fused = std::string(map.fused) + ".bias";
     table_.add(std::move(row));
   }
@@ -141,6 +143,7 @@ class TableBuilder {
     row.hugging_face_name = family_name + ".weight";
     row.shape = {spec_.hidden};
     row.init.kind = InitialValues::Kind::ones;
+    row.sequence_partial = true;
     table_.add(row);
     if (spec_.norm != NormKind::layernorm || !spec_.bias) return;
     row.name = prefix_ + std::string(name) + ".bias";
@@ -203,10 +206,12 @@ class TableBuilder {
   void add_head() {
     begin_unit("head");
     add_norm("norm", gpt2() ? "transformer.ln_f" : "model.norm");
-    if (spec_.tie_embeddings) return;
-    ParamRow row = table_row("weight", "lm_head.weight", spec_.vocab);
+    ParamRow row = table_row("weight", spec_.tie_embeddings ? "" : "lm_head.weight", spec_.vocab);
     row.split = by_vocabulary;
-    row.init = linear_values({.name = {}, .outputs = spec_.vocab, .inputs = spec_.hidden});
+    if (spec_.tie_embeddings)
+      row.tied_to = token_table;
+    else
+      row.init = linear_values({.name = {}, .outputs = spec_.vocab, .inputs = spec_.hidden});
     table_.add(std::move(row));
   }
 
@@ -246,6 +251,44 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab) {
 
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init) {
   return TableBuilder(spec, init).build();
+}
+
+namespace {
+
+// The part of `extent` indices that a rank holds, cut as the table cuts them.
+Box cut_of(std::int64_t extent, const TensorPart& part) {
+  ParamRow row;
+  row.shape = {extent};
+  row.split = by_vocabulary;
+  return ParamTable::box_of(row, part.degree, part.rank);
+}
+
+}  // namespace
+
+ModelSpec local_spec(const ModelSpec& spec, const TensorPart& part) {
+  SCALETRAIN_CHECK(part.degree >= 1 && part.rank >= 0 && part.rank < part.degree);
+  ModelSpec local = spec;
+  local.heads = div_exact(spec.heads, part.degree);
+  if (spec.kv_heads >= part.degree) {
+    local.kv_heads = div_exact(spec.kv_heads, part.degree);
+  } else {
+    div_exact(part.degree, spec.kv_heads);
+    local.kv_heads = 1;
+  }
+  local.ffn_hidden = cut_of(spec.ffn_hidden, part).extent[0];
+  local.vocab = cut_of(spec.vocab, part).extent[0];
+  return local;
+}
+
+std::int64_t first_vocab_row(const ModelSpec& spec, const TensorPart& part) {
+  return cut_of(spec.vocab, part).first[0];
+}
+
+std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree) {
+  SCALETRAIN_CHECK(rows >= 0 && degree >= 1);
+  std::vector<std::int64_t> counts;
+  for (std::int64_t rank = 0; rank < degree; ++rank) counts.push_back(rows / degree + (rank < rows % degree ? 1 : 0));
+  return counts;
 }
 
 double model_flops_per_token(const ModelSpec& spec) {

@@ -37,7 +37,8 @@ ModelSpec make_model_spec(const ModelConfig& config, std::int64_t vocab);
 struct TensorPart {
   std::int64_t degree = 1;
   std::int64_t rank = 0;
-  bool sequence = false;  // between the parallel parts, activations are sequence shards: rows [N] divided among the ranks
+  // Between the parallel parts, activations are sequence shards: rows [N] divided among the ranks.
+  bool sequence = false;
   bool operator==(const TensorPart&) const = default;
 };
 

@@ -13,9 +13,9 @@
 // call. Not thread-safe against the same regions; otherwise const.
 //
 // Tensor parallel (Shoeybi et al. 2019): a unit computes this rank's heads, ffn columns and vocabulary rows; the sums
-// over the tensor group are inside it. With sequence shards (Korthikanti et al. 2022) bundles hold this rank's rows only
-// and the sums become reduce-scatters, the inputs of parallel parts all-gathers. All ranks of the group call the same
-// phases in the same order.
+// over the tensor group are inside it. With sequence shards (Korthikanti et al. 2022) bundles hold this rank's rows
+// only and the sums become reduce-scatters, the inputs of parallel parts all-gathers. All ranks of the group call the
+// same phases in the same order.
 #pragma once
 
 #include <cstdint>
@@ -144,6 +144,8 @@ class Unit {
   virtual ~Unit() = default;
   virtual const std::string& name() const = 0;
   virtual int index() const = 0;  // of the ParamTable's units
+  // Whether backward_weight reads run.weights (a head that computes its logits again). Else it gets empty ones.
+  virtual bool weight_phase_reads_weights() const { return false; }
 
   // Regions' sizes for a backend that computes in `compute`. shape: the whole micro-batch, also with sequence shards.
   virtual UnitMemory memory(const BatchShape& shape, DType compute) const = 0;

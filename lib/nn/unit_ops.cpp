@@ -51,8 +51,8 @@ View part(const View& whole, std::int64_t first, Shape shape) {
 }
 
 UnitOps::UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const UnitWeights& weights,
-                 const UnitGradients* gradients)
-    : backend_(backend), stream_(stream), spec_(spec), weights_(weights), gradients_(gradients) {}
+                 const UnitGradients* gradients, TensorSums sums)
+    : backend_(backend), stream_(stream), spec_(spec), weights_(weights), gradients_(gradients), sums_(sums) {}
 
 const UnitGradients& UnitOps::gradients() const {
   SCALETRAIN_CHECK(gradients_ != nullptr);
@@ -93,23 +93,54 @@ void UnitOps::norm_backward_weight(std::string_view layer, ConstView d_output, C
                          .d_bias = gradients().find(bias_of(layer))});
 }
 
-void UnitOps::linear_forward(std::string_view layer, ConstView input, View output, ConstView addend) const {
-  run(LinearForward{.weight = weights_.find(weight_of(layer)),
-                    .bias = weights_.find(bias_of(layer)).values,
-                    .input = input,
-                    .addend = addend,
-                    .output = output});
-}
-
 void UnitOps::linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const {
   run(LinearBackwardInput{.weight = weights_.find(weight_of(layer)), .d_output = d_output, .d_input = d_input});
 }
 
-void UnitOps::linear_backward_weight(std::string_view layer, ConstView input, ConstView d_output) const {
-  run(LinearBackwardWeight{.input = input,
+void UnitOps::column_forward(std::string_view layer, View input, View output, View whole) const {
+  run(LinearForward{.weight = weights_.find(weight_of(layer)),
+                    .bias = weights_.find(bias_of(layer)).values,
+                    .input = sums_.whole(input, whole),
+                    .addend = {},
+                    .output = output});
+}
+
+void UnitOps::column_backward_input(std::string_view layer, ConstView d_output, View d_input, View whole) const {
+  const View term = sums_.term(d_input, whole);
+  linear_backward_input(layer, d_output, term);
+  sums_.sum(term, d_input);
+}
+
+void UnitOps::column_backward_weight(std::string_view layer, View input, ConstView d_output, View whole) const {
+  run(LinearBackwardWeight{.input = sums_.whole(input, whole),
                            .d_output = d_output,
                            .d_weight = gradients().find(weight_of(layer)),
                            .d_bias = gradients().find(bias_of(layer))});
+}
+
+void UnitOps::row_forward(std::string_view layer, ConstView input, View output, ConstView addend, View whole) const {
+  const View term = sums_.term(output, whole);
+  run(LinearForward{.weight = weights_.find(weight_of(layer)),
+                    .bias = sums_.adds_shared_terms() ? weights_.find(bias_of(layer)).values : ConstView(),
+                    .input = input,
+                    .addend = sums_.parallel() ? ConstView() : addend,
+                    .output = term});
+  if (!sums_.parallel()) return;
+  sums_.sum(term, output);
+  run(Add{.a = output, .b = addend, .output = output});
+}
+
+void UnitOps::row_backward_weight(std::string_view layer, ConstView input, ConstView d_whole, ConstView d_own) const {
+  const View d_weight = gradients().find(weight_of(layer));
+  const View d_bias = gradients().find(bias_of(layer));
+  run(LinearBackwardWeight{
+      .input = input, .d_output = d_whole, .d_weight = d_weight, .d_bias = sums_.sequence() ? View() : d_bias});
+  if (!sums_.sequence() || !d_bias) return;
+  // The bias sees own rows only: their column sums, as a map without inputs.
+  run(LinearBackwardWeight{.input = ConstView(nullptr, d_own.dtype(), {d_own.shape()[0], 0}),
+                           .d_output = d_own,
+                           .d_weight = View(nullptr, d_bias.dtype(), {d_bias.shape()[0], 0}),
+                           .d_bias = d_bias});
 }
 
 }  // namespace scaletrain

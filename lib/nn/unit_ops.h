@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "nn/tensor_sums.h"
 #include "nn/unit.h"
 
 namespace scaletrain {
@@ -24,10 +25,13 @@ View part(const View& whole, std::int64_t first, Shape shape);
 
 class UnitOps {
  public:
+  // spec: the rank's part of the model.
   UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const UnitWeights& weights,
-          const UnitGradients* gradients);
-  UnitOps(const UnitRun& run, const ModelSpec& spec)
-      : UnitOps(run.backend, run.stream, spec, run.weights, run.gradients) {}
+          const UnitGradients* gradients, TensorSums sums = {});
+  UnitOps(const UnitRun& run, const ModelSpec& spec, const TensorPart& part)
+      : UnitOps(run.backend, run.stream, spec, run.weights, run.gradients, TensorSums(run.tensor, part)) {}
+
+  const TensorSums& sums() const { return sums_; }
 
   template <class Operation>
   void run(const Operation& op) const {
@@ -39,10 +43,18 @@ class UnitOps {
                            ConstView addend, View d_input) const;
   void norm_backward_weight(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm) const;
 
-  // output = input · weightᵀ + bias + addend
-  void linear_forward(std::string_view layer, ConstView input, View output, ConstView addend = {}) const;
   void linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const;
-  void linear_backward_weight(std::string_view layer, ConstView input, ConstView d_output) const;
+
+  // Maps whose output features the tensor ranks divide. Inputs and their gradients are this rank's own rows; `whole` is
+  // scratch [N,I] with sequence shards, and may be the same in all calls.
+  void column_forward(std::string_view layer, View input, View output, View whole) const;
+  void column_backward_input(std::string_view layer, ConstView d_output, View d_input, View whole) const;
+  void column_backward_weight(std::string_view layer, View input, ConstView d_output, View whole) const;
+
+  // Maps whose input features they divide. Output and addend are own rows; output = sum over ranks + bias + addend.
+  void row_forward(std::string_view layer, ConstView input, View output, ConstView addend, View whole) const;
+  // d_whole: sums().whole() of d_own, which gives the bias its gradient.
+  void row_backward_weight(std::string_view layer, ConstView input, ConstView d_whole, ConstView d_own) const;
 
  private:
   const UnitGradients& gradients() const;
@@ -52,6 +64,7 @@ class UnitOps {
   const ModelSpec& spec_;
   const UnitWeights& weights_;
   const UnitGradients* gradients_;
+  TensorSums sums_;
 };
 
 }  // namespace scaletrain

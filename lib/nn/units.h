@@ -7,8 +7,9 @@
 
 namespace scaletrain {
 
-std::unique_ptr<Unit> make_embedding(const ModelSpec& spec);
-std::unique_ptr<Unit> make_block(const ModelSpec& spec, std::int64_t layer);
-std::unique_ptr<Unit> make_head(const ModelSpec& spec);
+// spec: the whole model's.
+std::unique_ptr<Unit> make_embedding(const ModelSpec& spec, const TensorPart& part);
+std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer);
+std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part);
 
 }  // namespace scaletrain

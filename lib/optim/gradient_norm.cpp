@@ -1,5 +1,6 @@
 #include "optim/gradient_norm.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/checked.h"
@@ -10,21 +11,19 @@ namespace scaletrain {
 double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const ParamStore& store) {
   const ShardLayout& layout = store.layout();
   const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
-  std::vector<View> counted;
-  for (const int unit : layout.units()) {
-    for (const ParamRow& row : store.table().rows_of(unit)) {
-      if (row.role != ParamRole::trained || row.tied_to) continue;
-      if (!ParamTable::is_first_holder(row, tensor_degree, layout.position().tensor)) continue;
-      const ParamSpan* span = layout.find(store.table().index_of(row.name));
-      if (span->count == 0) continue;  // a rank beyond the last piece of a cut
-      counted.push_back(store.gradient(row.name));
-      SCALETRAIN_CHECK(static_cast<bool>(counted.back()));
-    }
-  }
-  // One number per row, read only after the stream has run.
+  std::vector<RowRange> counted = layout.shard_ranges(layout.position().data);
+  std::erase_if(counted, [&](const RowRange& range) {
+    const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
+    return row.role != ParamRole::trained || row.tied_to ||
+           !ParamTable::is_first_holder(row, tensor_degree, layout.position().tensor);
+  });
+  std::sort(counted.begin(), counted.end(), [](const RowRange& a, const RowRange& b) { return a.row < b.row; });
+  // One number per range, read only after the stream has run.
   std::vector<double> sums(counted.size(), 0.0);
-  for (std::size_t index = 0; index < counted.size(); ++index)
-    backend.run(stream, SumOfSquares{.values = counted[index], .result = &sums[index]});
+  for (std::size_t index = 0; index < counted.size(); ++index) {
+    const View gradient = store.values(StateKind::gradient, counted[index]);
+    backend.run(stream, SumOfSquares{.values = gradient, .result = &sums[index]});
+  }
   stream.synchronize();
   double total = 0;
   for (const double sum : sums) total += sum;

@@ -1,5 +1,6 @@
-// The sum of squares of the gradient, over every element of the model once: rows that several tensor ranks hold count
-// on the first holder only, another stage's copy of a tied tensor not at all. Derived from the parameter table's rows.
+// The sum of squares of the gradient, over every element of the model once: each data rank counts the pieces that the
+// layout gives it, whatever the ZeRO stage; rows that several tensor ranks hold count on the first holder only, another
+// stage's copy of a tied tensor not at all.
 //
 // The gradients are those in the store: summed over micro-batches and replicas, times the plan's constant (see
 // step_block.h).
@@ -13,12 +14,11 @@
 
 namespace scaletrain {
 
-// This rank's share, accumulated in double row by row in the table's order: the same bits for any number of threads.
-// Blocks until the stream has run.
+// This rank's share, accumulated in double range by range in the table's order: the same bits for any number of
+// threads. Blocks until the stream has run.
 double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const ParamStore& store);
 
-// The share summed over `group`, the ranks that together hold the model once. A rank without parameters takes part with
-// zero.
+// The share summed over `group`, all ranks of the mesh. A rank without parameters takes part with zero.
 double gradient_sum_of_squares(Backend& backend, Stream& stream, const ParamStore& store, Communicator& group);
 
 // Sums a few numbers over a group in place, in one reduction: shares of the norm, of the loss, token counts. Blocks.

@@ -25,7 +25,7 @@ class ElementwiseOptimizer : public Optimizer {
     }
     std::size_t index = 0;
     for (const OptimizerRange& range : store.optimizer_ranges()) update(backend, stream, range, spans_[index++], step);
-    store.values_changed();
+    store.updated(stream);
   }
 
  protected:

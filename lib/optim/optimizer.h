@@ -19,9 +19,9 @@ class Optimizer {
   // Per-element state, zero at the start: ParamStore::Options::slot_names, and the names in a checkpoint.
   virtual std::span<const std::string> slot_names() const = 0;
 
-  // Updates every range of the store, which must have been made with these slot names, and then drops its cached
-  // compute forms: no unit may be acquired. With step.skip nothing changes. `step` must stay valid until the stream has
-  // run. One thread at a time.
+  // Updates every range of the store, which must have been made with these slot names, and then tells it, so that
+  // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. With step.skip
+  // nothing changes. `step` must stay valid until the stream has run. One thread at a time.
   virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepBlock& step) = 0;
 };
 

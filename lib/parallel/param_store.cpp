@@ -1,27 +1,49 @@
 #include "parallel/param_store.h"
 
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "parallel/store_gradients.h"
+#include "parallel/store_memory.h"
+#include "parallel/store_weights.h"
 
 namespace scaletrain {
 
 namespace {
-
-// The name that layers use: without the unit's prefix.
-std::string local_name(std::string_view name, std::string_view unit) {
-  const bool is_prefixed = name.size() > unit.size() && name.starts_with(unit) && name[unit.size()] == '.';
-  return std::string(is_prefixed ? name.substr(unit.size() + 1) : name);
-}
 
 Shape shape_of(const Box& box) {
   Shape shape;
   for (const std::int64_t extent : box.extent) shape.append(extent);
   return shape;
 }
+
+// The ranges of one division of the rank's rows, and where each row's is: at most one, as a piece is contiguous.
+struct Held {
+  std::vector<RowRange> ranges;
+  std::vector<int> of_row;  // index into ranges; -1: none
+
+  Held(const ParamTable& table, const ShardLayout& layout, bool sharded, bool trained_only) {
+    ranges = sharded ? layout.shard_ranges(layout.position().data) : layout.whole_ranges();
+    if (trained_only) {
+      std::erase_if(ranges, [&](const RowRange& range) {
+        return layout.buffers()[static_cast<std::size_t>(range.buffer)].role != ParamRole::trained;
+      });
+    }
+    of_row.assign(table.rows().size(), -1);
+    for (std::size_t index = 0; index < ranges.size(); ++index)
+      of_row[static_cast<std::size_t>(ranges[index].row)] = narrow<int>(index);
+    // A copy that shares its owner's place has its owner's values.
+    for (std::size_t row = 0; row < table.rows().size(); ++row) {
+      const auto& owner = table.rows()[row].tied_to;
+      if (!owner || of_row[row] >= 0 || layout.find(narrow<int>(row)) == nullptr) continue;
+      of_row[row] = of_row[static_cast<std::size_t>(table.index_of(*owner))];
+    }
+  }
+  Held() = default;
+};
 
 }  // namespace
 
@@ -40,207 +62,221 @@ View UnitGradients::find(std::string_view local_name) const {
 }
 
 struct ParamStore::Impl {
-  // The memory over one flat buffer. Gradient and slots are absent where the role has none.
-  struct Memory {
-    DType dtype = DType::f32;
-    std::int64_t num_elements = 0;
-    Buffer param;
-    Buffer gradient;
-    std::vector<Buffer> slots;
-  };
-  // One matrix (or vector) as layers see it: a row, or a fused group of rows.
-  struct Matrix {
-    std::string name;
-    int buffer = 0;
-    std::int64_t offset = 0;
-    Shape shape;
-    bool lookup_only = false;
-  };
-  struct Unit {
-    std::vector<Matrix> matrices;
-    UnitWeights weights;
-    UnitGradients gradients;
-    int acquired = 0;
-    bool is_current = false;  // the handles point to compute forms of the current values
-  };
+  Impl(Backend& backend, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in);
 
-  Impl(Backend& backend_in, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in)
-      : backend(backend_in), table(table_in), layout(layout_in), options(std::move(options_in)) {}
+  void allocate_slots(Backend& backend);
+  void collect_ranges();
+  const Held& held(StateKind kind) const;
+  // The memory of a kind over a buffer, and whether it is the shard's.
+  const Buffer& memory_of(StateKind kind, int buffer, std::size_t slot) const;
+  bool is_shard(StateKind kind) const;
+  View whole(StateKind kind, std::string_view row_name, std::size_t slot) const;
 
-  View view(const Buffer& memory, const ParamSpan& span) const;
-  void allocate();
-  void collect_matrices(int unit);
-  void refresh(Stream& stream, Unit& unit);
-  const ParamSpan* find(std::string_view row_name) const;
-  Unit& unit_at(int unit);
-
-  Backend& backend;
   const ParamTable& table;
   const ShardLayout& layout;
   Options options;
-  std::vector<Memory> memory;  // as layout.buffers()
-  std::map<int, Unit> units;   // by index in the table
+  StoreMemory memory;
+  std::vector<UnitPlace> units;
+  std::optional<StoreWeights> weights;
+  std::optional<StoreGradients> gradients;
+  std::vector<std::vector<Buffer>> slots;  // [slot][buffer]
   std::vector<OptimizerRange> ranges;
-  // Compute forms of the current values by place: two units that share a tied tensor share its form too.
-  std::map<std::pair<int, std::int64_t>, std::unique_ptr<PackedWeight>> packed;
+  Held masters;
+  Held updated;  // what the optimizer works on: gradients and slots
 };
 
-View ParamStore::Impl::view(const Buffer& bytes, const ParamSpan& span) const {
-  if (bytes.data() == nullptr) return {};
-  const DType dtype = memory[static_cast<std::size_t>(span.buffer)].dtype;
-  return bytes.view(static_cast<std::size_t>(span.offset) * size_of(dtype), dtype, shape_of(span.box));
+ParamStore::Impl::Impl(Backend& backend, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in)
+    : table(table_in),
+      layout(layout_in),
+      options(std::move(options_in)),
+      memory(plan_store_memory(table, layout, options)),
+      masters(table, layout, memory.zero.shard_parameters, false) {
+  for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
+  const bool communicates = options.groups != nullptr && memory.data_degree > 1;
+  weights.emplace(backend, layout, memory, units, communicates ? options.groups->data.get() : nullptr);
+  gradients.emplace(backend, layout, memory, units, options.groups);
+  if (!memory.gradients) {
+    updated.of_row.assign(table.rows().size(), -1);
+    return;
+  }
+  updated = Held(table, layout, memory.zero.shard_optimizer, true);
+  allocate_slots(backend);
+  collect_ranges();
 }
 
-void ParamStore::Impl::allocate() {
-  int index = 0;
-  for (const FlatBuffer& flat : layout.buffers()) {
-    Memory part;
-    part.dtype = flat.dtype == DType::f32 ? options.dtype : flat.dtype;
-    part.num_elements = flat.num_elements;
-    const std::size_t bytes = static_cast<std::size_t>(flat.num_elements) * size_of(part.dtype);
-    part.param = backend.allocate(bytes);
-    const bool is_trained = flat.role == ParamRole::trained && options.gradients;
-    if (is_trained) {
-      part.gradient = backend.allocate(bytes);
-      for (std::size_t slot = 0; slot < options.slot_names.size(); ++slot)
-        part.slots.push_back(backend.allocate(bytes));
+void ParamStore::Impl::allocate_slots(Backend& backend) {
+  for (std::size_t slot = 0; slot < memory.num_slots; ++slot) {
+    std::vector<Buffer>& buffers = slots.emplace_back(layout.buffers().size());
+    for (std::size_t index = 0; index < buffers.size(); ++index) {
+      const FlatBuffer& flat = layout.buffers()[index];
+      if (flat.role != ParamRole::trained) continue;
+      const std::int64_t elements = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
+      buffers[index] = backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[index]));
+    }
+  }
+}
+
+// Whole: one range per buffer. Sharded: this rank's piece of each segment.
+void ParamStore::Impl::collect_ranges() {
+  if (!memory.zero.shard_optimizer) {
+    for (int index = 0; index < narrow<int>(layout.buffers().size()); ++index) {
+      const FlatBuffer& flat = layout.buffers()[static_cast<std::size_t>(index)];
+      if (flat.role != ParamRole::trained || flat.num_elements == 0) continue;
+      const Shape shape{flat.num_elements};
+      const DType dtype = memory.dtypes[static_cast<std::size_t>(index)];
       OptimizerRange range;
       range.buffer = index;
-      const Shape shape{flat.num_elements};
-      range.param = part.param.view(0, part.dtype, shape);
-      range.gradient = part.gradient.view(0, part.dtype, shape);
-      for (const Buffer& slot : part.slots) range.slots.push_back(slot.view(0, part.dtype, shape));
+      range.param = weights->masters(index).view(0, dtype, shape);
+      range.gradient = gradients->gradients(index).view(0, dtype, shape);
+      for (const auto& slot : slots) range.slots.push_back(slot[static_cast<std::size_t>(index)].view(0, dtype, shape));
       ranges.push_back(std::move(range));
     }
-    memory.push_back(std::move(part));
-    ++index;
+    return;
+  }
+  for (int index = 0; index < narrow<int>(memory.segments.size()); ++index) {
+    const SegmentPlace& place = memory.segments[static_cast<std::size_t>(index)];
+    const Segment& segment = place.segment;
+    if (!place.trained) continue;
+    OptimizerRange range;
+    range.buffer = segment.buffer;
+    range.first = segment.first + memory.data_rank * segment.piece;
+    range.param = weights->piece(index);
+    range.gradient = gradients->piece(index);
+    for (const auto& slot : slots)
+      range.slots.push_back(slot[static_cast<std::size_t>(segment.buffer)].view(
+          static_cast<std::size_t>(segment.shard_first) * size_of(place.dtype), place.dtype, {segment.piece}));
+    ranges.push_back(std::move(range));
   }
 }
 
-// Adjacent rows of a fused group become one matrix, stacked along dim 0.
-void ParamStore::Impl::collect_matrices(int unit) {
-  const ParamUnit& place = table.units()[static_cast<std::size_t>(unit)];
-  Unit& out = units[unit];
-  const std::string* open_group = nullptr;
-  int row_index = place.first_row;
-  for (const ParamRow& row : table.rows_of(unit)) {
-    const ParamSpan* span = layout.find(row_index++);
-    SCALETRAIN_CHECK(span != nullptr);
-    const Shape shape = shape_of(span->box);
-    if (!row.fused.empty() && open_group != nullptr && *open_group == row.fused) {
-      Matrix& group = out.matrices.back();
-      SCALETRAIN_CHECK_EQ(group.offset + group.shape.num_elements(), span->offset);
-      SCALETRAIN_CHECK_EQ(group.shape.num_dims(), shape.num_dims());
-      Shape stacked{group.shape[0] + shape[0]};
-      for (int dim = 1; dim < shape.num_dims(); ++dim) {
-        SCALETRAIN_CHECK_EQ(group.shape[dim], shape[dim]);
-        stacked.append(shape[dim]);
-      }
-      group.shape = stacked;
-      continue;
-    }
-    open_group = row.fused.empty() ? nullptr : &row.fused;
-    out.matrices.push_back({.name = local_name(row.fused.empty() ? row.name : row.fused, place.name),
-                            .buffer = span->buffer,
-                            .offset = span->offset,
-                            .shape = shape,
-                            .lookup_only = row.lookup_only});
-  }
-  for (const Matrix& matrix : out.matrices) {
-    const Memory& part = memory[static_cast<std::size_t>(matrix.buffer)];
-    const std::size_t offset = static_cast<std::size_t>(matrix.offset) * size_of(part.dtype);
-    out.weights.entries_.push_back(
-        {matrix.name, Weight{.values = part.param.view(offset, part.dtype, matrix.shape), .packed = nullptr}});
-    if (part.gradient.data() != nullptr)
-      out.gradients.entries_.push_back({matrix.name, part.gradient.view(offset, part.dtype, matrix.shape)});
-  }
+const Held& ParamStore::Impl::held(StateKind kind) const {
+  return kind == StateKind::master ? masters : updated;
 }
 
-void ParamStore::Impl::refresh(Stream& stream, Unit& unit) {
-  for (std::size_t index = 0; index < unit.matrices.size(); ++index) {
-    const Matrix& matrix = unit.matrices[index];
-    Weight& weight = unit.weights.entries_[index].weight;
-    if (matrix.lookup_only || matrix.shape.num_dims() != 2 || matrix.shape.num_elements() == 0) continue;
-    auto& form = packed[{matrix.buffer, matrix.offset}];
-    if (!form) form = backend.pack(stream, weight.values);
-    weight.packed = form.get();
+bool ParamStore::Impl::is_shard(StateKind kind) const {
+  switch (kind) {
+    case StateKind::master:
+      return memory.zero.shard_parameters;
+    case StateKind::gradient:
+      return memory.zero.shard_gradients;
+    case StateKind::slot:
+      return memory.zero.shard_optimizer;
   }
-  unit.is_current = true;
+  SCALETRAIN_CHECK(false);
 }
 
-const ParamSpan* ParamStore::Impl::find(std::string_view row_name) const {
+const Buffer& ParamStore::Impl::memory_of(StateKind kind, int buffer, std::size_t slot) const {
+  switch (kind) {
+    case StateKind::master:
+      return weights->masters(buffer);
+    case StateKind::gradient:
+      return gradients->gradients(buffer);
+    case StateKind::slot:
+      SCALETRAIN_CHECK_LT(slot, slots.size());
+      return slots[slot][static_cast<std::size_t>(buffer)];
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+View ParamStore::Impl::whole(StateKind kind, std::string_view row_name, std::size_t slot) const {
   const int row = table.index_of(row_name);
-  return row < 0 ? nullptr : layout.find(row);
-}
-
-ParamStore::Impl::Unit& ParamStore::Impl::unit_at(int unit) {
-  const auto found = units.find(unit);
-  SCALETRAIN_CHECK(found != units.end());
-  return found->second;
+  const ParamSpan* span = row < 0 ? nullptr : layout.find(row);
+  const bool is_held_whole =
+      kind == StateKind::master ? !memory.zero.shard_parameters : memory.gradients && !memory.zero.shard_optimizer;
+  if (span == nullptr || !is_held_whole) return {};
+  const Buffer& bytes = memory_of(kind, span->buffer, slot);
+  if (bytes.data() == nullptr) return {};
+  const DType dtype = memory.dtypes[static_cast<std::size_t>(span->buffer)];
+  return bytes.view(static_cast<std::size_t>(span->offset) * size_of(dtype), dtype, shape_of(span->box));
 }
 
 ParamStore::ParamStore(Backend& backend, const ParamTable& table, const ShardLayout& layout, Options options)
-    : impl_(std::make_unique<Impl>(backend, table, layout, std::move(options))) {
-  impl_->allocate();
-  for (const int unit : layout.units()) impl_->collect_matrices(unit);
-}
+    : impl_(std::make_unique<Impl>(backend, table, layout, std::move(options))) {}
 
 ParamStore::~ParamStore() = default;
 ParamStore::ParamStore(ParamStore&&) noexcept = default;
 ParamStore& ParamStore::operator=(ParamStore&&) noexcept = default;
 
+void ParamStore::prefetch(Stream& stream, int unit) {
+  impl_->weights->prefetch(stream, unit);
+}
+
 const UnitWeights& ParamStore::acquire(Stream& stream, int unit) {
-  Impl::Unit& entry = impl_->unit_at(unit);
-  if (!entry.is_current) impl_->refresh(stream, entry);
-  ++entry.acquired;
-  return entry.weights;
+  return impl_->weights->acquire(stream, unit);
 }
 
 void ParamStore::release(int unit) {
-  Impl::Unit& entry = impl_->unit_at(unit);
-  SCALETRAIN_CHECK_LT(0, entry.acquired);
-  --entry.acquired;
+  impl_->weights->release(unit);
 }
 
-const UnitGradients& ParamStore::gradients(int unit) const {
-  return impl_->unit_at(unit).gradients;
+const UnitGradients& ParamStore::acquire_gradients(Stream& stream, int unit) {
+  return impl_->gradients->acquire(stream, unit);
+}
+
+void ParamStore::release_gradients(Stream& stream, int unit, bool last) {
+  impl_->gradients->release(stream, unit, last);
+}
+
+void ParamStore::finish_gradients(Stream& stream, std::span<const int> units) {
+  impl_->gradients->finish(stream, units);
+}
+
+void ParamStore::reduce_tied(Stream& stream) {
+  impl_->gradients->reduce_tied(stream);
 }
 
 void ParamStore::zero_gradients(Stream& stream) {
-  for (const OptimizerRange& range : impl_->ranges) impl_->backend.run(stream, Fill{.output = range.gradient});
+  impl_->gradients->zero(stream);
 }
 
 std::span<OptimizerRange> ParamStore::optimizer_ranges() {
+  impl_->weights->settle();  // gathers read what the optimizer is about to write
   return impl_->ranges;
 }
 
+void ParamStore::updated(Stream& stream) {
+  impl_->weights->updated(stream);
+}
+
 void ParamStore::values_changed() {
-  for (auto& [index, unit] : impl_->units) {
-    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
-    unit.is_current = false;
-    for (auto& entry : unit.weights.entries_) entry.weight.packed = nullptr;
-  }
-  impl_->packed.clear();
+  impl_->weights->values_changed();
+}
+
+void ParamStore::settle(Stream& stream) {
+  impl_->gradients->settle(stream);
+  impl_->weights->settle();
+  stream.synchronize();
+}
+
+std::span<const RowRange> ParamStore::held(StateKind kind) const {
+  return impl_->held(kind).ranges;
+}
+
+View ParamStore::values(StateKind kind, const RowRange& range, std::size_t slot) const {
+  const Held& held = impl_->held(kind);
+  SCALETRAIN_CHECK(range.row >= 0 && static_cast<std::size_t>(range.row) < held.of_row.size());
+  const int index = held.of_row[static_cast<std::size_t>(range.row)];
+  SCALETRAIN_CHECK_LE(0, index);
+  const RowRange& all = held.ranges[static_cast<std::size_t>(index)];
+  SCALETRAIN_CHECK_LE(all.first, range.first);
+  SCALETRAIN_CHECK_LE(range.first + range.count, all.first + all.count);
+  const Buffer& bytes = impl_->memory_of(kind, all.buffer, slot);
+  const std::int64_t first = (impl_->is_shard(kind) ? all.shard_offset : all.flat_offset) + (range.first - all.first);
+  const DType dtype = impl_->memory.dtypes[static_cast<std::size_t>(all.buffer)];
+  return bytes.view(static_cast<std::size_t>(first) * size_of(dtype), dtype, {range.count});
 }
 
 View ParamStore::master(std::string_view row_name) const {
-  const ParamSpan* span = impl_->find(row_name);
-  if (span == nullptr) return {};
-  return impl_->view(impl_->memory[static_cast<std::size_t>(span->buffer)].param, *span);
+  return impl_->whole(StateKind::master, row_name, 0);
 }
 
 View ParamStore::gradient(std::string_view row_name) const {
-  const ParamSpan* span = impl_->find(row_name);
-  if (span == nullptr) return {};
-  return impl_->view(impl_->memory[static_cast<std::size_t>(span->buffer)].gradient, *span);
+  return impl_->whole(StateKind::gradient, row_name, 0);
 }
 
 View ParamStore::slot(std::string_view row_name, std::size_t slot) const {
   SCALETRAIN_CHECK_LT(slot, impl_->options.slot_names.size());
-  const ParamSpan* span = impl_->find(row_name);
-  if (span == nullptr) return {};
-  const auto& slots = impl_->memory[static_cast<std::size_t>(span->buffer)].slots;
-  return slots.empty() ? View() : impl_->view(slots[slot], *span);
+  return impl_->whole(StateKind::slot, row_name, slot);
 }
 
 const ParamTable& ParamStore::table() const {
@@ -254,18 +290,15 @@ const ParamStore::Options& ParamStore::options() const {
 }
 
 std::uint64_t ParamStore::bytes() const {
-  std::uint64_t total = 0;
-  for (const Impl::Memory& part : impl_->memory) {
-    total += part.param.size() + part.gradient.size();
-    for (const Buffer& slot : part.slots) total += slot.size();
+  std::uint64_t total = impl_->weights->bytes() + impl_->gradients->bytes();
+  for (const auto& slot : impl_->slots) {
+    for (const Buffer& buffer : slot) total += buffer.size();
   }
   return total;
 }
 
 std::uint64_t ParamStore::packed_bytes() const {
-  std::uint64_t total = 0;
-  for (const auto& [place, form] : impl_->packed) total += form ? form->num_bytes() : 0;
-  return total;
+  return impl_->weights->packed_bytes();
 }
 
 }  // namespace scaletrain

@@ -12,9 +12,11 @@
 //   parameters   whole: a full buffer; after an update of shards each segment is all-gathered, under way until the unit
 //                is next acquired. Sharded: the shard only; acquire() waits for the segment's gather into a staging
 //                buffer, which prefetch() begins ahead; release() frees it.
-//   gradients    whole: a full buffer; a unit's last release of the step begins its sum over the replicas (all-reduce, or
+//   gradients    whole: a full buffer; a unit's last release of the step begins its sum over the replicas (all-reduce,
+//   or
 //                reduce-scatter where the optimizer is sharded). Sharded: layers accumulate into staging, and every
-//                release begins a reduce-scatter whose result is added to the shard.
+//                release begins a reduce-scatter whose result is added to the shard; a tied tensor that two units of
+//                this rank share accumulates all step and is reduced once, when both have had their last release.
 //   optimizer    whole, or the shard only.
 // Sums over tensor ranks come before those over replicas: replicated rows that each tensor rank saw only its sequence
 // shard of (`sequence`), and grouped rows among their holders. The tied tensor's sum over first and last stage comes
@@ -43,7 +45,7 @@ class UnitWeights {
   Weight find(std::string_view local_name) const;
 
  private:
-  friend class ParamStore;
+  friend class StoreWeights;
   struct Entry {
     std::string name;
     Weight weight;
@@ -57,7 +59,7 @@ class UnitGradients {
   View find(std::string_view local_name) const;
 
  private:
-  friend class ParamStore;
+  friend class StoreGradients;
   struct Entry {
     std::string name;
     View gradient;
@@ -84,8 +86,9 @@ class ParamStore {
     bool gradients = true;
     DType dtype = DType::f32;  // of masters, gradients and slots; f64 with the f64 reference
     ZeroPolicy zero{};
-    bool sequence = false;               // activations between tensor-parallel parts are sequence shards
-    const RankGroups* groups = nullptr;  // null: a single rank; must outlive the store
+    bool sequence = false;  // activations between tensor-parallel parts are sequence shards
+    // Must outlive the store. Null: a single rank, or one whose gradients nobody sums; what needs a transfer is a bug.
+    const RankGroups* groups = nullptr;
   };
 
   // The table and layout must outlive the store. Allocates from the backend; zero-filled.
@@ -94,19 +97,21 @@ class ParamStore {
   ParamStore(ParamStore&&) noexcept;
   ParamStore& operator=(ParamStore&&) noexcept;
 
-  // Begins what acquire(unit) would wait for; nothing where the unit is there already. May be left out.
+  // Begins what acquire(unit) would wait for; nothing where the unit is there already, or where there is no place for
+  // it yet. May be left out. With sharded parameters there is place for two units at once: acquiring a third is a bug.
   void prefetch(Stream& stream, int unit);
   // Nesting is counted; acquiring while acquired is free.
   const UnitWeights& acquire(Stream& stream, int unit);
   void release(int unit);
-  // Accumulators to add to; nesting is counted.
+  // Accumulators to add to; nesting is counted. A bug after the unit's last release, until the next zero_gradients.
   const UnitGradients& acquire_gradients(Stream& stream, int unit);
   // last: no more is added to this unit's accumulators in this step.
   void release_gradients(Stream& stream, int unit, bool last);
   // Blocks until every reduction that was begun for these units is done. A unit of this rank whose last release never
   // came (no micro-batch passed it) is reduced now, so that its peers do not wait.
   void finish_gradients(Stream& stream, std::span<const int> units);
-  // Sums the tied tensor's gradient over the stages that hold it; nothing on other ranks. After finish_gradients of all.
+  // Sums the tied tensor's gradient over the stages that hold it; nothing on other ranks. After finish_gradients of
+  // all.
   void reduce_tied(Stream& stream);
 
   // Before the first micro-batch of a step.
@@ -116,7 +121,8 @@ class ParamStore {
   // After the optimizer has updated its ranges: begins the gathers that the policy needs; cached compute forms are
   // stale.
   void updated(Stream& stream);
-  // After a load or initialisation of all that this rank holds: cached compute forms are stale, nothing is gathered.
+  // After a load or initialisation of all that this rank holds (settle() before it, if anything was under way): cached
+  // compute forms and gathered weights are stale, nothing is gathered.
   void values_changed();
   // Blocks until nothing that was begun is under way: before a checkpoint, an inspection, the end.
   void settle(Stream& stream);
@@ -146,8 +152,8 @@ struct StoreBytes {
   std::size_t masters = 0;
   std::size_t gradients = 0;
   std::size_t slots = 0;
-  std::size_t gathered = 0;           // staging of gathered weights
-  std::size_t gradient_staging = 0;   // accumulators of sharded gradients, and what reductions receive
+  std::size_t gathered = 0;          // staging of gathered weights
+  std::size_t gradient_staging = 0;  // accumulators of sharded gradients, and copies for sums over tensor ranks
   std::size_t total() const { return masters + gradients + slots + gathered + gradient_staging; }
 };
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);

@@ -52,6 +52,7 @@ void ParamTable::add(ParamRow row) {
   const bool is_new = place == by_name_.end() || place->first != row.name;
   SCALETRAIN_CHECK(is_new);
   if (row.split.kind != Split::Kind::replicated) {
+    SCALETRAIN_CHECK(!row.sequence_partial);
     SCALETRAIN_CHECK(row.split.dim >= 0 && row.split.dim < row.shape.num_dims());
     SCALETRAIN_CHECK(row.split.kind == Split::Kind::cut || row.split.pieces > 0);
   }

@@ -69,8 +69,11 @@ struct ParamRow {
   bool decays = false;  // weight decay applies (matrices, not biases and norms)
   InitialValues init;
   bool lookup_only = false;  // read row by row (an embedding table): needs no compute form
-  std::string fused;         // rows of one unit with the same non-empty text form one matrix, stacked along dim 0
-  int unit = 0;              // index into units()
+  // With sequence shards each tensor rank computes this replicated row's gradient from its own rows of the batch only
+  // (norms, biases of row-parallel maps): the ranks' gradients are summed.
+  bool sequence_partial = false;
+  std::string fused;  // rows of one unit with the same non-empty text form one matrix, stacked along dim 0
+  int unit = 0;       // index into units()
   std::optional<std::string> tied_to;  // this row is another stage's copy of that row's tensor: stored and counted once
 };
 
@@ -103,8 +106,7 @@ class ParamTable {
   static std::int64_t num_holders(const ParamRow& row, std::int64_t tensor_degree);
   static bool is_first_holder(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank);
   // The gradient of a row is summed over the data axis always; over the tensor axis where every rank of it computes
-  // only a part. (Which rows those are is the split's business: replicated rows inside sequence shards, grouped ones
-  // among their holders.)
+  // only a part: rows that are sequence_partial, and grouped ones among their holders.
 
  private:
   std::vector<ParamRow> rows_;

@@ -6,8 +6,8 @@
 //
 // A buffer is divided into segments, and each segment on its own into equal, aligned pieces, one per data rank, padded
 // where it does not divide: so a unit can be gathered, and its gradient reduced, by itself. A unit is one segment; a
-// tensor that is tied (owner or copy) is a segment of its own, so that its pieces lie alike on both stages that hold it.
-// A rank's pieces, one after the other, are its shard: `shard` offsets count in it.
+// tensor that is tied (owner or copy) is a segment of its own, before the rest of its unit, so that its pieces lie
+// alike on both stages that hold it. A rank's pieces, one after the other, are its shard: `shard` offsets count in it.
 //
 // Every row that does not continue a fused group starts aligned. A tied row whose owner is held by the same rank has no
 // place of its own: find() gives the owner's. On another stage it is a copy with a place of its own.
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/operations.h"
@@ -66,7 +67,7 @@ struct Segment {
 struct RowRange {
   int row = 0;  // index into ParamTable::rows()
   int buffer = 0;
-  std::int64_t first = 0;         // within the row's local box, flattened
+  std::int64_t first = 0;  // within the row's local box, flattened
   std::int64_t count = 0;
   std::int64_t flat_offset = 0;   // in the flat buffer
   std::int64_t shard_offset = 0;  // in the owner's shard of the buffer; for ranges of a shard
@@ -92,8 +93,10 @@ class ShardLayout {
   // Indices into segments() of what a unit's rows lie in; with the segment of a tied tensor's owner, if a row of the
   // unit is a copy that shares the owner's place.
   std::vector<int> segments_used_by(int unit) const;
-  // The parts of rows that a data rank owns, in the order of its shard: the optimizer's, the norm's and the checkpoint's
-  // division of the model, under every policy.
+  // The index of the segment that an element of a buffer lies in.
+  int segment_at(int buffer, std::int64_t offset) const;
+  // The parts of rows that a data rank owns, in the order of its shard: the optimizer's, the norm's and the
+  // checkpoint's division of the model, under every policy.
   std::vector<RowRange> shard_ranges(std::int64_t data_rank) const;
   // Every row as one range: what a rank holds under a policy that does not shard.
   std::vector<RowRange> whole_ranges() const;
@@ -111,7 +114,11 @@ class ShardLayout {
     std::size_t count;
   };
   int buffer_of(const ParamRow& row);
-  void place_unit(const ParamTable& table, int unit, int buffer);
+  void place_unit(const ParamTable& table, int unit, int buffer, std::span<const char> is_owner);
+  // Places the row at `end` of the buffer, or behind it where it must start aligned, and moves `end` behind it.
+  void place_row(const ParamRow& row, int row_index, int buffer, bool continues, std::int64_t& end);
+  // Everything from the buffer's last segment to `end`, padded so that it divides.
+  void add_segment(int unit, int buffer, bool tied, std::int64_t end);
   void place_tied_copies(const ParamTable& table);
 
   Mesh mesh_;
@@ -121,8 +128,9 @@ class ShardLayout {
   std::vector<Segment> segments_;
   std::vector<ParamSpan> spans_;
   std::vector<UnitSpans> units_;
-  std::vector<ParamSpan> tied_;             // rows that share their owner's place
-  std::vector<std::int64_t> place_of_row_;  // index into spans_; -1: not held; -2 - k: tied_[k]
+  std::vector<ParamSpan> tied_;              // rows that share their owner's place
+  std::vector<std::pair<int, int>> shared_;  // (unit of a row in tied_, segment of its owner)
+  std::vector<std::int64_t> place_of_row_;   // index into spans_; -1: not held; -2 - k: tied_[k]
 };
 
 // A flat range of a row-major tensor box as boxes of the global tensor: at most 2d-1 of them. What a rank saves under a

@@ -73,7 +73,9 @@ bool is_activation(Opcode op) {
 
 class Simulator {
  public:
-  Simulator(const Schedule& schedule, const ScheduleCosts& costs, TransferModel model);
+  // intervals: filled with each stage's work if not null.
+  Simulator(const Schedule& schedule, const ScheduleCosts& costs, TransferModel model,
+            std::vector<std::vector<WorkInterval>>* intervals = nullptr);
   Simulation run();
 
  private:
@@ -95,6 +97,7 @@ class Simulator {
   void execute_weight(std::size_t stage, const Instruction& instruction);
   void execute_closing(std::size_t stage, const Instruction& instruction);
   void enter_transfer(std::size_t stage, const Instruction& instruction);
+  void compute(std::size_t stage, const Instruction& instruction, double cost);
   void post_head(std::size_t stage);
   std::optional<double> head_completion(std::size_t stage) const;
   void check_end();
@@ -103,6 +106,7 @@ class Simulator {
   const Schedule& schedule_;
   const ScheduleCosts& costs_;
   TransferModel model_;
+  std::vector<std::vector<WorkInterval>>* intervals_;
   std::int64_t virtual_stages_;
   bool trains_ = false;
   std::vector<Cell> cells_;
@@ -112,8 +116,14 @@ class Simulator {
   Simulation result_;
 };
 
-Simulator::Simulator(const Schedule& schedule, const ScheduleCosts& costs, TransferModel model)
-    : schedule_(schedule), costs_(costs), model_(model), virtual_stages_(schedule.stages * schedule.chunks) {
+Simulator::Simulator(const Schedule& schedule, const ScheduleCosts& costs, TransferModel model,
+                     std::vector<std::vector<WorkInterval>>* intervals)
+    : schedule_(schedule),
+      costs_(costs),
+      model_(model),
+      intervals_(intervals),
+      virtual_stages_(schedule.stages * schedule.chunks) {
+  if (intervals_ != nullptr) intervals_->resize(schedule.steps.size());
   SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(schedule.steps.size()), schedule.stages);
   const auto num_cells = static_cast<std::size_t>(virtual_stages_ * schedule.micro_batches);
   cells_.resize(num_cells);
@@ -201,6 +211,13 @@ void Simulator::check_message_order() const {
   }
 }
 
+void Simulator::compute(std::size_t stage, const Instruction& instruction, double cost) {
+  StageState& state = states_[stage];
+  if (intervals_ != nullptr) (*intervals_)[stage].push_back({instruction, state.clock, state.clock + cost});
+  state.clock += cost;
+  result_.stages[stage].busy += cost;
+}
+
 bool Simulator::execute_forward(std::size_t stage, const Instruction& instruction) {
   const std::int64_t own = virtual_of(stage, instruction);
   const std::int64_t m = instruction.micro_batch->value();
@@ -215,10 +232,9 @@ bool Simulator::execute_forward(std::size_t stage, const Instruction& instructio
     if (here.activation_arrival < 0) return false;
     state.clock = std::max(state.clock, here.activation_arrival);
   }
-  state.clock += costs_.forward;
+  compute(stage, instruction, costs_.forward);
   here.forward_end = state.clock;
   StageSimulation& out = result_.stages[stage];
-  out.busy += costs_.forward;
   if (!trains_) return true;
   here.is_saved = true;
   out.peak_saved = std::max(out.peak_saved, ++state.saved);
@@ -240,13 +256,11 @@ bool Simulator::execute_backward(std::size_t stage, const Instruction& instructi
     state.clock = std::max(state.clock, here.gradient_arrival);
   }
   const bool is_whole = instruction.op == Opcode::backward;
-  const double cost = costs_.backward_input + (is_whole ? costs_.backward_weight : 0.0);
-  state.clock += cost;
+  compute(stage, instruction, costs_.backward_input + (is_whole ? costs_.backward_weight : 0.0));
   here.backward_end = state.clock;
   here.is_saved = false;
   --state.saved;
   StageSimulation& out = result_.stages[stage];
-  out.busy += cost;
   if (is_whole) {
     here.weight_done = true;
   } else {
@@ -263,8 +277,7 @@ void Simulator::execute_weight(std::size_t stage, const Instruction& instruction
   here.has_weight_work = false;
   here.weight_done = true;
   --state.weight_work;
-  state.clock += costs_.backward_weight;
-  result_.stages[stage].busy += costs_.backward_weight;
+  compute(stage, instruction, costs_.backward_weight);
 }
 
 // Reductions and the update.
@@ -532,6 +545,13 @@ Simulation Simulator::run() {
 
 Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs, TransferModel transfers) {
   return Simulator(schedule, costs, transfers).run();
+}
+
+Timetable make_timetable(const Schedule& schedule, const ScheduleCosts& costs) {
+  Timetable timetable;
+  timetable.simulation = Simulator(schedule, costs, TransferModel::queued, &timetable.work).run();
+  if (!timetable.simulation.completed) throw BugError(timetable.simulation.problem);
+  return timetable;
 }
 
 }  // namespace scaletrain

@@ -46,4 +46,19 @@ enum class TransferModel { queued, blocking };
 Simulation simulate(const Schedule& schedule, const ScheduleCosts& costs,
                     TransferModel transfers = TransferModel::queued);
 
+// When a stage's compute does what: forward, backward and its parts.
+struct WorkInterval {
+  Instruction instruction;
+  double start = 0.0;
+  double end = 0.0;
+};
+
+// The replay with queued transfers as a timetable: [stage] in order of time. A schedule that does not complete is a
+// bug.
+struct Timetable {
+  Simulation simulation;
+  std::vector<std::vector<WorkInterval>> work;
+};
+Timetable make_timetable(const Schedule& schedule, const ScheduleCosts& costs);
+
 }  // namespace scaletrain

@@ -110,6 +110,14 @@ std::vector<StageBlocks> given_stages(std::int64_t blocks, const std::vector<std
                                   counts[index], blocks));
     }
   }
+  for (std::size_t index = 1; index + 1 < counts.size(); ++index) {
+    if (counts[index] == 0) {
+      throw UserError(fmt::format(
+          "parallel.stage_layers: number {} is 0, and that part of the pipeline has neither the embedding nor "
+          "the head: it would hold nothing; give it a layer",
+          index + 1));
+    }
+  }
   std::int64_t sum = 0;
   for (const std::int64_t count : counts) sum = checked_add(sum, count);
   if (sum != blocks) {

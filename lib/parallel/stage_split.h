@@ -20,8 +20,8 @@ struct StageBlocks {
 // blocks on the later stages. `embedding_cost` and `head_cost` in blocks.
 std::vector<StageBlocks> split_stages(std::int64_t blocks, std::int64_t virtual_stages, double embedding_cost,
                                       double head_cost);
-// A split the user gave: counts of blocks per virtual stage, which must sum to `blocks` (UserError naming
-// parallel.stage_layers).
+// A split the user gave: counts of blocks per virtual stage, which must sum to `blocks`; only the first and the last,
+// which hold the embedding and the head, may have none (UserError naming parallel.stage_layers).
 std::vector<StageBlocks> given_stages(std::int64_t blocks, const std::vector<std::int64_t>& counts,
                                       std::int64_t virtual_stages);
 

@@ -26,11 +26,15 @@ class ArenaCutter {
   std::size_t used_ = 0;
 };
 
+// One entry crosses unit boundaries.
+Shape bundle_shape(const Transformer& model, const BatchShape& shape, DType compute) {
+  const std::vector<BundleEntry> entries = model.boundary(shape, compute);
+  SCALETRAIN_CHECK_EQ(entries.size(), 1u);
+  return entries.front().shape;
+}
+
 std::size_t bundle_bytes(const Transformer& model, const BatchShape& shape, DType compute) {
-  std::size_t bytes = 0;
-  for (const BundleEntry& entry : model.boundary(shape, compute))
-    bytes += align_up(static_cast<std::size_t>(entry.shape.num_elements()) * size_of(entry.dtype));
-  return bytes;
+  return align_up(static_cast<std::size_t>(bundle_shape(model, shape, compute).num_elements()) * size_of(compute));
 }
 
 std::size_t batch_bytes_of(const BatchShape& shape) {
@@ -39,42 +43,196 @@ std::size_t batch_bytes_of(const BatchShape& shape) {
 
 }  // namespace
 
-ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps) {
-  ScheduleDepth peak;
-  ScheduleDepth now;
-  for (const ScheduleStep& step : steps) {
-    for (const Instruction& instruction : step) {
-      const auto chunk = static_cast<std::size_t>(instruction.chunk);
-      if (chunk >= peak.in_flight_of_chunk.size()) {
-        peak.in_flight_of_chunk.resize(chunk + 1);
-        now.in_flight_of_chunk.resize(chunk + 1);
-      }
-      switch (instruction.op) {
-        case Opcode::forward:
-          peak.saved = std::max(peak.saved, ++now.saved);
-          peak.in_flight = std::max(peak.in_flight, ++now.in_flight);
-          peak.in_flight_of_chunk[chunk] = std::max(peak.in_flight_of_chunk[chunk], ++now.in_flight_of_chunk[chunk]);
-          break;
-        case Opcode::backward:
-          --now.saved;
-          --now.in_flight;
-          --now.in_flight_of_chunk[chunk];
-          break;
-        case Opcode::backward_input:
-          --now.saved;
-          peak.weight_work = std::max(peak.weight_work, ++now.weight_work);
-          break;
-        case Opcode::backward_weight:
-          --now.weight_work;
-          --now.in_flight;
-          --now.in_flight_of_chunk[chunk];
-          break;
-        default:
-          break;
+namespace {
+
+bool is_receive(Opcode op) {
+  return op == Opcode::receive_activation || op == Opcode::receive_gradient;
+}
+
+bool is_transfer(Opcode op) {
+  return is_receive(op) || op == Opcode::send_activation || op == Opcode::send_gradient;
+}
+
+bool is_transfer_step(const ScheduleStep& step) {
+  return !step.empty() && is_transfer(step.front().op);
+}
+
+// Counts the buffers of received bundles while a stage's steps are walked. Where no transfer joins its chunks (one
+// stage with several), a chunk's result is put into the next chunk's buffer when its work ends.
+class ReceiveCount {
+ public:
+  explicit ReceiveCount(std::span<const ScheduleStep> steps) {
+    bool has_transfers = false;
+    for (const ScheduleStep& step : steps) {
+      for (const Instruction& instruction : step) {
+        const auto chunk = static_cast<std::size_t>(instruction.chunk);
+        if (chunk >= receives_input_.size()) {
+          receives_input_.resize(chunk + 1, false);
+          receives_gradient_.resize(chunk + 1, false);
+        }
+        has_transfers |= is_transfer(instruction.op);
+        trains_ |= instruction.op == Opcode::backward || instruction.op == Opcode::backward_input;
+        if (instruction.op == Opcode::receive_activation) receives_input_[chunk] = true;
+        if (instruction.op == Opcode::receive_gradient) receives_gradient_[chunk] = true;
+        total_.inputs += instruction.op == Opcode::receive_activation ? 1 : 0;
+        total_.gradients += instruction.op == Opcode::receive_gradient ? 1 : 0;
       }
     }
+    hands_over_ = !has_transfers && receives_input_.size() > 1;
+    if (!hands_over_) return;
+    for (std::size_t chunk = 0; chunk < receives_input_.size(); ++chunk) {
+      receives_input_[chunk] = chunk > 0;
+      receives_gradient_[chunk] = trains_ && chunk + 1 < receives_input_.size();
+    }
   }
-  return peak;
+
+  void apply(const Instruction& instruction) {
+    const auto chunk = static_cast<std::size_t>(instruction.chunk);
+    const auto free = [](std::int64_t& count, bool receives) { count -= receives ? 1 : 0; };
+    switch (instruction.op) {
+      case Opcode::receive_activation:
+        take(now_.inputs, peak_.inputs);
+        break;
+      case Opcode::receive_gradient:
+        take(now_.gradients, peak_.gradients);
+        break;
+      case Opcode::forward:
+        if (hands_over_ && chunk + 1 < receives_input_.size()) take(now_.inputs, peak_.inputs);
+        if (!trains_) free(now_.inputs, receives_input_[chunk]);
+        break;
+      case Opcode::backward:
+      case Opcode::backward_input:
+        if (hands_over_ && chunk > 0) take(now_.gradients, peak_.gradients);
+        free(now_.gradients, receives_gradient_[chunk]);
+        if (instruction.op == Opcode::backward) free(now_.inputs, receives_input_[chunk]);
+        break;
+      case Opcode::backward_weight:
+        free(now_.inputs, receives_input_[chunk]);
+        break;
+      default:
+        break;
+    }
+  }
+  bool can_post(Opcode op, const ReceiveBuffers& buffers) const {
+    return op == Opcode::receive_activation ? now_.inputs < buffers.inputs : now_.gradients < buffers.gradients;
+  }
+  // What is in use at most, and one for a receive posted ahead where receives are posted at all.
+  ReceiveBuffers with_one_ahead() const {
+    const auto more = [](std::int64_t peak, std::int64_t total) { return std::max(peak, std::min(peak + 1, total)); };
+    return {more(peak_.inputs, total_.inputs), more(peak_.gradients, total_.gradients)};
+  }
+
+ private:
+  static void take(std::int64_t& now, std::int64_t& peak) { peak = std::max(peak, ++now); }
+
+  std::vector<bool> receives_input_;     // by chunk
+  std::vector<bool> receives_gradient_;  // by chunk
+  bool trains_ = false;
+  bool hands_over_ = false;
+  ReceiveBuffers now_;
+  ReceiveBuffers peak_;
+  ReceiveBuffers total_;
+};
+
+// Slots and work regions, and gradients that wait for being sent.
+class SlotCount {
+ public:
+  void apply(const Instruction& instruction) {
+    const auto chunk = static_cast<std::size_t>(instruction.chunk);
+    if (chunk >= peak_.in_flight_of_chunk.size()) {
+      peak_.in_flight_of_chunk.resize(chunk + 1);
+      now_.in_flight_of_chunk.resize(chunk + 1);
+    }
+    switch (instruction.op) {
+      case Opcode::forward:
+        peak_.saved = std::max(peak_.saved, ++now_.saved);
+        peak_.in_flight = std::max(peak_.in_flight, ++now_.in_flight);
+        peak_.in_flight_of_chunk[chunk] = std::max(peak_.in_flight_of_chunk[chunk], ++now_.in_flight_of_chunk[chunk]);
+        break;
+      case Opcode::backward:
+        --now_.saved;
+        leave(chunk);
+        break;
+      case Opcode::backward_input:
+        --now_.saved;
+        peak_.weight_work = std::max(peak_.weight_work, ++now_.weight_work);
+        break;
+      case Opcode::backward_weight:
+        --now_.weight_work;
+        leave(chunk);
+        break;
+      case Opcode::send_gradient:
+        ++peak_.gradients_sent;
+        break;
+      default:
+        break;
+    }
+  }
+  const ScheduleDepth& peak() const { return peak_; }
+
+ private:
+  void leave(std::size_t chunk) {
+    --now_.in_flight;
+    --now_.in_flight_of_chunk[chunk];
+  }
+  ScheduleDepth peak_;
+  ScheduleDepth now_;
+};
+
+}  // namespace
+
+ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps) {
+  SlotCount slots;
+  ReceiveCount receives(steps);
+  for (const ScheduleStep& step : steps) {
+    for (const Instruction& instruction : step) {
+      slots.apply(instruction);
+      receives.apply(instruction);
+    }
+  }
+  ScheduleDepth depth = slots.peak();
+  const ReceiveBuffers buffers = receives.with_one_ahead();
+  depth.inputs = buffers.inputs;
+  depth.gradients_received = buffers.gradients;
+  // A gradient is sent right behind the backward that made it: one is being computed, one on its way.
+  depth.gradients_sent = std::min<std::int64_t>(depth.gradients_sent, 2);
+  return depth;
+}
+
+std::vector<ScheduleStep> order_of_execution(std::span<const ScheduleStep> steps, const ReceiveBuffers& buffers) {
+  ReceiveCount count(steps);
+  std::vector<ScheduleStep> order;
+  std::size_t ahead = 0;  // receives of the next transfer step that are posted already
+  const auto post_ahead = [&](std::size_t first) {
+    ahead = 0;
+    while (first < steps.size() && !is_transfer_step(steps[first])) ++first;
+    if (first == steps.size()) return;
+    ScheduleStep posted;
+    for (const Instruction& instruction : steps[first]) {
+      if (!is_receive(instruction.op)) continue;
+      if (!count.can_post(instruction.op, buffers)) break;
+      count.apply(instruction);
+      posted.push_back(instruction);
+    }
+    ahead = posted.size();
+    if (!posted.empty()) order.push_back(std::move(posted));
+  };
+  if (!steps.empty() && !is_transfer_step(steps.front())) post_ahead(0);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const bool transfers = is_transfer_step(steps[i]);
+    ScheduleStep left;
+    for (const Instruction& instruction : steps[i]) {
+      if (is_receive(instruction.op) && ahead > 0) {
+        --ahead;
+        continue;
+      }
+      count.apply(instruction);
+      left.push_back(instruction);
+    }
+    if (!left.empty()) order.push_back(std::move(left));
+    if (transfers) post_ahead(i + 1);
+  }
+  return order;
 }
 
 ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::vector<int>> chunks,
@@ -83,6 +241,8 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   SCALETRAIN_CHECK_LE(depth.in_flight_of_chunk.size(), chunks.size());
   ActivationPlan plan;
   plan.chunks = std::move(chunks);
+  plan.shape = shape;
+  plan.bundle = bundle_shape(model, shape, compute);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
   const std::size_t batch = batch_bytes_of(shape);
   const int head = narrow<int>(model.units().size()) - 1;
@@ -99,15 +259,12 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
       plan.work_bytes = std::max(plan.work_bytes, align_up(memory_of(unit).work));
       scratch = std::max(scratch, memory_of(unit).scratch);
     }
-    const bool is_first = !units.empty() && units.front() == 0;  // a chunk without units passes on what it receives
     // A micro-batch that waits for its weight part still needs its inputs, and so its slot.
     const std::int64_t in_flight = chunk < depth.in_flight_of_chunk.size() ? depth.in_flight_of_chunk[chunk] : 0;
     for (std::int64_t i = 0; i < std::max<std::int64_t>(1, in_flight); ++i) {
       plan.chunk_of_slot.push_back(narrow<std::int64_t>(chunk));
       plan.batches.push_back(arena.cut(batch));
       plan.batch_bytes += plan.batches.back().bytes;
-      plan.inputs.push_back(arena.cut(is_first ? 0 : hidden));
-      plan.boundary_bytes += plan.inputs.back().bytes;
       auto& slots = plan.slots.emplace_back();
       for (const int unit : units) {
         const UnitSlot regions{arena.cut(memory_of(unit).saved), arena.cut(unit == head ? 0 : hidden)};
@@ -118,10 +275,14 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
     }
   }
   plan.num_slots = narrow<std::int64_t>(plan.slots.size());
-  for (ArenaRange& gradient : plan.gradients) {
-    gradient = arena.cut(hidden);
-    plan.boundary_bytes += gradient.bytes;
-  }
+  const auto cut_bundle = [&] {
+    plan.boundary_bytes += hidden;
+    return arena.cut(hidden);
+  };
+  for (std::int64_t i = 0; i < depth.inputs; ++i) plan.inputs.push_back(cut_bundle());
+  for (ArenaRange& gradient : plan.gradients) gradient = cut_bundle();
+  for (std::int64_t i = 0; i < depth.gradients_received; ++i) plan.gradient_inputs.push_back(cut_bundle());
+  for (std::int64_t i = 0; i < depth.gradients_sent; ++i) plan.gradient_outputs.push_back(cut_bundle());
   const std::int64_t num_work = checked_mul(depth.weight_work, narrow<std::int64_t>(most_units));
   for (std::int64_t i = 0; i < num_work; ++i) {
     plan.work.push_back(arena.cut(plan.work_bytes));
@@ -135,6 +296,8 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
 ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& shape, DType compute) {
   ActivationPlan plan;
   plan.num_slots = 1;
+  plan.shape = shape;
+  plan.bundle = bundle_shape(model, shape, compute);
   ArenaCutter arena;
   UnitMemory largest;
   auto& units = plan.chunks.emplace_back();
@@ -146,7 +309,6 @@ ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& sha
     largest.scratch = std::max(largest.scratch, memory.scratch);
   }
   plan.batches.push_back(arena.cut(batch_bytes_of(shape)));
-  plan.inputs.emplace_back();
   const ArenaRange saved = arena.cut(largest.saved);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
   const ArenaRange outputs[2] = {arena.cut(hidden), arena.cut(hidden)};

@@ -1,10 +1,11 @@
 // Where every activation of one pipeline stage lies: offsets into one arena, the same at every step. Pure values.
 //
-// Held per micro-batch in flight (a "slot"): each unit's saved region, each unit's output (the next unit's input), the
-// micro-batch's ids, targets and positions. Held once: two gradient buffers that units hand to each other, buffers of
-// gradients that arrive from and leave to other stages, work regions from backward_input to backward_weight, scratch. How
-// many of each: counted by walking the stage's schedule. A slot is taken when its activation's receive is posted, which
-// may be one compute step before the schedule's own place for it.
+// Held per micro-batch and chunk in flight (a "slot"): each unit's saved region, each unit's output (the next unit's
+// input), the micro-batch's ids, targets and positions. From pools: what arrives from the virtual stage before (until
+// the backward has used it), gradients that arrive, gradients on their way out. Held once: two gradient buffers that
+// units hand to each other, work regions from backward_input to backward_weight, scratch. How many of each: counted by
+// walking the stage's schedule. Receives are posted ahead (order_of_execution): that takes a buffer of a pool, a
+// hidden bundle; the slot, many times larger, is taken only by the forward.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +29,16 @@ struct UnitSlot {
 };
 
 struct ActivationPlan {
+  BatchShape shape;
+  Shape bundle;  // of every hidden bundle, as this rank holds it
   std::int64_t num_slots = 0;
   std::vector<std::vector<int>> chunks;      // [chunk] the units of each of the stage's model chunks, in order
   std::vector<std::int64_t> chunk_of_slot;   // [slot] ascending: a slot serves micro-batches of one chunk
   std::vector<std::vector<UnitSlot>> slots;  // [slot][index into the chunk's units]
-  std::vector<ArenaRange> inputs;   // [slot] the hidden bundle of the virtual stage before; empty for the model's first
-  std::vector<ArenaRange> batches;  // [slot] ids, targets, positions: three i32 per token
+  std::vector<ArenaRange> batches;           // [slot] ids, targets, positions: three i32 per token
+  // Hidden bundles of the virtual stage before, from the posted receive until the backward (an evaluation: the forward)
+  // has used them; none on a stage that holds the model's first chunk only.
+  std::vector<ArenaRange> inputs;
   ArenaRange gradients[2];
   std::vector<ArenaRange> gradient_inputs;   // received output-gradients; none where nothing is received
   std::vector<ArenaRange> gradient_outputs;  // input-gradients until they are sent
@@ -56,11 +61,28 @@ struct ScheduleDepth {
   std::int64_t saved = 0;
   std::int64_t weight_work = 0;
   std::int64_t in_flight = 0;
-  std::vector<std::int64_t> in_flight_of_chunk;  // each chunk's own peak, counted from the posted receive
-  std::int64_t gradients_received = 0;           // from the posted receive to the backward that consumes it
-  std::int64_t gradients_sent = 0;               // buffers for input-gradients on their way out
+  std::vector<std::int64_t> in_flight_of_chunk;  // each chunk's own peak
+  // Buffers: as many as are in use at once if every receive is posted at its own place, and one more, so that one can
+  // be posted ahead. Gradients sent: so that one can be computed while the one before is on its way.
+  std::int64_t inputs = 0;
+  std::int64_t gradients_received = 0;
+  std::int64_t gradients_sent = 0;
 };
 ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps);
+
+// Buffers for what is received.
+struct ReceiveBuffers {
+  std::int64_t inputs = 0;
+  std::int64_t gradients = 0;
+};
+
+// The steps as an executor carries them out: receives posted ahead. Right behind each step of transfers (and at the
+// very beginning) come the receives of the next one, in their order, as far as buffers are free then; so a message can
+// arrive while the work between the two steps runs. They are steps of receives alone, to be posted one by one, since
+// each is waited for by itself; a step that holds a send, too, is posted by one call. Sends keep their places, and the
+// receives from one peer their order. Posting a receive earlier blocks nothing: what simulate() proves of `steps`
+// holds.
+std::vector<ScheduleStep> order_of_execution(std::span<const ScheduleStep> steps, const ReceiveBuffers& buffers);
 
 // `chunks`: the model's units, as the stage's chunks hold them. A chunk has as many slots as it ever has micro-batches
 // in flight, at least one.

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/error.h"
+#include "config/keys.h"
 #include "optim/optimizer.h"
 
 namespace scaletrain {
@@ -37,16 +39,6 @@ std::int64_t resolve_data_degree(const ParallelConfig& parallel, std::optional<s
   return available / others;
 }
 
-// What the rank-local part of a model looks like: the same widths, its share of heads, ffn and vocabulary.
-ModelSpec local_model(const ModelSpec& model, std::int64_t tensor) {
-  ModelSpec local = model;
-  local.heads = ceil_div(model.heads, tensor);
-  local.kv_heads = std::max<std::int64_t>(1, model.kv_heads / tensor);
-  local.ffn_hidden = ceil_div(model.ffn_hidden, tensor);
-  local.vocab = ceil_div(model.vocab, tensor);
-  return local;
-}
-
 // A schedule is a list of instructions: far more micro-batches than any run has would be a mistake in the config, and a
 // list that fills the memory.
 constexpr std::int64_t max_micro_batches = 1 << 16;
@@ -60,14 +52,24 @@ void check_fits(const Config& config, const ModelSpec& model, std::int64_t data,
   if (model.kv_heads % parallel.tensor != 0 && parallel.tensor % model.kv_heads != 0)
     problems.push_back(fmt::format("parallel.tensor: {} neither divides model.kv_heads: {} nor is a multiple of it",
                                    parallel.tensor, model.kv_heads));
-  if (model.ffn_hidden % parallel.tensor != 0)
-    problems.push_back(
-        fmt::format("parallel.tensor: {} does not divide model.ffn_hidden: {}", parallel.tensor, model.ffn_hidden));
   const std::int64_t virtual_stages = checked_mul(parallel.pipeline, parallel.chunks);
-  if (virtual_stages > model.layers)
+  if (parallel.chunks > 1 && parallel.schedule != ScheduleKind::interleaved)
     problems.push_back(
-        fmt::format("parallel.pipeline: {} stages x {} chunks need as many layers, but model.layers is {}",
+        fmt::format("parallel.chunks: {} chunks per stage, but parallel.schedule is {}, which has one; set "
+                    "parallel.schedule: interleaved or parallel.chunks: 1",
+                    parallel.chunks, to_text(parallel.schedule)));
+  if (parallel.stage_layers) {
+    try {
+      given_stages(model.layers, *parallel.stage_layers, virtual_stages);
+    } catch (const UserError& error) {
+      problems.emplace_back(error.what());
+    }
+  } else if (virtual_stages > model.layers) {
+    problems.push_back(
+        fmt::format("parallel.pipeline: {} stages x {} chunks need as many layers, but model.layers is {}; use fewer, "
+                    "or say in parallel.stage_layers which stage has none (embedding or head alone)",
                     parallel.pipeline, parallel.chunks, model.layers));
+  }
   const std::int64_t per_slot = checked_mul(config.train.micro_batch, data);
   if (config.train.global_batch % per_slot != 0) {
     problems.push_back(fmt::format("train.global_batch: {} is no multiple of train.micro_batch {} x {} replicas = {}",
@@ -143,44 +145,53 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
 
 ActivationPlan PhasePlan::activations(Rank rank) const {
   const MeshPosition position = mesh.position_of(rank);
-  const Transformer local(local_model(model, mesh.degree(Axis::tensor)));
+  const Transformer local(model, tensor_part(rank));
   std::vector<std::vector<int>> units;
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) units.push_back(units_of_chunk(position.pipeline, chunk));
   return make_activation_plan(local, std::move(units), micro_batch, compute, schedule_depth(schedule(rank)));
 }
 
+TensorPart PhasePlan::tensor_part(Rank rank) const {
+  return {.degree = mesh.degree(Axis::tensor), .rank = mesh.position_of(rank).tensor, .sequence = sequence};
+}
+
+GroupFacts PhasePlan::group_facts() const {
+  return {.kv_heads = model.kv_heads, .tied = model.tie_embeddings};
+}
+
+ParamStore::Options PhasePlan::store_options(DType masters) const {
+  return {.slot_names = optimizer_slots, .gradients = true, .dtype = masters, .zero = zero, .sequence = sequence};
+}
+
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
   const ShardLayout shard = layout(rank);
-  std::size_t full = 0;
-  std::size_t sharded = 0;
-  for (const FlatBuffer& buffer : shard.buffers()) {
-    if (buffer.role != ParamRole::trained) continue;
-    full += static_cast<std::size_t>(buffer.num_elements) * size_of(DType::f32);
-    sharded += static_cast<std::size_t>(buffer.shard_elements) * size_of(DType::f32);
-  }
+  const StoreBytes store = store_bytes(table, shard, store_options(masters()));
   const ActivationPlan activation = activations(rank);
   MemoryPlan memory;
   memory.items = {
-      {"master weights", zero.shard_parameters ? sharded : full},
-      {"gradients", zero.shard_gradients ? sharded : full},
-      {"optimizer state", optimizer_slots.size() * (zero.shard_optimizer ? sharded : full)},
+      {"master weights", store.masters},
+      {"gathered weights", store.gathered},
+      {"gradients", store.gradients},
+      {"gradient staging", store.gradient_staging},
+      {"optimizer state", store.slots},
       {"saved activations", activation.saved_bytes},
       {"boundaries between units", activation.boundary_bytes},
       {"weight-gradient work", activation.work_total_bytes},
       {"scratch", activation.scratch.bytes},
       {"batches", activation.batch_bytes},
+      {"communication staging", communication_staging(rank)},
       {"kernel workspace", backend_workspace},
   };
-  // Masters stay f32: a narrower compute form is a second copy of the weights.
-  if (compute != DType::f32)
+  // Masters stay f32: a narrower compute form is a second copy of what layers may read, gathered or whole.
+  if (compute != masters())
     memory.items.insert(memory.items.begin() + 1,
-                        {"weights in compute precision", full / size_of(DType::f32) * size_of(compute)});
+                        {"weights in compute precision", (zero.shard_parameters ? store.gathered : store.masters) /
+                                                             size_of(masters()) * size_of(compute)});
   return memory;
 }
 
 std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
-  const DType masters = compute == DType::f64 ? DType::f64 : DType::f32;
-  return make_save_plan(table, layout(rank), optimizer_slots, masters);
+  return make_save_plan(table, layout(rank), optimizer_slots, masters());
 }
 
 const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
@@ -198,6 +209,7 @@ RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<st
   check_fits(config, phase.model, data, std::move(problems));
   phase.num_steps = config.train.num_steps(config.model.context);
   phase.mesh = Mesh(data, config.parallel.tensor, config.parallel.pipeline);
+  phase.sequence = config.parallel.sequence && config.parallel.tensor > 1;
   phase.zero = ZeroPolicy::of_stage(config.parallel.zero);
   phase.table = make_param_table(phase.model, config.model.init);
   phase.schedule_kind = config.parallel.schedule;

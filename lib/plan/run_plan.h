@@ -25,9 +25,9 @@ namespace scaletrain {
 // One rank's traffic of one step in one group.
 struct CommunicationVolume {
   GroupKind kind = GroupKind::world;
-  std::string purpose;          // "gradients", "parameters", "activations" ...
-  std::int64_t calls = 0;       // collectives, or messages sent
-  std::int64_t elements = 0;    // sent by this rank
+  std::string purpose;        // "gradients", "parameters", "activations" ...
+  std::int64_t calls = 0;     // collectives, or messages sent
+  std::int64_t elements = 0;  // sent by this rank
   std::uint64_t bytes = 0;
 };
 
@@ -37,7 +37,7 @@ struct PhasePlan {
   std::int64_t num_steps = 0;
   ModelSpec model;
   Mesh mesh;
-  bool sequence = false;  // sequence shards between the tensor-parallel parts
+  bool sequence = false;  // sequence shards between the tensor-parallel parts; never with a tensor degree of one
   ZeroPolicy zero;
   ParamTable table;
   ScheduleKind schedule_kind = ScheduleKind::one_f_one_b;
@@ -58,12 +58,20 @@ struct PhasePlan {
   std::vector<ScheduleStep> schedule(Rank rank) const;
   ActivationPlan activations(Rank rank) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;
+  // Of masters, gradients and optimizer state: f32, with the f64 reference f64.
+  DType masters() const { return compute == DType::f64 ? DType::f64 : DType::f32; }
   // How the rank's store is made, but for its groups.
   ParamStore::Options store_options(DType masters) const;
   TensorPart tensor_part(Rank rank) const;
   GroupFacts group_facts() const;
   // What the rank sends in one optimizer step, by group, without the few numbers that are summed over the world.
+  // Counted as direct_communicator.h sends it: of S elements over N ranks a reduce-scatter sends all but the own piece,
+  // an all-gather its own piece N-1 times, an all-reduce both in turn (pieces as even as may be; a small one is sent
+  // whole to every peer). An activation travels in the compute type, weights and
+  // gradients in that of the masters.
   std::vector<CommunicationVolume> communication(Rank rank) const;
+  // What communicators hold of sums under way, at most.
+  std::size_t communication_staging(Rank rank) const;
   // What the rank writes of a checkpoint, and into which files.
   std::vector<SavePiece> save_plan(Rank rank) const;
 };

@@ -1,7 +1,9 @@
 #include "train/assembly.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <exception>
 #include <memory>
 #include <new>
 #include <utility>
@@ -18,10 +20,13 @@
 #include "comm/communicator.h"
 #include "config/keys.h"
 #include "config/load.h"
+#include "infer/stage_memory.h"
 #include "nn/init.h"
 #include "telemetry/log.h"
 #include "telemetry/metrics.h"
 #include "telemetry/progress.h"
+#include "train/start_up.h"
+#include "train/step_runner.h"
 
 namespace scaletrain {
 
@@ -31,8 +36,15 @@ namespace {
 
 // Says which bits a run's results depend on.
 std::string fingerprint_of(const Config& config, const PhasePlan& plan, const Backend& backend) {
-  return fmt::format("{}; {}; chunks {}; zero {}; micro-batch {}; {}", plan.mesh.text(), to_text(plan.schedule_kind),
-                     plan.chunks, config.parallel.zero, plan.micro_batch.samples, backend.description());
+  std::string layout = fmt::format("{}; {}; chunks {}; zero {}", plan.mesh.text(), to_text(plan.schedule_kind),
+                                   plan.chunks, config.parallel.zero);
+  if (plan.sequence) layout += "; sequence";
+  if (plan.stages.size() > 1) {
+    std::vector<std::int64_t> layers;
+    for (const StageBlocks& stage : plan.stages) layers.push_back(stage.count);
+    layout += fmt::format("; layers {}", fmt::join(layers, "+"));
+  }
+  return fmt::format("{}; micro-batch {}; {}", layout, plan.micro_batch.samples, backend.description());
 }
 
 // A start from somebody else's weights: the config's model must be the folder's.
@@ -66,16 +78,30 @@ void load_initial_weights(const std::string& folder, const PhasePlan& plan, Para
   model.load(store);
 }
 
+RunPlan plan_of_place(const Config& config, const Tokenizer& tokenizer, const WorkerPlace& place) {
+  RunPlan plan = make_run_plan(config, tokenizer.vocab_size(), place.world);
+  for (const PhasePlan& phase : plan.phases) {
+    if (phase.mesh.world() == place.world) continue;
+    throw UserError(fmt::format("parallel: the layout {} needs {} ranks, {} were started", phase.mesh.text(),
+                                phase.mesh.world(), place.world));
+  }
+  return plan;
+}
+
 // Everything that lives as long as the training, in order of dependence.
 struct Parts {
-  Parts(const WorkerOptions& options, Config run_config);
+  Parts(const WorkerOptions& options, Config run_config, StartUp& start_up);
+
+  bool is_first() const { return rank == Rank(0); }
 
   Config config;
+  Rank rank;
   std::unique_ptr<Tokenizer> tokenizer;
   RunPlan plan;
   const PhasePlan& phase;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Stream> stream;
+  RankGroups groups;
   Transformer model;
   std::unique_ptr<Optimizer> optimizer;
   ShardLayout layout;
@@ -87,26 +113,34 @@ struct Parts {
   std::unique_ptr<StageMemory> memory;
 
  private:
+  LogOptions log_options(const WorkerOptions& options);
   void open_data();
   void allocate();
 };
 
-Parts::Parts(const WorkerOptions& options, Config run_config)
+Parts::Parts(const WorkerOptions& options, Config run_config, StartUp& start_up)
     : config(std::move(run_config)),
+      rank(options.place.rank),
       tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
-      plan(make_run_plan(config, tokenizer->vocab_size(), std::nullopt)),
+      plan(plan_of_place(config, *tokenizer, options.place)),
       phase(plan.phase_at(options.start.step)),
       backend(make_cpu_backend({.threads = options.threads, .instruction_set = "auto"})),
       stream(backend->make_stream()),
-      model(phase.model),
+      groups(make_groups(phase.mesh, rank, phase.group_facts(), options.place.make_communicator)),
+      model(phase.model, phase.tensor_part(rank)),
       optimizer(make_optimizer(config.train.optimizer)),
-      layout(phase.layout(Rank(0))),
+      layout(phase.layout(rank)),
       progress(options.console, progress_options_for(options.console, phase.num_steps, config.log.every)),
-      log({.file = rank_log_path(options.paths.folder, 0),
-           .standard_error = false,
-           .console = [this](std::string_view text) { progress.message(text); }}) {
-  open_data();
+      log(log_options(options)) {
+  start_up.first_on_host([this] { open_data(); });
   allocate();
+}
+
+// Every rank has its file; people see what the first one says, since the others say the same.
+LogOptions Parts::log_options(const WorkerOptions& options) {
+  LogOptions log_to{.file = rank_log_path(options.paths.folder, rank.value())};
+  if (is_first()) log_to.console = [this](std::string_view text) { progress.message(text); };
+  return log_to;
 }
 
 void Parts::open_data() {
@@ -122,17 +156,17 @@ void Parts::open_data() {
 
 void Parts::allocate() {
   try {
-    store = std::make_unique<ParamStore>(
-        *backend, phase.table, layout,
-        ParamStore::Options{.slot_names = {optimizer->slot_names().begin(), optimizer->slot_names().end()},
-                            .gradients = true,
-                            .dtype = backend->compute_type()});
-    memory = std::make_unique<StageMemory>(*backend, phase.activations(Rank(0)), phase.micro_batch, phase.model.hidden);
+    ParamStore::Options store_options = phase.store_options(backend->compute_type());
+    store_options.groups = &groups;
+    store = std::make_unique<ParamStore>(*backend, phase.table, layout, std::move(store_options));
+    memory = std::make_unique<StageMemory>(*backend, phase.activations(rank));
   } catch (const std::bad_alloc&) {
+    const std::string who =
+        phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
     throw InputError(
-        fmt::format("out of memory while allocating what the plan needs:\n{}Reduce train.micro_batch, "
+        fmt::format("{} while allocating what the plan needs:\n{}Reduce train.micro_batch, "
                     "model.context or the model",
-                    phase.memory(Rank(0), backend->workspace_bytes()).text()));
+                    who, phase.memory(rank, backend->workspace_bytes()).text()));
   }
 }
 
@@ -154,7 +188,9 @@ struct Resumed {
 };
 
 Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::string& fingerprint) {
-  const Checkpoint checkpoint(*options.start.checkpoint);
+  // Whoever chose the checkpoint has verified all of it; each of many ranks looks at what it reads.
+  const Checkpoint checkpoint(*options.start.checkpoint,
+                              options.place.world == 1 ? OpenCheck::all_files : OpenCheck::none);
   Resumed resumed;
   resumed.state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
   resumed.state.generation = options.start.generation;
@@ -244,18 +280,41 @@ void check_initial_weights(const Config& config) {
                   *from));
 }
 
-ExitCode train_run(const WorkerOptions& options) {
+namespace {
+
+// What a run has before its first step.
+struct Started {
+  std::unique_ptr<Parts> parts;
+  std::unique_ptr<MetricsWriter> metrics;  // rank 0's
+  std::string fingerprint;
+  RunState state;
+  double peak_flops = 0.0;  // of all ranks
+};
+
+// The ranks measure at the same time, since they share memory and heat.
+double measure_peak(Parts& parts, double seconds) {
+  if (seconds <= 0.0) return 0.0;
+  double peak = calibrate_matmul(*parts.backend, *parts.stream, seconds);
+  parts.groups.world->all_reduce(View(&peak, DType::f64, {1}), ReduceOp::sum).wait();
+  return peak;
+}
+
+Started start_run(const WorkerOptions& options, StartUp& start_up) {
+  if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
   const fs::path config_file = options.paths.config();
   Config config = parse_resolved_config(read_text_file(config_file, 1u << 20), config_file.string());
-  Parts parts(options, std::move(config));
-  const std::string fingerprint = fingerprint_of(parts.config, parts.phase, *parts.backend);
+  Started run;
+  run.parts = std::make_unique<Parts>(options, std::move(config), start_up);
+  Parts& parts = *run.parts;
+  run.fingerprint = fingerprint_of(parts.config, parts.phase, *parts.backend);
   const bool restarted =
       options.start.checkpoint || options.start.generation > 0 || has_content(options.paths.metrics());
-  MetricsWriter metrics(options.paths.metrics(), [&parts](const std::string& text) { parts.log.error(text); });
-
+  if (parts.is_first())
+    run.metrics = std::make_unique<MetricsWriter>(options.paths.metrics(),
+                                                  [&parts](const std::string& text) { parts.log.error(text); });
   Resumed begin;
   if (options.start.checkpoint) {
-    begin = resumed_state(parts, options, fingerprint);
+    begin = resumed_state(parts, options, run.fingerprint);
   } else {
     begin.state = initial_state(parts, options);
   }
@@ -264,44 +323,61 @@ ExitCode train_run(const WorkerOptions& options) {
     parts.log.warn(
         "the data or its mix is not what the checkpoint was trained on: training goes on with what is there now");
   check_samples_suffice(parts, begin.state);
-  write_opening(metrics, parts, options, begin.state, restarted, begin.fingerprint_changed);
+  start_up.wait_for_all();
+  if (run.metrics) write_opening(*run.metrics, parts, options, begin.state, restarted, begin.fingerprint_changed);
+  run.state = std::move(begin.state);
+  run.peak_flops = measure_peak(parts, options.calibration_seconds);
+  return run;
+}
 
-  double peak = 0.0;
-  if (options.calibration_seconds > 0.0)
-    peak = calibrate_matmul(*parts.backend, *parts.stream, options.calibration_seconds) *
-           static_cast<double>(parts.phase.mesh.world());
-  const std::unique_ptr<Communicator> world = make_single_communicator("world");
-  StageExecutor executor({.backend = *parts.backend,
-                          .stream = *parts.stream,
-                          .model = parts.model,
-                          .store = *parts.store,
-                          .memory = *parts.memory,
-                          .progress = options.progress});
+}  // namespace
+
+ExitCode train_run(const WorkerOptions& options) {
+  StartUp start_up(options.place, options.start.generation);
+  Started run;
+  try {
+    run = start_run(options, start_up);
+  } catch (const std::exception& error) {
+    start_up.failed(error.what());
+    throw;
+  }
+  Parts& parts = *run.parts;
+  StepRunner runner({.plan = parts.phase,
+                     .rank = parts.rank,
+                     .backend = *parts.backend,
+                     .stream = *parts.stream,
+                     .model = parts.model,
+                     .store = *parts.store,
+                     .optimizer = *parts.optimizer,
+                     .memory = *parts.memory,
+                     .groups = parts.groups,
+                     .progress = options.progress});
   Trainer trainer({.config = parts.config,
                    .plan = parts.phase,
-                   .backend = *parts.backend,
                    .stream = *parts.stream,
                    .store = *parts.store,
-                   .optimizer = *parts.optimizer,
-                   .executor = executor,
-                   .world = *world,
+                   .runner = runner,
+                   .rank = parts.rank,
+                   .rendezvous = options.place.rendezvous,
                    .data = *parts.data,
                    .validation = parts.validation,
                    .paths = options.paths,
-                   .metrics = metrics,
+                   .metrics = run.metrics.get(),
                    .progress = parts.progress,
                    .log = parts.log,
                    .tokenizer_files = parts.tokenizer->files(),
-                   .fingerprint = fingerprint,
-                   .peak_flops = peak,
+                   .fingerprint = run.fingerprint,
+                   .peak_flops = run.peak_flops,
                    .hooks = options.hooks},
-                  std::move(begin.state));
+                  std::move(run.state));
   const TrainOutcome outcome = trainer.run();
   EndRecord end;
   end.step = trainer.state().step;
   end.reason = outcome_text(outcome);
-  metrics.write(end);
-  metrics.sync();
+  if (run.metrics) {
+    run.metrics->write(end);
+    run.metrics->sync();
+  }
   parts.progress.finish();
   parts.log.info(fmt::format("{} at step {}", outcome_text(outcome), end.step));
   return outcome == TrainOutcome::interrupted ? ExitCode::interrupted : ExitCode::finished;

@@ -11,15 +11,22 @@ namespace scaletrain {
 
 namespace {
 
-// Samples 0, 1, 2 ... of a set in micro-batches; the last may be short.
+// Samples 0, 1, 2 ... of a set in micro-batches; the last may be short. Micro-batch k of a replica is number
+// replica + k * replicas of the set, or empty.
 class SetSource final : public MicroBatchSource {
  public:
-  SetSource(const ValidationSet& set, std::int64_t num_samples, std::int64_t micro_batch)
-      : set_(set), num_samples_(num_samples), micro_batch_(micro_batch) {}
+  struct Share {
+    std::int64_t num_samples = 0;
+    std::int64_t micro_batch = 0;
+    std::int64_t replicas = 1;
+    std::int64_t replica = 0;
+  };
+  SetSource(const ValidationSet& set, const Share& share) : set_(set), share_(share) {}
 
   Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
-    const std::int64_t first = micro_batch.value() * micro_batch_;
-    std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(micro_batch_, num_samples_ - first)));
+    const std::int64_t first = (share_.replica + micro_batch.value() * share_.replicas) * share_.micro_batch;
+    const std::int64_t count = std::clamp<std::int64_t>(share_.num_samples - first, 0, share_.micro_batch);
+    std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
     std::iota(samples.begin(), samples.end(), first);
     const SampleReader read = [this](std::int64_t index, std::span<std::int32_t> inputs,
                                      std::span<std::int32_t> targets, std::vector<std::int32_t>& starts) {
@@ -30,23 +37,29 @@ class SetSource final : public MicroBatchSource {
 
  private:
   const ValidationSet& set_;
-  std::int64_t num_samples_;
-  std::int64_t micro_batch_;
+  Share share_;
 };
 
 }  // namespace
 
-std::vector<SetLoss> evaluate_sets(StageExecutor& executor, std::span<const std::unique_ptr<ValidationSet>> sets,
-                                   std::int64_t max_samples, std::int64_t micro_batch) {
+std::vector<SetLoss> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
+                                   std::span<const std::unique_ptr<ValidationSet>> sets, std::int64_t max_samples) {
+  const std::int64_t micro_batch = plan.micro_batch.samples;
+  const std::int64_t replicas = plan.mesh.degree(Axis::data);
   std::vector<SetLoss> losses;
   for (const auto& set : sets) {
     const std::int64_t all = set->num_samples();
     const std::int64_t samples = max_samples == 0 ? all : std::min(all, max_samples);
-    SetSource source(*set, samples, micro_batch);
-    const auto steps = make_evaluation_schedule(1, ceil_div(samples, micro_batch), 1, Stage(0));
-    const ExecutionResult result = executor.run(steps, source, Phase::evaluate, 0.0);
-    if (result.target_tokens == 0) throw InputError("validation set " + set->name() + " holds no token with a loss");
-    losses.push_back({set->name(), result.loss_sum / static_cast<double>(result.target_tokens), result.target_tokens});
+    SetSource source(*set, {.num_samples = samples,
+                            .micro_batch = micro_batch,
+                            .replicas = replicas,
+                            .replica = plan.mesh.position_of(rank).data});
+    // As many for each replica: every rank of a stage runs the same schedule.
+    const std::int64_t num_micro_batches =
+        std::max<std::int64_t>(1, ceil_div(ceil_div(samples, micro_batch), replicas));
+    const StepRunner::EvaluationSums sums = runner.evaluate(source, num_micro_batches);
+    if (sums.target_tokens == 0) throw InputError("validation set " + set->name() + " holds no token with a loss");
+    losses.push_back({set->name(), sums.loss_sum / static_cast<double>(sums.target_tokens), sums.target_tokens});
   }
   return losses;
 }

@@ -1,5 +1,5 @@
 // The loss on the validation sets during training: the mean over the unmasked tokens of the first so many samples of
-// each set, the same samples every time.
+// each set, the same samples every time and on every layout.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "train/stage_executor.h"
+#include "plan/run_plan.h"
+#include "train/step_runner.h"
 
 namespace scaletrain {
 
@@ -19,8 +20,10 @@ struct SetLoss {
   std::int64_t tokens = 0;  // unmasked
 };
 
-// max_samples: per set, 0: all. InputError if a set has no unmasked token.
-std::vector<SetLoss> evaluate_sets(StageExecutor& executor, std::span<const std::unique_ptr<ValidationSet>> sets,
-                                   std::int64_t max_samples, std::int64_t micro_batch);
+// Whole micro-batches are dealt out to the replicas by turns, so that every layout sees the same ones; replicas that
+// get fewer run empty ones. Every rank calls this, with the same sets, and gets the same answer. max_samples: per set,
+// 0: all. InputError if a set has no unmasked token.
+std::vector<SetLoss> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
+                                   std::span<const std::unique_ptr<ValidationSet>> sets, std::int64_t max_samples);
 
 }  // namespace scaletrain

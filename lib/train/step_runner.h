@@ -1,8 +1,8 @@
 // One optimizer step of one rank, and evaluations between them: the schedule through the executor, the norm and the
 // decision, the update. What the trainer, the benchmark and the equivalence tests all run on.
 //
-// Decisions are taken from one sum over the world, so that every rank takes the same: the gradient's norm, the loss, the
-// token count, and the votes that ride along.
+// Decisions are taken from one sum over the world, so that every rank takes the same: the gradient's norm, the loss,
+// the token count, and the votes that ride along.
 #pragma once
 
 #include <atomic>
@@ -45,11 +45,13 @@ class StepRunner {
 
   explicit StepRunner(const Parts& parts);
 
-  // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges), and
-  // the parameters are updated (or, with outcome.skip, as before).
-  Result step(MicroBatchSource& source, const StepSettings& settings, const Votes& votes = {});
+  // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges),
+  // and the parameters are updated (or, with outcome.skip, as before).
+  Result step(MicroBatchSource& source, const StepSettings& settings, const Votes& votes);
+  Result step(MicroBatchSource& source, const StepSettings& settings) { return step(source, settings, Votes()); }
 
   // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
+  // Gradients and parameters stay as they are.
   struct EvaluationSums {
     double loss_sum = 0.0;
     std::int64_t target_tokens = 0;
@@ -57,6 +59,9 @@ class StepRunner {
   EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches);
 
  private:
+  // What the schedule's optimizer_step means.
+  Result update(const ExecutionResult& sums, const StepSettings& settings, const Votes& votes);
+
   Parts parts_;
   StageExecutor executor_;
   std::vector<ScheduleStep> schedule_;

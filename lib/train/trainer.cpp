@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
@@ -13,7 +12,6 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/save.h"
 #include "config/load.h"
-#include "optim/gradient_norm.h"
 #include "optim/lr_schedule.h"
 #include "optim/nonfinite_policy.h"
 #include "optim/step_block.h"
@@ -22,44 +20,68 @@
 
 namespace scaletrain {
 
+namespace {
+
+// Bytes per second and rank below which a save is given up, beyond the time that is allowed to any: a shared file
+// system under the load of all ranks is slow, but not slower.
+constexpr double slowest_write = 10e6;
+// The same for one rank that reads a whole checkpoint.
+constexpr double slowest_read = 10e6;
+
+}  // namespace
+
 struct Trainer::Impl {
   Impl(const TrainerParts& trainer_parts, RunState run_state)
       : parts(trainer_parts),
         config(trainer_parts.config),
         plan(trainer_parts.plan),
         state(std::move(run_state)),
-        source(trainer_parts.data, plan.mesh.degree(Axis::data), 0, plan.micro_batch.samples),
-        schedule(plan.schedule(Rank(0))),
+        source(trainer_parts.data, plan.mesh.degree(Axis::data), plan.mesh.position_of(trainer_parts.rank).data,
+               plan.micro_batch.samples),
         last_save(monotonic_now()) {
     if (state.step > 0) saved_step = state.step;
   }
 
   TrainOutcome run();
-  void train_step();
-  // The norm, the decision and the optimizer: what the schedule's optimizer_step means.
-  StepOutcome update(const ExecutionResult& result);
+  // The votes of all ranks.
+  StepRunner::Votes train_step(const StepRunner::Votes& own);
   void finish_step(const StepOutcome& outcome, double seconds);
   void record_skip(const StepOutcome& outcome);
   // True if the evaluation improved the early-stop metric.
   bool evaluate();
-  bool checkpoint_due() const;
+  bool save_due_by_step() const;
+  bool save_due_by_time() const;
+  SaveRequest save_request(bool best);
   // must: the run ends with this state, so a failure is an error. best: the last evaluation is the best so far.
   void save(bool must, bool best);
   void prune();
+  // Rank 0 prunes, which may verify two checkpoints of this size; the others wait for it here and not in the next
+  // step's collectives, whose deadlines are short.
+  void prune_together(std::int64_t checkpoint_bytes);
   void enter(bool waiting_on_storage) const {
     if (parts.hooks.entered) parts.hooks.entered(state.step, waiting_on_storage);
   }
   bool interrupted() const { return parts.hooks.interrupted && parts.hooks.interrupted(); }
+  bool is_alone() const { return parts.rendezvous == nullptr; }
+  bool is_first() const { return parts.rank == Rank(0); }
   std::int64_t total_steps() const { return plan.first_step + plan.num_steps; }
+  template <class Record>
+  void record(const Record& line) {
+    if (parts.metrics != nullptr) parts.metrics->write(line);
+  }
+  void sync_metrics() {
+    if (parts.metrics != nullptr) parts.metrics->sync();
+  }
 
   TrainerParts parts;
   const Config& config;
   const PhasePlan& plan;
   RunState state;
   TrainingSource source;
-  std::vector<ScheduleStep> schedule;
   MonotonicTime last_save;
   std::int64_t saved_step = -1;
+  std::int64_t num_saves = 0;    // tried, by all ranks alike
+  std::int64_t pruned_save = 0;  // the last one that rank 0 pruned after
 };
 
 Trainer::Trainer(const TrainerParts& parts, RunState state) : impl_(std::make_unique<Impl>(parts, std::move(state))) {}
@@ -71,74 +93,66 @@ const RunState& Trainer::state() const {
   return impl_->state;
 }
 
+// Whatever decides what happens next is the same on every rank: the state, the votes of a step, the losses of an
+// evaluation. A rank that is alone need not ask the others, and acts on a wish before the next step.
 TrainOutcome Trainer::Impl::run() {
   enter(false);
   while (state.step < total_steps() && !state.early_stop.stopped) {
-    if (interrupted()) {
+    const StepRunner::Votes own{.interrupted = interrupted(), .save = !is_alone() && is_first() && save_due_by_time()};
+    if (own.interrupted && is_alone()) {
       if (saved_step != state.step) save(true, false);
       return TrainOutcome::interrupted;
     }
-    train_step();
+    const StepRunner::Votes all = train_step(own);
     const bool last = state.step == total_steps();
     const bool due = config.evaluate.every > 0 && state.step % config.evaluate.every == 0;
     const bool improved = (due || last) && evaluate();
     const bool best = improved && config.checkpoint.best;
     const bool end = last || state.early_stop.stopped.has_value();
-    if (end || best || checkpoint_due()) save(end, best);
+    const bool leave = all.interrupted && !end;
+    const bool due_by_time = is_alone() ? save_due_by_time() : all.save;
+    if (end || leave || best || save_due_by_step() || due_by_time) save(end || leave, best);
+    if (leave) return TrainOutcome::interrupted;
   }
   return state.early_stop.stopped ? TrainOutcome::stopped_early : TrainOutcome::finished;
 }
 
-void Trainer::Impl::train_step() {
+StepRunner::Votes Trainer::Impl::train_step(const StepRunner::Votes& own) {
   const MonotonicTime start = monotonic_now();
   source.set_batch(state.history.batch());
-  parts.store.zero_gradients(parts.stream);
-  StepOutcome outcome;
-  parts.executor.run(schedule, source, Phase::train, plan.loss_gradient,
-                     [&](const ExecutionResult& sums) { outcome = update(sums); });
-  finish_step(outcome, seconds_since(start));
-}
-
-StepOutcome Trainer::Impl::update(const ExecutionResult& result) {
-  std::array<double, 3> sums = {gradient_sum_of_squares_share(parts.backend, parts.stream, parts.store),
-                                result.loss_sum, static_cast<double>(result.target_tokens)};
-  sum_over(sums, parts.world);
   const OptimizerConfig& optimizer = config.train.optimizer;
-  const StepOutcome outcome = make_step_block(
-      {.sum_of_squares = sums[0],
-       .loss_sum = sums[1],
-       .num_tokens = static_cast<std::int64_t>(sums[2]),
-       .micro_scale = plan.loss_gradient},
+  const StepRunner::Result result = parts.runner.step(
+      source,
       {.learning_rate = learning_rate(config.train.lr_schedule, optimizer.learning_rate, state.step + 1, total_steps()),
        .clip_norm = config.train.clip_norm,
        .beta1 = optimizer.beta1,
        .beta2 = optimizer.beta2,
-       .update = state.updates + 1});
-  parts.optimizer.step(parts.backend, parts.stream, parts.store, outcome.block);
-  parts.stream.synchronize();
-  return outcome;
+       .update = state.updates + 1},
+      own);
+  finish_step(result.outcome, seconds_since(start));
+  return result.votes;
 }
 
 void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   state.history.consume_batch();
   ++state.step;
   const double tokens = static_cast<double>(plan.global_batch) * static_cast<double>(plan.model.context);
-  StepRecord record;
-  record.step = state.step;
-  record.tokens = state.history.tokens_consumed();
-  record.loss = outcome.loss;
-  record.learning_rate = outcome.block.learning_rate;
-  record.grad_norm = outcome.grad_norm;
-  record.step_seconds = seconds;
-  record.tokens_per_second = tokens / seconds;
-  const double flops = model_flops_per_token(plan.model) * record.tokens_per_second;
+  StepRecord line;
+  line.step = state.step;
+  line.tokens = state.history.tokens_consumed();
+  line.loss = outcome.loss;
+  line.learning_rate = outcome.block.learning_rate;
+  line.grad_norm = outcome.grad_norm;
+  line.step_seconds = seconds;
+  line.tokens_per_second = tokens / seconds;
+  const double flops = model_flops_per_token(plan.model) * line.tokens_per_second;
   // Calibrated while the machine was busy, the peak may be too low: what was reached is a better bound then.
   if (parts.peak_flops > 0.0) {
     parts.peak_flops = std::max(parts.peak_flops, flops);
-    record.mfu = flops / parts.peak_flops;
+    line.mfu = flops / parts.peak_flops;
   }
-  parts.metrics.write(record);
-  parts.progress.step(record);
+  record(line);
+  if (is_first()) parts.progress.step(line);
   if (outcome.skip == SkipReason::none) {
     ++state.updates;
   } else {
@@ -147,7 +161,7 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   try {
     state.nonfinite = after_step(state.nonfinite, outcome.skip, config.train.nonfinite.skip, Step(state.step));
   } catch (const DivergedError& error) {
-    parts.metrics.sync();
+    sync_metrics();
     throw DivergedError(
         fmt::format("{}; the batch's sample ids are in {}; {}", error.what(), parts.paths.metrics().string(),
                     saved_step >= 0 ? fmt::format("the newest checkpoint is that of step {}", saved_step)
@@ -157,27 +171,27 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
 }
 
 void Trainer::Impl::record_skip(const StepOutcome& outcome) {
-  SkipRecord record;
-  record.step = state.step;
-  record.reason = to_text(outcome.skip);
-  for (const std::int64_t sample : source.batch()) record.samples.push_back(static_cast<std::uint64_t>(sample));
-  parts.metrics.write(record);
-  parts.log.warn(fmt::format("step {} was skipped, the weights are untouched: {}", state.step, record.reason));
+  SkipRecord line;
+  line.step = state.step;
+  line.reason = to_text(outcome.skip);
+  for (const std::int64_t sample : source.batch()) line.samples.push_back(static_cast<std::uint64_t>(sample));
+  record(line);
+  parts.log.warn(fmt::format("step {} was skipped, the weights are untouched: {}", state.step, line.reason));
 }
 
 bool Trainer::Impl::evaluate() {
   if (parts.validation.empty()) return false;
   // More than 63 bits count is more than any set holds: all of it.
   const std::int64_t samples = try_mul(config.evaluate.batches, plan.global_batch).value_or(0);
-  const auto losses = evaluate_sets(parts.executor, parts.validation, samples, plan.micro_batch.samples);
+  const auto losses = evaluate_sets(parts.runner, plan, parts.rank, parts.validation, samples);
   bool improved = false;
   for (const SetLoss& set : losses) {
-    EvaluationRecord record;
-    record.step = state.step;
-    record.dataset = set.dataset;
-    record.loss = set.loss;
-    record.tokens = set.tokens;
-    parts.metrics.write(record);
+    EvaluationRecord line;
+    line.step = state.step;
+    line.dataset = set.dataset;
+    line.loss = set.loss;
+    line.tokens = set.tokens;
+    record(line);
     parts.log.info(fmt::format("step {}: validation/{}/loss {:.4f}", state.step, set.dataset, set.loss));
     if (!config.early_stop || config.early_stop->metric != "validation/" + set.dataset + "/loss") continue;
     const EarlyStopVerdict verdict = observe(*config.early_stop, state.early_stop, state.step, set.loss);
@@ -188,17 +202,21 @@ bool Trainer::Impl::evaluate() {
     stop.metric = config.early_stop->metric;
     stop.value = set.loss;
     stop.reason = verdict.reason;
-    parts.metrics.write(stop);
+    record(stop);
     parts.log.info("stopping early: " + verdict.reason);
   }
   enter(false);
   return improved;
 }
 
-bool Trainer::Impl::checkpoint_due() const {
-  const CheckpointConfig& policy = config.checkpoint;
-  if (policy.every_steps && *policy.every_steps > 0 && state.step % *policy.every_steps == 0) return true;
-  return policy.every_seconds && seconds_since(last_save) >= *policy.every_seconds;
+bool Trainer::Impl::save_due_by_step() const {
+  const auto& every = config.checkpoint.every_steps;
+  return every && *every > 0 && state.step % *every == 0;
+}
+
+bool Trainer::Impl::save_due_by_time() const {
+  const auto& every = config.checkpoint.every_seconds;
+  return every && seconds_since(last_save) >= *every;
 }
 
 // An old checkpoint too many is no reason to end a run.
@@ -213,8 +231,21 @@ void Trainer::Impl::prune() {
   }
 }
 
-void Trainer::Impl::save(bool must, bool best) {
-  enter(true);
+void Trainer::Impl::prune_together(std::int64_t checkpoint_bytes) {
+  if (is_first()) prune();
+  if (is_alone()) return;
+  const auto key = [this](std::int64_t save) { return fmt::format("pruned/{}/{}", state.generation, save); };
+  if (!is_first()) {
+    parts.rendezvous->wait(key(num_saves), SaveGroup().deadline + static_cast<double>(checkpoint_bytes) / slowest_read);
+    return;
+  }
+  parts.rendezvous->set(key(num_saves), "done");
+  // Whoever took part in this save has read what was said after the one before.
+  parts.rendezvous->remove(key(pruned_save));
+  pruned_save = num_saves;
+}
+
+SaveRequest Trainer::Impl::save_request(bool best) {
   SaveRequest request;
   request.folder = parts.paths.checkpoints();
   request.manifest.config = resolved_yaml(config);
@@ -222,34 +253,50 @@ void Trainer::Impl::save(bool must, bool best) {
   for (const auto& file : parts.tokenizer_files) request.manifest.tokenizer_files.push_back(file.filename().string());
   request.tokenizer_files = parts.tokenizer_files;
   request.may_commit = parts.hooks.may_commit;
+  if (!is_alone()) {
+    request.group.rank = parts.rank;
+    request.group.world = plan.mesh.world();
+    request.group.store = parts.rendezvous;
+    request.group.attempt = num_saves;
+    request.group.deadline += static_cast<double>(parts.store.bytes()) / slowest_write;
+    request.group.plan_of = [this](Rank rank) { return plan.save_plan(rank); };
+  }
   write_state(state, best, request.manifest);
-  parts.metrics.sync();
-  CheckpointRecord record;
-  record.step = state.step;
+  return request;
+}
+
+void Trainer::Impl::save(bool must, bool best) {
+  enter(true);
+  parts.store.settle(parts.stream);
+  ++num_saves;
+  sync_metrics();
+  CheckpointRecord line;
+  line.step = state.step;
   try {
-    const SaveResult result = save_checkpoint(parts.store, request);
+    const SaveResult result = save_checkpoint(parts.store, save_request(best));
     state.parent_save_id = result.save_id;
     if (best) state.best_save_id = result.save_id;
     saved_step = state.step;
-    record.path = result.path.string();
-    record.seconds = result.seconds;
-    record.bytes = static_cast<std::int64_t>(result.bytes);
+    line.path = result.path.string();
+    line.seconds = result.seconds;
+    line.bytes = static_cast<std::int64_t>(result.bytes);
     parts.log.info(fmt::format("step {}: saved {}", state.step, result.path.string()));
   } catch (const InputError& error) {
-    record.failure = error.what();
-    parts.metrics.write(record);
-    parts.metrics.sync();
+    line.failure = error.what();
+    if (!must)
+      parts.log.error(
+          fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
+                      state.step, error.what()));
+    record(line);
+    sync_metrics();
     if (must) throw;
-    parts.log.error(
-        fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
-                    state.step, error.what()));
     last_save = monotonic_now();
     enter(false);
     return;
   }
-  parts.metrics.write(record);
-  parts.metrics.sync();
-  prune();
+  record(line);
+  sync_metrics();
+  prune_together(line.bytes);
   last_save = monotonic_now();
   enter(false);
 }

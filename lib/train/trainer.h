@@ -1,8 +1,9 @@
 // The step loop: batches, forward and backward, the update, evaluation, early stopping, checkpoints, metrics. It knows
 // interfaces only; assembly.h builds what it runs on.
 //
-// Every rank runs one; all take the same decisions, from what StepRunner sums over the world and, between steps, from
-// what rank 0 says through the rendezvous store. Rank 0 alone writes metrics and commits checkpoints.
+// Every rank runs one; all take the same decisions, from what StepRunner sums over the world (a wish to leave or to
+// save is a vote of the step) and from how a save ended. Rank 0 alone writes metrics and progress, commits checkpoints
+// and prunes them.
 //
 // After every step the state is complete: whatever ends the loop between two steps loses nothing that a checkpoint of
 // that moment would not restore to the bit.
@@ -19,7 +20,6 @@
 #include "comm/key_value_store.h"
 #include "config/config.h"
 #include "data/dataset.h"
-#include "optim/optimizer.h"
 #include "plan/run_plan.h"
 #include "telemetry/log.h"
 #include "telemetry/metrics.h"
@@ -43,10 +43,8 @@ enum class TrainOutcome { finished, stopped_early, interrupted };
 struct TrainerParts {
   const Config& config;
   const PhasePlan& plan;
-  Backend& backend;
   Stream& stream;
   ParamStore& store;
-  Optimizer& optimizer;
   StepRunner& runner;
   Rank rank;
   KeyValueStore* rendezvous = nullptr;  // null: a single rank

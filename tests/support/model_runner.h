@@ -88,18 +88,15 @@ class ModelRunner {
     auto with_handles(std::size_t index, Use use) {
       const Unit& unit = *owner_.model.units()[index];
       ParamStore& weights = owner_.store;
-      const bool is_tied = unit.uses_tied_embedding();
       const UnitRun run{.backend = *owner_.backend,
                         .stream = *owner_.stream,
                         .batch = context_,
                         .weights = weights.acquire(*owner_.stream, unit.index()),
-                        .gradients = &weights.gradients(unit.index()),
-                        .tied_weights = is_tied ? &weights.acquire(*owner_.stream, 0) : nullptr,
-                        .tied_gradients = is_tied ? &weights.gradients(0) : nullptr,
+                        .gradients = &weights.acquire_gradients(*owner_.stream, unit.index()),
                         .scratch = region(scratch_)};
       auto result = use(unit, run);
+      weights.release_gradients(*owner_.stream, unit.index(), false);
       weights.release(unit.index());
-      if (is_tied) weights.release(0);
       return result;
     }
 

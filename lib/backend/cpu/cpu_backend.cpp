@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "backend/cpu/attention.h"
@@ -229,17 +230,22 @@ void CpuBackend::launch(Stream&, const AttentionBackward& op) {
 void CpuBackend::launch(Stream&, const EmbeddingForward& op) {
   const std::int64_t columns = op.output.shape()[1];
   const auto width = static_cast<std::size_t>(columns);
-  check_indices(op.ids, 0, op.table.shape()[0]);
+  const std::int64_t held = op.table.shape()[0];
+  check_indices(op.ids, 0, op.vocabulary != 0 ? op.vocabulary : held);
   if (op.position_table) check_indices(op.positions, 0, op.position_table.shape()[0]);
   for_rows(op.output.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
     for (std::int64_t r = row; r < row + rows; ++r) {
-      const float* token = op.table.as<float>() + op.ids.as<std::int32_t>()[r] * columns;
+      const std::int64_t id = op.ids.as<std::int32_t>()[r] - op.first_id;
+      const float* token = id >= 0 && id < held ? op.table.as<float>() + id * columns : nullptr;
+      const float* position =
+          op.position_table ? op.position_table.as<float>() + op.positions.as<std::int32_t>()[r] * columns : nullptr;
       float* output = op.output.as<float>() + r * columns;
-      if (op.position_table)
-        kernels_.add(token, op.position_table.as<float>() + op.positions.as<std::int32_t>()[r] * columns, output,
-                     width);
+      if (token && position)
+        kernels_.add(token, position, output, width);
+      else if (token || position)
+        std::memcpy(output, token ? token : position, width * sizeof(float));
       else
-        std::memcpy(output, token, width * sizeof(float));
+        kernels_.fill(output, 0.0F, width);
     }
   });
 }
@@ -247,18 +253,21 @@ void CpuBackend::launch(Stream&, const EmbeddingForward& op) {
 // Threads share the columns, so that each row of a table is summed in order of n.
 void CpuBackend::launch(Stream&, const EmbeddingBackward& op) {
   const std::int64_t columns = op.d_output.shape()[1];
-  const auto scatter = [&](const View& d_table, const ConstView& indices) {
-    check_indices(indices, 0, d_table.shape()[0]);
+  const auto scatter = [&](const View& d_table, const ConstView& indices, std::int64_t first_index, std::int64_t end) {
+    check_indices(indices, 0, end);
     const auto* ids = indices.as<std::int32_t>();
+    const std::int64_t held = d_table.shape()[0];
     for_pieces(columns, column_share(columns, pool_.size()), [&](std::int64_t first, std::int64_t count) {
       for (std::int64_t n = 0; n < indices.num_elements(); ++n) {
-        float* sum = d_table.as<float>() + ids[n] * columns + first;
+        const std::int64_t index = ids[n] - first_index;
+        if (index < 0 || index >= held) continue;
+        float* sum = d_table.as<float>() + index * columns + first;
         kernels_.add(sum, op.d_output.as<float>() + n * columns + first, sum, static_cast<std::size_t>(count));
       }
     });
   };
-  scatter(op.d_table, op.ids);
-  if (op.d_position_table) scatter(op.d_position_table, op.positions);
+  scatter(op.d_table, op.ids, op.first_id, op.vocabulary != 0 ? op.vocabulary : op.d_table.shape()[0]);
+  if (op.d_position_table) scatter(op.d_position_table, op.positions, 0, op.d_position_table.shape()[0]);
 }
 
 void CpuBackend::launch(Stream&, const CrossEntropy& op) {
@@ -274,6 +283,60 @@ void CpuBackend::launch(Stream&, const CrossEntropy& op) {
       return kernels_.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale, gradient ? 1 : 0);
     if (gradient) kernels_.fill(logits, 0.0F, width);
     return 0.0;
+  });
+}
+
+void CpuBackend::launch(Stream&, const SoftmaxStatistics& op) {
+  const std::int64_t columns = op.logits.shape()[1];
+  check_indices(op.targets, -1, op.vocabulary);
+  for_rows(op.logits.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+    for (std::int64_t r = row; r < row + rows; ++r) {
+      float* statistics = op.statistics.as<float>() + r * 3;
+      statistics[0] = -std::numeric_limits<float>::infinity();
+      statistics[1] = 0.0F;
+      statistics[2] = 0.0F;
+      if (columns == 0) continue;
+      const float* logits = op.logits.as<float>() + r * columns;
+      statistics[1] = static_cast<float>(
+          kernels_.softmax_statistics_row(logits, static_cast<std::size_t>(columns), &statistics[0]));
+      const std::int64_t target = op.targets.as<std::int32_t>()[r] - op.first_class;
+      if (target >= 0 && target < columns) statistics[2] = logits[target];
+    }
+  });
+}
+
+// The loss is computed from the statistics alone, in double and in the order of the ranks: all get the same bits.
+void CpuBackend::launch(Stream&, const CrossEntropyParts& op) {
+  const std::int64_t ranks = op.statistics.shape()[0];
+  const std::int64_t rows = op.logits.shape()[0];
+  const std::int64_t columns = op.logits.shape()[1];
+  const auto width = static_cast<std::size_t>(columns);
+  const bool gradient = op.d_scale != 0.0;
+  check_indices(op.targets, -1, op.vocabulary);
+  const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1);
+  *op.loss_sum += ordered_sum(rows, rows_at_a_time, [&](std::int64_t row) {
+    const std::int32_t target = op.targets.as<std::int32_t>()[row];
+    float* logits = op.logits.as<float>() + row * columns;
+    if (target < 0) {
+      if (gradient) kernels_.fill(logits, 0.0F, width);
+      return 0.0;
+    }
+    const auto statistics = [&](std::int64_t rank) { return op.statistics.as<float>() + (rank * rows + row) * 3; };
+    float maximum = -std::numeric_limits<float>::infinity();
+    for (std::int64_t rank = 0; rank < ranks; ++rank) maximum = std::max(maximum, statistics(rank)[0]);
+    double sum = 0.0;
+    double wanted = 0.0;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const float* of_rank = statistics(rank);
+      sum += static_cast<double>(of_rank[1]) * std::exp(static_cast<double>(of_rank[0]) - static_cast<double>(maximum));
+      wanted += static_cast<double>(of_rank[2]);
+    }
+    if (gradient && columns > 0) {
+      kernels_.softmax_row(logits, width, maximum, static_cast<float>(op.d_scale / sum));
+      const std::int64_t local = target - op.first_class;
+      if (local >= 0 && local < columns) logits[local] -= static_cast<float>(op.d_scale);
+    }
+    return std::log(sum) + (static_cast<double>(maximum) - wanted);
   });
 }
 

@@ -36,6 +36,8 @@ class CpuBackend final : public Backend {
   void launch(Stream& stream, const EmbeddingForward& op) override;
   void launch(Stream& stream, const EmbeddingBackward& op) override;
   void launch(Stream& stream, const CrossEntropy& op) override;
+  void launch(Stream& stream, const SoftmaxStatistics& op) override;
+  void launch(Stream& stream, const CrossEntropyParts& op) override;
   void launch(Stream& stream, const Add& op) override;
   void launch(Stream& stream, const Copy& op) override;
   void launch(Stream& stream, const Fill& op) override;

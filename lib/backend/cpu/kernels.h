@@ -142,6 +142,10 @@ struct Kernels {
 
   // -log softmax(logits)[target]; with write_gradient the logits become d_scale · (softmax - onehot(target)).
   double (*cross_entropy_row)(float* logits, size_t columns, size_t target, double d_scale, int write_gradient);
+  // The sum of exp(value - *maximum), where *maximum becomes the largest value.
+  double (*softmax_statistics_row)(const float* values, size_t columns, float* maximum);
+  // values -> factor · exp(value - shift).
+  void (*softmax_row)(float* values, size_t columns, float shift, float factor);
 
   void (*adamw)(float* param, float* first_moment, float* second_moment, const float* gradient, size_t count,
                 const AdamWScalars& scalars);

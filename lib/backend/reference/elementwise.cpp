@@ -1,6 +1,7 @@
 // The loss, element-wise operations and optimizer steps.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "backend/reference/kernels.h"
 
@@ -28,6 +29,70 @@ void compute(const CrossEntropy& op) {
     for (std::int64_t v = 0; v < columns; ++v) {
       const double probability = std::exp(double(logits[v]) - maximum) / total;
       logits[v] = static_cast<T>(op.d_scale * (probability - (v == target ? 1.0 : 0.0)));
+    }
+  }
+  *op.loss_sum += loss;
+}
+
+namespace {
+
+std::int64_t target_of(const ConstView& targets, std::int64_t row, std::int64_t vocabulary) {
+  const std::int64_t target = targets.as<std::int32_t>()[row];
+  SCALETRAIN_CHECK_LE(-1, target);
+  SCALETRAIN_CHECK_LT(target, vocabulary);
+  return target;
+}
+
+}  // namespace
+
+template <class T>
+void compute(const SoftmaxStatistics& op) {
+  const std::int64_t columns = op.logits.shape()[1];
+  for (std::int64_t n = 0; n < op.logits.shape()[0]; ++n) {
+    const T* logits = op.logits.as<T>() + n * columns;
+    double maximum = -std::numeric_limits<double>::infinity();
+    for (std::int64_t v = 0; v < columns; ++v) maximum = std::max(maximum, double(logits[v]));
+    double total = 0;
+    for (std::int64_t v = 0; v < columns; ++v) total += std::exp(double(logits[v]) - maximum);
+    const std::int64_t target = target_of(op.targets, n, op.vocabulary) - op.first_class;
+    T* statistics = op.statistics.as<T>() + n * 3;
+    statistics[0] = static_cast<T>(maximum);
+    statistics[1] = static_cast<T>(total);
+    statistics[2] = target >= 0 && target < columns ? logits[target] : T{0};
+  }
+}
+
+// With m_r and s_r the statistics of rank r and M the largest m_r: the sum of exp(logit - M) over the whole vocabulary
+// is that of s_r · exp(m_r - M).
+template <class T>
+void compute(const CrossEntropyParts& op) {
+  const std::int64_t ranks = op.statistics.shape()[0];
+  const std::int64_t rows = op.logits.shape()[0];
+  const std::int64_t columns = op.logits.shape()[1];
+  double loss = 0;
+  for (std::int64_t n = 0; n < rows; ++n) {
+    T* logits = op.logits.as<T>() + n * columns;
+    const std::int64_t target = target_of(op.targets, n, op.vocabulary);
+    if (target == -1) {
+      if (op.d_scale != 0) std::fill(logits, logits + columns, T{0});
+      continue;
+    }
+    const auto of_rank = [&](std::int64_t rank, std::int64_t what) {
+      return double(op.statistics.as<T>()[(rank * rows + n) * 3 + what]);
+    };
+    double maximum = -std::numeric_limits<double>::infinity();
+    for (std::int64_t r = 0; r < ranks; ++r) maximum = std::max(maximum, of_rank(r, 0));
+    double total = 0;
+    double wanted = 0;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      total += of_rank(r, 1) * std::exp(of_rank(r, 0) - maximum);
+      wanted += of_rank(r, 2);
+    }
+    loss += maximum + std::log(total) - wanted;
+    if (op.d_scale == 0) continue;
+    for (std::int64_t v = 0; v < columns; ++v) {
+      const double probability = std::exp(double(logits[v]) - maximum) / total;
+      logits[v] = static_cast<T>(op.d_scale * (probability - (op.first_class + v == target ? 1.0 : 0.0)));
     }
   }
   *op.loss_sum += loss;
@@ -120,6 +185,8 @@ void compute(const SgdStep& op) {
   template void compute<float>(const Operation& op); \
   template void compute<double>(const Operation& op)
 SCALETRAIN_INSTANTIATE(CrossEntropy);
+SCALETRAIN_INSTANTIATE(SoftmaxStatistics);
+SCALETRAIN_INSTANTIATE(CrossEntropyParts);
 SCALETRAIN_INSTANTIATE(Add);
 SCALETRAIN_INSTANTIATE(AdamWStep);
 SCALETRAIN_INSTANTIATE(SgdStep);

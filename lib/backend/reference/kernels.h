@@ -36,6 +36,10 @@ void compute(const EmbeddingBackward& op);
 template <class T>
 void compute(const CrossEntropy& op);
 template <class T>
+void compute(const SoftmaxStatistics& op);
+template <class T>
+void compute(const CrossEntropyParts& op);
+template <class T>
 void compute(const Add& op);
 template <class T>
 void compute(const AdamWStep& op);

@@ -231,8 +231,9 @@ void compute(const EmbeddingForward& op) {
   for (std::int64_t n = 0; n < rows; ++n) {
     const std::int64_t id = op.ids.as<std::int32_t>()[n];
     SCALETRAIN_CHECK_LE(0, id);
-    SCALETRAIN_CHECK_LT(id, op.table.shape()[0]);
-    const T* row = op.table.as<T>() + id * columns;
+    SCALETRAIN_CHECK_LT(id, op.vocabulary != 0 ? op.vocabulary : op.table.shape()[0]);
+    const std::int64_t local = id - op.first_id;
+    const T* row = local >= 0 && local < op.table.shape()[0] ? op.table.as<T>() + local * columns : nullptr;
     const T* position_row = nullptr;
     if (op.position_table) {
       const std::int64_t position = op.positions.as<std::int32_t>()[n];
@@ -241,22 +242,28 @@ void compute(const EmbeddingForward& op) {
       position_row = op.position_table.as<T>() + position * columns;
     }
     T* output = op.output.as<T>() + n * columns;
-    for (std::int64_t c = 0; c < columns; ++c) output[c] = position_row == nullptr ? row[c] : row[c] + position_row[c];
+    for (std::int64_t c = 0; c < columns; ++c) {
+      output[c] = row == nullptr ? T{0} : row[c];
+      if (position_row != nullptr) output[c] += position_row[c];
+    }
   }
 }
 
 namespace {
 
-// Adds the rows of d_output that share an index, in order of n, and then their sum to the table.
+// Adds the rows of d_output that share an index, in order of n, and then their sum to the table, which begins at index
+// `first` of `end`.
 template <class T>
-void add_rows(const ConstView& d_output, const std::int32_t* indices, const View& d_table) {
+void add_rows(const ConstView& d_output, const std::int32_t* indices, const View& d_table, std::int64_t first,
+              std::int64_t end) {
   const std::int64_t rows = d_output.shape()[0];
   const std::int64_t columns = d_output.shape()[1];
   std::vector<double> sums(static_cast<std::size_t>(d_table.num_elements()));
   for (std::int64_t n = 0; n < rows; ++n) {
-    const std::int64_t index = indices[n];
-    SCALETRAIN_CHECK_LE(0, index);
-    SCALETRAIN_CHECK_LT(index, d_table.shape()[0]);
+    SCALETRAIN_CHECK_LE(0, indices[n]);
+    SCALETRAIN_CHECK_LT(indices[n], end);
+    const std::int64_t index = indices[n] - first;
+    if (index < 0 || index >= d_table.shape()[0]) continue;
     for (std::int64_t c = 0; c < columns; ++c)
       sums[std::size_t(index * columns + c)] += double(d_output.as<T>()[n * columns + c]);
   }
@@ -268,8 +275,10 @@ void add_rows(const ConstView& d_output, const std::int32_t* indices, const View
 
 template <class T>
 void compute(const EmbeddingBackward& op) {
-  add_rows<T>(op.d_output, op.ids.as<std::int32_t>(), op.d_table);
-  if (op.d_position_table) add_rows<T>(op.d_output, op.positions.as<std::int32_t>(), op.d_position_table);
+  add_rows<T>(op.d_output, op.ids.as<std::int32_t>(), op.d_table, op.first_id,
+              op.vocabulary != 0 ? op.vocabulary : op.d_table.shape()[0]);
+  if (op.d_position_table)
+    add_rows<T>(op.d_output, op.positions.as<std::int32_t>(), op.d_position_table, 0, op.d_position_table.shape()[0]);
 }
 
 #define SCALETRAIN_INSTANTIATE(Operation)            \

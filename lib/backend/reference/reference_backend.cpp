@@ -36,6 +36,8 @@ class ReferenceBackend final : public Backend {
   void launch(Stream&, const EmbeddingForward& op) override { reference::compute<T>(op); }
   void launch(Stream&, const EmbeddingBackward& op) override { reference::compute<T>(op); }
   void launch(Stream&, const CrossEntropy& op) override { reference::compute<T>(op); }
+  void launch(Stream&, const SoftmaxStatistics& op) override { reference::compute<T>(op); }
+  void launch(Stream&, const CrossEntropyParts& op) override { reference::compute<T>(op); }
   void launch(Stream&, const Add& op) override { reference::compute<T>(op); }
   void launch(Stream&, const Copy& op) override { reference::compute(op); }
   void launch(Stream&, const Fill& op) override { reference::compute(op); }

@@ -1,5 +1,10 @@
 // Transport over Gloo's TCP device: CPU memory, any number of hosts. One device (one loop thread) per process, one
 // full-mesh context per group. The data plane is not authenticated: it binds to the interface it is told.
+//
+// A wait that ends at its deadline leaves its message and all others as they were. A peer that is gone ends the waits
+// on it, and only those, within a fraction of a second. Destroying a message that is half-way leaves its connection
+// stuck: such a transport is good only for being destroyed. Messages may have any size, none and more than 2 GiB
+// included; the last tag, 2^64 - 1, is taken.
 #pragma once
 
 #include <memory>
@@ -15,6 +20,8 @@ namespace scaletrain {
 class GlooDevice {
  public:
   // address: the numeric address of this host to bind to and to tell the others. PeerError if it cannot be bound.
+  // SIGPIPE is ignored from then on, unless the program has installed a handler: Gloo writes to connections that peers
+  // may close.
   explicit GlooDevice(const std::string& address);
   ~GlooDevice();
   GlooDevice(const GlooDevice&) = delete;

@@ -1,5 +1,6 @@
-// Ranks as threads of one process: for tests. Transfers are rendezvous: a send completes when its receive has copied the
-// bytes, so that a schedule that needs buffering deadlocks here (and is named at the deadline), as it might elsewhere.
+// Ranks as threads of one process: for tests. Transfers are rendezvous: a send completes when its receive has copied
+// the bytes, so that a schedule that needs buffering deadlocks here (and is named at the deadline), as it might
+// elsewhere.
 #pragma once
 
 #include <memory>
@@ -21,12 +22,13 @@ class InProcessWorld {
   InProcessWorld& operator=(const InProcessWorld&) = delete;
 
   int size() const;
-  // `name` names the group uniquely in the world; every member calls with the same name and members (ascending positions
-  // of the group, `self` one of them). Does not wait for the others.
+  // `name` names the group uniquely in the world; every member calls with the same name and members (ascending
+  // positions of the group, `self` one of them). Does not wait for the others.
   std::unique_ptr<Transport> make_transport(const std::string& name, const std::vector<Rank>& members, Rank self);
   // One store, shared.
   std::unique_ptr<KeyValueStore> make_store();
-  // A rank has failed: every wait on it, now and later, ends with a PeerError that carries `reason`.
+  // A rank has failed: every wait on it and by it, now and later, ends with a PeerError that carries `reason`; so does
+  // waiting for keys of the store that are not there.
   void fail(Rank rank, const std::string& reason);
 
  private:

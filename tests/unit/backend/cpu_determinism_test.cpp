@@ -173,6 +173,26 @@ Results run_cross_entropy(Engine& engine) {
   return results;
 }
 
+Results run_cross_entropy_parts(Engine& engine) {
+  constexpr std::int64_t rows = 4500;
+  constexpr std::int64_t columns = 37;
+  Floats logits = numbers(rows * columns, 1);
+  Floats other = numbers(rows * columns, 2);
+  Ids targets = ids(rows, 2 * columns);
+  for (std::size_t i = 0; i < targets.size(); i += 5) targets[i] = -1;
+  Floats statistics(2 * rows * 3);
+  const View all = view(statistics, {2, rows, 3});
+  for (const std::int64_t rank : {0, 1})
+    engine.run(SoftmaxStatistics{view(rank == 0 ? logits : other, {rows, columns}), view(targets), rank * columns,
+                                 2 * columns, all.rows(rank, 1).reshape({rows, 3})});
+  double loss = 0.5;
+  engine.run(CrossEntropyParts{view(logits, {rows, columns}), view(targets), 0, 2 * columns, all, 0.3, &loss});
+  Results results{loss};
+  append(results, logits);
+  append(results, statistics);
+  return results;
+}
+
 Results run_sum_of_squares(Engine& engine) {
   constexpr std::int64_t count = 1'000'003;
   Floats values = numbers(count, 1);
@@ -225,6 +245,7 @@ const std::vector<NamedCase>& cases() {
       {"attention", run_attention},
       {"norm", run_norm},
       {"cross-entropy", run_cross_entropy},
+      {"cross-entropy in parts", run_cross_entropy_parts},
       {"sum of squares", run_sum_of_squares},
       {"embedding", run_embedding},
       {"elementwise", run_elementwise},
@@ -269,6 +290,12 @@ TEST_CASE("a NaN is never lost on the way to the loss") {
       Ids target{3};
       double loss = 0;
       engine.run(CrossEntropy{view(logits, {1, 75}), view(target), 0.0, &loss});
+      CHECK(std::isnan(loss));
+      Floats statistics(2 * 3, 1.0F);
+      const View all = view(statistics, {2, 1, 3});
+      engine.run(SoftmaxStatistics{view(logits, {1, 75}), view(target), 0, 150, all.rows(0, 1).reshape({1, 3})});
+      loss = 0;
+      engine.run(CrossEntropyParts{view(logits, {1, 75}), view(target), 0, 150, all, 0.0, &loss});
       CHECK(std::isnan(loss));
 
       for (const ActivationType type : {ActivationType::gelu, ActivationType::gelu_tanh}) {

@@ -103,6 +103,10 @@ class PlantedError final : public Backend {
   void launch(Stream& s, const CrossEntropy& op) override {
     run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)});
   }
+  void launch(Stream& s, const SoftmaxStatistics& op) override { run_and_spoil(s, op, {last(op.statistics)}); }
+  void launch(Stream& s, const CrossEntropyParts& op) override {
+    run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)});
+  }
   void launch(Stream& s, const Add& op) override { run_and_spoil(s, op, {last(op.output)}); }
   void launch(Stream& s, const Copy& op) override { run_and_spoil(s, op, {last(op.output)}); }
   void launch(Stream& s, const Fill& op) override { run_and_spoil(s, op, {last(op.output)}); }

@@ -7,6 +7,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint_fixture.h"
 #include "hugging_face_fixture.h"
+#include "layout_fixture.h"
 
 using namespace scaletrain;
 
@@ -219,5 +220,35 @@ TEST_CASE("hugging_face_export_of_a_model_that_neither_family_expresses_is_refus
                                          .max_shard_bytes = 1 << 20}),
                     UserError);
     CHECK(names_in(folder.path()).empty());
+  }
+}
+
+TEST_CASE("hugging_face_import_fills_every_layout_with_the_values_of_the_whole_tensors") {
+  // GPT-2: transposed, with query, key and value fused in one tensor. Llama: neither, and two key/value heads.
+  for (const bool llama : {false, true}) {
+    const TempFolder folder;
+    const ModelConfig model = layout_model(llama, true);
+    StoreFixture saved(make_param_table(make_model_spec(model, model.vocab.value()), InitConfig{}), {});
+    for (const ParamRow& row : saved.table.rows()) {
+      if (row.tied_to) continue;
+      const View master = saved.store.master(row.name);
+      for (std::int64_t i = 0; i < master.num_elements(); ++i) master.as<float>()[i] = value_at(row.name, i, 9);
+    }
+    export_store(saved, {.folder = folder / "out",
+                         .model = model,
+                         .dtype = DType::f32,
+                         .tokenizer_files = {},
+                         .max_shard_bytes = 20'000});
+    const ParamTable table = layout_table(llama, true);
+    const std::vector<Layout> layouts = {{1, 1, 1, 0}, {3, 1, 1, 3}, {2, 2, 1, 3}, {1, 4, 1, 0}, {2, 1, 3, 1}};
+    for (const Layout& layout : layouts) {
+      CAPTURE(layout.text());
+      std::vector<std::string> differences(static_cast<std::size_t>(layout.mesh().world()));
+      run_layout(table, layout, [&](Rank rank, RankStore& store, KeyValueStore&) {
+        HuggingFaceModel(folder / "out").load(store.store());
+        differences[static_cast<std::size_t>(rank.value())] = store.difference(9, false);
+      });
+      for (const std::string& difference : differences) CHECK(difference == "");
+    }
   }
 }

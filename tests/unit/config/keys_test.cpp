@@ -139,14 +139,6 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "train.label_smoothing=0.1",
                          "train.recompute=selective",
                          "train.spike={}",
-                         "parallel.data=2",
-                         "parallel.tensor=2",
-                         "parallel.sequence=true",
-                         "parallel.pipeline=2",
-                         "parallel.schedule=gpipe",
-                         "parallel.schedule=zb-h1",
-                         "parallel.chunks=2",
-                         "parallel.zero=1",
                          "precision.compute=bf16",
                          "precision.reduce=bf16",
                          "precision.loss_scale=1024",
@@ -168,18 +160,31 @@ TEST_CASE("values whose feature does not exist are refused by name") {
   }
   for (const UnsupportedValue& row : unsupported_table())
     CHECK_MESSAGE(refused.contains(std::string(row.path)), row.path);
-  for (const char* text : {"train.optimizer.type=sgd", "model.init.type=he", "model.init.type=xavier",
-                           "data.documents.loss_across=false", "parallel.data=auto", "run.device=auto",
-                           "train.lr_schedule.type=constant", "train.lr_schedule.type=linear", "launch.port=auto"})
+  for (const char* text :
+       {"train.optimizer.type=sgd", "model.init.type=he", "model.init.type=xavier", "data.documents.loss_across=false",
+        "run.device=auto", "train.lr_schedule.type=constant", "train.lr_schedule.type=linear", "launch.port=auto",
+        "parallel.data=auto", "parallel.data=2", "parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2",
+        "parallel.schedule=gpipe", "parallel.schedule=interleaved", "parallel.schedule=zb-h1", "parallel.chunks=2",
+        "parallel.zero=0", "parallel.zero=3"})
     CHECK(override_errors({text}) == "accepted");
 }
 
-TEST_CASE("check may load a layout that cannot run yet") {
-  const LoadedConfig loaded = load_text(kLeast + "parallel: {tensor: 2, pipeline: 4}\n", {"log.tensorboard=true"}, {},
-                                        {.allow_unsupported = true});
-  CHECK(loaded.config.parallel.pipeline == 4);
-  REQUIRE(loaded.unsupported.size() == 3);
-  CHECK(loaded.unsupported[0] == "c.yaml:3:20: parallel.tensor: 2 is not supported yet; use 1");
-  CHECK(loaded.unsupported[2] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
-  CHECK(unsupported_values(loaded.config).size() == 3);
+TEST_CASE("check may load what cannot run yet") {
+  const LoadedConfig loaded = load_text(kLeast + "precision: {compute: bf16, reduce: fp32}\n", {"log.tensorboard=true"},
+                                        {}, {.allow_unsupported = true});
+  CHECK(loaded.config.precision.compute == Precision::bf16);
+  REQUIRE(loaded.unsupported.size() == 2);
+  CHECK(loaded.unsupported[0] == "c.yaml:3:22: precision.compute: bf16 is not supported yet; use fp32");
+  CHECK(loaded.unsupported[1] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
+  CHECK(unsupported_values(loaded.config).size() == 2);
+}
+
+TEST_CASE("a plan's problems are told with the places of their keys") {
+  const LoadedConfig loaded = load_text(kLeast + "parallel: {tensor: 3, data: 2}\n", {"parallel.pipeline=7"});
+  CHECK(loaded.located("parallel.tensor: 3 does not divide model.heads: 12") ==
+        "c.yaml:3:20: parallel.tensor: 3 does not divide model.heads: 12");
+  CHECK(loaded.located("parallel: 42 ranks\nparallel.pipeline: 7 is odd\nno key at all") ==
+        "c.yaml:3:1: parallel: 42 ranks\n--set parallel.pipeline=7: parallel.pipeline: 7 is odd\nno key at all");
+  // A key that was not given stands at its section.
+  CHECK(loaded.located("parallel.chunks: 2") == "c.yaml:3:1: parallel.chunks: 2");
 }

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "launch/agent.h"
+#include "launch/machine.h"
 #include "launch/signals.h"
 #include "launch/worker_channel.h"
 
@@ -136,23 +137,74 @@ int write_pid(const Call& call) {
   sleep_for_ever();
 }
 
-// agent FOLDER: supervises a worker that plays `pid FOLDER/worker.pid`
+// explain CODE MESSAGE SECONDS: says why it will fail, and takes its time to leave
+int explain(const Call& call) {
+  const int code = std::stoi(call.words.at(1));
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.entered(5, false);
+  reporter.error(static_cast<ExitCode>(code), call.words.at(2));
+  sleep_seconds(std::stod(call.words.at(3)));
+  return code;
+}
+
+// later SECONDS CODE MESSAGE: fails after a while
+int fail_later(const Call& call) {
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.entered(5, false);
+  sleep_seconds(std::stod(call.words.at(1)));
+  const int code = std::stoi(call.words.at(2));
+  if (!call.words.at(3).empty()) reporter.error(static_cast<ExitCode>(code), call.words.at(3));
+  return code;
+}
+
+// count FILE: trains until it is told to end, then says how many times it was told, within half a second
+int count_signals(const Call& call) {
+  WorkerReporter reporter(call.channel, report_period);
+  std::atomic<int> signals{0};
+  const InterruptWatcher interrupts([&signals](int) { ++signals; });
+  std::atomic<std::uint64_t> counter{0};
+  reporter.watch([&counter] { return ++counter; });
+  reporter.entered(1, false);
+  std::ofstream(call.words.at(1)) << "ready" << std::flush;
+  while (!interrupts.interrupted()) sleep_seconds(0.005);
+  sleep_seconds(0.5);
+  std::ofstream(call.words.at(1)) << signals.load() << std::flush;
+  reporter.watch({});
+  return static_cast<int>(ExitCode::interrupted);
+}
+
+// place FILE: writes what it was given: the secret, whether launcher variables are there, the processors
+int write_place(const Call& call) {
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "-" : value);
+  };
+  std::ofstream file(call.words.at(1));
+  file << variable("SCALETRAIN_SECRET") << " " << variable("RANK") << " " << variable("LAUNCH_TEST_KEPT");
+  for (const int processor : affinity_processors()) file << " " << processor;
+  file << std::flush;
+  return 0;
+}
+
+// agent FOLDER WORLD: supervises workers that play `pid FOLDER/worker.pid.RANK`
 int agent(const Call& call) {
   Log log(LogOptions{});
   const InterruptWatcher interrupts;
   AgentOptions options{
       .paths = RunPaths(call.words.at(1)), .start = {}, .lock_id = "x", .log = log, .interrupts = interrupts};
-  options.arguments = [&](const StartPoint&) {
-    return std::vector<std::string>{"pid", call.words.at(1) + "/worker.pid"};
+  options.world = std::stoll(call.words.at(2));
+  options.arguments = [&](const StartPoint&, const WorkerSlot& slot) {
+    return std::vector<std::string>{"pid", call.words.at(1) + "/worker.pid." + std::to_string(slot.rank.value())};
   };
   return static_cast<int>(run_agent(options));
 }
 
 int run(const Call& call) {
   const std::map<std::string, std::function<int(const Call&)>> modes = {
-      {"exit", exit_at_once}, {"die", die},    {"fail", fail}, {"hang", hang},
-      {"work", work},         {"wait", wait},  {"save", save}, {"slow-start", slow_start},
-      {"pid", write_pid},     {"agent", agent}};
+      {"exit", exit_at_once},   {"die", die},          {"fail", fail},       {"hang", hang},
+      {"work", work},           {"wait", wait},        {"save", save},       {"slow-start", slow_start},
+      {"pid", write_pid},       {"agent", agent},      {"explain", explain}, {"later", fail_later},
+      {"count", count_signals}, {"place", write_place}};
   return modes.at(call.words.at(0))(call);
 }
 

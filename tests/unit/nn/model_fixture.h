@@ -50,26 +50,61 @@ class PoisonedRegion {
   Buffer buffer_;
 };
 
+// Calls visit(index in the box, index in the tensor) for every element of a box of one or two dims, in order.
+template <class Visit>
+void for_each_element(const Shape& shape, const Box& box, Visit visit) {
+  const bool is_matrix = shape.num_dims() == 2;
+  const std::int64_t columns = is_matrix ? shape[1] : 1;
+  const std::int64_t width = is_matrix ? box.extent[1] : 1;
+  const std::int64_t first_column = is_matrix ? box.first[1] : 0;
+  for (std::int64_t i = 0; i < box.extent[0]; ++i)
+    for (std::int64_t j = 0; j < width; ++j)
+      visit(static_cast<std::size_t>(i * width + j),
+            static_cast<std::size_t>((box.first[0] + i) * columns + first_column + j));
+}
+
+// Which part of the model a test's rank has, and its groups.
+struct TestRank {
+  TensorPart part;
+  const RankGroups* groups = nullptr;
+};
+
 struct TestModel {
-  TestModel(const ModelSpec& model_spec, std::unique_ptr<Backend> used_backend, const InitConfig& init = {})
+  TestModel(const ModelSpec& model_spec, std::unique_ptr<Backend> used_backend, const InitConfig& init = {},
+            const TestRank& test_rank = {})
       : spec(model_spec),
+        rank(test_rank),
         table(make_param_table(spec, init)),
-        layout(table, all_units(table), Mesh(), MeshPosition()),
+        layout(table, all_units(table), Mesh(1, rank.part.degree, 1), MeshPosition{.tensor = rank.part.rank}),
         backend(std::move(used_backend)),
         stream(backend->make_stream()),
-        store(*backend, table, layout, {.slot_names = {}, .gradients = true, .dtype = backend->compute_type()}),
-        model(spec) {}
+        store(*backend, table, layout,
+              {.slot_names = {},
+               .gradients = true,
+               .dtype = backend->compute_type(),
+               .sequence = rank.part.sequence,
+               .groups = rank.groups}),
+        model(spec, rank.part) {}
 
   // Values far from those of initialisation, so that no gradient is small by symmetry.
   void randomise() {
     for (const ParamRow& row : table.rows()) {
+      if (row.tied_to) continue;
       const bool is_norm_weight = row.init.kind == InitialValues::Kind::ones;
-      const View master = store.master(row.name);
-      const std::vector<double> values =
-          normal_values(row.name, static_cast<std::size_t>(master.num_elements()), is_norm_weight ? 1.0f : 0.0f, 0.3f);
-      convert_floats(DType::f64, values.data(), master.dtype(), master.data(), values.size());
+      const std::vector<double> values = normal_values(row.name, static_cast<std::size_t>(row.shape.num_elements()),
+                                                       is_norm_weight ? 1.0f : 0.0f, 0.3f);
+      assign(row, values);
     }
     store.values_changed();
+  }
+
+  // This rank's part of a tensor's values.
+  void assign(const ParamRow& row, const std::vector<double>& values) {
+    const View master = store.master(row.name);
+    std::vector<double> held(static_cast<std::size_t>(master.num_elements()));
+    for_each_element(row.shape, ParamTable::box_of(row, rank.part.degree, rank.part.rank),
+                     [&](std::size_t local, std::size_t global) { held.at(local) = values.at(global); });
+    convert_floats(DType::f64, held.data(), master.dtype(), master.data(), held.size());
   }
 
   std::map<std::string, std::vector<double>> gradients() const {
@@ -79,6 +114,7 @@ struct TestModel {
   }
 
   ModelSpec spec;
+  TestRank rank;
   ParamTable table;
   ShardLayout layout;
   std::unique_ptr<Backend> backend;
@@ -146,35 +182,40 @@ class UnitHarness {
   template <class Use>
   auto with_run(Phase phase, Use use) {
     struct Handles {  // released whatever happens
+      Handles(TestModel& used_model, int used_unit)
+          : model(used_model),
+            unit(used_unit),
+            weights(model.store.acquire(*model.stream, unit)),
+            gradients(model.store.acquire_gradients(*model.stream, unit)) {}
       ~Handles() {
-        for (const int held : units) store.release(held);
+        model.store.release_gradients(*model.stream, unit, false);
+        model.store.release(unit);
       }
-      ParamStore& store;
-      std::vector<int> units;
+      Handles(const Handles&) = delete;
+      Handles& operator=(const Handles&) = delete;
+      TestModel& model;
+      int unit;
+      const UnitWeights& weights;
+      const UnitGradients& gradients;
     };
-    Handles handles{model_.store, {}};
-    const auto acquire = [&](int index) {
-      const UnitWeights& weights = model_.store.acquire(*model_.stream, index);
-      handles.units.push_back(index);
-      return &weights;
-    };
+    const Handles handles(model_, unit_.index());
     scratch.poison();
     const BatchContext context = batch_.context(phase);
-    const bool is_tied = unit_.uses_tied_embedding();
     const UnitRun run{.backend = *model_.backend,
                       .stream = *model_.stream,
                       .batch = context,
-                      .weights = *acquire(unit_.index()),
-                      .gradients = &model_.store.gradients(unit_.index()),
-                      .tied_weights = is_tied ? acquire(0) : nullptr,
-                      .tied_gradients = is_tied ? &model_.store.gradients(0) : nullptr,
+                      .weights = handles.weights,
+                      .gradients = &handles.gradients,
+                      .tensor = model_.rank.groups == nullptr ? nullptr : model_.rank.groups->tensor.get(),
                       .scratch = scratch_override ? *scratch_override : scratch.region()};
     return use(run);
   }
 
   Saved forward(Phase phase, const Bundle& input, const Bundle& output) {
     saved.poison();
-    return with_run(phase, [&](const UnitRun& run) { return unit_.forward(run, input, output, saved.region()); });
+    return with_run(phase, [&](const UnitRun& run) {
+      return unit_.forward(with_handles(run, run.weights, nullptr), input, output, saved.region());
+    });
   }
 
   void backward(BackwardForm form, Saved held, const Bundle& d_output, const Bundle& d_input) {
@@ -190,20 +231,36 @@ class UnitHarness {
   WeightWork backward_input(Saved held, const Bundle& d_output, const Bundle& d_input) {
     work.poison();
     return with_run(Phase::train, [&](const UnitRun& run) {
-      return unit_.backward_input(run, std::move(held), d_output, d_input, work.region());
+      return unit_.backward_input(with_handles(run, run.weights, nullptr), std::move(held), d_output, d_input,
+                                  work.region());
     });
   }
   void backward_input_later(Saved held, const Bundle& d_output, const Bundle& d_input) {
     pending_ = backward_input(std::move(held), d_output, d_input);
   }
   void backward_weight() {
-    with_run(Phase::train, [&](const UnitRun& run) { unit_.backward_weight(run, std::move(pending_)); });
+    with_run(Phase::train, [&](const UnitRun& run) {
+      const UnitWeights none;
+      const UnitWeights& weights = unit_.weight_phase_reads_weights() ? run.weights : none;
+      unit_.backward_weight(with_handles(run, weights, run.gradients), std::move(pending_));
+    });
   }
 
   const Unit& unit() const { return unit_; }
   const UnitMemory& memory() const { return memory_; }
 
  private:
+  // A phase gets no more than it may need.
+  static UnitRun with_handles(const UnitRun& run, const UnitWeights& weights, const UnitGradients* gradients) {
+    return {.backend = run.backend,
+            .stream = run.stream,
+            .batch = run.batch,
+            .weights = weights,
+            .gradients = gradients,
+            .tensor = run.tensor,
+            .scratch = run.scratch};
+  }
+
   TestModel& model_;
   const Unit& unit_;
   TestBatch& batch_;
@@ -265,6 +322,8 @@ class ModelHarness {
 
   // The last block's output.
   View hidden() const { return bundles_[bundles_.size() - 2].hidden; }
+  // The gradient of a unit's output after a plain backward; not the head's.
+  View d_output(std::size_t unit) const { return d_bundles_.at(unit).hidden; }
 
  private:
   std::span<PoisonedRegion> d_memory() { return std::span(memory_).subspan(units_.size()); }

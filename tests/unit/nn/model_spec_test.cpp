@@ -92,7 +92,8 @@ TEST_CASE("rows come in the documented order, fused groups contiguous") {
                                              "blocks.0.ffn.down.weight",
                                              "blocks.0.ffn.down.bias",
                                              "head.norm.weight",
-                                             "head.norm.bias"};
+                                             "head.norm.bias",
+                                             "head.weight"};
   CHECK(names == expected);
   CHECK(row(table, "blocks.0.attention.key.bias").fused == "attention.qkv.bias");
   CHECK(row(table, "blocks.0.ffn.up.weight").fused == "ffn.gate_up.weight");
@@ -169,4 +170,72 @@ TEST_CASE("initial values follow the config") {
 TEST_CASE("heads that do not divide the hidden size are refused") {
   ModelConfig config = gpt2(2, 10, 3);
   CHECK_THROWS_AS(make_model_spec(config, 11), BugError);
+}
+
+TEST_CASE("a tied head's matrix is the embedding's: stored, counted and exported once") {
+  ModelConfig config = gpt2(2, 8, 2);
+  const ParamTable tied = make_param_table(make_model_spec(config, 11), config.init);
+  const ParamRow& head = row(tied, "head.weight");
+  CHECK(head.tied_to == "embedding.token.weight");
+  CHECK(head.hugging_face_name.empty());
+  CHECK(head.decays);
+  CHECK(head.split == row(tied, "embedding.token.weight").split);
+  CHECK_FALSE(row(tied, "embedding.token.weight").lookup_only);
+  config.tie_embeddings = false;
+  const ParamTable untied = make_param_table(make_model_spec(config, 11), config.init);
+  CHECK_FALSE(row(untied, "head.weight").tied_to.has_value());
+  CHECK(untied.num_parameters() == tied.num_parameters() + 11 * 8);
+}
+
+TEST_CASE("only norms and the biases of row-parallel maps have a gradient per sequence shard") {
+  ModelConfig config = gpt2(1, 8, 2);
+  const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
+  std::vector<std::string> partial;
+  for (const ParamRow& entry : table.rows())
+    if (entry.sequence_partial) partial.push_back(entry.name);
+  CHECK(partial == std::vector<std::string>{"blocks.0.attention_norm.weight", "blocks.0.attention_norm.bias",
+                                            "blocks.0.attention.output.bias", "blocks.0.ffn_norm.weight",
+                                            "blocks.0.ffn_norm.bias", "blocks.0.ffn.down.bias", "head.norm.weight",
+                                            "head.norm.bias"});
+}
+
+TEST_CASE("a tensor rank's part of the model is what the table's boxes give it") {
+  for (const std::int64_t kv_heads : {1, 2, 4, 8}) {
+    ModelConfig config = gpt2(1, 32, 8);
+    config.kv_heads = kv_heads;
+    config.ffn_hidden = 11;
+    const ModelSpec spec = make_model_spec(config, 9);
+    const ParamTable table = make_param_table(spec, config.init);
+    for (const std::int64_t degree : {1, 2, 4, 8}) {
+      std::int64_t rows = 0;
+      for (std::int64_t rank = 0; rank < degree; ++rank) {
+        CAPTURE(kv_heads);
+        CAPTURE(degree);
+        CAPTURE(rank);
+        const ModelSpec local = local_spec(spec, {.degree = degree, .rank = rank});
+        const auto box = [&](std::string_view name) { return ParamTable::box_of(row(table, name), degree, rank); };
+        CHECK(box("blocks.0.attention.query.weight").extent[0] == local.heads * local.head_size);
+        CHECK(box("blocks.0.attention.value.weight").extent[0] == local.kv_heads * local.head_size);
+        CHECK(box("blocks.0.attention.output.weight").extent[1] == local.heads * local.head_size);
+        CHECK(box("blocks.0.ffn.up.weight").extent[0] == local.ffn_hidden);
+        CHECK(box("blocks.0.ffn.down.weight").extent[1] == local.ffn_hidden);
+        CHECK(box("embedding.token.weight").extent[0] == local.vocab);
+        CHECK(box("embedding.token.weight").first[0] == first_vocab_row(spec, {.degree = degree, .rank = rank}));
+        CHECK(local.heads % local.kv_heads == 0);
+        CHECK(local.hidden == spec.hidden);
+        rows += local.vocab;
+      }
+      CHECK(rows == spec.vocab);
+    }
+  }
+  const ModelConfig config = gpt2(1, 32, 8);
+  CHECK_THROWS_AS(local_spec(make_model_spec(config, 9), {.degree = 3, .rank = 0}), BugError);
+  CHECK_THROWS_AS(local_spec(make_model_spec(config, 9), {.degree = 2, .rank = 2}), BugError);
+}
+
+TEST_CASE("sequence shards are as even as may be, the first ones larger") {
+  CHECK(sequence_shards(10, 4) == std::vector<std::int64_t>{3, 3, 2, 2});
+  CHECK(sequence_shards(3, 4) == std::vector<std::int64_t>{1, 1, 1, 0});
+  CHECK(sequence_shards(8, 2) == std::vector<std::int64_t>{4, 4});
+  CHECK(sequence_shards(0, 2) == std::vector<std::int64_t>{0, 0});
 }

@@ -24,7 +24,6 @@ TEST_CASE("units are embedding, blocks, head, in the order of the table") {
   for (std::size_t i = 0; i < model.units().size(); ++i) {
     CHECK(model.units()[i]->name() == table.units()[i].name);
     CHECK(model.units()[i]->index() == static_cast<int>(i));
-    CHECK(model.units()[i]->uses_tied_embedding() == (i + 1 == model.units().size()));
   }
   const std::vector<BundleEntry> boundary = model.boundary({3, 5}, DType::f32);
   REQUIRE(boundary.size() == 1);

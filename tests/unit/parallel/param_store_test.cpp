@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "support/ranks.h"
 
 using namespace scaletrain;
 
@@ -62,6 +63,8 @@ class PackingBackend final : public Backend {
   void launch(Stream&, const EmbeddingForward& op) override { refuse(op); }
   void launch(Stream&, const EmbeddingBackward& op) override { refuse(op); }
   void launch(Stream&, const CrossEntropy& op) override { refuse(op); }
+  void launch(Stream&, const SoftmaxStatistics& op) override { refuse(op); }
+  void launch(Stream&, const CrossEntropyParts& op) override { refuse(op); }
   void launch(Stream&, const Add& op) override { refuse(op); }
   void launch(Stream&, const Copy& op) override { refuse(op); }
   void launch(Stream&, const SumOfSquares& op) override { refuse(op); }
@@ -160,7 +163,8 @@ TEST_CASE("compute forms are made once per version and follow the values") {
 TEST_CASE("a tied head reads and accumulates in the embedding's memory, and only the head has a compute form") {
   Fixture f;
   CHECK(f.store.master("head.weight").data() == f.store.master("embedding.token.weight").data());
-  CHECK(f.store.gradients(2).find("weight").data() == f.store.gradients(0).find("token.weight").data());
+  CHECK(f.store.acquire_gradients(*f.stream, 2).find("weight").data() ==
+        f.store.acquire_gradients(*f.stream, 0).find("token.weight").data());
   CHECK(f.store.acquire(*f.stream, 0).find("token.weight").packed == nullptr);
   CHECK(f.store.acquire(*f.stream, 2).find("weight").packed != nullptr);
   CHECK(f.backend.num_packs == 1);
@@ -168,7 +172,8 @@ TEST_CASE("a tied head reads and accumulates in the embedding's memory, and only
 
 TEST_CASE("gradients are views of the flat buffer, by matrix and by row, and are zeroed together") {
   Fixture f;
-  const View matrix = f.store.gradients(1).find("qkv.weight");
+  const View matrix = f.store.acquire_gradients(*f.stream, 1).find("qkv.weight");
+  f.store.release_gradients(*f.stream, 1, true);
   CHECK(matrix.shape() == Shape{8, 4});
   matrix.as<float>()[16] = 4.0F;
   CHECK(f.store.gradient("blocks.0.key.weight").as<float>()[0] == 4.0F);
@@ -208,4 +213,58 @@ TEST_CASE("rows that a rank does not hold are empty views") {
   const ParamStore store(f.backend, f.table, part, {});
   CHECK_FALSE(static_cast<bool>(store.master("embedding.token.weight")));
   CHECK(static_cast<bool>(store.master("blocks.0.key.bias")));
+}
+
+TEST_CASE("held ranges give the values of rows, and of any part of one, in memory") {
+  Fixture f;
+  const int value = f.table.index_of("blocks.0.value.weight");
+  const auto held = f.store.held(StateKind::master);
+  CHECK(held.size() == 7);  // the tied head has no values of its own
+  for (const StateKind kind : {StateKind::master, StateKind::gradient, StateKind::slot}) {
+    const View whole = f.store.values(kind, {.row = value, .first = 0, .count = 8}, 1);
+    const View part = f.store.values(kind, {.row = value, .first = 3, .count = 2}, 1);
+    CHECK(whole.shape() == Shape{8});
+    CHECK(part.as<float>() == whole.as<float>() + 3);
+    CHECK_THROWS_AS(f.store.values(kind, {.row = value, .first = 3, .count = 6}, 1), BugError);
+  }
+  CHECK(f.store.values(StateKind::slot, {.row = value, .first = 0, .count = 8}, 1).data() ==
+        f.store.slot("blocks.0.value.weight", 1).data());
+  CHECK(f.store.values(StateKind::master, {.row = f.table.index_of("head.weight"), .first = 4, .count = 4}).data() ==
+        f.store.master("embedding.token.weight").as<float>() + 4);
+  CHECK_THROWS_AS(f.store.values(StateKind::slot, held[0], 2), BugError);
+}
+
+TEST_CASE("compute forms of gathered weights are dropped on release and made of the gathered values") {
+  std::vector<std::string> errors(2);
+  const ParamTable table = small_table();
+  run_ranks(Mesh(2, 1, 1), {}, [&](Rank rank, RankGroups& groups, auto&) {
+    std::string& error = errors[static_cast<std::size_t>(rank.value())];
+    PackingBackend backend;
+    const auto stream = backend.make_stream();
+    const ShardLayout layout(table, all_units, Mesh(2, 1, 1), {.data = rank.value()});
+    ParamStore store(backend, table, layout, {.gradients = false, .zero = ZeroPolicy::of_stage(3), .groups = &groups});
+    for (const RowRange& range : store.held(StateKind::master)) {
+      for (std::int64_t n = 0; n < range.count; ++n)
+        store.values(StateKind::master, range).as<float>()[n] = static_cast<float>(range.row * 100 + range.first + n);
+    }
+    store.values_changed();
+    for (int round = 1; round <= 2; ++round) {
+      const UnitWeights& weights = store.acquire(*stream, 1);
+      const UnitWeights& head = store.acquire(*stream, 2);
+      const auto first_of = [](const Weight& weight) {
+        return dynamic_cast<const FakePacked&>(*weight.packed).first_value;
+      };
+      if (first_of(weights.find("output.weight")) != 600.0F) error = "output";
+      if (first_of(head.find("weight")) != 0.0F) error = "head";
+      if (store.packed_bytes() != (32 + 16 + 28) * sizeof(float)) error = "packed bytes";
+      store.release(2);
+      if (store.packed_bytes() != (32 + 16) * sizeof(float)) error = "released head";
+      store.release(1);
+      if (store.packed_bytes() != 0) error = "released all";
+      if (backend.num_packs != 3 * round) error = "number of packs";
+    }
+    if (store.master("blocks.0.output.weight")) error = "a shard is not a whole row";
+    store.settle(*stream);
+  });
+  for (const std::string& error : errors) CHECK(error == "");
 }

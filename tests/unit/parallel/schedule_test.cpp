@@ -21,6 +21,24 @@ namespace {
 constexpr std::int64_t max_stages = 16;
 constexpr std::int64_t max_micro_batches = 64;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool is_sanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+constexpr bool is_sanitized = true;
+#else
+constexpr bool is_sanitized = false;
+#endif
+#else
+constexpr bool is_sanitized = false;
+#endif
+
+// Plain builds replay every shape. Sanitizers, which are some twenty times slower, see small shapes, where the borders
+// lie, and a part of the others: they look for errors of memory, and the same code builds all.
+bool is_replayed(std::int64_t stages, std::int64_t micro_batches) {
+  return !is_sanitized || (stages <= 4 && micro_batches <= 6) || (stages * 67 + micro_batches) % 23 == 0;
+}
+
 struct Case {
   ScheduleKind kind;
   std::int64_t stages;
@@ -91,6 +109,7 @@ const Replays& replays() {
     };
     for (std::int64_t stages = 1; stages <= max_stages; ++stages) {
       for (std::int64_t micro_batches = 1; micro_batches <= max_micro_batches; ++micro_batches) {
+        if (!is_replayed(stages, micro_batches)) continue;
         for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
           add({kind, stages, micro_batches, 1});
         for (std::int64_t chunks = 1; chunks <= 4; ++chunks)
@@ -105,7 +124,7 @@ const Replays& replays() {
 }  // namespace
 
 TEST_CASE("every schedule of every kind runs to its end with queued and with blocking transfers") {
-  CHECK(replays().queued.size() == 7 * max_stages * max_micro_batches);
+  if (!is_sanitized) CHECK(replays().queued.size() == 7 * max_stages * max_micro_batches);
   for (const auto* part : {&replays().queued, &replays().blocking}) {
     for (const Replay& replay : *part) {
       if (!replay.simulation.completed) FAIL_CHECK(replay.shape.text() << ": " << replay.simulation.problem);
@@ -160,7 +179,7 @@ TEST_CASE("the bubble is the literature's inside its domain and never below the 
       FAIL_CHECK(c.text() << ": share " << replay.simulation.bubble);
     compared += formula.has_value() ? 1 : 0;
   }
-  CHECK(compared > 3000);
+  CHECK(compared > (is_sanitized ? 150 : 3000));
 }
 
 TEST_CASE("one stage's schedule is its part of the whole") {

@@ -79,12 +79,21 @@ TEST_CASE("a costly head takes blocks off the last stage") {
 }
 
 TEST_CASE("a given split is used as it is, and refused by name when it does not fit") {
-  const auto split = given_stages(12, {5, 0, 7}, 3);
-  CHECK(split[2].first == 5);
-  CHECK(split[1].count == 0);
+  const auto split = given_stages(12, {5, 1, 6}, 3);
+  CHECK(split[2].first == 6);
+  CHECK(split[1].count == 1);
   CHECK_THROWS_WITH_AS(given_stages(12, {5, 6}, 2),
                        "parallel.stage_layers: the numbers sum to 11, but model.layers is 12; they must be equal",
                        UserError);
   CHECK_THROWS_AS(given_stages(12, {6, 6}, 3), UserError);
   CHECK_THROWS_AS(given_stages(12, {13, -1}, 2), UserError);
+}
+
+TEST_CASE("a stage with no layers may hold the embedding or the head, and is refused if it would hold nothing") {
+  const auto ends = given_stages(3, {0, 3, 0}, 3);
+  CHECK((ends[0].count == 0 && ends[0].embedding && ends[2].count == 0 && ends[2].head));
+  CHECK_THROWS_WITH_AS(given_stages(12, {5, 0, 7}, 3),
+                       "parallel.stage_layers: number 2 is 0, and that part of the pipeline has neither the embedding "
+                       "nor the head: it would hold nothing; give it a layer",
+                       UserError);
 }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
+#include "plan/timeline.h"
 #include "plan_helpers.h"
 
 using namespace scaletrain;
@@ -67,12 +68,66 @@ TEST_CASE("a schedule too long to simulate has no bubble figure and a short answ
 
 TEST_CASE("a small pipeline shows its timeline, one rank does not") {
   Config config = tiny_config();
-  CHECK_FALSE(contains(describe_plan(config, make_run_plan(config, 61, std::nullopt), 0).text, "F0"));
+  const std::string alone = describe_plan(config, make_run_plan(config, 61, std::nullopt), 0).text;
+  CHECK_FALSE(contains(alone, "timeline"));
+  CHECK_FALSE(contains(alone, "groups"));
   config.parallel.pipeline = 2;
   const std::string text = describe_plan(config, make_run_plan(config, 61, std::nullopt), 0).text;
-  CHECK(contains(text, "F0"));
-  CHECK(contains(text, "B3"));
-  CHECK(contains(text, "stage 1"));
+  // By hand: 1F1B of two stages and four micro-batches, a backward as long as two forwards.
+  CHECK(contains(text,
+                 "stage 0 F0 F1 .  .  B0    F2 B1    F3 B2    .  B3\n"
+                 "stage 1 .  F0 B0    F1 B1    F2 B2    F3 B3    .  .\n"));
+}
+
+TEST_CASE("a timeline that is too wide for names has letters, and none that is too wide for those") {
+  const auto chart = [](std::int64_t micro_batches, std::size_t width) {
+    return timeline_text(make_timetable(make_schedule(ScheduleKind::zb_h1, 2, micro_batches, 1), {}), 1, width);
+  };
+  CHECK(chart(2, 17) ==
+        "stage 0 FF.IWIW\n"
+        "stage 1 .FIFIWW\n");
+  CHECK(chart(2, 14).empty());
+  CHECK(contains(chart(2, 80), "I0"));
+}
+
+TEST_CASE("ranks and groups are shown by pattern, and one by one where they are few") {
+  Config config = tiny_config();
+  config.parallel.data = 2;
+  config.parallel.tensor = 2;
+  config.parallel.pipeline = 2;
+  const std::string few = describe_plan(config, make_run_plan(config, 61, std::nullopt), 0).text;
+  CHECK(contains(few, "rank = tensor + 2 * (data + 2 * pipeline)"));
+  CHECK(contains(few, "      5       1       0         1\n"));  // 1 + 2 * (0 + 2 * 1)
+  CHECK(contains(few, "data       4 groups of 2 ranks; that of rank 0: 0, 2\n"));
+  CHECK(contains(few, "tied       4 groups of 2 ranks; that of rank 0: 0, 4\n"));
+  config.parallel.data = 12;
+  config.train.micro_batch = 1;
+  const PlanDescription many = describe_plan(config, make_run_plan(config, 61, std::nullopt), 0);
+  CHECK(contains(many.text, "...\n"));
+  CHECK(contains(many.text, "     47       1      11         1\n"));
+  CHECK_FALSE(contains(many.text, "     20       0      10         0\n"));
+  CHECK(contains(many.text, "data       4 groups of 12 ranks; that of rank 0: 0, 2 .. 22\n"));
+  const auto groups = nlohmann::json::parse(many.json).at("groups");
+  CHECK(groups[1] == nlohmann::json{{"group", "data"}, {"size", 12}, {"count", 4}, {"stride", 2}});
+}
+
+TEST_CASE("what a combination costs is said") {
+  Config config = tiny_config();
+  const auto costs = [&] {
+    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), 0).json).at("costs");
+  };
+  CHECK(costs().empty());
+  config.parallel.data = 2;
+  config.parallel.zero = 3;
+  config.train.micro_batch = 1;  // six per replica
+  REQUIRE(costs().size() == 2);
+  CHECK(contains(costs()[0], "parallel.zero 3 gathers weights"));
+  CHECK(contains(costs()[1], "6 times a step"));
+  config.parallel.zero = 1;
+  CHECK(costs().empty());
+  config.parallel.tensor = 4;
+  REQUIRE(costs().size() == 1);
+  CHECK(contains(costs()[0], "2 key/value heads on 4 tensor ranks: each is held and computed 2 times"));
 }
 
 TEST_CASE("stages in the description hold the blocks that the plan gives them") {

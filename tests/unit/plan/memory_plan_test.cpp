@@ -31,7 +31,7 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       std::vector<std::string> slots;
       if (optimizer == OptimizerKind::adamw) slots = {"exp_avg", "exp_avg_sq"};
       ParamStore store(*backend, phase.table, layout, {.slot_names = slots, .gradients = true, .dtype = DType::f32});
-      const StageMemory memory(*backend, phase.activations(Rank(0)), phase.micro_batch, phase.model.hidden);
+      const StageMemory memory(*backend, phase.activations(Rank(0)));
       const auto stream = backend->make_stream();
       for (const int unit : layout.units()) store.acquire(*stream, unit);
       const std::size_t allocated =

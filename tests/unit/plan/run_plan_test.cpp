@@ -86,9 +86,21 @@ TEST_CASE("degrees that do not fit name their keys") {
   CHECK(refusal([](Config&) {}).empty());
   std::string text = refusal([](Config& c) { c.parallel.tensor = 3; });
   CHECK(contains(text, "parallel.tensor: 3 does not divide model.heads: 4"));
-  CHECK(contains(text, "model.kv_heads: 2"));  // all at once
-  CHECK(contains(text, "model.ffn_hidden: 40"));
+  CHECK(contains(text, "model.kv_heads: 2"));                        // all at once
+  CHECK_FALSE(contains(text, "model.ffn_hidden"));                   // parts may be uneven
   CHECK(refusal([](Config& c) { c.parallel.tensor = 4; }).empty());  // grouped heads on neighbours
+  text = refusal([](Config& c) {
+    c.parallel.tensor = 4;
+    c.model.ffn_hidden = 41;
+    c.model.vocab = 63;
+  });
+  CHECK(text.empty());
+  text = refusal([](Config& c) {
+    c.parallel.chunks = 2;
+    c.parallel.tensor = 8;
+  });
+  CHECK(contains(text, "parallel.chunks: 2 chunks per stage, but parallel.schedule is 1f1b"));
+  CHECK(contains(text, "parallel.tensor: 8 does not divide model.heads: 4"));
   text = refusal([](Config& c) { c.parallel.pipeline = 7; });
   CHECK(contains(text, "parallel.pipeline: 7"));
   CHECK(contains(text, "model.layers is 6"));
@@ -140,7 +152,51 @@ TEST_CASE("layers per stage that the user gives are used") {
   config.parallel.stage_layers = std::vector<std::int64_t>{6, 0};  // the head alone
   CHECK(plan_of(config).phases.front().units_of_stage(1) == std::vector<int>{7});
   config.parallel.stage_layers = std::vector<std::int64_t>{4, 3};
-  CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers"));
+  config.parallel.tensor = 3;
+  const std::string text = user_error([&] { plan_of(config); });
+  CHECK(contains(text, "parallel.stage_layers: the numbers sum to 7"));
+  CHECK(contains(text, "parallel.tensor: 3"));  // all at once
+}
+
+TEST_CASE("a stage with no layers is planned if it has the embedding or the head, and refused by name else") {
+  Config config = tiny_config();
+  config.parallel.pipeline = 8;  // more stages than layers
+  CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers which stage has none"));
+  config.parallel.stage_layers = std::vector<std::int64_t>{0, 1, 1, 1, 1, 1, 1, 0};
+  const PhasePlan phase = plan_of(config).phases.front();
+  CHECK(phase.units_of_stage(0) == std::vector<int>{0});
+  CHECK(phase.units_of_stage(6) == std::vector<int>{6});
+  CHECK(phase.units_of_stage(7) == std::vector<int>{7});
+  config.parallel.stage_layers = std::vector<std::int64_t>{1, 1, 1, 0, 1, 1, 1, 0};
+  CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers: number 4 is 0"));
+}
+
+TEST_CASE("sequence shards of a tensor degree of one are no shards") {
+  Config config = tiny_config();
+  config.parallel.sequence = true;
+  CHECK_FALSE(plan_of(config).phases.front().sequence);
+  CHECK_FALSE(plan_of(config).phases.front().tensor_part(Rank(0)).sequence);
+  config.parallel.tensor = 2;
+  config.parallel.pipeline = 2;
+  const PhasePlan phase = plan_of(config).phases.front();
+  CHECK(phase.sequence);
+  CHECK(phase.tensor_part(Rank(1)) == TensorPart{.degree = 2, .rank = 1, .sequence = true});
+  CHECK(phase.tensor_part(Rank(2)) == TensorPart{.degree = 2, .rank = 0, .sequence = true});
+  CHECK(phase.store_options(DType::f64).sequence);
+}
+
+TEST_CASE("the store's options and the groups' facts are the plan's") {
+  Config config = tiny_config();
+  config.parallel.data = 2;
+  config.parallel.zero = 2;
+  const PhasePlan phase = plan_of(config).phases.front();
+  const ParamStore::Options options = phase.store_options(DType::f64);
+  CHECK(options.slot_names == phase.optimizer_slots);
+  CHECK(options.dtype == DType::f64);
+  CHECK((options.gradients && options.zero == ZeroPolicy::of_stage(2) && options.groups == nullptr));
+  CHECK((phase.group_facts().kv_heads == 2 && phase.group_facts().tied));
+  config.model.tie_embeddings = false;
+  CHECK_FALSE(plan_of(config).phases.front().group_facts().tied);
 }
 
 TEST_CASE("the constant of the loss is one over the tokens of a full global batch") {
@@ -170,4 +226,24 @@ TEST_CASE("the save plan of one rank writes every tensor and every optimizer slo
   }
   CHECK(masters == phase.table.num_parameters());
   CHECK(slots == 2 * masters);
+}
+
+TEST_CASE("the save plans of all ranks write each element once, every rank into files of its own") {
+  Config config = tiny_config();
+  config.parallel.data = 2;
+  config.parallel.tensor = 4;  // key/value heads are held twice
+  config.parallel.pipeline = 2;
+  config.train.micro_batch = 1;
+  for (const std::int64_t zero : {0, 3}) {
+    config.parallel.zero = zero;
+    const PhasePlan phase = plan_of(config).phases.front();
+    std::int64_t masters = 0;
+    for (std::int64_t rank = 0; rank < 16; ++rank) {
+      for (const SavePiece& piece : phase.save_plan(Rank(rank))) {
+        if (piece.slot < 0) masters += piece.box.num_elements();
+        CHECK(contains(piece.file, rank < 10 ? "-0000" + std::to_string(rank) : "-000" + std::to_string(rank)));
+      }
+    }
+    CHECK(masters == phase.table.num_parameters());
+  }
 }

@@ -63,6 +63,8 @@ Config executor_config(std::int64_t micro_batch, bool tied) {
   return config;
 }
 
+using UnitLists = std::vector<std::vector<int>>;  // by chunk
+
 struct Outcome {
   ExecutionResult result;
   std::map<std::string, std::vector<double>> gradients;
@@ -70,7 +72,8 @@ struct Outcome {
 };
 
 // One step's forward and backward over the fixed batch; by `steps`, or the plan's schedule where that is empty.
-Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleStep>& given = {}) {
+Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleStep>& given = {},
+                const UnitLists& chunks = {}) {
   const RunPlan run = make_run_plan(executor_config(micro_batch, tied), 11, std::nullopt);
   const PhasePlan& phase = run.phases.front();
   const auto backend = make_reference_backend(DType::f64);
@@ -81,10 +84,8 @@ Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleS
   store.values_changed();
   const Transformer model(phase.model);
   const std::vector<ScheduleStep> steps = given.empty() ? phase.schedule(Rank(0)) : given;
-  StageMemory memory(
-      *backend,
-      make_activation_plan(model, {phase.units_of_stage(0)}, phase.micro_batch, DType::f64, schedule_depth(steps)),
-      phase.micro_batch, phase.model.hidden);
+  StageMemory memory(*backend, make_activation_plan(model, chunks.empty() ? UnitLists{phase.units_of_stage(0)} : chunks,
+                                                    phase.micro_batch, DType::f64, schedule_depth(steps)));
   std::atomic<std::uint64_t> progress{0};
   StageExecutor executor({.backend = *backend,
                           .stream = *stream,
@@ -95,6 +96,7 @@ Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleS
   FixedSource source(micro_batch);
   Outcome outcome;
   outcome.result = executor.run(steps, source, Phase::train, loss_gradient);
+  store.settle(*stream);
   outcome.progress = progress.load();
   for (const ParamRow& row : phase.table.rows()) {
     const View gradient = store.gradient(row.name);
@@ -156,6 +158,17 @@ TEST_CASE("every schedule kind of one stage gives the same gradients") {
   const Outcome plain = execute(2, true);
   for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::zb_h1})
     check_equal(execute(2, true, make_stage_schedule(kind, 1, 4, 1, Stage(0))), plain, 1e-12);
+}
+
+TEST_CASE("chunks of one stage hand their results to each other in place") {
+  const Outcome plain = execute(2, true);
+  const auto steps = [](std::int64_t chunks) {
+    return make_stage_schedule(ScheduleKind::interleaved, 1, 4, chunks, Stage(0));
+  };
+  check_equal(execute(2, true, steps(2), {{0, 1}, {2, 3}}), plain, 1e-12);
+  check_equal(execute(2, true, steps(3), {{0}, {1, 2}, {3}}), plain, 1e-12);
+  // A chunk without units passes on what it gets.
+  check_equal(execute(2, true, steps(3), {{0, 1, 2}, {}, {3}}), plain, 1e-12);
 }
 
 TEST_CASE("progress counts every piece of work, so that a hang shows") {

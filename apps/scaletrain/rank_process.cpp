@@ -1,0 +1,38 @@
+#include "rank_process.h"
+
+#include <optional>
+
+#include "commands.h"
+#include "launch/communicators.h"
+#include "launch/launched_world.h"
+#include "launch/machine.h"
+#include "launch/run_lock.h"
+#include "train/assembly.h"
+
+namespace scaletrain {
+
+ExitCode train_rank(const RankProcess& process) {
+  WorkerOptions options;
+  options.paths = process.paths;
+  options.start = process.start;
+  options.version = program_version;
+  options.threads = process.threads > 0 ? process.threads : available_processors();
+  options.progress = process.progress;
+  options.hooks.interrupted = [&process] { return process.interrupts.interrupted(); };
+  options.hooks.may_commit = [&process] { return lock_is_held(process.paths.lock(), process.lock_id); };
+  options.hooks.entered = process.entered;
+  std::optional<GlooDevice> device;
+  if (process.world > 1) {
+    device.emplace(address_towards(process.rendezvous_host));
+    options.place = {
+        .rank = process.rank,
+        .world = process.world,
+        .local_rank = process.local_rank,
+        .rendezvous = process.store,
+        .make_communicator = process_communicators(
+            {.device = *device, .store = *process.store, .self = process.rank, .deadline = process.deadline})};
+  }
+  return train_run(options);
+}
+
+}  // namespace scaletrain

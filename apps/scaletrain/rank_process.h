@@ -1,0 +1,39 @@
+// One rank's training in this process, whoever started it: an agent of ours or another launcher.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/exit_code.h"
+#include "base/strong.h"
+#include "comm/key_value_store.h"
+#include "comm/rendezvous.h"
+#include "launch/signals.h"
+#include "train/run_folder.h"
+
+namespace scaletrain {
+
+struct RankProcess {
+  RunPaths paths;
+  StartPoint start;
+  std::string lock_id;
+  const InterruptWatcher& interrupts;
+  int threads = 0;  // of its kernels; 0: the processors it may run on
+  std::atomic<std::uint64_t>* progress = nullptr;
+  std::function<void(std::int64_t step, bool waiting)> entered{};
+
+  // Of several ranks; a run of one has neither store nor network.
+  Rank rank{0};
+  std::int64_t world = 1;
+  std::int64_t local_rank = 0;
+  KeyValueStore* store = nullptr;
+  std::string rendezvous_host{};  // the data planes bind to the interface towards it
+  double deadline = 60.0;         // seconds that a collective waits for its peers
+};
+
+// Returns and throws as train_run.
+ExitCode train_rank(const RankProcess& process);
+
+}  // namespace scaletrain

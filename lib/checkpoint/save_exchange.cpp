@@ -1,0 +1,136 @@
+#include "checkpoint/save_exchange.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/text.h"
+
+namespace scaletrain {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t hex_digits = 16;
+// The other ranks wait longer than rank 0: after the last report it still has the manifest to write.
+constexpr double result_deadlines = 2.0;
+// JSON is UTF-8, and a path in a message may not be.
+constexpr auto replace_invalid = json::error_handler_t::replace;
+
+std::string report_text(const SaveReport& report) {
+  if (!report.error.empty()) return json{{"error", report.error}}.dump(-1, ' ', false, replace_invalid);
+  json files = json::array();
+  for (const ManifestFile& file : report.files) {
+    std::string hashes;
+    hashes.reserve(file.block_hashes.size() * hex_digits);
+    for (const std::uint64_t hash : file.block_hashes) hashes += to_hex(hash);
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"block_hashes", std::move(hashes)}});
+  }
+  return json{{"files", std::move(files)}}.dump();
+}
+
+SaveReport parse_report(const std::string& text, const std::string& where) {
+  const json value = parse_json(text, where);
+  SaveReport report;
+  if (value.is_object() && value.contains("error")) {
+    report.error = json_string(value, "error", where);
+    return report;
+  }
+  const json& files = json_member(value, "files", where);
+  if (!files.is_array()) throw InputError(where + ": \"files\" is not an array");
+  for (const json& item : files) {
+    ManifestFile file;
+    file.name = json_string(item, "name", where);
+    file.bytes = json_unsigned(item, "bytes", where);
+    const std::string hashes = json_string(item, "block_hashes", where);
+    file.block_hashes.resize(hashes.size() / hex_digits);
+    for (std::size_t block = 0; block < file.block_hashes.size(); ++block) {
+      if (!from_hex(std::string_view(hashes).substr(block * hex_digits, hex_digits), file.block_hashes[block]))
+        throw InputError(where + ": a hash is not hexadecimal");
+    }
+    report.files.push_back(std::move(file));
+  }
+  return report;
+}
+
+}  // namespace
+
+SaveExchange::SaveExchange(const SaveGroup& group, std::int64_t generation, std::int64_t step)
+    : group_(group), prefix_(fmt::format("save/{}/{}/{}/", generation, step, group.attempt)), start_(monotonic_now()) {}
+
+void SaveExchange::begin(const std::string& save_id, const std::string& error) {
+  group_.store->set(key("begin"), json{{"save_id", save_id}, {"error", error}}.dump(-1, ' ', false, replace_invalid));
+}
+
+std::vector<SaveReport> SaveExchange::collect() {
+  std::vector<SaveReport> reports(static_cast<std::size_t>(group_.world));
+  for (std::int64_t rank = 1; rank < group_.world; ++rank) {
+    const std::string name = key(fmt::format("report/{}", rank));
+    SaveReport& report = reports[static_cast<std::size_t>(rank)];
+    try {
+      const double left = std::max(0.0, group_.deadline - seconds_since(start_));
+      report = parse_report(group_.store->wait(name, left), fmt::format("the report of rank {}", rank));
+      group_.store->remove(name);
+    } catch (const PeerError& error) {
+      report.error = fmt::format("no report within {}: {}", duration_text(group_.deadline), error.what());
+    } catch (const InputError& error) {
+      report.error = error.what();
+    }
+  }
+  return reports;
+}
+
+void SaveExchange::publish(const SaveResult& result) {
+  const json value = {{"error", ""}, {"save_id", result.save_id}, {"bytes", result.bytes}, {"seconds", result.seconds}};
+  group_.store->set(key("result"), value.dump());
+  has_read(false);
+}
+
+void SaveExchange::publish_error(const std::string& error) {
+  group_.store->set(key("result"), json{{"error", error}}.dump(-1, ' ', false, replace_invalid));
+  has_read(true);
+}
+
+std::string SaveExchange::wait_for_begin() {
+  // The result is there before this rank came: the others gave it up.
+  if (group_.store->find(key("result"))) wait_for_result();
+  const std::string where = "what rank 0 says about the save";
+  const json value = parse_json(group_.store->wait(key("begin"), group_.deadline), where);
+  if (!json_string(value, "error", where).empty()) wait_for_result();
+  return json_string(value, "save_id", where);
+}
+
+void SaveExchange::report(const SaveReport& report) {
+  group_.store->set(key(fmt::format("report/{}", group_.rank.value())), report_text(report));
+}
+
+SaveResult SaveExchange::wait_for_result() {
+  const std::string where = "what rank 0 says about the save";
+  const json value = parse_json(group_.store->wait(key("result"), result_deadlines * group_.deadline), where);
+  const std::string error = json_string(value, "error", where);
+  has_read(!error.empty());
+  if (!error.empty()) throw InputError(error);
+  return {.path = {},
+          .save_id = json_string(value, "save_id", where),
+          .bytes = json_unsigned(value, "bytes", where),
+          .seconds = json_number(value, "seconds", where)};
+}
+
+void SaveExchange::leave() {
+  has_read(true);
+}
+
+void SaveExchange::has_read(bool failed) {
+  if (group_.store->add(key("read"), 1) < group_.world) return;
+  for (const char* name : {"begin", "result", "read"}) group_.store->remove(key(name));
+  // A rank that was too late for the others may have reported after all.
+  if (!failed) return;
+  for (std::int64_t rank = 1; rank < group_.world; ++rank) group_.store->remove(key(fmt::format("report/{}", rank)));
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,49 @@
+// The error that ended a communicator: the first one stays, and every later call fails with it.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+// Kept as text, so that several threads may throw it. Thread-safe.
+class FirstError {
+ public:
+  // Inside a catch block: keeps the error being handled.
+  void keep_current() {
+    try {
+      throw;
+    } catch (const PeerError& error) {
+      keep(Kind::peer, error.what());
+    } catch (const std::exception& error) {
+      keep(Kind::bug, error.what());
+    }
+  }
+  void keep_peer(const std::string& text) { keep(Kind::peer, text); }
+
+  void throw_if_any() const {
+    const std::lock_guard lock(mutex_);
+    if (!text_) return;
+    if (kind_ == Kind::bug) throw BugError(*text_);
+    throw PeerError(*text_);
+  }
+
+ private:
+  enum class Kind { peer, bug };
+
+  void keep(Kind kind, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (text_) return;
+    kind_ = kind;
+    text_ = text;
+  }
+
+  mutable std::mutex mutex_;
+  Kind kind_ = Kind::peer;
+  std::optional<std::string> text_;
+};
+
+}  // namespace scaletrain

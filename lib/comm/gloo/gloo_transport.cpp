@@ -1,0 +1,368 @@
+#include "comm/gloo/gloo_transport.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "comm/deadline.h"
+#include "comm/gloo/post_queue.h"
+#include "comm/gloo/wait_watch.h"
+
+// What Gloo's TCP transport does, as Debian 12 ships it (commit 5b14351), and what is made of it here:
+// - A wait that times out closes every connection of the context, and the peers then see rank after rank "lost" instead
+// of
+//   the one that was silent. So its own time-outs are never reached: a WaitWatch ends waits through abortWait*, which
+//   leaves the operation posted, to be waited for again.
+// - A broken connection is told to the operations that wait in its queues, not to the one message that is half sent or
+// half
+//   received. So each connection has a sentinel: a receive that no one sends to, whose state tells the connection's.
+//   Waits look at it every health_interval.
+// - The destructor of a buffer that is in use on the loop's thread waits for that use to end; later ones find it gone.
+// The
+//   memory is safe, but the stream of a connection whose message was given up half-way is stuck, and its loop busy,
+//   until the transport is destroyed.
+// - Its loop burns time while another thread posts: so its own thread posts. See post_queue.h.
+// - It writes without MSG_NOSIGNAL.
+namespace scaletrain {
+namespace {
+
+using GlooBuffer = gloo::transport::UnboundBuffer;
+
+constexpr std::uint64_t sentinel_tag = std::numeric_limits<std::uint64_t>::max();
+constexpr auto never = std::chrono::hours(24 * 365);
+constexpr auto health_interval = std::chrono::milliseconds(200);
+// Gloo can be asked only by waiting: a message that is complete already must have the time to say so.
+constexpr auto shortest_wait = std::chrono::milliseconds(5);
+
+// Gloo's messages begin with a place in its sources.
+std::string reason_text(const std::exception& error) {
+  const std::string_view text = error.what();
+  const auto end = text.starts_with('[') ? text.find("] ") : std::string_view::npos;
+  return std::string(end == std::string_view::npos ? text : text.substr(end + 2));
+}
+
+// A buffer that is given up may have been told its end, unseen, by the loop's thread: taking its lock once more orders
+// that before the end of the buffer and of its memory.
+void order_before_end(GlooBuffer& buffer) {
+  buffer.abortWaitRecv();
+}
+
+// What the transport shares with its pending messages, which may outlive it.
+class Group {
+ public:
+  Group(std::string name, std::vector<Rank> members, int self, std::shared_ptr<WaitWatch> watch,
+        std::shared_ptr<PostQueue> posts, std::shared_ptr<gloo::transport::Context> context)
+      : name_(std::move(name)),
+        members_(std::move(members)),
+        self_(self),
+        watch_(std::move(watch)),
+        posts_(std::move(posts)),
+        context_(std::move(context)),
+        sentinels_(members_.size()) {}
+  ~Group() {
+    for (auto& sentinel : sentinels_) {
+      if (sentinel) order_before_end(*sentinel);
+    }
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int size() const { return static_cast<int>(members_.size()); }
+  int self() const { return self_; }
+  WaitWatch& watch() { return *watch_; }
+  PostQueue& posts() { return *posts_; }
+  std::unique_ptr<GlooBuffer> make_buffer(void* data, std::size_t bytes) {
+    return context_->createUnboundBuffer(data, bytes);
+  }
+
+  // Once, when all are connected.
+  void post_sentinels() {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == self_) continue;
+      auto& sentinel = sentinels_[static_cast<std::size_t>(peer)];
+      sentinel = make_buffer(nullptr, 0);
+      sentinel->recv(peer, sentinel_tag, 0, 0);
+    }
+  }
+
+  void stop() { stopped_ = true; }
+  void require_running() const {
+    if (stopped_) throw PeerError(fmt::format("group {}: transfers have been stopped on this side", name_));
+  }
+
+  // Why the connection to a peer is broken, or nothing.
+  std::optional<std::string> broken(int peer) {
+    const std::lock_guard lock(sentinel_mutex_);
+    auto& sentinel = *sentinels_[static_cast<std::size_t>(peer)];
+    sentinel.abortWaitRecv();  // the wait that follows returns at once
+    try {
+      sentinel.waitRecv(nullptr, never);
+    } catch (const std::exception& error) {
+      return reason_text(error);
+    }
+    return std::nullopt;
+  }
+
+  [[noreturn]] void lost(int peer, const std::string& reason) const {
+    throw PeerError(fmt::format("group {}: the connection to rank {} is lost: {}", name_,
+                                members_[static_cast<std::size_t>(peer)].value(), reason));
+  }
+
+ private:
+  std::string name_;
+  std::vector<Rank> members_;
+  int self_;
+  std::shared_ptr<WaitWatch> watch_;
+  std::shared_ptr<PostQueue> posts_;
+  std::shared_ptr<gloo::transport::Context> context_;
+  std::atomic<bool> stopped_{false};
+  std::mutex sentinel_mutex_;
+  std::vector<std::unique_ptr<GlooBuffer>> sentinels_;  // by peer; none for this rank
+};
+
+enum class Direction { send, receive };
+
+class Message final : public Transport::Pending, private WaitWatch::Target, private PostQueue::Post {
+ public:
+  Message(std::shared_ptr<Group> group, Direction direction, int peer, std::uint64_t tag, void* data, std::size_t bytes)
+      : group_(std::move(group)), direction_(direction), peer_(peer), tag_(tag) {
+    SCALETRAIN_CHECK(peer >= 0 && peer < group_->size() && peer != group_->self());
+    SCALETRAIN_CHECK(tag != sentinel_tag);
+    group_->require_running();
+    buffer_ = group_->make_buffer(data, bytes);
+    group_->posts().add(*this);
+  }
+
+  ~Message() override {
+    group_->posts().remove(*this);  // even if complete: it may be so before its posting has returned
+    if (!complete_) order_before_end(*buffer_);
+  }
+
+  bool wait_until(MonotonicTime deadline) override {
+    constexpr int rounds_after_loss = 2;
+    std::optional<std::string> loss;
+    int rounds = 0;
+    while (!complete_) {
+      group_->require_running();
+      throw_if_not_posted();
+      const MonotonicTime now = monotonic_now();
+      const MonotonicTime latest = now + (loss ? shortest_wait : health_interval);
+      if (wait_once(std::clamp(deadline, now + shortest_wait, latest))) break;
+      // Nothing completes on a broken connection; but what had completed on it before counts, and the watch may have
+      // rung before Gloo was asked.
+      if (loss && ++rounds == rounds_after_loss) group_->lost(peer_, *loss);
+      if (!loss) loss = group_->broken(peer_);
+      if (!loss && monotonic_now() >= deadline) return false;
+    }
+    return true;
+  }
+
+ private:
+  // False if woken by the watch.
+  bool wait_once(MonotonicTime until) {
+    group_->watch().add(*this, until);
+    try {
+      complete_ = direction_ == Direction::send ? buffer_->waitSend(nullptr, never) : buffer_->waitRecv(nullptr, never);
+    } catch (const std::exception& error) {
+      group_->watch().remove(*this, until);
+      group_->lost(peer_, reason_text(error));
+    }
+    group_->watch().remove(*this, until);
+    return complete_;
+  }
+
+  // On the loop's thread.
+  void post() noexcept override {
+    try {
+      if (direction_ == Direction::send)
+        buffer_->send(peer_, tag_, 0, buffer_->size);
+      else
+        buffer_->recv(peer_, tag_, 0, buffer_->size);
+    } catch (const std::exception& error) {
+      {
+        const std::lock_guard lock(failure_mutex_);
+        failure_ = reason_text(error);
+      }
+      Message::wake();
+    }
+  }
+
+  void throw_if_not_posted() {
+    const std::lock_guard lock(failure_mutex_);
+    if (failure_) group_->lost(peer_, *failure_);
+  }
+
+  void wake() override {
+    if (direction_ == Direction::send)
+      buffer_->abortWaitSend();
+    else
+      buffer_->abortWaitRecv();
+  }
+
+  std::shared_ptr<Group> group_;
+  Direction direction_;
+  int peer_;
+  std::uint64_t tag_;
+  std::unique_ptr<GlooBuffer> buffer_;
+  std::mutex failure_mutex_;
+  std::optional<std::string> failure_;  // why it could not be posted
+  bool complete_ = false;
+};
+
+class GlooTransport final : public Transport {
+ public:
+  explicit GlooTransport(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+  int size() const override { return group_->size(); }
+  int rank() const override { return group_->self(); }
+  std::unique_ptr<Pending> send(int peer, std::uint64_t tag, std::span<const std::byte> data) override {
+    // Gloo has one type of buffer for both directions; it only reads what it sends.
+    return std::make_unique<Message>(group_, Direction::send, peer, tag, const_cast<std::byte*>(data.data()),
+                                     data.size());
+  }
+  std::unique_ptr<Pending> receive(int peer, std::uint64_t tag, std::span<std::byte> data) override {
+    return std::make_unique<Message>(group_, Direction::receive, peer, tag, data.data(), data.size());
+  }
+  // The connections stay: what has left this side completes at its peers. Waits end within health_interval.
+  void stop() noexcept override { group_->stop(); }
+
+ private:
+  std::shared_ptr<Group> group_;
+};
+
+// Gloo's addresses are a sockaddr_storage, mostly unused and partly uninitialised, and what follows it. Told to the
+// others is what matters, at one size for all.
+constexpr std::size_t storage_bytes = sizeof(sockaddr_storage);
+constexpr std::size_t used_bytes = sizeof(sockaddr_in6);
+
+std::string pack_address(const std::vector<char>& bytes) {
+  SCALETRAIN_CHECK_LE(storage_bytes, bytes.size());
+  sockaddr_storage storage{};
+  std::memcpy(&storage, bytes.data(), storage_bytes);
+  const std::size_t length = storage.ss_family == AF_INET ? sizeof(sockaddr_in) : used_bytes;
+  std::string packed(bytes.data(), length);
+  packed.resize(used_bytes, '\0');
+  packed.append(bytes.data() + storage_bytes, bytes.size() - storage_bytes);
+  return packed;
+}
+
+std::vector<char> unpack_address(std::string_view packed) {
+  SCALETRAIN_CHECK_LE(used_bytes, packed.size());
+  std::vector<char> bytes(storage_bytes + packed.size() - used_bytes, '\0');
+  packed.copy(bytes.data(), used_bytes);
+  packed.substr(used_bytes).copy(bytes.data() + storage_bytes, packed.size() - used_bytes);
+  return bytes;
+}
+
+bool is_numeric_address(const std::string& address) {
+  std::array<unsigned char, sizeof(in6_addr)> parsed{};
+  return ::inet_pton(AF_INET, address.c_str(), parsed.data()) == 1 ||
+         ::inet_pton(AF_INET6, address.c_str(), parsed.data()) == 1;
+}
+
+std::chrono::milliseconds milliseconds_until(MonotonicTime deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - monotonic_now());
+  return std::max(left, std::chrono::milliseconds(1));
+}
+
+// A process writes to connections that its peers may have closed: that is an error to report, not a signal to die of. A
+// handler that the program has installed stays.
+void ignore_sigpipe() {
+  struct sigaction current {};
+  if (::sigaction(SIGPIPE, nullptr, &current) == 0 && (current.sa_flags & SA_SIGINFO) == 0 &&
+      current.sa_handler == SIG_DFL) {
+    struct sigaction ignore {};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(SIGPIPE, &ignore, nullptr);
+  }
+}
+
+}  // namespace
+
+struct GlooDevice::Impl {
+  std::shared_ptr<gloo::transport::tcp::Device> device;
+  std::shared_ptr<WaitWatch> watch;
+  std::shared_ptr<PostQueue> posts;
+};
+
+GlooDevice::GlooDevice(const std::string& address) : impl_(std::make_unique<Impl>()) {
+  if (!is_numeric_address(address)) {
+    throw PeerError(fmt::format("{} is not a numeric address (IPv4 or IPv6) to bind to", quoted(address)));
+  }
+  ignore_sigpipe();
+  gloo::transport::tcp::attr attributes;
+  attributes.hostname = address;
+  try {
+    impl_->device = std::make_shared<gloo::transport::tcp::Device>(gloo::transport::tcp::CreateDeviceAttr(attributes));
+  } catch (const std::exception& error) {
+    throw PeerError(fmt::format("cannot bind to {}: {}", address, reason_text(error)));
+  }
+  impl_->watch = std::make_shared<WaitWatch>();
+  impl_->posts = std::make_shared<PostQueue>(impl_->device);
+}
+
+GlooDevice::~GlooDevice() = default;
+
+std::unique_ptr<Transport> GlooDevice::connect(KeyValueStore& store, const std::string& name,
+                                               const std::vector<Rank>& members, Rank self, double seconds) {
+  const auto place = std::find(members.begin(), members.end(), self);
+  SCALETRAIN_CHECK(place != members.end());
+  const int num_members = narrow<int>(members.size());
+  const int own = narrow<int>(place - members.begin());
+  const MonotonicTime deadline = deadline_after(seconds);
+  const auto key_of = [&](int member) { return fmt::format("gloo/{}/{}", name, member); };
+  std::string stage = "cannot listen";
+  int peer = own;
+  try {
+    const auto context = impl_->device->createContext(own, num_members);
+    // Gloo waits five times this long for a connection.
+    context->setTimeout(milliseconds_until(deadline) / 5 + std::chrono::milliseconds(1));
+    // Every pair listens on a port of its own. All have addresses of one size, in the order of the members.
+    std::string addresses;
+    for (int member = 0; member < num_members; ++member) {
+      if (member != own) addresses += pack_address(context->createPair(member)->address().bytes());
+    }
+    stage = "cannot tell the others its address";
+    store.set(key_of(own), addresses);
+    for (peer = 0; peer < num_members; ++peer) {
+      if (peer == own) continue;
+      stage = "it did not come";
+      const double left = std::chrono::duration<double>(milliseconds_until(deadline)).count();
+      const std::string theirs = store.wait(key_of(peer), left);
+      stage = "no connection";
+      const std::size_t length = addresses.size() / (members.size() - 1);
+      SCALETRAIN_CHECK_EQ(theirs.size(), addresses.size());
+      const std::size_t index = static_cast<std::size_t>(own < peer ? own : own - 1);
+      context->getPair(peer)->connect(unpack_address(std::string_view(theirs).substr(index * length, length)));
+    }
+    auto group = std::make_shared<Group>(name, members, own, impl_->watch, impl_->posts, context);
+    stage = "a connection broke at once";
+    group->post_sentinels();
+    return std::make_unique<GlooTransport>(std::move(group));
+  } catch (const BugError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerError(fmt::format("group {}, rank {}, within {:g} s: {}: {}", name,
+                                members[static_cast<std::size_t>(std::min(peer, num_members - 1))].value(), seconds,
+                                stage, reason_text(error)));
+  }
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,55 @@
+#include "nn/tensor_sums.h"
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+bool divides_rows(const TensorPart& part) {
+  return part.sequence && part.degree > 1;
+}
+
+std::int64_t own_rows(const TensorPart& part, std::int64_t rows) {
+  if (!divides_rows(part)) return rows;
+  return sequence_shards(rows, part.degree).at(static_cast<std::size_t>(part.rank));
+}
+
+TensorSums::TensorSums(Communicator* tensor, const TensorPart& part) : tensor_(tensor), part_(part) {
+  if (part.degree == 1) return;
+  SCALETRAIN_CHECK(tensor != nullptr);
+  SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(tensor->size()), part.degree);
+  SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(tensor->rank_in_group()), part.rank);
+}
+
+std::vector<std::int64_t> TensorSums::element_counts(const Shape& whole) const {
+  std::vector<std::int64_t> counts = sequence_shards(whole[0], part_.degree);
+  for (std::int64_t& count : counts) count *= whole[1];
+  return counts;
+}
+
+View TensorSums::whole(View own, View place) const {
+  if (!sequence()) return own;
+  const std::vector<std::int64_t> counts = element_counts(place.shape());
+  SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
+  tensor_->all_gather(own, counts, place).wait();
+  return place;
+}
+
+void TensorSums::sum(View term, View own) const {
+  if (!parallel()) return;
+  if (!sequence()) {
+    SCALETRAIN_CHECK(term.data() == own.data());
+    tensor_->all_reduce(own, ReduceOp::sum).wait();
+    return;
+  }
+  const std::vector<std::int64_t> counts = element_counts(term.shape());
+  SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
+  tensor_->reduce_scatter(term, counts, own).wait();
+}
+
+void TensorSums::gather_equal(ConstView own, View all) const {
+  SCALETRAIN_CHECK(parallel());
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(part_.degree), own.num_elements());
+  tensor_->all_gather(own, counts, all).wait();
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,298 @@
+#include "parallel/store_gradients.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, const StoreMemory& memory,
+                               std::span<const UnitPlace> units, const RankGroups* groups)
+    : backend_(backend),
+      memory_(memory),
+      groups_(groups),
+      data_(groups == nullptr || memory.data_degree == 1 ? nullptr : groups->data.get()),
+      gradients_(layout.buffers().size()),
+      segments_(memory.segments.size()) {
+  for (const UnitPlace& unit_place : units) units_[unit_place.unit].place = &unit_place;
+  if (!memory.gradients) return;
+  const bool sharded = memory.zero.shard_gradients;
+  for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
+    const FlatBuffer& flat = layout.buffers()[buffer];
+    if (flat.role != ParamRole::trained) continue;
+    const std::int64_t elements = sharded ? flat.shard_elements : flat.num_elements;
+    gradients_[buffer] = backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[buffer]));
+  }
+  if (memory.shared_gradients > 0) shared_ = backend.allocate(memory.shared_gradients);
+  if (memory.sum_staging > 0) sums_ = backend.allocate(memory.sum_staging);
+  if (sharded) {
+    staging_.resize(static_cast<std::size_t>(memory.num_staging));
+    for (Staging& staging : staging_) staging.memory = backend.allocate(memory.gradient_staging);
+  }
+  for (int index = 0; index < narrow<int>(segments_.size()); ++index) {
+    const SegmentPlace& at = place(index);
+    SegmentState& segment = segments_[static_cast<std::size_t>(index)];
+    if (!at.trained || is_staged(index)) continue;
+    segment.data =
+        sharded ? shared_.data() + at.gradient_offset
+                : gradients(at.segment.buffer).data() + static_cast<std::size_t>(at.segment.first) * size_of(at.dtype);
+  }
+  for (auto& [index, unit] : units_) {
+    for (const int segment : unit.place->segments) {
+      ++segments_[static_cast<std::size_t>(segment)].num_users;
+      unit.needs_staging = unit.needs_staging || (place(segment).trained && is_staged(segment));
+    }
+    for (const MatrixPlace& matrix : unit.place->matrices) {
+      if (matrix.trained) unit.handles.entries_.push_back({matrix.name, {}});
+    }
+    point_handles(unit);
+  }
+  for (SegmentState& segment : segments_) segment.num_open = segment.num_users;
+}
+
+// Transfers under way write to the memory that ends here. What they report has nowhere to go.
+StoreGradients::~StoreGradients() {
+  for (Reduction& reduction : under_way_) {
+    try {
+      reduction.ticket.wait();
+    } catch (...) {  // NOLINT: a destructor reports nothing
+    }
+  }
+}
+
+StoreGradients::UnitState& StoreGradients::state(int unit) {
+  const auto found = units_.find(unit);
+  SCALETRAIN_CHECK(found != units_.end());
+  return found->second;
+}
+
+View StoreGradients::piece(int segment) const {
+  const SegmentPlace& at = place(segment);
+  const std::int64_t first =
+      memory_.zero.shard_gradients ? at.segment.shard_first : at.segment.first + memory_.data_rank * at.segment.piece;
+  return gradients(at.segment.buffer)
+      .view(static_cast<std::size_t>(first) * size_of(at.dtype), at.dtype, {at.segment.piece});
+}
+
+// Matrices whose accumulators are not there now get an empty view.
+void StoreGradients::point_handles(UnitState& unit) {
+  std::size_t entry = 0;
+  for (const MatrixPlace& matrix : unit.place->matrices) {
+    if (!matrix.trained) continue;
+    View& view = unit.handles.entries_[entry++].gradient;
+    std::byte* data = matrix.segment < 0 ? nothing_ : segments_[static_cast<std::size_t>(matrix.segment)].data;
+    view = data == nullptr ? View()
+                           : View(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
+                                  matrix.shape);
+  }
+}
+
+int StoreGradients::take_staging(Stream& stream) {
+  while (true) {
+    for (std::size_t index = 0; index < staging_.size(); ++index) {
+      if (staging_[index].in_use) continue;
+      staging_[index].in_use = true;
+      return narrow<int>(index);
+    }
+    const bool staging_comes_free = !under_way_.empty();
+    SCALETRAIN_CHECK(staging_comes_free && "more units acquired at once than there is staging for gradients");
+    complete_first(stream);
+  }
+}
+
+void StoreGradients::open(Stream& stream, UnitState& unit) {
+  unit.staging = take_staging(stream);
+  const Staging& staging = staging_[static_cast<std::size_t>(unit.staging)];
+  for (const int index : unit.place->segments) {
+    const SegmentPlace& at = place(index);
+    if (!at.trained || !is_staged(index)) continue;
+    std::byte* data = staging.memory.data() + at.gradient_offset;
+    segments_[static_cast<std::size_t>(index)].data = data;
+    backend_.run(stream, Fill{.output = View(data, at.dtype, {at.segment.count})});
+  }
+  point_handles(unit);
+}
+
+const UnitGradients& StoreGradients::acquire(Stream& stream, int index) {
+  SCALETRAIN_CHECK(memory_.gradients);
+  UnitState& unit = state(index);
+  SCALETRAIN_CHECK(!unit.closed && !unit.ends);
+  if (unit.acquired == 0 && unit.needs_staging) open(stream, unit);
+  ++unit.acquired;
+  return unit.handles;
+}
+
+void StoreGradients::release(Stream& stream, int index, bool last) {
+  UnitState& unit = state(index);
+  SCALETRAIN_CHECK_LT(0, unit.acquired);
+  unit.ends = unit.ends || last;
+  if (--unit.acquired > 0) return;
+  if (unit.needs_staging) {
+    sum_over_tensor_ranks(stream, *unit.place);
+    const int staging = unit.staging;
+    unit.staging = -1;
+    for (const int segment : unit.place->segments) {
+      if (!place(segment).trained || !is_staged(segment)) continue;
+      begin_reduction(stream, segment, staging);
+      segments_[static_cast<std::size_t>(segment)].data = nullptr;
+    }
+    point_handles(unit);
+  }
+  if (unit.ends) close(stream, unit);
+}
+
+// Nothing more comes from this unit: segments that wait for no other one are reduced.
+void StoreGradients::close(Stream& stream, UnitState& unit) {
+  SCALETRAIN_CHECK(!unit.closed);
+  unit.closed = true;
+  if (!memory_.zero.shard_gradients) sum_over_tensor_ranks(stream, *unit.place);
+  for (const int segment : unit.place->segments) {
+    const bool is_last = --segments_[static_cast<std::size_t>(segment)].num_open == 0;
+    if (is_last && place(segment).trained && !is_staged(segment)) begin_reduction(stream, segment, -1);
+  }
+}
+
+void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Communicator* group) {
+  if (sums.empty() || group == nullptr) return;
+  const auto stretch = [&](const SumPlace& at) {
+    const DType dtype = place(at.segment).dtype;
+    std::byte* data = segments_[static_cast<std::size_t>(at.segment)].data;
+    SCALETRAIN_CHECK(data != nullptr);
+    return View(data + static_cast<std::size_t>(at.offset) * size_of(dtype), dtype, {at.count});
+  };
+  // One type per call: gradients of all buffers have the same.
+  const DType dtype = place(sums.front().segment).dtype;
+  const auto each_coalesced = [&](const auto& visit) {
+    std::int64_t end = 0;
+    for (const SumPlace& at : sums) {
+      if (!at.coalesced()) continue;
+      SCALETRAIN_CHECK(place(at.segment).dtype == dtype);
+      visit(stretch(at), sums_.view(static_cast<std::size_t>(end) * size_of(dtype), dtype, {at.count}));
+      end += at.count;
+    }
+    return end;
+  };
+  const std::int64_t count = each_coalesced(
+      [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = gradient, .output = copy}); });
+  stream.synchronize();  // transfers read at once
+  std::vector<Ticket> tickets;
+  if (count > 0) tickets.push_back(group->all_reduce(sums_.view(0, dtype, {count}), ReduceOp::sum));
+  for (const SumPlace& at : sums) {
+    if (!at.coalesced()) tickets.push_back(group->all_reduce(stretch(at), ReduceOp::sum));
+  }
+  for (Ticket& ticket : tickets) ticket.wait();
+  each_coalesced(
+      [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = copy, .output = gradient}); });
+}
+
+void StoreGradients::sum_over_tensor_ranks(Stream& stream, const UnitPlace& unit) {
+  if (groups_ == nullptr) return;
+  sum(stream, unit.tensor_sums, groups_->tensor.get());
+  sum(stream, unit.holder_sums, groups_->holders.get());
+}
+
+void StoreGradients::begin_reduction(Stream& stream, int segment, int staging) {
+  const SegmentPlace& at = place(segment);
+  std::byte* data = segments_[static_cast<std::size_t>(segment)].data;
+  const View all(data, at.dtype, {at.segment.count});
+  if (data_ == nullptr) {
+    SCALETRAIN_CHECK(!memory_.zero.shard_optimizer && "sharded gradients need the data group");
+    return;
+  }
+  stream.synchronize();  // the transfer reads at once
+  Reduction reduction;
+  reduction.segment = segment;
+  reduction.staging = staging;
+  reduction.data = data;
+  if (memory_.zero.shard_optimizer) {
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), at.segment.piece);
+    reduction.ticket =
+        data_->reduce_scatter(all, counts, all.rows(memory_.data_rank * at.segment.piece, at.segment.piece));
+  } else {
+    reduction.ticket = data_->all_reduce(all, ReduceOp::sum);
+  }
+  under_way_.push_back(std::move(reduction));
+  if (staging >= 0) ++staging_[static_cast<std::size_t>(staging)].num_reductions;
+}
+
+void StoreGradients::complete_first(Stream& stream) {
+  Reduction& reduction = under_way_.front();
+  reduction.ticket.wait();
+  const SegmentPlace& at = place(reduction.segment);
+  if (memory_.zero.shard_gradients) {
+    const View shard = piece(reduction.segment);
+    const View received =
+        View(reduction.data, at.dtype, {at.segment.count}).rows(memory_.data_rank * at.segment.piece, at.segment.piece);
+    backend_.run(stream, Add{.a = shard, .b = received, .output = shard});
+  }
+  if (reduction.staging >= 0) {
+    Staging& staging = staging_[static_cast<std::size_t>(reduction.staging)];
+    if (--staging.num_reductions == 0) staging.in_use = false;
+  }
+  under_way_.pop_front();
+}
+
+void StoreGradients::finish(Stream& stream, std::span<const int> units) {
+  std::vector<char> is_finished(segments_.size(), 0);
+  for (const int index : units) {
+    UnitState& unit = state(index);
+    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+    if (memory_.gradients && !unit.closed) close(stream, unit);
+    for (const int segment : unit.place->segments) is_finished[static_cast<std::size_t>(segment)] = 1;
+  }
+  const auto is_awaited = [&](const Reduction& reduction) {
+    return is_finished[static_cast<std::size_t>(reduction.segment)] != 0;
+  };
+  while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
+  stream.synchronize();
+}
+
+void StoreGradients::reduce_tied(Stream& stream) {
+  if (groups_ == nullptr || groups_->tied == nullptr || !memory_.gradients) return;
+  SCALETRAIN_CHECK(under_way_.empty());
+  stream.synchronize();
+  for (int segment = 0; segment < narrow<int>(segments_.size()); ++segment) {
+    const SegmentPlace& at = place(segment);
+    if (!at.segment.tied || !at.trained) continue;
+    // A staged one is reduced at every release.
+    SCALETRAIN_CHECK(is_staged(segment) || segments_[static_cast<std::size_t>(segment)].num_open == 0);
+    const View whole(segments_[static_cast<std::size_t>(segment)].data, at.dtype, {at.segment.count});
+    groups_->tied->all_reduce(memory_.zero.shard_optimizer ? piece(segment) : whole, ReduceOp::sum).wait();
+  }
+}
+
+void StoreGradients::zero(Stream& stream) {
+  settle(stream);
+  for (auto& [index, unit] : units_) {
+    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+    unit.ends = false;
+    unit.closed = false;
+  }
+  for (SegmentState& segment : segments_) segment.num_open = segment.num_users;
+  for (std::size_t buffer = 0; buffer < gradients_.size(); ++buffer) {
+    const DType dtype = memory_.dtypes[buffer];
+    if (gradients_[buffer].size() == 0) continue;
+    const auto count = narrow<std::int64_t>(gradients_[buffer].size() / size_of(dtype));
+    backend_.run(stream, Fill{.output = gradients_[buffer].view(0, dtype, {count})});
+  }
+  for (int index = 0; index < narrow<int>(segments_.size()); ++index) {
+    const SegmentPlace& at = place(index);
+    const SegmentState& segment = segments_[static_cast<std::size_t>(index)];
+    if (memory_.zero.shard_gradients && at.shared && segment.data != nullptr)
+      backend_.run(stream, Fill{.output = View(segment.data, at.dtype, {at.segment.count})});
+  }
+}
+
+void StoreGradients::settle(Stream& stream) {
+  while (!under_way_.empty()) complete_first(stream);
+}
+
+std::uint64_t StoreGradients::bytes() const {
+  std::uint64_t total = shared_.size() + sums_.size();
+  for (const Buffer& buffer : gradients_) total += buffer.size();
+  for (const Staging& staging : staging_) total += staging.memory.size();
+  return total;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,233 @@
+#include "parallel/store_weights.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const StoreMemory& memory,
+                           std::span<const UnitPlace> units, Communicator* data)
+    : backend_(backend), memory_(memory), data_(data), segments_(memory.segments.size()) {
+  const bool sharded = memory.zero.shard_parameters;
+  for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
+    const FlatBuffer& flat = layout.buffers()[buffer];
+    const std::int64_t elements = sharded ? flat.shard_elements : flat.num_elements;
+    masters_.push_back(backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[buffer])));
+  }
+  if (sharded) {
+    if (memory.shared_weights > 0) shared_ = backend.allocate(memory.shared_weights);
+    staging_.resize(static_cast<std::size_t>(memory.num_staging));
+    for (Staging& staging : staging_) staging.memory = backend.allocate(memory.weight_staging);
+  } else {
+    for (std::size_t index = 0; index < segments_.size(); ++index) {
+      const SegmentPlace& place = memory.segments[index];
+      segments_[index].data =
+          masters(place.segment.buffer).data() + static_cast<std::size_t>(place.segment.first) * size_of(place.dtype);
+    }
+  }
+  for (const UnitPlace& place : units) {
+    UnitState& unit = units_[place.unit];
+    unit.place = &place;
+    unit.needs_staging = sharded && std::any_of(place.segments.begin(), place.segments.end(), [&](int segment) {
+                           return !memory.segments[static_cast<std::size_t>(segment)].shared;
+                         });
+    for (const MatrixPlace& matrix : place.matrices) unit.handles.entries_.push_back({matrix.name, {}});
+  }
+}
+
+// Transfers under way write to the memory that ends here. What they report has nowhere to go.
+StoreWeights::~StoreWeights() {
+  for (SegmentState& segment : segments_) {
+    try {
+      if (segment.gathering) segment.gather.wait();
+    } catch (...) {  // NOLINT: a destructor reports nothing
+    }
+  }
+}
+
+StoreWeights::UnitState& StoreWeights::state(int unit) {
+  const auto found = units_.find(unit);
+  SCALETRAIN_CHECK(found != units_.end());
+  return found->second;
+}
+
+View StoreWeights::piece(int segment) const {
+  const SegmentPlace& place = memory_.segments[static_cast<std::size_t>(segment)];
+  const std::int64_t first = memory_.zero.shard_parameters
+                                 ? place.segment.shard_first
+                                 : place.segment.first + memory_.data_rank * place.segment.piece;
+  return masters(place.segment.buffer)
+      .view(static_cast<std::size_t>(first) * size_of(place.dtype), place.dtype, {place.segment.piece});
+}
+
+void StoreWeights::begin_gather(Stream& stream, int segment, std::byte* into) {
+  const SegmentPlace& place = memory_.segments[static_cast<std::size_t>(segment)];
+  SegmentState& state = segments_[static_cast<std::size_t>(segment)];
+  SCALETRAIN_CHECK(data_ != nullptr && "sharded weights need the data group");
+  SCALETRAIN_CHECK(!state.gathering);
+  stream.synchronize();  // the transfer reads and writes at once
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), place.segment.piece);
+  state.data = into;
+  state.gather = data_->all_gather(piece(segment), counts, View(into, place.dtype, {place.segment.count}));
+  state.gathering = true;
+}
+
+void StoreWeights::evict(Staging& staging) {
+  if (staging.unit >= 0) {
+    UnitState& unit = state(staging.unit);
+    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+    for (const int index : unit.place->segments) {
+      if (memory_.segments[static_cast<std::size_t>(index)].shared) continue;
+      SegmentState& segment = segments_[static_cast<std::size_t>(index)];
+      if (segment.gathering) segment.gather.wait();
+      segment.gathering = false;
+      segment.data = nullptr;
+    }
+    unit.staging = -1;
+    unit.is_current = false;
+  }
+  staging.unit = -1;
+  staging.claimed = false;
+}
+
+StoreWeights::Staging* StoreWeights::find_staging(bool may_evict_claimed) {
+  Staging* best = nullptr;
+  for (Staging& staging : staging_) {
+    if (staging.unit < 0) return &staging;
+    if (state(staging.unit).acquired > 0) continue;
+    if (staging.claimed && !may_evict_claimed) continue;
+    const bool is_better = best == nullptr || (best->claimed && !staging.claimed) ||
+                           (best->claimed == staging.claimed && staging.last_use < best->last_use);
+    if (is_better) best = &staging;
+  }
+  return best;
+}
+
+// Begins the gathers of what is not there; false if there is no place for it.
+bool StoreWeights::make_resident(Stream& stream, UnitState& unit, bool may_evict_claimed) {
+  if (unit.needs_staging && unit.staging < 0) {
+    Staging* staging = find_staging(may_evict_claimed);
+    if (staging == nullptr) return false;
+    evict(*staging);
+    unit.staging = narrow<int>(staging - staging_.data());
+    staging->unit = unit.place->unit;
+    staging->claimed = true;
+    staging->last_use = ++clock_;
+    for (const int index : unit.place->segments) {
+      const SegmentPlace& place = memory_.segments[static_cast<std::size_t>(index)];
+      if (!place.shared) begin_gather(stream, index, staging->memory.data() + place.weight_offset);
+    }
+  }
+  for (const int index : unit.place->segments) {
+    const SegmentPlace& place = memory_.segments[static_cast<std::size_t>(index)];
+    if (place.shared && segments_[static_cast<std::size_t>(index)].data == nullptr)
+      begin_gather(stream, index, shared_.data() + place.weight_offset);
+  }
+  return true;
+}
+
+void StoreWeights::prefetch(Stream& stream, int unit) {
+  make_resident(stream, state(unit), false);
+}
+
+const UnitWeights& StoreWeights::acquire(Stream& stream, int index) {
+  UnitState& unit = state(index);
+  if (unit.acquired == 0) {
+    const bool staging_is_free = make_resident(stream, unit, true);
+    SCALETRAIN_CHECK(staging_is_free && "more units acquired at once than there is staging for gathered weights");
+    for (const int at : unit.place->segments) {
+      SegmentState& segment = segments_[static_cast<std::size_t>(at)];
+      if (segment.gathering) segment.gather.before(stream);
+      segment.gathering = false;
+    }
+    if (!unit.is_current) refresh(stream, unit);
+    for (const int at : unit.place->segments) ++segments_[static_cast<std::size_t>(at)].acquired;
+    if (unit.staging >= 0) {
+      staging_[static_cast<std::size_t>(unit.staging)].claimed = false;
+      staging_[static_cast<std::size_t>(unit.staging)].last_use = ++clock_;
+    }
+  }
+  ++unit.acquired;
+  return unit.handles;
+}
+
+void StoreWeights::release(int index) {
+  UnitState& unit = state(index);
+  SCALETRAIN_CHECK_LT(0, unit.acquired);
+  if (--unit.acquired > 0) return;
+  for (const int at : unit.place->segments) --segments_[static_cast<std::size_t>(at)].acquired;
+  if (memory_.zero.shard_parameters) {
+    drop_packed(*unit.place);
+    unit.is_current = false;
+  }
+}
+
+void StoreWeights::refresh(Stream& stream, UnitState& unit) {
+  for (std::size_t index = 0; index < unit.place->matrices.size(); ++index) {
+    const MatrixPlace& matrix = unit.place->matrices[index];
+    Weight& weight = unit.handles.entries_[index].weight;
+    weight.packed = nullptr;
+    if (matrix.segment < 0) {
+      weight.values = View(nothing_, matrix.dtype, matrix.shape);
+      continue;
+    }
+    const std::byte* data = segments_[static_cast<std::size_t>(matrix.segment)].data;
+    weight.values =
+        ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype, matrix.shape);
+    if (matrix.lookup_only || matrix.shape.num_dims() != 2) continue;
+    auto& form = packed_[{matrix.segment, matrix.offset}];
+    if (!form) form = backend_.pack(stream, weight.values);
+    weight.packed = form.get();
+  }
+  unit.is_current = true;
+}
+
+void StoreWeights::drop_packed(const UnitPlace& place) {
+  for (const MatrixPlace& matrix : place.matrices) {
+    if (matrix.segment >= 0 && segments_[static_cast<std::size_t>(matrix.segment)].acquired == 0)
+      packed_.erase({matrix.segment, matrix.offset});
+  }
+}
+
+void StoreWeights::values_changed() {
+  for (const auto& [index, unit] : units_) SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+  settle();
+  if (memory_.zero.shard_parameters) {
+    for (Staging& staging : staging_) evict(staging);
+    for (SegmentState& segment : segments_) segment.data = nullptr;
+  }
+  for (auto& [index, unit] : units_) unit.is_current = false;
+  packed_.clear();
+}
+
+void StoreWeights::updated(Stream& stream) {
+  values_changed();
+  if (!memory_.zero.shard_optimizer || memory_.zero.shard_parameters) return;
+  for (std::size_t index = 0; index < segments_.size(); ++index) {
+    if (memory_.segments[index].trained) begin_gather(stream, narrow<int>(index), segments_[index].data);
+  }
+}
+
+void StoreWeights::settle() {
+  for (SegmentState& segment : segments_) {
+    if (segment.gathering) segment.gather.wait();
+    segment.gathering = false;
+  }
+}
+
+std::uint64_t StoreWeights::bytes() const {
+  std::uint64_t total = shared_.size();
+  for (const Buffer& buffer : masters_) total += buffer.size();
+  for (const Staging& staging : staging_) total += staging.memory.size();
+  return total;
+}
+
+std::uint64_t StoreWeights::packed_bytes() const {
+  std::uint64_t total = 0;
+  for (const auto& [place, form] : packed_) total += form ? form->num_bytes() : 0;
+  return total;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,17 @@
+// How often the weights of a rank are gathered in one step where each use gathers them (ZeRO 3). Internal to plan.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "parallel/store_memory.h"
+#include "plan/run_plan.h"
+
+namespace scaletrain {
+
+// By segment of the layout, for a step that begins right behind an update (nothing is gathered then). Gathered units
+// stay until their staging is needed for another one, so this follows the uses in the order of the executor's.
+std::vector<std::int64_t> count_gathers(const PhasePlan& plan, const ShardLayout& layout, const StoreMemory& memory,
+                                        const std::vector<ScheduleStep>& steps);
+
+}  // namespace scaletrain

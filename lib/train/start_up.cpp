@@ -1,0 +1,74 @@
+#include "train/start_up.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <exception>
+#include <fstream>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Tokenising a large corpus takes hours. Nothing is lost by waiting: whoever dies is seen by its agent.
+constexpr double start_deadline = 24.0 * 3600.0;
+constexpr const char* ready = "ready";
+
+// Where a host's first rank says that the data is open: the same for all processes that share a kernel, containers
+// included.
+std::string data_name() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  if (!id.empty()) return "data/" + id;
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return fmt::format("data/{}", name.data());
+}
+
+}  // namespace
+
+StartUp::StartUp(const WorkerPlace& place, std::int64_t generation) : place_(place), generation_(generation) {
+  SCALETRAIN_CHECK((place.world > 1) == (place.rendezvous != nullptr));
+}
+
+std::string StartUp::key(const std::string& name) const {
+  return fmt::format("start/{}/{}", generation_, name);
+}
+
+void StartUp::expect_ready(const std::string& name) {
+  const std::string answer = place_.rendezvous->wait(key(name), start_deadline);
+  if (answer != ready) throw PeerError("the start of the run failed on another rank: " + answer);
+}
+
+void StartUp::first_on_host(const std::function<void()>& open) {
+  if (place_.rendezvous == nullptr) return open();
+  const std::string name = data_name();
+  if (place_.local_rank > 0) {
+    expect_ready(name);
+    return open();
+  }
+  open();
+  place_.rendezvous->set(key(name), ready);
+}
+
+void StartUp::wait_for_all() {
+  if (place_.rendezvous == nullptr) return;
+  if (place_.rendezvous->add(key("arrived"), 1) == place_.world) place_.rendezvous->set(key("go"), ready);
+  expect_ready("go");
+}
+
+void StartUp::failed(const std::string& reason) noexcept {
+  if (place_.rendezvous == nullptr) return;
+  const std::string text = fmt::format("rank {}: {}", place_.rank.value(), reason);
+  try {
+    if (place_.local_rank == 0) place_.rendezvous->set(key(data_name()), text);
+    place_.rendezvous->set(key("go"), text);
+  } catch (const std::exception&) {
+    return;  // without the store the others fail by themselves
+  }
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,36 @@
+// What the ranks of a run settle through the rendezvous store before the first step: who opens the data first, and that
+// everybody is ready. A single rank settles nothing.
+//
+// Keys are below "start/GENERATION/", so that what an earlier start left behind is not taken for this one's.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "train/assembly.h"
+
+namespace scaletrain {
+
+class StartUp {
+ public:
+  StartUp(const WorkerPlace& place, std::int64_t generation);
+
+  // Runs `open` on the first rank of this host, which may build the token cache for hours; then on the host's other
+  // ranks, which find it there. PeerError on those if the first one has failed.
+  void first_on_host(const std::function<void()>& open);
+  // Returns when every rank has arrived: the first step's deadlines are not spent on another rank's start. PeerError if
+  // one has failed.
+  void wait_for_all();
+  // Instead of arriving: the others need not wait. For use while an exception is on its way, so it reports nothing.
+  void failed(const std::string& reason) noexcept;
+
+ private:
+  std::string key(const std::string& name) const;
+  void expect_ready(const std::string& name);
+
+  WorkerPlace place_;
+  std::int64_t generation_;
+};
+
+}  // namespace scaletrain

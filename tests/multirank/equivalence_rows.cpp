@@ -1,0 +1,333 @@
+#include "equivalence_rows.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "base/error.h"
+
+namespace scaletrain::equivalence {
+
+namespace {
+
+constexpr std::int64_t max_ranks = 8;
+constexpr std::int64_t head_size = 4;
+constexpr std::int64_t max_layers = 8;
+
+// Sizes that must divide are chosen for the mesh; everything else need not.
+std::int64_t heads_for(std::int64_t tensor) {
+  if (tensor == 3) return 6;
+  return max_ranks % tensor == 0 ? max_ranks : tensor;
+}
+
+std::int64_t global_batch_for(std::int64_t data) {
+  if (max_ranks % data == 0) return max_ranks;
+  return data % 3 == 0 ? 12 : 2 * data;
+}
+
+bool has_chunks(const Row& row);
+
+std::int64_t num_layers(const Row& row, std::int64_t few) {
+  return row.pipeline * (has_chunks(row) ? 2 : 1) <= few ? few : max_layers;
+}
+
+bool has_replicas(const Row& row) { return row.data > 1; }
+bool has_tensor(const Row& row) { return row.tensor > 1; }
+bool has_stages(const Row& row) { return row.pipeline > 1; }
+
+Switch zero_switch() {
+  Switch out{.name = "zero", .values = {}};
+  for (std::int64_t stage = 0; stage <= 3; ++stage) {
+    out.values.push_back({.name = std::to_string(stage),
+                          .is_possible = stage == 0 ? nullptr : has_replicas,
+                          .apply = [stage](const Row&, LayoutRun& run) { run.config.parallel.zero = stage; }});
+  }
+  return out;
+}
+
+constexpr std::size_t schedule_column = 1;
+constexpr std::size_t interleaved_value = 2;
+bool has_chunks(const Row& row) { return row.values[schedule_column] == interleaved_value; }
+
+Switch schedule_switch() {
+  const auto set = [](ScheduleKind kind, std::int64_t chunks) {
+    return [kind, chunks](const Row&, LayoutRun& run) {
+      run.config.parallel.schedule = kind;
+      run.config.parallel.chunks = chunks;
+    };
+  };
+  return {.name = "schedule",
+          .values = {
+              {.name = "1f1b", .is_possible = nullptr, .apply = set(ScheduleKind::one_f_one_b, 1)},
+              {.name = "gpipe", .is_possible = has_stages, .apply = set(ScheduleKind::gpipe, 1)},
+              {.name = "interleaved",
+               .is_possible = [](const Row& row) { return 2 * row.pipeline <= max_layers; },
+               .apply = set(ScheduleKind::interleaved, 2)},
+              {.name = "zb-h1", .is_possible = has_stages, .apply = set(ScheduleKind::zb_h1, 1)},
+          }};
+}
+
+Switch sequence_switch() {
+  return {.name = "sequence",
+          .values = {
+              {.name = "off", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
+              {.name = "on",
+               .is_possible = has_tensor,
+               .apply = [](const Row&, LayoutRun& run) { run.config.parallel.sequence = true; }},
+          }};
+}
+
+Switch micro_batch_switch() {
+  const auto samples = [](const Row& row) { return global_batch_for(row.data) / row.data; };
+  return {.name = "micro-batches",
+          .values = {
+              {.name = "of one sample",
+               .is_possible = nullptr,
+               .apply = [](const Row&, LayoutRun& run) { run.config.train.micro_batch = 1; }},
+              {.name = "fewer than stages",  // one of all samples where there is one stage
+               .is_possible = [samples](const Row& row) { return samples(row) > 1; },
+               .apply =
+                   [samples](const Row& row, LayoutRun& run) {
+                     std::int64_t count = std::max<std::int64_t>(1, row.pipeline - 1);
+                     while (samples(row) % count != 0) --count;
+                     run.config.train.micro_batch = samples(row) / count;
+                   }},
+          }};
+}
+
+Switch tied_switch() {
+  const auto set = [](bool tied) {
+    return [tied](const Row&, LayoutRun& run) { run.config.model.tie_embeddings = tied; };
+  };
+  return {.name = "embeddings",
+          .changes_baseline = true,
+          .values = {{.name = "tied", .is_possible = nullptr, .apply = set(true)},
+                     {.name = "untied", .is_possible = nullptr, .apply = set(false)}}};
+}
+
+Switch family_switch() {
+  return {.name = "family",
+          .changes_baseline = true,
+          .values = {
+              {.name = "gpt2", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
+              {.name = "llama",
+               .is_possible = nullptr,
+               .apply =
+                   [](const Row&, LayoutRun& run) {
+                     ModelConfig& model = run.config.model;
+                     model.norm = NormKind::rmsnorm;
+                     model.activation = ActivationKind::swiglu;
+                     model.position = PositionKind::rope;
+                     model.bias = false;
+                   }},
+          }};
+}
+
+Switch kv_switch() {
+  const auto set = [](auto kv_heads) {
+    return [kv_heads](const Row& row, LayoutRun& run) { run.config.model.kv_heads = kv_heads(row); };
+  };
+  const auto half = [](const Row& row) { return heads_for(row.tensor) / 2; };
+  // Two where they can be divided evenly among the ranks, else one.
+  const auto few = [](const Row& row) { return row.tensor % 2 == 0 ? std::max<std::int64_t>(1, row.tensor / 2) : 1; };
+  return {.name = "key/value heads",
+          .changes_baseline = true,
+          .values = {
+              {.name = "all", .is_possible = nullptr, .apply = set([](const Row& row) { return heads_for(row.tensor); })},
+              {.name = "half",
+               .is_possible =
+                   [half](const Row& row) {
+                     return heads_for(row.tensor) % 2 == 0 && half(row) >= row.tensor && half(row) % row.tensor == 0;
+                   },
+               .apply = set(half)},
+              {.name = "fewer than ranks", .is_possible = has_tensor, .apply = set(few)},
+          }};
+}
+
+Switch sizes_switch() {
+  const auto set = [](std::int64_t vocab, std::int64_t ffn, std::int64_t context, std::int64_t layers) {
+    return [=](const Row& row, LayoutRun& run) {
+      ModelConfig& model = run.config.model;
+      model.vocab = vocab;
+      model.ffn_hidden = ffn;
+      model.context = context;
+      model.layers = num_layers(row, layers);
+    };
+  };
+  return {.name = "sizes",
+          .changes_baseline = true,
+          .values = {
+              {.name = "round", .is_possible = nullptr, .apply = set(64, 64, 12, 4)},
+              {.name = "prime", .is_possible = nullptr, .apply = set(61, 53, 11, 5)},
+          }};
+}
+
+Switch mask_switch() {
+  const auto set = [](Masks masks) { return [masks](const Row&, LayoutRun& run) { run.masks = masks; }; };
+  return {.name = "masks",
+          .changes_baseline = true,
+          .values = {{.name = "uneven", .is_possible = nullptr, .apply = set(Masks::uneven)},
+                     {.name = "none", .is_possible = nullptr, .apply = set(Masks::none)}}};
+}
+
+std::vector<Row> all_meshes() {
+  std::vector<Row> out;
+  for (std::int64_t data = 1; data <= max_ranks; ++data)
+    for (std::int64_t tensor = 1; data * tensor <= max_ranks; ++tensor)
+      for (std::int64_t pipeline = 1; data * tensor * pipeline <= max_ranks; ++pipeline)
+        out.push_back({.data = data, .tensor = tensor, .pipeline = pipeline, .values = {}});
+  return out;
+}
+
+// (column, value, column, value); the shape is the column behind the last switch.
+using Pair = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>;
+
+template <class Visit>
+void for_each_pair(const Row& row, Visit visit) {
+  const std::size_t count = row.values.size();
+  for (std::size_t a = 0; a < count; ++a) {
+    for (std::size_t b = a + 1; b < count; ++b) visit(Pair{a, row.values[a], b, row.values[b]});
+    visit(Pair{a, row.values[a], count, shape_of(row)});
+  }
+}
+
+template <class Visit>
+void for_each_row_of(Row row, Visit& visit) {
+  if (row.values.size() == switches().size()) {
+    visit(row);
+    return;
+  }
+  const std::size_t which = row.values.size();
+  for (std::size_t value = 0; value < switches()[which].values.size(); ++value) {
+    if (!is_possible(row, which, value)) continue;
+    row.values.push_back(value);
+    for_each_row_of(row, visit);
+    row.values.pop_back();
+  }
+}
+
+// The row of a mesh that covers the most pairs which are still missing; among equals the first.
+struct Best {
+  const std::set<Pair>& missing;
+  Row row{};
+  std::size_t count = 0;
+  void operator()(const Row& candidate) {
+    std::size_t covered = 0;
+    for_each_pair(candidate, [&](const Pair& pair) { covered += missing.count(pair); });
+    if (!row.values.empty() && covered <= count) return;
+    row = candidate;
+    count = covered;
+  }
+};
+
+void apply_switches(const Row& row, bool only_baseline, LayoutRun& run) {
+  for (std::size_t which = 0; which < switches().size(); ++which) {
+    const Switch& own = switches()[which];
+    if (own.changes_baseline || !only_baseline) own.values[row.values[which]].apply(row, run);
+  }
+}
+
+LayoutRun base_run(const Row& row) {
+  LayoutRun run;
+  run.backend = TestBackend::cpu;
+  Config& config = run.config;
+  config.run.seed = 5;
+  config.model.heads = heads_for(row.tensor);
+  config.model.hidden = config.model.heads * head_size;
+  config.model.init.std = 0.1;
+  config.train.global_batch = global_batch_for(row.data);
+  config.train.micro_batch = 1;
+  config.train.steps = 50;
+  config.train.lr_schedule.warmup = 10;
+  config.train.optimizer.learning_rate = 1e-3;
+  config.parallel.zero = 0;
+  return run;
+}
+
+}  // namespace
+
+const std::vector<Switch>& switches() {
+  static const std::vector<Switch> all = {zero_switch(),   schedule_switch(), sequence_switch(),
+                                          micro_batch_switch(), tied_switch(), family_switch(),
+                                          kv_switch(),     sizes_switch(),    mask_switch()};
+  return all;
+}
+
+const std::vector<Row>& meshes() {
+  static const std::vector<Row> all = all_meshes();
+  return all;
+}
+
+bool is_possible(const Row& mesh, std::size_t which, std::size_t value) {
+  const SwitchValue& own = switches()[which].values[value];
+  return !own.is_possible || own.is_possible(mesh);
+}
+
+std::size_t shape_of(const Row& row) {
+  return (row.data > 1 ? 1U : 0U) + (row.tensor > 1 ? 2U : 0U) + (row.pipeline > 1 ? 4U : 0U);
+}
+
+std::vector<Row> make_rows() {
+  std::set<Pair> missing;
+  for (const Row& mesh : meshes()) {
+    const auto note = [&](const Row& row) { for_each_pair(row, [&](const Pair& pair) { missing.insert(pair); }); };
+    for_each_row_of(mesh, note);
+  }
+  std::vector<Row> rows;
+  const auto take = [&](const Row& row) {
+    for_each_pair(row, [&](const Pair& pair) { missing.erase(pair); });
+    rows.push_back(row);
+  };
+  // From the meshes of all three axes down: they have the most switches to set.
+  for (int round = 0; round < 2; ++round) {
+    for (std::size_t at = meshes().size(); at-- > 0;) {
+      Best best{.missing = missing};
+      for_each_row_of(meshes()[at], best);
+      take(best.row);
+    }
+  }
+  while (!missing.empty()) {
+    Best best{.missing = missing};
+    for (const Row& mesh : meshes()) for_each_row_of(mesh, best);
+    SCALETRAIN_CHECK(best.count > 0);
+    take(best.row);
+  }
+  return rows;
+}
+
+std::string text(const Row& row) {
+  std::string out = "data " + std::to_string(row.data) + " x tensor " + std::to_string(row.tensor) + " x pipeline " +
+                    std::to_string(row.pipeline);
+  for (std::size_t which = 0; which < row.values.size(); ++which)
+    out += ", " + switches()[which].name + " " + switches()[which].values[row.values[which]].name;
+  return out;
+}
+
+LayoutRun run_of(const Row& row) {
+  LayoutRun run = base_run(row);
+  run.config.parallel.data = row.data;
+  run.config.parallel.tensor = row.tensor;
+  run.config.parallel.pipeline = row.pipeline;
+  apply_switches(row, false, run);
+  return run;
+}
+
+LayoutRun baseline_of(const Row& row) {
+  LayoutRun run = base_run(row);
+  apply_switches(row, true, run);
+  return run;
+}
+
+std::string baseline_key(const Row& row) {
+  const LayoutRun run = baseline_of(row);
+  const ModelConfig& model = run.config.model;
+  std::string key;
+  for (const std::int64_t number : {model.layers, model.heads, model.kv_heads, run.config.train.global_batch})
+    key += std::to_string(number) + " ";
+  for (std::size_t which = 0; which < switches().size(); ++which)
+    if (switches()[which].changes_baseline && switches()[which].name != "key/value heads")
+      key += std::to_string(row.values[which]) + " ";
+  return key;
+}
+
+}  // namespace scaletrain::equivalence

@@ -1,0 +1,62 @@
+// The runs of the equivalence suite: every mesh of up to eight ranks, and on them a pairwise cover of all switches.
+//
+// A switch is one entry of switches(): what a run may choose without its losses being another run's. A new one (a
+// precision, recomputation, an optimizer, a backend) joins by one entry there: its values, where each is possible, and
+// what each does to the config. The cover then grows by itself, and a test sees to it that no pair is missing. A switch
+// whose values compute something else in the first place (another model, other data) says so in `changes_baseline`: then
+// the one-rank run that a row is compared with has it too.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/rank_trainer.h"
+
+namespace scaletrain::equivalence {
+
+// A choice: the mesh, and one value of each switch (its index in Switch::values).
+struct Row {
+  std::int64_t data = 1;
+  std::int64_t tensor = 1;
+  std::int64_t pipeline = 1;
+  std::vector<std::size_t> values;
+};
+
+// What a value does: to the config, and to the run where that is not the config's business (masks, backends).
+using Apply = std::function<void(const Row& row, LayoutRun& run)>;
+
+struct SwitchValue {
+  std::string name;
+  std::function<bool(const Row& mesh)> is_possible;  // empty: everywhere
+  Apply apply;
+};
+
+struct Switch {
+  std::string name;
+  bool changes_baseline = false;
+  std::vector<SwitchValue> values;
+};
+
+const std::vector<Switch>& switches();
+
+// All (data, tensor, pipeline) with a product of at most eight.
+const std::vector<Row>& meshes();
+bool is_possible(const Row& mesh, std::size_t which, std::size_t value);
+
+// Which axes have more than one rank: 0 to 7. Covered with every switch, like a switch of its own.
+std::size_t shape_of(const Row& row);
+
+// Every mesh, at least twice; every possible pair of values of two switches, and of a shape and a value. The same list
+// in every run.
+std::vector<Row> make_rows();
+
+std::string text(const Row& row);
+// The run of a row, and the run of one rank that it must equal. Steps, optimizer and tracing are the caller's.
+LayoutRun run_of(const Row& row);
+LayoutRun baseline_of(const Row& row);
+// Equal for rows of equal baselines.
+std::string baseline_key(const Row& row);
+
+}  // namespace scaletrain::equivalence

@@ -1,0 +1,187 @@
+// Any layout, the same gradients and losses: a dozen layouts in double precision against one rank.
+#include <doctest/doctest.h>
+
+#include "support/rank_trainer.h"
+
+using namespace scaletrain;
+
+namespace {
+
+// Sizes that nothing divides: vocabulary 61, ffn 36 on few ranks, two key/value heads, 7 tokens.
+Config small_config() {
+  Config config;
+  config.run.seed = 5;
+  config.model.layers = 6;
+  config.model.hidden = 16;
+  config.model.heads = 4;
+  config.model.kv_heads = 2;
+  config.model.ffn_hidden = 36;
+  config.model.context = 7;
+  config.model.vocab = 61;
+  config.model.init.std = 0.2;
+  config.train.steps = 50;
+  config.train.global_batch = 8;
+  config.train.micro_batch = 1;
+  config.train.lr_schedule.warmup = 10;
+  config.train.optimizer.learning_rate = 1e-3;
+  config.parallel.zero = 0;
+  return config;
+}
+
+struct Layout {
+  std::string name;
+  std::function<void(Config&)> change;
+};
+
+std::vector<Layout> layouts() {
+  const auto pipeline = [](std::int64_t stages, ScheduleKind kind, std::int64_t chunks = 1) {
+    return [=](Config& c) {
+      c.parallel.pipeline = stages;
+      c.parallel.schedule = kind;
+      c.parallel.chunks = chunks;
+    };
+  };
+  const auto zero = [](std::int64_t stage) {
+    return [=](Config& c) {
+      c.parallel.data = 2;
+      c.parallel.zero = stage;
+    };
+  };
+  return {
+      {"one rank, two chunks", pipeline(1, ScheduleKind::interleaved, 2)},
+      {"data 2, zero 0", zero(0)},
+      {"data 2, zero 1", zero(1)},
+      {"data 2, zero 2", zero(2)},
+      {"data 2, zero 3", zero(3)},
+      {"tensor 2", [](Config& c) { c.parallel.tensor = 2; }},
+      {"tensor 4, fewer key/value heads than ranks", [](Config& c) { c.parallel.tensor = 4; }},
+      {"tensor 2, sequence shards",
+       [](Config& c) {
+         c.parallel.tensor = 2;
+         c.parallel.sequence = true;
+       }},
+      {"pipeline 2, gpipe", pipeline(2, ScheduleKind::gpipe)},
+      {"pipeline 2, 1f1b", pipeline(2, ScheduleKind::one_f_one_b)},
+      {"pipeline 2, zb-h1", pipeline(2, ScheduleKind::zb_h1)},
+      {"pipeline 2, two chunks", pipeline(2, ScheduleKind::interleaved, 2)},
+      {"pipeline 4, 1f1b, fewer micro-batches than stages",
+       [](Config& c) {
+         c.parallel.pipeline = 4;
+         c.train.micro_batch = 4;
+       }},
+      {"data 2, tensor 2, pipeline 2, zero 1",
+       [](Config& c) {
+         c.parallel.data = 2;
+         c.parallel.tensor = 2;
+         c.parallel.pipeline = 2;
+         c.parallel.zero = 1;
+       }},
+      {"data 2, tensor 2 with sequence shards, pipeline 2 zb-h1, zero 3",
+       [](Config& c) {
+         c.parallel.data = 2;
+         c.parallel.tensor = 2;
+         c.parallel.sequence = true;
+         c.parallel.pipeline = 2;
+         c.parallel.schedule = ScheduleKind::zb_h1;
+         c.parallel.zero = 3;
+       }},
+      {"data 2, pipeline 2 with three chunks, zero 2",
+       [](Config& c) {
+         c.parallel.data = 2;
+         c.parallel.pipeline = 2;
+         c.parallel.schedule = ScheduleKind::interleaved;
+         c.parallel.chunks = 3;
+         c.parallel.zero = 2;
+       }},
+  };
+}
+
+void make_sgd(Config& config) {
+  config.train.optimizer.type = OptimizerKind::sgd;
+  config.train.optimizer.weight_decay = 0.0;
+  config.train.clip_norm.reset();
+}
+
+void make_llama(Config& config) {
+  config.model.norm = NormKind::rmsnorm;
+  config.model.activation = ActivationKind::swiglu;
+  config.model.position = PositionKind::rope;
+  config.model.bias = false;
+  config.model.tie_embeddings = false;
+}
+
+LayoutOutcome run_config(const Config& config, std::int64_t steps, std::int64_t evaluation_samples = 0) {
+  LayoutRun run{.config = config};
+  run.steps = steps;
+  run.evaluation_samples = evaluation_samples;
+  return run_layout(run);
+}
+
+}  // namespace
+
+TEST_CASE("first_step_gradients_of_every_layout_are_those_of_one_rank") {
+  for (const bool llama : {false, true}) {
+    Config base = small_config();
+    make_sgd(base);
+    if (llama) make_llama(base);
+    const LayoutOutcome one = run_config(base, 1);
+    REQUIRE(one.problem == "");
+    for (const Layout& layout : layouts()) {
+      CAPTURE(llama);
+      CAPTURE(layout.name);
+      Config config = base;
+      layout.change(config);
+      const LayoutOutcome many = run_config(config, 1);
+      CHECK(many.problem == "");
+      CHECK(many.target_tokens == one.target_tokens);
+      CHECK(largest_relative(many.losses, one.losses) <= 1e-12);
+      CHECK(largest_relative(many.grad_norms, one.grad_norms) <= 1e-10);
+      const TensorDifference difference = largest_difference(many.gradients, one.gradients);
+      CAPTURE(difference.tensor);
+      CHECK(difference.error <= 1e-9);
+    }
+  }
+}
+
+TEST_CASE("five_adamw_steps_and_an_evaluation_of_every_layout_are_those_of_one_rank") {
+  const Config base = small_config();
+  // A number of samples that fills no layout's micro-batches.
+  const LayoutOutcome one = run_config(base, 5, 13);
+  REQUIRE(one.problem == "");
+  for (const Layout& layout : layouts()) {
+    CAPTURE(layout.name);
+    Config config = base;
+    layout.change(config);
+    const LayoutOutcome many = run_config(config, 5, 13);
+    CHECK(many.problem == "");
+    CHECK(largest_relative(many.losses, one.losses) <= 1e-10);
+    CHECK(largest_relative(many.grad_norms, one.grad_norms) <= 1e-9);
+    CHECK(many.evaluation.target_tokens == one.evaluation.target_tokens);
+    CHECK(largest_relative({many.evaluation.loss_sum}, {one.evaluation.loss_sum}) <= 1e-10);
+    // A key's bias moves all scores of a query alike: its gradient is rounding alone, which Adam makes as large as any.
+    GlobalTensors expected = one.parameters;
+    std::erase_if(expected, [](const auto& entry) { return entry.first.find("key.bias") != std::string::npos; });
+    const TensorDifference difference = largest_difference(many.parameters, expected);
+    CAPTURE(difference.tensor);
+    CHECK(difference.error <= 1e-9);
+  }
+}
+
+TEST_CASE("the_vectorised_backend_on_eight_ranks_stays_within_single_precision") {
+  Config base = small_config();
+  make_sgd(base);
+  LayoutRun run{.config = base};
+  run.backend = TestBackend::cpu;
+  const LayoutOutcome one = run_layout(run);
+  REQUIRE(one.problem == "");
+  run.config.parallel.data = 2;
+  run.config.parallel.tensor = 2;
+  run.config.parallel.pipeline = 2;
+  run.config.parallel.zero = 1;
+  const LayoutOutcome many = run_layout(run);
+  CHECK(many.problem == "");
+  CHECK(largest_relative(many.losses, one.losses) <= 1e-5);
+  const TensorDifference difference = largest_difference(many.gradients, one.gradients);
+  CAPTURE(difference.tensor);
+  CHECK(difference.error <= 1e-5);
+}

@@ -1,0 +1,177 @@
+// Every ordered pair out of a dozen layouts, there and back: a run that is saved on one, goes on on the other, and comes
+// back, has the losses of one rank that was never interrupted. On the plan, the store and the checkpoint's own calls;
+// the same with a run's folder, data and manifest is tests/unit/train/reshard_test.cpp.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "support/rank_trainer.h"
+#include "support/temp_folder.h"
+
+using namespace scaletrain;
+
+namespace {
+
+struct NamedLayout {
+  const char* name;
+  std::int64_t data, tensor, pipeline, zero;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  std::int64_t chunks = 1;
+  bool sequence = false;
+};
+
+const std::vector<NamedLayout>& dozen() {
+  static const std::vector<NamedLayout> all = {
+      {"one rank", 1, 1, 1, 0},
+      {"data 2, zero 0", 2, 1, 1, 0},
+      {"data 3, zero 1", 3, 1, 1, 1},
+      {"data 4, zero 3", 4, 1, 1, 3},
+      {"tensor 2, sequence shards", 1, 2, 1, 0, ScheduleKind::one_f_one_b, 1, true},
+      {"tensor 4", 1, 4, 1, 0},
+      {"pipeline 3, gpipe", 1, 1, 3, 0, ScheduleKind::gpipe},
+      {"pipeline 2, two chunks", 1, 1, 2, 0, ScheduleKind::interleaved, 2},
+      {"data 2, tensor 2, zero 2", 2, 2, 1, 2},
+      {"data 2, pipeline 2, zb-h1, zero 3", 2, 1, 2, 3, ScheduleKind::zb_h1},
+      {"tensor 2, pipeline 2, 1f1b", 1, 2, 2, 0},
+      {"data 2, tensor 2, pipeline 2, two chunks, zero 1, sequence shards", 2, 2, 2, 1, ScheduleKind::interleaved, 2,
+       true},
+  };
+  return all;
+}
+
+// Two key/value heads, sizes that nothing divides.
+Config config_of(const NamedLayout& layout, bool llama, bool tied) {
+  Config config;
+  config.run.seed = 11;
+  ModelConfig& model = config.model;
+  model.layers = 5;
+  model.hidden = 16;
+  model.heads = 4;
+  model.kv_heads = 2;
+  model.ffn_hidden = 29;
+  model.context = 7;
+  model.vocab = 41;
+  model.init.std = 0.2;
+  model.tie_embeddings = tied;
+  if (llama) {
+    model.norm = NormKind::rmsnorm;
+    model.activation = ActivationKind::swiglu;
+    model.position = PositionKind::rope;
+    model.bias = false;
+  }
+  config.train.steps = 50;
+  config.train.global_batch = 12;
+  config.train.micro_batch = 1;
+  config.train.lr_schedule.warmup = 10;
+  config.train.optimizer.learning_rate = 1e-3;
+  config.parallel.data = layout.data;
+  config.parallel.tensor = layout.tensor;
+  config.parallel.pipeline = layout.pipeline;
+  config.parallel.zero = layout.zero;
+  config.parallel.schedule = layout.schedule;
+  config.parallel.chunks = layout.chunks;
+  config.parallel.sequence = layout.sequence;
+  return config;
+}
+
+constexpr std::int64_t steps_per_leg = 2;
+
+struct Leg {
+  std::filesystem::path from;  // empty: from the start
+  std::filesystem::path to;    // the folder to save in; empty: not saved
+};
+
+struct LegResult {
+  std::vector<double> losses;
+  std::filesystem::path saved;
+  std::string problem;
+};
+
+void save(RankTrainer& trainer, Rank rank, KeyValueStore& store, std::int64_t step, const std::filesystem::path& to,
+          LegResult& result) {
+  const PhasePlan& plan = trainer.plan();
+  SaveRequest request;
+  request.folder = to;
+  request.manifest.step = step;
+  request.manifest.history = "[]";
+  request.group.rank = rank;
+  request.group.world = plan.mesh.world();
+  request.group.store = plan.mesh.world() > 1 ? &store : nullptr;
+  request.group.attempt = 1;
+  request.group.deadline = 60.0;
+  request.group.plan_of = [&plan](Rank of) { return plan.save_plan(of); };
+  const SaveResult saved = save_checkpoint(trainer.settled_store(), request);
+  if (rank == Rank(0)) result.saved = saved.path;
+}
+
+LegResult train_leg(const Config& config, const Leg& leg) {
+  const PhasePlan plan = make_test_plan(config, TestBackend::cpu);
+  const auto world_size = static_cast<std::size_t>(plan.mesh.world());
+  std::vector<std::vector<double>> losses(world_size);
+  LegResult result;
+  run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
+    RankTrainer trainer(config, plan, rank, groups, TestBackend::cpu);
+    std::int64_t step = 0;
+    if (!leg.from.empty()) {
+      const Checkpoint checkpoint(leg.from, OpenCheck::none);
+      checkpoint.load(trainer.settled_store(), true);
+      trainer.settled_store().values_changed();
+      step = checkpoint.manifest().step;
+      trainer.continue_at(step);
+    }
+    for (std::int64_t i = 0; i < steps_per_leg; ++i)
+      losses[static_cast<std::size_t>(rank.value())].push_back(trainer.step().outcome.loss);
+    const auto store = world.make_store();
+    if (!leg.to.empty()) save(trainer, rank, *store, step + steps_per_leg, leg.to, result);
+  });
+  result.losses = losses.front();
+  for (const auto& other : losses)
+    if (other != result.losses) result.problem = "ranks disagree about the losses";
+  return result;
+}
+
+// The losses of one leg of the undisturbed run.
+std::vector<double> part_of(const std::vector<double>& losses, std::int64_t leg) {
+  const auto first = losses.begin() + leg * steps_per_leg;
+  return {first, first + steps_per_leg};
+}
+
+void check_pairs(bool llama, bool tied) {
+  const TempFolder folder;
+  LayoutRun undisturbed{.config = config_of(dozen().front(), llama, tied)};
+  undisturbed.backend = TestBackend::cpu;
+  undisturbed.steps = 3 * steps_per_leg;
+  const LayoutOutcome one = run_layout(undisturbed);
+  REQUIRE(one.problem == "");
+  double worst = 0.0;
+  const auto check_leg = [&](const LegResult& result, std::int64_t leg) {
+    CHECK(result.problem == "");
+    const double error = largest_relative(result.losses, part_of(one.losses, leg));
+    CHECK(error <= 1e-5);
+    worst = std::max(worst, error);
+  };
+  for (std::size_t from = 0; from < dozen().size(); ++from) {
+    const Config here = config_of(dozen()[from], llama, tied);
+    CAPTURE(dozen()[from].name);
+    const LegResult start = train_leg(here, {.from = {}, .to = folder / ("from-" + std::to_string(from))});
+    check_leg(start, 0);
+    for (std::size_t to = 0; to < dozen().size(); ++to) {
+      if (to == from) continue;
+      CAPTURE(dozen()[to].name);
+      const Config there = config_of(dozen()[to], llama, tied);
+      const std::filesystem::path between = folder / "between";
+      const LegResult away = train_leg(there, {.from = start.saved, .to = between});
+      check_leg(away, 1);
+      check_leg(train_leg(here, {.from = away.saved, .to = {}}), 2);
+      std::filesystem::remove_all(between);
+    }
+  }
+  MESSAGE("largest difference of a loss: " << worst);
+}
+
+}  // namespace
+
+TEST_CASE("every_layout_continues_what_any_other_saved_and_back_tied") { check_pairs(false, true); }
+TEST_CASE("every_layout_continues_what_any_other_saved_and_back_untied") { check_pairs(true, false); }

@@ -1,0 +1,227 @@
+// One optimizer step and an evaluation on several ranks: what ranks must agree on, and what must not change.
+#include "train/step_runner.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "support/rank_trainer.h"
+
+using namespace scaletrain;
+
+namespace {
+
+Config layout_config(std::int64_t data, std::int64_t tensor, std::int64_t pipeline, std::int64_t zero = 1) {
+  Config config;
+  config.run.seed = 3;
+  config.model.layers = 3;
+  config.model.hidden = 8;
+  config.model.heads = 2;
+  config.model.kv_heads = 2;
+  config.model.ffn_hidden = 12;
+  config.model.context = 5;
+  config.model.vocab = 23;
+  config.model.init.std = 0.3;
+  config.train.steps = 10;
+  config.train.global_batch = 8;
+  config.train.micro_batch = 2;
+  config.train.lr_schedule.warmup = 2;
+  config.parallel.data = data;
+  config.parallel.tensor = tensor;
+  config.parallel.pipeline = pipeline;
+  config.parallel.zero = zero;
+  return config;
+}
+
+// Runs work(trainer) on every rank and gives back each one's answer.
+template <class Answer, class Work>
+std::vector<Answer> on_ranks(const Config& config, Work work) {
+  const PhasePlan plan = make_test_plan(config, TestBackend::reference_f64);
+  std::vector<Answer> answers(static_cast<std::size_t>(plan.mesh.world()));
+  run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+    RankTrainer trainer(config, plan, rank, groups, TestBackend::reference_f64);
+    answers[static_cast<std::size_t>(rank.value())] = work(trainer, rank);
+  });
+  return answers;
+}
+
+// Every value that a rank holds, of a kind.
+std::vector<double> held_values(ParamStore& store, StateKind kind) {
+  std::vector<double> all;
+  for (const RowRange& range : store.held(kind)) {
+    const View view = store.values(kind, range);
+    const auto* values = view.as<double>();
+    all.insert(all.end(), values, values + view.num_elements());
+  }
+  return all;
+}
+
+constexpr StepSettings settings{.learning_rate = 1e-2, .clip_norm = {}, .beta1 = 0.9, .beta2 = 0.95, .update = 1};
+
+}  // namespace
+
+TEST_CASE("what_one_rank_wants_every_rank_learns") {
+  for (const std::int64_t wishing : {0, 3, 7}) {
+    const auto results = on_ranks<StepRunner::Result>(layout_config(2, 2, 2), [&](RankTrainer& trainer, Rank rank) {
+      trainer.source().set_step(0);
+      return trainer.runner().step(trainer.source(), settings,
+                                   {.interrupted = rank.value() == wishing, .save = rank.value() == 7 - wishing});
+    });
+    for (const StepRunner::Result& result : results) {
+      CHECK(result.votes.interrupted);
+      CHECK(result.votes.save);
+    }
+  }
+  for (const StepRunner::Result& result : on_ranks<StepRunner::Result>(
+           layout_config(2, 1, 2), [&](RankTrainer&trainer, Rank) { return trainer.step(); })) {
+    CHECK_FALSE(result.votes.interrupted);
+    CHECK_FALSE(result.votes.save);
+  }
+}
+
+TEST_CASE("nan_on_one_rank_makes_every_rank_skip_the_step") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const std::int64_t broken : {0, 5}) {
+      CAPTURE(zero);
+      CAPTURE(broken);
+      struct Answer {
+        StepRunner::Result result;
+        bool unchanged = false;
+      };
+      const auto answers = on_ranks<Answer>(layout_config(2, 2, 2, zero), [&](RankTrainer& trainer, Rank rank) {
+        ParamStore& store = trainer.settled_store();
+        if (rank.value() == broken) {
+          // One that this rank updates, and no other replica.
+          const ShardLayout& layout = store.layout();
+          for (const RowRange& range : layout.shard_ranges(layout.position().data)) {
+            // A block's matrix: every sample's way leads through it.
+            const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
+            if (!row.decays || row.unit == 0 || range.count == 0) continue;
+            store.values(StateKind::master, range).as<double>()[range.count - 1] =
+                std::numeric_limits<double>::quiet_NaN();
+            break;
+          }
+        }
+        store.values_changed();
+        Answer answer;
+        const std::vector<double> before = held_values(store, StateKind::master);
+        answer.result = trainer.step();
+        const std::vector<double> after = held_values(trainer.settled_store(), StateKind::master);
+        // But for the broken one, which replicas gather.
+        answer.unchanged = std::equal(before.begin(), before.end(), after.begin(), after.end(),
+                                      [](double a, double b) { return a == b || std::isnan(b); });
+        return answer;
+      });
+      for (const Answer& answer : answers) {
+        CHECK(answer.result.outcome.skip == SkipReason::nonfinite_gradient);
+        CHECK(answer.unchanged);
+      }
+    }
+  }
+}
+
+TEST_CASE("target_tokens_are_counted_once_whatever_the_layout") {
+  std::int64_t expected = 0;
+  for (std::int64_t sample = 0; sample < 8; ++sample) {
+    std::vector<std::int32_t> inputs(5);
+    std::vector<std::int32_t> targets(5);
+    synthetic_sample(sample, 23, inputs, targets);
+    expected += std::count_if(targets.begin(), targets.end(), [](std::int32_t target) { return target >= 0; });
+  }
+  REQUIRE(expected > 0);
+  REQUIRE(expected < 40);
+  for (const auto& [data, tensor, pipeline] : {std::tuple{1, 1, 1}, {4, 1, 1}, {1, 2, 1}, {1, 1, 3}, {2, 2, 2}}) {
+    const auto results = on_ranks<StepRunner::Result>(layout_config(data, tensor, pipeline),
+                                                      [](RankTrainer& trainer, Rank) { return trainer.step(); });
+    for (const StepRunner::Result& result : results) CHECK(result.target_tokens == expected);
+  }
+}
+
+TEST_CASE("a_global_batch_without_targets_is_skipped_by_all") {
+  const auto results = on_ranks<StepRunner::Result>(layout_config(2, 1, 2), [](RankTrainer& trainer, Rank) {
+    trainer.source().set_batch(std::vector<std::int64_t>(8, -1));
+    return trainer.runner().step(trainer.source(), settings);
+  });
+  for (const StepRunner::Result& result : results) {
+    CHECK(result.outcome.skip == SkipReason::no_tokens);
+    CHECK(result.target_tokens == 0);
+  }
+}
+
+TEST_CASE("evaluation_between_steps_changes_no_bit_of_training") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    CAPTURE(zero);
+    Config config = layout_config(2, 1, 2, zero);
+    config.parallel.schedule = ScheduleKind::zb_h1;
+    struct Answer {
+      std::vector<double> gradients_before, gradients_after, parameters;
+      std::vector<double> losses;
+    };
+    const auto train = [&](std::int64_t evaluated) {
+      return on_ranks<Answer>(config, [&](RankTrainer& trainer, Rank) {
+        Answer answer;
+        for (int step = 0; step < 3; ++step) {
+          answer.losses.push_back(trainer.step().outcome.loss);
+          if (evaluated == 0) continue;
+          answer.gradients_before = held_values(trainer.settled_store(), StateKind::gradient);
+          // Once with fewer micro-batches than stages, once with more than training has.
+          trainer.evaluate(1);
+          trainer.evaluate(evaluated);
+          answer.gradients_after = held_values(trainer.settled_store(), StateKind::gradient);
+        }
+        answer.parameters = held_values(trainer.settled_store(), StateKind::master);
+        return answer;
+      });
+    };
+    const auto plain = train(0);
+    const auto evaluated = train(29);
+    for (std::size_t rank = 0; rank < plain.size(); ++rank) {
+      CHECK(evaluated[rank].losses == plain[rank].losses);
+      CHECK(evaluated[rank].parameters == plain[rank].parameters);
+      CHECK(evaluated[rank].gradients_after == evaluated[rank].gradients_before);
+      CHECK_FALSE(evaluated[rank].gradients_after.empty());
+    }
+  }
+}
+
+TEST_CASE("the_same_run_twice_gives_the_same_bits") {
+  LayoutRun run{.config = layout_config(2, 2, 2, 2)};
+  run.steps = 3;
+  const LayoutOutcome first = run_layout(run);
+  const LayoutOutcome second = run_layout(run);
+  CHECK(first.problem == "");
+  CHECK(first.losses == second.losses);
+  CHECK(first.grad_norms == second.grad_norms);
+  CHECK(first.parameters == second.parameters);
+}
+
+TEST_CASE("progress_counts_every_unit_of_work_and_every_transfer_that_has_come_through") {
+  // Stage 0 of two: 4 micro-batches, forward and backward of its units, one message each way for each, the update.
+  const Config config = layout_config(1, 1, 2);
+  const PhasePlan plan = make_test_plan(config, TestBackend::reference_f64);
+  const auto counts = on_ranks<std::uint64_t>(config, [](RankTrainer& trainer, Rank) {
+    trainer.step();
+    return trainer.progress();
+  });
+  for (const std::int64_t stage : {0, 1}) {
+    const auto units = static_cast<std::uint64_t>(plan.units_of_stage(stage).size());
+    const std::uint64_t work = 4 * 2 * units + 1;
+    CHECK(counts[static_cast<std::size_t>(stage)] > work);
+    CHECK(counts[static_cast<std::size_t>(stage)] <= work + 4 * 2);
+  }
+}
+
+TEST_CASE("all_ranks_issue_the_same_calls_in_one_order") {
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
+    for (const std::int64_t zero : {0, 1, 2, 3}) {
+      CAPTURE(zero);
+      LayoutRun run{.config = layout_config(2, 2, 2, zero)};
+      run.config.parallel.schedule = kind;
+      run.steps = 2;
+      run.evaluation_samples = 7;
+      run.traced = true;
+      const LayoutOutcome outcome = run_layout(run);
+      CHECK(compare_traces(rank_traces(outcome.plan.mesh, outcome.plan.group_facts(), outcome.traces)) == "");
+    }
+  }
+}

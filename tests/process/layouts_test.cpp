@@ -1,0 +1,144 @@
+// Several ranks as real processes: whatever the layout, the losses are those of one rank.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "ranks.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Layout {
+  std::string name;
+  Settings settings;
+};
+
+const std::vector<Layout>& layouts() {
+  static const std::vector<Layout> all = {
+      {"data-2", {"parallel.data=2"}},
+      {"tensor-2", {"parallel.tensor=2"}},
+      {"pipeline-2", {"parallel.pipeline=2"}},
+      {"data-2-tensor-2-zero-2", {"parallel.data=2", "parallel.tensor=2", "parallel.zero=2"}},
+      {"tensor-2-sequence-pipeline-2-gpipe",
+       {"parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2", "parallel.schedule=gpipe"}},
+      {"data-2-tensor-2-pipeline-2-zero-1",
+       {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.zero=1"}},
+      {"data-2-pipeline-2-zero-3-interleaved",
+       {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=3", "parallel.schedule=interleaved",
+        "parallel.chunks=2"}},
+      {"data-2-pipeline-2-zb-h1", {"parallel.data=2", "parallel.pipeline=2", "parallel.schedule=zb-h1"}},
+  };
+  return all;
+}
+
+// The workers of a living agent, by rank: their command lines say it.
+pid_t worker_of_rank(const Program& agent, int rank) {
+  const std::string words = std::string("--rank") + '\0' + std::to_string(rank) + '\0';
+  const auto of_rank = processes_with(words);
+  for (const pid_t child : children_of(agent.pid()))
+    if (std::find(of_rank.begin(), of_rank.end(), child) != of_rank.end()) return child;
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("every_layout_of_processes_has_the_losses_of_one_rank") {
+  for (const Layout& layout : layouts()) {
+    CAPTURE(layout.name);
+    const Ended end = run_program(layout_launch(layout.name, layout.settings), ranks_patience);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    check_same_losses(layout.name);
+    check_no_process_left(layout.name);
+  }
+}
+
+TEST_CASE("a_checkpoint_of_one_layout_continues_on_another_with_the_same_losses") {
+  const std::string name = "data-2-then-tensor-2-pipeline-2";
+  const Ended first = run_program(layout_launch(name, {"parallel.data=2", "parallel.zero=3"}), ranks_patience);
+  REQUIRE_MESSAGE(first.exit_code == 0, first.errors);
+  for (int step = 10; step <= layout_steps(); step += 5) fs::remove_all(checkpoint(layout_folder(name), step));
+  const Ended second =
+      run_program(layout_launch(name, {"parallel.tensor=2", "parallel.pipeline=2", "parallel.zero=0"}), ranks_patience);
+  REQUIRE_MESSAGE(second.exit_code == 0, second.errors);
+  CHECK(second.says("(step 5)"));
+  check_same_losses(name);
+  check_no_process_left(name);
+}
+
+TEST_CASE("a_killed_rank_is_named_all_start_anew_and_every_number_is_the_same") {
+  const Settings settings = {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1", "train.steps=60"};
+  const Ended undisturbed = run_program(layout_launch("calm", settings), ranks_patience);
+  REQUIRE_MESSAGE(undisturbed.exit_code == 0, undisturbed.errors);
+  Program agent(layout_launch("stricken", settings));
+  REQUIRE(wait_until([&] { return newest_step(layout_folder("stricken")) >= 12 || !agent.running(); }, ranks_patience));
+  const auto workers = children_of(agent.pid());
+  REQUIRE(workers.size() == 4);
+  ::kill(workers[2], SIGKILL);
+  const Ended end = agent.wait(ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("worker " + std::to_string(workers[2]) + " was killed by signal 9"));
+  CHECK(end.says("restart 1 of"));
+  const Trajectory expected = trajectory_of(layout_folder("calm"));
+  const Trajectory found = trajectory_of(layout_folder("stricken"));
+  CHECK(found.steps == expected.steps);
+  CHECK(found.evaluations == expected.evaluations);
+  check_no_process_left("stricken");
+}
+
+TEST_CASE("a_stopped_rank_is_found_and_replaced") {
+  const Settings settings = {"parallel.tensor=2", "train.steps=60", "supervise.heartbeat=4s"};
+  Program agent(layout_launch("stopped-rank", settings));
+  REQUIRE(
+      wait_until([&] { return newest_step(layout_folder("stopped-rank")) >= 7 || !agent.running(); }, ranks_patience));
+  const pid_t worker = worker_of_rank(agent, 1);
+  REQUIRE(worker > 0);
+  ::kill(worker, SIGSTOP);
+  const Ended end = agent.wait(ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  // By the other rank's deadline, or by the agent.
+  CHECK(end.says("rank 1"));
+  CHECK(end.says("restart 1 of"));
+  CHECK_FALSE(is_alive(worker));
+  check_no_process_left("stopped-rank");
+}
+
+TEST_CASE("an_interruption_makes_all_ranks_save_one_checkpoint_and_the_run_goes_on_from_it") {
+  const Settings settings = {"parallel.data=2", "parallel.tensor=2", "train.steps=200", "checkpoint.every=1000"};
+  Program agent(layout_launch("interrupted", settings));
+  REQUIRE(
+      wait_until([&] { return newest_step(layout_folder("interrupted")) >= 5 || !agent.running(); }, ranks_patience));
+  agent.signal(SIGTERM);
+  const Ended end = agent.wait(ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 75, end.errors);
+  const long reached = trajectory_of(layout_folder("interrupted")).last_step();
+  CHECK(checkpoint_names(layout_folder("interrupted")).size() == 1);
+  CHECK(fs::exists(checkpoint(layout_folder("interrupted"), static_cast<int>(reached))));
+  check_no_process_left("interrupted");
+}
+
+TEST_CASE("a_killed_agent_takes_all_workers_along") {
+  Program agent(layout_launch("orphans", {"parallel.data=2", "parallel.tensor=2", "train.steps=1000"}));
+  REQUIRE(wait_until([&] { return newest_step(layout_folder("orphans")) >= 2 || !agent.running(); }, ranks_patience));
+  CHECK(children_of(agent.pid()).size() == 4);
+  agent.signal(SIGKILL);
+  agent.wait();
+  check_no_process_left("orphans");
+}
+
+TEST_CASE("no_command_line_shows_the_secret") {
+  Program agent(layout_launch("secret", {"parallel.data=2", "train.steps=1000"}));
+  REQUIRE(wait_until([&] { return newest_step(layout_folder("secret")) >= 1 || !agent.running(); }, ranks_patience));
+  for (const pid_t worker : children_of(agent.pid())) {
+    const std::string environment = read_file("/proc/" + std::to_string(worker) + "/environ");
+    const std::string key = "SCALETRAIN_SECRET=";
+    const std::size_t at = environment.find(key);
+    REQUIRE(at != std::string::npos);
+    const std::string secret = environment.substr(at + key.size(), 64);
+    CHECK(read_file("/proc/" + std::to_string(worker) + "/cmdline").find(secret) == std::string::npos);
+  }
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,360 @@
+// Trains a tiny model on any layout, ranks as threads of this process, and brings back what must not depend on the
+// layout: losses, gradient norms, the first step's gradients and the last parameters as whole tensors. Everything but
+// launch, files and checkpoints is what a real run executes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/philox.h"
+#include "data/batch.h"
+#include "data/history.h"
+#include "nn/init.h"
+#include "optim/lr_schedule.h"
+#include "plan/run_plan.h"
+#include "support/ranks.h"
+#include "train/step_runner.h"
+
+namespace scaletrain {
+
+// Samples by number, without files: ids and targets from a counter-based generator. Of every eight samples one is
+// wholly masked, two are masked but for their first half, one but for a single token: micro-batches and replicas have
+// unequal numbers of targets, and some have none.
+inline void synthetic_sample(std::int64_t sample, std::int64_t vocab, std::span<std::int32_t> inputs,
+                             std::span<std::int32_t> targets) {
+  const auto length = static_cast<std::int64_t>(inputs.size());
+  const std::uint64_t kind = philox_below(philox_key(17, "mask"), static_cast<std::uint64_t>(sample), 8);
+  const std::int64_t unmasked = kind == 0 ? 0 : kind <= 2 ? length / 2 : kind == 3 ? 1 : length;
+  for (std::int64_t i = 0; i < length; ++i) {
+    const auto counter = static_cast<std::uint64_t>(sample * length + i);
+    const auto classes = static_cast<std::uint64_t>(vocab);
+    inputs[static_cast<std::size_t>(i)] =
+        static_cast<std::int32_t>(philox_below(philox_key(17, "input"), counter, classes));
+    targets[static_cast<std::size_t>(i)] =
+        i < unmasked ? static_cast<std::int32_t>(philox_below(philox_key(17, "target"), counter, classes)) : -1;
+  }
+}
+
+enum class Masks { uneven, none };  // none: every target counts
+
+// A replica's micro-batches of a list of samples, dealt out as training does. Samples below zero are empty (masked).
+class SyntheticSource final : public MicroBatchSource {
+ public:
+  SyntheticSource(const PhasePlan& plan, Rank rank, Masks masks = Masks::uneven)
+      : plan_(plan), replica_(plan.mesh.position_of(rank).data), masks_(masks) {}
+
+  // A whole multiple of replicas times micro-batch.
+  void set_batch(std::vector<std::int64_t> samples) { batch_ = std::move(samples); }
+  // Samples [first, first + global batch).
+  void set_step(std::int64_t step) {
+    batch_.resize(static_cast<std::size_t>(plan_.global_batch));
+    std::iota(batch_.begin(), batch_.end(), step * plan_.global_batch);
+  }
+
+  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
+    const auto samples = micro_batch_samples(batch_, plan_.mesh.degree(Axis::data), replica_, plan_.micro_batch.samples,
+                                             micro_batch.value());
+    const std::int64_t vocab = plan_.model.vocab;
+    const bool masked = masks_ == Masks::uneven;
+    const SampleReader read = [vocab, masked](std::int64_t sample, std::span<std::int32_t> inputs,
+                                      std::span<std::int32_t> targets, std::vector<std::int32_t>& starts) {
+      synthetic_sample(std::max<std::int64_t>(sample, 0), vocab, inputs, targets);
+      if (!masked) std::rotate_copy(inputs.begin(), inputs.begin() + 1, inputs.end(), targets.begin());
+      if (sample < 0) std::fill(targets.begin(), targets.end(), -1);
+      starts = {0};
+    };
+    return {fill_batch(samples, plan_.micro_batch.tokens, read, tensors), samples.front()};
+  }
+
+ private:
+  const PhasePlan& plan_;
+  std::int64_t replica_;
+  Masks masks_;
+  std::vector<std::int64_t> batch_;
+};
+
+enum class TestBackend { reference_f64, reference_f32, cpu };  // cpu: one thread a rank
+
+inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
+  if (kind == TestBackend::cpu) return make_cpu_backend({.threads = 1, .instruction_set = "auto"});
+  return make_reference_backend(kind == TestBackend::reference_f64 ? DType::f64 : DType::f32);
+}
+
+// One rank of a plan: its parts, built as a worker builds them. The plan and the groups must outlive it.
+class RankTrainer {
+ public:
+  RankTrainer(const Config& config, const PhasePlan& plan, Rank rank, const RankGroups& groups, TestBackend kind,
+              Masks masks = Masks::uneven)
+      : config_(config),
+        plan_(plan),
+        backend_(make_test_backend(kind)),
+        stream_(backend_->make_stream()),
+        model_(plan.model, plan.tensor_part(rank)),
+        layout_(plan.layout(rank)),
+        store_(*backend_, plan.table, layout_, store_options(groups)),
+        memory_(*backend_, plan.activations(rank)),
+        optimizer_(make_optimizer(config.train.optimizer)),
+        runner_({.plan = plan,
+                 .rank = rank,
+                 .backend = *backend_,
+                 .stream = *stream_,
+                 .model = model_,
+                 .store = store_,
+                 .optimizer = *optimizer_,
+                 .memory = memory_,
+                 .groups = groups,
+                 .progress = &progress_}),
+        source_(plan, rank, masks) {
+    initialise_parameters(store_, config.run.seed, 1);
+    store_.values_changed();
+  }
+
+  // The next optimizer step, on the samples that follow.
+  StepRunner::Result step() {
+    source_.set_step(step_++);
+    const OptimizerConfig& optimizer = config_.train.optimizer;
+    const StepRunner::Result result = runner_.step(
+        source_,
+        {.learning_rate = learning_rate(config_.train.lr_schedule, optimizer.learning_rate, step_, plan_.num_steps),
+         .clip_norm = config_.train.clip_norm,
+         .beta1 = optimizer.beta1,
+         .beta2 = optimizer.beta2,
+         .update = updates_ + 1});
+    if (result.outcome.skip == SkipReason::none) ++updates_;
+    return result;
+  }
+
+  // As if `steps` had been made: after the store was loaded from a checkpoint of that step.
+  void continue_at(std::int64_t steps) { step_ = updates_ = steps; }
+
+  // Of the samples [0, num_samples), filled up with empty ones.
+  StepRunner::EvaluationSums evaluate(std::int64_t num_samples) {
+    const std::int64_t per_round = plan_.micro_batch.samples * plan_.mesh.degree(Axis::data);
+    const std::int64_t rounds = std::max<std::int64_t>(1, (num_samples + per_round - 1) / per_round);
+    std::vector<std::int64_t> samples(static_cast<std::size_t>(rounds * per_round), -1);
+    std::iota(samples.begin(), samples.begin() + num_samples, 0);
+    source_.set_batch(std::move(samples));
+    return runner_.evaluate(source_, rounds);
+  }
+
+  // Nothing is under way afterwards: the store may be looked at.
+  ParamStore& settled_store() {
+    store_.settle(*stream_);
+    return store_;
+  }
+  const PhasePlan& plan() const { return plan_; }
+  StepRunner& runner() { return runner_; }
+  SyntheticSource& source() { return source_; }
+  StageMemory& memory() { return memory_; }
+  std::uint64_t progress() const { return progress_.load(); }
+
+ private:
+  ParamStore::Options store_options(const RankGroups& groups) const {
+    ParamStore::Options options = plan_.store_options(backend_->compute_type());
+    options.groups = &groups;
+    return options;
+  }
+
+  const Config& config_;
+  const PhasePlan& plan_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Stream> stream_;
+  Transformer model_;
+  ShardLayout layout_;
+  ParamStore store_;
+  StageMemory memory_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::atomic<std::uint64_t> progress_{0};
+  StepRunner runner_;
+  SyntheticSource source_;
+  std::int64_t step_ = 0;
+  std::int64_t updates_ = 0;
+};
+
+using GlobalTensors = std::map<std::string, std::vector<double>>;  // by row name, row-major
+
+// Puts what the ranks hold together to whole tensors. Ranks that hold the same element (replicas, tensor ranks of a
+// replicated row, a tied copy on another stage) must agree to the bit.
+class TensorAssembler {
+ public:
+  explicit TensorAssembler(const ParamTable& table) {
+    for (const ParamRow& row : table.rows())
+      if (!row.tied_to)
+        tensors_[row.name].assign(static_cast<std::size_t>(row.shape.num_elements()),
+                                  std::numeric_limits<double>::quiet_NaN());
+  }
+
+  // May be called by several threads at once.
+  void add(const ParamStore& store, StateKind kind, std::size_t slot = 0) {
+    const std::lock_guard lock(mutex_);
+    for (const RowRange& range : store.held(kind)) {
+      const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
+      if (row.role != ParamRole::trained) continue;
+      const View held = store.values(kind, range, slot);
+      std::vector<double> values(static_cast<std::size_t>(range.count));
+      convert_floats(held.dtype(), held.data(), DType::f64, values.data(), values.size());
+      std::size_t next = 0;
+      for (const Box& box : boxes_of_range(store.layout().find(range.row)->box, range.first, range.count))
+        place(row, box, values, next);
+    }
+  }
+
+  // Empty if every element was held by someone and all holders agreed; else what is wrong.
+  std::string problem() const {
+    if (!problem_.empty()) return problem_;
+    for (const auto& [name, values] : tensors_) {
+      const auto missing = std::find_if(values.begin(), values.end(), [](double value) { return std::isnan(value); });
+      if (missing != values.end())
+        return name + ": element " + std::to_string(missing - values.begin()) + " is NaN or nobody's";
+    }
+    return {};
+  }
+  const GlobalTensors& tensors() const { return tensors_; }
+
+ private:
+  void place(const ParamRow& row, const Box& box, const std::vector<double>& values, std::size_t& next) {
+    const std::string& name = row.tied_to ? *row.tied_to : row.name;
+    std::vector<double>& tensor = tensors_.at(name);
+    const std::size_t dims = box.first.size();
+    std::vector<std::int64_t> index(dims, 0);
+    for (std::int64_t n = 0; n < box.num_elements(); ++n) {
+      std::int64_t flat = 0;
+      for (std::size_t d = 0; d < dims; ++d) flat = flat * row.shape[static_cast<int>(d)] + box.first[d] + index[d];
+      double& element = tensor[static_cast<std::size_t>(flat)];
+      const double value = values[next++];
+      if (!std::isnan(element) && element != value && problem_.empty())
+        problem_ = name + ": holders disagree about element " + std::to_string(flat);
+      element = value;
+      for (std::size_t d = dims; d-- > 0;) {
+        if (++index[d] < box.extent[d]) break;
+        index[d] = 0;
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  GlobalTensors tensors_;
+  std::string problem_;
+};
+
+// A run to make. Degrees, schedule, ZeRO stage, optimizer and the rest are the config's.
+struct LayoutRun {
+  Config config;
+  TestBackend backend = TestBackend::reference_f64;
+  Masks masks = Masks::uneven;
+  std::int64_t steps = 1;
+  std::int64_t evaluation_samples = 0;  // after the last step; 0: no evaluation
+  bool traced = false;
+};
+
+struct LayoutOutcome {
+  PhasePlan plan;
+  std::vector<double> losses;  // by step
+  std::vector<double> grad_norms;
+  std::vector<std::int64_t> target_tokens;
+  GlobalTensors gradients;  // of the first step: the plan's loss_gradient times the sum over target tokens
+  GlobalTensors parameters;
+  StepRunner::EvaluationSums evaluation;
+  std::vector<Trace> traces;  // by rank
+  std::string problem;        // something that no layout may do: ranks disagree, elements are missing
+};
+
+inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
+  PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
+  if (backend == TestBackend::reference_f64) plan.compute = DType::f64;
+  return plan;
+}
+
+// Errors of ranks are thrown.
+inline LayoutOutcome run_layout(const LayoutRun& run) {
+  LayoutOutcome outcome;
+  outcome.plan = make_test_plan(run.config, run.backend);
+  const PhasePlan& plan = outcome.plan;
+  TensorAssembler gradients(plan.table);
+  TensorAssembler parameters(plan.table);
+  std::vector<std::vector<StepRunner::Result>> results(static_cast<std::size_t>(plan.mesh.world()));
+  std::vector<StepRunner::EvaluationSums> evaluations(results.size());
+  RanksOptions options;
+  if (run.traced) options.traces = &outcome.traces;
+  run_ranks(
+      plan.mesh, plan.group_facts(),
+      [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+        RankTrainer trainer(run.config, plan, rank, groups, run.backend, run.masks);
+        const auto index = static_cast<std::size_t>(rank.value());
+        for (std::int64_t step = 0; step < run.steps; ++step) {
+          results[index].push_back(trainer.step());
+          if (step == 0) gradients.add(trainer.settled_store(), StateKind::gradient);
+        }
+        if (run.evaluation_samples > 0) evaluations[index] = trainer.evaluate(run.evaluation_samples);
+        parameters.add(trainer.settled_store(), StateKind::master);
+      },
+      options);
+  for (std::size_t step = 0; step < static_cast<std::size_t>(run.steps); ++step) {
+    const StepRunner::Result& first = results.front()[step];
+    outcome.losses.push_back(first.outcome.loss);
+    outcome.grad_norms.push_back(first.outcome.grad_norm);
+    outcome.target_tokens.push_back(first.target_tokens);
+    for (const auto& other : results)
+      if (other[step].outcome.loss != first.outcome.loss || other[step].outcome.grad_norm != first.outcome.grad_norm)
+        outcome.problem = "ranks disagree about step " + std::to_string(step);
+  }
+  outcome.evaluation = evaluations.front();
+  for (const auto& other : evaluations)
+    if (other.loss_sum != outcome.evaluation.loss_sum || other.target_tokens != outcome.evaluation.target_tokens)
+      outcome.problem = "ranks disagree about the evaluation";
+  outcome.gradients = gradients.tensors();
+  outcome.parameters = parameters.tensors();
+  if (!gradients.problem().empty()) outcome.problem = "gradients: " + gradients.problem();
+  if (!parameters.problem().empty()) outcome.problem = "parameters: " + parameters.problem();
+  return outcome;
+}
+
+// The largest ‖Δ‖ / max(‖g‖, floor · ‖all g‖) over the tensors of `expected`, and whose it is.
+struct TensorDifference {
+  double error = 0.0;
+  std::string tensor;
+};
+inline TensorDifference largest_difference(const GlobalTensors& tensors, const GlobalTensors& expected,
+                                           double floor = 1e-6) {
+  const auto norm = [](const std::vector<double>& values) {
+    return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0));
+  };
+  double all = 0.0;
+  for (const auto& entry : expected) all = std::hypot(all, norm(entry.second));
+  TensorDifference largest;
+  for (const auto& entry : expected) {
+    const auto found = tensors.find(entry.first);
+    if (found == tensors.end() || found->second.size() != entry.second.size())
+      return {std::numeric_limits<double>::infinity(), entry.first + " is missing"};
+    std::vector<double> difference(entry.second.size());
+    std::transform(entry.second.begin(), entry.second.end(), found->second.begin(), difference.begin(),
+                   std::minus<double>());
+    const double error = norm(difference) / std::max(norm(entry.second), floor * all);
+    // A NaN is the largest of all.
+    if (!(error <= largest.error)) largest = {error, entry.first};
+  }
+  return largest;
+}
+
+// The largest |a - b| / |b|.
+inline double largest_relative(const std::vector<double>& values, const std::vector<double>& expected) {
+  if (values.size() != expected.size()) return std::numeric_limits<double>::infinity();
+  double largest = 0.0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double error = std::abs(values[i] - expected[i]) / std::abs(expected[i]);
+    if (!(error <= largest)) largest = error;
+  }
+  return largest;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,220 @@
+// A small model that has every kind of parameter row, and exact gradients for it: whole numbers that depend on who
+// computes them, so that sums are exact in any order and every wrong sum shows. For tests of what is divided and summed
+// among ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "parallel/param_store.h"
+
+namespace scaletrain {
+
+namespace small_model {
+
+inline ParamRow row(std::string name, Shape shape, Split split = {}, std::string fused = "", bool partial = false) {
+  ParamRow out;
+  out.name = std::move(name);
+  out.shape = shape;
+  out.split = split;
+  out.fused = std::move(fused);
+  out.decays = shape.num_dims() == 2;
+  out.sequence_partial = partial;
+  return out;
+}
+
+inline constexpr int num_blocks = 2;
+inline constexpr std::int64_t kv_heads = 2;
+
+// Units: embedding, two blocks, head. Four heads, two key/value heads; no size divides evenly. tied: the head's matrix
+// is the embedding's.
+inline ParamTable table(bool tied, std::int64_t vocab = 29) {
+  const Split by_row{.kind = Split::Kind::cut, .dim = 0, .pieces = 0};
+  const Split query{.kind = Split::Kind::cut, .dim = 0, .pieces = 4};
+  const Split key{.kind = Split::Kind::grouped, .dim = 0, .pieces = kv_heads};
+  ParamTable table;
+  table.begin_unit("embedding");
+  table.add(row("embedding.token.weight", {vocab, 6}, by_row));
+  table.add(row("embedding.position.weight", {5, 6}));
+  for (int block = 0; block < num_blocks; ++block) {
+    const std::string prefix = "blocks." + std::to_string(block);
+    table.begin_unit(prefix);
+    table.add(row(prefix + ".norm.weight", {6}, {}, "", true));
+    table.add(row(prefix + ".norm.bias", {6}, {}, "", true));
+    table.add(row(prefix + ".query.weight", {8, 6}, query, prefix + ".qkv.weight"));
+    table.add(row(prefix + ".key.weight", {4, 6}, key, prefix + ".qkv.weight"));
+    table.add(row(prefix + ".value.weight", {4, 6}, key, prefix + ".qkv.weight"));
+    table.add(row(prefix + ".query.bias", {8}, query, prefix + ".qkv.bias"));
+    table.add(row(prefix + ".key.bias", {4}, key, prefix + ".qkv.bias"));
+    table.add(row(prefix + ".value.bias", {4}, key, prefix + ".qkv.bias"));
+    table.add(row(prefix + ".output.weight", {6, 8}, {.kind = Split::Kind::cut, .dim = 1, .pieces = 4}));
+    table.add(row(prefix + ".output.bias", {6}, {}, "", true));
+  }
+  table.begin_unit("head");
+  table.add(row("head.norm.weight", {6}, {}, "", true));
+  ParamRow head = row("head.weight", {vocab, 6}, by_row);
+  if (tied) head.tied_to = "embedding.token.weight";
+  table.add(head);
+  return table;
+}
+
+// The units of a stage of one or two.
+inline std::vector<int> units_of(const Mesh& mesh, std::int64_t stage) {
+  if (mesh.degree(Axis::pipeline) == 1) return {0, 1, 2, 3};
+  return stage == 0 ? std::vector<int>{0, 1} : std::vector<int>{2, 3};
+}
+
+inline std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
+  state = (state ^ value) * 0x9E3779B97F4A7C15ULL;
+  return state ^ (state >> 29);
+}
+
+// A whole number in [-8, 8] that a tensor rank (`part`) of a replica contributes in one micro-batch of a step.
+struct Contribution {
+  std::int64_t step = 0;
+  std::int64_t data = 0;
+  std::int64_t micro_batch = 0;
+  std::int64_t part = 0;
+};
+inline double contribution(std::string_view row, std::int64_t index, const Contribution& from) {
+  std::uint64_t state = 7;
+  for (const char letter : row) state = mix(state, static_cast<unsigned char>(letter));
+  for (const std::int64_t value : {index, from.step, from.data, from.micro_batch, from.part})
+    state = mix(state, static_cast<std::uint64_t>(value) + 1);
+  return static_cast<double>(state % 17) - 8;
+}
+
+// Whether each tensor rank computes a part of the row's gradient of its own.
+inline bool is_partial(const ParamRow& row, std::int64_t tensor_degree, bool sequence) {
+  if (row.split.kind == Split::Kind::replicated) return row.sequence_partial && sequence;
+  return ParamTable::num_holders(row, tensor_degree) > 1;
+}
+
+// The global index of the n-th element of a box.
+inline std::int64_t global_index(const Shape& shape, const Box& box, std::int64_t n) {
+  if (shape.num_dims() == 1) return box.first[0] + n;
+  return (box.first[0] + n / box.extent[1]) * shape[1] + box.first[1] + n % box.extent[1];
+}
+
+inline bool contains(const Shape& shape, const Box& box, std::int64_t index) {
+  const std::int64_t columns = shape.num_dims() == 1 ? 1 : shape[1];
+  const auto inside = [&](std::size_t dim, std::int64_t at) {
+    return at >= box.first[dim] && at < box.first[dim] + box.extent[dim];
+  };
+  return inside(0, index / columns) && (shape.num_dims() == 1 || inside(1, index % columns));
+}
+
+struct Work {
+  const ParamTable* table = nullptr;
+  Mesh mesh;
+  std::int64_t micro_batches = 1;
+  bool sequence = false;
+};
+
+// What the gradient of an element of a stored row must be after all sums.
+inline double expected_gradient(const Work& work, const ParamRow& owner, std::int64_t index, std::int64_t step) {
+  double sum = 0;
+  const std::int64_t tensor = work.mesh.degree(Axis::tensor);
+  for (const ParamRow& row : work.table->rows()) {
+    if (row.name != owner.name && row.tied_to != owner.name) continue;
+    for (std::int64_t part = 0; part < tensor; ++part) {
+      if (!is_partial(row, tensor, work.sequence)) {
+        if (part > 0) break;
+      } else if (!contains(row.shape, ParamTable::box_of(row, tensor, part), index)) {
+        continue;
+      }
+      for (std::int64_t data = 0; data < work.mesh.degree(Axis::data); ++data) {
+        for (std::int64_t micro_batch = 0; micro_batch < work.micro_batches; ++micro_batch)
+          sum += contribution(row.name, index, {step, data, micro_batch, part});
+      }
+    }
+  }
+  return sum;
+}
+
+// The row that stores this one's values.
+inline const ParamRow& owner_of(const ParamTable& table, const ParamRow& row) {
+  return row.tied_to ? *table.find(*row.tied_to) : row;
+}
+
+// An initial value; a different one for every element of the model.
+inline double initial_value(const ParamTable& table, const ParamRow& row, std::int64_t index) {
+  const ParamRow& owner = owner_of(table, row);
+  return static_cast<double>(table.index_of(owner.name) * 1024 + index) / 16;
+}
+
+// Calls visit(row, span, first element) for every row of a unit, in the memory of its handle: `find` gives a handle's
+// f64 view by its local name.
+template <class Find, class Visit>
+void for_each_row(const ParamStore& store, int unit, Find find, Visit visit) {
+  const ParamTable& table = store.table();
+  const ParamUnit& place = table.units()[static_cast<std::size_t>(unit)];
+  std::string group;
+  std::int64_t in_group = 0;
+  for (int index = place.first_row; index < place.first_row + place.num_rows; ++index) {
+    const ParamRow& row = table.rows()[static_cast<std::size_t>(index)];
+    const ParamSpan* span = store.layout().find(index);
+    if (row.fused.empty() || row.fused != group) in_group = 0;
+    group = row.fused;
+    const std::string& name = row.fused.empty() ? row.name : row.fused;
+    auto* data = find(std::string_view(name).substr(place.name.size() + 1));
+    visit(row, *span, data + in_group);
+    in_group += span->count;
+  }
+}
+
+// One rank's store, filled with the initial values.
+struct RankModel {
+  RankModel(const ParamTable& table, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
+            bool sequence, std::vector<std::string> slot_names = {}, bool gradients = true)
+      : backend(make_reference_backend(DType::f64)),
+        stream(backend->make_stream()),
+        position(mesh.position_of(rank)),
+        units(units_of(mesh, position.pipeline)),
+        layout(table, units, mesh, position),
+        store(*backend, table, layout,
+              {.slot_names = std::move(slot_names),
+               .gradients = gradients,
+               .dtype = DType::f64,
+               .zero = ZeroPolicy::of_stage(zero),
+               .sequence = sequence,
+               .groups = groups}) {
+    for (const RowRange& range : store.held(StateKind::master)) {
+      const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
+      auto* values = store.values(StateKind::master, range).as<double>();
+      for (std::int64_t n = 0; n < range.count; ++n)
+        values[n] = initial_value(table, row, global_index(row.shape, layout.find(range.row)->box, range.first + n));
+    }
+    store.values_changed();
+  }
+
+  // Adds what this rank contributes for one unit.
+  void accumulate(int unit, const Contribution& from) {
+    const UnitGradients& gradients = store.acquire_gradients(*stream, unit);
+    for_each_row(
+        store, unit, [&](std::string_view name) { return gradients.find(name).as<double>(); },
+        [&](const ParamRow& row, const ParamSpan& span, double* data) {
+          Contribution own = from;
+          own.data = position.data;
+          own.part =
+              is_partial(row, layout.mesh().degree(Axis::tensor), store.options().sequence) ? position.tensor : 0;
+          for (std::int64_t n = 0; n < span.count; ++n)
+            data[n] += contribution(row.name, global_index(row.shape, span.box, n), own);
+        });
+  }
+
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Stream> stream;
+  MeshPosition position;
+  std::vector<int> units;
+  ShardLayout layout;
+  ParamStore store;
+};
+
+}  // namespace small_model
+
+}  // namespace scaletrain

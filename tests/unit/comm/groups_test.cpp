@@ -1,0 +1,178 @@
+// Groups of ranks against brute force: who is in a group with whom follows from positions alone.
+#include "parallel/groups.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/ranks.h"
+
+using namespace scaletrain;
+
+namespace {
+
+constexpr GroupKind kinds[]{GroupKind::tensor,   GroupKind::holders, GroupKind::data,
+                            GroupKind::pipeline, GroupKind::tied,    GroupKind::world};
+
+// Do two ranks belong together, by the definition of the kind?
+bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const GroupFacts& facts) {
+  const MeshPosition a = mesh.position_of(first);
+  const MeshPosition b = mesh.position_of(second);
+  const std::int64_t last = mesh.degree(Axis::pipeline) - 1;
+  switch (kind) {
+    case GroupKind::tensor:
+      return a.data == b.data && a.pipeline == b.pipeline;
+    case GroupKind::holders:
+      // The key/value head that a tensor rank's share of the heads begins with.
+      return a.data == b.data && a.pipeline == b.pipeline && facts.kv_heads < mesh.degree(Axis::tensor) &&
+             a.tensor * facts.kv_heads / mesh.degree(Axis::tensor) ==
+                 b.tensor * facts.kv_heads / mesh.degree(Axis::tensor);
+    case GroupKind::data:
+      return a.tensor == b.tensor && a.pipeline == b.pipeline;
+    case GroupKind::pipeline:
+      return a.tensor == b.tensor && a.data == b.data;
+    case GroupKind::tied:
+      return facts.tied && a.tensor == b.tensor && a.data == b.data &&
+             a.pipeline % std::max<std::int64_t>(last, 1) == 0 && b.pipeline % std::max<std::int64_t>(last, 1) == 0;
+    case GroupKind::world:
+      return true;
+  }
+  return false;
+}
+
+std::vector<Rank> brute_force(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts) {
+  std::vector<Rank> members;
+  if (!together(mesh, kind, rank, rank, facts)) return members;
+  for (std::int64_t other = 0; other < mesh.world(); ++other) {
+    if (together(mesh, kind, rank, Rank(other), facts)) members.emplace_back(other);
+  }
+  return members;
+}
+
+// True if every group of the mesh is as brute force finds it, and names belong to one set of members.
+bool groups_agree(const Mesh& mesh, const GroupFacts& facts) {
+  std::map<std::string, std::vector<Rank>> names;
+  for (const GroupKind kind : kinds) {
+    for (std::int64_t rank = 0; rank < mesh.world(); ++rank) {
+      const auto expected = brute_force(mesh, kind, Rank(rank), facts);
+      const auto spec = group_of(mesh, kind, Rank(rank), facts);
+      if (spec.has_value() != (expected.size() > 1)) return false;
+      if (!spec) continue;
+      if (spec->kind != kind || spec->members != expected) return false;
+      if (spec->members[static_cast<std::size_t>(spec->index)] != Rank(rank)) return false;
+      if (names.emplace(spec->name, expected).first->second != expected) return false;
+    }
+  }
+  for (const auto& [name, members] : names) {
+    if (name != std::string(name.substr(0, name.find('.'))) + "." + std::to_string(members.front().value()))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("groups_are_those_that_positions_define_on_every_mesh") {
+  for (const std::int64_t data : {1, 2, 3, 4}) {
+    for (const std::int64_t tensor : {1, 2, 4, 8}) {
+      for (const std::int64_t pipeline : {1, 2, 3, 4, 5}) {
+        for (const std::int64_t kv_heads : {1, 2, 4, 8, 16}) {
+          const Mesh mesh(data, tensor, pipeline);
+          CAPTURE(mesh.text());
+          CAPTURE(kv_heads);
+          CHECK(groups_agree(mesh, {.kv_heads = kv_heads, .tied = kv_heads != 2}));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("middle_stages_have_no_tied_group") {
+  const Mesh mesh(1, 2, 4);  // stages of two ranks: 0 1 | 2 3 | 4 5 | 6 7
+  const GroupFacts facts{.kv_heads = 2, .tied = true};
+  for (const std::int64_t middle : {2, 3, 4, 5}) CHECK(!group_of(mesh, GroupKind::tied, Rank(middle), facts));
+  const auto last = group_of(mesh, GroupKind::tied, Rank(7), facts);
+  REQUIRE(last.has_value());
+  CHECK(last->name == "tied.1");
+  CHECK(last->members == std::vector<Rank>{Rank(1), Rank(7)});
+  CHECK(last->index == 1);
+  CHECK(!group_of(mesh, GroupKind::tied, Rank(7), {.kv_heads = 2, .tied = false}));
+}
+
+TEST_CASE("neighbours_that_hold_the_same_heads_are_a_group") {
+  const Mesh mesh(1, 8, 1);
+  const auto two_heads = group_of(mesh, GroupKind::holders, Rank(6), {.kv_heads = 2, .tied = false});
+  REQUIRE(two_heads.has_value());
+  CHECK(two_heads->name == "holders.4");
+  CHECK(two_heads->members == std::vector<Rank>{Rank(4), Rank(5), Rank(6), Rank(7)});
+  CHECK(two_heads->index == 2);
+  CHECK(!group_of(mesh, GroupKind::holders, Rank(6), {.kv_heads = 8, .tied = false}));
+  CHECK(!group_of(mesh, GroupKind::holders, Rank(6), {.kv_heads = 16, .tied = false}));
+}
+
+TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_always_a_world") {
+  std::vector<std::string> made;
+  const Mesh mesh(2, 4, 2);
+  const GroupFacts facts{.kv_heads = 2, .tied = true};
+  const RankGroups groups = make_groups(mesh, Rank(9), facts, [&](const GroupSpec& spec) {
+    made.push_back(spec.name);
+    return make_single_communicator(spec.name);
+  });
+  CHECK(made == std::vector<std::string>{"tensor.8", "holders.8", "data.9", "pipeline.1", "tied.1", "world.0"});
+  for (const GroupKind kind : kinds) {
+    REQUIRE(groups.find(kind) != nullptr);
+    CHECK(groups.find(kind)->group_name().find(to_text(kind)) == 0);
+  }
+  made.clear();
+  const RankGroups alone = make_groups(Mesh(), Rank(0), facts, [&](const GroupSpec& spec) {
+    made.push_back(spec.name);
+    return make_single_communicator(spec.name);
+  });
+  CHECK(made.empty());
+  for (const GroupKind kind : kinds) CHECK((alone.find(kind) != nullptr) == (kind == GroupKind::world));
+  CHECK(alone.world->size() == 1);
+}
+
+TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
+  const Mesh mesh(2, 2, 2);
+  const GroupFacts facts{.kv_heads = 1, .tied = true};
+  std::vector<std::vector<std::int64_t>> sums(8);
+  std::vector<Trace> traces;
+  run_ranks(
+      mesh, facts,
+      [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
+        auto& own = sums[static_cast<std::size_t>(rank.value())];
+        own.assign(std::size(kinds), rank.value());
+        std::vector<Ticket> tickets;
+        for (std::size_t index = 0; index < std::size(kinds); ++index) {
+          tickets.push_back(groups.find(kinds[index])->all_reduce({&own[index], DType::i64, Shape{1}}, ReduceOp::sum));
+        }
+        for (Ticket& ticket : tickets) ticket.wait();
+        if (world.size() != 8) throw BugError("a world of another size");
+      },
+      {.deadline = 60.0, .traces = &traces, .mode = {}});
+  for (std::int64_t rank = 0; rank < 8; ++rank) {
+    for (std::size_t index = 0; index < std::size(kinds); ++index) {
+      std::int64_t expected = 0;
+      for (const Rank member : brute_force(mesh, kinds[index], Rank(rank), facts)) expected += member.value();
+      CHECK(sums[static_cast<std::size_t>(rank)][index] == expected);
+    }
+  }
+  CHECK(compare_traces(rank_traces(mesh, facts, traces)) == "");
+}
+
+TEST_CASE("the_helper_for_ranks_rethrows_the_cause_and_not_its_echo") {
+  for (const int culprit : {0, 3}) {
+    CHECK_THROWS_WITH_AS(
+        run_ranks(Mesh(4, 1, 1), {},
+                  [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+                    if (rank == Rank(culprit)) throw InputError("a bad shard");
+                    std::vector<float> values(3);
+                    groups.data->all_reduce({values.data(), DType::f32, Shape{3}}, ReduceOp::sum).wait();
+                  }),
+        "a bad shard", InputError);
+  }
+}

@@ -1,0 +1,207 @@
+#include "launch/launcher.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "base/error.h"
+
+namespace scaletrain {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+std::optional<LauncherPlace> detect(const Variables& variables) {
+  return detect_launcher([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+std::string refusal(const Variables& variables) {
+  try {
+    detect(variables);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+bool says(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Variables with(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+Variables without(Variables variables, const std::string& name) {
+  variables.erase(name);
+  return variables;
+}
+
+const Variables torchrun = {{"RANK", "5"},
+                            {"WORLD_SIZE", "8"},
+                            {"LOCAL_RANK", "1"},
+                            {"LOCAL_WORLD_SIZE", "4"},
+                            {"TORCHELASTIC_RUN_ID", "job7"},
+                            {"TORCHELASTIC_RESTART_COUNT", "2"},
+                            {"MASTER_ADDR", "node0"},
+                            {"MASTER_PORT", "29500"}};
+const Variables open_mpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+const Variables mpich = {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}};
+// What sbatch gives its script, here of a job of eight tasks on two nodes.
+const Variables batch = {{"SLURM_JOB_ID", "42"},
+                         {"SLURM_NTASKS", "8"},
+                         {"SLURM_PROCID", "0"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_NODEID", "0"}};
+const Variables step = with(batch, {{"SLURM_STEP_ID", "1"},
+                                    {"SLURM_STEP_NUM_TASKS", "8"},
+                                    {"SLURM_PROCID", "6"},
+                                    {"SLURM_LOCALID", "1"},
+                                    {"SLURM_NODEID", "1"},
+                                    {"SLURM_STEP_TASKS_PER_NODE", "5,3"},
+                                    {"SLURM_RESTART_COUNT", "3"}});
+
+}  // namespace
+
+TEST_CASE("an environment without a launcher is an agent's") {
+  CHECK_FALSE(detect({}));
+  CHECK_FALSE(detect({{"PATH", "/bin"}, {"HOME", "/root"}, {"MASTER_ADDR", "node0"}, {"OMP_NUM_THREADS", "1"}}));
+  CHECK_FALSE(detect({{"RANK", ""}, {"WORLD_SIZE", ""}}));
+}
+
+TEST_CASE("torchrun's variables give the place and the job with its restart count") {
+  const auto place = detect(torchrun);
+  REQUIRE(place);
+  CHECK(place->launcher == "torchrun");
+  CHECK(place->rank == 5);
+  CHECK(place->world == 8);
+  CHECK(place->local_rank == 1);
+  CHECK(place->local_world == 4);
+  CHECK(place->job == "job7.2");
+  CHECK(detect(with(torchrun, {{"TORCHELASTIC_RUN_ID", "none"}}))->job.empty());
+  CHECK(detect(without(torchrun, "LOCAL_WORLD_SIZE"))->local_rank == 1);
+}
+
+TEST_CASE("a PyTorchJob has one rank per host") {
+  const auto place = detect({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}});
+  REQUIRE(place);
+  CHECK(place->rank == 3);
+  CHECK(place->world == 4);
+  CHECK(place->local_rank == 0);
+  CHECK(place->local_world == 1);
+}
+
+TEST_CASE("mpirun's variables give the place") {
+  const auto open = detect(open_mpi);
+  REQUIRE(open);
+  CHECK(open->launcher == "Open MPI");
+  CHECK(open->rank == 3);
+  CHECK(open->world == 4);
+  CHECK(open->local_rank == 1);
+  CHECK(open->local_world == 2);
+  const auto pmi = detect(mpich);
+  REQUIRE(pmi);
+  CHECK(pmi->launcher == "MPI (PMI)");
+  CHECK(pmi->rank == 2);
+  CHECK(pmi->world == 4);
+  CHECK(pmi->local_rank == 0);
+  CHECK(pmi->local_world == 2);
+}
+
+TEST_CASE("several tasks in a SLURM step are workers; the nodes' counts of tasks are understood") {
+  const auto place = detect(step);
+  REQUIRE(place);
+  CHECK(place->launcher == "SLURM");
+  CHECK(place->rank == 6);
+  CHECK(place->world == 8);
+  CHECK(place->local_rank == 1);
+  CHECK(place->local_world == 3);
+  CHECK(place->job == "42.1.3");
+  const auto repeated = detect(with(step, {{"SLURM_STEP_TASKS_PER_NODE", "2(x3),1(x2)"}, {"SLURM_NODEID", "2"}}));
+  REQUIRE(repeated);
+  CHECK(repeated->local_world == 2);
+  // Without the list there are at least the tasks up to this one.
+  CHECK(detect(without(step, "SLURM_STEP_TASKS_PER_NODE"))->local_world == 2);
+  CHECK(detect(with(step, {{"SLURM_STEP_TASKS_PER_NODE", "odd"}}))->local_world == 2);
+  CHECK(detect(without(step, "SLURM_STEP_NUM_TASKS"))->world == 8);
+}
+
+TEST_CASE("a batch script and a step of one task are an agent's") {
+  CHECK_FALSE(detect(batch));
+  // One agent per node is started so, and the interactive shell of an allocation of many tasks looks like it.
+  CHECK_FALSE(detect(with(step, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}})));
+}
+
+TEST_CASE("a world of one is an agent's") {
+  CHECK_FALSE(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}));
+  CHECK_FALSE(detect({{"OMPI_COMM_WORLD_RANK", "0"},
+                      {"OMPI_COMM_WORLD_SIZE", "1"},
+                      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}));
+  CHECK_FALSE(detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}));
+}
+
+TEST_CASE("the first complete kind wins") {
+  CHECK(detect(with(torchrun, step))->launcher == "torchrun");
+  CHECK(detect(with(open_mpi, step))->launcher == "Open MPI");
+  // mpirun inside a batch script
+  CHECK(detect(with(open_mpi, batch))->launcher == "Open MPI");
+  // What is there in part does not stand in the way of what is whole.
+  CHECK(detect(with(step, {{"LOCAL_RANK", "1"}}))->launcher == "SLURM");
+}
+
+TEST_CASE("srun with PMI tells the host's share of the ranks by SLURM's own variables") {
+  const auto place = detect(with(step, {{"PMI_RANK", "6"}, {"PMI_SIZE", "8"}}));
+  REQUIRE(place);
+  CHECK(place->rank == 6);
+  CHECK(place->local_rank == 1);
+  CHECK(place->local_world == 3);
+  // mpirun inside a step that is something else
+  const auto other = detect(with(step, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}));
+  REQUIRE(other);
+  CHECK(other->launcher == "MPI (PMI)");
+  CHECK(other->world == 2);
+}
+
+TEST_CASE("a kind that is there in part is refused, naming what is there and what is not") {
+  const std::string torch = refusal({{"WORLD_SIZE", "4"}});
+  CHECK(says(torch, "the environment has WORLD_SIZE but not RANK, LOCAL_RANK"));
+  const std::string open = refusal(without(open_mpi, "OMPI_COMM_WORLD_SIZE"));
+  CHECK(says(open, "but not OMPI_COMM_WORLD_SIZE"));
+  CHECK(says(refusal({{"PMI_RANK", "1"}}), "the environment has PMI_RANK but not PMI_SIZE"));
+  CHECK(says(refusal(without(step, "SLURM_PROCID")), "SLURM_PROCID"));
+  CHECK(says(refusal(without(step, "SLURM_LOCALID")), "SLURM_LOCALID"));
+}
+
+TEST_CASE("what cannot be is refused, naming the variables") {
+  const std::string beyond = refusal(with(torchrun, {{"RANK", "8"}}));
+  CHECK(says(beyond, "the rank is not below the world"));
+  CHECK(says(beyond, "RANK = 8"));
+  CHECK(says(beyond, "WORLD_SIZE = 8"));
+  CHECK(says(refusal(with(torchrun, {{"WORLD_SIZE", "0"}})), "a world without ranks"));
+  CHECK(says(refusal(with(torchrun, {{"LOCAL_RANK", "4"}})), "the local rank is not below"));
+  CHECK(says(refusal(with(torchrun, {{"LOCAL_WORLD_SIZE", "9"}})), "more than all ranks"));
+  CHECK(says(refusal(with(step, {{"SLURM_PROCID", "8"}})), "SLURM_PROCID = 8"));
+  for (const char* text : {"-1", "two", "1.5", "99999999999999999999", " 1"}) {
+    CAPTURE(text);
+    const std::string message = refusal(with(torchrun, {{"RANK", text}}));
+    CHECK(says(message, "RANK"));
+    CHECK(says(message, "whole number"));
+  }
+}
+
+TEST_CASE("a child without the launcher's variables is no launcher's") {
+  Variables all = with(with(with(torchrun, open_mpi), mpich), step);
+  for (const std::string& name : launcher_variables()) all.erase(name);
+  CHECK_FALSE(detect(all));
+}
+
+}  // namespace scaletrain

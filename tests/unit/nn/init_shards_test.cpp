@@ -1,0 +1,46 @@
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "nn/init.h"
+#include "support/small_model.h"
+
+using namespace scaletrain;
+using small_model::RankModel;
+
+TEST_CASE("the shard of any data, tensor and pipeline rank is initialised with the values of the whole model") {
+  ParamTable plain = small_model::table(true);
+  ParamTable table;  // the same rows, drawn instead of zero
+  for (const ParamUnit& unit : plain.units()) {
+    table.begin_unit(unit.name);
+    for (int index = unit.first_row; index < unit.first_row + unit.num_rows; ++index) {
+      ParamRow row = plain.rows()[static_cast<std::size_t>(index)];
+      row.init = {.kind = InitialValues::Kind::normal, .deviation = 0.5};
+      table.add(row);
+    }
+  }
+  RankModel whole(table, Mesh(), Rank(0), nullptr, 0, false);
+  initialise_parameters(whole.store, 9, 1);
+  for (const Mesh& mesh : {Mesh(5, 1, 1), Mesh(2, 2, 2), Mesh(3, 4, 1)}) {
+    std::int64_t compared = 0;
+    for (std::int64_t rank = 0; rank < mesh.world(); ++rank) {
+      RankModel part(table, mesh, Rank(rank), nullptr, 3, false);
+      initialise_parameters(part.store, 9, 2);
+      std::string wrong;
+      for (const RowRange& range : part.store.held(StateKind::master)) {
+        const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
+        const Box& box = part.layout.find(range.row)->box;
+        const auto* found = part.store.values(StateKind::master, range).as<double>();
+        const auto* expected = whole.store.master(row.name).as<double>();
+        for (std::int64_t n = 0; n < range.count; ++n) {
+          if (found[n] != expected[small_model::global_index(row.shape, box, range.first + n)]) wrong = row.name;
+        }
+        compared += range.count;
+      }
+      CAPTURE(mesh.text());
+      CHECK(wrong == "");
+    }
+    CHECK(compared >= table.num_parameters());
+  }
+}

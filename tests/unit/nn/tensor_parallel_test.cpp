@@ -1,0 +1,391 @@
+// Tensor-parallel units against those of one rank: losses, every gradient, and what passes between units.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "model_fixture.h"
+#include "nn/tensor_sums.h"
+#include "support/ranks.h"
+
+using namespace scaletrain;
+
+namespace {
+
+// Eight heads, so that eight tensor ranks have one each; ffn and vocabulary divide by none of the degrees, and leave
+// nothing to the last of eight ranks.
+ModelSpec gpt2_of_eight_heads() {
+  ModelSpec spec = tiny_gpt2();
+  spec.hidden = 16;
+  spec.heads = 8;
+  spec.kv_heads = 8;
+  spec.head_size = 2;
+  spec.ffn_hidden = 11;
+  spec.vocab = 11;
+  return spec;
+}
+
+ModelSpec llama_of_eight_heads(std::int64_t kv_heads) {
+  ModelSpec spec = gpt2_of_eight_heads();
+  spec.kv_heads = kv_heads;
+  spec.ffn_hidden = 13;
+  spec.vocab = 9;
+  spec.norm = NormKind::rmsnorm;
+  spec.activation = ActivationKind::swiglu;
+  spec.position = PositionKind::rope;
+  spec.bias = false;
+  spec.tie_embeddings = false;
+  return spec;
+}
+
+struct Style {
+  std::string name;
+  ModelSpec spec;
+};
+
+std::vector<Style> styles() {
+  std::vector<Style> all{{"GPT-2, tied", gpt2_of_eight_heads()},
+                         {"GPT-2, untied, a gate with bias", gpt2_of_eight_heads()},
+                         {"Llama, 2 key/value heads", llama_of_eight_heads(2)},
+                         {"Llama, 4 key/value heads, tied, with bias", llama_of_eight_heads(4)}};
+  all[1].spec.tie_embeddings = false;
+  all[1].spec.activation = ActivationKind::swiglu;
+  all[3].spec.tie_embeddings = true;
+  all[3].spec.bias = true;
+  return all;
+}
+
+// What the ranks of a model computed, put together.
+struct Outcome {
+  std::vector<double> losses;  // of evaluation and training, of every rank
+  std::map<std::string, std::vector<double>> values;
+  double disagreement = 0.0;  // between ranks that hold the same element
+};
+
+// One rank's contribution.
+struct RankOutcome {
+  std::vector<double> losses;
+  std::map<std::string, std::vector<double>> gradients;
+  std::vector<std::vector<double>> bundles;  // own rows: the last hidden state, then every unit's output gradient
+};
+
+RankOutcome run_rank(const ModelSpec& spec, const TestRank& rank, BatchShape shape, BackwardForm form) {
+  TestModel model(spec, make_reference_backend(DType::f64), {}, rank);
+  model.randomise();
+  TestBatch batch(spec, shape);
+  batch.add_document(2);
+  ModelHarness harness(model, batch);
+  RankOutcome outcome;
+  outcome.losses.push_back(harness.evaluate());
+  outcome.bundles.push_back(to_doubles(harness.hidden()));
+  outcome.losses.push_back(harness.train(form));
+  model.store.finish_gradients(*model.stream, all_units(model.table));
+  model.store.settle(*model.stream);
+  outcome.gradients = model.gradients();
+  if (form == BackwardForm::whole) {
+    for (std::size_t unit = 0; unit + 1 < model.model.units().size(); ++unit)
+      outcome.bundles.push_back(to_doubles(harness.d_output(unit)));
+  }
+  return outcome;
+}
+
+Outcome put_together(const ModelSpec& spec, std::int64_t degree, const std::vector<RankOutcome>& ranks,
+                     bool has_shards) {
+  Outcome whole;
+  for (const RankOutcome& rank : ranks) whole.losses.insert(whole.losses.end(), rank.losses.begin(), rank.losses.end());
+  const auto merge = [&](double& place, double value, bool& is_set) {
+    if (is_set) whole.disagreement = std::max(whole.disagreement, std::abs(place - value));
+    place = value;
+    is_set = true;
+  };
+  const ParamTable table = make_param_table(spec, {});
+  for (const ParamRow& row : table.rows()) {
+    const auto count = static_cast<std::size_t>(row.shape.num_elements());
+    std::vector<double>& values = whole.values[row.name];
+    values.resize(count);
+    std::vector<char> is_set(count, 0);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+      for_each_element(row.shape, ParamTable::box_of(row, degree, static_cast<std::int64_t>(rank)),
+                       [&](std::size_t local, std::size_t global) {
+                         bool was_set = is_set[global] != 0;
+                         merge(values[global], ranks[rank].gradients.at(row.name).at(local), was_set);
+                         is_set[global] = 1;
+                       });
+    if (std::count(is_set.begin(), is_set.end(), 0) != 0) values.clear();  // a comparison will say so
+  }
+  for (std::size_t i = 0; i < ranks[0].bundles.size(); ++i) {
+    std::vector<double>& values = whole.values["bundle " + std::to_string(i)];
+    for (const RankOutcome& rank : ranks) {
+      if (has_shards || values.empty()) {
+        values.insert(values.end(), rank.bundles[i].begin(), rank.bundles[i].end());
+        continue;
+      }
+      for (std::size_t e = 0; e < values.size(); ++e)
+        whole.disagreement = std::max(whole.disagreement, std::abs(values[e] - rank.bundles[i].at(e)));
+    }
+  }
+  return whole;
+}
+
+GroupFacts facts_of(const ModelSpec& spec) {
+  return {.kv_heads = spec.kv_heads, .tied = spec.tie_embeddings};
+}
+
+// Runs use(rank of the tensor group, TestRank) on a thread for each.
+template <class Use>
+void on_tensor_ranks(const ModelSpec& spec, std::int64_t degree, bool sequence, Use use) {
+  run_ranks(Mesh(1, degree, 1), facts_of(spec), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+    const TestRank test_rank{.part = {.degree = degree, .rank = rank.value(), .sequence = sequence}, .groups = &groups};
+    use(static_cast<std::size_t>(rank.value()), test_rank);
+  });
+}
+
+Outcome run_model(const ModelSpec& spec, std::int64_t degree, bool sequence, BatchShape shape, BackwardForm form) {
+  std::vector<RankOutcome> ranks(static_cast<std::size_t>(degree));
+  if (degree == 1) {
+    ranks[0] = run_rank(spec, {}, shape, form);
+  } else {
+    on_tensor_ranks(spec, degree, sequence,
+                    [&](std::size_t index, const TestRank& rank) { ranks[index] = run_rank(spec, rank, shape, form); });
+  }
+  return put_together(spec, degree, ranks, sequence && degree > 1);
+}
+
+void check_equal(const Outcome& found, const Outcome& expected) {
+  for (std::size_t i = 0; i < found.losses.size(); ++i) {
+    CHECK(found.losses[i] == doctest::Approx(expected.losses[i % 2]).epsilon(1e-12));
+    CHECK(found.losses[i] == found.losses[i % 2]);  // the same bits on every rank
+  }
+  CHECK(found.disagreement == 0.0);
+  double floor = 0.0;
+  for (const auto& entry : expected.values) floor = std::max(floor, 1e-3 * largest(entry.second));
+  CHECK(floor > 0.0);
+  for (const auto& entry : found.values) {
+    const std::string& name = entry.first;
+    CAPTURE(name);
+    REQUIRE(entry.second.size() == expected.values.at(name).size());
+    CHECK(relative_error(entry.second, expected.values.at(name), floor) <= 1e-10);
+  }
+}
+
+void check_degrees(BatchShape shape, const std::vector<std::int64_t>& degrees) {
+  for (const Style& style : styles()) {
+    CAPTURE(style.name);
+    const Outcome expected = run_model(style.spec, 1, false, shape, BackwardForm::whole);
+    for (const std::int64_t degree : degrees)
+      for (const bool sequence : {false, true})
+        for (const BackwardForm form : {BackwardForm::whole, BackwardForm::split}) {
+          CAPTURE(degree);
+          CAPTURE(sequence);
+          CAPTURE(int(form));
+          check_equal(run_model(style.spec, degree, sequence, shape, form), expected);
+        }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("tensor ranks compute the losses and gradients of one rank, with and without sequence shards") {
+  check_degrees({2, 5}, {2, 4, 8});  // 10 rows divide by 2 only
+}
+
+TEST_CASE("tensor ranks without rows of their own take part in everything") {
+  check_degrees({1, 5}, {8});
+}
+
+TEST_CASE("a bias of a row-parallel map is added once") {
+  const ModelSpec spec = gpt2_of_eight_heads();
+  const BatchShape shape{2, 5};
+  const auto elements = static_cast<std::size_t>(shape.rows() * spec.hidden);
+  const std::vector<double> input = normal_values("input", elements, 0.0f, 1.0f);
+  const std::vector<double> attention_bias = normal_values("attention bias", 16, 5.0f, 1.0f);
+  const std::vector<double> ffn_bias = normal_values("ffn bias", 16, -7.0f, 1.0f);
+  for (const std::int64_t degree : {1, 2, 4, 8})
+    for (const bool sequence : {false, true}) {
+      CAPTURE(degree);
+      CAPTURE(sequence);
+      std::vector<std::vector<double>> outputs(static_cast<std::size_t>(degree));
+      const auto run = [&](std::size_t index, const TestRank& rank) {
+        TestModel model(spec, make_reference_backend(DType::f64), {}, rank);  // all weights are zero
+        model.assign(*model.table.find("blocks.0.attention.output.bias"), attention_bias);
+        model.assign(*model.table.find("blocks.0.ffn.down.bias"), ffn_bias);
+        model.store.values_changed();
+        TestBatch batch(spec, shape);
+        UnitHarness block(model, 1, batch);
+        const std::int64_t own = own_rows(rank.part, shape.rows());
+        PoisonedRegion memory(static_cast<std::size_t>(2 * own * spec.hidden) * sizeof(double));
+        const View both = memory.view(DType::f64, {2, own, spec.hidden});
+        const View in = both.rows(0, 1).reshape({own, spec.hidden});
+        const View out = both.rows(1, 1).reshape({own, spec.hidden});
+        std::int64_t before = 0;
+        if (divides_rows(rank.part))
+          for (std::int64_t r = 0; r < rank.part.rank; ++r)
+            before += sequence_shards(shape.rows(), degree)[static_cast<std::size_t>(r)];
+        if (own != 0) std::copy_n(input.begin() + before * spec.hidden, own * spec.hidden, in.as<double>());
+        block.forward(Phase::train, {in}, {out});
+        outputs[index] = to_doubles(out);
+      };
+      if (degree == 1)
+        run(0, {});
+      else
+        on_tensor_ranks(spec, degree, sequence, run);
+      std::vector<double> expected;
+      for (std::size_t i = 0; i < elements; ++i)
+        expected.push_back(input[i] + attention_bias[i % 16] + ffn_bias[i % 16]);
+      std::vector<double> found;
+      for (const std::vector<double>& output : outputs)
+        if (sequence || found.empty()) found.insert(found.end(), output.begin(), output.end());
+      CHECK(found == expected);
+      if (!sequence)
+        for (const std::vector<double>& output : outputs) CHECK(output == expected);
+    }
+}
+
+TEST_CASE("parts of the vocabulary without rows take no probability") {
+  // With zero weights every token has the probability 1/V: padding up to a multiple of the degree would show.
+  for (const std::int64_t vocab : {3, 5, 9}) {
+    ModelSpec spec = gpt2_of_eight_heads();
+    spec.vocab = vocab;
+    for (const std::int64_t degree : {2, 4, 8}) {
+      CAPTURE(vocab);
+      CAPTURE(degree);
+      std::vector<double> losses(static_cast<std::size_t>(degree));
+      on_tensor_ranks(spec, degree, false, [&](std::size_t index, const TestRank& rank) {
+        TestModel model(spec, make_reference_backend(DType::f64), {}, rank);
+        TestBatch batch(spec, {2, 5});
+        ModelHarness harness(model, batch);
+        losses[index] = harness.evaluate();
+      });
+      for (const double loss : losses)
+        CHECK(loss == doctest::Approx(8 * std::log(static_cast<double>(vocab))).epsilon(1e-13));  // 2 of 10 are masked
+    }
+  }
+}
+
+TEST_CASE("the head's chunks are the same on every tensor rank") {
+  // 300 001 entries on two ranks: chunks of 32 of the 50 rows on both, though one has an entry less.
+  ModelSpec spec = tiny_gpt2();
+  spec.hidden = 2;
+  spec.head_size = 1;
+  spec.layers = 1;
+  spec.vocab = 300001;
+  spec.context = 50;
+  const BatchShape shape{1, 50};
+  REQUIRE(head_chunk_rows(50, 150001) == 32);
+  struct HeadOutcome {
+    double loss = 0.0;
+    std::vector<double> d_input;
+  };
+  const auto run = [&](const TestRank& rank) {
+    TestModel model(spec, make_cpu_backend({.threads = 1}), {}, rank);
+    model.randomise();
+    TestBatch batch(spec, shape);
+    UnitHarness head(model, 2, batch);
+    PoisonedRegion memory(2 * 100 * sizeof(float));
+    const View both = memory.view(DType::f32, {2, 50, 2});
+    const View input = both.rows(0, 1).reshape({50, 2});
+    const View d_input = both.rows(1, 1).reshape({50, 2});
+    const std::vector<double> values = normal_values("input", 100, 0.0f, 1.0f);
+    std::copy(values.begin(), values.end(), input.as<float>());
+    head.backward(BackwardForm::whole, head.forward(Phase::train, {input}, {}), {}, {d_input});
+    return HeadOutcome{batch.loss_sum, to_doubles(d_input)};
+  };
+  const HeadOutcome expected = run({});
+  std::vector<HeadOutcome> found(2);
+  on_tensor_ranks(spec, 2, false, [&](std::size_t index, const TestRank& rank) { found[index] = run(rank); });
+  for (const HeadOutcome& rank : found) {
+    CHECK(rank.loss == doctest::Approx(expected.loss).epsilon(1e-6));
+    CHECK(relative_error(rank.d_input, expected.d_input, 0.0) <= 1e-4);
+  }
+  CHECK(found[0].d_input == found[1].d_input);
+}
+
+TEST_CASE("sequence shards divide what a block saves of C columns, heads and ffn columns the rest") {
+  // GPT-2 124M on 4 tensor ranks, B=4, T=1024, f32. Per token: two norms (C + 2) and middle C of a quarter of the rows;
+  // qkv, attention, log-sum-exp and ffn a quarter wide of all of them.
+  ModelSpec spec = tiny_gpt2();
+  spec.hidden = 768;
+  spec.heads = 12;
+  spec.kv_heads = 12;
+  spec.head_size = 64;
+  spec.ffn_hidden = 3072;
+  spec.vocab = 50257;
+  const BatchShape shape{4, 1024};
+  const auto saved = [&](bool sequence) {
+    return Transformer(spec, {.degree = 4, .rank = 1, .sequence = sequence})
+        .units()[1]
+        ->memory(shape, DType::f32)
+        .saved;
+  };
+  const std::size_t wide = std::size_t(4096) * 4 * (3 * 192 + 192 + 3 + 8 * 192);
+  CHECK(saved(true) == wide + std::size_t(1024) * 4 * (2 * (768 + 2) + 768));
+  CHECK(saved(false) == wide + std::size_t(4096) * 4 * (2 * (768 + 2) + 768));
+  const Transformer model(spec, {.degree = 4, .rank = 3, .sequence = true});
+  CHECK(model.boundary({1, 7}, DType::f32)[0].shape == Shape{1, 768});
+  CHECK(model.spec() == spec);
+}
+
+TEST_CASE("memory() of tensor ranks is what the phases use: one cache line less is refused") {
+  const ModelSpec spec = gpt2_of_eight_heads();
+  const BatchShape shape{2, 5};
+  for (const bool sequence : {false, true}) {
+    CAPTURE(sequence);
+    std::vector<std::vector<std::string>> accepted(2);
+    on_tensor_ranks(spec, 2, sequence, [&](std::size_t index, const TestRank& rank) {
+      TestModel model(spec, make_reference_backend(DType::f64), {}, rank);
+      model.randomise();
+      TestBatch batch(spec, shape);
+      const std::int64_t own = own_rows(rank.part, shape.rows());
+      PoisonedRegion memory(static_cast<std::size_t>(4 * own * spec.hidden) * sizeof(double));
+      std::vector<Bundle> bundles;
+      for (std::int64_t i = 0; i < 4; ++i)
+        bundles.push_back({memory.view(DType::f64, {4, own, spec.hidden}).rows(i, 1).reshape({own, spec.hidden})});
+      // Regions are carved before anything is sent: both ranks refuse, and none waits.
+      for (const int unit : {0, 1, 3}) {
+        UnitHarness harness(model, unit, batch);
+        const Bundle input = unit == 0 ? Bundle{} : bundles[0];
+        const Bundle output = unit == 3 ? Bundle{} : bundles[1];
+        const Bundle d_output = unit == 3 ? Bundle{} : bundles[2];
+        const Bundle d_input = unit == 0 ? Bundle{} : bundles[3];
+        for (const Bundle& bundle : bundles) std::fill_n(bundle.hidden.as<double>(), bundle.hidden.num_elements(), 0.5);
+        const auto expect_refusal = [&](const std::string& what, const auto& call) {
+          try {
+            call();
+            accepted[index].push_back(std::to_string(unit) + " " + what);
+          } catch (const BugError&) {
+          }
+        };
+        const auto shortened = [](const PoisonedRegion& region) {
+          return Region{region.region().data, region.region().size - buffer_alignment};
+        };
+        if (harness.memory().saved != 0)
+          expect_refusal("saved", [&] {
+            harness.with_run(Phase::train, [&](const UnitRun& run) {
+              return harness.unit().forward(run, input, output, shortened(harness.saved));
+            });
+          });
+        Saved saved = harness.forward(Phase::train, input, output);
+        expect_refusal("work", [&] {
+          harness.with_run(Phase::train, [&](const UnitRun& run) {
+            return harness.unit().backward_input(run, std::move(saved), d_output, d_input, shortened(harness.work));
+          });
+        });
+        if (harness.memory().scratch == 0) continue;
+        Saved again = harness.forward(Phase::train, input, output);
+        const Region small = shortened(harness.scratch);
+        harness.scratch_override = &small;
+        expect_refusal("scratch", [&] { harness.backward(BackwardForm::whole, std::move(again), d_output, d_input); });
+      }
+    });
+    for (const std::vector<std::string>& calls : accepted) CHECK(calls == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("a unit of several tensor ranks refuses to run without its group") {
+  const TensorPart part{.degree = 2, .rank = 0, .sequence = false};
+  CHECK_THROWS_AS(TensorSums(nullptr, part), BugError);
+  const auto single = make_single_communicator("tensor");
+  CHECK_THROWS_AS(TensorSums(single.get(), part), BugError);
+  CHECK_FALSE(TensorSums(nullptr, {.degree = 1, .rank = 0, .sequence = true}).sequence());
+}

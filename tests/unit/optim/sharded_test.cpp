@@ -1,0 +1,190 @@
+// Norm and update where ZeRO divides what they read and write: the same numbers as one rank.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "optim/gradient_norm.h"
+#include "optim/optimizer.h"
+#include "support/ranks.h"
+#include "support/small_model.h"
+
+using namespace scaletrain;
+using small_model::RankModel;
+using small_model::Work;
+
+namespace {
+
+const GroupFacts facts{.kv_heads = small_model::kv_heads, .tied = true};
+
+// One micro-batch of the small model's gradients, summed over all ranks.
+void run_step(RankModel& model, std::int64_t step) {
+  model.store.zero_gradients(*model.stream);
+  for (std::size_t i = model.units.size(); i-- > 0;) {
+    model.accumulate(model.units[i], {.step = step});
+    model.store.release_gradients(*model.stream, model.units[i], true);
+  }
+  model.store.finish_gradients(*model.stream, model.units);
+  model.store.reduce_tied(*model.stream);
+}
+
+double expected_sum_of_squares(const Work& work) {
+  double sum = 0;
+  for (const ParamRow& row : work.table->rows()) {
+    if (row.tied_to) continue;
+    for (std::int64_t index = 0; index < row.shape.num_elements(); ++index) {
+      const double gradient = small_model::expected_gradient(work, row, index, 0);
+      sum += gradient * gradient;
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("the norm counts every element once over data, tensor and pipeline ranks, under every ZeRO stage") {
+  const ParamTable table = small_model::table(true);
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const Mesh& mesh : {Mesh(3, 1, 1), Mesh(1, 4, 1), Mesh(2, 2, 2), Mesh(2, 4, 1), Mesh(1, 1, 2)}) {
+      const Work work{.table = &table, .mesh = mesh, .micro_batches = 1, .sequence = true};
+      std::vector<double> sums(static_cast<std::size_t>(mesh.world()), 0.0);
+      run_ranks(mesh, facts, [&](Rank rank, RankGroups& groups, auto&) {
+        RankModel model(table, mesh, rank, &groups, zero, true);
+        run_step(model, 0);
+        sums[static_cast<std::size_t>(rank.value())] =
+            gradient_sum_of_squares(*model.backend, *model.stream, model.store, *groups.world);
+      });
+      CAPTURE(zero);
+      CAPTURE(mesh.text());
+      const double expected = expected_sum_of_squares(work);  // whole numbers: exact
+      for (const double sum : sums) CHECK(sum == expected);
+    }
+  }
+}
+
+TEST_CASE("the norm of one rank has the bits of one sum per row in the order of the table") {
+  const ParamTable table = small_model::table(true);
+  RankModel model(table, Mesh(), Rank(0), nullptr, 0, false);
+  for (const RowRange& range : model.store.held(StateKind::gradient)) {
+    auto* values = model.store.values(StateKind::gradient, range).as<double>();
+    for (std::int64_t n = 0; n < range.count; ++n) values[n] = std::sin(static_cast<double>(range.flat_offset + n));
+  }
+  double expected = 0;
+  for (const ParamRow& row : table.rows()) {
+    if (row.tied_to) continue;
+    double sum = 0;
+    model.backend->run(*model.stream, SumOfSquares{.values = model.store.gradient(row.name), .result = &sum});
+    expected += sum;
+  }
+  CHECK(gradient_sum_of_squares_share(*model.backend, *model.stream, model.store) == expected);
+}
+
+namespace {
+
+// Three updates by an optimizer, every third one skipped; the weights of all units as layers see them, by row and
+// global index, and the optimizer's state.
+using Elements = std::map<std::pair<std::string, std::int64_t>, double>;
+
+struct Outcome {
+  Elements weights;
+  Elements slots;
+};
+
+void add_weights(RankModel& model, Elements& out) {
+  for (const int unit : model.units) {
+    const UnitWeights& weights = model.store.acquire(*model.stream, unit);
+    small_model::for_each_row(
+        model.store, unit, [&](std::string_view name) { return weights.find(name).values.as<double>(); },
+        [&](const ParamRow& row, const ParamSpan& span, const double* data) {
+          for (std::int64_t n = 0; n < span.count; ++n)
+            out[{row.name, small_model::global_index(row.shape, span.box, n)}] = data[n];
+        });
+    model.store.release(unit);
+  }
+}
+
+void add_slots(const RankModel& model, std::size_t slot, Elements& out) {
+  for (const RowRange& range : model.store.held(StateKind::slot)) {
+    const ParamRow& row = model.store.table().rows()[static_cast<std::size_t>(range.row)];
+    const auto* values = model.store.values(StateKind::slot, range, slot).as<double>();
+    for (std::int64_t n = 0; n < range.count; ++n)
+      out[{row.name, small_model::global_index(row.shape, model.layout.find(range.row)->box, range.first + n)}] =
+          values[n];
+  }
+}
+
+StepBlock block_of(std::int64_t step) {
+  return {.learning_rate = 0.01,
+          .gradient_scale = 0.125,
+          .bias_correction1 = 1 - std::pow(0.9, static_cast<double>(step + 1)),
+          .bias_correction2 = 1 - std::pow(0.95, static_cast<double>(step + 1)),
+          .skip = step == 1 ? 1 : 0};
+}
+
+constexpr std::int64_t num_steps = 3;
+const OptimizerConfig adamw{.type = OptimizerKind::adamw, .weight_decay = 0.1};
+
+// The same updates on one rank, which is given the summed gradients.
+Outcome expected_outcome(const Work& work) {
+  const auto optimizer = make_optimizer(adamw);
+  const auto names = optimizer->slot_names();
+  RankModel model(*work.table, Mesh(), Rank(0), nullptr, 0, false, {names.begin(), names.end()});
+  for (std::int64_t step = 0; step < num_steps; ++step) {
+    for (const RowRange& range : model.store.held(StateKind::gradient)) {
+      const ParamRow& row = work.table->rows()[static_cast<std::size_t>(range.row)];
+      auto* values = model.store.values(StateKind::gradient, range).as<double>();
+      for (std::int64_t n = 0; n < range.count; ++n)
+        values[n] = small_model::expected_gradient(work, row, range.first + n, step);
+    }
+    const StepBlock block = block_of(step);
+    optimizer->step(*model.backend, *model.stream, model.store, block);
+  }
+  Outcome out;
+  add_weights(model, out.weights);
+  add_slots(model, 1, out.slots);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank with the summed gradients") {
+  const ParamTable table = small_model::table(true);
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const Mesh& mesh : {Mesh(2, 1, 1), Mesh(4, 1, 1), Mesh(3, 2, 1), Mesh(2, 2, 2)}) {
+      const Work work{.table = &table, .mesh = mesh, .micro_batches = 1, .sequence = false};
+      const Outcome expected = expected_outcome(work);
+      std::vector<Outcome> found(static_cast<std::size_t>(mesh.world()));
+      run_ranks(mesh, facts, [&](Rank rank, RankGroups& groups, auto&) {
+        const auto optimizer = make_optimizer(adamw);
+        const auto names = optimizer->slot_names();
+        RankModel model(table, mesh, rank, &groups, zero, false, {names.begin(), names.end()});
+        for (std::int64_t step = 0; step < num_steps; ++step) {
+          run_step(model, step);
+          const StepBlock block = block_of(step);
+          optimizer->step(*model.backend, *model.stream, model.store, block);
+        }
+        Outcome& own = found[static_cast<std::size_t>(rank.value())];
+        add_weights(model, own.weights);
+        add_slots(model, 1, own.slots);
+        model.store.settle(*model.stream);
+      });
+      CAPTURE(zero);
+      CAPTURE(mesh.text());
+      std::int64_t wrong = 0;
+      Elements all_slots;
+      for (const Outcome& own : found) {
+        CHECK(own.weights.size() > 0);
+        for (const auto& [place, value] : own.weights) wrong += expected.weights.at(place) != value ? 1 : 0;
+        for (const auto& [place, value] : own.slots) {
+          if (place.first != "head.weight") all_slots[place] = value;  // a copy's state is its owner's
+        }
+        if (zero > 0) CHECK(own.slots.size() < expected.slots.size() / 2 + 64);
+      }
+      CHECK(wrong == 0);
+      CHECK(all_slots == expected.slots);
+    }
+  }
+}

@@ -1,0 +1,398 @@
+// The store over several ranks: what every ZeRO stage divides must not show in gradients, weights and updates.
+#include <doctest/doctest.h>
+
+#include <numeric>
+
+#include "base/error.h"
+#include "parallel/param_store.h"
+#include "support/ranks.h"
+#include "support/small_model.h"
+
+using namespace scaletrain;
+using small_model::RankModel;
+using small_model::Work;
+
+namespace {
+
+struct Case {
+  std::int64_t zero = 0;
+  std::int64_t data = 1;
+  std::int64_t tensor = 1;
+  std::int64_t pipeline = 1;
+  bool sequence = false;
+  bool tied = true;
+  bool prefetch = false;
+  std::int64_t vocab = 29;
+
+  std::string text() const {
+    return "zero " + std::to_string(zero) + ", data " + std::to_string(data) + " x tensor " + std::to_string(tensor) +
+           " x pipeline " + std::to_string(pipeline) + (sequence ? ", sequence" : "") + (tied ? ", tied" : "") +
+           (prefetch ? ", prefetch" : "") + ", vocabulary " + std::to_string(vocab);
+  }
+};
+
+// What a thread has found wrong: doctest's assertions are for one thread.
+struct Findings {
+  std::int64_t compared = 0;
+  std::string first;  // difference; empty: none
+
+  void compare(double found, double expected, std::string_view what, std::int64_t index) {
+    ++compared;
+    if (found != expected && first.empty())
+      first = std::string(what) + "[" + std::to_string(index) + "] is " + std::to_string(found) + ", not " +
+              std::to_string(expected);
+  }
+};
+
+constexpr std::int64_t micro_batches = 3;
+constexpr double rate = 0.25;
+
+// Whole numbers times powers of two: exact, so the expected weights are too.
+double expected_weight(const Work& work, const ParamRow& row, std::int64_t index, std::int64_t updates) {
+  const ParamRow& owner = small_model::owner_of(*work.table, row);
+  double value = small_model::initial_value(*work.table, owner, index);
+  for (std::int64_t step = 0; step < updates; ++step)
+    value -= rate * small_model::expected_gradient(work, owner, index, step);
+  return value;
+}
+
+void compare_weights(RankModel& model, const Work& work, int unit, std::int64_t updates, Findings& findings) {
+  const UnitWeights& weights = model.store.acquire(*model.stream, unit);
+  small_model::for_each_row(
+      model.store, unit, [&](std::string_view name) { return weights.find(name).values.as<double>(); },
+      [&](const ParamRow& row, const ParamSpan& span, const double* data) {
+        for (std::int64_t n = 0; n < span.count; ++n) {
+          const std::int64_t index = small_model::global_index(row.shape, span.box, n);
+          findings.compare(data[n], expected_weight(work, row, index, updates), row.name, index);
+        }
+      });
+}
+
+// Forward and backward over all units of this rank, as an executor brackets them.
+void run_micro_batch(RankModel& model, const Case& of, std::int64_t step, std::int64_t micro_batch) {
+  const std::vector<int>& units = model.units;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    model.store.acquire(*model.stream, units[i]);
+    if (of.prefetch && i + 1 < units.size()) model.store.prefetch(*model.stream, units[i + 1]);
+    model.store.release(units[i]);
+  }
+  for (std::size_t i = units.size(); i-- > 0;) {
+    model.store.acquire(*model.stream, units[i]);
+    if (of.prefetch && i > 0) model.store.prefetch(*model.stream, units[i - 1]);
+    model.accumulate(units[i], {.step = step, .data = 0, .micro_batch = micro_batch, .part = 0});
+    model.store.release_gradients(*model.stream, units[i], micro_batch + 1 == micro_batches);
+    model.store.release(units[i]);
+  }
+}
+
+void compare_gradients(const RankModel& model, const Work& work, std::int64_t step, Findings& findings) {
+  for (const RowRange& range : model.store.held(StateKind::gradient)) {
+    const ParamRow& row = work.table->rows()[static_cast<std::size_t>(range.row)];
+    const ParamRow& owner = small_model::owner_of(*work.table, row);
+    const auto* values = model.store.values(StateKind::gradient, range).as<double>();
+    for (std::int64_t n = 0; n < range.count; ++n) {
+      const std::int64_t index =
+          small_model::global_index(row.shape, model.layout.find(range.row)->box, range.first + n);
+      findings.compare(values[n], small_model::expected_gradient(work, owner, index, step), row.name, index);
+    }
+  }
+}
+
+void update(RankModel& model) {
+  for (const OptimizerRange& range : model.store.optimizer_ranges()) {
+    for (std::int64_t n = 0; n < range.param.num_elements(); ++n)
+      range.param.as<double>()[n] -= rate * range.gradient.as<double>()[n];
+  }
+  model.store.updated(*model.stream);
+}
+
+// Two steps: gradients after each, weights before, between and after.
+void train(const Case& of, const ParamTable& table, const Mesh& mesh, Rank rank, RankGroups& groups,
+           Findings& findings) {
+  const Work work{.table = &table, .mesh = mesh, .micro_batches = micro_batches, .sequence = of.sequence};
+  RankModel model(table, mesh, rank, &groups, of.zero, of.sequence);
+  const auto compare_all = [&](std::int64_t updates) {
+    for (const int unit : model.units) {
+      compare_weights(model, work, unit, updates, findings);
+      model.store.release(unit);
+    }
+  };
+  compare_all(0);
+  for (std::int64_t step = 0; step < 2; ++step) {
+    model.store.zero_gradients(*model.stream);
+    for (std::int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
+      run_micro_batch(model, of, step, micro_batch);
+    model.store.finish_gradients(*model.stream, model.units);
+    model.store.reduce_tied(*model.stream);
+    compare_gradients(model, work, step, findings);
+    update(model);
+    if (step == 0) compare_all(1);
+  }
+  compare_all(2);
+  model.store.settle(*model.stream);
+}
+
+void check(const Case& of) {
+  const ParamTable table = small_model::table(of.tied, of.vocab);
+  const Mesh mesh(of.data, of.tensor, of.pipeline);
+  std::vector<Findings> findings(static_cast<std::size_t>(mesh.world()));
+  std::vector<Trace> traces;
+  const GroupFacts facts{.kv_heads = small_model::kv_heads, .tied = of.tied};
+  INFO(of.text());
+  const auto run = [&] {
+    run_ranks(mesh, facts,
+              [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+                train(of, table, mesh, rank, groups, findings[static_cast<std::size_t>(rank.value())]);
+              },
+              {.deadline = 60.0, .traces = nullptr, .mode = {}});
+  };
+  REQUIRE_NOTHROW(run());
+  for (const Findings& of_rank : findings) {
+    CHECK(of_rank.compared > 0);
+    CHECK(of_rank.first == "");
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every ZeRO stage over any data degree has the summed gradients and sees each update") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const std::int64_t data : {1, 2, 3, 4}) {
+      for (const bool prefetch : {false, true}) check({.zero = zero, .data = data, .prefetch = prefetch});
+    }
+  }
+}
+
+TEST_CASE("every ZeRO stage works without tied embeddings, whose head is the widest unit") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) check({.zero = zero, .data = 2, .tied = false, .prefetch = true});
+}
+
+TEST_CASE("a tied embedding on the first and last stage gets the sum of both, under every ZeRO stage") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const std::int64_t data : {1, 3}) check({.zero = zero, .data = data, .pipeline = 2});
+  }
+}
+
+TEST_CASE("norms, row-parallel biases and shared key heads are summed once over tensor ranks") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const std::int64_t tensor : {2, 4}) {
+      for (const bool sequence : {false, true})
+        check({.zero = zero, .data = 2, .tensor = tensor, .sequence = sequence});
+    }
+  }
+}
+
+TEST_CASE("all axes at once, with ranks that hold no row of the vocabulary") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    check({.zero = zero, .data = 2, .tensor = 4, .pipeline = 2, .sequence = true, .vocab = 3});
+    check({.zero = zero, .data = 2, .tensor = 4, .pipeline = 1, .sequence = true, .vocab = 3});
+  }
+}
+
+TEST_CASE("a unit that no micro-batch has passed, and one whose last release never came, are reduced at the end") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    const ParamTable table = small_model::table(true);
+    const Mesh mesh(2, 1, 1);
+    std::vector<Findings> findings(2);
+    run_ranks(mesh, {.kv_heads = small_model::kv_heads, .tied = true}, [&](Rank rank, RankGroups& groups, auto&) {
+      Findings& own = findings[static_cast<std::size_t>(rank.value())];
+      RankModel model(table, mesh, rank, &groups, zero, false);
+      const Work work{.table = &table, .mesh = mesh, .micro_batches = 1, .sequence = false};
+      model.accumulate(3, {});
+      model.store.release_gradients(*model.stream, 3, false);
+      model.accumulate(1, {});
+      model.store.release_gradients(*model.stream, 1, true);
+      model.store.finish_gradients(*model.stream, model.units);
+      for (const RowRange& range : model.store.held(StateKind::gradient)) {
+        const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
+        const auto* values = model.store.values(StateKind::gradient, range).as<double>();
+        for (std::int64_t n = 0; n < range.count; ++n) {
+          const std::int64_t index = range.first + n;  // one tensor rank: the box is the tensor
+          double expected = 0;
+          if (row.unit == 1 || row.unit == 3)
+            expected = small_model::expected_gradient(work, row, index, 0);
+          else if (row.name == "embedding.token.weight")  // from the head alone
+            expected = small_model::contribution("head.weight", index, {}) +
+                       small_model::contribution("head.weight", index, {.step = 0, .data = 1});
+          own.compare(values[n], expected, row.name, index);
+        }
+      }
+    });
+    CAPTURE(zero);
+    for (const Findings& of_rank : findings) {
+      CHECK(of_rank.compared > 0);
+      CHECK(of_rank.first == "");
+    }
+  }
+}
+
+TEST_CASE("a shard group of size one neither divides nor adds a gradient twice") {
+  const ParamTable table = small_model::table(true);
+  RankGroups none;
+  RankModel model(table, Mesh(), Rank(0), &none, 3, false);
+  const Work work{.table = &table, .mesh = Mesh(), .micro_batches = 1, .sequence = false};
+  for (const int unit : model.units) {
+    model.accumulate(unit, {});
+    model.store.release_gradients(*model.stream, unit, true);
+  }
+  model.store.finish_gradients(*model.stream, model.units);
+  model.store.reduce_tied(*model.stream);
+  Findings findings;
+  compare_gradients(model, work, 0, findings);
+  CHECK(findings.first == "");
+  CHECK(findings.compared == table.num_parameters());
+  CHECK(static_cast<bool>(model.store.master("blocks.0.norm.bias")));
+}
+
+TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO stage") {
+  for (const bool gradients : {false, true}) {
+    for (const std::int64_t tensor : {1, 4}) {
+      for (const std::int64_t pipeline : {1, 2}) {
+        const ParamTable table = small_model::table(true, 301);
+        const Mesh mesh(4, tensor, pipeline);
+        std::uint64_t last = 0;
+        for (const std::int64_t zero : {0, 1, 2, 3}) {
+          const Rank rank = mesh.rank_of({.tensor = tensor - 1, .data = 2, .pipeline = pipeline - 1});
+          RankModel model(table, mesh, rank, nullptr, zero, true, {"exp_avg", "exp_avg_sq"}, gradients);
+          const StoreBytes planned = store_bytes(table, model.layout, model.store.options());
+          CAPTURE(zero);
+          CHECK(planned.total() == model.store.bytes());
+          CHECK((planned.gathered > 0) == (zero == 3));
+          CHECK((planned.gradient_staging > 0) == (gradients && (zero >= 2 || tensor > 1)));
+          const std::size_t state = planned.masters + planned.gradients + planned.slots;
+          if (zero > 0 && gradients) CHECK(state < last);
+          last = state;
+        }
+        // Four words per parameter divided by four data ranks.
+        if (gradients) {
+          const RankModel whole(table, mesh, Rank(0), nullptr, 0, true, {"exp_avg", "exp_avg_sq"});
+          const RankModel part(table, mesh, Rank(0), nullptr, 3, true, {"exp_avg", "exp_avg_sq"});
+          const StoreBytes all = store_bytes(table, whole.layout, whole.store.options());
+          const StoreBytes sharded = store_bytes(table, part.layout, part.store.options());
+          CHECK(all.masters + all.gradients + all.slots == 4 * (sharded.masters + sharded.gradients + sharded.slots));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a rank whose units have no elements has handles without elements and nothing to update") {
+  const ParamTable table = [] {
+    ParamTable of;
+    of.begin_unit("embedding");
+    of.add(small_model::row("embedding.token.weight", {3, 6}, {.kind = Split::Kind::cut, .dim = 0, .pieces = 0}));
+    return of;
+  }();
+  const std::vector<int> units{0};
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    const auto backend = make_reference_backend(DType::f64);
+    const auto stream = backend->make_stream();
+    const ShardLayout layout(table, units, Mesh(2, 4, 1), {.tensor = 3});
+    ParamStore store(*backend, table, layout,
+                     {.slot_names = {"exp_avg"}, .dtype = DType::f64, .zero = ZeroPolicy::of_stage(zero)});
+    store.zero_gradients(*stream);
+    const ConstView weight = store.acquire(*stream, 0).find("token.weight").values;
+    const View gradient = store.acquire_gradients(*stream, 0).find("token.weight");
+    CHECK(static_cast<bool>(weight));
+    CHECK(static_cast<bool>(gradient));
+    CHECK(weight.shape() == Shape{0, 6});
+    store.release_gradients(*stream, 0, true);
+    store.release(0);
+    store.finish_gradients(*stream, units);
+    CHECK(store.optimizer_ranges().empty());
+    store.updated(*stream);
+    CHECK(store.bytes() == 0);
+  }
+}
+
+TEST_CASE("more units acquired at once than there is staging is a bug that says so") {
+  const ParamTable table = small_model::table(false);
+  const Mesh mesh(2, 1, 1);
+  std::vector<std::string> errors(2);
+  run_ranks(mesh, {.kv_heads = small_model::kv_heads, .tied = false}, [&](Rank rank, RankGroups& groups, auto&) {
+    RankModel model(table, mesh, rank, &groups, 3, false);
+    std::string& error = errors[static_cast<std::size_t>(rank.value())];
+    model.store.acquire(*model.stream, 0);
+    model.store.acquire(*model.stream, 1);
+    model.store.prefetch(*model.stream, 2);  // no place: left for acquire
+    try {
+      model.store.acquire(*model.stream, 2);
+    } catch (const BugError& bug) {
+      error = bug.what();
+    }
+    model.store.release(0);
+    model.store.acquire(*model.stream, 2);
+  });
+  for (const std::string& error : errors) CHECK(error.find("more units acquired at once") != std::string::npos);
+}
+
+TEST_CASE("a prefetch that is never used leaves its place to the next unit") {
+  const ParamTable table = small_model::table(false);
+  const Mesh mesh(2, 1, 1);
+  std::vector<Findings> findings(2);
+  run_ranks(mesh, {.kv_heads = small_model::kv_heads, .tied = false}, [&](Rank rank, RankGroups& groups, auto&) {
+    RankModel model(table, mesh, rank, &groups, 3, false);
+    const Work work{.table = &table, .mesh = mesh, .micro_batches = 1, .sequence = false};
+    model.store.prefetch(*model.stream, 1);
+    model.store.prefetch(*model.stream, 2);
+    for (const int unit : {0, 3}) {
+      compare_weights(model, work, unit, 0, findings[static_cast<std::size_t>(rank.value())]);
+    }
+  });
+  for (const Findings& of_rank : findings) {
+    CHECK(of_rank.compared > 0);
+    CHECK(of_rank.first == "");
+  }
+}
+
+TEST_CASE("what is gathered again after a load are the loaded values") {
+  const ParamTable table = small_model::table(true);
+  const Mesh mesh(2, 1, 1);
+  for (const std::int64_t zero : {1, 3}) {
+    std::vector<Findings> findings(2);
+    run_ranks(mesh, {.kv_heads = small_model::kv_heads, .tied = true}, [&](Rank rank, RankGroups& groups, auto&) {
+      RankModel model(table, mesh, rank, &groups, zero, false);
+      model.store.acquire(*model.stream, 3);  // stays gathered, with the embedding, unless it is dropped
+      model.store.release(3);
+      for (const RowRange& range : model.store.held(StateKind::master)) {
+        auto* values = model.store.values(StateKind::master, range).as<double>();
+        for (std::int64_t n = 0; n < range.count; ++n) values[n] += 1;
+      }
+      model.store.values_changed();
+      const UnitWeights& head = model.store.acquire(*model.stream, 3);
+      const auto* weight = head.find("weight").values.as<double>();
+      for (std::int64_t n = 0; n < 29 * 6; ++n)
+        findings[static_cast<std::size_t>(rank.value())].compare(
+            weight[n], small_model::initial_value(table, *table.find("head.weight"), n) + 1, "head.weight", n);
+    });
+    for (const Findings& of_rank : findings) CHECK(of_rank.first == "");
+  }
+}
+
+TEST_CASE("a step has nothing to add once its last release has been given") {
+  const ParamTable table = small_model::table(true);
+  RankModel model(table, Mesh(), Rank(0), nullptr, 0, false);
+  model.accumulate(1, {});
+  model.store.release_gradients(*model.stream, 1, true);
+  CHECK_THROWS_AS(model.store.acquire_gradients(*model.stream, 1), BugError);
+  CHECK_THROWS_AS(model.store.release_gradients(*model.stream, 1, true), BugError);
+  model.store.zero_gradients(*model.stream);
+  model.accumulate(1, {});
+}
+
+TEST_CASE("ranks of a group issue the same transfers in the same order, under every ZeRO stage") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    const Case of{.zero = zero, .data = 2, .tensor = 2, .pipeline = 2, .sequence = true, .prefetch = true};
+    const ParamTable table = small_model::table(true);
+    const Mesh mesh(of.data, of.tensor, of.pipeline);
+    const GroupFacts facts{.kv_heads = small_model::kv_heads, .tied = true};
+    std::vector<Findings> findings(static_cast<std::size_t>(mesh.world()));
+    std::vector<Trace> traces;
+    run_ranks(mesh, facts,
+              [&](Rank rank, RankGroups& groups, auto&) {
+                train(of, table, mesh, rank, groups, findings[static_cast<std::size_t>(rank.value())]);
+              },
+              {.deadline = 60.0, .traces = &traces, .mode = {}});
+    CHECK(compare_traces(rank_traces(mesh, facts, traces)) == "");
+  }
+}
