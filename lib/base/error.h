@@ -62,11 +62,12 @@ template <class A, class B>
       ::scaletrain::detail::throw_bug(__FILE__, __LINE__, #condition, std::string_view()); \
   } while (false)
 
-// The same for a comparison: prints both operands, which must be printable by an ostream.
+// The same for a comparison: prints both operands, which must be printable by an ostream. They are copied: one may be part
+// of a temporary.
 #define SCALETRAIN_CHECK_OP(a, op, b)                                                                    \
   do {                                                                                                   \
-    const auto& check_a = (a);                                                                           \
-    const auto& check_b = (b);                                                                           \
+    const auto check_a = (a);                                                                            \
+    const auto check_b = (b);                                                                            \
     if (!(check_a op check_b)) [[unlikely]]                                                              \
       ::scaletrain::detail::throw_bug_operands(__FILE__, __LINE__, #a " " #op " " #b, check_a, check_b); \
   } while (false)

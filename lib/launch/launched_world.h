@@ -42,7 +42,7 @@ class LaunchedWorld {
     LauncherPlace place;
     std::string secret{};    // SCALETRAIN_SECRET, if it is set; else rank 0 makes one
     double seconds = 300.0;  // for coming together
-    double farewell = 10.0;  // seconds that rank 0 goes on serving for ranks that have not left
+    double farewell = 5.0;   // seconds that rank 0 goes on serving for ranks that have not left
     std::function<bool()> interrupted{};
   };
 

@@ -7,7 +7,6 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "comm/direct_communicator.h"
-#include "nn/unit_ops.h"
 #include "parallel/store_memory.h"
 #include "plan/gather_count.h"
 #include "plan/run_plan.h"
@@ -157,7 +156,7 @@ void add_tensor_activations(Volumes& volumes, const PhasePlan& plan, const Tenso
     const std::int64_t passes = counts.backward + counts.backward_input + counts.backward_weight;
     const std::int64_t chunk = head_chunk_rows(rows, ceil_div(plan.model.vocab, part.degree));
     for (std::int64_t first = 0; first < rows; first += chunk)
-      volumes.add(GroupKind::tensor, "loss statistics", statistics_type(plan.compute), passes,
+      volumes.add(GroupKind::tensor, "loss statistics", plan.masters(), passes,
                   3 * std::min(chunk, rows - first) * (part.degree - 1));
   }
 }

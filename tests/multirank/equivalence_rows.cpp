@@ -31,9 +31,15 @@ std::int64_t num_layers(const Row& row, std::int64_t few) {
   return row.pipeline * (has_chunks(row) ? 2 : 1) <= few ? few : max_layers;
 }
 
-bool has_replicas(const Row& row) { return row.data > 1; }
-bool has_tensor(const Row& row) { return row.tensor > 1; }
-bool has_stages(const Row& row) { return row.pipeline > 1; }
+bool has_replicas(const Row& row) {
+  return row.data > 1;
+}
+bool has_tensor(const Row& row) {
+  return row.tensor > 1;
+}
+bool has_stages(const Row& row) {
+  return row.pipeline > 1;
+}
 
 Switch zero_switch() {
   Switch out{.name = "zero", .values = {}};
@@ -47,7 +53,9 @@ Switch zero_switch() {
 
 constexpr std::size_t schedule_column = 1;
 constexpr std::size_t interleaved_value = 2;
-bool has_chunks(const Row& row) { return row.values[schedule_column] == interleaved_value; }
+bool has_chunks(const Row& row) {
+  return row.values[schedule_column] == interleaved_value;
+}
 
 Switch schedule_switch() {
   const auto set = [](ScheduleKind kind, std::int64_t chunks) {
@@ -130,18 +138,19 @@ Switch kv_switch() {
   const auto half = [](const Row& row) { return heads_for(row.tensor) / 2; };
   // Two where they can be divided evenly among the ranks, else one.
   const auto few = [](const Row& row) { return row.tensor % 2 == 0 ? std::max<std::int64_t>(1, row.tensor / 2) : 1; };
-  return {.name = "key/value heads",
-          .changes_baseline = true,
-          .values = {
-              {.name = "all", .is_possible = nullptr, .apply = set([](const Row& row) { return heads_for(row.tensor); })},
-              {.name = "half",
-               .is_possible =
-                   [half](const Row& row) {
-                     return heads_for(row.tensor) % 2 == 0 && half(row) >= row.tensor && half(row) % row.tensor == 0;
-                   },
-               .apply = set(half)},
-              {.name = "fewer than ranks", .is_possible = has_tensor, .apply = set(few)},
-          }};
+  return {
+      .name = "key/value heads",
+      .changes_baseline = true,
+      .values = {
+          {.name = "all", .is_possible = nullptr, .apply = set([](const Row& row) { return heads_for(row.tensor); })},
+          {.name = "half",
+           .is_possible =
+               [half](const Row& row) {
+                 return heads_for(row.tensor) % 2 == 0 && half(row) >= row.tensor && half(row) % row.tensor == 0;
+               },
+           .apply = set(half)},
+          {.name = "fewer than ranks", .is_possible = has_tensor, .apply = set(few)},
+      }};
 }
 
 Switch sizes_switch() {
@@ -247,9 +256,9 @@ LayoutRun base_run(const Row& row) {
 }  // namespace
 
 const std::vector<Switch>& switches() {
-  static const std::vector<Switch> all = {zero_switch(),   schedule_switch(), sequence_switch(),
-                                          micro_batch_switch(), tied_switch(), family_switch(),
-                                          kv_switch(),     sizes_switch(),    mask_switch()};
+  static const std::vector<Switch> all = {zero_switch(),        schedule_switch(), sequence_switch(),
+                                          micro_batch_switch(), tied_switch(),     family_switch(),
+                                          kv_switch(),          sizes_switch(),    mask_switch()};
   return all;
 }
 

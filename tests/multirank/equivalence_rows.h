@@ -3,8 +3,8 @@
 // A switch is one entry of switches(): what a run may choose without its losses being another run's. A new one (a
 // precision, recomputation, an optimizer, a backend) joins by one entry there: its values, where each is possible, and
 // what each does to the config. The cover then grows by itself, and a test sees to it that no pair is missing. A switch
-// whose values compute something else in the first place (another model, other data) says so in `changes_baseline`: then
-// the one-rank run that a row is compared with has it too.
+// whose values compute something else in the first place (another model, other data) says so in `changes_baseline`:
+// then the one-rank run that a row is compared with has it too.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Every ordered pair out of a dozen layouts, there and back: a run that is saved on one, goes on on the other, and comes
-// back, has the losses of one rank that was never interrupted. On the plan, the store and the checkpoint's own calls;
-// the same with a run's folder, data and manifest is tests/unit/train/reshard_test.cpp.
+// Every ordered pair out of a dozen layouts, there and back: a run that is saved on one, goes on on the other, and
+// comes back, has the losses of one rank that was never interrupted. On the plan, the store and the checkpoint's own
+// calls; the same with a run's folder, data and manifest is tests/unit/train/reshard_test.cpp.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -173,5 +173,9 @@ void check_pairs(bool llama, bool tied) {
 
 }  // namespace
 
-TEST_CASE("every_layout_continues_what_any_other_saved_and_back_tied") { check_pairs(false, true); }
-TEST_CASE("every_layout_continues_what_any_other_saved_and_back_untied") { check_pairs(true, false); }
+TEST_CASE("every_layout_continues_what_any_other_saved_and_back_tied") {
+  check_pairs(false, true);
+}
+TEST_CASE("every_layout_continues_what_any_other_saved_and_back_untied") {
+  check_pairs(true, false);
+}

@@ -89,7 +89,7 @@ TEST_CASE("a_killed_rank_is_named_all_start_anew_and_every_number_is_the_same") 
 }
 
 TEST_CASE("a_stopped_rank_is_found_and_replaced") {
-  const Settings settings = {"parallel.tensor=2", "train.steps=60", "supervise.heartbeat=4s"};
+  const Settings settings = {"parallel.tensor=2", "train.steps=20", "supervise.heartbeat=4s"};
   Program agent(layout_launch("stopped-rank", settings));
   REQUIRE(
       wait_until([&] { return newest_step(layout_folder("stopped-rank")) >= 7 || !agent.running(); }, ranks_patience));

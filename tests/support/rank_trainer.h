@@ -67,7 +67,7 @@ class SyntheticSource final : public MicroBatchSource {
     const std::int64_t vocab = plan_.model.vocab;
     const bool masked = masks_ == Masks::uneven;
     const SampleReader read = [vocab, masked](std::int64_t sample, std::span<std::int32_t> inputs,
-                                      std::span<std::int32_t> targets, std::vector<std::int32_t>& starts) {
+                                              std::span<std::int32_t> targets, std::vector<std::int32_t>& starts) {
       synthetic_sample(std::max<std::int64_t>(sample, 0), vocab, inputs, targets);
       if (!masked) std::rotate_copy(inputs.begin(), inputs.begin() + 1, inputs.end(), targets.begin());
       if (sample < 0) std::fill(targets.begin(), targets.end(), -1);

@@ -1,31 +1,58 @@
 #include "comm/gloo/post_queue.h"
 
 #include <fmt/format.h>
+#include <gloo/transport/tcp/device.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 
 namespace scaletrain {
 
-PostQueue::PostQueue(std::shared_ptr<gloo::transport::tcp::Device> device)
+class PostQueue::Handler final : public gloo::transport::tcp::Handler {
+ public:
+  explicit Handler(std::shared_ptr<gloo::transport::tcp::Device> device);
+  ~Handler() override;
+  Handler(const Handler&) = delete;
+  Handler& operator=(const Handler&) = delete;
+
+  void add(Post& post);
+  void remove(Post& post);
+  void handleEvents(int events) override;
+
+ private:
+  std::shared_ptr<gloo::transport::tcp::Device> device_;
+  FileDescriptor bell_;
+  std::mutex mutex_;
+  std::condition_variable posted_;
+  std::deque<Post*> waiting_;
+  Post* running_ = nullptr;
+};
+
+PostQueue::Handler::Handler(std::shared_ptr<gloo::transport::tcp::Device> device)
     : device_(std::move(device)), bell_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!bell_) throw PeerError(fmt::format("eventfd failed: {}", std::strerror(errno)));
   device_->registerDescriptor(bell_.get(), EPOLLIN, this);
 }
 
-PostQueue::~PostQueue() {
+PostQueue::Handler::~Handler() {
   device_->unregisterDescriptor(bell_.get(), this);
+  // The loop does not call again; taking the lock orders its last call before the end of all this.
+  const std::lock_guard lock(mutex_);
 }
 
-void PostQueue::add(Post& post) {
+void PostQueue::Handler::add(Post& post) {
   bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
@@ -39,14 +66,14 @@ void PostQueue::add(Post& post) {
   }
 }
 
-void PostQueue::remove(Post& post) {
+void PostQueue::Handler::remove(Post& post) {
   std::unique_lock lock(mutex_);
   const auto place = std::find(waiting_.begin(), waiting_.end(), &post);
   if (place != waiting_.end()) waiting_.erase(place);
   posted_.wait(lock, [&] { return running_ != &post; });
 }
 
-void PostQueue::handleEvents(int /*events*/) {
+void PostQueue::Handler::handleEvents(int /*events*/) {
   // Silenced first: what is added from here on either is seen below or rings again.
   std::uint64_t count = 0;
   [[maybe_unused]] const auto got = ::read(bell_.get(), &count, sizeof count);
@@ -60,6 +87,19 @@ void PostQueue::handleEvents(int /*events*/) {
     running_ = nullptr;
     posted_.notify_all();
   }
+}
+
+PostQueue::PostQueue(std::shared_ptr<gloo::transport::tcp::Device> device)
+    : handler_(std::make_unique<Handler>(std::move(device))) {}
+
+PostQueue::~PostQueue() = default;
+
+void PostQueue::add(Post& post) {
+  handler_->add(post);
+}
+
+void PostQueue::remove(Post& post) {
+  handler_->remove(post);
 }
 
 }  // namespace scaletrain

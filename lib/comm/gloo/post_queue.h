@@ -4,19 +4,15 @@
 // more threads than cores. Posted by the loop's own thread, nothing contends.
 #pragma once
 
-#include <gloo/transport/tcp/device.h>
-
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
 
-#include "base/file.h"
+namespace gloo::transport::tcp {
+class Device;
+}
 
 namespace scaletrain {
 
-// Internal to gloo/: the one header that shows a type of Gloo's.
-class PostQueue final : private gloo::transport::tcp::Handler {
+class PostQueue {
  public:
   class Post {
    public:
@@ -26,7 +22,7 @@ class PostQueue final : private gloo::transport::tcp::Handler {
   };
 
   explicit PostQueue(std::shared_ptr<gloo::transport::tcp::Device> device);
-  ~PostQueue() override;
+  ~PostQueue();
   PostQueue(const PostQueue&) = delete;
   PostQueue& operator=(const PostQueue&) = delete;
 
@@ -36,14 +32,8 @@ class PostQueue final : private gloo::transport::tcp::Handler {
   void remove(Post& post);
 
  private:
-  void handleEvents(int events) override;
-
-  std::shared_ptr<gloo::transport::tcp::Device> device_;
-  FileDescriptor bell_;
-  std::mutex mutex_;
-  std::condition_variable posted_;
-  std::deque<Post*> waiting_;
-  Post* running_ = nullptr;
+  class Handler;
+  std::unique_ptr<Handler> handler_;
 };
 
 }  // namespace scaletrain
