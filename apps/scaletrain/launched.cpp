@@ -70,7 +70,7 @@ ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock
                       .start = shared->start,
                       .lock_id = shared->lock_id,
                       .interrupts = run.interrupts,
-                      .threads = world.fair_threads(),
+                      .sharers = world.processor_sharers(),
                       .rank = Rank(run.place.rank),
                       .world = run.place.world,
                       .local_rank = run.place.local_rank,

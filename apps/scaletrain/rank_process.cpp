@@ -16,7 +16,8 @@ ExitCode train_rank(const RankProcess& process) {
   options.paths = process.paths;
   options.start = process.start;
   options.version = program_version;
-  options.threads = process.threads > 0 ? process.threads : available_processors();
+  const ProcessorShare share = share_processors(available_processors(), process.sharers);
+  options.threads = share.threads;
   options.progress = process.progress;
   options.hooks.interrupted = [&process] { return process.interrupts.interrupted(); };
   options.hooks.may_commit = [&process] { return lock_is_held(process.paths.lock(), process.lock_id); };
@@ -30,7 +31,8 @@ ExitCode train_rank(const RankProcess& process) {
         .local_rank = process.local_rank,
         .rendezvous = process.store,
         .make_communicator = process_communicators(
-            {.device = *device, .store = *process.store, .self = process.rank, .deadline = process.deadline})};
+            {.device = *device, .store = *process.store, .self = process.rank, .deadline = process.deadline}),
+        .processors_per_thread = share.processors_per_thread};
   }
   return train_run(options);
 }

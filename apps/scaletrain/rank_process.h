@@ -20,7 +20,7 @@ struct RankProcess {
   StartPoint start;
   std::string lock_id;
   const InterruptWatcher& interrupts;
-  int threads = 0;  // of its kernels; 0: the processors it may run on
+  std::int64_t sharers = 1;  // ranks that run on this one's processors, itself included
   std::atomic<std::uint64_t>* progress = nullptr;
   std::function<void(std::int64_t step, bool waiting)> entered{};
 

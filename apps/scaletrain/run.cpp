@@ -57,6 +57,15 @@ void refuse_too_large(const RunPlan& plan, std::int64_t first, std::int64_t coun
       bytes_text(needed), bytes_text(available), parts));
 }
 
+// The plan's refusals with the places of their keys.
+RunPlan plan_of(const LoadedConfig& loaded, std::optional<std::int64_t> world) {
+  try {
+    return plan_for(loaded.config, world);
+  } catch (const UserError& error) {
+    throw UserError(loaded.located(error.what()));
+  }
+}
+
 // The agent of this host: one run of it from start to end, its workers started again as often as the config allows.
 ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const ResumeRequest& resume,
                       std::int64_t world, const InterruptWatcher& interrupts) {
@@ -94,7 +103,7 @@ ExitCode run_config(const RunArguments& arguments) {
   const ResumeRequest resume = parse_resume(arguments.resume, paths);
   if (!place || place->rank == 0)
     for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
-  const RunPlan plan = plan_for(loaded.config, place ? std::optional(place->world) : std::nullopt);
+  const RunPlan plan = plan_of(loaded, place ? std::optional(place->world) : std::nullopt);
   const std::int64_t world = plan.phases.front().mesh.world();
   if (place) {
     const std::int64_t first = std::max<std::int64_t>(0, place->rank - place->local_rank);

@@ -28,7 +28,7 @@ struct WorkerArguments {
   std::int64_t rank = 0;
   std::int64_t world = 1;
   std::string rendezvous;
-  int threads = 0;
+  std::int64_t sharers = 1;
   double deadline = 60.0;
   std::string from;
   std::string asked;
@@ -59,7 +59,7 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
                       .start = {},
                       .lock_id = arguments.lock,
                       .interrupts = signals,
-                      .threads = arguments.threads,
+                      .sharers = arguments.sharers,
                       .progress = &progress};
   process.start.generation = arguments.generation;
   process.start.asked = arguments.asked;
@@ -108,7 +108,7 @@ Command add_worker(CLI::App& app) {
   command->add_option("--rank", arguments->rank);
   command->add_option("--world", arguments->world);
   command->add_option("--rendezvous", arguments->rendezvous);
-  command->add_option("--threads", arguments->threads);
+  command->add_option("--sharers", arguments->sharers)->check(CLI::PositiveNumber);
   command->add_option("--deadline", arguments->deadline);
   command->add_option("--from", arguments->from);
   command->add_option("--asked", arguments->asked);

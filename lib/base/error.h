@@ -62,8 +62,8 @@ template <class A, class B>
       ::scaletrain::detail::throw_bug(__FILE__, __LINE__, #condition, std::string_view()); \
   } while (false)
 
-// The same for a comparison: prints both operands, which must be printable by an ostream. They are copied: one may be part
-// of a temporary.
+// The same for a comparison: prints both operands, which must be printable by an ostream. They are copied: one may be
+// part of a temporary.
 #define SCALETRAIN_CHECK_OP(a, op, b)                                                                    \
   do {                                                                                                   \
     const auto check_a = (a);                                                                            \

@@ -79,7 +79,7 @@ std::vector<std::string> worker_arguments(const AgentOptions& options, const Sta
     add("--rank", fmt::format("{}", slot.rank.value()));
     add("--world", fmt::format("{}", slot.world));
     add("--rendezvous", fmt::format("{}:{}", slot.rendezvous->host, slot.rendezvous->port));
-    add("--threads", fmt::format("{}", slot.threads));
+    add("--sharers", fmt::format("{}", slot.sharers));
     add("--deadline", fmt::format("{}", collective_deadline(options.heartbeat)));
   }
   if (start.checkpoint) {

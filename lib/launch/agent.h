@@ -34,7 +34,7 @@ namespace scaletrain {
 struct WorkerSlot {
   Rank rank{0};
   std::int64_t world = 1;
-  int threads = 0;                                // of its kernels; 0: the processors it may run on
+  std::int64_t sharers = 1;                       // workers that share its processors, itself included
   std::optional<RendezvousAddress> rendezvous{};  // of several ranks; its secret is in SCALETRAIN_SECRET
 };
 
@@ -63,7 +63,7 @@ struct AgentOptions {
 ExitCode run_agent(const AgentOptions& options);
 
 // worker --run-folder DIR --lock ID --generation G
-//   [--rank R --world N --rendezvous HOST:PORT --threads T --deadline SECONDS] [--from CHECKPOINT [--asked PATH]]
+//   [--rank R --world N --rendezvous HOST:PORT --sharers N --deadline SECONDS] [--from CHECKPOINT [--asked PATH]]
 // The part in the middle for several ranks only.
 std::vector<std::string> worker_arguments(const AgentOptions& options, const StartPoint& start, const WorkerSlot& slot);
 

@@ -167,9 +167,9 @@ void Crew::start_workers() {
     rendezvous_ = std::make_unique<RendezvousServer>(RendezvousServer::Options{.secret = secret});
     launch.added = {"SCALETRAIN_SECRET=" + secret};
     slot.rendezvous = rendezvous_->address();
-    const std::int64_t available = available_processors();
-    slot.threads = static_cast<int>(std::max<std::int64_t>(1, available / options_.world));
-    if (available >= options_.world) processors = affinity_processors();
+    const bool has_own_processors = available_processors() >= options_.world;
+    if (has_own_processors) processors = affinity_processors();
+    slot.sharers = has_own_processors ? 1 : options_.world;
   }
   std::string pids;
   for (std::int64_t rank = 0; rank < options_.world; ++rank) {
@@ -184,9 +184,10 @@ void Crew::start_workers() {
   if (is_alone) {
     options_.log.info(fmt::format("worker{} started at step {}, generation {}", pids, start_.step, start_.generation));
   } else {
+    const int threads = share_processors(available_processors(), options_.world).threads;
     options_.log.info(fmt::format("{} workers started at step {}, generation {}, {} thread{} each; rank 0 and on:{}",
-                                  options_.world, start_.step, start_.generation, slot.threads,
-                                  slot.threads == 1 ? "" : "s", pids));
+                                  options_.world, start_.step, start_.generation, threads, threads == 1 ? "" : "s",
+                                  pids));
   }
 }
 

@@ -256,7 +256,7 @@ std::optional<SharedFailure> LaunchedWorld::told_failure(double seconds) noexcep
   }
 }
 
-int LaunchedWorld::fair_threads() {
+std::int64_t LaunchedWorld::processor_sharers() {
   const std::int64_t world = options_.place.world;
   std::string mask;
   for (const int processor : affinity_processors()) mask += fmt::format("{},", processor);
@@ -265,8 +265,7 @@ int LaunchedWorld::fair_threads() {
   store_->add(key, 1);
   if (store_->add("launch/processors", 1) == world) store_->set("launch/processors/all", "");
   store_->wait("launch/processors/all", options_.seconds);
-  const std::int64_t sharers = std::max<std::int64_t>(1, store_->add(key, 0));
-  return static_cast<int>(std::max<std::int64_t>(1, available_processors() / sharers));
+  return std::max<std::int64_t>(1, store_->add(key, 0));
 }
 
 void write_rendezvous_file(const RunPaths& paths, const RendezvousFile& file) {

@@ -69,9 +69,9 @@ class LaunchedWorld {
   // The cause, if one is told within `seconds`. Never throws.
   std::optional<SharedFailure> told_failure(double seconds) noexcept;
 
-  // Ranks on processors they share get as many threads each as there are processors for them. All ranks call it.
-  // PeerError when they do not come together.
-  int fair_threads();
+  // How many ranks run on this rank's processors, itself included. All ranks call it. PeerError when they do not come
+  // together.
+  std::int64_t processor_sharers();
 
  private:
   LaunchedWorld(Options options, RendezvousAddress address);

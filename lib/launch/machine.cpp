@@ -154,6 +154,13 @@ std::vector<int> share_of_processors(const std::vector<int>& processors, std::in
   return {processors.begin() + count * share / num_shares, processors.begin() + count * (share + 1) / num_shares};
 }
 
+ProcessorShare share_processors(int processors, std::int64_t sharers) {
+  const std::int64_t threads = std::max<std::int64_t>(1, processors / sharers);
+  return {
+      .threads = static_cast<int>(threads),
+      .processors_per_thread = std::min(1.0, static_cast<double>(processors) / static_cast<double>(sharers * threads))};
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";

@@ -23,6 +23,13 @@ std::vector<int> affinity_processors();
 // (all may run anywhere) where there are fewer processors than shares.
 std::vector<int> share_of_processors(const std::vector<int>& processors, std::int64_t share, std::int64_t num_shares);
 
+// What one of several ranks that share processors may use of them.
+struct ProcessorShare {
+  int threads = 1;                     // of its kernels
+  double processors_per_thread = 1.0;  // less than 1 where ranks are more than processors
+};
+ProcessorShare share_processors(int processors, std::int64_t sharers);
+
 std::string host_name();
 
 // Differs after every start of the machine; empty where the kernel does not tell.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>
@@ -291,10 +292,11 @@ struct Started {
   double peak_flops = 0.0;  // of all ranks
 };
 
-// The ranks measure at the same time, since they share memory and heat.
-double measure_peak(Parts& parts, double seconds) {
+// The ranks measure at the same time, since they share memory and heat. The best of a rank's repetitions had its
+// threads' processors to itself, which it may have to share.
+double measure_peak(Parts& parts, double seconds, double processors_per_thread) {
   if (seconds <= 0.0) return 0.0;
-  double peak = calibrate_matmul(*parts.backend, *parts.stream, seconds);
+  double peak = calibrate_matmul(*parts.backend, *parts.stream, seconds) * std::min(1.0, processors_per_thread);
   parts.groups.world->all_reduce(View(&peak, DType::f64, {1}), ReduceOp::sum).wait();
   return peak;
 }
@@ -326,7 +328,7 @@ Started start_run(const WorkerOptions& options, StartUp& start_up) {
   start_up.wait_for_all();
   if (run.metrics) write_opening(*run.metrics, parts, options, begin.state, restarted, begin.fingerprint_changed);
   run.state = std::move(begin.state);
-  run.peak_flops = measure_peak(parts, options.calibration_seconds);
+  run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
   return run;
 }
 

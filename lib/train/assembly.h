@@ -25,6 +25,9 @@ struct WorkerPlace {
   std::int64_t local_rank = 0;          // among the ranks of this host: the first one builds the token cache
   KeyValueStore* rendezvous = nullptr;  // null: a single rank
   CommunicatorFactory make_communicator{};
+  // Processors per thread of this rank's kernels: less than 1 where the ranks of a host are more than its processors.
+  // The device's peak is measured thread by thread, and no more of it is there to reach.
+  double processors_per_thread = 1.0;
 };
 
 struct WorkerOptions {

@@ -21,8 +21,9 @@ namespace fs = std::filesystem;
 namespace {
 
 // What a run folder may hold before its first start: what a user or a scheduler puts there ahead (logs), and ours.
-constexpr std::array<std::string_view, 7> own_entries = {"config.yaml", "config.source.yaml", "metrics.jsonl", "logs",
-                                                         "checkpoints", "lock.json",          "tensorboard"};
+constexpr std::array<std::string_view, 8> own_entries = {"config.yaml", "config.source.yaml", "metrics.jsonl",
+                                                         "logs",        "checkpoints",        "lock.json",
+                                                         "tensorboard", "rendezvous.json"};
 
 bool is_own(const std::string& name) {
   return std::find(own_entries.begin(), own_entries.end(), name) != own_entries.end() ||

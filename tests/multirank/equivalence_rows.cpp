@@ -188,7 +188,13 @@ std::vector<Row> all_meshes() {
   return out;
 }
 
-// (column, value, column, value); the shape is the column behind the last switch.
+std::size_t mesh_index(const Row& row) {
+  const auto found =
+      std::find_if(meshes().begin(), meshes().end(), [&](const Row& mesh) { return same_mesh(row, mesh); });
+  return static_cast<std::size_t>(found - meshes().begin());
+}
+
+// (column, value, column, value); the mesh is the column behind the last switch.
 using Pair = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>;
 
 template <class Visit>
@@ -196,7 +202,7 @@ void for_each_pair(const Row& row, Visit visit) {
   const std::size_t count = row.values.size();
   for (std::size_t a = 0; a < count; ++a) {
     for (std::size_t b = a + 1; b < count; ++b) visit(Pair{a, row.values[a], b, row.values[b]});
-    visit(Pair{a, row.values[a], count, shape_of(row)});
+    visit(Pair{a, row.values[a], count, mesh_index(row)});
   }
 }
 
@@ -272,8 +278,8 @@ bool is_possible(const Row& mesh, std::size_t which, std::size_t value) {
   return !own.is_possible || own.is_possible(mesh);
 }
 
-std::size_t shape_of(const Row& row) {
-  return (row.data > 1 ? 1U : 0U) + (row.tensor > 1 ? 2U : 0U) + (row.pipeline > 1 ? 4U : 0U);
+bool same_mesh(const Row& a, const Row& b) {
+  return a.data == b.data && a.tensor == b.tensor && a.pipeline == b.pipeline;
 }
 
 std::vector<Row> make_rows() {
@@ -287,11 +293,14 @@ std::vector<Row> make_rows() {
     for_each_pair(row, [&](const Pair& pair) { missing.erase(pair); });
     rows.push_back(row);
   };
-  // From the meshes of all three axes down: they have the most switches to set.
-  for (int round = 0; round < 2; ++round) {
-    for (std::size_t at = meshes().size(); at-- > 0;) {
+  for (const Row& mesh : meshes()) {
+    const std::size_t own = mesh_index(mesh);
+    const auto is_own = [&](const Pair& pair) {
+      return std::get<2>(pair) == switches().size() && std::get<3>(pair) == own;
+    };
+    while (std::any_of(missing.begin(), missing.end(), is_own)) {
       Best best{.missing = missing};
-      for_each_row_of(meshes()[at], best);
+      for_each_row_of(mesh, best);
       take(best.row);
     }
   }

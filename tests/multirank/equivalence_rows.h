@@ -45,10 +45,9 @@ const std::vector<Switch>& switches();
 const std::vector<Row>& meshes();
 bool is_possible(const Row& mesh, std::size_t which, std::size_t value);
 
-// Which axes have more than one rank: 0 to 7. Covered with every switch, like a switch of its own.
-std::size_t shape_of(const Row& row);
+bool same_mesh(const Row& a, const Row& b);
 
-// Every mesh, at least twice; every possible pair of values of two switches, and of a shape and a value. The same list
+// Every possible pair of values of two switches, and every mesh with every value that is possible on it. The same list
 // in every run.
 std::vector<Row> make_rows();
 

@@ -292,11 +292,11 @@ TEST_CASE("a lone worker's command line says folder, lock, generation and checkp
 TEST_CASE("the command line of one of several workers says its place, never the secret") {
   Scene scene({Words{"exit", "0"}});
   scene.options.heartbeat = 10.0;
-  WorkerSlot slot{.rank = Rank(3), .world = 8, .threads = 2};
+  WorkerSlot slot{.rank = Rank(3), .world = 8, .sharers = 2};
   slot.rendezvous = RendezvousAddress{.host = "127.0.0.1", .port = 4567};
   CHECK(worker_arguments(scene.options, StartPoint{}, slot) ==
         Words{"worker", "--run-folder", scene.folder.path().string(), "--lock", "0123", "--generation", "0", "--rank",
-              "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--threads", "2", "--deadline", "8"});
+              "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--sharers", "2", "--deadline", "8"});
 }
 
 }  // namespace scaletrain

@@ -104,7 +104,7 @@ TEST_CASE("every worker is told its rank, the world and one rendezvous; a restar
     REQUIRE(scene.slots[i].rendezvous);
     CHECK(scene.slots[i].rendezvous->host == "127.0.0.1");
     CHECK(scene.slots[i].rendezvous->port == scene.slots[i / 3 * 3].rendezvous->port);
-    CHECK(scene.slots[i].threads == std::max(1, available_processors() / 3));
+    CHECK(scene.slots[i].sharers == (available_processors() >= 3 ? 1 : 3));
   }
 }
 

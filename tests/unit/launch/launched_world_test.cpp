@@ -229,15 +229,14 @@ TEST_CASE("a rank that nobody calls in names the folder and gives up, or leaves 
   CHECK(join(options) == nullptr);
 }
 
-TEST_CASE("ranks on the same processors share them") {
+TEST_CASE("ranks on the same processors know how many share them") {
   const Ranks ranks(3);
-  const auto body = [&](std::int64_t rank) { return std::to_string(join(ranks.options(rank))->fair_threads()); };
+  const auto body = [&](std::int64_t rank) { return std::to_string(join(ranks.options(rank))->processor_sharers()); };
   std::string own;
-  const auto results = others(3, body, [&] { own = std::to_string(join(ranks.options(0))->fair_threads()); });
-  const std::string expected = std::to_string(std::max(1, available_processors() / 3));
-  CHECK(own == expected);
-  CHECK(results[1] == expected);
-  CHECK(results[2] == expected);
+  const auto results = others(3, body, [&] { own = std::to_string(join(ranks.options(0))->processor_sharers()); });
+  CHECK(own == "3");
+  CHECK(results[1] == "3");
+  CHECK(results[2] == "3");
 }
 
 TEST_CASE("the address towards this host is the one it is reached by") {

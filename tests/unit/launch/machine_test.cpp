@@ -73,4 +73,15 @@ TEST_CASE("a process has a start time while it lives, and none as a zombie or af
   CHECK_FALSE(process_start_ticks(child));
 }
 
+TEST_CASE("ranks that are more than their processors count a part of one each") {
+  CHECK(share_processors(2, 8).threads == 1);
+  CHECK(share_processors(2, 8).processors_per_thread == 0.25);
+  CHECK(share_processors(2, 2).threads == 1);
+  CHECK(share_processors(2, 2).processors_per_thread == 1.0);
+  CHECK(share_processors(7, 2).threads == 3);
+  CHECK(share_processors(7, 2).processors_per_thread == 1.0);
+  CHECK(share_processors(3, 2).threads == 1);
+  CHECK(share_processors(1, 1).threads == 1);
+}
+
 }  // namespace scaletrain

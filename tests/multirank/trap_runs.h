@@ -1,0 +1,160 @@
+// What the tests of traps share: a tiny model on any layout, and what its ranks hold and read.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/rank_trainer.h"
+
+namespace scaletrain {
+
+// Sizes that nothing divides, two key/value heads, biases, tied embeddings; uneven masks unless said otherwise.
+inline Config trap_config() {
+  Config config;
+  config.run.seed = 7;
+  config.model.layers = 4;
+  config.model.hidden = 16;
+  config.model.heads = 4;
+  config.model.kv_heads = 2;
+  config.model.ffn_hidden = 21;
+  config.model.context = 5;
+  config.model.vocab = 23;
+  config.model.init.std = 0.2;
+  config.train.steps = 50;
+  config.train.global_batch = 12;
+  config.train.micro_batch = 1;
+  config.train.lr_schedule.warmup = 5;
+  config.train.optimizer.learning_rate = 1e-2;
+  config.parallel.zero = 0;
+  return config;
+}
+
+inline void use_sgd(Config& config) {
+  config.train.optimizer.type = OptimizerKind::sgd;
+  config.train.optimizer.weight_decay = 0.0;
+  config.train.clip_norm.reset();
+}
+
+struct TrapLayout {
+  std::string name;
+  std::int64_t data, tensor, pipeline;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  std::int64_t chunks = 1;
+  bool sequence = false;
+
+  Config on(Config config, std::int64_t zero) const {
+    config.parallel.data = data;
+    config.parallel.tensor = tensor;
+    config.parallel.pipeline = pipeline;
+    config.parallel.schedule = schedule;
+    config.parallel.chunks = chunks;
+    config.parallel.sequence = sequence;
+    config.parallel.zero = zero;
+    return config;
+  }
+  // Without replicas ZeRO is refused.
+  std::vector<std::int64_t> zero_stages() const {
+    return data > 1 ? std::vector<std::int64_t>{0, 1, 2, 3} : std::vector<std::int64_t>{0};
+  }
+};
+
+inline const std::vector<TrapLayout>& trap_layouts() {
+  static const std::vector<TrapLayout> all = {
+      {"data 3", 3, 1, 1},
+      {"tensor 4, sequence shards", 1, 4, 1, ScheduleKind::one_f_one_b, 1, true},
+      {"pipeline 4", 1, 1, 4},
+      {"data 2, pipeline 2, two chunks", 2, 1, 2, ScheduleKind::interleaved, 2},
+      {"data 2, tensor 2, pipeline 2, zb-h1, sequence shards", 2, 2, 2, ScheduleKind::zb_h1, 1, true},
+      {"data 2, tensor 4", 2, 4, 1},
+  };
+  return all;
+}
+
+// Runs work(trainer, rank, world) on every rank, and gives back each one's answer.
+template <class Answer, class Work>
+std::vector<Answer> on_ranks(const Config& config, const PhasePlan& plan, Work work,
+                             TestBackend backend = TestBackend::reference_f64, Masks masks = Masks::uneven) {
+  std::vector<Answer> answers(static_cast<std::size_t>(plan.mesh.world()));
+  run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
+    RankTrainer trainer(config, plan, rank, groups, backend, masks);
+    answers[static_cast<std::size_t>(rank.value())] = work(trainer, rank, world);
+  });
+  return answers;
+}
+
+inline std::vector<double> doubles_of(ConstView view) {
+  std::vector<double> values(static_cast<std::size_t>(view.num_elements()));
+  convert_floats(view.dtype(), view.data(), DType::f64, values.data(), values.size());
+  return values;
+}
+
+// Everything of one kind that a rank holds.
+inline std::vector<double> held_values(ParamStore& store, StateKind kind, std::size_t slot = 0) {
+  std::vector<double> all;
+  for (const RowRange& range : store.held(kind)) {
+    const std::vector<double> values = doubles_of(store.values(kind, range, slot));
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+// Values by what they are a part of: ranks with the same key must have the same bits.
+class Agreement {
+ public:
+  // May be called by several threads at once.
+  void add(const std::string& key, std::vector<double> values) {
+    const std::lock_guard lock(mutex_);
+    const auto [entry, is_new] = known_.try_emplace(key, std::move(values));
+    if (is_new) return;
+    ++compared_[key];
+    if (entry->second != values && problem_.empty()) problem_ = "ranks differ about " + key;
+  }
+  // What layers read: the weights of every unit, as acquire() gives them, by row (of a tied copy its owner) and box.
+  // All ranks must call it.
+  void add_weights(RankTrainer& trainer, TestBackend backend = TestBackend::reference_f64) {
+    ParamStore& store = trainer.settled_store();
+    const auto device = make_test_backend(backend);
+    const auto stream = device->make_stream();
+    for (const int unit : store.layout().units()) {
+      const UnitWeights& weights = store.acquire(*stream, unit);
+      std::map<std::string, std::int64_t> next;  // within a fused matrix
+      for (const ParamRow& row : store.table().rows_of(unit)) {
+        const ParamSpan& span = *store.layout().find(store.table().index_of(row.name));
+        if (span.count == 0) continue;
+        const std::string& name = row.fused.empty() ? row.name : row.fused;
+        const std::string prefix = store.table().units()[static_cast<std::size_t>(unit)].name + ".";
+        const std::string local = name.rfind(prefix, 0) == 0 ? name.substr(prefix.size()) : name;
+        const std::vector<double> matrix = doubles_of(weights.find(local).values);
+        std::int64_t& first = next[name];
+        const auto begin = matrix.begin() + static_cast<std::ptrdiff_t>(first);
+        first += span.count;
+        std::string key = row.tied_to.value_or(row.name);
+        for (const std::int64_t place : span.box.first) key += " " + std::to_string(place);
+        for (const std::int64_t extent : span.box.extent) key += " +" + std::to_string(extent);
+        add(key, {begin, begin + static_cast<std::ptrdiff_t>(span.count)});
+      }
+      store.release(unit);
+    }
+  }
+
+  const std::string& problem() const { return problem_; }
+  // How often a rank's values of a key that contains `part` were compared with another's.
+  std::int64_t compared(const std::string& part) const {
+    std::int64_t count = 0;
+    for (const auto& entry : compared_)
+      if (entry.first.find(part) != std::string::npos) count += entry.second;
+    return count;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::vector<double>> known_;
+  std::map<std::string, std::int64_t> compared_;
+  std::string problem_;
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,163 @@
+// Traps in which ranks that hold the same part of the model drift apart: after twenty steps they must still have the
+// same bits, in the weights as layers read them and in what the optimizer keeps.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "support/temp_folder.h"
+#include "trap_runs.h"
+
+using namespace scaletrain;
+
+namespace {
+
+constexpr int many_steps = 20;
+
+// What the ranks of a run hold alike.
+struct Held {
+  explicit Held(const ParamTable& table) : masters(table), averages(table), squares(table) {}
+  void add(RankTrainer& trainer, TestBackend backend) {
+    weights.add_weights(trainer, backend);
+    ParamStore& store = trainer.settled_store();
+    masters.add(store, StateKind::master);
+    averages.add(store, StateKind::slot, 0);
+    squares.add(store, StateKind::slot, 1);
+  }
+  std::string problem() const {
+    for (const std::string& text : {weights.problem(), masters.problem(), averages.problem(), squares.problem()})
+      if (!text.empty()) return text;
+    return {};
+  }
+  Agreement weights;
+  TensorAssembler masters, averages, squares;
+};
+
+// The ranks' agreement after many steps; `part` must be held by several ranks.
+void check_agreement(const Config& config, const std::vector<std::string>& parts) {
+  const PhasePlan plan = make_test_plan(config, TestBackend::reference_f64);
+  Held held(plan.table);
+  const auto losses = on_ranks<std::vector<double>>(config, plan, [&](RankTrainer& trainer, Rank, InProcessWorld&) {
+    std::vector<double> own;
+    for (int step = 0; step < many_steps; ++step) own.push_back(trainer.step().outcome.loss);
+    held.add(trainer, TestBackend::reference_f64);
+    return own;
+  });
+  CHECK(held.problem() == "");
+  for (const auto& own : losses) CHECK(own == losses.front());
+  for (const std::string& part : parts) {
+    CAPTURE(part);
+    CHECK(held.weights.compared(part) > 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("trap_replicas_have_the_same_bits_after_twenty_steps_at_every_zero_stage") {
+  for (const TrapLayout& layout : trap_layouts()) {
+    if (layout.data == 1) continue;
+    for (const std::int64_t zero : layout.zero_stages()) {
+      CAPTURE(layout.name);
+      CAPTURE(zero);
+      check_agreement(layout.on(trap_config(), zero), {"embedding.token.weight", "blocks.3.ffn", "head.norm"});
+    }
+  }
+}
+
+TEST_CASE("trap_norm_weights_and_row_parallel_biases_are_equal_on_all_tensor_ranks_after_twenty_steps") {
+  for (const bool sequence : {false, true}) {
+    for (const TrapLayout& layout :
+         {TrapLayout{"tensor 2", 1, 2, 1}, TrapLayout{"tensor 4", 1, 4, 1}, TrapLayout{"tensor 2, data 2", 2, 2, 1}}) {
+      for (const std::int64_t zero : layout.zero_stages()) {
+        CAPTURE(layout.name);
+        CAPTURE(sequence);
+        CAPTURE(zero);
+        Config config = layout.on(trap_config(), zero);
+        config.parallel.sequence = sequence;
+        check_agreement(config, {"attention_norm.weight", "ffn_norm.bias", "head.norm.weight", "attention.output.bias",
+                                 "ffn.down.bias", "embedding.position"});
+      }
+    }
+  }
+}
+
+TEST_CASE("trap_key_value_heads_fewer_than_tensor_ranks_are_equal_among_their_holders_after_twenty_steps") {
+  for (const std::int64_t heads : {1, 2}) {
+    for (const TrapLayout& layout : {TrapLayout{"tensor 4", 1, 4, 1}, TrapLayout{"tensor 4, data 2", 2, 4, 1},
+                                     TrapLayout{"tensor 4, pipeline 2", 1, 4, 2}}) {
+      for (const std::int64_t zero : layout.zero_stages()) {
+        CAPTURE(heads);
+        CAPTURE(layout.name);
+        CAPTURE(zero);
+        Config config = layout.on(trap_config(), zero);
+        config.model.kv_heads = heads;
+        check_agreement(config, {"attention.key.weight", "attention.value.weight", "attention.value.bias"});
+      }
+    }
+  }
+}
+
+TEST_CASE("trap_tied_embeddings_are_equal_on_both_stages_after_twenty_steps_and_stay_tied_after_loading") {
+  constexpr TestBackend backend = TestBackend::reference_f32;
+  const std::string tied = "embedding.token.weight";
+  for (const TrapLayout& layout :
+       {TrapLayout{"pipeline 2", 1, 1, 2}, TrapLayout{"data 2, pipeline 3, zb-h1", 2, 1, 3, ScheduleKind::zb_h1},
+        TrapLayout{"data 2, pipeline 2, two chunks", 2, 1, 2, ScheduleKind::interleaved, 2},
+        TrapLayout{"tensor 2, pipeline 2", 1, 2, 2}}) {
+    for (const std::int64_t zero : layout.zero_stages()) {
+      CAPTURE(layout.name);
+      CAPTURE(zero);
+      const TempFolder folder;
+      const Config config = layout.on(trap_config(), zero);
+      const PhasePlan plan = make_test_plan(config, backend);
+      Held held(plan.table);
+      const auto paths = on_ranks<std::filesystem::path>(
+          config, plan,
+          [&](RankTrainer& trainer, Rank rank, InProcessWorld& world) {
+            for (int step = 0; step < many_steps; ++step) trainer.step();
+            held.add(trainer, backend);
+            const auto store = world.make_store();
+            SaveRequest request;
+            request.folder = folder.path();
+            request.manifest.step = many_steps;
+            request.manifest.history = "[]";
+            request.group.rank = rank;
+            request.group.world = plan.mesh.world();
+            request.group.store = store.get();
+            request.group.deadline = 60.0;
+            request.group.attempt = 1;
+            request.group.plan_of = [&plan](Rank of) { return plan.save_plan(of); };
+            return save_checkpoint(trainer.settled_store(), request).path;
+          },
+          backend);
+      CHECK(held.problem() == "");
+      CHECK(held.weights.compared(tied) > 0);
+      // On other layouts: loaded, and after a step of them.
+      for (const TrapLayout& other : {TrapLayout{"pipeline 4", 1, 1, 4}, TrapLayout{"data 2, pipeline 2", 2, 1, 2}}) {
+        const Config there = other.on(trap_config(), other.data > 1 ? 3 : 0);
+        const PhasePlan other_plan = make_test_plan(there, backend);
+        Held loaded(other_plan.table);
+        Held stepped(other_plan.table);
+        on_ranks<int>(
+            there, other_plan,
+            [&](RankTrainer& trainer, Rank, InProcessWorld&) {
+              Checkpoint(paths.front(), OpenCheck::none).load(trainer.settled_store(), true);
+              trainer.settled_store().values_changed();
+              trainer.continue_at(many_steps);
+              loaded.add(trainer, backend);
+              trainer.step();
+              stepped.add(trainer, backend);
+              return 0;
+            },
+            backend);
+        CHECK(loaded.problem() == "");
+        CHECK(stepped.problem() == "");
+        CHECK(loaded.weights.compared(tied) > 0);
+        CHECK(loaded.masters.tensors() == held.masters.tensors());
+        CHECK(loaded.squares.tensors() == held.squares.tensors());
+        CHECK(stepped.masters.tensors().at(tied) != held.masters.tensors().at(tied));
+      }
+    }
+  }
+}

@@ -1,0 +1,106 @@
+// Traps of a resume on another layout: what a run must keep though its ranks are others. Whole runs, ranks as threads.
+#include <nlohmann/json.hpp>
+
+#include "data/history.h"
+#include "unit/train/ranks_run.h"
+
+using namespace scaletrain;
+
+namespace {
+
+// Overfits: set a holds bytes that training never sees, so that its loss rises after the first evaluations.
+struct RisingRun : RanksRun {
+  RisingRun() {
+    folder.write("train.txt", std::string(2000, 'x'));
+    folder.write("a.txt", std::string(200, 'q'));
+    overrides_always = {"model.layers=2",     "train.micro_batch=1",
+                        "train.steps=14",     "train.optimizer.learning_rate=3e-2",
+                        "evaluate.every=2",   "checkpoint.every=0",
+                        "checkpoint.keep=10", "early_stop={metric: validation/a/loss, patience: 3}"};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("trap_early_stop_patience_goes_on_after_a_resume_on_another_layout") {
+  RisingRun whole;
+  REQUIRE(whole.run() == ExitCode::finished);
+  REQUIRE(whole.metrics().early_stops.size() == 1);
+  const std::int64_t stop = whole.metrics().early_stops[0].step;
+  REQUIRE(stop < 12);  // begun again at the interruption, the patience would last to a later step
+  for (const int interrupted : {5, 7}) {
+    CAPTURE(interrupted);
+    REQUIRE(interrupted < stop);
+    RisingRun parts;
+    REQUIRE(
+        all_are(parts.run_ranks(4, {"parallel.data=2", "parallel.pipeline=2"}, 3, interrupted), ExitCode::interrupted));
+    REQUIRE(all_are(parts.run_ranks(4, {"parallel.data=4", "parallel.zero=3"}), ExitCode::finished));
+    check_same_losses(parts.metrics(), whole.metrics());
+    REQUIRE(parts.metrics().early_stops.size() == 1);
+    CHECK(parts.metrics().early_stops[0].step == stop);
+  }
+}
+
+TEST_CASE("trap_learning_rate_clip_decay_and_optimizer_state_of_every_step_survive_two_resumes_on_other_layouts") {
+  const std::vector<std::string> settings = {"train.clip_norm=0.05", "train.optimizer.weight_decay=0.3",
+                                             "train.optimizer.learning_rate=1e-2"};
+  RanksRun whole;
+  whole.overrides_always.insert(whole.overrides_always.end(), settings.begin(), settings.end());
+  REQUIRE(whole.run() == ExitCode::finished);
+  RanksRun parts;
+  parts.overrides_always = whole.overrides_always;
+  REQUIRE(all_are(parts.run_ranks(4, {"parallel.tensor=2", "parallel.pipeline=2"}, 2, 3), ExitCode::interrupted));
+  REQUIRE(all_are(parts.run_ranks(2, {"parallel.data=2", "parallel.zero=3"}, 1, 5), ExitCode::interrupted));
+  REQUIRE(all_are(parts.run_ranks(4, {"parallel.data=2", "parallel.tensor=2", "parallel.zero=1"}), ExitCode::finished));
+  const Metrics metrics = parts.metrics();
+  REQUIRE(metrics.restarts.size() == 2);
+  CHECK(metrics.restarts[0].step == 3);
+  CHECK(metrics.restarts[1].step == 8);
+  check_same_losses(metrics, whole.metrics());
+  for (const StepRecord& step : metrics.steps) CHECK(step.grad_norm > 0.05);  // every one is clipped
+  // Each rate once: none is repeated at a resume, none passed over.
+  for (std::size_t i = 11; i < metrics.steps.size(); ++i)
+    CHECK(metrics.steps[i].learning_rate < metrics.steps[i - 1].learning_rate);
+}
+
+TEST_CASE("trap_a_change_of_the_data_degree_at_a_resume_neither_drops_nor_repeats_a_sample") {
+  // Two steps on each world; between them the history is all that is kept, as a checkpoint keeps it.
+  ConsumptionHistory history;
+  history.continue_with(1, 8, 12);
+  std::vector<std::int64_t> trained;
+  for (const std::int64_t replicas : {4, 1, 6, 2, 3, 12}) {
+    ConsumptionHistory resumed = ConsumptionHistory::from_json(history.to_json(), "history");
+    CHECK(resumed.continue_with(1, 8, 12));
+    for (int step = 0; step < 2; ++step) {
+      const std::vector<std::int64_t> batch = resumed.batch();
+      for (std::int64_t replica = 0; replica < replicas; ++replica) {
+        for (std::int64_t micro_batch = 0; micro_batch < 12 / replicas; ++micro_batch) {
+          const auto samples = micro_batch_samples(batch, replicas, replica, 1, micro_batch);
+          trained.insert(trained.end(), samples.begin(), samples.end());
+        }
+      }
+      resumed.consume_batch();
+    }
+    history = resumed;
+  }
+  REQUIRE(trained.size() == 6 * 2 * 12);
+  for (std::size_t i = 0; i < trained.size(); ++i) CHECK(trained[i] == static_cast<std::int64_t>(i));
+}
+
+TEST_CASE("trap_tokens_per_second_count_the_global_batch_once_whatever_the_world") {
+  for (const std::vector<std::string>& layout : {std::vector<std::string>{"parallel.data=4"},
+                                                 {"parallel.data=2", "parallel.tensor=2"},
+                                                 {"parallel.tensor=4", "model.heads=4"}}) {
+    RanksRun run;
+    run.overrides_always.push_back("train.steps=3");
+    run.overrides_always.push_back("train.lr_schedule.warmup=1");
+    REQUIRE(all_are(run.run_ranks(4, layout), ExitCode::finished));
+    const Metrics metrics = run.metrics();
+    REQUIRE(metrics.steps.size() == 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+      const StepRecord& step = metrics.steps[i];
+      CHECK(step.tokens == static_cast<std::int64_t>(i + 1) * 4 * 16);
+      CHECK(step.tokens_per_second == doctest::Approx(4.0 * 16.0 / step.step_seconds));
+    }
+  }
+}
