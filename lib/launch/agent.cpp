@@ -90,7 +90,7 @@ std::vector<std::string> worker_arguments(const AgentOptions& options, const Sta
 }
 
 double collective_deadline(double heartbeat) {
-  return 0.8 * heartbeat;
+  return 10 * heartbeat;
 }
 
 std::filesystem::path agent_log_path(const RunPaths& paths, int node) {

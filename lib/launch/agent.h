@@ -67,8 +67,8 @@ ExitCode run_agent(const AgentOptions& options);
 // The part in the middle for several ranks only.
 std::vector<std::string> worker_arguments(const AgentOptions& options, const StartPoint& start, const WorkerSlot& slot);
 
-// Seconds that a collective may wait for its peers under this heartbeat: less, so that the rank's error, which names
-// the missing ones, comes before the agent calls anybody hung.
+// Seconds that a collective may wait for its peers under this heartbeat: ten of them. A peer that computes for long is no
+// error, and where an agent watches, it sees that nobody moves after one; this is for launchers that watch nothing.
 double collective_deadline(double heartbeat);
 
 // "logs/agent-00.log"

@@ -270,16 +270,21 @@ bool Crew::forward_interruption() {
   return true;
 }
 
+// A rank that stands while another moves may only be waiting for it: the bubble of a pipeline, or a peer's longer stage,
+// is no hang. One that says nothing at all is stopped, whatever the others do.
 bool Crew::has_hung_member() {
   Member* longest = nullptr;
   Member* mutest = nullptr;
+  bool is_any_moving = false;
   for (const auto& member : members_) {
     if (!member->lives()) continue;
+    is_any_moving = is_any_moving || member->silence.seconds() < options_.heartbeat;
     if (longest == nullptr || member->silence.seconds() > longest->silence.seconds()) longest = member.get();
     if (mutest == nullptr || member->silence.mute_seconds() > mutest->silence.mute_seconds()) mutest = member.get();
   }
-  if (longest == nullptr || longest->silence.seconds() < options_.heartbeat) return false;
-  // One that says nothing at all is stopped, and the others may only stand because they wait for it.
+  if (longest == nullptr) return false;
+  if (is_any_moving && mutest->silence.mute_seconds() < options_.heartbeat) return false;
+  // Where all stand, those that still talk may only stand because they wait for the one that does not.
   Member* const worst = mutest->silence.mute_seconds() >= options_.heartbeat / 2 ? mutest : longest;
   worst->hung = true;
   if (worst->failed_at < 0) worst->failed_at = look_;

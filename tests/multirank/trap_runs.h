@@ -106,9 +106,9 @@ inline std::vector<double> held_values(ParamStore& store, StateKind kind, std::s
 class Agreement {
  public:
   // May be called by several threads at once.
-  void add(const std::string& key, std::vector<double> values) {
+  void add(const std::string& key, const std::vector<double>& values) {
     const std::lock_guard lock(mutex_);
-    const auto [entry, is_new] = known_.try_emplace(key, std::move(values));
+    const auto [entry, is_new] = known_.try_emplace(key, values);
     if (is_new) return;
     ++compared_[key];
     if (entry->second != values && problem_.empty()) problem_ = "ranks differ about " + key;

@@ -40,6 +40,7 @@ void check_agreement(const Config& config, const std::vector<std::string>& parts
   Held held(plan.table);
   const auto losses = on_ranks<std::vector<double>>(config, plan, [&](RankTrainer& trainer, Rank, InProcessWorld&) {
     std::vector<double> own;
+    own.reserve(many_steps);
     for (int step = 0; step < many_steps; ++step) own.push_back(trainer.step().outcome.loss);
     held.add(trainer, TestBackend::reference_f64);
     return own;

@@ -103,7 +103,7 @@ TEST_CASE("save_plan_does_not_depend_on_the_zero_stage_and_a_single_rank_keeps_p
   CHECK(files.contains("optimizer-00005-002.safetensors"));
 }
 
-TEST_CASE("checkpoint_saved_by_any_layout_loads_on_any_other_to_the_bit") {
+TEST_CASE("checkpoint_saved_by_any_layout_loads_on_any_other_to_the_bit_fused_rows_and_later_stages_too") {
   for (const bool llama : {false, true}) {
     const TempFolder folder;
     const ParamTable table = layout_table(llama, !llama);

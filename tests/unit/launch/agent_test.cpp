@@ -296,7 +296,7 @@ TEST_CASE("the command line of one of several workers says its place, never the 
   slot.rendezvous = RendezvousAddress{.host = "127.0.0.1", .port = 4567};
   CHECK(worker_arguments(scene.options, StartPoint{}, slot) ==
         Words{"worker", "--run-folder", scene.folder.path().string(), "--lock", "0123", "--generation", "0", "--rank",
-              "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--sharers", "2", "--deadline", "8"});
+              "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--sharers", "2", "--deadline", "100"});
 }
 
 }  // namespace scaletrain
