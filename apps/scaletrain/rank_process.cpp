@@ -4,7 +4,6 @@
 
 #include "commands.h"
 #include "launch/communicators.h"
-#include "launch/launched_world.h"
 #include "launch/machine.h"
 #include "launch/run_lock.h"
 #include "train/assembly.h"
@@ -22,9 +21,10 @@ ExitCode train_rank(const RankProcess& process) {
   options.hooks.interrupted = [&process] { return process.interrupts.interrupted(); };
   options.hooks.may_commit = [&process] { return lock_is_held(process.paths.lock(), process.lock_id); };
   options.hooks.entered = process.entered;
+  options.failed = process.failed;
   std::optional<GlooDevice> device;
   if (process.world > 1) {
-    device.emplace(address_towards(process.rendezvous_host));
+    device.emplace(process.address);
     options.place = {
         .rank = process.rank,
         .world = process.world,

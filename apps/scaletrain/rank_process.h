@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -23,14 +24,15 @@ struct RankProcess {
   std::int64_t sharers = 1;  // ranks that run on this one's processors, itself included
   std::atomic<std::uint64_t>* progress = nullptr;
   std::function<void(std::int64_t step, bool waiting)> entered{};
+  std::function<void(const std::exception_ptr&)> failed{};  // hears of an error before anything is torn down
 
   // Of several ranks; a run of one has neither store nor network.
   Rank rank{0};
   std::int64_t world = 1;
   std::int64_t local_rank = 0;
-  KeyValueStore* store = nullptr;
-  std::string rendezvous_host{};  // the data planes bind to the interface towards it
-  double deadline = 60.0;         // seconds that a collective waits for its peers
+  KeyValueStore* store = nullptr;  // see WatchedStore
+  std::string address{};           // numeric, of this host: the data planes bind to it
+  double deadline = 60.0;          // seconds that a collective waits for its peers
 };
 
 // Returns and throws as train_run.

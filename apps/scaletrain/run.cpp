@@ -2,22 +2,18 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 
-#include "backend/backend.h"
-#include "base/error.h"
-#include "base/text.h"
 #include "commands.h"
 #include "config/load.h"
 #include "launch/agent.h"
+#include "launch/launched_world.h"
 #include "launch/launcher.h"
-#include "launch/machine.h"
 #include "launch/run_lock.h"
 #include "launch/signals.h"
 #include "launched.h"
+#include "run_checks.h"
 #include "telemetry/log.h"
 #include "telemetry/progress.h"
 #include "train/assembly.h"
@@ -32,43 +28,9 @@ struct RunArguments {
   std::string resume = "auto";
 };
 
-// A run that cannot fit is refused before it starts to swap. The ranks of this host, `count` from `first` on.
-void refuse_too_large(const RunPlan& plan, std::int64_t first, std::int64_t count) {
-  const PhasePlan& phase = plan.phases.front();
-  const std::size_t workspace =
-      cpu_workspace_bytes(static_cast<int>(std::max<std::int64_t>(1, available_processors() / count)));
-  std::map<std::int64_t, std::int64_t> ranks_of_stage;
-  for (std::int64_t rank = first; rank < first + count; ++rank)
-    ++ranks_of_stage[phase.mesh.position_of(Rank(rank)).pipeline];
-  std::uint64_t needed = 0;
-  std::string parts;
-  for (const auto& [stage, ranks] : ranks_of_stage) {
-    // The ranks of a stage differ by padding at most.
-    const MemoryPlan memory = phase.memory(phase.mesh.rank_of({.pipeline = stage}), workspace);
-    needed += memory.total() * static_cast<std::uint64_t>(ranks);
-    if (count > 1) parts += fmt::format("{} rank{} of stage {}, each:\n", ranks, ranks == 1 ? "" : "s", stage);
-    parts += memory.text();
-  }
-  const std::uint64_t available = available_memory();
-  if (needed <= available) return;
-  throw UserError(fmt::format(
-      "this run needs {} of memory and the machine has {}:\n{}Reduce train.micro_batch, model.context or the "
-      "model",
-      bytes_text(needed), bytes_text(available), parts));
-}
-
-// The plan's refusals with the places of their keys.
-RunPlan plan_of(const LoadedConfig& loaded, std::optional<std::int64_t> world) {
-  try {
-    return plan_for(loaded.config, world);
-  } catch (const UserError& error) {
-    throw UserError(loaded.located(error.what()));
-  }
-}
-
 // The agent of this host: one run of it from start to end, its workers started again as often as the config allows.
 ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const ResumeRequest& resume,
-                      std::int64_t world, const InterruptWatcher& interrupts) {
+                      std::int64_t world, const std::string& address, const InterruptWatcher& interrupts) {
   const RunLock lock = RunLock::acquire(paths.lock(), run_lock_options_from_environment());
   const StartPoint start = prepare_run_folder(paths, loaded, resume, write_message);
   if (const auto complete = already_complete(start, loaded.config)) {
@@ -86,6 +48,7 @@ ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const R
                              .start = start,
                              .lock_id = lock.lock_id(),
                              .world = world,
+                             .rendezvous = {.host = address, .port = rendezvous_port(loaded.config)},
                              .max_restarts = loaded.config.supervise.max_restarts,
                              .heartbeat = loaded.config.supervise.heartbeat,
                              .log = log,
@@ -97,26 +60,24 @@ ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const R
 ExitCode run_config(const RunArguments& arguments) {
   block_interrupt_signals();
   const InterruptWatcher interrupts;
-  const std::optional<LauncherPlace> place = detect_launcher();
+  if (const std::optional<LauncherPlace> place = detect_launcher())
+    return run_as_launched_rank({.config = arguments.config,
+                                 .overrides = arguments.overrides,
+                                 .resume = arguments.resume,
+                                 .place = *place,
+                                 .interrupts = interrupts});
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides);
   const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
   const ResumeRequest resume = parse_resume(arguments.resume, paths);
-  if (!place || place->rank == 0)
-    for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
-  const RunPlan plan = plan_of(loaded, place ? std::optional(place->world) : std::nullopt);
+  for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
+  const RunPlan plan = checked_plan(loaded, std::nullopt);
   const std::int64_t world = plan.phases.front().mesh.world();
-  if (place) {
-    const std::int64_t first = std::max<std::int64_t>(0, place->rank - place->local_rank);
-    refuse_too_large(plan, first, std::min(place->local_world, world - first));
-  } else {
-    refuse_too_large(plan, 0, world);
-  }
+  refuse_too_large(plan, 0, world);
   check_initial_weights(loaded.config);
+  const LaunchConfig& launch = loaded.config.launch;
+  const std::string address = launch.interface ? address_of_interface(*launch.interface) : "127.0.0.1";
   open_run_folder(paths, resume);
-  if (place)
-    return run_as_launched_rank(
-        {.loaded = loaded, .paths = paths, .resume = resume, .place = *place, .interrupts = interrupts});
-  return run_as_agent(loaded, paths, resume, world, interrupts);
+  return run_as_agent(loaded, paths, resume, world, address, interrupts);
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "base/error.h"
@@ -11,7 +13,9 @@
 #include "checkpoint/load.h"
 #include "comm/rendezvous.h"
 #include "commands.h"
+#include "launch/launched_world.h"
 #include "launch/signals.h"
+#include "launch/watched_store.h"
 #include "launch/worker_channel.h"
 #include "rank_process.h"
 
@@ -30,6 +34,7 @@ struct WorkerArguments {
   std::string rendezvous;
   std::int64_t sharers = 1;
   double deadline = 60.0;
+  double report = 1.0;
   std::string from;
   std::string asked;
   int channel = -1;
@@ -50,7 +55,7 @@ std::unique_ptr<KeyValueStore> connect(const WorkerArguments& arguments) {
   const char* const secret = std::getenv("SCALETRAIN_SECRET");
   if (secret == nullptr)
     throw UserError("worker: SCALETRAIN_SECRET is not set; workers are started by `scaletrain run`");
-  return connect_store(parse_address(arguments.rendezvous), secret, connect_seconds);
+  return connect_store(parse_address(arguments.rendezvous), secret, connect_seconds, arguments.rank);
 }
 
 ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals, WorkerReporter& reporter,
@@ -67,18 +72,37 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
     process.start.checkpoint = arguments.from;
     process.start.step = Checkpoint(arguments.from).manifest().step;
   }
-  process.entered = [&reporter](std::int64_t step, bool waiting) { reporter.entered(step, waiting); };
+  bool is_training = false;
+  process.entered = [&reporter, &is_training](std::int64_t step, bool waiting) {
+    is_training = is_training || !waiting;
+    reporter.entered(step, waiting);
+  };
   std::unique_ptr<KeyValueStore> store;
+  std::optional<WatchedStore> watched;
   if (arguments.world > 1) {
     store = connect(arguments);
+    watched.emplace(*store, WatchedStore::Options{.interrupted = [&signals, &is_training] {
+      return !is_training && signals.interrupted();
+    }});
     process.rank = Rank(arguments.rank);
     process.world = arguments.world;
     process.local_rank = arguments.rank;
-    process.store = store.get();
-    process.rendezvous_host = parse_address(arguments.rendezvous).host;
+    process.store = &*watched;
+    process.address = address_towards(parse_address(arguments.rendezvous).host);
     process.deadline = arguments.deadline;
   }
-  return train_rank(process);
+  // The agent hears of an error before the others lose this rank, and say so.
+  process.failed = [&watched, &reporter](const std::exception_ptr& error) {
+    if (watched && watched->was_interrupted()) return;
+    const CommandResult result = run_guarded([&error]() -> ExitCode { std::rethrow_exception(error); });
+    reporter.error(result.code, result.message);
+  };
+  try {
+    return train_rank(process);
+  } catch (const PeerError&) {
+    if (watched && watched->was_interrupted()) return ExitCode::interrupted;
+    throw;
+  }
 }
 
 // The agent shows the error and returns its exit code; without an agent main() does.
@@ -86,7 +110,7 @@ ExitCode work(const WorkerArguments& arguments) {
   block_interrupt_signals();
   const InterruptWatcher signals;
   std::atomic<std::uint64_t> progress{0};
-  WorkerReporter reporter(arguments.channel);
+  WorkerReporter reporter(arguments.channel, arguments.report);
   reporter.watch([&progress] { return progress.load(std::memory_order_relaxed); });
   const auto train_guarded = [&] { return train(arguments, signals, reporter, progress); };
   const CommandResult result = run_guarded(train_guarded);
@@ -110,6 +134,7 @@ Command add_worker(CLI::App& app) {
   command->add_option("--rendezvous", arguments->rendezvous);
   command->add_option("--sharers", arguments->sharers)->check(CLI::PositiveNumber);
   command->add_option("--deadline", arguments->deadline);
+  command->add_option("--report", arguments->report)->check(CLI::PositiveNumber);
   command->add_option("--from", arguments->from);
   command->add_option("--asked", arguments->asked);
   command->add_option("--channel", arguments->channel);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -18,8 +19,11 @@
 namespace scaletrain {
 namespace {
 
-[[noreturn]] void fail(const std::filesystem::path& path, std::string_view operation, int error) {
-  throw InputError(fmt::format("{}: {} failed: {}", path.string(), operation, std::strerror(error)));
+// What these say is about the path itself and stays so when it is tried again.
+constexpr std::array path_errors = {ENOENT, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG};
+
+bool is_path_error(int error) {
+  return std::find(path_errors.begin(), path_errors.end(), error) != path_errors.end();
 }
 
 // One call of at most this many bytes: Linux moves no more than 2 GiB - 4 KiB at once.
@@ -49,7 +53,29 @@ void require_offset(const std::filesystem::path& path, std::uint64_t offset, std
   }
 }
 
+// The file type under the path, behind links; 0 if there is none.
+mode_t type_of(const std::filesystem::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) return status.st_mode & S_IFMT;
+  if (!is_path_error(errno)) throw_file_error(path, "looking for it", errno);
+  return 0;
+}
+
 }  // namespace
+
+void throw_file_error(const std::filesystem::path& path, std::string_view operation, int error) {
+  const std::string text = fmt::format("{}: {} failed: {}", path.string(), operation, std::strerror(error));
+  if (is_path_error(error)) throw InputError(text);
+  throw FileAccessError(text);
+}
+
+bool path_exists(const std::filesystem::path& path) {
+  return type_of(path) != 0;
+}
+
+bool is_folder(const std::filesystem::path& path) {
+  return S_ISDIR(type_of(path));
+}
 
 FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -69,7 +95,7 @@ int FileDescriptor::release() {
 
 FileWriter::FileWriter(std::filesystem::path path) : path_(std::move(path)) {
   file_ = FileDescriptor(open_file(path_, O_WRONLY | O_CREAT | O_EXCL, 0640));
-  if (!file_) fail(path_, "creating the file", errno);
+  if (!file_) throw_file_error(path_, "creating the file", errno);
 }
 
 void FileWriter::write(std::span<const std::byte> bytes) {
@@ -88,8 +114,8 @@ void FileWriter::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     const std::size_t size = std::min(bytes.size(), largest_transfer);
     const ssize_t n =
         without_interruption([&] { return ::pwrite(file_.get(), bytes.data(), size, static_cast<off_t>(offset)); });
-    if (n < 0) fail(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), errno);
-    if (n == 0) fail(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), ENOSPC);
+    if (n < 0) throw_file_error(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), errno);
+    if (n == 0) throw_file_error(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), ENOSPC);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
     offset += static_cast<std::uint64_t>(n);
   }
@@ -97,17 +123,17 @@ void FileWriter::write_at(std::uint64_t offset, std::span<const std::byte> bytes
 
 void FileWriter::finish() {
   SCALETRAIN_CHECK(file_.get() >= 0);
-  if (without_interruption([&] { return ::fsync(file_.get()); }) != 0) fail(path_, "fsync", errno);
+  if (without_interruption([&] { return ::fsync(file_.get()); }) != 0) throw_file_error(path_, "fsync", errno);
   // Network file systems may report a failed write only here. After EINTR the descriptor is gone on Linux.
-  if (::close(file_.release()) != 0 && errno != EINTR) fail(path_, "closing the file", errno);
+  if (::close(file_.release()) != 0 && errno != EINTR) throw_file_error(path_, "closing the file", errno);
 }
 
 FileReader::FileReader(std::filesystem::path path) : path_(std::move(path)) {
   // O_NONBLOCK: opening a pipe by mistake must fail below, not wait for a writer.
   file_ = FileDescriptor(open_file(path_, O_RDONLY | O_NONBLOCK));
-  if (!file_) fail(path_, "opening the file", errno);
+  if (!file_) throw_file_error(path_, "opening the file", errno);
   struct stat status {};
-  if (::fstat(file_.get(), &status) != 0) fail(path_, "fstat", errno);
+  if (::fstat(file_.get(), &status) != 0) throw_file_error(path_, "fstat", errno);
   if (!S_ISREG(status.st_mode)) throw InputError(path_.string() + ": not a regular file");
   size_ = static_cast<std::uint64_t>(status.st_size);
 }
@@ -119,7 +145,7 @@ void FileReader::read_at(std::uint64_t offset, std::span<std::byte> out) const {
     const std::size_t size = std::min(out.size(), largest_transfer);
     const ssize_t n =
         without_interruption([&] { return ::pread(file_.get(), out.data(), size, static_cast<off_t>(offset)); });
-    if (n < 0) fail(path_, fmt::format("reading {} bytes at offset {}", out.size(), offset), errno);
+    if (n < 0) throw_file_error(path_, fmt::format("reading {} bytes at offset {}", out.size(), offset), errno);
     if (n == 0) {
       throw InputError(
           fmt::format("{}: the file ends at offset {}, {} bytes too early", path_.string(), offset, out.size()));
@@ -147,7 +173,8 @@ void write_file_durably(const std::filesystem::path& path, std::string_view cont
     FileWriter writer(temporary);
     writer.write(content);
     writer.finish();
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail(path, "renaming the finished file to this name", errno);
+    if (::rename(temporary.c_str(), path.c_str()) != 0)
+      throw_file_error(path, "renaming the finished file to this name", errno);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
@@ -157,15 +184,16 @@ void write_file_durably(const std::filesystem::path& path, std::string_view cont
 
 void sync_folder(const std::filesystem::path& folder) {
   const FileDescriptor file(open_file(folder, O_RDONLY | O_DIRECTORY));
-  if (!file) fail(folder, "opening the folder", errno);
+  if (!file) throw_file_error(folder, "opening the folder", errno);
   // EINVAL: the file system cannot sync folders (some network ones), so there is nothing more to do.
   if (without_interruption([&] { return ::fsync(file.get()); }) != 0 && errno != EINVAL) {
-    fail(folder, "fsync of the folder", errno);
+    throw_file_error(folder, "fsync of the folder", errno);
   }
 }
 
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) fail(from, fmt::format("renaming to {}", to.string()), errno);
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    throw_file_error(from, fmt::format("renaming to {}", to.string()), errno);
   sync_folder(parent_of(to));
 }
 
@@ -184,8 +212,8 @@ void create_folders(const std::filesystem::path& folder) {
     }
     const int error = errno;
     struct stat status {};
-    if (::stat(current.c_str(), &status) != 0) fail(current, "creating the folder", error);
-    if (!S_ISDIR(status.st_mode)) fail(current, "creating the folder", ENOTDIR);
+    if (::stat(current.c_str(), &status) != 0) throw_file_error(current, "creating the folder", error);
+    if (!S_ISDIR(status.st_mode)) throw_file_error(current, "creating the folder", ENOTDIR);
   }
 }
 

@@ -1,5 +1,6 @@
 // Files whose content must survive: written under a temporary name, synced, renamed. Every failure is an InputError
-// that names the path, the operation and the system's reason. A failed fsync is never retried on the same file (its
+// that names the path, the operation and the system's reason; a FileAccessError where the reason says nothing about the
+// file itself. A failed fsync is never retried on the same file (its
 // pages may already be marked clean); the caller writes a new one.
 #pragma once
 
@@ -11,7 +12,24 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace scaletrain {
+
+// The system refused to look at a file or to change it: no permission, no descriptor or memory left, a disk or server
+// that fails. What the file holds is unknown, so whoever judges files must not take this for damage. A path that is not
+// there, or that leads to something else than a file or folder, is a plain InputError.
+class FileAccessError : public InputError {
+ public:
+  using InputError::InputError;
+};
+
+// Throws the one or the other for this errno: "PATH: OPERATION failed: REASON".
+[[noreturn]] void throw_file_error(const std::filesystem::path& path, std::string_view operation, int error);
+
+// Whether there is something under the path, behind links. FileAccessError if that cannot be told.
+bool path_exists(const std::filesystem::path& path);
+bool is_folder(const std::filesystem::path& path);
 
 // Owns a file descriptor. Move-only. The destructor closes without reporting; writers call close() to learn of errors.
 class FileDescriptor {

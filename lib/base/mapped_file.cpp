@@ -64,18 +64,14 @@ bool guarded_copy(std::byte* to, const std::byte* from, std::size_t size) {
 MappedFile::MappedFile(std::filesystem::path path) : path_(std::move(path)) {
   install_guard_once();
   file_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file_) throw InputError(fmt::format("{}: opening the file failed: {}", path_.string(), std::strerror(errno)));
+  if (!file_) throw_file_error(path_, "opening the file", errno);
   struct stat status {};
-  if (::fstat(file_.get(), &status) != 0) {
-    throw InputError(fmt::format("{}: fstat failed: {}", path_.string(), std::strerror(errno)));
-  }
+  if (::fstat(file_.get(), &status) != 0) throw_file_error(path_, "fstat", errno);
   if (!S_ISREG(status.st_mode)) throw InputError(path_.string() + ": not a regular file");
   size_ = static_cast<std::uint64_t>(status.st_size);
   if (size_ == 0) return;
   void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_.get(), 0);
-  if (mapped == MAP_FAILED) {
-    throw InputError(fmt::format("{}: mapping {} bytes failed: {}", path_.string(), size_, std::strerror(errno)));
-  }
+  if (mapped == MAP_FAILED) throw_file_error(path_, fmt::format("mapping {} bytes", size_), errno);
   data_ = static_cast<const std::byte*>(mapped);
 }
 

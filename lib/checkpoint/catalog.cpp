@@ -3,13 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
+#include <new>
 #include <string_view>
 #include <system_error>
 #include <tuple>
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "checkpoint/confined_path.h"
 #include "checkpoint/save.h"
 #include "checkpoint/set_aside.h"
 
@@ -28,10 +30,9 @@ std::vector<fs::path> sub_folders(const fs::path& folder) {
   fs::directory_iterator it(folder, error);
   if (error == std::errc::no_such_file_or_directory) return out;
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
-    std::error_code ignored;
-    if (it->is_directory(ignored)) out.push_back(it->path());
+    if (is_folder(it->path())) out.push_back(it->path());
   }
-  if (error) throw InputError(fmt::format("{}: the folder cannot be read: {}", folder.string(), error.message()));
+  if (error) throw_file_error(folder, "listing the folder", error.value());
   std::sort(out.begin(), out.end());
   return out;
 }
@@ -42,34 +43,66 @@ bool begins_with(const fs::path& path, std::string_view prefix) {
 
 // Other folders may lie beside checkpoints; what has our name or a manifest is one, whole or damaged.
 bool looks_like_checkpoint(const fs::path& path) {
-  std::error_code ignored;
-  return !begins_with(path, ".") && (begins_with(path, "step-") || fs::exists(path / "manifest.json", ignored));
+  return !begins_with(path, ".") && (begins_with(path, "step-") || path_exists(path / "manifest.json"));
+}
+
+// What is wrong with a checkpoint; no problem: nothing. `unreadable` as in CatalogEntry.
+struct Verdict {
+  std::string problem;
+  bool unreadable = false;
+};
+
+template <class Look>
+Verdict judge(const fs::path& path, Look look) {
+  try {
+    look();
+    return {};
+  } catch (const FileAccessError& error) {
+    return {error.what(), true};
+  } catch (const InputError& error) {
+    return {error.what(), false};
+  } catch (const std::bad_alloc&) {
+    return {path.string() + ": not enough memory to read it", true};
+  }
 }
 
 CatalogEntry entry_of(const fs::path& path) {
   CatalogEntry entry;
   entry.path = path;
-  try {
+  const Verdict verdict = judge(path, [&] {
     const Manifest manifest = read_manifest(path);
     entry.generation = manifest.generation;
     entry.step = manifest.step;
     entry.tokens = manifest.tokens;
     entry.save_id = manifest.save_id;
     for (const ManifestFile& file : manifest.files) entry.bytes += file.bytes;
-  } catch (const InputError& error) {
-    entry.problem = error.what();
-  }
+  });
+  entry.problem = verdict.problem;
+  entry.unreadable = verdict.unreadable;
   return entry;
 }
 
-// The reason why a checkpoint does not verify; empty if it does.
-std::string problem_of(const fs::path& path) {
-  try {
-    Checkpoint(path).verify();
-    return {};
-  } catch (const InputError& error) {
-    return error.what();
-  }
+Verdict verify(const fs::path& path) {
+  return judge(path, [&] { Checkpoint(path).verify(); });
+}
+
+// Of a save whose bytes were right once: they must still be there, all of them.
+Verdict verify_sizes(const fs::path& path) {
+  return judge(path, [&] {
+    for (const ManifestFile& file : read_manifest(path).files) {
+      const FileReader reader(confined_path(path, file.name, (path / "manifest.json").string()));
+      if (reader.size() == file.bytes) continue;
+      throw InputError(
+          fmt::format("{}: {} bytes, the manifest says {}", reader.path().string(), reader.size(), file.bytes));
+    }
+  });
+}
+
+[[noreturn]] void refuse_unreadable(const fs::path& path, const std::string& problem) {
+  throw FileAccessError(fmt::format(
+      "{}: cannot be read now, and may be whole, so it was left as it is: {}. Mend what keeps it from being "
+      "read and start again; to go on without it, move it out of the folder",
+      path.string(), problem));
 }
 
 void remove_folder(const fs::path& folder, const std::function<void(const std::string&)>& report) {
@@ -89,24 +122,28 @@ std::set<std::string> kept_paths(const std::vector<CatalogEntry>& entries, const
   return kept;
 }
 
-// Adds newer checkpoints to `kept` until two of it verify. The newest are tried first: they are the likeliest still in
-// memory.
-void keep_two_verified(const std::vector<CatalogEntry>& entries, std::set<std::string>& kept,
-                       const std::function<void(const std::string&)>& report) {
+// Adds newer checkpoints to `kept` until two of it verify, and what cannot be read on the way; false if there are not
+// two. The newest are tried first: this process is the likeliest to know them.
+bool keep_two_verified(const std::vector<CatalogEntry>& entries, std::set<std::string>& kept,
+                       std::set<std::string>& known, const std::function<void(const std::string&)>& report) {
   std::size_t verified = 0;
   for (const bool only_kept : {true, false}) {
     for (const CatalogEntry& entry : entries) {
-      if (verified >= least_verified) return;
+      // What the second pass adds to `kept` is of no concern to it again: each entry is looked at once.
       if (kept.contains(entry.path.string()) != only_kept) continue;
-      const std::string problem = problem_of(entry.path);
-      if (!problem.empty()) {
-        report(fmt::format("{}: does not verify and does not count as kept: {}", entry.path.string(), problem));
+      const Verdict verdict = known.contains(entry.save_id) ? verify_sizes(entry.path) : verify(entry.path);
+      if (verdict.unreadable) kept.insert(entry.path.string());
+      if (!verdict.problem.empty()) {
+        report(fmt::format("{}: {} and does not count as kept: {}", entry.path.string(),
+                           verdict.unreadable ? "cannot be read now" : "does not verify", verdict.problem));
         continue;
       }
-      ++verified;
+      known.insert(entry.save_id);
       kept.insert(entry.path.string());
+      if (++verified >= least_verified) return true;
     }
   }
+  return false;
 }
 
 }  // namespace
@@ -122,15 +159,25 @@ std::vector<CatalogEntry> list_checkpoints(const fs::path& checkpoints) {
   return entries;
 }
 
+std::vector<CatalogEntry> list_readable_checkpoints(const fs::path& checkpoints) {
+  std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  for (const CatalogEntry& entry : entries) {
+    if (entry.unreadable) refuse_unreadable(entry.path, entry.problem);
+  }
+  return entries;
+}
+
 std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
                                         const std::function<void(const std::string&)>& report) {
-  const std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  const std::vector<CatalogEntry> entries = list_readable_checkpoints(checkpoints);
   std::string reasons;
   std::optional<Checkpoint> found;
   for (const CatalogEntry& entry : entries) {
     // Unreadable ones come last; they are named even when a good one was found before.
     if (found && entry.problem.empty()) continue;
-    const std::string problem = entry.problem.empty() ? problem_of(entry.path) : entry.problem;
+    const Verdict verdict = entry.problem.empty() ? verify(entry.path) : Verdict{entry.problem};
+    const std::string& problem = verdict.problem;
+    if (verdict.unreadable) refuse_unreadable(entry.path, problem);
     if (problem.empty()) {
       found.emplace(entry.path);
       continue;
@@ -154,7 +201,7 @@ std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
 }
 
 std::vector<fs::path> set_aside_later(const fs::path& checkpoints, std::int64_t step) {
-  std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  const std::vector<CatalogEntry> entries = list_readable_checkpoints(checkpoints);
   std::vector<fs::path> names;
   for (const CatalogEntry& entry : entries) {
     if (entry.problem.empty() && entry.step > step) names.push_back(set_aside(entry.path, abandoned_prefix));
@@ -162,7 +209,7 @@ std::vector<fs::path> set_aside_later(const fs::path& checkpoints, std::int64_t 
   return names;
 }
 
-void prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& policy,
+void prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& policy, std::set<std::string>& known,
                        const std::function<void(const std::string&)>& report) {
   for (const fs::path& path : sub_folders(checkpoints)) {
     if (begins_with(path, saving_prefix) || begins_with(path, removing_prefix)) remove_folder(path, report);
@@ -171,7 +218,10 @@ void prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& polic
   std::erase_if(entries, [](const CatalogEntry& entry) { return !entry.problem.empty(); });
   std::set<std::string> kept = kept_paths(entries, policy);
   if (kept.size() == entries.size()) return;
-  keep_two_verified(entries, kept, report);
+  if (!keep_two_verified(entries, kept, known, report)) {
+    report(fmt::format("{}: fewer than two checkpoints are known to be whole: none was removed", checkpoints.string()));
+    return;
+  }
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     if (kept.contains(entry->path.string())) continue;
     try {

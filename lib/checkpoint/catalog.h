@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,8 @@
 
 namespace scaletrain {
 
-// One folder under checkpoints/. `problem` is empty if its manifest could be read.
+// One folder under checkpoints/. `problem` is empty if its manifest could be read. `unreadable`: the system would not
+// let it be read (FileAccessError), so nobody knows what it is; else a problem is damage.
 struct CatalogEntry {
   std::filesystem::path path;
   std::int64_t generation = 0;
@@ -21,15 +23,19 @@ struct CatalogEntry {
   std::uint64_t bytes = 0;
   std::string save_id;
   std::string problem;
+  bool unreadable = false;
 };
 
 // Newest first by (generation, step); unreadable ones last. Temporary folders and set-aside ones are not listed.
 // Numbers are compared as numbers. A folder that does not exist has none.
 std::vector<CatalogEntry> list_checkpoints(const std::filesystem::path& checkpoints);
 
+// The same for whoever decides by what there is: FileAccessError if one is unreadable, for it could be the newest.
+std::vector<CatalogEntry> list_readable_checkpoints(const std::filesystem::path& checkpoints);
+
 // The newest checkpoint whose every byte verifies. Damaged ones on the way are set aside (renamed to ".damaged-NAME-N")
-// and reported with the reason. Nothing if there is no checkpoint at all; if there were some and none is usable:
-// InputError.
+// and reported with the reason. One that cannot be read now may be whole: FileAccessError, and it stays where it is.
+// Nothing if there is no checkpoint at all; if there were some and none is usable: InputError.
 std::optional<Checkpoint> newest_usable(const std::filesystem::path& checkpoints,
                                         const std::function<void(const std::string&)>& report);
 
@@ -43,10 +49,14 @@ struct RetentionPolicy {
   std::optional<std::string> best_save_id;  // pinned
 };
 
-// Removes what the policy lets go, oldest first, and the leftovers of dead saves; never below two checkpoints that
-// verify. Failures to remove are reported, not thrown. Each folder is renamed to a hidden name first, so that a crash
-// leaves no half checkpoint.
+// Removes what the policy lets go, oldest first, and the leftovers of dead saves. No checkpoint goes unless two that
+// stay are known to verify; newer ones than the policy keeps stay for it, and those that cannot be read now. Failures
+// to remove are reported, not thrown. Each folder is renamed to a hidden name first, so that a crash leaves no half
+// checkpoint.
+//
+// `known`: ids of saves that this process wrote, or has read against their checksums; only the presence and sizes of
+// their files are looked at. Others are read whole, and join it when they verify.
 void prune_checkpoints(const std::filesystem::path& checkpoints, const RetentionPolicy& policy,
-                       const std::function<void(const std::string&)>& report);
+                       std::set<std::string>& known, const std::function<void(const std::string&)>& report);
 
 }  // namespace scaletrain

@@ -18,14 +18,15 @@ std::filesystem::path confined_path(const std::filesystem::path& folder, const s
   auto path = folder / name;
   std::error_code error;
   const auto status = std::filesystem::symlink_status(path, error);
-  if (!std::filesystem::exists(status)) {
-    throw InputError(fmt::format("{}: the file {} is missing ({})", where, quoted(name),
-                                 error ? error.message() : "No such file or directory"));
-  }
+  if (!std::filesystem::status_known(status)) throw_file_error(path, "looking for the file", error.value());
+  if (!std::filesystem::exists(status))
+    throw InputError(fmt::format("{}: the file {} is missing", where, quoted(name)));
   if (!std::filesystem::is_symlink(status)) return path;
   const auto target = std::filesystem::canonical(path, error);
-  const auto inside = error ? std::filesystem::path() : std::filesystem::canonical(folder, error);
-  if (error || target.parent_path() != inside) {
+  if (error) throw_file_error(path, "following the link", error.value());
+  const auto inside = std::filesystem::canonical(folder, error);
+  if (error) throw_file_error(folder, "following the links on the way to it", error.value());
+  if (target.parent_path() != inside) {
     throw InputError(
         fmt::format("{}: the file {} is a link that leaves the folder; copy the folder with its links "
                     "resolved (cp -rL) and use the copy",

@@ -88,6 +88,17 @@ std::filesystem::path temporary_path(const SaveRequest& request, const std::stri
   return request.folder / fmt::format("{}{}-{}", saving_prefix, checkpoint_name(request.manifest.step), save_id);
 }
 
+// Of a save that came to nothing. A rank that was given up may be making a file in it at this moment: another try finds
+// that one too. What is left even so goes with the next pruning.
+void remove_temporary(const std::filesystem::path& folder) {
+  constexpr int tries = 3;
+  std::error_code error;
+  for (int i = 0; i < tries; ++i) {
+    std::filesystem::remove_all(folder, error);
+    if (!error) return;
+  }
+}
+
 // Rank 0's part of a save: the temporary folder and the manifest as it grows. Removes the folder unless it was
 // committed.
 class Save {
@@ -102,15 +113,16 @@ class Save {
     final_ = request.folder / checkpoint_name(manifest_.step);
     temporary_ = temporary_path(request, manifest_.save_id);
   }
-  ~Save() {
-    std::error_code ignored;
-    if (!committed_) std::filesystem::remove_all(temporary_, ignored);
-  }
+  ~Save() { abandon(); }
   Save(const Save&) = delete;
   Save& operator=(const Save&) = delete;
 
   const std::string& save_id() const { return manifest_.save_id; }
   const std::filesystem::path& folder() const { return temporary_; }
+  // Removes the folder unless it was committed.
+  void abandon() const {
+    if (!committed_) remove_temporary(temporary_);
+  }
   void begin() {
     create_folders(request_.folder);
     create_folders(temporary_);
@@ -214,7 +226,8 @@ void Save::write_manifest() {
   bytes_ += text.size();
 }
 
-// What the destination's manifest says decides whether a rename that reported an error took place.
+// What the destination's manifest says decides whether a rename that reported an error took place. One that cannot be
+// read is no proof that it did.
 bool Save::is_committed() const {
   try {
     return read_manifest(final_).save_id == manifest_.save_id;
@@ -235,8 +248,7 @@ void Save::commit() {
     try {
       sync_folder(request_.folder);
       rename_durably(temporary_, free_hidden_name(final_, abandoned_prefix));
-    } catch (const InputError&) {
-      SCALETRAIN_CHECK(is_committed());
+    } catch (const InputError&) {  // the next pruning removes the older one
     }
     return;
   }
@@ -336,15 +348,17 @@ class GroupSave {
   std::vector<ManifestFile> write_own(const std::filesystem::path& folder, const std::string& save_id) const {
     return as_input_errors(request_, [&] { return write_files(store_, folder, save_id, request_.max_file_bytes); });
   }
-  // Tells the other ranks, then throws: an InputError with the common message, or what rank 0 itself has thrown.
-  [[noreturn]] void fail(const std::string& message, const std::exception_ptr& own);
+  // Removes the save's folder and tells the other ranks, then throws: an InputError with the common message, or what
+  // rank 0 itself has thrown.
+  [[noreturn]] void fail(const Save& save, const std::string& message, const std::exception_ptr& own);
 
   const ParamStore& store_;
   const SaveRequest& request_;
   SaveExchange exchange_;
 };
 
-void GroupSave::fail(const std::string& message, const std::exception_ptr& own) {
+void GroupSave::fail(const Save& save, const std::string& message, const std::exception_ptr& own) {
+  save.abandon();
   exchange_.publish_error(message);
   if (own && !is_input_error(own)) std::rethrow_exception(own);
   throw InputError(message);
@@ -360,7 +374,7 @@ SaveResult GroupSave::lead() {
     own = std::current_exception();
     reports[0].error = text_of(own);
     exchange_.begin("", reports[0].error);
-    fail(first_failure(request_, reports), own);
+    fail(save, first_failure(request_, reports), own);
   }
   exchange_.begin(save.save_id(), "");
   try {
@@ -369,11 +383,12 @@ SaveResult GroupSave::lead() {
     own = std::current_exception();
     reports[0].error = text_of(own);
   }
-  // All reports are waited for after a failure too: nobody writes any more when the folder is removed.
+  // All reports are waited for after a failure too, so that nobody writes when the folder is removed, but for a rank
+  // that the deadline gave up: its files and its folder vanish under it, and it removes what it makes later (follow).
   std::vector<SaveReport> others = exchange_.collect();
   others[0] = std::move(reports[0]);
   const std::string failure = first_failure(request_, others);
-  if (!failure.empty()) fail(failure, own);
+  if (!failure.empty()) fail(save, failure, own);
   SaveResult result;
   try {
     result = as_input_errors(request_, [&] {
@@ -385,7 +400,7 @@ SaveResult GroupSave::lead() {
   } catch (const std::exception&) {
     own = std::current_exception();
     others.assign(1, {.files = {}, .error = text_of(own)});
-    fail(first_failure(request_, others), own);
+    fail(save, first_failure(request_, others), own);
   }
   exchange_.publish(result);
   return result;
@@ -395,23 +410,34 @@ SaveResult GroupSave::follow() {
   const std::string save_id = exchange_.wait_for_begin();
   SaveReport report;
   std::exception_ptr own;
+  const std::filesystem::path folder = temporary_path(request_, save_id);
   try {
-    const std::filesystem::path folder = temporary_path(request_, save_id);
     report.files = write_own(folder, save_id);
     // Rank 0 may sit on another host, whose sync of the folder knows nothing of files made here.
     if (!report.files.empty()) sync_folder(folder);
   } catch (const std::exception&) {
     own = std::current_exception();
     report = {.files = {}, .error = text_of(own)};
+    std::error_code unknown;
+    if (!std::filesystem::exists(folder, unknown) && !unknown) {
+      report.error =
+          fmt::format("{}: the folder is gone, rank 0 has given this save up: {}", folder.string(), report.error);
+    }
   }
   exchange_.report(report);
   if (own && !is_input_error(own)) {
     exchange_.leave();
     std::rethrow_exception(own);
   }
-  SaveResult result = exchange_.wait_for_result();
-  result.path = request_.folder / checkpoint_name(request_.manifest.step);
-  return result;
+  try {
+    SaveResult result = exchange_.wait_for_result();
+    result.path = request_.folder / checkpoint_name(request_.manifest.step);
+    return result;
+  } catch (const InputError&) {
+    // Rank 0 removed the folder before it said so. If this rank was too late for it, files of it may lie there again.
+    remove_temporary(folder);
+    throw;
+  }
 }
 
 }  // namespace

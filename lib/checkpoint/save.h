@@ -73,8 +73,9 @@ struct SaveResult {
 
 // The same result, or the same InputError, on every rank (a rank that cannot reach the store, or hears nothing from
 // rank 0: PeerError). Any failure of a file or of memory is an InputError; whatever else a rank throws keeps its kind
-// there and is an InputError on the others. After a failure the temporary folder is removed and no checkpoint is
-// changed. An existing checkpoint of the same step (of an abandoned branch) is set aside first.
+// there and is an InputError on the others. After a failure the temporary folder is removed, by a rank that was too
+// late for the others as well, and no checkpoint is changed. An existing checkpoint of the same step (of an abandoned
+// branch) is set aside first.
 SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request);
 
 // "step-00000200"

@@ -60,7 +60,7 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  virtual const std::string& group_name() const = 0;  // "data", "tensor", "pipeline", "world" ...
+  virtual const std::string& group_name() const = 0;  // "data", "tensor", "pipeline" ...
   virtual int size() const = 0;
   virtual int rank_in_group() const = 0;
 
@@ -78,6 +78,10 @@ class Communicator {
   // Posted together and at once, beside the collectives: neither order nor direction can deadlock. The n-th send to a
   // peer meets that peer's n-th receive from this rank.
   virtual Ticket exchange(std::span<const Transfer> transfers) = 0;
+  // Ends what is under way and every later call with a PeerError, on this rank at once: for a rank that has failed, so
+  // that nothing it still waits for holds it up. The memory of calls under way may go when their tickets have been
+  // waited for. Any thread; may be called twice.
+  virtual void abort() noexcept = 0;
 };
 
 // A group of one rank.

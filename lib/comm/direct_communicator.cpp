@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -128,6 +129,15 @@ class Engine {
     errors_->throw_if_any();
   }
 
+  // Every later call fails.
+  void give_up() noexcept {
+    try {
+      errors_->keep_peer(fmt::format("group {}: this rank has given it up", options_.group_name));
+    } catch (const std::bad_alloc&) {
+      return;  // they fail at the transport
+    }
+  }
+
   // Waits for all, each with the deadline since the last one that came; then forgets them.
   void wait_all(std::vector<Posted>& posted) const {
     MonotonicTime deadline = deadline_after(options_.deadline);
@@ -224,10 +234,8 @@ class RunningReduction {
         stretch_(static_cast<std::int64_t>(stretch_bytes(engine.size()) / width_)),
         offsets_(offsets_of(call.counts)),
         own_(call.counts[at(engine.rank())]) {
-    const std::int64_t longest = std::min(own_, stretch_);
-    staged_bytes_ = static_cast<std::size_t>(longest) * width_;
-    const std::int64_t slots = std::min<std::int64_t>(2, ceil_div(own_, stretch_));
-    staging_ = engine.staging(static_cast<std::size_t>(slots) * at(engine.size() - 1) * staged_bytes_);
+    staged_bytes_ = static_cast<std::size_t>(std::min(own_, stretch_)) * width_;
+    staging_ = engine.staging(direct_reduce_scatter_staging(call.dtype, own_, engine.size()));
   }
 
   void run() {
@@ -493,6 +501,12 @@ class DirectCommunicator final : public Communicator {
     return Ticket(std::make_unique<ExchangeTicket>(engine_, name, std::move(receives), std::move(sends)));
   }
 
+  // A call under way ends with what the transport says; those behind it do not begin.
+  void abort() noexcept override {
+    engine_->transport().stop();
+    engine_->give_up();
+  }
+
  private:
   void check_counts(std::span<const std::int64_t> counts) const { SCALETRAIN_CHECK_EQ(counts.size(), at(size())); }
 
@@ -546,6 +560,20 @@ class DirectCommunicator final : public Communicator {
 std::size_t direct_staging_bytes(int size) {
   const std::size_t stretches = 2 * at(size - 1) * stretch_bytes(size);
   return std::max(stretches, size == 1 ? 0 : at(size) * small_all_reduce);
+}
+
+std::size_t direct_reduce_scatter_staging(DType dtype, std::int64_t own_elements, int size) {
+  const auto stretch = static_cast<std::int64_t>(stretch_bytes(size) / size_of(dtype));
+  const std::int64_t slots = std::min<std::int64_t>(2, ceil_div(own_elements, stretch));
+  const std::int64_t elements =
+      checked_mul(slots * std::min(own_elements, stretch), static_cast<std::int64_t>(size - 1));
+  return static_cast<std::size_t>(elements) * size_of(dtype);
+}
+
+std::size_t direct_all_reduce_staging(DType dtype, std::int64_t elements, int size, int rank) {
+  if (size == 1) return 0;
+  if (is_small(dtype, elements)) return at(size) * static_cast<std::size_t>(elements) * size_of(dtype);
+  return direct_reduce_scatter_staging(dtype, equal_pieces(elements, size)[at(rank)], size);
 }
 
 std::int64_t direct_all_reduce_sent(DType dtype, std::int64_t elements, int size, int rank) {

@@ -32,6 +32,10 @@ struct DirectOptions {
 
 // Bytes that a communicator of `size` ranks may hold for pieces under way, at most.
 std::size_t direct_staging_bytes(int size);
+// What it holds for a reduce-scatter whose own piece has so many elements, and for an all-reduce by rank `rank` of all.
+// The memory is kept and serves every call: a communicator holds the most that one of its calls has needed.
+std::size_t direct_reduce_scatter_staging(DType dtype, std::int64_t own_elements, int size);
+std::size_t direct_all_reduce_staging(DType dtype, std::int64_t elements, int size, int rank);
 
 // Elements that rank `rank` of `size` sends for an all-reduce of so many.
 std::int64_t direct_all_reduce_sent(DType dtype, std::int64_t elements, int size, int rank);

@@ -39,7 +39,7 @@ std::optional<std::string> MemoryStore::find(const std::string& key) const {
   return found->second;
 }
 
-std::string MemoryStore::wait(const std::string& key, double seconds) const {
+std::optional<std::string> MemoryStore::find_within(const std::string& key, double seconds) const {
   const MonotonicTime deadline = deadline_after(seconds);
   std::unique_lock lock(mutex_);
   bool late = false;
@@ -47,10 +47,7 @@ std::string MemoryStore::wait(const std::string& key, double seconds) const {
     const auto found = values_.find(key);
     if (found != values_.end()) return found->second;
     if (closed_) throw PeerError(fmt::format("the store was closed while waiting for the key {}: {}", key, *closed_));
-    if (late) {
-      throw PeerError(fmt::format("waited {:g} s for the key {} in the store; the rank that sets it is dead or stuck",
-                                  seconds, key));
-    }
+    if (late) return std::nullopt;
     late = changed_.wait_until(lock, deadline) == std::cv_status::timeout;
   }
 }

@@ -20,8 +20,8 @@ class MemoryStore {
 
   void set(const std::string& key, const std::string& value);
   std::optional<std::string> find(const std::string& key) const;
-  // PeerError naming the key after `seconds`, or with the reason given to close().
-  std::string wait(const std::string& key, double seconds) const;
+  // PeerError with the reason given to close().
+  std::optional<std::string> find_within(const std::string& key, double seconds) const;
   // Sums are kept as decimal text; nothing, and no change, if the key holds something else or the sum does not fit.
   std::optional<std::int64_t> try_add(const std::string& key, std::int64_t amount);
   // The same; anything that does not add up is a bug.

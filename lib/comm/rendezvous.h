@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/key_value_store.h"
@@ -18,6 +19,7 @@ std::string make_secret();
 struct RendezvousAddress {
   std::string host;  // numeric address or name
   std::uint16_t port = 0;
+  bool operator==(const RendezvousAddress&) const = default;
 };
 
 class RendezvousServer {
@@ -27,7 +29,8 @@ class RendezvousServer {
     std::uint16_t port = 0;  // 0: any free one
     std::string secret;
     double handshake_seconds = 5.0;
-    int max_clients = 65536;
+    int max_clients = 65536;  // that have proved themselves; further ones are turned away
+    int max_strangers = 128;  // that have not yet; the oldest makes room for a newcomer
   };
   // Listens and serves on a thread of its own. PeerError if the address cannot be bound.
   explicit RendezvousServer(Options options);
@@ -44,9 +47,15 @@ class RendezvousServer {
   std::shared_ptr<State> state_;
 };
 
+// Where the server tells of members whose connection ended without a farewell: the first one's number, and how many
+// there are. Their process is gone, or its host, or the network between.
+inline constexpr const char* lost_member_key = "rendezvous/lost";
+inline constexpr const char* num_lost_members_key = "rendezvous/lost/count";
+
 // Tries until `seconds` have passed; PeerError naming the address then, or when the secret is refused. The store is
-// used by one thread at a time.
+// used by one thread at a time. With `member`, its number, the server watches the connection from now on until the
+// store's destructor says farewell.
 std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, const std::string& secret,
-                                             double seconds);
+                                             double seconds, std::optional<std::int64_t> member = {});
 
 }  // namespace scaletrain

@@ -21,10 +21,27 @@ namespace {
 constexpr double reply_seconds = 60.0;
 // How much longer than the server's own deadline a client waits for the answer that the deadline has passed.
 constexpr double grace_seconds = 10.0;
+// For the farewell, which ends with the process if nobody hears it.
+constexpr double leave_seconds = 2.0;
 
 class TcpStore final : public KeyValueStore {
  public:
   TcpStore(FileDescriptor socket, RendezvousAddress server) : socket_(std::move(socket)), server_(std::move(server)) {}
+  ~TcpStore() override {
+    if (!is_member_ || !socket_) return;
+    try {
+      ask({.kind = StoreRequest::Kind::leave}, leave_seconds);
+    } catch (const PeerError&) {
+      return;  // a server that is gone misses nobody
+    }
+  }
+  TcpStore(const TcpStore&) = delete;
+  TcpStore& operator=(const TcpStore&) = delete;
+
+  void introduce(std::int64_t member) {
+    ask({.kind = StoreRequest::Kind::introduce, .amount = member}, reply_seconds);
+    is_member_ = true;
+  }
 
   void set(const std::string& key, const std::string& value) override {
     ask({.kind = StoreRequest::Kind::set, .key = key, .value = value}, reply_seconds);
@@ -36,13 +53,10 @@ class TcpStore final : public KeyValueStore {
     return std::move(reply.value);
   }
 
-  std::string wait(const std::string& key, double seconds) override {
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
     const double bounded = std::clamp(seconds, 0.0, 1e9);
     StoreReply reply = ask({.kind = StoreRequest::Kind::wait, .key = key, .seconds = bounded}, bounded + grace_seconds);
-    if (reply.kind == StoreReply::Kind::expired) {
-      throw PeerError(fmt::format("waited {:g} s for the key {} in the store; the rank that sets it is dead or stuck",
-                                  seconds, quoted(key)));
-    }
+    if (reply.kind == StoreReply::Kind::expired) return std::nullopt;
     return std::move(reply.value);
   }
 
@@ -71,13 +85,14 @@ class TcpStore final : public KeyValueStore {
   // A request without its answer leaves the stream at an unknown place: it is not used again.
   [[noreturn]] void fail(const StoreRequest& request, const std::string& reason) {
     socket_ = FileDescriptor();
-    throw PeerError(
-        fmt::format("rendezvous server {}, key {}: {}", address_text(server_), quoted(request.key), reason));
+    const std::string about = request.key.empty() ? "" : fmt::format(", key {}", quoted(request.key));
+    throw PeerError(fmt::format("rendezvous server {}{}: {}", address_text(server_), about, reason));
   }
 
   FileDescriptor socket_;
   RendezvousAddress server_;
   FrameReader reader_{largest_frame};
+  bool is_member_ = false;
 };
 
 // Retrying a port of the range that the system draws from for outgoing connections can connect a socket to itself.
@@ -160,7 +175,7 @@ bool shake_hands(int fd, const RendezvousAddress& server, const std::string& sec
 }  // namespace
 
 std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, const std::string& secret,
-                                             double seconds) {
+                                             double seconds, std::optional<std::int64_t> member) {
   SCALETRAIN_CHECK(!secret.empty());
   constexpr auto first_pause = std::chrono::milliseconds(20);
   constexpr auto longest_pause = std::chrono::milliseconds(500);
@@ -172,7 +187,9 @@ std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, c
     FileDescriptor socket = open_connection(list.get(), deadline, error);
     if (socket &&
         shake_hands(socket.get(), address, secret, std::min(deadline, monotonic_now() + longest_handshake), error)) {
-      return std::make_unique<TcpStore>(std::move(socket), address);
+      auto store = std::make_unique<TcpStore>(std::move(socket), address);
+      if (member) store->introduce(*member);
+      return store;
     }
     if (monotonic_now() + pause >= deadline) break;
     std::this_thread::sleep_for(pause);

@@ -89,7 +89,8 @@ std::string encode(const StoreRequest& request) {
   body.append(request.key);
   if (request.kind == StoreRequest::Kind::set) body.append(request.value);
   if (request.kind == StoreRequest::Kind::wait) put(body, std::bit_cast<std::uint64_t>(request.seconds));
-  if (request.kind == StoreRequest::Kind::add) put(body, static_cast<std::uint64_t>(request.amount));
+  if (request.kind == StoreRequest::Kind::add || request.kind == StoreRequest::Kind::introduce)
+    put(body, static_cast<std::uint64_t>(request.amount));
   return body;
 }
 
@@ -97,12 +98,14 @@ std::optional<StoreRequest> parse_request(std::string_view body) {
   if (body.size() < 3) return std::nullopt;
   StoreRequest request;
   const auto kind = static_cast<std::uint8_t>(body[0]);
-  if (kind < 1 || kind > 5) return std::nullopt;
+  if (kind < 1 || kind > 7) return std::nullopt;
   request.kind = static_cast<StoreRequest::Kind>(kind);
   const std::size_t key_bytes = get<std::uint16_t>(body.substr(1));
   body.remove_prefix(3);
   if (key_bytes > MemoryStore::max_key_bytes || key_bytes > body.size()) return std::nullopt;
   request.key = body.substr(0, key_bytes);
+  const bool has_key = request.kind != StoreRequest::Kind::introduce && request.kind != StoreRequest::Kind::leave;
+  if (!has_key && key_bytes != 0) return std::nullopt;
   body.remove_prefix(key_bytes);
   switch (request.kind) {
     case StoreRequest::Kind::set:
@@ -115,11 +118,13 @@ std::optional<StoreRequest> parse_request(std::string_view body) {
       if (!std::isfinite(request.seconds) || request.seconds < 0.0) return std::nullopt;
       return request;
     case StoreRequest::Kind::add:
+    case StoreRequest::Kind::introduce:
       if (body.size() != 8) return std::nullopt;
       request.amount = static_cast<std::int64_t>(get<std::uint64_t>(body));
       return request;
     case StoreRequest::Kind::find:
     case StoreRequest::Kind::remove:
+    case StoreRequest::Kind::leave:
       break;
   }
   if (!body.empty()) return std::nullopt;

@@ -50,12 +50,20 @@ class FrameReader {
 };
 
 struct StoreRequest {
-  enum class Kind : std::uint8_t { set = 1, find = 2, wait = 3, add = 4, remove = 5 };
+  enum class Kind : std::uint8_t {
+    set = 1,
+    find = 2,
+    wait = 3,
+    add = 4,
+    remove = 5,
+    introduce = 6,  // without a key: the member's number is the amount
+    leave = 7       // without a key: the end of the connection is no loss
+  };
   Kind kind = Kind::find;
   std::string key{};
   std::string value{};      // set
   double seconds = 0.0;     // wait; finite, not negative
-  std::int64_t amount = 0;  // add
+  std::int64_t amount = 0;  // add, introduce
   bool operator==(const StoreRequest&) const = default;
 };
 

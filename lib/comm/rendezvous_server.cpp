@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
@@ -32,7 +33,7 @@ using ClientId = std::uint64_t;
 // A frame once begun, and the taking of a reply, must move on within this time; a client between requests may be silent
 // for as long as it likes.
 constexpr double stall_seconds = 30.0;
-// How long no connection is accepted after the process has run out of descriptors.
+// How long no connection is accepted after one could not be.
 constexpr double pause_seconds = 0.1;
 
 // Told to the serving thread by others.
@@ -82,7 +83,9 @@ class LocalStore final : public KeyValueStore {
     shared_->announce(key);
   }
   std::optional<std::string> find(const std::string& key) override { return shared_->values.find(key); }
-  std::string wait(const std::string& key, double seconds) override { return shared_->values.wait(key, seconds); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    return shared_->values.find_within(key, seconds);
+  }
   std::int64_t add(const std::string& key, std::int64_t amount) override {
     const std::int64_t sum = shared_->values.add(key, amount);
     shared_->announce(key);
@@ -106,7 +109,8 @@ struct Client {
   std::shared_ptr<const std::string> reply{};
   std::size_t replied = 0;
   bool last_reply = false;
-  std::optional<std::string> parked{};  // the key waited for
+  std::optional<std::string> parked{};   // the key waited for
+  std::optional<std::int64_t> member{};  // who has introduced itself and not left yet
   std::optional<MonotonicTime> timer{};
   std::uint32_t interest = EPOLLIN;
 };
@@ -131,6 +135,7 @@ class Server {
       for (int i = 0; i < count; ++i) handle(events[static_cast<std::size_t>(i)]);
       handle_timers();
       handle_resumed();
+      tell_losses();
     }
   }
 
@@ -197,7 +202,21 @@ class Server {
     set_timer(id, found->second, std::nullopt);
     unpark(id, found->second);
     unproven_.erase(id);
+    const std::optional<std::int64_t> member = found->second.member;
     clients_.erase(found);  // closes, and so leaves the epoll set
+    if (member) lost_.push_back(*member);
+  }
+
+  // Not within drop(): answering those who wait for the news may drop others.
+  void tell_losses() {
+    while (!lost_.empty()) {
+      const std::int64_t member = lost_.front();
+      lost_.pop_front();
+      if (!shared_.values.find(lost_member_key)) shared_.values.set(lost_member_key, std::to_string(member));
+      shared_.values.try_add(num_lost_members_key, 1);
+      wake(lost_member_key);
+      wake(num_lost_members_key);
+    }
   }
 
   void unpark(ClientId id, Client& client) {
@@ -214,14 +233,14 @@ class Server {
       FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket) {
         const int error = errno;
-        if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-          if (!drop_oldest_unproven()) pause_listening();
-          return;
-        }
         if (error == EAGAIN || error == EWOULDBLOCK) return;
-        continue;  // a connection that broke before it was accepted
+        // A connection that broke before it was accepted.
+        if (error == ECONNABORTED || error == EINTR || error == EPROTO) continue;
+        const bool is_shortage = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+        if (!is_shortage || !drop_oldest_unproven()) pause_listening();
+        return;
       }
-      if (clients_.size() >= static_cast<std::size_t>(options_.max_clients) && !drop_oldest_unproven()) continue;
+      if (unproven_.size() >= static_cast<std::size_t>(options_.max_strangers)) drop_oldest_unproven();
       prepare_connection(socket.get());
       const ClientId id = next_id_++;
       Client& client = clients_[id];
@@ -354,6 +373,8 @@ class Server {
       client.last_reply = true;
       return reply(client, make_frame(encode_verdict({})));
     }
+    // Whoever is turned away finds its connection closed, and tries again.
+    if (clients_.size() - unproven_.size() >= static_cast<std::size_t>(options_.max_clients)) return false;
     client.phase = Client::Phase::serving;
     client.reader.set_largest_body(largest_frame);
     unproven_.erase(id);
@@ -371,6 +392,12 @@ class Server {
         break;
       case StoreRequest::Kind::remove:
         shared_.values.remove(request.key);
+        break;
+      case StoreRequest::Kind::introduce:
+        client.member = request.amount;
+        break;
+      case StoreRequest::Kind::leave:
+        client.member.reset();
         break;
       case StoreRequest::Kind::add: {
         const auto sum = shared_.values.try_add(request.key, request.amount);
@@ -438,6 +465,7 @@ class Server {
   std::unordered_map<std::string, std::set<ClientId>> parked_;
   std::set<std::pair<MonotonicTime, ClientId>> timers_;
   std::vector<ClientId> resumed_;
+  std::deque<std::int64_t> lost_;  // members, not told of yet
   std::optional<MonotonicTime> resume_listening_;
   ClientId next_id_ = 2;
 };
@@ -475,7 +503,7 @@ struct RendezvousServer::State {
 
 RendezvousServer::RendezvousServer(Options options) : state_(std::make_shared<State>()) {
   SCALETRAIN_CHECK(!options.secret.empty());
-  SCALETRAIN_CHECK(options.max_clients > 0);
+  SCALETRAIN_CHECK(options.max_clients > 0 && options.max_strangers > 0);
   FileDescriptor listener = listen_on({options.bind_address, options.port});
   state_->address = {options.bind_address, port_of(listener.get())};
   state_->shared = std::make_shared<SharedStore>();

@@ -42,6 +42,13 @@ void prepare_connection(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  // A host without power says nothing: it is gone after 15 silent seconds and three questions without an answer.
+  const int idle_seconds = 15;
+  const int seconds_between = 5;
+  const int questions = 3;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds_between, sizeof seconds_between);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &questions, sizeof questions);
 }
 
 bool wait_ready(int fd, short events, MonotonicTime deadline) {

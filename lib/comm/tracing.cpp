@@ -59,6 +59,7 @@ class TracingCommunicator final : public Communicator {
     }
     return inner_->exchange(transfers);
   }
+  void abort() noexcept override { inner_->abort(); }
 
  private:
   TraceRecord& add(CollectiveKind kind, const ConstView& operand) {

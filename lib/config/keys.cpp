@@ -375,16 +375,19 @@ void add_rest(KeyTable<Config>& table) {
                       optional(at_least(1)), FIELD(checkpoint.keep_every)));
   table.push_back(top({"supervise.max_restarts", "", "Restarts after failures before giving up."}, at_least(0),
                       FIELD(supervise.max_restarts)));
-  table.push_back(
-      top({"supervise.heartbeat", "s",
-           "Longest time one layer of one micro-batch may take; a worker without counted progress is hung."},
-          DurationCodec(), FIELD(supervise.heartbeat)));
+  table.push_back(top(
+      {"supervise.heartbeat", "s",
+       "Longest time one layer of one micro-batch may take (1s at least); a worker without counted progress is hung."},
+      DurationCodec(), FIELD(supervise.heartbeat)));
   table.push_back(section_row({"supervise.elastic", "", "Go on with fewer replicas when ranks are lost; null: no."},
                               elastic_table(), FIELD(supervise.elastic_min_data)));
-  table.push_back(top({"launch.interface", "", "Network interface of the data planes."},
-                      optional(TextCodec{TextRule::plain_name}, "auto"), FIELD(launch.interface)));
   table.push_back(
-      top({"launch.port", "", "Port of the rendezvous."}, optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
+      top({"launch.interface", "",
+           "Interface (or its numeric address) that this host's ranks listen on; auto: loopback if all are here, else "
+           "the one towards rank 0."},
+          optional(TextCodec{TextRule::plain_name}, "auto"), FIELD(launch.interface)));
+  table.push_back(top({"launch.port", "", "Port of the rendezvous; auto: any free one."},
+                      optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
   table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
   table.push_back(top({"log.every", "steps", "Steps between lines for people; metrics.jsonl has every step."},

@@ -13,7 +13,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 17> kTable = {{
+constexpr std::array<UnsupportedValue, 15> kTable = {{
     {"run.device", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
     {"model.dropout", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type",
@@ -33,8 +33,6 @@ constexpr std::array<UnsupportedValue, 17> kTable = {{
     {"precision.loss_scale", [](const Config& c) { return c.precision.loss_scale.has_value(); }, "dynamic"},
     {"checkpoint.background", [](const Config& c) { return c.checkpoint.background; }, "false"},
     {"supervise.elastic", [](const Config& c) { return c.supervise.elastic_min_data.has_value(); }, "null"},
-    {"launch.interface", [](const Config& c) { return c.launch.interface.has_value(); }, "auto"},
-    {"launch.port", [](const Config& c) { return c.launch.port.has_value(); }, "auto"},
     {"launch.ranks_per_node", [](const Config& c) { return c.launch.ranks_per_node.has_value(); }, "auto"},
     {"log.tensorboard", [](const Config& c) { return c.log.tensorboard; }, "false"},
 }};

@@ -45,6 +45,7 @@ class Rules {
       check_idle_model_keys();
       check_idle_train_keys();
       check_bytes_vocab();
+      check_heartbeat();
     }
     check_lengths();
     check_batches();
@@ -279,6 +280,14 @@ class Rules {
     const std::int64_t sum = std::accumulate(stages.begin(), stages.end(), std::int64_t{0});
     if (sum != config_.model.layers)
       refuse({"parallel.stage_layers"}, fmt::format("sums to {}, the model has {} layers", sum, config_.model.layers));
+  }
+
+  void check_heartbeat() {
+    constexpr double least = 1.0;  // workers report eight times in a heartbeat, as threads among busy ones
+    const double heartbeat = config_.supervise.heartbeat;
+    if (!are_fine({"supervise.heartbeat"}) || heartbeat >= least) return;
+    refuse({"supervise.heartbeat"},
+           fmt::format("{:g} s is too short to tell a hung worker from a busy one; at least {:g} s", heartbeat, least));
   }
 
   const Config& config_;

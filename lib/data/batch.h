@@ -8,7 +8,7 @@
 
 namespace scaletrain {
 
-// Each has samples · context elements.
+// Each has samples · context elements; ids and targets may be empty instead: not wanted.
 struct BatchTensors {
   std::span<std::int32_t> ids;
   std::span<std::int32_t> targets;    // -1: masked
@@ -20,7 +20,8 @@ using SampleReader =
     std::function<void(std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>, std::vector<std::int32_t>&)>;
 
 // Fills the tensors with the given samples; a micro-batch with fewer samples than it has room for (the last of a
-// validation set) is filled up with masked rows of token 0. Returns the number of unmasked targets.
+// validation set) is filled up with masked rows of token 0. Reads nothing where neither ids nor targets are wanted.
+// Returns the number of unmasked targets, 0 where they are not wanted.
 std::int64_t fill_batch(std::span<const std::int64_t> samples, std::int64_t context, const SampleReader& read,
                         const BatchTensors& batch);
 

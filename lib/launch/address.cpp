@@ -8,10 +8,14 @@
 
 #include <array>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "launch/launched_world.h"
+#include "launch/machine.h"
 
 namespace scaletrain {
 namespace {
@@ -38,20 +42,51 @@ std::string source_towards(const addrinfo& target) {
   return text_of(address, size);
 }
 
-// The first interface that is up and leads somewhere; empty if there is none.
-std::string first_interface() {
+struct InterfaceAddress {
+  std::string name;
+  std::string address;
+  bool is_loopback = false;
+};
+
+// Of all interfaces that are up, IPv4 before IPv6; without addresses that mean nothing off their link.
+std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) continue;
-    if ((entry->ifa_flags & IFF_UP) == 0 || (entry->ifa_flags & IFF_LOOPBACK) != 0) continue;
-    return text_of(entry->ifa_addr, sizeof(sockaddr_in));
+  std::vector<InterfaceAddress> found;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family) continue;
+      if ((entry->ifa_flags & IFF_UP) == 0) continue;
+      const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      const std::string address = text_of(entry->ifa_addr, size);
+      if (!address.empty() && address.find('%') == std::string::npos)
+        found.push_back({entry->ifa_name, address, (entry->ifa_flags & IFF_LOOPBACK) != 0});
+    }
   }
+  return found;
+}
+
+// The first interface that leads somewhere; empty if there is none.
+std::string first_interface() {
+  for (const InterfaceAddress& entry : interface_addresses())
+    if (!entry.is_loopback && entry.address.find(':') == std::string::npos) return entry.address;
   return {};
 }
 
 }  // namespace
+
+std::string address_of_interface(const std::string& interface) {
+  std::string known;
+  for (const InterfaceAddress& entry : interface_addresses()) {
+    if (entry.name == interface || entry.address == interface) return entry.address;
+    known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", entry.name, entry.address);
+  }
+  throw UserError(
+      fmt::format("launch.interface: the host {} has no interface that is called {} or has that address; there is {}; "
+                  "name one of these, or set auto",
+                  host_name(), quoted(interface), known.empty() ? "none" : known));
+}
 
 std::string address_towards(const std::string& host) {
   addrinfo hints{};

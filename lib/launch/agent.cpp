@@ -11,6 +11,9 @@ namespace scaletrain {
 namespace {
 
 constexpr int failures_at_one_step = 3;
+// A worker's line each second, and eight in a heartbeat at least.
+constexpr double longest_report = 1.0;
+constexpr double reports_in_heartbeat = 8.0;
 
 void log_attempt(Log& log, const Attempt& attempt, bool is_failure) {
   if (attempt.message) log.error(*attempt.message);
@@ -29,7 +32,7 @@ ExitCode run_agent(const AgentOptions& options) {
   std::map<std::int64_t, int> failures;  // by step
   for (std::int64_t restarts = 0;; ++restarts) {
     if (options.interrupts.interrupted()) {
-      options.log.info("interrupted while no worker was running: the last checkpoint stands, run again to go on");
+      options.log.info("interrupted while no worker was running: run again to go on");
       return ExitCode::interrupted;
     }
     require_lock(options);
@@ -42,11 +45,11 @@ ExitCode run_agent(const AgentOptions& options) {
     if (!attempt.started) return ExitCode::interrupted;
     log_attempt(options.log, attempt, true);
     if (++failures[attempt.step] >= failures_at_one_step) {
-      options.log.error(
-          fmt::format("no progress: the worker failed {} times at step {}; not restarted any more. The last time: "
-                      "{}{}{}. More is in the logs in {}",
-                      failures_at_one_step, attempt.step, attempt.description, attempt.message ? ": " : "",
-                      attempt.message.value_or(""), options.paths.logs().string()));
+      options.log.error(fmt::format(
+          "no progress: {} failed {} times at step {}; not restarted any more. The last time: "
+          "{}{}{}. More is in the logs in {}",
+          options.world == 1 ? "the worker" : "the workers", failures_at_one_step, attempt.step, attempt.description,
+          attempt.message ? ": " : "", attempt.message.value_or(""), options.paths.logs().string()));
       return ExitCode::no_progress;
     }
     if (options.interrupts.interrupted()) {
@@ -56,8 +59,10 @@ ExitCode run_agent(const AgentOptions& options) {
       return ExitCode::interrupted;
     }
     if (restarts >= options.max_restarts) {
-      options.log.error(fmt::format("all {} restarts are used up (supervise.max_restarts); the last checkpoint stands",
-                                    options.max_restarts));
+      options.log.error(
+          fmt::format("all {} restarts are used up (supervise.max_restarts); run again to go on from the newest "
+                      "checkpoint, if there is one",
+                      options.max_restarts));
       return ExitCode::peer;
     }
     const Report report = [&options](const std::string& text) { options.log.warn(text); };
@@ -82,6 +87,8 @@ std::vector<std::string> worker_arguments(const AgentOptions& options, const Sta
     add("--sharers", fmt::format("{}", slot.sharers));
     add("--deadline", fmt::format("{}", collective_deadline(options.heartbeat)));
   }
+  if (const double report = options.heartbeat / reports_in_heartbeat; report < longest_report)
+    add("--report", fmt::format("{}", report));
   if (start.checkpoint) {
     add("--from", start.checkpoint->string());
     if (!start.asked.empty()) add("--asked", start.asked);

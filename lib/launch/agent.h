@@ -8,7 +8,7 @@
 //   left
 // Of several failures the first that no other explains is the cause: a worker that says 4 may only have lost its peer,
 // so the others get a moment to say more.
-// A step at which a worker fails three times ends the run with 6; used-up restarts end it with 4. After SIGTERM,
+// A step at which workers fail three times ends the run with 6; used-up restarts end it with 4. After SIGTERM,
 // SIGUSR1 or SIGINT nothing is restarted any more: the workers save and say 75; if one dies instead that also gives 75,
 // since a new run resumes from the last checkpoint (or from the beginning, if there was none to lose). Workers that are
 // still starting up have nothing to save and are ended at once.
@@ -43,6 +43,7 @@ struct AgentOptions {
   StartPoint start;
   std::string lock_id;
   std::int64_t world = 1;  // workers, all on this host; each gets its share of the processors
+  RendezvousAddress rendezvous{.host = "127.0.0.1"};  // where it serves them; numeric, and port 0 for any free one
   std::int64_t max_restarts = 3;
   double heartbeat = 60.0;  // seconds without progress that are a hang
   Log& log;                 // agent_log_path and standard error
@@ -63,12 +64,13 @@ struct AgentOptions {
 ExitCode run_agent(const AgentOptions& options);
 
 // worker --run-folder DIR --lock ID --generation G
-//   [--rank R --world N --rendezvous HOST:PORT --sharers N --deadline SECONDS] [--from CHECKPOINT [--asked PATH]]
-// The part in the middle for several ranks only.
+//   [--rank R --world N --rendezvous HOST:PORT --sharers N --deadline SECONDS] [--report SECONDS]
+//   [--from CHECKPOINT [--asked PATH]]
+// The second line for several ranks only; --report where the heartbeat asks for more lines than one a second.
 std::vector<std::string> worker_arguments(const AgentOptions& options, const StartPoint& start, const WorkerSlot& slot);
 
-// Seconds that a collective may wait for its peers under this heartbeat: ten of them. A peer that computes for long is no
-// error, and where an agent watches, it sees that nobody moves after one; this is for launchers that watch nothing.
+// Seconds that a collective may wait for its peers under this heartbeat: ten of them. A peer that computes for long is
+// no error, and where an agent watches, it sees that nobody moves after one; this is for launchers that watch nothing.
 double collective_deadline(double heartbeat);
 
 // "logs/agent-00.log"

@@ -23,6 +23,9 @@ namespace {
 // How long the others may take to say more after one has only lost its peer: what makes them lose it is under way.
 constexpr double settle_seconds = 2.0;
 
+// Connections to the rendezvous besides the workers': some that were broken and made anew.
+constexpr int spare_clients = 64;
+
 // How long a worker has been silent. Counts only time in which the agent itself was running: a machine that slept, or a
 // job that was stopped as a whole and continued, is no hang.
 class Silence {
@@ -164,7 +167,11 @@ void Crew::start_workers() {
   std::vector<int> processors;
   if (!is_alone) {
     const std::string secret = make_secret();
-    rendezvous_ = std::make_unique<RendezvousServer>(RendezvousServer::Options{.secret = secret});
+    const int max_clients = static_cast<int>(options_.world) + spare_clients;
+    rendezvous_ = std::make_unique<RendezvousServer>(RendezvousServer::Options{.bind_address = options_.rendezvous.host,
+                                                                               .port = options_.rendezvous.port,
+                                                                               .secret = secret,
+                                                                               .max_clients = max_clients});
     launch.added = {"SCALETRAIN_SECRET=" + secret};
     slot.rendezvous = rendezvous_->address();
     const bool has_own_processors = available_processors() >= options_.world;
@@ -270,8 +277,8 @@ bool Crew::forward_interruption() {
   return true;
 }
 
-// A rank that stands while another moves may only be waiting for it: the bubble of a pipeline, or a peer's longer stage,
-// is no hang. One that says nothing at all is stopped, whatever the others do.
+// A rank that stands while another moves may only be waiting for it: the bubble of a pipeline, or a peer's longer
+// stage, is no hang. One that says nothing at all is stopped, whatever the others do.
 bool Crew::has_hung_member() {
   Member* longest = nullptr;
   Member* mutest = nullptr;
@@ -299,7 +306,9 @@ void Crew::end_all() {
   }
   for (const auto& member : members_) {
     if (!member->lives()) continue;
-    member->process.kill();
+    if (!member->process.kill())
+      options_.log.warn(fmt::format("{}worker {} was killed {:g} s ago and the kernel has not ended it; it is given up",
+                                    name_of(*member), member->process.pid(), WorkerProcess::kill_seconds));
     if (member->is_open) member->is_open = member->channel.drain();
     member->end = member->process.ended();
     if (member->failed_at < 0 && member->failure() != Failure::none) member->failed_at = look_ + 1;

@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -27,6 +29,10 @@ namespace fs = std::filesystem;
 
 constexpr double connect_seconds = 3.0;  // for one try at one file
 constexpr double poll_seconds = 0.1;
+constexpr double note_seconds = 300.0;        // for which a note of an unknown job may be this start's
+constexpr double lost_farewell = 2.0;         // for ranks that have lost another: they need not wait long either
+constexpr double failed_start_seconds = 2.0;  // that the rendezvous of a start that fails at once stays for late ranks
+constexpr int spare_clients = 64;             // besides the ranks: connections that were broken and made anew
 
 constexpr const char* start_key = "launch/start";
 constexpr const char* failure_key = "launch/failure";
@@ -81,7 +87,8 @@ SharedFailure parse_failure(const std::string& text, const std::string& where) {
 std::string start_text(const SharedStart& shared) {
   nlohmann::json object{{"step", shared.start.step},      {"generation", shared.start.generation},
                         {"asked", shared.start.asked},    {"lock", shared.lock_id},
-                        {"complete", shared.is_complete}, {"checkpoint", nullptr}};
+                        {"complete", shared.is_complete}, {"checkpoint", nullptr},
+                        {"config", shared.config},        {"version", shared.version}};
   if (shared.start.checkpoint) object["checkpoint"] = shared.start.checkpoint->string();
   return object.dump();
 }
@@ -97,6 +104,8 @@ SharedStart parse_start(const std::string& text) {
   shared.start.asked = json_string(object, "asked", where);
   shared.lock_id = json_string(object, "lock", where);
   shared.is_complete = json_bool(object, "complete", where);
+  shared.config = json_string(object, "config", where);
+  shared.version = json_string(object, "version", where);
   return shared;
 }
 
@@ -104,8 +113,25 @@ SharedStart parse_start(const std::string& text) {
 struct Refusal {
   std::string id;
   std::string job;
+  double age = 0.0;  // seconds
   SharedFailure failure;
 };
+
+double monotonic_seconds() {
+  return std::chrono::duration<double>(monotonic_now().time_since_epoch()).count();
+}
+
+// Of a note: by the clock of this boot, if it was written under it, else by the file's time.
+double age_of(const nlohmann::json& note, const fs::path& path) {
+  const std::string where = path.string();
+  const std::string boot = boot_id();
+  if (!boot.empty() && json_string(note, "boot", where) == boot)
+    return monotonic_seconds() - json_number(note, "monotonic", where);
+  std::error_code error;
+  const auto written = fs::last_write_time(path, error);
+  if (error) throw InputError(fmt::format("{}: {}", where, error.message()));
+  return std::chrono::duration<double>(fs::file_time_type::clock::now() - written).count();
+}
 
 std::optional<Refusal> read_refusal(const RunPaths& paths) {
   const fs::path path = refusal_path(paths);
@@ -114,6 +140,7 @@ std::optional<Refusal> read_refusal(const RunPaths& paths) {
     const nlohmann::json object = parse_json(text, path.string());
     return Refusal{.id = json_string(object, "id", path.string()),
                    .job = json_string(object, "job", path.string()),
+                   .age = age_of(object, path),
                    .failure = parse_failure(text, path.string())};
   } catch (const InputError&) {
     return std::nullopt;  // not there
@@ -124,99 +151,146 @@ bool of_another_job(const std::string& theirs, const std::string& ours) {
   return !theirs.empty() && !ours.empty() && theirs != ours;
 }
 
-// Connects to the server that the file names; nothing if it is of another start.
-std::unique_ptr<KeyValueStore> try_file(const RendezvousFile& file, const LaunchedWorld::Options& options) {
-  if (of_another_job(file.job, options.place.job)) return nullptr;
+// Whether a note is about the start that this rank belongs to. before: the one that was there when it began.
+bool is_of_this_start(const Refusal& refusal, const std::optional<Refusal>& before,
+                      const LaunchedWorld::Options& options, MonotonicTime begin) {
+  const std::string& job = options.place.job;
+  if (of_another_job(refusal.job, job)) return false;
+  if (!job.empty() && refusal.job == job) return true;
+  if (!before || before->id != refusal.id) return true;
+  // Rank 0 of a new start would have removed it by now, if it has come.
+  return std::abs(refusal.age) < note_seconds && seconds_since(begin) >= options.believed_after;
+}
+
+// Connects to the server that the file names; nothing, with the reason, if it is of another start.
+std::unique_ptr<KeyValueStore> try_file(const RendezvousFile& file, const LaunchedWorld::Options& options,
+                                        std::string& reason) {
+  if (of_another_job(file.job, options.place.job)) {
+    reason = fmt::format("it is of another job ({}, this one is {})", file.job, options.place.job);
+    return nullptr;
+  }
+  const std::string& secret = options.secret.empty() ? file.secret : options.secret;
+  if (secret.empty()) {
+    reason = "rank 0 was given SCALETRAIN_SECRET and this rank was not; give it to all";
+    return nullptr;
+  }
   try {
-    const std::string& secret = options.secret.empty() ? file.secret : options.secret;
-    auto store = connect_store(file.address, secret, connect_seconds);
+    auto store = connect_store(file.address, secret, connect_seconds, options.place.rank);
     if (store->add(fmt::format("{}/{}", joined_key, options.place.rank), 1) == 1) {
       store->add(joined_key, 1);
       return store;
     }
-  } catch (const PeerError&) {
-    // Left over, or not there yet: the file is read again.
+    reason = fmt::format("a rank {} has come in there before", options.place.rank);
+  } catch (const PeerError& error) {
+    reason = error.what();  // left over, or not there yet: the file is read again
   }
   return nullptr;
 }
 
+std::string bind_address(const LaunchedWorld::Options& options) {
+  if (options.interface) return address_of_interface(*options.interface);
+  return options.place.local_world == options.place.world ? "127.0.0.1" : address_towards("");
+}
+
+// The failure that others have told, as the reason that ends a wait.
+std::optional<std::string> told_reason(KeyValueStore& store) {
+  const auto text = store.find(failure_key);
+  if (!text) return std::nullopt;
+  const SharedFailure failure = parse_failure(*text, failure_key);
+  return fmt::format("rank {} failed: {}", failure.rank, failure.message);
+}
+
 }  // namespace
 
-LaunchedWorld::LaunchedWorld(Options options, RendezvousAddress address)
-    : options_(std::move(options)), address_(std::move(address)) {}
+LaunchedWorld::LaunchedWorld(Options options, RendezvousFile file, std::unique_ptr<RendezvousServer> server,
+                             std::unique_ptr<KeyValueStore> store)
+    : options_(std::move(options)),
+      file_(std::move(file)),
+      server_(std::move(server)),
+      store_(std::move(store)),
+      watched_(*store_, {.interrupted = options_.interrupted, .failure = told_reason}) {}
 
 std::unique_ptr<LaunchedWorld> LaunchedWorld::join(const Options& options, std::optional<SharedFailure>& refused) {
   const LauncherPlace& place = options.place;
   if (place.rank == 0) {
-    std::error_code ignored;
-    fs::remove(refusal_path(options.paths), ignored);
-    const bool is_local = place.local_world == place.world;
-    RendezvousFile file{.secret = options.secret.empty() ? make_secret() : options.secret, .job = place.job};
+    forget_refusal(options.paths);
+    const std::string secret = options.secret.empty() ? make_secret() : options.secret;
     auto server = std::make_unique<RendezvousServer>(
-        RendezvousServer::Options{.bind_address = is_local ? "127.0.0.1" : address_towards(""), .secret = file.secret});
-    file.address = server->address();
-    std::unique_ptr<LaunchedWorld> world(new LaunchedWorld(options, file.address));
-    world->store_ = server->local_store();
-    world->server_ = std::move(server);
+        RendezvousServer::Options{.bind_address = bind_address(options),
+                                  .port = options.port,
+                                  .secret = secret,
+                                  .max_clients = static_cast<int>(place.world) + spare_clients});
     // A secret that everyone was given is not written down.
-    if (!options.secret.empty()) file.secret.clear();
+    const RendezvousFile file{
+        .address = server->address(), .secret = options.secret.empty() ? secret : "", .job = place.job};
+    auto store = server->local_store();
+    std::unique_ptr<LaunchedWorld> world(new LaunchedWorld(options, file, std::move(server), std::move(store)));
     write_rendezvous_file(options.paths, file);
     return world;
   }
   const std::optional<Refusal> before = read_refusal(options.paths);
   const MonotonicTime begin = monotonic_now();
+  std::string reason = "there is no such file";
   while (seconds_since(begin) < options.seconds) {
     if (options.interrupted && options.interrupted()) return nullptr;
-    if (const auto file = read_rendezvous_file(options.paths)) {
-      if (auto store = try_file(*file, options)) {
-        std::unique_ptr<LaunchedWorld> world(new LaunchedWorld(options, file->address));
-        world->store_ = std::move(store);
-        return world;
-      }
-    }
+    if (const auto file = read_rendezvous_file(options.paths))
+      if (auto store = try_file(*file, options, reason))
+        return std::unique_ptr<LaunchedWorld>(new LaunchedWorld(options, *file, nullptr, std::move(store)));
     const auto refusal = read_refusal(options.paths);
-    if (refusal && !of_another_job(refusal->job, place.job) &&
-        (!place.job.empty() || !before || before->id != refusal->id)) {
+    if (refusal && is_of_this_start(*refusal, before, options, begin)) {
       refused = refusal->failure;
-      throw PeerError(fmt::format("rank 0 could not start: {}", refusal->failure.message));
+      throw PeerError(fmt::format("rank {} could not start: {}", refusal->failure.rank, refusal->failure.message));
     }
     pause(poll_seconds);
   }
-  throw PeerError(
-      fmt::format("rank {} of {} ({}): no rendezvous of this start in {} within {} s: has rank 0 started, "
-                  "and do all hosts share this folder?",
-                  place.rank, place.world, place.launcher, rendezvous_path(options.paths).string(), options.seconds));
+  throw PeerError(fmt::format(
+      "rank {} of {} ({}): no rendezvous of this start in {} within {} s: {}; has rank 0 started, "
+      "and do all hosts share this folder?",
+      place.rank, place.world, place.launcher, rendezvous_path(options.paths).string(), options.seconds, reason));
 }
 
 LaunchedWorld::~LaunchedWorld() {
   try {
-    if (!server_) {
+    if (server_) {
+      serve_farewell();
+    } else {
       store_->add(left_key, 1);
-      return;
     }
-    const MonotonicTime farewell = monotonic_now();
-    for (;;) {
-      const std::int64_t joined = store_->add(joined_key, 0);
-      const bool is_late_awaited = joined < options_.place.world - 1 && seconds_since(begin_) < options_.seconds;
-      const bool is_inside_awaited = store_->add(left_key, 0) < joined && seconds_since(farewell) < options_.farewell;
-      if (!is_late_awaited && !is_inside_awaited) break;
-      pause(poll_seconds / 4);
-    }
-    // Unless another start has put its own there.
-    const auto file = read_rendezvous_file(options_.paths);
-    std::error_code ignored;
-    if (file && file->address.port == address_.port) fs::remove(rendezvous_path(options_.paths), ignored);
   } catch (const std::exception&) {
     // Nobody is left to say farewell to.
   }
+  // Unless another start has put its own there.
+  std::error_code ignored;
+  if (server_ && read_rendezvous_file(options_.paths) == file_) fs::remove(rendezvous_path(options_.paths), ignored);
+}
+
+void LaunchedWorld::serve_farewell() {
+  const std::int64_t num_others = options_.place.world - 1;
+  const std::optional<SharedFailure> failure = cause(0.0);
+  // After a failure late ones find the note; but who is on the way hears more inside.
+  const double late_seconds = failure ? std::min(options_.seconds, failed_start_seconds) : options_.seconds;
+  const auto is_late_awaited = [&](std::int64_t joined) {
+    return joined < num_others && seconds_since(begin_) < late_seconds &&
+           !(options_.interrupted && options_.interrupted());
+  };
+  const MonotonicTime farewell = monotonic_now();
+  for (;;) {
+    const std::int64_t joined = store_->add(joined_key, 0);
+    const std::int64_t lost = store_->add(num_lost_members_key, 0);
+    const double patience = lost > 0 ? std::min(options_.farewell, lost_farewell) : options_.farewell;
+    const bool is_inside_awaited = store_->add(left_key, 0) + lost < joined && seconds_since(farewell) < patience;
+    if (!is_inside_awaited && !is_late_awaited(joined)) break;
+    pause(poll_seconds / 4);
+  }
+  if (failure && store_->add(joined_key, 0) < num_others) refuse_start(options_.paths, options_.place, *failure);
 }
 
 KeyValueStore& LaunchedWorld::store() {
-  return *store_;
+  return watched_;
 }
 
 const RendezvousAddress& LaunchedWorld::address() const {
-  return address_;
+  return file_.address;
 }
 
 void LaunchedWorld::announce(const SharedStart& start) {
@@ -225,13 +299,13 @@ void LaunchedWorld::announce(const SharedStart& start) {
 
 std::optional<SharedStart> LaunchedWorld::await_start() {
   // Verifying a large checkpoint takes long; while rank 0 lives there is no deadline.
-  double wait = poll_seconds / 4;
-  for (;;) {
-    if (const auto text = store_->find(start_key)) return parse_start(*text);
-    if (store_->find(failure_key)) return std::nullopt;
-    if (options_.interrupted && options_.interrupted()) return std::nullopt;
-    pause(wait);
-    wait = std::min(1.2 * wait, 1.0);
+  constexpr double round_seconds = 3600.0;
+  try {
+    for (;;)
+      if (const auto text = watched_.find_within(start_key, round_seconds)) return parse_start(*text);
+  } catch (const PeerError&) {
+    if (was_interrupted() || store_->find(failure_key) || lost_rank(*store_)) return std::nullopt;
+    throw;
   }
 }
 
@@ -256,6 +330,24 @@ std::optional<SharedFailure> LaunchedWorld::told_failure(double seconds) noexcep
   }
 }
 
+std::optional<SharedFailure> LaunchedWorld::cause(double seconds) noexcept {
+  try {
+    const MonotonicTime begin = monotonic_now();
+    for (;;) {
+      if (const auto text = store_->find(failure_key)) return parse_failure(*text, failure_key);
+      if (const auto rank = lost_rank(*store_))
+        return SharedFailure{.rank = *rank, .code = ExitCode::peer, .message = lost_text(*rank), .is_silent = true};
+      if (seconds_since(begin) >= seconds) return std::nullopt;
+      pause(poll_seconds / 4);
+    }
+  } catch (const PeerError&) {
+    if (server_) return std::nullopt;
+    return SharedFailure{.rank = 0, .code = ExitCode::peer, .message = lost_text(0), .is_silent = true};
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
 std::int64_t LaunchedWorld::processor_sharers() {
   const std::int64_t world = options_.place.world;
   std::string mask;
@@ -264,8 +356,24 @@ std::int64_t LaunchedWorld::processor_sharers() {
       fmt::format("launch/processors/{}", to_hex(hash_text(fmt::format("{}/{}/{}", host_name(), boot_id(), mask))));
   store_->add(key, 1);
   if (store_->add("launch/processors", 1) == world) store_->set("launch/processors/all", "");
-  store_->wait("launch/processors/all", options_.seconds);
+  if (!watched_.find_within("launch/processors/all", options_.seconds)) throw PeerError(missing_text());
   return std::max<std::int64_t>(1, store_->add(key, 0));
+}
+
+std::string LaunchedWorld::missing_text() {
+  constexpr int longest_list = 8;
+  std::vector<std::int64_t> missing;
+  for (std::int64_t rank = 1; rank < options_.place.world; ++rank)
+    if (!store_->find(fmt::format("{}/{}", joined_key, rank))) missing.push_back(rank);
+  if (missing.empty())
+    return fmt::format("the ranks did not come together within {:g} s: one has come in and is stuck", options_.seconds);
+  std::string list;
+  for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), longest_list); ++i)
+    list += fmt::format("{}{}", i == 0 ? "" : ", ", missing[i]);
+  if (missing.size() > longest_list) list += fmt::format(" and {} more", missing.size() - longest_list);
+  return fmt::format(
+      "rank{} {} {} not come within {:g} s: was each started, with the same run folder and SCALETRAIN_SECRET?",
+      missing.size() == 1 ? "" : "s", list, missing.size() == 1 ? "has" : "have", options_.seconds);
 }
 
 void write_rendezvous_file(const RunPaths& paths, const RendezvousFile& file) {
@@ -294,10 +402,17 @@ void refuse_start(const RunPaths& paths, const LauncherPlace& place, const Share
     nlohmann::json object = nlohmann::json::parse(failure_text(failure));
     object["id"] = random_id();
     object["job"] = place.job;
+    object["boot"] = boot_id();
+    object["monotonic"] = monotonic_seconds();
     write_private_file(refusal_path(paths), object.dump() + "\n");
   } catch (const std::exception&) {
     return;  // the others run into their deadline
   }
+}
+
+void forget_refusal(const RunPaths& paths) noexcept {
+  std::error_code ignored;
+  fs::remove(refusal_path(paths), ignored);
 }
 
 }  // namespace scaletrain

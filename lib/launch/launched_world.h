@@ -4,6 +4,9 @@
 // Rank 0 serves the rendezvous and writes where, and its secret, to RUN/rendezvous.json (mode 0600, gone when the run
 // ends). The others read that file again and again until they have come in; one that is left over from another start is
 // known by its job, by a server that is gone or refuses the secret, or by a rank that has come in there before.
+//
+// A rank that fails tells why before it leaves; one that ends without a word is known by its connection. Either ends
+// the others' waiting. For ranks that come when rank 0 has failed already, it leaves a note in the run folder.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +20,7 @@
 #include "comm/key_value_store.h"
 #include "comm/rendezvous.h"
 #include "launch/launcher.h"
+#include "launch/watched_store.h"
 #include "train/run_folder.h"
 
 namespace scaletrain {
@@ -26,6 +30,7 @@ struct SharedFailure {
   std::int64_t rank = 0;
   ExitCode code = ExitCode::bug;
   std::string message{};
+  bool is_silent = false;  // it has told nothing: its process is gone
 };
 
 // What rank 0 has decided for all.
@@ -33,6 +38,16 @@ struct SharedStart {
   StartPoint start;
   std::string lock_id{};
   bool is_complete = false;  // there is nothing left to do
+  std::string config{};      // rank 0's, resolved, and its program's version: for the others to compare with their own
+  std::string version{};
+};
+
+// What RUN/rendezvous.json holds.
+struct RendezvousFile {
+  RendezvousAddress address{};
+  std::string secret{};  // empty: everyone was given it
+  std::string job{};
+  bool operator==(const RendezvousFile&) const = default;
 };
 
 class LaunchedWorld {
@@ -40,9 +55,13 @@ class LaunchedWorld {
   struct Options {
     RunPaths paths;
     LauncherPlace place;
-    std::string secret{};    // SCALETRAIN_SECRET, if it is set; else rank 0 makes one
-    double seconds = 300.0;  // for coming together
-    double farewell = 5.0;   // seconds that rank 0 goes on serving for ranks that have not left
+    std::string secret{};                     // SCALETRAIN_SECRET, if it is set; else rank 0 makes one
+    std::optional<std::string> interface {};  // launch.interface: where rank 0 serves; nothing: this host's loopback if
+                                              // all ranks are on it, else the address towards the network at large
+    std::uint16_t port = 0;                   // launch.port; 0: any free one
+    double seconds = 300.0;                   // for coming together
+    double farewell = 5.0;                    // seconds that rank 0 goes on serving for ranks that have not left
+    double believed_after = 15.0;  // seconds after which a young note that was there before this rank is its start's
     std::function<bool()> interrupted{};
   };
 
@@ -50,52 +69,66 @@ class LaunchedWorld {
   // interrupted. PeerError: no rendezvous of this start within the time, or rank 0 has refused the start (see
   // refuse_start), whose code and message are then in `refused`.
   static std::unique_ptr<LaunchedWorld> join(const Options& options, std::optional<SharedFailure>& refused);
-  // Rank 0 serves until the others have left: `farewell` seconds for those that have come in, and for late ones until
-  // the time for coming together is over.
+  // Rank 0 serves until the others have left: `farewell` seconds at most for those that have come in, fewer once one is
+  // lost; late ones until the time for coming together is over, unless a failure or an interruption ends the start.
   ~LaunchedWorld();
   LaunchedWorld(const LaunchedWorld&) = delete;
   LaunchedWorld& operator=(const LaunchedWorld&) = delete;
 
+  // Waits through it end early, see watched_store.h.
   KeyValueStore& store();
   const RendezvousAddress& address() const;  // of the rendezvous, as the others reach it
 
   // Rank 0.
   void announce(const SharedStart& start);
-  // The others: nothing when interrupted, or when a failure was told instead. PeerError if rank 0 is gone.
+  // The others: nothing when interrupted, when a failure was told instead, or a rank was lost. PeerError if rank 0 is
+  // gone.
   std::optional<SharedStart> await_start();
 
   // Tells the others why this rank ends; the first to tell is the cause. Never throws: who cannot tell ends anyway.
   void tell_failure(const SharedFailure& failure) noexcept;
   // The cause, if one is told within `seconds`. Never throws.
   std::optional<SharedFailure> told_failure(double seconds) noexcept;
+  // The same, or else a rank that is gone without a word; rank 0, if its rendezvous is.
+  std::optional<SharedFailure> cause(double seconds) noexcept;
 
   // How many ranks run on this rank's processors, itself included. All ranks call it. PeerError when they do not come
-  // together.
+  // together; it names those that have not come.
   std::int64_t processor_sharers();
 
+  // Whether a wait has ended because of an interruption.
+  bool was_interrupted() const { return watched_.was_interrupted(); }
+
  private:
-  LaunchedWorld(Options options, RendezvousAddress address);
+  LaunchedWorld(Options options, RendezvousFile file, std::unique_ptr<RendezvousServer> server,
+                std::unique_ptr<KeyValueStore> store);
+  void serve_farewell();
+  std::string missing_text();
 
   Options options_;
-  RendezvousAddress address_;
+  RendezvousFile file_;
   MonotonicTime begin_ = monotonic_now();
   std::unique_ptr<RendezvousServer> server_;  // rank 0's
   std::unique_ptr<KeyValueStore> store_;
+  WatchedStore watched_;
 };
 
-// What the file holds.
-struct RendezvousFile {
-  RendezvousAddress address{};
-  std::string secret{};
-  std::string job{};
-};
 void write_rendezvous_file(const RunPaths& paths, const RendezvousFile& file);
 // Nothing if it is missing, or cannot be read yet.
 std::optional<RendezvousFile> read_rendezvous_file(const RunPaths& paths);
 
-// Rank 0, when it cannot take the run's lock (and so must not touch rendezvous.json): a note beside the lock tells the
-// others of this start. Never throws.
+// Rank 0, when it cannot take the run's lock (and so must not touch rendezvous.json), or leaves after a failure before
+// all have come: a note beside the lock tells the others of this start. Ranks of the same job believe it; where the
+// launcher has no job id it counts for 300 s, at once for ranks that were there before it. The next start of rank 0
+// removes it. Never throws.
 void refuse_start(const RunPaths& paths, const LauncherPlace& place, const SharedFailure& failure) noexcept;
+
+// The start of rank 0 begins: a note of an earlier one is void.
+void forget_refusal(const RunPaths& paths) noexcept;
+
+// The numeric address that launch.interface means: of the interface of that name, or the address itself. UserError if
+// this host has neither; it lists what there is.
+std::string address_of_interface(const std::string& interface);
 
 // The numeric address of this host's interface towards `host`, or towards the network at large if `host` is empty;
 // "127.0.0.1" where there is no network. PeerError if `host` cannot be resolved.

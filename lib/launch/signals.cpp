@@ -18,7 +18,7 @@
 namespace scaletrain {
 namespace {
 
-constexpr std::array<int, 3> interrupt_signals = {SIGTERM, SIGUSR1, SIGINT};
+constexpr std::array<int, 4> interrupt_signals = {SIGTERM, SIGUSR1, SIGINT, SIGHUP};
 
 bool is_ignored(int signal) {
   struct sigaction action {};
@@ -29,7 +29,8 @@ sigset_t signal_set(bool with_ignored) {
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : interrupt_signals) {
-    if (signal != SIGINT || with_ignored || !is_ignored(signal)) ::sigaddset(&set, signal);
+    const bool may_be_ignored = signal == SIGINT || signal == SIGHUP;
+    if (!may_be_ignored || with_ignored || !is_ignored(signal)) ::sigaddset(&set, signal);
   }
   return set;
 }

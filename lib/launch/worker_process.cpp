@@ -11,14 +11,19 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <string_view>
+#include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace scaletrain {
 namespace {
+
+constexpr auto longest_pause = std::chrono::microseconds(20'000);  // between two looks at a process that was killed
 
 // Everything the child needs, made before the fork.
 struct Preparation {
@@ -152,9 +157,17 @@ void WorkerProcess::signal(int number) const {
   if (!end_) ::kill(pid_, number);
 }
 
-void WorkerProcess::kill() {
+bool WorkerProcess::kill() {
   signal(SIGKILL);
-  reap(0);
+  const MonotonicTime begin = monotonic_now();
+  for (auto pause = std::chrono::microseconds(200); !ended(); pause = std::min(2 * pause, longest_pause)) {
+    if (seconds_since(begin) >= kill_seconds) {
+      end_ = ProcessEnd{.exit_code = std::nullopt, .signal = SIGKILL};
+      return false;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
 }
 
 }  // namespace scaletrain

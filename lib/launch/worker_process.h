@@ -46,8 +46,10 @@ class WorkerProcess {
   // Without waiting: how it ended, or nothing while it lives.
   std::optional<ProcessEnd> ended();
   void signal(int number) const;
-  // Kills it and waits for its end.
-  void kill();
+  // Kills it and waits for its end; false after kill_seconds, when the kernel does not let it go (a dead storage): it
+  // is given up then, and ended() says how it should have ended.
+  bool kill();
+  static constexpr double kill_seconds = 30.0;
 
  private:
   std::optional<ProcessEnd> reap(int flags);

@@ -30,15 +30,9 @@ double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const Par
   return total;
 }
 
-void sum_over(std::span<double> numbers, Communicator& group) {
-  if (numbers.empty()) return;
-  const Shape shape{narrow<std::int64_t>(numbers.size())};
-  group.all_reduce(View(numbers.data(), DType::f64, shape), ReduceOp::sum).wait();
-}
-
-double gradient_sum_of_squares(Backend& backend, Stream& stream, const ParamStore& store, Communicator& group) {
+double gradient_sum_of_squares(Backend& backend, Stream& stream, const ParamStore& store, const RankGroups& groups) {
   double sum = gradient_sum_of_squares_share(backend, stream, store);
-  sum_over({&sum, 1}, group);
+  sum_over_world(groups, {&sum, 1});
   return sum;
 }
 

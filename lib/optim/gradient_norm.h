@@ -6,10 +6,8 @@
 // step_block.h).
 #pragma once
 
-#include <span>
-
 #include "backend/backend.h"
-#include "comm/communicator.h"
+#include "parallel/groups.h"
 #include "parallel/param_store.h"
 
 namespace scaletrain {
@@ -18,10 +16,7 @@ namespace scaletrain {
 // threads. Blocks until the stream has run.
 double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const ParamStore& store);
 
-// The share summed over `group`, all ranks of the mesh. A rank without parameters takes part with zero.
-double gradient_sum_of_squares(Backend& backend, Stream& stream, const ParamStore& store, Communicator& group);
-
-// Sums a few numbers over a group in place, in one reduction: shares of the norm, of the loss, token counts. Blocks.
-void sum_over(std::span<double> numbers, Communicator& group);
+// The share summed over all ranks of the mesh. A rank without parameters takes part with zero.
+double gradient_sum_of_squares(Backend& backend, Stream& stream, const ParamStore& store, const RankGroups& groups);
 
 }  // namespace scaletrain

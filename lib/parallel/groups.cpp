@@ -9,13 +9,6 @@ namespace scaletrain {
 
 namespace {
 
-std::vector<Rank> whole_world(const Mesh& mesh) {
-  std::vector<Rank> ranks;
-  ranks.reserve(static_cast<std::size_t>(mesh.world()));
-  for (std::int64_t rank = 0; rank < mesh.world(); ++rank) ranks.emplace_back(rank);
-  return ranks;
-}
-
 // Each key/value head is held by degree/kv_heads neighbours; with as many heads as ranks, nobody shares one.
 std::vector<Rank> holders_of(const Mesh& mesh, Rank rank, std::int64_t kv_heads) {
   const std::int64_t degree = mesh.degree(Axis::tensor);
@@ -47,8 +40,6 @@ std::vector<Rank> members_of(const Mesh& mesh, GroupKind kind, Rank rank, const 
       return mesh.group(Axis::pipeline, rank);
     case GroupKind::tied:
       return tied_of(mesh, rank, facts.tied);
-    case GroupKind::world:
-      return whole_world(mesh);
   }
   SCALETRAIN_CHECK(false);
 }
@@ -67,8 +58,6 @@ std::string_view to_text(GroupKind kind) {
       return "pipeline";
     case GroupKind::tied:
       return "tied";
-    case GroupKind::world:
-      return "world";
   }
   SCALETRAIN_CHECK(false);
 }
@@ -96,10 +85,13 @@ Communicator* RankGroups::find(GroupKind kind) const {
       return pipeline.get();
     case GroupKind::tied:
       return tied.get();
-    case GroupKind::world:
-      return world.get();
   }
   SCALETRAIN_CHECK(false);
+}
+
+void RankGroups::abort() const noexcept {
+  for (Communicator* group : {tensor.get(), holders.get(), data.get(), pipeline.get(), tied.get()})
+    if (group != nullptr) group->abort();
 }
 
 RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make) {
@@ -115,9 +107,15 @@ RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, con
   groups.data = make_one(GroupKind::data);
   groups.pipeline = make_one(GroupKind::pipeline);
   groups.tied = make_one(GroupKind::tied);
-  groups.world = make_one(GroupKind::world);
-  if (!groups.world) groups.world = make_single_communicator(std::string(to_text(GroupKind::world)));
   return groups;
+}
+
+void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
+  if (numbers.empty()) return;
+  const View all(numbers.data(), DType::f64, {narrow<std::int64_t>(numbers.size())});
+  for (Communicator* group : {groups.tensor.get(), groups.data.get(), groups.pipeline.get()}) {
+    if (group != nullptr) group->all_reduce(all, ReduceOp::sum).wait();
+  }
 }
 
 }  // namespace scaletrain

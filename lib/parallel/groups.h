@@ -1,9 +1,12 @@
-// Which groups a rank is in, and its communicators for them.
+// Which groups a rank is in, and its communicators for them. There is none of all ranks: every group is a full mesh of
+// connections, which a large world cannot afford. What all ranks decide together they sum axis by axis.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,12 +21,11 @@ enum class GroupKind {
   data,      // the replicas of one shard
   pipeline,  // the stages of one replica
   tied,      // first and last stage, which both hold the tied embedding
-  world,
 };
 std::string_view to_text(GroupKind kind);
 
 struct GroupSpec {
-  GroupKind kind = GroupKind::world;
+  GroupKind kind = GroupKind::tensor;
   std::string name;           // unique in the world, the same for all members: "data.3" is the group of lowest rank 3
   std::vector<Rank> members;  // in the order of the group
   int index = 0;              // of this rank among them
@@ -35,17 +37,39 @@ struct GroupFacts {
 };
 
 // The group of this kind that `rank` is in; nothing if it would have one member, or the rank is in none (a middle stage
-// has no tied group). world and groups of several members only.
+// has no tied group).
 std::optional<GroupSpec> group_of(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts);
 
-// One rank's communicators; null where there is no group, except world, which is always there (a group of one too).
-// Constructed in the order of GroupKind by every rank.
+// One rank's communicators; null where there is no group. Constructed in the order of GroupKind by every rank.
 struct RankGroups {
-  std::unique_ptr<Communicator> tensor, holders, data, pipeline, tied, world;
+  std::unique_ptr<Communicator> tensor, holders, data, pipeline, tied;
   Communicator* find(GroupKind kind) const;
+  // Of all of them.
+  void abort() const noexcept;
+};
+
+// Aborts a rank's communicators if its scope is left by an exception: to be declared behind what waits for transfers
+// when it is destroyed, which would otherwise wait for peers that may in turn wait for this rank. They must outlive it.
+class AbortOnException {
+ public:
+  explicit AbortOnException(const RankGroups& groups) : groups_(groups), before_(std::uncaught_exceptions()) {}
+  ~AbortOnException() {
+    if (std::uncaught_exceptions() > before_) groups_.abort();
+  }
+  AbortOnException(const AbortOnException&) = delete;
+  AbortOnException& operator=(const AbortOnException&) = delete;
+
+ private:
+  const RankGroups& groups_;
+  int before_;
 };
 
 using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(const GroupSpec&)>;
 RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make);
+
+// Sums a few numbers over all ranks of the mesh, in place: shares of the norm and the loss, token counts, votes. Over
+// the tensor, then the data, then the pipeline groups, each in the order of its ranks: all ranks get the same bits.
+// Blocks.
+void sum_over_world(const RankGroups& groups, std::span<double> numbers);
 
 }  // namespace scaletrain

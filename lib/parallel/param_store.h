@@ -8,19 +8,25 @@
 // optimizer (or a gather) changes the values. Not thread-safe: one executor uses it, and all ranks of a group make the
 // same calls in the same order.
 //
-// What a policy means, with S the layout's segments (see shard_layout.h):
-//   parameters   whole: a full buffer; after an update of shards each segment is all-gathered, under way until the unit
-//                is next acquired. Sharded: the shard only; acquire() waits for the segment's gather into a staging
-//                buffer, which prefetch() begins ahead; release() frees it.
-//   gradients    whole: a full buffer; a unit's last release of the step begins its sum over the replicas (all-reduce,
-//   or
-//                reduce-scatter where the optimizer is sharded). Sharded: layers accumulate into staging, and every
-//                release begins a reduce-scatter whose result is added to the shard; a tied tensor that two units of
-//                this rank share accumulates all step and is reduced once, when both have had their last release.
-//   optimizer    whole, or the shard only.
+// What a policy means, with segments as shard_layout.h has them:
+//
+// Parameters whole: a full buffer; after an update of shards each segment is all-gathered, under way until the unit is
+// next acquired. Sharded: the shard only; acquire() waits for the segment's gather into a staging buffer, which
+// prefetch() begins ahead; after release() the place is free for another unit.
+//
+// Gradients whole: a full buffer; a unit's last release of the step begins its sum over the replicas, by all-reduce or,
+// where the optimizer is sharded, by reduce-scatter. Sharded: layers accumulate into staging, and every release begins
+// a reduce-scatter whose result is added to the shard; a tied tensor that two units of this rank share accumulates all
+// step and is reduced once, when both have had their last release.
+//
+// Optimizer: whole, or the shard only.
+//
 // Sums over tensor ranks come before those over replicas: replicated rows that each tensor rank saw only its sequence
 // shard of (`sequence`), and grouped rows among their holders. The tied tensor's sum over first and last stage comes
 // last.
+//
+// Reductions go by buckets, and a bucket is a segment: a unit's, or a tied tensor's. The bits do not depend on that, as
+// every element is summed by itself in the order of the ranks (direct_communicator.h).
 #pragma once
 
 #include <cstdint>
@@ -107,16 +113,17 @@ class ParamStore {
   const UnitGradients& acquire_gradients(Stream& stream, int unit);
   // last: no more is added to this unit's accumulators in this step.
   void release_gradients(Stream& stream, int unit, bool last);
-  // Blocks until every reduction that was begun for these units is done. A unit of this rank whose last release never
-  // came (no micro-batch passed it) is reduced now, so that its peers do not wait.
+  // Blocks until every reduction that was begun for these units is done, that of reduce_tied included. A unit of this
+  // rank whose last release never came (no micro-batch passed it) is reduced now, so that its peers do not wait.
   void finish_gradients(Stream& stream, std::span<const int> units);
-  // Sums the tied tensor's gradient over the stages that hold it; nothing on other ranks. After finish_gradients of
-  // all.
+  // Begins the sum of the tied tensor's gradient over the stages that hold it, as soon as its own reductions are done;
+  // nothing on other ranks. After the last releases, before finish_gradients, which waits for it.
   void reduce_tied(Stream& stream);
 
   // Before the first micro-batch of a step.
   void zero_gradients(Stream& stream);
-  // Everything the optimizer of this rank updates. Gradients are complete after finish_gradients and reduce_tied.
+  // Everything the optimizer of this rank updates. Gradients are complete after reduce_tied and finish_gradients of
+  // all.
   std::span<OptimizerRange> optimizer_ranges();
   // After the optimizer has updated its ranges: begins the gathers that the policy needs; cached compute forms are
   // stale.

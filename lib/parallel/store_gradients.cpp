@@ -1,6 +1,7 @@
 #include "parallel/store_gradients.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -146,7 +147,8 @@ void StoreGradients::release(Stream& stream, int index, bool last) {
 void StoreGradients::close(Stream& stream, UnitState& unit) {
   SCALETRAIN_CHECK(!unit.closed);
   unit.closed = true;
-  if (!memory_.zero.shard_gradients) sum_over_tensor_ranks(stream, *unit.place);
+  // Reductions over replicas start with the sums over tensor ranks; without replicas those can wait for finish().
+  if (!memory_.zero.shard_gradients && memory_.data_degree > 1) sum_over_tensor_ranks(stream, *unit.place);
   for (const int segment : unit.place->segments) {
     const bool is_last = --segments_[static_cast<std::size_t>(segment)].num_open == 0;
     if (is_last && place(segment).trained && !is_staged(segment)) begin_reduction(stream, segment, -1);
@@ -192,6 +194,21 @@ void StoreGradients::sum_over_tensor_ranks(Stream& stream, const UnitPlace& unit
   sum(stream, unit.holder_sums, groups_->holders.get());
 }
 
+// Where there are no replicas: the sums of all units in one call.
+void StoreGradients::sum_over_tensor_ranks(Stream& stream, std::span<const int> units) {
+  UnitPlace together;
+  const auto append = [](std::vector<SumPlace>& to, const std::vector<SumPlace>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  for (const int index : units) {
+    UnitState& unit = state(index);
+    if (std::exchange(unit.summed, true)) continue;
+    append(together.tensor_sums, unit.place->tensor_sums);
+    append(together.holder_sums, unit.place->holder_sums);
+  }
+  sum_over_tensor_ranks(stream, together);
+}
+
 void StoreGradients::begin_reduction(Stream& stream, int segment, int staging) {
   const SegmentPlace& at = place(segment);
   std::byte* data = segments_[static_cast<std::size_t>(segment)].data;
@@ -220,7 +237,7 @@ void StoreGradients::complete_first(Stream& stream) {
   Reduction& reduction = under_way_.front();
   reduction.ticket.wait();
   const SegmentPlace& at = place(reduction.segment);
-  if (memory_.zero.shard_gradients) {
+  if (memory_.zero.shard_gradients && !reduction.over_stages) {
     const View shard = piece(reduction.segment);
     const View received =
         View(reduction.data, at.dtype, {at.segment.count}).rows(memory_.data_rank * at.segment.piece, at.segment.piece);
@@ -241,6 +258,7 @@ void StoreGradients::finish(Stream& stream, std::span<const int> units) {
     if (memory_.gradients && !unit.closed) close(stream, unit);
     for (const int segment : unit.place->segments) is_finished[static_cast<std::size_t>(segment)] = 1;
   }
+  if (memory_.gradients && memory_.data_degree == 1) sum_over_tensor_ranks(stream, units);
   const auto is_awaited = [&](const Reduction& reduction) {
     return is_finished[static_cast<std::size_t>(reduction.segment)] != 0;
   };
@@ -250,15 +268,27 @@ void StoreGradients::finish(Stream& stream, std::span<const int> units) {
 
 void StoreGradients::reduce_tied(Stream& stream) {
   if (groups_ == nullptr || groups_->tied == nullptr || !memory_.gradients) return;
-  SCALETRAIN_CHECK(under_way_.empty());
-  stream.synchronize();
+  for (auto& [index, unit] : units_) {
+    const std::vector<int>& used = unit.place->segments;
+    const bool holds_tied = std::any_of(used.begin(), used.end(), [&](int segment) { return is_tied(segment); });
+    if (!holds_tied || unit.closed) continue;
+    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+    close(stream, unit);
+  }
+  const auto is_awaited = [&](const Reduction& reduction) { return is_tied(reduction.segment); };
+  while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
+  stream.synchronize();  // the transfer reads at once
   for (int segment = 0; segment < narrow<int>(segments_.size()); ++segment) {
     const SegmentPlace& at = place(segment);
-    if (!at.segment.tied || !at.trained) continue;
+    if (!is_tied(segment)) continue;
     // A staged one is reduced at every release.
     SCALETRAIN_CHECK(is_staged(segment) || segments_[static_cast<std::size_t>(segment)].num_open == 0);
     const View whole(segments_[static_cast<std::size_t>(segment)].data, at.dtype, {at.segment.count});
-    groups_->tied->all_reduce(memory_.zero.shard_optimizer ? piece(segment) : whole, ReduceOp::sum).wait();
+    Reduction reduction;
+    reduction.segment = segment;
+    reduction.over_stages = true;
+    reduction.ticket = groups_->tied->all_reduce(memory_.zero.shard_optimizer ? piece(segment) : whole, ReduceOp::sum);
+    under_way_.push_back(std::move(reduction));
   }
 }
 
@@ -268,6 +298,7 @@ void StoreGradients::zero(Stream& stream) {
     SCALETRAIN_CHECK_EQ(unit.acquired, 0);
     unit.ends = false;
     unit.closed = false;
+    unit.summed = false;
   }
   for (SegmentState& segment : segments_) segment.num_open = segment.num_users;
   for (std::size_t buffer = 0; buffer < gradients_.size(); ++buffer) {

@@ -1,10 +1,16 @@
 // Internal to the parameter store: the gradient accumulators of a rank, whole or as a shard, and the reductions that
 // complete them.
 //
-// A segment is reduced once per step, when the last unit that uses it is closed, where its accumulators live all step:
-// whole gradients, and a tied tensor that two units of this rank share. Where units accumulate into staging, it is
-// reduced at every release, and the result is added to the shard in the order in which the reductions were begun. All
-// reductions are in place: a reduce-scatter leaves the sum in this rank's own piece.
+// The segment is the bucket: what one call reduces, begun as soon as all of it is there. A segment is reduced once per
+// step, when the last unit that uses it is closed, where its accumulators live all step: whole gradients, and a tied
+// tensor that two units of this rank share. Where units accumulate into staging, it is reduced at every release, and
+// the result is added to the shard in the order in which the reductions were begun. All reductions are in place: a
+// reduce-scatter leaves the sum in this rank's own piece. A tensor that is tied across stages is reduced over them
+// right behind, while other reductions are still under way.
+//
+// Sums over tensor ranks are waited for where they are made: these ranks go in step anyway, by the sums of every unit's
+// activations. A unit's come before its reduction over replicas; without replicas those of all units are made together,
+// when they are finished.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +56,7 @@ class StoreGradients {
     int acquired = 0;
     bool ends = false;    // a release has said that it was the last
     bool closed = false;  // nothing more is added in this step
+    bool summed = false;  // over tensor ranks, where there are no replicas
     UnitGradients handles;
   };
   struct SegmentState {
@@ -65,6 +72,7 @@ class StoreGradients {
   struct Reduction {
     int segment = 0;
     int staging = -1;
+    bool over_stages = false;  // of a tied tensor, whose reduction over replicas is done
     std::byte* data = nullptr;
     Ticket ticket;
   };
@@ -73,12 +81,14 @@ class StoreGradients {
   const SegmentPlace& place(int segment) const { return memory_.segments[static_cast<std::size_t>(segment)]; }
   // Its accumulators live in staging of its unit, from acquire to release.
   bool is_staged(int segment) const { return memory_.zero.shard_gradients && !place(segment).shared; }
+  bool is_tied(int segment) const { return place(segment).segment.tied && place(segment).trained; }
   int take_staging(Stream& stream);
   void open(Stream& stream, UnitState& unit);
   void close(Stream& stream, UnitState& unit);
   void point_handles(UnitState& unit);
   void sum(Stream& stream, const std::vector<SumPlace>& sums, Communicator* group);
   void sum_over_tensor_ranks(Stream& stream, const UnitPlace& unit);
+  void sum_over_tensor_ranks(Stream& stream, std::span<const int> units);
   void begin_reduction(Stream& stream, int segment, int staging);
   void complete_first(Stream& stream);
 

@@ -151,10 +151,13 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
     memory.segments.push_back(place);
   }
   place_staging(memory, layout);
-  for (const int unit : layout.units()) {
-    for (const GroupKind kind : {GroupKind::tensor, GroupKind::holders})
-      memory.sum_staging =
-          std::max(memory.sum_staging, coalesced_bytes(sums_of(table, layout, options, unit, kind), memory));
+  for (const GroupKind kind : {GroupKind::tensor, GroupKind::holders}) {
+    std::size_t together = 0;
+    for (const int unit : layout.units()) {
+      const std::size_t bytes = coalesced_bytes(sums_of(table, layout, options, unit, kind), memory);
+      together = memory.data_degree == 1 ? together + bytes : std::max(together, bytes);
+    }
+    memory.sum_staging = std::max(memory.sum_staging, together);
   }
   return memory;
 }

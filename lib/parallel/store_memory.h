@@ -63,7 +63,8 @@ struct StoreMemory {
   std::size_t gradient_staging = 0;  // bytes of each
   std::size_t shared_weights = 0;    // bytes of the staging of shared segments
   std::size_t shared_gradients = 0;
-  std::size_t sum_staging = 0;  // bytes of the copy of coalesced sums
+  // Bytes of the copy of coalesced sums: of one unit, or of all where there are no replicas.
+  std::size_t sum_staging = 0;
 };
 
 StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);

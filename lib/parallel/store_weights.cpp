@@ -9,7 +9,7 @@ namespace scaletrain {
 
 StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const StoreMemory& memory,
                            std::span<const UnitPlace> units, Communicator* data)
-    : backend_(backend), memory_(memory), data_(data), segments_(memory.segments.size()) {
+    : backend_(backend), memory_(memory), data_(data), residency_(memory), segments_(memory.segments.size()) {
   const bool sharded = memory.zero.shard_parameters;
   for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
     const FlatBuffer& flat = layout.buffers()[buffer];
@@ -18,8 +18,7 @@ StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const St
   }
   if (sharded) {
     if (memory.shared_weights > 0) shared_ = backend.allocate(memory.shared_weights);
-    staging_.resize(static_cast<std::size_t>(memory.num_staging));
-    for (Staging& staging : staging_) staging.memory = backend.allocate(memory.weight_staging);
+    for (int i = 0; i < memory.num_staging; ++i) staging_.push_back(backend.allocate(memory.weight_staging));
   } else {
     for (std::size_t index = 0; index < segments_.size(); ++index) {
       const SegmentPlace& place = memory.segments[index];
@@ -30,9 +29,6 @@ StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const St
   for (const UnitPlace& place : units) {
     UnitState& unit = units_[place.unit];
     unit.place = &place;
-    unit.needs_staging = sharded && std::any_of(place.segments.begin(), place.segments.end(), [&](int segment) {
-                           return !memory.segments[static_cast<std::size_t>(segment)].shared;
-                         });
     for (const MatrixPlace& matrix : place.matrices) unit.handles.entries_.push_back({matrix.name, {}});
   }
 }
@@ -74,68 +70,41 @@ void StoreWeights::begin_gather(Stream& stream, int segment, std::byte* into) {
   state.gathering = true;
 }
 
-void StoreWeights::evict(Staging& staging) {
-  if (staging.unit >= 0) {
-    UnitState& unit = state(staging.unit);
-    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
-    for (const int index : unit.place->segments) {
-      if (memory_.segments[static_cast<std::size_t>(index)].shared) continue;
-      SegmentState& segment = segments_[static_cast<std::size_t>(index)];
-      if (segment.gathering) segment.gather.wait();
-      segment.gathering = false;
-      segment.data = nullptr;
-    }
-    unit.staging = -1;
-    unit.is_current = false;
+// The unit's own segments leave their staging.
+void StoreWeights::evict(UnitState& unit) {
+  SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+  for (const int index : unit.place->segments) {
+    if (memory_.segments[static_cast<std::size_t>(index)].shared) continue;
+    SegmentState& segment = segments_[static_cast<std::size_t>(index)];
+    if (segment.gathering) segment.gather.wait();
+    segment.gathering = false;
+    segment.data = nullptr;
   }
-  staging.unit = -1;
-  staging.claimed = false;
-}
-
-StoreWeights::Staging* StoreWeights::find_staging(bool may_evict_claimed) {
-  Staging* best = nullptr;
-  for (Staging& staging : staging_) {
-    if (staging.unit < 0) return &staging;
-    if (state(staging.unit).acquired > 0) continue;
-    if (staging.claimed && !may_evict_claimed) continue;
-    const bool is_better = best == nullptr || (best->claimed && !staging.claimed) ||
-                           (best->claimed == staging.claimed && staging.last_use < best->last_use);
-    if (is_better) best = &staging;
-  }
-  return best;
+  unit.is_current = false;
 }
 
 // Begins the gathers of what is not there; false if there is no place for it.
-bool StoreWeights::make_resident(Stream& stream, UnitState& unit, bool may_evict_claimed) {
-  if (unit.needs_staging && unit.staging < 0) {
-    Staging* staging = find_staging(may_evict_claimed);
-    if (staging == nullptr) return false;
-    evict(*staging);
-    unit.staging = narrow<int>(staging - staging_.data());
-    staging->unit = unit.place->unit;
-    staging->claimed = true;
-    staging->last_use = ++clock_;
-    for (const int index : unit.place->segments) {
-      const SegmentPlace& place = memory_.segments[static_cast<std::size_t>(index)];
-      if (!place.shared) begin_gather(stream, index, staging->memory.data() + place.weight_offset);
-    }
-  }
-  for (const int index : unit.place->segments) {
+bool StoreWeights::make_resident(Stream& stream, const UnitState& unit, Residency::Purpose purpose) {
+  const Residency::Change change = residency_.bring(unit.place->unit, unit.place->segments, purpose);
+  if (!change.has_place) return false;
+  if (change.evicted >= 0) evict(state(change.evicted));
+  for (const int index : change.gathers) {
     const SegmentPlace& place = memory_.segments[static_cast<std::size_t>(index)];
-    if (place.shared && segments_[static_cast<std::size_t>(index)].data == nullptr)
-      begin_gather(stream, index, shared_.data() + place.weight_offset);
+    const Buffer& memory =
+        place.shared ? shared_ : staging_[static_cast<std::size_t>(residency_.staging_of(unit.place->unit))];
+    begin_gather(stream, index, memory.data() + place.weight_offset);
   }
   return true;
 }
 
 void StoreWeights::prefetch(Stream& stream, int unit) {
-  make_resident(stream, state(unit), false);
+  make_resident(stream, state(unit), Residency::Purpose::prefetch);
 }
 
 const UnitWeights& StoreWeights::acquire(Stream& stream, int index) {
   UnitState& unit = state(index);
   if (unit.acquired == 0) {
-    const bool staging_is_free = make_resident(stream, unit, true);
+    const bool staging_is_free = make_resident(stream, unit, Residency::Purpose::acquire);
     SCALETRAIN_CHECK(staging_is_free && "more units acquired at once than there is staging for gathered weights");
     for (const int at : unit.place->segments) {
       SegmentState& segment = segments_[static_cast<std::size_t>(at)];
@@ -144,10 +113,7 @@ const UnitWeights& StoreWeights::acquire(Stream& stream, int index) {
     }
     if (!unit.is_current) refresh(stream, unit);
     for (const int at : unit.place->segments) ++segments_[static_cast<std::size_t>(at)].acquired;
-    if (unit.staging >= 0) {
-      staging_[static_cast<std::size_t>(unit.staging)].claimed = false;
-      staging_[static_cast<std::size_t>(unit.staging)].last_use = ++clock_;
-    }
+    residency_.acquire(index);
   }
   ++unit.acquired;
   return unit.handles;
@@ -157,6 +123,7 @@ void StoreWeights::release(int index) {
   UnitState& unit = state(index);
   SCALETRAIN_CHECK_LT(0, unit.acquired);
   if (--unit.acquired > 0) return;
+  residency_.release(index);
   for (const int at : unit.place->segments) --segments_[static_cast<std::size_t>(at)].acquired;
   if (memory_.zero.shard_parameters) {
     drop_packed(*unit.place);
@@ -195,7 +162,7 @@ void StoreWeights::values_changed() {
   for (const auto& [index, unit] : units_) SCALETRAIN_CHECK_EQ(unit.acquired, 0);
   settle();
   if (memory_.zero.shard_parameters) {
-    for (Staging& staging : staging_) evict(staging);
+    residency_.clear();
     for (SegmentState& segment : segments_) segment.data = nullptr;
   }
   for (auto& [index, unit] : units_) unit.is_current = false;
@@ -220,7 +187,7 @@ void StoreWeights::settle() {
 std::uint64_t StoreWeights::bytes() const {
   std::uint64_t total = shared_.size();
   for (const Buffer& buffer : masters_) total += buffer.size();
-  for (const Staging& staging : staging_) total += staging.memory.size();
+  for (const Buffer& staging : staging_) total += staging.size();
   return total;
 }
 

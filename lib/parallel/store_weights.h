@@ -1,5 +1,5 @@
 // Internal to the parameter store: the master weights of a rank, whole or as a shard, and the handles layers see.
-// Gathers what is sharded into staging, a few units at a time, and keeps it there until the place is needed.
+// Gathers what is sharded into staging, a few units at a time, as residency.h says.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
+#include "parallel/residency.h"
 #include "parallel/store_memory.h"
 
 namespace scaletrain {
@@ -41,8 +42,6 @@ class StoreWeights {
  private:
   struct UnitState {
     const UnitPlace* place = nullptr;
-    bool needs_staging = false;  // sharded, with segments of its own
-    int staging = -1;            // which staging buffer has its segments
     int acquired = 0;
     bool is_current = false;  // the handles point to compute forms of the current values
     UnitWeights handles;
@@ -53,17 +52,10 @@ class StoreWeights {
     Ticket gather;
     int acquired = 0;  // units
   };
-  struct Staging {
-    Buffer memory;
-    int unit = -1;
-    bool claimed = false;  // prefetched and not acquired since
-    std::uint64_t last_use = 0;
-  };
 
   UnitState& state(int unit);
-  bool make_resident(Stream& stream, UnitState& unit, bool may_evict_claimed);
-  Staging* find_staging(bool may_evict_claimed);
-  void evict(Staging& staging);
+  bool make_resident(Stream& stream, const UnitState& unit, Residency::Purpose purpose);
+  void evict(UnitState& unit);
   void begin_gather(Stream& stream, int segment, std::byte* into);
   void refresh(Stream& stream, UnitState& unit);
   void drop_packed(const UnitPlace& place);
@@ -71,12 +63,12 @@ class StoreWeights {
   Backend& backend_;
   const StoreMemory& memory_;
   Communicator* data_;
+  Residency residency_;
   std::vector<Buffer> masters_;
   Buffer shared_;
-  std::vector<Staging> staging_;
+  std::vector<Buffer> staging_;
   std::vector<SegmentState> segments_;
   std::map<int, UnitState> units_;
-  std::uint64_t clock_ = 0;
   // Compute forms of the current values by place: two units that share a tied tensor share its form too.
   std::map<std::pair<int, std::int64_t>, std::unique_ptr<PackedWeight>> packed_;
   alignas(buffer_alignment) std::byte nothing_[buffer_alignment]{};  // where matrices without elements point

@@ -41,10 +41,6 @@ std::size_t batch_bytes_of(const BatchShape& shape) {
   return num_batch_tensors * align_up(static_cast<std::size_t>(shape.rows()) * size_of(DType::i32));
 }
 
-}  // namespace
-
-namespace {
-
 bool is_receive(Opcode op) {
   return op == Opcode::receive_activation || op == Opcode::receive_gradient;
 }

@@ -78,10 +78,8 @@ struct ReceiveBuffers {
 
 // The steps as an executor carries them out: receives posted ahead. Right behind each step of transfers (and at the
 // very beginning) come the receives of the next one, in their order, as far as buffers are free then; so a message can
-// arrive while the work between the two steps runs. They are steps of receives alone, to be posted one by one, since
-// each is waited for by itself; a step that holds a send, too, is posted by one call. Sends keep their places, and the
-// receives from one peer their order. Posting a receive earlier blocks nothing: what simulate() proves of `steps`
-// holds.
+// arrive while the work between the two steps runs. Sends keep their places, and the receives from one peer their
+// order. Posting a receive earlier blocks nothing: what simulate() proves of `steps` holds.
 std::vector<ScheduleStep> order_of_execution(std::span<const ScheduleStep> steps, const ReceiveBuffers& buffers);
 
 // `chunks`: the model's units, as the stage's chunks hold them. A chunk has as many slots as it ever has micro-batches

@@ -15,14 +15,20 @@ namespace scaletrain {
 
 namespace {
 
-// Adds up calls by group and purpose.
+// Adds up calls by group and purpose, and what sums leave staged with each group's communicator.
 class Volumes {
  public:
-  // A sum of which this rank sums up `own` elements out of what it gets from every other rank of the group.
-  void add_sum(GroupKind kind, DType dtype, std::int64_t size, std::int64_t own) {
-    const auto received = static_cast<std::size_t>(checked_mul(own, size - 1)) * size_of(dtype);
-    std::size_t& most = staging_[kind];
-    most = std::max(most, std::min(received, direct_staging_bytes(narrow<int>(size))));
+  void add_reduce_scatter(GroupKind kind, const std::string& purpose, DType dtype, std::int64_t calls,
+                          std::int64_t whole, std::int64_t own, std::int64_t size) {
+    if (calls == 0) return;
+    hold(kind, direct_reduce_scatter_staging(dtype, own, narrow<int>(size)));
+    add(kind, purpose, dtype, calls, whole - own);
+  }
+  void add_all_reduce(GroupKind kind, const std::string& purpose, DType dtype, std::int64_t calls, std::int64_t whole,
+                      std::int64_t size, std::int64_t rank) {
+    if (calls == 0) return;
+    hold(kind, direct_all_reduce_staging(dtype, whole, narrow<int>(size), narrow<int>(rank)));
+    add(kind, purpose, dtype, calls, direct_all_reduce_sent(dtype, whole, narrow<int>(size), narrow<int>(rank)));
   }
   std::size_t staging() const {
     std::size_t bytes = 0;
@@ -49,8 +55,10 @@ class Volumes {
   }
 
  private:
+  void hold(GroupKind kind, std::size_t bytes) { staging_[kind] = std::max(staging_[kind], bytes); }
+
   std::vector<CommunicationVolume> volumes_;
-  std::map<GroupKind, std::size_t> staging_;  // at most, by group
+  std::map<GroupKind, std::size_t> staging_;
 };
 
 // How often a chunk's units run each phase in one step.
@@ -133,8 +141,6 @@ void add_tensor_activations(Volumes& volumes, const PhasePlan& plan, const Tenso
                             const std::vector<int>& units, const PhaseCounts& counts) {
   const std::int64_t rows = plan.micro_batch.rows();
   const std::int64_t whole = checked_mul(rows, plan.model.hidden);
-  const int size = narrow<int>(part.degree);
-  const int rank = narrow<int>(part.rank);
   std::int64_t own = whole;
   if (part.sequence) {
     const std::vector<std::int64_t> shards = sequence_shards(rows, part.degree);
@@ -143,13 +149,11 @@ void add_tensor_activations(Volumes& volumes, const PhasePlan& plan, const Tenso
   for (const int unit : units) {
     const UnitKind kind = kind_of(unit, plan.model);
     const ActivationCalls calls = activation_calls(kind, counts);
-    volumes.add_sum(GroupKind::tensor, plan.compute, part.degree, part.sequence ? own : ceil_div(whole, part.degree));
     if (part.sequence) {
-      volumes.add(GroupKind::tensor, "activations", plan.compute, calls.sums, whole - own);
+      volumes.add_reduce_scatter(GroupKind::tensor, "activations", plan.compute, calls.sums, whole, own, part.degree);
       volumes.add(GroupKind::tensor, "activations", plan.compute, calls.gathers, own * (part.degree - 1));
     } else {
-      volumes.add(GroupKind::tensor, "activations", plan.compute, calls.sums,
-                  direct_all_reduce_sent(plan.compute, whole, size, rank));
+      volumes.add_all_reduce(GroupKind::tensor, "activations", plan.compute, calls.sums, whole, part.degree, part.rank);
     }
     if (kind != UnitKind::head) continue;
     // Three numbers per row, for a chunk of rows at a time.
@@ -185,20 +189,32 @@ class StoreVolumes {
       if (!place.trained || memory_.data_degree == 1) continue;
       const bool is_staged = memory_.zero.shard_gradients && !place.shared;
       const std::int64_t calls = is_staged ? contributions.at(place.segment.unit) : 1;
-      const std::int64_t sent = memory_.zero.shard_optimizer
-                                    ? place.segment.count - place.segment.piece
-                                    : all_reduced(place, place.segment.count, Axis::data, position.data);
-      volumes_.add(GroupKind::data, "gradients", place.dtype, calls, sent);
-      volumes_.add_sum(GroupKind::data, place.dtype, memory_.data_degree, place.segment.piece);
+      if (memory_.zero.shard_optimizer) {
+        volumes_.add_reduce_scatter(GroupKind::data, "gradients", place.dtype, calls, place.segment.count,
+                                    place.segment.piece, memory_.data_degree);
+      } else {
+        volumes_.add_all_reduce(GroupKind::data, "gradients", place.dtype, calls, place.segment.count,
+                                memory_.data_degree, position.data);
+      }
     }
-    for (const auto& [unit, count] : contributions) {
+  }
+
+  // Over tensor ranks, of the units of one chunk: unit by unit before their sums over replicas, else all at once.
+  void add_tensor_gradients(const std::vector<int>& units, std::int64_t contributions) {
+    UnitPlace together;
+    for (const int unit : units) {
       const UnitPlace place = place_unit(plan_.table, layout_, memory_, options_, unit);
-      const bool is_staged = memory_.zero.shard_gradients;
-      const std::int64_t holders = std::max<std::int64_t>(1, plan_.mesh.degree(Axis::tensor) / plan_.model.kv_heads);
-      add_sums(GroupKind::tensor, place.tensor_sums, is_staged ? count : 1, plan_.mesh.degree(Axis::tensor),
-               position.tensor);
-      add_sums(GroupKind::holders, place.holder_sums, is_staged ? count : 1, holders, position.tensor % holders);
+      if (memory_.data_degree > 1) {
+        add_tensor_sums(place, memory_.zero.shard_gradients ? contributions : 1);
+        continue;
+      }
+      const auto append = [](std::vector<SumPlace>& to, const std::vector<SumPlace>& from) {
+        to.insert(to.end(), from.begin(), from.end());
+      };
+      append(together.tensor_sums, place.tensor_sums);
+      append(together.holder_sums, place.holder_sums);
     }
+    add_tensor_sums(together, 1);
   }
 
   void add_tied() {
@@ -208,9 +224,7 @@ class StoreVolumes {
     for (const SegmentPlace& place : memory_.segments) {
       if (!place.segment.tied || !place.trained) continue;
       const std::int64_t count = memory_.zero.shard_optimizer ? place.segment.piece : place.segment.count;
-      volumes_.add_sum(GroupKind::tied, place.dtype, 2, ceil_div<std::int64_t>(count, 2));
-      volumes_.add(GroupKind::tied, "gradients", place.dtype, 1,
-                   direct_all_reduce_sent(place.dtype, count, 2, stage == 0 ? 0 : 1));
+      volumes_.add_all_reduce(GroupKind::tied, "gradients", place.dtype, 1, count, 2, stage == 0 ? 0 : 1);
     }
   }
 
@@ -229,8 +243,12 @@ class StoreVolumes {
   }
 
  private:
-  std::int64_t all_reduced(const SegmentPlace& place, std::int64_t count, Axis axis, std::int64_t rank) const {
-    return direct_all_reduce_sent(place.dtype, count, narrow<int>(plan_.mesh.degree(axis)), narrow<int>(rank));
+  void add_tensor_sums(const UnitPlace& place, std::int64_t times) {
+    const std::int64_t degree = plan_.mesh.degree(Axis::tensor);
+    const std::int64_t holders = std::max<std::int64_t>(1, degree / plan_.model.kv_heads);
+    const std::int64_t rank = layout_.position().tensor;
+    add_sums(GroupKind::tensor, place.tensor_sums, times, degree, rank);
+    add_sums(GroupKind::holders, place.holder_sums, times, holders, rank % holders);
   }
 
   // Short stretches are summed together.
@@ -239,9 +257,7 @@ class StoreVolumes {
     std::int64_t together = 0;
     DType dtype = DType::f32;
     const auto add = [&](std::int64_t count) {
-      volumes_.add_sum(kind, dtype, size, ceil_div(count, size));
-      volumes_.add(kind, "gradients", dtype, times,
-                   direct_all_reduce_sent(dtype, count, narrow<int>(size), narrow<int>(rank)));
+      volumes_.add_all_reduce(kind, "gradients", dtype, times, count, size, rank);
     };
     for (const SumPlace& sum : sums) {
       dtype = memory_.segments[static_cast<std::size_t>(sum.segment)].dtype;
@@ -261,25 +277,38 @@ class StoreVolumes {
   StoreMemory memory_;
 };
 
+// As sum_over_world goes.
+void add_decisions(Volumes& volumes, const PhasePlan& plan, const MeshPosition& position) {
+  const auto add = [&](GroupKind kind, Axis axis, std::int64_t rank) {
+    const std::int64_t size = plan.mesh.degree(axis);
+    if (size > 1) volumes.add_all_reduce(kind, "decisions", DType::f64, 1, numbers_per_step, size, rank);
+  };
+  add(GroupKind::tensor, Axis::tensor, position.tensor);
+  add(GroupKind::data, Axis::data, position.data);
+  add(GroupKind::pipeline, Axis::pipeline, position.pipeline);
+}
+
 Volumes volumes_of(const PhasePlan& plan, Rank rank) {
   const MeshPosition position = plan.mesh.position_of(rank);
   const TensorPart part = plan.tensor_part(rank);
   const std::vector<ScheduleStep> steps = plan.schedule(rank);
   const std::vector<PhaseCounts> counts = count_phases(steps, plan.chunks);
   Volumes volumes;
+  const ShardLayout shard = plan.layout(rank);
+  StoreVolumes store(volumes, plan, shard);
   std::map<int, std::int64_t> contributions;
   for (std::int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
     const PhaseCounts& of = counts[static_cast<std::size_t>(chunk)];
     const std::vector<int> units = plan.units_of_chunk(position.pipeline, chunk);
     for (const int unit : units) contributions[unit] = of.contributions();
+    store.add_tensor_gradients(units, of.contributions());
     if (part.degree > 1) add_tensor_activations(volumes, plan, part, units, of);
     add_pipeline(volumes, plan, part, of);
   }
-  const ShardLayout shard = plan.layout(rank);
-  StoreVolumes store(volumes, plan, shard);
   store.add_gradients(contributions);
   store.add_tied();
   store.add_gathers(steps);
+  add_decisions(volumes, plan, position);
   return volumes;
 }
 

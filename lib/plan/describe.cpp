@@ -104,7 +104,7 @@ std::string rank_map_text(const PhasePlan& phase) {
 }
 
 struct GroupFact {
-  GroupKind kind = GroupKind::world;
+  GroupKind kind = GroupKind::tensor;
   std::int64_t size = 0;
   std::int64_t count = 0;
   Rank first{0}, second{0}, last{0};  // of the group of rank 0
@@ -112,8 +112,8 @@ struct GroupFact {
 
 std::vector<GroupFact> group_facts_of(const PhasePlan& phase) {
   std::vector<GroupFact> out;
-  for (const GroupKind kind : {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline,
-                               GroupKind::tied, GroupKind::world}) {
+  for (const GroupKind kind :
+       {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
     const auto group = group_of(phase.mesh, kind, Rank(0), phase.group_facts());
     if (!group) continue;
     const auto size = static_cast<std::int64_t>(group->members.size());
@@ -140,7 +140,7 @@ using Cells = std::vector<std::string>;  // [stage]
 struct TableRow {
   std::string name;
   Cells cells;
-  GroupKind kind = GroupKind::world;
+  GroupKind kind = GroupKind::tensor;
 };
 
 std::string table_text(const std::vector<StageFacts>& stages, const std::vector<TableRow>& rows) {
@@ -220,6 +220,46 @@ std::string communication_text(const std::vector<StageFacts>& all_stages) {
   return "\nsent by the first rank of a stage in one step (in so many calls)" + table_text(stages, rows);
 }
 
+// Of the listed stage that gathers most often.
+std::string gather_cost(const Facts& facts) {
+  const StageFacts* most = nullptr;
+  const auto gathers_of = [](const StageFacts& stage) {
+    const CommunicationVolume* weights = find_volume(stage, GroupKind::data, "weights");
+    return weights == nullptr ? 0 : weights->calls;
+  };
+  for (const StageFacts& stage : facts.stages) {
+    if (most == nullptr || gathers_of(stage) > gathers_of(*most)) most = &stage;
+  }
+  const ShardLayout layout = facts.phase.layout(facts.phase.mesh.rank_of({0, 0, most->stage}));
+  const auto once = std::count_if(layout.segments().begin(), layout.segments().end(), [&](const Segment& segment) {
+    return layout.buffers()[static_cast<std::size_t>(segment.buffer)].role == ParamRole::trained;
+  });
+  return fmt::format("parallel.zero 3 gathers weights when they are needed: {} a step on stage {}, where 1 and 2 do {}",
+                     count_text(gathers_of(*most), "gather"), most->stage, once);
+}
+
+// ZB-H1 puts off the weight part of each backward.
+std::vector<std::string> weight_phase_costs(const Facts& facts) {
+  std::vector<std::string> lines;
+  const ModelSpec& model = facts.phase.model;
+  const double logits = 2.0 * static_cast<double>(model.vocab) * static_cast<double>(model.hidden);
+  lines.push_back(
+      fmt::format("zb-h1 computes the head's logits twice, for the input and for the weight part: {:.1f} % more work",
+                  100.0 * logits / model_flops_per_token(model)));
+  const StageFacts* most = nullptr;
+  const auto bytes_of = [](const StageFacts& stage) {
+    const auto found = std::find_if(stage.memory.items.begin(), stage.memory.items.end(),
+                                    [](const MemoryItem& item) { return item.purpose == "weight-gradient work"; });
+    return found == stage.memory.items.end() ? std::size_t{0} : found->bytes;
+  };
+  for (const StageFacts& stage : facts.stages) {
+    if (most == nullptr || bytes_of(stage) > bytes_of(*most)) most = &stage;
+  }
+  lines.push_back(
+      fmt::format("zb-h1 keeps what the weight parts need: {} on stage {}", bytes_text(bytes_of(*most)), most->stage));
+  return lines;
+}
+
 // What a combination costs that another layout would not.
 std::vector<std::string> cost_lines(const Facts& facts) {
   const PhasePlan& phase = facts.phase;
@@ -228,9 +268,7 @@ std::vector<std::string> cost_lines(const Facts& facts) {
   const std::int64_t tensor = phase.mesh.degree(Axis::tensor);
   const std::int64_t m = phase.num_micro_batches;
   std::vector<std::string> lines;
-  if (data > 1 && phase.zero.shard_parameters)
-    lines.push_back(fmt::format(
-        "parallel.zero 3 gathers weights for every use: {} times a step, where 1 and 2 gather once", 2 * m));
+  if (data > 1 && phase.zero.shard_parameters) lines.push_back(gather_cost(facts));
   if (data > 1 && phase.zero.shard_gradients && m > 1)
     lines.push_back(
         fmt::format("parallel.zero {} sums gradients after every micro-batch: {} times a step, where 1 does once",
@@ -238,6 +276,9 @@ std::vector<std::string> cost_lines(const Facts& facts) {
   if (phase.chunks > 1)
     lines.push_back(fmt::format("parallel.chunks {} sends activations between stages {} times as often as 1f1b",
                                 phase.chunks, phase.chunks));
+  if (phase.schedule_kind == ScheduleKind::zb_h1) {
+    for (std::string& line : weight_phase_costs(facts)) lines.push_back(std::move(line));
+  }
   if (phase.chunks > 1 && m % stages != 0)
     lines.push_back(fmt::format(
         "interleaved goes by groups of {} micro-batches, and {} is no multiple: the last group idles", stages, m));

@@ -1,140 +1,145 @@
 #include "plan/gather_count.h"
 
-#include <algorithm>
+#include <compare>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "nn/transformer.h"
+#include "parallel/residency.h"
 
 namespace scaletrain {
 
 namespace {
 
-// The store's staging: who is in it, and who has to leave. A unit is acquired by itself, and the next one prefetched
-// while it is.
-class Residency {
+// Work of one kind on one chunk, with the unit that the executor prefetches while it runs the last one; -1: none.
+struct Work {
+  Opcode op = Opcode::forward;
+  std::int64_t chunk = 0;
+  int next_unit = -1;
+  bool is_bracketed = false;  // an acquire comes before it
+  auto operator<=>(const Work&) const = default;
+};
+
+// Makes the store's calls of a step as the executor makes them. What is in staging repeats itself, so that few states
+// occur however many micro-batches there are, and what a piece of work does to each is found out once.
+class GatherCount {
  public:
-  Residency(const ShardLayout& layout, const StoreMemory& memory)
-      : memory_(memory), staging_(static_cast<std::size_t>(memory.num_staging)), gathers_(memory.segments.size(), 0) {
-    is_there_.assign(memory.segments.size(), false);
+  GatherCount(const PhasePlan& plan, const ShardLayout& layout, const StoreMemory& memory)
+      : model_(plan.model, plan.tensor_part(plan.mesh.rank_of(layout.position()))),
+        num_segments_(memory.segments.size()),
+        residency_(memory) {
+    for (std::int64_t chunk = 0; chunk < plan.chunks; ++chunk)
+      units_.push_back(plan.units_of_chunk(layout.position().pipeline, chunk));
     for (const int unit : layout.units()) segments_[unit] = layout.segments_used_by(unit);
   }
 
-  void prefetch(int unit) { make_resident(unit, false); }
-  void acquire(int unit) {
-    make_resident(unit, true);
-    acquired_ = unit;
-    for (Staging& staging : staging_) {
-      if (staging.unit != unit) continue;
-      staging.claimed = false;
-      staging.last_use = ++clock_;
-    }
+  // -1: none.
+  int first_unit_of(const Instruction& instruction) const {
+    const std::vector<int>& units = units_[static_cast<std::size_t>(instruction.chunk)];
+    if (units.empty()) return -1;
+    if (instruction.op == Opcode::forward) return units.front();
+    return instruction.op == Opcode::backward || instruction.op == Opcode::backward_input ? units.back() : -1;
   }
-  void release() { acquired_ = no_unit; }
-  std::vector<std::int64_t> take() { return std::move(gathers_); }
+
+  void run(const Work& work) {
+    const auto [entry, is_new] = changes_.try_emplace({residency_, work});
+    Change& change = entry->second;
+    if (is_new) {
+      change.gathers.assign(num_segments_, 0);
+      counted_ = &change.gathers;
+      execute(work);
+      change.after.emplace(residency_);
+    }
+    ++change.times;
+    residency_ = *change.after;
+  }
+
+  std::vector<std::int64_t> total() const {
+    std::vector<std::int64_t> sum(num_segments_, 0);
+    for (const auto& entry : changes_) {
+      for (std::size_t i = 0; i < num_segments_; ++i) sum[i] += entry.second.times * entry.second.gathers[i];
+    }
+    return sum;
+  }
 
  private:
-  static constexpr int no_unit = -1;
-  struct Staging {
-    int unit = no_unit;
-    bool claimed = false;  // prefetched and not used since
-    std::uint64_t last_use = 0;
+  struct Change {
+    std::optional<Residency> after;
+    std::vector<std::int64_t> gathers;  // by segment
+    std::int64_t times = 0;
   };
 
-  bool is_shared(int segment) const { return memory_.segments[static_cast<std::size_t>(segment)].shared; }
+  void bring(int unit, Residency::Purpose purpose) {
+    for (const int segment : residency_.bring(unit, segments_.at(unit), purpose).gathers)
+      ++(*counted_)[static_cast<std::size_t>(segment)];
+  }
+  void use(int unit, int prefetched) {
+    bring(unit, Residency::Purpose::acquire);
+    residency_.acquire(unit);
+    if (prefetched >= 0) bring(prefetched, Residency::Purpose::prefetch);
+    residency_.release(unit);
+  }
 
-  void make_resident(int unit, bool may_evict_claimed) {
-    const std::vector<int>& used = segments_.at(unit);
-    const bool needs_staging = std::any_of(used.begin(), used.end(), [&](int segment) { return !is_shared(segment); });
-    const bool has_staging =
-        std::any_of(staging_.begin(), staging_.end(), [&](const Staging& staging) { return staging.unit == unit; });
-    if (needs_staging && !has_staging) {
-      Staging* place = find_staging(may_evict_claimed);
-      if (place == nullptr) return;
-      *place = {.unit = unit, .claimed = true, .last_use = ++clock_};
-      for (const int segment : used) {
-        if (!is_shared(segment)) ++gathers_[static_cast<std::size_t>(segment)];
+  void execute(const Work& work) {
+    const std::vector<int>& units = units_[static_cast<std::size_t>(work.chunk)];
+    const std::size_t count = units.size();
+    if (work.op == Opcode::backward_weight) {
+      for (std::size_t i = count; i-- > 0;) {
+        if (model_.units()[static_cast<std::size_t>(units[i])]->weight_phase_reads_weights()) use(units[i], -1);
       }
+      return;
     }
-    for (const int segment : used) {
-      const auto index = static_cast<std::size_t>(segment);
-      if (!is_shared(segment) || is_there_[index]) continue;
-      is_there_[index] = true;
-      ++gathers_[index];
-    }
+    const bool forward = work.op == Opcode::forward;
+    const auto at = [&](std::size_t i) { return units[forward ? i : count - 1 - i]; };
+    if (work.is_bracketed && count > 0) bring(at(0), Residency::Purpose::prefetch);
+    for (std::size_t i = 0; i < count; ++i) use(at(i), i + 1 < count ? at(i + 1) : work.next_unit);
   }
 
-  // An empty one, else the least recently used, those that wait for their use last.
-  Staging* find_staging(bool may_evict_claimed) {
-    Staging* best = nullptr;
-    for (Staging& staging : staging_) {
-      if (staging.unit == no_unit) return &staging;
-      if (staging.unit == acquired_ || (staging.claimed && !may_evict_claimed)) continue;
-      const bool is_better = best == nullptr || (best->claimed && !staging.claimed) ||
-                             (best->claimed == staging.claimed && staging.last_use < best->last_use);
-      if (is_better) best = &staging;
-    }
-    return best;
-  }
-
-  const StoreMemory& memory_;
+  Transformer model_;
+  std::size_t num_segments_;
+  Residency residency_;
+  std::vector<std::vector<int>> units_;       // by chunk
   std::map<int, std::vector<int>> segments_;  // by unit
-  std::vector<Staging> staging_;
-  std::vector<bool> is_there_;  // shared segments: once gathered they stay
-  std::vector<std::int64_t> gathers_;
-  int acquired_ = no_unit;
-  std::uint64_t clock_ = 0;
+  std::map<std::pair<Residency, Work>, Change> changes_;
+  std::vector<std::int64_t>* counted_ = nullptr;
 };
 
-// One pass over a chunk's units.
-void pass(Residency& residency, const std::vector<int>& units, bool forward) {
-  const auto at = [&](std::size_t i) { return units[forward ? i : units.size() - 1 - i]; };
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    residency.acquire(at(i));
-    if (i + 1 < units.size()) residency.prefetch(at(i + 1));
-    residency.release();
+bool uses_weights(Opcode op) {
+  return op == Opcode::forward || op == Opcode::backward || op == Opcode::backward_input ||
+         op == Opcode::backward_weight;
+}
+
+// By step: the unit that the work behind it uses first, before the weights change; -1: none.
+std::vector<int> units_behind(const GatherCount& count, const std::vector<ScheduleStep>& steps) {
+  std::vector<int> units(steps.size(), -1);
+  for (std::size_t i = steps.size(); i-- > 1;) {
+    units[i - 1] = units[i];
+    for (std::size_t k = steps[i].size(); k-- > 0;) {
+      const Instruction& instruction = steps[i][k];
+      if (instruction.op == Opcode::optimizer_step) units[i - 1] = -1;
+      if (const int unit = count.first_unit_of(instruction); unit >= 0) units[i - 1] = unit;
+    }
   }
+  return units;
 }
 
 }  // namespace
 
 std::vector<std::int64_t> count_gathers(const PhasePlan& plan, const ShardLayout& layout, const StoreMemory& memory,
                                         const std::vector<ScheduleStep>& steps) {
-  Residency residency(layout, memory);
-  std::vector<std::vector<int>> units;
-  for (std::int64_t chunk = 0; chunk < plan.chunks; ++chunk)
-    units.push_back(plan.units_of_chunk(layout.position().pipeline, chunk));
-  const Transformer model(plan.model, plan.tensor_part(plan.mesh.rank_of(layout.position())));
-  for (const ScheduleStep& step : steps) {
-    for (std::size_t i = 0; i < step.size(); ++i) {
-      const Instruction& instruction = step[i];
-      const std::vector<int>& of_chunk = units[static_cast<std::size_t>(instruction.chunk)];
-      if (of_chunk.empty()) continue;
-      switch (instruction.op) {
-        case Opcode::acquire:
-          SCALETRAIN_CHECK_LT(i + 1, step.size());
-          residency.prefetch(step[i + 1].op == Opcode::forward ? of_chunk.front() : of_chunk.back());
-          break;
-        case Opcode::forward:
-          pass(residency, of_chunk, true);
-          break;
-        case Opcode::backward:
-        case Opcode::backward_input:
-          pass(residency, of_chunk, false);
-          break;
-        case Opcode::backward_weight:
-          for (auto unit = of_chunk.rbegin(); unit != of_chunk.rend(); ++unit) {
-            if (!model.units()[static_cast<std::size_t>(*unit)]->weight_phase_reads_weights()) continue;
-            residency.acquire(*unit);
-            residency.release();
-          }
-          break;
-        default:
-          break;
-      }
+  GatherCount count(plan, layout, memory);
+  const std::vector<int> behind = units_behind(count, steps);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    for (std::size_t k = 0; k < steps[i].size(); ++k) {
+      const Instruction& instruction = steps[i][k];
+      if (!uses_weights(instruction.op)) continue;
+      const bool is_bracketed = k > 0 && steps[i][k - 1].op == Opcode::acquire;
+      count.run({instruction.op, instruction.chunk, behind[i], is_bracketed});
     }
   }
-  return residency.take();
+  return count.total();
 }
 
 }  // namespace scaletrain

@@ -24,12 +24,15 @@ namespace scaletrain {
 
 // One rank's traffic of one step in one group.
 struct CommunicationVolume {
-  GroupKind kind = GroupKind::world;
+  GroupKind kind = GroupKind::tensor;
   std::string purpose;        // "gradients", "parameters", "activations" ...
   std::int64_t calls = 0;     // collectives, or messages sent
   std::int64_t elements = 0;  // sent by this rank
   std::uint64_t bytes = 0;
 };
+
+// Numbers (f64) that a step sums over all ranks: the norm, the loss, the tokens, and the votes.
+inline constexpr std::int64_t numbers_per_step = 5;
 
 // A stretch of a run with one layout.
 struct PhasePlan {
@@ -64,13 +67,12 @@ struct PhasePlan {
   ParamStore::Options store_options(DType masters) const;
   TensorPart tensor_part(Rank rank) const;
   GroupFacts group_facts() const;
-  // What the rank sends in one optimizer step, by group, without the few numbers that are summed over the world.
-  // Counted as direct_communicator.h sends it: of S elements over N ranks a reduce-scatter sends all but the own piece,
-  // an all-gather its own piece N-1 times, an all-reduce both in turn (pieces as even as may be; a small one is sent
-  // whole to every peer). An activation travels in the compute type, weights and
-  // gradients in that of the masters.
+  // What the rank sends in one optimizer step, by group; "decisions" are the few numbers that are summed over all
+  // ranks. Counted as direct_communicator.h sends it: of S elements over N ranks a reduce-scatter sends all but the own
+  // piece, an all-gather its own piece N-1 times, an all-reduce both in turn (pieces as even as may be; a small one is
+  // sent whole to every peer). An activation travels in the compute type, weights and gradients in that of the masters.
   std::vector<CommunicationVolume> communication(Rank rank) const;
-  // What communicators hold of sums under way, at most.
+  // What the rank's communicators hold for sums under way, once each has made the largest that a step asks of it.
   std::size_t communication_staging(Rank rank) const;
   // What the rank writes of a checkpoint, and into which files.
   std::vector<SavePiece> save_plan(Rank rank) const;

@@ -263,26 +263,6 @@ std::string outcome_text(TrainOutcome outcome) {
   return "";
 }
 
-}  // namespace
-
-RunPlan plan_for(const Config& config, std::optional<std::int64_t> world) {
-  const auto tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
-  return make_run_plan(config, tokenizer->vocab_size(), world);
-}
-
-void check_initial_weights(const Config& config) {
-  const auto& from = config.model.init.from;
-  std::error_code error;
-  if (!from || fs::exists(*from, error) || !list_checkpoints(RunPaths(config.run.directory).checkpoints()).empty())
-    return;
-  throw UserError(
-      fmt::format("model.init.from: no such folder: {}; a run that has a checkpoint no longer needs it, this one has "
-                  "none",
-                  *from));
-}
-
-namespace {
-
 // What a run has before its first step.
 struct Started {
   std::unique_ptr<Parts> parts;
@@ -297,15 +277,15 @@ struct Started {
 double measure_peak(Parts& parts, double seconds, double processors_per_thread) {
   if (seconds <= 0.0) return 0.0;
   double peak = calibrate_matmul(*parts.backend, *parts.stream, seconds) * std::min(1.0, processors_per_thread);
-  parts.groups.world->all_reduce(View(&peak, DType::f64, {1}), ReduceOp::sum).wait();
+  sum_over_world(parts.groups, {&peak, 1});
   return peak;
 }
 
-Started start_run(const WorkerOptions& options, StartUp& start_up) {
+// Fills `run` as it goes, so that what fails on the way is told before it is torn down.
+void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
   const fs::path config_file = options.paths.config();
   Config config = parse_resolved_config(read_text_file(config_file, 1u << 20), config_file.string());
-  Started run;
   run.parts = std::make_unique<Parts>(options, std::move(config), start_up);
   Parts& parts = *run.parts;
   run.fingerprint = fingerprint_of(parts.config, parts.phase, *parts.backend);
@@ -329,20 +309,9 @@ Started start_run(const WorkerOptions& options, StartUp& start_up) {
   if (run.metrics) write_opening(*run.metrics, parts, options, begin.state, restarted, begin.fingerprint_changed);
   run.state = std::move(begin.state);
   run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
-  return run;
 }
 
-}  // namespace
-
-ExitCode train_run(const WorkerOptions& options) {
-  StartUp start_up(options.place, options.start.generation);
-  Started run;
-  try {
-    run = start_run(options, start_up);
-  } catch (const std::exception& error) {
-    start_up.failed(error.what());
-    throw;
-  }
+ExitCode train(const WorkerOptions& options, Started& run) {
   Parts& parts = *run.parts;
   StepRunner runner({.plan = parts.phase,
                      .rank = parts.rank,
@@ -383,6 +352,42 @@ ExitCode train_run(const WorkerOptions& options) {
   parts.progress.finish();
   parts.log.info(fmt::format("{} at step {}", outcome_text(outcome), end.step));
   return outcome == TrainOutcome::interrupted ? ExitCode::interrupted : ExitCode::finished;
+}
+
+}  // namespace
+
+RunPlan plan_for(const Config& config, std::optional<std::int64_t> world) {
+  const auto tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
+  return make_run_plan(config, tokenizer->vocab_size(), world);
+}
+
+void check_initial_weights(const Config& config) {
+  const auto& from = config.model.init.from;
+  std::error_code error;
+  if (!from || fs::exists(*from, error) || !list_checkpoints(RunPaths(config.run.directory).checkpoints()).empty())
+    return;
+  throw UserError(
+      fmt::format("model.init.from: no such folder: {}; a run that has a checkpoint no longer needs it, this one has "
+                  "none",
+                  *from));
+}
+
+ExitCode train_run(const WorkerOptions& options) {
+  StartUp start_up(options.place, options.start.generation);
+  Started run;
+  bool is_started = false;
+  try {
+    start_run(options, start_up, run);
+    is_started = true;
+    return train(options, run);
+  } catch (const std::exception& error) {
+    // First the word, then the end: peers that lose this rank say so at once, and it is not they who know why. And the
+    // store is destroyed only when nothing under way can hold it up.
+    if (!is_started) start_up.failed(error.what());
+    if (options.failed) options.failed(std::current_exception());
+    if (run.parts) run.parts->groups.abort();
+    throw;
+  }
 }
 
 }  // namespace scaletrain

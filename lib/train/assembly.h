@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -36,6 +38,8 @@ struct WorkerOptions {
   StartPoint start;
   std::string version;  // of the program
   TrainerHooks hooks;
+  // Hears of an error before anything is torn down; train_run throws it afterwards.
+  std::function<void(const std::exception_ptr&)> failed{};
   std::atomic<std::uint64_t>* progress = nullptr;
   int threads = 0;              // of the backend; 0: the processors this process may run on
   std::FILE* console = stderr;  // where people see the progress; not closed

@@ -58,15 +58,14 @@ bool inside(const fs::path& path, const fs::path& folder) {
 
 // The branch that the newest checkpoint belongs to, by the manifests alone.
 Branch newest_branch(const fs::path& checkpoints) {
-  const std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  const std::vector<CatalogEntry> entries = list_readable_checkpoints(checkpoints);
   if (entries.empty() || !entries.front().problem.empty()) return {};
   return branch_of(read_manifest(entries.front().path));
 }
 
 // Training never begins anew over a run whose checkpoints were lost.
 void refuse_lost_checkpoints(const RunPaths& paths) {
-  std::error_code ignored;
-  if (!fs::exists(paths.metrics(), ignored)) return;
+  if (!path_exists(paths.metrics())) return;
   const Metrics metrics = read_metrics(paths.metrics());
   const auto last = std::find_if(metrics.checkpoints.rbegin(), metrics.checkpoints.rend(),
                                  [](const CheckpointRecord& record) { return record.failure.empty(); });
@@ -104,8 +103,7 @@ std::optional<Checkpoint> newest_since(const RunPaths& paths, const fs::path& as
 }
 
 bool is_checkpoint(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path / "manifest.json", ignored);
+  return path_exists(path / "manifest.json");
 }
 
 StartPoint start_from(const RunPaths& paths, const fs::path& path, const Config& config, const Report& report) {
@@ -121,7 +119,7 @@ StartPoint start_from(const RunPaths& paths, const fs::path& path, const Config&
   asked->verify();
   check_resume(*asked, config, report);
   std::int64_t generation = asked->manifest().generation;
-  for (const CatalogEntry& entry : list_checkpoints(paths.checkpoints())) {
+  for (const CatalogEntry& entry : list_readable_checkpoints(paths.checkpoints())) {
     if (!entry.problem.empty()) continue;
     if (!inside(path, paths.checkpoints()))
       throw UserError(fmt::format("--resume {}: {} already holds checkpoints of its own; choose another run.directory",
@@ -153,8 +151,7 @@ StartPoint choose_start(const RunPaths& paths, const Config& config, const Resum
 
 // Whether the run has been started here before, so that its folder is its own.
 bool is_run_folder(const RunPaths& paths) {
-  std::error_code ignored;
-  return fs::exists(paths.source_config(), ignored) || fs::exists(paths.checkpoints(), ignored);
+  return path_exists(paths.source_config()) || path_exists(paths.checkpoints());
 }
 
 void refuse_foreign_entries(const RunPaths& paths) {
@@ -172,10 +169,13 @@ void refuse_foreign_entries(const RunPaths& paths) {
     throw InputError(fmt::format("run.directory: {} cannot be listed: {}", paths.folder.string(), error.message()));
 }
 
+// FileAccessError: it cannot be read now, and may be whole.
 bool verifies(const fs::path& path) {
   try {
     Checkpoint(path).verify();
     return true;
+  } catch (const FileAccessError&) {
+    throw;
   } catch (const InputError&) {
     return false;
   }
@@ -212,8 +212,7 @@ void open_run_folder(const RunPaths& paths, const ResumeRequest& resume) {
     if (::access(paths.folder.c_str(), W_OK | X_OK) != 0)
       throw InputError(fmt::format("run.directory: {} cannot be written to", paths.folder.string()));
   }
-  if (resume.mode == ResumeRequest::Mode::required && !fs::exists(paths.checkpoints(), error))
-    throw no_checkpoint(paths);
+  if (resume.mode == ResumeRequest::Mode::required && !path_exists(paths.checkpoints())) throw no_checkpoint(paths);
   create_folders(paths.folder);
   create_folders(paths.logs());
   create_folders(paths.checkpoints());
@@ -255,7 +254,7 @@ StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const 
   if (before.checkpoint) {
     // A worker writes its start's generation. Where none is in the folder nothing was saved, and the newest by its
     // generation may be of a branch that was asked not to be gone on with.
-    const std::vector<CatalogEntry> entries = list_checkpoints(paths.checkpoints());
+    const std::vector<CatalogEntry> entries = list_readable_checkpoints(paths.checkpoints());
     const bool saved =
         !entries.empty() && entries.front().problem.empty() && entries.front().generation >= before.generation;
     if (!saved && verifies(*before.checkpoint)) return again;

@@ -35,7 +35,7 @@ struct RunPaths {
 };
 
 // "auto", "never", "required", or a path: a checkpoint's folder, or what was one when the run of `paths` left from it.
-// UserError for anything else.
+// UserError for anything else. InputError if the file system does not let it be told.
 ResumeRequest parse_resume(const std::string& text, const RunPaths& paths);
 
 // Where a worker begins.
@@ -57,7 +57,8 @@ void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
 // is already complete is left as it is. A path that the run's newest checkpoint stems from means that newest one: the
 // same command goes on when it is given again. Notices go to `report`. UserError: --resume never over checkpoints, a
 // key that a resume must not change. InputError: --resume required without a checkpoint, none that is usable, none
-// although the metrics know of some.
+// although the metrics know of some. FileAccessError for one that cannot be read now: it may be whole, so the run
+// neither sets it aside nor falls back on an older one.
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report);
 

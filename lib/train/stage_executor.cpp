@@ -8,120 +8,148 @@
 
 namespace scaletrain {
 
-namespace {
-
-bool is_receive(Opcode op) {
-  return op == Opcode::receive_activation || op == Opcode::receive_gradient;
+StageExecutor::FreeList::FreeList(std::int64_t count) {
+  // The first ones are taken first.
+  for (std::int64_t place = count; place-- > 0;) free_.push_back(place);
 }
 
-bool is_send(Opcode op) {
-  return op == Opcode::send_activation || op == Opcode::send_gradient;
+std::int64_t StageExecutor::FreeList::take() {
+  SCALETRAIN_CHECK(!free_.empty());
+  const std::int64_t place = free_.back();
+  free_.pop_back();
+  return place;
 }
 
-template <class Uses>
-std::int64_t first_free(std::size_t count, Uses uses) {
-  for (std::int64_t i = 0; i < narrow<std::int64_t>(count); ++i)
-    if (!uses(i)) return i;
-  return -1;
+StageExecutor::StageExecutor(const Parts& parts) : parts_(parts) {
+  const ActivationPlan& plan = parts.memory.plan();
+  bool embeds = false;
+  bool scores = false;
+  for (std::int64_t chunk = 0; chunk < narrow<std::int64_t>(plan.chunks.size()); ++chunk) {
+    SCALETRAIN_CHECK(!units_of(chunk).empty());
+    units_per_work_set_ = std::max(units_per_work_set_, units_of(chunk).size());
+    embeds = embeds || holds_embedding(chunk);
+    scores = scores || holds_head(chunk);
+  }
+  holds_both_ends_ = embeds && scores;
+  slots_.resize(plan.chunks.size());
+  for (std::int64_t slot = narrow<std::int64_t>(plan.slots.size()); slot-- > 0;)
+    slots_[static_cast<std::size_t>(plan.chunk_of_slot[static_cast<std::size_t>(slot)])].add(slot);
+  senders_.resize(plan.chunks.size());
+  work_sets_ = FreeList(narrow<std::int64_t>(plan.work.size() / units_per_work_set_));
+  inputs_ = FreeList(narrow<std::int64_t>(plan.inputs.size()));
+  gradient_inputs_ = FreeList(narrow<std::int64_t>(plan.gradient_inputs.size()));
+  gradient_outputs_ = FreeList(narrow<std::int64_t>(plan.gradient_outputs.size()));
 }
 
-}  // namespace
-
-ExecutionResult StageExecutor::run(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase,
-                                   double loss_gradient, const OptimizerStep& optimizer_step) {
-  start(steps, source, phase, loss_gradient);
+ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps) const {
   const ActivationPlan& plan = parts_.memory.plan();
-  const ReceiveBuffers buffers{narrow<std::int64_t>(plan.inputs.size()),
-                               narrow<std::int64_t>(plan.gradient_inputs.size())};
-  const std::vector<ScheduleStep> order = order_of_execution(steps, buffers);
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    next_unit_ = first_unit_after(order, i);
-    execute(order[i], optimizer_step);
+  ExecutionOrder order;
+  order.contributions.assign(plan.chunks.size(), 0);
+  for (const ScheduleStep& step : steps) {
+    for (const Instruction& instruction : step) {
+      SCALETRAIN_CHECK(instruction.chunk >= 0);
+      SCALETRAIN_CHECK_LT(static_cast<std::size_t>(instruction.chunk), plan.chunks.size());
+      if (instruction.op == Opcode::backward || instruction.op == Opcode::backward_weight)
+        ++order.contributions[static_cast<std::size_t>(instruction.chunk)];
+    }
+  }
+  order.steps = order_of_execution(
+      steps, {narrow<std::int64_t>(plan.inputs.size()), narrow<std::int64_t>(plan.gradient_inputs.size())});
+  order.next_unit.resize(order.steps.size());
+  int next = -1;
+  for (std::size_t i = order.steps.size(); i-- > 0;) {
+    order.next_unit[i] = next;
+    const ScheduleStep& step = order.steps[i];
+    for (auto instruction = step.rbegin(); instruction != step.rend(); ++instruction) {
+      // The weights change there: what is gathered before is old.
+      if (instruction->op == Opcode::optimizer_step) next = -1;
+      if (const int unit = first_unit_of(*instruction); unit >= 0) next = unit;
+    }
+  }
+  return order;
+}
+
+ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
+                                     const OptimizerStep& optimizer_step) {
+  phase_ = Phase::train;
+  loss_gradient_ = loss_gradient;
+  // loss_sum is written by kernels, so its address must hold until the stream has run them.
+  result_ = {};
+  return run(order, source, optimizer_step);
+}
+
+ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchSource& source,
+                                        const ExecutionResult& before) {
+  phase_ = Phase::evaluate;
+  loss_gradient_ = 0.0;
+  result_ = before;
+  return run(order, source, {});
+}
+
+ExecutionResult StageExecutor::run(const ExecutionOrder& order, MicroBatchSource& source,
+                                   const OptimizerStep& optimizer_step) {
+  SCALETRAIN_CHECK(flights_.empty() && activations_.empty() && gradients_.empty() && departures_.empty());
+  source_ = &source;
+  contributions_left_ = order.contributions;
+  for (std::size_t i = 0; i < order.steps.size(); ++i) {
+    const ScheduleStep& step = order.steps[i];
+    next_unit_ = order.next_unit[i];
+    // The weights of the work that follows are gathered while the step's bookkeeping is done.
+    for (std::size_t k = 0; k < step.size(); ++k) {
+      if (step[k].op == Opcode::acquire && k + 1 < step.size()) prefetch(first_unit_of(step[k + 1]));
+      execute(step[k], optimizer_step);
+    }
   }
   finish();
   return result_;
 }
 
-void StageExecutor::start(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase,
-                          double loss_gradient) {
-  SCALETRAIN_CHECK(flights_.empty() && arrivals_.empty() && departures_.empty() && posted_.empty());
-  source_ = &source;
-  phase_ = phase;
-  loss_gradient_ = loss_gradient;
-  // loss_sum is written by kernels, so its address must hold until the stream has run them.
-  result_ = {};
-  contributions_left_.assign(parts_.memory.plan().chunks.size(), 0);
-  for (const ScheduleStep& step : steps) {
-    for (const Instruction& instruction : step) {
-      SCALETRAIN_CHECK(instruction.chunk >= 0);
-      SCALETRAIN_CHECK_LT(static_cast<std::size_t>(instruction.chunk), contributions_left_.size());
-      if (instruction.op == Opcode::backward || instruction.op == Opcode::backward_weight)
-        ++contributions_left_[static_cast<std::size_t>(instruction.chunk)];
-    }
+void StageExecutor::execute(const Instruction& instruction, const OptimizerStep& optimizer_step) {
+  const auto key = [&instruction] { return WorkKey{instruction.chunk, instruction.micro_batch.value()}; };
+  switch (instruction.op) {
+    case Opcode::forward:
+      return forward(key());
+    case Opcode::backward:
+    case Opcode::backward_input:
+      return backward(key(), instruction.op);
+    case Opcode::backward_weight:
+      return backward_weight(key());
+    case Opcode::send_activation:
+    case Opcode::receive_activation:
+    case Opcode::send_gradient:
+    case Opcode::receive_gradient:
+      return post(instruction);
+    case Opcode::acquire:  // run() has begun it
+    case Opcode::release:  // each unit was released right behind its use
+      return;
+    case Opcode::reduce_gradients:
+      // Begun by the chunk's last backward; waited for where the gradients are needed.
+      chunks_to_reduce_.push_back(instruction.chunk);
+      return;
+    case Opcode::reduce_tied:
+      parts_.store.reduce_tied(parts_.stream);
+      return;
+    case Opcode::optimizer_step:
+      finish_reductions();
+      parts_.stream.synchronize();
+      if (optimizer_step) optimizer_step(result_);
+      tick();
+      return;
+    case Opcode::recompute:
+    case Opcode::snapshot:
+      break;
   }
-}
-
-void StageExecutor::execute(const ScheduleStep& step, const OptimizerStep& optimizer_step) {
-  if (!step.empty() && (is_receive(step.front().op) || is_send(step.front().op))) {
-    const bool sends = std::any_of(step.begin(), step.end(), [](const Instruction& i) { return is_send(i.op); });
-    if (sends) {
-      post(step);
-    } else {
-      for (const Instruction& receive : step) post({&receive, 1});
-    }
-    return;
-  }
-  for (std::size_t i = 0; i < step.size(); ++i) {
-    const Instruction& instruction = step[i];
-    switch (instruction.op) {
-      case Opcode::forward:
-        forward(instruction.micro_batch.value(), instruction.chunk);
-        break;
-      case Opcode::backward:
-      case Opcode::backward_input:
-        backward(instruction.micro_batch.value(), instruction.chunk, instruction.op);
-        break;
-      case Opcode::backward_weight:
-        backward_weight(instruction.micro_batch.value(), instruction.chunk);
-        break;
-      case Opcode::acquire:
-        if (i + 1 < step.size()) prefetch(first_unit_of(step[i + 1]));
-        break;
-      case Opcode::release:
-        break;  // each unit was released right behind its use
-      case Opcode::reduce_gradients:
-        // Begun by the chunk's last backward; waited for where the gradients are needed.
-        chunks_to_reduce_.push_back(instruction.chunk);
-        break;
-      case Opcode::reduce_tied:
-        finish_reductions();
-        parts_.store.reduce_tied(parts_.stream);
-        break;
-      case Opcode::optimizer_step:
-        finish_reductions();
-        parts_.stream.synchronize();
-        if (optimizer_step) optimizer_step(result_);
-        tick();
-        break;
-      default:
-        SCALETRAIN_CHECK(false && "recomputation, snapshots and transfers in a step of work are never scheduled");
-    }
-  }
+  SCALETRAIN_CHECK(false && "recomputation and snapshots are never scheduled");
 }
 
 void StageExecutor::finish() {
   finish_reductions();
-  while (!departures_.empty()) {
-    wait(departures_.back().posting.value());
-    departures_.pop_back();
+  while (!departures_.empty()) complete_first_departure();
+  for (std::int64_t chunk = 0; chunk < narrow<std::int64_t>(senders_.size()); ++chunk) {
+    auto& senders = senders_[static_cast<std::size_t>(chunk)];
+    for (; !senders.empty(); senders.pop_front()) retire({chunk, senders.front()});
   }
-  while (!flights_.empty()) {
-    SCALETRAIN_CHECK(flights_.back().only_sends);
-    retire(flights_.back().micro_batch, flights_.back().chunk);
-  }
-  SCALETRAIN_CHECK(arrivals_.empty());
-  for (Posting posting = 0; posting < posted_.size(); ++posting) wait(posting);
-  posted_.clear();
+  SCALETRAIN_CHECK(flights_.empty() && activations_.empty() && gradients_.empty() && read_targets_.empty());
   parts_.stream.synchronize();
 }
 
@@ -134,11 +162,11 @@ const std::vector<int>& StageExecutor::units_of(std::int64_t chunk) const {
 }
 
 bool StageExecutor::holds_embedding(std::int64_t chunk) const {
-  return !units_of(chunk).empty() && units_of(chunk).front() == 0;
+  return units_of(chunk).front() == 0;
 }
 
 bool StageExecutor::holds_head(std::int64_t chunk) const {
-  return !units_of(chunk).empty() && units_of(chunk).back() + 1 == narrow<int>(parts_.model.units().size());
+  return units_of(chunk).back() + 1 == narrow<int>(parts_.model.units().size());
 }
 
 UnitRun StageExecutor::unit_run(const Flight& flight, const UnitWeights& weights,
@@ -158,213 +186,172 @@ void StageExecutor::copy(const Bundle& from, const Bundle& to) {
 
 // ---- memory in use
 
-StageExecutor::Flight& StageExecutor::find(MicroBatch micro_batch, std::int64_t chunk) {
-  const auto found = std::find_if(flights_.begin(), flights_.end(), [micro_batch, chunk](const Flight& f) {
-    return f.micro_batch == micro_batch && f.chunk == chunk;
-  });
+StageExecutor::Flight& StageExecutor::find(const WorkKey& key) {
+  const auto found = flights_.find(key);
   SCALETRAIN_CHECK(found != flights_.end());
-  return *found;
+  return found->second;
 }
 
-void StageExecutor::retire(MicroBatch micro_batch, std::int64_t chunk) {
-  if (const auto& send = find(micro_batch, chunk).send) wait(*send);
-  std::erase_if(flights_,
-                [micro_batch, chunk](const Flight& f) { return f.micro_batch == micro_batch && f.chunk == chunk; });
+void StageExecutor::retire(const WorkKey& key) {
+  const auto found = flights_.find(key);
+  SCALETRAIN_CHECK(found != flights_.end());
+  Flight& flight = found->second;
+  if (flight.send) wait(*flight.send);
+  slots_[static_cast<std::size_t>(key.chunk)].add(flight.slot);
+  if (flight.work_set >= 0) work_sets_.add(flight.work_set);
+  if (flight.input >= 0) inputs_.add(flight.input);
+  flights_.erase(found);
 }
 
-// Ends the oldest flight of a chunk (-1: any that holds an input) that only waits for its output to be sent.
-bool StageExecutor::retire_sender(std::int64_t chunk) {
-  for (const Flight& flight : flights_) {
-    if (!flight.only_sends || !flight.send) continue;
-    if (chunk < 0 ? flight.input < 0 : flight.chunk != chunk) continue;
-    retire(flight.micro_batch, flight.chunk);
-    return true;
-  }
-  return false;
-}
-
+// Where an evaluation has filled all of them, the oldest output must have been sent.
 std::int64_t StageExecutor::free_slot(std::int64_t chunk) {
-  const ActivationPlan& plan = parts_.memory.plan();
-  const auto is_taken = [this, &plan, chunk](std::int64_t slot) {
-    return plan.chunk_of_slot[static_cast<std::size_t>(slot)] != chunk ||
-           std::any_of(flights_.begin(), flights_.end(), [slot](const Flight& f) { return f.slot == slot; });
-  };
-  std::int64_t slot = first_free(plan.slots.size(), is_taken);
-  if (slot < 0 && retire_sender(chunk)) slot = first_free(plan.slots.size(), is_taken);
-  SCALETRAIN_CHECK_LE(0, slot);
-  return slot;
-}
-
-std::int64_t StageExecutor::free_work_set() const {
-  return first_free(flights_.size() + 1, [this](std::int64_t set) {
-    return std::any_of(flights_.begin(), flights_.end(), [set](const Flight& f) { return f.work_set == set; });
-  });
-}
-
-std::int64_t StageExecutor::free_input() {
-  const std::size_t count = parts_.memory.plan().inputs.size();
-  const auto is_taken = [this](std::int64_t buffer) {
-    return std::any_of(flights_.begin(), flights_.end(), [buffer](const Flight& f) { return f.input == buffer; }) ||
-           std::any_of(arrivals_.begin(), arrivals_.end(),
-                       [buffer](const Arrival& a) { return a.op == Opcode::receive_activation && a.buffer == buffer; });
-  };
-  std::int64_t buffer = first_free(count, is_taken);
-  if (buffer < 0 && retire_sender(-1)) buffer = first_free(count, is_taken);
-  SCALETRAIN_CHECK_LE(0, buffer);
-  return buffer;
-}
-
-std::int64_t StageExecutor::free_gradient_input() const {
-  const std::int64_t buffer = first_free(parts_.memory.plan().gradient_inputs.size(), [this](std::int64_t candidate) {
-    return candidate == gradient_in_use_ ||
-           std::any_of(arrivals_.begin(), arrivals_.end(), [candidate](const Arrival& a) {
-             return a.op == Opcode::receive_gradient && a.buffer == candidate;
-           });
-  });
-  SCALETRAIN_CHECK_LE(0, buffer);
-  return buffer;
+  FreeList& slots = slots_[static_cast<std::size_t>(chunk)];
+  auto& senders = senders_[static_cast<std::size_t>(chunk)];
+  if (slots.empty() && !senders.empty()) {
+    retire({chunk, senders.front()});
+    senders.pop_front();
+  }
+  return slots.take();
 }
 
 std::int64_t StageExecutor::free_gradient_output() {
-  const std::size_t count = parts_.memory.plan().gradient_outputs.size();
-  if (departures_.size() == count) {
-    // The oldest one's memory is needed again.
-    SCALETRAIN_CHECK(!departures_.empty() && departures_.front().posting.has_value());
-    wait(*departures_.front().posting);
-    departures_.erase(departures_.begin());
-  }
-  return first_free(count, [this](std::int64_t buffer) {
-    return std::any_of(departures_.begin(), departures_.end(),
-                       [buffer](const Departure& d) { return d.buffer == buffer; });
-  });
+  if (gradient_outputs_.empty() && !departures_.empty()) complete_first_departure();
+  return gradient_outputs_.take();
+}
+
+void StageExecutor::complete_first_departure() {
+  Departure& departure = departures_.front();
+  wait(departure.ticket.value());
+  gradient_outputs_.add(departure.buffer);
+  departures_.pop_front();
+}
+
+Bundle StageExecutor::input_bundle(std::int64_t buffer) const {
+  return parts_.memory.bundle(parts_.memory.plan().inputs[static_cast<std::size_t>(buffer)]);
+}
+
+Bundle StageExecutor::gradient_bundle(std::int64_t buffer) const {
+  return parts_.memory.bundle(parts_.memory.plan().gradient_inputs[static_cast<std::size_t>(buffer)]);
+}
+
+Bundle StageExecutor::output_of(const Flight& flight) const {
+  return parts_.memory.bundle(parts_.memory.plan().slots[static_cast<std::size_t>(flight.slot)].back().output);
 }
 
 // ---- transfers
 
-Bundle StageExecutor::output_of(const Flight& flight) const {
-  const ActivationPlan& plan = parts_.memory.plan();
-  const auto& units = plan.slots[static_cast<std::size_t>(flight.slot)];
-  // A chunk without units passes on what it received.
-  if (units.empty()) return parts_.memory.bundle(plan.inputs[static_cast<std::size_t>(flight.input)]);
-  return parts_.memory.bundle(units.back().output);
-}
-
-Transfer StageExecutor::prepare(const Instruction& instruction, Posting posting) {
-  const ActivationPlan& plan = parts_.memory.plan();
-  const MicroBatch micro_batch = instruction.micro_batch.value();
-  const std::int64_t chunk = instruction.chunk;
-  const int peer = narrow<int>(instruction.peer.value().value());
-  switch (instruction.op) {
+void StageExecutor::post(const Instruction& transfer) {
+  SCALETRAIN_CHECK(parts_.pipeline != nullptr);
+  const WorkKey key{transfer.chunk, transfer.micro_batch.value()};
+  switch (transfer.op) {
     case Opcode::send_activation: {
-      Flight& flight = find(micro_batch, chunk);
-      flight.send = posting;
-      return {.direction = Transfer::Direction::send, .peer = peer, .data = output_of(flight).hidden};
+      Flight& flight = find(key);
+      flight.send = post(transfer, output_of(flight));
+      return;
     }
     case Opcode::receive_activation: {
-      const std::int64_t buffer = free_input();
-      arrivals_.push_back({instruction.op, micro_batch, chunk, buffer, posting});
-      return {.direction = Transfer::Direction::receive,
-              .peer = peer,
-              .data = parts_.memory.bundle(plan.inputs[static_cast<std::size_t>(buffer)]).hidden};
+      const std::int64_t buffer = inputs_.take();
+      activations_[key] = {buffer, post(transfer, input_bundle(buffer))};
+      return;
     }
     case Opcode::send_gradient: {
-      const auto departure = std::find_if(departures_.begin(), departures_.end(), [micro_batch, chunk](const auto& d) {
-        return d.micro_batch == micro_batch && d.chunk == chunk;
-      });
-      SCALETRAIN_CHECK(departure != departures_.end() && !departure->posting);
-      departure->posting = posting;
-      const ArenaRange& range = plan.gradient_outputs[static_cast<std::size_t>(departure->buffer)];
-      return {.direction = Transfer::Direction::send, .peer = peer, .data = parts_.memory.bundle(range).hidden};
+      const auto departure =
+          std::find_if(departures_.begin(), departures_.end(), [&key](const Departure& d) { return d.key == key; });
+      SCALETRAIN_CHECK(departure != departures_.end() && !departure->ticket);
+      const ArenaRange& range = parts_.memory.plan().gradient_outputs[static_cast<std::size_t>(departure->buffer)];
+      departure->ticket = post(transfer, parts_.memory.bundle(range));
+      return;
     }
     case Opcode::receive_gradient: {
-      const std::int64_t buffer = free_gradient_input();
-      arrivals_.push_back({instruction.op, micro_batch, chunk, buffer, posting});
-      return {.direction = Transfer::Direction::receive,
-              .peer = peer,
-              .data = parts_.memory.bundle(plan.gradient_inputs[static_cast<std::size_t>(buffer)]).hidden};
+      const std::int64_t buffer = gradient_inputs_.take();
+      gradients_[key] = {buffer, post(transfer, gradient_bundle(buffer))};
+      return;
     }
     default:
-      SCALETRAIN_CHECK(false && "transfers and work never share a step");
+      SCALETRAIN_CHECK(false && "no transfer");
   }
 }
 
-void StageExecutor::post(std::span<const Instruction> transfers) {
-  SCALETRAIN_CHECK(parts_.pipeline != nullptr);
-  std::vector<Transfer> prepared;
-  prepared.reserve(transfers.size());
-  for (const Instruction& instruction : transfers) prepared.push_back(prepare(instruction, posted_.size()));
-  posted_.push_back({parts_.pipeline->exchange(prepared), false});
+// A call for each one: who waits for an arrival is not to wait for a send, which may need the peer to get further.
+Ticket StageExecutor::post(const Instruction& transfer, const Bundle& bundle) {
+  const bool sends = transfer.op == Opcode::send_activation || transfer.op == Opcode::send_gradient;
+  const Transfer call{.direction = sends ? Transfer::Direction::send : Transfer::Direction::receive,
+                      .peer = narrow<int>(transfer.peer.value().value()),
+                      .data = bundle.hidden};
+  return parts_.pipeline->exchange({&call, 1});
 }
 
-void StageExecutor::wait(Posting posting) {
-  Posted& posted = posted_[posting];
-  if (posted.is_done) return;
-  posted.ticket.before(parts_.stream);
-  posted.ticket = Ticket();
-  posted.is_done = true;
+void StageExecutor::wait(Ticket& ticket) {
+  ticket.before(parts_.stream);
   tick();
 }
 
-StageExecutor::Arrival StageExecutor::take_arrival(Opcode op, MicroBatch micro_batch, std::int64_t chunk) {
-  const auto found = std::find_if(arrivals_.begin(), arrivals_.end(), [op, micro_batch, chunk](const Arrival& arrival) {
-    return arrival.op == op && arrival.micro_batch == micro_batch && arrival.chunk == chunk;
-  });
-  SCALETRAIN_CHECK(found != arrivals_.end());
-  const Arrival arrival = *found;
-  arrivals_.erase(found);
-  if (arrival.posting) wait(*arrival.posting);
-  return arrival;
+// The buffer that it lies in.
+std::int64_t StageExecutor::take_arrival(Arrivals& arrivals, const WorkKey& key) {
+  auto arrival = arrivals.extract(key);
+  SCALETRAIN_CHECK(!arrival.empty());
+  if (arrival.mapped().ticket) wait(*arrival.mapped().ticket);
+  return arrival.mapped().buffer;
 }
 
 // ---- work
 
 // Whose weights a piece of work uses first; -1: none.
 int StageExecutor::first_unit_of(const Instruction& instruction) const {
-  const std::vector<int>& units = units_of(instruction.chunk);
-  if (units.empty()) return -1;
-  if (instruction.op == Opcode::forward) return units.front();
-  return instruction.op == Opcode::backward || instruction.op == Opcode::backward_input ? units.back() : -1;
-}
-
-// The same for the first work behind a step that uses any, before the weights change.
-int StageExecutor::first_unit_after(std::span<const ScheduleStep> order, std::size_t step) const {
-  for (++step; step < order.size(); ++step) {
-    for (const Instruction& instruction : order[step]) {
-      if (instruction.op == Opcode::optimizer_step) return -1;
-      if (const int unit = first_unit_of(instruction); unit >= 0) return unit;
-    }
-  }
-  return -1;
+  if (instruction.op == Opcode::forward) return units_of(instruction.chunk).front();
+  const bool is_backward = instruction.op == Opcode::backward || instruction.op == Opcode::backward_input;
+  return is_backward ? units_of(instruction.chunk).back() : -1;
 }
 
 void StageExecutor::prefetch(int unit) {
   if (unit >= 0) parts_.store.prefetch(parts_.stream, unit);
 }
 
-void StageExecutor::forward(MicroBatch micro_batch, std::int64_t chunk) {
-  const ActivationPlan& plan = parts_.memory.plan();
-  const std::vector<int>& units = units_of(chunk);
-  const std::int64_t slot = free_slot(chunk);
-  const BatchSlot batch = parts_.memory.batch(slot);
-  const MicroBatchSource::Filled filled = source_->fill(micro_batch, batch.tensors());
-  if (holds_head(chunk)) result_.target_tokens += filled.target_tokens;
-  Flight& flight = flights_.emplace_back();
-  flight.micro_batch = micro_batch;
-  flight.chunk = chunk;
-  flight.slot = slot;
-  flight.batch = {.shape = plan.shape,
+// Reads a sample once, though both of the model's ends may lie in different chunks of this stage.
+void StageExecutor::fill(const WorkKey& key, Flight& flight) {
+  const BatchSlot slot = parts_.memory.batch(flight.slot);
+  const BatchTensors all = slot.tensors();
+  const bool embeds = holds_embedding(key.chunk);
+  const bool scores = holds_head(key.chunk);
+  const bool reads_ahead = holds_both_ends_ && embeds && !scores;
+  const bool was_read = holds_both_ends_ && scores && !embeds;
+  BatchTensors wanted = all;
+  if (!embeds) wanted.ids = {};
+  if (!reads_ahead && (!scores || was_read)) wanted.targets = {};
+  const MicroBatchSource::Filled filled = source_->fill(key.micro_batch, wanted);
+  std::int64_t num_targets = scores ? filled.target_tokens : 0;
+  if (reads_ahead) read_targets_[key.micro_batch] = {{all.targets.begin(), all.targets.end()}, filled.target_tokens};
+  if (was_read) {
+    const auto read = read_targets_.extract(key.micro_batch);
+    SCALETRAIN_CHECK(!read.empty());
+    std::copy(read.mapped().values.begin(), read.mapped().values.end(), all.targets.begin());
+    num_targets = read.mapped().num_unmasked;
+  }
+  result_.target_tokens += num_targets;
+  flight.batch = {.shape = parts_.memory.plan().shape,
                   .phase = phase_,
-                  .ids = batch.ids,
-                  .targets = batch.targets,
-                  .positions = batch.positions,
+                  .ids = embeds ? slot.ids : View(),
+                  .targets = scores ? slot.targets : View(),
+                  .positions = slot.positions,
                   .document_start = {},
                   .first_sample = filled.first_sample,
                   .loss_gradient = loss_gradient_,
                   .loss_sum = &result_.loss_sum};
+}
+
+void StageExecutor::forward(const WorkKey& key) {
+  const ActivationPlan& plan = parts_.memory.plan();
+  const std::vector<int>& units = units_of(key.chunk);
+  const std::int64_t slot = free_slot(key.chunk);
+  const auto [place, is_new] = flights_.try_emplace(key);
+  SCALETRAIN_CHECK(is_new);
+  Flight& flight = place->second;
+  flight.slot = slot;
+  fill(key, flight);
   Bundle input;
-  if (!holds_embedding(chunk)) {
-    flight.input = take_arrival(Opcode::receive_activation, micro_batch, chunk).buffer;
-    input = parts_.memory.bundle(plan.inputs[static_cast<std::size_t>(flight.input)]);
+  if (!holds_embedding(key.chunk)) {
+    flight.input = take_arrival(activations_, key);
+    input = input_bundle(flight.input);
   }
   for (std::size_t i = 0; i < units.size(); ++i) {
     const UnitSlot& regions = plan.slots[static_cast<std::size_t>(slot)][i];
@@ -377,40 +364,39 @@ void StageExecutor::forward(MicroBatch micro_batch, std::int64_t chunk) {
     tick();
     input = output;
   }
-  const bool hands_over = parts_.pipeline == nullptr && !holds_head(chunk);
+  const bool hands_over = parts_.pipeline == nullptr && !holds_head(key.chunk);
   if (hands_over) {
-    const std::int64_t buffer = free_input();
-    copy(output_of(flight), parts_.memory.bundle(plan.inputs[static_cast<std::size_t>(buffer)]));
-    arrivals_.push_back({Opcode::receive_activation, micro_batch, chunk + 1, buffer, {}});
+    const std::int64_t buffer = inputs_.take();
+    copy(output_of(flight), input_bundle(buffer));
+    activations_[{key.chunk + 1, key.micro_batch}] = {buffer, {}};
   }
   if (phase_ == Phase::train) return;
-  if (hands_over || holds_head(chunk)) {
-    retire(micro_batch, chunk);
-    return;
-  }
-  flight.only_sends = true;
+  if (hands_over || holds_head(key.chunk)) return retire(key);
+  // Only its output is left, until it has been sent.
   flight.saved.clear();
-  if (!units.empty()) flight.input = -1;
+  if (flight.input >= 0) inputs_.add(std::exchange(flight.input, -1));
+  senders_[static_cast<std::size_t>(key.chunk)].push_back(key.micro_batch);
 }
 
-void StageExecutor::backward(MicroBatch micro_batch, std::int64_t chunk, Opcode op) {
+void StageExecutor::backward(const WorkKey& key, Opcode op) {
   const ActivationPlan& plan = parts_.memory.plan();
-  const std::vector<int>& units = units_of(chunk);
+  const std::vector<int>& units = units_of(key.chunk);
   const bool splits = op == Opcode::backward_input;
   // Gradients are complete when the last micro-batch has passed.
-  const bool is_last = !splits && --contributions_left_[static_cast<std::size_t>(chunk)] == 0;
-  Flight& flight = find(micro_batch, chunk);
+  const bool is_last = !splits && --contributions_left_[static_cast<std::size_t>(key.chunk)] == 0;
+  Flight& flight = find(key);
   SCALETRAIN_CHECK_EQ(flight.saved.size(), units.size());
   if (splits) {
-    flight.work_set = free_work_set();
+    flight.work_set = work_sets_.take();
     flight.work.resize(units.size());
   }
+  std::int64_t arrived = -1;
   Bundle d_output;
-  if (!holds_head(chunk)) {
-    gradient_in_use_ = take_arrival(Opcode::receive_gradient, micro_batch, chunk).buffer;
-    d_output = parts_.memory.bundle(plan.gradient_inputs[static_cast<std::size_t>(gradient_in_use_)]);
+  if (!holds_head(key.chunk)) {
+    arrived = take_arrival(gradients_, key);
+    d_output = gradient_bundle(arrived);
   }
-  const Bundle outgoing = outgoing_gradient(micro_batch, chunk);
+  const Bundle outgoing = outgoing_gradient(key);
   std::size_t side = 0;
   for (std::size_t i = units.size(); i-- > 0;) {
     const Unit& unit = unit_at(units[i]);
@@ -418,8 +404,7 @@ void StageExecutor::backward(MicroBatch micro_batch, std::int64_t chunk, Opcode 
     const UnitWeights& weights = parts_.store.acquire(parts_.stream, units[i]);
     prefetch(i > 0 ? units[i - 1] : next_unit_);
     if (splits) {
-      const std::size_t work = static_cast<std::size_t>(flight.work_set) * units.size() + i;
-      SCALETRAIN_CHECK_LT(work, plan.work.size());
+      const std::size_t work = static_cast<std::size_t>(flight.work_set) * units_per_work_set_ + i;
       flight.work[i] = unit.backward_input(unit_run(flight, weights, nullptr), std::move(flight.saved[i]), d_output,
                                            d_input, parts_.memory.region(plan.work[work]));
     } else {
@@ -432,31 +417,29 @@ void StageExecutor::backward(MicroBatch micro_batch, std::int64_t chunk, Opcode 
     d_output = d_input;
     side = 1 - side;
   }
-  if (units.empty()) copy(d_output, outgoing);
-  gradient_in_use_ = -1;
-  if (!splits) retire(micro_batch, chunk);
+  if (arrived >= 0) gradient_inputs_.add(arrived);
+  if (!splits) retire(key);
 }
 
 // Where the input's gradient of a chunk goes: to the stage before, or to the chunk before on this stage; nowhere for
 // the embedding.
-Bundle StageExecutor::outgoing_gradient(MicroBatch micro_batch, std::int64_t chunk) {
-  const ActivationPlan& plan = parts_.memory.plan();
-  if (holds_embedding(chunk)) return {};
+Bundle StageExecutor::outgoing_gradient(const WorkKey& key) {
+  if (holds_embedding(key.chunk)) return {};
   if (parts_.pipeline == nullptr) {
-    const std::int64_t buffer = free_gradient_input();
-    arrivals_.push_back({Opcode::receive_gradient, micro_batch, chunk - 1, buffer, {}});
-    return parts_.memory.bundle(plan.gradient_inputs[static_cast<std::size_t>(buffer)]);
+    const std::int64_t buffer = gradient_inputs_.take();
+    gradients_[{key.chunk - 1, key.micro_batch}] = {buffer, {}};
+    return gradient_bundle(buffer);
   }
   const std::int64_t buffer = free_gradient_output();
-  departures_.push_back({micro_batch, chunk, buffer, {}});
-  return parts_.memory.bundle(plan.gradient_outputs[static_cast<std::size_t>(buffer)]);
+  departures_.push_back({key, buffer, {}});
+  return parts_.memory.bundle(parts_.memory.plan().gradient_outputs[static_cast<std::size_t>(buffer)]);
 }
 
-void StageExecutor::backward_weight(MicroBatch micro_batch, std::int64_t chunk) {
-  const bool is_last = --contributions_left_[static_cast<std::size_t>(chunk)] == 0;
+void StageExecutor::backward_weight(const WorkKey& key) {
+  const bool is_last = --contributions_left_[static_cast<std::size_t>(key.chunk)] == 0;
   const UnitWeights none;
-  Flight& flight = find(micro_batch, chunk);
-  const std::vector<int>& units = units_of(chunk);
+  Flight& flight = find(key);
+  const std::vector<int>& units = units_of(key.chunk);
   SCALETRAIN_CHECK_EQ(flight.work.size(), units.size());
   for (std::size_t i = units.size(); i-- > 0;) {
     const Unit& unit = unit_at(units[i]);
@@ -468,7 +451,7 @@ void StageExecutor::backward_weight(MicroBatch micro_batch, std::int64_t chunk) 
     if (reads_weights) parts_.store.release(units[i]);
     tick();
   }
-  retire(micro_batch, chunk);
+  retire(key);
 }
 
 void StageExecutor::finish_reductions() {

@@ -2,13 +2,16 @@
 // and handles; not the model's kind, the data's origin or the optimizer.
 //
 // Transfers run beside the compute: what arrives is waited for right before its use, what leaves when its memory is
-// needed again, or at the end of the step. In which order they are posted is the plan's business
+// needed again, or at the end of the step; each by itself. In which order they are posted is the plan's business
 // (plan/activation_plan.h).
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -20,8 +23,10 @@
 
 namespace scaletrain {
 
-// Where micro-batches come from. fill() writes ids, targets and positions and returns the unmasked targets and the
-// global number of the first sample. A stage asks for a micro-batch once for each of its chunks.
+// Where micro-batches come from. fill() writes the positions, and ids and targets where their spans are not empty: only
+// the model's ends need them, and nothing is to be read for a stage that needs neither. It returns the unmasked targets
+// (0 where none are wanted) and the global number of the first sample. A stage asks for a micro-batch once for each of
+// its chunks, and at most once for its ids, and for its targets.
 class MicroBatchSource {
  public:
   struct Filled {
@@ -36,6 +41,13 @@ class MicroBatchSource {
 struct ExecutionResult {
   double loss_sum = 0.0;  // over unmasked target tokens
   std::int64_t target_tokens = 0;
+};
+
+// A schedule as an executor carries it out: made once, run at every step.
+struct ExecutionOrder {
+  std::vector<ScheduleStep> steps;          // with the receives posted ahead
+  std::vector<int> next_unit;               // by step: whose weights the work behind it uses first; -1: none's
+  std::vector<std::int64_t> contributions;  // by chunk: backwards that add to its gradients
 };
 
 class StageExecutor {
@@ -53,37 +65,50 @@ class StageExecutor {
     std::atomic<std::uint64_t>* progress = nullptr;
   };
 
-  explicit StageExecutor(const Parts& parts) : parts_(parts) {}
+  explicit StageExecutor(const Parts& parts);
+
+  // For the memory of this executor's stage.
+  ExecutionOrder order_of(std::span<const ScheduleStep> steps) const;
 
   // What the optimizer_step instruction does: called where the schedule has it, with the step's sums, when the stream
   // has run everything before it, gradients are reduced and no unit is acquired.
   using OptimizerStep = std::function<void(const ExecutionResult&)>;
 
-  // Runs the instructions of one step (or one evaluation, which touches neither gradients nor anything that outlives
-  // it). Recomputation, snapshots, and transfers on a single stage are bugs here. loss_gradient is the plan's constant.
-  // Without an optimizer_step the gradients are left for the caller to look at. After an exception the executor is of
-  // no more use.
-  ExecutionResult run(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase, double loss_gradient,
-                      const OptimizerStep& optimizer_step = {});
+  // Runs the instructions of one step. Recomputation, snapshots, and transfers on a single stage are bugs here.
+  // loss_gradient is the plan's constant. Without an optimizer_step the gradients are left for the caller to look at.
+  // After an exception the executor is of no more use.
+  ExecutionResult train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
+                        const OptimizerStep& optimizer_step = {});
+  // Runs a part of an evaluation, and goes on with the sums of the parts before: in how many parts it is cut changes no
+  // bit. Touches neither gradients nor anything that outlives it.
+  ExecutionResult evaluate(const ExecutionOrder& order, MicroBatchSource& source, const ExecutionResult& before = {});
 
  private:
-  // A transfer call under way; index into posted_.
-  using Posting = std::size_t;
-  struct Posted {
-    Ticket ticket;
-    bool is_done = false;
+  // Which of so many places are free.
+  class FreeList {
+   public:
+    explicit FreeList(std::int64_t count = 0);
+    bool empty() const { return free_.empty(); }
+    std::int64_t take();
+    void add(std::int64_t place) { free_.push_back(place); }
+
+   private:
+    std::vector<std::int64_t> free_;
+  };
+
+  struct WorkKey {
+    std::int64_t chunk = 0;
+    MicroBatch micro_batch;
+    auto operator<=>(const WorkKey&) const = default;
   };
 
   // A micro-batch in one chunk, from its forward to the last part of its backward; in an evaluation until its output
   // has been sent.
   struct Flight {
-    MicroBatch micro_batch;
-    std::int64_t chunk = 0;
     std::int64_t slot = 0;
     std::int64_t work_set = -1;  // which of the plan's work regions, between backward_input and backward_weight
     std::int64_t input = -1;     // index into the plan's inputs; -1: none
-    std::optional<Posting> send;
-    bool only_sends = false;
+    std::optional<Ticket> send;
     BatchContext batch;
     std::vector<Saved> saved;  // by unit of the chunk
     std::vector<WeightWork> work;
@@ -91,64 +116,74 @@ class StageExecutor {
 
   // A received bundle (an activation or a gradient) until its use.
   struct Arrival {
-    Opcode op = Opcode::receive_activation;
-    MicroBatch micro_batch;
-    std::int64_t chunk = 0;
-    std::int64_t buffer = 0;         // index into the plan's inputs, or gradient_inputs
-    std::optional<Posting> posting;  // nothing: handed over in place
+    std::int64_t buffer = 0;       // index into the plan's inputs, or gradient_inputs
+    std::optional<Ticket> ticket;  // nothing: handed over in place
   };
+  using Arrivals = std::map<WorkKey, Arrival>;
 
   // A gradient on its way out.
   struct Departure {
-    MicroBatch micro_batch;
-    std::int64_t chunk = 0;
+    WorkKey key;
     std::int64_t buffer = 0;  // index into the plan's gradient_outputs
-    std::optional<Posting> posting;
+    std::optional<Ticket> ticket;
   };
 
-  void start(std::span<const ScheduleStep> steps, MicroBatchSource& source, Phase phase, double loss_gradient);
-  void execute(const ScheduleStep& step, const OptimizerStep& optimizer_step);
+  // Targets that were read together with the ids, for the chunk of this stage that holds the head.
+  struct ReadTargets {
+    std::vector<std::int32_t> values;
+    std::int64_t num_unmasked = 0;
+  };
+
+  ExecutionResult run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step);
+  void execute(const Instruction& instruction, const OptimizerStep& optimizer_step);
   void finish();
   int first_unit_of(const Instruction& instruction) const;
-  int first_unit_after(std::span<const ScheduleStep> order, std::size_t step) const;
   void prefetch(int unit);
-  void forward(MicroBatch micro_batch, std::int64_t chunk);
-  void backward(MicroBatch micro_batch, std::int64_t chunk, Opcode op);
-  void backward_weight(MicroBatch micro_batch, std::int64_t chunk);
-  Bundle outgoing_gradient(MicroBatch micro_batch, std::int64_t chunk);
+  void forward(const WorkKey& key);
+  void fill(const WorkKey& key, Flight& flight);
+  void backward(const WorkKey& key, Opcode op);
+  void backward_weight(const WorkKey& key);
+  Bundle outgoing_gradient(const WorkKey& key);
   void finish_reductions();
 
-  void post(std::span<const Instruction> transfers);
-  Transfer prepare(const Instruction& instruction, Posting posting);
-  void wait(Posting posting);
-  Arrival take_arrival(Opcode op, MicroBatch micro_batch, std::int64_t chunk);
+  void post(const Instruction& transfer);
+  Ticket post(const Instruction& transfer, const Bundle& bundle);
+  void wait(Ticket& ticket);
+  std::int64_t take_arrival(Arrivals& arrivals, const WorkKey& key);
 
-  Flight& find(MicroBatch micro_batch, std::int64_t chunk);
-  void retire(MicroBatch micro_batch, std::int64_t chunk);
+  Flight& find(const WorkKey& key);
+  void retire(const WorkKey& key);
   std::int64_t free_slot(std::int64_t chunk);
-  std::int64_t free_work_set() const;
-  std::int64_t free_input();
-  std::int64_t free_gradient_input() const;
   std::int64_t free_gradient_output();
-  bool retire_sender(std::int64_t chunk);
+  void complete_first_departure();
 
   const std::vector<int>& units_of(std::int64_t chunk) const;
   const Unit& unit_at(int index) const { return *parts_.model.units()[static_cast<std::size_t>(index)]; }
   bool holds_embedding(std::int64_t chunk) const;
   bool holds_head(std::int64_t chunk) const;
+  Bundle input_bundle(std::int64_t buffer) const;
+  Bundle gradient_bundle(std::int64_t buffer) const;
   Bundle output_of(const Flight& flight) const;
   UnitRun unit_run(const Flight& flight, const UnitWeights& weights, const UnitGradients* gradients) const;
   void copy(const Bundle& from, const Bundle& to);
   void tick();
 
   Parts parts_;
-  std::vector<Posted> posted_;
-  std::vector<Flight> flights_;
-  std::vector<Arrival> arrivals_;
-  std::int64_t gradient_in_use_ = -1;  // index into the plan's gradient_inputs: of the backward under way
-  std::vector<Departure> departures_;
+  std::size_t units_per_work_set_ = 0;
+  bool holds_both_ends_ = false;  // in two chunks
+  std::vector<FreeList> slots_;   // by chunk
+  FreeList work_sets_;
+  FreeList inputs_;
+  FreeList gradient_inputs_;
+  FreeList gradient_outputs_;
+  std::map<WorkKey, Flight> flights_;
+  std::vector<std::deque<MicroBatch>> senders_;  // by chunk: of an evaluation's flights, oldest first
+  Arrivals activations_;
+  Arrivals gradients_;
+  std::deque<Departure> departures_;              // oldest first
   std::vector<std::int64_t> contributions_left_;  // by chunk: backwards that add to its gradients, still to come
   std::vector<std::int64_t> chunks_to_reduce_;
+  std::map<MicroBatch, ReadTargets> read_targets_;
   int next_unit_ = -1;  // whose weights the work behind the step under way uses first; -1: none's
   MicroBatchSource* source_ = nullptr;
   Phase phase_ = Phase::train;

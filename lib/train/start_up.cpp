@@ -13,7 +13,7 @@ namespace scaletrain {
 
 namespace {
 
-// Tokenising a large corpus takes hours. Nothing is lost by waiting: whoever dies is seen by its agent.
+// Tokenising a large corpus takes hours. Nothing is lost by waiting: whoever dies ends the store's waits.
 constexpr double start_deadline = 24.0 * 3600.0;
 constexpr const char* ready = "ready";
 

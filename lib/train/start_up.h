@@ -1,6 +1,9 @@
 // What the ranks of a run settle through the rendezvous store before the first step: who opens the data first, and that
 // everybody is ready. A single rank settles nothing.
 //
+// Opening the data may take hours, and no wait here ends before a day has passed: that a rank dies meanwhile, or that
+// this one is asked to leave, is the business of the store it waits through (launch/watched_store.h).
+//
 // Keys are below "start/GENERATION/", so that what an earlier start left behind is not taken for this one's.
 #pragma once
 

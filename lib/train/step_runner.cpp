@@ -1,8 +1,10 @@
 #include "train/step_runner.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "optim/gradient_norm.h"
 
@@ -27,28 +29,47 @@ bool counts_loss(const PhasePlan& plan, Rank rank) {
   return position.tensor == 0 && position.pipeline + 1 == plan.mesh.degree(Axis::pipeline);
 }
 
+// Enough that a pipeline's filling and draining, if a round has to wait for the one before, costs little.
+std::int64_t longest_round(const PhasePlan& plan) {
+  return std::max<std::int64_t>(
+      8, checked_mul<std::int64_t>(4, checked_mul(plan.mesh.degree(Axis::pipeline), plan.chunks)));
+}
+
+// The micro-batches of a round.
+class RoundSource final : public MicroBatchSource {
+ public:
+  RoundSource(MicroBatchSource& all, std::int64_t first) : all_(all), first_(first) {}
+  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
+    return all_.fill(MicroBatch(first_ + micro_batch.value()), tensors);
+  }
+
+ private:
+  MicroBatchSource& all_;
+  std::int64_t first_;
+};
+
 }  // namespace
 
 StepRunner::StepRunner(const Parts& parts)
-    : parts_(parts), executor_(executor_parts(parts)), schedule_(parts.plan.schedule(parts.rank)) {
-  SCALETRAIN_CHECK(parts_.groups.world != nullptr);
-}
+    : parts_(parts), executor_(executor_parts(parts)), training_(executor_.order_of(parts.plan.schedule(parts.rank))) {}
 
-StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const Votes& votes) {
+StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes) {
   parts_.store.zero_gradients(parts_.stream);
   Result result;
-  executor_.run(schedule_, source, Phase::train, parts_.plan.loss_gradient,
-                [&](const ExecutionResult& sums) { result = update(sums, settings, votes); });
+  executor_.train(training_, source, parts_.plan.loss_gradient,
+                  [&](const ExecutionResult& sums) { result = update(sums, settings, votes); });
   return result;
 }
 
-StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSettings& settings, const Votes& votes) {
+StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& ask) {
   const bool counts = counts_loss(parts_.plan, parts_.rank);
+  const double share = gradient_sum_of_squares_share(parts_.backend, parts_.stream, parts_.store);
+  const Votes votes = ask ? ask() : Votes();
   // Doubles hold token counts exactly up to 2^53.
-  std::array<double, 5> numbers = {gradient_sum_of_squares_share(parts_.backend, parts_.stream, parts_.store),
-                                   counts ? sums.loss_sum : 0.0, counts ? static_cast<double>(sums.target_tokens) : 0.0,
-                                   votes.interrupted ? 1.0 : 0.0, votes.save ? 1.0 : 0.0};
-  sum_over(numbers, *parts_.groups.world);
+  std::array<double, numbers_per_step> numbers = {share, counts ? sums.loss_sum : 0.0,
+                                                  counts ? static_cast<double>(sums.target_tokens) : 0.0,
+                                                  votes.interrupted ? 1.0 : 0.0, votes.save ? 1.0 : 0.0};
+  sum_over_world(parts_.groups, numbers);
   Result result;
   result.target_tokens = std::llround(numbers[2]);
   result.votes = {.interrupted = numbers[3] > 0.0, .save = numbers[4] > 0.0};
@@ -62,15 +83,28 @@ StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSet
   return result;
 }
 
-StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches) {
+// Kept: sets do not change their sizes, so that few lengths are asked for, and none longer than the longest round.
+const ExecutionOrder& StepRunner::evaluation_round(std::int64_t num_micro_batches) {
+  const auto known = evaluation_.find(num_micro_batches);
+  if (known != evaluation_.end()) return known->second;
   const PhasePlan& plan = parts_.plan;
   const Stage stage(plan.mesh.position_of(parts_.rank).pipeline);
   const auto steps = make_evaluation_schedule(plan.mesh.degree(Axis::pipeline), num_micro_batches, plan.chunks, stage);
-  const ExecutionResult sums = executor_.run(steps, source, Phase::evaluate, 0.0);
+  return evaluation_.emplace(num_micro_batches, executor_.order_of(steps)).first->second;
+}
+
+StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches) {
+  const PhasePlan& plan = parts_.plan;
+  const std::int64_t longest = longest_round(plan);
+  ExecutionResult sums;
+  for (std::int64_t first = 0; first < num_micro_batches; first += longest) {
+    RoundSource round(source, first);
+    sums = executor_.evaluate(evaluation_round(std::min(longest, num_micro_batches - first)), round, sums);
+  }
   const bool counts = counts_loss(plan, parts_.rank);
   std::array<double, 2> numbers = {counts ? sums.loss_sum : 0.0,
                                    counts ? static_cast<double>(sums.target_tokens) : 0.0};
-  sum_over(numbers, *parts_.groups.world);
+  sum_over_world(parts_.groups, numbers);
   return {.loss_sum = numbers[0], .target_tokens = std::llround(numbers[1])};
 }
 

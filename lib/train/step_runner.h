@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 
 #include "optim/optimizer.h"
 #include "optim/step_block.h"
@@ -36,6 +38,8 @@ class StepRunner {
     bool interrupted = false;
     bool save = false;
   };
+  // Asked as late as it can be, right before the ranks agree: a wish of the step's last moment is one of this step.
+  using AskVotes = std::function<Votes()>;
 
   struct Result {
     StepOutcome outcome;
@@ -47,11 +51,11 @@ class StepRunner {
 
   // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges),
   // and the parameters are updated (or, with outcome.skip, as before).
-  Result step(MicroBatchSource& source, const StepSettings& settings, const Votes& votes);
-  Result step(MicroBatchSource& source, const StepSettings& settings) { return step(source, settings, Votes()); }
+  Result step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes = {});
 
   // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
-  // Gradients and parameters stay as they are.
+  // Gradients and parameters stay as they are. They run in rounds of bounded length: a schedule's size, and the time to
+  // make one, do not grow with the set.
   struct EvaluationSums {
     double loss_sum = 0.0;
     std::int64_t target_tokens = 0;
@@ -60,11 +64,13 @@ class StepRunner {
 
  private:
   // What the schedule's optimizer_step means.
-  Result update(const ExecutionResult& sums, const StepSettings& settings, const Votes& votes);
+  Result update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& votes);
+  const ExecutionOrder& evaluation_round(std::int64_t num_micro_batches);
 
   Parts parts_;
   StageExecutor executor_;
-  std::vector<ScheduleStep> schedule_;
+  ExecutionOrder training_;
+  std::map<std::int64_t, ExecutionOrder> evaluation_;  // by the number of micro-batches
 };
 
 }  // namespace scaletrain

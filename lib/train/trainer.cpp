@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/checked.h"
@@ -28,6 +30,18 @@ constexpr double slowest_write = 10e6;
 // The same for one rank that reads a whole checkpoint.
 constexpr double slowest_read = 10e6;
 
+// Of all ranks: one deadline holds for all of them. Replicas hold alike.
+std::size_t largest_store_bytes(const PhasePlan& plan) {
+  std::size_t largest = 0;
+  for (std::int64_t pipeline = 0; pipeline < plan.mesh.degree(Axis::pipeline); ++pipeline) {
+    for (std::int64_t tensor = 0; tensor < plan.mesh.degree(Axis::tensor); ++tensor) {
+      const ShardLayout layout = plan.layout(plan.mesh.rank_of({.tensor = tensor, .data = 0, .pipeline = pipeline}));
+      largest = std::max(largest, store_bytes(plan.table, layout, plan.store_options(plan.masters())).total());
+    }
+  }
+  return largest;
+}
+
 }  // namespace
 
 struct Trainer::Impl {
@@ -40,11 +54,13 @@ struct Trainer::Impl {
                plan.micro_batch.samples),
         last_save(monotonic_now()) {
     if (state.step > 0) saved_step = state.step;
+    if (!is_alone()) largest_store = largest_store_bytes(plan);
   }
 
   TrainOutcome run();
-  // The votes of all ranks.
-  StepRunner::Votes train_step(const StepRunner::Votes& own);
+  // This rank's, at the end of a step; and those of all.
+  StepRunner::Votes own_votes() const;
+  StepRunner::Votes train_step();
   void finish_step(const StepOutcome& outcome, double seconds);
   void record_skip(const StepOutcome& outcome);
   // True if the evaluation improved the early-stop metric.
@@ -55,9 +71,10 @@ struct Trainer::Impl {
   // must: the run ends with this state, so a failure is an error. best: the last evaluation is the best so far.
   void save(bool must, bool best);
   void prune();
-  // Rank 0 prunes, which may verify two checkpoints of this size; the others wait for it here and not in the next
-  // step's collectives, whose deadlines are short.
+  // Rank 0 prunes, which after a start may verify a checkpoint or two of this size; the others wait for it here and not
+  // in the next step's collectives, whose deadlines are short.
   void prune_together(std::int64_t checkpoint_bytes);
+  void wait_for_pruning(const std::string& key, double seconds);
   void enter(bool waiting_on_storage) const {
     if (parts.hooks.entered) parts.hooks.entered(state.step, waiting_on_storage);
   }
@@ -79,6 +96,8 @@ struct Trainer::Impl {
   RunState state;
   TrainingSource source;
   MonotonicTime last_save;
+  std::set<std::string> known_saves;  // rank 0: ids of those that this process wrote or verified
+  std::size_t largest_store = 0;      // bytes; of several ranks
   std::int64_t saved_step = -1;
   std::int64_t num_saves = 0;    // tried, by all ranks alike
   std::int64_t pruned_save = 0;  // the last one that rank 0 pruned after
@@ -94,16 +113,15 @@ const RunState& Trainer::state() const {
 }
 
 // Whatever decides what happens next is the same on every rank: the state, the votes of a step, the losses of an
-// evaluation. A rank that is alone need not ask the others, and acts on a wish before the next step.
+// evaluation. A rank that is alone need not ask the others, and acts on a wish between two steps.
 TrainOutcome Trainer::Impl::run() {
   enter(false);
   while (state.step < total_steps() && !state.early_stop.stopped) {
-    const StepRunner::Votes own{.interrupted = interrupted(), .save = !is_alone() && is_first() && save_due_by_time()};
-    if (own.interrupted && is_alone()) {
+    if (is_alone() && interrupted()) {
       if (saved_step != state.step) save(true, false);
       return TrainOutcome::interrupted;
     }
-    const StepRunner::Votes all = train_step(own);
+    const StepRunner::Votes all = train_step();
     const bool last = state.step == total_steps();
     const bool due = config.evaluate.every > 0 && state.step % config.evaluate.every == 0;
     const bool improved = (due || last) && evaluate();
@@ -117,7 +135,12 @@ TrainOutcome Trainer::Impl::run() {
   return state.early_stop.stopped ? TrainOutcome::stopped_early : TrainOutcome::finished;
 }
 
-StepRunner::Votes Trainer::Impl::train_step(const StepRunner::Votes& own) {
+StepRunner::Votes Trainer::Impl::own_votes() const {
+  if (is_alone()) return {};
+  return {.interrupted = interrupted(), .save = is_first() && save_due_by_time()};
+}
+
+StepRunner::Votes Trainer::Impl::train_step() {
   const MonotonicTime start = monotonic_now();
   source.set_batch(state.history.batch());
   const OptimizerConfig& optimizer = config.train.optimizer;
@@ -128,7 +151,7 @@ StepRunner::Votes Trainer::Impl::train_step(const StepRunner::Votes& own) {
        .beta1 = optimizer.beta1,
        .beta2 = optimizer.beta2,
        .update = state.updates + 1},
-      own);
+      [this] { return own_votes(); });
   finish_step(result.outcome, seconds_since(start));
   return result.votes;
 }
@@ -225,10 +248,18 @@ void Trainer::Impl::prune() {
                                .keep_every = config.checkpoint.keep_every,
                                .best_save_id = config.checkpoint.best ? state.best_save_id : std::nullopt};
   try {
-    prune_checkpoints(parts.paths.checkpoints(), policy, [this](const std::string& text) { parts.log.warn(text); });
+    prune_checkpoints(parts.paths.checkpoints(), policy, known_saves,
+                      [this](const std::string& text) { parts.log.warn(text); });
   } catch (const InputError& error) {
     parts.log.warn(fmt::format("old checkpoints were not removed: {}", error.what()));
   }
+}
+
+// Storage that is slow to forget ends no run; a rank 0 that is gone does.
+void Trainer::Impl::wait_for_pruning(const std::string& key, double seconds) {
+  while (!parts.rendezvous->find_within(key, seconds))
+    parts.log.warn(
+        fmt::format("rank 0 has been removing old checkpoints for {:.0f} s; training waits for it", seconds));
 }
 
 void Trainer::Impl::prune_together(std::int64_t checkpoint_bytes) {
@@ -236,7 +267,7 @@ void Trainer::Impl::prune_together(std::int64_t checkpoint_bytes) {
   if (is_alone()) return;
   const auto key = [this](std::int64_t save) { return fmt::format("pruned/{}/{}", state.generation, save); };
   if (!is_first()) {
-    parts.rendezvous->wait(key(num_saves), SaveGroup().deadline + static_cast<double>(checkpoint_bytes) / slowest_read);
+    wait_for_pruning(key(num_saves), SaveGroup().deadline + static_cast<double>(checkpoint_bytes) / slowest_read);
     return;
   }
   parts.rendezvous->set(key(num_saves), "done");
@@ -258,7 +289,7 @@ SaveRequest Trainer::Impl::save_request(bool best) {
     request.group.world = plan.mesh.world();
     request.group.store = parts.rendezvous;
     request.group.attempt = num_saves;
-    request.group.deadline += static_cast<double>(parts.store.bytes()) / slowest_write;
+    request.group.deadline += static_cast<double>(largest_store) / slowest_write;
     request.group.plan_of = [this](Rank rank) { return plan.save_plan(rank); };
   }
   write_state(state, best, request.manifest);
@@ -275,6 +306,7 @@ void Trainer::Impl::save(bool must, bool best) {
   try {
     const SaveResult result = save_checkpoint(parts.store, save_request(best));
     state.parent_save_id = result.save_id;
+    if (is_first()) known_saves.insert(result.save_id);
     if (best) state.best_save_id = result.save_id;
     saved_step = state.step;
     line.path = result.path.string();

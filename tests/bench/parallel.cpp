@@ -101,12 +101,11 @@ class RandomTokens final : public MicroBatchSource {
 
   Filled fill(MicroBatch, const BatchTensors& tensors) override {
     const PhiloxKey key = philox_key(1, "bench");
-    for (std::size_t i = 0; i < tensors.ids.size(); ++i) {
-      tensors.ids[i] = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
-      tensors.targets[i] = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
+    for (std::int32_t& id : tensors.ids) id = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
+    for (std::int32_t& id : tensors.targets) id = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
+    for (std::size_t i = 0; i < tensors.positions.size(); ++i)
       tensors.positions[i] = static_cast<std::int32_t>(i % context_);
-    }
-    return {static_cast<std::int64_t>(tensors.ids.size()), 0};
+    return {static_cast<std::int64_t>(tensors.targets.size()), 0};
   }
 
  private:

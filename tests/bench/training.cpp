@@ -89,10 +89,10 @@ void run(int steps, int threads, std::int64_t micro_batch) {
   initialise_parameters(store, 1, threads);
   store.values_changed();
   const Transformer model(phase.model);
-  StageMemory memory(*backend, phase.activations(Rank(0)), phase.micro_batch, phase.model.hidden);
+  StageMemory memory(*backend, phase.activations(Rank(0)));
   StageExecutor executor({.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory});
   RandomTokens source(phase.model.vocab);
-  const auto schedule = phase.schedule(Rank(0));
+  const ExecutionOrder order = executor.order_of(phase.schedule(Rank(0)));
   StepBlock block;
   block.learning_rate = 1e-4;
   block.bias_correction1 = 0.1;
@@ -107,7 +107,7 @@ void run(int steps, int threads, std::int64_t micro_batch) {
     const double ceiling_before = calibrate_matmul(*backend, *stream, 0.5);
     const MonotonicTime start = monotonic_now();
     store.zero_gradients(*stream);
-    const ExecutionResult result = executor.run(schedule, source, Phase::train, phase.loss_gradient);
+    const ExecutionResult result = executor.train(order, source, phase.loss_gradient);
     optimizer->step(*backend, *stream, store, block);
     stream->synchronize();
     const double elapsed = seconds_since(start);

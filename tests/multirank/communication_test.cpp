@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "support/rank_trainer.h"
+#include "support/test_layout.h"
 
 using namespace scaletrain;
 
@@ -39,11 +40,10 @@ std::string text(const std::map<std::string, Sums>& sums) {
   return out;
 }
 
-// By group; the world's few numbers are not in a plan.
+// By group.
 std::map<std::string, Sums> traced(const Trace& trace) {
   std::map<std::string, Sums> sums;
   for (const TraceRecord& record : trace.records) {
-    if (record.group == "world") continue;
     std::int64_t calls = 1;
     if (record.kind == CollectiveKind::exchange) {
       const auto is_sent = [](const auto& message) { return message.direction == Transfer::Direction::send; };
@@ -84,10 +84,7 @@ void check_traffic(const std::string& name, const Config& config) {
 
 Config laid_out(std::int64_t data, std::int64_t tensor, std::int64_t pipeline, std::int64_t zero) {
   Config config = traced_config();
-  config.parallel.data = data;
-  config.parallel.tensor = tensor;
-  config.parallel.pipeline = pipeline;
-  config.parallel.zero = zero;
+  lay_out(config, {"", data, tensor, pipeline, zero});
   return config;
 }
 

@@ -84,12 +84,11 @@ std::string text(const std::map<std::string, Traffic>& traffic) {
   return out;
 }
 
-// Of records [first, end); without the world's few numbers, which no plan foretells.
+// Of records [first, end).
 std::map<std::string, Traffic> traffic_of(const Trace& trace, std::size_t first, std::size_t end) {
   std::map<std::string, Traffic> traffic;
   for (std::size_t i = first; i < end; ++i) {
     const TraceRecord& record = trace.records[i];
-    if (record.group == "world") continue;
     std::int64_t calls = 1;
     if (record.kind == CollectiveKind::exchange)
       calls = std::count_if(record.messages.begin(), record.messages.end(), [](const TraceRecord::Message& message) {

@@ -97,7 +97,8 @@ EvaluationOutcome evaluate(const Config& config, std::int64_t num_samples, std::
 
 TEST_CASE("every_layout_evaluates_the_same_samples_once_and_gets_the_same_loss") {
   const Config one = evaluation_config(1, 1, 1, 1);
-  for (const std::int64_t samples : {1, 4, 5, 13}) {
+  // The last one takes several rounds of every layout.
+  for (const std::int64_t samples : {1, 4, 5, 13, 201}) {
     const EvaluationOutcome expected = evaluate(one, samples, 0);
     REQUIRE(expected.losses.size() == 2);
     CHECK(expected.losses[0].dataset == "first");
@@ -118,8 +119,7 @@ TEST_CASE("every_layout_evaluates_the_same_samples_once_and_gets_the_same_loss")
       for (const auto& own : outcome.reads)
         for (const auto& entry : own) reads[entry.first] += entry.second;
       CHECK(reads.size() == static_cast<std::size_t>(samples));
-      // One read for each chunk of the stage.
-      for (const auto& entry : reads) CHECK(entry.second == config.parallel.chunks);
+      for (const auto& entry : reads) CHECK(entry.second == 1);
     }
   }
 }

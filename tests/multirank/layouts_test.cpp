@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "support/rank_trainer.h"
+#include "support/test_layout.h"
 
 using namespace scaletrain;
 
@@ -28,72 +29,26 @@ Config small_config() {
   return config;
 }
 
-struct Layout {
-  std::string name;
-  std::function<void(Config&)> change;
-};
-
-std::vector<Layout> layouts() {
-  const auto pipeline = [](std::int64_t stages, ScheduleKind kind, std::int64_t chunks = 1) {
-    return [=](Config& c) {
-      c.parallel.pipeline = stages;
-      c.parallel.schedule = kind;
-      c.parallel.chunks = chunks;
-    };
+const std::vector<TestLayout>& layouts() {
+  static const std::vector<TestLayout> all = {
+      {"one rank, two chunks", 1, 1, 1, 0, ScheduleKind::interleaved, 2},
+      {"data 2, zero 0", 2, 1, 1, 0},
+      {"data 2, zero 1", 2, 1, 1, 1},
+      {"data 2, zero 2", 2, 1, 1, 2},
+      {"data 2, zero 3", 2, 1, 1, 3},
+      {"tensor 2", 1, 2, 1, 0},
+      {"tensor 4, fewer key/value heads than ranks", 1, 4, 1, 0},
+      {"tensor 2, sequence shards", 1, 2, 1, 0, ScheduleKind::one_f_one_b, 1, true},
+      {"pipeline 2, gpipe", 1, 1, 2, 0, ScheduleKind::gpipe},
+      {"pipeline 2, 1f1b", 1, 1, 2, 0},
+      {"pipeline 2, zb-h1", 1, 1, 2, 0, ScheduleKind::zb_h1},
+      {"pipeline 2, two chunks", 1, 1, 2, 0, ScheduleKind::interleaved, 2},
+      {"pipeline 4, 1f1b, fewer micro-batches than stages", 1, 1, 4, 0, ScheduleKind::one_f_one_b, 1, false, 4},
+      {"data 2, tensor 2, pipeline 2, zero 1", 2, 2, 2, 1},
+      {"data 2, tensor 2 with sequence shards, pipeline 2 zb-h1, zero 3", 2, 2, 2, 3, ScheduleKind::zb_h1, 1, true},
+      {"data 2, pipeline 2 with three chunks, zero 2", 2, 1, 2, 2, ScheduleKind::interleaved, 3},
   };
-  const auto zero = [](std::int64_t stage) {
-    return [=](Config& c) {
-      c.parallel.data = 2;
-      c.parallel.zero = stage;
-    };
-  };
-  return {
-      {"one rank, two chunks", pipeline(1, ScheduleKind::interleaved, 2)},
-      {"data 2, zero 0", zero(0)},
-      {"data 2, zero 1", zero(1)},
-      {"data 2, zero 2", zero(2)},
-      {"data 2, zero 3", zero(3)},
-      {"tensor 2", [](Config& c) { c.parallel.tensor = 2; }},
-      {"tensor 4, fewer key/value heads than ranks", [](Config& c) { c.parallel.tensor = 4; }},
-      {"tensor 2, sequence shards",
-       [](Config& c) {
-         c.parallel.tensor = 2;
-         c.parallel.sequence = true;
-       }},
-      {"pipeline 2, gpipe", pipeline(2, ScheduleKind::gpipe)},
-      {"pipeline 2, 1f1b", pipeline(2, ScheduleKind::one_f_one_b)},
-      {"pipeline 2, zb-h1", pipeline(2, ScheduleKind::zb_h1)},
-      {"pipeline 2, two chunks", pipeline(2, ScheduleKind::interleaved, 2)},
-      {"pipeline 4, 1f1b, fewer micro-batches than stages",
-       [](Config& c) {
-         c.parallel.pipeline = 4;
-         c.train.micro_batch = 4;
-       }},
-      {"data 2, tensor 2, pipeline 2, zero 1",
-       [](Config& c) {
-         c.parallel.data = 2;
-         c.parallel.tensor = 2;
-         c.parallel.pipeline = 2;
-         c.parallel.zero = 1;
-       }},
-      {"data 2, tensor 2 with sequence shards, pipeline 2 zb-h1, zero 3",
-       [](Config& c) {
-         c.parallel.data = 2;
-         c.parallel.tensor = 2;
-         c.parallel.sequence = true;
-         c.parallel.pipeline = 2;
-         c.parallel.schedule = ScheduleKind::zb_h1;
-         c.parallel.zero = 3;
-       }},
-      {"data 2, pipeline 2 with three chunks, zero 2",
-       [](Config& c) {
-         c.parallel.data = 2;
-         c.parallel.pipeline = 2;
-         c.parallel.schedule = ScheduleKind::interleaved;
-         c.parallel.chunks = 3;
-         c.parallel.zero = 2;
-       }},
-  };
+  return all;
 }
 
 void make_sgd(Config& config) {
@@ -133,11 +88,11 @@ TEST_CASE("first_step_gradients_of_every_layout_are_those_of_one_rank") {
     if (llama) make_llama(base);
     const LayoutOutcome one = run_config(base, 1);
     REQUIRE(one.problem == "");
-    for (const Layout& layout : layouts()) {
+    for (const TestLayout& layout : layouts()) {
       CAPTURE(llama);
       CAPTURE(layout.name);
       Config config = base;
-      layout.change(config);
+      lay_out(config, layout);
       const LayoutOutcome many = run_config(config, 1);
       CHECK(many.problem == "");
       CHECK(many.target_tokens == one.target_tokens);
@@ -155,10 +110,10 @@ TEST_CASE("five_adamw_steps_and_an_evaluation_of_every_layout_are_those_of_one_r
   // A number of samples that fills no layout's micro-batches.
   const LayoutOutcome one = run_config(base, 5, 13);
   REQUIRE(one.problem == "");
-  for (const Layout& layout : layouts()) {
+  for (const TestLayout& layout : layouts()) {
     CAPTURE(layout.name);
     Config config = base;
-    layout.change(config);
+    lay_out(config, layout);
     const LayoutOutcome many = run_config(config, 5, 13);
     CHECK(many.problem == "");
     CHECK(largest_relative(many.losses, one.losses) <= 1e-10);
@@ -178,10 +133,7 @@ TEST_CASE("the_vectorised_backend_on_eight_ranks_stays_within_single_precision")
   run.backend = TestBackend::cpu;
   const LayoutOutcome one = run_layout(run);
   REQUIRE(one.problem == "");
-  run.config.parallel.data = 2;
-  run.config.parallel.tensor = 2;
-  run.config.parallel.pipeline = 2;
-  run.config.parallel.zero = 1;
+  lay_out(run.config, {"eight ranks", 2, 2, 2, 1});
   const LayoutOutcome many = run_layout(run);
   CHECK(many.problem == "");
   CHECK(largest_relative(many.losses, one.losses) <= 1e-5);

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "base/clock.h"
 #include "support/rank_trainer.h"
 
 using namespace scaletrain;
@@ -56,6 +57,21 @@ std::vector<double> held_values(ParamStore& store, StateKind kind) {
   return all;
 }
 
+// Does something before a micro-batch is filled, and records what was wanted of each.
+class WatchedSource final : public MicroBatchSource {
+ public:
+  using Watch = std::function<void(MicroBatch, const BatchTensors&)>;
+  WatchedSource(MicroBatchSource& source, Watch watch) : source_(source), watch_(std::move(watch)) {}
+  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
+    watch_(micro_batch, tensors);
+    return source_.fill(micro_batch, tensors);
+  }
+
+ private:
+  MicroBatchSource& source_;
+  Watch watch_;
+};
+
 constexpr StepSettings settings{.learning_rate = 1e-2, .clip_norm = {}, .beta1 = 0.9, .beta2 = 0.95, .update = 1};
 
 }  // namespace
@@ -64,8 +80,9 @@ TEST_CASE("what_one_rank_wants_every_rank_learns") {
   for (const std::int64_t wishing : {0, 3, 7}) {
     const auto results = on_ranks<StepRunner::Result>(layout_config(2, 2, 2), [&](RankTrainer& trainer, Rank rank) {
       trainer.source().set_step(0);
-      return trainer.runner().step(trainer.source(), settings,
-                                   {.interrupted = rank.value() == wishing, .save = rank.value() == 7 - wishing});
+      return trainer.runner().step(trainer.source(), settings, [&] {
+        return StepRunner::Votes{.interrupted = rank.value() == wishing, .save = rank.value() == 7 - wishing};
+      });
     });
     for (const StepRunner::Result& result : results) {
       CHECK(result.votes.interrupted);
@@ -76,6 +93,108 @@ TEST_CASE("what_one_rank_wants_every_rank_learns") {
            layout_config(2, 1, 2), [&](RankTrainer&trainer, Rank) { return trainer.step(); })) {
     CHECK_FALSE(result.votes.interrupted);
     CHECK_FALSE(result.votes.save);
+  }
+}
+
+TEST_CASE("a_signal_in_mid_step_is_a_wish_of_that_very_step_on_all_ranks") {
+  for (const std::int64_t degree : {2, 1}) {
+    const auto results =
+        on_ranks<std::vector<bool>>(layout_config(degree, 1, degree), [](RankTrainer& trainer, Rank rank) {
+          bool is_raised = false;
+          std::vector<bool> interrupted;
+          for (std::int64_t step = 0; step < 3; ++step) {
+            trainer.source().set_step(step);
+            WatchedSource source(trainer.source(), [&](MicroBatch micro_batch, const BatchTensors&) {
+              if (step == 1 && rank == Rank(0) && micro_batch == MicroBatch(1)) is_raised = true;
+            });
+            const auto votes = [&] { return StepRunner::Votes{.interrupted = is_raised, .save = false}; };
+            interrupted.push_back(trainer.runner().step(source, settings, votes).votes.interrupted);
+          }
+          return interrupted;
+        });
+    for (const auto& interrupted : results) CHECK(interrupted == std::vector<bool>{false, true, true});
+  }
+}
+
+TEST_CASE("only_the_ends_of_the_model_read_samples_and_each_reads_them_once") {
+  for (const auto& degrees : {std::pair{3, 1}, {1, 3}, {2, 2}, {1, 1}}) {
+    const std::int64_t pipeline = degrees.first;
+    const std::int64_t chunks = degrees.second;
+    CAPTURE(pipeline);
+    CAPTURE(chunks);
+    Config config = layout_config(1, 1, pipeline);
+    config.model.layers = 4;
+    config.parallel.chunks = chunks;
+    if (chunks > 1) config.parallel.schedule = ScheduleKind::interleaved;
+    struct Reads {
+      std::vector<std::int64_t> ids, targets, any;
+      std::int64_t asked = 0;
+    };
+    const auto all = on_ranks<Reads>(config, [](RankTrainer& trainer, Rank) {
+      Reads reads;
+      trainer.source().set_step(0);
+      WatchedSource source(trainer.source(), [&](MicroBatch micro_batch, const BatchTensors& tensors) {
+        ++reads.asked;
+        if (!tensors.ids.empty()) reads.ids.push_back(micro_batch.value());
+        if (!tensors.targets.empty()) reads.targets.push_back(micro_batch.value());
+        if (!tensors.ids.empty() || !tensors.targets.empty()) reads.any.push_back(micro_batch.value());
+      });
+      trainer.runner().step(source, settings);
+      return reads;
+    });
+    const std::vector<std::int64_t> every = {0, 1, 2, 3};
+    for (std::size_t stage = 0; stage < all.size(); ++stage) {
+      CAPTURE(stage);
+      const bool is_end = stage == 0 || stage + 1 == all.size();
+      CHECK(all[stage].asked == 4 * chunks);
+      CHECK(all[stage].ids == (stage == 0 ? every : std::vector<std::int64_t>()));
+      CHECK(all[stage].targets == (stage + 1 == all.size() ? every : std::vector<std::int64_t>()));
+      CHECK(all[stage].any == (is_end ? every : std::vector<std::int64_t>()));
+    }
+  }
+}
+
+TEST_CASE("a_rank_that_fails_in_mid_step_ends_all_ranks_at_once_and_its_error_is_the_cause") {
+  // The failing rank has reductions, and under ZeRO 3 gathers, under way with its peer of the other replica; which will
+  // not join them, for it is held up by storage until it hears of the failure.
+  struct Failure {
+    std::int64_t rank, micro_batch;
+  };
+  const std::pair<Failure, Failure> cases[] = {{{0, 2}, {1, 1}}, {{2, 1}, {3, 0}}};
+  for (const std::int64_t zero : {2, 3}) {
+    for (const std::pair<Failure, Failure>& ranks : cases) {
+      const Failure failing = ranks.first;
+      const Failure held = ranks.second;
+      // There the last stage would wait for gathers with the one that is held, and never come to its failure.
+      if (zero == 3 && failing.rank == 2) continue;
+      CAPTURE(zero);
+      CAPTURE(failing.rank);
+      Config config = layout_config(2, 1, 2, zero);
+      config.model.layers = 2;
+      config.train.micro_batch = 1;
+      const PhasePlan plan = make_test_plan(config, TestBackend::reference_f64);
+      const MonotonicTime begin = monotonic_now();
+      std::string cause;
+      try {
+        run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
+          RankTrainer trainer(config, plan, rank, groups, TestBackend::reference_f64);
+          trainer.source().set_step(0);
+          const auto is_at = [rank](const Failure& place, MicroBatch micro_batch) {
+            return rank == Rank(place.rank) && micro_batch == MicroBatch(place.micro_batch);
+          };
+          WatchedSource source(trainer.source(), [&](MicroBatch micro_batch, const BatchTensors&) {
+            if (is_at(failing, micro_batch)) throw InputError("the sample cannot be read");
+            if (is_at(held, micro_batch)) world.make_store()->wait("never set", 60.0);
+          });
+          trainer.runner().step(source, settings);
+        });
+      } catch (const InputError& error) {
+        cause = error.what();
+      }
+      CHECK(cause == "the sample cannot be read");
+      // The groups' own deadline is 60 s.
+      CHECK(seconds_since(begin) < 30.0);
+    }
   }
 }
 

@@ -16,7 +16,7 @@ using namespace scaletrain;
 namespace {
 
 struct NamedLayout {
-  const char* name;
+  std::string name{};
   std::int64_t data, tensor, pipeline, zero;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   std::int64_t chunks = 1;

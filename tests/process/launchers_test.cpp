@@ -69,4 +69,92 @@ TEST_CASE("a_launched_rank_that_dies_ends_the_others_with_4") {
   check_no_process_left("bereft");
 }
 
+TEST_CASE("of_launched_ranks_the_one_whose_process_is_gone_is_named_by_all_others") {
+  LaunchedRanks ranks(4, "named", {"parallel.data=2", "parallel.pipeline=2", "train.steps=5000"});
+  REQUIRE(
+      wait_until([&] { return newest_step(layout_folder("named")) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  ranks.rank(2).signal(SIGKILL);
+  CHECK(ranks.wait() == std::vector<int>{4, 4, -1, 4});
+  for (const int rank : {0, 1, 3})
+    CHECK_MESSAGE(ranks.rank(rank).errors().find("rank 2 is gone") != std::string::npos, ranks.rank(rank).errors());
+}
+
+TEST_CASE("a_launched_rank_that_dies_while_others_are_awaited_ends_the_start") {
+  LaunchedRanks ranks(3);
+  const Settings settings = {"parallel.data=3", "train.global_batch=6"};
+  ranks.start(0, "orphaned", settings);
+  ranks.start(1, "orphaned", settings);
+  // The config is written once rank 0 decides where to begin; then both wait for rank 2.
+  REQUIRE(wait_until([] { return fs::exists(layout_folder("orphaned") / "config.yaml"); }, ranks_patience));
+  sleep_for(1.0);
+  ranks.rank(1).signal(SIGKILL);
+  CHECK(ranks.wait() == std::vector<int>{4, -1});
+  CHECK(ranks.rank(0).errors().find("rank 1 is gone") != std::string::npos);
+  CHECK_FALSE(fs::exists(layout_folder("orphaned") / "lock.json"));
+}
+
+TEST_CASE("launched_ranks_that_wait_for_another_leave_with_75_when_they_are_interrupted") {
+  LaunchedRanks ranks(3);
+  const Settings settings = {"parallel.data=3", "train.global_batch=6"};
+  ranks.start(0, "awaiting", settings);
+  ranks.start(1, "awaiting", settings);
+  REQUIRE(wait_until([] { return fs::exists(layout_folder("awaiting") / "config.yaml"); }, ranks_patience));
+  sleep_for(1.0);
+  ranks.rank(0).signal(SIGTERM);
+  ranks.rank(1).signal(SIGTERM);
+  CHECK_MESSAGE(ranks.wait(30.0) == both_interrupted, ranks.errors());
+  CHECK_FALSE(fs::exists(layout_folder("awaiting") / "rendezvous.json"));
+}
+
+TEST_CASE("a_reason_that_only_one_launched_rank_has_is_told_to_the_others") {
+  const Settings fine = {"parallel.data=2"};
+  const Settings lost = {"parallel.data=2", "data.train.0.path=/no/such/text"};
+  for (const int bad : {0, 1}) {
+    const std::string run = "told-by-" + std::to_string(bad);
+    LaunchedRanks ranks(2);
+    ranks.start(0, run, bad == 0 ? lost : fine);
+    ranks.start(1, run, bad == 1 ? lost : fine);
+    CHECK(ranks.wait(60.0) == std::vector<int>{2, 2});
+    for (const int rank : {0, 1})
+      CHECK_MESSAGE(ranks.rank(rank).errors().find("no such file or folder: \"/no/such/text\"") != std::string::npos,
+                    ranks.rank(rank).errors());
+  }
+  // Nothing is left of a start that no rank could make.
+  LaunchedRanks none(2, "told-by-all", lost);
+  CHECK(none.wait(60.0) == std::vector<int>{2, 2});
+  CHECK_FALSE(fs::exists(layout_folder("told-by-all")));
+}
+
+TEST_CASE("launched_ranks_with_different_settings_are_refused_naming_rank_and_key") {
+  LaunchedRanks ranks(2);
+  ranks.start(0, "unlike", {"parallel.data=2"});
+  ranks.start(1, "unlike", {"parallel.data=2", "train.optimizer.learning_rate=0.5"});
+  CHECK(ranks.wait() == std::vector<int>{2, 2});
+  CHECK_MESSAGE(ranks.rank(0).errors().find("rank 1 was started with another config than rank 0: "
+                                            "train.optimizer.learning_rate: 0.5 here") != std::string::npos,
+                ranks.errors());
+}
+
+TEST_CASE("a_secret_that_is_too_short_is_refused_and_a_good_one_is_not_written_down") {
+  LaunchedRanks shy(2);
+  for (const int rank : {0, 1}) shy.start(rank, "short-secret", {"parallel.data=2"}, {{"SCALETRAIN_SECRET", "short"}});
+  CHECK(shy.wait() == std::vector<int>{2, 2});
+  CHECK(shy.errors().find("SCALETRAIN_SECRET has 5 bytes: at least 16") != std::string::npos);
+  LaunchedRanks ranks(2);
+  for (const int rank : {0, 1})
+    ranks.start(rank, "own-secret", {"parallel.data=2", "launch.interface=lo"},
+                {{"SCALETRAIN_SECRET", "0123456789abcdef"}});
+  CHECK_MESSAGE(ranks.wait() == both_finished, ranks.errors());
+}
+
+TEST_CASE("an_interface_that_does_not_exist_is_refused_however_the_ranks_are_started") {
+  LaunchedRanks ranks(2, "no-interface", {"parallel.data=2", "launch.interface=ib7"});
+  CHECK(ranks.wait() == std::vector<int>{2, 2});
+  CHECK(ranks.errors().find("lo (127.0.0.1)") != std::string::npos);
+  const Ended agent =
+      run_program(layout_launch("no-interface", {"parallel.data=2", "launch.interface=ib7"}), ranks_patience);
+  CHECK(agent.exit_code == 2);
+  CHECK(agent.says("launch.interface: "));
+}
+
 }  // namespace scaletrain

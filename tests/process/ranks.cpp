@@ -81,15 +81,19 @@ void check_no_process_left(const std::string& run) {
   CHECK(wait_until([&] { return processes_with(layout_folder(run).string()).empty(); }, 10.0));
 }
 
-LaunchedRanks::LaunchedRanks(int world, const std::string& run, const Settings& settings) {
-  for (int rank = 0; rank < world; ++rank) {
-    Launch launch = layout_launch(run, settings);
-    launch.environment.emplace_back("RANK", std::to_string(rank));
-    launch.environment.emplace_back("WORLD_SIZE", std::to_string(world));
-    launch.environment.emplace_back("LOCAL_RANK", std::to_string(rank));
-    launch.environment.emplace_back("LOCAL_WORLD_SIZE", std::to_string(world));
-    ranks_.push_back(std::make_unique<Program>(launch));
-  }
+LaunchedRanks::LaunchedRanks(int world, const std::string& run, const Settings& settings) : world_(world) {
+  for (int rank = 0; rank < world; ++rank) start(rank, run, settings);
+}
+
+void LaunchedRanks::start(int rank, const std::string& run, const Settings& settings,
+                          const std::vector<std::pair<std::string, std::string>>& environment) {
+  Launch launch = layout_launch(run, settings);
+  launch.environment.emplace_back("RANK", std::to_string(rank));
+  launch.environment.emplace_back("WORLD_SIZE", std::to_string(world_));
+  launch.environment.emplace_back("LOCAL_RANK", std::to_string(rank));
+  launch.environment.emplace_back("LOCAL_WORLD_SIZE", std::to_string(world_));
+  launch.environment.insert(launch.environment.end(), environment.begin(), environment.end());
+  ranks_.push_back(std::make_unique<Program>(launch));
 }
 
 std::vector<int> LaunchedRanks::wait(double seconds) {

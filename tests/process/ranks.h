@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tiny_run.h"
@@ -35,13 +36,19 @@ void check_no_process_left(const std::string& run);
 class LaunchedRanks {
  public:
   LaunchedRanks(int world, const std::string& run, const Settings& settings);
+  // None yet: they are started one by one.
+  explicit LaunchedRanks(int world) : world_(world) {}
+  void start(int rank, const std::string& run, const Settings& settings,
+             const std::vector<std::pair<std::string, std::string>>& environment = {});
+  // In the order of their starts.
   Program& rank(int index) { return *ranks_.at(static_cast<std::size_t>(index)); }
-  // Exit codes by rank.
+  // Exit codes.
   std::vector<int> wait(double seconds = ranks_patience);
   // All that they said on standard error.
   std::string errors();
 
  private:
+  int world_;
   std::vector<std::unique_ptr<Program>> ranks_;
 };
 

@@ -114,7 +114,8 @@ class RankTrainer {
                  .memory = memory_,
                  .groups = groups,
                  .progress = &progress_}),
-        source_(plan, rank, masks) {
+        source_(plan, rank, masks),
+        abort_on_exception_(groups) {
     initialise_parameters(store_, config.run.seed, 1);
     store_.values_changed();
   }
@@ -179,6 +180,7 @@ class RankTrainer {
   SyntheticSource source_;
   std::int64_t step_ = 0;
   std::int64_t updates_ = 0;
+  AbortOnException abort_on_exception_;  // last: destroyed before what waits for transfers
 };
 
 using GlobalTensors = std::map<std::string, std::vector<double>>;  // by row name, row-major

@@ -110,8 +110,8 @@ inline std::vector<RankTrace> rank_traces(const Mesh& mesh, const GroupFacts& fa
   for (std::size_t index = 0; index < traces.size(); ++index) {
     RankTrace& own = ranks.emplace_back();
     own.trace = &traces[index];
-    for (const GroupKind kind : {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline,
-                                 GroupKind::tied, GroupKind::world}) {
+    for (const GroupKind kind :
+         {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
       const auto spec = group_of(mesh, kind, Rank(static_cast<std::int64_t>(index)), facts);
       if (spec) own.groups.emplace_back(to_text(kind), spec->name);
     }

@@ -27,20 +27,21 @@
 #include "comm/gloo/wait_watch.h"
 
 // What Gloo's TCP transport does, as Debian 12 ships it (commit 5b14351), and what is made of it here:
-// - A wait that times out closes every connection of the context, and the peers then see rank after rank "lost" instead
-// of
-//   the one that was silent. So its own time-outs are never reached: a WaitWatch ends waits through abortWait*, which
-//   leaves the operation posted, to be waited for again.
-// - A broken connection is told to the operations that wait in its queues, not to the one message that is half sent or
-// half
-//   received. So each connection has a sentinel: a receive that no one sends to, whose state tells the connection's.
-//   Waits look at it every health_interval.
-// - The destructor of a buffer that is in use on the loop's thread waits for that use to end; later ones find it gone.
-// The
-//   memory is safe, but the stream of a connection whose message was given up half-way is stuck, and its loop busy,
-//   until the transport is destroyed.
-// - Its loop burns time while another thread posts: so its own thread posts. See post_queue.h.
-// - It writes without MSG_NOSIGNAL.
+//
+// A wait that times out closes every connection of the context, and the peers then see rank after rank "lost" instead
+// of the one that was silent. So its own time-outs are never reached: a WaitWatch ends waits through abortWait*, which
+// leaves the operation posted, to be waited for again.
+//
+// A broken connection is told to the operations that wait in its queues, not to the one message that is half sent or
+// half received. So each connection has a sentinel: a receive that no one sends to, whose state tells the connection's.
+// Waits look at it every health_interval.
+//
+// The destructor of a buffer that is in use on the loop's thread waits for that use to end; later ones find it gone.
+// The memory is safe, but the stream of a connection whose message was given up half-way is stuck, and its loop busy,
+// until the transport is destroyed.
+//
+// Its loop burns time while another thread posts: so its own thread posts. See post_queue.h. It writes without
+// MSG_NOSIGNAL.
 namespace scaletrain {
 namespace {
 
@@ -327,30 +328,34 @@ std::unique_ptr<Transport> GlooDevice::connect(KeyValueStore& store, const std::
   const int num_members = narrow<int>(members.size());
   const int own = narrow<int>(place - members.begin());
   const MonotonicTime deadline = deadline_after(seconds);
-  const auto key_of = [&](int member) { return fmt::format("gloo/{}/{}", name, member); };
+  // A value for one reader: what a member reads through the store grows with the group, not with its square.
+  const auto key_of = [&](int from, int to) { return fmt::format("gloo/{}/{}/{}", name, from, to); };
   std::string stage = "cannot listen";
   int peer = own;
   try {
     const auto context = impl_->device->createContext(own, num_members);
     // Gloo waits five times this long for a connection.
     context->setTimeout(milliseconds_until(deadline) / 5 + std::chrono::milliseconds(1));
-    // Every pair listens on a port of its own. All have addresses of one size, in the order of the members.
-    std::string addresses;
+    // Every pair listens on a port of its own.
+    std::size_t address_bytes = 0;
     for (int member = 0; member < num_members; ++member) {
-      if (member != own) addresses += pack_address(context->createPair(member)->address().bytes());
+      if (member == own) continue;
+      stage = "cannot listen";
+      const std::string address = pack_address(context->createPair(member)->address().bytes());
+      address_bytes = address.size();
+      stage = "cannot tell the others its address";
+      store.set(key_of(own, member), address);
     }
-    stage = "cannot tell the others its address";
-    store.set(key_of(own), addresses);
     for (peer = 0; peer < num_members; ++peer) {
       if (peer == own) continue;
       stage = "it did not come";
       const double left = std::chrono::duration<double>(milliseconds_until(deadline)).count();
-      const std::string theirs = store.wait(key_of(peer), left);
+      const std::string theirs = store.wait(key_of(peer, own), left);
+      stage = "the store does not answer";
+      store.remove(key_of(peer, own));
       stage = "no connection";
-      const std::size_t length = addresses.size() / (members.size() - 1);
-      SCALETRAIN_CHECK_EQ(theirs.size(), addresses.size());
-      const std::size_t index = static_cast<std::size_t>(own < peer ? own : own - 1);
-      context->getPair(peer)->connect(unpack_address(std::string_view(theirs).substr(index * length, length)));
+      SCALETRAIN_CHECK_EQ(theirs.size(), address_bytes);
+      context->getPair(peer)->connect(unpack_address(theirs));
     }
     auto group = std::make_shared<Group>(name, members, own, impl_->watch, impl_->posts, context);
     stage = "a connection broke at once";

@@ -27,7 +27,8 @@ class GlooDevice {
   GlooDevice(const GlooDevice&) = delete;
   GlooDevice& operator=(const GlooDevice&) = delete;
 
-  // Connects with all members through the store: every member calls with the same unique name. Blocks until connected;
+  // Connects with all members through the store, which holds an address for each ordered pair of them until it is read:
+  // every member calls with the same unique name. Blocks until connected;
   // PeerError after `seconds`, naming the group. The device outlives the transport.
   std::unique_ptr<Transport> connect(KeyValueStore& store, const std::string& name, const std::vector<Rank>& members,
                                      Rank self, double seconds);

@@ -172,7 +172,9 @@ class InProcessStore final : public KeyValueStore {
 
   void set(const std::string& key, const std::string& value) override { values_->set(key, value); }
   std::optional<std::string> find(const std::string& key) override { return values_->find(key); }
-  std::string wait(const std::string& key, double seconds) override { return values_->wait(key, seconds); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    return values_->find_within(key, seconds);
+  }
   std::int64_t add(const std::string& key, std::int64_t amount) override { return values_->add(key, amount); }
   void remove(const std::string& key) override { values_->remove(key); }
 

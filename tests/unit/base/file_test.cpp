@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/refused_files.h"
 #include "support/temp_folder.h"
 
 using namespace scaletrain;
@@ -297,4 +298,39 @@ TEST_CASE("a bus error that is not ours still ends the process") {
   REQUIRE(::waitpid(child, &status, 0) == child);
   // A sanitizer turns the signal into an exit with a code of its own.
   CHECK_FALSE((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}
+
+TEST_CASE("file_refused_by_the_system_is_told_from_one_that_is_not_there") {
+  const TempFolder folder;
+  const auto path = folder.write("file", "content");
+  const auto is_access_error = [](auto call) {
+    try {
+      call();
+    } catch (const FileAccessError&) {
+      return true;
+    } catch (const InputError&) {
+      return false;
+    }
+    FAIL("no error");
+    return false;
+  };
+  {
+    const DescriptorLimit limit(0);
+    const bool reader = is_access_error([&] { FileReader refused(path); });
+    const bool map = is_access_error([&] { MappedFile refused(path); });
+    const bool writer = is_access_error([&] { FileWriter refused(folder / "new"); });
+    CHECK(reader);
+    CHECK(map);
+    CHECK(writer);
+    CHECK(path_exists(path));  // needs none
+  }
+  for (const char* absent : {"absent", "file/below", "absent/below"}) {
+    CAPTURE(absent);
+    CHECK_FALSE(is_access_error([&] { FileReader reader(folder / absent); }));
+    CHECK_FALSE(path_exists(folder / absent));
+    CHECK_FALSE(is_folder(folder / absent));
+  }
+  CHECK_FALSE(is_access_error([&] { FileReader reader(folder.path()); }));  // a folder
+  CHECK(is_folder(folder.path()));
+  CHECK_FALSE(is_folder(path));
 }

@@ -1,41 +1,11 @@
 #include "checkpoint/catalog.h"
 
-#include <set>
-
-#include "checkpoint_fixture.h"
+#include "catalog_run.h"
 
 using namespace scaletrain;
 
-namespace {
-
-struct Run {
-  TempFolder folder;
-  StoreFixture store{tiny_gpt2_config()};
-  std::vector<std::string> reports;
-
-  std::filesystem::path save(std::int64_t step, std::int64_t generation = 0) {
-    store.fill(static_cast<std::uint64_t>(step));
-    return save_checkpoint(store.store, save_request(folder.path(), step, generation)).path;
-  }
-  std::function<void(const std::string&)> report() {
-    return [this](const std::string& text) { reports.push_back(text); };
-  }
-  std::vector<std::int64_t> steps() const {
-    std::vector<std::int64_t> out;
-    for (const CatalogEntry& entry : list_checkpoints(folder.path())) {
-      if (entry.problem.empty()) out.push_back(entry.step);
-    }
-    return out;
-  }
-  void damage(const std::filesystem::path& checkpoint) const {
-    flip_byte(checkpoint / "model-00000.safetensors", 5000);
-  }
-};
-
-}  // namespace
-
 TEST_CASE("catalog_orders_by_generation_and_step_as_numbers") {
-  Run run;
+  CatalogRun run;
   run.save(9);
   run.save(100'000'000);  // one digit more than the names have
   run.save(20);
@@ -57,7 +27,7 @@ TEST_CASE("catalog_orders_by_generation_and_step_as_numbers") {
 }
 
 TEST_CASE("catalog_newest_usable_sets_damaged_ones_aside_and_falls_back") {
-  Run run;
+  CatalogRun run;
   CHECK_FALSE(newest_usable(run.folder / "absent", run.report()).has_value());
   CHECK_FALSE(newest_usable(run.folder.path(), run.report()).has_value());
   run.save(1);
@@ -79,7 +49,7 @@ TEST_CASE("catalog_newest_usable_sets_damaged_ones_aside_and_falls_back") {
 }
 
 TEST_CASE("catalog_when_none_is_usable_it_never_starts_from_scratch") {
-  Run run;
+  CatalogRun run;
   run.damage(run.save(1));
   run.damage(run.save(2));
   const std::string message = input_error([&] { newest_usable(run.folder.path(), run.report()); });
@@ -91,7 +61,7 @@ TEST_CASE("catalog_when_none_is_usable_it_never_starts_from_scratch") {
 }
 
 TEST_CASE("catalog_set_aside_later_leaves_the_branch_resumable") {
-  Run run;
+  CatalogRun run;
   for (const std::int64_t step : {5, 10, 15, 20}) run.save(step);
   const auto names = set_aside_later(run.folder.path(), 10);
   REQUIRE(names.size() == 2);
@@ -101,13 +71,13 @@ TEST_CASE("catalog_set_aside_later_leaves_the_branch_resumable") {
 }
 
 TEST_CASE("catalog_pruning_keeps_the_newest_the_multiples_and_the_best") {
-  Run run;
+  CatalogRun run;
   for (std::int64_t step = 1; step <= 8; ++step) run.save(step * 10);
   const std::string best = list_checkpoints(run.folder.path())[5].save_id;  // step 30
   std::filesystem::create_directories(run.folder / ".saving-step-00000090-x/deep");
   std::filesystem::create_directories(run.folder / ".removing-step-00000001-0");
   std::filesystem::create_directories(run.folder / ".damaged-step-00000001-0");
-  prune_checkpoints(run.folder.path(), {.keep = 2, .keep_every = 40, .best_save_id = best}, run.report());
+  run.prune({.keep = 2, .keep_every = 40, .best_save_id = best});
   CHECK(run.steps() == std::vector<std::int64_t>{80, 70, 40, 30});
   CHECK(run.reports.empty());
   CHECK(names_in(run.folder.path()).front() == ".damaged-step-00000001-0");
@@ -115,28 +85,76 @@ TEST_CASE("catalog_pruning_keeps_the_newest_the_multiples_and_the_best") {
 }
 
 TEST_CASE("catalog_pruning_never_leaves_fewer_than_two_that_verify") {
-  Run run;
+  CatalogRun run;
   for (std::int64_t step = 1; step <= 5; ++step) run.save(step);
   run.damage(run.folder / "step-00000005");
   run.damage(run.folder / "step-00000004");
-  prune_checkpoints(run.folder.path(), {.keep = 2, .keep_every = {}, .best_save_id = {}}, run.report());
+  run.prune({.keep = 2, .keep_every = {}, .best_save_id = {}});
   CHECK(run.steps() == std::vector<std::int64_t>{5, 4, 3, 2});
   CHECK(run.reports.size() == 2);
   // keep: 1 still leaves two.
-  Run other;
+  CatalogRun other;
   for (std::int64_t step = 1; step <= 3; ++step) other.save(step);
-  prune_checkpoints(other.folder.path(), {.keep = 1, .keep_every = {}, .best_save_id = {}}, other.report());
+  other.prune({.keep = 1, .keep_every = {}, .best_save_id = {}});
   CHECK(other.steps() == std::vector<std::int64_t>{3, 2});
+}
+
+TEST_CASE("catalog_pruning_removes_nothing_while_fewer_than_two_verify") {
+  CatalogRun run;
+  for (std::int64_t step = 1; step <= 3; ++step) run.save(step);
+  run.damage(run.folder / "step-00000001");
+  run.damage(run.folder / "step-00000002");
+  run.prune({.keep = 1, .keep_every = {}, .best_save_id = {}});
+  CHECK(run.steps() == std::vector<std::int64_t>{3, 2, 1});
+  CHECK(contains(run.reports.back(), "none was removed"));
+}
+
+TEST_CASE("catalog_pruning_does_not_read_again_what_this_process_wrote_or_verified") {
+  const RetentionPolicy two{.keep = 2, .keep_every = {}, .best_save_id = {}};
+  CatalogRun run;
+  for (std::int64_t step = 1; step <= 5; ++step) run.save(step);
+  std::set<std::string> known;
+  prune_checkpoints(run.folder.path(), two, known, run.report());
+  CHECK(known.size() == 2);  // those two were read
+  CHECK(run.steps() == std::vector<std::int64_t>{5, 4});
+  run.save(6);
+  known = run.written;
+  // A byte that changed later tells whether the files were read.
+  for (const char* name : {"step-00000004", "step-00000005", "step-00000006"}) run.damage(run.folder / name);
+  prune_checkpoints(run.folder.path(), two, known, run.report());
+  CHECK(run.reports.empty());
+  CHECK(run.steps() == std::vector<std::int64_t>{6, 5});
+}
+
+TEST_CASE("catalog_pruning_counts_no_known_checkpoint_whose_files_are_missing_or_short") {
+  const RetentionPolicy two{.keep = 2, .keep_every = {}, .best_save_id = {}};
+  CatalogRun run;
+  for (std::int64_t step = 1; step <= 5; ++step) run.save(step);
+  std::filesystem::remove(run.folder / "step-00000005" / "optimizer-00000.safetensors");
+  std::filesystem::resize_file(run.folder / "step-00000004" / "model-00000.safetensors", 100);
+  std::set<std::string> known = run.written;
+  prune_checkpoints(run.folder.path(), two, known, run.report());
+  CHECK(run.steps() == std::vector<std::int64_t>{5, 4, 3, 2});
+  CHECK(verifies(run.folder / "step-00000003"));
+  CHECK(verifies(run.folder / "step-00000002"));
+  // A save of the same place that this process knows nothing of is read.
+  run.save(6);
+  known = {list_checkpoints(run.folder.path()).back().save_id};
+  run.damage(run.folder / "step-00000006");
+  prune_checkpoints(run.folder.path(), {.keep = 1, .keep_every = {}, .best_save_id = {}}, known, run.report());
+  CHECK(contains(run.reports.back(), "step-00000004"));
+  CHECK(verifies(run.folder / "step-00000003"));
+  CHECK(verifies(run.folder / "step-00000002"));
 }
 
 TEST_CASE("catalog_a_crash_at_any_point_of_pruning_leaves_whole_checkpoints") {
   // The states a crash can leave: renamed and not yet deleted, or half deleted under the hidden name.
-  Run run;
+  CatalogRun run;
   for (std::int64_t step = 1; step <= 4; ++step) run.save(step);
   std::filesystem::rename(run.folder / "step-00000001", run.folder / ".removing-step-00000001-0");
   std::filesystem::remove(run.folder / ".removing-step-00000001-0" / "manifest.json");
   CHECK(run.steps() == std::vector<std::int64_t>{4, 3, 2});
   CHECK(newest_usable(run.folder.path(), run.report())->manifest().step == 4);
-  prune_checkpoints(run.folder.path(), {.keep = 2, .keep_every = {}, .best_save_id = {}}, run.report());
+  run.prune({.keep = 2, .keep_every = {}, .best_save_id = {}});
   CHECK(names_in(run.folder.path()) == std::vector<std::string>{"step-00000003", "step-00000004"});
 }

@@ -1,5 +1,7 @@
 // A save by many ranks succeeds on all of them or fails on all of them, with the same words, and leaves nothing behind.
 #include <atomic>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 
@@ -23,7 +25,9 @@ class RecordedStore final : public KeyValueStore {
     store_.set(key, value);
   }
   std::optional<std::string> find(const std::string& key) override { return store_.find(key); }
-  std::string wait(const std::string& key, double seconds) override { return store_.wait(key, seconds); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    return store_.find_within(key, seconds);
+  }
   std::int64_t add(const std::string& key, std::int64_t amount) override {
     note(key);
     return store_.add(key, amount);
@@ -42,6 +46,31 @@ class RecordedStore final : public KeyValueStore {
   }
   KeyValueStore& store_;
   Keys& keys_;
+};
+
+// A rank that is held up between hearing of a save and taking part in it.
+class LateStore final : public KeyValueStore {
+ public:
+  LateStore(KeyValueStore& store, std::function<void()> before_writing)
+      : store_(store), before_writing_(std::move(before_writing)) {}
+  void set(const std::string& key, const std::string& value) override {
+    if (key.find("/report/") != std::string::npos) report = value;
+    store_.set(key, value);
+  }
+  std::optional<std::string> find(const std::string& key) override { return store_.find(key); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    auto value = store_.find_within(key, seconds);
+    if (key.ends_with("/begin")) before_writing_();
+    return value;
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return store_.add(key, amount); }
+  void remove(const std::string& key) override { store_.remove(key); }
+
+  std::string report;
+
+ private:
+  KeyValueStore& store_;
+  std::function<void()> before_writing_;
 };
 
 struct Attempt {
@@ -186,4 +215,40 @@ TEST_CASE("group_save_gives_up_a_rank_that_does_not_come_which_hears_of_it_when_
   ranks.check_failed(attempts[0], "no report within");
   CHECK(contains(attempts[0].messages[0], "rank 3"));
   ranks.check_saved(attempts[1]);
+}
+
+TEST_CASE("group_save_rank_that_writes_after_it_was_given_up_fails_like_the_others_and_leaves_nothing") {
+  // The folder is gone when it begins to write; or it makes files after all the others have left, as
+  // when its next file met rank 0's removal.
+  for (const bool folder_is_there : {false, true}) {
+    CAPTURE(folder_is_there);
+    FourRanks ranks;
+    std::string abandoned;  // the folder's name
+    std::unique_ptr<LateStore> late;
+    const auto attempts = ranks.save(
+        2,
+        [&](Rank rank, int number, SaveRequest& request) {
+          if (number > 0) return;
+          if (rank == Rank(0)) request.group.deadline = 2.0;
+          if (rank != Rank(3)) return;
+          KeyValueStore& store = *request.group.store;
+          late = std::make_unique<LateStore>(store, [&] {
+            abandoned = names_in(ranks.checkpoints()).at(0);
+            for (const char* other : {"0", "1", "2"}) store.wait(std::string("given up/") + other, 60.0);
+            if (folder_is_there) std::filesystem::create_directory(ranks.checkpoints() / abandoned);
+          });
+          request.group.store = late.get();
+        },
+        [&](Rank rank, int number, KeyValueStore& store) {
+          if (number == 0) store.set("given up/" + std::to_string(rank.value()), "");
+        });
+    CHECK(abandoned.starts_with(".saving-step-00000010-"));
+    ranks.check_failed(attempts[0], "rank 3: no report within");
+    REQUIRE(late != nullptr);
+    CHECK(contains(late->report, "rank 0 has given this save up") == !folder_is_there);
+    CHECK(contains(late->report, abandoned) == !folder_is_there);
+    CHECK(contains(late->report, "model-00003-000.safetensors"));
+    // The next save: nothing else is in the folder.
+    ranks.check_saved(attempts[1]);
+  }
 }

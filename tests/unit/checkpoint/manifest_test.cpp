@@ -1,6 +1,11 @@
 #include "checkpoint/manifest.h"
 
+#include <algorithm>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "checkpoint_fixture.h"
 
@@ -144,4 +149,43 @@ TEST_CASE("manifest_text_with_a_valid_digest_but_other_content_is_refused") {
   CHECK(refuses(with("\"step\": 200", "\"steps\": 200")));
   CHECK(refuses(with("\"step\": 200", "\"step\": 200, \"extra\": 1")));
   CHECK(refuses(with("\"F32\"", "\"F33\"")));
+}
+
+TEST_CASE("manifest_of_the_largest_models_on_many_ranks_has_few_pieces") {
+  // Llama 3.1 405B on 1,024 ranks. A tensor is cut by 8 tensor ranks and, as part of its unit, by 8 data ranks; each of
+  // these cuts makes a range that is not whole rows three boxes at most.
+  ModelConfig model = tiny_llama_config(false);
+  model.layers = 126;
+  model.hidden = 16384;
+  model.heads = 128;
+  model.kv_heads = 8;
+  model.ffn_hidden = 53248;
+  model.context = 8192;
+  model.vocab = 128256;
+  const ParamTable table = make_param_table(make_model_spec(model, 128256), InitConfig{});
+  const Mesh mesh(8, 8, 16);
+  const auto units = static_cast<std::int64_t>(table.units().size());
+  const std::vector<std::string> slots = {"exp_avg", "exp_avg_sq"};
+  std::map<std::pair<int, int>, std::int64_t> pieces;
+  std::size_t all = 0;
+  std::set<std::string> files;
+  for (std::int64_t rank = 0; rank < mesh.world(); ++rank) {
+    const MeshPosition position = mesh.position_of(Rank(rank));
+    std::vector<int> held;
+    for (std::int64_t unit = 0; unit < units; ++unit)
+      if (unit * 16 / units == position.pipeline) held.push_back(static_cast<int>(unit));
+    for (const SavePiece& piece : make_save_plan(table, ShardLayout(table, held, mesh, position), slots, DType::f32)) {
+      ++pieces[{piece.slot, piece.row}];
+      ++all;
+      files.insert(piece.file);
+    }
+  }
+  CHECK(pieces.size() == 3 * table.rows().size());
+  std::int64_t most = 0;
+  for (const auto& [tensor, count] : pieces) most = std::max(most, count);
+  CHECK(most <= 8 * 8 * 3);
+  // Some 130 bytes each, and 16 for each 4 MiB block of 4.9 TB (19 MB): below 40 MB in all.
+  CHECK(all < 100'000);
+  // 1.6 GB of masters and 3.2 GB of slots for each rank, in files of at most 4 GiB.
+  CHECK(files.size() == 2 * 1024);
 }

@@ -385,6 +385,19 @@ TEST_CASE("staging_memory_is_bounded_for_any_group") {
   CHECK(direct_staging_bytes(1024) <= std::size_t{128} << 20);
 }
 
+TEST_CASE("a_call_stages_at_most_two_stretches_of_each_peer") {
+  // A short piece once from each of two peers; 2.4 MB in two stretches of 1 MiB; a small all-reduce whole, of all
+  // ranks.
+  CHECK(direct_reduce_scatter_staging(DType::f32, 10, 3) == 2 * 10 * 4);
+  CHECK(direct_reduce_scatter_staging(DType::f32, 600'000, 2) == std::size_t{2} << 20);
+  CHECK(direct_reduce_scatter_staging(DType::f32, 0, 4) == 0);
+  CHECK(direct_all_reduce_staging(DType::f64, 5, 4, 1) == 4 * 5 * 8);
+  CHECK(direct_all_reduce_staging(DType::f32, 9'001, 3, 2) == 2 * 2'999 * 4);  // the last rank's piece is shorter
+  CHECK(direct_all_reduce_staging(DType::f32, 9'001, 1, 0) == 0);
+  for (const int size : {2, 3, 8, 64})
+    CHECK(direct_reduce_scatter_staging(DType::f32, 100'000'000, size) <= direct_staging_bytes(size));
+}
+
 TEST_CASE("volume_of_a_large_all_reduce_is_that_of_a_ring") {
   // 2·S·(N-1)/N where N divides S.
   for (const int size : {2, 4, 8}) {

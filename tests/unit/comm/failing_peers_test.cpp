@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "support/ranks.h"
 
@@ -95,6 +96,42 @@ TEST_CASE("a_late_exchange_names_its_peer") {
   CHECK(contains(error, "group pipeline: exchange #0 waited 0.3 s for rank 2 (of the world)"));
   CHECK(peer_error([&] { ticket.wait(); }) == error);
   CHECK(peer_error([&] { group->exchange(transfers); }) == error);
+}
+
+TEST_CASE("a_rank_that_aborts_waits_for_nobody_and_its_peers_do_not_wait_for_it") {
+  for (const Mode mode : {Mode::queue, Mode::caller}) {
+    const MonotonicTime begin = monotonic_now();
+    InProcessWorld world(2);
+    std::vector<std::string> first(2);
+    std::vector<std::string> later(2);
+    std::string reduction;
+    run_threads(world, [&](Rank rank) {
+      auto group = make_world_group(world, rank, mode, 60.0, "data");
+      std::vector<float> values(5000, 1.0f);
+      std::vector<float> received(5000);
+      if (rank == Rank(0)) {
+        // A message and, where they queue, a reduction that rank 1 never joins.
+        Ticket message = group->exchange(std::vector<Transfer>{{Transfer::Direction::receive, 1, view(received)}});
+        Ticket sum = mode == Mode::queue ? group->all_reduce(view(values), ReduceOp::sum) : Ticket();
+        group->abort();
+        group->abort();
+        first[0] = peer_error([&] { message.wait(); });
+        if (mode == Mode::queue) reduction = peer_error([&] { sum.wait(); });
+      } else {
+        first[1] = peer_error([&] {
+          group->exchange(std::vector<Transfer>{{Transfer::Direction::receive, 0, view(received)}}).wait();
+        });
+      }
+      later[at(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::sum).wait(); });
+    });
+    for (const std::size_t rank : {0, 1}) {
+      CHECK_FALSE(first[rank].empty());
+      CHECK_FALSE(later[rank].empty());
+    }
+    CHECK(reduction.empty() == (mode == Mode::caller));
+    CHECK(contains(first[1], "rank 0"));
+    CHECK(seconds_since(begin) < 30.0);
+  }
 }
 
 TEST_CASE("ranks_that_issue_different_collectives_of_other_sizes_do_not_exchange_bytes") {

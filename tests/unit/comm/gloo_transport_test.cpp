@@ -41,7 +41,58 @@ struct CountingTarget final : WaitWatch::Target {
   std::atomic<int> count{0};
 };
 
+// Counts the keys that a member waits for and the bytes that it gets.
+class CountingStore final : public KeyValueStore {
+ public:
+  explicit CountingStore(std::unique_ptr<KeyValueStore> inner) : inner_(std::move(inner)) {}
+  void set(const std::string& key, const std::string& value) override {
+    keys.push_back(key);
+    inner_->set(key, value);
+  }
+  std::optional<std::string> find(const std::string& key) override { return inner_->find(key); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    auto value = inner_->find_within(key, seconds);
+    ++waits;
+    bytes += value.value_or("").size();
+    return value;
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return inner_->add(key, amount); }
+  void remove(const std::string& key) override { inner_->remove(key); }
+
+  std::vector<std::string> keys;  // set
+  int waits = 0;
+  std::size_t bytes = 0;
+
+ private:
+  std::unique_ptr<KeyValueStore> inner_;
+};
+
 }  // namespace
+
+TEST_CASE("a member reads one address of each other member, and leaves nothing in the store") {
+  std::size_t bytes_of_two = 0;
+  for (const int num_ranks : {2, 6}) {
+    InProcessWorld world(num_ranks);
+    std::vector<std::unique_ptr<CountingStore>> stores;
+    for (int rank = 0; rank < num_ranks; ++rank) stores.push_back(std::make_unique<CountingStore>(world.make_store()));
+    // They live until all are connected.
+    std::vector<std::unique_ptr<GlooDevice>> devices(stores.size());
+    std::vector<std::unique_ptr<Transport>> transports(stores.size());
+    const auto errors = run_each(num_ranks, [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      devices[index] = std::make_unique<GlooDevice>("127.0.0.1");
+      transports[index] =
+          devices[index]->connect(*stores[index], "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
+    });
+    for (const auto& error : errors) REQUIRE(error == "");
+    if (num_ranks == 2) bytes_of_two = stores[0]->bytes;
+    for (const auto& store : stores) {
+      CHECK(store->waits == num_ranks - 1);
+      CHECK(store->bytes == bytes_of_two * static_cast<std::size_t>(num_ranks - 1));
+      for (const std::string& key : store->keys) CHECK_FALSE(stores[0]->find(key).has_value());
+    }
+  }
+}
 
 TEST_CASE("the watch wakes each target once, when its moment has come, and no removed one") {
   WaitWatch watch;

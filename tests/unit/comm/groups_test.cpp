@@ -14,8 +14,8 @@ using namespace scaletrain;
 
 namespace {
 
-constexpr GroupKind kinds[]{GroupKind::tensor,   GroupKind::holders, GroupKind::data,
-                            GroupKind::pipeline, GroupKind::tied,    GroupKind::world};
+constexpr GroupKind kinds[]{GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline,
+                            GroupKind::tied};
 
 // Do two ranks belong together, by the definition of the kind?
 bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const GroupFacts& facts) {
@@ -37,8 +37,6 @@ bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const G
     case GroupKind::tied:
       return facts.tied && a.tensor == b.tensor && a.data == b.data &&
              a.pipeline % std::max<std::int64_t>(last, 1) == 0 && b.pipeline % std::max<std::int64_t>(last, 1) == 0;
-    case GroupKind::world:
-      return true;
   }
   return false;
 }
@@ -113,7 +111,7 @@ TEST_CASE("neighbours_that_hold_the_same_heads_are_a_group") {
   CHECK(!group_of(mesh, GroupKind::holders, Rank(6), {.kv_heads = 16, .tied = false}));
 }
 
-TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_always_a_world") {
+TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
   std::vector<std::string> made;
   const Mesh mesh(2, 4, 2);
   const GroupFacts facts{.kv_heads = 2, .tied = true};
@@ -121,7 +119,7 @@ TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_always_a_world") {
     made.push_back(spec.name);
     return make_single_communicator(spec.name);
   });
-  CHECK(made == std::vector<std::string>{"tensor.8", "holders.8", "data.9", "pipeline.1", "tied.1", "world.0"});
+  CHECK(made == std::vector<std::string>{"tensor.8", "holders.8", "data.9", "pipeline.1", "tied.1"});
   for (const GroupKind kind : kinds) {
     REQUIRE(groups.find(kind) != nullptr);
     CHECK(groups.find(kind)->group_name().find(to_text(kind)) == 0);
@@ -132,8 +130,7 @@ TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_always_a_world") {
     return make_single_communicator(spec.name);
   });
   CHECK(made.empty());
-  for (const GroupKind kind : kinds) CHECK((alone.find(kind) != nullptr) == (kind == GroupKind::world));
-  CHECK(alone.world->size() == 1);
+  for (const GroupKind kind : kinds) CHECK(alone.find(kind) == nullptr);
 }
 
 TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
@@ -162,6 +159,24 @@ TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
     }
   }
   CHECK(compare_traces(rank_traces(mesh, facts, traces)) == "");
+}
+
+TEST_CASE("numbers_are_summed_over_the_world_with_the_same_bits_on_all_ranks") {
+  for (const Mesh& mesh : {Mesh(3, 2, 2), Mesh(1, 4, 1), Mesh(5, 1, 1), Mesh(1, 1, 3), Mesh(1, 1, 1)}) {
+    std::vector<std::vector<double>> sums(static_cast<std::size_t>(mesh.world()));
+    run_ranks(mesh, {}, [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+      auto& own = sums[static_cast<std::size_t>(rank.value())];
+      own = {1.0 / (3.0 + static_cast<double>(rank.value())), 1.0, static_cast<double>(rank.value())};
+      sum_over_world(groups, own);
+      sum_over_world(groups, {});
+    });
+    double fractions = 0.0;
+    for (std::int64_t rank = 0; rank < mesh.world(); ++rank) fractions += 1.0 / (3.0 + static_cast<double>(rank));
+    CHECK(sums[0][0] == doctest::Approx(fractions).epsilon(1e-14));
+    CHECK(sums[0][1] == static_cast<double>(mesh.world()));
+    CHECK(sums[0][2] == static_cast<double>(mesh.world() * (mesh.world() - 1) / 2));
+    for (const auto& of_rank : sums) CHECK(of_rank == sums[0]);
+  }
 }
 
 TEST_CASE("the_helper_for_ranks_rethrows_the_cause_and_not_its_echo") {

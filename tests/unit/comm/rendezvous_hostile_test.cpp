@@ -243,6 +243,46 @@ TEST_CASE("strangers make room for a newcomer when the server is full, members d
   CHECK(third->find("a") == "1");
 }
 
+TEST_CASE("strangers hold few of the serving process's descriptors, and never a member's") {
+  RendezvousServer server({.secret = secret, .handshake_seconds = 60.0, .max_strangers = 4});
+  const auto member = connect_store(server.address(), secret, 10.0);
+  std::vector<Stranger> strangers;
+  strangers.reserve(30);
+  for (int i = 0; i < 30; ++i) strangers.emplace_back(server.address().port);
+  // The newest four may stay; the others are dropped without a word, long before their deadline.
+  for (std::size_t i = 0; i < 26; ++i) CHECK(strangers[i].read_to_end() == "");
+  member->set("a", "1");
+  CHECK(member->find("a") == "1");
+}
+
+TEST_CASE("a member whose connection ends without a farewell is told of, one that leaves is not") {
+  RendezvousServer server({.secret = secret});
+  const auto local = server.local_store();
+  connect_store(server.address(), secret, 10.0, 5)->set("a", "1");
+  const auto watcher = connect_store(server.address(), secret, 10.0);
+  CHECK(watcher->find("a") == "1");
+  {
+    Stranger unnamed(server.address().port);
+    unnamed.join(secret);
+    CHECK(parse_verdict(unnamed.read_frame())->accepted);
+  }
+  for (const std::int64_t number : {3, 2}) {
+    Stranger member(server.address().port);
+    member.join(secret);
+    CHECK(parse_verdict(member.read_frame())->accepted);
+    member.send(make_frame(encode({.kind = StoreRequest::Kind::introduce, .amount = number})));
+    CHECK(parse_reply(member.read_frame())->kind == StoreReply::Kind::done);
+    CHECK(local->find(num_lost_members_key) == (number == 3 ? std::nullopt : std::optional<std::string>("1")));
+    member = Stranger(FileDescriptor());
+    // Who waits for the news gets it at once.
+    CHECK(watcher->wait(lost_member_key, 20.0) == "3");
+    for (int i = 0; i < 2000 && local->find(num_lost_members_key) != (number == 3 ? "1" : "2"); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  CHECK(local->find(lost_member_key) == "3");
+  CHECK(local->find(num_lost_members_key) == "2");
+}
+
 TEST_CASE("a process that does not know the secret cannot pose as the server") {
   FileDescriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = loopback(0);

@@ -130,7 +130,7 @@ TEST_CASE("a_trace_holds_what_was_asked_and_what_it_sends") {
               groups.data->all_reduce(view(large), ReduceOp::max).wait();
               groups.data->all_reduce(view(small), ReduceOp::sum).wait();
               groups.data->reduce_scatter(view(large), counts, view(own)).wait();
-              groups.world->all_gather(view(own), counts, view(large)).wait();
+              groups.data->all_gather(view(own), counts, view(large)).wait();
               groups.data->broadcast(view(small), 2).wait();
               const std::vector<Transfer> ring{{Transfer::Direction::send, (place + 1) % 4, view(small)},
                                                {Transfer::Direction::receive, (place + 3) % 4, view(own)}};
@@ -150,7 +150,7 @@ TEST_CASE("a_trace_holds_what_was_asked_and_what_it_sends") {
   CHECK(records[0].sent_elements == 6000);
   CHECK(records[1].sent_elements == 12);
   CHECK(records[2].sent_elements == 3000);
-  CHECK(records[3].group == "world");
+  CHECK(records[3].kind == CollectiveKind::all_gather);
   CHECK(records[3].elements == 4000);
   CHECK(records[3].sent_elements == 3000);
   CHECK(records[4].sent_elements == 0);

@@ -144,8 +144,6 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "precision.loss_scale=1024",
                          "checkpoint.background=true",
                          "supervise.elastic={min_data: 2}",
-                         "launch.interface=eth0",
-                         "launch.port=29500",
                          "launch.ranks_per_node=8",
                          "log.tensorboard=true"};
   std::set<std::string> refused;
@@ -163,6 +161,7 @@ TEST_CASE("values whose feature does not exist are refused by name") {
   for (const char* text :
        {"train.optimizer.type=sgd", "model.init.type=he", "model.init.type=xavier", "data.documents.loss_across=false",
         "run.device=auto", "train.lr_schedule.type=constant", "train.lr_schedule.type=linear", "launch.port=auto",
+        "launch.interface=eth0", "launch.interface=10.0.0.2", "launch.interface=fe::1", "launch.port=29500",
         "parallel.data=auto", "parallel.data=2", "parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2",
         "parallel.schedule=gpipe", "parallel.schedule=interleaved", "parallel.schedule=zb-h1", "parallel.chunks=2",
         "parallel.zero=0", "parallel.zero=3"})

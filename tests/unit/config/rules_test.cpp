@@ -152,6 +152,12 @@ TEST_CASE("stage_layers covers the model") {
   CHECK(contains(override_errors({"parallel.stage_layers=[a]"}), "item 0: expected an integer"));
 }
 
+TEST_CASE("a heartbeat too short for the workers' reports is refused with its remedy") {
+  CHECK(contains(override_errors({"supervise.heartbeat=0.5s"}),
+                 "supervise.heartbeat: 0.5 s is too short to tell a hung worker from a busy one; at least 1 s"));
+  CHECK(override_errors({"supervise.heartbeat=1s"}) == "accepted");
+}
+
 TEST_CASE("ranges hold") {
   for (const char* text : {"model.layers=0",
                            "model.layers=5000",
@@ -168,6 +174,7 @@ TEST_CASE("ranges hold") {
                            "log.every=0",
                            "evaluate.batches=-1",
                            "supervise.heartbeat=0s",
+                           "supervise.heartbeat=0.9s",
                            "train.micro_batch=0",
                            "model.vocab=0",
                            "run.name=..",

@@ -289,6 +289,19 @@ TEST_CASE("a lone worker's command line says folder, lock, generation and checkp
                                                               "/c/step-1"});
 }
 
+TEST_CASE("a worker reports eight times in a heartbeat, and once a second at least") {
+  Scene scene({Words{"exit", "0"}});
+  const auto report = [&](double heartbeat) {
+    scene.options.heartbeat = heartbeat;
+    const Words words = worker_arguments(scene.options, StartPoint{}, WorkerSlot{});
+    const auto at = std::find(words.begin(), words.end(), "--report");
+    return at == words.end() ? std::string("each second") : *(at + 1);
+  };
+  CHECK(report(60.0) == "each second");
+  CHECK(report(8.0) == "each second");
+  CHECK(report(2.0) == "0.25");
+}
+
 TEST_CASE("the command line of one of several workers says its place, never the secret") {
   Scene scene({Words{"exit", "0"}});
   scene.options.heartbeat = 10.0;

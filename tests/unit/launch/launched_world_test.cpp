@@ -15,6 +15,7 @@
 #include "launch/machine.h"
 #include "support/temp_folder.h"
 #include "test_tools.h"
+#include "train/start_up.h"
 
 namespace scaletrain {
 namespace {
@@ -237,6 +238,244 @@ TEST_CASE("ranks on the same processors know how many share them") {
   CHECK(own == "3");
   CHECK(results[1] == "3");
   CHECK(results[2] == "3");
+}
+
+TEST_CASE("a rank that has not come is named, and so is nobody who has") {
+  const Ranks ranks(4);
+  LaunchedWorld::Options options = ranks.options(0);
+  options.seconds = 1.0;
+  const auto world = join(options);
+  const auto present = join(ranks.options(2));
+  try {
+    world->processor_sharers();
+    FAIL("expected a PeerError");
+  } catch (const PeerError& error) {
+    CHECK(std::string(error.what()).find("ranks 1, 3 have not come within 1 s") == 0);
+  }
+}
+
+TEST_CASE("an interruption ends the waits for other ranks and the late farewell") {
+  const Ranks ranks(3);
+  std::atomic<bool> interrupted{false};
+  LaunchedWorld::Options options = ranks.options(0);
+  options.seconds = 600.0;
+  options.interrupted = [&] { return interrupted.load(); };
+  const MonotonicTime begin = monotonic_now();
+  {
+    const auto world = join(options);
+    std::thread signal([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      interrupted = true;
+    });
+    CHECK_THROWS_AS(world->processor_sharers(), PeerError);
+    CHECK(world->was_interrupted());
+    signal.join();
+  }
+  CHECK(seconds_since(begin) < 60.0);
+}
+
+TEST_CASE("a rank that is gone without a word ends the others' waits and is named as the cause") {
+  const Ranks ranks(4);
+  const auto world = join(ranks.options(0));
+  const auto other = join(ranks.options(1));
+  world->store().set(lost_member_key, "2");  // as the server does, see rendezvous.h
+  const auto ended = [](LaunchedWorld& who) {
+    try {
+      who.store().wait("never", 600.0);
+    } catch (const PeerError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(ended(*world).find("rank 2 is gone") == 0);
+  CHECK(ended(*other).find("rank 2 is gone") == 0);
+  CHECK_FALSE(other->await_start());
+  const auto cause = other->cause(0.0);
+  REQUIRE(cause);
+  CHECK(cause->rank == 2);
+  CHECK(cause->code == ExitCode::peer);
+  CHECK(cause->is_silent);
+  // What a rank has told says more than that another is gone.
+  world->tell_failure({.rank = 3, .code = ExitCode::input, .message = "the corpus is damaged"});
+  CHECK(other->cause(0.0)->rank == 3);
+}
+
+TEST_CASE("a start-up that may wait a day ends when a rank is gone or this one is to leave") {
+  const Ranks ranks(3);
+  std::atomic<bool> interrupted{false};
+  LaunchedWorld::Options options = ranks.options(0);
+  options.interrupted = [&] { return interrupted.load(); };
+  options.farewell = 0.2;
+  const auto world = join(options);
+  StartUp start_up({.rank = Rank(0), .world = 3, .local_rank = 1, .rendezvous = &world->store()}, 0);
+  std::string reason;
+  const auto ended = [&](const std::function<void()>& wait) {
+    try {
+      wait();
+    } catch (const PeerError& error) {
+      reason = error.what();
+    }
+  };
+  SUBCASE("gone before the data is open") {
+    world->store().set(lost_member_key, "1");
+    ended([&] { start_up.first_on_host([] {}); });
+    CHECK(reason.find("rank 1 is gone") == 0);
+  }
+  SUBCASE("gone before all have arrived") {
+    world->store().set(lost_member_key, "1");
+    ended([&] { start_up.wait_for_all(); });
+    CHECK(reason.find("rank 1 is gone") == 0);
+  }
+  SUBCASE("asked to leave") {
+    interrupted = true;
+    ended([&] { start_up.wait_for_all(); });
+    CHECK(reason.find("interrupted while waiting") == 0);
+    CHECK(world->was_interrupted());
+  }
+}
+
+TEST_CASE("a told failure ends the waits of the others") {
+  const Ranks ranks(2);
+  const auto world = join(ranks.options(0));
+  const auto other = join(ranks.options(1));
+  other->tell_failure({.rank = 1, .code = ExitCode::input, .message = "the corpus is damaged"});
+  std::string reason;
+  try {
+    world->store().wait("never", 600.0);
+  } catch (const PeerError& error) {
+    reason = error.what();
+  }
+  CHECK(reason == "rank 1 failed: the corpus is damaged");
+}
+
+TEST_CASE("without rank 0's rendezvous it is rank 0 that is gone") {
+  const Ranks ranks(2);
+  LaunchedWorld::Options options = ranks.options(0);
+  options.farewell = 0.2;
+  auto world = join(options);
+  const auto other = join(ranks.options(1));
+  std::thread leaves([&] { world.reset(); });
+  CHECK_THROWS_AS(other->store().wait("never", 600.0), PeerError);
+  leaves.join();
+  const auto cause = other->cause(3.0);
+  REQUIRE(cause);
+  CHECK(cause->rank == 0);
+}
+
+TEST_CASE("a rank that comes after rank 0 has failed reads why") {
+  const Ranks ranks(3);
+  {
+    const auto world = join(ranks.options(0));
+    world->tell_failure({.rank = 0, .code = ExitCode::usage, .message = "no such interface"});
+  }
+  std::optional<SharedFailure> refused;
+  LaunchedWorld::Options options = ranks.options(2);
+  options.believed_after = 0.3;
+  CHECK_THROWS_AS(LaunchedWorld::join(options, refused), PeerError);
+  REQUIRE(refused);
+  CHECK(refused->code == ExitCode::usage);
+  CHECK(refused->message == "no such interface");
+  // A new start of rank 0 voids it.
+  forget_refusal(RunPaths(ranks.folder.path()));
+  options.seconds = 1.0;
+  refused.reset();
+  CHECK_THROWS_AS(LaunchedWorld::join(options, refused), PeerError);
+  CHECK_FALSE(refused);
+}
+
+TEST_CASE("a note of the same job is believed at once, one of another job or of long ago never") {
+  Ranks ranks(2);
+  ranks.job = "7.1";
+  const RunPaths paths(ranks.folder.path());
+  LauncherPlace writer = ranks.options(0).place;
+  std::optional<SharedFailure> refused;
+  LaunchedWorld::Options options = ranks.options(1);
+  options.seconds = 1.0;
+  options.believed_after = 0.0;
+  SUBCASE("same job") {
+    options.believed_after = 600.0;
+    refuse_start(paths, writer, {.rank = 0, .code = ExitCode::input, .message = "x"});
+    CHECK_THROWS_AS(LaunchedWorld::join(options, refused), PeerError);
+    CHECK(refused);
+  }
+  SUBCASE("another job") {
+    writer.job = "7.0";
+    refuse_start(paths, writer, {.rank = 0, .code = ExitCode::input, .message = "x"});
+    CHECK_THROWS_AS(LaunchedWorld::join(options, refused), PeerError);
+    CHECK_FALSE(refused);
+  }
+  SUBCASE("of long ago, on another host") {
+    options.place.job.clear();
+    ranks.folder.write(".lock.json.refused",
+                       R"({"rank":0,"code":3,"message":"x","id":"1","job":"","boot":"other","monotonic":1.0})");
+    fs::last_write_time(ranks.folder / ".lock.json.refused",
+                        fs::file_time_type::clock::now() - std::chrono::seconds(400));
+    CHECK_THROWS_AS(LaunchedWorld::join(options, refused), PeerError);
+    CHECK_FALSE(refused);
+  }
+}
+
+TEST_CASE("without the secret that the others have, a rank says so at the deadline") {
+  Ranks ranks(2);
+  ranks.secret = make_secret();
+  LaunchedWorld::Options first = ranks.options(0);
+  first.seconds = 2.0;
+  const auto world = join(first);
+  const auto reason = [&](const std::string& secret) {
+    LaunchedWorld::Options options = ranks.options(1);
+    options.secret = secret;
+    options.seconds = 0.5;
+    try {
+      join(options);
+    } catch (const PeerError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(reason("").find("rank 0 was given SCALETRAIN_SECRET and this rank was not") != std::string::npos);
+  CHECK(reason("another secret, as long").find("refused this process's secret") != std::string::npos);
+}
+
+TEST_CASE("rank 0 serves on the interface and port that it is told") {
+  const Ranks ranks(2);
+  std::uint16_t port = 0;
+  {
+    const RendezvousServer free_one(RendezvousServer::Options{.secret = "0123456789abcdef"});
+    port = free_one.address().port;
+  }
+  LaunchedWorld::Options options = ranks.options(0);
+  options.interface = "lo";
+  options.port = port;
+  const auto world = join(options);
+  CHECK(world->address() == RendezvousAddress{"127.0.0.1", port});
+  const auto other = join(ranks.options(1));
+  CHECK(other->address() == world->address());
+}
+
+TEST_CASE("another start's rendezvous file is not removed") {
+  const Ranks ranks(2);
+  RendezvousFile theirs;
+  {
+    LaunchedWorld::Options options = ranks.options(0);
+    options.seconds = 0.1;
+    const auto world = join(options);
+    theirs = {.address = world->address(), .secret = "of another host", .job = ""};
+    write_rendezvous_file(RunPaths(ranks.folder.path()), theirs);
+  }
+  CHECK(read_rendezvous_file(RunPaths(ranks.folder.path())) == theirs);
+}
+
+TEST_CASE("an interface is found by name or address, and a wrong one is answered with those there are") {
+  CHECK(address_of_interface("lo") == "127.0.0.1");
+  CHECK(address_of_interface("127.0.0.1") == "127.0.0.1");
+  try {
+    address_of_interface("ib7");
+    FAIL("expected a UserError");
+  } catch (const UserError& error) {
+    CHECK(std::string(error.what()).find("launch.interface: ") == 0);
+    CHECK(std::string(error.what()).find("\"ib7\"") != std::string::npos);
+    CHECK(std::string(error.what()).find("lo (127.0.0.1)") != std::string::npos);
+  }
 }
 
 TEST_CASE("the address towards this host is the one it is reached by") {

@@ -20,9 +20,9 @@ bool is_readable(int descriptor) {
 
 }  // namespace
 
-TEST_CASE("each of the three signals interrupts, is handed on, and leaves the descriptor readable") {
+TEST_CASE("each of the four signals interrupts, is handed on, and leaves the descriptor readable") {
   block_interrupt_signals();
-  for (const int number : {SIGTERM, SIGUSR1, SIGINT}) {
+  for (const int number : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) {
     CAPTURE(number);
     std::atomic<int> seen{0};
     std::atomic<int> calls{0};

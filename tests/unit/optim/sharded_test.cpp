@@ -27,8 +27,8 @@ void run_step(RankModel& model, std::int64_t step) {
     model.accumulate(model.units[i], {.step = step});
     model.store.release_gradients(*model.stream, model.units[i], true);
   }
-  model.store.finish_gradients(*model.stream, model.units);
   model.store.reduce_tied(*model.stream);
+  model.store.finish_gradients(*model.stream, model.units);
 }
 
 double expected_sum_of_squares(const Work& work) {
@@ -55,7 +55,7 @@ TEST_CASE("the norm counts every element once over data, tensor and pipeline ran
         RankModel model(table, mesh, rank, &groups, zero, true);
         run_step(model, 0);
         sums[static_cast<std::size_t>(rank.value())] =
-            gradient_sum_of_squares(*model.backend, *model.stream, model.store, *groups.world);
+            gradient_sum_of_squares(*model.backend, *model.stream, model.store, groups);
       });
       CAPTURE(zero);
       CAPTURE(mesh.text());

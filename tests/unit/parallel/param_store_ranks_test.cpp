@@ -122,8 +122,8 @@ void train(const Case& of, const ParamTable& table, const Mesh& mesh, Rank rank,
     model.store.zero_gradients(*model.stream);
     for (std::int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
       run_micro_batch(model, of, step, micro_batch);
-    model.store.finish_gradients(*model.stream, model.units);
     model.store.reduce_tied(*model.stream);
+    model.store.finish_gradients(*model.stream, model.units);
     compare_gradients(model, work, step, findings);
     update(model);
     if (step == 0) compare_all(1);
@@ -235,8 +235,8 @@ TEST_CASE("a shard group of size one neither divides nor adds a gradient twice")
     model.accumulate(unit, {});
     model.store.release_gradients(*model.stream, unit, true);
   }
-  model.store.finish_gradients(*model.stream, model.units);
   model.store.reduce_tied(*model.stream);
+  model.store.finish_gradients(*model.stream, model.units);
   Findings findings;
   compare_gradients(model, work, 0, findings);
   CHECK(findings.first == "");

@@ -121,13 +121,26 @@ TEST_CASE("what a combination costs is said") {
   config.parallel.zero = 3;
   config.train.micro_batch = 1;  // six per replica
   REQUIRE(costs().size() == 2);
+  // Embedding (tied, and its position table), six blocks and the head are gathered; the traffic table says as many.
   CHECK(contains(costs()[0], "parallel.zero 3 gathers weights"));
+  const auto phase = make_run_plan(config, 61, std::nullopt).phases.front();
+  std::int64_t gathers = 0;
+  for (const CommunicationVolume& volume : phase.communication(Rank(0)))
+    if (volume.purpose == "weights") gathers += volume.calls;
+  CHECK(contains(costs()[0], ": " + std::to_string(gathers) + " gathers a step on stage 0, where 1 and 2 do 9"));
   CHECK(contains(costs()[1], "6 times a step"));
   config.parallel.zero = 1;
   CHECK(costs().empty());
   config.parallel.tensor = 4;
   REQUIRE(costs().size() == 1);
   CHECK(contains(costs()[0], "2 key/value heads on 4 tensor ranks: each is held and computed 2 times"));
+  config.parallel.tensor = 1;
+  config.parallel.data = 1;
+  config.parallel.pipeline = 2;
+  config.parallel.schedule = ScheduleKind::zb_h1;
+  REQUIRE(costs().size() == 2);
+  CHECK(contains(costs()[0], "zb-h1 computes the head's logits twice"));
+  CHECK(contains(costs()[1], "zb-h1 keeps what the weight parts need: "));
 }
 
 TEST_CASE("stages in the description hold the blocks that the plan gives them") {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -19,7 +20,8 @@ struct RanksRun : TinyRun {
                         "train.lr_schedule.warmup=10", "checkpoint.keep=10"};
   }
 
-  // Every rank's exit code. Rank `voter` is asked to leave when it has begun `stop_at` steps of this start.
+  // Every rank's exit code. Rank `voter` is asked to leave in its `stop_at`th step of this start; with 0, as soon as it
+  // has done any work.
   std::vector<ExitCode> run_ranks(int world_size, const std::vector<std::string>& overrides, int voter = -1,
                                   std::int64_t stop_at = 0) {
     const StartPoint start = prepare(config(overrides));
@@ -49,7 +51,10 @@ struct RanksRun : TinyRun {
         options.hooks.entered = [&](std::int64_t step, bool waiting) { rank_entered(rank, step, waiting); };
       options.console = console.get();
       std::int64_t asked = 0;
-      if (rank == Rank(voter)) options.hooks.interrupted = [&asked, stop_at] { return ++asked >= stop_at; };
+      std::atomic<std::uint64_t> progress{0};
+      options.progress = &progress;
+      if (rank == Rank(voter))
+        options.hooks.interrupted = [&, stop_at] { return stop_at == 0 ? progress > 0 : ++asked >= stop_at; };
       codes[static_cast<std::size_t>(rank.value())] = train_run(options);
     });
     return codes;

@@ -76,6 +76,15 @@ TEST_CASE("any rank's signal ends the run on all ranks after the same step, with
   }
 }
 
+TEST_CASE("a signal in the middle of the first step ends the run after that very step") {
+  for (const int voter : {0, 3}) {
+    RanksRun run;
+    CHECK(all_are(run.run_ranks(4, data_by_pipeline, voter, 0), ExitCode::interrupted));
+    CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{1});
+    CHECK(run.metrics().steps.size() == 1);
+  }
+}
+
 TEST_CASE("a save that fails is no end for any rank, and the next one succeeds") {
   RanksRun run;
   run.overrides_always.push_back("parallel.data=4");

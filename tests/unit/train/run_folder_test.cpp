@@ -2,7 +2,9 @@
 
 #include <sys/stat.h>
 
+#include "base/file.h"
 #include "config/keys.h"
+#include "support/refused_files.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -185,4 +187,28 @@ TEST_CASE("checkpoints of which none is usable end the start instead of beginnin
   run.run({}, 1);
   fs::resize_file(run.checkpoint(1) / "manifest.json", 20);
   CHECK(contains(message_of<InputError>([&] { run.prepare(run.config()); }), "none is usable"));
+}
+
+TEST_CASE("a checkpoint that cannot be read now stops a start and a restart, and stays where it is") {
+  TinyRun run;
+  const StartPoint first = run.prepare(run.config());
+  REQUIRE(run.train(first) == ExitCode::finished);
+  const auto report = [](const std::string&) {};
+  for (const char* file : {"manifest.json", "model-00000.safetensors"}) {
+    CAPTURE(file);
+    const fs::path refused = run.checkpoint(12) / file;
+    const FileLease lease(refused);
+    if (!lease) {
+      MESSAGE("no leases on the file system of temporary files: not tested");
+      return;
+    }
+    const StartPoint from_newest{run.paths.checkpoints() / "step-00000012", 12, 3, {}};
+    const std::string messages[] = {
+        message_of<FileAccessError>([&] { run.prepare(run.config()); }),
+        message_of<FileAccessError>([&] { restart_point(run.paths, first, report); }),
+        message_of<FileAccessError>([&] { restart_point(run.paths, from_newest, report); })};
+    for (const std::string& message : messages) CHECK(contains(message, refused.string()));
+  }
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
+  CHECK(restart_point(run.paths, first, report).step == 12);
 }

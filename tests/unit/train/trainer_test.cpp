@@ -1,6 +1,7 @@
 // The step loop, end to end through the assembly.
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <numeric>
 
 #include "train_helpers.h"
@@ -259,4 +260,29 @@ TEST_CASE("initial weights that do not exist are refused by name while the run s
   check_initial_weights(run.config().config);
   const Config config = run.config({"model.init.from=nowhere"}).config;
   CHECK(contains(message_of<UserError>([&] { check_initial_weights(config); }), "model.init.from"));
+}
+
+TEST_CASE("pruning at a save reads only the checkpoints that this process has not written") {
+  // A byte that changes behind the run's back tells which are read.
+  TinyRun run;
+  const auto damage_at = [&](std::int64_t when, const std::string& checkpoint) {
+    return [&run, when, checkpoint](std::int64_t step, bool) {
+      if (step != when) return;
+      const auto file = run.paths.checkpoints() / checkpoint / "model-00000.safetensors";
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekp(5000) << "damaged";
+      CHECK(stream.good());
+    };
+  };
+  run.hooks.entered = damage_at(11, "step-00000010");
+  CHECK(run.run({"checkpoint.keep=2"}) == ExitCode::finished);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10});
+  const auto log = run.paths.folder / "logs" / "rank-00000.log";
+  CHECK_FALSE(contains(TempFolder::read(log), "does not verify"));
+  // What another process wrote: with 12 and 10 damaged only the new one counts, so nothing may go.
+  run.hooks.entered = damage_at(13, "step-00000012");
+  CHECK(run.run({"checkpoint.keep=2", "train.steps=14", "checkpoint.every=100"}) == ExitCode::finished);
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{14, 12, 10});
+  CHECK(contains(TempFolder::read(log), "step-00000012: does not verify"));
+  CHECK(contains(TempFolder::read(log), "none was removed"));
 }

@@ -1,0 +1,22 @@
+// What a run is refused for before anything is started, whoever starts its ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "config/load.h"
+#include "plan/run_plan.h"
+
+namespace scaletrain {
+
+// The plan for this world; its refusals with the places of their keys.
+RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> world);
+
+// A run that cannot fit is refused before it starts to swap: UserError. The ranks of this host are `count` from `first`
+// on.
+void refuse_too_large(const RunPlan& plan, std::int64_t first, std::int64_t count);
+
+// launch.port, or 0 for any free one.
+std::uint16_t rendezvous_port(const Config& config);
+
+}  // namespace scaletrain

@@ -1,0 +1,71 @@
+// Runs of a very small model whose storage fails, or that die, at a chosen system call of a chosen save.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "process/tiny_run.h"
+
+namespace scaletrain {
+
+// What storage_faults.cpp is told; see there. Numbers count from 1, from the first call that concerns the folder of a
+// save of step `save`, or from the start if that is 0.
+struct StorageFault {
+  std::string action{};
+  long at = 0;
+  int save = 0;
+  std::string kinds{};
+  long times = 1;
+  std::string command = "worker";
+};
+
+// A call that a trace has seen, its path relative to the run folder.
+struct StorageCall {
+  long number = 0;
+  std::string kind;
+  std::string path;
+  bool is_on(std::string_view part) const { return path.find(part) != std::string::npos; }
+};
+
+inline constexpr int fault_steps = 4;
+inline constexpr const char* all_kinds = "open,read,write,sync,rename,mkdir,unlink,close,truncate,allocate,copy";
+
+// A finished run of four steps with a checkpoint of each, which nothing disturbed.
+const std::filesystem::path& undisturbed_steps();
+// A copy of it as it was when the checkpoint of `step` was the newest, with the one before it; an empty
+// folder for step 0.
+std::filesystem::path run_of_step(const std::string& name, int step);
+// The same command that made that run, with or without a fault. Never more than one attempt.
+Ended go_on(const std::string& name);
+Ended go_on(const std::string& name, const StorageFault& fault, const std::filesystem::path& trace = {});
+// What a trace file says.
+std::vector<StorageCall> read_trace(const std::filesystem::path& trace, const std::filesystem::path& run);
+
+// The calls from the beginning of the save of `step` to that of the next one, made by a run that goes on from the step
+// before it: the save, its line in the metrics, and the pruning.
+std::vector<StorageCall> calls_of_save(int step, const std::string& kinds);
+// All calls on checkpoints of a process that goes on from step 2, until the first new save.
+std::vector<StorageCall> calls_of_resume(const std::string& command, const std::string& kinds);
+// The number of the rename that commits.
+long commit_of(const std::vector<StorageCall>& calls);
+
+// What is wrong with a finished run; empty: its steps are the undisturbed ones, no leftovers lie there, and the
+// checkpoints are those of these steps, every byte as it was written.
+std::string problem_of(const std::filesystem::path& run, const std::vector<int>& steps);
+// The checkpoint's own program says that every byte is right.
+bool verifies(const std::filesystem::path& checkpoint);
+// Whether the metrics have a save of this step that failed.
+bool has_failed_save(const std::filesystem::path& run, int step);
+
+// One case after the other on as many threads as there are processors, each in a run of its own name. `test` returns
+// what is wrong; all that is returned, each with its case in front. A case without a problem leaves no run behind.
+struct SweepCase {
+  std::string text;
+  std::function<std::string(const std::string& run)> test;
+};
+std::vector<std::string> sweep(const std::vector<SweepCase>& cases);
+
+}  // namespace scaletrain
