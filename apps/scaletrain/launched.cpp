@@ -48,7 +48,7 @@ struct LaunchedRun {
 
 std::string secret_of_environment() {
   const char* const text = std::getenv("SCALETRAIN_SECRET");
-  const std::string secret = text == nullptr ? "" : text;
+  std::string secret = text == nullptr ? "" : text;
   if (!secret.empty() && secret.size() < shortest_secret)
     throw UserError(
         fmt::format("SCALETRAIN_SECRET has {} byte{}: at least {} are needed, such as from `openssl rand -hex 32`; or "
@@ -304,8 +304,8 @@ CommandResult run_rank(const LaunchedRun& run) {
   const std::string self = fmt::format("rank {}", run.place.rank);
   std::optional<RunLock> lock;
   std::optional<SharedFailure> refused;
-  std::unique_ptr<LaunchedWorld> world;
   bool is_training = false;
+  std::unique_ptr<LaunchedWorld> world;  // asks for is_training to its end
   const auto join = [&] {
     if (run.problem.message.empty() || run.place.rank == 0) open_run_folder(run.paths, run.resume);
     if (run.place.rank == 0) lock = take_lock(run);

@@ -145,10 +145,13 @@ class TemporaryCache {
   FileDescriptor lock_;
 };
 
-// Whether no living builder holds the temporary file.
-bool is_abandoned(const std::filesystem::path& temporary) {
+// Removes a temporary file that no living builder holds. The lock is kept until the names are gone: a builder that has
+// just made the file takes it afterwards and sees that it is linked no more.
+void remove_if_abandoned(const std::filesystem::path& temporary) {
   const FileDescriptor file(::open(temporary.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  return file && try_lock(file) == LockResult::held;
+  if (!file || try_lock(file) != LockResult::held) return;
+  ::unlink(temporary.c_str());
+  ::unlink((temporary.string() + ".ends").c_str());
 }
 
 void remove_leftovers(const std::filesystem::path& folder) {
@@ -163,9 +166,8 @@ void remove_leftovers(const std::filesystem::path& folder) {
       tokens.replace_extension();
       std::error_code ignored;
       if (!std::filesystem::exists(tokens, ignored) && !ignored) ::unlink(entry->path().c_str());
-    } else if (name.ends_with(kTemporarySuffix) && is_abandoned(entry->path())) {
-      ::unlink(entry->path().c_str());
-      ::unlink((entry->path().string() + ".ends").c_str());
+    } else if (name.ends_with(kTemporarySuffix)) {
+      remove_if_abandoned(entry->path());
     }
   }
 }

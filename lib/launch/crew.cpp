@@ -48,6 +48,8 @@ class Silence {
       still_ += elapsed;
     }
   }
+  // What it may have waited for has ended: it has a heartbeat again to go on.
+  void forgive() { still_ = 0.0; }
   double seconds() const { return std::max(mute_, still_); }
   double mute_seconds() const { return mute_; }
 
@@ -226,15 +228,22 @@ void Crew::wait_for_news() {
 void Crew::take_news() {
   ++look_;
   int num_waiting = 0;
+  bool has_ended = false;
   for (const auto& member : members_) {
     // First the end, then what it said before.
-    if (member->lives()) member->end = member->process.ended();
+    if (member->lives()) {
+      member->end = member->process.ended();
+      has_ended = has_ended || !member->lives();
+    }
     if (member->is_open) member->is_open = member->channel.drain();
     if (member->failed_at < 0 && member->failure() != Failure::none) member->failed_at = look_;
     if (member->lives() && member->status().waiting) ++num_waiting;
   }
-  for (const auto& member : members_)
-    if (member->lives()) member->silence.observe(member->status(), num_waiting > (member->status().waiting ? 1 : 0));
+  for (const auto& member : members_) {
+    if (!member->lives()) continue;
+    if (has_ended) member->silence.forgive();
+    member->silence.observe(member->status(), num_waiting > (member->status().waiting ? 1 : 0));
+  }
 }
 
 bool Crew::all_ended() const {

@@ -135,7 +135,7 @@ TEST_CASE("launched_ranks_with_different_settings_are_refused_naming_rank_and_ke
                 ranks.errors());
 }
 
-TEST_CASE("a_secret_that_is_too_short_is_refused_and_a_good_one_is_not_written_down") {
+TEST_CASE("a_secret_that_is_too_short_is_refused_and_a_long_one_is_taken") {
   LaunchedRanks shy(2);
   for (const int rank : {0, 1}) shy.start(rank, "short-secret", {"parallel.data=2"}, {{"SCALETRAIN_SECRET", "short"}});
   CHECK(shy.wait() == std::vector<int>{2, 2});

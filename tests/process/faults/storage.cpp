@@ -56,17 +56,18 @@ void add_fault(Launch& launch, const fs::path& folder, const StorageFault& fault
   add("FAULT_ACTION", fault.action);
   add("FAULT_AT", std::to_string(fault.at));
   add("FAULT_TIMES", std::to_string(fault.times));
+  if (fault.no_exchange) add("FAULT_NO_EXCHANGE", "1");
   if (fault.save > 0) add("FAULT_FROM", ".saving-" + checkpoint("", fault.save).filename().string());
 }
 
 // What a run does that goes on from `step`, up to the first call on the save of `until`.
-std::vector<StorageCall> traced(int step, int until, const fs::path& below, const StorageFault& fault) {
+std::vector<StorageCall> traced(int step, int until, const StorageFault& fault) {
   const std::string name = "traced";
   const fs::path run = run_of_step(name, step);
   const fs::path trace = workspace() / "trace.txt";
   fs::remove(trace);
   Launch launch = launch_of(name);
-  add_fault(launch, run / below, fault);
+  add_fault(launch, run, fault);
   launch.environment.emplace_back("FAULT_TRACE", trace.string());
   const Ended end = run_program(launch, patience);
   if (end.exit_code != 0) throw std::runtime_error("the traced run failed:\n" + end.errors);
@@ -136,18 +137,31 @@ Ended go_on(const std::string& name) {
 
 Ended go_on(const std::string& name, const StorageFault& fault, const fs::path& trace) {
   Launch launch = launch_of(name);
+  add_fault(launch, workspace() / name, fault);
   if (!trace.empty()) launch.environment.emplace_back("FAULT_TRACE", trace.string());
-  const bool is_of_save = fault.save > 0;
-  add_fault(launch, workspace() / name / (is_of_save ? "" : "checkpoints"), fault);
-  return run_program(launch, patience);
+  const fs::path mark = workspace() / (name + ".struck");
+  fs::remove(mark);
+  launch.environment.emplace_back("FAULT_MARK", mark.string());
+  Ended end = run_program(launch, patience);
+  if (!fs::remove(mark) && fault.at > 0) throw std::runtime_error("no call was struck\n" + end.errors);
+  return end;
 }
 
 std::vector<StorageCall> calls_of_save(int step, const std::string& kinds) {
-  return traced(step - 1, step + 1, "", {.save = step, .kinds = kinds});
+  return traced(step - 1, step + 1, {.save = step, .kinds = kinds});
 }
 
 std::vector<StorageCall> calls_of_resume(const std::string& command, const std::string& kinds) {
-  return traced(2, 3, "checkpoints", {.kinds = kinds, .command = command});
+  return traced(2, 3, {.kinds = kinds, .command = command});
+}
+
+bool is_data_write(const StorageCall& call) {
+  return call.kind == "write" && call.is_on(".safetensors");
+}
+
+bool is_sampled(const StorageCall& call) {
+  constexpr long distance = 8;
+  return !is_data_write(call) || call.number % distance == 0;
 }
 
 long commit_of(const std::vector<StorageCall>& calls) {
@@ -157,10 +171,22 @@ long commit_of(const std::vector<StorageCall>& calls) {
   throw std::runtime_error("no rename of the save's folder among " + std::to_string(calls.size()) + " calls");
 }
 
+std::string left_behind(const fs::path& run, std::string_view but) {
+  for (const std::string& name : hidden_names(run, ".")) {
+    if (but.empty() || !name.starts_with(but)) return "left behind: " + name;
+  }
+  return {};
+}
+
 std::string problem_of(const fs::path& run, const std::vector<int>& steps) {
+  std::string problem = problem_of_steps(run, steps);
+  return problem.empty() ? left_behind(run, "") : problem;
+}
+
+std::string problem_of_steps(const fs::path& run, const std::vector<int>& steps) {
   if (trajectory_of(run).steps != trajectory_of(undisturbed_steps()).steps) return "other steps than undisturbed";
-  if (const auto hidden = hidden_names(run, "."); !hidden.empty()) return "left behind: " + hidden.front();
   std::vector<std::string> expected;
+  expected.reserve(steps.size());
   for (const int step : steps) expected.push_back(checkpoint(run, step).filename().string());
   const std::vector<std::string> found = checkpoint_names(run);
   if (found != expected) {
@@ -208,7 +234,9 @@ std::vector<std::string> sweep(const std::vector<SweepCase>& cases) {
     fs::remove_all(workspace() / name);
   };
   std::vector<std::thread> threads;
-  const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1u, 8u);
+  // Half of a short run is waiting: for a disk, for another process, for the end of a measurement that takes a set
+  // time.
+  const unsigned count = std::clamp(2 * std::thread::hardware_concurrency(), 2u, 8u);
   for (unsigned thread = 0; thread < count; ++thread) threads.emplace_back(work, thread);
   for (std::thread& thread : threads) thread.join();
   std::sort(problems.begin(), problems.end());

@@ -20,6 +20,7 @@ struct StorageFault {
   std::string kinds{};
   long times = 1;
   std::string command = "worker";
+  bool no_exchange = false;  // names cannot be exchanged
 };
 
 // A call that a trace has seen, its path relative to the run folder.
@@ -35,10 +36,11 @@ inline constexpr const char* all_kinds = "open,read,write,sync,rename,mkdir,unli
 
 // A finished run of four steps with a checkpoint of each, which nothing disturbed.
 const std::filesystem::path& undisturbed_steps();
-// A copy of it as it was when the checkpoint of `step` was the newest, with the one before it; an empty
-// folder for step 0.
+// A copy of it as it was when the checkpoint of `step` was the newest, with the one before it;
+// an empty folder for step 0.
 std::filesystem::path run_of_step(const std::string& name, int step);
-// The same command that made that run, with or without a fault. Never more than one attempt.
+// The same command that made that run, with or without a fault; throws if something was to be struck and nothing was.
+// Never more than one attempt.
 Ended go_on(const std::string& name);
 Ended go_on(const std::string& name, const StorageFault& fault, const std::filesystem::path& trace = {});
 // What a trace file says.
@@ -47,21 +49,29 @@ std::vector<StorageCall> read_trace(const std::filesystem::path& trace, const st
 // The calls from the beginning of the save of `step` to that of the next one, made by a run that goes on from the step
 // before it: the save, its line in the metrics, and the pruning.
 std::vector<StorageCall> calls_of_save(int step, const std::string& kinds);
-// All calls on checkpoints of a process that goes on from step 2, until the first new save.
+// All calls of a process that goes on from step 2, until the first new save.
 std::vector<StorageCall> calls_of_resume(const std::string& command, const std::string& kinds);
+// Some files get dozens of writes in a row that differ in nothing: where one write is as good as another, all calls but
+// some of these.
+bool is_data_write(const StorageCall& call);
+bool is_sampled(const StorageCall& call);
 // The number of the rename that commits.
 long commit_of(const std::vector<StorageCall>& calls);
 
 // What is wrong with a finished run; empty: its steps are the undisturbed ones, no leftovers lie there, and the
 // checkpoints are those of these steps, every byte as it was written.
 std::string problem_of(const std::filesystem::path& run, const std::vector<int>& steps);
+// The first hidden name that does not begin with `but`.
+std::string left_behind(const std::filesystem::path& run, std::string_view but);
+// The same without the leftovers.
+std::string problem_of_steps(const std::filesystem::path& run, const std::vector<int>& steps);
 // The checkpoint's own program says that every byte is right.
 bool verifies(const std::filesystem::path& checkpoint);
 // Whether the metrics have a save of this step that failed.
 bool has_failed_save(const std::filesystem::path& run, int step);
 
-// One case after the other on as many threads as there are processors, each in a run of its own name. `test` returns
-// what is wrong; all that is returned, each with its case in front. A case without a problem leaves no run behind.
+// The cases side by side, two for each processor, each in a run of its thread's name, of which nothing stays. `test`
+// returns what is wrong; sweep returns all of that, each with its case in front.
 struct SweepCase {
   std::string text;
   std::function<std::string(const std::string& run)> test;

@@ -9,6 +9,8 @@
 //   FAULT_ACTION   kill-before, kill-after, short, or EIO, ENOSPC, EDQUOT, EINTR, ESTALE, with "-after" behind the name
 //   if
 //                  the call takes place and its success is denied
+//   FAULT_NO_EXCHANGE  set: two names cannot be exchanged here, as on some network file systems
+//   FAULT_MARK     a file that is made when a call is struck, so that a test knows that one was
 //   FAULT_TRACE    a file that gets a line "NUMBER KIND PATH" for every call that counts
 // The real work is done by raw system calls: no look-up of symbols, no allocation and no lock anywhere, so a call may
 // come from any thread and before main. A child that was forked and not yet replaced is left alone. What the C library
@@ -47,6 +49,8 @@ struct Plan {
   std::atomic<bool> active{false};
   const char* folder = nullptr;  // of the environment at the start
   const char* from = nullptr;
+  const char* mark = nullptr;
+  bool no_exchange = false;
   unsigned kinds = 0;
   long at = 0;
   long times = 1;
@@ -126,7 +130,12 @@ Fault fault_at(Kind kind, const Place& place) {
   const long number = ++calls;
   if (plan.trace >= 0) write_trace(number, kind, place);
   const bool struck = plan.at > 0 && number >= plan.at && number - plan.at < plan.times;
-  return struck ? plan.fault : Fault{};
+  if (!struck) return {};
+  if (plan.mark != nullptr) {
+    const long file = ::syscall(SYS_openat, AT_FDCWD, plan.mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (file >= 0) ::syscall(SYS_close, file);
+  }
+  return plan.fault;
 }
 
 [[noreturn]] void die() {
@@ -169,8 +178,13 @@ long open_at(int folder, const char* path, int flags, unsigned mode) {
                  [=](bool) { return ::syscall(SYS_openat, folder, path, flags, mode); });
 }
 long rename_at(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
-  return perform(Kind::rename, at_path(from_folder, from),
-                 [=](bool) { return ::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags); });
+  return perform(Kind::rename, at_path(from_folder, from), [=](bool) -> long {
+    if (flags != 0 && plan.no_exchange) {
+      errno = EINVAL;
+      return -1;
+    }
+    return ::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
+  });
 }
 long unlink_at(int folder, const char* path, int flags) {
   return perform(Kind::unlink, at_path(folder, path),
@@ -259,6 +273,8 @@ __attribute__((constructor)) void begin() {
   plan.folder = std::getenv("FAULT_FOLDER");
   if (plan.folder == nullptr || !is_wanted_process()) return;
   plan.from = std::getenv("FAULT_FROM");
+  plan.mark = std::getenv("FAULT_MARK");
+  plan.no_exchange = std::getenv("FAULT_NO_EXCHANGE") != nullptr;
   plan.kinds = parse_kinds(std::getenv("FAULT_KINDS"));
   if (const char* at = std::getenv("FAULT_AT")) plan.at = std::atol(at);
   if (const char* times = std::getenv("FAULT_TIMES")) plan.times = std::atol(times);

@@ -158,13 +158,29 @@ TEST_CASE("values whose feature does not exist are refused by name") {
   }
   for (const UnsupportedValue& row : unsupported_table())
     CHECK_MESSAGE(refused.contains(std::string(row.path)), row.path);
-  for (const char* text :
-       {"train.optimizer.type=sgd", "model.init.type=he", "model.init.type=xavier", "data.documents.loss_across=false",
-        "run.device=auto", "train.lr_schedule.type=constant", "train.lr_schedule.type=linear", "launch.port=auto",
-        "launch.interface=eth0", "launch.interface=10.0.0.2", "launch.interface=fe::1", "launch.port=29500",
-        "parallel.data=auto", "parallel.data=2", "parallel.tensor=2", "parallel.sequence=true", "parallel.pipeline=2",
-        "parallel.schedule=gpipe", "parallel.schedule=interleaved", "parallel.schedule=zb-h1", "parallel.chunks=2",
-        "parallel.zero=0", "parallel.zero=3"})
+  for (const char* text : {"train.optimizer.type=sgd",
+                           "model.init.type=he",
+                           "model.init.type=xavier",
+                           "data.documents.loss_across=false",
+                           "run.device=auto",
+                           "train.lr_schedule.type=constant",
+                           "train.lr_schedule.type=linear",
+                           "launch.port=auto",
+                           "launch.interface=eth0",
+                           "launch.interface=10.0.0.2",
+                           "launch.interface=fe::1",
+                           "launch.port=29500",
+                           "parallel.data=auto",
+                           "parallel.data=2",
+                           "parallel.tensor=2",
+                           "parallel.sequence=true",
+                           "parallel.pipeline=2",
+                           "parallel.schedule=gpipe",
+                           "parallel.schedule=interleaved",
+                           "parallel.schedule=zb-h1",
+                           "parallel.chunks=2",
+                           "parallel.zero=0",
+                           "parallel.zero=3"})
     CHECK(override_errors({text}) == "accepted");
 }
 

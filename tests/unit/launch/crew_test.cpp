@@ -148,6 +148,14 @@ TEST_CASE("a worker that stands while another is at its storage is not called hu
   CHECK(scene.starts.size() == 1);
 }
 
+TEST_CASE("a worker that stands while another moves is not called hung") {
+  // Rank 0 waits in a collective for longer than the heartbeat: rank 1 computes all the while.
+  Scene scene({Scripts{{"later", "2.0", "0", ""}, {"work", "1.9"}}});
+  scene.options.heartbeat = 0.6;
+  CHECK(scene.run() == ExitCode::finished);
+  CHECK(scene.starts.size() == 1);
+}
+
 TEST_CASE("a worker that ended early does not hide that the others hang") {
   Scene scene({Scripts{ends, {"hang", "4"}}, Scripts{ends, ends}});
   scene.options.heartbeat = 0.8;
