@@ -241,7 +241,9 @@ void Save::commit() {
   const bool replaces = std::filesystem::exists(std::filesystem::symlink_status(final_, error));
   // Exchanging the two names keeps a checkpoint under the final name at every instant. File systems without it (some
   // network ones) get two renames, and the old one back if the second fails.
-  if (replaces && ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0) {
+  // An exchange that reports an error may have taken place all the same.
+  if (replaces &&
+      (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0 || is_committed())) {
     committed_ = true;
     // Now the older checkpoint is under the temporary name. What fails from here on does not undo the save: a name that
     // is not synced yet is a matter of a power cut, and the older checkpoint is of a branch that nobody continues.

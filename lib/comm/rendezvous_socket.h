@@ -1,5 +1,5 @@
-// TCP as the rendezvous needs it: non-blocking sockets, deadlines, no signals. Of the two files that speak over it,
-// rendezvous_server.cpp and rendezvous_client.cpp.
+// TCP as the rendezvous needs it: non-blocking sockets, deadlines, no signals. Of the files that speak over it,
+// rendezvous_server.cpp and rendezvous_client.cpp, and of gloo/, which binds as they do.
 #pragma once
 
 #include <netdb.h>

@@ -148,7 +148,7 @@ struct ParallelConfig {
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   std::int64_t chunks = 1;
   std::optional<std::vector<std::int64_t>> stage_layers;  // nothing: auto
-  std::int64_t zero = 1;  // as much traffic as 0, with less memory and a shorter update
+  std::int64_t zero = 1;                                  // as much traffic as 0, with less memory and a shorter update
 };
 
 struct PrecisionConfig {

@@ -93,6 +93,14 @@ const ExecutionOrder& StepRunner::evaluation_round(std::int64_t num_micro_batche
   return evaluation_.emplace(num_micro_batches, executor_.order_of(steps)).first->second;
 }
 
+void StepRunner::wait_for_all() {
+  double nothing = 0.0;
+  try {
+    sum_over_world(parts_.groups, {&nothing, 1});
+  } catch (const PeerError&) {  // the reason to end stands, with or without that rank
+  }
+}
+
 StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches) {
   const PhasePlan& plan = parts_.plan;
   const std::int64_t longest = longest_round(plan);

@@ -62,6 +62,10 @@ class StepRunner {
   };
   EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches);
 
+  // Returns when all ranks have come here, or one of them is gone. Before all end for a reason that all have seen: who
+  // ends first would otherwise take from the others the time to say so.
+  void wait_for_all();
+
  private:
   // What the schedule's optimizer_step means.
   Result update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& votes);

@@ -185,6 +185,7 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
     state.nonfinite = after_step(state.nonfinite, outcome.skip, config.train.nonfinite.skip, Step(state.step));
   } catch (const DivergedError& error) {
     sync_metrics();
+    parts.runner.wait_for_all();
     throw DivergedError(
         fmt::format("{}; the batch's sample ids are in {}; {}", error.what(), parts.paths.metrics().string(),
                     saved_step >= 0 ? fmt::format("the newest checkpoint is that of step {}", saved_step)

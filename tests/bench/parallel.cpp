@@ -326,24 +326,25 @@ void measure_data(int rounds) {
   }
 }
 
-// With t1 one rank's time for a step and t2 that of two stages: the share of the two processors' time that no work of the
-// step fills, 1 - t1 / (2 t2). It holds the transfers and the stages' imbalance besides the bubble.
+// With t1 one rank's time for a step and t2 that of two stages: the share of the two processors' time that no work of
+// the step fills, 1 - t1 / (2 t2). It holds the transfers and the stages' imbalance besides the bubble.
 void measure_bubble(int rounds) {
-  fmt::print("bubble: 1F1B, two stages of four equal blocks (hidden 512, T=512), one thread a stage, {} rounds\n", rounds);
+  fmt::print("bubble: 1F1B, two stages of four equal blocks (hidden 512, T=512), one thread a stage, {} rounds\n",
+             rounds);
   for (const std::int64_t m : {2, 4, 8}) {
     const Layout one{.model = "balanced", .micro_batch = 2, .num_micro_batches = m, .context = 512};
     Layout two = one;
     two.pipeline = 2;
     const auto seconds = alternate({one, two}, rounds);
     fmt::print("  M={}: one rank {:.3f} s, two stages {:.3f} s: bubble {:.1f} %, formula (P-1)/(M+P-1) {:.1f} %\n", m,
-               seconds[0], seconds[1], 100 * (1 - seconds[0] / (2 * seconds[1])),
-               100.0 / (static_cast<double>(m) + 1));
+               seconds[0], seconds[1], 100 * (1 - seconds[0] / (2 * seconds[1])), 100.0 / (static_cast<double>(m) + 1));
     std::fflush(stdout);
   }
 }
 
 void measure_memory() {
-  fmt::print("memory: GPT-2 124M, T=256, micro-batch 1, two replicas, two micro-batches: growth of VmHWM against the plan\n");
+  fmt::print(
+      "memory: GPT-2 124M, T=256, micro-batch 1, two replicas, two micro-batches: growth of VmHWM against the plan\n");
   for (const std::int64_t zero : {0, 1, 2, 3}) {
     Ranks ranks(Layout{.data = 2, .zero = zero, .micro_batch = 1, .num_micro_batches = 2, .context = 256});
     for (int step = 0; step < 3; ++step) ranks.step();

@@ -32,6 +32,13 @@ class FileLease {
   bool is_held_ = false;
 };
 
+// The sanitizers' own checks open pipes.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool descriptors_may_run_out = false;
+#else
+inline constexpr bool descriptors_may_run_out = true;
+#endif
+
 // While it lives, at most `free` more files can be opened by this process (EMFILE).
 class DescriptorLimit {
  public:

@@ -25,6 +25,7 @@
 #include "comm/deadline.h"
 #include "comm/gloo/post_queue.h"
 #include "comm/gloo/wait_watch.h"
+#include "comm/rendezvous_socket.h"
 
 // What Gloo's TCP transport does, as Debian 12 ships it (commit 5b14351), and what is made of it here:
 //
@@ -303,10 +304,27 @@ struct GlooDevice::Impl {
   std::shared_ptr<PostQueue> posts;
 };
 
+namespace {
+
+// Gloo loses memory, and says less, when it finds an address unusable itself.
+void require_bindable(const std::string& address) {
+  std::string reason;
+  const AddressList list = look_up({.host = address, .port = 0}, true, reason);
+  if (list) {
+    const FileDescriptor socket = make_socket(*list);
+    if (socket && ::bind(socket.get(), list->ai_addr, list->ai_addrlen) == 0) return;
+    reason = std::strerror(errno);
+  }
+  throw PeerError(fmt::format("cannot bind to {}: {}", address, reason));
+}
+
+}  // namespace
+
 GlooDevice::GlooDevice(const std::string& address) : impl_(std::make_unique<Impl>()) {
   if (!is_numeric_address(address)) {
     throw PeerError(fmt::format("{} is not a numeric address (IPv4 or IPv6) to bind to", quoted(address)));
   }
+  require_bindable(address);
   ignore_sigpipe();
   gloo::transport::tcp::attr attributes;
   attributes.hostname = address;

@@ -23,7 +23,8 @@ constexpr const char* model_file = "model-00000.safetensors";
 
 }  // namespace
 
-TEST_CASE("access_without_descriptors_newest_usable_stops_and_sets_nothing_aside") {
+TEST_CASE("access_without_descriptors_newest_usable_stops_and_sets_nothing_aside" *
+          doctest::skip(!descriptors_may_run_out)) {
   CatalogRun run;
   for (const std::int64_t step : {1, 2, 3}) run.save(step);
   const auto names = names_in(run.folder.path());
@@ -93,7 +94,8 @@ TEST_CASE("access_to_a_tensor_file_that_is_refused_stops_the_fall_back_there") {
   CHECK(newest_usable(run.folder.path(), run.report())->manifest().step == 2);
 }
 
-TEST_CASE("access_that_is_refused_keeps_pruning_from_removing_what_nobody_could_read") {
+TEST_CASE("access_that_is_refused_keeps_pruning_from_removing_what_nobody_could_read" *
+          doctest::skip(!descriptors_may_run_out)) {
   for (const bool written_here : {false, true}) {
     CAPTURE(written_here);
     CatalogRun run;

@@ -53,7 +53,7 @@ TEST_CASE("parameter counts are those of the published models") {
   CHECK(count(llama(126, 16384, 128, 53248), 128256) == 405853388800);
 }
 
-TEST_CASE("FLOPs per token follow grouped heads and gated FFN, leave out the position table and count a tied head once") {
+TEST_CASE("trap: FLOPs follow grouped heads and gated FFN, without positions, with a tied head once") {
   // GPT-2 124M: N = 124439808 - 1024·768 = 123653376; 6N = 741920256; 6·12·768·1024 = 56623104.
   CHECK(model_flops_per_token(make_model_spec(gpt2(12, 768, 12), 50257)) == 798543360.0);
   // Llama 8b has no position table: 6·8030261248 + 6·32·4096·8192.
