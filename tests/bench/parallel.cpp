@@ -277,6 +277,7 @@ class Ranks {
     std::vector<std::string> words = {"bench_parallel", "--rank", layout.text(), std::to_string(rank),
                                       std::to_string(server_.address().port)};
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     Process process;
@@ -302,6 +303,7 @@ double median(std::vector<double> values) {
 // Medians of each layout's seconds per step, stepping by turns; the first round touches memory and is not counted.
 std::vector<double> alternate(const std::vector<Layout>& layouts, int rounds) {
   std::vector<std::unique_ptr<Ranks>> all;
+  all.reserve(layouts.size());
   for (const Layout& layout : layouts) all.push_back(std::make_unique<Ranks>(layout));
   std::vector<std::vector<double>> seconds(layouts.size());
   for (int round = 0; round <= rounds; ++round) {
@@ -311,6 +313,7 @@ std::vector<double> alternate(const std::vector<Layout>& layouts, int rounds) {
     }
   }
   std::vector<double> medians;
+  medians.reserve(seconds.size());
   for (auto& values : seconds) medians.push_back(median(std::move(values)));
   return medians;
 }

@@ -142,16 +142,16 @@ TEST_CASE("the hung one of several workers is named by its rank") {
 
 TEST_CASE("a worker that stands while another is at its storage is not called hung") {
   // Rank 0 stands in a collective for longer than the heartbeat: rank 1 is saving all the while.
-  Scene scene({Scripts{{"later", "2.0", "0", ""}, {"wait", "1.9"}}});
-  scene.options.heartbeat = 0.6;
+  Scene scene({Scripts{{"later", "4.0", "0", ""}, {"wait", "3.9"}}});
+  scene.options.heartbeat = 1.5;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.starts.size() == 1);
 }
 
 TEST_CASE("a worker that stands while another moves is not called hung") {
   // Rank 0 waits in a collective for longer than the heartbeat: rank 1 computes all the while.
-  Scene scene({Scripts{{"later", "2.0", "0", ""}, {"work", "1.9"}}});
-  scene.options.heartbeat = 0.6;
+  Scene scene({Scripts{{"later", "4.0", "0", ""}, {"work", "3.9"}}});
+  scene.options.heartbeat = 1.5;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.starts.size() == 1);
 }
