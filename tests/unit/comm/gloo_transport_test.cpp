@@ -74,6 +74,7 @@ TEST_CASE("a member reads one address of each other member, and leaves nothing i
   for (const int num_ranks : {2, 6}) {
     InProcessWorld world(num_ranks);
     std::vector<std::unique_ptr<CountingStore>> stores;
+    stores.reserve(static_cast<std::size_t>(num_ranks));
     for (int rank = 0; rank < num_ranks; ++rank) stores.push_back(std::make_unique<CountingStore>(world.make_store()));
     // They live until all are connected.
     std::vector<std::unique_ptr<GlooDevice>> devices(stores.size());

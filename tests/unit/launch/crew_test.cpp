@@ -289,6 +289,7 @@ TEST_CASE("workers get the secret, no launcher's variables, and their share of t
   std::vector<std::string> both(places[0].begin() + 3, places[0].end());
   both.insert(both.end(), places[1].begin() + 3, places[1].end());
   std::vector<std::string> expected;
+  expected.reserve(all.size());
   for (const int processor : all) expected.push_back(std::to_string(processor));
   CHECK(both == expected);
 }

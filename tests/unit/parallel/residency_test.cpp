@@ -30,7 +30,7 @@ struct Rank0 {
   Residency::Change bring(int unit, Purpose purpose) { return residency.bring(unit, segments_of(unit), purpose); }
   // What is gathered for it.
   Segments use(int unit) {
-    const Segments gathers = bring(unit, Purpose::acquire).gathers;
+    Segments gathers = bring(unit, Purpose::acquire).gathers;
     residency.acquire(unit);
     residency.release(unit);
     return gathers;
