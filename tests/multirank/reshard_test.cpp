@@ -9,21 +9,14 @@
 #include "checkpoint/save.h"
 #include "support/rank_trainer.h"
 #include "support/temp_folder.h"
+#include "support/test_layout.h"
 
 using namespace scaletrain;
 
 namespace {
 
-struct NamedLayout {
-  std::string name{};
-  std::int64_t data, tensor, pipeline, zero;
-  ScheduleKind schedule = ScheduleKind::one_f_one_b;
-  std::int64_t chunks = 1;
-  bool sequence = false;
-};
-
-const std::vector<NamedLayout>& dozen() {
-  static const std::vector<NamedLayout> all = {
+const std::vector<TestLayout>& dozen() {
+  static const std::vector<TestLayout> all = {
       {"one rank", 1, 1, 1, 0},
       {"data 2, zero 0", 2, 1, 1, 0},
       {"data 3, zero 1", 3, 1, 1, 1},
@@ -42,7 +35,7 @@ const std::vector<NamedLayout>& dozen() {
 }
 
 // Two key/value heads, sizes that nothing divides.
-Config config_of(const NamedLayout& layout, bool llama, bool tied) {
+Config config_of(const TestLayout& layout, bool llama, bool tied) {
   Config config;
   config.run.seed = 11;
   ModelConfig& model = config.model;
@@ -66,13 +59,7 @@ Config config_of(const NamedLayout& layout, bool llama, bool tied) {
   config.train.micro_batch = 1;
   config.train.lr_schedule.warmup = 10;
   config.train.optimizer.learning_rate = 1e-3;
-  config.parallel.data = layout.data;
-  config.parallel.tensor = layout.tensor;
-  config.parallel.pipeline = layout.pipeline;
-  config.parallel.zero = layout.zero;
-  config.parallel.schedule = layout.schedule;
-  config.parallel.chunks = layout.chunks;
-  config.parallel.sequence = layout.sequence;
+  lay_out(config, layout);
   return config;
 }
 
