@@ -5,14 +5,15 @@
 #include <memory>
 #include <optional>
 
-#include "backend/backend.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
 #include "config/load.h"
 #include "launch/machine.h"
 #include "plan/describe.h"
+#include "plan/hosts.h"
 #include "plan/run_plan.h"
+#include "run_checks.h"
 #include "train/assembly.h"
 
 namespace scaletrain {
@@ -24,6 +25,7 @@ struct CheckArguments {
   std::vector<std::string> overrides;
   std::int64_t world = 0;
   bool json = false;
+  bool instructions = false;
 };
 
 std::string joined_lines(const std::vector<std::string>& lines) {
@@ -40,12 +42,21 @@ std::optional<RunPlan> plan_without_data(const Config& config, std::optional<std
   return std::nullopt;
 }
 
-void report_memory(const RunPlan& plan, std::size_t workspace) {
-  const std::uint64_t needed = plan.phases.front().memory(Rank(0), workspace).total();
-  const std::uint64_t available = available_memory();
-  if (needed > available)
-    write_message(fmt::format("notice: rank 0 needs {} of memory, and this machine has {}", bytes_text(needed),
-                              bytes_text(available)));
+// `run` without a launcher starts all ranks on this machine. Another world than the degrees alone make is a cluster's.
+bool is_for_this_machine(const Config& config, std::optional<std::int64_t> world) {
+  const ParallelConfig& parallel = config.parallel;
+  return !world || parallel.data || *world == parallel.tensor * parallel.pipeline;
+}
+
+DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
+                                 std::optional<std::int64_t> world) {
+  const Mesh& mesh = plan.phases.front().mesh;
+  const bool is_here = is_for_this_machine(config, world);
+  const std::int64_t sharers = place_on_hosts(config, mesh, is_here).ranks_per_host;
+  return {.backend_workspace = workspace_of_sharers(sharers),
+          .all_on_one_host = is_here,
+          .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
+          .instructions = arguments.instructions};
 }
 
 ExitCode check_config(const CheckArguments& arguments) {
@@ -62,10 +73,12 @@ ExitCode check_config(const CheckArguments& arguments) {
   if (!plan)
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" +
                     joined_lines(loaded.unsupported));
-  const std::size_t workspace = cpu_workspace_bytes(available_processors());
-  const PlanDescription description = describe_plan(loaded.config, *plan, workspace);
+  for (const std::string& notice : plan->notices) write_message("notice: " + notice);
+  for (const std::string& notice : plan->notices) write_message("notice: " + notice);
+  const PlanDescription description =
+      describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world));
   write_output(arguments.json ? description.json + "\n" : description.text);
-  report_memory(*plan, workspace);
+  if (!description.refusal.empty()) write_message("notice: " + description.refusal);
   if (loaded.unsupported.empty()) return ExitCode::finished;
   throw UserError("this is the plan, but it cannot be run yet:" + joined_lines(loaded.unsupported));
 }
@@ -83,6 +96,7 @@ Command add_check(CLI::App& app) {
       ->check(CLI::PositiveNumber)
       ->type_name("N");
   command->add_flag("--json", arguments->json, "One JSON object on standard output");
+  command->add_flag("--instructions", arguments->instructions, "List what each stage does in one step");
   return [arguments] { return check_config(*arguments); };
 }
 

@@ -1,8 +1,10 @@
 // What a run is refused for before anything is started, whoever starts its ranks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "config/load.h"
 #include "plan/run_plan.h"
@@ -15,6 +17,11 @@ RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> wor
 // A run that cannot fit is refused before it starts to swap: UserError. The ranks of this host are `count` from `first`
 // on.
 void refuse_too_large(const RunPlan& plan, std::int64_t first, std::int64_t count);
+// The same for any ranks, ascending.
+void refuse_too_large(const RunPlan& plan, const std::vector<std::int64_t>& ranks);
+
+// The kernels' workspace of each rank where so many share this machine's processors.
+std::size_t workspace_of_sharers(std::int64_t sharers);
 
 // launch.port, or 0 for any free one.
 std::uint16_t rendezvous_port(const Config& config);

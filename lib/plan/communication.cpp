@@ -15,20 +15,21 @@ namespace scaletrain {
 
 namespace {
 
-// Adds up calls by group and purpose, and what sums leave staged with each group's communicator.
+// Adds up calls by group, collective and purpose, and what sums leave staged with each group's communicator.
 class Volumes {
  public:
   void add_reduce_scatter(GroupKind kind, const std::string& purpose, DType dtype, std::int64_t calls,
                           std::int64_t whole, std::int64_t own, std::int64_t size) {
     if (calls == 0) return;
     hold(kind, direct_reduce_scatter_staging(dtype, own, narrow<int>(size)));
-    add(kind, purpose, dtype, calls, whole - own);
+    add(kind, CollectiveKind::reduce_scatter, purpose, dtype, calls, whole - own);
   }
   void add_all_reduce(GroupKind kind, const std::string& purpose, DType dtype, std::int64_t calls, std::int64_t whole,
                       std::int64_t size, std::int64_t rank) {
     if (calls == 0) return;
     hold(kind, direct_all_reduce_staging(dtype, whole, narrow<int>(size), narrow<int>(rank)));
-    add(kind, purpose, dtype, calls, direct_all_reduce_sent(dtype, whole, narrow<int>(size), narrow<int>(rank)));
+    add(kind, CollectiveKind::all_reduce, purpose, dtype, calls,
+        direct_all_reduce_sent(dtype, whole, narrow<int>(size), narrow<int>(rank)));
   }
   std::size_t staging() const {
     std::size_t bytes = 0;
@@ -36,18 +37,19 @@ class Volumes {
     return bytes;
   }
 
-  void add(GroupKind kind, const std::string& purpose, DType dtype, std::int64_t calls, std::int64_t sent_per_call) {
+  void add(GroupKind kind, CollectiveKind collective, const std::string& purpose, DType dtype, std::int64_t calls,
+           std::int64_t sent_per_call) {
     if (calls == 0) return;
     const std::int64_t elements = checked_mul(calls, sent_per_call);
     const std::uint64_t bytes = static_cast<std::uint64_t>(elements) * size_of(dtype);
     for (CommunicationVolume& volume : volumes_) {
-      if (volume.kind != kind || volume.purpose != purpose) continue;
+      if (volume.kind != kind || volume.collective != collective || volume.purpose != purpose) continue;
       volume.calls += calls;
       volume.elements += elements;
       volume.bytes += bytes;
       return;
     }
-    volumes_.push_back({kind, purpose, calls, elements, bytes});
+    volumes_.push_back({kind, collective, purpose, calls, elements, bytes});
   }
   std::vector<CommunicationVolume> take() {
     std::stable_sort(volumes_.begin(), volumes_.end(), [](const auto& a, const auto& b) { return a.kind < b.kind; });
@@ -151,7 +153,8 @@ void add_tensor_activations(Volumes& volumes, const PhasePlan& plan, const Tenso
     const ActivationCalls calls = activation_calls(kind, counts);
     if (part.sequence) {
       volumes.add_reduce_scatter(GroupKind::tensor, "activations", plan.compute, calls.sums, whole, own, part.degree);
-      volumes.add(GroupKind::tensor, "activations", plan.compute, calls.gathers, own * (part.degree - 1));
+      volumes.add(GroupKind::tensor, CollectiveKind::all_gather, "activations", plan.compute, calls.gathers,
+                  own * (part.degree - 1));
     } else {
       volumes.add_all_reduce(GroupKind::tensor, "activations", plan.compute, calls.sums, whole, part.degree, part.rank);
     }
@@ -160,7 +163,7 @@ void add_tensor_activations(Volumes& volumes, const PhasePlan& plan, const Tenso
     const std::int64_t passes = counts.backward + counts.backward_input + counts.backward_weight;
     const std::int64_t chunk = head_chunk_rows(rows, ceil_div(plan.model.vocab, part.degree));
     for (std::int64_t first = 0; first < rows; first += chunk)
-      volumes.add(GroupKind::tensor, "loss statistics", plan.masters(), passes,
+      volumes.add(GroupKind::tensor, CollectiveKind::all_gather, "softmax statistics", plan.masters(), passes,
                   3 * std::min(chunk, rows - first) * (part.degree - 1));
   }
 }
@@ -169,8 +172,10 @@ void add_pipeline(Volumes& volumes, const PhasePlan& plan, const TensorPart& par
   std::int64_t rows = plan.micro_batch.rows();
   if (part.sequence) rows = sequence_shards(rows, part.degree)[static_cast<std::size_t>(part.rank)];
   const std::int64_t bundle = checked_mul(rows, plan.model.hidden);
-  volumes.add(GroupKind::pipeline, "activations", plan.compute, counts.sent_activations, bundle);
-  volumes.add(GroupKind::pipeline, "gradients", plan.compute, counts.sent_gradients, bundle);
+  volumes.add(GroupKind::pipeline, CollectiveKind::exchange, "activations", plan.compute, counts.sent_activations,
+              bundle);
+  volumes.add(GroupKind::pipeline, CollectiveKind::exchange, "activation gradients", plan.compute,
+              counts.sent_gradients, bundle);
 }
 
 // What the parameter store sends. One step's worth: `contributions` by unit, `gathers` by segment.
@@ -237,7 +242,7 @@ class StoreVolumes {
     }
     for (std::size_t index = 0; index < gathers.size(); ++index) {
       const SegmentPlace& place = memory_.segments[index];
-      volumes_.add(GroupKind::data, "weights", place.dtype, gathers[index],
+      volumes_.add(GroupKind::data, CollectiveKind::all_gather, "weights", place.dtype, gathers[index],
                    place.segment.piece * (memory_.data_degree - 1));
     }
   }
@@ -277,11 +282,11 @@ class StoreVolumes {
   StoreMemory memory_;
 };
 
-// As sum_over_world goes.
+// The few numbers that all ranks sum, axis by axis as sum_over_world goes.
 void add_decisions(Volumes& volumes, const PhasePlan& plan, const MeshPosition& position) {
   const auto add = [&](GroupKind kind, Axis axis, std::int64_t rank) {
     const std::int64_t size = plan.mesh.degree(axis);
-    if (size > 1) volumes.add_all_reduce(kind, "decisions", DType::f64, 1, numbers_per_step, size, rank);
+    if (size > 1) volumes.add_all_reduce(kind, "loss, norm, votes", DType::f64, 1, numbers_per_step, size, rank);
   };
   add(GroupKind::tensor, Axis::tensor, position.tensor);
   add(GroupKind::data, Axis::data, position.data);

@@ -3,87 +3,41 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <optional>
 
-#include "base/checked.h"
 #include "base/text.h"
 #include "config/keys.h"
-#include "parallel/simulate.h"
+#include "plan/instruction_list.h"
+#include "plan/plan_facts.h"
 #include "plan/timeline.h"
 
 namespace scaletrain {
 
 namespace {
 
-// A simulation replays every instruction of every stage: beyond this many it would cost more than an answer may take.
-constexpr std::int64_t max_simulated_instructions = 200'000;
 // What fits a page.
 constexpr std::size_t page_width = 120;
 constexpr std::int64_t max_listed_ranks = 16;
-constexpr std::int64_t max_listed_stages = 16;
-constexpr std::size_t max_communication_stages = 6;
-constexpr std::int64_t max_instruction_stages = 4;
-constexpr std::int64_t max_instruction_micro_batches = 8;
+constexpr std::size_t max_listed_stages = 16;
+constexpr std::size_t max_timeline_stages = 16;
 
-struct StageFacts {
-  std::int64_t stage = 0;
-  std::string blocks;
-  std::int64_t parameters = 0;  // held by the stage's first rank
-  MemoryPlan memory;
-  std::vector<CommunicationVolume> communication;
+// Words of the memory table that the literature has no common one for.
+struct Explanation {
+  std::string_view purpose;
+  std::string_view meaning;
 };
-
-struct Facts {
-  const Config& config;
-  const PhasePlan& phase;
-  std::vector<StageFacts> stages;
-  std::optional<Timetable> timetable;
+constexpr Explanation memory_words[] = {
+    {"weights in compute precision", "a second copy, which the layers read"},
+    {"gathered weights", "whole weights of the layers in use, gathered from the replicas' shards"},
+    {"gradient staging", "whole gradients of the layers whose sum over the replicas is under way"},
+    {"saved activations", "inside the layers, from the forward to the backward of each micro-batch under way"},
+    {"activations between layers", "layer outputs, with a pipeline also what is received and sent"},
+    {"deferred weight gradients", "what the weight parts that zb-h1 puts off still need"},
+    {"scratch", "temporaries inside one layer"},
+    {"batches", "token ids, targets and positions"},
+    {"communication staging", "received pieces of sums under way"},
+    {"kernel workspace", "temporaries of the processor's kernels, by thread"},
+    {"checkpoint staging", "the copy that a checkpoint is written from in the background"},
 };
-
-std::string count_text(std::int64_t count, std::string_view thing, std::string_view plural = "s") {
-  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : plural);
-}
-
-std::string blocks_text(const PhasePlan& phase, std::int64_t stage) {
-  std::string text;
-  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
-  for (std::int64_t chunk = 0; chunk < phase.chunks; ++chunk) {
-    const StageBlocks& blocks = phase.stages[static_cast<std::size_t>(chunk * degree + stage)];
-    if (!text.empty()) text += "; ";
-    if (blocks.embedding) text += "embedding, ";
-    if (blocks.count == 1) {
-      text += fmt::format("block {}", blocks.first);
-    } else if (blocks.count > 0) {
-      text += fmt::format("blocks {}-{}", blocks.first, blocks.first + blocks.count - 1);
-    } else {
-      text += "no blocks";
-    }
-    if (blocks.head) text += ", head";
-  }
-  return text;
-}
-
-StageFacts stage_facts(const PhasePlan& phase, std::int64_t stage, std::size_t workspace) {
-  const Rank rank = phase.mesh.rank_of({0, 0, stage});
-  return {stage, blocks_text(phase, stage), phase.layout(rank).num_elements(ParamRole::trained),
-          phase.memory(rank, workspace), phase.communication(rank)};
-}
-
-std::optional<Timetable> simulate_phase(const PhasePlan& phase) {
-  const std::int64_t stages = phase.mesh.degree(Axis::pipeline);
-  // Forward, backward, their transfers and brackets: about ten instructions a micro-batch and chunk.
-  const auto instructions = try_mul(stages * phase.chunks * 10, phase.num_micro_batches);
-  if (!instructions || *instructions > max_simulated_instructions) return std::nullopt;
-  return make_timetable(make_schedule(phase.schedule_kind, stages, phase.num_micro_batches, phase.chunks),
-                        ScheduleCosts{});
-}
-
-std::string rank_pattern(const PhasePlan& phase) {
-  const std::int64_t tensor = phase.mesh.degree(Axis::tensor);
-  const std::int64_t data = phase.mesh.degree(Axis::data);
-  return fmt::format("rank = tensor + {} * (data + {} * pipeline)", tensor, data);
-}
 
 std::string rank_line(const PhasePlan& phase, std::int64_t rank) {
   const MeshPosition at = phase.mesh.position_of(Rank(rank));
@@ -103,195 +57,210 @@ std::string rank_map_text(const PhasePlan& phase) {
   return text;
 }
 
-struct GroupFact {
-  GroupKind kind = GroupKind::tensor;
-  std::int64_t size = 0;
-  std::int64_t count = 0;
-  Rank first{0}, second{0}, last{0};  // of the group of rank 0
-};
-
-std::vector<GroupFact> group_facts_of(const PhasePlan& phase) {
-  std::vector<GroupFact> out;
-  for (const GroupKind kind :
-       {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
-    const auto group = group_of(phase.mesh, kind, Rank(0), phase.group_facts());
-    if (!group) continue;
-    const auto size = static_cast<std::int64_t>(group->members.size());
-    const std::int64_t members =
-        kind == GroupKind::tied ? 2 * phase.mesh.world() / phase.mesh.degree(Axis::pipeline) : phase.mesh.world();
-    out.push_back({kind, size, members / size, group->members[0], group->members[1], group->members.back()});
-  }
-  return out;
-}
-
-std::string groups_text(const PhasePlan& phase) {
+std::string groups_text(const PlanFacts& facts) {
   std::string text;
-  for (const GroupFact& group : group_facts_of(phase)) {
+  for (const GroupFact& group : facts.groups) {
     std::string members = fmt::format("{}, {}", group.first.value(), group.second.value());
     if (group.size > 2) members += fmt::format(" .. {}", group.last.value());
     text += fmt::format("  {:<10} {} of {} ranks; that of rank 0: {}\n", to_text(group.kind),
                         count_text(group.count, "group"), group.size, members);
   }
-  return text.empty() ? text : "\ngroups\n" + text;
+  if (text.empty()) return text;
+  for (const GroupFact& group : facts.groups) {
+    if (group.kind == GroupKind::holders) text += "  holders: ranks with the same key/value heads\n";
+    if (group.kind == GroupKind::tied) text += "  tied: first and last stage, which both hold the tied embedding\n";
+  }
+  return "\ngroups\n" + text;
 }
 
-// Rows of numbers with one column per listed stage, as many blocks of columns as the page needs.
-using Cells = std::vector<std::string>;  // [stage]
+// Of all stages, those that a page has room for: all, or the first two and the last.
+std::vector<const StageFacts*> shown_stages(const PlanFacts& facts) {
+  std::vector<const StageFacts*> shown;
+  for (const StageFacts& stage : facts.stages) shown.push_back(&stage);
+  if (shown.size() > max_listed_stages) shown = {shown[0], shown[1], shown.back()};
+  return shown;
+}
+
+// Rows of cells with one column per stage, as many blocks of columns as the page needs.
 struct TableRow {
   std::string name;
-  Cells cells;
+  std::vector<std::string> cells;  // by shown stage
   GroupKind kind = GroupKind::tensor;
 };
 
-std::string table_text(const std::vector<StageFacts>& stages, const std::vector<TableRow>& rows) {
-  std::size_t name_width = 0;
-  std::size_t cell_width = fmt::format("stage {}", stages.back().stage).size();
+// Neighbouring stages with the same cells.
+struct TableColumn {
+  std::string heading;
+  std::size_t cell = 0;  // index of one of them
+};
+
+std::vector<TableColumn> columns_of(const std::vector<const StageFacts*>& stages, const std::vector<TableRow>& rows) {
+  std::vector<TableColumn> columns;
+  const auto alike = [&](std::size_t a, std::size_t b) {
+    return stages[b]->stage == stages[b - 1]->stage + 1 &&
+           std::all_of(rows.begin(), rows.end(), [&](const TableRow& row) { return row.cells[a] == row.cells[b]; });
+  };
+  for (std::size_t first = 0; first < stages.size();) {
+    std::size_t last = first;
+    while (last + 1 < stages.size() && alike(first, last + 1)) ++last;
+    const std::string heading = first == last ? fmt::format("stage {}", stages[first]->stage)
+                                              : fmt::format("stages {}-{}", stages[first]->stage, stages[last]->stage);
+    columns.push_back({heading, first});
+    first = last + 1;
+  }
+  return columns;
+}
+
+std::string table_text(const std::vector<const StageFacts*>& stages, const std::vector<TableRow>& rows,
+                       const std::string& name_heading) {
+  const std::vector<TableColumn> all_columns = columns_of(stages, rows);
+  std::size_t name_width = name_heading.size();
+  std::size_t cell_width = 0;
+  for (const TableColumn& column : all_columns) cell_width = std::max(cell_width, column.heading.size());
   for (const TableRow& row : rows) {
     name_width = std::max(name_width, row.name.size());
     for (const std::string& cell : row.cells) cell_width = std::max(cell_width, cell.size());
   }
   const std::size_t columns = std::max<std::size_t>(1, (page_width - 2 - name_width) / (cell_width + 2));
   std::string text;
-  for (std::size_t first = 0; first < stages.size(); first += columns) {
-    const std::size_t last = std::min(stages.size(), first + columns);
-    std::string heading = fmt::format("\n  {:<{}}", "", name_width);
-    for (std::size_t s = first; s < last; ++s)
-      heading += fmt::format("  {:>{}}", fmt::format("stage {}", stages[s].stage), cell_width);
+  for (std::size_t first = 0; first < all_columns.size(); first += columns) {
+    const std::size_t last = std::min(all_columns.size(), first + columns);
+    std::string heading = fmt::format("\n  {:<{}}", name_heading, name_width);
+    for (std::size_t c = first; c < last; ++c) heading += fmt::format("  {:>{}}", all_columns[c].heading, cell_width);
     text += heading + "\n";
     for (const TableRow& row : rows) {
       text += fmt::format("  {:<{}}", row.name, name_width);
-      for (std::size_t s = first; s < last; ++s) text += fmt::format("  {:>{}}", row.cells[s], cell_width);
+      for (std::size_t c = first; c < last; ++c)
+        text += fmt::format("  {:>{}}", row.cells[all_columns[c].cell], cell_width);
       text += "\n";
     }
   }
   return text;
 }
 
-std::string memory_text(const std::vector<StageFacts>& stages) {
+std::string memory_words_text(const std::vector<TableRow>& rows) {
+  std::string text;
+  for (const Explanation& word : memory_words) {
+    const bool occurs =
+        std::any_of(rows.begin(), rows.end(), [&](const TableRow& row) { return row.name == word.purpose; });
+    if (occurs) text += fmt::format("  {}: {}\n", word.purpose, word.meaning);
+  }
+  return text;
+}
+
+std::string memory_text(const PlanFacts& facts) {
+  const std::vector<const StageFacts*> stages = shown_stages(facts);
   std::vector<TableRow> rows;
-  for (std::size_t item = 0; item < stages.front().memory.items.size(); ++item) {
-    TableRow row{.name = stages.front().memory.items[item].purpose, .cells = {}};
+  for (std::size_t item = 0; item < stages.front()->memory.items.size(); ++item) {
+    TableRow row{.name = stages.front()->memory.items[item].purpose, .cells = {}};
     std::size_t most = 0;
-    for (const StageFacts& stage : stages) {
-      const std::size_t bytes = stage.memory.items[item].bytes;
+    for (const StageFacts* stage : stages) {
+      const std::size_t bytes = stage->memory.items[item].bytes;
       most = std::max(most, bytes);
       row.cells.push_back(bytes_text(bytes));
     }
     if (most > 0) rows.push_back(std::move(row));
   }
   TableRow total{.name = "total", .cells = {}};
-  for (const StageFacts& stage : stages) total.cells.push_back(bytes_text(stage.memory.total()));
+  for (const StageFacts* stage : stages) total.cells.push_back(bytes_text(stage->memory.total()));
   rows.push_back(std::move(total));
-  return "\nmemory of the first rank of a stage at its peak" + table_text(stages, rows);
+  std::string text =
+      facts.phase.mesh.world() == 1 ? "\nmemory at its peak" : "\nmemory of the first rank of a stage at its peak";
+  text += table_text(stages, rows, "");
+  for (const std::string& line : host_memory_lines(facts)) text += "  " + line + "\n";
+  return text + memory_words_text(rows);
 }
 
-const CommunicationVolume* find_volume(const StageFacts& stage, GroupKind kind, const std::string& purpose) {
+const CommunicationVolume* find_row(const StageFacts& stage, const CommunicationVolume& like) {
   for (const CommunicationVolume& volume : stage.communication)
-    if (volume.kind == kind && volume.purpose == purpose) return &volume;
+    if (volume.kind == like.kind && volume.collective == like.collective && volume.purpose == like.purpose)
+      return &volume;
   return nullptr;
 }
 
-// Stages between the ends send alike: of many, the first two and the last are enough.
-std::string communication_text(const std::vector<StageFacts>& all_stages) {
-  std::vector<StageFacts> stages = all_stages;
-  if (stages.size() > max_communication_stages) stages = {all_stages[0], all_stages[1], all_stages.back()};
+std::string communication_name(std::string_view group, std::string_view hosts, std::string_view collective,
+                               std::string_view what) {
+  return fmt::format("{:<9} {:<7} {:<15} {}", group, hosts, collective, what);
+}
+
+// The bytes of the groups that leave a host, or of those that do not.
+TableRow total_row(const PlanFacts& facts, const std::vector<const StageFacts*>& stages, std::string_view hosts) {
+  TableRow row{.name = communication_name("total", hosts, "", ""), .cells = {}};
+  for (const StageFacts* stage : stages) {
+    std::uint64_t bytes = 0;
+    for (const CommunicationVolume& volume : stage->communication)
+      if (hosts.empty() || to_text(reach_of(facts, volume.kind)) == hosts) bytes += volume.bytes;
+    row.cells.push_back(bytes_text(bytes));
+  }
+  return row;
+}
+
+std::vector<TableRow> communication_rows(const PlanFacts& facts, const std::vector<const StageFacts*>& stages) {
   std::vector<TableRow> rows;
-  for (const StageFacts& listed : stages) {
-    for (const CommunicationVolume& volume : listed.communication) {
-      const std::string name = fmt::format("{}: {}", to_text(volume.kind), volume.purpose);
-      if (std::any_of(rows.begin(), rows.end(), [&](const TableRow& row) { return row.name == name; })) continue;
-      TableRow row{.name = name, .cells = {}, .kind = volume.kind};
-      for (const StageFacts& stage : stages) {
-        const CommunicationVolume* found = find_volume(stage, volume.kind, volume.purpose);
+  for (const StageFacts* listed : stages) {
+    for (const CommunicationVolume& volume : listed->communication) {
+      TableRow row{.name = communication_name(to_text(volume.kind), to_text(reach_of(facts, volume.kind)),
+                                              collective_name(volume.collective), volume.purpose),
+                   .cells = {},
+                   .kind = volume.kind};
+      if (std::any_of(rows.begin(), rows.end(), [&](const TableRow& other) { return other.name == row.name; }))
+        continue;
+      for (const StageFacts* stage : stages) {
+        const CommunicationVolume* found = find_row(*stage, volume);
         row.cells.push_back(found == nullptr ? "-" : fmt::format("{} ({})", bytes_text(found->bytes), found->calls));
       }
       rows.push_back(std::move(row));
     }
   }
-  if (rows.empty()) return {};
   std::stable_sort(rows.begin(), rows.end(), [](const TableRow& a, const TableRow& b) { return a.kind < b.kind; });
-  TableRow total{.name = "total", .cells = {}};
-  for (const StageFacts& stage : stages) {
-    std::uint64_t bytes = 0;
-    for (const CommunicationVolume& volume : stage.communication) bytes += volume.bytes;
-    total.cells.push_back(bytes_text(bytes));
-  }
-  rows.push_back(std::move(total));
-  return "\nsent by the first rank of a stage in one step (in so many calls)" + table_text(stages, rows);
+  return rows;
 }
 
-// Of the listed stage that gathers most often.
-std::string gather_cost(const Facts& facts) {
-  const StageFacts* most = nullptr;
-  const auto gathers_of = [](const StageFacts& stage) {
-    const CommunicationVolume* weights = find_volume(stage, GroupKind::data, "weights");
-    return weights == nullptr ? 0 : weights->calls;
+// Rows and words that need one, as far as they occur.
+std::string communication_words_text(const std::vector<const StageFacts*>& stages) {
+  std::string text =
+      "  hosts: whether a group lies inside one or reaches across several, as the hosts line above says\n";
+  text += "  loss, norm, votes: the few numbers of a step that all ranks sum\n";
+  const auto occurs = [&](GroupKind kind, const std::string& purpose) {
+    return std::any_of(stages.begin(), stages.end(),
+                       [&](const StageFacts* stage) { return find_volume(*stage, kind, purpose) != nullptr; });
   };
-  for (const StageFacts& stage : facts.stages) {
-    if (most == nullptr || gathers_of(stage) > gathers_of(*most)) most = &stage;
-  }
-  const ShardLayout layout = facts.phase.layout(facts.phase.mesh.rank_of({0, 0, most->stage}));
-  const auto once = std::count_if(layout.segments().begin(), layout.segments().end(), [&](const Segment& segment) {
-    return layout.buffers()[static_cast<std::size_t>(segment.buffer)].role == ParamRole::trained;
-  });
-  return fmt::format("parallel.zero 3 gathers weights when they are needed: {} a step on stage {}, where 1 and 2 do {}",
-                     count_text(gathers_of(*most), "gather"), most->stage, once);
+  if (occurs(GroupKind::tensor, "softmax statistics"))
+    text += "  softmax statistics: maxima and sums of the loss over a divided vocabulary\n";
+  if (occurs(GroupKind::tensor, "gradients"))
+    text += "  gradients of a tensor group: of norms and biases, to which each rank adds its share of the tokens\n";
+  return text;
 }
 
-// ZB-H1 puts off the weight part of each backward.
-std::vector<std::string> weight_phase_costs(const Facts& facts) {
-  std::vector<std::string> lines;
-  const ModelSpec& model = facts.phase.model;
-  const double logits = 2.0 * static_cast<double>(model.vocab) * static_cast<double>(model.hidden);
-  lines.push_back(
-      fmt::format("zb-h1 computes the head's logits twice, for the input and for the weight part: {:.1f} % more work",
-                  100.0 * logits / model_flops_per_token(model)));
-  const StageFacts* most = nullptr;
-  const auto bytes_of = [](const StageFacts& stage) {
-    const auto found = std::find_if(stage.memory.items.begin(), stage.memory.items.end(),
-                                    [](const MemoryItem& item) { return item.purpose == "weight-gradient work"; });
-    return found == stage.memory.items.end() ? std::size_t{0} : found->bytes;
-  };
-  for (const StageFacts& stage : facts.stages) {
-    if (most == nullptr || bytes_of(stage) > bytes_of(*most)) most = &stage;
+std::string communication_text(const PlanFacts& facts) {
+  const std::vector<const StageFacts*> stages = shown_stages(facts);
+  std::vector<TableRow> rows = communication_rows(facts, stages);
+  if (rows.empty()) return {};
+  std::vector<std::string_view> reaches;
+  for (const GroupReach reach : {GroupReach::inside_host, GroupReach::partly_inside, GroupReach::across_hosts}) {
+    const bool occurs = std::any_of(facts.groups.begin(), facts.groups.end(),
+                                    [&](const GroupFact& group) { return group.reach == reach; });
+    if (occurs) reaches.push_back(to_text(reach));
   }
-  lines.push_back(
-      fmt::format("zb-h1 keeps what the weight parts need: {} on stage {}", bytes_text(bytes_of(*most)), most->stage));
-  return lines;
+  if (reaches.size() > 1)
+    for (const std::string_view reach : reaches) rows.push_back(total_row(facts, stages, reach));
+  rows.push_back(total_row(facts, stages, ""));
+  return "\nsent by the first rank of a stage in one step: bytes (calls)" +
+         table_text(stages, rows, communication_name("group", "hosts", "collective", "of")) +
+         communication_words_text(stages);
 }
 
-// What a combination costs that another layout would not.
-std::vector<std::string> cost_lines(const Facts& facts) {
-  const PhasePlan& phase = facts.phase;
-  const std::int64_t data = phase.mesh.degree(Axis::data);
-  const std::int64_t stages = phase.mesh.degree(Axis::pipeline);
-  const std::int64_t tensor = phase.mesh.degree(Axis::tensor);
-  const std::int64_t m = phase.num_micro_batches;
-  std::vector<std::string> lines;
-  if (data > 1 && phase.zero.shard_parameters) lines.push_back(gather_cost(facts));
-  if (data > 1 && phase.zero.shard_gradients && m > 1)
-    lines.push_back(
-        fmt::format("parallel.zero {} sums gradients after every micro-batch: {} times a step, where 1 does once",
-                    facts.config.parallel.zero, m));
-  if (phase.chunks > 1)
-    lines.push_back(fmt::format("parallel.chunks {} sends activations between stages {} times as often as 1f1b",
-                                phase.chunks, phase.chunks));
-  if (phase.schedule_kind == ScheduleKind::zb_h1) {
-    for (std::string& line : weight_phase_costs(facts)) lines.push_back(std::move(line));
-  }
-  if (phase.chunks > 1 && m % stages != 0)
-    lines.push_back(fmt::format(
-        "interleaved goes by groups of {} micro-batches, and {} is no multiple: the last group idles", stages, m));
-  if (stages > 1 && m < stages)
-    lines.push_back(
-        fmt::format("{} for {} stages: the pipeline is never full", count_text(m, "micro-batch", "es"), stages));
-  if (phase.model.kv_heads < tensor)
-    lines.push_back(fmt::format("{} key/value heads on {} tensor ranks: each is held and computed {} times",
-                                phase.model.kv_heads, tensor, tensor / phase.model.kv_heads));
-  return lines;
+std::string bubble_text(const PlanFacts& facts) {
+  const double bubble = 100.0 * facts.timetable->simulation.bubble;
+  const double equal = 100.0 * facts.equal_bubble;
+  std::string text = fmt::format("{:.1f} % of the stages' time is idle", bubble);
+  constexpr double shown = 0.05;
+  if (bubble > equal + shown || bubble < equal - shown)
+    text += fmt::format("; {:.1f} % if all stages took equally long", equal);
+  return text;
 }
 
-std::string head_text(const Facts& facts) {
+std::string head_text(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
   const ModelSpec& model = phase.model;
   std::string text;
@@ -306,157 +275,91 @@ std::string head_text(const Facts& facts) {
        fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model), to_text(facts.config.precision.compute)));
   line("steps", fmt::format("{} of {} samples ({} tokens each)", phase.num_steps, phase.global_batch,
                             grouped_digits(static_cast<std::uint64_t>(phase.global_batch * model.context))));
-  line("mesh",
-       fmt::format("{} = {}; {}", phase.mesh.text(), count_text(phase.mesh.world(), "rank"), rank_pattern(phase)));
+  const bool is_alone = phase.mesh.world() == 1;
+  line("mesh", fmt::format("{} = {}{}", phase.mesh.text(), count_text(phase.mesh.world(), "rank"),
+                           is_alone ? "" : "; " + rank_pattern(phase)));
   line("batch", fmt::format("{} of {} per replica and step", count_text(phase.num_micro_batches, "micro-batch", "es"),
                             count_text(phase.micro_batch.samples, "sample")));
-  line("zero", fmt::format("stage {}", facts.config.parallel.zero));
+  line("zero", fmt::format("stage {}{}", facts.config.parallel.zero,
+                           phase.mesh.degree(Axis::data) > 1 ? "" : " (one replica: nothing to divide)"));
+  if (!is_alone) line("hosts", placement_text(facts));
   if (phase.mesh.degree(Axis::tensor) > 1)
     line("sequence",
          phase.sequence ? "norms and residuals are divided among tensor ranks" : "whole on every tensor rank");
-  const ScheduleDepth depth = schedule_depth(phase.schedule(Rank(0)));
-  // With several chunks a micro-batch is held once for each chunk that it has passed.
-  line("schedule", fmt::format("{}, {} per stage; stage 0 holds at most {}", to_text(phase.schedule_kind),
-                               count_text(phase.chunks, "chunk"),
-                               phase.chunks > 1 ? fmt::format("{} micro-batches times chunks", depth.saved)
-                                                : count_text(depth.saved, "micro-batch", "es")));
-  if (facts.timetable)
-    line("bubble", fmt::format("{:.1f} % of the step where forward, input and weight parts cost the same",
-                               100.0 * facts.timetable->simulation.bubble));
+  if (phase.mesh.degree(Axis::pipeline) > 1 || phase.chunks > 1) {
+    const ScheduleDepth depth = schedule_depth(phase.schedule(Rank(0)));
+    // With several chunks a micro-batch is held once for each chunk that it has passed.
+    const std::string held = phase.chunks > 1 ? fmt::format("{} (counted once per model chunk)",
+                                                            count_text(depth.saved, "micro-batch", "es"))
+                                              : count_text(depth.saved, "micro-batch", "es");
+    line("schedule", fmt::format("{}, {} per stage; stage 0 holds the activations of up to {}",
+                                 to_text(phase.schedule_kind), count_text(phase.chunks, "model chunk"), held));
+  }
+  if (phase.mesh.degree(Axis::pipeline) > 1) {
+    line("bubble", facts.timetable ? bubble_text(facts) : "not computed: the schedule is too long to replay");
+    line("balance", balance_text(facts));
+  }
   for (const std::string& cost : cost_lines(facts)) line("cost", cost);
   return text;
 }
 
-std::string stages_text(const Facts& facts) {
+std::string stages_text(const PlanFacts& facts) {
   std::string text = "\n";
-  for (const StageFacts& stage : facts.stages)
-    text += fmt::format("stage {}: {}; {} parameters on its first rank\n", stage.stage, stage.blocks,
-                        grouped_digits(static_cast<std::uint64_t>(stage.parameters)));
   const auto all = facts.phase.mesh.degree(Axis::pipeline);
-  const auto listed = static_cast<std::int64_t>(facts.stages.size());
+  const bool one_rank = facts.phase.mesh.world() == 1;
+  const std::vector<const StageFacts*> shown = shown_stages(facts);
+  for (const StageFacts* stage : shown) {
+    text += fmt::format("stage {}: {}; {} parameters{}", stage->stage, stage->blocks,
+                        grouped_digits(static_cast<std::uint64_t>(stage->parameters)), one_rank ? "" : " per rank");
+    text += all > 1 ? fmt::format("; work {:.2f} x the mean\n", stage->work) : "\n";
+  }
+  const auto listed = static_cast<std::int64_t>(shown.size());
   if (listed < all) text += fmt::format("({} more stages: the first two and the last are shown)\n", all - listed);
   return text;
 }
 
-std::string schedule_text(const Facts& facts) {
-  const PhasePlan& phase = facts.phase;
-  const std::int64_t stages = phase.mesh.degree(Axis::pipeline);
-  if (stages == 1) return {};
+std::string chart_text(const PlanFacts& facts) {
+  const TimelineChart chart = draw_timeline(*facts.timetable, facts.phase.chunks, page_width, max_timeline_stages);
+  const bool is_split = facts.phase.schedule_kind == ScheduleKind::zb_h1;
+  std::string text = "\ntimeline of one step, to scale by floating-point operations; transfers count as free\n";
+  if (chart.is_named) {
+    text += fmt::format("  F0: forward of micro-batch 0; {}{}; '.': idle\n",
+                        is_split ? "I0, W0: its backward for the inputs and for the weights" : "B0: its backward",
+                        facts.phase.chunks > 1 ? "; c1 behind it: of model chunk 1" : "");
+  } else {
+    const std::string letters =
+        chart.forwards_per_column > 1.0
+            ? fmt::format("a column is the time of {:.1f} forwards, what is shorter may be missing",
+                          chart.forwards_per_column)
+            : "micro-batches take turns in capital and small letters";
+    text += fmt::format("  F: forward; {}; '.': idle; {}\n",
+                        is_split ? "I, W: backward for the inputs and for the weights" : "B: backward", letters);
+  }
+  if (chart.columns_left_out > 0)
+    text += fmt::format("  '~': {} columns of the middle are left out; a column is the time of a typical forward\n",
+                        chart.columns_left_out);
+  return text + chart.rows;
+}
+
+std::string schedule_text(const PlanFacts& facts) {
+  const bool has_pipeline = facts.phase.mesh.degree(Axis::pipeline) > 1;
   std::string text;
-  if (facts.timetable) {
-    const std::string chart = timeline_text(*facts.timetable, phase.chunks, page_width);
-    if (!chart.empty())
-      text += "\ntimeline: a column is the time of a forward, an input part or a weight part\n" + chart;
-  }
-  if (stages <= max_instruction_stages && phase.num_micro_batches <= max_instruction_micro_batches && phase.chunks == 1)
-    text += "\n" + to_text(make_schedule(phase.schedule_kind, stages, phase.num_micro_batches, phase.chunks));
+  if (has_pipeline && facts.timetable) text += chart_text(facts);
+  if (facts.options.instructions) return text + instructions_text(facts.phase, page_width);
+  if (has_pipeline) text += "(--instructions lists what each stage does in one step, with transfers and reductions)\n";
   return text;
-}
-
-std::string facts_text(const Facts& facts) {
-  return head_text(facts) + rank_map_text(facts.phase) + groups_text(facts.phase) + stages_text(facts) +
-         memory_text(facts.stages) + communication_text(facts.stages) + schedule_text(facts);
-}
-
-nlohmann::json memory_json(const MemoryPlan& memory) {
-  nlohmann::json items = nlohmann::json::object();
-  for (const MemoryItem& item : memory.items) items[item.purpose] = item.bytes;
-  return {{"items", items}, {"total", memory.total()}};
-}
-
-nlohmann::json communication_json(const std::vector<CommunicationVolume>& volumes) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const CommunicationVolume& volume : volumes)
-    out.push_back({{"group", std::string(to_text(volume.kind))},
-                   {"purpose", volume.purpose},
-                   {"calls", volume.calls},
-                   {"elements", volume.elements},
-                   {"bytes", volume.bytes}});
-  return out;
-}
-
-nlohmann::json groups_json(const PhasePlan& phase) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const GroupFact& group : group_facts_of(phase))
-    out.push_back({{"group", std::string(to_text(group.kind))},
-                   {"size", group.size},
-                   {"count", group.count},
-                   {"stride", group.second.value() - group.first.value()}});
-  return out;
-}
-
-// The work of each stage with its times, in units of one forward; null where there is none to show.
-nlohmann::json timeline_json(const Facts& facts) {
-  const bool fits = facts.timetable && facts.timetable->simulation.makespan <= static_cast<double>(page_width);
-  if (!fits) return nullptr;
-  nlohmann::json out = nlohmann::json::array();
-  for (const auto& work : facts.timetable->work) {
-    nlohmann::json row = nlohmann::json::array();
-    for (const WorkInterval& interval : work)
-      row.push_back({{"work", to_text(interval.instruction, facts.phase.chunks)},
-                     {"start", interval.start},
-                     {"end", interval.end}});
-    out.push_back(std::move(row));
-  }
-  return out;
-}
-
-std::string facts_json(const Facts& facts) {
-  const PhasePlan& phase = facts.phase;
-  nlohmann::json stages = nlohmann::json::array();
-  for (const StageFacts& stage : facts.stages)
-    stages.push_back({{"stage", stage.stage},
-                      {"contents", stage.blocks},
-                      {"parameters_per_rank", stage.parameters},
-                      {"memory_per_rank", memory_json(stage.memory)},
-                      {"sent_per_rank_and_step", communication_json(stage.communication)}});
-  nlohmann::json out = {
-      {"parameters", phase.table.num_parameters()},
-      {"flops_per_token", model_flops_per_token(phase.model)},
-      {"steps", phase.num_steps},
-      {"global_batch", phase.global_batch},
-      {"micro_batch", phase.micro_batch.samples},
-      {"micro_batches", phase.num_micro_batches},
-      {"world", phase.mesh.world()},
-      {"mesh",
-       {{"data", phase.mesh.degree(Axis::data)},
-        {"tensor", phase.mesh.degree(Axis::tensor)},
-        {"pipeline", phase.mesh.degree(Axis::pipeline)}}},
-      {"rank_of", rank_pattern(phase)},
-      {"groups", groups_json(phase)},
-      {"sequence", phase.sequence},
-      {"zero", facts.config.parallel.zero},
-      {"schedule", std::string(to_text(phase.schedule_kind))},
-      {"chunks", phase.chunks},
-      {"stages", stages},
-      {"costs", cost_lines(facts)},
-      {"timeline", timeline_json(facts)},
-  };
-  out["bubble"] = facts.timetable ? nlohmann::json(facts.timetable->simulation.bubble) : nlohmann::json(nullptr);
-  return out.dump(2);
-}
-
-// All stages if they are few, else the first two and the last.
-std::vector<StageFacts> choose_stages(const PhasePlan& phase, std::size_t workspace) {
-  const std::int64_t count = phase.mesh.degree(Axis::pipeline);
-  std::vector<StageFacts> facts;
-  if (count <= max_listed_stages) {
-    for (std::int64_t stage = 0; stage < count; ++stage) facts.push_back(stage_facts(phase, stage, workspace));
-    return facts;
-  }
-  // Depth falls with the stage and contents differ by a block, so the second stage bounds those between.
-  for (const std::int64_t stage : {std::int64_t{0}, std::int64_t{1}, count - 1})
-    facts.push_back(stage_facts(phase, stage, workspace));
-  return facts;
 }
 
 }  // namespace
 
-PlanDescription describe_plan(const Config& config, const RunPlan& plan, std::size_t backend_workspace) {
-  SCALETRAIN_CHECK(!plan.phases.empty());
-  const PhasePlan& phase = plan.phases.front();
-  const Facts facts{config, phase, choose_stages(phase, backend_workspace), simulate_phase(phase)};
-  return {facts_text(facts), facts_json(facts)};
+std::string facts_text(const PlanFacts& facts) {
+  return head_text(facts) + rank_map_text(facts.phase) + groups_text(facts) + stages_text(facts) + memory_text(facts) +
+         communication_text(facts) + schedule_text(facts);
+}
+
+PlanDescription describe_plan(const Config& config, const RunPlan& plan, const DescribeOptions& options) {
+  const PlanFacts facts = gather_facts(config, plan, options);
+  return {facts_text(facts), facts_json(facts), facts.refused ? host_memory_lines(facts).front() : ""};
 }
 
 }  // namespace scaletrain

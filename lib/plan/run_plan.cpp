@@ -43,15 +43,68 @@ std::int64_t resolve_data_degree(const ParallelConfig& parallel, std::optional<s
 // list that fills the memory.
 constexpr std::int64_t max_micro_batches = 1 << 16;
 
+// How a replica's largest share of the batch is cut: as few micro-batches as the config's size allows, of as even
+// sizes as may be. Every replica runs as many; what it has no samples for stays empty.
+struct BatchCut {
+  std::int64_t count = 0;    // micro-batches per replica and step
+  std::int64_t samples = 0;  // room in each
+};
+BatchCut cut_batch(const TrainConfig& train, std::int64_t replicas) {
+  const std::int64_t share = ceil_div(train.global_batch, replicas);
+  const std::int64_t count = ceil_div(share, train.micro_batch);
+  return {.count = count, .samples = ceil_div(share, count)};
+}
+
+// What the user should know of a batch that does not divide; empty if it does.
+std::string padding_notice(const TrainConfig& train, std::int64_t replicas) {
+  const BatchCut cut = cut_batch(train, replicas);
+  const std::int64_t room = replicas * cut.count * cut.samples;
+  std::string text;
+  if (cut.samples != train.micro_batch)
+    text = fmt::format("train.micro_batch: {} samples are used in place of {}, to divide the {} of a replica evenly",
+                       cut.samples, train.micro_batch, ceil_div(train.global_batch, replicas));
+  if (room == train.global_batch) return text;
+  const double idle = 100.0 * static_cast<double>(room - train.global_batch) / static_cast<double>(room);
+  if (!text.empty()) text += "; ";
+  const auto count = [](std::int64_t number, const char* thing, const char* plural) {
+    return fmt::format("{} {}{}", number, thing, number == 1 ? "" : plural);
+  };
+  return text + fmt::format(
+                    "train.global_batch: {} leave {} of {} places empty ({} x {} x {}): {:.1f} % of the work is "
+                    "idle",
+                    count(train.global_batch, "sample", "s"), room - train.global_batch, room,
+                    count(replicas, "replica", "s"), count(cut.count, "micro-batch", "es"),
+                    count(cut.samples, "sample", "s"), idle);
+}
+
+bool fits_kv_heads(const ModelSpec& model, std::int64_t tensor) {
+  return model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0;
+}
+
+// The tensor degrees that a model can have: "1, 2, 3, 4, 6 or 12" of 12 heads.
+std::string tensor_degrees_text(const ModelSpec& model) {
+  constexpr std::size_t most = 16;
+  std::vector<std::int64_t> degrees;
+  for (std::int64_t i = 1; i <= model.heads; ++i)
+    if (model.heads % i == 0 && fits_kv_heads(model, i)) degrees.push_back(i);
+  if (degrees.size() > most) return fmt::format("a divisor of {}", model.kv_heads);
+  std::string text;
+  for (std::size_t i = 0; i < degrees.size(); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == degrees.size() ? " or " : ", ", degrees[i]);
+  return text;
+}
+
 // Everything that does not fit is named at once, behind the problems found before.
 void check_fits(const Config& config, const ModelSpec& model, std::int64_t data, std::vector<std::string> problems) {
   const auto& parallel = config.parallel;
   if (model.heads % parallel.tensor != 0)
+    problems.push_back(fmt::format("parallel.tensor: {} does not divide model.heads: {}; use {}", parallel.tensor,
+                                   model.heads, tensor_degrees_text(model)));
+  else if (!fits_kv_heads(model, parallel.tensor))
     problems.push_back(
-        fmt::format("parallel.tensor: {} does not divide model.heads: {}", parallel.tensor, model.heads));
-  if (model.kv_heads % parallel.tensor != 0 && parallel.tensor % model.kv_heads != 0)
-    problems.push_back(fmt::format("parallel.tensor: {} neither divides model.kv_heads: {} nor is a multiple of it",
-                                   parallel.tensor, model.kv_heads));
+        fmt::format("parallel.tensor: {} neither divides model.kv_heads: {} nor is a multiple of it; "
+                    "use {}",
+                    parallel.tensor, model.kv_heads, tensor_degrees_text(model)));
   const std::int64_t virtual_stages = checked_mul(parallel.pipeline, parallel.chunks);
   if (parallel.chunks > 1 && parallel.schedule != ScheduleKind::interleaved)
     problems.push_back(
@@ -70,15 +123,16 @@ void check_fits(const Config& config, const ModelSpec& model, std::int64_t data,
                     "or say in parallel.stage_layers which stage has none (embedding or head alone)",
                     parallel.pipeline, parallel.chunks, model.layers));
   }
-  const std::int64_t per_slot = checked_mul(config.train.micro_batch, data);
-  if (config.train.global_batch % per_slot != 0) {
-    problems.push_back(fmt::format("train.global_batch: {} is no multiple of train.micro_batch {} x {} replicas = {}",
-                                   config.train.global_batch, config.train.micro_batch, data, per_slot));
-  } else if (config.train.global_batch / per_slot > max_micro_batches) {
+  if (data > config.train.global_batch) {
+    problems.push_back(
+        fmt::format("parallel.data: {} replicas share the {} samples of a step (train.global_batch), and some would "
+                    "never have one; use fewer, or raise train.global_batch",
+                    data, config.train.global_batch));
+  } else if (const BatchCut cut = cut_batch(config.train, data); cut.count > max_micro_batches) {
     problems.push_back(
         fmt::format("train.global_batch: {} is {} micro-batches per replica and step, and at most {} are "
                     "supported; raise train.micro_batch or parallel.data",
-                    config.train.global_batch, config.train.global_batch / per_slot, max_micro_batches));
+                    config.train.global_batch, cut.count, max_micro_batches));
   }
   if (problems.empty()) return;
   std::string text = problems.front();
@@ -175,13 +229,14 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
       {"gradient staging", store.gradient_staging},
       {"optimizer state", store.slots},
       {"saved activations", activation.saved_bytes},
-      {"boundaries between units", activation.boundary_bytes},
-      {"weight-gradient work", activation.work_total_bytes},
+      {"activations between layers", activation.boundary_bytes},
+      {"deferred weight gradients", activation.work_total_bytes},
       {"scratch", activation.scratch.bytes},
       {"batches", activation.batch_bytes},
       {"communication staging", communication_staging(rank)},
       {"kernel workspace", backend_workspace},
   };
+  if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank)});
   // Masters stay f32: a narrower compute form is a second copy of what layers may read, gathered or whole.
   if (compute != masters())
     memory.items.insert(memory.items.begin() + 1,
@@ -192,6 +247,10 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
 
 std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
   return make_save_plan(table, layout(rank), optimizer_slots, masters());
+}
+
+std::size_t PhasePlan::checkpoint_staging(Rank rank) const {
+  return background_saves ? saved_bytes(table, layout(rank), optimizer_slots.size(), masters()) : 0;
 }
 
 const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
@@ -216,14 +275,18 @@ RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<st
   phase.chunks = config.parallel.chunks;
   phase.stages = make_stages(config, phase.model);
   phase.global_batch = config.train.global_batch;
-  phase.num_micro_batches = config.train.global_batch / checked_mul(config.train.micro_batch, data);
-  phase.micro_batch = {config.train.micro_batch, config.model.context};
+  const BatchCut cut = cut_batch(config.train, data);
+  phase.num_micro_batches = cut.count;
+  phase.micro_batch = {cut.samples, config.model.context};
   phase.compute = compute_type_of(config.precision.compute);
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_slots.assign(optimizer->slot_names().begin(), optimizer->slot_names().end());
+  phase.background_saves = config.checkpoint.background;
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
   RunPlan plan;
   plan.phases.push_back(std::move(phase));
+  if (std::string notice = padding_notice(config.train, data); !notice.empty())
+    plan.notices.push_back(std::move(notice));
   return plan;
 }
 

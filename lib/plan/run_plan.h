@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/save.h"
+#include "comm/tracing.h"
 #include "config/config.h"
 #include "nn/model_spec.h"
 #include "parallel/groups.h"
@@ -22,10 +23,11 @@
 
 namespace scaletrain {
 
-// One rank's traffic of one step in one group.
+// One rank's traffic of one step in one group, by one collective.
 struct CommunicationVolume {
   GroupKind kind = GroupKind::tensor;
-  std::string purpose;        // "gradients", "parameters", "activations" ...
+  CollectiveKind collective = CollectiveKind::all_reduce;
+  std::string purpose;        // "gradients", "weights", "activations" ...
   std::int64_t calls = 0;     // collectives, or messages sent
   std::int64_t elements = 0;  // sent by this rank
   std::uint64_t bytes = 0;
@@ -45,12 +47,15 @@ struct PhasePlan {
   ParamTable table;
   ScheduleKind schedule_kind = ScheduleKind::one_f_one_b;
   std::int64_t chunks = 1;
-  std::vector<StageBlocks> stages;     // virtual: pipeline degree times chunks
-  std::int64_t global_batch = 0;       // samples per optimizer step
-  std::int64_t num_micro_batches = 0;  // M, per replica and step
-  BatchShape micro_batch;
+  std::vector<StageBlocks> stages;  // virtual: pipeline degree times chunks
+  std::int64_t global_batch = 0;    // samples per optimizer step
+  // M, per replica and step. Where the batch does not divide, some have fewer samples than there is room for, or none:
+  // data/history.h says which; what is missing is masked.
+  std::int64_t num_micro_batches = 0;
+  BatchShape micro_batch;  // at most train.micro_batch samples
   DType compute = DType::f32;
   std::vector<std::string> optimizer_slots;  // per-element state, by name
+  bool background_saves = false;
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.
   double loss_gradient = 0.0;
 
@@ -67,19 +72,22 @@ struct PhasePlan {
   ParamStore::Options store_options(DType masters) const;
   TensorPart tensor_part(Rank rank) const;
   GroupFacts group_facts() const;
-  // What the rank sends in one optimizer step, by group; "decisions" are the few numbers that are summed over all
-  // ranks. Counted as direct_communicator.h sends it: of S elements over N ranks a reduce-scatter sends all but the own
-  // piece, an all-gather its own piece N-1 times, an all-reduce both in turn (pieces as even as may be; a small one is
-  // sent whole to every peer). An activation travels in the compute type, weights and gradients in that of the masters.
+  // What the rank sends in one optimizer step, by group and collective. Counted as direct_communicator.h sends it: of S
+  // elements over N ranks a reduce-scatter sends all but the own piece, an all-gather its own piece N-1 times, an
+  // all-reduce both in turn (pieces as even as may be; a small one is sent whole to every peer). An activation travels
+  // in the compute type, weights and gradients in that of the masters.
   std::vector<CommunicationVolume> communication(Rank rank) const;
   // What the rank's communicators hold for sums under way, once each has made the largest that a step asks of it.
   std::size_t communication_staging(Rank rank) const;
   // What the rank writes of a checkpoint, and into which files.
   std::vector<SavePiece> save_plan(Rank rank) const;
+  // Host memory that its checkpoints are copied to and written from in the background; 0 if they are not.
+  std::size_t checkpoint_staging(Rank rank) const;
 };
 
 struct RunPlan {
   std::vector<PhasePlan> phases;
+  std::vector<std::string> notices;  // for the user: what is planned and perhaps not meant
   const PhasePlan& phase_at(std::int64_t step) const;
 };
 

@@ -1,15 +1,27 @@
-// A schedule as a chart: a row of time columns per stage, for people.
+// A schedule as a chart: a row per stage, time to the right and to scale, for people.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "parallel/simulate.h"
 
 namespace scaletrain {
 
-// One column is the time of one forward, input part or weight part; a whole backward takes two, '.' is idle. Each cell
-// names its micro-batch ("F3", "B0", "F1c1" with chunks) where that fits `width` characters, else it is a letter. Empty
-// where not even letters fit. The costs must be whole numbers.
-std::string timeline_text(const Timetable& timetable, std::int64_t chunks, std::size_t width);
+struct TimelineChart {
+  std::string rows;
+  // Each piece of work is named with its micro-batch ("F3", "B0", "F1c1" with chunks), where that fits; else it is
+  // letters, capital for even micro-batches and small for odd ones, so that neighbours are told apart.
+  bool is_named = false;
+  // More than one where stages are so many that the middle cannot be left out: then letters are capital, and work
+  // shorter than a column may be missing.
+  double forwards_per_column = 1.0;
+  std::int64_t columns_left_out = 0;  // of the middle; a column is then the time of the median forward
+  std::int64_t stages_left_out = 0;   // of the middle
+};
+
+// At most `width` characters wide and about `max_stages` rows high; '.' is idle. What does not fit is left out in the
+// middle, where a pipeline repeats itself.
+TimelineChart draw_timeline(const Timetable& timetable, std::int64_t chunks, std::size_t width, std::size_t max_stages);
 
 }  // namespace scaletrain

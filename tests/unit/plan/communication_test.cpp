@@ -15,7 +15,7 @@ Traffic traffic_of(const PhasePlan& plan, Rank rank, GroupKind kind, const std::
   Traffic sum;
   for (const CommunicationVolume& volume : plan.communication(rank)) {
     if (volume.kind != kind || (!purpose.empty() && volume.purpose != purpose)) continue;
-    if (volume.purpose == "decisions") continue;  // a few doubles
+    if (volume.purpose == "loss, norm, votes") continue;  // a few doubles
     CHECK(volume.bytes == 4 * static_cast<std::uint64_t>(volume.elements));
     sum.calls += volume.calls;
     sum.elements += static_cast<double>(volume.elements);

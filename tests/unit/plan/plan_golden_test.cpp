@@ -16,8 +16,10 @@ namespace {
 
 void check_golden(const std::string& name, const Config& config, std::int64_t vocab) {
   CAPTURE(name);
-  // The kernels' workspace depends on the machine; the plan itself does not.
-  const std::string text = describe_plan(config, make_run_plan(config, vocab, std::nullopt), 0).text;
+  // The kernels' workspace and the memory depend on the machine; the plan itself does not.
+  constexpr std::uint64_t memory = 64ull << 30;
+  const std::string text =
+      describe_plan(config, make_run_plan(config, vocab, std::nullopt), {.machine_memory = memory}).text;
   const std::filesystem::path path = std::filesystem::path(SCALETRAIN_GOLDEN) / "plans" / (name + ".txt");
   if (std::getenv("SCALETRAIN_UPDATE_GOLDEN") != nullptr) std::ofstream(path) << text;
   CHECK(text == TempFolder::read(path));

@@ -85,8 +85,15 @@ TEST_CASE("degrees that do not fit name their keys") {
   };
   CHECK(refusal([](Config&) {}).empty());
   std::string text = refusal([](Config& c) { c.parallel.tensor = 3; });
-  CHECK(contains(text, "parallel.tensor: 3 does not divide model.heads: 4"));
-  CHECK(contains(text, "model.kv_heads: 2"));                        // all at once
+  CHECK(contains(text, "parallel.tensor: 3 does not divide model.heads: 4; use 1, 2 or 4"));
+  text = refusal([](Config& c) {
+    c.model.heads = 12;
+    c.model.kv_heads = 4;
+    c.model.hidden = 24;
+    c.parallel.tensor = 6;
+  });
+  CHECK(contains(text,
+                 "parallel.tensor: 6 neither divides model.kv_heads: 4 nor is a multiple of it; use 1, 2, 4 or 12"));
   CHECK_FALSE(contains(text, "model.ffn_hidden"));                   // parts may be uneven
   CHECK(refusal([](Config& c) { c.parallel.tensor = 4; }).empty());  // grouped heads on neighbours
   text = refusal([](Config& c) {
@@ -110,8 +117,8 @@ TEST_CASE("degrees that do not fit name their keys") {
     c.parallel.chunks = 2;
   });
   CHECK(contains(text, "4 stages x 2 chunks"));
-  text = refusal([](Config& c) { c.parallel.data = 5; });
-  CHECK(contains(text, "train.global_batch: 12 is no multiple of train.micro_batch 3 x 5 replicas = 15"));
+  text = refusal([](Config& c) { c.parallel.data = 13; });
+  CHECK(contains(text, "parallel.data: 13 replicas share the 12 samples of a step"));
   text = refusal([](Config& c) {
     c.train.global_batch = 1'000'000;
     c.train.micro_batch = 1;
@@ -205,6 +212,63 @@ TEST_CASE("the constant of the loss is one over the tokens of a full global batc
   CHECK(phase.num_micro_batches == 4);
   CHECK(phase.micro_batch == BatchShape{3, 7});
   CHECK(plan_of(tiny_config()).phase_at(9).num_steps == 10);
+}
+
+TEST_CASE("a batch that does not divide is padded, evenly and with a notice") {
+  struct Case {
+    std::int64_t global_batch, data, micro_batch;
+    std::int64_t count, samples;
+    const char* notice;
+  };
+  const std::vector<Case> cases = {
+      {12, 2, 3, 2, 3, ""},
+      {12, 5, 3, 1, 3,
+       "train.global_batch: 12 samples leave 3 of 15 places empty (5 replicas x 1 micro-batch x 3 samples): 20.0 % "
+       "of "
+       "the work is idle"},
+      // A replica with fewer samples than a micro-batch has room for gets smaller ones.
+      {12, 4, 64, 1, 3, "train.micro_batch: 3 samples are used in place of 64, to divide the 3 of a replica evenly"},
+      // 5 samples in two micro-batches: of three and two rather than of four and one.
+      {10, 2, 4, 2, 3,
+       "train.micro_batch: 3 samples are used in place of 4, to divide the 5 of a replica evenly; train.global_batch: "
+       "10 "
+       "samples leave 2 of 12 places empty (2 replicas x 2 micro-batches x 3 samples): 16.7 % of the work is idle"},
+      // The second and third replica have an empty micro-batch.
+      {7, 3, 1, 3, 1,
+       "train.global_batch: 7 samples leave 2 of 9 places empty (3 replicas x 3 micro-batches x 1 sample): 22.2 % of "
+       "the work is idle"},
+  };
+  for (const Case& one : cases) {
+    Config config = tiny_config();
+    config.train.global_batch = one.global_batch;
+    config.train.micro_batch = one.micro_batch;
+    config.parallel.data = one.data;
+    const RunPlan plan = plan_of(config);
+    const PhasePlan& phase = plan.phases.front();
+    CAPTURE(one.notice);
+    CHECK(phase.global_batch == one.global_batch);
+    CHECK(phase.num_micro_batches == one.count);
+    CHECK(phase.micro_batch == BatchShape{one.samples, 7});
+    CHECK(phase.loss_gradient == doctest::Approx(1.0 / static_cast<double>(one.global_batch * 7)));
+    CHECK((plan.notices.empty() ? "" : plan.notices.front()) == one.notice);
+  }
+}
+
+TEST_CASE("every sample has a place in the plan's micro-batches, whatever the sizes") {
+  Config config = tiny_config();
+  for (const std::int64_t global_batch : {1, 2, 5, 7, 12, 31})
+    for (std::int64_t data = 1; data <= global_batch && data <= 9; ++data)
+      for (const std::int64_t micro_batch : {1, 2, 3, 4, 40}) {
+        config.train.global_batch = global_batch;
+        config.train.micro_batch = micro_batch;
+        config.parallel.data = data;
+        const PhasePlan phase = plan_of(config).phases.front();
+        const std::int64_t share = (global_batch + data - 1) / data;
+        CHECK(phase.num_micro_batches == (share + micro_batch - 1) / micro_batch);
+        CHECK(phase.micro_batch.samples <= micro_batch);
+        CHECK(phase.num_micro_batches * phase.micro_batch.samples >= share);
+        CHECK(phase.num_micro_batches * (phase.micro_batch.samples - 1) < share);
+      }
 }
 
 TEST_CASE("tokens instead of steps round up") {

@@ -1,0 +1,90 @@
+#include "plan/hosts.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Groups of a kind lie in blocks of so many neighbouring ranks, and a group reaches over `span` of its block.
+struct Extent {
+  std::int64_t block = 1;
+  std::int64_t span = 1;
+};
+
+Extent extent_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts) {
+  const std::int64_t tensor = mesh.degree(Axis::tensor);
+  const std::int64_t stage = tensor * mesh.degree(Axis::data);
+  switch (kind) {
+    case GroupKind::tensor:
+      return {tensor, tensor};
+    case GroupKind::holders: {
+      const std::int64_t holders = std::max<std::int64_t>(1, tensor / facts.kv_heads);
+      return {holders, holders};
+    }
+    case GroupKind::data:
+      return {stage, stage - tensor + 1};
+    case GroupKind::pipeline:
+    case GroupKind::tied:
+      return {mesh.world(), mesh.world() - stage + 1};
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+}  // namespace
+
+HostPlacement place_on_hosts(const Config& config, const Mesh& mesh, bool all_on_one) {
+  const auto configured = config.launch.ranks_per_node;
+  if (configured && *configured < mesh.world()) return {HostPlacement::Basis::configured, *configured};
+  if (all_on_one || configured || mesh.world() == 1) return {HostPlacement::Basis::one_host, mesh.world()};
+  return {HostPlacement::Basis::assumed, mesh.degree(Axis::tensor)};
+}
+
+std::string_view to_text(GroupReach reach) {
+  switch (reach) {
+    case GroupReach::inside_host:
+      return "inside";
+    case GroupReach::partly_inside:
+      return "partly";
+    case GroupReach::across_hosts:
+      return "across";
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+GroupReach reach_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts, std::int64_t ranks_per_host) {
+  const Extent extent = extent_of(kind, mesh, facts);
+  if (ranks_per_host >= mesh.world() || ranks_per_host % extent.block == 0) return GroupReach::inside_host;
+  return ranks_per_host >= extent.span ? GroupReach::partly_inside : GroupReach::across_hosts;
+}
+
+std::map<std::int64_t, std::int64_t> ranks_by_stage(const Mesh& mesh, std::int64_t first, std::int64_t count) {
+  const std::int64_t per_stage = mesh.degree(Axis::tensor) * mesh.degree(Axis::data);
+  const std::int64_t end = first + count;
+  std::map<std::int64_t, std::int64_t> out;
+  for (std::int64_t rank = first; rank < end;) {
+    const std::int64_t stage = rank / per_stage;
+    const std::int64_t next = std::min(end, (stage + 1) * per_stage);
+    out[stage] = next - rank;
+    rank = next;
+  }
+  return out;
+}
+
+std::uint64_t HostMemory::total() const {
+  std::uint64_t sum = 0;
+  for (const Part& part : parts) sum += part.each.total() * static_cast<std::uint64_t>(part.ranks);
+  return sum;
+}
+
+HostMemory memory_of_ranks(const PhasePlan& phase, std::int64_t first, std::int64_t count,
+                           std::size_t backend_workspace) {
+  HostMemory memory;
+  for (const auto& [stage, ranks] : ranks_by_stage(phase.mesh, first, count))
+    memory.parts.push_back({stage, ranks, phase.memory(phase.mesh.rank_of({.pipeline = stage}), backend_workspace)});
+  return memory;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,89 @@
+// What is said about a plan, as values: the text and the JSON of describe.h are written from the same. Internal to
+// plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "parallel/simulate.h"
+#include "plan/describe.h"
+#include "plan/hosts.h"
+#include "plan/run_plan.h"
+#include "plan/stage_work.h"
+
+namespace scaletrain {
+
+struct StageFacts {
+  std::int64_t stage = 0;
+  std::string blocks;
+  std::int64_t parameters = 0;  // held by the stage's first rank
+  double work = 1.0;            // of a micro-batch, in units of the mean stage
+  MemoryPlan memory;
+  std::vector<CommunicationVolume> communication;
+};
+
+struct GroupFact {
+  GroupKind kind = GroupKind::tensor;
+  std::int64_t size = 0;
+  std::int64_t count = 0;
+  Rank first{0}, second{0}, last{0};  // of the group of rank 0
+  GroupReach reach = GroupReach::inside_host;
+};
+
+// Which stages a micro-batch takes longest in.
+struct Balance {
+  std::int64_t slowest = 0;  // the first of them
+  std::int64_t as_slow = 0;  // so many more
+  double ratio = 1.0;        // to the mean
+  double least = 1.0;        // of the stage that works least
+};
+
+struct PlanFacts {
+  const Config& config;
+  const RunPlan& plan;
+  const PhasePlan& phase;  // its first
+  const DescribeOptions& options;
+  HostPlacement hosts;
+  std::vector<StageFacts> stages;  // all, or the first two and the last of very many
+  std::vector<GroupFact> groups;
+  StageWork work;
+  Balance balance;
+  std::optional<Timetable> timetable;  // nothing where the replay would take too long
+  double equal_bubble = 0.0;           // of that replay, if all chunks worked alike
+  // Bytes of all ranks, and of those of the host that needs most: bounds where stages are left out.
+  std::uint64_t world_memory = 0;
+  std::uint64_t host_memory = 0;
+  bool refused = false;  // `run` on this machine would refuse for want of memory
+
+  bool lists_all_stages() const {
+    return static_cast<std::int64_t>(stages.size()) == phase.mesh.degree(Axis::pipeline);
+  }
+};
+
+PlanFacts gather_facts(const Config& config, const RunPlan& plan, const DescribeOptions& options);
+
+const CommunicationVolume* find_volume(const StageFacts& stage, GroupKind kind, const std::string& purpose);
+GroupReach reach_of(const PlanFacts& facts, GroupKind kind);
+// "all-reduce"; a message between two ranks is "send".
+std::string collective_name(CollectiveKind kind);
+// "rank = tensor + 2 * (data + 2 * pipeline)"
+std::string rank_pattern(const PhasePlan& phase);
+// What a combination costs that another layout would not; a sentence each.
+std::vector<std::string> cost_lines(const PlanFacts& facts);
+// "stage 3 is the slowest, 1.31 x the mean (61 % of its work is the head) ..."; empty for one stage.
+std::string balance_text(const PlanFacts& facts);
+// What is known of hosts: "32 of 8 ranks (launch.ranks_per_node)".
+std::string placement_text(const PlanFacts& facts);
+// Sentences about the memory of hosts.
+std::vector<std::string> host_memory_lines(const PlanFacts& facts);
+
+std::string count_text(std::int64_t count, std::string_view thing, std::string_view plural = "s");
+
+// The two forms.
+std::string facts_text(const PlanFacts& facts);
+std::string facts_json(const PlanFacts& facts);
+
+}  // namespace scaletrain

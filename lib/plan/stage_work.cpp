@@ -1,0 +1,64 @@
+#include "plan/stage_work.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+WorkCosts& operator+=(WorkCosts& sum, const WorkCosts& more) {
+  sum.forward += more.forward;
+  sum.backward_input += more.backward_input;
+  sum.backward_weight += more.backward_weight;
+  return sum;
+}
+
+WorkCosts scaled(const WorkCosts& costs, double factor) {
+  return {costs.forward * factor, costs.backward_input * factor, costs.backward_weight * factor};
+}
+
+// Multiply-adds per token; all blocks are alike.
+WorkCosts block_work(const PhasePlan& phase) {
+  double matrices = 0.0;
+  for (const ParamRow& row : phase.table.rows())
+    if (row.unit == 1 && row.shape.num_dims() == 2) matrices += static_cast<double>(row.shape.num_elements());
+  const double attention =
+      static_cast<double>(phase.model.heads * phase.model.head_size) * static_cast<double>(phase.model.context);
+  return {.forward = matrices + attention, .backward_input = matrices + 2 * attention, .backward_weight = matrices};
+}
+
+WorkCosts head_work(const PhasePlan& phase) {
+  const double product = static_cast<double>(phase.model.vocab) * static_cast<double>(phase.model.hidden);
+  const bool is_split = phase.schedule_kind == ScheduleKind::zb_h1;
+  return {.forward = 0.0, .backward_input = 2 * product, .backward_weight = (is_split ? 2 : 1) * product};
+}
+
+}  // namespace
+
+StageWork stage_work(const PhasePlan& phase) {
+  const WorkCosts block = block_work(phase);
+  const WorkCosts head = head_work(phase);
+  const auto degree = static_cast<std::size_t>(phase.mesh.degree(Axis::pipeline));
+  StageWork work;
+  work.stages.assign(degree, 0.0);
+  double forward = 0.0;
+  double total = 0.0;
+  for (std::size_t chunk = 0; chunk < phase.stages.size(); ++chunk) {
+    WorkCosts costs = scaled(block, static_cast<double>(phase.stages[chunk].count));
+    if (phase.stages[chunk].head) costs += head;
+    forward += costs.forward;
+    total += costs.total();
+    work.stages[chunk % degree] += costs.total();
+    work.chunks.push_back(costs);
+  }
+  SCALETRAIN_CHECK(forward > 0.0);
+  work.head_share = head.total() / work.stages.back();
+  const double unit = static_cast<double>(work.chunks.size()) / forward;
+  for (WorkCosts& costs : work.chunks) costs = scaled(costs, unit);
+  for (double& stage : work.stages) stage *= static_cast<double>(degree) / total;
+  return work;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,75 @@
+// Where groups lie, against an enumeration of all of them.
+#include "plan/hosts.h"
+
+#include <set>
+
+#include "plan_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+// Looks at every group of the kind.
+GroupReach enumerated(GroupKind kind, const Mesh& mesh, const GroupFacts& facts, std::int64_t ranks_per_host) {
+  bool some_inside = false;
+  bool some_across = false;
+  for (std::int64_t rank = 0; rank < mesh.world(); ++rank) {
+    const auto group = group_of(mesh, kind, Rank(rank), facts);
+    if (!group) continue;
+    std::set<std::int64_t> hosts;
+    for (const Rank member : group->members) hosts.insert(member.value() / ranks_per_host);
+    (hosts.size() == 1 ? some_inside : some_across) = true;
+  }
+  if (some_inside && some_across) return GroupReach::partly_inside;
+  return some_across ? GroupReach::across_hosts : GroupReach::inside_host;
+}
+
+}  // namespace
+
+TEST_CASE("groups lie inside hosts or across them as their members do") {
+  const GroupFacts facts{.kv_heads = 2, .tied = true};
+  int compared = 0;
+  for (const std::int64_t tensor : {1, 2, 4})
+    for (const std::int64_t data : {1, 2, 3})
+      for (const std::int64_t pipeline : {1, 2, 4}) {
+        const Mesh mesh(data, tensor, pipeline);
+        for (const std::int64_t size : {1, 2, 3, 4, 8, 12, 16, 48})
+          for (const GroupKind kind :
+               {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+            if (!group_of(mesh, kind, Rank(0), facts)) continue;
+            const std::string where =
+                mesh.text() + ", hosts of " + std::to_string(size) + ": " + std::string(to_text(kind)) + " groups";
+            CHECK_MESSAGE(reach_of(kind, mesh, facts, size) == enumerated(kind, mesh, facts, size), where);
+            ++compared;
+          }
+      }
+  CHECK(compared > 300);
+}
+
+TEST_CASE("without a word about hosts a cluster is planned with a tensor group on each") {
+  Config config = tiny_config();
+  const Mesh mesh(4, 2, 2);
+  CHECK(place_on_hosts(config, mesh, true).basis == HostPlacement::Basis::one_host);
+  CHECK(place_on_hosts(config, mesh, true).ranks_per_host == 16);
+  CHECK(place_on_hosts(config, mesh, false).basis == HostPlacement::Basis::assumed);
+  CHECK(place_on_hosts(config, mesh, false).ranks_per_host == 2);
+  config.launch.ranks_per_node = 8;
+  CHECK(place_on_hosts(config, mesh, true).basis == HostPlacement::Basis::configured);
+  CHECK(place_on_hosts(config, mesh, true).ranks_per_host == 8);
+  config.launch.ranks_per_node = 64;
+  CHECK(place_on_hosts(config, mesh, false).basis == HostPlacement::Basis::one_host);
+}
+
+TEST_CASE("the ranks of a host are counted by stage") {
+  const Mesh mesh(3, 2, 2);  // six ranks a stage
+  CHECK(ranks_by_stage(mesh, 0, 12) == std::map<std::int64_t, std::int64_t>{{0, 6}, {1, 6}});
+  CHECK(ranks_by_stage(mesh, 4, 4) == std::map<std::int64_t, std::int64_t>{{0, 2}, {1, 2}});
+  CHECK(ranks_by_stage(mesh, 8, 4) == std::map<std::int64_t, std::int64_t>{{1, 4}});
+  Config config = tiny_config();
+  config.parallel.data = 3;
+  config.parallel.tensor = 2;
+  config.parallel.pipeline = 2;
+  const PhasePlan phase = make_run_plan(config, 61, std::nullopt).phases.front();
+  CHECK(memory_of_ranks(phase, 4, 4, 9).total() ==
+        2 * (phase.memory(Rank(0), 9).total() + phase.memory(Rank(6), 9).total()));
+}

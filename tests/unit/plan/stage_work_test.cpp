@@ -1,0 +1,80 @@
+// Work of stages and its effect on the bubble, against sums by hand and the model's published FLOP count.
+#include "plan/stage_work.h"
+
+#include <numeric>
+
+#include "plan_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+PhasePlan phase_of(const Config& config) {
+  return make_run_plan(config, 61, std::nullopt).phases.front();
+}
+
+}  // namespace
+
+TEST_CASE("stages weigh what their blocks and the head compute") {
+  Config config = tiny_config();
+  config.parallel.pipeline = 2;
+  config.parallel.stage_layers = std::vector<std::int64_t>{4, 2};
+  const StageWork work = stage_work(phase_of(config));
+  // Query and output 24 x 24, key and value 12 x 24 each, ffn 2 x 24 x 40; attention 24 x 7 tokens; head 61 x 24.
+  const double matrices = 2 * 576.0 + 2 * 288 + 2 * 960;
+  const double attention = 24 * 7;
+  const double block = 3 * (matrices + attention);
+  const double head = 3 * 61.0 * 24;
+  const double mean = (6 * block + head) / 2;
+  CHECK(work.stages[0] == doctest::Approx(4 * block / mean));
+  CHECK(work.stages[1] == doctest::Approx((2 * block + head) / mean));
+  CHECK(work.head_share == doctest::Approx(head / (2 * block + head)));
+  // In units of the mean forward, which is that of three blocks: the head is computed in the backward.
+  const double unit = 3 * (matrices + attention);
+  CHECK(work.chunks[0].forward == doctest::Approx(4 * (matrices + attention) / unit));
+  CHECK(work.chunks[1].forward == doctest::Approx(2 * (matrices + attention) / unit));
+  CHECK(work.chunks[0].backward_input == doctest::Approx(4 * (matrices + 2 * attention) / unit));
+  CHECK(work.chunks[1].backward_input == doctest::Approx((2 * (matrices + 2 * attention) + 2 * 61 * 24) / unit));
+  CHECK(work.chunks[1].backward_weight == doctest::Approx((2 * matrices + 61 * 24) / unit));
+  config.parallel.schedule = ScheduleKind::zb_h1;  // both parts compute the logits
+  CHECK(stage_work(phase_of(config)).chunks[1].backward_weight == doctest::Approx((2 * matrices + 2 * 61 * 24) / unit));
+}
+
+TEST_CASE("the work of all stages is the model's, whatever the chunks") {
+  Config config = preset_config("gpt2-124m");
+  config.train.global_batch = 8;
+  config.train.micro_batch = 1;
+  config.parallel.pipeline = 2;
+  config.parallel.chunks = 3;
+  config.parallel.schedule = ScheduleKind::interleaved;
+  const PhasePlan phase = make_run_plan(config, 50257, std::nullopt).phases.front();
+  const StageWork work = stage_work(phase);
+  REQUIRE(work.chunks.size() == 6);
+  CHECK(std::accumulate(work.stages.begin(), work.stages.end(), 0.0) == doctest::Approx(2.0));
+  double forward = 0.0;
+  double total = 0.0;
+  for (const WorkCosts& costs : work.chunks) {
+    forward += costs.forward;
+    total += costs.total();
+  }
+  CHECK(forward == doctest::Approx(6.0));
+  // 6N + 6LCT, of which the head's three products are no forward; norms and biases are a thousandth.
+  const double head = 6.0 * 50257 * 768;
+  const double flops = model_flops_per_token(phase.model);
+  CHECK(total / forward == doctest::Approx(3 * flops / (flops - head)).epsilon(2e-3));
+  CHECK(work.stages[0] == doctest::Approx(work.chunks[0].total() / total * 2 + work.chunks[2].total() / total * 2 +
+                                          work.chunks[4].total() / total * 2));
+}
+
+TEST_CASE("a slow stage makes the others wait in the replay") {
+  // GPipe of two stages and M micro-batches, the second twice as slow: it starts after one forward of the first, works
+  // without a pause for 6M, and the first ends a backward later: 1 + 6M + 2. Idle: 2 * (6M + 3) - 3M - 6M.
+  const std::vector<WorkCosts> costs = {{1, 1, 1}, {2, 2, 2}};
+  const Schedule schedule = make_schedule(ScheduleKind::gpipe, 2, 4, 1);
+  const Simulation simulation = simulate(schedule, {.of_chunks = costs});
+  REQUIRE(simulation.completed);
+  CHECK(simulation.makespan == doctest::Approx(27.0));
+  CHECK(simulation.bubble == doctest::Approx(18.0 / 54.0));
+  CHECK(simulation.stages[0].busy == doctest::Approx(12.0));
+  CHECK(simulation.stages[1].busy == doctest::Approx(24.0));
+}
