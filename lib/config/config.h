@@ -172,9 +172,9 @@ struct EarlyStopConfig {
 struct CheckpointConfig {
   std::optional<std::int64_t> every_steps = 200;  // one of the two, or neither (every: 0): only at the end
   std::optional<double> every_seconds;
-  std::int64_t keep = 3;  // newest; never fewer than two verified
-  bool best = true;       // pin the best by the early-stop metric
-  bool background = false;
+  std::int64_t keep = 3;                   // newest; never fewer than two verified
+  bool best = true;                        // pin the best by the early-stop metric
+  bool background = true;                  // written while training goes on
   std::optional<std::int64_t> keep_every;  // steps
 };
 

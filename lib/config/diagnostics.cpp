@@ -29,6 +29,7 @@ std::string Diagnostics::line(Place place, std::string_view message) const {
     return fmt::format("--set {}: {}", shown_override(overrides_.at(static_cast<std::size_t>(place.source) - 1)),
                        message);
   }
+  if (place.line == 0) return fmt::format("{}: {}", file_, message);
   return fmt::format("{}:{}:{}: {}", file_, place.line, place.column, message);
 }
 

@@ -10,7 +10,7 @@
 namespace scaletrain {
 
 // Source 0 is the file; source k is the k-th override, which has no line worth naming. Lines and columns count from 1,
-// columns in bytes.
+// columns in bytes; line 0 is the file as a whole.
 struct Place {
   int source = 0;
   int line = 1;

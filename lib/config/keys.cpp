@@ -288,9 +288,10 @@ void add_train(KeyTable<Config>& table) {
           optional(at_least(1)), FIELD(train.steps)));
   table.push_back(top({"train.tokens", "tokens", "Training tokens of the run, in place of steps.", with_notice},
                       optional(at_least(1)), FIELD(train.tokens)));
-  table.push_back(top({"train.global_batch", "samples", "Samples per optimizer step.", with_notice},
+  table.push_back(top({"train.global_batch", "samples",
+                       "Samples per optimizer step; sizes that do not divide are padded.", with_notice},
                       at_least(1, kMaxBatch), FIELD(train.global_batch)));
-  table.push_back(top({"train.micro_batch", "samples", "Samples per replica and pipeline slot."},
+  table.push_back(top({"train.micro_batch", "samples", "Samples per replica and pipeline slot, at most."},
                       at_least(1, kMaxBatch), FIELD(train.micro_batch)));
   table.push_back(top({"train.optimizer.type", "", "The update rule.", never}, EnumCodec<OptimizerKind>(),
                       FIELD(train.optimizer.type)));
@@ -320,8 +321,8 @@ void add_train(KeyTable<Config>& table) {
                       EnumCodec<RecomputeKind>(), FIELD(train.recompute)));
   table.push_back(top({"train.nonfinite.skip", "steps", "Non-finite steps in a row to skip before stopping."},
                       at_least(0), FIELD(train.nonfinite.skip)));
-  table.push_back(section_row({"train.spike", "", "What to do when the loss jumps; null: nothing."}, spike_table(),
-                              FIELD(train.spike)));
+  table.push_back(section_row({"train.spike", "", "What to do when the loss jumps; null: nothing.", with_notice},
+                              spike_table(), FIELD(train.spike)));
 }
 
 void add_parallel(KeyTable<Config>& table) {
@@ -331,14 +332,14 @@ void add_parallel(KeyTable<Config>& table) {
       top({"parallel.tensor", "ranks",
            "Tensor-parallel degree: divides model.heads, and divides model.kv_heads or is a multiple of it."},
           at_least(1, kMaxDegree), FIELD(parallel.tensor)));
-  table.push_back(top({"parallel.sequence", "",
-                       "Divide norms and residuals among a tensor group by tokens; the same as false with tensor: 1."},
-                      BoolCodec(), FIELD(parallel.sequence)));
+  table.push_back(
+      top({"parallel.sequence", "", "Divide norms and residuals among a tensor group by tokens (tensor: 2 or more)."},
+          BoolCodec(), FIELD(parallel.sequence)));
   table.push_back(top({"parallel.pipeline", "ranks", "Pipeline stages; times chunks, no more than model.layers."},
                       at_least(1, kMaxDegree), FIELD(parallel.pipeline)));
   table.push_back(top({"parallel.schedule", "", "Order of micro-batches on the pipeline."}, EnumCodec<ScheduleKind>(),
                       FIELD(parallel.schedule)));
-  table.push_back(top({"parallel.chunks", "", "Model chunks per stage (schedule: interleaved)."},
+  table.push_back(top({"parallel.chunks", "", "Model chunks per stage (schedule: interleaved, which needs 2 or more)."},
                       at_least(1, kMaxLayers), FIELD(parallel.chunks)));
   table.push_back(top({"parallel.stage_layers", "",
                        "Layers of each stage's chunk, in order of the model; only the first and the last may have 0."},
@@ -369,9 +370,9 @@ void add_rest(KeyTable<Config>& table) {
   table.push_back(
       top({"checkpoint.best", "", "Save whenever an evaluation improves the early-stop metric, and keep the best."},
           BoolCodec(), FIELD(checkpoint.best)));
-  table.push_back(
-      top({"checkpoint.background", "", "Write while training goes on."}, BoolCodec(), FIELD(checkpoint.background)));
-  table.push_back(top({"checkpoint.keep_every", "steps", "Keep every checkpoint at a multiple of so many steps."},
+  table.push_back(top({"checkpoint.background", "", "Write while training goes on; false: training waits."},
+                      BoolCodec(), FIELD(checkpoint.background)));
+  table.push_back(top({"checkpoint.keep_every", "steps", "Save after so many steps too, and keep those for good."},
                       optional(at_least(1)), FIELD(checkpoint.keep_every)));
   table.push_back(top({"supervise.max_restarts", "", "Restarts after failures before giving up."}, at_least(0),
                       FIELD(supervise.max_restarts)));
@@ -388,7 +389,7 @@ void add_rest(KeyTable<Config>& table) {
           optional(TextCodec{TextRule::plain_name}, "auto"), FIELD(launch.interface)));
   table.push_back(top({"launch.port", "", "Port of the rendezvous; auto: any free one."},
                       optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
-  table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host."},
+  table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host; divides their number."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
   table.push_back(top({"log.every", "steps", "Steps between lines for people; metrics.jsonl has every step."},
                       at_least(1), FIELD(log.every)));
@@ -458,11 +459,13 @@ const KeyTable<EarlyStopConfig>& early_stop_table() {
 const KeyTable<SpikeConfig>& spike_table() {
   static const KeyTable<SpikeConfig> table = [] {
     KeyTable<SpikeConfig> out;
-    out.push_back(row<SpikeConfig>({"window", "steps", "Steps whose losses a jump is measured against."}, at_least(2),
-                                   FIELD(window)));
-    out.push_back(row<SpikeConfig>({"zscore", "", "Standard deviations above their mean that count as a jump."},
-                                   positive(), FIELD(zscore)));
-    out.push_back(row<SpikeConfig>({"action", "", "What to do then."}, EnumCodec<SpikeAction>(), FIELD(action)));
+    out.push_back(row<SpikeConfig>({"window", "steps", "Steps whose losses a jump is measured against.", with_notice},
+                                   at_least(8, 1 << 20), FIELD(window)));
+    out.push_back(
+        row<SpikeConfig>({"zscore", "", "Standard deviations above their mean that count as a jump.", with_notice},
+                         positive(), FIELD(zscore)));
+    out.push_back(
+        row<SpikeConfig>({"action", "", "What to do then.", with_notice}, EnumCodec<SpikeAction>(), FIELD(action)));
     return out;
   }();
   return table;
@@ -470,7 +473,7 @@ const KeyTable<SpikeConfig>& spike_table() {
 
 const KeyTable<std::int64_t>& elastic_table() {
   static const KeyTable<std::int64_t> table = {row<std::int64_t>(
-      {"min_data", "ranks", "Smallest data-parallel degree to go on with.", freely, "required"},
+      {"min_data", "ranks", "Smallest data-parallel degree to go on with; at most parallel.data.", freely, "required"},
       at_least(1, kMaxDegree), [](auto& value) -> auto& { return value; })};
   return table;
 }

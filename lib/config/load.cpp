@@ -57,11 +57,19 @@ void report_missing_paths(const std::filesystem::path& folder, MissingPaths rule
   }
 }
 
+// Whether the key or a section above it was written; else there is no line to name.
+bool stands_in_config(const ReadContext& context, std::string path) {
+  for (; !path.empty(); path.resize(path.rfind('.') == std::string::npos ? 0 : path.rfind('.')))
+    if (context.given.contains(path)) return true;
+  return false;
+}
+
 std::map<std::string, std::string> places_of_keys(const ReadContext& context) {
   std::map<std::string, std::string> places;
   for (const Key<Config>& key : config_table()) {
     for (std::string path = key.info.path; !path.empty() && !places.contains(path);) {
-      places[path] = context.diagnostics.line(place_of(context, path), "");
+      places[path] =
+          context.diagnostics.line(stands_in_config(context, path) ? place_of(context, path) : Place{0, 0, 0}, "");
       const std::size_t dot = path.rfind('.');
       path.resize(dot == std::string::npos ? 0 : dot);
     }
@@ -111,6 +119,7 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
     ReadResult result = read_tree(*root, Origin::user, context);
     report_missing_paths(folder, options.missing_paths, context, result);
     out.places = places_of_keys(context);
+    out.is_warmup_default = !context.given.contains("train.lr_schedule.warmup");
     out.config = std::move(result.config);
     out.notices = std::move(result.notices);
     for (const Refusal& refusal : refusals(out.config)) {
@@ -150,6 +159,14 @@ LoadedConfig load_config(const std::filesystem::path& file, const std::vector<st
   }
   const auto folder = std::filesystem::absolute(file).parent_path();
   return parse_config(text, file.string(), folder, overrides, environment, options);
+}
+
+Config continued_config(const LoadedConfig& now, const Config& before) {
+  Config config = now.config;
+  const std::int64_t warmup = before.train.lr_schedule.warmup;
+  if (now.is_warmup_default && warmup <= config.train.num_steps(config.model.context))
+    config.train.lr_schedule.warmup = warmup;
+  return config;
 }
 
 Config parse_resolved_config(std::string_view text, const std::string& where) {

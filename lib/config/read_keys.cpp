@@ -90,6 +90,9 @@ void read_section(const KeyTable<Record>& table, const YamlNode& node, const std
     } else if (is_one_name && is_section(table, inside)) {
       context.given[full] = entry.key_place;
       read_section(table, entry.value, inside, full, record, context);
+    } else if (const std::string_view feature = later_feature(full); !feature.empty()) {
+      context.diagnostics.add(entry.key_place,
+                              fmt::format("{}: {} is not supported yet; remove the key", full, feature));
     } else {
       const std::string suggestion = context.diagnostics.is_crowded() ? std::string() : suggest_key(full);
       context.diagnostics.add(entry.key_place, fmt::format("unknown key {}{}", quoted(full), suggestion));

@@ -20,7 +20,7 @@ struct Alias {
   std::string_view theirs;
   std::string_view ours;
 };
-constexpr std::array<Alias, 47> kAliases = {{{"lr", "train.optimizer.learning_rate"},
+constexpr std::array<Alias, 74> kAliases = {{{"lr", "train.optimizer.learning_rate"},
                                              {"max_lr", "train.optimizer.learning_rate"},
                                              {"min_lr", "train.lr_schedule.min_ratio"},
                                              {"wd", "train.optimizer.weight_decay"},
@@ -66,7 +66,59 @@ constexpr std::array<Alias, 47> kAliases = {{{"lr", "train.optimizer.learning_ra
                                              {"dtype", "precision.compute"},
                                              {"tp", "parallel.tensor"},
                                              {"pp", "parallel.pipeline"},
-                                             {"dp", "parallel.data"}}};
+                                             {"dp", "parallel.data"},
+                                             {"precision", "precision.compute"},
+                                             {"mixed_precision", "precision.compute"},
+                                             {"bf16", "precision.compute"},
+                                             {"fp16", "precision.compute"},
+                                             {"amp", "precision.compute"},
+                                             {"tensor_parallel", "parallel.tensor"},
+                                             {"tensor_parallel_size", "parallel.tensor"},
+                                             {"tensor_model_parallel_size", "parallel.tensor"},
+                                             {"pipeline_parallel", "parallel.pipeline"},
+                                             {"pipeline_parallel_size", "parallel.pipeline"},
+                                             {"pipeline_model_parallel_size", "parallel.pipeline"},
+                                             {"data_parallel", "parallel.data"},
+                                             {"data_parallel_size", "parallel.data"},
+                                             {"sequence_parallel", "parallel.sequence"},
+                                             {"virtual_stages", "parallel.chunks"},
+                                             {"zero_stage", "parallel.zero"},
+                                             {"fsdp", "parallel.zero"},
+                                             {"activation_checkpointing", "train.recompute"},
+                                             {"gradient_checkpointing", "train.recompute"},
+                                             {"gradient_accumulation_steps", "train.global_batch"},
+                                             {"save_interval", "checkpoint.every"},
+                                             {"save_every", "checkpoint.every"},
+                                             {"save_steps", "checkpoint.every"},
+                                             {"eval_interval", "evaluate.every"},
+                                             {"eval_steps", "evaluate.every"},
+                                             {"log_interval", "log.every"},
+                                             {"nproc_per_node", "launch.ranks_per_node"}}};
+
+// Keys of what is planned: a section (empty: any) and a name, and the feature behind it.
+struct LaterKey {
+  std::string_view section;
+  std::string_view name;
+  std::string_view feature;
+};
+constexpr std::string_view kContextParallelism = "context parallelism";
+constexpr std::string_view kExperts = "a mixture of experts";
+constexpr std::array<LaterKey, 16> kLaterKeys = {{{"parallel", "context", kContextParallelism},
+                                                  {"", "context_parallel", kContextParallelism},
+                                                  {"", "context_parallel_size", kContextParallelism},
+                                                  {"", "cp", kContextParallelism},
+                                                  {"", "expert", kExperts},
+                                                  {"", "experts", kExperts},
+                                                  {"", "num_experts", kExperts},
+                                                  {"", "num_local_experts", kExperts},
+                                                  {"", "num_experts_per_tok", kExperts},
+                                                  {"", "expert_parallel", kExperts},
+                                                  {"", "expert_model_parallel_size", kExperts},
+                                                  {"", "ep", kExperts},
+                                                  {"", "moe", kExperts},
+                                                  {"", "fp8", "fp8"},
+                                                  {"", "lora", "low-rank adaptation"},
+                                                  {"", "wandb", "logging to Weights & Biases"}}};
 
 std::string last_name(std::string_view path) {
   const std::size_t dot = path.rfind('.');
@@ -143,6 +195,15 @@ std::optional<std::string> exact_elsewhere(const std::string& word, const std::s
 }
 
 }  // namespace
+
+std::string_view later_feature(std::string_view path) {
+  const std::string name = last_name(path);
+  const std::string section = parent_of(path);
+  const auto* found = std::find_if(kLaterKeys.begin(), kLaterKeys.end(), [&](const LaterKey& key) {
+    return key.name == name && (key.section.empty() || key.section == section);
+  });
+  return found == kLaterKeys.end() ? std::string_view() : found->feature;
+}
 
 std::string suggest_key(std::string_view path) {
   constexpr std::size_t longest = 256;

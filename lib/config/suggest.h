@@ -10,4 +10,7 @@ namespace scaletrain {
 // mean train.optimizer.learning_rate?", or a pointer to the list of keys.
 std::string suggest_key(std::string_view path);
 
+// The feature that an unknown key asks for, if it is one that does not exist yet ("context parallelism"); else empty.
+std::string_view later_feature(std::string_view path);
+
 }  // namespace scaletrain

@@ -13,7 +13,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 15> kTable = {{
+constexpr std::array<UnsupportedValue, 11> kTable = {{
     {"run.device", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
     {"model.dropout", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type",
@@ -27,13 +27,9 @@ constexpr std::array<UnsupportedValue, 15> kTable = {{
      "cosine, linear or constant"},
     {"train.label_smoothing", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
     {"train.recompute", [](const Config& c) { return c.train.recompute != RecomputeKind::none; }, "none"},
-    {"train.spike", [](const Config& c) { return c.train.spike.has_value(); }, "null"},
     {"precision.compute", [](const Config& c) { return c.precision.compute != Precision::fp32; }, "fp32"},
     {"precision.reduce", [](const Config& c) { return c.precision.reduce != Precision::fp32; }, "fp32"},
     {"precision.loss_scale", [](const Config& c) { return c.precision.loss_scale.has_value(); }, "dynamic"},
-    {"checkpoint.background", [](const Config& c) { return c.checkpoint.background; }, "false"},
-    {"supervise.elastic", [](const Config& c) { return c.supervise.elastic_min_data.has_value(); }, "null"},
-    {"launch.ranks_per_node", [](const Config& c) { return c.launch.ranks_per_node.has_value(); }, "auto"},
     {"log.tensorboard", [](const Config& c) { return c.log.tensorboard; }, "false"},
 }};
 

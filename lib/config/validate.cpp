@@ -22,9 +22,6 @@ std::string parent_path(const std::string& path) {
   return dot == std::string::npos ? std::string() : path.substr(0, dot);
 }
 
-// 256 bytes and the end of a document.
-constexpr std::int64_t kBytesVocab = 257;
-
 std::optional<std::int64_t> product(std::initializer_list<std::int64_t> factors) {
   std::int64_t out = 1;
   for (const std::int64_t factor : factors) {
@@ -46,6 +43,9 @@ class Rules {
       check_idle_train_keys();
       check_bytes_vocab();
       check_heartbeat();
+      check_chunks();
+      check_elastic();
+      check_ranks_per_node();
     }
     check_lengths();
     check_batches();
@@ -171,17 +171,16 @@ class Rules {
     }
   }
 
+  // Sizes that do not divide are padded; a replica that never has a sample is a mistake. What `auto` becomes, the plan
+  // judges.
   void check_batches() {
-    const TrainConfig& train = config_.train;
-    if (!are_fine({"train.global_batch", "train.micro_batch", "parallel.data"})) return;
-    const std::int64_t replicas = config_.parallel.data.value_or(1);
-    const std::int64_t slot = train.micro_batch * replicas;  // both are bounded by their ranges
-    if (train.global_batch % slot == 0) return;
-    const std::string by = replicas == 1
-                               ? fmt::format("micro_batch {}", train.micro_batch)
-                               : fmt::format("micro_batch {} * parallel.data {}", train.micro_batch, replicas);
-    refuse({"train.global_batch", "train.micro_batch", "parallel.data"},
-           fmt::format("{} is no multiple of {}", train.global_batch, by));
+    const std::int64_t batch = config_.train.global_batch;
+    if (!config_.parallel.data || !are_fine({"train.global_batch", "parallel.data"})) return;
+    if (*config_.parallel.data <= batch) return;
+    refuse({"parallel.data", "train.global_batch"},
+           fmt::format("{} replicas share the {} sample{} of a step (train.global_batch), and some would never have "
+                       "one; use at most {}, or raise train.global_batch",
+                       *config_.parallel.data, batch, batch == 1 ? "" : "s", batch));
   }
 
   void check_tokenizer() {
@@ -282,6 +281,45 @@ class Rules {
       refuse({"parallel.stage_layers"}, fmt::format("sums to {}, the model has {} layers", sum, config_.model.layers));
   }
 
+  void check_chunks() {
+    const ParallelConfig& parallel = config_.parallel;
+    if (!are_fine({"parallel.chunks", "parallel.schedule", "parallel.pipeline"})) return;
+    const bool is_interleaved = parallel.schedule == ScheduleKind::interleaved;
+    if (parallel.chunks > 1 && !is_interleaved) {
+      refuse({"parallel.chunks", "parallel.schedule"},
+             fmt::format("{} chunks per stage, but parallel.schedule is {}, which has one; set parallel.schedule: "
+                         "interleaved or parallel.chunks: 1",
+                         parallel.chunks, to_text(parallel.schedule)));
+    } else if (parallel.chunks == 1 && is_interleaved && parallel.pipeline > 1) {
+      refuse(
+          {"parallel.schedule", "parallel.chunks"},
+          "interleaved with one chunk per stage is 1f1b; set parallel.chunks: 2 or more, or parallel.schedule: 1f1b");
+    }
+  }
+
+  void check_elastic() {
+    const auto& least = config_.supervise.elastic_min_data;
+    const auto& data = config_.parallel.data;
+    if (!least || !data || !are_fine({"supervise.elastic", "supervise.elastic.min_data", "parallel.data"})) return;
+    if (*least > *data)
+      refuse({"supervise.elastic.min_data", "supervise.elastic", "parallel.data"},
+             fmt::format("{} replicas at least, but parallel.data is {}; use at most that many", *least, *data));
+  }
+
+  void check_ranks_per_node() {
+    const ParallelConfig& parallel = config_.parallel;
+    const auto& per_node = config_.launch.ranks_per_node;
+    if (!per_node || !parallel.data) return;
+    if (!are_fine({"launch.ranks_per_node", "parallel.data", "parallel.tensor", "parallel.pipeline"})) return;
+    const auto world = product({*parallel.data, parallel.tensor, parallel.pipeline});
+    if (!world || *world % *per_node == 0) return;
+    refuse(
+        {"launch.ranks_per_node", "parallel.data", "parallel.tensor", "parallel.pipeline"},
+        fmt::format("data {} x tensor {} x pipeline {} = {} ranks do not fill hosts of {} ranks; change a degree, or "
+                    "set launch.ranks_per_node: auto",
+                    *parallel.data, parallel.tensor, parallel.pipeline, *world, *per_node));
+  }
+
   void check_heartbeat() {
     constexpr double least = 1.0;  // workers report eight times in a heartbeat, as threads among busy ones
     const double heartbeat = config_.supervise.heartbeat;
@@ -328,16 +366,6 @@ void fill_defaults(Config& config, Origin origin, const ReadContext& context, st
       fmt::format("train.lr_schedule.warmup: the default of {} steps exceeds the run's {} steps; {} {} used",
                   train.lr_schedule.warmup, steps, shorter, shorter == 1 ? "is" : "are"));
   train.lr_schedule.warmup = shorter;
-}
-
-void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices) {
-  const auto& vocab = config.model.vocab;
-  const bool reads_text = std::any_of(config.data.train.begin(), config.data.train.end(),
-                                      [](const SourceConfig& source) { return source.type != SourceKind::tokens; });
-  if (config.data.tokenizer.type != TokenizerKind::bytes || !reads_text || !vocab || *vocab <= kBytesVocab) return;
-  notices.push_back(
-      fmt::format("model.vocab {}{} is larger than the tokenizer's {}; set model.vocab: auto unless that is meant",
-                  *vocab, context.given.contains("model.vocab") ? "" : " (from the preset)", kBytesVocab));
 }
 
 void validate_config(const Config& config, Origin origin, ReadContext& context) {

@@ -1,6 +1,7 @@
 // The rules that involve more than one key, and the defaults that depend on another key.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,9 @@
 #include "config/key_table.h"
 
 namespace scaletrain {
+
+// 256 bytes and the end of a document.
+inline constexpr std::int64_t kBytesVocab = 257;
 
 enum class Origin {
   user,     // a config file: data and a length are required
@@ -18,7 +22,7 @@ enum class Origin {
 // defaulted warm-up that is longer than the run is shortened with a notice.
 void fill_defaults(Config& config, Origin origin, const ReadContext& context, std::vector<std::string>& notices);
 
-// What is allowed and probably not meant.
+// What is allowed and probably not meant: keys that the user gave and that have no effect beside the others.
 void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices);
 
 // Adds every broken rule to the context's diagnostics, at the first of the rule's keys that was given. A rule stays

@@ -203,11 +203,15 @@ ConsumptionHistory ConsumptionHistory::from_json(const nlohmann::json& value, co
 std::span<const std::int64_t> micro_batch_samples(std::span<const std::int64_t> batch, std::int64_t replicas,
                                                   std::int64_t replica, std::int64_t micro_batch, std::int64_t index) {
   SCALETRAIN_CHECK(replicas > 0 && replica >= 0 && replica < replicas && micro_batch > 0 && index >= 0);
-  const std::int64_t share = div_exact(static_cast<std::int64_t>(batch.size()), replicas);
-  const std::int64_t pieces = div_exact(share, micro_batch);
-  SCALETRAIN_CHECK_LT(index, pieces);
-  return batch.subspan(static_cast<std::size_t>(replica * share + index * micro_batch),
-                       static_cast<std::size_t>(micro_batch));
+  const auto size = static_cast<std::int64_t>(batch.size());
+  const std::int64_t least = size / replicas;
+  const std::int64_t longer = size % replicas;  // runs with one sample more
+  SCALETRAIN_CHECK_LT(index, ceil_div(ceil_div(size, replicas), micro_batch));
+  const std::int64_t first = replica * least + std::min(replica, longer);
+  const std::int64_t count = least + (replica < longer ? 1 : 0);
+  const std::int64_t begin = std::min(index * micro_batch, count);
+  return batch.subspan(static_cast<std::size_t>(first + begin),
+                       static_cast<std::size_t>(std::min(micro_batch, count - begin)));
 }
 
 }  // namespace scaletrain

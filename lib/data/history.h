@@ -71,8 +71,10 @@ class ConsumptionHistory {
   std::vector<HistorySegment> segments_;
 };
 
-// The samples of one micro-batch: replica r of R takes the r-th of R equal runs of the batch, micro-batch m its m-th
-// piece of `micro_batch` samples. R * micro_batch must divide the batch.
+// The samples of one micro-batch: replica r of R takes the r-th of R runs of the batch, as even as may be and the
+// longer ones first, and micro-batch m the run's m-th piece of `micro_batch` samples. Every replica has as many
+// micro-batches as the longest run needs; where a run ends, a piece is short or empty. In order of replicas, then
+// micro-batches, the pieces are the batch.
 std::span<const std::int64_t> micro_batch_samples(std::span<const std::int64_t> batch, std::int64_t replicas,
                                                   std::int64_t replica, std::int64_t micro_batch, std::int64_t index);
 

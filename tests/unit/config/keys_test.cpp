@@ -76,7 +76,7 @@ TEST_CASE("resume rules are those of the design") {
   for (const char* path : {"model.layers", "model.context", "run.seed", "data.tokenizer.type", "model.init.std"})
     CHECK_MESSAGE(key(path).resume == never, path);
   for (const char* path : {"train.steps", "train.tokens", "train.optimizer.learning_rate", "train.lr_schedule.warmup",
-                           "train.clip_norm", "data.train", "data.train[].weight"})
+                           "train.clip_norm", "data.train", "data.train[].weight", "train.spike", "train.spike.action"})
     CHECK_MESSAGE(key(path).resume == with_notice, path);
   for (const char* path :
        {"run.name", "run.directory", "run.device", "model.init.from", "data.tokenizer.path", "train.micro_batch",
@@ -138,13 +138,9 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "train.lr_schedule.type=wsd",
                          "train.label_smoothing=0.1",
                          "train.recompute=selective",
-                         "train.spike={}",
                          "precision.compute=bf16",
                          "precision.reduce=bf16",
                          "precision.loss_scale=1024",
-                         "checkpoint.background=true",
-                         "supervise.elastic={min_data: 2}",
-                         "launch.ranks_per_node=8",
                          "log.tensorboard=true"};
   std::set<std::string> refused;
   for (const std::string text : asked) {
@@ -178,7 +174,13 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                            "parallel.schedule=gpipe",
                            "parallel.schedule=interleaved",
                            "parallel.schedule=zb-h1",
-                           "parallel.chunks=2",
+                           "train.spike={}",
+                           "train.spike={window: 8, zscore: 3, action: rollback}",
+                           "checkpoint.background=true",
+                           "checkpoint.background=false",
+                           "checkpoint.keep_every=400",
+                           "supervise.elastic={min_data: 1}",
+                           "launch.ranks_per_node=1",
                            "parallel.zero=0",
                            "parallel.zero=3"})
     CHECK(override_errors({text}) == "accepted");

@@ -150,6 +150,18 @@ TEST_CASE("missing paths can be notices, and what a shell would have expanded is
             .notices.empty());
 }
 
+TEST_CASE("keys of features that do not exist yet say so") {
+  CHECK(override_errors({"parallel.context=2"}) ==
+        "--set parallel.context=2: parallel.context: context parallelism is not supported yet; remove the key");
+  for (const char* key : {"parallel.expert", "parallel.experts", "model.experts", "model.num_experts", "moe"}) {
+    CHECK_MESSAGE(contains(override_errors({std::string(key) + "=2"}),
+                           std::string(key) + ": a mixture of experts is not supported yet; remove the key"),
+                  key);
+  }
+  // Another section's context is no degree.
+  CHECK(contains(override_errors({"train.context=128"}), "did you mean model.context?"));
+}
+
 TEST_CASE("unknown keys name the key that was meant") {
   const auto suggestion = [](const std::string& key) {
     const std::string report = override_errors({key + "=1"});
@@ -169,6 +181,9 @@ TEST_CASE("unknown keys name the key that was meant") {
   CHECK(suggestion("data.train[0].wieght") == "data.train.0.weight");
   CHECK(suggestion("num_epochs") == "data.train.0.epochs");
   CHECK(suggestion("train.optimizer.weight_deacy") == "train.optimizer.weight_decay");
+  CHECK(suggestion("train.precision") == "precision.compute");
+  CHECK(suggestion("train.gradient_checkpointing") == "train.recompute");
+  CHECK(suggestion("parallel.tensor_model_parallel_size") == "parallel.tensor");
   CHECK(contains(suggestion("qqqqqqqqqq"), "`scaletrain schema` lists all keys"));
   CHECK(contains(errors_of(kLeast + "run: {seed:3}\n"), "a colon needs a space behind it"));
   CHECK(contains(errors_of(kLeast + "run.seed: 3\n"), "unknown key \"run.seed\""));

@@ -42,10 +42,91 @@ TEST_CASE("a count of tokens beyond 64 bits is refused") {
                  "more tokens than 64 bits count"));
 }
 
-TEST_CASE("batches divide evenly") {
-  CHECK(contains(override_errors({"train.micro_batch=5"}), "train.global_batch: 32 is no multiple of micro_batch 5"));
-  CHECK(contains(override_errors({"train.micro_batch=64"}), "train.global_batch: 32 is no multiple of micro_batch 64"));
-  CHECK(contains(override_errors({"parallel.data=3"}), "32 is no multiple of micro_batch 4 * parallel.data 3"));
+TEST_CASE("batches need not divide, but every replica has a sample") {
+  CHECK(override_errors({"train.micro_batch=5"}) == "accepted");
+  CHECK(override_errors({"train.micro_batch=64"}) == "accepted");
+  CHECK(override_errors({"parallel.data=3"}) == "accepted");
+  CHECK(override_errors({"parallel.data=32"}) == "accepted");
+  CHECK(override_errors({"parallel.data=auto", "train.global_batch=1"}) == "accepted");
+  CHECK(override_errors({"parallel.data=33"}) ==
+        "--set parallel.data=33: parallel.data: 33 replicas share the 32 samples of a step (train.global_batch), and "
+        "some would never have one; use at most 32, or raise train.global_batch");
+}
+
+TEST_CASE("options of a pipeline that contradict each other are refused") {
+  CHECK(override_errors({"parallel.chunks=2"}) ==
+        "--set parallel.chunks=2: parallel.chunks: 2 chunks per stage, but parallel.schedule is 1f1b, which has one; "
+        "set parallel.schedule: interleaved or parallel.chunks: 1");
+  CHECK(contains(override_errors({"parallel.chunks=2", "parallel.schedule=gpipe", "parallel.pipeline=2"}),
+                 "but parallel.schedule is gpipe"));
+  CHECK(override_errors({"parallel.schedule=interleaved", "parallel.pipeline=2"}) ==
+        "--set parallel.schedule=interleaved: parallel.schedule: interleaved with one chunk per stage is 1f1b; set "
+        "parallel.chunks: 2 or more, or parallel.schedule: 1f1b");
+  CHECK(override_errors({"parallel.schedule=interleaved", "parallel.pipeline=2", "parallel.chunks=2"}) == "accepted");
+  // One rank instead of many is a matter of overrides, and no mistake.
+  CHECK(override_errors({"parallel.schedule=interleaved", "parallel.pipeline=1", "parallel.chunks=2"}) == "accepted");
+}
+
+TEST_CASE("what has no effect beside the other keys is noticed") {
+  struct Case {
+    std::vector<std::string> settings;
+    std::string notice;  // empty: none
+  };
+  const std::vector<Case> cases = {
+      {{"parallel.sequence=true"}, "parallel.sequence: true has no effect, because parallel.tensor is 1"},
+      {{"parallel.sequence=true", "parallel.tensor=2"}, ""},
+      {{"parallel.schedule=gpipe"},
+       "parallel.schedule: gpipe orders the stages of a pipeline, and parallel.pipeline is 1"},
+      {{"parallel.schedule=interleaved", "parallel.chunks=2"},
+       "parallel.schedule: interleaved orders the stages of a pipeline, and parallel.pipeline is 1"},
+      {{"parallel.schedule=gpipe", "parallel.pipeline=2"}, ""},
+      {{"parallel.zero=3"}, "parallel.zero: 3 divides among replicas, and parallel.data is 1"},
+      {{"parallel.zero=1"}, ""},
+      {{"parallel.zero=0"}, ""},
+      {{"parallel.zero=3", "parallel.data=2"}, ""},
+      {{"parallel.zero=3", "parallel.data=auto"}, ""},
+      {{"evaluate.every=10"}, "evaluate.every: 10 has no effect, because data.validation names no set"},
+      {{"evaluate.every=0"}, ""},
+      {{"evaluate.batches=0"}, "evaluate.batches: 0 has no effect, because data.validation names no set"},
+      {{"evaluate.every=10", "evaluate.batches=3", "data.validation=[{name: a, path: b}]"}, ""},
+      {{"train.spike={window: 200}"},
+       "train.spike: a window of 200 steps must be full before a loss is judged, and the run has 200"},
+      {{"train.spike={window: 199}"}, ""},
+      {{"supervise.elastic={min_data: 2}", "parallel.data=2"},
+       "supervise.elastic: min_data is parallel.data: 2, so the run never goes on with fewer"},
+      {{"supervise.elastic={min_data: 1}", "parallel.data=2"}, ""},
+      {{"supervise.elastic={min_data: 2}", "parallel.data=auto"}, ""},
+      {{"parallel.tensor=4", "parallel.data=3", "launch.ranks_per_node=6"},
+       "parallel.tensor: groups of 4 ranks span hosts of 6 (launch.ranks_per_node), which is slow"},
+      {{"parallel.tensor=2", "parallel.data=3", "launch.ranks_per_node=6"}, ""},
+  };
+  for (const Case& one : cases) {
+    const std::vector<std::string> notices = load_text(kLeast, one.settings).notices;
+    CAPTURE(one.settings.front());
+    if (one.notice.empty()) {
+      CHECK(notices.empty());
+    } else {
+      REQUIRE(notices.size() == 1);
+      CHECK(notices[0] == one.notice);
+    }
+  }
+}
+
+TEST_CASE("an elastic run has no more replicas at least than at most") {
+  CHECK(override_errors({"supervise.elastic={min_data: 3}", "parallel.data=2"}) ==
+        "--set supervise.elastic={min_data: 3}: supervise.elastic.min_data: 3 replicas at least, but parallel.data is "
+        "2; use at most that many");
+  CHECK(contains(override_errors({"supervise.elastic={min_data: 0}"}), "out of range"));
+  CHECK(contains(override_errors({"supervise.elastic={}"}), "supervise.elastic.min_data: is missing"));
+}
+
+TEST_CASE("hosts are filled with ranks") {
+  CHECK(override_errors({"launch.ranks_per_node=8", "parallel.data=4", "parallel.tensor=2", "parallel.pipeline=2"}) ==
+        "accepted");
+  CHECK(override_errors({"launch.ranks_per_node=8", "parallel.data=auto"}) == "accepted");
+  CHECK(override_errors({"launch.ranks_per_node=8", "parallel.data=3", "parallel.tensor=2"}) ==
+        "--set launch.ranks_per_node=8: launch.ranks_per_node: data 3 x tensor 2 x pipeline 1 = 6 ranks do not fill "
+        "hosts of 8 ranks; change a degree, or set launch.ranks_per_node: auto");
 }
 
 TEST_CASE("a default warm-up is shortened with a notice, an explicit one refused") {
@@ -59,6 +140,24 @@ TEST_CASE("a default warm-up is shortened with a notice, an explicit one refused
                "--set train.lr_schedule.warmup=51: train.lr_schedule.warmup: warm-up of 51 steps exceeds the run's 50 "
                "steps; lower warmup or raise steps"));
   CHECK(override_errors({"train.steps=50", "train.lr_schedule.warmup=50"}) == "accepted");
+}
+
+TEST_CASE("a run goes on with the warm-up that it began with unless the key is given") {
+  const Config before = load_text(kLeast, {"train.steps=50"}).config;
+  REQUIRE(before.train.lr_schedule.warmup == 5);
+  const LoadedConfig longer = load_text(kLeast, {"train.steps=500"});
+  CHECK(longer.is_warmup_default);
+  CHECK(longer.config.train.lr_schedule.warmup == 100);
+  const Config kept = continued_config(longer, before);
+  CHECK(kept.train.lr_schedule.warmup == 5);
+  CHECK(kept.train.steps == 500);
+  const LoadedConfig named = load_text(kLeast, {"train.steps=500", "train.lr_schedule.warmup=100"});
+  CHECK_FALSE(named.is_warmup_default);
+  CHECK(continued_config(named, before).train.lr_schedule.warmup == 100);
+  // A length that the old warm-up exceeds gets the default.
+  Config slow = before;
+  slow.train.lr_schedule.warmup = 501;
+  CHECK(continued_config(longer, slow).train.lr_schedule.warmup == 100);
 }
 
 TEST_CASE("validation sets have distinct plain names") {
@@ -169,6 +268,11 @@ TEST_CASE("ranges hold") {
                            "train.lr_schedule.min_ratio=1.1",
                            "train.clip_norm=0",
                            "checkpoint.keep=1",
+                           "train.spike={window: 7}",
+                           "train.spike={zscore: 0}",
+                           "train.spike={action: stop}",
+                           "launch.ranks_per_node=0",
+                           "checkpoint.keep_every=0",
                            "parallel.zero=4",
                            "launch.port=65536",
                            "log.every=0",

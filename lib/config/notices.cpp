@@ -1,0 +1,98 @@
+// What a config may say and probably does not mean.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "config/keys.h"
+#include "config/validate.h"
+
+namespace scaletrain {
+
+namespace {
+
+class Notices {
+ public:
+  Notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices)
+      : config_(config), context_(context), notices_(notices) {}
+
+  void add_all() {
+    add_vocab();
+    add_parallel();
+    add_spike();
+    add_evaluation();
+    add_supervision();
+  }
+
+ private:
+  bool is_given(const std::string& path) const { return context_.given.contains(path); }
+
+  void add_vocab() {
+    const auto& vocab = config_.model.vocab;
+    const auto& sources = config_.data.train;
+    const bool reads_text = std::any_of(sources.begin(), sources.end(),
+                                        [](const SourceConfig& source) { return source.type != SourceKind::tokens; });
+    if (config_.data.tokenizer.type != TokenizerKind::bytes || !reads_text || !vocab || *vocab <= kBytesVocab) return;
+    notices_.push_back(
+        fmt::format("model.vocab {}{} is larger than the tokenizer's {}; set model.vocab: auto unless that is meant",
+                    *vocab, is_given("model.vocab") ? "" : " (from the preset)", kBytesVocab));
+  }
+
+  void add_parallel() {
+    const ParallelConfig& parallel = config_.parallel;
+    if (parallel.sequence && parallel.tensor == 1)
+      notices_.emplace_back("parallel.sequence: true has no effect, because parallel.tensor is 1");
+    if (parallel.schedule != ParallelConfig().schedule && parallel.pipeline == 1)
+      notices_.push_back(
+          fmt::format("parallel.schedule: {} orders the stages of a pipeline, and parallel.pipeline is 1",
+                      to_text(parallel.schedule)));
+    if (parallel.zero > ParallelConfig().zero && parallel.data == 1)
+      notices_.push_back(
+          fmt::format("parallel.zero: {} divides among replicas, and parallel.data is 1", parallel.zero));
+    const auto& per_node = config_.launch.ranks_per_node;
+    if (per_node && *per_node % parallel.tensor != 0)
+      notices_.push_back(
+          fmt::format("parallel.tensor: groups of {} ranks span hosts of {} (launch.ranks_per_node), which is slow",
+                      parallel.tensor, *per_node));
+  }
+
+  void add_spike() {
+    const TrainConfig& train = config_.train;
+    if (!train.spike || train.steps.has_value() == train.tokens.has_value()) return;
+    const std::int64_t steps = train.num_steps(config_.model.context);
+    if (train.spike->window >= steps)
+      notices_.push_back(
+          fmt::format("train.spike: a window of {} steps must be full before a loss is judged, and the run has {}",
+                      train.spike->window, steps));
+  }
+
+  void add_evaluation() {
+    const EvaluateConfig fallback;
+    if (!config_.data.validation.empty()) return;
+    const std::string reason = "has no effect, because data.validation names no set";
+    if (config_.evaluate.every != fallback.every && config_.evaluate.every != 0)
+      notices_.push_back(fmt::format("evaluate.every: {} {}", config_.evaluate.every, reason));
+    if (config_.evaluate.batches != fallback.batches)
+      notices_.push_back(fmt::format("evaluate.batches: {} {}", config_.evaluate.batches, reason));
+  }
+
+  void add_supervision() {
+    const auto& least = config_.supervise.elastic_min_data;
+    if (least && config_.parallel.data == least)
+      notices_.push_back(
+          fmt::format("supervise.elastic: min_data is parallel.data: {}, so the run never goes on with fewer", *least));
+  }
+
+  const Config& config_;
+  const ReadContext& context_;
+  std::vector<std::string>& notices_;
+};
+
+}  // namespace
+
+void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices) {
+  Notices(config, context, notices).add_all();
+}
+
+}  // namespace scaletrain
