@@ -121,6 +121,14 @@ void FileWriter::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   }
 }
 
+void FileWriter::begin_writeback() {
+  SCALETRAIN_CHECK(file_.get() >= 0);
+  if (position_ == begun_) return;
+  ::sync_file_range(file_.get(), static_cast<off_t>(begun_), static_cast<off_t>(position_ - begun_),
+                    SYNC_FILE_RANGE_WRITE);
+  begun_ = position_;
+}
+
 void FileWriter::finish() {
   SCALETRAIN_CHECK(file_.get() >= 0);
   if (without_interruption([&] { return ::fsync(file_.get()); }) != 0) throw_file_error(path_, "fsync", errno);
@@ -180,6 +188,12 @@ void write_file_durably(const std::filesystem::path& path, std::string_view cont
     throw;
   }
   sync_folder(folder);
+}
+
+void sync_file(const std::filesystem::path& path) {
+  const FileDescriptor file(open_file(path, O_RDONLY));
+  if (!file) throw_file_error(path, "opening the file", errno);
+  if (without_interruption([&] { return ::fsync(file.get()); }) != 0) throw_file_error(path, "fsync", errno);
 }
 
 void sync_folder(const std::filesystem::path& folder) {

@@ -60,6 +60,9 @@ class FileWriter {
   // Writes at an offset without moving the append position.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   std::uint64_t position() const { return position_; }
+  // Has the disk begin with what was appended since the last call, so that finish() finds less to do. No promise, and
+  // no error: finish() has both.
+  void begin_writeback();
   // fsync, then close. Nothing may be written after it.
   void finish();
   const std::filesystem::path& path() const { return path_; }
@@ -68,6 +71,7 @@ class FileWriter {
   std::filesystem::path path_;
   FileDescriptor file_;
   std::uint64_t position_ = 0;
+  std::uint64_t begun_ = 0;  // up to where writing back was begun
 };
 
 // Positioned reads of an existing regular file. Concurrent calls are fine.
@@ -112,6 +116,8 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t limi
 // folder.
 void write_file_durably(const std::filesystem::path& path, std::string_view content);
 
+// fsync of what anybody has written to an existing file.
+void sync_file(const std::filesystem::path& path);
 void sync_folder(const std::filesystem::path& folder);
 
 // rename(2), then fsync of the destination's folder.

@@ -54,8 +54,11 @@ inline constexpr const char* num_lost_members_key = "rendezvous/lost/count";
 
 // Tries until `seconds` have passed; PeerError naming the address then, or when the secret is refused. The store is
 // used by one thread at a time. With `member`, its number, the server watches the connection from now on until the
-// store's destructor says farewell.
+// store's destructor says farewell. A server that does not answer a request within reply_seconds (beyond what the
+// request itself waits for) is a PeerError.
+inline constexpr double store_reply_seconds = 60.0;
 std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, const std::string& secret,
-                                             double seconds, std::optional<std::int64_t> member = {});
+                                             double seconds, std::optional<std::int64_t> member = {},
+                                             double reply_seconds = store_reply_seconds);
 
 }  // namespace scaletrain

@@ -17,8 +17,6 @@
 namespace scaletrain {
 namespace {
 
-// The server answers from memory, on a thread that never blocks: beyond this it is stuck or cut off.
-constexpr double reply_seconds = 60.0;
 // How much longer than the server's own deadline a client waits for the answer that the deadline has passed.
 constexpr double grace_seconds = 10.0;
 // For the farewell, which ends with the process if nobody hears it.
@@ -26,7 +24,8 @@ constexpr double leave_seconds = 2.0;
 
 class TcpStore final : public KeyValueStore {
  public:
-  TcpStore(FileDescriptor socket, RendezvousAddress server) : socket_(std::move(socket)), server_(std::move(server)) {}
+  TcpStore(FileDescriptor socket, RendezvousAddress server, double reply_seconds)
+      : socket_(std::move(socket)), server_(std::move(server)), reply_seconds_(reply_seconds) {}
   ~TcpStore() override {
     if (!is_member_ || !socket_) return;
     try {
@@ -39,34 +38,37 @@ class TcpStore final : public KeyValueStore {
   TcpStore& operator=(const TcpStore&) = delete;
 
   void introduce(std::int64_t member) {
-    ask({.kind = StoreRequest::Kind::introduce, .amount = member}, reply_seconds);
+    ask({.kind = StoreRequest::Kind::introduce, .amount = member}, reply_seconds_);
     is_member_ = true;
   }
 
   void set(const std::string& key, const std::string& value) override {
-    ask({.kind = StoreRequest::Kind::set, .key = key, .value = value}, reply_seconds);
+    ask({.kind = StoreRequest::Kind::set, .key = key, .value = value}, reply_seconds_);
   }
 
   std::optional<std::string> find(const std::string& key) override {
-    StoreReply reply = ask({.kind = StoreRequest::Kind::find, .key = key}, reply_seconds);
+    StoreReply reply = ask({.kind = StoreRequest::Kind::find, .key = key}, reply_seconds_);
     if (reply.kind == StoreReply::Kind::absent) return std::nullopt;
     return std::move(reply.value);
   }
 
   std::optional<std::string> find_within(const std::string& key, double seconds) override {
     const double bounded = std::clamp(seconds, 0.0, 1e9);
-    StoreReply reply = ask({.kind = StoreRequest::Kind::wait, .key = key, .seconds = bounded}, bounded + grace_seconds);
+    StoreReply reply = ask({.kind = StoreRequest::Kind::wait, .key = key, .seconds = bounded},
+                           bounded + std::min(grace_seconds, reply_seconds_));
     if (reply.kind == StoreReply::Kind::expired) return std::nullopt;
     return std::move(reply.value);
   }
 
   std::int64_t add(const std::string& key, std::int64_t amount) override {
-    const StoreReply reply = ask({.kind = StoreRequest::Kind::add, .key = key, .amount = amount}, reply_seconds);
+    const StoreReply reply = ask({.kind = StoreRequest::Kind::add, .key = key, .amount = amount}, reply_seconds_);
     SCALETRAIN_CHECK(reply.kind == StoreReply::Kind::done);  // the key holds a number, and the sum fits
     return std::stoll(reply.value);
   }
 
-  void remove(const std::string& key) override { ask({.kind = StoreRequest::Kind::remove, .key = key}, reply_seconds); }
+  void remove(const std::string& key) override {
+    ask({.kind = StoreRequest::Kind::remove, .key = key}, reply_seconds_);
+  }
 
  private:
   StoreReply ask(const StoreRequest& request, double seconds) {
@@ -91,6 +93,8 @@ class TcpStore final : public KeyValueStore {
 
   FileDescriptor socket_;
   RendezvousAddress server_;
+  // The server answers from memory, on a thread that never blocks: beyond this it is stuck or cut off.
+  double reply_seconds_;
   FrameReader reader_{largest_frame};
   bool is_member_ = false;
 };
@@ -175,7 +179,7 @@ bool shake_hands(int fd, const RendezvousAddress& server, const std::string& sec
 }  // namespace
 
 std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, const std::string& secret,
-                                             double seconds, std::optional<std::int64_t> member) {
+                                             double seconds, std::optional<std::int64_t> member, double reply_seconds) {
   SCALETRAIN_CHECK(!secret.empty());
   constexpr auto first_pause = std::chrono::milliseconds(20);
   constexpr auto longest_pause = std::chrono::milliseconds(500);
@@ -187,7 +191,7 @@ std::unique_ptr<KeyValueStore> connect_store(const RendezvousAddress& address, c
     FileDescriptor socket = open_connection(list.get(), deadline, error);
     if (socket &&
         shake_hands(socket.get(), address, secret, std::min(deadline, monotonic_now() + longest_handshake), error)) {
-      auto store = std::make_unique<TcpStore>(std::move(socket), address);
+      auto store = std::make_unique<TcpStore>(std::move(socket), address, reply_seconds);
       if (member) store->introduce(*member);
       return store;
     }

@@ -4,6 +4,7 @@
 // send and receive post and return at once; memory must stay valid until wait() has returned. A message is matched by
 // (sender, receiver, tag); a tag is used once per direction and pair in the life of the transport, and sizes on both
 // sides are equal. A send may complete only when its receive is posted: nothing is buffered. Posting is thread-safe.
+// Errors name ranks of the world, not the group: the communicator that waits says which it is.
 #pragma once
 
 #include <cstddef>

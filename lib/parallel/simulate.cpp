@@ -98,6 +98,7 @@ class Simulator {
   void execute_closing(std::size_t stage, const Instruction& instruction);
   void enter_transfer(std::size_t stage, const Instruction& instruction);
   void compute(std::size_t stage, const Instruction& instruction, double cost);
+  WorkCosts costs_of(std::int64_t virtual_stage) const;
   void post_head(std::size_t stage);
   std::optional<double> head_completion(std::size_t stage) const;
   void check_end();
@@ -125,6 +126,7 @@ Simulator::Simulator(const Schedule& schedule, const ScheduleCosts& costs, Trans
       virtual_stages_(schedule.stages * schedule.chunks) {
   if (intervals_ != nullptr) intervals_->resize(schedule.steps.size());
   SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(schedule.steps.size()), schedule.stages);
+  SCALETRAIN_CHECK(costs.of_chunks.empty() || std::ssize(costs.of_chunks) == virtual_stages_);
   const auto num_cells = static_cast<std::size_t>(virtual_stages_ * schedule.micro_batches);
   cells_.resize(num_cells);
   activations_.resize(num_cells);
@@ -211,6 +213,11 @@ void Simulator::check_message_order() const {
   }
 }
 
+WorkCosts Simulator::costs_of(std::int64_t virtual_stage) const {
+  if (!costs_.of_chunks.empty()) return costs_.of_chunks[static_cast<std::size_t>(virtual_stage)];
+  return {costs_.forward, costs_.backward_input, costs_.backward_weight};
+}
+
 void Simulator::compute(std::size_t stage, const Instruction& instruction, double cost) {
   StageState& state = states_[stage];
   if (intervals_ != nullptr) (*intervals_)[stage].push_back({instruction, state.clock, state.clock + cost});
@@ -232,7 +239,7 @@ bool Simulator::execute_forward(std::size_t stage, const Instruction& instructio
     if (here.activation_arrival < 0) return false;
     state.clock = std::max(state.clock, here.activation_arrival);
   }
-  compute(stage, instruction, costs_.forward);
+  compute(stage, instruction, costs_of(own).forward);
   here.forward_end = state.clock;
   StageSimulation& out = result_.stages[stage];
   if (!trains_) return true;
@@ -256,7 +263,8 @@ bool Simulator::execute_backward(std::size_t stage, const Instruction& instructi
     state.clock = std::max(state.clock, here.gradient_arrival);
   }
   const bool is_whole = instruction.op == Opcode::backward;
-  compute(stage, instruction, costs_.backward_input + (is_whole ? costs_.backward_weight : 0.0));
+  const WorkCosts costs = costs_of(own);
+  compute(stage, instruction, costs.backward_input + (is_whole ? costs.backward_weight : 0.0));
   here.backward_end = state.clock;
   here.is_saved = false;
   --state.saved;
@@ -277,7 +285,7 @@ void Simulator::execute_weight(std::size_t stage, const Instruction& instruction
   here.has_weight_work = false;
   here.weight_done = true;
   --state.weight_work;
-  compute(stage, instruction, costs_.backward_weight);
+  compute(stage, instruction, costs_of(virtual_of(stage, instruction)).backward_weight);
 }
 
 // Reductions and the update.

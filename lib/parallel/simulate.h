@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,20 @@
 namespace scaletrain {
 
 // Time of one micro-batch through one chunk. backward is input + weight.
+struct WorkCosts {
+  double forward = 1.0;
+  double backward_input = 1.0;
+  double backward_weight = 1.0;
+  double total() const { return forward + backward_input + backward_weight; }
+};
+
 struct ScheduleCosts {
   double forward = 1.0;
   double backward_input = 1.0;
   double backward_weight = 1.0;
   double transfer = 0.0;
+  // Where chunks differ: by virtual stage, in place of the first three. The caller's, for as long as the replay takes.
+  std::span<const WorkCosts> of_chunks{};
 };
 
 struct StageSimulation {

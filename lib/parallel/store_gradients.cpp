@@ -183,7 +183,7 @@ void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Comm
   for (const SumPlace& at : sums) {
     if (!at.coalesced()) tickets.push_back(group->all_reduce(stretch(at), ReduceOp::sum));
   }
-  for (Ticket& ticket : tickets) ticket.wait();
+  for (Ticket& ticket : tickets) ticket.before(stream);
   each_coalesced(
       [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = copy, .output = gradient}); });
 }

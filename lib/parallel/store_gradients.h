@@ -8,9 +8,12 @@
 // reduce-scatter leaves the sum in this rank's own piece. A tensor that is tied across stages is reduced over them
 // right behind, while other reductions are still under way.
 //
-// Sums over tensor ranks are waited for where they are made: these ranks go in step anyway, by the sums of every unit's
-// activations. A unit's come before its reduction over replicas; without replicas those of all units are made together,
-// when they are finished.
+// Sums over tensor ranks come before the same rows' reduction over replicas, and what is issued behind them waits for
+// them on the stream: the tensor ranks go in step anyway, by the sums of every unit's activations in the same queue. To
+// begin a unit's reduction over replicas only when the next unit closes, so that these sums too might be under way
+// meanwhile, would cost more than it saves: they are a few norms, biases and shared heads, while the reductions are all
+// there is to hide, and under sharded gradients nothing would be left to hide them behind, as their staging is needed
+// again one unit later. Without replicas the sums of all units are made together, when they are finished.
 #pragma once
 
 #include <cstdint>

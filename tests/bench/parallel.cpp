@@ -18,7 +18,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -27,8 +26,8 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
-#include "base/philox.h"
 #include "base/text.h"
+#include "bench_tools.h"
 #include "comm/direct_communicator.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/rendezvous.h"
@@ -85,43 +84,13 @@ Config config_of(const Layout& layout) {
   config.train.micro_batch = layout.micro_batch;
   config.train.global_batch = layout.micro_batch * layout.num_micro_batches * layout.data;
   config.train.lr_schedule.warmup = 10;
+  config.checkpoint.background = false;  // nothing is saved
   config.parallel.data = layout.data;
   config.parallel.pipeline = layout.pipeline;
   config.parallel.zero = layout.zero;
   if (layout.model == "balanced" && layout.pipeline == 2)
     config.parallel.stage_layers = std::vector<std::int64_t>{4, 4};
   return config;
-}
-
-// Kernels run at the same speed whatever the tokens are: uniform ones, from a counter.
-class RandomTokens final : public MicroBatchSource {
- public:
-  RandomTokens(std::int64_t vocab, std::int64_t context)
-      : vocab_(static_cast<std::uint64_t>(vocab)), context_(static_cast<std::size_t>(context)) {}
-
-  Filled fill(MicroBatch, const BatchTensors& tensors) override {
-    const PhiloxKey key = philox_key(1, "bench");
-    for (std::int32_t& id : tensors.ids) id = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
-    for (std::int32_t& id : tensors.targets) id = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
-    for (std::size_t i = 0; i < tensors.positions.size(); ++i)
-      tensors.positions[i] = static_cast<std::int32_t>(i % context_);
-    return {static_cast<std::int64_t>(tensors.targets.size()), 0};
-  }
-
- private:
-  std::uint64_t vocab_;
-  std::size_t context_;
-  std::uint64_t counter_ = 0;
-};
-
-// The process's peak resident memory so far, in bytes.
-std::uint64_t peak_memory() {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  std::uint64_t kibibytes = 0;
-  while (status >> word)
-    if (word == "VmHWM:") status >> kibibytes;
-  return kibibytes << 10;
 }
 
 void pin_to(std::int64_t processor) {
@@ -294,11 +263,6 @@ class Ranks {
   RendezvousServer server_;
   std::vector<Process> processes_;
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // Medians of each layout's seconds per step, stepping by turns; the first round touches memory and is not counted.
 std::vector<double> alternate(const std::vector<Layout>& layouts, int rounds) {

@@ -5,60 +5,22 @@
 // Usage: bench_training [steps] [threads] [micro-batch]
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "base/clock.h"
-#include "base/philox.h"
 #include "base/text.h"
+#include "bench_tools.h"
 #include "config/keys.h"
 #include "nn/init.h"
 #include "optim/optimizer.h"
 #include "plan/run_plan.h"
-#include "train/stage_executor.h"
 
 namespace scaletrain {
 namespace {
-
-// Kernels run at the same speed whatever the tokens are: uniform ones, from a counter.
-class RandomTokens final : public MicroBatchSource {
- public:
-  explicit RandomTokens(std::int64_t vocab) : vocab_(static_cast<std::uint64_t>(vocab)) {}
-
-  Filled fill(MicroBatch, const BatchTensors& tensors) override {
-    const PhiloxKey key = philox_key(1, "bench");
-    for (std::size_t i = 0; i < tensors.ids.size(); ++i) {
-      tensors.ids[i] = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
-      tensors.targets[i] = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
-      tensors.positions[i] = static_cast<std::int32_t>(i % 1024);
-    }
-    return {static_cast<std::int64_t>(tensors.ids.size()), 0};
-  }
-
- private:
-  std::uint64_t vocab_;
-  std::uint64_t counter_ = 0;
-};
-
-// The process's peak resident memory so far, in bytes.
-std::uint64_t peak_memory() {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  std::uint64_t kibibytes = 0;
-  while (status >> word)
-    if (word == "VmHWM:") status >> kibibytes;
-  return kibibytes << 10;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 Config bench_config(std::int64_t micro_batch) {
   Config config;
@@ -67,6 +29,7 @@ Config bench_config(std::int64_t micro_batch) {
   config.train.micro_batch = micro_batch;
   config.train.global_batch = micro_batch;
   config.train.lr_schedule.warmup = 10;
+  config.checkpoint.background = false;  // nothing is saved
   return config;
 }
 
@@ -91,7 +54,7 @@ void run(int steps, int threads, std::int64_t micro_batch) {
   const Transformer model(phase.model);
   StageMemory memory(*backend, phase.activations(Rank(0)));
   StageExecutor executor({.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory});
-  RandomTokens source(phase.model.vocab);
+  RandomTokens source(phase.model.vocab, phase.model.context);
   const ExecutionOrder order = executor.order_of(phase.schedule(Rank(0)));
   StepBlock block;
   block.learning_rate = 1e-4;

@@ -3,6 +3,7 @@
 
 #include "support/rank_trainer.h"
 #include "support/test_layout.h"
+#include "traffic.h"
 
 using namespace scaletrain;
 
@@ -25,50 +26,6 @@ Config traced_config() {
   return config;
 }
 
-struct Sums {
-  std::int64_t calls = 0;
-  std::int64_t elements = 0;
-  std::uint64_t bytes = 0;
-  bool operator==(const Sums&) const = default;
-};
-
-std::string text(const std::map<std::string, Sums>& sums) {
-  std::string out;
-  for (const auto& entry : sums)
-    out += entry.first + ": " + std::to_string(entry.second.calls) + " calls, " +
-           std::to_string(entry.second.elements) + " elements, " + std::to_string(entry.second.bytes) + " bytes; ";
-  return out;
-}
-
-// By group.
-std::map<std::string, Sums> traced(const Trace& trace) {
-  std::map<std::string, Sums> sums;
-  for (const TraceRecord& record : trace.records) {
-    std::int64_t calls = 1;
-    if (record.kind == CollectiveKind::exchange) {
-      const auto is_sent = [](const auto& message) { return message.direction == Transfer::Direction::send; };
-      calls = std::count_if(record.messages.begin(), record.messages.end(), is_sent);
-      if (calls == 0) continue;
-    }
-    Sums& of = sums[record.group];
-    of.calls += calls;
-    of.elements += record.sent_elements;
-    of.bytes += static_cast<std::uint64_t>(record.sent_elements) * size_of(record.dtype);
-  }
-  return sums;
-}
-
-std::map<std::string, Sums> planned(const PhasePlan& plan, Rank rank) {
-  std::map<std::string, Sums> sums;
-  for (const CommunicationVolume& volume : plan.communication(rank)) {
-    Sums& of = sums[std::string(to_text(volume.kind))];
-    of.calls += volume.calls;
-    of.elements += volume.elements;
-    of.bytes += volume.bytes;
-  }
-  return sums;
-}
-
 void check_traffic(const std::string& name, const Config& config) {
   LayoutRun run{.config = config};
   run.backend = TestBackend::reference_f32;
@@ -76,8 +33,9 @@ void check_traffic(const std::string& name, const Config& config) {
   const LayoutOutcome outcome = run_layout(run);
   CHECK(outcome.problem.empty());
   for (std::size_t rank = 0; rank < outcome.traces.size(); ++rank) {
-    const std::string expected = text(planned(outcome.plan, Rank(static_cast<std::int64_t>(rank))));
-    const std::string found = text(traced(outcome.traces[rank]));
+    const Trace& trace = outcome.traces[rank];
+    const std::string expected = text(planned_traffic(outcome.plan, Rank(static_cast<std::int64_t>(rank))));
+    const std::string found = text(traced_traffic(trace, 0, trace.records.size()));
     CHECK_MESSAGE(expected == found, name << ", rank " << rank);
   }
 }

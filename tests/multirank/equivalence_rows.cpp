@@ -1,8 +1,10 @@
 #include "equivalence_rows.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 
@@ -194,45 +196,129 @@ std::size_t mesh_index(const Row& row) {
   return static_cast<std::size_t>(found - meshes().begin());
 }
 
-// (column, value, column, value); the mesh is the column behind the last switch.
+constexpr std::size_t open_value = std::numeric_limits<std::size_t>::max();
+
+// (column, value, column, value), the lower column first; the mesh is the column behind the last switch.
 using Pair = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>;
 
-template <class Visit>
-void for_each_pair(const Row& row, Visit visit) {
-  const std::size_t count = row.values.size();
-  for (std::size_t a = 0; a < count; ++a) {
-    for (std::size_t b = a + 1; b < count; ++b) visit(Pair{a, row.values[a], b, row.values[b]});
-    visit(Pair{a, row.values[a], count, mesh_index(row)});
+// Finds the rows. A row is grown from a pair that is still missing, switch by switch, each time by the value that
+// covers the most: the time this takes grows with the number of pairs, not with that of all rows there could be.
+class Cover {
+ public:
+  explicit Cover(const std::vector<Switch>& all) : switches_(all) {
+    for (const Row& mesh : meshes()) {
+      for (std::size_t a = 0; a < count(); ++a) {
+        for_each_value(mesh, a, [&](std::size_t value_a) {
+          missing_.insert({a, value_a, count(), mesh_index(mesh)});
+          for (std::size_t b = a + 1; b < count(); ++b)
+            for_each_value(mesh, b, [&](std::size_t value_b) { missing_.insert({a, value_a, b, value_b}); });
+        });
+      }
+    }
   }
-}
 
-template <class Visit>
-void for_each_row_of(Row row, Visit& visit) {
-  if (row.values.size() == switches().size()) {
-    visit(row);
-    return;
+  std::vector<Row> take() {
+    for (const Row& mesh : meshes()) {
+      const std::size_t own = mesh_index(mesh);
+      const auto is_own = [&](const Pair& pair) { return std::get<2>(pair) == count() && std::get<3>(pair) == own; };
+      while (std::any_of(missing_.begin(), missing_.end(), is_own)) {
+        Best best;
+        for (const Pair& pair : missing_)
+          if (is_own(pair)) best.offer(*this, grow(mesh, pair));
+        add(best.row);
+      }
+    }
+    while (!missing_.empty()) {
+      Best best;
+      for (const Row& mesh : meshes())
+        if (allows(mesh, *missing_.begin())) best.offer(*this, grow(mesh, *missing_.begin()));
+      SCALETRAIN_CHECK(best.covered > 0);
+      add(best.row);
+    }
+    return std::move(rows_);
   }
-  const std::size_t which = row.values.size();
-  for (std::size_t value = 0; value < switches()[which].values.size(); ++value) {
-    if (!is_possible(row, which, value)) continue;
-    row.values.push_back(value);
-    for_each_row_of(row, visit);
-    row.values.pop_back();
-  }
-}
 
-// The row of a mesh that covers the most pairs which are still missing; among equals the first.
-struct Best {
-  const std::set<Pair>& missing;
-  Row row{};
-  std::size_t count = 0;
-  void operator()(const Row& candidate) {
+ private:
+  // Of several rows the first that covers the most.
+  struct Best {
+    void offer(const Cover& cover, Row candidate) {
+      std::size_t own = 0;
+      cover.for_each_pair(candidate, [&](const Pair& pair) { own += cover.missing_.count(pair); });
+      if (own <= covered) return;
+      covered = own;
+      row = std::move(candidate);
+    }
+    Row row{};
     std::size_t covered = 0;
-    for_each_pair(candidate, [&](const Pair& pair) { covered += missing.count(pair); });
-    if (!row.values.empty() && covered <= count) return;
-    row = candidate;
-    count = covered;
+  };
+
+  std::size_t count() const { return switches_.size(); }
+  bool is_allowed(const Row& mesh, std::size_t which, std::size_t value) const {
+    const SwitchValue& own = switches_[which].values[value];
+    return !own.is_possible || own.is_possible(mesh);
   }
+  bool allows(const Row& mesh, const Pair& pair) const {
+    const auto [a, value_a, b, value_b] = pair;
+    return is_allowed(mesh, a, value_a) && (b == count() || is_allowed(mesh, b, value_b));
+  }
+  template <class Visit>
+  void for_each_value(const Row& mesh, std::size_t which, Visit visit) const {
+    for (std::size_t value = 0; value < switches_[which].values.size(); ++value)
+      if (is_allowed(mesh, which, value)) visit(value);
+  }
+  template <class Visit>
+  void for_each_pair(const Row& row, Visit visit) const {
+    for (std::size_t a = 0; a < count(); ++a) {
+      for (std::size_t b = a + 1; b < count(); ++b) visit(Pair{a, row.values[a], b, row.values[b]});
+      visit(Pair{a, row.values[a], count(), mesh_index(row)});
+    }
+  }
+
+  Row grow(Row row, const Pair& seed) const {
+    row.values.assign(count(), open_value);
+    const auto [a, value_a, b, value_b] = seed;
+    row.values[a] = value_a;
+    if (b < count()) row.values[b] = value_b;
+    for (std::size_t i = 1; i <= count(); ++i) {
+      const std::size_t which = (a + i) % count();
+      if (row.values[which] != open_value) continue;
+      // First what it covers now, then what it could cover with switches that are still open.
+      std::pair<std::size_t, std::size_t> most{0, 0};
+      for_each_value(row, which, [&](std::size_t value) {
+        const std::pair<std::size_t, std::size_t> own{num_covered(row, which, value), num_missing(which, value)};
+        if (row.values[which] != open_value && own <= most) return;
+        row.values[which] = value;
+        most = own;
+      });
+    }
+    return row;
+  }
+  std::size_t num_covered(const Row& row, std::size_t which, std::size_t value) const {
+    std::size_t covered = missing_.count({which, value, count(), mesh_index(row)});
+    for (std::size_t other = 0; other < count(); ++other) {
+      if (other == which || row.values[other] == open_value) continue;
+      covered += other < which ? missing_.count({other, row.values[other], which, value})
+                               : missing_.count({which, value, other, row.values[other]});
+    }
+    return covered;
+  }
+  std::size_t num_missing(std::size_t which, std::size_t value) const {
+    std::size_t found = 0;
+    for (const Pair& pair : missing_) {
+      const auto [a, value_a, b, value_b] = pair;
+      found += (a == which && value_a == value) || (b == which && value_b == value);
+    }
+    return found;
+  }
+
+  void add(const Row& row) {
+    for_each_pair(row, [&](const Pair& pair) { missing_.erase(pair); });
+    rows_.push_back(row);
+  }
+
+  const std::vector<Switch>& switches_;
+  std::set<Pair> missing_;
+  std::vector<Row> rows_;
 };
 
 void apply_switches(const Row& row, bool only_baseline, LayoutRun& run) {
@@ -273,44 +359,22 @@ const std::vector<Row>& meshes() {
   return all;
 }
 
-bool is_possible(const Row& mesh, std::size_t which, std::size_t value) {
-  const SwitchValue& own = switches()[which].values[value];
-  return !own.is_possible || own.is_possible(mesh);
-}
-
 bool same_mesh(const Row& a, const Row& b) {
   return a.data == b.data && a.tensor == b.tensor && a.pipeline == b.pipeline;
 }
 
-std::vector<Row> make_rows() {
-  std::set<Pair> missing;
-  for (const Row& mesh : meshes()) {
-    const auto note = [&](const Row& row) { for_each_pair(row, [&](const Pair& pair) { missing.insert(pair); }); };
-    for_each_row_of(mesh, note);
+std::vector<Row> make_rows(const std::vector<Switch>& all) {
+  return Cover(all).take();
+}
+
+Tolerance tolerance_of(const Row& row) {
+  Tolerance out;
+  for (std::size_t which = 0; which < row.values.size(); ++which) {
+    const Tolerance& own = switches()[which].values[row.values[which]].tolerance;
+    out.steps = std::max(out.steps, own.steps);
+    out.compares_gradients = out.compares_gradients && own.compares_gradients;
   }
-  std::vector<Row> rows;
-  const auto take = [&](const Row& row) {
-    for_each_pair(row, [&](const Pair& pair) { missing.erase(pair); });
-    rows.push_back(row);
-  };
-  for (const Row& mesh : meshes()) {
-    const std::size_t own = mesh_index(mesh);
-    const auto is_own = [&](const Pair& pair) {
-      return std::get<2>(pair) == switches().size() && std::get<3>(pair) == own;
-    };
-    while (std::any_of(missing.begin(), missing.end(), is_own)) {
-      Best best{.missing = missing};
-      for_each_row_of(mesh, best);
-      take(best.row);
-    }
-  }
-  while (!missing.empty()) {
-    Best best{.missing = missing};
-    for (const Row& mesh : meshes()) for_each_row_of(mesh, best);
-    SCALETRAIN_CHECK(best.count > 0);
-    take(best.row);
-  }
-  return rows;
+  return out;
 }
 
 std::string text(const Row& row) {

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "support/rank_trainer.h"
+#include "support/test_layout.h"
 
 using namespace scaletrain;
 
@@ -41,7 +42,7 @@ class CountingSet final : public ValidationSet {
   bool masked_;
 };
 
-Config evaluation_config(std::int64_t data, std::int64_t tensor, std::int64_t pipeline, std::int64_t chunks) {
+Config evaluation_config(const TestLayout& layout) {
   Config config;
   config.model.layers = 4;
   config.model.hidden = 8;
@@ -54,12 +55,34 @@ Config evaluation_config(std::int64_t data, std::int64_t tensor, std::int64_t pi
   config.train.steps = 1;
   config.train.global_batch = 12;
   config.train.micro_batch = 2;
-  config.parallel.data = data;
-  config.parallel.tensor = tensor;
-  config.parallel.pipeline = pipeline;
-  config.parallel.chunks = chunks;
-  if (chunks > 1) config.parallel.schedule = ScheduleKind::interleaved;
+  lay_out(config, layout);
   return config;
+}
+
+TestLayout chunked(std::string name, std::int64_t data, std::int64_t pipeline, std::int64_t chunks,
+                   std::int64_t micro_batch) {
+  return {std::move(name), data, 1, pipeline, 0, ScheduleKind::interleaved, chunks, false, micro_batch};
+}
+
+// Micro-batches of one sample, of all that a replica has, and of sizes between.
+const std::vector<TestLayout>& layouts() {
+  static const auto kind = ScheduleKind::one_f_one_b;
+  static const std::vector<TestLayout> all = {
+      {"one rank, micro-batches of 3", 1, 1, 1, 0, kind, 1, false, 3},
+      {"data 2, micro-batches of 6", 2, 1, 1, 0, kind, 1, false, 6},
+      {"data 3, micro-batches of 1", 3, 1, 1, 0, kind, 1, false, 1},
+      {"data 3, micro-batches of 4", 3, 1, 1, 0, kind, 1, false, 4},
+      {"tensor 2, micro-batches of 4", 1, 2, 1, 0, kind, 1, false, 4},
+      {"tensor 2 with sequence shards, micro-batches of 1", 1, 2, 1, 0, kind, 1, true, 1},
+      {"pipeline 4, micro-batches of 3", 1, 1, 4, 0, kind, 1, false, 3},
+      {"pipeline 4, one micro-batch", 1, 1, 4, 0, kind, 1, false, 12},
+      {"data 2, tensor 2, pipeline 2, micro-batches of 3", 2, 2, 2, 0, kind, 1, false, 3},
+      {"data 2, pipeline 2, zero 3, micro-batches of 2", 2, 1, 2, 3, kind, 1, false, 2},
+      chunked("pipeline 2, two chunks, micro-batches of 1", 1, 2, 2, 1),
+      chunked("one rank, three chunks, micro-batches of 4", 1, 1, 3, 4),
+      chunked("data 2, pipeline 2, two chunks, micro-batches of 3", 2, 2, 2, 3),
+  };
+  return all;
 }
 
 struct EvaluationOutcome {
@@ -96,19 +119,16 @@ EvaluationOutcome evaluate(const Config& config, std::int64_t num_samples, std::
 }  // namespace
 
 TEST_CASE("every_layout_evaluates_the_same_samples_once_and_gets_the_same_loss") {
-  const Config one = evaluation_config(1, 1, 1, 1);
+  const Config one = evaluation_config({"one rank", 1, 1, 1, 0});
   // The last one takes several rounds of every layout.
   for (const std::int64_t samples : {1, 4, 5, 13, 201}) {
     const EvaluationOutcome expected = evaluate(one, samples, 0);
     REQUIRE(expected.losses.size() == 2);
     CHECK(expected.losses[0].dataset == "first");
-    for (const Config& config :
-         {evaluation_config(2, 1, 1, 1), evaluation_config(3, 1, 1, 1), evaluation_config(1, 2, 1, 1),
-          evaluation_config(1, 1, 4, 1), evaluation_config(1, 1, 2, 2), evaluation_config(1, 1, 1, 3),
-          evaluation_config(2, 2, 2, 1), evaluation_config(2, 1, 2, 2)}) {
+    for (const TestLayout& layout : layouts()) {
       CAPTURE(samples);
-      CAPTURE(config.parallel.pipeline);
-      CAPTURE(config.parallel.chunks);
+      CAPTURE(layout.name);
+      const Config config = evaluation_config(layout);
       const EvaluationOutcome outcome = evaluate(config, samples, 0);
       CHECK(outcome.ranks_agree);
       for (std::size_t set = 0; set < 2; ++set) {
@@ -125,12 +145,12 @@ TEST_CASE("every_layout_evaluates_the_same_samples_once_and_gets_the_same_loss")
 }
 
 TEST_CASE("only_the_first_samples_are_evaluated_where_fewer_are_asked_for") {
-  const EvaluationOutcome some = evaluate(evaluation_config(2, 1, 2, 1), 13, 5);
-  const EvaluationOutcome set_of_five = evaluate(evaluation_config(1, 1, 1, 1), 5, 0);
+  const EvaluationOutcome some = evaluate(evaluation_config({"data 2, pipeline 2", 2, 1, 2, 0}), 13, 5);
+  const EvaluationOutcome set_of_five = evaluate(evaluation_config({"one rank", 1, 1, 1, 0}), 5, 0);
   CHECK(some.losses[0].tokens == set_of_five.losses[0].tokens);
   CHECK(some.losses[0].loss == doctest::Approx(set_of_five.losses[0].loss).epsilon(1e-12));
 }
 
 TEST_CASE("a_set_without_unmasked_tokens_is_an_error_on_every_rank") {
-  CHECK_THROWS_AS(evaluate(evaluation_config(2, 1, 2, 1), 4, 0, true), InputError);
+  CHECK_THROWS_AS(evaluate(evaluation_config({"data 2, pipeline 2", 2, 1, 2, 0}), 4, 0, true), InputError);
 }

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
+#include <cstring>
 #include <limits>
 
 #include "base/clock.h"
@@ -47,10 +49,10 @@ std::vector<Answer> on_ranks(const Config& config, Work work) {
 }
 
 // Every value that a rank holds, of a kind.
-std::vector<double> held_values(ParamStore& store, StateKind kind) {
+std::vector<double> held_values(ParamStore& store, StateKind kind, std::size_t slot = 0) {
   std::vector<double> all;
   for (const RowRange& range : store.held(kind)) {
-    const View view = store.values(kind, range);
+    const View view = store.values(kind, range, slot);
     const auto* values = view.as<double>();
     all.insert(all.end(), values, values + view.num_elements());
   }
@@ -198,42 +200,107 @@ TEST_CASE("a_rank_that_fails_in_mid_step_ends_all_ranks_at_once_and_its_error_is
   }
 }
 
-TEST_CASE("nan_on_one_rank_makes_every_rank_skip_the_step") {
+namespace {
+
+// Everything that training changes on a rank, by kind: weights, both moments.
+using State = std::array<std::vector<double>, 3>;
+State state_of(RankTrainer& trainer) {
+  ParamStore& store = trainer.settled_store();
+  return {held_values(store, StateKind::master), held_values(store, StateKind::slot, 0),
+          held_values(store, StateKind::slot, 1)};
+}
+
+// NaN is a value like others here.
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+bool same_bits(const State& a, const State& b) {
+  return same_bits(a[0], b[0]) && same_bits(a[1], b[1]) && same_bits(a[2], b[2]);
+}
+
+void set_masters(RankTrainer& trainer, const std::vector<double>& values) {
+  ParamStore& store = trainer.settled_store();
+  auto next = values.begin();
+  for (const RowRange& range : store.held(StateKind::master)) {
+    std::copy_n(next, range.count, store.values(StateKind::master, range).as<double>());
+    next += range.count;
+  }
+  store.values_changed();
+}
+
+// A matrix of a block, which every sample's way leads through: the last element of this rank's own shard.
+void poison_a_weight(RankTrainer& trainer) {
+  ParamStore& store = trainer.settled_store();
+  const ShardLayout& layout = store.layout();
+  for (const RowRange& range : layout.shard_ranges(layout.position().data)) {
+    const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
+    if (!row.decays || row.unit == 0 || range.count == 0) continue;
+    store.values(StateKind::master, range).as<double>()[range.count - 1] = std::numeric_limits<double>::quiet_NaN();
+    break;
+  }
+  store.values_changed();
+}
+
+struct NanAnswer {
+  StepRunner::Result poisoned, last;
+  bool is_poisoned = false;
+  State before, after, end;
+};
+
+// Three steps; before the second an attempt at it in which a weight of rank `broken` alone is NaN (-1: no attempt),
+// behind which all weights are put back.
+std::vector<NanAnswer> train_with_nan(const Config& config, std::int64_t broken) {
+  return on_ranks<NanAnswer>(config, [&](RankTrainer& trainer, Rank rank) {
+    NanAnswer answer;
+    for (std::int64_t step = 0; step < 3; ++step) {
+      StepSettings own = settings;
+      own.update = step + 1;
+      trainer.source().set_step(step);
+      if (step == 1 && broken >= 0) {
+        const std::vector<double> sound = held_values(trainer.settled_store(), StateKind::master);
+        if (rank.value() == broken) poison_a_weight(trainer);
+        answer.before = state_of(trainer);
+        answer.is_poisoned = !same_bits(answer.before[0], sound);
+        answer.poisoned = trainer.runner().step(trainer.source(), own);
+        answer.after = state_of(trainer);
+        set_masters(trainer, sound);
+      }
+      answer.last = trainer.runner().step(trainer.source(), own);
+    }
+    answer.end = state_of(trainer);
+    return answer;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("nan_on_one_rank_makes_every_rank_skip_the_step_leave_its_state_and_go_on_as_if_it_had_not_been") {
   for (const std::int64_t zero : {0, 1, 2, 3}) {
+    const Config config = layout_config(2, 2, 2, zero);
+    const auto undisturbed = train_with_nan(config, -1);
     for (const std::int64_t broken : {0, 5}) {
       CAPTURE(zero);
       CAPTURE(broken);
-      struct Answer {
-        StepRunner::Result result;
-        bool unchanged = false;
-      };
-      const auto answers = on_ranks<Answer>(layout_config(2, 2, 2, zero), [&](RankTrainer& trainer, Rank rank) {
-        ParamStore& store = trainer.settled_store();
-        if (rank.value() == broken) {
-          // One that this rank updates, and no other replica.
-          const ShardLayout& layout = store.layout();
-          for (const RowRange& range : layout.shard_ranges(layout.position().data)) {
-            // A block's matrix: every sample's way leads through it.
-            const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
-            if (!row.decays || row.unit == 0 || range.count == 0) continue;
-            store.values(StateKind::master, range).as<double>()[range.count - 1] =
-                std::numeric_limits<double>::quiet_NaN();
-            break;
-          }
+      const auto answers = train_with_nan(config, broken);
+      for (std::size_t rank = 0; rank < answers.size(); ++rank) {
+        CAPTURE(rank);
+        const NanAnswer& answer = answers[rank];
+        CHECK(answer.is_poisoned == (static_cast<std::int64_t>(rank) == broken));
+        CHECK(answer.poisoned.outcome.skip == SkipReason::nonfinite_gradient);
+        // Of weights that are divided among replicas the others hear by the gather behind the step.
+        std::size_t changed = 0;
+        for (std::size_t i = 0; i < answer.before[0].size(); ++i) {
+          const bool is_same = std::memcmp(&answer.before[0][i], &answer.after[0][i], sizeof(double)) == 0;
+          if (is_same) continue;
+          ++changed;
+          CHECK(std::isnan(answer.after[0][i]));
         }
-        store.values_changed();
-        Answer answer;
-        const std::vector<double> before = held_values(store, StateKind::master);
-        answer.result = trainer.step();
-        const std::vector<double> after = held_values(trainer.settled_store(), StateKind::master);
-        // But for the broken one, which replicas gather.
-        answer.unchanged = std::equal(before.begin(), before.end(), after.begin(), after.end(),
-                                      [](double a, double b) { return a == b || std::isnan(b); });
-        return answer;
-      });
-      for (const Answer& answer : answers) {
-        CHECK(answer.result.outcome.skip == SkipReason::nonfinite_gradient);
-        CHECK(answer.unchanged);
+        CHECK(changed <= (zero == 1 || zero == 2 ? 1 : 0));
+        CHECK(same_bits(answer.after[1], answer.before[1]));
+        CHECK(same_bits(answer.after[2], answer.before[2]));
+        CHECK(answer.last.outcome.skip == SkipReason::none);
+        CHECK(answer.last.outcome.loss == undisturbed[rank].last.outcome.loss);
+        CHECK(same_bits(answer.end, undisturbed[rank].end));
       }
     }
   }

@@ -10,38 +10,35 @@
 #include "checkpoint/save.h"
 #include "support/rank_trainer.h"
 #include "support/temp_folder.h"
+#include "support/test_layout.h"
 
 using namespace scaletrain;
 
 namespace {
 
-struct NamedLayout {
-  std::string name{};
-  std::int64_t data, tensor, pipeline, zero;
-  ScheduleKind schedule = ScheduleKind::one_f_one_b;
-  std::int64_t chunks = 1;
-  bool sequence = false;
+struct Case {
+  TestLayout layout;
   bool tied = true;
 };
 
-const std::vector<NamedLayout>& layouts() {
-  static const std::vector<NamedLayout> all = {
-      {"data 2, zero 0", 2, 1, 1, 0},
-      {"data 3, zero 2", 3, 1, 1, 2},
-      {"tensor 2, sequence shards", 1, 2, 1, 0, ScheduleKind::one_f_one_b, 1, true},
-      {"tensor 4, fewer key/value heads than ranks", 1, 4, 1, 0, ScheduleKind::one_f_one_b, 1, false, false},
-      {"pipeline 4, 1f1b", 1, 1, 4, 0},
-      {"data 2, pipeline 2, gpipe, zero 1", 2, 1, 2, 1, ScheduleKind::gpipe},
-      {"data 2, pipeline 2, two chunks, zero 3", 2, 1, 2, 3, ScheduleKind::interleaved, 2},
-      {"tensor 2, pipeline 2, zb-h1, untied", 1, 2, 2, 0, ScheduleKind::zb_h1, 1, false, false},
-      {"data 2, tensor 2, pipeline 2, zb-h1, zero 3, sequence shards", 2, 2, 2, 3, ScheduleKind::zb_h1, 1, true},
-      {"data 2, tensor 2, pipeline 2, 1f1b, zero 2, sequence shards", 2, 2, 2, 2, ScheduleKind::one_f_one_b, 1, true},
-      {"data 2, tensor 2, pipeline 2, two chunks, zero 1", 2, 2, 2, 1, ScheduleKind::interleaved, 2},
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {{"data 2, zero 0", 2, 1, 1, 0}},
+      {{"data 3, zero 2", 3, 1, 1, 2}},
+      {{"tensor 2, sequence shards", 1, 2, 1, 0, ScheduleKind::one_f_one_b, 1, true}},
+      {{"tensor 4, fewer key/value heads than ranks, untied", 1, 4, 1, 0}, false},
+      {{"pipeline 4, 1f1b", 1, 1, 4, 0}},
+      {{"data 2, pipeline 2, gpipe, zero 1", 2, 1, 2, 1, ScheduleKind::gpipe}},
+      {{"data 2, pipeline 2, two chunks, zero 3", 2, 1, 2, 3, ScheduleKind::interleaved, 2}},
+      {{"tensor 2, pipeline 2, zb-h1, untied", 1, 2, 2, 0, ScheduleKind::zb_h1}, false},
+      {{"data 2, tensor 2, pipeline 2, zb-h1, zero 3, sequence shards", 2, 2, 2, 3, ScheduleKind::zb_h1, 1, true}},
+      {{"data 2, tensor 2, pipeline 2, 1f1b, zero 2, sequence shards", 2, 2, 2, 2, ScheduleKind::one_f_one_b, 1, true}},
+      {{"data 2, tensor 2, pipeline 2, two chunks, zero 1", 2, 2, 2, 1, ScheduleKind::interleaved, 2}},
   };
   return all;
 }
 
-Config config_of(const NamedLayout& layout) {
+Config config_of(const Case& own) {
   Config config;
   config.run.seed = 9;
   config.model.layers = 4;
@@ -52,18 +49,12 @@ Config config_of(const NamedLayout& layout) {
   config.model.context = 5;
   config.model.vocab = 23;
   config.model.init.std = 0.2;
-  config.model.tie_embeddings = layout.tied;
+  config.model.tie_embeddings = own.tied;
   config.train.steps = 10;
   config.train.global_batch = 12;
   config.train.micro_batch = 2;
   config.train.optimizer.learning_rate = 1e-3;
-  config.parallel.data = layout.data;
-  config.parallel.tensor = layout.tensor;
-  config.parallel.pipeline = layout.pipeline;
-  config.parallel.zero = layout.zero;
-  config.parallel.schedule = layout.schedule;
-  config.parallel.chunks = layout.chunks;
-  config.parallel.sequence = layout.sequence;
+  lay_out(config, own.layout);
   return config;
 }
 
@@ -104,9 +95,9 @@ std::vector<Answer> train(const Config& config) {
 }  // namespace
 
 TEST_CASE("layouts_train_evaluate_and_save_as_threads_and_their_ranks_agree") {
-  for (const NamedLayout& layout : layouts()) {
-    CAPTURE(layout.name);
-    const Config config = config_of(layout);
+  for (const Case& own : cases()) {
+    CAPTURE(own.layout.name);
+    const Config config = config_of(own);
     Config alone = config;
     alone.parallel = ParallelConfig{};
     const std::vector<Answer> answers = train(config);

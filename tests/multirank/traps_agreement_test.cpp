@@ -34,6 +34,23 @@ struct Held {
   TensorAssembler masters, averages, squares;
 };
 
+std::filesystem::path save(RankTrainer& trainer, Rank rank, InProcessWorld& world, std::int64_t step,
+                           const std::filesystem::path& folder) {
+  const PhasePlan& plan = trainer.plan();
+  const auto store = world.make_store();
+  SaveRequest request;
+  request.folder = folder;
+  request.manifest.step = step;
+  request.manifest.history = "[]";
+  request.group.rank = rank;
+  request.group.world = plan.mesh.world();
+  request.group.store = plan.mesh.world() > 1 ? store.get() : nullptr;
+  request.group.deadline = 60.0;
+  request.group.attempt = 1;
+  request.group.plan_of = [&plan](Rank of) { return plan.save_plan(of); };
+  return save_checkpoint(trainer.settled_store(), request).path;
+}
+
 // The ranks' agreement after many steps; `part` must be held by several ranks.
 void check_agreement(const Config& config, const std::vector<std::string>& parts) {
   const PhasePlan plan = make_test_plan(config, TestBackend::reference_f64);
@@ -118,18 +135,7 @@ TEST_CASE("trap_tied_embeddings_are_equal_on_both_stages_after_twenty_steps_and_
           [&](RankTrainer& trainer, Rank rank, InProcessWorld& world) {
             for (int step = 0; step < many_steps; ++step) trainer.step();
             held.add(trainer, backend);
-            const auto store = world.make_store();
-            SaveRequest request;
-            request.folder = folder.path();
-            request.manifest.step = many_steps;
-            request.manifest.history = "[]";
-            request.group.rank = rank;
-            request.group.world = plan.mesh.world();
-            request.group.store = store.get();
-            request.group.deadline = 60.0;
-            request.group.attempt = 1;
-            request.group.plan_of = [&plan](Rank of) { return plan.save_plan(of); };
-            return save_checkpoint(trainer.settled_store(), request).path;
+            return save(trainer, rank, world, many_steps, folder.path());
           },
           backend);
       CHECK(held.problem() == "");
@@ -158,6 +164,46 @@ TEST_CASE("trap_tied_embeddings_are_equal_on_both_stages_after_twenty_steps_and_
         CHECK(loaded.masters.tensors() == held.masters.tensors());
         CHECK(loaded.squares.tensors() == held.squares.tensors());
         CHECK(stepped.masters.tensors().at(tied) != held.masters.tensors().at(tied));
+      }
+    }
+  }
+}
+
+TEST_CASE("trap_sharded_parameters_are_gathered_again_and_compute_forms_made_anew_after_a_load") {
+  // Into a store that has trained on meanwhile, so that what it had gathered and packed is another step's.
+  for (const TrapLayout& layout : trap_layouts()) {
+    for (const std::int64_t zero : layout.zero_stages()) {
+      CAPTURE(layout.name);
+      CAPTURE(zero);
+      const TempFolder folder;
+      const Config config = layout.on(trap_config(), zero);
+      const PhasePlan plan = make_test_plan(config, TestBackend::cpu);
+      struct Losses {
+        std::vector<double> first, again;
+        double evaluated_first = 0.0, evaluated_later = 0.0, evaluated_again = 0.0;
+      };
+      const auto losses = on_ranks<Losses>(
+          config, plan,
+          [&](RankTrainer& trainer, Rank rank, InProcessWorld& world) {
+            Losses own;
+            trainer.step();
+            const std::filesystem::path saved = save(trainer, rank, world, 1, folder.path());
+            own.evaluated_first = trainer.evaluate(5).loss_sum;
+            for (int step = 0; step < 2; ++step) own.first.push_back(trainer.step().outcome.loss);
+            own.evaluated_later = trainer.evaluate(5).loss_sum;  // leaves weights gathered and packed
+            Checkpoint(saved, OpenCheck::none).load(trainer.settled_store(), true);
+            trainer.settled_store().values_changed();
+            trainer.continue_at(1);
+            own.evaluated_again = trainer.evaluate(5).loss_sum;
+            for (int step = 0; step < 2; ++step) own.again.push_back(trainer.step().outcome.loss);
+            return own;
+          },
+          TestBackend::cpu);
+      for (const Losses& own : losses) {
+        CHECK(own.evaluated_later != own.evaluated_first);
+        CHECK(own.evaluated_again == own.evaluated_first);
+        CHECK(own.again == own.first);
+        CHECK(own.first[0] != own.first[1]);
       }
     }
   }

@@ -53,7 +53,6 @@ class SyntheticSource final : public MicroBatchSource {
   SyntheticSource(const PhasePlan& plan, Rank rank, Masks masks = Masks::uneven)
       : plan_(plan), replica_(plan.mesh.position_of(rank).data), masks_(masks) {}
 
-  // A whole multiple of replicas times micro-batch.
   void set_batch(std::vector<std::int64_t> samples) { batch_ = std::move(samples); }
   // Samples [first, first + global batch).
   void set_step(std::int64_t step) {
@@ -73,7 +72,7 @@ class SyntheticSource final : public MicroBatchSource {
       if (sample < 0) std::fill(targets.begin(), targets.end(), -1);
       starts = {0};
     };
-    return {fill_batch(samples, plan_.micro_batch.tokens, read, tensors), samples.front()};
+    return {fill_batch(samples, plan_.micro_batch.tokens, read, tensors), samples.empty() ? 0 : samples.front()};
   }
 
  private:

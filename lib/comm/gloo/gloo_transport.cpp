@@ -70,10 +70,9 @@ void order_before_end(GlooBuffer& buffer) {
 // What the transport shares with its pending messages, which may outlive it.
 class Group {
  public:
-  Group(std::string name, std::vector<Rank> members, int self, std::shared_ptr<WaitWatch> watch,
-        std::shared_ptr<PostQueue> posts, std::shared_ptr<gloo::transport::Context> context)
-      : name_(std::move(name)),
-        members_(std::move(members)),
+  Group(std::vector<Rank> members, int self, std::shared_ptr<WaitWatch> watch, std::shared_ptr<PostQueue> posts,
+        std::shared_ptr<gloo::transport::Context> context)
+      : members_(std::move(members)),
         self_(self),
         watch_(std::move(watch)),
         posts_(std::move(posts)),
@@ -107,7 +106,7 @@ class Group {
 
   void stop() { stopped_ = true; }
   void require_running() const {
-    if (stopped_) throw PeerError(fmt::format("group {}: transfers have been stopped on this side", name_));
+    if (stopped_) throw PeerError("transfers have been stopped on this side");
   }
 
   // Why the connection to a peer is broken, or nothing.
@@ -124,12 +123,11 @@ class Group {
   }
 
   [[noreturn]] void lost(int peer, const std::string& reason) const {
-    throw PeerError(fmt::format("group {}: the connection to rank {} is lost: {}", name_,
-                                members_[static_cast<std::size_t>(peer)].value(), reason));
+    throw PeerError(
+        fmt::format("the connection to rank {} is lost: {}", members_[static_cast<std::size_t>(peer)].value(), reason));
   }
 
  private:
-  std::string name_;
   std::vector<Rank> members_;
   int self_;
   std::shared_ptr<WaitWatch> watch_;
@@ -375,7 +373,7 @@ std::unique_ptr<Transport> GlooDevice::connect(KeyValueStore& store, const std::
       SCALETRAIN_CHECK_EQ(theirs.size(), address_bytes);
       context->getPair(peer)->connect(unpack_address(theirs));
     }
-    auto group = std::make_shared<Group>(name, members, own, impl_->watch, impl_->posts, context);
+    auto group = std::make_shared<Group>(members, own, impl_->watch, impl_->posts, context);
     stage = "a connection broke at once";
     group->post_sentinels();
     return std::make_unique<GlooTransport>(std::move(group));

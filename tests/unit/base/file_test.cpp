@@ -334,3 +334,21 @@ TEST_CASE("file_refused_by_the_system_is_told_from_one_that_is_not_there") {
   CHECK(is_folder(folder.path()));
   CHECK_FALSE(is_folder(path));
 }
+
+TEST_CASE("writing_back_early_changes_nothing_of_what_a_file_holds") {
+  const TempFolder folder;
+  const auto path = folder / "file";
+  FileWriter writer(path);
+  writer.begin_writeback();
+  std::string expected;
+  for (int i = 0; i < 5; ++i) {
+    const std::string piece(100'000, static_cast<char>('a' + i));
+    writer.write(piece);
+    expected += piece;
+    if (i % 2 == 0) writer.begin_writeback();
+  }
+  writer.finish();
+  CHECK(TempFolder::read(path) == expected);
+  sync_file(path);
+  CHECK(contains(input_error([&] { sync_file(folder / "absent"); }), "absent"));
+}

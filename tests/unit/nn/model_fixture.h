@@ -354,6 +354,18 @@ inline ModelSpec tiny_gpt2() {
   return spec;
 }
 
+// The sizes of GPT-2 124M, but for the number of layers and the context.
+inline ModelSpec wide_gpt2() {
+  ModelSpec spec = tiny_gpt2();
+  spec.hidden = 768;
+  spec.heads = 12;
+  spec.kv_heads = 12;
+  spec.head_size = 64;
+  spec.ffn_hidden = 3072;
+  spec.vocab = 50257;
+  return spec;
+}
+
 inline ModelSpec tiny_llama() {
   ModelSpec spec = tiny_gpt2();
   spec.hidden = 12;

@@ -304,13 +304,7 @@ TEST_CASE("the head's chunks are the same on every tensor rank") {
 TEST_CASE("sequence shards divide what a block saves of C columns, heads and ffn columns the rest") {
   // GPT-2 124M on 4 tensor ranks, B=4, T=1024, f32. Per token: two norms (C + 2) and middle C of a quarter of the rows;
   // qkv, attention, log-sum-exp and ffn a quarter wide of all of them.
-  ModelSpec spec = tiny_gpt2();
-  spec.hidden = 768;
-  spec.heads = 12;
-  spec.kv_heads = 12;
-  spec.head_size = 64;
-  spec.ffn_hidden = 3072;
-  spec.vocab = 50257;
+  const ModelSpec spec = wide_gpt2();
   const BatchShape shape{4, 1024};
   const auto saved = [&](bool sequence) {
     return Transformer(spec, {.degree = 4, .rank = 1, .sequence = sequence})

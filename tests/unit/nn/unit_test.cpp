@@ -73,14 +73,7 @@ TEST_CASE("memory() is what the phases use: exactly that is enough, one cache li
 
 TEST_CASE("what a block saves is what its formula says") {
   // GPT-2 124M, B=4, T=1024, f32: two norms (C + 2), qkv 3C, attention C, log-sum-exp H, middle C, ffn 2·4C per token.
-  ModelSpec spec = tiny_gpt2();
-  spec.hidden = 768;
-  spec.heads = 12;
-  spec.kv_heads = 12;
-  spec.head_size = 64;
-  spec.ffn_hidden = 3072;
-  spec.vocab = 50257;
-  const Transformer model(spec);
+  const Transformer model(wide_gpt2());
   const UnitMemory block = model.units()[1]->memory({4, 1024}, DType::f32);
   CHECK(block.saved == std::size_t(4096) * 4 * (2 * (768 + 2) + 3 * 768 + 768 + 12 + 768 + 8 * 768));
   CHECK(block.scratch == std::size_t(4096) * 4 * 3072);
