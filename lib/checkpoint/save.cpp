@@ -29,7 +29,8 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::size_t copy_bytes = 1u << 20;  // of a tokenizer file at a time
+constexpr std::size_t copy_bytes = 1u << 20;    // of a tokenizer file at a time
+constexpr std::size_t write_bytes = 16u << 20;  // between two looks whether the save is still wanted
 
 std::string_view role_text(ParamRole role) {
   switch (role) {
@@ -43,42 +44,57 @@ std::string_view role_text(ParamRole role) {
   SCALETRAIN_CHECK(false);
 }
 
-StateKind kind_of(const SavePiece& piece) {
-  return piece.slot < 0 ? StateKind::master : StateKind::slot;
+// The values where the store has them.
+class StoreState final : public SavedState {
+ public:
+  explicit StoreState(const ParamStore& store) : store_(store) {}
+  const ParamTable& table() const override { return store_.table(); }
+  const ShardLayout& layout() const override { return store_.layout(); }
+  const std::vector<std::string>& slot_names() const override { return store_.options().slot_names; }
+  DType dtype() const override { return store_.options().dtype; }
+  ConstView values(const SavePiece& piece) const override { return stored_values(store_, piece); }
+
+ private:
+  const ParamStore& store_;
+};
+
+std::vector<SavePiece> plan_of(const SavedState& state, const SaveRequest& request) {
+  return make_save_plan(state.table(), state.layout(), state.slot_names(), state.dtype(), request.max_file_bytes);
 }
 
-View values_of(const ParamStore& store, const SavePiece& piece) {
-  const View view = store.values(kind_of(piece), piece.range, static_cast<std::size_t>(std::max(piece.slot, 0)));
-  SCALETRAIN_CHECK_EQ(view.num_elements(), piece.box.num_elements());
-  return view;
-}
-
-ManifestFile write_file(const ParamStore& store, const std::filesystem::path& path, const std::string& save_id,
-                        std::span<const SavePiece> pieces) {
+ManifestFile write_file(const SavedState& state, const SaveRequest& request, const std::filesystem::path& path,
+                        const std::string& save_id, std::span<const SavePiece> pieces) {
   std::vector<SafetensorsTensor> tensors;
   for (const SavePiece& piece : pieces) {
-    tensors.push_back({.name = piece.key, .dtype = values_of(store, piece).dtype(), .shape = shape_of_box(piece.box)});
+    tensors.push_back({.name = piece.key, .dtype = state.values(piece).dtype(), .shape = shape_of_box(piece.box)});
   }
   SafetensorsWriter writer(path, tensors, {{"format", "scaletrain"}, {"save_id", save_id}});
   for (const SavePiece& piece : pieces) {
-    const View view = values_of(store, piece);
-    writer.write({static_cast<const std::byte*>(view.data()), view.num_bytes()});
+    const ConstView view = state.values(piece);
+    SCALETRAIN_CHECK_EQ(view.num_elements(), piece.box.num_elements());
+    auto bytes = std::span(static_cast<const std::byte*>(view.data()), view.num_bytes());
+    while (!bytes.empty()) {
+      if (request.is_abandoned && request.is_abandoned())
+        throw InputError(fmt::format("{}: the save was given up: training has ended", path.string()));
+      const auto part = bytes.first(std::min(bytes.size(), write_bytes));
+      writer.write(part);
+      bytes = bytes.subspan(part.size());
+    }
   }
   WrittenFile written = writer.finish();
   return {.name = path.filename().string(), .bytes = written.bytes, .block_hashes = std::move(written.block_hashes)};
 }
 
-// The pieces that this rank's store holds, into an existing folder.
-std::vector<ManifestFile> write_files(const ParamStore& store, const std::filesystem::path& folder,
-                                      const std::string& save_id, std::uint64_t max_file_bytes) {
-  const std::vector<SavePiece> plan =
-      make_save_plan(store.table(), store.layout(), store.options().slot_names, store.options().dtype, max_file_bytes);
+// The pieces that this rank has, into an existing folder.
+std::vector<ManifestFile> write_files(const SavedState& state, const SaveRequest& request,
+                                      const std::filesystem::path& folder, const std::string& save_id) {
+  const std::vector<SavePiece> plan = plan_of(state, request);
   std::vector<ManifestFile> files;
   for (std::size_t first = 0; first < plan.size();) {
     std::size_t end = first;
     while (end < plan.size() && plan[end].file == plan[first].file) ++end;
     const auto pieces = std::span(plan).subspan(first, end - first);
-    files.push_back(write_file(store, folder / plan[first].file, save_id, pieces));
+    files.push_back(write_file(state, request, folder / plan[first].file, save_id, pieces));
     first = end;
   }
   return files;
@@ -103,7 +119,7 @@ void remove_temporary(const std::filesystem::path& folder) {
 // committed.
 class Save {
  public:
-  Save(const ParamStore& store, const SaveRequest& request) : store_(store), request_(request) {
+  Save(const SavedState& state, const SaveRequest& request) : state_(state), request_(request) {
     manifest_ = request.manifest;
     manifest_.format_version = checkpoint_format_version;
     manifest_.save_id = random_id();
@@ -138,12 +154,17 @@ class Save {
   void write_manifest();
   void commit();
   bool is_committed() const;
+  void tell_unsynced(const InputError& error) const {
+    if (!request_.warn) return;
+    request_.warn(fmt::format("{}: committed, but a power cut now may undo that until the next save: {}",
+                              final_.string(), error.what()));
+  }
   void add_file(ManifestFile file) {
     bytes_ += file.bytes;
     manifest_.files.push_back(std::move(file));
   }
 
-  const ParamStore& store_;
+  const SavedState& state_;
   const SaveRequest& request_;
   const MonotonicTime start_ = monotonic_now();
   Manifest manifest_;
@@ -172,18 +193,17 @@ void Save::add_rank(std::span<const SavePiece> pieces, std::vector<ManifestFile>
 }
 
 void Save::make_tensors() {
-  const ParamStore::Options& options = store_.options();
   for (auto& [place, pieces] : pieces_) {
     const auto [slot, index] = place;
-    const ParamRow& row = store_.table().rows()[static_cast<std::size_t>(index)];
+    const ParamRow& row = state_.table().rows()[static_cast<std::size_t>(index)];
     std::int64_t covered = 0;
     for (const TensorPiece& piece : pieces) covered += piece.box.num_elements();
     SCALETRAIN_CHECK_EQ(covered, row.shape.num_elements());
     const bool is_master = slot < 0;
     manifest_.tensors.push_back(
-        {.name = is_master ? row.name : slot_tensor_name(row.name, options.slot_names[static_cast<std::size_t>(slot)]),
+        {.name = is_master ? row.name : slot_tensor_name(row.name, state_.slot_names()[static_cast<std::size_t>(slot)]),
          .role = std::string(is_master ? role_text(row.role) : "slot"),
-         .dtype = row.role == ParamRole::trained ? options.dtype : row.dtype,
+         .dtype = row.role == ParamRole::trained ? state_.dtype() : row.dtype,
          .shape = row.shape,
          .pieces = std::move(pieces)});
   }
@@ -250,7 +270,8 @@ void Save::commit() {
     try {
       sync_folder(request_.folder);
       rename_durably(temporary_, free_hidden_name(final_, abandoned_prefix));
-    } catch (const InputError&) {  // the next pruning removes the older one
+    } catch (const InputError& failure) {  // the next pruning removes the older one
+      tell_unsynced(failure);
     }
     return;
   }
@@ -259,9 +280,9 @@ void Save::commit() {
   try {
     rename_durably(temporary_, final_);
     committed_ = true;
-  } catch (const InputError&) {
+  } catch (const InputError& failure) {
     committed_ = is_committed();
-    if (committed_) return;
+    if (committed_) return tell_unsynced(failure);
     if (!aside.empty()) rename_durably(aside, final_);
     throw;
   }
@@ -292,13 +313,11 @@ auto as_input_errors(const SaveRequest& request, F f) {
   }
 }
 
-SaveResult save_alone(const ParamStore& store, const SaveRequest& request) {
-  SCALETRAIN_CHECK_EQ(store.layout().mesh().world(), 1);
-  Save save(store, request);
+SaveResult save_alone(const SavedState& state, const SaveRequest& request) {
+  SCALETRAIN_CHECK_EQ(state.layout().mesh().world(), 1);
+  Save save(state, request);
   save.begin();
-  const auto plan = make_save_plan(store.table(), store.layout(), store.options().slot_names, store.options().dtype,
-                                   request.max_file_bytes);
-  save.add_rank(plan, write_files(store, save.folder(), save.save_id(), request.max_file_bytes));
+  save.add_rank(plan_of(state, request), write_files(state, request, save.folder(), save.save_id()));
   return save.finish();
 }
 
@@ -337,10 +356,10 @@ bool is_input_error(const std::exception_ptr& failure) {
 
 class GroupSave {
  public:
-  GroupSave(const ParamStore& store, const SaveRequest& request)
-      : store_(store), request_(request), exchange_(request.group, request.manifest.generation, request.manifest.step) {
-    SCALETRAIN_CHECK_EQ(store.layout().mesh().world(), request.group.world);
-    SCALETRAIN_CHECK(store.layout().mesh().rank_of(store.layout().position()) == request.group.rank);
+  GroupSave(const SavedState& state, const SaveRequest& request)
+      : state_(state), request_(request), exchange_(request.group, request.manifest.generation, request.manifest.step) {
+    SCALETRAIN_CHECK_EQ(state.layout().mesh().world(), request.group.world);
+    SCALETRAIN_CHECK(state.layout().mesh().rank_of(state.layout().position()) == request.group.rank);
   }
   SaveResult run() { return request_.group.rank == Rank(0) ? lead() : follow(); }
 
@@ -348,13 +367,13 @@ class GroupSave {
   SaveResult lead();
   SaveResult follow();
   std::vector<ManifestFile> write_own(const std::filesystem::path& folder, const std::string& save_id) const {
-    return as_input_errors(request_, [&] { return write_files(store_, folder, save_id, request_.max_file_bytes); });
+    return as_input_errors(request_, [&] { return write_files(state_, request_, folder, save_id); });
   }
   // Removes the save's folder and tells the other ranks, then throws: an InputError with the common message, or what
   // rank 0 itself has thrown.
   [[noreturn]] void fail(const Save& save, const std::string& message, const std::exception_ptr& own);
 
-  const ParamStore& store_;
+  const SavedState& state_;
   const SaveRequest& request_;
   SaveExchange exchange_;
 };
@@ -367,7 +386,7 @@ void GroupSave::fail(const Save& save, const std::string& message, const std::ex
 }
 
 SaveResult GroupSave::lead() {
-  Save save(store_, request_);
+  Save save(state_, request_);
   std::exception_ptr own;
   std::vector<SaveReport> reports(1);
   try {
@@ -444,9 +463,13 @@ SaveResult GroupSave::follow() {
 
 }  // namespace
 
+SaveResult save_checkpoint(const SavedState& state, const SaveRequest& request) {
+  if (request.group.store != nullptr) return GroupSave(state, request).run();
+  return as_input_errors(request, [&] { return save_alone(state, request); });
+}
+
 SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request) {
-  if (request.group.store != nullptr) return GroupSave(store, request).run();
-  return as_input_errors(request, [&] { return save_alone(store, request); });
+  return save_checkpoint(StoreState(store), request);
 }
 
 std::string checkpoint_name(std::int64_t step) {

@@ -35,6 +35,23 @@ std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout
                                       std::span<const std::string> slot_names, DType dtype,
                                       std::uint64_t max_file_bytes = default_max_file_bytes);
 
+// Bytes of all pieces of that plan.
+std::uint64_t saved_bytes(const ParamTable& table, const ShardLayout& layout, std::size_t num_slots, DType dtype);
+// Where the store has a piece's values.
+View stored_values(const ParamStore& store, const SavePiece& piece);
+
+// What one rank saves, wherever its values lie: in its store, or in a copy of what the store held (staging.h).
+class SavedState {
+ public:
+  virtual ~SavedState() = default;
+  virtual const ParamTable& table() const = 0;
+  virtual const ShardLayout& layout() const = 0;
+  virtual const std::vector<std::string>& slot_names() const = 0;
+  virtual DType dtype() const = 0;  // of masters and slots
+  // The values of a piece of this rank's plan.
+  virtual ConstView values(const SavePiece& piece) const = 0;
+};
+
 // The ranks that write one checkpoint together. They talk through the rendezvous store alone: rank 0 makes the folder
 // and announces it, every rank writes its files and reports their sizes and checksums, rank 0 writes the manifest,
 // commits and announces the result. The keys ("save/GENERATION/STEP/ATTEMPT/...") are removed by the last rank that has
@@ -60,6 +77,10 @@ struct SaveRequest {
   // Called by rank 0 right before the rename; false abandons the save (another process took the run's lock, a newer
   // generation began).
   std::function<bool()> may_commit;
+  // Asked between writes, by every rank; true ends the save as a failure. May be empty.
+  std::function<bool()> is_abandoned{};
+  // Hears of what does not undo the save: that the commit may not survive a power cut. May be empty.
+  std::function<void(const std::string&)> warn{};
   std::uint64_t max_file_bytes = default_max_file_bytes;
   SaveGroup group{};
 };
@@ -76,6 +97,8 @@ struct SaveResult {
 // there and is an InputError on the others. After a failure the temporary folder is removed, by a rank that was too
 // late for the others as well, and no checkpoint is changed. An existing checkpoint of the same step (of an abandoned
 // branch) is set aside first.
+SaveResult save_checkpoint(const SavedState& state, const SaveRequest& request);
+// What the store holds, which nobody changes until this returns.
 SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request);
 
 // "step-00000200"

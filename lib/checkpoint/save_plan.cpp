@@ -40,6 +40,25 @@ FileNames file_names(std::string_view kind, const ShardLayout& layout, std::uint
   return FileNames(fmt::format("{}-{:05}", kind, mesh.rank_of(layout.position()).value()), 3, most);
 }
 
+// visit(range, row, slot) for all that the rank writes, in the order of its files; slot -1 for masters.
+template <class Visit>
+void for_each_saved(const ParamTable& table, const ShardLayout& layout, int num_slots, Visit visit) {
+  const MeshPosition& position = layout.position();
+  const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
+  const std::vector<RowRange> ranges = layout.shard_ranges(position.data);
+  for (int slot = -1; slot < num_slots; ++slot) {
+    for (const RowRange& range : ranges) {
+      const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
+      if (row.tied_to || (slot >= 0 && row.role != ParamRole::trained) || range.count == 0) continue;
+      if (ParamTable::is_first_holder(row, tensor_degree, position.tensor)) visit(range, row, slot);
+    }
+  }
+}
+
+std::size_t element_bytes(const ParamRow& row, DType dtype) {
+  return size_of(row.role == ParamRole::trained ? dtype : row.dtype);
+}
+
 }  // namespace
 
 std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout& layout,
@@ -48,33 +67,36 @@ std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout
   std::vector<SavePiece> plan;
   FileNames model = file_names("model", layout, max_file_bytes);
   FileNames optimizer = file_names("optimizer", layout, max_file_bytes);
-  const MeshPosition& position = layout.position();
-  const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
-  const std::vector<RowRange> ranges = layout.shard_ranges(position.data);
-  const auto add = [&](const RowRange& range, int slot, FileNames& files) {
-    const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
-    const bool trained = row.role == ParamRole::trained;
-    if (row.tied_to || (slot >= 0 && !trained) || range.count == 0) return;
-    if (!ParamTable::is_first_holder(row, tensor_degree, position.tensor)) return;
-    const ParamSpan* span = layout.find(range.row);
-    SCALETRAIN_CHECK(span != nullptr);
-    const std::string name =
-        slot < 0 ? row.name : slot_tensor_name(row.name, slot_names[static_cast<std::size_t>(slot)]);
-    const bool is_whole = range.count == row.shape.num_elements();
-    const std::size_t element = size_of(trained ? dtype : row.dtype);
-    int number = 0;
-    for_each_box(*span, range, [&](const Box& box, const RowRange& part) {
-      SavePiece piece{.row = range.row, .slot = slot, .file = {}, .key = name, .box = box, .range = part};
-      if (!is_whole) piece.key += fmt::format("@{}", number++);
-      piece.file = files.place(static_cast<std::size_t>(part.count) * element);
-      plan.push_back(std::move(piece));
-    });
-  };
-  for (const RowRange& range : ranges) add(range, -1, model);
-  for (int slot = 0; slot < narrow<int>(slot_names.size()); ++slot) {
-    for (const RowRange& range : ranges) add(range, slot, optimizer);
-  }
+  for_each_saved(
+      table, layout, narrow<int>(slot_names.size()), [&](const RowRange& range, const ParamRow& row, int slot) {
+        const ParamSpan* span = layout.find(range.row);
+        SCALETRAIN_CHECK(span != nullptr);
+        FileNames& files = slot < 0 ? model : optimizer;
+        const std::string name =
+            slot < 0 ? row.name : slot_tensor_name(row.name, slot_names[static_cast<std::size_t>(slot)]);
+        const bool is_whole = range.count == row.shape.num_elements();
+        int number = 0;
+        for_each_box(*span, range, [&](const Box& box, const RowRange& part) {
+          SavePiece piece{.row = range.row, .slot = slot, .file = {}, .key = name, .box = box, .range = part};
+          if (!is_whole) piece.key += fmt::format("@{}", number++);
+          piece.file = files.place(static_cast<std::size_t>(part.count) * element_bytes(row, dtype));
+          plan.push_back(std::move(piece));
+        });
+      });
   return plan;
+}
+
+std::uint64_t saved_bytes(const ParamTable& table, const ShardLayout& layout, std::size_t num_slots, DType dtype) {
+  std::uint64_t bytes = 0;
+  for_each_saved(table, layout, narrow<int>(num_slots), [&](const RowRange& range, const ParamRow& row, int) {
+    bytes += static_cast<std::uint64_t>(range.count) * element_bytes(row, dtype);
+  });
+  return bytes;
+}
+
+View stored_values(const ParamStore& store, const SavePiece& piece) {
+  const StateKind kind = piece.slot < 0 ? StateKind::master : StateKind::slot;
+  return store.values(kind, piece.range, static_cast<std::size_t>(std::max(piece.slot, 0)));
 }
 
 }  // namespace scaletrain

@@ -10,6 +10,7 @@ NonfiniteState after_step(const NonfiniteState& before, SkipReason reason, std::
   NonfiniteState after = before;
   switch (reason) {
     case SkipReason::none:
+    case SkipReason::spike:
       after.consecutive = 0;
       return after;
     case SkipReason::no_tokens:

@@ -16,6 +16,8 @@ std::string_view to_text(SkipReason reason) {
       return "nonfinite_loss";
     case SkipReason::no_tokens:
       return "no_tokens";
+    case SkipReason::spike:
+      return "spike";
   }
   SCALETRAIN_CHECK(false);
 }
@@ -38,6 +40,8 @@ StepOutcome make_step_block(const StepMeasurements& measured, const StepSettings
     outcome.skip = SkipReason::nonfinite_loss;
   } else if (!has_tokens) {
     outcome.skip = SkipReason::no_tokens;
+  } else if (settings.loss_limit && outcome.loss > *settings.loss_limit) {
+    outcome.skip = SkipReason::spike;
   }
 
   StepBlock& block = outcome.block;

@@ -27,6 +27,7 @@ struct StepSettings {
   double beta1 = 0.9;
   double beta2 = 0.95;
   std::int64_t update = 1;  // number of this update among those made: a skipped step leaves it for the next one
+  std::optional<double> loss_limit{};  // a step whose loss is above it is skipped; nothing: none is
 };
 
 enum class SkipReason {
@@ -34,6 +35,7 @@ enum class SkipReason {
   nonfinite_gradient,
   nonfinite_loss,
   no_tokens,  // every target of the global batch is masked: there is nothing to learn from, and nothing wrong
+  spike,      // the loss is above the limit that the step was given (spike_policy.h)
 };
 std::string_view to_text(SkipReason reason);
 

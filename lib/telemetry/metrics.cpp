@@ -40,9 +40,26 @@ class Line {
     return raw(key, fmt::format("[{}]", fmt::join(values, ",")));
   }
 
+  Line& add(std::string_view key, const LayoutRecord& layout) {
+    Line inner;
+    inner.add("world", layout.world)
+        .add("data", layout.data)
+        .add("tensor", layout.tensor)
+        .add("pipeline", layout.pipeline)
+        .add_bool("sequence", layout.sequence)
+        .add("schedule", layout.schedule)
+        .add("chunks", layout.chunks)
+        .add("zero", layout.zero)
+        .add("micro_batch", layout.micro_batch)
+        .add("micro_batches", layout.micro_batches)
+        .add("threads", layout.threads);
+    return raw(key, inner.text_ + "}");
+  }
+
   std::string finish() { return std::move(text_) + "}\n"; }
 
  private:
+  Line() = default;
   Line& raw(std::string_view key, std::string_view value) {
     fmt::format_to(std::back_inserter(text_), "{}\"{}\":{}", text_.empty() ? "{" : ",", key, value);
     return *this;
@@ -70,6 +87,20 @@ std::uint64_t end_of_whole_lines(const FileReader& file) {
 
 }  // namespace
 
+std::string layout_text(const LayoutRecord& layout) {
+  const auto counted = [](std::int64_t count, std::string_view what) {
+    return fmt::format("{} {}{}", count, what, count == 1 ? "" : what.ends_with("ch") ? "es" : "s");
+  };
+  const std::string batches = fmt::format("{} of {}", counted(layout.micro_batches, "micro-batch"), layout.micro_batch);
+  if (layout.world <= 1) return fmt::format("1 rank, {}, {}", batches, counted(layout.threads, "thread"));
+  std::string schedule;
+  if (layout.pipeline > 1) schedule = fmt::format(", schedule {}", layout.schedule);
+  if (layout.chunks > 1) schedule += fmt::format(" with {} chunks", layout.chunks);
+  return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}, {}, {} per rank", layout.world,
+                     layout.data, layout.tensor, layout.pipeline, layout.sequence ? ", sequence" : "", layout.zero,
+                     schedule, batches, counted(layout.threads, "thread"));
+}
+
 MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report)
     : path_(std::move(file)), report_(std::move(report)) {
   // O_NONBLOCK: a pipe by this name must be refused below, not waited for.
@@ -89,6 +120,7 @@ void MetricsWriter::write(const StartRecord& record) {
              .add("seed", record.seed)
              .add("version", record.version)
              .add("wall_time", record.wall_time)
+             .add("layout", record.layout)
              .finish());
 }
 
@@ -117,6 +149,9 @@ void MetricsWriter::write(const EvaluationRecord& record) {
 void MetricsWriter::write(const CheckpointRecord& record) {
   Line line("checkpoint");
   line.add("step", record.step).add("path", record.path).add("seconds", record.seconds).add("bytes", record.bytes);
+  line.add_bool("background", record.background)
+      .add("stall_seconds", record.stall_seconds)
+      .add("waited_seconds", record.waited_seconds);
   if (!record.failure.empty()) line.add("failure", record.failure);
   append(line.finish());
 }
@@ -128,11 +163,24 @@ void MetricsWriter::write(const RestartRecord& record) {
              .add("checkpoint", record.checkpoint)
              .add_bool("fingerprint_changed", record.fingerprint_changed)
              .add("wall_time", record.wall_time)
+             .add("layout", record.layout)
              .finish());
 }
 
 void MetricsWriter::write(const SkipRecord& record) {
   append(Line("skip").add("step", record.step).add("reason", record.reason).add("samples", record.samples).finish());
+}
+
+void MetricsWriter::write(const SpikeRecord& record) {
+  append(Line("spike")
+             .add("step", record.step)
+             .add("loss", record.loss)
+             .add("mean", record.mean)
+             .add("deviation", record.deviation)
+             .add("zscore", record.zscore)
+             .add("action", record.action)
+             .add("samples", record.samples)
+             .finish());
 }
 
 void MetricsWriter::write(const EarlyStopRecord& record) {

@@ -17,6 +17,25 @@
 
 namespace scaletrain {
 
+// How a run is spread over its ranks. A world of 0: not known (lines of an older program).
+struct LayoutRecord {
+  std::int64_t world = 0;  // ranks: data x tensor x pipeline
+  std::int64_t data = 0;
+  std::int64_t tensor = 0;
+  std::int64_t pipeline = 0;
+  bool sequence = false;    // sequence parallel
+  std::string schedule{};   // "1f1b"
+  std::int64_t chunks = 0;  // of the model, per pipeline rank
+  std::int64_t zero = 0;    // 0 to 3
+  std::int64_t micro_batch = 0;
+  std::int64_t micro_batches = 0;  // per replica and step
+  std::int64_t threads = 0;        // of rank 0's kernels
+  bool operator==(const LayoutRecord&) const = default;
+};
+// "8 ranks: data 2 x tensor 2 x pipeline 2, sequence, zero 1, schedule 1f1b, 2 micro-batches of 4, 1 thread per rank";
+// of a single rank "1 rank, 4 micro-batches of 4, 2 threads".
+std::string layout_text(const LayoutRecord& layout);
+
 // Training began, from nothing or from a checkpoint of another run.
 struct StartRecord {
   std::int64_t world = 0;       // ranks
@@ -24,6 +43,7 @@ struct StartRecord {
   std::uint64_t seed = 0;
   std::string version{};    // of this program
   std::string wall_time{};  // UTC, for people
+  LayoutRecord layout{};
 };
 
 // One optimizer step. `step` and `tokens` count from the run's beginning, this step included.
@@ -50,7 +70,10 @@ struct CheckpointRecord {
   std::string path{};
   double seconds = 0;
   std::int64_t bytes = 0;
-  std::string failure{};  // why it was not saved; empty when it was
+  bool background = false;    // written while training went on
+  double stall_seconds = 0;   // that training was held up by this save, the following included
+  double waited_seconds = 0;  // for the save before, which was still being written
+  std::string failure{};      // why it was not saved; empty when it was
 };
 
 // Training continues from `checkpoint`: earlier lines beyond `step` are void.
@@ -60,6 +83,7 @@ struct RestartRecord {
   std::string checkpoint{};
   bool fingerprint_changed = false;  // machine, build or layout differ: losses may differ in their last bits
   std::string wall_time{};
+  LayoutRecord layout{};
 };
 
 // A step whose update was not applied.
@@ -67,6 +91,17 @@ struct SkipRecord {
   std::int64_t step = 0;
   std::string reason{};
   std::vector<std::uint64_t> samples{};
+};
+
+// A step whose loss jumped (train.spike).
+struct SpikeRecord {
+  std::int64_t step = 0;
+  double loss = 0;
+  double mean = 0;       // of the losses that it is measured against
+  double deviation = 0;  // their standard deviation, with its floor
+  double zscore = 0;
+  std::string action{};                  // what was done: warn, skip (a skip line follows) or rollback (a restart line)
+  std::vector<std::uint64_t> samples{};  // of the step
 };
 
 struct EarlyStopRecord {
@@ -98,6 +133,7 @@ class MetricsWriter {
   void write(const CheckpointRecord& record);
   void write(const RestartRecord& record);
   void write(const SkipRecord& record);
+  void write(const SpikeRecord& record);
   void write(const EarlyStopRecord& record);
   void write(const EndRecord& record);
 

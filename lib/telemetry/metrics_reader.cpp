@@ -31,6 +31,24 @@ class Fields {
     return json_number(object_, key, where_);
   }
   std::string text_or_empty(std::string_view key) const { return object_.contains(key) ? text(key) : std::string(); }
+  bool flag_or_false(std::string_view key) const { return object_.contains(key) && flag(key); }
+  double number_or_zero(std::string_view key) const { return object_.contains(key) ? number(key) : 0.0; }
+  // Lines of older programs have none.
+  LayoutRecord layout() const {
+    if (!object_.contains("layout")) return {};
+    const Fields in(object_.at("layout"), where_);
+    return {.world = in.integer("world"),
+            .data = in.integer("data"),
+            .tensor = in.integer("tensor"),
+            .pipeline = in.integer("pipeline"),
+            .sequence = in.flag("sequence"),
+            .schedule = in.text("schedule"),
+            .chunks = in.integer("chunks"),
+            .zero = in.integer("zero"),
+            .micro_batch = in.integer("micro_batch"),
+            .micro_batches = in.integer("micro_batches"),
+            .threads = in.integer("threads")};
+  }
   std::vector<std::uint64_t> naturals(std::string_view key) const {
     const json& list = json_member(object_, key, where_);
     if (!list.is_array()) throw InputError(fmt::format("{}: \"{}\" is not a list", where_, key));
@@ -57,6 +75,8 @@ void cancel_beyond(Metrics& metrics, std::int64_t step) {
   cut_beyond(metrics.evaluations, step);
   cut_beyond(metrics.checkpoints, step);
   cut_beyond(metrics.skips, step);
+  std::erase_if(metrics.spikes,
+                [step](const SpikeRecord& record) { return record.step > step && record.action != "rollback"; });
   cut_beyond(metrics.early_stops, step);
   cut_beyond(metrics.ends, step);
 }
@@ -70,7 +90,8 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                               .parameters = in.integer("parameters"),
                               .seed = in.natural("seed"),
                               .version = in.text("version"),
-                              .wall_time = in.text("wall_time")});
+                              .wall_time = in.text("wall_time"),
+                              .layout = in.layout()});
   } else if (kind == "step") {
     metrics.steps.push_back({.step = in.integer("step"),
                              .tokens = in.integer("tokens"),
@@ -90,17 +111,29 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                                    .path = in.text("path"),
                                    .seconds = in.number("seconds"),
                                    .bytes = in.integer("bytes"),
+                                   .background = in.flag_or_false("background"),
+                                   .stall_seconds = in.number_or_zero("stall_seconds"),
+                                   .waited_seconds = in.number_or_zero("waited_seconds"),
                                    .failure = in.text_or_empty("failure")});
   } else if (kind == "restart") {
     metrics.restarts.push_back({.step = in.integer("step"),
                                 .generation = in.integer("generation"),
                                 .checkpoint = in.text("checkpoint"),
                                 .fingerprint_changed = in.flag("fingerprint_changed"),
-                                .wall_time = in.text("wall_time")});
+                                .wall_time = in.text("wall_time"),
+                                .layout = in.layout()});
     cancel_beyond(metrics, metrics.restarts.back().step);
   } else if (kind == "skip") {
     metrics.skips.push_back(
         {.step = in.integer("step"), .reason = in.text("reason"), .samples = in.naturals("samples")});
+  } else if (kind == "spike") {
+    metrics.spikes.push_back({.step = in.integer("step"),
+                              .loss = in.number("loss"),
+                              .mean = in.number("mean"),
+                              .deviation = in.number("deviation"),
+                              .zscore = in.number("zscore"),
+                              .action = in.text("action"),
+                              .samples = in.naturals("samples")});
   } else if (kind == "early_stop") {
     metrics.early_stops.push_back({.step = in.integer("step"),
                                    .metric = in.text("metric"),

@@ -12,7 +12,8 @@
 namespace scaletrain {
 
 // Each kind in the order of the file. A restart at step s removes the earlier steps, evaluations, checkpoints, skips,
-// early stops and ends with a step beyond s; starts and restarts are the run's history and always stay.
+// spikes, early stops and ends with a step beyond s; starts, restarts and the spikes that training went back from are
+// the run's history and always stay.
 struct Metrics {
   std::vector<StartRecord> starts;
   std::vector<StepRecord> steps;
@@ -20,6 +21,7 @@ struct Metrics {
   std::vector<CheckpointRecord> checkpoints;
   std::vector<RestartRecord> restarts;
   std::vector<SkipRecord> skips;
+  std::vector<SpikeRecord> spikes;
   std::vector<EarlyStopRecord> early_stops;
   std::vector<EndRecord> ends;
   bool torn_last_line = false;

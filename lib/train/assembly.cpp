@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -26,6 +28,7 @@
 #include "telemetry/log.h"
 #include "telemetry/metrics.h"
 #include "telemetry/progress.h"
+#include "train/rollback.h"
 #include "train/start_up.h"
 #include "train/step_runner.h"
 
@@ -94,6 +97,8 @@ struct Parts {
   Parts(const WorkerOptions& options, Config run_config, StartUp& start_up);
 
   bool is_first() const { return rank == Rank(0); }
+  // With the plan of the memory beside it.
+  InputError out_of_memory(std::string_view when) const;
 
   Config config;
   Rank rank;
@@ -162,13 +167,15 @@ void Parts::allocate() {
     store = std::make_unique<ParamStore>(*backend, phase.table, layout, std::move(store_options));
     memory = std::make_unique<StageMemory>(*backend, phase.activations(rank));
   } catch (const std::bad_alloc&) {
-    const std::string who =
-        phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
-    throw InputError(
-        fmt::format("{} while allocating what the plan needs:\n{}Reduce train.micro_batch, "
-                    "model.context or the model",
-                    who, phase.memory(rank, backend->workspace_bytes()).text()));
+    throw out_of_memory("while allocating what the plan needs");
   }
+}
+
+InputError Parts::out_of_memory(std::string_view when) const {
+  const std::string who =
+      phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
+  return InputError(fmt::format("{} {}:\n{}Reduce train.micro_batch, model.context or the model", who, when,
+                                phase.memory(rank, backend->workspace_bytes()).text()));
 }
 
 RunState initial_state(Parts& parts, const WorkerOptions& options) {
@@ -193,14 +200,9 @@ Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::str
   const Checkpoint checkpoint(*options.start.checkpoint,
                               options.place.world == 1 ? OpenCheck::all_files : OpenCheck::none);
   Resumed resumed;
-  resumed.state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
+  resumed.state = restore(checkpoint, parts.config, *parts.store);
   resumed.state.generation = options.start.generation;
   if (!options.start.asked.empty()) resumed.state.branch = {checkpoint.manifest().save_id, options.start.asked};
-  const auto policy_before = config_of(checkpoint).early_stop;
-  resumed.state.early_stop = continue_early_stop(resumed.state.early_stop, policy_before, parts.config.early_stop);
-  if (!resumed.state.early_stop.best) resumed.state.best_save_id.reset();  // the best by another metric, or by none
-  checkpoint.load(*parts.store, true);
-  parts.store->values_changed();
   const std::string& before = checkpoint.manifest().fingerprint;
   resumed.fingerprint_changed = before != fingerprint;
   if (resumed.fingerprint_changed)
@@ -211,8 +213,24 @@ Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::str
   return resumed;
 }
 
+LayoutRecord layout_of(const Parts& parts) {
+  const PhasePlan& phase = parts.phase;
+  return {.world = phase.mesh.world(),
+          .data = phase.mesh.degree(Axis::data),
+          .tensor = phase.mesh.degree(Axis::tensor),
+          .pipeline = phase.mesh.degree(Axis::pipeline),
+          .sequence = phase.sequence,
+          .schedule = std::string(to_text(phase.schedule_kind)),
+          .chunks = phase.chunks,
+          .zero = parts.config.parallel.zero,
+          .micro_batch = phase.micro_batch.samples,
+          .micro_batches = phase.num_micro_batches,
+          .threads = parts.backend->num_threads()};
+}
+
 void write_opening(MetricsWriter& metrics, const Parts& parts, const WorkerOptions& options, const RunState& state,
                    bool restarted, bool fingerprint_changed) {
+  const LayoutRecord layout = layout_of(parts);
   if (restarted) {
     RestartRecord record;
     record.step = state.step;
@@ -220,6 +238,7 @@ void write_opening(MetricsWriter& metrics, const Parts& parts, const WorkerOptio
     record.checkpoint = options.start.checkpoint ? options.start.checkpoint->string() : "";
     record.fingerprint_changed = fingerprint_changed;
     record.wall_time = wall_clock_text();
+    record.layout = layout;
     metrics.write(record);
     return;
   }
@@ -229,6 +248,7 @@ void write_opening(MetricsWriter& metrics, const Parts& parts, const WorkerOptio
   record.seed = parts.config.run.seed;
   record.version = options.version;
   record.wall_time = wall_clock_text();
+  record.layout = layout;
   metrics.write(record);
 }
 
@@ -276,9 +296,15 @@ struct Started {
 // threads' processors to itself, which it may have to share.
 double measure_peak(Parts& parts, double seconds, double processors_per_thread) {
   if (seconds <= 0.0) return 0.0;
-  double peak = calibrate_matmul(*parts.backend, *parts.stream, seconds) * std::min(1.0, processors_per_thread);
+  double peak = std::numeric_limits<double>::quiet_NaN();
+  try {
+    peak = calibrate_matmul(*parts.backend, *parts.stream, seconds) * std::min(1.0, processors_per_thread);
+  } catch (const std::exception& error) {
+    // No memory for it, say: a share of peak is not worth a run. The others learn by the sum that it is not known.
+    parts.log.warn(fmt::format("the processor's peak could not be measured, mfu is not known: {}", error.what()));
+  }
   sum_over_world(parts.groups, {&peak, 1});
-  return peak;
+  return std::isfinite(peak) ? peak : 0.0;
 }
 
 // Fills `run` as it goes, so that what fails on the way is told before it is torn down.
@@ -286,6 +312,7 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
   const fs::path config_file = options.paths.config();
   Config config = parse_resolved_config(read_text_file(config_file, 1u << 20), config_file.string());
+  if (options.data_degree) config.parallel.data = options.data_degree;
   run.parts = std::make_unique<Parts>(options, std::move(config), start_up);
   Parts& parts = *run.parts;
   run.fingerprint = fingerprint_of(parts.config, parts.phase, *parts.backend);
@@ -307,6 +334,7 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   check_samples_suffice(parts, begin.state);
   start_up.wait_for_all();
   if (run.metrics) write_opening(*run.metrics, parts, options, begin.state, restarted, begin.fingerprint_changed);
+  parts.log.info(fmt::format("training from step {} on {}", begin.state.step, layout_text(layout_of(parts))));
   run.state = std::move(begin.state);
   run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
 }
@@ -330,6 +358,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .runner = runner,
                    .rank = parts.rank,
                    .rendezvous = options.place.rendezvous,
+                   .background_rendezvous = options.place.background_rendezvous,
                    .data = *parts.data,
                    .validation = parts.validation,
                    .paths = options.paths,
@@ -338,6 +367,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .log = parts.log,
                    .tokenizer_files = parts.tokenizer->files(),
                    .fingerprint = run.fingerprint,
+                   .layout = layout_of(parts),
                    .peak_flops = run.peak_flops,
                    .hooks = options.hooks},
                   std::move(run.state));
@@ -352,6 +382,15 @@ ExitCode train(const WorkerOptions& options, Started& run) {
   parts.progress.finish();
   parts.log.info(fmt::format("{} at step {}", outcome_text(outcome), end.step));
   return outcome == TrainOutcome::interrupted ? ExitCode::interrupted : ExitCode::finished;
+}
+
+// Of the little that a step allocates something may be missing too: the plan leaves out what others on the host use.
+ExitCode train_within_memory(const WorkerOptions& options, Started& run) {
+  try {
+    return train(options, run);
+  } catch (const std::bad_alloc&) {
+    throw run.parts->out_of_memory("while training");
+  }
 }
 
 }  // namespace
@@ -379,7 +418,7 @@ ExitCode train_run(const WorkerOptions& options) {
   try {
     start_run(options, start_up, run);
     is_started = true;
-    return train(options, run);
+    return train_within_memory(options, run);
   } catch (const std::exception& error) {
     // First the word, then the end: peers that lose this rank say so at once, and it is not they who know why. And the
     // store is destroyed only when nothing under way can hold it up.

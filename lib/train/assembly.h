@@ -26,6 +26,8 @@ struct WorkerPlace {
   std::int64_t world = 1;
   std::int64_t local_rank = 0;          // among the ranks of this host: the first one builds the token cache
   KeyValueStore* rendezvous = nullptr;  // null: a single rank
+  // The same for the thread that writes checkpoints in the background; null: `rendezvous` serves any thread.
+  KeyValueStore* background_rendezvous = nullptr;
   CommunicatorFactory make_communicator{};
   // Processors per thread of this rank's kernels: less than 1 where the ranks of a host are more than its processors.
   // The device's peak is measured thread by thread, and no more of it is there to reach.
@@ -36,6 +38,7 @@ struct WorkerOptions {
   WorkerPlace place{};
   RunPaths paths{std::filesystem::path()};
   StartPoint start;
+  std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data: a world of another size
   std::string version;  // of the program
   TrainerHooks hooks;
   // Hears of an error before anything is torn down; train_run throws it afterwards.

@@ -31,9 +31,17 @@ bool is_own(const std::string& name) {
 }
 
 // Refuses a resume that changes what must not change; reports what changes with a notice.
-void check_resume(const Checkpoint& checkpoint, const Config& now, const Report& report) {
+void check_resume(const Checkpoint& checkpoint, const LoadedConfig& loaded, const Report& report) {
   std::string refused;
-  for (const KeyDifference& difference : compare_configs(config_of(checkpoint), now)) {
+  const Config before = config_of(checkpoint);
+  const Config now = continued_config(loaded, before);
+  const std::int64_t warmup = now.train.lr_schedule.warmup;
+  if (warmup != loaded.config.train.lr_schedule.warmup)
+    report(
+        fmt::format("notice: train.lr_schedule.warmup stays {} as this run began, though the default is {} now; set "
+                    "the key to change it",
+                    warmup, loaded.config.train.lr_schedule.warmup));
+  for (const KeyDifference& difference : compare_configs(before, now)) {
     const std::string text =
         fmt::format("{}: {} in the checkpoint, {} now", difference.path, difference.before, difference.after);
     if (difference.rule == ResumeRule::never) refused += "\n  " + text;
@@ -106,7 +114,7 @@ bool is_checkpoint(const fs::path& path) {
   return path_exists(path / "manifest.json");
 }
 
-StartPoint start_from(const RunPaths& paths, const fs::path& path, const Config& config, const Report& report) {
+StartPoint start_from(const RunPaths& paths, const fs::path& path, const LoadedConfig& config, const Report& report) {
   std::optional<Checkpoint> asked;
   if (is_checkpoint(path)) asked.emplace(path);
   if (const auto newest = newest_since(paths, path, asked ? asked->manifest().save_id : "", report)) {
@@ -129,7 +137,7 @@ StartPoint start_from(const RunPaths& paths, const fs::path& path, const Config&
   return {path, asked->manifest().step, generation + 1, path.string()};
 }
 
-StartPoint choose_start(const RunPaths& paths, const Config& config, const ResumeRequest& resume,
+StartPoint choose_start(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                         const Report& report) {
   if (resume.mode == ResumeRequest::Mode::from_checkpoint) return start_from(paths, resume.checkpoint, config, report);
   if (resume.mode == ResumeRequest::Mode::never) {
@@ -220,13 +228,15 @@ void open_run_folder(const RunPaths& paths, const ResumeRequest& resume) {
 
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report) {
-  StartPoint start = choose_start(paths, config.config, resume, report);
+  StartPoint start = choose_start(paths, config, resume, report);
   if (already_complete(start, config.config)) return start;
   if (!start.asked.empty() && inside(*start.checkpoint, paths.checkpoints())) {
     for (const fs::path& aside : set_aside_later(paths.checkpoints(), start.step))
       report(fmt::format("notice: a later checkpoint of the abandoned branch was set aside as {}", aside.string()));
   }
-  write_file_durably(paths.config(), resolved_yaml(config.config));
+  const Config resolved =
+      start.checkpoint ? continued_config(config, config_of(Checkpoint(*start.checkpoint))) : config.config;
+  write_file_durably(paths.config(), resolved_yaml(resolved));
   write_file_durably(paths.source_config(), config.source);
   return start;
 }

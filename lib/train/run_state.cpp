@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -15,6 +17,31 @@ namespace scaletrain {
 namespace {
 // Stands for the save id of the checkpoint that says it. No save id is a word.
 constexpr std::string_view this_checkpoint = "this";
+
+// Nothing of it where there is nothing to say, as in the checkpoints of runs without the policy.
+void write_spike(const SpikeState& state, Scalars& scalars) {
+  if (state == SpikeState()) return;
+  put_scalar(scalars, "spike.losses", state.losses);
+  put_scalar(scalars, "spike.row", state.row);
+  put_scalar(scalars, "spike.rollbacks", state.rollbacks);
+  put_scalar(scalars, "spike.furthest", state.furthest);
+}
+
+SpikeState read_spike(const Scalars& scalars, const std::string& where) {
+  SpikeState state;
+  if (!has_scalar(scalars, "spike.losses")) return state;
+  state.losses = get_doubles(scalars, "spike.losses", where);
+  state.row = get_integer(scalars, "spike.row", where);
+  state.rollbacks = get_integer(scalars, "spike.rollbacks", where);
+  state.furthest = get_integer(scalars, "spike.furthest", where);
+  if (std::any_of(state.losses.begin(), state.losses.end(), [](double loss) { return !std::isfinite(loss); }))
+    throw InputError(where + ": scalar \"spike.losses\" holds a loss that is not finite");
+  if (state.row < 0 || state.rollbacks < 0 || state.rollbacks > most_rollbacks || state.furthest < 0)
+    throw InputError(fmt::format("{}: spike.row {}, spike.rollbacks {} and spike.furthest {} cannot be", where,
+                                 state.row, state.rollbacks, state.furthest));
+  return state;
+}
+
 }  // namespace
 
 void write_state(const RunState& state, bool is_best, Manifest& manifest) {
@@ -36,6 +63,7 @@ void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   if (!state.branch.path.empty() && !first_invalid_utf8(state.branch.path))
     manifest.scalars["branch_path"] = state.branch.path;
   write_scalars(state.early_stop, manifest.scalars);
+  write_spike(state.spike, manifest.scalars);
 }
 
 Branch branch_of(const Manifest& manifest) {
@@ -62,6 +90,7 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
     throw InputError(fmt::format("{}: history: {} tokens were consumed, but the manifest says {}", where,
                                  state.history.tokens_consumed(), manifest.tokens));
   state.early_stop = read_early_stop(manifest.scalars, where);
+  state.spike = read_spike(manifest.scalars, where);
   const auto best = manifest.scalars.find("best_save_id");
   if (best != manifest.scalars.end())
     state.best_save_id = best->second == this_checkpoint ? manifest.save_id : best->second;

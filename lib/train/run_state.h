@@ -9,6 +9,7 @@
 #include "checkpoint/manifest.h"
 #include "data/history.h"
 #include "optim/nonfinite_policy.h"
+#include "optim/spike_policy.h"
 #include "train/early_stop.h"
 
 namespace scaletrain {
@@ -24,6 +25,7 @@ struct RunState {
   std::int64_t step = 0;     // optimizer steps taken, skipped ones included
   std::int64_t updates = 0;  // of the optimizer: steps without the skipped ones; what bias correction counts
   NonfiniteState nonfinite;
+  SpikeState spike;  // empty where the policy is not asked for
   std::int64_t generation = 0;
   ConsumptionHistory history;
   EarlyStopState early_stop;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -29,9 +30,18 @@ void put_scalar(Scalars& scalars, const std::string& name, std::int64_t value) {
 }
 
 void put_scalar(Scalars& scalars, const std::string& name, double value) {
-  char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::hex).ptr;
-  scalars[name] = std::string(text, end);
+  put_scalar(scalars, name, std::span(&value, 1));
+}
+
+void put_scalar(Scalars& scalars, const std::string& name, std::span<const double> values) {
+  std::string all;
+  for (const double value : values) {
+    char text[64];
+    const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::hex).ptr;
+    if (!all.empty()) all += ' ';
+    all.append(text, end);
+  }
+  scalars[name] = std::move(all);
 }
 
 std::int64_t get_integer(const Scalars& scalars, const std::string& name, const std::string& where) {
@@ -43,12 +53,25 @@ std::int64_t get_integer(const Scalars& scalars, const std::string& name, const 
 }
 
 double get_double(const Scalars& scalars, const std::string& name, const std::string& where) {
+  const std::vector<double> values = get_doubles(scalars, name, where);
+  if (values.size() != 1) refuse(name, scalar_text(scalars, name, where), "one number", where);
+  return values.front();
+}
+
+std::vector<double> get_doubles(const Scalars& scalars, const std::string& name, const std::string& where) {
   const std::string& text = scalar_text(scalars, name, where);
-  double value = 0;
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::hex);
-  if (result.ec != std::errc() || result.ptr != text.data() + text.size())
-    refuse(name, text, "a hexadecimal floating-point number", where);
-  return value;
+  std::vector<double> values;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at != end) {
+    if (!values.empty() && *at++ != ' ') refuse(name, text, "a space between numbers", where);
+    double value = 0;
+    const auto result = std::from_chars(at, end, value, std::chars_format::hex);
+    if (result.ec != std::errc()) refuse(name, text, "hexadecimal floating-point numbers", where);
+    values.push_back(value);
+    at = result.ptr;
+  }
+  return values;
 }
 
 bool has_scalar(const Scalars& scalars, const std::string& name) {

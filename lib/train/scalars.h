@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace scaletrain {
 
@@ -12,8 +14,11 @@ using Scalars = std::map<std::string, std::string>;
 
 void put_scalar(Scalars& scalars, const std::string& name, std::int64_t value);
 void put_scalar(Scalars& scalars, const std::string& name, double value);
+// Numbers in one scalar, with spaces between them.
+void put_scalar(Scalars& scalars, const std::string& name, std::span<const double> values);
 std::int64_t get_integer(const Scalars& scalars, const std::string& name, const std::string& where);
 double get_double(const Scalars& scalars, const std::string& name, const std::string& where);
+std::vector<double> get_doubles(const Scalars& scalars, const std::string& name, const std::string& where);
 bool has_scalar(const Scalars& scalars, const std::string& name);
 
 }  // namespace scaletrain

@@ -53,15 +53,17 @@ class RoundSource final : public MicroBatchSource {
 StepRunner::StepRunner(const Parts& parts)
     : parts_(parts), executor_(executor_parts(parts)), training_(executor_.order_of(parts.plan.schedule(parts.rank))) {}
 
-StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes) {
+StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,
+                                    const BeforeUpdate& before_update) {
   parts_.store.zero_gradients(parts_.stream);
   Result result;
   executor_.train(training_, source, parts_.plan.loss_gradient,
-                  [&](const ExecutionResult& sums) { result = update(sums, settings, votes); });
+                  [&](const ExecutionResult& sums) { result = update(sums, settings, votes, before_update); });
   return result;
 }
 
-StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& ask) {
+StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& ask,
+                                      const BeforeUpdate& before_update) {
   const bool counts = counts_loss(parts_.plan, parts_.rank);
   const double share = gradient_sum_of_squares_share(parts_.backend, parts_.stream, parts_.store);
   const Votes votes = ask ? ask() : Votes();
@@ -78,6 +80,7 @@ StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSet
                                     .num_tokens = result.target_tokens,
                                     .micro_scale = parts_.plan.loss_gradient},
                                    settings);
+  if (before_update) before_update();
   parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, result.outcome.block);
   parts_.stream.synchronize();
   return result;

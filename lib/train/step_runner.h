@@ -40,6 +40,8 @@ class StepRunner {
   };
   // Asked as late as it can be, right before the ranks agree: a wish of the step's last moment is one of this step.
   using AskVotes = std::function<Votes()>;
+  // Called right before the optimizer changes master weights and its slots: returns when nobody reads them any more.
+  using BeforeUpdate = std::function<void()>;
 
   struct Result {
     StepOutcome outcome;
@@ -51,7 +53,8 @@ class StepRunner {
 
   // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges),
   // and the parameters are updated (or, with outcome.skip, as before).
-  Result step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes = {});
+  Result step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes = {},
+              const BeforeUpdate& before_update = {});
 
   // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
   // Gradients and parameters stay as they are. They run in rounds of bounded length: a schedule's size, and the time to
@@ -68,7 +71,8 @@ class StepRunner {
 
  private:
   // What the schedule's optimizer_step means.
-  Result update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& votes);
+  Result update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& votes,
+                const BeforeUpdate& before_update);
   const ExecutionOrder& evaluation_round(std::int64_t num_micro_batches);
 
   Parts parts_;

@@ -4,45 +4,23 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "checkpoint/catalog.h"
-#include "checkpoint/save.h"
-#include "config/load.h"
+#include "config/keys.h"
 #include "optim/lr_schedule.h"
 #include "optim/nonfinite_policy.h"
+#include "optim/spike_policy.h"
 #include "optim/step_block.h"
+#include "train/checkpointer.h"
 #include "train/evaluation.h"
+#include "train/rollback.h"
 #include "train/training_source.h"
 
 namespace scaletrain {
-
-namespace {
-
-// Bytes per second and rank below which a save is given up, beyond the time that is allowed to any: a shared file
-// system under the load of all ranks is slow, but not slower.
-constexpr double slowest_write = 10e6;
-// The same for one rank that reads a whole checkpoint.
-constexpr double slowest_read = 10e6;
-
-// Of all ranks: one deadline holds for all of them. Replicas hold alike.
-std::size_t largest_store_bytes(const PhasePlan& plan) {
-  std::size_t largest = 0;
-  for (std::int64_t pipeline = 0; pipeline < plan.mesh.degree(Axis::pipeline); ++pipeline) {
-    for (std::int64_t tensor = 0; tensor < plan.mesh.degree(Axis::tensor); ++tensor) {
-      const ShardLayout layout = plan.layout(plan.mesh.rank_of({.tensor = tensor, .data = 0, .pipeline = pipeline}));
-      largest = std::max(largest, store_bytes(plan.table, layout, plan.store_options(plan.masters())).total());
-    }
-  }
-  return largest;
-}
-
-}  // namespace
 
 struct Trainer::Impl {
   Impl(const TrainerParts& trainer_parts, RunState run_state)
@@ -52,29 +30,28 @@ struct Trainer::Impl {
         state(std::move(run_state)),
         source(trainer_parts.data, plan.mesh.degree(Axis::data), plan.mesh.position_of(trainer_parts.rank).data,
                plan.micro_batch.samples),
-        last_save(monotonic_now()) {
-    if (state.step > 0) saved_step = state.step;
-    if (!is_alone()) largest_store = largest_store_bytes(plan);
+        checkpoints(checkpointer_parts(), state),
+        rollback(rollback_parts()) {
+    if (!config.train.spike) state.spike = {};
   }
 
   TrainOutcome run();
   // This rank's, at the end of a step; and those of all.
   StepRunner::Votes own_votes() const;
-  StepRunner::Votes train_step();
+  // Nothing if training went back to an older state instead of making this step.
+  std::optional<StepRunner::Votes> train_step();
   void finish_step(const StepOutcome& outcome, double seconds);
   void record_skip(const StepOutcome& outcome);
+  std::vector<std::uint64_t> batch_samples() const;
+  // The spike policy, for a step whose loss is finite. level: what its loss is measured against.
+  void judge_loss(const StepOutcome& outcome, const std::optional<LossLevel>& level);
+  // False if there is nothing to go back to.
+  bool go_back(SpikeRecord line);
+  [[noreturn]] void diverge(const DivergedError& error);
   // True if the evaluation improved the early-stop metric.
   bool evaluate();
-  bool save_due_by_step() const;
-  bool save_due_by_time() const;
-  SaveRequest save_request(bool best);
-  // must: the run ends with this state, so a failure is an error. best: the last evaluation is the best so far.
-  void save(bool must, bool best);
-  void prune();
-  // Rank 0 prunes, which after a start may verify a checkpoint or two of this size; the others wait for it here and not
-  // in the next step's collectives, whose deadlines are short.
-  void prune_together(std::int64_t checkpoint_bytes);
-  void wait_for_pruning(const std::string& key, double seconds);
+  Checkpointer::Parts checkpointer_parts();
+  Rollback::Parts rollback_parts() const;
   void enter(bool waiting_on_storage) const {
     if (parts.hooks.entered) parts.hooks.entered(state.step, waiting_on_storage);
   }
@@ -95,12 +72,8 @@ struct Trainer::Impl {
   const PhasePlan& plan;
   RunState state;
   TrainingSource source;
-  MonotonicTime last_save;
-  std::set<std::string> known_saves;  // rank 0: ids of those that this process wrote or verified
-  std::size_t largest_store = 0;      // bytes; of several ranks
-  std::int64_t saved_step = -1;
-  std::int64_t num_saves = 0;    // tried, by all ranks alike
-  std::int64_t pruned_save = 0;  // the last one that rank 0 pruned after
+  Checkpointer checkpoints;
+  Rollback rollback;
 };
 
 Trainer::Trainer(const TrainerParts& parts, RunState state) : impl_(std::make_unique<Impl>(parts, std::move(state))) {}
@@ -118,18 +91,21 @@ TrainOutcome Trainer::Impl::run() {
   enter(false);
   while (state.step < total_steps() && !state.early_stop.stopped) {
     if (is_alone() && interrupted()) {
-      if (saved_step != state.step) save(true, false);
+      if (checkpoints.saved_step() != state.step) checkpoints.save({.must = true});
       return TrainOutcome::interrupted;
     }
-    const StepRunner::Votes all = train_step();
+    const std::optional<StepRunner::Votes> votes = train_step();
+    if (!votes) continue;
+    const StepRunner::Votes all = *votes;
     const bool last = state.step == total_steps();
     const bool due = config.evaluate.every > 0 && state.step % config.evaluate.every == 0;
     const bool improved = (due || last) && evaluate();
     const bool best = improved && config.checkpoint.best;
     const bool end = last || state.early_stop.stopped.has_value();
     const bool leave = all.interrupted && !end;
-    const bool due_by_time = is_alone() ? save_due_by_time() : all.save;
-    if (end || leave || best || save_due_by_step() || due_by_time) save(end || leave, best);
+    const bool due_by_time = is_alone() ? checkpoints.due_by_time() : all.save;
+    if (end || leave || best || checkpoints.due_by_step() || due_by_time)
+      checkpoints.save({.must = end || leave, .best = best});
     if (leave) return TrainOutcome::interrupted;
   }
   return state.early_stop.stopped ? TrainOutcome::stopped_early : TrainOutcome::finished;
@@ -137,11 +113,14 @@ TrainOutcome Trainer::Impl::run() {
 
 StepRunner::Votes Trainer::Impl::own_votes() const {
   if (is_alone()) return {};
-  return {.interrupted = interrupted(), .save = is_first() && save_due_by_time()};
+  return {.interrupted = interrupted(), .save = is_first() && checkpoints.due_by_time()};
 }
 
-StepRunner::Votes Trainer::Impl::train_step() {
+std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
   const MonotonicTime start = monotonic_now();
+  const std::int64_t generation = state.generation;
+  const std::optional<SpikeConfig>& policy = config.train.spike;
+  const std::optional<LossLevel> level = policy ? loss_level(*policy, state.spike) : std::nullopt;
   source.set_batch(state.history.batch());
   const OptimizerConfig& optimizer = config.train.optimizer;
   const StepRunner::Result result = parts.runner.step(
@@ -150,9 +129,15 @@ StepRunner::Votes Trainer::Impl::train_step() {
        .clip_norm = config.train.clip_norm,
        .beta1 = optimizer.beta1,
        .beta2 = optimizer.beta2,
-       .update = state.updates + 1},
-      [this] { return own_votes(); });
+       .update = state.updates + 1,
+       .loss_limit = level && policy->action != SpikeAction::warn ? std::optional(level->limit) : std::nullopt},
+      [this] { return own_votes(); }, [this] { checkpoints.before_update(); });
+  checkpoints.poll();
   finish_step(result.outcome, seconds_since(start));
+  const SkipReason skip = result.outcome.skip;
+  if (policy && (skip == SkipReason::none || skip == SkipReason::spike)) judge_loss(result.outcome, level);
+  enter(false);
+  if (state.generation != generation) return std::nullopt;
   return result.votes;
 }
 
@@ -178,29 +163,102 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   if (is_first()) parts.progress.step(line);
   if (outcome.skip == SkipReason::none) {
     ++state.updates;
-  } else {
+  } else if (outcome.skip != SkipReason::spike) {
     record_skip(outcome);
   }
   try {
     state.nonfinite = after_step(state.nonfinite, outcome.skip, config.train.nonfinite.skip, Step(state.step));
   } catch (const DivergedError& error) {
-    sync_metrics();
-    parts.runner.wait_for_all();
-    throw DivergedError(
-        fmt::format("{}; the batch's sample ids are in {}; {}", error.what(), parts.paths.metrics().string(),
-                    saved_step >= 0 ? fmt::format("the newest checkpoint is that of step {}", saved_step)
-                                    : "no checkpoint was written"));
+    diverge(error);
   }
-  enter(false);
+}
+
+void Trainer::Impl::diverge(const DivergedError& error) {
+  checkpoints.settle();
+  sync_metrics();
+  parts.runner.wait_for_all();
+  throw DivergedError(fmt::format(
+      "{}; the batch's sample ids are in {}; {}", error.what(), parts.paths.metrics().string(),
+      checkpoints.saved_step() >= 0 ? fmt::format("the newest checkpoint is that of step {}", checkpoints.saved_step())
+                                    : "no checkpoint was written"));
 }
 
 void Trainer::Impl::record_skip(const StepOutcome& outcome) {
   SkipRecord line;
   line.step = state.step;
   line.reason = to_text(outcome.skip);
-  for (const std::int64_t sample : source.batch()) line.samples.push_back(static_cast<std::uint64_t>(sample));
+  line.samples = batch_samples();
   record(line);
   parts.log.warn(fmt::format("step {} was skipped, the weights are untouched: {}", state.step, line.reason));
+}
+
+std::vector<std::uint64_t> Trainer::Impl::batch_samples() const {
+  return {source.batch().begin(), source.batch().end()};
+}
+
+void Trainer::Impl::judge_loss(const StepOutcome& outcome, const std::optional<LossLevel>& level) {
+  const SpikeConfig& policy = *config.train.spike;
+  SpikeState next = after_loss(policy, state.spike, Step(state.step), outcome.loss);
+  if (!level || outcome.loss <= level->limit) {
+    state.spike = std::move(next);
+    return;
+  }
+  SpikeRecord line;
+  line.step = state.step;
+  line.loss = outcome.loss;
+  line.mean = level->mean;
+  line.deviation = level->deviation;
+  line.zscore = level->score(outcome.loss);
+  line.samples = batch_samples();
+  parts.log.warn(
+      fmt::format("step {}: the loss jumped to {:.4f}, {:.1f} standard deviations above the mean {:.4f} of "
+                  "the last {} (train.spike)",
+                  line.step, line.loss, line.zscore, line.mean, policy.window));
+  if (policy.action == SpikeAction::rollback && go_back(line)) return;
+  line.action = to_text(policy.action == SpikeAction::warn ? SpikeAction::warn : SpikeAction::skip);
+  record(line);
+  if (outcome.skip == SkipReason::spike) record_skip(outcome);
+  state.spike = std::move(next);
+  if (state.spike.losses.empty())
+    parts.log.warn(
+        fmt::format("step {}: {} such steps in a row are the level that the loss has now: it is measured "
+                    "anew from here",
+                    state.step, policy.window));
+}
+
+bool Trainer::Impl::go_back(SpikeRecord line) {
+  // A save under way is of this branch, and ends before the branch does.
+  checkpoints.settle();
+  enter(true);
+  Rollback::Result result;
+  try {
+    result = rollback.run(state, source.batch().back());
+  } catch (const DivergedError& error) {
+    line.action = "stop";
+    record(line);
+    diverge(error);
+  }
+  if (!result.state) {
+    parts.log.error(
+        fmt::format("step {}: training cannot go back, the update is skipped instead: {}", line.step, result.reason));
+    return false;
+  }
+  line.action = to_text(SpikeAction::rollback);
+  record(line);
+  state = std::move(*result.state);
+  checkpoints.went_back();
+  RestartRecord restart;
+  restart.step = state.step;
+  restart.generation = state.generation;
+  restart.checkpoint = result.checkpoint.string();
+  restart.fingerprint_changed = result.fingerprint != parts.fingerprint;
+  restart.wall_time = wall_clock_text();
+  restart.layout = parts.layout;
+  record(restart);
+  sync_metrics();
+  parts.log.warn(fmt::format("training went back from step {} to step {} ({}); the samples in between are skipped",
+                             line.step, state.step, result.checkpoint.string()));
+  return true;
 }
 
 bool Trainer::Impl::evaluate() {
@@ -233,105 +291,37 @@ bool Trainer::Impl::evaluate() {
   return improved;
 }
 
-bool Trainer::Impl::save_due_by_step() const {
-  const auto& every = config.checkpoint.every_steps;
-  return every && *every > 0 && state.step % *every == 0;
+Checkpointer::Parts Trainer::Impl::checkpointer_parts() {
+  return {.config = config,
+          .plan = plan,
+          .stream = parts.stream,
+          .store = parts.store,
+          .rank = parts.rank,
+          .rendezvous = parts.rendezvous,
+          .background_rendezvous = parts.background_rendezvous,
+          .paths = parts.paths,
+          .metrics = parts.metrics,
+          .log = parts.log,
+          .tokenizer_files = parts.tokenizer_files,
+          .fingerprint = parts.fingerprint,
+          .may_commit = parts.hooks.may_commit,
+          .entered = [this](bool waiting_on_storage) { enter(waiting_on_storage); },
+          .grace_seconds = grace_seconds()};
 }
 
-bool Trainer::Impl::save_due_by_time() const {
-  const auto& every = config.checkpoint.every_seconds;
-  return every && seconds_since(last_save) >= *every;
-}
-
-// An old checkpoint too many is no reason to end a run.
-void Trainer::Impl::prune() {
-  const RetentionPolicy policy{.keep = config.checkpoint.keep,
-                               .keep_every = config.checkpoint.keep_every,
-                               .best_save_id = config.checkpoint.best ? state.best_save_id : std::nullopt};
-  try {
-    prune_checkpoints(parts.paths.checkpoints(), policy, known_saves,
-                      [this](const std::string& text) { parts.log.warn(text); });
-  } catch (const InputError& error) {
-    parts.log.warn(fmt::format("old checkpoints were not removed: {}", error.what()));
-  }
-}
-
-// Storage that is slow to forget ends no run; a rank 0 that is gone does.
-void Trainer::Impl::wait_for_pruning(const std::string& key, double seconds) {
-  while (!parts.rendezvous->find_within(key, seconds))
-    parts.log.warn(
-        fmt::format("rank 0 has been removing old checkpoints for {:.0f} s; training waits for it", seconds));
-}
-
-void Trainer::Impl::prune_together(std::int64_t checkpoint_bytes) {
-  if (is_first()) prune();
-  if (is_alone()) return;
-  const auto key = [this](std::int64_t save) { return fmt::format("pruned/{}/{}", state.generation, save); };
-  if (!is_first()) {
-    wait_for_pruning(key(num_saves), SaveGroup().deadline + static_cast<double>(checkpoint_bytes) / slowest_read);
-    return;
-  }
-  parts.rendezvous->set(key(num_saves), "done");
-  // Whoever took part in this save has read what was said after the one before.
-  parts.rendezvous->remove(key(pruned_save));
-  pruned_save = num_saves;
-}
-
-SaveRequest Trainer::Impl::save_request(bool best) {
-  SaveRequest request;
-  request.folder = parts.paths.checkpoints();
-  request.manifest.config = resolved_yaml(config);
-  request.manifest.fingerprint = parts.fingerprint;
-  for (const auto& file : parts.tokenizer_files) request.manifest.tokenizer_files.push_back(file.filename().string());
-  request.tokenizer_files = parts.tokenizer_files;
-  request.may_commit = parts.hooks.may_commit;
-  if (!is_alone()) {
-    request.group.rank = parts.rank;
-    request.group.world = plan.mesh.world();
-    request.group.store = parts.rendezvous;
-    request.group.attempt = num_saves;
-    request.group.deadline += static_cast<double>(largest_store) / slowest_write;
-    request.group.plan_of = [this](Rank rank) { return plan.save_plan(rank); };
-  }
-  write_state(state, best, request.manifest);
-  return request;
-}
-
-void Trainer::Impl::save(bool must, bool best) {
-  enter(true);
-  parts.store.settle(parts.stream);
-  ++num_saves;
-  sync_metrics();
-  CheckpointRecord line;
-  line.step = state.step;
-  try {
-    const SaveResult result = save_checkpoint(parts.store, save_request(best));
-    state.parent_save_id = result.save_id;
-    if (is_first()) known_saves.insert(result.save_id);
-    if (best) state.best_save_id = result.save_id;
-    saved_step = state.step;
-    line.path = result.path.string();
-    line.seconds = result.seconds;
-    line.bytes = static_cast<std::int64_t>(result.bytes);
-    parts.log.info(fmt::format("step {}: saved {}", state.step, result.path.string()));
-  } catch (const InputError& error) {
-    line.failure = error.what();
-    if (!must)
-      parts.log.error(
-          fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
-                      state.step, error.what()));
-    record(line);
-    sync_metrics();
-    if (must) throw;
-    last_save = monotonic_now();
-    enter(false);
-    return;
-  }
-  record(line);
-  sync_metrics();
-  prune_together(line.bytes);
-  last_save = monotonic_now();
-  enter(false);
+Rollback::Parts Trainer::Impl::rollback_parts() const {
+  return {.config = config,
+          .stream = parts.stream,
+          .store = parts.store,
+          .data = parts.data,
+          .rank = parts.rank,
+          .world = plan.mesh.world(),
+          .rendezvous = parts.rendezvous,
+          .checkpoints = parts.paths.checkpoints(),
+          .log = parts.log,
+          .may_commit = parts.hooks.may_commit,
+          .total_steps = total_steps(),
+          .start_generation = state.generation};
 }
 
 }  // namespace scaletrain

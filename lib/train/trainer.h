@@ -47,7 +47,8 @@ struct TrainerParts {
   ParamStore& store;
   StepRunner& runner;
   Rank rank;
-  KeyValueStore* rendezvous = nullptr;  // null: a single rank
+  KeyValueStore* rendezvous = nullptr;             // null: a single rank
+  KeyValueStore* background_rendezvous = nullptr;  // see WorkerPlace
   const TrainingData& data;
   const std::vector<std::unique_ptr<ValidationSet>>& validation;
   RunPaths paths;
@@ -56,6 +57,7 @@ struct TrainerParts {
   Log& log;
   std::vector<std::filesystem::path> tokenizer_files;
   std::string fingerprint;
+  LayoutRecord layout{};  // for the metrics
   double peak_flops =
       0.0;  // FLOP/s of all ranks, calibrated at start; raised where a step reaches more; 0: unknown, and no share
   TrainerHooks hooks;
@@ -69,8 +71,8 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   // Until the last step, an early stop or an interruption; a checkpoint of the last state exists then. DivergedError
-  // when the non-finite policy is exhausted; InputError for data that fails and for a last checkpoint that cannot be
-  // written.
+  // when the non-finite policy or the rollbacks of the spike policy are exhausted; InputError for data that fails and
+  // for a last checkpoint that cannot be written.
   TrainOutcome run();
   const RunState& state() const;
 

@@ -30,3 +30,8 @@ TEST_CASE("a finite step ends the row, a step without tokens leaves it, and the 
   state = after_step(state, SkipReason::none, 5, Step(3));
   CHECK(state == NonfiniteState{.consecutive = 0, .total = 1});
 }
+
+TEST_CASE("a spike is finite and ends the row") {
+  const NonfiniteState state = after_step({}, SkipReason::nonfinite_loss, 5, Step(1));
+  CHECK(after_step(state, SkipReason::spike, 5, Step(2)) == NonfiniteState{.consecutive = 0, .total = 1});
+}

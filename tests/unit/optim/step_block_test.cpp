@@ -86,3 +86,27 @@ TEST_CASE("a gradient of zero is an update like any other") {
   CHECK(outcome.skip == SkipReason::none);
   CHECK(outcome.block.gradient_scale == 0.25);
 }
+
+TEST_CASE("a loss above the limit skips the update, and one at the limit or without one does not") {
+  const double loss = make_step_block(measured(), {.clip_norm = {}}).loss;
+  const auto skip_at = [](const StepMeasurements& of, std::optional<double> limit) {
+    return make_step_block(of, {.learning_rate = 1, .clip_norm = {}, .loss_limit = limit}).skip;
+  };
+  CHECK(skip_at(measured(), {}) == SkipReason::none);
+  CHECK(skip_at(measured(), loss) == SkipReason::none);
+  CHECK(skip_at(measured(), std::nextafter(loss, 0.0)) == SkipReason::spike);
+  CHECK(to_text(SkipReason::spike) == "spike");
+  const StepOutcome outcome = make_step_block(measured(), {.learning_rate = 1, .clip_norm = {}, .loss_limit = 0.0});
+  CHECK(outcome.block.skip == 1);
+  CHECK(outcome.block.gradient_scale == 0.0);
+  CHECK(outcome.loss == loss);
+  // What is not finite, or not there, is no spike.
+  StepMeasurements bad = measured();
+  bad.sum_of_squares = infinity;
+  CHECK(skip_at(bad, 0.0) == SkipReason::nonfinite_gradient);
+  bad = measured();
+  bad.loss_sum = infinity;
+  CHECK(skip_at(bad, 0.0) == SkipReason::nonfinite_loss);
+  CHECK(skip_at({.sum_of_squares = 0, .loss_sum = 0, .num_tokens = 0, .micro_scale = 1}, -1.0) ==
+        SkipReason::no_tokens);
+}

@@ -26,6 +26,20 @@ StepRecord step_at(std::int64_t step, double loss = 1.0) {
   return {.step = step, .tokens = step * 1000, .loss = loss, .learning_rate = 1e-3, .step_seconds = 0.5};
 }
 
+LayoutRecord eight_ranks() {
+  return {.world = 8,
+          .data = 2,
+          .tensor = 1,
+          .pipeline = 4,
+          .sequence = true,
+          .schedule = "interleaved",
+          .chunks = 3,
+          .zero = 2,
+          .micro_batch = 5,
+          .micro_batches = 6,
+          .threads = 7};
+}
+
 std::vector<std::int64_t> steps_of(const Metrics& metrics) {
   std::vector<std::int64_t> out;
   for (const auto& record : metrics.steps) out.push_back(record.step);
@@ -76,13 +90,29 @@ TEST_CASE("every kind is read back as it was written") {
   const auto file = folder / "metrics.jsonl";
   {
     MetricsWriter writer(file);
-    writer.write(StartRecord{.world = 8, .parameters = 124439808, .seed = ~0ull, .version = "0.1", .wall_time = "t"});
+    writer.write(StartRecord{.world = 8,
+                             .parameters = 124439808,
+                             .seed = ~0ull,
+                             .version = "0.1",
+                             .wall_time = "t",
+                             .layout = eight_ranks()});
     writer.write(EvaluationRecord{.step = 1, .dataset = "held \"out\"\n", .loss = 2.0, .tokens = 77});
     writer.write(CheckpointRecord{.step = 1, .path = "checkpoints/step-1", .seconds = 1.5, .bytes = 1ll << 40});
     writer.write(CheckpointRecord{.step = 2, .path = "\xff bad", .failure = "no space"});
     writer.write(SkipRecord{.step = 2, .reason = "not finite", .samples = {1, ~0ull}});
-    writer.write(RestartRecord{
-        .step = 5, .generation = 2, .checkpoint = "step-5", .fingerprint_changed = true, .wall_time = "u"});
+    writer.write(RestartRecord{.step = 5,
+                               .generation = 2,
+                               .checkpoint = "step-5",
+                               .fingerprint_changed = true,
+                               .wall_time = "u",
+                               .layout = {.world = 1, .data = 1, .schedule = "gpipe"}});
+    writer.write(SpikeRecord{.step = 6,
+                             .loss = 0.1,
+                             .mean = 2.0,
+                             .deviation = 1.0 / 3.0,
+                             .zscore = 7.5,
+                             .action = "warn",
+                             .samples = {3, ~0ull}});
     writer.write(EarlyStopRecord{.step = 6, .metric = "held_out", .value = 1.75, .reason = "patience"});
     writer.write(EndRecord{.step = 6, .reason = "finished"});
     CHECK(writer.sync());
@@ -95,6 +125,7 @@ TEST_CASE("every kind is read back as it was written") {
   CHECK(read.starts[0].seed == ~0ull);
   CHECK(read.starts[0].version == "0.1");
   CHECK(read.starts[0].wall_time == "t");
+  CHECK(read.starts[0].layout == eight_ranks());
   REQUIRE(read.evaluations.size() == 1);
   CHECK(read.evaluations[0].dataset == "held \"out\"\n");
   CHECK(read.evaluations[0].loss == 2.0);
@@ -111,12 +142,53 @@ TEST_CASE("every kind is read back as it was written") {
   CHECK(read.restarts[0].generation == 2);
   CHECK(read.restarts[0].checkpoint == "step-5");
   CHECK(read.restarts[0].fingerprint_changed);
+  CHECK(read.restarts[0].layout == LayoutRecord{.world = 1, .data = 1, .schedule = "gpipe"});
+  REQUIRE(read.spikes.size() == 1);
+  CHECK(read.spikes[0].step == 6);
+  CHECK(read.spikes[0].loss == 0.1);
+  CHECK(read.spikes[0].mean == 2.0);
+  CHECK(read.spikes[0].deviation == 1.0 / 3.0);
+  CHECK(read.spikes[0].zscore == 7.5);
+  CHECK(read.spikes[0].action == "warn");
+  CHECK(read.spikes[0].samples == std::vector<std::uint64_t>{3, ~0ull});
   REQUIRE(read.early_stops.size() == 1);
   CHECK(read.early_stops[0].metric == "held_out");
   CHECK(read.early_stops[0].value == 1.75);
   REQUIRE(read.ends.size() == 1);
   CHECK(read.ends[0].reason == "finished");
   CHECK_FALSE(read.torn_last_line);
+}
+
+TEST_CASE("a layout is one object of its own, and lines of older programs have none") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  MetricsWriter(file).write(StartRecord{.world = 8, .layout = eight_ranks()});
+  CHECK(TempFolder::read(file).find(
+            R"("layout":{"world":8,"data":2,"tensor":1,"pipeline":4,"sequence":true,"schedule":"interleaved",)"
+            R"("chunks":3,"zero":2,"micro_batch":5,"micro_batches":6,"threads":7}})") != std::string::npos);
+  const Metrics old = parse_metrics(R"({"kind":"start","world":2,"parameters":1,"seed":1,"version":"0","wall_time":""})"
+                                    "\n",
+                                    "m");
+  REQUIRE(old.starts.size() == 1);
+  CHECK(old.starts[0].layout == LayoutRecord{});
+}
+
+TEST_CASE("a layout is told in one line") {
+  CHECK(
+      layout_text(eight_ranks()) ==
+      "8 ranks: data 2 x tensor 1 x pipeline 4, sequence, zero 2, schedule interleaved with 3 chunks, 6 micro-batches "
+      "of 5, 7 threads per rank");
+  CHECK(layout_text({.world = 2,
+                     .data = 2,
+                     .tensor = 1,
+                     .pipeline = 1,
+                     .chunks = 1,
+                     .micro_batch = 4,
+                     .micro_batches = 1,
+                     .threads = 1}) ==
+        "2 ranks: data 2 x tensor 1 x pipeline 1, zero 0, 1 micro-batch of 4, 1 thread per rank");
+  CHECK(layout_text({.world = 1, .micro_batch = 4, .micro_batches = 2, .threads = 2}) ==
+        "1 rank, 2 micro-batches of 4, 2 threads");
 }
 
 TEST_CASE("losses read back to the same bits and what is not finite becomes null") {
@@ -227,6 +299,9 @@ TEST_CASE("a restart cancels earlier lines beyond its step and no others") {
     writer.write(CheckpointRecord{.step = 3});
     writer.write(CheckpointRecord{.step = 5});
     writer.write(SkipRecord{.step = 4});
+    writer.write(SpikeRecord{.step = 3, .action = "warn"});
+    writer.write(SpikeRecord{.step = 4, .action = "skip"});
+    writer.write(SpikeRecord{.step = 5, .action = "rollback"});
     writer.write(EarlyStopRecord{.step = 5});
     writer.write(EndRecord{.step = 5});
     writer.write(RestartRecord{.step = 3, .generation = 1});
@@ -242,6 +317,10 @@ TEST_CASE("a restart cancels earlier lines beyond its step and no others") {
   CHECK(read.evaluations.size() == 1);
   CHECK(read.checkpoints.size() == 1);
   CHECK(read.skips.empty());
+  // Without the spike that training went back from nobody could tell why it did.
+  REQUIRE(read.spikes.size() == 2);
+  CHECK(read.spikes[0].step == 3);
+  CHECK(read.spikes[1].step == 5);
   CHECK(read.early_stops.empty());
   CHECK(read.ends.empty());
   CHECK(read.starts.size() == 1);

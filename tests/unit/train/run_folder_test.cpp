@@ -182,6 +182,22 @@ TEST_CASE("keys that change with a notice are noticed, free ones are not") {
   CHECK(parse_resolved_config(TempFolder::read(run.paths.config()), "c").train.micro_batch == 1);
 }
 
+TEST_CASE("a default warm-up stays what the run began with, one that is given does not") {
+  TinyRun run;
+  run.run({"train.lr_schedule.warmup=1"});
+  LoadedConfig longer = run.config({"train.steps=40", "train.lr_schedule.warmup=4"});
+  longer.is_warmup_default = true;
+  CHECK(run.prepare(longer).step == 12);
+  CHECK(run.noticed("train.lr_schedule.warmup stays 1 as this run began, though the default is 4 now"));
+  const auto written = [&run] { return parse_resolved_config(TempFolder::read(run.paths.config()), "config.yaml"); };
+  CHECK(written().train.lr_schedule.warmup == 1);
+  CHECK(written().train.steps == 40);
+  longer.is_warmup_default = false;
+  run.prepare(longer);
+  CHECK(run.noticed("this resume changes train.lr_schedule.warmup: 1 in the checkpoint, 4 now"));
+  CHECK(written().train.lr_schedule.warmup == 4);
+}
+
 TEST_CASE("checkpoints of which none is usable end the start instead of beginning again") {
   TinyRun run;
   run.run({}, 1);

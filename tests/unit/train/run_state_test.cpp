@@ -17,6 +17,7 @@ RunState some_state() {
   state.step = 9;
   state.updates = 7;
   state.nonfinite = {.consecutive = 1, .total = 2};
+  state.spike = {.losses = {1.0 / 3.0, 5e-324, 2.5}, .row = 1, .rollbacks = 2, .furthest = 12};
   state.generation = 3;
   state.early_stop.best = 1.0 / 3.0;
   state.early_stop.best_step = 8;
@@ -47,6 +48,7 @@ TEST_CASE("run state comes back from a manifest") {
   CHECK(back.step == 9);
   CHECK(back.updates == 7);
   CHECK(back.nonfinite == state.nonfinite);
+  CHECK(back.spike == state.spike);
   CHECK(back.generation == 3);
   CHECK(back.history == state.history);
   CHECK(*back.early_stop.best == *state.early_stop.best);
@@ -69,6 +71,17 @@ TEST_CASE("the best checkpoint knows that it is the best") {
   CHECK(read_state(manifest_of(some_state(), true), "m").best_save_id == "5a5a");
 }
 
+TEST_CASE("a checkpoint of a run without the spike policy says nothing of it and has an empty window") {
+  RunState state = some_state();
+  state.spike = {};
+  const Manifest manifest = manifest_of(state);
+  for (const auto& scalar : manifest.scalars) CHECK_FALSE(scalar.first.starts_with("spike"));
+  CHECK(read_state(manifest, "m").spike == SpikeState());
+  // A window that is empty while something is counted comes back too.
+  state.spike = {.losses = {}, .row = 0, .rollbacks = 1, .furthest = 4};
+  CHECK(read_state(manifest_of(state), "m").spike == state.spike);
+}
+
 TEST_CASE("hostile scalars are refused by name") {
   const auto refusal = [](auto change) {
     Manifest manifest = manifest_of(some_state());
@@ -77,7 +90,7 @@ TEST_CASE("hostile scalars are refused by name") {
   };
   CHECK(refusal([](Manifest&) {}).empty());
   for (const char* name : {"updates", "nonfinite.consecutive", "nonfinite.total", "early_stop.best_step",
-                           "early_stop.without_improvement"}) {
+                           "early_stop.without_improvement", "spike.row", "spike.rollbacks", "spike.furthest"}) {
     CAPTURE(name);
     const std::string missing = refusal([name](Manifest& m) { m.scalars.erase(name); });
     CHECK(contains(missing, name));
@@ -88,6 +101,9 @@ TEST_CASE("hostile scalars are refused by name") {
   }
   for (const char* value : {"", "xyz", "1.8p+1x", "nan", "inf", "-inf"})
     CHECK(contains(refusal([value](Manifest& m) { m.scalars["early_stop.best"] = value; }), "early_stop"));
+  for (const char* value : {" ", "1p+0  1p+0", "1p+0 ", " 1p+0", "1p+0,1p+0", "1p+0 nan", "inf", "1p+0 x"})
+    CHECK(contains(refusal([value](Manifest& m) { m.scalars["spike.losses"] = value; }), "spike.losses"));
+  CHECK(contains(refusal([](Manifest& m) { m.scalars["spike.rollbacks"] = "4"; }), "spike.rollbacks"));
   CHECK_FALSE(refusal([](Manifest& m) { m.scalars["updates"] = "10"; }).empty());               // more than steps
   CHECK_FALSE(refusal([](Manifest& m) { m.scalars["nonfinite.consecutive"] = "3"; }).empty());  // more than in total
   CHECK_FALSE(

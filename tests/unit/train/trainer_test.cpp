@@ -62,6 +62,34 @@ TEST_CASE("the last step is evaluated and saved whatever the intervals") {
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{3});
 }
 
+TEST_CASE("steps of keep_every are saved and stay, whatever the other interval") {
+  TinyRun run;
+  run.run({"checkpoint.every=5", "checkpoint.keep=2", "checkpoint.keep_every=3"});
+  std::vector<std::int64_t> steps = run.checkpoint_steps();
+  std::sort(steps.begin(), steps.end());
+  CHECK(steps == std::vector<std::int64_t>{3, 6, 9, 10, 12});  // 5 went when there were two newer ones
+  TinyRun alone;
+  alone.run({"checkpoint.every=0", "checkpoint.keep=2", "checkpoint.keep_every=4"});
+  CHECK(alone.checkpoint_steps().size() == 3);
+}
+
+TEST_CASE("a batch that does not divide into micro-batches has the losses of one that does") {
+  TinyRun even;
+  even.run({"train.global_batch=5", "train.micro_batch=5"});
+  TinyRun uneven;
+  uneven.run({"train.global_batch=5", "train.micro_batch=2"});
+  const Metrics a = even.metrics();
+  const Metrics b = uneven.metrics();
+  REQUIRE(a.steps.size() == 12);
+  REQUIRE(b.steps.size() == 12);
+  for (std::size_t i = 0; i < a.steps.size(); ++i) {
+    CAPTURE(i);
+    CHECK(b.steps[i].tokens == a.steps[i].tokens);
+    CHECK(b.steps[i].loss == doctest::Approx(a.steps[i].loss).epsilon(1e-5));
+    CHECK(b.steps[i].grad_norm == doctest::Approx(a.steps[i].grad_norm).epsilon(1e-4));
+  }
+}
+
 TEST_CASE("evaluation leaves training as it is") {
   TinyRun with;
   with.run({"evaluate.every=1", "evaluate.batches=0"});
@@ -153,7 +181,7 @@ TEST_CASE("a checkpoint that cannot be written does not stop training, unless it
   for (const CheckpointRecord& checkpoint : metrics.checkpoints) CHECK(contains(checkpoint.failure, "checkpoints"));
 
   TinyRun mended;
-  start = mended.prepare(mended.config());
+  start = mended.prepare(mended.config({"checkpoint.background=false"}));  // failed before the next step begins
   std::filesystem::remove_all(mended.paths.checkpoints());
   mended.folder.write("run/checkpoints", "in the way");
   mended.hooks.entered = [&mended](std::int64_t step, bool) {
@@ -265,6 +293,7 @@ TEST_CASE("initial weights that do not exist are refused by name while the run s
 TEST_CASE("pruning at a save reads only the checkpoints that this process has not written") {
   // A byte that changes behind the run's back tells which are read.
   TinyRun run;
+  run.overrides_always = {"checkpoint.background=false"};  // written before the next step begins
   const auto damage_at = [&](std::int64_t when, const std::string& checkpoint) {
     return [&run, when, checkpoint](std::int64_t step, bool) {
       if (step != when) return;

@@ -1,0 +1,48 @@
+#include "checkpoint/staging.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+constexpr std::size_t smallest_page = 4096;
+}  // namespace
+
+// The pieces lie one behind the other in the order in which they are written.
+StateStaging::StateStaging(const ParamStore& store) : store_(store) {
+  std::size_t bytes = 0;
+  for (const SavePiece& piece : make_save_plan(table(), layout(), slot_names(), dtype())) {
+    const ConstView stored = stored_values(store, piece);
+    bytes = align_up(bytes, size_of(stored.dtype()));
+    const bool is_new = parts_.emplace(place_of(piece), Part{stored, bytes}).second;
+    SCALETRAIN_CHECK(is_new);
+    bytes += stored.num_bytes();
+  }
+  memory_ = Buffer(bytes);
+}
+
+void StateStaging::prefault() {
+  for (std::size_t offset = 0; offset < memory_.size(); offset += smallest_page) {
+    volatile std::byte* const page = memory_.data() + offset;
+    *page = std::byte{0};
+  }
+}
+
+void StateStaging::copy() {
+  for (const auto& [place, part] : parts_) {
+    if (part.stored.num_bytes() > 0)
+      std::memcpy(memory_.data() + part.offset, part.stored.data(), part.stored.num_bytes());
+  }
+}
+
+ConstView StateStaging::values(const SavePiece& piece) const {
+  const auto found = parts_.find(place_of(piece));
+  SCALETRAIN_CHECK(found != parts_.end());
+  const ConstView& stored = found->second.stored;
+  SCALETRAIN_CHECK_EQ(stored.num_elements(), piece.box.num_elements());
+  return {memory_.data() + found->second.offset, stored.dtype(), stored.shape()};
+}
+
+}  // namespace scaletrain

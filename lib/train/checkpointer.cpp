@@ -1,0 +1,495 @@
+#include "train/checkpointer.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/text.h"
+#include "checkpoint/catalog.h"
+#include "checkpoint/save.h"
+#include "checkpoint/staging.h"
+#include "config/load.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Bytes per second and rank below which a save is given up, beyond the time that is allowed to any: a shared file
+// system under the load of all ranks is slow, but not slower.
+constexpr double slowest_write = 10e6;
+// The same for one rank that reads a whole checkpoint.
+constexpr double slowest_read = 10e6;
+// How long training may wait for the save before without a word.
+constexpr double unnoticed_wait = 1.0;
+// Of the thread that writes, beyond that of training: with no processor to spare it gets about a quarter of one, where
+// a gigabyte takes half a second of it.
+constexpr int added_niceness = 5;
+constexpr int highest_niceness = 19;
+// Attempts of one start are fewer, and no start's numbers are another's.
+constexpr int attempt_bits = 20;
+// Between two looks whether a wait still makes sense.
+constexpr double slice_seconds = 0.25;
+constexpr double slurm_kill_wait = 30.0;
+
+// Of all ranks: one deadline holds for all of them. Replicas hold alike.
+std::size_t largest_store_bytes(const PhasePlan& plan) {
+  std::size_t largest = 0;
+  for (std::int64_t pipeline = 0; pipeline < plan.mesh.degree(Axis::pipeline); ++pipeline) {
+    for (std::int64_t tensor = 0; tensor < plan.mesh.degree(Axis::tensor); ++tensor) {
+      const ShardLayout layout = plan.layout(plan.mesh.rank_of({.tensor = tensor, .data = 0, .pipeline = pipeline}));
+      largest = std::max(largest, store_bytes(plan.table, layout, plan.store_options(plan.masters())).total());
+    }
+  }
+  return largest;
+}
+
+// The store of the thread that writes, whose waits end when the run does.
+class AbandonedStore final : public KeyValueStore {
+ public:
+  AbandonedStore(KeyValueStore& store, const std::atomic<bool>& abandoned) : store_(store), abandoned_(abandoned) {}
+  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+  std::optional<std::string> find(const std::string& key) override { return store_.find(key); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    const MonotonicTime begin = monotonic_now();
+    for (;;) {
+      const double left = std::max(0.0, seconds - seconds_since(begin));
+      if (auto value = store_.find_within(key, std::min(left, slice_seconds))) return value;
+      if (abandoned_) throw PeerError("the save was given up: training has ended");
+      if (left <= slice_seconds) return std::nullopt;
+    }
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return store_.add(key, amount); }
+  void remove(const std::string& key) override { store_.remove(key); }
+
+ private:
+  KeyValueStore& store_;
+  const std::atomic<bool>& abandoned_;
+};
+
+// Of this thread alone. There is no way back, so that each save has a thread of its own. Refused: no matter.
+void be_nicer() {
+  const auto self = static_cast<id_t>(::gettid());
+  const int now = ::getpriority(PRIO_PROCESS, self);
+  ::setpriority(PRIO_PROCESS, self, std::min(now + added_niceness, highest_niceness));
+}
+
+// One save, from its beginning to what became of it.
+struct SaveJob {
+  SaveRequest request;
+  bool best = false;
+  std::optional<std::string> best_save_id;  // the one so far
+  std::int64_t number = 0;                  // of this process's saves, failed ones too; the same on all ranks
+  CheckpointRecord line;
+  std::string save_id{};          // if it was saved
+  double all_seconds = 0.0;       // copy included
+  std::exception_ptr error = {};  // what is no InputError
+};
+
+}  // namespace
+
+std::optional<double> grace_seconds() {
+  if (const char* const text = std::getenv("SCALETRAIN_GRACE_SECONDS")) {
+    double seconds = 0.0;
+    const char* const end = text + std::strlen(text);
+    const auto [stop, error] = std::from_chars(text, end, seconds);
+    if (error != std::errc() || stop != end || !(seconds >= 0.0))
+      throw UserError(
+          fmt::format("SCALETRAIN_GRACE_SECONDS is {}, not a number of seconds", quoted(std::string(text))));
+    return seconds;
+  }
+  if (std::getenv("SLURM_JOB_ID") != nullptr) return slurm_kill_wait;
+  return std::nullopt;
+}
+
+struct Checkpointer::Impl {
+  Impl(const Parts& checkpointer_parts, RunState& run_state);
+  ~Impl();
+
+  void save(const Reason& reason);
+  void poll();
+  void settle();
+  void before_update();
+
+  SaveJob make_job(const Reason& reason, KeyValueStore* store);
+  // Writes and commits; then prunes. Whatever fails is in the job.
+  void perform(SaveJob& job, const SavedState* copied, KeyValueStore* store);
+  void begin_in_background(SaveJob next);
+  void write_in_background();
+  // Seconds that training waited; enters and leaves the state of waiting.
+  double wait_for_running();
+  // What became of a save that has ended. InputError is left to the caller.
+  void adopt(SaveJob& job);
+  void tell_wait(double seconds);
+  void tell_grace(const SaveJob& job);
+  void prune(const SaveJob& job);
+  // Rank 0 prunes, which after a start may verify a checkpoint or two of this size; the others wait for it here and not
+  // in the next step's collectives, whose deadlines are short.
+  void prune_together(const SaveJob& job, KeyValueStore* store);
+  void enter(bool waiting_on_storage) const {
+    if (parts.entered) parts.entered(waiting_on_storage);
+  }
+  bool is_alone() const { return parts.rendezvous == nullptr; }
+  bool is_first() const { return parts.rank == Rank(0); }
+
+  Parts parts;
+  const CheckpointConfig& config;
+  const PhasePlan& plan;
+  RunState& state;
+  MonotonicTime last_save;  // the end of one that held training up, the beginning of one in the background
+  std::int64_t saved_step = -1;
+  std::int64_t num_saves;         // tried, by all ranks alike
+  std::size_t largest_store = 0;  // bytes; of several ranks
+  double longest_wait = 0.0;      // that was told of
+  double copy_stall = 0.0;        // of the save under way: seconds that training was held up
+  bool told_grace = false;
+
+  // Of whoever performs a save, one thread at a time.
+  std::set<std::string> known_saves;  // rank 0: ids of those that this process wrote or verified
+  std::int64_t pruned_save = 0;       // the last one that rank 0 pruned after
+
+  // Saves in the background.
+  std::optional<StateStaging> staging;
+  std::thread prefault;
+  std::thread writer;  // joinable: a save is under way, or its end not yet adopted
+  SaveJob running;     // the writer's until is_done
+  std::atomic<bool> abandoned{false};
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_copied = true;
+  bool is_done = true;
+};
+
+Checkpointer::Checkpointer(const Parts& parts, RunState& state) : impl_(std::make_unique<Impl>(parts, state)) {}
+Checkpointer::~Checkpointer() = default;
+
+bool Checkpointer::due_by_step() const {
+  const auto due = [this](const std::optional<std::int64_t>& every) {
+    return every && *every > 0 && impl_->state.step % *every == 0;
+  };
+  return due(impl_->config.every_steps) || due(impl_->config.keep_every);
+}
+
+bool Checkpointer::due_by_time() const {
+  const auto& every = impl_->config.every_seconds;
+  return every && !impl_->writer.joinable() && seconds_since(impl_->last_save) >= *every;
+}
+
+void Checkpointer::save(const Reason& reason) {
+  impl_->save(reason);
+}
+
+void Checkpointer::poll() {
+  impl_->poll();
+}
+
+void Checkpointer::before_update() {
+  impl_->before_update();
+}
+
+void Checkpointer::settle() {
+  impl_->settle();
+}
+
+void Checkpointer::went_back() {
+  impl_->settle();
+  impl_->saved_step = impl_->state.step;
+  impl_->last_save = monotonic_now();
+}
+
+std::int64_t Checkpointer::saved_step() const {
+  return impl_->saved_step;
+}
+
+Checkpointer::Impl::Impl(const Parts& checkpointer_parts, RunState& run_state)
+    : parts(checkpointer_parts),
+      config(checkpointer_parts.config.checkpoint),
+      plan(checkpointer_parts.plan),
+      state(run_state),
+      last_save(monotonic_now()),
+      num_saves(run_state.generation << attempt_bits) {
+  if (state.step > 0) saved_step = state.step;
+  if (!is_alone()) largest_store = largest_store_bytes(plan);
+  if (!config.background) return;
+  try {
+    staging.emplace(parts.store);
+  } catch (const std::bad_alloc&) {
+    throw InputError(fmt::format(
+        "rank {}: out of memory: {} for a copy of the state that checkpoints are written from while training goes on; "
+        "checkpoint.background: false needs none",
+        parts.rank.value(), bytes_text(plan.checkpoint_staging(parts.rank))));
+  }
+  // Beside the first step, which takes longer than the others anyway.
+  prefault = std::thread([this] { staging->prefault(); });
+}
+
+Checkpointer::Impl::~Impl() {
+  if (std::uncaught_exceptions() > 0 && !is_alone()) abandoned = true;
+  if (writer.joinable()) {
+    writer.join();
+    // Whoever reads the metrics should find what the folder has.
+    running.line.stall_seconds += copy_stall;
+    if (parts.metrics != nullptr && !running.error) parts.metrics->write(running.line);
+  }
+  if (prefault.joinable()) prefault.join();
+}
+
+// An old checkpoint too many is no reason to end a run.
+void Checkpointer::Impl::prune(const SaveJob& job) {
+  const RetentionPolicy policy{.keep = config.keep,
+                               .keep_every = config.keep_every,
+                               .best_save_id = !config.best ? std::nullopt
+                                               : job.best   ? job.save_id
+                                                            : job.best_save_id};
+  try {
+    prune_checkpoints(parts.paths.checkpoints(), policy, known_saves,
+                      [this](const std::string& text) { parts.log.warn(text); });
+  } catch (const InputError& error) {
+    parts.log.warn(fmt::format("old checkpoints were not removed: {}", error.what()));
+  }
+}
+
+// Storage that is slow to forget ends no run; a rank 0 that is gone does.
+void Checkpointer::Impl::prune_together(const SaveJob& job, KeyValueStore* store) {
+  if (is_first()) prune(job);
+  if (is_alone()) return;
+  const auto key = [&job](std::int64_t save) {
+    return fmt::format("pruned/{}/{}", job.request.manifest.generation, save);
+  };
+  if (!is_first()) {
+    const double seconds = SaveGroup().deadline + static_cast<double>(job.line.bytes) / slowest_read;
+    while (!store->find_within(key(job.number), seconds))
+      parts.log.warn(
+          fmt::format("rank 0 has been removing old checkpoints for {:.0f} s; the next save waits for it", seconds));
+    return;
+  }
+  store->set(key(job.number), "done");
+  // Whoever took part in this save has read what was said after the one before.
+  store->remove(key(pruned_save));
+  pruned_save = job.number;
+}
+
+SaveJob Checkpointer::Impl::make_job(const Reason& reason, KeyValueStore* store) {
+  SaveJob job;
+  job.best = reason.best;
+  job.best_save_id = state.best_save_id;
+  job.number = ++num_saves;
+  job.line.step = state.step;
+  SaveRequest& request = job.request;
+  request.folder = parts.paths.checkpoints();
+  request.manifest.config = resolved_yaml(parts.config);
+  request.manifest.fingerprint = parts.fingerprint;
+  for (const auto& file : parts.tokenizer_files) request.manifest.tokenizer_files.push_back(file.filename().string());
+  request.tokenizer_files = parts.tokenizer_files;
+  request.may_commit = parts.may_commit;
+  request.is_abandoned = [this] { return abandoned.load(); };
+  request.warn = [this](const std::string& text) { parts.log.warn(text); };
+  if (!is_alone()) {
+    request.group.rank = parts.rank;
+    request.group.world = plan.mesh.world();
+    request.group.store = store;
+    request.group.attempt = job.number;
+    request.group.deadline += static_cast<double>(largest_store) / slowest_write;
+    request.group.plan_of = [this](Rank rank) { return plan.save_plan(rank); };
+  }
+  write_state(state, reason.best, request.manifest);
+  return job;
+}
+
+void Checkpointer::Impl::perform(SaveJob& job, const SavedState* copied, KeyValueStore* store) {
+  const MonotonicTime start = monotonic_now();
+  CheckpointRecord& line = job.line;
+  try {
+    const SaveResult result =
+        copied != nullptr ? save_checkpoint(*copied, job.request) : save_checkpoint(parts.store, job.request);
+    job.save_id = result.save_id;
+    line.path = result.path.string();
+    line.seconds = result.seconds;
+    line.bytes = static_cast<std::int64_t>(result.bytes);
+    if (is_first()) known_saves.insert(result.save_id);
+    parts.log.info(fmt::format("step {}: saved {}", line.step, result.path.string()));
+    job.all_seconds = seconds_since(start);
+    prune_together(job, store);
+  } catch (const InputError& error) {
+    line.failure = error.what();
+  } catch (...) {
+    job.error = std::current_exception();
+  }
+}
+
+void Checkpointer::Impl::write_in_background() {
+  const MonotonicTime start = monotonic_now();
+  if (prefault.joinable()) prefault.join();
+  staging->copy();
+  const double copy_seconds = seconds_since(start);
+  {
+    const std::lock_guard lock(mutex);
+    is_copied = true;
+  }
+  changed.notify_all();
+  be_nicer();
+  if (is_first()) {
+    // What was recorded up to this step, before a checkpoint says that it was taken. Not by the writer of the metrics,
+    // which training uses meanwhile.
+    try {
+      sync_file(parts.paths.metrics());
+    } catch (const InputError& error) {
+      parts.log.warn(error.what());
+    }
+  }
+  std::optional<AbandonedStore> guarded;
+  if (!is_alone()) {
+    guarded.emplace(*running.request.group.store, abandoned);
+    running.request.group.store = &*guarded;
+  }
+  perform(running, &*staging, running.request.group.store);
+  running.all_seconds += copy_seconds;
+  if (!running.line.failure.empty())
+    parts.log.error(
+        fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
+                    running.line.step, running.line.failure));
+  {
+    const std::lock_guard lock(mutex);
+    is_done = true;
+  }
+  changed.notify_all();
+}
+
+void Checkpointer::Impl::begin_in_background(SaveJob next) {
+  running = std::move(next);
+  is_copied = false;
+  is_done = false;
+  writer = std::thread([this] { write_in_background(); });
+}
+
+void Checkpointer::Impl::before_update() {
+  if (!writer.joinable()) return;
+  std::unique_lock lock(mutex);
+  if (is_copied) return;
+  const MonotonicTime start = monotonic_now();
+  changed.wait(lock, [this] { return is_copied; });
+  copy_stall += seconds_since(start);
+}
+
+void Checkpointer::Impl::poll() {
+  if (!writer.joinable()) return;
+  {
+    const std::lock_guard lock(mutex);
+    if (!is_done) return;
+  }
+  writer.join();
+  SaveJob job = std::move(running);
+  adopt(job);
+}
+
+double Checkpointer::Impl::wait_for_running() {
+  if (!writer.joinable()) return 0.0;
+  const MonotonicTime start = monotonic_now();
+  {
+    std::unique_lock lock(mutex);
+    if (!is_done) {
+      lock.unlock();
+      enter(true);
+      lock.lock();
+      changed.wait(lock, [this] { return is_done; });
+      lock.unlock();
+      enter(false);
+    }
+  }
+  const double seconds = seconds_since(start);
+  poll();
+  return seconds;
+}
+
+void Checkpointer::Impl::settle() {
+  wait_for_running();
+}
+
+// Rank 0's metrics have the record when this returns or throws.
+void Checkpointer::Impl::adopt(SaveJob& job) {
+  job.line.stall_seconds += std::exchange(copy_stall, 0.0);
+  if (job.error) std::rethrow_exception(job.error);
+  if (job.line.failure.empty()) {
+    state.parent_save_id = job.save_id;
+    if (job.best) state.best_save_id = job.save_id;
+    saved_step = job.line.step;
+    tell_grace(job);
+  }
+  if (parts.metrics != nullptr) parts.metrics->write(job.line);
+}
+
+void Checkpointer::Impl::tell_wait(double seconds) {
+  if (!is_first() || seconds < std::max(unnoticed_wait, 2.0 * longest_wait)) return;
+  longest_wait = seconds;
+  parts.log.warn(fmt::format(
+      "step {}: training waited {:.1f} s because the checkpoint before was still being written: saves are due faster "
+      "than the storage takes them; raise checkpoint.every",
+      state.step, seconds));
+}
+
+// A run that is asked to leave finishes a save that is under way, and writes its last one.
+void Checkpointer::Impl::tell_grace(const SaveJob& job) {
+  const double needed = config.background ? 2.0 * job.all_seconds : job.all_seconds;
+  if (!is_first() || told_grace || !parts.grace_seconds || needed <= *parts.grace_seconds) return;
+  told_grace = true;
+  parts.log.warn(fmt::format(
+      "step {}: saving took {:.1f} s, so that leaving may take {:.1f} s and a step after the signal{}, and this "
+      "process "
+      "is given {:.0f} s: the last save may be lost. Have the signal come earlier (SLURM: --signal=B:USR1@SECONDS) and "
+      "say how much in SCALETRAIN_GRACE_SECONDS",
+      job.line.step, job.all_seconds, needed, config.background ? " (a save under way is finished first)" : "",
+      *parts.grace_seconds));
+}
+
+void Checkpointer::Impl::save(const Reason& reason) {
+  const MonotonicTime start = monotonic_now();
+  const double waited = wait_for_running();
+  const bool is_there = reason.must && !reason.best && saved_step == state.step;
+  if (is_there) return;
+  if (!reason.must) tell_wait(waited);
+  last_save = monotonic_now();
+  if (staging && !reason.must) {
+    KeyValueStore* const store =
+        parts.background_rendezvous != nullptr ? parts.background_rendezvous : parts.rendezvous;
+    SaveJob job = make_job(reason, store);
+    job.line.background = true;
+    job.line.waited_seconds = waited;
+    begin_in_background(std::move(job));
+    copy_stall = seconds_since(start);
+    return;
+  }
+  enter(true);
+  parts.store.settle(parts.stream);
+  SaveJob job = make_job(reason, parts.rendezvous);
+  if (parts.metrics != nullptr) parts.metrics->sync();
+  job.line.waited_seconds = waited;
+  perform(job, nullptr, parts.rendezvous);
+  copy_stall = seconds_since(start);
+  adopt(job);
+  if (parts.metrics != nullptr) parts.metrics->sync();
+  if (!job.line.failure.empty()) {
+    if (reason.must) throw InputError(job.line.failure);
+    parts.log.error(
+        fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
+                    state.step, job.line.failure));
+  }
+  last_save = monotonic_now();
+  enter(false);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,98 @@
+// When a run saves, and what follows from it: what is due, the checkpoint, its record, pruning.
+//
+// A save in the background (checkpoint.background) copies the state to memory that was set aside for it, while the next
+// step's forward and backward run, and writes it from there with less priority than training has. Training is held up
+// where it must be: for the copy, right before the optimizer changes what is copied; and for a save that is still being
+// written when the next one is due. Saves that a run ends with are not in the background.
+//
+// Every rank of the run has one and calls it at the same steps with the same arguments. Rank 0 alone writes records,
+// commits and prunes. Called by the training thread alone; a thread of its own writes in the background. What training
+// shares with that thread: the store's masters and slots, until before_update() or settle() has returned.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/key_value_store.h"
+#include "config/config.h"
+#include "parallel/param_store.h"
+#include "plan/run_plan.h"
+#include "telemetry/log.h"
+#include "telemetry/metrics.h"
+#include "train/run_folder.h"
+#include "train/run_state.h"
+
+namespace scaletrain {
+
+class Checkpointer {
+ public:
+  struct Parts {
+    const Config& config;
+    const PhasePlan& plan;
+    Stream& stream;
+    ParamStore& store;
+    Rank rank;
+    KeyValueStore* rendezvous = nullptr;             // null: a single rank
+    KeyValueStore* background_rendezvous = nullptr;  // for the thread that writes; null: `rendezvous` serves any thread
+    RunPaths paths;
+    MetricsWriter* metrics = nullptr;  // rank 0's; null on the others
+    Log& log;
+    std::vector<std::filesystem::path> tokenizer_files;
+    std::string fingerprint;
+    std::function<bool()> may_commit;  // asked right before a checkpoint appears under its name, by any thread
+    std::function<void(bool waiting_on_storage)> entered;  // while waiting, the rank makes no progress; may be empty
+    std::optional<double> grace_seconds{};  // from the signal to the end of the process, see grace_seconds()
+  };
+
+  // Of a save: whether the run ends with this state, so that a failure is an error; whether the last evaluation is the
+  // best so far.
+  struct Reason {
+    bool must = false;
+    bool best = false;
+  };
+
+  // state: the trainer's, which outlives this. What it says of checkpoints (parent and best) is kept up to date here.
+  // InputError if there is no memory for copies.
+  Checkpointer(const Parts& parts, RunState& state);
+  // A save under way is finished first; but given up where an exception ends a run of several ranks, since the others
+  // may be gone.
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  // By checkpoint.every or keep_every of the state's step: the same on every rank.
+  bool due_by_step() const;
+  // By this rank's clock, from the last save's beginning: one rank decides for all. Never while a save is under way.
+  bool due_by_time() const;
+  // The state as it is between two steps. Throws if reason.must: InputError, on every rank; else a failure is logged
+  // and recorded, and the next save tries again. Waits for a save that is under way, and throws what poll() throws.
+  void save(const Reason& reason);
+  // Between two steps: what has become of a save in the background goes into the state and the metrics. PeerError or a
+  // bug of the thread that writes is thrown here.
+  void poll();
+  // Right before the optimizer changes masters and slots: returns when no copy of them is being made.
+  void before_update();
+  // Returns when no save is under way, and what became of it is in the state: before the state or the store is
+  // replaced.
+  void settle();
+  // The state and the store are now those of an older checkpoint.
+  void went_back();
+  // The step of the newest checkpoint of this state's branch that is known to be there; -1 if there is none.
+  std::int64_t saved_step() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// How long this process may go on after it was asked to leave: SCALETRAIN_GRACE_SECONDS if it is set (by
+// scripts/slurm/train.sbatch, from the lead of its signal), SLURM's KillWait as it comes in a job of SLURM, else
+// unknown.
+std::optional<double> grace_seconds();
+
+}  // namespace scaletrain

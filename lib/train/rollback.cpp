@@ -1,0 +1,154 @@
+#include "train/rollback.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "checkpoint/catalog.h"
+#include "checkpoint/set_aside.h"
+#include "train/early_stop.h"
+#include "train/run_folder.h"
+
+namespace scaletrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Between two words that a rank still waits. Reading a large checkpoint takes minutes; whoever dies ends the wait.
+constexpr double seconds_between_notices = 300.0;
+
+// In the order in which they are to be tried.
+std::vector<CatalogEntry> candidates(std::vector<CatalogEntry> entries, std::int64_t step, std::int64_t reach) {
+  std::erase_if(entries, [step](const CatalogEntry& entry) { return !entry.problem.empty() || entry.step >= step; });
+  // Newest first; behind those that are old enough, the nearest to being so.
+  const auto recent_end = std::stable_partition(entries.begin(), entries.end(),
+                                                [&](const CatalogEntry& entry) { return entry.step < step - reach; });
+  std::reverse(recent_end, entries.end());
+  return entries;
+}
+
+// The sample behind the last one that training from `step` on needs.
+bool suffices(const TrainingData& data, std::int64_t first_sample, std::int64_t steps, std::int64_t global_batch) {
+  const std::optional<std::int64_t> all = data.mixture().num_samples();
+  return !all || checked_add(first_sample, checked_mul(steps, global_batch)) <= *all;
+}
+
+}  // namespace
+
+RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store) {
+  RunState state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
+  state.early_stop = continue_early_stop(state.early_stop, config_of(checkpoint).early_stop, config.early_stop);
+  if (!state.early_stop.best) state.best_save_id.reset();  // the best by another metric, or by none
+  checkpoint.load(store, true);
+  store.values_changed();
+  return state;
+}
+
+ConsumptionHistory history_without(const ConsumptionHistory& now, ConsumptionHistory restored, std::int64_t last) {
+  const HistorySegment& segment = now.segments().back();
+  restored.continue_with(segment.data_hash, segment.context, segment.global_batch);
+  const std::int64_t next = restored.next_sample();
+  restored.skip(next, std::max<std::int64_t>(0, checked_add<std::int64_t>(last, 1) - next));
+  return restored;
+}
+
+std::optional<Checkpoint> checkpoint_before(const fs::path& checkpoints, std::int64_t step, std::int64_t reach,
+                                            const std::function<void(const std::string&)>& report) {
+  for (const CatalogEntry& entry : candidates(list_readable_checkpoints(checkpoints), step, reach)) {
+    try {
+      Checkpoint checkpoint(entry.path);
+      checkpoint.verify();
+      return checkpoint;
+    } catch (const FileAccessError&) {
+      throw;
+    } catch (const InputError& error) {
+      const fs::path aside = set_aside(entry.path, damaged_prefix);
+      report(fmt::format("{}: not usable, set aside as {}: {}", entry.path.string(), aside.filename().string(),
+                         error.what()));
+    }
+  }
+  return std::nullopt;
+}
+
+Rollback::Result Rollback::run(const RunState& now, std::int64_t last) {
+  require_rollback(now.spike, Step(now.step));
+  ++count_;
+  parts_.store.settle(parts_.stream);
+  const Choice choice = agreed_choice(now, last);
+  if (choice.path.empty()) return {.state = std::nullopt, .checkpoint = {}, .fingerprint = {}, .reason = choice.reason};
+  // Rank 0 has verified all of it.
+  const Checkpoint checkpoint(choice.path, OpenCheck::none);
+  RunState state = restore(checkpoint, parts_.config, parts_.store);
+  state.spike = after_rollback(now.spike, std::move(state.spike), Step(now.step));
+  state.history = history_without(now.history, std::move(state.history), last);
+  state.generation = now.generation + 1;
+  state.branch = now.branch;
+  wait_for_all();
+  return {.state = std::move(state),
+          .checkpoint = checkpoint.path(),
+          .fingerprint = checkpoint.manifest().fingerprint,
+          .reason = {}};
+}
+
+// Whatever the file system refuses leaves training where it is: a spike is no reason to lose a run.
+Rollback::Choice Rollback::choose(const RunState& now, std::int64_t last) const {
+  try {
+    if (parts_.may_commit && !parts_.may_commit()) return {{}, "this process no longer owns the run"};
+    const std::int64_t window = parts_.config.train.spike->window;
+    const std::optional<Checkpoint> found =
+        checkpoint_before(parts_.checkpoints, now.step, checked_mul(window, now.spike.rollbacks + 1),
+                          [this](const std::string& text) { parts_.log.warn(text); });
+    if (!found) return {{}, "there is no checkpoint to go back to"};
+    const std::int64_t from = found->manifest().step;
+    const std::int64_t global_batch = now.history.segments().back().global_batch;
+    if (!suffices(parts_.data, last + 1, parts_.total_steps - from, global_batch))
+      return {{}, "the epoch caps of data.train leave too few samples to skip any"};
+    for (const fs::path& path : set_aside_later(parts_.checkpoints, from))
+      parts_.log.info(fmt::format("{}: a checkpoint of the branch that training leaves", path.string()));
+    return {found->path().string(), {}};
+  } catch (const InputError& error) {
+    return {{}, error.what()};
+  }
+}
+
+Rollback::Choice Rollback::agreed_choice(const RunState& now, std::int64_t last) {
+  if (parts_.rendezvous == nullptr) return choose(now, last);
+  // One word: which of the two follows.
+  const std::string found = "found ";
+  const std::string none = "none  ";
+  if (parts_.rank == Rank(0)) {
+    Choice choice = choose(now, last);
+    parts_.rendezvous->set(key("choice"), choice.path.empty() ? none + choice.reason : found + choice.path);
+    return choice;
+  }
+  const std::string text = wait_for("choice", "chooses a checkpoint to go back to");
+  SCALETRAIN_CHECK(text.size() >= found.size());
+  const std::string rest = text.substr(found.size());
+  return text.starts_with(found) ? Choice{rest, {}} : Choice{{}, rest};
+}
+
+// The next step's deadlines are not spent on another rank's reading.
+void Rollback::wait_for_all() {
+  if (parts_.rendezvous == nullptr) return;
+  if (parts_.rendezvous->add(key("loaded"), 1) == parts_.world) parts_.rendezvous->set(key("go"), "go");
+  wait_for("go", "and the others read the checkpoint");
+}
+
+std::string Rollback::wait_for(const std::string& name, const char* what) {
+  for (;;) {
+    if (const auto value = parts_.rendezvous->find_within(key(name), seconds_between_notices)) return *value;
+    parts_.log.warn(fmt::format("still waiting while rank 0 {}", what));
+  }
+}
+
+std::string Rollback::key(const std::string& name) const {
+  return fmt::format("rollback/{}/{}/{}", parts_.start_generation, count_, name);
+}
+
+}  // namespace scaletrain

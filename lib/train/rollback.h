@@ -1,0 +1,89 @@
+// Going back to an older checkpoint while the run goes on, for a loss spike: in the process, by all ranks alike, with
+// no help from an agent. Rank 0 chooses the checkpoint and tells the others through the rendezvous store.
+//
+// A run whose state has jumped was on its way there for some time, so the state must be older than the losses that the
+// jump was measured against: the newest checkpoint that verifies and was written before the window; each further
+// rollback in a row goes back one window more. Where none is that old, the oldest. Later ones are set aside, so that
+// what starts after a crash is the same branch. The samples from there to the spike are skipped, those of the spike's
+// step included.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "checkpoint/load.h"
+#include "comm/key_value_store.h"
+#include "config/config.h"
+#include "data/dataset.h"
+#include "parallel/mesh.h"
+#include "parallel/param_store.h"
+#include "telemetry/log.h"
+#include "train/run_state.h"
+
+namespace scaletrain {
+
+// A checkpoint's tensors into the store, optimizer slots included; its state, as the run goes on from it under
+// `config`.
+RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store);
+
+// The history after a rollback: `restored`, the checkpoint's, without the samples up to `last`, a sample of `now`'s
+// last segment.
+ConsumptionHistory history_without(const ConsumptionHistory& now, ConsumptionHistory restored, std::int64_t last);
+
+// The checkpoint to go back to because of the spike at `step`, nothing if there is none before it. reach: how many
+// steps before the spike it should be older than. Damaged ones on the way are set aside and reported. FileAccessError
+// if one cannot be read now, before anything was changed.
+std::optional<Checkpoint> checkpoint_before(const std::filesystem::path& checkpoints, std::int64_t step,
+                                            std::int64_t reach, const std::function<void(const std::string&)>& report);
+
+class Rollback {
+ public:
+  struct Parts {
+    const Config& config;
+    Stream& stream;
+    ParamStore& store;
+    const TrainingData& data;
+    Rank rank;
+    std::int64_t world = 1;
+    KeyValueStore* rendezvous = nullptr;  // null: a single rank
+    std::filesystem::path checkpoints;
+    Log& log;
+    std::function<bool()> may_commit;  // whether this process still owns the run; may be empty
+    std::int64_t total_steps = 0;
+    std::int64_t start_generation = 0;  // of this process: what it tells others is under this number
+  };
+
+  explicit Rollback(Parts parts) : parts_(std::move(parts)) {}
+
+  struct Result {
+    std::optional<RunState> state;     // nothing: training stays where it is, and why
+    std::filesystem::path checkpoint;  // that it went back to
+    std::string fingerprint;           // of its writer
+    std::string reason;
+  };
+  // now: the state after the spike's step, whose samples end with `last`. The store holds the result's state; the state
+  // is of a new generation. Called by all ranks with the same arguments; nothing else may be under way. InputError if
+  // the checkpoint that was chosen cannot be loaded here; DivergedError when rollbacks are used up (spike_policy.h),
+  // before anything was changed.
+  Result run(const RunState& now, std::int64_t last);
+
+ private:
+  // What rank 0 tells the others: a path, or why there is none.
+  struct Choice {
+    std::string path;
+    std::string reason;
+  };
+  Choice choose(const RunState& now, std::int64_t last) const;
+  Choice agreed_choice(const RunState& now, std::int64_t last);
+  void wait_for_all();
+  std::string wait_for(const std::string& name, const char* what);
+  std::string key(const std::string& name) const;
+
+  Parts parts_;
+  std::int64_t count_ = 0;  // rollbacks tried by this process: names the keys
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,227 @@
+// Losses that jump and numbers that are not finite, on several ranks as real processes: what is decided, by all ranks
+// alike, with which exit code, and what is left in the files.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <limits>
+
+#include "ranks.h"
+#include "support/sample_places.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t context = 32;
+constexpr std::size_t text_bytes = 400 * context;
+constexpr int batch = 4;  // samples of a step
+
+// An easy text, with other bytes in the samples that are given.
+void write_text(const std::string& name, const std::vector<std::int64_t>& samples, const std::string& planted) {
+  const fs::path folder = workspace() / "places";
+  fs::create_directories(folder);
+  std::string text;
+  while (text.size() < text_bytes) text += "one two three four five six\n";
+  text.resize(text_bytes);
+  for (const std::int64_t sample : samples)
+    text.replace(sample_places(folder, 1234, context, text_bytes, sample, 1).front(), planted.size(), planted);
+  workspace().write(name, text);
+}
+
+std::vector<std::int64_t> samples_of_steps(int first, int last) {
+  std::vector<std::int64_t> samples;
+  for (std::int64_t sample = batch * (first - 1); sample < batch * last; ++sample) samples.push_back(sample);
+  return samples;
+}
+
+std::string noise() {
+  std::string bytes(context, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(128 + i * 37 % 128);
+  return bytes;
+}
+
+Launch training(const std::string& run, const std::string& text, const Settings& settings) {
+  Settings all = {"data.train=[{path: " + text + "}]",
+                  "train.steps=40",
+                  "train.micro_batch=1",
+                  "train.optimizer.learning_rate=1e-2",
+                  "train.lr_schedule={type: constant, warmup: 2}",
+                  "evaluate.every=10",
+                  "checkpoint={every: 5, keep: 20}"};
+  all.insert(all.end(), settings.begin(), settings.end());
+  return workspace().launch(workspace().training(layout_folder(run).string(), all));
+}
+
+Ended train(const std::string& run, const std::string& text, const Settings& settings) {
+  Ended end = run_program(training(run, text, settings), ranks_patience);
+  check_no_process_left(run);
+  return end;
+}
+
+// The lines of a kind, whatever a later restart says of them.
+std::vector<nlohmann::json> lines_of(const std::string& run, const std::string& kind) {
+  std::vector<nlohmann::json> lines;
+  std::ifstream in(layout_folder(run) / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json object = nlohmann::json::parse(line);
+    if (object.at("kind") == kind) lines.push_back(std::move(object));
+  }
+  return lines;
+}
+
+bool log_says(const std::string& run, int rank, const std::string& words) {
+  const fs::path log = layout_folder(run) / "logs" / ("rank-0000" + std::to_string(rank) + ".log");
+  return read_file(log).find(words) != std::string::npos;
+}
+
+// A row of a matrix in a checkpoint of one rank becomes NaN.
+void poison_row(const fs::path& checkpoint, const std::string& tensor, std::size_t row) {
+  const std::string name = "model-00000.safetensors";
+  std::string content = read_file(checkpoint / name);
+  std::uint64_t length = 0;
+  std::memcpy(&length, content.data(), sizeof length);
+  const nlohmann::json header = nlohmann::json::parse(content.substr(sizeof length, length));
+  const auto& entry = header.at(tensor);
+  REQUIRE(entry.at("dtype") == "F32");
+  const auto columns = entry.at("shape").at(1).get<std::size_t>();
+  const std::size_t begin = sizeof length + length + entry.at("data_offsets").at(0).get<std::size_t>();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t i = 0; i < columns; ++i)
+    std::memcpy(content.data() + begin + (row * columns + i) * sizeof nan, &nan, sizeof nan);
+  replace_file(checkpoint, name, content);
+}
+
+}  // namespace
+
+TEST_CASE("after_a_spike_the_ranks_go_back_and_end_as_ranks_that_never_saw_the_samples") {
+  write_text("noisy.txt", samples_of_steps(25, 25), noise());
+  const Settings ranks = {"parallel.data=2", "parallel.zero=1"};
+  Settings with_policy = ranks;
+  with_policy.emplace_back("train.spike={window: 8, zscore: 6, action: rollback}");
+  const Ended end = train("went-back", "noisy.txt", with_policy);
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("training went back from step 25 to step 15"));
+  CHECK(log_says("went-back", 1, "training went back from step 25 to step 15"));
+  const auto spikes = lines_of("went-back", "spike");
+  REQUIRE(spikes.size() == 1);
+  CHECK(spikes[0].at("step") == 25);
+  CHECK(spikes[0].at("action") == "rollback");
+  CHECK(spikes[0].at("samples") == nlohmann::json({96, 97, 98, 99}));
+  const auto restarts = lines_of("went-back", "restart");
+  REQUIRE(restarts.size() == 1);
+  CHECK(restarts[0].at("step") == 15);
+  CHECK(restarts[0].at("generation") == 1);
+  CHECK(hidden_names(layout_folder("went-back"), ".abandoned-") ==
+        std::vector<std::string>{".abandoned-step-00000020-0"});
+
+  Settings first_part = ranks;
+  first_part.emplace_back("train.steps=15");
+  const Ended before = train("never-saw", "noisy.txt", first_part);
+  REQUIRE_MESSAGE(before.exit_code == 0, before.errors);
+  const fs::path left = checkpoint(layout_folder("never-saw"), 15);
+  nlohmann::json manifest = open_manifest(left);
+  nlohmann::json history = nlohmann::json::parse(manifest.at("history").get<std::string>());
+  history.back()["skipped"] = {{60, 40}};
+  manifest["history"] = history.dump();
+  seal_manifest(left, manifest);
+  const Ended after = train("never-saw", "noisy.txt", ranks);
+  REQUIRE_MESSAGE(after.exit_code == 0, after.errors);
+  const Trajectory found = trajectory_of(layout_folder("went-back"));
+  const Trajectory expected = trajectory_of(layout_folder("never-saw"));
+  CHECK(found.steps.size() == 40);
+  CHECK(found.steps == expected.steps);
+  CHECK(found.evaluations.at({40, "held"}) == expected.evaluations.at({40, "held"}));
+}
+
+TEST_CASE("a_rank_that_is_killed_after_the_ranks_went_back_changes_no_number") {
+  write_text("noisy.txt", samples_of_steps(25, 25), noise());
+  const Settings settings = {"parallel.data=2", "train.spike={window: 8, zscore: 6, action: rollback}"};
+  const Ended calm = train("calm", "noisy.txt", settings);
+  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
+  Program agent(training("stricken", "noisy.txt", settings));
+  const fs::path metrics = layout_folder("stricken") / "metrics.jsonl";
+  REQUIRE(wait_until(
+      [&] {
+        return (fs::exists(metrics) && read_file(metrics).find("\"kind\":\"restart\"") != std::string::npos) ||
+               !agent.running();
+      },
+      ranks_patience));
+  const auto workers = children_of(agent.pid());
+  REQUIRE(workers.size() == 2);
+  ::kill(workers[1], SIGKILL);
+  const Ended end = agent.wait(ranks_patience);
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("restart 1 of"));
+  check_no_process_left("stricken");
+  const Trajectory found = trajectory_of(layout_folder("stricken"));
+  CHECK(found.steps == trajectory_of(layout_folder("calm")).steps);
+  CHECK(found.steps.size() == 40);
+}
+
+TEST_CASE("spikes_without_end_stop_all_ranks_with_5_and_the_samples_in_the_metrics") {
+  write_text("endless.txt", samples_of_steps(25, 60), noise());
+  const Ended end = train("endless", "endless.txt",
+                          {"parallel.data=2", "parallel.tensor=2", "checkpoint={every: 5, keep: 2}",
+                           "train.spike={window: 8, zscore: 6, action: rollback}"});
+  CHECK(end.exit_code == 5);
+  CHECK(end.says("train.spike"));
+  CHECK(end.says("metrics.jsonl"));
+  const auto spikes = lines_of("endless", "spike");
+  REQUIRE(spikes.size() == 4);
+  CHECK(spikes[3].at("action") == "stop");
+  CHECK(spikes[3].at("samples").size() == batch);
+  CHECK(lines_of("endless", "restart").size() == 3);
+  CHECK(checkpoint_names(layout_folder("endless")).back() == "step-00000015");
+}
+
+TEST_CASE("nan_on_one_rank_skips_the_step_on_every_rank_and_ends_the_run_with_5_after_the_policys_count") {
+  // One sample of each of the steps 23 to 25 holds a byte whose embedding is NaN. It is the second replica's.
+  std::vector<std::int64_t> samples;
+  for (const std::int64_t step : {23, 24, 25}) samples.push_back(batch * (step - 1) + batch - 1);
+  write_text("nan.txt", samples, "Z");
+  const auto start = [](const std::string& run, const std::string& nonfinite) {
+    const Settings base = {"model.tie_embeddings=false", "train.nonfinite.skip=" + nonfinite};
+    Settings first = base;
+    first.emplace_back("train.steps=20");
+    const Ended before = train(run, "nan.txt", first);
+    REQUIRE_MESSAGE(before.exit_code == 0, before.errors);
+    poison_row(checkpoint(layout_folder(run), 20), "embedding.token.weight", 'Z');
+    Settings second = base;
+    second.insert(second.end(), {"parallel.data=2", "train.steps=30"});
+    return train(run, "nan.txt", second);
+  };
+  const auto check_skips = [](const std::string& run) {
+    const auto skips = lines_of(run, "skip");
+    REQUIRE(skips.size() == 3);
+    for (int i = 0; i < 3; ++i) {
+      const int step = 23 + i;
+      const nlohmann::json& skip = skips[static_cast<std::size_t>(i)];
+      CHECK(skip.at("step") == step);
+      const int sample = batch * (step - 1);
+      CHECK(skip.at("samples") == nlohmann::json({sample, sample + 1, sample + 2, sample + 3}));
+      for (const int rank : {0, 1}) CHECK(log_says(run, rank, "step " + std::to_string(step) + " was skipped"));
+    }
+  };
+  const Ended borne = start("nan-borne", "3");
+  CHECK_MESSAGE(borne.exit_code == 0, borne.errors);
+  check_skips("nan-borne");
+  // What the steps did not touch is fit to train on.
+  const Trajectory trajectory = trajectory_of(layout_folder("nan-borne"));
+  REQUIRE(trajectory.steps.size() == 30);
+  for (const long step : {22L, 26L, 30L}) CHECK(trajectory.steps.at(step).find("null") == std::string::npos);
+  CHECK(open_manifest(checkpoint(layout_folder("nan-borne"), 30)).at("scalars").at("updates") == "27");
+
+  const Ended ended = start("nan-ended", "2");
+  CHECK(ended.exit_code == 5);
+  CHECK(ended.says("step 25"));
+  CHECK(ended.says("train.nonfinite.skip"));
+  check_skips("nan-ended");
+  CHECK(trajectory_of(layout_folder("nan-ended")).last_step() == 25);
+  CHECK(checkpoint_names(layout_folder("nan-ended")).back() == "step-00000020");
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,425 @@
+// The loss-spike policy in the step loop: a stretch of noise in an otherwise easy text makes the loss jump.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/json.h"
+#include "checkpoint/manifest.h"
+#include "ranks_run.h"
+#include "support/sample_places.h"
+#include "train/rollback.h"
+
+using namespace scaletrain;
+
+namespace {
+
+constexpr std::size_t sample_bytes = 16;
+constexpr std::size_t step_bytes = 4 * sample_bytes;
+constexpr std::size_t text_bytes = 62 * step_bytes;
+
+std::string noise(std::size_t bytes) {
+  std::string text;
+  unsigned state = 99;
+  while (text.size() < bytes) {
+    state = state * 1664525u + 1013904223u;
+    text += static_cast<char>(128 + (state >> 25));
+  }
+  return text;
+}
+
+// 40 steps; what is read in the steps from 25 on, as many as asked for, is noise. A checkpoint every 5 steps.
+struct NoisyRun : RanksRun {
+  explicit NoisyRun(std::int64_t noisy_steps = 1) {
+    overrides_always = {"train.steps=40", "train.micro_batch=1", "checkpoint.keep=20", "evaluate.every=10"};
+    std::string text;
+    while (text.size() < text_bytes) text += "one two three four five six\n";
+    text.resize(text_bytes);
+    const std::string noisy = noise(sample_bytes);
+    for (const std::size_t place : sample_places(folder.path(), 7, sample_bytes, text_bytes, 96, 4 * noisy_steps))
+      text.replace(place, sample_bytes, noisy);
+    folder.write("train.txt", text);
+  }
+
+  std::vector<std::string> abandoned() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(paths.checkpoints()))
+      if (entry.path().filename().string().starts_with(".abandoned-"))
+        names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  Manifest manifest(std::int64_t step) const { return Checkpoint(checkpoint(step)).manifest(); }
+  std::string log(int rank = 0) const {
+    return TempFolder::read(paths.logs() / ("rank-0000" + std::to_string(rank) + ".log"));
+  }
+};
+
+std::string policy(const std::string& action) {
+  return "train.spike={window: 8, zscore: 6, action: " + action + "}";
+}
+
+const std::vector<std::uint64_t> samples_of_step_25 = {96, 97, 98, 99};
+
+ConsumptionHistory history_of(const Manifest& manifest) {
+  return ConsumptionHistory::from_json(parse_json(manifest.history, "history"), "history");
+}
+
+// As if the run had never been meant to see the samples: they are left out of the checkpoint's history by hand.
+void leave_out(const std::filesystem::path& checkpoint, std::int64_t first, std::int64_t count) {
+  Manifest manifest = read_manifest(checkpoint);
+  ConsumptionHistory history = history_of(manifest);
+  history.skip(first, count);
+  manifest.history = history.to_json().dump();
+  std::ofstream(checkpoint / "manifest.json", std::ios::binary | std::ios::trunc) << manifest_text(manifest);
+}
+
+// What a checkpoint says of the policies, but for what only the spike policy counts.
+std::map<std::string, std::string> policy_scalars(const Manifest& manifest) {
+  std::map<std::string, std::string> kept = manifest.scalars;
+  std::erase_if(kept, [](const auto& scalar) {
+    return scalar.first.starts_with("spike.") || scalar.first.starts_with("branch_") || scalar.first == "best_save_id";
+  });
+  return kept;
+}
+
+// The run that went back from step 25 to 15 must be the one that never saw the samples 60 to 99.
+void check_never_saw(const NoisyRun& went_back, const NoisyRun& never_saw) {
+  check_same_numbers(went_back.metrics(), never_saw.metrics());
+  for (const std::int64_t step : {15, 20, 40}) {
+    CAPTURE(step);
+    CHECK(tensors_of(went_back.checkpoint(step)) == tensors_of(never_saw.checkpoint(step)));
+    CHECK(policy_scalars(went_back.manifest(step)) == policy_scalars(never_saw.manifest(step)));
+  }
+  CHECK(history_of(went_back.manifest(40)) == history_of(never_saw.manifest(40)));
+}
+
+void check_one_rollback(const NoisyRun& run) {
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.spikes.size() == 1);
+  CHECK(metrics.spikes[0].step == 25);
+  CHECK(metrics.spikes[0].action == "rollback");
+  CHECK(metrics.spikes[0].samples == samples_of_step_25);
+  CHECK(metrics.skips.empty());
+  REQUIRE(metrics.restarts.size() == 1);
+  CHECK(metrics.restarts[0].step == 15);  // older than the window, 17 to 24
+  CHECK(metrics.restarts[0].generation == 1);
+  CHECK(contains(metrics.restarts[0].checkpoint, "step-00000015"));
+  CHECK_FALSE(metrics.restarts[0].fingerprint_changed);
+  CHECK(metrics.restarts[0].layout == metrics.starts.at(0).layout);
+  CHECK(metrics.steps.size() == 40);
+  CHECK(metrics.steps.back().tokens == 40 * step_bytes);
+  CHECK(run.abandoned() == std::vector<std::string>{".abandoned-step-00000020-0"});
+  CHECK(run.manifest(20).generation == 1);
+  const auto segments = history_of(run.manifest(40)).segments();
+  REQUIRE(segments.size() == 1);
+  CHECK(segments[0].skipped == std::vector<SkippedRange>{{.first = 60, .count = 40}});
+  CHECK(contains(run.log(), "training went back from step 25 to step 15"));
+}
+
+}  // namespace
+
+TEST_CASE("warn_records_the_spike_and_changes_nothing") {
+  NoisyRun plain;
+  plain.run();
+  NoisyRun warned;
+  warned.run({policy("warn")});
+  const Metrics metrics = warned.metrics();
+  check_same_numbers(metrics, plain.metrics());
+  CHECK(tensors_of(warned.checkpoint(40)) == tensors_of(plain.checkpoint(40)));
+  REQUIRE(metrics.spikes.size() == 1);
+  const SpikeRecord& spike = metrics.spikes[0];
+  CHECK(spike.step == 25);
+  CHECK(spike.action == "warn");
+  CHECK(spike.samples == samples_of_step_25);
+  CHECK(spike.loss == metrics.steps[24].loss);
+  double mean = 0;
+  for (std::size_t step = 17; step <= 24; ++step) mean += metrics.steps[step - 1].loss / 8;
+  CHECK(spike.mean == doctest::Approx(mean));
+  CHECK(spike.zscore > 6);
+  CHECK(spike.zscore == doctest::Approx((spike.loss - spike.mean) / spike.deviation));
+  CHECK(metrics.skips.empty());
+  CHECK(contains(warned.log(), "step 25: the loss jumped"));
+  // The window does not hold the spike: 32 to 40 without it would be nine, so of 8 all are of ordinary steps.
+  CHECK(warned.manifest(30).scalars.at("spike.row") == "0");
+  CHECK_FALSE(plain.manifest(30).scalars.contains("spike.losses"));
+}
+
+TEST_CASE("skip_leaves_weights_and_optimizer_untouched_and_trains_on_the_next_samples") {
+  NoisyRun run;
+  CHECK(run.run({policy("skip"), "checkpoint.every=1", "checkpoint.keep=100"}) == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.spikes.size() == 1);
+  CHECK(metrics.spikes[0].action == "skip");
+  REQUIRE(metrics.skips.size() == 1);
+  CHECK(metrics.skips[0].step == 25);
+  CHECK(metrics.skips[0].reason == "spike");
+  CHECK(metrics.skips[0].samples == samples_of_step_25);
+  CHECK(tensors_of(run.checkpoint(24)) == tensors_of(run.checkpoint(25)));
+  CHECK(tensors_of(run.checkpoint(25)) != tensors_of(run.checkpoint(26)));
+  CHECK(run.manifest(25).scalars.at("updates") == "24");
+  CHECK(run.manifest(40).scalars.at("updates") == "39");
+  CHECK(run.manifest(40).scalars.at("nonfinite.total") == "0");
+  CHECK(metrics.steps.size() == 40);
+}
+
+TEST_CASE("a_run_that_is_resumed_in_the_middle_of_a_window_decides_the_same") {
+  NoisyRun whole;
+  whole.run({policy("skip")});
+  for (const int interrupted : {3, 20, 24, 25, 27}) {
+    CAPTURE(interrupted);
+    NoisyRun parts;
+    CHECK(parts.run({policy("skip")}, interrupted) == ExitCode::interrupted);
+    CHECK(parts.run({policy("skip")}) == ExitCode::finished);
+    const Metrics metrics = parts.metrics();
+    check_same_numbers(metrics, whole.metrics());
+    REQUIRE(metrics.spikes.size() == 1);
+    CHECK(metrics.spikes[0].zscore == whole.metrics().spikes.at(0).zscore);
+    CHECK(metrics.spikes[0].step == 25);
+    CHECK(parts.manifest(40).scalars == whole.manifest(40).scalars);
+  }
+}
+
+TEST_CASE("a_rolled_back_run_is_to_the_bit_the_one_that_never_saw_the_samples") {
+  // With early stopping the state of its policy goes back too, though it never ends the run.
+  const std::vector<std::string> early_stop = {"early_stop={metric: validation/a/loss, patience: 30, min_delta: 0.5}",
+                                               "evaluate.every=4"};
+  for (const auto& overrides : {std::vector<std::string>(), early_stop}) {
+    CAPTURE(overrides.size());
+    NoisyRun went_back;
+    NoisyRun never_saw;
+    for (NoisyRun* run : {&went_back, &never_saw})
+      run->overrides_always.insert(run->overrides_always.end(), overrides.begin(), overrides.end());
+    CHECK(went_back.run({policy("rollback")}) == ExitCode::finished);
+    check_one_rollback(went_back);
+    CHECK(never_saw.run({}, 15) == ExitCode::interrupted);
+    leave_out(never_saw.checkpoint(15), 60, 40);
+    CHECK(never_saw.run() == ExitCode::finished);
+    check_never_saw(went_back, never_saw);
+  }
+}
+
+TEST_CASE("a_run_that_ends_after_a_rollback_goes_on_from_there") {
+  NoisyRun whole;
+  whole.run({policy("rollback")});
+  // Steps until the interruption, those before the rollback included: right after it, and some steps later.
+  for (const int interrupted : {25, 26, 29}) {
+    CAPTURE(interrupted);
+    NoisyRun parts;
+    CHECK(parts.run({policy("rollback")}, interrupted) == ExitCode::interrupted);
+    CHECK(parts.metrics().steps.size() == static_cast<std::size_t>(15 + interrupted - 25));
+    CHECK(parts.run({policy("rollback")}) == ExitCode::finished);
+    check_same_numbers(parts.metrics(), whole.metrics());
+    CHECK(tensors_of(parts.checkpoint(40)) == tensors_of(whole.checkpoint(40)));
+    CHECK(history_of(parts.manifest(40)) == history_of(whole.manifest(40)));
+  }
+}
+
+TEST_CASE("a_crash_after_a_rollback_restarts_from_the_same_branch") {
+  NoisyRun run;
+  // From the checkpoint that the rollback will set aside.
+  CHECK(run.run({policy("rollback")}, 20) == ExitCode::interrupted);
+  const StartPoint start = run.prepare(run.config({policy("rollback")}));
+  REQUIRE(start.step == 20);
+  struct Crash {};
+  run.hooks.entered = [](std::int64_t step, bool) {
+    if (step == 17) throw Crash();
+  };
+  CHECK_THROWS_AS(run.train(start), Crash);
+  REQUIRE(run.metrics().restarts.size() == 2);
+  run.hooks.entered = {};
+  const StartPoint again = restart_point(run.paths, start, [](const std::string&) {});
+  CHECK(again.step == 15);
+  CHECK(again.generation > start.generation);
+  CHECK(run.train(again) == ExitCode::finished);
+  NoisyRun whole;
+  whole.run({policy("rollback")});
+  check_same_numbers(run.metrics(), whole.metrics());
+}
+
+TEST_CASE("ranks_go_back_together_and_end_with_the_bits_of_ranks_that_never_saw_the_samples") {
+  const std::vector<std::string> layout = {"parallel.data=2", "parallel.tensor=2"};
+  NoisyRun went_back;
+  std::vector<std::string> overrides = layout;
+  overrides.push_back(policy("rollback"));
+  REQUIRE(all_are(went_back.run_ranks(4, overrides), ExitCode::finished));
+  check_one_rollback(went_back);
+  for (const int rank : {1, 2, 3}) CHECK(contains(went_back.log(rank), "training went back from step 25 to step 15"));
+  NoisyRun never_saw;
+  REQUIRE(all_are(never_saw.run_ranks(4, layout, 0, 15), ExitCode::interrupted));
+  leave_out(never_saw.checkpoint(15), 60, 40);
+  REQUIRE(all_are(never_saw.run_ranks(4, layout), ExitCode::finished));
+  check_never_saw(went_back, never_saw);
+}
+
+TEST_CASE("a_save_that_is_under_way_ends_before_training_goes_back") {
+  const std::vector<std::string> every_step = {policy("rollback"), "checkpoint.every=1", "checkpoint.keep=100"};
+  NoisyRun plain;
+  REQUIRE(plain.run(every_step) == ExitCode::finished);
+  CHECK(plain.metrics().restarts.at(0).step == 16);
+  CHECK(plain.abandoned().size() == 8);  // 17 to 24
+  for (const std::string layout : {"parallel.data=1", "parallel.data=2"}) {
+    CAPTURE(layout);
+    NoisyRun run;
+    std::vector<std::string> overrides = every_step;
+    overrides.insert(overrides.end(), {"checkpoint.background=true", layout});
+    if (layout == "parallel.data=1") {
+      REQUIRE(run.run(overrides) == ExitCode::finished);
+      check_same_numbers(run.metrics(), plain.metrics());
+      CHECK(tensors_of(run.checkpoint(40)) == tensors_of(plain.checkpoint(40)));
+    } else {
+      REQUIRE(all_are(run.run_ranks(2, overrides), ExitCode::finished));
+      check_same_losses(run.metrics(), plain.metrics());
+    }
+    CHECK(run.abandoned() == plain.abandoned());
+    CHECK(history_of(run.manifest(40)) == history_of(plain.manifest(40)));
+    CHECK(run.metrics().checkpoints.size() == 40);
+    for (const CheckpointRecord& record : run.metrics().checkpoints) CHECK(record.failure.empty());
+  }
+}
+
+TEST_CASE("ranks_skip_the_same_step_and_none_alone") {
+  NoisyRun run;
+  REQUIRE(all_are(run.run_ranks(4, {"parallel.data=2", "parallel.tensor=2", "parallel.zero=3", policy("skip"),
+                                    "checkpoint.every=1", "checkpoint.keep=100"}),
+                  ExitCode::finished));
+  REQUIRE(run.metrics().skips.size() == 1);
+  CHECK(run.metrics().skips[0].step == 25);
+  CHECK(tensors_of(run.checkpoint(24)) == tensors_of(run.checkpoint(25)));
+  for (const int rank : {0, 1, 2, 3}) CHECK(contains(run.log(rank), "step 25 was skipped"));
+}
+
+TEST_CASE("without_a_checkpoint_to_go_back_to_the_update_is_skipped_instead") {
+  NoisyRun run;
+  CHECK(run.run({policy("rollback"), "checkpoint.every=0"}) == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  CHECK(metrics.restarts.empty());
+  REQUIRE(metrics.spikes.size() == 1);
+  CHECK(metrics.spikes[0].action == "skip");
+  REQUIRE(metrics.skips.size() == 1);
+  CHECK(metrics.skips[0].samples == samples_of_step_25);
+  CHECK(contains(run.log(), "no checkpoint to go back to"));
+  CHECK(run.manifest(40).scalars.at("updates") == "39");
+}
+
+TEST_CASE("a_mix_that_has_no_samples_to_spare_is_not_skipped_through") {
+  NoisyRun run;
+  // 248 samples once: 160 steps' worth is needed, and 40 more after the rollback.
+  CHECK(run.run({policy("rollback"), "train.steps=55", "data.train=[{path: train.txt, epochs: 1}]"}) ==
+        ExitCode::finished);
+  CHECK(run.metrics().restarts.empty());
+  CHECK(run.metrics().skips.size() == 1);
+  CHECK(contains(run.log(), "epoch caps"));
+}
+
+TEST_CASE("a_process_that_lost_the_run_sets_nothing_aside") {
+  NoisyRun run;
+  run.hooks.may_commit = [&run] { return run.checkpoint_steps().size() < 4; };
+  message_of<InputError>([&] { run.run({policy("rollback")}); });
+  CHECK(run.abandoned().empty());
+  CHECK(run.metrics().spikes.at(0).action == "skip");
+}
+
+TEST_CASE("spikes_that_do_not_end_stop_the_run_after_three_rollbacks_with_the_samples_named") {
+  // Noise to the end; only the checkpoints of steps 15 and 20 are there at the first spike.
+  for (const bool by_ranks : {false, true}) {
+    CAPTURE(by_ranks);
+    NoisyRun run(38);
+    std::vector<std::string> overrides = {policy("rollback"), "checkpoint.keep=2"};
+    if (by_ranks) overrides.emplace_back("parallel.data=2");
+    const std::string text = message_of<DivergedError>([&] {
+      if (by_ranks) {
+        run.run_ranks(2, overrides);
+      } else {
+        run.run(overrides);
+      }
+    });
+    CHECK(contains(text, "train.spike"));
+    CHECK(contains(text, "3 rollbacks"));
+    CHECK(contains(text, "metrics.jsonl"));
+    CHECK(contains(text, "newest checkpoint is that of step 15"));
+    const Metrics metrics = run.metrics();
+    CHECK(metrics.restarts.size() == 3);
+    REQUIRE(metrics.spikes.size() == 4);
+    for (std::size_t i = 0; i < 3; ++i) CHECK(metrics.spikes[i].action == "rollback");
+    CHECK(metrics.spikes[3].action == "stop");
+    // Step 16 again and again, each time on the next samples.
+    CHECK(metrics.spikes[3].step == 16);
+    CHECK(metrics.spikes[1].samples.front() == 100);
+    CHECK(metrics.spikes[3].samples == std::vector<std::uint64_t>{108, 109, 110, 111});
+    CHECK(metrics.steps.size() == 16);
+    CHECK(run.checkpoint_steps().front() == 15);
+    if (by_ranks) CHECK(contains(run.log(1), "training went back from step 16 to step 15"));
+  }
+}
+
+TEST_CASE("a_long_stretch_of_another_text_becomes_the_level_that_losses_are_measured_against") {
+  NoisyRun run(38);
+  CHECK(run.run({policy("skip")}) == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.spikes.size() == 8);  // the window
+  CHECK(metrics.spikes.front().step == 25);
+  CHECK(metrics.spikes.back().step == 32);
+  CHECK(contains(run.log(), "measured anew"));
+}
+
+TEST_CASE("the_checkpoint_to_go_back_to_is_the_newest_whole_one_before_the_window") {
+  NoisyRun run;
+  run.run({"train.steps=20"});
+  std::vector<std::string> reports;
+  const auto chosen = [&](std::int64_t step, std::int64_t reach) -> std::int64_t {
+    const auto found = checkpoint_before(run.paths.checkpoints(), step, reach,
+                                         [&](const std::string& text) { reports.push_back(text); });
+    return found ? found->manifest().step : -1;
+  };
+  CHECK(chosen(21, 5) == 15);
+  CHECK(chosen(21, 6) == 10);
+  CHECK(chosen(20, 0) == 15);   // that of the spike's own step holds what must not be seen
+  CHECK(chosen(12, 100) == 5);  // none is that old
+  CHECK(chosen(5, 0) == -1);
+  CHECK(chosen(6, 100) == 5);
+  CHECK(reports.empty());
+  // Damaged ones are passed over by name.
+  const auto damage = [&run](std::int64_t step) {
+    const auto file = run.checkpoint(step) / "model-00000.safetensors";
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(5000) << "damaged";
+  };
+  damage(15);
+  CHECK(chosen(21, 5) == 10);
+  REQUIRE(reports.size() == 1);
+  CHECK(contains(reports[0], "step-00000015"));
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{20, 10, 5});
+  damage(5);
+  damage(10);
+  CHECK(chosen(21, 5) == 20);  // better than nothing
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{20});
+}
+
+TEST_CASE("the_samples_from_the_checkpoint_to_the_spike_are_left_out_also_where_the_batch_or_the_mix_has_changed") {
+  const auto consumed = [](ConsumptionHistory history, int batches) {
+    for (int i = 0; i < batches; ++i) history.consume_batch();
+    return history;
+  };
+  ConsumptionHistory begin;
+  begin.continue_with(7, 16, 4);
+  const ConsumptionHistory restored = consumed(begin, 5);
+  ConsumptionHistory left = history_without(consumed(restored, 3), restored, 31);
+  CHECK(left.batch() == std::vector<std::int64_t>{32, 33, 34, 35});
+  CHECK(left.samples_consumed() == 20);
+  // A second time, further on.
+  left = history_without(consumed(left, 2), restored, 39);
+  CHECK(left.batch() == std::vector<std::int64_t>{40, 41, 42, 43});
+  CHECK(left.segments().back().skipped == std::vector<SkippedRange>{{.first = 20, .count = 20}});
+  // Another global batch since the checkpoint: the numbers go on.
+  ConsumptionHistory larger = restored;
+  larger.continue_with(7, 16, 8);
+  left = history_without(consumed(larger, 2), restored, 35);
+  CHECK(left.batch() == std::vector<std::int64_t>{36, 37, 38, 39, 40, 41, 42, 43});
+  // Another mix: the numbers are the new one's.
+  ConsumptionHistory other = restored;
+  other.continue_with(8, 16, 4);
+  const std::int64_t first = other.next_sample();
+  other = consumed(other, 2);
+  left = history_without(other, restored, first + 7);
+  CHECK(left.segments().size() == 2);
+  CHECK(left.batch().front() == first + 8);
+}
