@@ -11,6 +11,8 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -22,6 +24,7 @@
 #include "launch/run_lock.h"
 #include "rank_process.h"
 #include "run_checks.h"
+#include "start_agreement.h"
 #include "train/assembly.h"
 #include "train/run_folder.h"
 
@@ -33,84 +36,88 @@ namespace {
 constexpr double cause_seconds = 3.0;
 // How long a rank that cannot take part tries to tell the others so.
 constexpr double tell_seconds = 20.0;
-// Shorter secrets can be found by trying.
-constexpr std::size_t shortest_secret = 16;
 
 struct LaunchedRun {
-  LoadedConfig loaded;
+  LoadedConfig loaded;  // of a config that is wrong only run.directory
   RunPaths paths;
   LauncherPlace place;
   const InterruptWatcher& interrupts;
   std::string secret{};
   ResumeRequest resume{};
-  CommandResult problem{};  // what may be wrong on this host alone
+  std::optional<RunPlan> plan{};
+  CommandResult problem{};  // why this rank cannot take part: found by this host alone, or by all of them
+
+  bool is_refused() const { return !problem.message.empty(); }
 };
 
-std::string secret_of_environment() {
-  const char* const text = std::getenv("SCALETRAIN_SECRET");
-  std::string secret = text == nullptr ? "" : text;
-  if (!secret.empty() && secret.size() < shortest_secret)
-    throw UserError(
-        fmt::format("SCALETRAIN_SECRET has {} byte{}: at least {} are needed, such as from `openssl rand -hex 32`; or "
-                    "unset it on all ranks, then rank 0 leaves one in the run folder",
-                    secret.size(), secret.size() == 1 ? "" : "s", shortest_secret));
-  return secret;
+// What a rank came to, and which rank says why in full.
+struct RankEnd {
+  CommandResult result;
+  std::optional<std::int64_t> shown_by{};  // another than this one
+};
+
+// What can be told before the others are met. Of how many ranks share this host only some launchers give account.
+void check_alone(const LaunchedCommand& command, LaunchedRun& run) {
+  const LauncherPlace& place = run.place;
+  if (run.loaded.config.supervise.elastic_min_data)
+    throw UserError(run.loaded.located(
+        fmt::format("supervise.elastic: ranks that {} has started stay as many as they are; start one agent per node "
+                    "(srun with one task per node), or set null",
+                    place.launcher)));
+  run.plan = checked_plan(run.loaded, place.world);
+  if (place.rank == 0)
+    for (const std::string& notice : run.plan->notices) write_message("notice: " + notice);
+  run.secret = secret_of_environment();
+  run.resume = parse_resume(command.resume, run.paths);
+  const bool are_neighbours = place.local_world == place.world || place.launcher == "torchrun";
+  const std::int64_t first = are_neighbours ? std::max<std::int64_t>(0, place.rank - place.local_rank) : place.rank;
+  refuse_too_large(*run.plan, first, are_neighbours ? std::min(place.local_world, place.world - first) : 1);
+  check_initial_weights(run.loaded.config);
+  if (run.loaded.config.launch.interface) address_of_interface(*run.loaded.config.launch.interface);
 }
 
-// A config that is wrong is so on every rank; what its paths lead to is this host's.
-LoadedConfig load(const LaunchedCommand& command, CommandResult& problem) {
-  std::optional<LoadedConfig> loaded;
-  const auto load_whole = [&] {
-    loaded.emplace(load_config(command.config, command.overrides));
-    return ExitCode::finished;
-  };
-  problem = run_guarded(load_whole);
-  if (loaded) return std::move(*loaded);
-  try {
-    return load_config(command.config, command.overrides, process_environment, {.missing_paths = MissingPaths::ignore});
-  } catch (const UserError&) {
-    if (problem.code == ExitCode::usage) throw UserError(problem.message);
-    throw InputError(problem.message);
-  }
-}
-
-LaunchedRun prepare(const LaunchedCommand& command) {
-  CommandResult problem;
-  LoadedConfig loaded = load(command, problem);
-  RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
-  LaunchedRun run{.loaded = std::move(loaded),
+// Nothing: this rank cannot reach the others; `problem` says why.
+std::optional<LaunchedRun> prepare(const LaunchedCommand& command, CommandResult& problem) {
+  std::optional<LoadedConfig> loaded = load_for_start(command.config, command.overrides, problem);
+  if (!loaded) return std::nullopt;
+  RunPaths paths(std::filesystem::absolute(loaded->config.run.directory));
+  LaunchedRun run{.loaded = std::move(*loaded),
                   .paths = std::move(paths),
                   .place = command.place,
                   .interrupts = command.interrupts,
-                  .secret = secret_of_environment(),
-                  .problem = std::move(problem)};
-  const LauncherPlace& place = run.place;
-  if (place.rank == 0) {
+                  .problem = problem};
+  if (run.place.rank == 0) {
     forget_refusal(run.paths);
     for (const std::string& notice : run.loaded.notices) write_message("notice: " + notice);
   }
-  const RunPlan plan = checked_plan(run.loaded, place.world);
-  const auto check_host = [&] {
-    run.resume = parse_resume(command.resume, run.paths);
-    const std::int64_t first = std::max<std::int64_t>(0, place.rank - place.local_rank);
-    refuse_too_large(plan, first, std::min(place.local_world, place.world - first));
-    check_initial_weights(run.loaded.config);
-    if (run.loaded.config.launch.interface) address_of_interface(*run.loaded.config.launch.interface);
-    return ExitCode::finished;
-  };
-  if (run.problem.message.empty()) run.problem = run_guarded(check_host);
+  if (!run.is_refused())
+    run.problem = run_guarded([&] {
+      check_alone(command, run);
+      return ExitCode::finished;
+    });
   return run;
+}
+
+SharedFailure failure_of(const LaunchedRun& run, const CommandResult& result) {
+  return {.rank = run.place.rank, .code = result.code, .message = result.message};
 }
 
 LaunchedWorld::Options world_options(const LaunchedRun& run, const bool* is_training) {
   const InterruptWatcher& interrupts = run.interrupts;
-  return {.paths = run.paths,
-          .place = run.place,
-          .secret = run.secret,
-          // A rank whose interface does not exist can still tell so.
-          .interface = run.problem.message.empty() ? run.loaded.config.launch.interface : std::nullopt,
-          .port = rendezvous_port(run.loaded.config),
-          .interrupted = [&interrupts, is_training] { return !*is_training && interrupts.interrupted(); }};
+  LaunchedWorld::Options options{
+      .paths = run.paths,
+      .place = run.place,
+      .secret = run.secret,
+      .port = rendezvous_port(run.loaded.config),
+      .interrupted = [&interrupts, is_training] { return !*is_training && interrupts.interrupted(); }};
+  if (run.is_refused()) {
+    // Without the interface, which may be what does not exist.
+    options.refusal = failure_of(run, run.problem);
+    options.seconds = tell_seconds;
+  } else {
+    options.interface = run.loaded.config.launch.interface;
+  }
+  return options;
 }
 
 // Rank 0's lock; the ranks that wait are told when it cannot be had.
@@ -122,60 +129,21 @@ std::optional<RunLock> take_lock(const LaunchedRun& run) {
   };
   const CommandResult result = run_guarded(acquire);
   if (lock) return lock;
-  refuse_start(run.paths, run.place, {.rank = 0, .code = result.code, .message = result.message});
+  refuse_start(run.paths, run.place, failure_of(run, run.is_refused() ? run.problem : result));
   if (result.code == ExitCode::usage) throw UserError(result.message);
   throw InputError(result.message);
-}
-
-// What all ranks must have been given alike: an interface may be called differently on every host.
-std::string shared_config(const LaunchedRun& run) {
-  Config config = run.loaded.config;
-  config.launch.interface.reset();
-  return resolved_yaml(config);
-}
-
-// "model.hidden: 64" for the given line of a resolved config.
-std::string line_with_sections(const std::vector<std::string>& lines, std::size_t index) {
-  if (index >= lines.size()) return "nothing";
-  const auto indent_of = [&lines](std::size_t i) { return lines[i].find_first_not_of(' '); };
-  std::size_t indent = indent_of(index);
-  if (indent == std::string::npos) return "nothing";
-  std::string text = lines[index].substr(indent);
-  for (std::size_t i = index; i-- > 0 && indent > 0;) {
-    if (indent_of(i) >= indent || !lines[i].ends_with(':')) continue;
-    indent = indent_of(i);
-    text = lines[i].substr(indent, lines[i].size() - indent - 1) + "." + text;
-  }
-  return text;
-}
-
-// The ranks of a run are one program with one config, or their collectives do not fit together.
-void refuse_other_start(const LaunchedRun& run, const SharedStart& shared) {
-  if (shared.version != program_version)
-    throw UserError(fmt::format("rank {} is version {} of scaletrain and rank 0 is {}: start one version on all hosts",
-                                run.place.rank, program_version, shared.version));
-  const std::string own = shared_config(run);
-  if (own == shared.config) return;
-  const std::vector<std::string> ours = split_text(own, '\n');
-  const std::vector<std::string> theirs = split_text(shared.config, '\n');
-  std::size_t index = 0;
-  while (index < std::min(ours.size(), theirs.size()) && ours[index] == theirs[index]) ++index;
-  throw UserError(
-      fmt::format("rank {} was started with another config than rank 0: {} here, {} there; start all ranks with the "
-                  "same config and the same --set",
-                  run.place.rank, line_with_sections(ours, index), line_with_sections(theirs, index)));
 }
 
 // Rank 0 decides where all begin; the others hear it. Nothing: interrupted, or another rank has failed.
 std::optional<SharedStart> agree_on_start(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock) {
   if (lock == nullptr) {
     auto shared = world.await_start();
-    if (shared) refuse_other_start(run, *shared);
+    if (shared) refuse_other_start("rank", run.place.rank, run.loaded.config, shared->config, shared->version);
     return shared;
   }
   SharedStart shared;
   shared.lock_id = lock->lock_id();
-  shared.config = shared_config(run);
+  shared.config = shared_config(run.loaded.config);
   shared.version = program_version;
   shared.start = prepare_run_folder(run.paths, run.loaded, run.resume, write_message);
   if (const auto complete = already_complete(shared.start, run.loaded.config)) {
@@ -232,6 +200,14 @@ class StartGuard {
   std::thread thread_;
 };
 
+// Where this rank's tensors come in: no other host need reach it where there is none.
+std::string data_address(const LaunchedRun& run, const LaunchedWorld& world, const std::vector<std::int64_t>& host) {
+  const LaunchConfig& launch = run.loaded.config.launch;
+  if (launch.interface) return address_of_interface(*launch.interface);
+  if (static_cast<std::int64_t>(host.size()) == run.place.world) return "127.0.0.1";
+  return address_towards(world.address().host);
+}
+
 // is_training becomes true at the first step.
 ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock, bool& is_training) {
   StartGuard guard(run.interrupts, fmt::format("rank {}", run.place.rank));
@@ -239,6 +215,13 @@ ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock
   if (!shared) throw PeerError("another rank failed at the start");
   if (shared->is_complete) return ExitCode::finished;
   const Config& config = run.loaded.config;
+  const std::vector<std::int64_t> host = world.host_ranks();
+  refuse_too_large(*run.plan, host);
+  if (const auto& ranks = config.launch.ranks_per_node; ranks && static_cast<std::int64_t>(host.size()) != *ranks)
+    throw UserError(fmt::format("launch.ranks_per_node: {}, and {} has started {} on this host", *ranks,
+                                run.place.launcher, host.size()));
+  const auto self = std::find(host.begin(), host.end(), run.place.rank);
+  SCALETRAIN_CHECK(self != host.end());
   const RankProcess process{
       .paths = run.paths,
       .start = shared->start,
@@ -261,29 +244,37 @@ ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock
             const CommandResult result = run_guarded([&]() -> ExitCode { std::rethrow_exception(error); });
             // Who has only lost a peer leaves the word to whoever knows why.
             if (result.code == ExitCode::peer) return;
-            world.tell_failure({.rank = run.place.rank, .code = result.code, .message = result.message});
+            world.tell_failure(failure_of(run, result));
           },
       .rank = Rank(run.place.rank),
       .world = run.place.world,
-      .local_rank = run.place.local_rank,
+      .local_rank = self - host.begin(),
       .store = &world.store(),
-      .address = config.launch.interface ? address_of_interface(*config.launch.interface)
-                                         : address_towards(world.address().host),
+      .background_store = &world.background_store(),
+      .address = data_address(run, world, host),
       .deadline = collective_deadline(config.supervise.heartbeat)};
   return train_rank(process);
 }
 
-std::string cause_text(const SharedFailure& cause) {
+// Rank 0 and the rank that failed give the reason in full.
+std::string cause_text(const LaunchedRun& run, const SharedFailure& cause) {
   if (cause.is_silent) return fmt::format("ended because {}", cause.message);
   return fmt::format("ended because rank {} failed (exit code {}){}{}", cause.rank, static_cast<int>(cause.code),
-                     cause.message.empty() ? "" : ": ", cause.message);
+                     cause.message.empty() ? "" : ": ", run.place.rank == 0 ? cause.message : brief(cause.message));
 }
 
-CommandResult take_part(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock, bool& is_training) {
-  if (!run.problem.message.empty()) {
-    world.tell_failure({.rank = run.place.rank, .code = run.problem.code, .message = run.problem.message});
-    return run.problem;
-  }
+// Tells the others why this rank ends. A reason that another has given before is said in full by that one alone.
+RankEnd tell(const LaunchedRun& run, LaunchedWorld& world, const CommandResult& result) {
+  world.tell_failure(failure_of(run, result));
+  if (run.place.rank == 0) return {result};
+  constexpr double patience = 1.0;  // between another's claim to be the first to tell and its word
+  const auto cause = world.told_failure(patience);
+  if (!cause || cause->rank == run.place.rank || cause->message != result.message) return {result};
+  return {result, cause->rank};
+}
+
+RankEnd take_part(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock, bool& is_training) {
+  if (run.is_refused()) return tell(run, world, run.problem);
   CommandResult result = run_guarded([&] { return train(run, world, lock, is_training); });
   const bool was_interrupted = !is_training && run.interrupts.interrupted();
   if (result.code == ExitCode::peer) {
@@ -292,60 +283,77 @@ CommandResult take_part(const LaunchedRun& run, LaunchedWorld& world, const RunL
     if (was_interrupted && (world.was_interrupted() || !cause)) {
       result = {ExitCode::interrupted, "interrupted while starting up: there is nothing to save"};
     } else if (cause) {
-      return {cause->code, cause_text(*cause)};
+      return {{cause->code, cause_text(run, *cause)}};
     }
   }
   if (!result.message.empty() || (!is_training && result.code == ExitCode::interrupted))
-    world.tell_failure({.rank = run.place.rank, .code = result.code, .message = result.message});
-  return result;
+    return tell(run, world, result);
+  return {result};
 }
 
-CommandResult run_rank(const LaunchedRun& run) {
-  const std::string self = fmt::format("rank {}", run.place.rank);
+// Before the farewell, which may take a while.
+void show(const LaunchedRun& run, const RankEnd& end) {
+  if (end.result.message.empty()) return;
+  const std::string text = end.shown_by ? fmt::format("exit code {} for the reason that rank {} gives",
+                                                      static_cast<int>(end.result.code), *end.shown_by)
+                                        : end.result.message;
+  write_message(fmt::format("scaletrain: rank {}: {}", run.place.rank, text));
+}
+
+// For a rank that has not met the others: what a host's first rank found is this one's reason too, most likely.
+void show_alone(const LauncherPlace& place, const CommandResult& problem) {
+  const bool is_first = place.rank == 0 || place.local_rank == 0;
+  write_message(
+      fmt::format("scaletrain: rank {}: {}", place.rank, is_first ? problem.message : brief(problem.message)));
+}
+
+ExitCode run_rank(const LaunchedRun& run) {
   std::optional<RunLock> lock;
   std::optional<SharedFailure> refused;
   bool is_training = false;
   std::unique_ptr<LaunchedWorld> world;  // asks for is_training to its end
   const auto join = [&] {
-    if (run.problem.message.empty() || run.place.rank == 0) open_run_folder(run.paths, run.resume);
+    if (!run.is_refused() || run.place.rank == 0) open_run_folder(run.paths, run.resume);
     if (run.place.rank == 0) lock = take_lock(run);
-    LaunchedWorld::Options options = world_options(run, &is_training);
-    if (!run.problem.message.empty()) options.seconds = tell_seconds;
-    world = LaunchedWorld::join(options, refused);
+    world = LaunchedWorld::join(world_options(run, &is_training), refused);
     return world ? ExitCode::finished : ExitCode::interrupted;
   };
+  // Before the others can hear of it: many launchers end all ranks once one has left.
+  const bool is_shown = run.is_refused() && run.place.rank == 0;
+  if (is_shown) show(run, {run.problem});
   CommandResult result = run_guarded(join);
-  if (refused) result.code = refused->code;
+  if (refused) result = {refused->code, cause_text(run, *refused)};
   if (world) {
-    result = take_part(run, *world, lock ? &*lock : nullptr, is_training);
-  } else if (!run.problem.message.empty()) {
-    result = run.problem;
+    const RankEnd end = take_part(run, *world, lock ? &*lock : nullptr, is_training);
+    if (!is_shown) show(run, end);
+    return end.result.code;
   }
-  // Before the farewell, which may take a while.
-  if (!result.message.empty()) write_message(fmt::format("scaletrain: {}: {}", self, result.message));
-  return result;
-}
-
-// A folder that was made only to tell the others of a start that could not be: nothing but empty folders and the lock's
-// guard are in it.
-void remove_unused_folder(const RunPaths& paths) noexcept {
-  std::error_code ignored;
-  const std::filesystem::path guard = paths.folder / ".lock.json.guard";
-  for (const auto& folder : {paths.checkpoints(), paths.logs()}) std::filesystem::remove(folder, ignored);
-  for (const auto& entry : std::filesystem::directory_iterator(paths.folder, ignored))
-    if (entry.path() != guard) return;
-  std::filesystem::remove(guard, ignored);
-  std::filesystem::remove(paths.folder, ignored);
+  if (!run.is_refused()) {
+    if (!result.message.empty()) show_alone(run.place, result);
+    return result.code;
+  }
+  if (is_shown) return run.problem.code;
+  // Who refused the start for the same reason has said it.
+  if (refused && refused->message == run.problem.message) {
+    show(run, {run.problem, refused->rank});
+  } else {
+    show_alone(run.place, run.problem);
+  }
+  return run.problem.code;
 }
 
 }  // namespace
 
 ExitCode run_as_launched_rank(const LaunchedCommand& command) {
-  const LaunchedRun run = prepare(command);
-  std::error_code ignored;
-  const bool is_new = !std::filesystem::exists(run.paths.folder, ignored);
-  const ExitCode code = run_rank(run).code;
-  if (is_new && run.place.rank == 0 && !run.problem.message.empty()) remove_unused_folder(run.paths);
+  CommandResult problem;
+  const std::optional<LaunchedRun> run = prepare(command, problem);
+  if (!run) {
+    show_alone(command.place, problem);
+    return problem.code;
+  }
+  const std::filesystem::path first_new = first_new_folder(run->paths.folder);
+  const ExitCode code = run_rank(*run);
+  if (run->place.rank == 0 && run->is_refused() && !first_new.empty()) remove_unused_folder(run->paths, first_new);
   return code;
 }
 

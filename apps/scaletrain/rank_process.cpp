@@ -22,17 +22,21 @@ ExitCode train_rank(const RankProcess& process) {
   options.hooks.may_commit = [&process] { return lock_is_held(process.paths.lock(), process.lock_id); };
   options.hooks.entered = process.entered;
   options.failed = process.failed;
+  options.data_degree = process.data_degree;
   std::optional<GlooDevice> device;
   if (process.world > 1) {
     device.emplace(process.address);
-    options.place = {
-        .rank = process.rank,
-        .world = process.world,
-        .local_rank = process.local_rank,
-        .rendezvous = process.store,
-        .make_communicator = process_communicators(
-            {.device = *device, .store = *process.store, .self = process.rank, .deadline = process.deadline}),
-        .processors_per_thread = share.processors_per_thread};
+    options.place = {.rank = process.rank,
+                     .world = process.world,
+                     .local_rank = process.local_rank,
+                     .rendezvous = process.store,
+                     .background_rendezvous = process.background_store,
+                     .make_communicator = process_communicators({.device = *device,
+                                                                 .store = *process.store,
+                                                                 .self = process.rank,
+                                                                 .deadline = process.deadline,
+                                                                 .status = process.collectives}),
+                     .processors_per_thread = share.processors_per_thread};
   }
   return train_run(options);
 }

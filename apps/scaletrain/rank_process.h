@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/exit_code.h"
 #include "base/strong.h"
 #include "comm/key_value_store.h"
 #include "comm/rendezvous.h"
+#include "launch/collective_status.h"
 #include "launch/signals.h"
 #include "train/run_folder.h"
 
@@ -30,9 +32,12 @@ struct RankProcess {
   Rank rank{0};
   std::int64_t world = 1;
   std::int64_t local_rank = 0;
-  KeyValueStore* store = nullptr;  // see WatchedStore
-  std::string address{};           // numeric, of this host: the data planes bind to it
-  double deadline = 60.0;          // seconds that a collective waits for its peers
+  std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data
+  KeyValueStore* store = nullptr;             // see WatchedStore
+  KeyValueStore* background_store = nullptr;  // for the thread that writes checkpoints
+  std::string address{};                      // numeric, of this host: the data planes bind to it
+  CollectiveStatus* collectives = nullptr;    // told of every call
+  double deadline = 60.0;                     // seconds that a collective waits for its peers
 };
 
 // Returns and throws as train_run.

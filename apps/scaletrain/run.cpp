@@ -2,17 +2,21 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <limits>
 #include <memory>
 #include <optional>
 
+#include "base/error.h"
 #include "commands.h"
 #include "config/load.h"
 #include "launch/agent.h"
 #include "launch/launched_world.h"
 #include "launch/launcher.h"
+#include "launch/node_layout.h"
 #include "launch/run_lock.h"
 #include "launch/signals.h"
 #include "launched.h"
+#include "node.h"
 #include "run_checks.h"
 #include "telemetry/log.h"
 #include "telemetry/progress.h"
@@ -53,24 +57,40 @@ ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const R
                              .heartbeat = loaded.config.supervise.heartbeat,
                              .log = log,
                              .interrupts = interrupts,
-                             .holds_lock = [&lock] { return !lock.lost(); }};
+                             .holds_lock = [&lock] { return !lock.lost(); },
+                             .stages = loaded.config.parallel.pipeline};
   return run_agent(options);
+}
+
+// One host with launch.ranks_per_node has that many ranks; without, as many as the degrees say.
+std::int64_t world_of_one_host(const LoadedConfig& loaded) {
+  try {
+    return lay_out_nodes(loaded.config.parallel, loaded.config.launch, 1, std::numeric_limits<std::int64_t>::max())
+        .world();
+  } catch (const UserError& error) {
+    throw UserError(loaded.located(error.what()));
+  }
 }
 
 ExitCode run_config(const RunArguments& arguments) {
   block_interrupt_signals();
   const InterruptWatcher interrupts;
-  if (const std::optional<LauncherPlace> place = detect_launcher())
-    return run_as_launched_rank({.config = arguments.config,
-                                 .overrides = arguments.overrides,
-                                 .resume = arguments.resume,
-                                 .place = *place,
-                                 .interrupts = interrupts});
+  if (const std::optional<LauncherPlace> place = detect_launcher()) {
+    const LaunchedCommand command{.config = arguments.config,
+                                  .overrides = arguments.overrides,
+                                  .resume = arguments.resume,
+                                  .place = *place,
+                                  .interrupts = interrupts};
+    return place->is_per_node ? run_as_node_agent(command) : run_as_launched_rank(command);
+  }
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides);
   const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
   const ResumeRequest resume = parse_resume(arguments.resume, paths);
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
-  const RunPlan plan = checked_plan(loaded, std::nullopt);
+  const RunPlan plan = checked_plan(loaded, world_of_one_host(loaded));
+  for (const std::string& notice : plan.notices) write_message("notice: " + notice);
+  if (loaded.config.supervise.elastic_min_data)
+    write_message("notice: supervise.elastic is for several nodes: where this one goes, the run ends");
   const std::int64_t world = plan.phases.front().mesh.world();
   refuse_too_large(plan, 0, world);
   check_initial_weights(loaded.config);

@@ -11,13 +11,17 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/load.h"
+#include "comm/locked_store.h"
 #include "comm/rendezvous.h"
 #include "commands.h"
+#include "launch/hang_report.h"
 #include "launch/launched_world.h"
 #include "launch/signals.h"
 #include "launch/watched_store.h"
 #include "launch/worker_channel.h"
+#include "observed.h"
 #include "rank_process.h"
+#include "telemetry/log.h"
 
 namespace scaletrain {
 
@@ -31,7 +35,10 @@ struct WorkerArguments {
   std::int64_t generation = 0;
   std::int64_t rank = 0;
   std::int64_t world = 1;
+  std::optional<std::int64_t> local_rank;  // nothing: the rank
+  std::optional<std::int64_t> data;        // degree in place of the config's
   std::string rendezvous;
+  std::string address;  // that the data planes bind to; empty: the one towards the rendezvous
   std::int64_t sharers = 1;
   double deadline = 60.0;
   double report = 1.0;
@@ -59,37 +66,48 @@ std::unique_ptr<KeyValueStore> connect(const WorkerArguments& arguments) {
 }
 
 ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals, WorkerReporter& reporter,
-               std::atomic<std::uint64_t>& progress) {
+               Observed& observed) {
   RankProcess process{.paths = RunPaths(arguments.run_folder),
                       .start = {},
                       .lock_id = arguments.lock,
                       .interrupts = signals,
                       .sharers = arguments.sharers,
-                      .progress = &progress};
+                      .progress = &observed.progress};
   process.start.generation = arguments.generation;
   process.start.asked = arguments.asked;
+  process.data_degree = arguments.data;
   if (!arguments.from.empty()) {
     process.start.checkpoint = arguments.from;
     process.start.step = Checkpoint(arguments.from).manifest().step;
   }
   bool is_training = false;
-  process.entered = [&reporter, &is_training](std::int64_t step, bool waiting) {
+  PaceMeter meter(observed.collectives);
+  process.entered = [&](std::int64_t step, bool waiting) {
     is_training = is_training || !waiting;
+    observed.step.store(step, std::memory_order_relaxed);
+    if (meter.entered(step, waiting)) reporter.pace(meter.pace());
     reporter.entered(step, waiting);
   };
   std::unique_ptr<KeyValueStore> store;
+  std::optional<LockedStore> shared;  // by the thread that trains and the one that writes checkpoints
   std::optional<WatchedStore> watched;
+  std::optional<WatchedStore> watched_in_background;
   if (arguments.world > 1) {
     store = connect(arguments);
-    watched.emplace(*store, WatchedStore::Options{.interrupted = [&signals, &is_training] {
+    shared.emplace(*store);
+    watched_in_background.emplace(*shared, WatchedStore::Options{});
+    watched.emplace(*shared, WatchedStore::Options{.interrupted = [&signals, &is_training] {
       return !is_training && signals.interrupted();
     }});
     process.rank = Rank(arguments.rank);
     process.world = arguments.world;
-    process.local_rank = arguments.rank;
+    process.local_rank = arguments.local_rank.value_or(arguments.rank);
     process.store = &*watched;
-    process.address = address_towards(parse_address(arguments.rendezvous).host);
+    process.background_store = &*watched_in_background;
+    process.address =
+        arguments.address.empty() ? address_towards(parse_address(arguments.rendezvous).host) : arguments.address;
     process.deadline = arguments.deadline;
+    process.collectives = &observed.collectives;
   }
   // The agent hears of an error before the others lose this rank, and say so.
   process.failed = [&watched, &reporter](const std::exception_ptr& error) {
@@ -108,13 +126,23 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
 // The agent shows the error and returns its exit code; without an agent main() does.
 ExitCode work(const WorkerArguments& arguments) {
   block_interrupt_signals();
+  block_hang_signal();
   const InterruptWatcher signals;
-  std::atomic<std::uint64_t> progress{0};
+  Observed observed;
   WorkerReporter reporter(arguments.channel, arguments.report);
-  reporter.watch([&progress] { return progress.load(std::memory_order_relaxed); });
-  const auto train_guarded = [&] { return train(arguments, signals, reporter, progress); };
+  const HangReport hang_report({.file = rank_log_path(arguments.run_folder, arguments.rank),
+                                .text = [&] { return place_text(arguments.rank, observed); },
+                                .told = reporter.descriptor()});
+  reporter.watch([&observed] { return observed.progress.load(std::memory_order_relaxed); });
+  reporter.watch_collective([&observed]() -> std::optional<InCollective> {
+    auto wait = observed.collectives.wait();
+    if (!wait) return std::nullopt;
+    return InCollective{.text = std::move(wait->text), .seconds = wait->seconds};
+  });
+  const auto train_guarded = [&] { return train(arguments, signals, reporter, observed); };
   const CommandResult result = run_guarded(train_guarded);
   reporter.watch({});
+  reporter.watch_collective({});
   if (!result.message.empty() && !reporter.error(result.code, result.message))
     write_message("scaletrain: " + result.message);
   return result.code;
@@ -131,7 +159,10 @@ Command add_worker(CLI::App& app) {
   command->add_option("--generation", arguments->generation)->required();
   command->add_option("--rank", arguments->rank);
   command->add_option("--world", arguments->world);
+  command->add_option("--local-rank", arguments->local_rank);
+  command->add_option("--data", arguments->data)->check(CLI::PositiveNumber);
   command->add_option("--rendezvous", arguments->rendezvous);
+  command->add_option("--address", arguments->address);
   command->add_option("--sharers", arguments->sharers)->check(CLI::PositiveNumber);
   command->add_option("--deadline", arguments->deadline);
   command->add_option("--report", arguments->report)->check(CLI::PositiveNumber);

@@ -2,18 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <map>
-
 #include "base/error.h"
-#include "launch/crew.h"
+#include "launch/restart_policy.h"
 
 namespace scaletrain {
 namespace {
-
-constexpr int failures_at_one_step = 3;
-// A worker's line each second, and eight in a heartbeat at least.
-constexpr double longest_report = 1.0;
-constexpr double reports_in_heartbeat = 8.0;
 
 void log_attempt(Log& log, const Attempt& attempt, bool is_failure) {
   if (attempt.message) log.error(*attempt.message);
@@ -28,28 +21,34 @@ void log_attempt(Log& log, const Attempt& attempt, bool is_failure) {
 
 ExitCode run_agent(const AgentOptions& options) {
   SCALETRAIN_CHECK(options.heartbeat > 0 && options.max_restarts >= 0 && options.world >= 1);
+  using Decision = RestartPolicy::Decision;
   StartPoint start = options.start;
-  std::map<std::int64_t, int> failures;  // by step
-  for (std::int64_t restarts = 0;; ++restarts) {
+  RestartPolicy policy(options.max_restarts, start.step);
+  std::optional<MonotonicTime> failed_at;
+  for (;;) {
     if (options.interrupts.interrupted()) {
       options.log.info("interrupted while no worker was running: run again to go on");
       return ExitCode::interrupted;
     }
-    require_lock(options);
-    const Attempt attempt = run_crew(options, start);
+    CrewOptions crew = crew_options(options, start);
+    crew.failed_before = failed_at;
+    require_lock(crew);
+    const Attempt attempt = run_crew(crew);
     if (attempt.result) {
       log_attempt(options.log, attempt,
                   *attempt.result != ExitCode::finished && *attempt.result != ExitCode::interrupted);
       return *attempt.result;
     }
     if (!attempt.started) return ExitCode::interrupted;
+    failed_at = attempt.failed_at;
     log_attempt(options.log, attempt, true);
-    if (++failures[attempt.step] >= failures_at_one_step) {
-      options.log.error(fmt::format(
-          "no progress: {} failed {} times at step {}; not restarted any more. The last time: "
-          "{}{}{}. More is in the logs in {}",
-          options.world == 1 ? "the worker" : "the workers", failures_at_one_step, attempt.step, attempt.description,
-          attempt.message ? ": " : "", attempt.message.value_or(""), options.paths.logs().string()));
+    if (policy.failed(attempt.step) == Decision::no_progress) {
+      options.log.error(
+          fmt::format("no progress: {} failed {} times at step {}; not restarted any more. The last time: "
+                      "{}{}{}. More is in the logs in {}",
+                      options.world == 1 ? "the worker" : "the workers", RestartPolicy::failures_at_one_step,
+                      attempt.step, attempt.description, attempt.message ? ": " : "", attempt.message.value_or(""),
+                      options.paths.logs().string()));
       return ExitCode::no_progress;
     }
     if (options.interrupts.interrupted()) {
@@ -58,46 +57,36 @@ ExitCode run_agent(const AgentOptions& options) {
           "run");
       return ExitCode::interrupted;
     }
-    if (restarts >= options.max_restarts) {
-      options.log.error(
-          fmt::format("all {} restarts are used up (supervise.max_restarts); run again to go on from the newest "
-                      "checkpoint, if there is one",
-                      options.max_restarts));
+    const Report report = [&options](const std::string& text) { options.log.warn(text); };
+    // Without restarts nothing is to be looked for, or set aside.
+    if (options.max_restarts > 0)
+      start = options.next_start ? options.next_start(start) : restart_point(options.paths, start, report);
+    if (policy.restarting(start.step) == Decision::used_up) {
+      options.log.error(fmt::format(
+          "all {} restarts since the furthest checkpoint are used up (supervise.max_restarts); run again to "
+          "go on from the newest checkpoint, if there is one",
+          options.max_restarts));
       return ExitCode::peer;
     }
-    const Report report = [&options](const std::string& text) { options.log.warn(text); };
-    start = options.next_start ? options.next_start(start) : restart_point(options.paths, start, report);
-    options.log.info(fmt::format("restart {} of {}, from {}", restarts + 1, options.max_restarts,
+    options.log.info(fmt::format("restart {} of {}, from {}", policy.used(), options.max_restarts,
                                  start.checkpoint ? start.checkpoint->string() : "the initial weights"));
   }
 }
 
-std::vector<std::string> worker_arguments(const AgentOptions& options, const StartPoint& start,
-                                          const WorkerSlot& slot) {
-  std::vector<std::string> arguments = {"worker",        "--run-folder", options.paths.folder.string(),      "--lock",
-                                        options.lock_id, "--generation", fmt::format("{}", start.generation)};
-  const auto add = [&arguments](const char* name, std::string value) {
-    arguments.emplace_back(name);
-    arguments.push_back(std::move(value));
-  };
-  if (slot.rendezvous) {
-    add("--rank", fmt::format("{}", slot.rank.value()));
-    add("--world", fmt::format("{}", slot.world));
-    add("--rendezvous", fmt::format("{}:{}", slot.rendezvous->host, slot.rendezvous->port));
-    add("--sharers", fmt::format("{}", slot.sharers));
-    add("--deadline", fmt::format("{}", collective_deadline(options.heartbeat)));
-  }
-  if (const double report = options.heartbeat / reports_in_heartbeat; report < longest_report)
-    add("--report", fmt::format("{}", report));
-  if (start.checkpoint) {
-    add("--from", start.checkpoint->string());
-    if (!start.asked.empty()) add("--asked", start.asked);
-  }
-  return arguments;
-}
-
-double collective_deadline(double heartbeat) {
-  return 10 * heartbeat;
+CrewOptions crew_options(const AgentOptions& options, const StartPoint& start) {
+  return {.paths = options.paths,
+          .start = start,
+          .lock_id = options.lock_id,
+          .count = options.world,
+          .world = options.world,
+          .served = options.rendezvous,
+          .heartbeat = options.heartbeat,
+          .log = options.log,
+          .interrupts = options.interrupts,
+          .executable = options.executable,
+          .arguments = options.arguments,
+          .holds_lock = options.holds_lock,
+          .stages = options.stages};
 }
 
 std::filesystem::path agent_log_path(const RunPaths& paths, int node) {

@@ -8,35 +8,26 @@
 //   left
 // Of several failures the first that no other explains is the cause: a worker that says 4 may only have lost its peer,
 // so the others get a moment to say more.
-// A step at which workers fail three times ends the run with 6; used-up restarts end it with 4. After SIGTERM,
-// SIGUSR1 or SIGINT nothing is restarted any more: the workers save and say 75; if one dies instead that also gives 75,
-// since a new run resumes from the last checkpoint (or from the beginning, if there was none to lose). Workers that are
-// still starting up have nothing to save and are ended at once.
+// A step at which workers fail three times ends the run with 6; used-up restarts, which later checkpoints forgive, end
+// it with 4 (restart_policy.h). After SIGTERM, SIGUSR1 or SIGINT nothing is restarted any more: the workers save and
+// say 75; if one dies instead that also gives 75, since a new run resumes from the last checkpoint (or from the
+// beginning, if there was none to lose). Workers that are still starting up have nothing to save and are ended at once.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/exit_code.h"
-#include "base/strong.h"
 #include "comm/rendezvous.h"
+#include "launch/crew.h"
 #include "launch/signals.h"
 #include "telemetry/log.h"
 #include "train/run_folder.h"
 
 namespace scaletrain {
-
-// One worker of one start.
-struct WorkerSlot {
-  Rank rank{0};
-  std::int64_t world = 1;
-  std::int64_t sharers = 1;                       // workers that share its processors, itself included
-  std::optional<RendezvousAddress> rendezvous{};  // of several ranks; its secret is in SCALETRAIN_SECRET
-};
 
 struct AgentOptions {
   RunPaths paths;
@@ -55,6 +46,7 @@ struct AgentOptions {
   std::function<std::vector<std::string>(const StartPoint&, const WorkerSlot&)> arguments{};
   // Whether this agent still holds the run's lock (asked about once a second); empty: always.
   std::function<bool()> holds_lock{};
+  std::int64_t stages = 1;  // of the pipeline
 };
 
 // Supervises until the run has ended; no worker is alive when it returns or throws. To be called from a thread that
@@ -63,15 +55,8 @@ struct AgentOptions {
 // InputError: next_start found no usable checkpoint.
 ExitCode run_agent(const AgentOptions& options);
 
-// worker --run-folder DIR --lock ID --generation G
-//   [--rank R --world N --rendezvous HOST:PORT --sharers N --deadline SECONDS] [--report SECONDS]
-//   [--from CHECKPOINT [--asked PATH]]
-// The second line for several ranks only; --report where the heartbeat asks for more lines than one a second.
-std::vector<std::string> worker_arguments(const AgentOptions& options, const StartPoint& start, const WorkerSlot& slot);
-
-// Seconds that a collective may wait for its peers under this heartbeat: ten of them. A peer that computes for long is
-// no error, and where an agent watches, it sees that nobody moves after one; this is for launchers that watch nothing.
-double collective_deadline(double heartbeat);
+// What run_agent hands to each start's crew.
+CrewOptions crew_options(const AgentOptions& options, const StartPoint& start);
 
 // "logs/agent-00.log"
 std::filesystem::path agent_log_path(const RunPaths& paths, int node);

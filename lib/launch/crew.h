@@ -1,31 +1,128 @@
-// The workers of one start: begun together, watched together, ended together.
+// The workers of one start on this host: begun together, watched together, ended together. They are all ranks of the
+// run, or this host's share of them; then somebody else serves the rendezvous, and what has to be judged over all hosts
+// is judged by whoever asks for pulses and gives orders.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "base/clock.h"
 #include "base/exit_code.h"
-#include "launch/agent.h"
-#include "launch/worker_channel.h"
+#include "base/strong.h"
+#include "comm/rendezvous.h"
+#include "launch/signals.h"
+#include "telemetry/log.h"
+#include "train/run_folder.h"
 
 namespace scaletrain {
 
-// What one start came to.
-struct Attempt {
-  // The run's own result; nothing: the workers failed in a way that a restart may mend.
-  std::optional<ExitCode> result;
-  bool started = true;                 // false: interrupted before all came to their first step
-  std::int64_t step = 0;               // where the cause was last seen
-  std::string description{};           // "worker 123 was killed by signal 9 (Killed) at step 17"
-  std::optional<std::string> message;  // what the cause, or else the first that lost it, told of its error
+// One worker of one start.
+struct WorkerSlot {
+  Rank rank{0};
+  std::int64_t world = 1;
+  std::int64_t local_rank = 0;                    // among the workers of this host
+  std::int64_t sharers = 1;                       // workers that share its processors, itself included
+  std::optional<RendezvousAddress> rendezvous{};  // of several ranks; its secret is in SCALETRAIN_SECRET
+  std::optional<std::int64_t> data_degree{};      // in place of the config's parallel.data
 };
 
-// Starts options.world workers and returns when all have ended. Throws PeerError when one cannot be started or the lock
-// is lost; none is alive then either.
-Attempt run_crew(const AgentOptions& options, const StartPoint& start);
+// How the workers of this host are, seen together.
+struct CrewPulse {
+  std::uint64_t progress = 0;  // sum of their counters of executed instructions
+  std::int64_t working = 0;    // living workers that train
+  std::int64_t waiting = 0;    // living workers that start up or wait for storage
+  std::int64_t step = -1;      // the smallest that a living worker told; -1: one has told none yet
+  // For so long nobody here has moved, waited for storage, started up or ended: 0 while one does. The crews of a world
+  // hang if the smallest of them all reaches the heartbeat.
+  double still_seconds = 0.0;
+  std::vector<pid_t> pids{};  // of the living, by rank
+};
+
+// Why workers that did nothing wrong are to end.
+struct EndOrder {
+  std::string reason{};
+  bool is_hang = false;  // of the whole world: they write what they are in before they are killed
+};
+
+struct ExternalRendezvous {
+  RendezvousAddress address;
+  std::string secret;
+};
+
+struct CrewOptions {
+  RunPaths paths;
+  StartPoint start;
+  std::string lock_id;
+  std::int64_t first_rank = 0;
+  std::int64_t count = 1;  // workers here: ranks first_rank and on; each gets its share of the processors
+  std::int64_t world = 1;  // of all hosts
+  std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data: a world of another size
+  // Where the rendezvous of all ranks is; nothing: the crew is the world and serves its own, at `served`.
+  std::optional<ExternalRendezvous> rendezvous{};
+  RendezvousAddress served{.host = "127.0.0.1"};  // numeric, and port 0 for any free one
+  double heartbeat = 60.0;                        // seconds
+  Log& log;
+  const InterruptWatcher& interrupts;
+  std::filesystem::path executable = "/proc/self/exe";
+  // A worker's command line after the program's name, without --channel; empty: worker_arguments.
+  std::function<std::vector<std::string>(const StartPoint&, const WorkerSlot&)> arguments{};
+  // Whether the run's lock is still held (asked about once a second); empty: always.
+  std::function<bool()> holds_lock{};
+
+  // When the start before this one failed: how long after it the first step is done is logged.
+  std::optional<MonotonicTime> failed_before{};
+  // Pipeline stages, each of equally many neighbouring ranks that do the same work: a rank that is much slower than its
+  // peers here is warned about.
+  std::int64_t stages = 1;
+  // See memory_kills.h, which an empty one stands for.
+  std::function<std::optional<std::int64_t>()> memory_kills{};
+
+  // A share of a larger world. Called by the thread that supervises, between two looks: they must not block.
+  // True: that nobody here moves for a heartbeat is a hang. False: only a worker that says nothing is.
+  bool judges_stillness = true;
+  std::function<void(const CrewPulse&)> pulse{};           // at each look, several in a heartbeat
+  std::function<std::optional<EndOrder>()> told_to_end{};  // asked at each look: end the workers now
+  std::function<bool()> told_to_leave{};                   // asked at each look: save, and leave with 75
+};
+
+// What one start came to.
+struct Attempt {
+  // The result of this crew's workers: the run's own; nothing: they failed in a way that a restart may mend.
+  std::optional<ExitCode> result;
+  bool started = true;            // false: interrupted or told to leave before all came to their first step
+  bool ended_for_others = false;  // as told_to_end said; nothing else is wrong here
+  // Nobody here failed but of a lost peer: if the world is larger, the cause is likely to be elsewhere.
+  bool lost_peer_only = false;
+  std::optional<Rank> rank{};                // the cause
+  std::optional<MonotonicTime> failed_at{};  // when the first failure was seen
+  std::int64_t step = 0;                     // where the cause was last seen
+  std::string description{};                 // "worker 123 was killed by signal 9 (Killed) at step 17"
+  std::optional<std::string> message;        // what the cause, or else the first that lost it, told of its error
+};
+
+// Starts options.count workers and returns when all have ended. Throws PeerError when one cannot be started or the lock
+// is lost; none is alive then either. To be called from a thread that lives as long as the process (main's): the kernel
+// kills the workers when the thread that started them ends.
+Attempt run_crew(const CrewOptions& options);
 
 // PeerError, if options.holds_lock denies it.
-void require_lock(const AgentOptions& options);
+void require_lock(const CrewOptions& options);
+
+// worker --run-folder DIR --lock ID --generation G
+//   [--rank R --world N --rendezvous HOST:PORT --sharers N --deadline SECONDS [--local-rank L]]
+//   [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]]
+// The second line for several ranks only; --local-rank where it is not the rank; --report where the heartbeat asks for
+// more lines than one a second.
+std::vector<std::string> worker_arguments(const CrewOptions& options, const StartPoint& start, const WorkerSlot& slot);
+
+// Seconds that a collective may wait for its peers under this heartbeat: ten of them. A peer that computes for long is
+// no error, and where an agent watches, it sees that nobody moves after one; this is for launchers that watch nothing.
+double collective_deadline(double heartbeat);
 
 }  // namespace scaletrain

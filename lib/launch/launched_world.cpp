@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -164,6 +165,8 @@ bool is_of_this_start(const Refusal& refusal, const std::optional<Refusal>& befo
 
 // Connects to the server that the file names; nothing, with the reason, if it is of another start.
 std::unique_ptr<KeyValueStore> try_file(const RendezvousFile& file, const LaunchedWorld::Options& options,
+                                        std::optional<std::int64_t> member,
+                                        const std::function<bool(KeyValueStore&, std::string&)>& come_in,
                                         std::string& reason) {
   if (of_another_job(file.job, options.place.job)) {
     reason = fmt::format("it is of another job ({}, this one is {})", file.job, options.place.job);
@@ -175,21 +178,12 @@ std::unique_ptr<KeyValueStore> try_file(const RendezvousFile& file, const Launch
     return nullptr;
   }
   try {
-    auto store = connect_store(file.address, secret, connect_seconds, options.place.rank);
-    if (store->add(fmt::format("{}/{}", joined_key, options.place.rank), 1) == 1) {
-      store->add(joined_key, 1);
-      return store;
-    }
-    reason = fmt::format("a rank {} has come in there before", options.place.rank);
+    auto store = connect_store(file.address, secret, connect_seconds, member);
+    if (come_in(*store, reason)) return store;
   } catch (const PeerError& error) {
     reason = error.what();  // left over, or not there yet: the file is read again
   }
   return nullptr;
-}
-
-std::string bind_address(const LaunchedWorld::Options& options) {
-  if (options.interface) return address_of_interface(*options.interface);
-  return options.place.local_world == options.place.world ? "127.0.0.1" : address_towards("");
 }
 
 // The failure that others have told, as the reason that ends a wait.
@@ -207,8 +201,10 @@ LaunchedWorld::LaunchedWorld(Options options, RendezvousFile file, std::unique_p
     : options_(std::move(options)),
       file_(std::move(file)),
       server_(std::move(server)),
-      store_(std::move(store)),
-      watched_(*store_, {.interrupted = options_.interrupted, .failure = told_reason}) {}
+      connection_(std::move(store)),
+      store_(std::make_unique<LockedStore>(*connection_)),
+      watched_(*store_, {.interrupted = options_.interrupted, .failure = told_reason}),
+      watched_in_background_(*store_, {.interrupted = {}, .failure = told_reason}) {}
 
 std::unique_ptr<LaunchedWorld> LaunchedWorld::join(const Options& options, std::optional<SharedFailure>& refused) {
   const LauncherPlace& place = options.place;
@@ -216,7 +212,7 @@ std::unique_ptr<LaunchedWorld> LaunchedWorld::join(const Options& options, std::
     forget_refusal(options.paths);
     const std::string secret = options.secret.empty() ? make_secret() : options.secret;
     auto server = std::make_unique<RendezvousServer>(
-        RendezvousServer::Options{.bind_address = bind_address(options),
+        RendezvousServer::Options{.bind_address = rendezvous_bind_address(options),
                                   .port = options.port,
                                   .secret = secret,
                                   .max_clients = static_cast<int>(place.world) + spare_clients});
@@ -225,28 +221,22 @@ std::unique_ptr<LaunchedWorld> LaunchedWorld::join(const Options& options, std::
         .address = server->address(), .secret = options.secret.empty() ? secret : "", .job = place.job};
     auto store = server->local_store();
     std::unique_ptr<LaunchedWorld> world(new LaunchedWorld(options, file, std::move(server), std::move(store)));
+    if (options.refusal) world->tell_failure(*options.refusal);
     write_rendezvous_file(options.paths, file);
     return world;
   }
-  const std::optional<Refusal> before = read_refusal(options.paths);
-  const MonotonicTime begin = monotonic_now();
-  std::string reason = "there is no such file";
-  while (seconds_since(begin) < options.seconds) {
-    if (options.interrupted && options.interrupted()) return nullptr;
-    if (const auto file = read_rendezvous_file(options.paths))
-      if (auto store = try_file(*file, options, reason))
-        return std::unique_ptr<LaunchedWorld>(new LaunchedWorld(options, *file, nullptr, std::move(store)));
-    const auto refusal = read_refusal(options.paths);
-    if (refusal && is_of_this_start(*refusal, before, options, begin)) {
-      refused = refusal->failure;
-      throw PeerError(fmt::format("rank {} could not start: {}", refusal->failure.rank, refusal->failure.message));
+  const auto come_in = [&place](KeyValueStore& store, std::string& reason) {
+    if (store.add(fmt::format("{}/{}", joined_key, place.rank), 1) == 1) {
+      store.add(joined_key, 1);
+      return true;
     }
-    pause(poll_seconds);
-  }
-  throw PeerError(fmt::format(
-      "rank {} of {} ({}): no rendezvous of this start in {} within {} s: {}; has rank 0 started, "
-      "and do all hosts share this folder?",
-      place.rank, place.world, place.launcher, rendezvous_path(options.paths).string(), options.seconds, reason));
+    reason = fmt::format("a rank {} has come in there before", place.rank);
+    return false;
+  };
+  auto entrance = find_rendezvous(options, place.rank, come_in, refused);
+  if (!entrance) return nullptr;
+  return std::unique_ptr<LaunchedWorld>(
+      new LaunchedWorld(options, std::move(entrance->file), nullptr, std::move(entrance->store)));
 }
 
 LaunchedWorld::~LaunchedWorld() {
@@ -259,9 +249,7 @@ LaunchedWorld::~LaunchedWorld() {
   } catch (const std::exception&) {
     // Nobody is left to say farewell to.
   }
-  // Unless another start has put its own there.
-  std::error_code ignored;
-  if (server_ && read_rendezvous_file(options_.paths) == file_) fs::remove(rendezvous_path(options_.paths), ignored);
+  if (server_) remove_rendezvous_file(options_.paths, file_);
 }
 
 void LaunchedWorld::serve_farewell() {
@@ -287,6 +275,10 @@ void LaunchedWorld::serve_farewell() {
 
 KeyValueStore& LaunchedWorld::store() {
   return watched_;
+}
+
+KeyValueStore& LaunchedWorld::background_store() {
+  return watched_in_background_;
 }
 
 const RendezvousAddress& LaunchedWorld::address() const {
@@ -349,15 +341,38 @@ std::optional<SharedFailure> LaunchedWorld::cause(double seconds) noexcept {
 }
 
 std::int64_t LaunchedWorld::processor_sharers() {
-  const std::int64_t world = options_.place.world;
   std::string mask;
   for (const int processor : affinity_processors()) mask += fmt::format("{},", processor);
   const std::string key =
       fmt::format("launch/processors/{}", to_hex(hash_text(fmt::format("{}/{}/{}", host_name(), boot_id(), mask))));
   store_->add(key, 1);
-  if (store_->add("launch/processors", 1) == world) store_->set("launch/processors/all", "");
-  if (!watched_.find_within("launch/processors/all", options_.seconds)) throw PeerError(missing_text());
+  await_all("launch/processors");
   return std::max<std::int64_t>(1, store_->add(key, 0));
+}
+
+std::vector<std::int64_t> LaunchedWorld::host_ranks() {
+  const std::string key = fmt::format(
+      "launch/host/{}", to_hex(hash_text(fmt::format("{}/{}/{}", host_name(), boot_id(), network_namespace()))));
+  const std::int64_t place = store_->add(key, 1);
+  store_->set(fmt::format("{}/{}", key, place), fmt::format("{}", options_.place.rank));
+  await_all("launch/host");
+  const std::int64_t count = store_->add(key, 0);
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t other = 1; other <= count; ++other) {
+    const std::string text = store_->wait(fmt::format("{}/{}", key, other), connect_seconds);
+    std::int64_t rank = 0;
+    std::from_chars(text.data(), text.data() + text.size(), rank);
+    ranks.push_back(rank);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// Every rank calls it once with this key.
+void LaunchedWorld::await_all(const std::string& key) {
+  const std::string all = key + "/all";
+  if (store_->add(key + "/count", 1) == options_.place.world) store_->set(all, "");
+  if (!watched_.find_within(all, options_.seconds)) throw PeerError(missing_text());
 }
 
 std::string LaunchedWorld::missing_text() {
@@ -394,6 +409,45 @@ std::optional<RendezvousFile> read_rendezvous_file(const RunPaths& paths) {
         .job = json_string(object, "job", where)};
   } catch (const InputError&) {
     return std::nullopt;  // not there; or replaced while it was read over a network
+  }
+}
+
+std::optional<Entrance> find_rendezvous(const LaunchedWorld::Options& options, std::optional<std::int64_t> member,
+                                        const std::function<bool(KeyValueStore& store, std::string& reason)>& come_in,
+                                        std::optional<SharedFailure>& refused) {
+  const LauncherPlace& place = options.place;
+  const std::optional<Refusal> before = read_refusal(options.paths);
+  const MonotonicTime begin = monotonic_now();
+  std::string reason = "there is no such file";
+  while (seconds_since(begin) < options.seconds) {
+    if (options.interrupted && options.interrupted()) return std::nullopt;
+    if (auto file = read_rendezvous_file(options.paths))
+      if (auto store = try_file(*file, options, member, come_in, reason))
+        return Entrance{.store = std::move(store), .file = std::move(*file)};
+    const auto refusal = read_refusal(options.paths);
+    if (refusal && is_of_this_start(*refusal, before, options, begin)) {
+      refused = refusal->failure;
+      throw PeerError(fmt::format("rank {} could not start: {}", refusal->failure.rank, refusal->failure.message));
+    }
+    pause(poll_seconds);
+  }
+  throw PeerError(fmt::format(
+      "rank {} of {} ({}): no rendezvous of this start in {} within {} s: {}; has rank 0 started, "
+      "and do all hosts share this folder?",
+      place.rank, place.world, place.launcher, rendezvous_path(options.paths).string(), options.seconds, reason));
+}
+
+std::string rendezvous_bind_address(const LaunchedWorld::Options& options) {
+  if (options.interface) return address_of_interface(*options.interface);
+  return options.place.local_world == options.place.world ? "127.0.0.1" : address_towards("");
+}
+
+void remove_rendezvous_file(const RunPaths& paths, const RendezvousFile& file) noexcept {
+  try {
+    std::error_code ignored;
+    if (read_rendezvous_file(paths) == file) fs::remove(rendezvous_path(paths), ignored);
+  } catch (const std::exception&) {
+    return;  // it names a server that is gone, and is known by that
   }
 }
 

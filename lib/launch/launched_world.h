@@ -14,10 +14,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/exit_code.h"
 #include "comm/key_value_store.h"
+#include "comm/locked_store.h"
 #include "comm/rendezvous.h"
 #include "launch/launcher.h"
 #include "launch/watched_store.h"
@@ -55,13 +57,16 @@ class LaunchedWorld {
   struct Options {
     RunPaths paths;
     LauncherPlace place;
-    std::string secret{};                     // SCALETRAIN_SECRET, if it is set; else rank 0 makes one
-    std::optional<std::string> interface {};  // launch.interface: where rank 0 serves; nothing: this host's loopback if
-                                              // all ranks are on it, else the address towards the network at large
-    std::uint16_t port = 0;                   // launch.port; 0: any free one
-    double seconds = 300.0;                   // for coming together
-    double farewell = 5.0;                    // seconds that rank 0 goes on serving for ranks that have not left
+    std::string secret{};  // SCALETRAIN_SECRET, if it is set; else rank 0 makes one
+    std::optional<std::string> interface {
+    };                       // launch.interface: where rank 0 serves; nothing: this host's loopback if the
+                             // launcher says that all ranks are on it, else the address towards the network at large
+    std::uint16_t port = 0;  // launch.port; 0: any free one
+    double seconds = 300.0;  // for coming together
+    double farewell = 5.0;   // seconds that rank 0 goes on serving for ranks that have not left
     double believed_after = 15.0;  // seconds after which a young note that was there before this rank is its start's
+    // Rank 0 comes only to say why there will be no start: every rank that comes in finds it told.
+    std::optional<SharedFailure> refusal{};
     std::function<bool()> interrupted{};
   };
 
@@ -77,6 +82,8 @@ class LaunchedWorld {
 
   // Waits through it end early, see watched_store.h.
   KeyValueStore& store();
+  // The same for another thread than the one that uses everything else here.
+  KeyValueStore& background_store();
   const RendezvousAddress& address() const;  // of the rendezvous, as the others reach it
 
   // Rank 0.
@@ -95,6 +102,9 @@ class LaunchedWorld {
   // How many ranks run on this rank's processors, itself included. All ranks call it. PeerError when they do not come
   // together; it names those that have not come.
   std::int64_t processor_sharers();
+  // The ranks that share a kernel, a host name and a network namespace with this one, itself included, ascending: what
+  // the ranks say of themselves, which launchers do not always know. All ranks call it, once. Errors as above.
+  std::vector<std::int64_t> host_ranks();
 
   // Whether a wait has ended because of an interruption.
   bool was_interrupted() const { return watched_.was_interrupted(); }
@@ -103,19 +113,40 @@ class LaunchedWorld {
   LaunchedWorld(Options options, RendezvousFile file, std::unique_ptr<RendezvousServer> server,
                 std::unique_ptr<KeyValueStore> store);
   void serve_farewell();
+  void await_all(const std::string& key);
   std::string missing_text();
 
   Options options_;
   RendezvousFile file_;
   MonotonicTime begin_ = monotonic_now();
   std::unique_ptr<RendezvousServer> server_;  // rank 0's
-  std::unique_ptr<KeyValueStore> store_;
+  std::unique_ptr<KeyValueStore> connection_;
+  std::unique_ptr<LockedStore> store_;
   WatchedStore watched_;
+  WatchedStore watched_in_background_;
 };
 
 void write_rendezvous_file(const RunPaths& paths, const RendezvousFile& file);
 // Nothing if it is missing, or cannot be read yet.
 std::optional<RendezvousFile> read_rendezvous_file(const RunPaths& paths);
+
+// What a process that is not the first has come in by.
+struct Entrance {
+  std::unique_ptr<KeyValueStore> store{};
+  RendezvousFile file{};
+};
+// Reads the file again and again until `come_in` is content with the store of a server that takes the secret (else it
+// gives the reason). With `member` the server watches the connection. Nothing when interrupted; PeerError as
+// LaunchedWorld::join.
+std::optional<Entrance> find_rendezvous(const LaunchedWorld::Options& options, std::optional<std::int64_t> member,
+                                        const std::function<bool(KeyValueStore& store, std::string& reason)>& come_in,
+                                        std::optional<SharedFailure>& refused);
+
+// Where rank 0 serves under these options.
+std::string rendezvous_bind_address(const LaunchedWorld::Options& options);
+
+// Removes the file, unless another start has put its own there.
+void remove_rendezvous_file(const RunPaths& paths, const RendezvousFile& file) noexcept;
 
 // Rank 0, when it cannot take the run's lock (and so must not touch rendezvous.json), or leaves after a failure before
 // all have come: a note beside the lock tells the others of this start. Ranks of the same job believe it; where the

@@ -24,11 +24,20 @@ struct Dialect {
   std::string local_rank;
   std::string local_world;
   std::vector<std::string> required;
-  std::vector<std::string> job;  // joined by dots, as far as they are there
+  std::vector<std::string> job;  // joined by dots, if all are there
+  bool is_per_node = false;
 };
 
 const std::vector<Dialect>& dialects() {
   static const std::vector<Dialect> all = {
+      {"SCALETRAIN_NODE",
+       "SCALETRAIN_NODE",
+       "SCALETRAIN_NODES",
+       "",
+       "",
+       {"SCALETRAIN_NODE", "SCALETRAIN_NODES"},
+       {"SCALETRAIN_JOB"},
+       true},
       {"torchrun",
        "RANK",
        "WORLD_SIZE",
@@ -146,6 +155,9 @@ std::optional<LauncherPlace> slurm_place(const Lookup& variable) {
   if (const auto list = variable("SLURM_STEP_TASKS_PER_NODE"); list && node)
     place.local_world = tasks_of_node(*list, *node).value_or(place.local_world);
   require_possible(place, "SLURM_PROCID", world_name);
+  const auto nodes =
+      number_in(variable, is_set(variable, "SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES");
+  place.is_per_node = nodes == world;
   return place;
 }
 
@@ -166,6 +178,7 @@ LauncherPlace read_place(const Dialect& dialect, const Lookup& variable) {
   // Without a word about the host, there are at least the ranks up to this one.
   place.local_world = local_world.value_or(place.local_rank + 1);
   place.job = job_of(variable, dialect.job);
+  place.is_per_node = dialect.is_per_node;
   require_possible(place, dialect.rank, dialect.world);
   if (!local_rank && dialect.launcher == "MPI (PMI)" && is_set(variable, "SLURM_STEP_ID")) {
     if (const auto slurm = slurm_place(variable); slurm && slurm->rank == place.rank && slurm->world == place.world)

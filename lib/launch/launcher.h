@@ -1,12 +1,15 @@
-// What this process is: started by hand (then it becomes the agent of its host), or already one of many, started by a
-// launcher that gives one process per rank (then it is a worker). Read from the environment alone.
+// What this process is: started by hand (then it becomes the agent of its host), already one of many, started by a
+// launcher that gives one process per rank (then it is a worker), or one of several agents, one per node. Read from the
+// environment alone.
 //
+//   by hand           SCALETRAIN_NODE, SCALETRAIN_NODES [SCALETRAIN_JOB]: one agent per node, whatever starts them
 //   torchrun          RANK, WORLD_SIZE, LOCAL_RANK [LOCAL_WORLD_SIZE]
 //   PyTorchJob        RANK, WORLD_SIZE, MASTER_ADDR: one rank per host
 //   Open MPI          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 //   MPICH, Intel MPI  PMI_RANK, PMI_SIZE [MPI_LOCALRANKID, MPI_LOCALNRANKS]
 //   SLURM (srun)      SLURM_STEP_ID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_PROCID, SLURM_LOCALID
-//                     [SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID]: several tasks in the step. A batch script has no step.
+//                     [SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID]: several tasks in the step. As many tasks as nodes
+//                     (SLURM_STEP_NUM_NODES, or SLURM_NNODES) are agents. A batch script has no step.
 //
 // The first kind that is complete wins, in this order; SLURM fills in what PMI leaves open. If none is complete, a kind
 // that is there in part is a UserError that names its variables; so is one that says what cannot be (a rank not below
@@ -22,7 +25,8 @@
 namespace scaletrain {
 
 struct LauncherPlace {
-  std::string launcher{};  // "torchrun", "Open MPI", "MPI (PMI)", "SLURM"
+  std::string launcher{};    // "SCALETRAIN_NODE", "torchrun", "Open MPI", "MPI (PMI)", "SLURM"
+  bool is_per_node = false;  // an agent: rank and world count nodes
   std::int64_t rank = 0;
   std::int64_t world = 1;
   std::int64_t local_rank = 0;

@@ -75,6 +75,13 @@ void for_each_group(const fs::path& membership, const fs::path& mounts, std::str
   }
 }
 
+// "pid:[4026531836]"
+std::string namespace_of_kind(const char* kind) {
+  std::error_code error;
+  const fs::path link = fs::read_symlink(fs::path("/proc/self/ns") / kind, error);
+  return error ? std::string() : link.string();
+}
+
 }  // namespace
 
 std::optional<std::uint64_t> control_group_memory(const fs::path& membership, const fs::path& mounts) {
@@ -184,9 +191,11 @@ std::optional<std::uint64_t> process_start_ticks(std::int64_t pid) {
 }
 
 std::string pid_namespace() {
-  std::error_code error;
-  const fs::path link = fs::read_symlink("/proc/self/ns/pid", error);
-  return error ? std::string() : link.string();
+  return namespace_of_kind("pid");
+}
+
+std::string network_namespace() {
+  return namespace_of_kind("net");
 }
 
 }  // namespace scaletrain

@@ -41,6 +41,8 @@ std::optional<std::uint64_t> process_start_ticks(std::int64_t pid);
 
 // An identity of the pid namespace this process lives in: pids mean something only within one. Empty if unknown.
 std::string pid_namespace();
+// The same of the network namespace: 127.0.0.1 leads to those in the same one.
+std::string network_namespace();
 
 // The smallest limit that the control groups named in `membership` (/proc/self/cgroup) set, below the folder `mounts`
 // (/sys/fs/cgroup); nothing if none does. available_memory() is this and /proc/meminfo.

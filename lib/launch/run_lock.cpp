@@ -42,6 +42,14 @@ void sleep_seconds(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
+// open(2) that a signal does not end: on network file systems it waits long enough to be interrupted.
+FileDescriptor open_retried(const fs::path& path, int flags, mode_t mode = 0) {
+  for (;;) {
+    const int file = ::open(path.c_str(), flags | O_CLOEXEC, mode);
+    if (file >= 0 || errno != EINTR) return FileDescriptor(file);
+  }
+}
+
 // flock on the guard file: reading the lock and replacing it are one step for everybody who takes it.
 class Guard {
  public:
@@ -50,9 +58,8 @@ class Guard {
   // Waits up to `patience` seconds. InputError if the guard file cannot be opened.
   Guard(const fs::path& lock_path, double patience) {
     const fs::path path = lock_path.parent_path() / fmt::format(".{}.guard", lock_path.filename().string());
-    file_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640));
-    if (!file_)
-      throw InputError(fmt::format("{}: opening the lock's guard failed: {}", path.string(), std::strerror(errno)));
+    file_ = open_retried(path, O_RDWR | O_CREAT, 0640);
+    if (!file_) throw_file_error(path, "opening the lock's guard", errno);
     const MonotonicTime start = monotonic_now();
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
@@ -77,17 +84,17 @@ class Guard {
 
 // The file's bytes; nothing if there is none.
 std::optional<std::string> read_lock_text(const fs::path& path) {
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const FileDescriptor file = open_retried(path, O_RDONLY | O_NONBLOCK);
   if (!file) {
     if (errno == ENOENT) return std::nullopt;
-    throw InputError(fmt::format("{}: opening the lock failed: {}", path.string(), std::strerror(errno)));
+    throw_file_error(path, "opening the lock", errno);
   }
   std::string text(largest_lock_file, '\0');
   std::size_t size = 0;
   while (size < text.size()) {
     const ssize_t n = ::read(file.get(), text.data() + size, text.size() - size);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw InputError(fmt::format("{}: reading the lock failed: {}", path.string(), std::strerror(errno)));
+    if (n < 0) throw_file_error(path, "reading the lock", errno);
     if (n == 0) break;
     size += static_cast<std::size_t>(n);
   }
@@ -123,7 +130,11 @@ std::optional<LockHolder> parse_if_well_formed(const std::optional<std::string>&
 
 bool write_counter(const FileDescriptor& file, const LockHolder& holder) {
   const std::string text = lock_text(holder);
-  return ::pwrite(file.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  for (;;) {
+    const ssize_t n = ::pwrite(file.get(), text.data(), text.size(), 0);
+    if (n < 0 && errno == EINTR) continue;
+    return n == static_cast<ssize_t>(text.size());
+  }
 }
 
 // Replaces the file by rename and keeps it open: a holder that is replaced in turn can then only ever write to its own
@@ -131,7 +142,7 @@ bool write_counter(const FileDescriptor& file, const LockHolder& holder) {
 // power cut.
 FileDescriptor replace_lock(const fs::path& path, const LockHolder& holder) {
   const fs::path temporary = path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), holder.lock_id);
-  FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640));
+  FileDescriptor file = open_retried(temporary, O_WRONLY | O_CREAT | O_EXCL, 0640);
   if (file && write_counter(file, holder) && ::fsync(file.get()) == 0 && ::rename(temporary.c_str(), path.c_str()) == 0)
     return file;
   const int error = errno;
@@ -332,6 +343,9 @@ bool lock_is_held(const fs::path& path, const std::string& lock_id) {
   try {
     const auto holder = read_lock(path);
     return holder && holder->lock_id == lock_id;
+  } catch (const FileAccessError& error) {
+    throw FileAccessError(fmt::format(
+        "whether this process still holds the lock cannot be told, so nothing is committed: {}", error.what()));
   } catch (const InputError&) {
     return false;
   }

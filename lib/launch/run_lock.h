@@ -41,7 +41,7 @@ class RunLock {
   RunLock& operator=(RunLock&&) noexcept;
 
   const std::string& lock_id() const;
-  // Reads the file again.
+  // Reads the file again; see lock_is_held.
   bool still_held() const;
   // True once the thread has found another holder in the file. Lock-free.
   bool lost() const;
@@ -52,7 +52,8 @@ class RunLock {
   std::unique_ptr<State> state_;
 };
 
-// Reads the file: whether it names lock_id. False if it is missing or cannot be read: who cannot tell must not commit.
+// Reads the file: whether it names lock_id. False if it is missing or damaged. FileAccessError if the system does not
+// let it be read (EIO, ESTALE, EACCES): who cannot tell must not commit, and says why.
 bool lock_is_held(const std::filesystem::path& path, const std::string& lock_id);
 
 // Who holds a lock, as the file says.

@@ -1,8 +1,9 @@
 // Interruption by a signal, without signal handlers.
 //
 // SIGTERM, SIGUSR1, SIGINT and SIGHUP ask a run to finish its step, save and leave. They are blocked in every thread
-// and read by one dedicated thread from a signalfd. No handler ever runs on a compute thread: code generated at run
-// time (matrix-product kernels) may keep data below the stack pointer, where a handler's frame would overwrite it.
+// and read by one dedicated thread from a signalfd. No handler ever runs on a compute thread that is to go on: code
+// generated at run time (matrix-product kernels) may keep data below the stack pointer, where a handler's frame would
+// overwrite it.
 #pragma once
 
 #include <atomic>

@@ -101,6 +101,16 @@ void WorkerReporter::watch(std::function<std::uint64_t()> counter) {
   counter_ = std::move(counter);
 }
 
+void WorkerReporter::watch_collective(std::function<std::optional<InCollective>()> collective) {
+  const std::lock_guard lock(mutex_);
+  collective_ = std::move(collective);
+}
+
+void WorkerReporter::pace(const Pace& pace) {
+  const std::lock_guard lock(mutex_);
+  pace_ = pace;
+}
+
 void WorkerReporter::entered(std::int64_t step, bool waiting) {
   const std::lock_guard lock(mutex_);
   step_ = step;
@@ -122,7 +132,13 @@ void WorkerReporter::run(double period_seconds) {
 
 bool WorkerReporter::send_status() {
   if (counter_) last_counter_ = counter_();
-  return send_line(fmt::format("progress {} {} {}\n", last_counter_, step_, waiting_ ? "waiting" : "working"));
+  std::string lines = fmt::format("progress {} {} {}\n", last_counter_, step_, waiting_ ? "waiting" : "working");
+  if (collective_) {
+    if (const auto in = collective_())
+      lines += fmt::format("collective {:.3f} {}\n", in->seconds, escape_message(in->text));
+  }
+  if (pace_) lines += fmt::format("pace {} {:.6f}\n", pace_->steps, pace_->busy_seconds);
+  return send_line(lines);
 }
 
 bool WorkerReporter::send_line(const std::string& line) {
@@ -174,6 +190,28 @@ void WorkerStatusParser::take_line(std::string_view line) {
     status_.progress = progress;
     status_.step = step;
     status_.waiting = is_waiting;
+    status_.collective.reset();
+    ++status_.lines;
+    return;
+  }
+  if (words.size() >= 3 && words[0] == "collective") {
+    InCollective in;
+    auto text = unescape_message(line.substr(words[0].size() + words[1].size() + 2));
+    if (!parse_number(words[1], in.seconds) || !text) return;
+    in.text = std::move(*text);
+    status_.collective = std::move(in);
+    ++status_.lines;
+    return;
+  }
+  if (words.size() == 3 && words[0] == "pace") {
+    Pace pace;
+    if (!parse_number(words[1], pace.steps) || !parse_number(words[2], pace.busy_seconds)) return;
+    status_.pace = pace;
+    ++status_.lines;
+    return;
+  }
+  if (words.size() == 1 && words[0] == "dumped") {
+    status_.dumped = true;
     ++status_.lines;
     return;
   }

@@ -1,6 +1,9 @@
 // What a worker tells its agent, over a socket pair: lines of text, each complete in itself.
 //
 //   progress COUNTER STEP working|waiting
+//   collective SECONDS ESCAPED_TEXT    behind a progress line: since when it waits for its peers, and in what
+//   pace STEPS BUSY_SECONDS            whole steps so far, and the time in them that was not spent waiting for peers
+//   dumped                             what SIGQUIT asks for is in its log (hang_report.h)
 //   error EXIT_CODE ESCAPED_MESSAGE
 //
 // COUNTER counts executed instructions: while the worker says `working` it must move within the heartbeat. `waiting`
@@ -23,6 +26,18 @@
 
 namespace scaletrain {
 
+// A wait for peers.
+struct InCollective {
+  std::string text;
+  double seconds = 0.0;
+};
+
+// How fast a worker is itself, its peers left out.
+struct Pace {
+  std::int64_t steps = 0;
+  double busy_seconds = 0.0;  // in these steps
+};
+
 // The worker's end. A thread sends a line every period; changes of state are sent at once. Never blocks and never
 // fails: lines that the agent does not take are dropped. Thread-safe.
 class WorkerReporter {
@@ -37,8 +52,14 @@ class WorkerReporter {
   // Where the counter of executed instructions is read, by the reporter's thread at any time until the next call; an
   // empty function ends that before what it reads is destroyed. It must not block.
   void watch(std::function<std::uint64_t()> counter);
+  // Where the collective under way is read, on the same terms.
+  void watch_collective(std::function<std::optional<InCollective>()> collective);
   // What the worker is about to do. Until the first call: waiting, at an unknown step.
   void entered(std::int64_t step, bool waiting);
+  // Since the start; sent with the next line.
+  void pace(const Pace& pace);
+  // The socket, for a line of somebody who may take no lock; negative without an agent.
+  int descriptor() const { return socket_.get(); }
   // Why the worker will exit. True if the agent was told and will show the message; otherwise the caller prints it.
   bool error(ExitCode kind, std::string_view message);
 
@@ -52,6 +73,8 @@ class WorkerReporter {
   FileDescriptor socket_;
   std::string unsent_;  // rest of a line that the socket took in part
   std::function<std::uint64_t()> counter_;
+  std::function<std::optional<InCollective>()> collective_;
+  std::optional<Pace> pace_;
   std::uint64_t last_counter_ = 0;
   std::int64_t step_ = -1;
   bool waiting_ = true;
@@ -70,6 +93,9 @@ struct WorkerStatus {
   std::uint64_t progress = 0;
   std::int64_t step = -1;  // -1: not told yet
   bool waiting = true;
+  std::optional<InCollective> collective;  // at its last progress line
+  std::optional<Pace> pace;
+  bool dumped = false;
   std::optional<WorkerError> error;
 };
 

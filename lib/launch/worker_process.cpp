@@ -14,6 +14,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <string_view>
 #include <thread>
 
@@ -155,6 +156,17 @@ std::optional<ProcessEnd> WorkerProcess::ended() {
 void WorkerProcess::signal(int number) const {
   // Until its remains are taken, the pid belongs to it.
   if (!end_) ::kill(pid_, number);
+}
+
+bool WorkerProcess::is_stopped() const {
+  if (end_) return false;
+  std::ifstream file(fmt::format("/proc/{}/stat", pid_));
+  std::string text;
+  std::getline(file, text);
+  // The name before it may contain anything, parentheses too.
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
+  return text[name_end + 2] == 'T' || text[name_end + 2] == 't';
 }
 
 bool WorkerProcess::kill() {

@@ -46,6 +46,8 @@ class WorkerProcess {
   // Without waiting: how it ended, or nothing while it lives.
   std::optional<ProcessEnd> ended();
   void signal(int number) const;
+  // Stopped as a whole, by a signal or a debugger.
+  bool is_stopped() const;
   // Kills it and waits for its end; false after kill_seconds, when the kernel does not let it go (a dead storage): it
   // is given up then, and ended() says how it should have ended.
   bool kill();

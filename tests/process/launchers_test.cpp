@@ -36,6 +36,19 @@ TEST_CASE("a_launchers_world_that_the_degrees_do_not_make_is_refused_by_every_ra
   CHECK(ranks.errors().find("4 ranks") != std::string::npos);
   CHECK(ranks.errors().find("the world has 3") != std::string::npos);
   CHECK_FALSE(fs::exists(layout_folder("misfit")));
+  CHECK(ranks.rank(0).errors().find("--set parallel.") != std::string::npos);
+
+  // A key that stands nowhere has no line; one that does has its own.
+  LaunchedRanks unwritten(2, "misfit", {});
+  CHECK(unwritten.wait() == std::vector<int>{2, 2});
+  CHECK_MESSAGE(unwritten.errors().find("config.yaml: parallel: data 1 x") != std::string::npos, unwritten.errors());
+  workspace().write("placed.yaml", read_file(workspace() / "config.yaml") + "parallel:\n  tensor: 3\n");
+  LaunchedRanks placed(3);
+  for (const int rank : {0, 1, 2}) placed.start(rank, "misfit", {}, {}, "placed.yaml");
+  CHECK(placed.wait() == std::vector<int>{2, 2, 2});
+  CHECK_MESSAGE(
+      placed.rank(0).errors().find("placed.yaml:15:11: parallel.tensor: 3 does not divide") != std::string::npos,
+      placed.errors());
 }
 
 TEST_CASE("what_rank_0_refuses_ends_every_rank_with_its_code") {
@@ -123,6 +136,66 @@ TEST_CASE("a_reason_that_only_one_launched_rank_has_is_told_to_the_others") {
   LaunchedRanks none(2, "told-by-all", lost);
   CHECK(none.wait(60.0) == std::vector<int>{2, 2});
   CHECK_FALSE(fs::exists(layout_folder("told-by-all")));
+}
+
+// How often the text is there.
+std::size_t count_of(const std::string& text, const std::string& words) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
+  return count;
+}
+
+TEST_CASE("a_config_error_is_printed_once_by_rank_0_and_all_leave_with_its_code") {
+  const Settings wrong = {"parallel.data=4", "model.hiden=3", "train.micro_batch=many"};
+  LaunchedRanks ranks(4, "misspelt", wrong);
+  CHECK(ranks.wait(60.0) == std::vector<int>{2, 2, 2, 2});
+  CHECK_MESSAGE(ranks.rank(0).errors().find("--set model.hiden=3: unknown key") != std::string::npos, ranks.errors());
+  CHECK(ranks.rank(0).errors().find("--set train.micro_batch=many: ") != std::string::npos);
+  CHECK(count_of(ranks.errors(), "unknown key") == 1);
+  for (const int rank : {1, 2, 3})
+    CHECK_MESSAGE(ranks.rank(rank).errors() ==
+                      "scaletrain: rank " + std::to_string(rank) + ": exit code 2 for the reason that rank 0 gives\n",
+                  ranks.rank(rank).errors());
+  CHECK_FALSE(fs::exists(layout_folder("misspelt")));
+}
+
+TEST_CASE("a_config_that_only_one_host_has_wrong_ends_all_ranks_soon") {
+  // The first has an unknown key and the second is no YAML at all; both still say which folder is meant.
+  const std::string good = read_file(workspace() / "config.yaml");
+  for (const std::string& damage : {std::string("modle: {layers: 3}\n"), std::string("model: {layers: [3\n")}) {
+    const bool is_yaml = damage.front() == 'm' && damage.starts_with("modle");
+    const std::string run = is_yaml ? "lone-key" : "lone-text";
+    workspace().write("lone.yaml", damage + good);
+    LaunchedRanks ranks(3);
+    const Settings settings = {"parallel.data=3", "train.global_batch=6"};
+    ranks.start(0, run, settings);
+    ranks.start(1, run, settings);
+    ranks.start(2, run, settings, {}, "lone.yaml");
+    CHECK_MESSAGE((ranks.wait(60.0) == std::vector<int>{2, 2, 2}), ranks.errors());
+    CHECK_MESSAGE(ranks.rank(2).errors().find("lone.yaml:") != std::string::npos, ranks.rank(2).errors());
+    CHECK(ranks.rank(0).errors().find("rank 2 failed (exit code 2)") != std::string::npos);
+    CHECK(ranks.rank(0).errors().find("lone.yaml:") != std::string::npos);
+  }
+  // A file that is missing on one host: --set names the folder.
+  LaunchedRanks ranks(2);
+  ranks.start(0, "lone-file", {"parallel.data=2"});
+  ranks.start(1, "lone-file", {"parallel.data=2"}, {}, "none.yaml");
+  CHECK_MESSAGE((ranks.wait(60.0) == std::vector<int>{2, 2}), ranks.errors());
+  CHECK(ranks.rank(0).errors().find("none.yaml: no such config file") != std::string::npos);
+}
+
+TEST_CASE("a_launcher_that_does_not_say_how_many_ranks_a_host_has_still_trains_the_same_losses") {
+  LaunchedRanks ranks(2);
+  for (const int rank : {0, 1})
+    ranks.start(rank, "pytorchjob", {"parallel.data=2"},
+                {{"LOCAL_RANK", ""}, {"LOCAL_WORLD_SIZE", ""}, {"MASTER_ADDR", "localhost"}});
+  CHECK_MESSAGE(ranks.wait() == both_finished, ranks.errors());
+  check_same_losses("pytorchjob");
+  // Each rank has its part of the one host's processors.
+  const std::string layout = "training from step 0 on 2 ranks: data 2 x tensor 1 x pipeline 1, zero 1, ";
+  CHECK_MESSAGE(count_of(ranks.errors(), layout) == 1, ranks.errors());
+  const std::string metrics = read_file(layout_folder("pytorchjob") / "metrics.jsonl");
+  CHECK(metrics.find("\"layout\":{\"world\":2,\"data\":2,\"tensor\":1,\"pipeline\":1,") != std::string::npos);
 }
 
 TEST_CASE("launched_ranks_with_different_settings_are_refused_naming_rank_and_key") {

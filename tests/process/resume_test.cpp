@@ -31,7 +31,7 @@ void check_same_as_undisturbed(const fs::path& run) {
 }
 
 void check_no_process_left(const fs::path& run) {
-  CHECK(wait_until([&] { return processes_with(run.string()).empty(); }, 5.0));
+  CHECK(wait_until([&] { return processes_with(run.string()).empty(); }, patience));
 }
 
 pid_t worker_of(const Program& agent) {
@@ -105,15 +105,15 @@ class TormentedRun {
     const pid_t victim = kill.agent ? agent_->pid() : worker;
     if (victim <= 0 || !agent_->running()) return false;
     ::kill(victim, SIGKILL);
-    CHECK(wait_until([&] { return !is_alive(victim); }, 5.0));
+    CHECK(wait_until([&] { return !is_alive(victim); }, patience));
     bool is_inside_save = false;
     for (const std::string& name : hidden_names(folder_, ".saving-"))
       is_inside_save = left_behind_.insert(name).second || is_inside_save;
     if (is_inside_save) ++inside_saves;
     if (kill.agent) {
-      agent_->wait(5.0);
+      agent_->wait(patience);
       // The worker may not outlive its agent.
-      CHECK(wait_until([&] { return worker <= 0 || !is_alive(worker); }, 5.0));
+      CHECK(wait_until([&] { return worker <= 0 || !is_alive(worker); }, patience));
       check_newest_verifies(folder_);
     }
     return true;
@@ -209,7 +209,7 @@ TEST_CASE("a_kill_while_old_checkpoints_are_pruned_leaves_two_that_verify") {
     while (hidden_names(run, ".removing-").empty() && test_clock() < end && agent.running()) continue;
     agent.signal(SIGKILL);
     agent.wait();
-    CHECK(wait_until([&] { return processes_with(run.string()).empty(); }, 5.0));
+    CHECK(wait_until([&] { return processes_with(run.string()).empty(); }, patience));
     if (!hidden_names(run, ".removing-").empty()) ++half_removed;
     int verified = 0;
     for (const std::string& name : checkpoint_names(run))
@@ -301,18 +301,18 @@ void check_requeued_branch(const std::string& name, const fs::path& from, int fi
   long reached = first_step;
   for (int interruption = 0; interruption < 2; ++interruption) {
     CAPTURE(interruption);
-    const long target = reached + 20;
     Program agent(workspace().launch(arguments));
-    // Until the restart is written, metrics.jsonl ends with the last step of what is being abandoned.
-    const auto is_reached = [&] {
+    // At the first step of this start: on a busy machine the signal comes many steps later, and the run must not have
+    // ended by then. Until the restart is written, metrics.jsonl ends with the last step of what is being abandoned.
+    const auto has_stepped = [&] {
       const long last = trajectory_of(run).last_step();
-      return last >= target && last < tiny_steps;
+      return last > reached && last < tiny_steps;
     };
-    REQUIRE(wait_until([&] { return is_reached() || !agent.running(); }, patience));
+    REQUIRE(wait_until([&] { return has_stepped() || !agent.running(); }, patience));
     agent.signal(SIGTERM);
     const Ended end = agent.wait(patience);
     CHECK_MESSAGE(end.exit_code == 75, end.errors);
-    CHECK(trajectory_of(run).last_step() >= target);
+    CHECK(trajectory_of(run).last_step() > reached);
     reached = trajectory_of(run).last_step();
     CHECK(fs::exists(checkpoint(run, static_cast<int>(reached))));
   }
@@ -375,7 +375,7 @@ TEST_CASE("a_killed_agent_takes_its_worker_along_and_the_next_start_resumes") {
   const pid_t worker = worker_of(agent);
   REQUIRE(worker > 0);
   agent.signal(SIGKILL);
-  CHECK(wait_until([&] { return !is_alive(worker); }, 5.0));
+  CHECK(wait_until([&] { return !is_alive(worker); }, patience));
   agent.wait();
   // The lock of the dead agent is still there.
   CHECK(fs::exists(run / "lock.json"));

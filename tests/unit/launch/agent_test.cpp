@@ -2,73 +2,37 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
-#include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "agent_scene.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "launch/machine.h"
 #include "launch/worker_channel.h"
 #include "launch/worker_process.h"
-#include "support/temp_folder.h"
 #include "test_tools.h"
 
 namespace scaletrain {
 namespace {
 
-const char* const helper = LAUNCH_TEST_HELPER;
+// Of one worker, whose n-th start plays the n-th script.
+struct Scene : AgentScene {
+  explicit Scene(const std::vector<Words>& worker_scripts) : AgentScene(crews_of_one(worker_scripts)) {}
 
-using Words = std::vector<std::string>;
-
-// Signals must be blocked before the watcher is made: base class first.
-struct BlockedSignals {
-  BlockedSignals() { block_interrupt_signals(); }
-};
-
-// An agent whose n-th worker plays the n-th script (the last one again and again).
-struct Scene : BlockedSignals {
-  explicit Scene(std::initializer_list<Words> worker_scripts)
-      : scripts(worker_scripts),
-        log(LogOptions{.file = folder / "agent.log"}),
-        options{.paths = RunPaths(folder.path()),
-                .start = {},
-                .lock_id = "0123",
-                .log = log,
-                .interrupts = interrupts,
-                .executable = helper} {
-    options.heartbeat = 30.0;
-    options.arguments = [this](const StartPoint& start, const WorkerSlot&) {
-      starts.push_back(start);
-      return scripts.at(std::min(starts.size(), scripts.size()) - 1);
-    };
-    options.next_start = [](const StartPoint& before) {
-      return StartPoint{.checkpoint = before.checkpoint, .step = before.step, .generation = before.generation + 1};
-    };
+ private:
+  static std::vector<Scripts> crews_of_one(const std::vector<Words>& worker_scripts) {
+    std::vector<Scripts> crews;
+    crews.reserve(worker_scripts.size());
+    for (const Words& script : worker_scripts) crews.push_back(Scripts{script});
+    return crews;
   }
-
-  ExitCode run() { return run_agent(options); }
-  std::string log_text() const { return TempFolder::read(folder / "agent.log"); }
-  bool logged(const std::string& text) const { return log_text().find(text) != std::string::npos; }
-
-  TempFolder folder;
-  std::vector<Words> scripts;
-  Log log;
-  InterruptWatcher interrupts;
-  AgentOptions options;
-  std::vector<StartPoint> starts;
 };
-
-bool has_no_children() {
-  return ::waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD;
-}
 
 }  // namespace
 
@@ -105,6 +69,16 @@ TEST_CASE("a killed worker is restarted from the next start point, one generatio
   CHECK(scene.logged("at step 5"));
   CHECK(scene.logged("killed by signal 11"));
   CHECK(has_no_children());
+}
+
+TEST_CASE("a run that saves between its failures is not bounded by max_restarts") {
+  Scene scene({Words{"die", "5", "9"}, Words{"die", "9", "9"}, Words{"die", "13", "9"}, Words{"exit", "0"}});
+  scene.options.max_restarts = 1;
+  scene.options.next_start = [](const StartPoint& before) {
+    return StartPoint{.checkpoint = "newer", .step = before.step + 4, .generation = before.generation + 1};
+  };
+  CHECK(scene.run() == ExitCode::finished);
+  CHECK(scene.starts.size() == 4);
 }
 
 TEST_CASE("a worker that lost its peer is restarted; used-up restarts end with 4") {
@@ -178,7 +152,7 @@ TEST_CASE("a signal reaches the worker as SIGTERM; more signals during the save 
     CAPTURE(number);
     Scene scene({Words{"save", "", "0.2"}});
     const std::filesystem::path file = scene.folder / "state";
-    scene.scripts[0][1] = file.string();
+    scene.scripts[0][0][1] = file.string();
     std::thread sender([&] {
       eventually([&] { return TempFolder::read(file) == "ready"; });
       ::kill(::getpid(), number);
@@ -221,7 +195,7 @@ TEST_CASE("a signal between two workers starts none") {
 TEST_CASE("a worker that dies or hangs after the interruption is not restarted") {
   Scene scene({Words{"hang", "4", ""}, Words{"exit", "0"}});
   const std::filesystem::path file = scene.folder / "state";
-  scene.scripts[0][2] = file.string();
+  scene.scripts[0][0][2] = file.string();
   scene.options.heartbeat = 0.6;
   std::thread sender([&] {
     eventually([&] { return TempFolder::read(file) == "ready"; });
@@ -266,7 +240,8 @@ TEST_CASE("the worker dies with a killed agent") {
   block_interrupt_signals();
   const TempFolder folder;
   const ChannelPair pair = make_channel();
-  WorkerProcess agent({.executable = helper, .arguments = {"agent", folder.path().string(), "1"}}, pair.worker);
+  WorkerProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent", folder.path().string(), "1"}},
+                      pair.worker);
   const auto pid_file = folder / "worker.pid.0";
   REQUIRE(eventually([&] { return std::filesystem::exists(pid_file); }));
   const std::int64_t pid = std::stoll(TempFolder::read(pid_file));
@@ -279,21 +254,23 @@ TEST_CASE("a lone worker's command line says folder, lock, generation and checkp
   Scene scene({Words{"exit", "0"}});
   const std::string folder = scene.folder.path().string();
   const WorkerSlot slot;
-  CHECK(worker_arguments(scene.options, StartPoint{.checkpoint = std::nullopt, .step = 0, .generation = 1}, slot) ==
-        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "1"});
-  CHECK(worker_arguments(scene.options, StartPoint{.checkpoint = "c/step-1", .step = 1, .generation = 2}, slot) ==
+  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}),
+                         StartPoint{.checkpoint = std::nullopt, .step = 0, .generation = 1},
+                         slot) == Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "1"});
+  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}),
+                         StartPoint{.checkpoint = "c/step-1", .step = 1, .generation = 2}, slot) ==
         Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1"});
   const StartPoint asked{.checkpoint = "c/step-1", .step = 1, .generation = 2, .asked = "/c/step-1"};
-  CHECK(worker_arguments(scene.options, asked, slot) == Words{"worker", "--run-folder", folder, "--lock", "0123",
-                                                              "--generation", "2", "--from", "c/step-1", "--asked",
-                                                              "/c/step-1"});
+  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}), asked, slot) ==
+        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1", "--asked",
+              "/c/step-1"});
 }
 
 TEST_CASE("a worker reports eight times in a heartbeat, and once a second at least") {
   Scene scene({Words{"exit", "0"}});
   const auto report = [&](double heartbeat) {
     scene.options.heartbeat = heartbeat;
-    const Words words = worker_arguments(scene.options, StartPoint{}, WorkerSlot{});
+    const Words words = worker_arguments(crew_options(scene.options, StartPoint{}), StartPoint{}, WorkerSlot{});
     const auto at = std::find(words.begin(), words.end(), "--report");
     return at == words.end() ? std::string("each second") : *(at + 1);
   };
@@ -307,7 +284,7 @@ TEST_CASE("the command line of one of several workers says its place, never the 
   scene.options.heartbeat = 10.0;
   WorkerSlot slot{.rank = Rank(3), .world = 8, .sharers = 2};
   slot.rendezvous = RendezvousAddress{.host = "127.0.0.1", .port = 4567};
-  CHECK(worker_arguments(scene.options, StartPoint{}, slot) ==
+  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}), StartPoint{}, slot) ==
         Words{"worker", "--run-folder", scene.folder.path().string(), "--lock", "0123", "--generation", "0", "--rank",
               "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--sharers", "2", "--deadline", "100"});
 }

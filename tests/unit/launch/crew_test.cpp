@@ -3,16 +3,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <initializer_list>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "agent_scene.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
@@ -20,61 +18,12 @@
 #include "launch/machine.h"
 #include "launch/worker_channel.h"
 #include "launch/worker_process.h"
-#include "support/temp_folder.h"
 #include "test_tools.h"
 
 namespace scaletrain {
 namespace {
 
-const char* const helper = LAUNCH_TEST_HELPER;
-
-using Words = std::vector<std::string>;
-using Scripts = std::vector<Words>;  // by rank
-
-struct BlockedSignals {
-  BlockedSignals() { block_interrupt_signals(); }
-};
-
-// An agent whose n-th crew plays the n-th scripts (the last ones again and again).
-struct Scene : BlockedSignals {
-  explicit Scene(std::initializer_list<Scripts> crew_scripts)
-      : scripts(crew_scripts),
-        log(LogOptions{.file = folder / "agent.log"}),
-        options{.paths = RunPaths(folder.path()),
-                .start = {},
-                .lock_id = "0123",
-                .log = log,
-                .interrupts = interrupts,
-                .executable = helper} {
-    options.heartbeat = 30.0;
-    options.world = static_cast<std::int64_t>(scripts.front().size());
-    options.arguments = [this](const StartPoint& start, const WorkerSlot& slot) {
-      if (slot.rank == Rank(0)) starts.push_back(start);
-      slots.push_back(slot);
-      return scripts.at(std::min(starts.size(), scripts.size()) - 1).at(static_cast<std::size_t>(slot.rank.value()));
-    };
-    options.next_start = [](const StartPoint& before) {
-      return StartPoint{.checkpoint = before.checkpoint, .step = before.step, .generation = before.generation + 1};
-    };
-  }
-
-  ExitCode run() { return run_agent(options); }
-  std::string log_text() const { return TempFolder::read(folder / "agent.log"); }
-  bool logged(const std::string& text) const { return log_text().find(text) != std::string::npos; }
-  std::string file(const std::string& name) const { return (folder / name).string(); }
-
-  TempFolder folder;
-  std::vector<Scripts> scripts;
-  Log log;
-  InterruptWatcher interrupts;
-  AgentOptions options;
-  std::vector<StartPoint> starts;
-  std::vector<WorkerSlot> slots;
-};
-
-bool has_no_children() {
-  return ::waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD;
-}
+using Scene = AgentScene;
 
 const Words works = {"work", "60"};
 const Words ends = {"exit", "0"};
@@ -255,7 +204,8 @@ TEST_CASE("all workers die with a killed agent") {
   block_interrupt_signals();
   const TempFolder folder;
   const ChannelPair pair = make_channel();
-  WorkerProcess agent({.executable = helper, .arguments = {"agent", folder.path().string(), "4"}}, pair.worker);
+  WorkerProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent", folder.path().string(), "4"}},
+                      pair.worker);
   std::vector<std::int64_t> pids;
   for (int rank = 0; rank < 4; ++rank) {
     const auto file = folder / ("worker.pid." + std::to_string(rank));

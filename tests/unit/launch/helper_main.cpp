@@ -17,9 +17,11 @@
 
 #include "base/clock.h"
 #include "launch/agent.h"
+#include "launch/hang_report.h"
 #include "launch/machine.h"
 #include "launch/signals.h"
 #include "launch/worker_channel.h"
+#include "launch/worker_process.h"
 
 namespace scaletrain {
 namespace {
@@ -186,6 +188,38 @@ int write_place(const Call& call) {
   return 0;
 }
 
+// stuck STEP LOG [stop]: says that it waits in a collective, for ever; with `stop`, is stopped after a moment
+int stuck(const Call& call) {
+  block_hang_signal();
+  WorkerReporter reporter(call.channel, report_period);
+  const HangReport report({.file = call.words.at(2),
+                           .text = [] { return std::string("in all_reduce #7"); },
+                           .told = reporter.descriptor()});
+  reporter.watch_collective(
+      [] { return InCollective{.text = "group data (ranks 0, 1): all_reduce #7", .seconds = 1.0}; });
+  reporter.entered(std::stoll(call.words.at(1)), false);
+  if (call.words.size() > 3) {
+    sleep_seconds(0.2);
+    ::kill(::getpid(), SIGSTOP);
+  }
+  sleep_for_ever();
+}
+
+// agent-of-stuck FOLDER: a parent whose child plays `stuck` with FOLDER/log; writes FOLDER/pid
+int agent_of_stuck(const Call& call) {
+  const ChannelPair pair = make_channel();
+  const std::string folder = call.words.at(1) + "/";
+  const WorkerProcess child({.executable = "/proc/self/exe", .arguments = {"stuck", "4", folder + "log"}}, pair.worker);
+  WorkerChannel channel(FileDescriptor(::dup(pair.agent.get())));
+  while (channel.status().lines == 0) {
+    channel.drain();
+    sleep_seconds(0.01);
+  }
+  std::ofstream(folder + "pid.tmp") << child.pid() << std::flush;
+  if (std::rename((folder + "pid.tmp").c_str(), (folder + "pid").c_str()) != 0) return 1;
+  sleep_for_ever();
+}
+
 // agent FOLDER WORLD: supervises workers that play `pid FOLDER/worker.pid.RANK`
 int agent(const Call& call) {
   Log log(LogOptions{});
@@ -201,9 +235,13 @@ int agent(const Call& call) {
 
 int run(const Call& call) {
   const std::map<std::string, std::function<int(const Call&)>> modes = {
-      {"exit", exit_at_once},   {"die", die},          {"fail", fail},       {"hang", hang},
-      {"work", work},           {"wait", wait},        {"save", save},       {"slow-start", slow_start},
-      {"pid", write_pid},       {"agent", agent},      {"explain", explain}, {"later", fail_later},
+      {"exit", exit_at_once},   {"die", die},
+      {"fail", fail},           {"hang", hang},
+      {"work", work},           {"wait", wait},
+      {"save", save},           {"slow-start", slow_start},
+      {"stuck", stuck},         {"agent-of-stuck", agent_of_stuck},
+      {"pid", write_pid},       {"agent", agent},
+      {"explain", explain},     {"later", fail_later},
       {"count", count_signals}, {"place", write_place}};
   return modes.at(call.words.at(0))(call);
 }

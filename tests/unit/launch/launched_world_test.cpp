@@ -240,6 +240,41 @@ TEST_CASE("ranks on the same processors know how many share them") {
   CHECK(results[2] == "3");
 }
 
+TEST_CASE("ranks say by themselves which of them share a host, whatever the launcher knows") {
+  const Ranks ranks(4);
+  const auto options = [&](std::int64_t rank) {
+    LaunchedWorld::Options unknown = ranks.options(rank);
+    unknown.place.local_rank = 0;
+    unknown.place.local_world = 1;
+    unknown.interface = "lo";
+    return unknown;
+  };
+  const auto text = [](const std::vector<std::int64_t>& list) {
+    std::string out;
+    for (const std::int64_t rank : list) out += std::to_string(rank) + " ";
+    return out;
+  };
+  std::string own;
+  const auto results = others(
+      4, [&](std::int64_t rank) { return text(join(options(rank))->host_ranks()); },
+      [&] { own = text(join(options(0))->host_ranks()); });
+  CHECK(own == "0 1 2 3 ");
+  for (std::size_t rank = 1; rank < 4; ++rank) CHECK(results[rank] == "0 1 2 3 ");
+}
+
+TEST_CASE("what rank 0 refuses the start for is known before anybody can come in") {
+  const Ranks ranks(2);
+  LaunchedWorld::Options options = ranks.options(0);
+  options.refusal = SharedFailure{.rank = 0, .code = ExitCode::usage, .message = "c.yaml:3:1: model.layers"};
+  const auto world = join(options);
+  const auto other = join(ranks.options(1));
+  other->tell_failure({.rank = 1, .code = ExitCode::usage, .message = "later"});
+  const auto cause = other->told_failure(0.0);
+  REQUIRE(cause);
+  CHECK(cause->rank == 0);
+  CHECK(cause->message == "c.yaml:3:1: model.layers");
+}
+
 TEST_CASE("a rank that has not come is named, and so is nobody who has") {
   const Ranks ranks(4);
   LaunchedWorld::Options options = ranks.options(0);

@@ -134,6 +134,44 @@ TEST_CASE("several tasks in a SLURM step are workers; the nodes' counts of tasks
   CHECK(detect(without(step, "SLURM_STEP_NUM_TASKS"))->world == 8);
 }
 
+TEST_CASE("one SLURM task per node is an agent; several per node, or on one node, are not") {
+  const Variables one_each = with(step, {{"SLURM_STEP_NUM_TASKS", "2"},
+                                         {"SLURM_STEP_NUM_NODES", "2"},
+                                         {"SLURM_NNODES", "4"},
+                                         {"SLURM_PROCID", "1"},
+                                         {"SLURM_LOCALID", "0"},
+                                         {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}});
+  const auto agent = detect(one_each);
+  REQUIRE(agent);
+  CHECK(agent->is_per_node);
+  CHECK(agent->rank == 1);
+  CHECK(agent->world == 2);
+  CHECK(agent->local_world == 1);
+  CHECK(agent->job == "42.1.3");
+  // Started with PMI, as SLURM does by default on some clusters.
+  CHECK(detect(with(one_each, {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}))->is_per_node);
+  // Without the step's own number the allocation's counts.
+  CHECK(detect(with(without(one_each, "SLURM_STEP_NUM_NODES"), {{"SLURM_NNODES", "2"}}))->is_per_node);
+  CHECK_FALSE(detect(without(one_each, "SLURM_STEP_NUM_NODES"))->is_per_node);
+  CHECK_FALSE(detect(with(step, {{"SLURM_STEP_NUM_NODES", "2"}}))->is_per_node);
+  CHECK_FALSE(detect(with(one_each, {{"SLURM_STEP_NUM_NODES", "1"}}))->is_per_node);
+  CHECK_FALSE(detect(torchrun)->is_per_node);
+}
+
+TEST_CASE("agents without SLURM are told apart by variables of our own") {
+  const Variables node = {{"SCALETRAIN_NODE", "2"}, {"SCALETRAIN_NODES", "3"}};
+  const auto place = detect(with(node, step));
+  REQUIRE(place);
+  CHECK(place->is_per_node);
+  CHECK(place->rank == 2);
+  CHECK(place->world == 3);
+  CHECK(place->job.empty());
+  CHECK(detect(with(node, {{"SCALETRAIN_JOB", "j7"}}))->job == "j7");
+  CHECK_FALSE(detect({{"SCALETRAIN_NODE", "0"}, {"SCALETRAIN_NODES", "1"}}));
+  CHECK(says(refusal({{"SCALETRAIN_NODE", "3"}, {"SCALETRAIN_NODES", "3"}}), "the rank is not below the world"));
+  CHECK(says(refusal({{"SCALETRAIN_NODE", "0"}}), "but not SCALETRAIN_NODES"));
+}
+
 TEST_CASE("a batch script and a step of one task are an agent's") {
   CHECK_FALSE(detect(batch));
   // One agent per node is started so, and the interactive shell of an allocation of many tasks looks like it.
@@ -200,6 +238,7 @@ TEST_CASE("what cannot be is refused, naming the variables") {
 
 TEST_CASE("a child without the launcher's variables is no launcher's") {
   Variables all = with(with(with(torchrun, open_mpi), mpich), step);
+  all = with(all, {{"SCALETRAIN_NODE", "0"}, {"SCALETRAIN_NODES", "2"}});
   for (const std::string& name : launcher_variables()) all.erase(name);
   CHECK_FALSE(detect(all));
 }

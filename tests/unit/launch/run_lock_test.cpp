@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,6 +215,27 @@ TEST_CASE("a living holder of another host is left alone, and named within four 
   CHECK(text.find("process 4711 on host node-17") != std::string::npos);
   CHECK(text.find("2025-01-31T12:00:00Z") != std::string::npos);
   CHECK(lock_is_held(path, holder.lock_id));
+}
+
+TEST_CASE("a lock that cannot be read now is neither held nor taken over: the reason is told") {
+  const TempFolder folder;
+  const auto path = folder / "lock.json";
+  const RunLock lock = RunLock::acquire(path, fast());
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  std::string reason;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  try {
+    lock_is_held(path, lock.lock_id());
+  } catch (const FileAccessError& error) {
+    reason = error.what();
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(reason.find(path.string() + ": opening the lock failed: Too many open files") != std::string::npos);
+  CHECK(reason.find("nothing is committed") != std::string::npos);
+  CHECK(lock_is_held(path, lock.lock_id()));
+  CHECK_FALSE(lock_is_held(folder / "none.json", lock.lock_id()));
 }
 
 TEST_CASE("the same job with a higher restart count takes over at once, and the old holder learns it") {

@@ -138,4 +138,35 @@ TEST_CASE("an agent that does not read does not block the worker, and later read
   CHECK(channel.status().step == 5);
 }
 
+TEST_CASE("a collective is told behind a progress line and forgotten with the next one") {
+  WorkerStatusParser parser;
+  parser.feed("progress 7 3 working\ncollective 1.5 group data: 100%25 \npace 12 3.25\n");
+  REQUIRE(parser.status().collective);
+  CHECK(parser.status().collective->text == "group data: 100% ");
+  CHECK(parser.status().collective->seconds == 1.5);
+  REQUIRE(parser.status().pace);
+  CHECK(parser.status().pace->steps == 12);
+  CHECK(parser.status().pace->busy_seconds == 3.25);
+  CHECK_FALSE(parser.status().dumped);
+  parser.feed("progress 8 3 working\ndumped\ncollective x y\npace 1\n");
+  CHECK_FALSE(parser.status().collective);
+  CHECK(parser.status().dumped);
+  CHECK(parser.status().pace->steps == 12);
+}
+
+TEST_CASE("what a worker waits for and its pace arrive with its progress") {
+  ChannelPair pair = make_channel();
+  WorkerReporter reporter(::dup(pair.worker.get()), 0.02);
+  WorkerChannel channel(std::move(pair.agent));
+  reporter.watch_collective([] { return InCollective{.text = "all_reduce\n#3", .seconds = 2.0}; });
+  reporter.pace({.steps = 4, .busy_seconds = 0.5});
+  CHECK(eventually([&] {
+    channel.drain();
+    return channel.status().collective && channel.status().pace;
+  }));
+  CHECK(channel.status().collective->text == "all_reduce\n#3");
+  CHECK(channel.status().pace->steps == 4);
+  reporter.watch_collective({});
+}
+
 }  // namespace scaletrain

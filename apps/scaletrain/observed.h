@@ -1,0 +1,42 @@
+// What other threads of a worker read of its training: for its agent, and for the report of a hang.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "base/clock.h"
+#include "launch/collective_status.h"
+#include "launch/worker_channel.h"
+
+namespace scaletrain {
+
+struct Observed {
+  std::atomic<std::uint64_t> progress{0};  // executed instructions
+  std::atomic<std::int64_t> step{-1};
+  CollectiveStatus collectives;
+};
+
+// "rank 3, step 17: in group data (ranks 1, 3): all_reduce #42 since 59.1 s"
+std::string place_text(std::int64_t rank, const Observed& observed);
+
+// How fast this rank is itself: what its steps last, less what it waits for others in them. Evaluations, which are told
+// with the step they follow, and saves are no part of a step. By one thread.
+class PaceMeter {
+ public:
+  explicit PaceMeter(const CollectiveStatus& status) : status_(status) {}
+
+  // As the trainer's hook; true when a step has been added to pace().
+  bool entered(std::int64_t step, bool waiting);
+  const Pace& pace() const { return pace_; }
+
+ private:
+  const CollectiveStatus& status_;
+  Pace pace_;
+  bool is_measuring_ = false;
+  std::int64_t step_ = -1;
+  double waited_ = 0.0;
+  MonotonicTime since_{};
+};
+
+}  // namespace scaletrain

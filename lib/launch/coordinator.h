@@ -1,0 +1,120 @@
+// The coordinator: decides for the agents of all nodes when workers start, on which nodes, from where, and when the run
+// is over. It sees the agents' statuses, and what it says are its orders (coordination.h): decisions alone, without
+// clocks, sockets or processes.
+//
+//   first         all nodes are waited for; with min_data the run begins without those that do not come in time
+//   an attempt    ends when every node's workers have ended: each node has reported, left, or is lost
+//   its result    the run's own (as in agent.h) ends the run with that code; a failure is followed by another attempt,
+//                 as RestartPolicy allows
+//   a lost node   no new status for as long as its workers may outlive its lease: without min_data the run ends with
+//   75;
+//                 with it, it goes on with as many replicas as the nodes that are left can carry
+//   one comes     with min_data, if the run can have more replicas with it: the workers save and leave, and
+//   (back)        the next attempt has them
+// On one host a crew sees at once that nobody moves; here it is what the smallest of all nodes' still times tells.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/exit_code.h"
+#include "comm/key_value_store.h"
+#include "comm/rendezvous.h"
+#include "launch/coordination.h"
+#include "launch/node_layout.h"
+#include "launch/restart_policy.h"
+#include "telemetry/log.h"
+#include "train/run_folder.h"
+
+namespace scaletrain {
+
+class Coordinator {
+ public:
+  struct Options {
+    NodeLayout layout{};
+    std::int64_t nodes = 1;
+    std::optional<std::int64_t> min_data{};  // supervise.elastic
+    StartPoint start{};
+    std::string lock_id{};
+    std::int64_t max_restarts = 3;
+    double heartbeat = 60.0;      // seconds
+    double join_seconds = 300.0;  // for all nodes to come
+    Log& log;
+    std::function<StartPoint(const StartPoint& before)> next_start;
+    // Serves a rendezvous for the workers of a new attempt, in place of the last one's.
+    std::function<ExternalRendezvous(std::int64_t world)> serve;
+    std::function<bool()> holds_lock{};  // empty: always
+  };
+  explicit Coordinator(Options options);
+
+  // now: seconds of a clock that does not go back. The statuses: the latest of each node that has any. Errors of
+  // next_start and serve end the run with their code.
+  const Orders& look(double now, const std::vector<NodeStatus>& statuses);
+  const Orders& orders() const { return orders_; }
+  // The run is over before it begins, or for a reason from outside.
+  void finish(ExitCode code, const std::string& reason);
+  // The run is over, and every other agent has left, is lost, or had the time to; where nothing went wrong those that
+  // have not come yet may still come.
+  bool is_done() const;
+  // Whether this agent was given up.
+  bool is_lost(const NodeStatus& status) const;
+  // Every node's agent has come, at some time.
+  bool has_seen_all() const { return static_cast<std::int64_t>(nodes_.size()) == options_.nodes; }
+
+ private:
+  struct Node {
+    NodeStatus status;
+    double changed_at = 0.0;
+    bool is_lost = false;
+  };
+  enum class Share { running, reported, gone };
+
+  void observe(double now, const std::vector<NodeStatus>& statuses);
+  void gather();
+  void supervise();
+  void take_reports();
+  Share state_of(std::size_t share) const;
+  std::optional<std::string> reason_to_end();
+  std::optional<double> still_seconds() const;
+  void conclude();
+  void conclude_without_failure();
+  void conclude_failure(const std::string& what, std::int64_t step);
+  void begin();
+  void begin_again();
+
+  bool is_present(const Node& node) const { return !node.is_lost && !node.status.left; }
+  std::vector<std::int64_t> present() const;
+  std::optional<Allotment> allotment() const;
+  bool can_grow() const;
+  std::optional<std::string> lost_text() const;
+  std::int64_t last_step() const;
+  std::string reported_text(std::size_t share) const;
+
+  Options options_;
+  RestartPolicy policy_;
+  Orders orders_;
+  std::map<std::int64_t, Node> nodes_;
+  std::optional<double> last_look_;
+  double clock_ = 0.0;  // seconds in which this coordinator was running: a pause of its own costs nobody a lease
+  double over_at_ = 0.0;
+  bool is_interrupted_ = false;
+
+  // Of the attempt that is under way.
+  bool is_running_ = false;
+  std::vector<std::optional<Attempt>> reports_{};  // by share
+  std::vector<std::size_t> told_{};                // shares in the order of their reports
+  std::optional<double> lost_peer_at_{};
+  std::optional<std::string> hang_{};
+  std::int64_t furthest_ = 0;  // step that any pulse told
+  bool is_growing_ = false;
+};
+
+// Reads the statuses, looks, and publishes orders, until is_done(). The statuses of lost agents are removed: their
+// places are free. For a thread of its own; the store is its own too.
+void run_coordinator(Coordinator& coordinator, KeyValueStore& store, std::int64_t nodes);
+
+}  // namespace scaletrain

@@ -1,0 +1,47 @@
+// What a rank writes into its log when its agent takes it for hung: the collective that it is in, what each of its
+// threads does in the kernel, and a stack trace of each.
+//
+// The agent asks with SIGQUIT. It is blocked in every thread and read by one, as the signals of signals.h are. To see
+// other threads' stacks, that thread has a handler run on each of them: the only place where a handler ever runs on a
+// compute thread, whose generated code may keep data below the stack pointer. It is done only when the parent asks,
+// which kills this process afterwards whatever it finds; and the handler does not return, so that nothing is computed
+// from what it may have overwritten. A SIGQUIT from anybody else is answered without it.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "base/file.h"
+
+namespace scaletrain {
+
+// Blocks SIGQUIT in the calling thread and those it starts; before the first thread is started.
+void block_hang_signal();
+
+class HangReport {
+ public:
+  struct Options {
+    std::filesystem::path file;         // appended to; created if it is not there
+    std::function<std::string()> text;  // what the process itself knows of what it is in; called by another thread
+    int told = -1;  // a line "dumped" is sent here when all is written; negative: nowhere. Not owned
+  };
+  // InputError if the kernel refuses what it needs.
+  explicit HangReport(Options options);
+  ~HangReport();
+  HangReport(const HangReport&) = delete;
+  HangReport& operator=(const HangReport&) = delete;
+
+ private:
+  void watch();
+  void write_report(bool with_stacks);
+
+  Options options_;
+  FileDescriptor signals_;
+  FileDescriptor stop_;
+  std::thread thread_;
+};
+
+}  // namespace scaletrain

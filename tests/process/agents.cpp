@@ -1,0 +1,90 @@
+#include "agents.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace scaletrain {
+namespace {
+
+std::vector<int> processors_of_test() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> processors;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return processors;
+  for (int i = 0; i < CPU_SETSIZE; ++i)
+    if (CPU_ISSET(i, &set)) processors.push_back(i);
+  return processors;
+}
+
+// While it lives, what this thread starts runs on these processors.
+class Pinned {
+ public:
+  explicit Pinned(const std::vector<int>& processors) {
+    CPU_ZERO(&before_);
+    ::sched_getaffinity(0, sizeof before_, &before_);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int processor : processors) CPU_SET(processor, &set);
+    if (!processors.empty()) ::sched_setaffinity(0, sizeof set, &set);
+  }
+  ~Pinned() { ::sched_setaffinity(0, sizeof before_, &before_); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+ private:
+  cpu_set_t before_{};
+};
+
+Settings with_agents_settings(const Settings& settings) {
+  Settings all = {"launch.interface=lo",
+                  "supervise.heartbeat=" + std::to_string(static_cast<int>(agents_heartbeat)) + "s"};
+  all.insert(all.end(), settings.begin(), settings.end());
+  return all;
+}
+
+}  // namespace
+
+Agents::Agents(int nodes, const std::string& run, const Settings& settings) : nodes_(nodes) {
+  for (int node = 0; node < nodes; ++node) start(node, run, settings);
+}
+
+void Agents::start(int node, const std::string& run, const Settings& settings,
+                   const std::vector<std::pair<std::string, std::string>>& environment) {
+  Launch launch = layout_launch(run, with_agents_settings(settings));
+  launch.environment.insert(launch.environment.end(), {{"SLURM_JOB_ID", "job-" + run},
+                                                       {"SLURM_STEP_ID", "0"},
+                                                       {"SLURM_STEP_NUM_TASKS", std::to_string(nodes_)},
+                                                       {"SLURM_STEP_NUM_NODES", std::to_string(nodes_)},
+                                                       {"SLURM_PROCID", std::to_string(node)},
+                                                       {"SLURM_NODEID", std::to_string(node)},
+                                                       {"SLURM_LOCALID", "0"}});
+  launch.environment.insert(launch.environment.end(), environment.begin(), environment.end());
+  const std::vector<int> processors = processors_of_test();
+  const Pinned pinned(processors.empty()
+                          ? processors
+                          : std::vector<int>{processors[static_cast<std::size_t>(node) % processors.size()]});
+  agents_[node].push_back(std::make_unique<Program>(launch));
+}
+
+std::vector<int> Agents::wait(double seconds) {
+  std::vector<int> codes;
+  for (auto& entry : agents_) codes.push_back(entry.second.back()->wait(seconds).exit_code);
+  return codes;
+}
+
+std::string Agents::errors() {
+  std::string text;
+  for (const auto& entry : agents_)
+    for (const auto& agent : entry.second) text += agent->errors();
+  return text;
+}
+
+Ended run_as_one_agent(int nodes, const std::string& run, const Settings& settings) {
+  std::vector<int> processors = processors_of_test();
+  processors.resize(std::min<std::size_t>(processors.size(), static_cast<std::size_t>(nodes)));
+  const Pinned pinned(processors);
+  return run_program(layout_launch(run, with_agents_settings(settings)), ranks_patience);
+}
+
+}  // namespace scaletrain

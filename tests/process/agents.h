@@ -1,0 +1,42 @@
+// The agents of several nodes, all on this host: each with the variables that SLURM gives one task per node.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ranks.h"
+
+namespace scaletrain {
+
+// The heartbeat of these runs, short so that leases are: an agent's is a third, and after half of it a node is lost.
+inline constexpr double agents_heartbeat = 12.0;
+
+class Agents {
+ public:
+  // None yet. The job is told apart from others by the run's name.
+  explicit Agents(int nodes) : nodes_(nodes) {}
+  Agents(int nodes, const std::string& run, const Settings& settings);
+  // Each on one processor, so that its workers have as many threads wherever they run.
+  void start(int node, const std::string& run, const Settings& settings,
+             const std::vector<std::pair<std::string, std::string>>& environment = {});
+  // The last that was started for the node.
+  Program& node(int index) { return *agents_.at(index).back(); }
+  // Of the last starts, by node.
+  std::vector<int> wait(double seconds = ranks_patience);
+  // Of all starts.
+  std::string errors();
+  // Process ids of the workers that the node's agent has.
+  std::vector<pid_t> workers(int index) { return children_of(node(index).pid()); }
+
+ private:
+  int nodes_;
+  std::map<int, std::vector<std::unique_ptr<Program>>> agents_;
+};
+
+// Runs the program on as many processors as `nodes` agents have together, each worker with one thread.
+Ended run_as_one_agent(int nodes, const std::string& run, const Settings& settings);
+
+}  // namespace scaletrain

@@ -1,0 +1,258 @@
+// Several agents, one per node: all on this host, started by hand as SLURM would.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+
+#include "agents.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::vector<int> both_finished = {0, 0};
+const std::vector<int> both_interrupted = {75, 75};
+const std::vector<int> first_interrupted = {75, -1};
+const std::vector<int> second_interrupted = {-1, 75};
+const std::vector<int> first_and_last_finished = {0, -1, 0};
+const std::vector<int> first_and_last_interrupted = {75, -1, 75};
+
+// Long enough that something can happen on the way.
+const Settings two_nodes = {"parallel.data=2", "train.steps=300", "checkpoint={every: 10, keep: 100}",
+                            "evaluate.every=50"};
+
+const Trajectory& undisturbed_two() {
+  static const Trajectory trajectory = [] {
+    const Ended end = run_as_one_agent(2, "two-undisturbed", two_nodes);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return trajectory_of(layout_folder("two-undisturbed"));
+  }();
+  return trajectory;
+}
+
+// Nine samples a step: three replicas have three each, of two one has five and the other four.
+const Settings three_nodes = {"parallel.data=3",   "model.hidden=64",
+                              "model.context=64",  "train.global_batch=9",
+                              "train.steps=50",    "checkpoint={every: 5, keep: 100}",
+                              "evaluate.every=25", "supervise.elastic.min_data=2"};
+
+// A world of another size: to the tolerance of equal losses on other layouts.
+void check_close_to_undisturbed_three(const std::string& run) {
+  static const Trajectory expected = [] {
+    const Ended end = run_as_one_agent(3, "three-undisturbed", three_nodes);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return trajectory_of(layout_folder("three-undisturbed"));
+  }();
+  const Trajectory found = trajectory_of(layout_folder(run));
+  REQUIRE(found.steps.size() == expected.steps.size());
+  for (const auto& entry : expected.steps) {
+    const double ours = std::stod(found.steps.at(entry.first));
+    const double theirs = std::stod(entry.second);
+    CHECK_MESSAGE(std::abs(ours - theirs) <= 1e-5 * std::abs(theirs), run, ", step ", entry.first, ": ", ours,
+                  " against ", theirs);
+  }
+}
+
+bool says(Agents& agents, const std::string& words) {
+  return agents.node(0).errors().find(words) != std::string::npos;
+}
+
+void check_same_bits(const std::string& run, const Trajectory& expected) {
+  const Trajectory found = trajectory_of(layout_folder(run));
+  CHECK(found.steps == expected.steps);
+  CHECK(found.evaluations == expected.evaluations);
+}
+
+void check_nothing_left(const std::string& run) {
+  CHECK_FALSE(fs::exists(layout_folder(run) / "rendezvous.json"));
+  CHECK_FALSE(fs::exists(layout_folder(run) / "lock.json"));
+  check_no_process_left(run);
+}
+
+bool reaches(const std::string& run, long step, Agents& agents) {
+  return wait_until([&] { return newest_step(layout_folder(run)) >= step || !agents.node(0).running(); },
+                    ranks_patience) &&
+         agents.node(0).running();
+}
+
+}  // namespace
+
+TEST_CASE("agents_of_two_nodes_train_as_one_agent_does") {
+  Agents agents(2, "two", two_nodes);
+  CHECK_MESSAGE(agents.wait() == both_finished, agents.errors());
+  check_same_bits("two", undisturbed_two());
+  check_nothing_left("two");
+  CHECK(fs::exists(layout_folder("two") / "logs" / "agent-00.log"));
+  CHECK(fs::exists(layout_folder("two") / "logs" / "agent-01.log"));
+  // Node 0 tells what happens, the other is silent.
+  CHECK(agents.node(0).errors().find("2 ranks on nodes 0, 1") != std::string::npos);
+  CHECK(agents.node(1).errors().empty());
+
+  Agents again(2, "two", two_nodes);
+  CHECK_MESSAGE(again.wait() == both_finished, again.errors());
+  CHECK(again.node(0).errors().find("already complete") != std::string::npos);
+}
+
+TEST_CASE("ranks_of_several_dimensions_are_spread_over_nodes_and_data_auto_is_what_they_leave") {
+  const Settings settings = {"parallel.data=auto", "parallel.tensor=2", "launch.ranks_per_node=2"};
+  Agents agents(2, "spread", settings);
+  CHECK_MESSAGE(agents.wait() == both_finished, agents.errors());
+  check_same_losses("spread");
+  CHECK(agents.node(0).errors().find("4 ranks on nodes 0, 1, 2 replicas") != std::string::npos);
+  Agents stage_each(2, "stages", {"parallel.data=1", "parallel.pipeline=2"});
+  CHECK_MESSAGE(stage_each.wait() == both_finished, stage_each.errors());
+  check_same_losses("stages");
+}
+
+TEST_CASE("what_does_not_fit_the_nodes_is_refused_by_all_and_explained_by_node_0") {
+  Agents agents(2, "uneven", {"parallel.data=3", "train.global_batch=6"});
+  CHECK(agents.wait() == std::vector<int>{2, 2});
+  CHECK(agents.node(0).errors().find("2 nodes do not divide") != std::string::npos);
+  CHECK_MESSAGE(agents.node(1).errors().size() < agents.node(0).errors().size() + 200, agents.errors());
+  CHECK_FALSE(fs::exists(layout_folder("uneven")));
+}
+
+TEST_CASE("an_agent_with_another_config_is_refused_naming_node_and_key") {
+  Agents agents(2);
+  agents.start(0, "unlike-nodes", {"parallel.data=2"});
+  agents.start(1, "unlike-nodes", {"parallel.data=2", "train.optimizer.learning_rate=0.5"});
+  CHECK(agents.wait() == std::vector<int>{2, 2});
+  CHECK_MESSAGE(agents.node(0).errors().find("node 1 was started with another config than node 0: "
+                                             "train.optimizer.learning_rate: 0.5 here") != std::string::npos,
+                agents.errors());
+}
+
+TEST_CASE("a_worker_killed_on_another_node_costs_a_restart_and_nothing_else") {
+  Agents agents(2, "worker-killed", two_nodes);
+  REQUIRE_MESSAGE(reaches("worker-killed", 25, agents), agents.errors());
+  const std::vector<pid_t> workers = agents.workers(1);
+  REQUIRE(workers.size() == 1);
+  ::kill(workers.front(), SIGKILL);
+  CHECK_MESSAGE(agents.wait() == both_finished, agents.errors());
+  CHECK_MESSAGE(agents.node(0).errors().find("node 1: rank 1: worker") != std::string::npos, agents.errors());
+  CHECK_MESSAGE(agents.node(0).errors().find("restart 1 of 3") != std::string::npos, agents.errors());
+  check_same_bits("worker-killed", undisturbed_two());
+  check_nothing_left("worker-killed");
+}
+
+TEST_CASE("a_lost_agent_ends_the_run_with_75_and_the_next_start_goes_on") {
+  Agents agents(2, "agent-killed", two_nodes);
+  REQUIRE_MESSAGE(reaches("agent-killed", 25, agents), agents.errors());
+  agents.node(1).signal(SIGKILL);
+  CHECK_MESSAGE(agents.wait() == first_interrupted, agents.errors());
+  CHECK(agents.node(0).errors().find("node 1 is lost") != std::string::npos);
+  check_nothing_left("agent-killed");
+  Agents again(2, "agent-killed", two_nodes);
+  CHECK_MESSAGE(again.wait() == both_finished, again.errors());
+  check_same_bits("agent-killed", undisturbed_two());
+}
+
+TEST_CASE("without_the_coordinator_the_other_agents_end_their_workers_and_leave_with_75") {
+  Agents agents(2, "coordinator-killed", two_nodes);
+  REQUIRE_MESSAGE(reaches("coordinator-killed", 25, agents), agents.errors());
+  agents.node(0).signal(SIGKILL);
+  CHECK_MESSAGE(agents.wait() == second_interrupted, agents.errors());
+  CHECK(agents.node(1).errors().find("the coordinator (the agent of node 0) cannot be reached") != std::string::npos);
+  check_no_process_left("coordinator-killed");
+  // The lock and the rendezvous of the dead one do not stand in the way; the job was started again.
+  Agents again(2);
+  for (const int node : {1, 0}) again.start(node, "coordinator-killed", two_nodes, {{"SLURM_RESTART_COUNT", "1"}});
+  CHECK_MESSAGE(again.wait() == both_finished, again.errors());
+  check_same_bits("coordinator-killed", undisturbed_two());
+}
+
+TEST_CASE("a_signal_to_the_agent_of_one_node_makes_all_ranks_save_the_same_step") {
+  for (const int signalled : {0, 1}) {
+    const std::string run = "node-signalled-" + std::to_string(signalled);
+    Agents agents(2, run, two_nodes);
+    REQUIRE_MESSAGE(reaches(run, 25, agents), agents.errors());
+    agents.node(signalled).signal(signalled == 0 ? SIGTERM : SIGUSR1);
+    CHECK_MESSAGE(agents.wait() == both_interrupted, agents.errors());
+    const long last = trajectory_of(layout_folder(run)).last_step();
+    CHECK(fs::exists(checkpoint(layout_folder(run), static_cast<int>(last))));
+    check_nothing_left(run);
+    Agents again(2, run, two_nodes);
+    CHECK_MESSAGE(again.wait() == both_finished, again.errors());
+    check_same_bits(run, undisturbed_two());
+  }
+}
+
+TEST_CASE("an_agent_that_stands_still_is_given_up_and_leaves_when_it_finds_its_lease_run_out") {
+  Agents agents(2, "agent-stopped", two_nodes);
+  REQUIRE_MESSAGE(reaches("agent-stopped", 25, agents), agents.errors());
+  const std::vector<pid_t> workers = agents.workers(1);
+  agents.node(1).signal(SIGSTOP);
+  for (const pid_t worker : workers) ::kill(worker, SIGSTOP);
+  CHECK_MESSAGE(agents.node(0).wait(ranks_patience).exit_code == 75, agents.errors());
+  CHECK(agents.node(0).errors().find("node 1 is lost") != std::string::npos);
+  agents.node(1).signal(SIGCONT);
+  CHECK(agents.node(1).wait(ranks_patience).exit_code == 75);
+  check_no_process_left("agent-stopped");
+}
+
+TEST_CASE("a_second_agent_of_a_node_is_refused_and_the_first_undisturbed") {
+  Agents agents(2, "twice", two_nodes);
+  REQUIRE_MESSAGE(reaches("twice", 5, agents), agents.errors());
+  Agents second(2);
+  second.start(1, "twice", two_nodes);
+  CHECK(second.node(1).wait(ranks_patience).exit_code == 2);
+  CHECK(second.errors().find("another agent of node 1") != std::string::npos);
+  CHECK_MESSAGE(agents.wait() == both_finished, agents.errors());
+  check_same_bits("twice", undisturbed_two());
+}
+
+TEST_CASE("a_coordinator_that_stands_still_costs_the_others_their_lease") {
+  Agents agents(2, "coordinator-stopped", two_nodes);
+  REQUIRE_MESSAGE(reaches("coordinator-stopped", 25, agents), agents.errors());
+  agents.node(0).signal(SIGSTOP);
+  CHECK_MESSAGE(agents.node(1).wait(ranks_patience).exit_code == 75, agents.errors());
+  agents.node(0).signal(SIGCONT);
+  CHECK(agents.node(0).wait(ranks_patience).exit_code == 75);
+  check_no_process_left("coordinator-stopped");
+}
+
+TEST_CASE("an_elastic_run_goes_on_with_fewer_replicas_and_grows_when_the_node_is_back") {
+  const std::string run = "elastic";
+  Agents agents(3, run, three_nodes);
+  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
+  agents.node(2).signal(SIGKILL);
+  REQUIRE(wait_until([&] { return says(agents, "2 replicas of 3"); }, ranks_patience));
+  // The samples of a step are nine, five for one replica and four for the other; the steps are slow enough to come back
+  // in time, because one worker is held up until the agent has come.
+  REQUIRE(wait_until([&] { return agents.workers(1).size() == 1; }, ranks_patience));
+  const pid_t held = agents.workers(1).front();
+  ::kill(held, SIGSTOP);
+  agents.start(2, run, three_nodes);
+  CHECK(wait_until([&] { return says(agents, "there are nodes for more replicas"); }, agents_heartbeat / 2));
+  ::kill(held, SIGCONT);
+  CHECK_MESSAGE(agents.wait() == std::vector<int>(3, 0), agents.errors());
+  CHECK_MESSAGE(says(agents, "3 ranks on nodes 0, 1, 2, 3 replicas, from"), agents.errors());
+  check_close_to_undisturbed_three(run);
+  check_nothing_left(run);
+}
+
+TEST_CASE("an_elastic_run_ends_with_the_replicas_that_are_left") {
+  const std::string run = "shrunk";
+  Agents agents(3, run, three_nodes);
+  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
+  agents.node(1).signal(SIGKILL);
+  CHECK_MESSAGE(agents.wait() == first_and_last_finished, agents.errors());
+  CHECK(says(agents, "2 ranks on nodes 0, 2, 2 replicas of 3"));
+  check_close_to_undisturbed_three(run);
+  check_nothing_left(run);
+}
+
+TEST_CASE("an_elastic_run_with_too_few_nodes_left_ends_with_75") {
+  const std::string run = "too-few";
+  Settings settings = three_nodes;
+  settings.push_back("supervise.elastic.min_data=3");
+  Agents agents(3, run, settings);
+  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
+  agents.node(1).signal(SIGKILL);
+  CHECK_MESSAGE(agents.wait() == first_and_last_interrupted, agents.errors());
+  CHECK(says(agents, "min_data: 3 replicas"));
+}
+
+}  // namespace scaletrain

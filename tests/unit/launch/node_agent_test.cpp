@@ -1,0 +1,320 @@
+// Agents, their links and a coordinator as threads of one process; the workers are made up.
+#include "launch/node_agent.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/rendezvous.h"
+#include "launch/coordinator.h"
+#include "launch/launched_world.h"
+#include "launch/node_world.h"
+#include "support/temp_folder.h"
+
+namespace scaletrain {
+namespace {
+
+constexpr double heartbeat = 3.0;  // a lease of one second
+constexpr double patience = 60.0;
+
+template <class Condition>
+bool comes_true(Condition condition, double seconds = patience) {
+  const MonotonicTime begin = monotonic_now();
+  while (!condition()) {
+    if (seconds_since(begin) > seconds) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+struct Network {
+  Network()
+      : server(std::make_unique<RendezvousServer>(RendezvousServer::Options{.secret = "secret"})),
+        store(server->local_store()) {}
+
+  std::unique_ptr<KeyValueStore> connect() const {
+    if (is_cut) throw PeerError("the network is cut");
+    return connect_store(server->address(), "secret", 0.2, std::nullopt, 0.5);
+  }
+  NodeLink::Options link(std::int64_t node) const {
+    return {
+        .node = node, .store = connect(), .reconnect = [this] { return connect(); }, .lease = agent_lease(heartbeat)};
+  }
+  std::unique_ptr<KeyValueStore> local() const { return server->local_store(); }
+  std::optional<NodeStatus> status(std::int64_t node) const {
+    const auto text = store->find(status_key(node));
+    return text ? std::optional(parse_status(*text)) : std::nullopt;
+  }
+  void order(const Orders& orders) const { publish_orders(*store, orders); }
+
+  std::unique_ptr<RendezvousServer> server;
+  std::unique_ptr<KeyValueStore> store;
+  std::atomic<bool> is_cut{false};
+};
+
+// A store whose server does not answer any more.
+class DeafStore final : public KeyValueStore {
+ public:
+  DeafStore(std::unique_ptr<KeyValueStore> inner, const std::atomic<bool>& is_deaf)
+      : inner_(std::move(inner)), is_deaf_(is_deaf) {}
+  void set(const std::string& key, const std::string& value) override { answering().set(key, value); }
+  std::optional<std::string> find(const std::string& key) override { return answering().find(key); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    return answering().find_within(key, seconds);
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return answering().add(key, amount); }
+  void remove(const std::string& key) override { answering().remove(key); }
+
+ private:
+  KeyValueStore& answering() {
+    if (is_deaf_) throw PeerError("no answer");
+    return *inner_;
+  }
+  std::unique_ptr<KeyValueStore> inner_;
+  const std::atomic<bool>& is_deaf_;
+};
+
+// Of a test's agents; nobody interrupts them.
+struct Interrupts {
+  Interrupts() {
+    block_interrupt_signals();
+    watcher.emplace();
+  }
+  std::optional<InterruptWatcher> watcher;
+};
+
+Attempt finished(std::int64_t step) {
+  Attempt attempt;
+  attempt.result = ExitCode::finished;
+  attempt.step = step;
+  attempt.description = "ended";
+  return attempt;
+}
+
+}  // namespace
+
+TEST_CASE("a link publishes its node's status and fetches orders") {
+  const Network network;
+  NodeLink link(network.link(4));
+  REQUIRE(comes_true([&] { return network.status(4).has_value(); }));
+  const std::uint64_t beat = network.status(4)->beat;
+  CHECK(comes_true([&] { return network.status(4)->beat > beat; }));
+  CHECK(network.status(4)->incarnation == link.incarnation());
+  link.begin_attempt(7);
+  link.report(finished(3));
+  CHECK(comes_true([&] { return network.status(4)->report.has_value(); }));
+  CHECK(network.status(4)->attempt == 7);
+  Orders orders;
+  orders.command = NodeCommand::over;
+  orders.code = ExitCode::diverged;
+  network.order(orders);
+  CHECK(comes_true([&] { return link.wait_for_orders(1.0); }));
+  CHECK(link.orders().code == ExitCode::diverged);
+  CHECK_FALSE(link.is_cut_off());
+  link.leave({ExitCode::diverged, "why"});
+  REQUIRE(network.status(4)->left.has_value());
+  CHECK(network.status(4)->left->message == "why");
+}
+
+TEST_CASE("a link that cannot reach the coordinator for its lease is cut off for good") {
+  Network network;
+  std::atomic<bool> is_deaf{false};
+  NodeLink::Options options = network.link(1);
+  options.store = std::make_unique<DeafStore>(std::move(options.store), is_deaf);
+  NodeLink link(std::move(options));
+  REQUIRE(comes_true([&] { return network.status(1).has_value(); }));
+  CHECK_FALSE(link.is_cut_off());
+  network.is_cut = true;
+  is_deaf = true;
+  const MonotonicTime begin = monotonic_now();
+  CHECK(comes_true([&] { return link.is_cut_off(); }));
+  CHECK(seconds_since(begin) >= 0.5 * agent_lease(heartbeat));
+  const std::uint64_t beat = network.status(1)->beat;
+  network.is_cut = false;
+  is_deaf = false;
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK(link.is_cut_off());
+  CHECK(network.status(1)->beat == beat);  // it does not look alive again
+}
+
+TEST_CASE("a broken connection that comes back within the lease is nothing") {
+  const Network network;
+  std::atomic<bool> is_deaf{false};
+  NodeLink::Options options = network.link(1);
+  options.store = std::make_unique<DeafStore>(std::move(options.store), is_deaf);
+  NodeLink link(std::move(options));
+  REQUIRE(comes_true([&] { return network.status(1).has_value(); }));
+  is_deaf = true;
+  const std::uint64_t beat = network.status(1)->beat;
+  CHECK(comes_true([&] { return network.status(1)->beat > beat + 1; }));
+  CHECK_FALSE(link.is_cut_off());
+}
+
+TEST_CASE("agents follow the coordinator through a failure to the end") {
+  const Network network;
+  const TempFolder folder;
+  const Interrupts interrupts;
+  Log log({.file = folder.path() / "agent.log"});
+  const RunPaths paths(folder.path());
+  constexpr std::int64_t nodes = 3;
+  Coordinator coordinator({.layout = {.ranks_per_node = 2, .replica = 1, .data = 6},
+                           .nodes = nodes,
+                           .lock_id = "lock",
+                           .heartbeat = heartbeat,
+                           .log = log,
+                           .next_start =
+                               [](const StartPoint& before) {
+                                 return StartPoint{.checkpoint = "c", .step = 4, .generation = before.generation + 1};
+                               },
+                           .serve =
+                               [](std::int64_t) {
+                                 return ExternalRendezvous{{"127.0.0.1", 1}, "s"};
+                               }});
+  std::mutex mutex;
+  std::vector<std::string> seen;
+  std::vector<ExitCode> codes(nodes, ExitCode::bug);
+  // The first attempt fails on node 1, the second one ends.
+  const auto work = [&](const CrewOptions& crew) {
+    {
+      const std::lock_guard lock(mutex);
+      seen.push_back(std::to_string(crew.start.generation) + ": " + std::to_string(crew.first_rank) + "+" +
+                     std::to_string(crew.count) + " of " + std::to_string(crew.world) + " from " +
+                     std::to_string(crew.start.step));
+    }
+    crew.pulse({.progress = 1, .working = 2, .step = 5});
+    if (crew.start.generation > 0) return finished(9);
+    Attempt attempt;
+    attempt.step = 5;
+    if (crew.first_rank == 2) return attempt;
+    attempt.ended_for_others = comes_true([&] { return crew.told_to_end().has_value(); });
+    return attempt;
+  };
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] { run_coordinator(coordinator, *network.local(), nodes); });
+  for (std::int64_t node = 0; node < nodes; ++node) {
+    threads.emplace_back([&, node] {
+      NodeLink link(network.link(node));
+      const Departure end = run_node_agent({.node = node,
+                                            .paths = paths,
+                                            .link = link,
+                                            .heartbeat = heartbeat,
+                                            .log = log,
+                                            .interrupts = *interrupts.watcher,
+                                            .run_workers = work});
+      codes[static_cast<std::size_t>(node)] = end.code;
+      link.leave(end);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(codes == std::vector<ExitCode>(nodes, ExitCode::finished));
+  std::sort(seen.begin(), seen.end());
+  CHECK(seen == std::vector<std::string>{"0: 0+2 of 6 from 0", "0: 2+2 of 6 from 0", "0: 4+2 of 6 from 0",
+                                         "1: 0+2 of 6 from 4", "1: 2+2 of 6 from 4", "1: 4+2 of 6 from 4"});
+}
+
+TEST_CASE("an agent that is cut off ends its workers and leaves with 75") {
+  Network network;
+  const TempFolder folder;
+  const Interrupts interrupts;
+  Log log({.file = folder.path() / "agent.log"});
+  std::atomic<bool> is_deaf{false};
+  NodeLink::Options options = network.link(1);
+  options.store = std::make_unique<DeafStore>(std::move(options.store), is_deaf);
+  NodeLink link(std::move(options));
+  Orders orders;
+  orders.command = NodeCommand::run;
+  orders.attempt = 1;
+  orders.plan.shares = {{1, 0, 1}};
+  orders.plan.incarnations = {link.incarnation()};
+  orders.plan.rendezvous = {{"127.0.0.1", 1}, "s"};
+  network.order(orders);
+  std::string reason;
+  const Departure end = run_node_agent({.node = 1,
+                                        .paths = RunPaths(folder.path()),
+                                        .link = link,
+                                        .heartbeat = heartbeat,
+                                        .log = log,
+                                        .interrupts = *interrupts.watcher,
+                                        .run_workers = [&](const CrewOptions& crew) {
+                                          network.is_cut = true;
+                                          is_deaf = true;
+                                          Attempt attempt;
+                                          attempt.ended_for_others =
+                                              comes_true([&] { return crew.told_to_end().has_value(); });
+                                          if (const auto order = crew.told_to_end()) reason = order->reason;
+                                          return attempt;
+                                        }});
+  CHECK(end.code == ExitCode::interrupted);
+  CHECK(reason.find("cannot be reached") != std::string::npos);
+}
+
+TEST_CASE("an attempt of an agent's predecessor is not its own") {
+  const Network network;
+  const TempFolder folder;
+  const Interrupts interrupts;
+  Log log({.file = folder.path() / "agent.log"});
+  NodeLink link(network.link(1));
+  Orders orders;
+  orders.command = NodeCommand::run;
+  orders.attempt = 1;
+  orders.plan.shares = {{1, 0, 1}};
+  orders.plan.incarnations = {"another"};
+  network.order(orders);
+  int started = 0;
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    orders.command = NodeCommand::over;
+    network.order(orders);
+  });
+  run_node_agent({.node = 1,
+                  .paths = RunPaths(folder.path()),
+                  .link = link,
+                  .heartbeat = heartbeat,
+                  .log = log,
+                  .interrupts = *interrupts.watcher,
+                  .run_workers = [&](const CrewOptions&) {
+                    ++started;
+                    return finished(1);
+                  }});
+  later.join();
+  CHECK(started == 0);
+}
+
+TEST_CASE("a node's place is taken by one agent at a time, and free when nothing is heard of it") {
+  const TempFolder folder;
+  const auto options_of = [&](std::int64_t node) {
+    LaunchedWorld::Options options{.paths = RunPaths(folder.path()), .place = {}, .interface = "127.0.0.1"};
+    options.place.launcher = "SLURM";
+    options.place.rank = node;
+    options.place.world = 2;
+    options.seconds = patience;
+    return options;
+  };
+  std::optional<SharedFailure> refused;
+  const auto first = NodeWorld::join(options_of(0), heartbeat, {"config", "1"}, refused);
+  REQUIRE(first);
+  const auto second = NodeWorld::join(options_of(1), heartbeat, {}, refused);
+  REQUIRE(second);
+  CHECK(second->basis().config == "config");
+  CHECK(second->basis().version == "1");
+  auto link = std::make_unique<NodeLink>(
+      NodeLink::Options{.node = 1, .store = second->connect(), .reconnect = [&] { return second->connect(); }});
+  const auto store = first->connect();
+  REQUIRE(comes_true([&] { return store->find(status_key(1)).has_value(); }));
+  CHECK_THROWS_AS(NodeWorld::join(options_of(1), heartbeat, {}, refused), UserError);
+  link.reset();  // without a farewell
+  const MonotonicTime begin = monotonic_now();
+  CHECK(NodeWorld::join(options_of(1), heartbeat, {}, refused));
+  CHECK(seconds_since(begin) >= lease_run_out(agent_lease(heartbeat)));
+}
+
+}  // namespace scaletrain
