@@ -5,10 +5,12 @@ source "$(dirname "$0")/common.sh"
 cd "$root"
 install "${build_packages[@]}" "${test_packages[@]}"
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
-cmake --build --preset release --target bench_kernels bench_training bench_parallel
+cmake --build --preset release --target bench_kernels bench_training bench_parallel bench_checkpoint
 say "kernels against the matrix-product ceiling of the same run"
 build/release/bin/bench_kernels
 say "GPT-2 124M, T=1024, fp32"
 build/release/bin/bench_training "$@"
 say "parallelism: ranks as processes over Gloo, one thread each (bars: data 1.7 x, memory within 3 %)"
 build/release/bin/bench_parallel
+say "checkpoints in the background (bars: held up for 10 % of a step, write at 80 % of the disk's sequential speed)"
+build/release/bin/bench_checkpoint

@@ -21,7 +21,7 @@ install() {
 
 build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libspdlog-dev
   libfmt-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev libgloo-dev libsodium-dev)
-test_packages=(doctest-dev vim-runtime ccache)
+test_packages=(doctest-dev vim-runtime ccache slurm-wlm munge)
 check_packages=(clang-format-14 clang-tidy-14)
 fuzz_packages=(clang-14 libclang-rt-14-dev)
 # Real English text for the quickstart: Vim's manual, under Vim's licence (free, compatible with the GPL).
