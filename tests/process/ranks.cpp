@@ -86,13 +86,16 @@ LaunchedRanks::LaunchedRanks(int world, const std::string& run, const Settings& 
 }
 
 void LaunchedRanks::start(int rank, const std::string& run, const Settings& settings,
-                          const std::vector<std::pair<std::string, std::string>>& environment) {
+                          const std::vector<std::pair<std::string, std::string>>& environment,
+                          const std::string& config) {
   Launch launch = layout_launch(run, settings);
+  launch.arguments.at(1) = config;
+  // The first of a name is what a process reads.
+  launch.environment.insert(launch.environment.end(), environment.begin(), environment.end());
   launch.environment.emplace_back("RANK", std::to_string(rank));
   launch.environment.emplace_back("WORLD_SIZE", std::to_string(world_));
   launch.environment.emplace_back("LOCAL_RANK", std::to_string(rank));
   launch.environment.emplace_back("LOCAL_WORLD_SIZE", std::to_string(world_));
-  launch.environment.insert(launch.environment.end(), environment.begin(), environment.end());
   ranks_.push_back(std::make_unique<Program>(launch));
 }
 

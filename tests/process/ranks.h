@@ -39,7 +39,8 @@ class LaunchedRanks {
   // None yet: they are started one by one.
   explicit LaunchedRanks(int world) : world_(world) {}
   void start(int rank, const std::string& run, const Settings& settings,
-             const std::vector<std::pair<std::string, std::string>>& environment = {});
+             const std::vector<std::pair<std::string, std::string>>& environment = {},
+             const std::string& config = "config.yaml");
   // In the order of their starts.
   Program& rank(int index) { return *ranks_.at(static_cast<std::size_t>(index)); }
   // Exit codes.

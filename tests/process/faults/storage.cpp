@@ -14,18 +14,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double patience = 60.0;
+constexpr double patience = 150.0;
 
 // As few tensors as a model can have: each costs a call. No attempt but the first, so that a test sees what a death
 // left.
 const std::vector<std::string>& settings() {
-  static const std::vector<std::string> all = {"model.layers=1",       "model.hidden=16",
-                                               "model.heads=2",        "model.context=16",
-                                               "model.norm=rmsnorm",   "model.bias=false",
-                                               "model.position=rope",  "train.steps=" + std::to_string(fault_steps),
-                                               "train.global_batch=2", "evaluate.every=0",
-                                               "checkpoint.every=1",   "train.lr_schedule.warmup=1",
-                                               "checkpoint.keep=2",    "supervise.max_restarts=0"};
+  static const std::vector<std::string> all = {"model.layers=1",
+                                               "model.hidden=16",
+                                               "model.heads=2",
+                                               "model.context=16",
+                                               "model.norm=rmsnorm",
+                                               "model.bias=false",
+                                               "model.position=rope",
+                                               "train.steps=" + std::to_string(fault_steps),
+                                               "train.global_batch=2",
+                                               "evaluate.every=0",
+                                               "checkpoint.every=1",
+                                               "train.lr_schedule.warmup=1",
+                                               "checkpoint.keep=2",
+                                               "supervise.max_restarts=0",
+                                               "checkpoint.background=false"};
   return all;
 }
 
@@ -45,7 +53,9 @@ Launch launch_of(const std::string& name) {
   return launch;
 }
 
-void add_fault(Launch& launch, const fs::path& folder, const StorageFault& fault) {
+void add_fault(Launch& launch, const fs::path& run, const StorageFault& fault) {
+  for (const std::string& setting : fault.settings) launch.arguments.insert(launch.arguments.end(), {"--set", setting});
+  const fs::path folder = fault.below.empty() ? run : run / fault.below;
   const auto add = [&launch](const char* name, const std::string& value) {
     if (!value.empty()) launch.environment.emplace_back(name, value);
   };
@@ -56,6 +66,9 @@ void add_fault(Launch& launch, const fs::path& folder, const StorageFault& fault
   add("FAULT_ACTION", fault.action);
   add("FAULT_AT", std::to_string(fault.at));
   add("FAULT_TIMES", std::to_string(fault.times));
+  add("FAULT_JOURNAL", fault.journal);
+  if (fault.rank >= 0) add("FAULT_RANK", std::to_string(fault.rank));
+  if (fault.once) add("FAULT_ONCE", "1");
   if (fault.no_exchange) add("FAULT_NO_EXCHANGE", "1");
   if (fault.save > 0) add("FAULT_FROM", ".saving-" + checkpoint("", fault.save).filename().string());
 }
@@ -153,6 +166,10 @@ std::vector<StorageCall> calls_of_save(int step, const std::string& kinds) {
 
 std::vector<StorageCall> calls_of_resume(const std::string& command, const std::string& kinds) {
   return traced(2, 3, {.kinds = kinds, .command = command});
+}
+
+std::vector<StorageCall> calls_of_save(const StorageFault& fault) {
+  return traced(fault.save - 1, fault.save + 1, fault);
 }
 
 bool is_data_write(const StorageCall& call) {

@@ -12,7 +12,7 @@
 namespace scaletrain {
 
 // What storage_faults.cpp is told; see there. Numbers count from 1, from the first call that concerns the folder of a
-// save of step `save`, or from the start if that is 0.
+// save of step `save`, or from the start if that is 0. Saves are not in the background, unless the settings say so.
 struct StorageFault {
   std::string action{};
   long at = 0;
@@ -20,7 +20,12 @@ struct StorageFault {
   std::string kinds{};
   long times = 1;
   std::string command = "worker";
-  bool no_exchange = false;  // names cannot be exchanged
+  bool no_exchange = false;             // names cannot be exchanged
+  std::string below{};                  // only calls on this folder of the run's, and what is in it
+  std::vector<std::string> settings{};  // further ones of the run
+  int rank = -1;                        // only this one; -1: all
+  bool once = false;                    // processes that are started after the first struck call are left alone
+  std::string journal{};                // a file for all changes with their bytes
 };
 
 // A call that a trace has seen, its path relative to the run folder.
@@ -49,6 +54,8 @@ std::vector<StorageCall> read_trace(const std::filesystem::path& trace, const st
 // The calls from the beginning of the save of `step` to that of the next one, made by a run that goes on from the step
 // before it: the save, its line in the metrics, and the pruning.
 std::vector<StorageCall> calls_of_save(int step, const std::string& kinds);
+// The same of a run with the fault's settings, in the fault's folder.
+std::vector<StorageCall> calls_of_save(const StorageFault& fault);
 // All calls of a process that goes on from step 2, until the first new save.
 std::vector<StorageCall> calls_of_resume(const std::string& command, const std::string& kinds);
 // Some files get dozens of writes in a row that differ in nothing: where one write is as good as another, all calls but

@@ -6,12 +6,15 @@
 //   FAULT_KINDS    "open,read,write,sync,rename,mkdir,unlink,close,truncate,allocate,copy"; unset: all but read
 //   FAULT_AT       the first call that is struck, from 1; unset or 0: none
 //   FAULT_TIMES    how many in a row are struck; unset: 1
-//   FAULT_ACTION   kill-before, kill-after, short, or EIO, ENOSPC, EDQUOT, EINTR, ESTALE, with "-after" behind the name
-//   if
+//   FAULT_ACTION   kill-before, kill-after, short, slow (it takes 0.4 s longer), or EIO, ENOSPC, EDQUOT, EINTR, ESTALE,
+//   with "-after" behind the name if
 //                  the call takes place and its success is denied
 //   FAULT_NO_EXCHANGE  set: two names cannot be exchanged here, as on some network file systems
 //   FAULT_MARK     a file that is made when a call is struck, so that a test knows that one was
 //   FAULT_TRACE    a file that gets a line "NUMBER KIND PATH" for every call that counts
+//   FAULT_RANK     only in the process whose command line has "--rank" and this; unset: in every one
+//   FAULT_ONCE     set: nothing is struck once the mark is there, so that a process started again is left alone
+//   FAULT_JOURNAL  a file that gets every change to the folder with its bytes, in the order of the calls (power_cut.h)
 // The real work is done by raw system calls: no look-up of symbols, no allocation and no lock anywhere, so a call may
 // come from any thread and before main. A child that was forked and not yet replaced is left alone. What the C library
 // calls inside itself (fopen) is not seen.
@@ -26,6 +29,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 namespace {
 
@@ -37,7 +41,7 @@ constexpr unsigned bit_of(Kind kind) {
   return 1u << static_cast<unsigned>(kind);
 }
 
-enum class Action { none, kill_before, kill_after, write_short, fail, fail_after };
+enum class Action { none, kill_before, kill_after, write_short, slow, fail, fail_after };
 
 struct Fault {
   Action action = Action::none;
@@ -50,12 +54,14 @@ struct Plan {
   const char* folder = nullptr;  // of the environment at the start
   const char* from = nullptr;
   const char* mark = nullptr;
+  bool is_once = false;
   bool no_exchange = false;
   unsigned kinds = 0;
   long at = 0;
   long times = 1;
   Fault fault{};
   int trace = -1;
+  int journal = -1;
   long process = 0;
 };
 Plan plan;
@@ -131,6 +137,7 @@ Fault fault_at(Kind kind, const Place& place) {
   if (plan.trace >= 0) write_trace(number, kind, place);
   const bool struck = plan.at > 0 && number >= plan.at && number - plan.at < plan.times;
   if (!struck) return {};
+  if (plan.is_once && plan.mark != nullptr && ::syscall(SYS_faccessat, AT_FDCWD, plan.mark, F_OK) == 0) return {};
   if (plan.mark != nullptr) {
     const long file = ::syscall(SYS_openat, AT_FDCWD, plan.mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (file >= 0) ::syscall(SYS_close, file);
@@ -153,6 +160,12 @@ long perform(Kind kind, Find find, Call call) {
   errno = before;
   if (fault.action == Action::none) return call(false);
   if (fault.action == Action::kill_before) die();
+  if (fault.action == Action::slow) {
+    const timespec delay{0, 400'000'000};
+    ::syscall(SYS_nanosleep, &delay, nullptr);
+    errno = before;
+    return call(false);
+  }
   // A file is closed whatever close says.
   if (fault.action == Action::fail && kind != Kind::close) {
     errno = fault.error;
@@ -173,44 +186,113 @@ auto at_path(int folder, const char* path) {
   return [=](Place& place) { place_of(folder, path, place); };
 }
 
+// A change that took place. `data` is what was written, or the other name.
+struct Change {
+  char kind = '?';
+  long number = 0;
+  const void* data = nullptr;
+  std::size_t size = 0;
+};
+
+template <class Find>
+void keep_record(Find find, const Change& change) {
+  if (plan.journal < 0 || !plan.active.load(std::memory_order_acquire)) return;
+  const int before = errno;
+  Place place;
+  find(place);
+  if (is_inside(place) && ::syscall(SYS_getpid) == plan.process) {
+    // Kind, number, length of the path, length of the data; then both. One call, so that threads do not mix.
+    char head[25] = {change.kind};
+    const auto length = static_cast<long>(std::strlen(place.text));
+    const auto size = static_cast<long>(change.size);
+    std::memcpy(head + 1, &change.number, 8);
+    std::memcpy(head + 9, &length, 8);
+    std::memcpy(head + 17, &size, 8);
+    const iovec parts[] = {{head, sizeof head},
+                           {place.text, static_cast<std::size_t>(length)},
+                           {const_cast<void*>(change.data), change.size}};
+    ::syscall(SYS_writev, plan.journal, parts, 3);
+  }
+  errno = before;
+}
+
 long open_at(int folder, const char* path, int flags, unsigned mode) {
-  return perform(Kind::open, at_path(folder, path),
-                 [=](bool) { return ::syscall(SYS_openat, folder, path, flags, mode); });
+  const long result = perform(Kind::open, at_path(folder, path),
+                              [=](bool) { return ::syscall(SYS_openat, folder, path, flags, mode); });
+  if (result >= 0 && (flags & (O_CREAT | O_TRUNC)) != 0)
+    keep_record(at_path(folder, path), {.kind = 'o', .number = (flags & O_TRUNC) != 0 ? 1 : 0});
+  return result;
 }
 long rename_at(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
-  return perform(Kind::rename, at_path(from_folder, from), [=](bool) -> long {
+  const long result = perform(Kind::rename, at_path(from_folder, from), [=](bool) -> long {
     if (flags != 0 && plan.no_exchange) {
       errno = EINVAL;
       return -1;
     }
     return ::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags);
   });
+  if (result == 0) {
+    Place target;
+    place_of(to_folder, to, target);
+    keep_record(at_path(from_folder, from), {.kind = 'r',
+                                             .number = static_cast<long>(flags),
+                                             .data = target.text,
+                                             .size = std::strlen(target.text)});
+  }
+  return result;
 }
 long unlink_at(int folder, const char* path, int flags) {
-  return perform(Kind::unlink, at_path(folder, path),
-                 [=](bool) { return ::syscall(SYS_unlinkat, folder, path, flags); });
+  const long result = perform(Kind::unlink, at_path(folder, path),
+                              [=](bool) { return ::syscall(SYS_unlinkat, folder, path, flags); });
+  if (result == 0) keep_record(at_path(folder, path), {.kind = 'u'});
+  return result;
 }
 long mkdir_at(int folder, const char* path, unsigned mode) {
-  return perform(Kind::mkdir, at_path(folder, path), [=](bool) { return ::syscall(SYS_mkdirat, folder, path, mode); });
+  const long result =
+      perform(Kind::mkdir, at_path(folder, path), [=](bool) { return ::syscall(SYS_mkdirat, folder, path, mode); });
+  if (result == 0) keep_record(at_path(folder, path), {.kind = 'm'});
+  return result;
 }
 std::size_t size_to_write(std::size_t size, bool is_short) {
   return is_short && size > 1 ? size / 2 : size;
 }
 long write_to(int file, const void* data, std::size_t size) {
-  return perform(Kind::write, at_file(file),
-                 [=](bool is_short) { return ::syscall(SYS_write, file, data, size_to_write(size, is_short)); });
+  const long result = perform(Kind::write, at_file(file), [=](bool is_short) {
+    return ::syscall(SYS_write, file, data, size_to_write(size, is_short));
+  });
+  if (result > 0 && plan.journal >= 0) {
+    const int before = errno;
+    const long end = ::syscall(SYS_lseek, file, 0L, SEEK_CUR);
+    errno = before;
+    keep_record(at_file(file),
+                {.kind = 'w', .number = end - result, .data = data, .size = static_cast<std::size_t>(result)});
+  }
+  return result;
 }
 long write_to_at(int file, const void* data, std::size_t size, long offset) {
-  return perform(Kind::write, at_file(file), [=](bool is_short) {
+  const long result = perform(Kind::write, at_file(file), [=](bool is_short) {
     return ::syscall(SYS_pwrite64, file, data, size_to_write(size, is_short), offset);
   });
+  if (result > 0)
+    keep_record(at_file(file),
+                {.kind = 'w', .number = offset, .data = data, .size = static_cast<std::size_t>(result)});
+  return result;
 }
 long sync_file(int file, long number) {
-  return perform(Kind::sync, at_file(file), [=](bool) { return ::syscall(number, file); });
+  const long result = perform(Kind::sync, at_file(file), [=](bool) { return ::syscall(number, file); });
+  if (result == 0) keep_record(at_file(file), {.kind = 's'});
+  return result;
 }
 long allocate(int file, int mode, long offset, long size) {
-  return perform(Kind::allocate, at_file(file),
-                 [=](bool) { return ::syscall(SYS_fallocate, file, mode, offset, size); });
+  const long result = perform(Kind::allocate, at_file(file),
+                              [=](bool) { return ::syscall(SYS_fallocate, file, mode, offset, size); });
+  if (result == 0) keep_record(at_file(file), {.kind = 'x'});
+  return result;
+}
+long truncate_file(int file, long size) {
+  const long result = perform(Kind::truncate, at_file(file), [=](bool) { return ::syscall(SYS_ftruncate, file, size); });
+  if (result == 0) keep_record(at_file(file), {.kind = 't', .number = size});
+  return result;
 }
 
 struct ActionName {
@@ -218,11 +300,17 @@ struct ActionName {
   Fault fault;
 };
 constexpr ActionName actions[] = {
-    {"kill-before", {Action::kill_before, 0}}, {"kill-after", {Action::kill_after, 0}},
-    {"short", {Action::write_short, 0}},       {"EIO", {Action::fail, EIO}},
-    {"ENOSPC", {Action::fail, ENOSPC}},        {"EDQUOT", {Action::fail, EDQUOT}},
-    {"EINTR", {Action::fail, EINTR}},          {"ESTALE", {Action::fail, ESTALE}},
-    {"EIO-after", {Action::fail_after, EIO}},  {"ESTALE-after", {Action::fail_after, ESTALE}},
+    {"kill-before", {Action::kill_before, 0}},
+    {"kill-after", {Action::kill_after, 0}},
+    {"short", {Action::write_short, 0}},
+    {"slow", {Action::slow, 0}},
+    {"EIO", {Action::fail, EIO}},
+    {"ENOSPC", {Action::fail, ENOSPC}},
+    {"EDQUOT", {Action::fail, EDQUOT}},
+    {"EINTR", {Action::fail, EINTR}},
+    {"ESTALE", {Action::fail, ESTALE}},
+    {"EIO-after", {Action::fail_after, EIO}},
+    {"ESTALE-after", {Action::fail_after, ESTALE}},
 };
 
 // A test that misspells something must not pass because nothing happened.
@@ -266,7 +354,23 @@ bool is_wanted_process() {
   if (file < 0) return false;
   ::syscall(SYS_read, file, line, sizeof line - 1);
   ::syscall(SYS_close, file);
-  return std::strcmp(line + std::strlen(line) + 1, command) == 0;
+  if (std::strcmp(line + std::strlen(line) + 1, command) != 0) return false;
+  const char* const rank = std::getenv("FAULT_RANK");
+  if (rank == nullptr) return true;
+  for (const char* word = line; *word != '\0'; word += std::strlen(word) + 1) {
+    if (std::strcmp(word, "--rank") == 0) return std::strcmp(word + sizeof "--rank", rank) == 0;
+  }
+  return false;
+}
+
+// Far from the numbers that the program's own files get.
+int open_for_notes(const char* path) {
+  constexpr int high = 900;
+  const long file = ::syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (file < 0) refuse(path);
+  const long moved = ::syscall(SYS_fcntl, file, F_DUPFD_CLOEXEC, high);
+  ::syscall(SYS_close, file);
+  return static_cast<int>(moved);
 }
 
 __attribute__((constructor)) void begin() {
@@ -274,19 +378,14 @@ __attribute__((constructor)) void begin() {
   if (plan.folder == nullptr || !is_wanted_process()) return;
   plan.from = std::getenv("FAULT_FROM");
   plan.mark = std::getenv("FAULT_MARK");
+  plan.is_once = std::getenv("FAULT_ONCE") != nullptr;
   plan.no_exchange = std::getenv("FAULT_NO_EXCHANGE") != nullptr;
   plan.kinds = parse_kinds(std::getenv("FAULT_KINDS"));
   if (const char* at = std::getenv("FAULT_AT")) plan.at = std::atol(at);
   if (const char* times = std::getenv("FAULT_TIMES")) plan.times = std::atol(times);
   if (const char* action = std::getenv("FAULT_ACTION")) plan.fault = parse_action(action);
-  if (const char* trace = std::getenv("FAULT_TRACE")) {
-    const long file = ::syscall(SYS_openat, AT_FDCWD, trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (file < 0) refuse(trace);
-    // Far from the numbers that the program's own files get.
-    constexpr int high = 900;
-    plan.trace = static_cast<int>(::syscall(SYS_fcntl, file, F_DUPFD_CLOEXEC, high));
-    ::syscall(SYS_close, file);
-  }
+  if (const char* trace = std::getenv("FAULT_TRACE")) plan.trace = open_for_notes(trace);
+  if (const char* journal = std::getenv("FAULT_JOURNAL")) plan.journal = open_for_notes(journal);
   plan.process = ::syscall(SYS_getpid);
   plan.active.store(true, std::memory_order_release);
 }
@@ -351,6 +450,7 @@ HOOK(ssize_t, hook_pwrite64, "pwrite64", int file, const void* data, std::size_t
   return write_to_at(file, data, size, offset);
 }
 HOOK(ssize_t, hook_writev, "writev", int file, const iovec* parts, int count) {
+  keep_record(at_file(file), {.kind = 'x'});
   return perform(Kind::write, at_file(file), [=](bool is_short) {
     return ::syscall(SYS_writev, file, parts, is_short && count > 1 ? count / 2 : count);
   });
@@ -394,23 +494,25 @@ HOOK(int, hook_rmdir, "rmdir", const char* path) {
   return static_cast<int>(unlink_at(AT_FDCWD, path, AT_REMOVEDIR));
 }
 HOOK(int, hook_remove, "remove", const char* path) {
-  return static_cast<int>(perform(Kind::unlink, at_path(AT_FDCWD, path), [=](bool) {
-    const long result = ::syscall(SYS_unlinkat, AT_FDCWD, path, 0);
-    return result < 0 && errno == EISDIR ? ::syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR) : result;
-  }));
+  const long result = perform(Kind::unlink, at_path(AT_FDCWD, path), [=](bool) {
+    const long first = ::syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+    return first < 0 && errno == EISDIR ? ::syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR) : first;
+  });
+  if (result == 0) keep_record(at_path(AT_FDCWD, path), {.kind = 'u'});
+  return static_cast<int>(result);
 }
 
 HOOK(int, hook_truncate, "truncate", const char* path, long size) {
-  return static_cast<int>(
-      perform(Kind::truncate, at_path(AT_FDCWD, path), [=](bool) { return ::syscall(SYS_truncate, path, size); }));
+  const long result =
+      perform(Kind::truncate, at_path(AT_FDCWD, path), [=](bool) { return ::syscall(SYS_truncate, path, size); });
+  if (result == 0) keep_record(at_path(AT_FDCWD, path), {.kind = 't', .number = size});
+  return static_cast<int>(result);
 }
 HOOK(int, hook_ftruncate, "ftruncate", int file, long size) {
-  return static_cast<int>(
-      perform(Kind::truncate, at_file(file), [=](bool) { return ::syscall(SYS_ftruncate, file, size); }));
+  return static_cast<int>(truncate_file(file, size));
 }
 HOOK(int, hook_ftruncate64, "ftruncate64", int file, long size) {
-  return static_cast<int>(
-      perform(Kind::truncate, at_file(file), [=](bool) { return ::syscall(SYS_ftruncate, file, size); }));
+  return static_cast<int>(truncate_file(file, size));
 }
 HOOK(int, hook_fallocate, "fallocate", int file, int mode, long offset, long size) {
   return static_cast<int>(allocate(file, mode, offset, size));
@@ -427,6 +529,7 @@ HOOK(int, hook_posix_fallocate, "posix_fallocate", int file, long offset, long s
 }
 HOOK(ssize_t, hook_copy_file_range, "copy_file_range", int from, long* from_offset, int to, long* to_offset,
      std::size_t size, unsigned flags) {
+  keep_record(at_file(to), {.kind = 'x'});
   return perform(Kind::copy, at_file(to), [=](bool is_short) {
     return ::syscall(SYS_copy_file_range, from, from_offset, to, to_offset, size_to_write(size, is_short), flags);
   });

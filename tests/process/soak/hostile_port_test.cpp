@@ -1,0 +1,123 @@
+// A job whose rendezvous port strangers have found: they are thrown out, and the job does not notice.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "comm/rendezvous_frame.h"
+#include "strangers.h"
+#include "tormented_run.h"
+
+namespace scaletrain {
+namespace {
+
+constexpr int half_open_connections = 1000;
+
+const SoakLayout& two_ranks() {
+  return *std::find_if(soak_layouts().begin(), soak_layouts().end(),
+                       [](const SoakLayout& layout) { return layout.name == "data-2-zero-1"; });
+}
+
+// A learning rate that does not depend on how many steps there will be.
+Settings settings_of(long steps) {
+  Settings settings = soak_settings(two_ranks(), false);
+  settings.insert(settings.end(), {"train.steps=" + std::to_string(steps), "checkpoint.every=100", "evaluate.every=0",
+                                   "train.lr_schedule={type: constant, warmup: 10}"});
+  return settings;
+}
+// Enough for all that is done to it.
+constexpr long many_steps = 100000;
+
+std::vector<pid_t> workers_of(const Program& agent) {
+  std::vector<pid_t> workers;
+  wait_until([&] { return (workers = children_of(agent.pid())).size() == two_ranks().world; }, ranks_patience);
+  REQUIRE(workers.size() == two_ranks().world);
+  return workers;
+}
+
+void goes_on(const std::string& run, Program& agent) {
+  const long step = newest_step(layout_folder(run));
+  CHECK(wait_until([&] { return newest_step(layout_folder(run)) >= step + 5 || !agent.running(); }, ranks_patience));
+  REQUIRE_MESSAGE(agent.running(), agent.errors());
+}
+
+std::string body_of(const std::string& bytes) {
+  FrameReader reader(largest_frame);
+  reader.append(bytes);
+  std::string body;
+  return reader.next(body) == FrameReader::Status::frame ? body : std::string();
+}
+
+}  // namespace
+
+TEST_CASE("strangers_at_the_port_of_a_running_job_are_dropped_and_the_job_is_unaffected") {
+  const std::string run = "besieged";
+  Program agent(layout_launch(run, settings_of(many_steps)));
+  goes_on(run, agent);
+  const pid_t worker = workers_of(agent).front();
+  const auto place = rendezvous_of(worker);
+  REQUIRE(place.has_value());
+  const std::string secret = secret_of(worker);
+  REQUIRE(secret.size() >= 16);
+
+  SUBCASE("garbage, impossible lengths and a frame of 4 GiB") {
+    for (const std::string& text : hostile_texts()) {
+      const Stranger stranger(*place);
+      REQUIRE(stranger.connected());
+      stranger.send(text);
+      CHECK(stranger.is_dropped(60.0));
+    }
+  }
+  SUBCASE("a wrong secret, and what another connection has said") {
+    // A member's words, heard by somebody: its hello and its proof.
+    const Nonce own = make_nonce();
+    const std::string hello = make_frame(encode_hello(HelloSide::client, own));
+    std::string proof;
+    for (const bool is_right : {false, true}) {
+      const Stranger stranger(*place);
+      REQUIRE(stranger.connected());
+      stranger.send(hello);
+      const auto theirs = parse_hello(HelloSide::server, body_of(stranger.receive(1.0)));
+      REQUIRE(theirs.has_value());
+      const std::string used = is_right ? secret : std::string(64, 'f');
+      proof = make_frame(encode_proof(make_proof(ProverRole::client, used, own, *theirs)));
+      stranger.send(proof);
+      const auto verdict = parse_verdict(body_of(stranger.receive(1.0)));
+      REQUIRE(verdict.has_value());
+      CHECK(verdict->accepted == is_right);
+    }
+    const Stranger echo(*place);
+    REQUIRE(echo.connected());
+    echo.send(hello + proof + make_frame(encode(StoreRequest{.kind = StoreRequest::Kind::set, .key = "mine"})));
+    const std::string answer = echo.receive(2.0);
+    // The server's hello, a refusal, and nothing behind it.
+    const std::string refusal = make_frame(encode_verdict({}));
+    CHECK(answer.size() > refusal.size());
+    CHECK(answer.ends_with(refusal));
+    CHECK(echo.is_dropped(60.0));
+  }
+  SUBCASE("a thousand half-open connections, and a rank that dies meanwhile") {
+    const Siege siege(*place, half_open_connections);
+    MESSAGE(siege.half_open() << " half-open connections");
+    CHECK(siege.half_open() > half_open_connections / 2);
+    goes_on(run, agent);
+    ::kill(workers_of(agent).back(), SIGKILL);
+    goes_on(run, agent);
+  }
+  goes_on(run, agent);
+  agent.signal(SIGTERM);
+  const Ended& end = agent.wait(ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 75, end.errors);
+  // Nothing of the size that was announced.
+  CHECK(end.peak_bytes < 500'000'000);
+  check_no_process_left(run);
+  const Trajectory found = trajectory_of(layout_folder(run));
+  const std::string alone = "unbesieged";
+  const Ended undisturbed = run_program(layout_launch(alone, settings_of(found.last_step())), ranks_patience);
+  REQUIRE_MESSAGE(undisturbed.exit_code == 0, undisturbed.errors);
+  CHECK(found.steps == trajectory_of(layout_folder(alone)).steps);
+  std::filesystem::remove_all(layout_folder(run));
+  std::filesystem::remove_all(layout_folder(alone));
+}
+
+}  // namespace scaletrain
