@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "ranks.h"
@@ -154,6 +155,18 @@ void check_same_trajectory(const Job& job) {
   check_no_process_left(job.folder().filename().string());
 }
 
+// Under another layout: to the tolerance of 50 steps, which is the one that is stated.
+void check_close_losses(const Job& job, const Trajectory& expected) {
+  const Trajectory found = trajectory_of(job.folder());
+  CHECK(found.last_step() == slurm_steps);
+  for (const auto& step : expected.steps) {
+    if (step.first > 50) break;
+    const double loss = std::stod(step.second);
+    REQUIRE(found.steps.contains(step.first));
+    CHECK(std::abs(std::stod(found.steps.at(step.first)) - loss) <= 1e-5 * std::abs(loss));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a_job_on_two_nodes_runs_one_agent_per_node_to_the_end") {
@@ -211,6 +224,21 @@ TEST_CASE("a_job_whose_node_is_lost_starts_again_on_others") {
   CHECK_MESSAGE(job.property("JobState") == "COMPLETED", job.output());
   check_same_trajectory(job);
   testbed().start_node("n1");
+}
+
+TEST_CASE("an_elastic_job_goes_on_without_a_lost_node") {
+  if (!is_there()) return;
+  Settings settings = two_replicas;
+  settings.insert(settings.end(), {"supervise={elastic: {min_data: 2}, heartbeat: 10s}"});
+  const Job job("slurm-elastic", {"--nodes=3", "--no-kill"}, settings, {{"SCALETRAIN_ELASTIC", "1"}});
+  REQUIRE_MESSAGE(job.wait_for_step(40), job.output());
+  testbed().kill_node("n2");
+  REQUIRE(job.wait_for_end(240.0));
+  CHECK_MESSAGE(job.output().find("ended with 0") != std::string::npos, job.output());
+  CHECK(job.property("Restarts") == "0");
+  check_close_losses(job, undisturbed());
+  check_no_process_left("slurm-elastic");
+  testbed().start_node("n2");
 }
 
 TEST_CASE("a_cancelled_job_saves_and_is_not_put_back") {
