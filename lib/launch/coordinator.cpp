@@ -21,6 +21,8 @@ constexpr double settle_seconds = 2.0;
 constexpr double longest_look = 1.0;
 // What agents get to hear that the run is over, at least.
 constexpr double farewell_seconds = 5.0;
+// For those on their way, when a run is over that not all have come to; who comes later finds a note.
+constexpr double late_seconds = 2.0;
 constexpr auto look_period = std::chrono::milliseconds(50);
 
 bool is_failure(const Attempt& attempt) {
@@ -356,12 +358,13 @@ bool Coordinator::is_lost(const NodeStatus& status) const {
 
 bool Coordinator::is_done() const {
   if (orders_.command != NodeCommand::over) return false;
-  const bool is_awaiting = !has_seen_all() && orders_.code == ExitCode::finished && !is_interrupted_;
-  const double farewell = std::max(farewell_seconds, lease_run_out(agent_lease(options_.heartbeat)));
-  if (clock_ - over_at_ >= (is_awaiting ? options_.join_seconds : farewell)) return true;
-  return has_seen_all() && std::all_of(nodes_.begin(), nodes_.end(), [this](const auto& entry) {
-           return entry.first == 0 || !is_present(entry.second);
-         });
+  const double over_for = clock_ - over_at_;
+  const bool is_well = orders_.code == ExitCode::finished && !is_interrupted_;
+  const double late = has_seen_all() ? 0.0 : is_well ? options_.join_seconds : late_seconds;
+  if (over_for < late) return false;
+  if (over_for >= std::max(farewell_seconds, lease_run_out(agent_lease(options_.heartbeat)))) return true;
+  return std::all_of(nodes_.begin(), nodes_.end(),
+                     [this](const auto& entry) { return entry.first == 0 || !is_present(entry.second); });
 }
 
 void run_coordinator(Coordinator& coordinator, KeyValueStore& store, std::int64_t nodes) {

@@ -255,4 +255,37 @@ TEST_CASE("an_elastic_run_with_too_few_nodes_left_ends_with_75") {
   CHECK(says(agents, "min_data: 3 replicas"));
 }
 
+TEST_CASE("one_host_has_as_many_ranks_as_ranks_per_node_says") {
+  const Ended end =
+      run_program(layout_launch("one-host", {"parallel.data=auto", "parallel.tensor=2", "launch.ranks_per_node=4"}),
+                  ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("4 workers started"));
+  check_same_losses("one-host");
+  const Ended misfit = run_program(layout_launch("misfit-host", {"parallel.data=2", "launch.ranks_per_node=1"}));
+  CHECK(misfit.exit_code == 2);
+  CHECK(misfit.says("1 node with launch.ranks_per_node: 1 make 1"));
+}
+
+TEST_CASE("launched_ranks_cannot_be_elastic") {
+  LaunchedRanks ranks(2, "launched-elastic", {"parallel.data=2", "supervise.elastic.min_data=1"});
+  CHECK(ranks.wait() == std::vector<int>(2, 2));
+  CHECK(ranks.errors().find("supervise.elastic: ranks that torchrun has started stay as many as they are") !=
+        std::string::npos);
+}
+
+TEST_CASE("agents_that_wait_for_others_leave_with_75_when_they_are_interrupted") {
+  Agents first(2);
+  first.start(0, "waiting-first", two_nodes);
+  REQUIRE(wait_until([] { return fs::exists(layout_folder("waiting-first") / "rendezvous.json"); }, ranks_patience));
+  first.node(0).signal(SIGTERM);
+  CHECK_MESSAGE(first.node(0).wait(ranks_patience).exit_code == 75, first.errors());
+  CHECK_FALSE(fs::exists(layout_folder("waiting-first") / "rendezvous.json"));
+  Agents second(2);
+  second.start(1, "waiting-second", two_nodes);
+  sleep_for(1.0);
+  second.node(1).signal(SIGTERM);
+  CHECK_MESSAGE(second.node(1).wait(ranks_patience).exit_code == 75, second.errors());
+}
+
 }  // namespace scaletrain

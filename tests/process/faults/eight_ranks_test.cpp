@@ -17,12 +17,10 @@ constexpr int struck = 3;
 constexpr int last_rank = 7;
 
 std::vector<std::string> eight_ranks(bool background) {
-  return {"parallel.data=2",
-          "parallel.tensor=2",
+  return {"parallel.data=2",          "parallel.tensor=2",
           "parallel.pipeline=2",
-          "train.micro_batch=1",
-          "supervise.max_restarts=1",
-          std::string("checkpoint.background=") + (background ? "true" : "false")};
+          "parallel.stage_layers=[1, 0]",      "train.micro_batch=1",
+          "supervise.max_restarts=1", std::string("checkpoint.background=") + (background ? "true" : "false")};
 }
 
 StorageFault fault_of(int rank, bool background) {

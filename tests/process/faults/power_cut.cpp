@@ -41,7 +41,8 @@ std::vector<DiskChange> read_journal(const fs::path& journal, const fs::path& fo
     change.path = relative(bytes.substr(at, length));
     change.data = bytes.substr(at + length, size);
     at += length + size;
-    if (change.kind == 'x') throw std::runtime_error("a change that the model of the disk does not know: " + change.path);
+    if (change.kind == 'x')
+      throw std::runtime_error("a change that the model of the disk does not know: " + change.path);
     if (change.kind == 'r') change.data = relative(change.data);
     changes.push_back(std::move(change));
   }
@@ -150,13 +151,11 @@ void DiskModel::apply(const DiskChange& change) {
       break;
     case 'w':
       // A file whose name is gone concerns nobody after a cut.
-      if (known != nowhere)
-        nodes_[known].writes.push_back({.offset = change.number, .bytes = change.data, .size = 0});
+      if (known != nowhere) nodes_[known].writes.push_back({.offset = change.number, .bytes = change.data, .size = 0});
       break;
     case 't':
       if (known != nowhere)
-        nodes_[known].writes.push_back(
-            {.offset = -1, .bytes = {}, .size = static_cast<std::size_t>(change.number)});
+        nodes_[known].writes.push_back({.offset = -1, .bytes = {}, .size = static_cast<std::size_t>(change.number)});
       break;
     case 's':
       if (known == nowhere) break;
@@ -178,7 +177,8 @@ void DiskModel::apply(const DiskChange& change) {
       const auto [to, new_name] = place_of(change.data);
       if (from != to) throw std::runtime_error("the model of the disk knows no rename between folders");
       NameChange renamed{.removed = {old_name}, .set = {{new_name, known}}};
-      if (change.number == RENAME_EXCHANGE) renamed = {.removed = {}, .set = {{new_name, known}, {old_name, find(change.data)}}};
+      if (change.number == RENAME_EXCHANGE)
+        renamed = {.removed = {}, .set = {{new_name, known}, {old_name, find(change.data)}}};
       nodes_[from].name_changes.push_back(renamed);
       break;
     }
@@ -194,7 +194,8 @@ bool DiskModel::is_durable(const std::string& path) const {
 
 std::string DiskModel::content_after(const Node& node, CutKind kind, Random& random) {
   if (kind == CutKind::random) {
-    constexpr CutKind kinds[] = {CutKind::nothing_unsynced, CutKind::everything, CutKind::names_and_zeros, CutKind::torn};
+    constexpr CutKind kinds[] = {CutKind::nothing_unsynced, CutKind::everything, CutKind::names_and_zeros,
+                                 CutKind::torn};
     kind = kinds[random() % std::size(kinds)];
   }
   std::string content = node.synced;

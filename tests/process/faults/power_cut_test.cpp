@@ -50,8 +50,9 @@ std::vector<Cut> cuts_of_save(const StorageFault& fault) {
     for (const CutKind kind : all_cuts) {
       DiskModel::State state = disk.after_cut(kind, static_cast<unsigned>(i));
       if (!seen.insert(state).second) continue;
-      cuts.push_back({"after change " + std::to_string(i) + " (" + change.kind + " " + change.path + "), " + name_of(kind),
-                      std::move(state), is_durable});
+      cuts.push_back(
+          {"after change " + std::to_string(i) + " (" + change.kind + " " + change.path + "), " + name_of(kind),
+           std::move(state), is_durable});
     }
   }
   CHECK(is_durable);
@@ -69,7 +70,8 @@ std::string after_cut(const std::string& name, const Cut& cut, const StorageFaul
   const bool is_new = fs::exists(newer);
   const Ended again = go_on(name, {.settings = fault.settings});
   if (again.exit_code != 0) return "exit code " + std::to_string(again.exit_code) + "\n" + again.errors;
-  if (!again.says("resuming from " + (is_new ? newer : older).string())) return "not resumed as expected\n" + again.errors;
+  if (!again.says("resuming from " + (is_new ? newer : older).string()))
+    return "not resumed as expected\n" + again.errors;
   // What a cut has left of a checkpoint that was being removed may be found damaged and set aside.
   return problem_of_steps(run, {fault_steps - 1, fault_steps});
 }

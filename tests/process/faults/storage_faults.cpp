@@ -234,16 +234,15 @@ long rename_at(int from_folder, const char* from, int to_folder, const char* to,
   if (result == 0) {
     Place target;
     place_of(to_folder, to, target);
-    keep_record(at_path(from_folder, from), {.kind = 'r',
-                                             .number = static_cast<long>(flags),
-                                             .data = target.text,
-                                             .size = std::strlen(target.text)});
+    keep_record(
+        at_path(from_folder, from),
+        {.kind = 'r', .number = static_cast<long>(flags), .data = target.text, .size = std::strlen(target.text)});
   }
   return result;
 }
 long unlink_at(int folder, const char* path, int flags) {
-  const long result = perform(Kind::unlink, at_path(folder, path),
-                              [=](bool) { return ::syscall(SYS_unlinkat, folder, path, flags); });
+  const long result =
+      perform(Kind::unlink, at_path(folder, path), [=](bool) { return ::syscall(SYS_unlinkat, folder, path, flags); });
   if (result == 0) keep_record(at_path(folder, path), {.kind = 'u'});
   return result;
 }
@@ -274,8 +273,7 @@ long write_to_at(int file, const void* data, std::size_t size, long offset) {
     return ::syscall(SYS_pwrite64, file, data, size_to_write(size, is_short), offset);
   });
   if (result > 0)
-    keep_record(at_file(file),
-                {.kind = 'w', .number = offset, .data = data, .size = static_cast<std::size_t>(result)});
+    keep_record(at_file(file), {.kind = 'w', .number = offset, .data = data, .size = static_cast<std::size_t>(result)});
   return result;
 }
 long sync_file(int file, long number) {
@@ -284,13 +282,14 @@ long sync_file(int file, long number) {
   return result;
 }
 long allocate(int file, int mode, long offset, long size) {
-  const long result = perform(Kind::allocate, at_file(file),
-                              [=](bool) { return ::syscall(SYS_fallocate, file, mode, offset, size); });
+  const long result =
+      perform(Kind::allocate, at_file(file), [=](bool) { return ::syscall(SYS_fallocate, file, mode, offset, size); });
   if (result == 0) keep_record(at_file(file), {.kind = 'x'});
   return result;
 }
 long truncate_file(int file, long size) {
-  const long result = perform(Kind::truncate, at_file(file), [=](bool) { return ::syscall(SYS_ftruncate, file, size); });
+  const long result =
+      perform(Kind::truncate, at_file(file), [=](bool) { return ::syscall(SYS_ftruncate, file, size); });
   if (result == 0) keep_record(at_file(file), {.kind = 't', .number = size});
   return result;
 }

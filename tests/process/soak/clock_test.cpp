@@ -73,7 +73,8 @@ TEST_CASE("a_clock_that_is_set_by_an_hour_either_way_while_a_run_goes_on_has_no_
     const double seen = seconds_off_in_log(run);
     CHECK(seen * static_cast<double>(-off) > 0);
     CHECK(std::abs(seen) > static_cast<double>(hour) / 2);
-    CHECK(checkpoint_names(layout_folder(run)) == std::vector<std::string>{checkpoint("", soak_steps).filename().string()});
+    CHECK(checkpoint_names(layout_folder(run)) ==
+          std::vector<std::string>{checkpoint("", soak_steps).filename().string()});
     check_as_undisturbed(run);
   }
 }

@@ -23,11 +23,10 @@ long number_from_environment(const char* name, long otherwise) {
 
 // Mostly kills of ranks; a rank that is stopped costs a heartbeat.
 constexpr std::array torments = {
-    Torment::kill_rank,          Torment::kill_rank,          Torment::kill_rank,  Torment::kill_rank,
-    Torment::kill_rank,          Torment::kill_rank_in_save,  Torment::kill_rank_in_save,
-    Torment::kill_rank_in_save,  Torment::kill_rank_at_start, Torment::kill_rank_at_start,
-    Torment::kill_agent,         Torment::tell_agent,         Torment::tell_rank,  Torment::flip_bit,
-    Torment::besiege_port,       Torment::stop_rank,
+    Torment::kill_rank,          Torment::kill_rank,          Torment::kill_rank,         Torment::kill_rank,
+    Torment::kill_rank,          Torment::kill_rank_in_save,  Torment::kill_rank_in_save, Torment::kill_rank_in_save,
+    Torment::kill_rank_at_start, Torment::kill_rank_at_start, Torment::kill_agent,        Torment::tell_agent,
+    Torment::tell_rank,          Torment::flip_bit,           Torment::besiege_port,      Torment::stop_rank,
 };
 
 struct Totals {

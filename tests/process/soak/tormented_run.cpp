@@ -53,8 +53,7 @@ const std::vector<SoakLayout>& soak_layouts() {
 }
 
 Settings soak_settings(const SoakLayout& layout, bool background) {
-  Settings settings = {"train.steps=" + std::to_string(soak_steps),
-                       "evaluate={every: 15, batches: 2}",
+  Settings settings = {"train.steps=" + std::to_string(soak_steps), "evaluate={every: 15, batches: 2}",
                        "checkpoint={every: " + std::to_string(save_distance) +
                            ", keep: 3, background: " + (background ? "true}" : "false}"),
                        "supervise.max_restarts=1000"};
@@ -113,7 +112,8 @@ TormentedRun::TormentedRun(const std::string& name, const SoakLayout& layout, co
     : name_(name), layout_(layout), settings_(settings), folder_(layout_folder(name)) {}
 
 void TormentedRun::note(const std::string& problem) {
-  if (problem_.empty()) problem_ = problem + (agent_ ? "\nthe agent said:\n" + agent_->errors() : "");
+  // The reason last, where it is seen.
+  if (problem_.empty()) problem_ = (agent_ ? "the agent said:\n" + agent_->errors() : "") + problem;
 }
 
 // False once it has finished, or something is wrong.
@@ -158,8 +158,8 @@ bool TormentedRun::reach(long step) {
 // At least so many living workers; fewer if it has finished.
 std::vector<pid_t> TormentedRun::await_workers(std::size_t count) {
   std::vector<pid_t> workers;
-  const bool in_time = wait_until(
-      [&] { return !keep_running() || (workers = children_of(agent_->pid())).size() >= count; }, patience);
+  const bool in_time =
+      wait_until([&] { return !keep_running() || (workers = children_of(agent_->pid())).size() >= count; }, patience);
   if (!in_time) note("the workers were not started in time");
   if (finished_ || !in_time) workers.clear();
   std::sort(workers.begin(), workers.end());
@@ -211,11 +211,19 @@ void TormentedRun::await_end_of_all() {
     note("a process outlives its agent");
 }
 
+// What a dead save has left is not counted twice: each has a name of its own.
+void TormentedRun::count_dead_save() {
+  bool is_new = false;
+  for (const std::string& name : hidden_names(folder_, ".saving-")) is_new = dead_saves_.insert(name).second || is_new;
+  if (is_new) ++kills_inside_saves_;
+}
+
 bool TormentedRun::flip_any_bit(SoakRandom& random) {
   std::vector<fs::path> files;
   const auto checkpoints = checkpoint_names(folder_);
   if (checkpoints.size() < 2) return false;
-  for (const auto& entry : fs::directory_iterator(folder_ / "checkpoints" / checkpoints[pick(random, checkpoints.size())]))
+  for (const auto& entry :
+       fs::directory_iterator(folder_ / "checkpoints" / checkpoints[pick(random, checkpoints.size())]))
     files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   const fs::path file = files[pick(random, files.size())];
@@ -267,7 +275,7 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
     case Torment::kill_rank_in_save:
     case Torment::kill_rank_at_start:
       kill_and_await_death(victim);
-      if (!hidden_names(folder_, ".saving-").empty()) ++kills_inside_saves_;
+      count_dead_save();
       look_for_checkpoint();
       await_recovery(now, recoveries_);
       break;
@@ -317,8 +325,15 @@ std::string TormentedRun::finish() {
   if (found.steps != expected.steps) note("other losses than the undisturbed run's");
   if (found.evaluations != expected.evaluations) note("other evaluations than the undisturbed run's");
   if (!processes_with(folder_.string()).empty()) note("a process is left");
-  for (const char* leftover : {".saving-", ".removing-"})
-    if (!hidden_names(folder_, leftover).empty()) note("left behind: " + hidden_names(folder_, leftover).front());
+  // What a dead save has left goes with the next save, if there is one.
+  const std::string metrics = read_file(folder_ / "metrics.jsonl");
+  const auto last = [&metrics](const char* key) { return static_cast<long>(metrics.rfind(key) + 1); };
+  const bool was_saved_since =
+      last("\"kind\":\"checkpoint\"") > std::max(last("\"kind\":\"start\""), last("\"kind\":\"restart\""));
+  for (const char* leftover : {".saving-", ".removing-"}) {
+    const auto names = hidden_names(folder_, leftover);
+    if (was_saved_since && !names.empty()) note("left behind: " + names.front());
+  }
   const Ended verified = workspace().run({"checkpoint", "verify", folder_.string()});
   if (verified.exit_code != 0) note("does not verify at the end: " + verified.errors);
   if (checkpoint_names(folder_).size() < 2) note("fewer than two checkpoints at the end");

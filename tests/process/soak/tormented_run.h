@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,7 @@ class TormentedRun {
   void kill_and_await_death(pid_t process);
   void await_recovery(double since, std::vector<double>& into);
   void await_end_of_all();
+  void count_dead_save();
   bool flip_any_bit(SoakRandom& random);
   void look_for_checkpoint();
   void note(const std::string& problem);
@@ -94,6 +96,7 @@ class TormentedRun {
   bool measure_start_ = false;
   int starts_before_ = 0;
   int kills_inside_saves_ = 0;
+  std::set<std::string> dead_saves_;
   std::vector<double> recoveries_;
   std::vector<double> stop_recoveries_;
   std::vector<double> restarts_;

@@ -282,7 +282,7 @@ TEST_CASE("a worker reports eight times in a heartbeat, and once a second at lea
 TEST_CASE("the command line of one of several workers says its place, never the secret") {
   Scene scene({Words{"exit", "0"}});
   scene.options.heartbeat = 10.0;
-  WorkerSlot slot{.rank = Rank(3), .world = 8, .sharers = 2};
+  WorkerSlot slot{.rank = Rank(3), .world = 8, .local_rank = 3, .sharers = 2};
   slot.rendezvous = RendezvousAddress{.host = "127.0.0.1", .port = 4567};
   CHECK(worker_arguments(crew_options(scene.options, StartPoint{}), StartPoint{}, slot) ==
         Words{"worker", "--run-folder", scene.folder.path().string(), "--lock", "0123", "--generation", "0", "--rank",

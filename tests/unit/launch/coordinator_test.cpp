@@ -483,6 +483,25 @@ TEST_CASE("the coordinator stays until the others have left") {
   CHECK(silent.coordinator().is_done());
 }
 
+TEST_CASE("those who have not come are awaited where all is well, and for a moment where it is not") {
+  Scene complete(2);
+  complete.coordinator().finish(ExitCode::finished, "already complete");
+  complete.come(0);
+  complete.pass(90);
+  CHECK_FALSE(complete.coordinator().is_done());
+  complete.come(1);
+  complete.status(1).left = Departure{ExitCode::finished, ""};
+  complete.look();
+  CHECK(complete.coordinator().is_done());
+  Scene interrupted(2);
+  interrupted.come(0);
+  interrupted.status(0).is_interrupted = true;
+  interrupted.look();
+  CHECK_FALSE(interrupted.coordinator().is_done());
+  interrupted.pass(2.5);
+  CHECK(interrupted.coordinator().is_done());
+}
+
 TEST_CASE("statuses and orders read back as they were written") {
   NodeStatus status;
   status.node = 3;
