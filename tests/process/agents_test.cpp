@@ -288,4 +288,20 @@ TEST_CASE("agents_that_wait_for_others_leave_with_75_when_they_are_interrupted")
   CHECK_MESSAGE(second.node(1).wait(ranks_patience).exit_code == 75, second.errors());
 }
 
+TEST_CASE("the_agents_of_another_job_leave_a_run_that_is_at_work_alone") {
+  Settings longer = two_nodes;
+  longer.push_back("train.steps=100000");
+  Agents agents(2, "taken", longer);
+  REQUIRE_MESSAGE(reaches("taken", 5, agents), agents.errors());
+  Agents others(2);
+  for (const int node : {0, 1}) others.start(node, "taken", longer, {{"SLURM_JOB_ID", "another"}});
+  CHECK_MESSAGE(others.wait() == std::vector<int>(2, 2), others.errors());
+  for (const int node : {0, 1})
+    CHECK_MESSAGE(others.node(node).errors().find("job-taken") != std::string::npos, others.errors());
+  agents.node(0).signal(SIGTERM);
+  CHECK_MESSAGE(agents.wait() == both_interrupted, agents.errors());
+  CHECK(agents.errors().find("restart") == std::string::npos);
+  check_nothing_left("taken");
+}
+
 }  // namespace scaletrain

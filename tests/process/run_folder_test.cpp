@@ -1,11 +1,11 @@
 // The run folder: one run at a time, what --resume allows, leftovers of crashes, disks that are full or read-only.
 #include <doctest/doctest.h>
-#include <sched.h>
 #include <sys/mount.h>
 #include <unistd.h>
 
 #include <csignal>
 
+#include "support/own_mounts.h"
 #include "tiny_run.h"
 
 namespace scaletrain {
@@ -170,18 +170,6 @@ TEST_CASE("a_foreign_folder_is_refused_and_stays_untouched") {
   const Ended file = workspace().run(workspace().training("held.txt"));
   CHECK_MESSAGE(file.exit_code == 2, file.errors);
   CHECK(file.says("run.directory"));
-}
-
-// The test's own view of the file system; what is mounted in it goes with the test. Only for root, and not in every
-// container.
-bool enter_own_mounts() {
-  static const bool entered =
-      ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
-  return entered;
-}
-
-bool mount_memory(const fs::path& folder, unsigned long flags, const char* options) {
-  return enter_own_mounts() && ::mount("none", folder.c_str(), "tmpfs", flags, options) == 0;
 }
 
 TEST_CASE("a_read_only_run_folder_is_refused_before_the_first_step") {

@@ -120,4 +120,29 @@ TEST_CASE("strangers_at_the_port_of_a_running_job_are_dropped_and_the_job_is_una
   std::filesystem::remove_all(layout_folder(alone));
 }
 
+TEST_CASE("jobs_on_one_host_have_ports_of_their_own_and_one_that_is_asked_for_and_taken_is_named") {
+  const Settings many = settings_of(many_steps);
+  Program first(layout_launch("first-job", many));
+  Program second(layout_launch("second-job", many));
+  goes_on("first-job", first);
+  goes_on("second-job", second);
+  const auto place = rendezvous_of(workers_of(first).front());
+  const auto other = rendezvous_of(workers_of(second).front());
+  REQUIRE(place.has_value());
+  REQUIRE(other.has_value());
+  CHECK(place->port != other->port);
+  // What was asked for is not silently replaced.
+  Settings asking = settings_of(20);
+  asking.push_back("launch.port=" + std::to_string(place->port));
+  const Ended refused = run_program(layout_launch("third-job", asking), ranks_patience);
+  CHECK_MESSAGE(refused.exit_code == 4, refused.errors);
+  CHECK_MESSAGE(refused.says(":" + std::to_string(place->port) + ": Address already in use"), refused.errors);
+  check_no_process_left("third-job");
+  for (Program* job : {&first, &second}) {
+    job->signal(SIGTERM);
+    CHECK(job->wait(ranks_patience).exit_code == 75);
+  }
+  for (const char* run : {"first-job", "second-job", "third-job"}) std::filesystem::remove_all(layout_folder(run));
+}
+
 }  // namespace scaletrain

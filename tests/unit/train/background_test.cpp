@@ -16,10 +16,10 @@ namespace {
 const std::string in_background = "checkpoint.background=true";
 const std::string in_foreground = "checkpoint.background=false";
 
-// A training thread's parts, without training.
+// The parts of rank 0's training thread, without training.
 struct StateOfSize {
-  explicit StateOfSize(std::int64_t hidden) : config(config_of(hidden)) {
-    plan = make_run_plan(config, *config.model.vocab, 1).phases.front();
+  explicit StateOfSize(std::int64_t hidden, std::int64_t ranks = 1) : config(config_of(hidden, ranks)) {
+    plan = make_run_plan(config, *config.model.vocab, ranks).phases.front();
     layout.emplace(plan.layout(Rank(0)));
     store.emplace(*backend, plan.table, *layout, plan.store_options(DType::f32));
     initialise_parameters(*store, 1, 1);
@@ -30,7 +30,7 @@ struct StateOfSize {
     folder.write("metrics.jsonl", "");
   }
 
-  static Config config_of(std::int64_t hidden) {
+  static Config config_of(std::int64_t hidden, std::int64_t ranks) {
     Config config;
     config.model.layers = 1;
     config.model.hidden = hidden;
@@ -40,7 +40,9 @@ struct StateOfSize {
     config.model.context = 8;
     config.model.vocab = 100;
     config.train.steps = 10;
-    config.train.global_batch = 1;
+    config.train.global_batch = ranks;
+    config.parallel.data = ranks;
+    config.parallel.zero = 0;
     config.train.micro_batch = 1;
     config.checkpoint.background = true;
     config.checkpoint.keep = 100;
@@ -257,7 +259,26 @@ TEST_CASE("every_rank_goes_on_after_a_save_in_the_background_that_failed") {
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 9, 3});
 }
 
-// The others would wait ten minutes for its report.
+// Whoever else is alive and waits is told by the deadline of a step; rank 0 of a save would wait ten minutes for the
+// report of a rank that never began it.
+TEST_CASE("a_run_that_ends_by_an_exception_does_not_wait_for_the_other_ranks_reports") {
+  StateOfSize run(16, 2);
+  InProcessWorld world(2);
+  const auto rendezvous = world.make_store();
+  RunState state;
+  state.step = 1;
+  const auto fail_beside_a_save = [&] {
+    Checkpointer::Parts parts = run.parts();
+    parts.rendezvous = rendezvous.get();
+    Checkpointer checkpoints(parts, state);
+    checkpoints.save({});
+    throw InputError("no more data");
+  };
+  CHECK(contains(message_of<InputError>(fail_beside_a_save), "no more data"));
+  CHECK(list_checkpoints(run.paths->checkpoints()).empty());
+  CHECK(std::filesystem::is_empty(run.paths->checkpoints()));  // no leftovers
+}
+
 TEST_CASE("a_rank_that_fails_gives_up_the_save_under_way_and_so_do_the_others") {
   RanksRun run;
   run.hooks.may_commit = [] {

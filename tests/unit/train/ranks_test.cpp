@@ -88,6 +88,7 @@ TEST_CASE("a signal in the middle of the first step ends the run after that very
 TEST_CASE("a save that fails is no end for any rank, and the next one succeeds") {
   RanksRun run;
   run.overrides_always.push_back("parallel.data=4");
+  run.overrides_always.push_back("checkpoint.background=false");  // the way is free before the next save begins
   run.before_start = [&run] {
     std::filesystem::remove_all(run.paths.checkpoints());
     run.folder.write("run/checkpoints", "in the way");
