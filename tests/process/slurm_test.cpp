@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
+#include <fstream>
+#include <sstream>
 #include <string>
 
 #include "ranks.h"
@@ -155,11 +158,36 @@ void check_same_trajectory(const Job& job) {
   check_no_process_left(job.folder().filename().string());
 }
 
+// The data degree of every start and restart.
+std::vector<long> replicas_of_starts(const Job& job) {
+  std::vector<long> replicas;
+  std::istringstream lines(read_file(job.folder() / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line, nullptr, false);
+    if (record.is_object() && record.contains("layout")) replicas.push_back(record["layout"]["data"].get<long>());
+  }
+  return replicas;
+}
+
+// Of the agents of a job that its batch script has started apart; -1: none of them.
+pid_t agent_of_node(const Job& job, int node) {
+  const std::string variable = "SCALETRAIN_NODE=" + std::to_string(node);
+  for (const pid_t pid : processes_with(job.folder().string())) {
+    std::string name;
+    std::ifstream(fs::path("/proc") / std::to_string(pid) / "comm") >> name;
+    if (name != "scaletrain") continue;
+    std::ifstream in(fs::path("/proc") / std::to_string(pid) / "environ");
+    for (std::string found; std::getline(in, found, '\0');)
+      if (found == variable) return pid;
+  }
+  return -1;
+}
+
 // Under another layout: to the tolerance of 50 steps, which is the one that is stated.
-void check_close_losses(const Job& job, const Trajectory& expected) {
+void check_close_losses(const Job& job) {
   const Trajectory found = trajectory_of(job.folder());
   CHECK(found.last_step() == slurm_steps);
-  for (const auto& step : expected.steps) {
+  for (const auto& step : undisturbed().steps) {
     if (step.first > 50) break;
     const double loss = std::stod(step.second);
     REQUIRE(found.steps.contains(step.first));
@@ -226,19 +254,39 @@ TEST_CASE("a_job_whose_node_is_lost_starts_again_on_others") {
   testbed().start_node("n1");
 }
 
+const Settings three_nodes = {"--nodes=3", "--no-kill"};
+const std::vector<std::pair<std::string, std::string>> elastic = {{"SCALETRAIN_ELASTIC", "1"}};
+
 TEST_CASE("an_elastic_job_goes_on_without_a_lost_node") {
   if (!is_there()) return;
   Settings settings = two_replicas;
-  settings.insert(settings.end(), {"supervise={elastic: {min_data: 2}, heartbeat: 10s}"});
-  const Job job("slurm-elastic", {"--nodes=3", "--no-kill"}, settings, {{"SCALETRAIN_ELASTIC", "1"}});
+  settings.emplace_back("supervise={elastic: {min_data: 2}, heartbeat: 10s}");
+  const Job job("slurm-elastic", three_nodes, settings, elastic);
   REQUIRE_MESSAGE(job.wait_for_step(40), job.output());
   testbed().kill_node("n2");
   REQUIRE(job.wait_for_end(240.0));
   CHECK_MESSAGE(job.output().find("ended with 0") != std::string::npos, job.output());
   CHECK(job.property("Restarts") == "0");
-  check_close_losses(job, undisturbed());
+  CHECK(replicas_of_starts(job) == std::vector<long>{3, 2});
+  check_close_losses(job);
   check_no_process_left("slurm-elastic");
   testbed().start_node("n2");
+}
+
+TEST_CASE("an_elastic_job_starts_a_lost_agent_again_and_grows_back") {
+  if (!is_there()) return;
+  Settings settings = two_replicas;
+  settings.insert(settings.end(), {"supervise={elastic: {min_data: 2}, heartbeat: 10s}", "train.steps=100000"});
+  const Job job("slurm-regrown", three_nodes, settings, elastic);
+  REQUIRE_MESSAGE(job.wait_for_step(40), job.output());
+  const pid_t agent = agent_of_node(job, 2);
+  REQUIRE(agent > 0);
+  ::kill(agent, SIGKILL);
+  const std::vector<long> grown = {3, 2, 3};
+  CHECK_MESSAGE(wait_until([&] { return replicas_of_starts(job) == grown; }, 120.0), job.output());
+  ask("scancel", {job.id()});
+  REQUIRE(job.wait_for_end(60.0));
+  check_no_process_left("slurm-regrown");
 }
 
 TEST_CASE("a_cancelled_job_saves_and_is_not_put_back") {
