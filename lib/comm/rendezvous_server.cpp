@@ -482,7 +482,9 @@ FileDescriptor listen_on(const RendezvousAddress& address) {
     }
     error = std::strerror(errno);
   }
-  throw PeerError(fmt::format("the rendezvous server cannot listen on {}: {}", address_text(address), error));
+  throw PeerError(
+      fmt::format("the rendezvous server cannot listen on {}: {}{}", address_text(address), error,
+                  address.port == 0 ? "" : " (launch.port chose the port: choose another, or auto for any free one)"));
 }
 
 std::uint16_t port_of(int fd) {
