@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "config/load.h"
 #include "launch/machine.h"
+#include "option_checks.h"
 #include "plan/describe.h"
 #include "plan/hosts.h"
 #include "plan/run_plan.h"
@@ -60,10 +61,11 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
 }
 
 ExitCode check_config(const CheckArguments& arguments) {
-  const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment,
-                                          {.allow_unsupported = true, .missing_paths = MissingPaths::notice});
-  for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   const auto world = arguments.world > 0 ? std::optional(arguments.world) : std::nullopt;
+  LoadOptions options{.allow_unsupported = true, .missing_paths = MissingPaths::notice};
+  if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
+  const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment, options);
+  for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   std::optional<RunPlan> plan;
   try {
     plan = plan_without_data(loaded.config, world);
@@ -73,7 +75,6 @@ ExitCode check_config(const CheckArguments& arguments) {
   if (!plan)
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" +
                     joined_lines(loaded.unsupported));
-  for (const std::string& notice : plan->notices) write_message("notice: " + notice);
   for (const std::string& notice : plan->notices) write_message("notice: " + notice);
   const PlanDescription description =
       describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world));
@@ -93,7 +94,7 @@ Command add_check(CLI::App& app) {
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   command->add_option("--world", arguments->world, "Plan for this many ranks")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, std::uint64_t{1} << 40))
       ->type_name("N");
   command->add_flag("--json", arguments->json, "One JSON object on standard output");
   command->add_flag("--instructions", arguments->instructions, "List what each stage does in one step");

@@ -93,10 +93,10 @@ Command add_evaluate(CLI::App& app) {
       ->type_name("PATH")
       ->allow_extra_args(false);
   command->add_option("--batches", arguments->batches, "At most so many micro-batches per set; 0: all")
-      ->check(whole_number(0))
+      ->transform(whole_number(0))
       ->capture_default_str();
   command->add_option("--micro-batch", arguments->micro_batch, "Samples computed at once")
-      ->check(whole_number(1, 4096))
+      ->transform(whole_number(1, 4096))
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "A JSON array on standard output");
   return [arguments] { return evaluate(*arguments); };

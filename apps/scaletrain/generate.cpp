@@ -51,14 +51,14 @@ Command add_generate(CLI::App& app) {
   arguments->model.declare(*command);
   command->add_option("--prompt", arguments->prompt, "Text to continue")->required();
   command->add_option("--max-tokens", arguments->max_tokens, "New tokens at most")
-      ->check(whole_number(1))
+      ->transform(whole_number(1))
       ->capture_default_str();
   CLI::Option* temperature =
       command->add_option("--temperature", arguments->temperature, "Spread of the choice, 0 to 100; 0 is greedy")
           ->check(number_between(0, 100))
           ->capture_default_str();
   command->add_option("--seed", arguments->seed, "Equal seeds give equal texts")
-      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->capture_default_str();
   command->add_flag("--greedy", arguments->greedy, "Always the likeliest token")->excludes(temperature);
   return [arguments] { return generate(*arguments); };

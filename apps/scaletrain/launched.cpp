@@ -71,14 +71,16 @@ void check_alone(const LaunchedCommand& command, LaunchedRun& run) {
   run.resume = parse_resume(command.resume, run.paths);
   const bool are_neighbours = place.local_world == place.world || place.launcher == "torchrun";
   const std::int64_t first = are_neighbours ? std::max<std::int64_t>(0, place.rank - place.local_rank) : place.rank;
-  refuse_too_large(*run.plan, first, are_neighbours ? std::min(place.local_world, place.world - first) : 1);
+  refuse_too_large(run.loaded, *run.plan, first, are_neighbours ? std::min(place.local_world, place.world - first) : 1);
   check_initial_weights(run.loaded.config);
   if (run.loaded.config.launch.interface) address_of_interface(*run.loaded.config.launch.interface);
 }
 
 // Nothing: this rank cannot reach the others; `problem` says why.
 std::optional<LaunchedRun> prepare(const LaunchedCommand& command, CommandResult& problem) {
-  std::optional<LoadedConfig> loaded = load_for_start(command.config, command.overrides, problem);
+  std::optional<LoadedConfig> loaded =
+      load_for_start(command.config, command.overrides,
+                     WorldSize{.ranks = command.place.world, .told = command.place.launcher + " has started"}, problem);
   if (!loaded) return std::nullopt;
   RunPaths paths(std::filesystem::absolute(loaded->config.run.directory));
   LaunchedRun run{.loaded = std::move(*loaded),
@@ -110,6 +112,10 @@ LaunchedWorld::Options world_options(const LaunchedRun& run, const bool* is_trai
       .secret = run.secret,
       .port = rendezvous_port(run.loaded.config),
       .interrupted = [&interrupts, is_training] { return !*is_training && interrupts.interrupted(); }};
+  // Where rank 0 is missing, a few say so.
+  if (run.place.rank <= 1 || run.place.local_rank <= 1)
+    options.waiting =
+        waiting_teller(fmt::format("rank {}", run.place.rank), rank_log_path(run.paths.folder, run.place.rank));
   if (run.is_refused()) {
     // Without the interface, which may be what does not exist.
     options.refusal = failure_of(run, run.problem);
@@ -216,7 +222,8 @@ ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock
   if (shared->is_complete) return ExitCode::finished;
   const Config& config = run.loaded.config;
   const std::vector<std::int64_t> host = world.host_ranks();
-  refuse_too_large(*run.plan, host);
+  refuse_too_large(run.loaded, *run.plan, host);
+  if (host.front() == run.place.rank) notice_crowd(static_cast<std::int64_t>(host.size()));
   if (const auto& ranks = config.launch.ranks_per_node; ranks && static_cast<std::int64_t>(host.size()) != *ranks)
     throw UserError(fmt::format("launch.ranks_per_node: {}, and {} has started {} on this host", *ranks,
                                 run.place.launcher, host.size()));

@@ -6,11 +6,13 @@
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "launch/signals.h"
 
 namespace scaletrain {
 
@@ -65,6 +67,9 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
 
 int main(int argc, char** argv) {
   using namespace scaletrain;  // NOLINT: main itself cannot live in the namespace
+  // Before anything else: a run that is signalled in its first moment leaves with its own exit code.
+  if (argc > 1 && (std::string_view(argv[1]) == "run" || std::string_view(argv[1]) == "worker"))
+    block_interrupt_signals();
   CLI::App app{"Trains large language models from one YAML file.", "scaletrain"};
   app.set_version_flag("--version", program_version);
   app.require_subcommand(1);

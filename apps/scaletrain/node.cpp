@@ -81,14 +81,15 @@ void check_alone(const LaunchedCommand& command, NodeRun& run) {
   }
   run.secret = secret_of_environment();
   run.resume = parse_resume(command.resume, run.paths);
-  refuse_too_large(plan, run.place.rank * run.layout.ranks_per_node, run.layout.ranks_per_node);
+  refuse_too_large(run.loaded, plan, run.place.rank * run.layout.ranks_per_node, run.layout.ranks_per_node);
+  if (run.is_first()) notice_crowd(run.layout.ranks_per_node);
   check_initial_weights(config);
   if (config.launch.interface) address_of_interface(*config.launch.interface);
 }
 
 // Nothing: this node cannot reach the others; `problem` says why.
 std::optional<NodeRun> prepare(const LaunchedCommand& command, CommandResult& problem) {
-  std::optional<LoadedConfig> loaded = load_for_start(command.config, command.overrides, problem);
+  std::optional<LoadedConfig> loaded = load_for_start(command.config, command.overrides, std::nullopt, problem);
   if (!loaded) return std::nullopt;
   RunPaths paths(std::filesystem::absolute(loaded->config.run.directory));
   NodeRun run{.loaded = std::move(*loaded),
@@ -114,7 +115,10 @@ LaunchedWorld::Options world_options(const NodeRun& run) {
                                  .place = run.place,
                                  .secret = run.secret,
                                  .port = rendezvous_port(run.loaded.config),
-                                 .interrupted = [&interrupts] { return interrupts.interrupted(); }};
+                                 .interrupted = [&interrupts] { return interrupts.interrupted(); },
+                                 .waiting = waiting_teller(fmt::format("node {}", run.place.rank),
+                                                           agent_log_path(run.paths, static_cast<int>(run.place.rank))),
+                                 .kind = "node"};
   // Without the interface, which may be what does not exist.
   if (!run.is_refused()) options.interface = run.loaded.config.launch.interface;
   if (run.is_refused()) options.seconds = tell_seconds;

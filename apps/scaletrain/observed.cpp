@@ -6,10 +6,13 @@
 
 namespace scaletrain {
 
-std::string place_text(std::int64_t rank, const Observed& observed) {
+HangPlace place_of(std::int64_t rank, const Observed& observed) {
   const auto wait = observed.collectives.wait();
-  return fmt::format("rank {}, step {}: in {}", rank, observed.step.load(std::memory_order_relaxed),
-                     wait ? fmt::format("{} since {:.1f} s", wait->text, wait->seconds) : "no collective");
+  HangPlace place{
+      .text = fmt::format("rank {}, step {}: in {}", rank, observed.step.load(std::memory_order_relaxed),
+                          wait ? fmt::format("{} since {:.1f} s", wait->text, wait->seconds) : "no collective")};
+  if (wait) place.collective = wait->text;
+  return place;
 }
 
 bool PaceMeter::entered(std::int64_t step, bool waiting) {

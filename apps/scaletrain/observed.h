@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <string>
 
 #include "base/clock.h"
 #include "launch/collective_status.h"
+#include "launch/hang_report.h"
 #include "launch/worker_channel.h"
 
 namespace scaletrain {
@@ -18,7 +18,7 @@ struct Observed {
 };
 
 // "rank 3, step 17: in group data (ranks 1, 3): all_reduce #42 since 59.1 s"
-std::string place_text(std::int64_t rank, const Observed& observed);
+HangPlace place_of(std::int64_t rank, const Observed& observed);
 
 // How fast this rank is itself: what its steps last, less what it waits for others in them. Evaluations, which are told
 // with the step they follow, and saves are no part of a step. By one thread.

@@ -9,17 +9,22 @@
 #include <limits>
 #include <string>
 
+#include "config/number_text.h"
+
 namespace scaletrain {
 
+// With the suffixes of a config's numbers: 16Ki, 2M, 1e3. For Option::transform, which writes the number out.
 inline CLI::Validator whole_number(std::uint64_t least,
                                    std::uint64_t most = std::uint64_t(std::numeric_limits<std::int64_t>::max())) {
-  const auto check = [least, most](const std::string& text) -> std::string {
+  const auto check = [least, most](std::string& text) -> std::string {
+    if (const auto number = parse_integer(text)) text = std::to_string(*number);
     std::uint64_t value = 0;
     const char* const begin = text.data();
     const char* const end = begin + text.size();
     const bool is_negative = text.starts_with('-');
     const auto [stop, error] = std::from_chars(begin + (is_negative ? 1 : 0), end, value);
-    if (stop != end || error == std::errc::invalid_argument) return "must be a whole number, not " + text;
+    if (stop != end || error == std::errc::invalid_argument)
+      return "must be a whole number such as 16 or 4K, not " + text;
     if ((is_negative && value != 0) || (error == std::errc() && value < least))
       return "must be at least " + std::to_string(least) + ", not " + text;
     if (error != std::errc() || value > most) return "must be at most " + std::to_string(most) + ", not " + text;

@@ -92,7 +92,8 @@ ExitCode run_config(const RunArguments& arguments) {
   if (loaded.config.supervise.elastic_min_data)
     write_message("notice: supervise.elastic is for several nodes: where this one goes, the run ends");
   const std::int64_t world = plan.phases.front().mesh.world();
-  refuse_too_large(plan, 0, world);
+  refuse_too_large(loaded, plan, 0, world);
+  notice_crowd(world);
   check_initial_weights(loaded.config);
   const LaunchConfig& launch = loaded.config.launch;
   const std::string address = launch.interface ? address_of_interface(*launch.interface) : "127.0.0.1";

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <string>
+#include <string_view>
 
 #include "backend/backend.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "commands.h"
 #include "launch/machine.h"
 #include "plan/hosts.h"
 #include "train/assembly.h"
@@ -38,34 +41,111 @@ HostMemory memory_together(const PhasePlan& phase, const std::vector<std::int64_
   return all;
 }
 
+// Ranks that need the same, whatever their stage.
+struct EqualRanks {
+  std::vector<std::int64_t> stages;
+  std::int64_t ranks = 0;
+  MemoryPlan each;
+};
+
+std::vector<EqualRanks> equal_ranks(const HostMemory& memory) {
+  std::vector<EqualRanks> groups;
+  for (const HostMemory::Part& part : memory.parts) {
+    const auto same = std::find_if(groups.begin(), groups.end(), [&part](const EqualRanks& group) {
+      return std::equal(group.each.items.begin(), group.each.items.end(), part.each.items.begin(),
+                        part.each.items.end(),
+                        [](const MemoryItem& a, const MemoryItem& b) { return a.bytes == b.bytes; });
+    });
+    EqualRanks& group = same == groups.end() ? groups.emplace_back() : *same;
+    group.stages.push_back(part.stage);
+    group.ranks += part.ranks;
+    group.each = part.each;
+  }
+  return groups;
+}
+
+// "stage 3", "stages 0 to 2 and 4".
+std::string stages_text(const std::vector<std::int64_t>& stages) {
+  std::vector<std::string> runs;
+  for (std::size_t begin = 0; begin < stages.size();) {
+    std::size_t end = begin + 1;
+    while (end < stages.size() && stages[end] == stages[end - 1] + 1) ++end;
+    runs.push_back(end - begin == 1 ? fmt::format("{}", stages[begin])
+                                    : fmt::format("{} to {}", stages[begin], stages[end - 1]));
+    begin = end;
+  }
+  std::string text = stages.size() == 1 ? "stage " : "stages ";
+  for (std::size_t i = 0; i < runs.size(); ++i) text += (i == 0 ? "" : i + 1 == runs.size() ? " and " : ", ") + runs[i];
+  return text;
+}
+
+std::string memory_by_ranks(const HostMemory& memory, std::int64_t count) {
+  const std::vector<EqualRanks> groups = equal_ranks(memory);
+  std::string text;
+  for (const EqualRanks& group : groups) {
+    if (groups.size() == 1 && count > 1) text += fmt::format("each of the {} ranks:\n", count);
+    if (groups.size() > 1)
+      text += fmt::format("{} rank{} of {}{}:\n", group.ranks, group.ranks == 1 ? "" : "s", stages_text(group.stages),
+                          group.ranks == 1 ? "" : ", each");
+    text += group.each.text();
+  }
+  return text;
+}
+
+// The key whose value weighs most, to name a place: that of the activations, or the model.
+std::string heaviest_key(const HostMemory& memory) {
+  constexpr std::array<std::string_view, 5> activations = {"saved activations", "activations between layers",
+                                                           "deferred weight gradients", "scratch", "batches"};
+  double share = 0.0;
+  for (const HostMemory::Part& part : memory.parts)
+    for (const MemoryItem& item : part.each.items)
+      if (std::find(activations.begin(), activations.end(), item.purpose) != activations.end())
+        share += static_cast<double>(item.bytes) * static_cast<double>(part.ranks);
+  return share > static_cast<double>(memory.total()) / 2 ? "train.micro_batch" : "model";
+}
+
+// Every key that would make the ranks of this host smaller, as far as it is not set so already.
+std::string remedies_text(const Config& config, const PhasePlan& phase, std::int64_t count) {
+  std::string text = "What helps: a smaller train.micro_batch, model.context or model";
+  const bool has_replicas = phase.mesh.degree(Axis::data) > 1;
+  if (has_replicas && config.parallel.zero < 3)
+    text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
+  if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
+  if (phase.background_saves) text += "; checkpoint.background: false";
+  if (count > 1) text += "; fewer ranks on this machine";
+  return text + "; more hosts, with parallel.tensor and parallel.pipeline dividing the model among them";
+}
+
 }  // namespace
 
 std::size_t workspace_of_sharers(std::int64_t sharers) {
   return cpu_workspace_bytes(static_cast<int>(std::max<std::int64_t>(1, available_processors() / sharers)));
 }
 
-void refuse_too_large(const RunPlan& plan, std::int64_t first, std::int64_t count) {
+void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count) {
   std::vector<std::int64_t> ranks(static_cast<std::size_t>(count));
   std::iota(ranks.begin(), ranks.end(), first);
-  refuse_too_large(plan, ranks);
+  refuse_too_large(loaded, plan, ranks);
 }
 
-void refuse_too_large(const RunPlan& plan, const std::vector<std::int64_t>& ranks) {
+void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks) {
   const auto count = static_cast<std::int64_t>(ranks.size());
-  const HostMemory memory = memory_together(plan.phases.front(), ranks, workspace_of_sharers(count));
+  const PhasePlan& phase = plan.phases.front();
+  const HostMemory memory = memory_together(phase, ranks, workspace_of_sharers(count));
   const std::uint64_t available = available_memory();
   if (memory.total() <= available) return;
-  std::string parts;
-  for (const HostMemory::Part& part : memory.parts) {
-    if (count > 1)
-      parts += fmt::format("{} rank{} of stage {}, each:\n", part.ranks, part.ranks == 1 ? "" : "s", part.stage);
-    parts += part.each.text();
-  }
-  throw UserError(fmt::format(
-      "this run needs {} of memory and the machine has {}:\n{}Reduce train.micro_batch, model.context or the "
-      "model{}",
-      bytes_text(memory.total()), bytes_text(available), parts,
-      count > 1 ? ", or start fewer ranks on this machine" : ""));
+  throw UserError(loaded.located(fmt::format(
+      "{}: this run needs {} of memory and the machine has {}:\n{}{}", heaviest_key(memory), bytes_text(memory.total()),
+      bytes_text(available), memory_by_ranks(memory, count), remedies_text(loaded.config, phase, count))));
+}
+
+void notice_crowd(std::int64_t ranks) {
+  const std::int64_t processors = available_processors();
+  if (ranks <= processors) return;
+  write_message(
+      fmt::format("notice: {} ranks share the {} processor{} of this machine, and each waits for the others'; "
+                  "start fewer here, or on more hosts, unless it is for trying a layout out",
+                  ranks, processors, processors == 1 ? "" : "s"));
 }
 
 RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> world) {

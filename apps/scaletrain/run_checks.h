@@ -16,9 +16,12 @@ RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> wor
 
 // A run that cannot fit is refused before it starts to swap: UserError. The ranks of this host are `count` from `first`
 // on.
-void refuse_too_large(const RunPlan& plan, std::int64_t first, std::int64_t count);
+void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count);
 // The same for any ranks, ascending.
-void refuse_too_large(const RunPlan& plan, const std::vector<std::int64_t>& ranks);
+void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks);
+
+// Says so where so many ranks of this machine share fewer processors.
+void notice_crowd(std::int64_t ranks);
 
 // The kernels' workspace of each rank where so many share this machine's processors.
 std::size_t workspace_of_sharers(std::int64_t sharers);

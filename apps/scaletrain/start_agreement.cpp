@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "config/environment.h"
 #include "config/keys.h"
 #include "meant_folder.h"
+#include "telemetry/log.h"
 
 namespace scaletrain {
 
@@ -47,10 +49,11 @@ std::string secret_of_environment() {
 }
 
 std::optional<LoadedConfig> load_for_start(const std::string& config, const std::vector<std::string>& overrides,
-                                           CommandResult& problem) {
+                                           const std::optional<WorldSize>& world, CommandResult& problem) {
   std::optional<LoadedConfig> loaded;
   problem = run_guarded([&] {
-    loaded.emplace(load_config(config, overrides));
+    loaded.emplace(
+        load_config(config, overrides, process_environment, {.missing_paths = MissingPaths::refuse, .world = world}));
     return ExitCode::finished;
   });
   if (loaded) return loaded;
@@ -87,6 +90,17 @@ void refuse_other_start(const std::string& kind, std::int64_t self, const Config
       fmt::format("{0} {1} was started with another config than {0} 0: {2} here, {3} there; start all {0}s with the "
                   "same config and the same --set",
                   kind, self, line_with_sections(ours, index), line_with_sections(theirs, index)));
+}
+
+std::function<void(const std::string&)> waiting_teller(std::string self, std::filesystem::path log) {
+  return [self = std::move(self), file = std::move(log)](const std::string& text) {
+    write_message(fmt::format("scaletrain: {}: {}", self, text));
+    try {
+      Log({.file = file}).info(text);
+    } catch (const InputError&) {
+      return;  // it was printed
+    }
+  };
 }
 
 std::string brief(const std::string& message) {

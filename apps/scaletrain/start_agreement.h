@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,9 +19,10 @@ namespace scaletrain {
 std::string secret_of_environment();
 
 // As much of the config as there is, and what is wrong with it: paths that lead nowhere on this host leave all the rest
-// to go by, and of a config that is wrong otherwise there is run.directory. Nothing if not even that is known.
+// to go by, so does a `world` that does not fit, and of a config that is wrong otherwise there is run.directory.
+// Nothing if not even that is known.
 std::optional<LoadedConfig> load_for_start(const std::string& config, const std::vector<std::string>& overrides,
-                                           CommandResult& problem);
+                                           const std::optional<WorldSize>& world, CommandResult& problem);
 
 // What all must have been given alike: an interface may be called differently on every host.
 std::string shared_config(Config config);
@@ -28,6 +30,9 @@ std::string shared_config(Config config);
 // UserError where version or config are not those of the first; `kind` is "rank" or "node".
 void refuse_other_start(const std::string& kind, std::int64_t self, const Config& config,
                         const std::string& first_config, const std::string& first_version);
+
+// Prints whom this process waits for, and adds it to the log of its own, which is made then.
+std::function<void(const std::string&)> waiting_teller(std::string self, std::filesystem::path log);
 
 // A message of many lines by its first one.
 std::string brief(const std::string& message);

@@ -20,6 +20,7 @@
 #include "launch/watched_store.h"
 #include "launch/worker_channel.h"
 #include "observed.h"
+#include "option_checks.h"
 #include "rank_process.h"
 #include "telemetry/log.h"
 
@@ -131,7 +132,7 @@ ExitCode work(const WorkerArguments& arguments) {
   Observed observed;
   WorkerReporter reporter(arguments.channel, arguments.report);
   const HangReport hang_report({.file = rank_log_path(arguments.run_folder, arguments.rank),
-                                .text = [&] { return place_text(arguments.rank, observed); },
+                                .place = [&] { return place_of(arguments.rank, observed); },
                                 .told = reporter.descriptor()});
   reporter.watch([&observed] { return observed.progress.load(std::memory_order_relaxed); });
   reporter.watch_collective([&observed]() -> std::optional<InCollective> {
@@ -160,10 +161,10 @@ Command add_worker(CLI::App& app) {
   command->add_option("--rank", arguments->rank);
   command->add_option("--world", arguments->world);
   command->add_option("--local-rank", arguments->local_rank);
-  command->add_option("--data", arguments->data)->check(CLI::PositiveNumber);
+  command->add_option("--data", arguments->data)->transform(whole_number(1));
   command->add_option("--rendezvous", arguments->rendezvous);
   command->add_option("--address", arguments->address);
-  command->add_option("--sharers", arguments->sharers)->check(CLI::PositiveNumber);
+  command->add_option("--sharers", arguments->sharers)->transform(whole_number(1));
   command->add_option("--deadline", arguments->deadline);
   command->add_option("--report", arguments->report)->check(CLI::PositiveNumber);
   command->add_option("--from", arguments->from);

@@ -210,9 +210,16 @@ std::vector<fs::path> set_aside_later(const fs::path& checkpoints, std::int64_t 
 }
 
 void prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& policy, std::set<std::string>& known,
-                       const std::function<void(const std::string&)>& report) {
+                       const std::function<void(const std::string&)>& report, const std::function<bool()>& may_remove) {
+  const auto is_refused = [&] {
+    if (!may_remove || may_remove()) return false;
+    report(fmt::format("{}: nothing more is removed: this process no longer owns the run", checkpoints.string()));
+    return true;
+  };
   for (const fs::path& path : sub_folders(checkpoints)) {
-    if (begins_with(path, saving_prefix) || begins_with(path, removing_prefix)) remove_folder(path, report);
+    if (!begins_with(path, saving_prefix) && !begins_with(path, removing_prefix)) continue;
+    if (is_refused()) return;
+    remove_folder(path, report);
   }
   std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
   std::erase_if(entries, [](const CatalogEntry& entry) { return !entry.problem.empty(); });
@@ -224,6 +231,7 @@ void prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& polic
   }
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     if (kept.contains(entry->path.string())) continue;
+    if (is_refused()) return;
     try {
       remove_folder(set_aside(entry->path, removing_prefix), report);
     } catch (const InputError& error) {

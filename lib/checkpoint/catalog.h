@@ -56,7 +56,12 @@ struct RetentionPolicy {
 //
 // `known`: ids of saves that this process wrote, or has read against their checksums; only the presence and sizes of
 // their files are looked at. Others are read whole, and join it when they verify.
+//
+// may_remove: asked right before each folder goes, leftovers too, for they may be those of a process that has taken the
+// run over meanwhile: where it says no, that is reported, and nothing more is removed. What it throws passes through.
+// Empty: always.
 void prune_checkpoints(const std::filesystem::path& checkpoints, const RetentionPolicy& policy,
-                       std::set<std::string>& known, const std::function<void(const std::string&)>& report);
+                       std::set<std::string>& known, const std::function<void(const std::string&)>& report,
+                       const std::function<bool()>& may_remove = {});
 
 }  // namespace scaletrain

@@ -3,9 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <initializer_list>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "base/file.h"
 #include "base/text.h"
@@ -75,6 +78,38 @@ std::string check_text(const YamlNode& node, TextRule rule) {
   if (rule == TextRule::plain_name && !is_plain_file_name(node.text))
     return fmt::format("expected a plain name without '/', found {}", describe(node));
   return {};
+}
+
+// The choice that people know by another name, or by one a slip away.
+std::optional<std::string> meant_choice(const std::string& text, std::span<const std::string> choices) {
+  using Name = std::pair<std::string_view, std::string_view>;  // theirs, ours
+  constexpr std::array<Name, 21> names = {{{"zero-bubble", "zb-h1"},
+                                           {"zero-bubble-h1", "zb-h1"},
+                                           {"zerobubble", "zb-h1"},
+                                           {"zb", "zb-h1"},
+                                           {"zb1", "zb-h1"},
+                                           {"pipedream", "1f1b"},
+                                           {"pipedream-flush", "1f1b"},
+                                           {"dapple", "1f1b"},
+                                           {"vpp", "interleaved"},
+                                           {"virtual-pipeline", "interleaved"},
+                                           {"bfloat16", "bf16"},
+                                           {"float16", "fp16"},
+                                           {"half", "fp16"},
+                                           {"f16", "fp16"},
+                                           {"float32", "fp32"},
+                                           {"float", "fp32"},
+                                           {"f32", "fp32"},
+                                           {"gpu", "cuda"},
+                                           {"silu", "swiglu"},
+                                           {"adam", "adamw"},
+                                           {"rotary", "rope"}}};
+  std::string plain = text.substr(0, 40);
+  std::transform(plain.begin(), plain.end(), plain.begin(), [](char c) { return c == '_' ? '-' : to_lower(c); });
+  const auto known = std::find_if(names.begin(), names.end(), [&plain, choices](const Name& name) {
+    return name.first == plain && std::find(choices.begin(), choices.end(), name.second) != choices.end();
+  });
+  return known == names.end() ? nearest_word(text, choices) : std::string(known->second);
 }
 
 }  // namespace
@@ -181,7 +216,7 @@ std::string parse_choice(const YamlNode& node, std::span<const std::string> choi
       return {};
     }
   }
-  const auto nearest = nearest_word(node.text, choices);
+  const auto nearest = meant_choice(node.text, choices);
   return expected(fmt::format("one of {}", all), node) + (nearest ? fmt::format("; did you mean {}?", *nearest) : "");
 }
 

@@ -34,12 +34,12 @@ struct ReadResult {
   std::vector<std::string> notices;
 };
 
-ReadResult read_tree(const YamlNode& root, Origin origin, ReadContext& context) {
+ReadResult read_tree(const YamlNode& root, Origin origin, const std::optional<WorldSize>& world, ReadContext& context) {
   ReadResult out;
   apply_preset(root, out.config);
   read_config(root, out.config, context);
   fill_defaults(out.config, origin, context, out.notices);
-  validate_config(out.config, origin, context);
+  validate_config(out.config, origin, world, context, out.notices);
   if (origin == Origin::user) add_notices(out.config, context, out.notices);
   return out;
 }
@@ -116,15 +116,17 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
   ReadContext context(diagnostics);
   LoadedConfig out;
   if (const auto root = build_tree(text, overrides, environment, diagnostics)) {
-    ReadResult result = read_tree(*root, Origin::user, context);
+    ReadResult result = read_tree(*root, Origin::user, options.world, context);
     report_missing_paths(folder, options.missing_paths, context, result);
     out.places = places_of_keys(context);
     out.is_warmup_default = !context.given.contains("train.lr_schedule.warmup");
     out.config = std::move(result.config);
     out.notices = std::move(result.notices);
+    // Beside errors there is no plan to show, so that these are errors too.
+    const bool lists_unsupported = options.allow_unsupported && diagnostics.empty();
     for (const Refusal& refusal : refusals(out.config)) {
       const Place place = place_of(context, refusal.path);
-      if (options.allow_unsupported) {
+      if (lists_unsupported) {
         out.unsupported.push_back(diagnostics.line(place, refusal.message));
       } else {
         diagnostics.add(place, refusal.message);
@@ -174,7 +176,8 @@ Config parse_resolved_config(std::string_view text, const std::string& where) {
   ReadContext context(diagnostics);
   ReadResult result;
   const EnvironmentLookup nothing = [](const std::string&) { return std::nullopt; };
-  if (const auto root = build_tree(text, {}, nothing, diagnostics)) result = read_tree(*root, Origin::program, context);
+  if (const auto root = build_tree(text, {}, nothing, diagnostics))
+    result = read_tree(*root, Origin::program, std::nullopt, context);
   if (!diagnostics.empty()) throw InputError(diagnostics.report());
   return std::move(result.config);
 }

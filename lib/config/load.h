@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/layout_rules.h"
 
 namespace scaletrain {
 
@@ -49,9 +50,12 @@ enum class MissingPaths {
 
 struct LoadOptions {
   // For `check`, which plans layouts that cannot run yet: values that are not supported yet are no errors but listed in
-  // LoadedConfig::unsupported.
+  // LoadedConfig::unsupported, unless there are errors, which they join.
   bool allow_unsupported = false;
   MissingPaths missing_paths = MissingPaths::ignore;
+  // The ranks that there will be, where they are known before the config is: what does not fit them is an error among
+  // the others.
+  std::optional<WorldSize> world{};
 };
 
 // Relative input paths become absolute against the file's folder (data, tokenizer, model.init.from). `overrides` are

@@ -45,11 +45,12 @@ class Notices {
       notices_.emplace_back("parallel.sequence: true has no effect, because parallel.tensor is 1");
     if (parallel.schedule != ParallelConfig().schedule && parallel.pipeline == 1)
       notices_.push_back(
-          fmt::format("parallel.schedule: {} orders the stages of a pipeline, and parallel.pipeline is 1",
+          fmt::format("parallel.schedule: {} has no effect, because parallel.pipeline is 1: it orders the stages of a "
+                      "pipeline",
                       to_text(parallel.schedule)));
     if (parallel.zero > ParallelConfig().zero && parallel.data == 1)
-      notices_.push_back(
-          fmt::format("parallel.zero: {} divides among replicas, and parallel.data is 1", parallel.zero));
+      notices_.push_back(fmt::format(
+          "parallel.zero: {} has no effect, because parallel.data is 1: it divides among replicas", parallel.zero));
     const auto& per_node = config_.launch.ranks_per_node;
     if (per_node && *per_node % parallel.tensor != 0)
       notices_.push_back(

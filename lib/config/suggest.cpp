@@ -20,7 +20,7 @@ struct Alias {
   std::string_view theirs;
   std::string_view ours;
 };
-constexpr std::array<Alias, 74> kAliases = {{{"lr", "train.optimizer.learning_rate"},
+constexpr std::array<Alias, 86> kAliases = {{{"lr", "train.optimizer.learning_rate"},
                                              {"max_lr", "train.optimizer.learning_rate"},
                                              {"min_lr", "train.lr_schedule.min_ratio"},
                                              {"wd", "train.optimizer.weight_decay"},
@@ -82,6 +82,18 @@ constexpr std::array<Alias, 74> kAliases = {{{"lr", "train.optimizer.learning_ra
                                              {"data_parallel_size", "parallel.data"},
                                              {"sequence_parallel", "parallel.sequence"},
                                              {"virtual_stages", "parallel.chunks"},
+                                             {"virtual_pipeline", "parallel.chunks"},
+                                             {"virtual_pipeline_size", "parallel.chunks"},
+                                             {"virtual_pipeline_stages", "parallel.chunks"},
+                                             {"virtual_pipeline_model_parallel_size", "parallel.chunks"},
+                                             {"num_virtual_stages", "parallel.chunks"},
+                                             {"vpp", "parallel.chunks"},
+                                             {"num_model_chunks", "parallel.chunks"},
+                                             {"pipeline_schedule", "parallel.schedule"},
+                                             {"pipeline_stages", "parallel.pipeline"},
+                                             {"model_parallel", "parallel.tensor"},
+                                             {"model_parallel_size", "parallel.tensor"},
+                                             {"zero_bubble", "parallel.schedule"},
                                              {"zero_stage", "parallel.zero"},
                                              {"fsdp", "parallel.zero"},
                                              {"activation_checkpointing", "train.recompute"},

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/text.h"
@@ -33,8 +33,9 @@ std::optional<std::int64_t> product(std::initializer_list<std::int64_t> factors)
 
 class Rules {
  public:
-  Rules(const Config& config, Origin origin, ReadContext& context)
-      : config_(config), origin_(origin), context_(context) {}
+  Rules(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,
+        std::vector<std::string>& notices)
+      : config_(config), origin_(origin), world_(world), context_(context), notices_(notices) {}
 
   void run() {
     check_model();
@@ -46,21 +47,21 @@ class Rules {
       check_chunks();
       check_elastic();
       check_ranks_per_node();
+      check_layout();
     }
     check_lengths();
-    check_batches();
     check_tokenizer();
     check_sources();
     check_validation_names();
     check_early_stop();
-    check_stages();
   }
 
  private:
   bool is_given(const std::string& path) const { return context_.given.contains(path); }
 
   // False if one of the keys was refused already.
-  bool are_fine(std::initializer_list<std::string> paths) const {
+  template <class Paths = std::initializer_list<std::string>>
+  bool are_fine(const Paths& paths) const {
     return std::none_of(paths.begin(), paths.end(), [&](const std::string& path) { return is_broken(context_, path); });
   }
 
@@ -95,45 +96,61 @@ class Rules {
     }
   }
 
-  // A key that nothing reads in this config. The resolved config spells out every default, so only another value than
-  // that is refused.
-  template <class Value>
-  void refuse_idle(const std::string& path, const Value& value, const Value& fallback, const std::string& reason) {
-    if (is_given(path) && are_fine({path}) && !(value == fallback)) refuse({path}, reason);
+  // Whether the file gives the key, and an override one of those that make it idle.
+  bool is_overruled(const std::string& path, std::initializer_list<std::string> by) const {
+    return place_of(context_, path).source == 0 && std::any_of(by.begin(), by.end(), [&](const std::string& ruler) {
+             return is_given(ruler) && place_of(context_, ruler).source > 0;
+           });
+  }
+
+  // A key that nothing reads in this config because of those in `by`. The resolved config spells out every default, so
+  // only another value than that is refused. An override of one of `by` beats the file: the value there is dropped.
+  template <class Value, class Fallback>
+  void refuse_idle(const std::string& path, Value&& value, const Fallback& fallback,
+                   std::initializer_list<std::string> by, const std::string& reason) {
+    if (!is_given(path) || !are_fine({path}) || value == fallback) return;
+    if (is_overruled(path, by)) {
+      notices_.push_back(fmt::format("{}: the file's value is not used: {}", path, reason));
+      value = fallback;
+    } else {
+      refuse({path}, fmt::format("has no effect: {}; remove the key, or change {}", reason, *by.begin()));
+    }
   }
 
   void check_idle_model_keys() {
-    const ModelConfig& model = config_.model;
+    ModelConfig& model = config_.model;
     const ModelConfig* preset = model.preset ? find_model_preset(*model.preset) : nullptr;
     if (model.position == PositionKind::learned && are_fine({"model.position", "model.preset"}))
       refuse_idle("model.rope_theta", model.rope_theta, (preset != nullptr ? *preset : ModelConfig()).rope_theta,
-                  "only for position rope; this model's is learned");
-    const InitConfig& init = model.init;
+                  {"model.position", "model.preset"}, "it is only for model.position rope; this one is learned");
+    InitConfig& init = model.init;
     const InitConfig fallback;
     if (init.from && are_fine({"model.init.from"})) {
-      const std::string reason = "has no effect: model.init.from brings the initial weights; remove one of the two";
-      refuse_idle("model.init.type", init.type, fallback.type, reason);
-      refuse_idle("model.init.std", init.std, fallback.std, reason);
-      refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, reason);
+      const std::string reason = "model.init.from brings the initial weights";
+      refuse_idle("model.init.type", init.type, fallback.type, {"model.init.from"}, reason);
+      refuse_idle("model.init.std", init.std, fallback.std, {"model.init.from"}, reason);
+      refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, {"model.init.from"},
+                  reason);
     } else if (init.type != InitKind::normal && are_fine({"model.init.type"})) {
-      const std::string reason = fmt::format("only for init type normal; this one is {}", to_text(init.type));
-      refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, reason);
+      refuse_idle("model.init.scale_residual", init.scale_residual, fallback.scale_residual, {"model.init.type"},
+                  fmt::format("it is only for model.init.type normal; this one is {}", to_text(init.type)));
     }
   }
 
   void check_idle_train_keys() {
-    const OptimizerConfig& optimizer = config_.train.optimizer;
+    OptimizerConfig& optimizer = config_.train.optimizer;
     const OptimizerConfig fallback;
     if (optimizer.type == OptimizerKind::sgd && are_fine({"train.optimizer.type"})) {
-      const std::string reason = "only for optimizer adamw; this one is sgd";
-      refuse_idle("train.optimizer.betas", std::pair(optimizer.beta1, optimizer.beta2),
-                  std::pair(fallback.beta1, fallback.beta2), reason);
-      refuse_idle("train.optimizer.epsilon", optimizer.epsilon, fallback.epsilon, reason);
+      const std::string reason = "it is only for train.optimizer.type adamw; this one is sgd";
+      refuse_idle("train.optimizer.betas", std::tie(optimizer.beta1, optimizer.beta2),
+                  std::tuple(fallback.beta1, fallback.beta2), {"train.optimizer.type"}, reason);
+      refuse_idle("train.optimizer.epsilon", optimizer.epsilon, fallback.epsilon, {"train.optimizer.type"}, reason);
     }
-    const LrScheduleConfig& schedule = config_.train.lr_schedule;
+    LrScheduleConfig& schedule = config_.train.lr_schedule;
     if (schedule.type == LrScheduleKind::constant && are_fine({"train.lr_schedule.type"}))
       refuse_idle("train.lr_schedule.min_ratio", schedule.min_ratio, LrScheduleConfig().min_ratio,
-                  "only for schedules that fall; this one is constant");
+                  {"train.lr_schedule.type"},
+                  "it is only for a train.lr_schedule.type that falls; this one is constant");
   }
 
   void check_bytes_vocab() {
@@ -169,18 +186,6 @@ class Rules {
              fmt::format("warm-up of {} steps exceeds the run's {} steps; lower warmup or raise {}",
                          train.lr_schedule.warmup, steps, train.steps ? "steps" : "tokens"));
     }
-  }
-
-  // Sizes that do not divide are padded; a replica that never has a sample is a mistake. What `auto` becomes, the plan
-  // judges.
-  void check_batches() {
-    const std::int64_t batch = config_.train.global_batch;
-    if (!config_.parallel.data || !are_fine({"train.global_batch", "parallel.data"})) return;
-    if (*config_.parallel.data <= batch) return;
-    refuse({"parallel.data", "train.global_batch"},
-           fmt::format("{} replicas share the {} sample{} of a step (train.global_batch), and some would never have "
-                       "one; use at most {}, or raise train.global_batch",
-                       *config_.parallel.data, batch, batch == 1 ? "" : "s", batch));
   }
 
   void check_tokenizer() {
@@ -264,36 +269,23 @@ class Rules {
       refuse({"early_stop", "evaluate.every"}, "needs evaluations during the run, and evaluate.every is 0");
   }
 
-  void check_stages() {
-    const ParallelConfig& parallel = config_.parallel;
-    if (!parallel.stage_layers ||
-        !are_fine({"parallel.stage_layers", "parallel.pipeline", "parallel.chunks", "model.layers", "model.preset"}))
-      return;
-    const auto& stages = *parallel.stage_layers;
-    const auto wanted = static_cast<std::size_t>(parallel.pipeline * parallel.chunks);
-    if (stages.size() != wanted) {
-      refuse({"parallel.stage_layers"},
-             fmt::format("{} numbers for pipeline {} * chunks {}", stages.size(), parallel.pipeline, parallel.chunks));
-      return;
-    }
-    const std::int64_t sum = std::accumulate(stages.begin(), stages.end(), std::int64_t{0});
-    if (sum != config_.model.layers)
-      refuse({"parallel.stage_layers"}, fmt::format("sums to {}, the model has {} layers", sum, config_.model.layers));
-  }
-
+  // The other rule of chunks is one of the layout.
   void check_chunks() {
     const ParallelConfig& parallel = config_.parallel;
     if (!are_fine({"parallel.chunks", "parallel.schedule", "parallel.pipeline"})) return;
-    const bool is_interleaved = parallel.schedule == ScheduleKind::interleaved;
-    if (parallel.chunks > 1 && !is_interleaved) {
-      refuse({"parallel.chunks", "parallel.schedule"},
-             fmt::format("{} chunks per stage, but parallel.schedule is {}, which has one; set parallel.schedule: "
-                         "interleaved or parallel.chunks: 1",
-                         parallel.chunks, to_text(parallel.schedule)));
-    } else if (parallel.chunks == 1 && is_interleaved && parallel.pipeline > 1) {
-      refuse(
-          {"parallel.schedule", "parallel.chunks"},
-          "interleaved with one chunk per stage is 1f1b; set parallel.chunks: 2 or more, or parallel.schedule: 1f1b");
+    if (parallel.chunks > 1 || parallel.schedule != ScheduleKind::interleaved || parallel.pipeline == 1) return;
+    refuse({"parallel.schedule", "parallel.chunks"},
+           "interleaved with one chunk per stage is 1f1b; set parallel.chunks: 2 or more, or parallel.schedule: 1f1b");
+  }
+
+  void check_layout() {
+    const auto data = data_degree(config_.parallel, world_);
+    for (const LayoutProblem& problem : layout_problems(config_, data, world_)) {
+      if (!are_fine(problem.keys)) continue;
+      const auto given =
+          std::find_if(problem.keys.begin(), problem.keys.end(), [&](const auto& key) { return is_given(key); });
+      const bool has_place = !problem.is_of_world && given != problem.keys.end();
+      context_.diagnostics.add(has_place ? place_of(context_, *given) : Place{0, 0, 0}, problem.text);
     }
   }
 
@@ -309,15 +301,16 @@ class Rules {
   void check_ranks_per_node() {
     const ParallelConfig& parallel = config_.parallel;
     const auto& per_node = config_.launch.ranks_per_node;
-    if (!per_node || !parallel.data) return;
+    const auto data = data_degree(parallel, world_);
+    if (!per_node || !data) return;
     if (!are_fine({"launch.ranks_per_node", "parallel.data", "parallel.tensor", "parallel.pipeline"})) return;
-    const auto world = product({*parallel.data, parallel.tensor, parallel.pipeline});
-    if (!world || *world % *per_node == 0) return;
+    const std::int64_t world = *data * parallel.tensor * parallel.pipeline;
+    if (world % *per_node == 0) return;
     refuse(
         {"launch.ranks_per_node", "parallel.data", "parallel.tensor", "parallel.pipeline"},
         fmt::format("data {} x tensor {} x pipeline {} = {} ranks do not fill hosts of {} ranks; change a degree, or "
                     "set launch.ranks_per_node: auto",
-                    *parallel.data, parallel.tensor, parallel.pipeline, *world, *per_node));
+                    *data, parallel.tensor, parallel.pipeline, world, *per_node));
   }
 
   void check_heartbeat() {
@@ -328,9 +321,11 @@ class Rules {
            fmt::format("{:g} s is too short to tell a hung worker from a busy one; at least {:g} s", heartbeat, least));
   }
 
-  const Config& config_;
+  Config& config_;
   Origin origin_;
+  const std::optional<WorldSize>& world_;
   ReadContext& context_;
+  std::vector<std::string>& notices_;
 };
 
 }  // namespace
@@ -368,8 +363,9 @@ void fill_defaults(Config& config, Origin origin, const ReadContext& context, st
   train.lr_schedule.warmup = shorter;
 }
 
-void validate_config(const Config& config, Origin origin, ReadContext& context) {
-  Rules(config, origin, context).run();
+void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,
+                     std::vector<std::string>& notices) {
+  Rules(config, origin, world, context, notices).run();
 }
 
 }  // namespace scaletrain

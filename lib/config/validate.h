@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "config/config.h"
 #include "config/key_table.h"
+#include "config/layout_rules.h"
 
 namespace scaletrain {
 
@@ -26,8 +28,10 @@ void fill_defaults(Config& config, Origin origin, const ReadContext& context, st
 void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices);
 
 // Adds every broken rule to the context's diagnostics, at the first of the rule's keys that was given. A rule stays
-// silent when one of its keys was refused already.
-void validate_config(const Config& config, Origin origin, ReadContext& context);
+// silent when one of its keys was refused already. A value of the file that an override has left without effect is
+// dropped with a notice. `world`: the ranks that there will be, if they are known already.
+void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,
+                     std::vector<std::string>& notices);
 
 // Where a key stands: its own place, or the nearest section's above it that the file has.
 Place place_of(const ReadContext& context, std::string path);

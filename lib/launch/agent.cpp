@@ -8,8 +8,13 @@
 namespace scaletrain {
 namespace {
 
+// Whose error it is: a rank's, whose name is in it, or that of all.
+std::string message_of(const Attempt& attempt) {
+  return fmt::format("{}{}", attempt.is_alike ? "all ranks: " : "", attempt.message.value_or(""));
+}
+
 void log_attempt(Log& log, const Attempt& attempt, bool is_failure) {
-  if (attempt.message) log.error(*attempt.message);
+  if (attempt.message) log.error(message_of(attempt));
   if (is_failure) {
     log.error(attempt.description);
   } else {
@@ -43,12 +48,11 @@ ExitCode run_agent(const AgentOptions& options) {
     failed_at = attempt.failed_at;
     log_attempt(options.log, attempt, true);
     if (policy.failed(attempt.step) == Decision::no_progress) {
-      options.log.error(
-          fmt::format("no progress: {} failed {} times at step {}; not restarted any more. The last time: "
-                      "{}{}{}. More is in the logs in {}",
-                      options.world == 1 ? "the worker" : "the workers", RestartPolicy::failures_at_one_step,
-                      attempt.step, attempt.description, attempt.message ? ": " : "", attempt.message.value_or(""),
-                      options.paths.logs().string()));
+      options.log.error(fmt::format(
+          "no progress: {} failed {} times at step {}; not restarted any more. The last time: "
+          "{}{}{}. More is in the logs in {}",
+          options.world == 1 ? "the worker" : "the workers", RestartPolicy::failures_at_one_step, attempt.step,
+          attempt.description, attempt.message ? ": " : "", message_of(attempt), options.paths.logs().string()));
       return ExitCode::no_progress;
     }
     if (options.interrupts.interrupted()) {
@@ -81,6 +85,7 @@ CrewOptions crew_options(const AgentOptions& options, const StartPoint& start) {
           .world = options.world,
           .served = options.rendezvous,
           .heartbeat = options.heartbeat,
+          .settle_seconds = options.settle_seconds,
           .log = options.log,
           .interrupts = options.interrupts,
           .executable = options.executable,

@@ -36,8 +36,9 @@ struct AgentOptions {
   std::int64_t world = 1;  // workers, all on this host; each gets its share of the processors
   RendezvousAddress rendezvous{.host = "127.0.0.1"};  // where it serves them; numeric, and port 0 for any free one
   std::int64_t max_restarts = 3;
-  double heartbeat = 60.0;  // seconds in which nobody moves, or a worker says nothing: a hang
-  Log& log;                 // agent_log_path and standard error
+  double heartbeat = 60.0;      // seconds in which nobody moves, or a worker says nothing: a hang
+  double settle_seconds = 2.0;  // see CrewOptions
+  Log& log;                     // agent_log_path and standard error
   const InterruptWatcher& interrupts;
   std::filesystem::path executable = "/proc/self/exe";
   // The start after a failure; empty: restart_point of run_folder.h.

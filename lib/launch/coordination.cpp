@@ -48,7 +48,8 @@ nlohmann::json json_of(const Attempt& attempt) {
                         {"rank", nullptr},
                         {"step", attempt.step},
                         {"description", attempt.description},
-                        {"message", nullptr}};
+                        {"message", nullptr},
+                        {"alike", attempt.is_alike}};
   if (attempt.result) object["result"] = static_cast<int>(*attempt.result);
   if (attempt.rank) object["rank"] = attempt.rank->value();
   if (attempt.message) object["message"] = *attempt.message;
@@ -66,6 +67,7 @@ Attempt parse_attempt(const nlohmann::json& object, const std::string& where) {
   attempt.step = json_integer(object, "step", where);
   attempt.description = json_string(object, "description", where);
   if (!json_member(object, "message", where).is_null()) attempt.message = json_string(object, "message", where);
+  attempt.is_alike = json_bool(object, "alike", where);
   return attempt;
 }
 

@@ -103,6 +103,14 @@ std::vector<std::int64_t> Coordinator::present() const {
   return indices;
 }
 
+std::vector<std::int64_t> Coordinator::missing() const {
+  const std::vector<std::int64_t> there = present();
+  std::vector<std::int64_t> indices;
+  for (std::int64_t node = 0; node < options_.nodes; ++node)
+    if (std::find(there.begin(), there.end(), node) == there.end()) indices.push_back(node);
+  return indices;
+}
+
 std::optional<Allotment> Coordinator::allotment() const {
   return allot_ranks(options_.layout, present(), options_.min_data.value_or(options_.layout.data));
 }
@@ -117,13 +125,19 @@ void Coordinator::gather() {
     return finish(ExitCode::interrupted, "interrupted before any worker was running: run again to go on");
   const std::vector<std::int64_t> there = present();
   if (static_cast<std::int64_t>(there.size()) == options_.nodes) return begin();
-  if (clock_ < options_.join_seconds) return;
-  std::vector<std::int64_t> missing;
-  for (std::int64_t node = 0; node < options_.nodes; ++node)
-    if (std::find(there.begin(), there.end(), node) == there.end()) missing.push_back(node);
-  const std::string text = fmt::format(
-      "the {} of {} {} {} not come within {}", missing.size() == 1 ? "agent" : "agents", plural(missing.size(), "node"),
-      list_text(missing), missing.size() == 1 ? "has" : "have", duration_text(options_.join_seconds));
+  const std::vector<std::int64_t> absent = missing();
+  const std::string agents =
+      fmt::format("the {} of {} {}", plural(absent.size(), "agent"), plural(absent.size(), "node"), list_text(absent));
+  if (clock_ < options_.join_seconds) {
+    if (notice_.is_due(clock_))
+      options_.log.info(fmt::format("waiting for {}: {} of {} {} there after {}; {} {}", agents, there.size(),
+                                    options_.nodes, there.size() == 1 ? "is" : "are", duration_text(clock_),
+                                    options_.min_data ? "the run begins without after" : "all must come within",
+                                    duration_text(options_.join_seconds)));
+    return;
+  }
+  const std::string text = fmt::format("{} {} not come within {}", agents, absent.size() == 1 ? "has" : "have",
+                                       duration_text(options_.join_seconds));
   if (!options_.min_data || !allotment())
     return finish(ExitCode::peer,
                   text + ": was each started, with the same run folder and SCALETRAIN_SECRET? Run again to go on");
@@ -164,6 +178,7 @@ void Coordinator::begin() {
   lost_peer_at_.reset();
   hang_.reset();
   is_growing_ = false;
+  failed_before_ = std::exchange(failed_at_, std::nullopt);
   furthest_ = plan.start.step;
   is_running_ = true;
   options_.log.info(fmt::format("{} rank{} on {} {}, {} replica{}{}, from {}", plan.world, plan.world == 1 ? "" : "s",
@@ -174,6 +189,7 @@ void Coordinator::begin() {
 
 void Coordinator::begin_again() {
   orders_.plan.start = options_.next_start(orders_.plan.start);
+  failed_at_.reset();
   begin();
 }
 
@@ -192,6 +208,7 @@ void Coordinator::take_reports() {
     if (reports_[i] || !status.report) continue;
     reports_[i] = status.report;
     told_.push_back(i);
+    if (is_failure(*status.report) && !failed_at_) failed_at_ = clock_;
     if (status.report->lost_peer_only && !lost_peer_at_) lost_peer_at_ = clock_;
   }
 }
@@ -211,17 +228,21 @@ std::optional<double> Coordinator::still_seconds() const {
 std::optional<std::string> Coordinator::reason_to_end() {
   for (std::size_t i = 0; i < reports_.size(); ++i) {
     const std::int64_t node = orders_.plan.shares[i].node;
-    if (state_of(i) == Share::gone) return fmt::format("node {} is gone", node);
+    if (state_of(i) == Share::gone) {
+      const auto found = nodes_.find(node);
+      const bool is_silent = found != nodes_.end() && found->second.is_lost;
+      if (!failed_at_) failed_at_ = is_silent ? found->second.changed_at : clock_;
+      return fmt::format("node {} is gone", node);
+    }
     if (!reports_[i]) continue;
     if (is_own_failure(*reports_[i])) return fmt::format("workers of node {} failed", node);
     if (!reports_[i]->started) return fmt::format("node {} was interrupted while starting up", node);
   }
   if (lost_peer_at_ && clock_ - *lost_peer_at_ >= settle_seconds) return "workers have lost their peers";
   if (const auto still = still_seconds(); still && *still >= options_.heartbeat) {
-    hang_ = fmt::format(
-        "no rank on any node made progress for {} at step {} (supervise.heartbeat); each rank's log tells what it was "
-        "in",
-        duration_text(*still), last_step());
+    hang_ = fmt::format("no rank on any node made progress for {} at step {} (supervise.heartbeat)",
+                        duration_text(*still), last_step());
+    if (!failed_at_) failed_at_ = clock_;
     orders_.is_hang = true;
     return hang_;
   }
@@ -234,8 +255,22 @@ bool Coordinator::can_grow() const {
   return more && more->data > orders_.plan.data;
 }
 
+void Coordinator::tell_recovery() {
+  if (!failed_before_ || failed_at_) return;
+  for (std::size_t i = 0; i < reports_.size(); ++i) {
+    const NodeStatus& status = nodes_.at(orders_.plan.shares[i].node).status;
+    if (state_of(i) != Share::running || status.attempt != orders_.attempt ||
+        status.pulse.step <= orders_.plan.start.step)
+      return;
+  }
+  options_.log.info(fmt::format("recovered: step {} was done {:.1f} s after the failure", orders_.plan.start.step + 1,
+                                clock_ - *failed_before_));
+  failed_before_.reset();
+}
+
 void Coordinator::supervise() {
   take_reports();
+  tell_recovery();
   bool is_over = true;
   for (std::size_t i = 0; i < reports_.size(); ++i) is_over = is_over && state_of(i) != Share::running;
   if (is_over) return conclude();
@@ -265,8 +300,34 @@ std::int64_t Coordinator::last_step() const {
 
 std::string Coordinator::reported_text(std::size_t share) const {
   const Attempt& report = *reports_[share];
-  return fmt::format("node {}: {}{}{}", orders_.plan.shares[share].node, report.message.value_or(""),
-                     report.message ? "; " : "", report.description);
+  return fmt::format("node {}: {}{}{}{}", orders_.plan.shares[share].node, report.is_alike ? "all its ranks: " : "",
+                     report.message.value_or(""), report.message ? "; " : "", report.description);
+}
+
+// What all nodes' ranks told word for word is nobody's in particular. One rank's words begin with its name.
+std::string Coordinator::failure_text(std::size_t share) const {
+  const Attempt& first = *reports_[share];
+  const auto name_length = [](const Attempt& report) {
+    const std::string name = report.rank && !report.is_alike ? fmt::format("rank {}: ", report.rank->value()) : "";
+    return report.message && report.message->starts_with(name) ? name.size() : 0;
+  };
+  const bool is_alike =
+      reports_.size() > 1 && first.message && std::all_of(reports_.begin(), reports_.end(), [&](const auto& report) {
+        return report && is_own_failure(*report) && report->message &&
+               report->message->substr(name_length(*report)) == first.message->substr(name_length(first));
+      });
+  if (!is_alike) return reported_text(share);
+  return fmt::format("all ranks: {}; the workers of all nodes failed alike at step {}",
+                     first.message->substr(name_length(first)), first.step);
+}
+
+// What the workers that were ended for a hang were in.
+std::string Coordinator::places_text() const {
+  std::string text;
+  for (std::size_t i = 0; i < reports_.size(); ++i)
+    if (reports_[i] && reports_[i]->ended_for_others && reports_[i]->message)
+      text += fmt::format("; node {}: {}", orders_.plan.shares[i].node, *reports_[i]->message);
+  return text + "; each rank's log has its stack traces";
 }
 
 std::optional<std::string> Coordinator::lost_text() const {
@@ -290,10 +351,10 @@ void Coordinator::conclude() {
   for (const std::size_t share : told_) {
     const Attempt& report = *reports_[share];
     if (!is_own_failure(report)) continue;
-    if (report.result) return finish(*report.result, reported_text(share));
-    return conclude_failure(reported_text(share), report.step);
+    if (report.result) return finish(*report.result, failure_text(share));
+    return conclude_failure(failure_text(share), report.step);
   }
-  if (hang_) return conclude_failure(*hang_, last_step());
+  if (hang_) return conclude_failure(*hang_ + places_text(), last_step());
   if (const auto lost = lost_text()) {
     for (std::size_t i = 0; i < reports_.size(); ++i) {
       const auto& left = nodes_.at(orders_.plan.shares[i].node).status.left;

@@ -27,6 +27,7 @@
 #include "launch/coordination.h"
 #include "launch/node_layout.h"
 #include "launch/restart_policy.h"
+#include "launch/wait_notice.h"
 #include "telemetry/log.h"
 #include "train/run_folder.h"
 
@@ -75,11 +76,13 @@ class Coordinator {
 
   void observe(double now, const std::vector<NodeStatus>& statuses);
   void gather();
+  std::vector<std::int64_t> missing() const;
   void supervise();
   void take_reports();
   Share state_of(std::size_t share) const;
   std::optional<std::string> reason_to_end();
   std::optional<double> still_seconds() const;
+  void tell_recovery();
   void conclude();
   void conclude_without_failure();
   void conclude_failure(const std::string& what, std::int64_t step);
@@ -93,6 +96,8 @@ class Coordinator {
   std::optional<std::string> lost_text() const;
   std::int64_t last_step() const;
   std::string reported_text(std::size_t share) const;
+  std::string failure_text(std::size_t share) const;
+  std::string places_text() const;
 
   Options options_;
   RestartPolicy policy_;
@@ -102,6 +107,10 @@ class Coordinator {
   double clock_ = 0.0;  // seconds in which this coordinator was running: a pause of its own costs nobody a lease
   double over_at_ = 0.0;
   bool is_interrupted_ = false;
+  WaitNotice notice_{};  // of the nodes that have not come
+  // By clock_: when the attempt under way failed, and when that before it did; nothing once it is made good.
+  std::optional<double> failed_at_{};
+  std::optional<double> failed_before_{};
 
   // Of the attempt that is under way.
   bool is_running_ = false;

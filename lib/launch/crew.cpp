@@ -1,10 +1,12 @@
 #include "launch/crew.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <limits>
@@ -25,8 +27,10 @@
 namespace scaletrain {
 namespace {
 
-// How long the others may take to say more after one has only lost its peer: what makes them lose it is under way.
-constexpr double settle_seconds = 2.0;
+// How long the others may take to say the same after a failure that no restart mends, which they may all have found.
+constexpr double alike_seconds = 1.0;
+// Between two looks while the others may say more.
+constexpr double settle_look_seconds = 0.05;
 
 // Connections to the rendezvous besides the workers': some that were broken and made anew.
 constexpr int spare_clients = 64;
@@ -75,7 +79,7 @@ class Crew {
   bool is_failed();
   // Hands the interruption on; false if that ended the workers.
   bool forward_interruption();
-  bool has_hung_member();
+  CrewMember* find_hung();
   CrewPulse pulse() const;
   Attempt ended_as_told(const EndOrder& order);
   void end_all();
@@ -84,6 +88,9 @@ class Crew {
   std::string described(const CrewMember& member) const;
   std::string name_of(const CrewMember& member) const;
   std::string hang_text(const CrewMember& member) const;
+  std::string places_text() const;
+  std::vector<std::int64_t> told_alike(const CrewMember& culprit) const;
+  void tell_error(const CrewMember& culprit, Attempt& attempt) const;
   std::string memory_text() const;
   void warn_about_slow_ranks();
   void tell_recovery();
@@ -179,12 +186,19 @@ Attempt Crew::supervise() {
       end_all();
       return verdict(true);
     }
-    if (has_hung_member()) {
+    if (CrewMember* const hung = find_hung()) {
       dump_all();
+      hung->hang_text = hang_text(*hung);
       end_all();
       return verdict(true);
     }
-    if (const auto order = options_.told_to_end ? options_.told_to_end() : std::nullopt) return ended_as_told(*order);
+    if (const auto order = options_.told_to_end ? options_.told_to_end() : std::nullopt) {
+      const CrewMember* const culprit = cause();
+      if (culprit == nullptr || culprit->failure() != Failure::own) return ended_as_told(*order);
+      // What is known here may be why the others are ended.
+      end_all();
+      return verdict(true);
+    }
     if (!forward_interruption()) return verdict(false);
     if (options_.pulse) options_.pulse(pulse());
     warn_about_slow_ranks();
@@ -201,7 +215,8 @@ void Crew::wait_for_news() {
     if (member->is_open) sources.push_back({member->channel.descriptor(), POLLIN, 0});
   }
   if (!is_forwarded_) sources.push_back({options_.interrupts.descriptor(), POLLIN, 0});
-  ::poll(sources.data(), sources.size(), static_cast<int>(tick_ * 1000));
+  const double wait = failed_since_ ? std::min(tick_, settle_look_seconds) : tick_;
+  ::poll(sources.data(), sources.size(), static_cast<int>(wait * 1000));
 }
 
 void Crew::take_news() {
@@ -230,16 +245,16 @@ bool Crew::all_ended() const {
 }
 
 bool Crew::is_failed() {
-  bool is_any = false;
-  bool is_explained = false;
+  double patience = std::numeric_limits<double>::infinity();
   for (const auto& member : members_) {
     if (member->failure() == Failure::none) continue;
-    is_any = true;
-    is_explained = is_explained || (member->failure() == Failure::own && !member->lives());
+    const bool is_explained = member->failure() == Failure::own && !member->lives();
+    const bool is_mendable = is_explained && !(member->end->exit_code && is_result(*member->end->exit_code));
+    patience = std::min(patience, is_mendable ? 0.0 : is_explained ? alike_seconds : options_.settle_seconds);
   }
-  if (!is_any) return false;
+  if (std::isinf(patience)) return false;
   if (!failed_since_) failed_since_ = monotonic_now();
-  return is_explained || seconds_since(*failed_since_) >= settle_seconds;
+  return seconds_since(*failed_since_) >= patience;
 }
 
 bool Crew::forward_interruption() {
@@ -312,9 +327,12 @@ CrewPulse Crew::pulse() const {
 }
 
 Attempt Crew::ended_as_told(const EndOrder& order) {
-  if (order.is_hang) dump_all();
-  end_all();
   Attempt attempt;
+  if (order.is_hang) {
+    dump_all();
+    attempt.message = places_text();
+  }
+  end_all();
   attempt.ended_for_others = true;
   attempt.step = members_.front()->status().step >= 0 ? members_.front()->status().step : options_.start.step;
   attempt.description =
@@ -325,7 +343,7 @@ Attempt Crew::ended_as_told(const EndOrder& order) {
 
 // A rank that stands while another moves may only be waiting for it: the bubble of a pipeline, or a peer's longer
 // stage, is no hang. One that says nothing at all is stopped, whatever the others do.
-bool Crew::has_hung_member() {
+CrewMember* Crew::find_hung() {
   CrewMember* longest = nullptr;
   CrewMember* mutest = nullptr;
   CrewMember* missing = nullptr;  // longest in no collective
@@ -338,9 +356,9 @@ bool Crew::has_hung_member() {
       missing = member.get();
     if (mutest == nullptr || member->silence.mute_seconds() > mutest->silence.mute_seconds()) mutest = member.get();
   }
-  if (longest == nullptr) return false;
+  if (longest == nullptr) return nullptr;
   const bool is_still = options_.judges_stillness && !is_any_moving;
-  if (!is_still && mutest->silence.mute_seconds() < options_.heartbeat) return false;
+  if (!is_still && mutest->silence.mute_seconds() < options_.heartbeat) return nullptr;
   // Where all stand, those that still talk may only stand because they wait for the one that does not; and those that
   // are in a collective, for one that is in none.
   CrewMember* worst = longest;
@@ -352,9 +370,9 @@ bool Crew::has_hung_member() {
   worst->hung = true;
   if (worst->failed_at < 0) worst->failed_at = look_;
   if (!failed_since_) failed_since_ = monotonic_now();
-  worst->hang_text = hang_text(*worst);
+  worst->was_stopped = worst->process.is_stopped();
   worst->hang_step = worst->status().step >= 0 ? worst->status().step : options_.start.step;
-  return true;
+  return worst;
 }
 
 // Each worker's log gets what the worker is in. First those that can answer, while nothing moves; then those that were
@@ -379,7 +397,7 @@ void Crew::wait_for_dumps(const std::vector<CrewMember*>& members, double second
   const auto is_over = [](CrewMember* member) {
     if (member->is_open) member->is_open = member->channel.drain();
     if (!member->end && (member->end = member->process.ended())) member->killed = !member->hung;
-    return !member->lives() || member->status().dumped;
+    return !member->lives() || member->status().dumped.has_value();
   };
   while (!std::all_of(members.begin(), members.end(), is_over) && seconds_since(begin) < seconds)
     std::this_thread::sleep_for(pause);
@@ -439,7 +457,7 @@ Attempt Crew::verdict(bool started) const {
     return attempt;
   }
   if (culprit->status().error) {
-    attempt.message = name_of(*culprit) + culprit->status().error->message;
+    tell_error(*culprit, attempt);
     // It said what was wrong and was ended before it could leave.
     const ExitCode told = culprit->status().error->kind;
     if (culprit->killed && is_result(static_cast<int>(told))) attempt.result = told;
@@ -459,14 +477,59 @@ std::string Crew::name_of(const CrewMember& member) const {
   return options_.world == 1 ? std::string() : fmt::format("rank {}: ", member.rank.value());
 }
 
-// How the worker is now that it is taken for hung, and who waits for it.
+// The ranks whose error is this one's, word for word.
+std::vector<std::int64_t> Crew::told_alike(const CrewMember& culprit) const {
+  std::vector<std::int64_t> ranks;
+  for (const auto& member : members_) {
+    const auto& error = member->status().error;
+    if (error && error->kind == culprit.status().error->kind && error->message == culprit.status().error->message)
+      ranks.push_back(member->rank.value());
+  }
+  return ranks;
+}
+
+// Whose error it is, and its words.
+void Crew::tell_error(const CrewMember& culprit, Attempt& attempt) const {
+  const std::vector<std::int64_t> ranks = told_alike(culprit);
+  std::string who = name_of(culprit);
+  if (ranks.size() > 1) {
+    attempt.is_alike = ranks.size() == members_.size();
+    who = attempt.is_alike ? "" : fmt::format("ranks {}: ", fmt::join(ranks, ", "));
+    attempt.description = fmt::format("{} {} workers failed alike at step {}", attempt.is_alike ? "all" : "some of the",
+                                      members_.size(), attempt.step);
+  }
+  attempt.message = who + culprit.status().error->message;
+}
+
+// What each is in while all of the world stand: first those in no collective, for whom the others may wait.
+std::string Crew::places_text() const {
+  constexpr std::size_t longest_list = 8;
+  std::string missing;
+  std::string waiting;
+  std::size_t num_missing = 0;
+  std::size_t num_waiting = 0;
+  for (const auto& member : members_) {
+    if (const auto in = member->collective()) {
+      if (++num_waiting == 1) waiting = fmt::format("rank {} waits in {}", member->rank.value(), *in);
+    } else if (++num_missing <= longest_list) {
+      missing += fmt::format("{}{}", missing.empty() ? "" : ", ", member->rank.value());
+    }
+  }
+  if (num_missing > longest_list) missing += fmt::format(" and {} more", num_missing - longest_list);
+  if (num_waiting > 1) waiting += fmt::format(", and {} more wait", num_waiting - 1);
+  if (missing.empty()) return waiting;
+  return fmt::format("rank{} {} in no collective{}{}", num_missing == 1 ? "" : "s", missing,
+                     waiting.empty() ? "" : "; ", waiting);
+}
+
+// How the worker was when it was taken for hung, what it is in, and who waits for it.
 std::string Crew::hang_text(const CrewMember& member) const {
   const WorkerStatus& status = member.status();
   std::string what = "made no progress";
   std::string remedy =
       "raise supervise.heartbeat, or lower train.micro_batch or model.context, if one layer of one micro-batch takes "
       "longer";
-  if (member.process.is_stopped()) {
+  if (member.was_stopped) {
     what = "is stopped as a whole (SIGSTOP, or a debugger) and gave no sign of life";
     remedy = "something outside the run stopped it";
   } else if (status.waiting) {
@@ -476,22 +539,21 @@ std::string Crew::hang_text(const CrewMember& member) const {
   std::string others;
   int num_others = 0;
   for (const auto& other : members_) {
-    if (other.get() == &member || !other->lives() || !other->status().collective) continue;
-    if (++num_others == 1)
-      others = fmt::format("; rank {} waits in {}", other->rank.value(), other->status().collective->text);
+    const auto in = other->collective();
+    if (other.get() == &member || !in || (!other->lives() && !other->status().dumped)) continue;
+    if (++num_others == 1) others = fmt::format("; rank {} waits in {}", other->rank.value(), *in);
   }
   if (num_others > 1) others += fmt::format(", and {} more wait", num_others - 1);
   std::string place;
-  if (status.collective) {
-    place = ", in " + status.collective->text;
+  if (const auto in = member.collective()) {
+    place = ", in " + *in;
   } else if (options_.world > 1) {
     place = ", in no collective";
   }
   return fmt::format(
       "{}worker {} {} for {} at step {} (supervise.heartbeat){} and was killed{}; {}; stack traces are in {}",
-      name_of(member), member.process.pid(), what, duration_text(member.silence.seconds()),
-      status.step >= 0 ? status.step : options_.start.step, place, others, remedy,
-      rank_log_path("", member.rank.value()).string());
+      name_of(member), member.process.pid(), what, duration_text(member.silence.seconds()), member.hang_step, place,
+      others, remedy, rank_log_path("", member.rank.value()).string());
 }
 
 // What may be behind a SIGKILL that nobody here sent.

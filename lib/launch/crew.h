@@ -67,6 +67,8 @@ struct CrewOptions {
   std::optional<ExternalRendezvous> rendezvous{};
   RendezvousAddress served{.host = "127.0.0.1"};  // numeric, and port 0 for any free one
   double heartbeat = 60.0;                        // seconds
+  // How long the others may take to say more after one has only lost its peer: what makes them lose it is under way.
+  double settle_seconds = 2.0;
   Log& log;
   const InterruptWatcher& interrupts;
   std::filesystem::path executable = "/proc/self/exe";
@@ -103,7 +105,9 @@ struct Attempt {
   std::optional<MonotonicTime> failed_at{};  // when the first failure was seen
   std::int64_t step = 0;                     // where the cause was last seen
   std::string description{};                 // "worker 123 was killed by signal 9 (Killed) at step 17"
-  std::optional<std::string> message;        // what the cause, or else the first that lost it, told of its error
+  std::optional<std::string> message;        // what the cause, or else the first that lost it, told of its error; of
+                                             // workers ended for a hang: what they were in
+  bool is_alike = false;                     // all of several workers told that, word for word
 };
 
 // Starts options.count workers and returns when all have ended. Throws PeerError when one cannot be started or the lock

@@ -79,9 +79,16 @@ struct CrewMember {
   std::optional<ProcessEnd> end;
   bool killed = false;  // by us, for another's sake
   bool hung = false;
-  std::string hang_text{};      // how it was when that was seen
+  bool was_stopped = false;     // how it was when that was seen
   std::int64_t hang_step = -1;  // and where
+  std::string hang_text{};
   std::int64_t failed_at = -1;  // in which look its failure was first seen; -1: none
+
+  // By its own report, or else at its last line.
+  std::optional<std::string> collective() const {
+    if (status().dumped) return status().dumped->empty() ? std::nullopt : status().dumped;
+    return status().collective ? std::optional(status().collective->text) : std::nullopt;
+  }
 
   Failure failure() const {
     const Failure told = status().error ? failure_of(status().error->kind) : Failure::none;

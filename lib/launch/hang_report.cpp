@@ -25,6 +25,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "launch/worker_channel.h"
 
 namespace scaletrain {
 namespace {
@@ -164,9 +165,11 @@ void HangReport::watch() {
 void HangReport::write_report(bool with_stacks) {
   const FileDescriptor file(::open(options_.file.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
   if (!file) return;
-  std::string text = fmt::format(
-      "{} {}{}\n", wall_clock_text(),
-      with_stacks ? "taken for hung by the agent: " : "asked by SIGQUIT: ", options_.text ? options_.text() : "");
+  const HangPlace place = options_.place ? options_.place() : HangPlace{};
+  std::string text = fmt::format("{} {}{}\n", wall_clock_text(),
+                                 with_stacks ? "taken for hung by the agent: " : "asked by SIGQUIT: ", place.text);
+  // Behind what may be the first half of another thread's line.
+  const std::string answer = "\n" + dumped_line(place.collective.value_or(""));
   const pid_t self = own_thread();
   std::vector<pid_t> threads = threads_of_process();
   std::erase(threads, self);
@@ -191,7 +194,6 @@ void HangReport::write_report(bool with_stacks) {
     }
   }
   write_all(file.get(), "  end of the report\n");
-  constexpr std::string_view answer = "\ndumped\n";
   if (options_.told >= 0) ::send(options_.told, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 

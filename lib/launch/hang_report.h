@@ -11,6 +11,7 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -21,12 +22,19 @@ namespace scaletrain {
 // Blocks SIGQUIT in the calling thread and those it starts; before the first thread is started.
 void block_hang_signal();
 
+// What a process knows of what it is in.
+struct HangPlace {
+  std::string text{};                       // for people
+  std::optional<std::string> collective{};  // nothing: in none
+};
+
 class HangReport {
  public:
   struct Options {
-    std::filesystem::path file;         // appended to; created if it is not there
-    std::function<std::string()> text;  // what the process itself knows of what it is in; called by another thread
-    int told = -1;  // a line "dumped" is sent here when all is written; negative: nowhere. Not owned
+    std::filesystem::path file;        // appended to; created if it is not there
+    std::function<HangPlace()> place;  // called by another thread
+    int told = -1;  // a line "dumped", with the collective, is sent here when all is written; negative: nowhere. Not
+                    // owned
   };
   // InputError if the kernel refuses what it needs.
   explicit HangReport(Options options);

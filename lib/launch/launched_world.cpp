@@ -30,6 +30,7 @@ namespace fs = std::filesystem;
 
 constexpr double connect_seconds = 3.0;  // for one try at one file
 constexpr double poll_seconds = 0.1;
+constexpr double look_seconds = 0.25;         // between two looks whether to tell whom this rank waits for
 constexpr double note_seconds = 300.0;        // for which a note of an unknown job may be this start's
 constexpr double lost_farewell = 2.0;         // for ranks that have lost another: they need not wait long either
 constexpr double failed_start_seconds = 2.0;  // that the rendezvous of a start that fails at once stays for late ranks
@@ -174,7 +175,7 @@ std::unique_ptr<KeyValueStore> try_file(const RendezvousFile& file, const Launch
   }
   const std::string& secret = options.secret.empty() ? file.secret : options.secret;
   if (secret.empty()) {
-    reason = "rank 0 was given SCALETRAIN_SECRET and this rank was not; give it to all";
+    reason = fmt::format("{0} 0 was given SCALETRAIN_SECRET and this {0} was not; give it to all", options.kind);
     return nullptr;
   }
   try {
@@ -262,12 +263,15 @@ void LaunchedWorld::serve_farewell() {
            !(options_.interrupted && options_.interrupted());
   };
   const MonotonicTime farewell = monotonic_now();
+  WaitNotice notice = options_.notice;
   for (;;) {
     const std::int64_t joined = store_->add(joined_key, 0);
     const std::int64_t lost = store_->add(num_lost_members_key, 0);
     const double patience = lost > 0 ? std::min(options_.farewell, lost_farewell) : options_.farewell;
     const bool is_inside_awaited = store_->add(left_key, 0) + lost < joined && seconds_since(farewell) < patience;
     if (!is_inside_awaited && !is_late_awaited(joined)) break;
+    if (options_.waiting && !is_inside_awaited && notice.is_due(seconds_since(farewell)))
+      options_.waiting(fmt::format("waiting for {} to hear that the run has ended", missing_text()));
     pause(poll_seconds / 4);
   }
   if (failure && store_->add(joined_key, 0) < num_others) refuse_start(options_.paths, options_.place, *failure);
@@ -372,23 +376,42 @@ std::vector<std::int64_t> LaunchedWorld::host_ranks() {
 void LaunchedWorld::await_all(const std::string& key) {
   const std::string all = key + "/all";
   if (store_->add(key + "/count", 1) == options_.place.world) store_->set(all, "");
-  if (!watched_.find_within(all, options_.seconds)) throw PeerError(missing_text());
+  const MonotonicTime begin = monotonic_now();
+  WaitNotice notice = options_.notice;
+  for (;;) {
+    const double waited = seconds_since(begin);
+    if (watched_.find_within(all, std::clamp(options_.seconds - waited, 0.0, look_seconds))) return;
+    if (waited >= options_.seconds) break;
+    // Of the ranks rank 0 is the one that knows who has come.
+    if (server_ && options_.waiting && notice.is_due(waited))
+      options_.waiting(fmt::format("waiting for {}; all must come within {:g} s", missing_text(), options_.seconds));
+  }
+  const std::vector<std::int64_t> missing = missing_ranks();
+  if (missing.empty())
+    throw PeerError(
+        fmt::format("the ranks did not come together within {:g} s: one has come in and is stuck", options_.seconds));
+  throw PeerError(
+      fmt::format("{} {} not come within {:g} s: was each started, with the same run folder and SCALETRAIN_SECRET?",
+                  missing_text(), missing.size() == 1 ? "has" : "have", options_.seconds));
 }
 
-std::string LaunchedWorld::missing_text() {
-  constexpr int longest_list = 8;
+std::vector<std::int64_t> LaunchedWorld::missing_ranks() {
   std::vector<std::int64_t> missing;
   for (std::int64_t rank = 1; rank < options_.place.world; ++rank)
     if (!store_->find(fmt::format("{}/{}", joined_key, rank))) missing.push_back(rank);
-  if (missing.empty())
-    return fmt::format("the ranks did not come together within {:g} s: one has come in and is stuck", options_.seconds);
+  return missing;
+}
+
+// "ranks 1, 5"
+std::string LaunchedWorld::missing_text() {
+  constexpr std::size_t longest_list = 8;
+  const std::vector<std::int64_t> missing = missing_ranks();
+  if (missing.empty()) return "a rank that has come in and is still preparing";
   std::string list;
   for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), longest_list); ++i)
     list += fmt::format("{}{}", i == 0 ? "" : ", ", missing[i]);
   if (missing.size() > longest_list) list += fmt::format(" and {} more", missing.size() - longest_list);
-  return fmt::format(
-      "rank{} {} {} not come within {:g} s: was each started, with the same run folder and SCALETRAIN_SECRET?",
-      missing.size() == 1 ? "" : "s", list, missing.size() == 1 ? "has" : "have", options_.seconds);
+  return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", list);
 }
 
 void write_rendezvous_file(const RunPaths& paths, const RendezvousFile& file) {
@@ -419,6 +442,7 @@ std::optional<Entrance> find_rendezvous(const LaunchedWorld::Options& options, s
   const std::optional<Refusal> before = read_refusal(options.paths);
   const MonotonicTime begin = monotonic_now();
   std::string reason = "there is no such file";
+  WaitNotice notice = options.notice;
   while (seconds_since(begin) < options.seconds) {
     if (options.interrupted && options.interrupted()) return std::nullopt;
     if (auto file = read_rendezvous_file(options.paths))
@@ -429,12 +453,16 @@ std::optional<Entrance> find_rendezvous(const LaunchedWorld::Options& options, s
       refused = refusal->failure;
       throw PeerError(fmt::format("rank {} could not start: {}", refusal->failure.rank, refusal->failure.message));
     }
+    if (options.waiting && notice.is_due(seconds_since(begin)))
+      options.waiting(fmt::format("waiting for {} 0: no rendezvous of this start in {} yet: {}", options.kind,
+                                  rendezvous_path(options.paths).string(), reason));
     pause(poll_seconds);
   }
-  throw PeerError(fmt::format(
-      "rank {} of {} ({}): no rendezvous of this start in {} within {} s: {}; has rank 0 started, "
-      "and do all hosts share this folder?",
-      place.rank, place.world, place.launcher, rendezvous_path(options.paths).string(), options.seconds, reason));
+  throw PeerError(
+      fmt::format("{0} {1} of {2} ({3}): no rendezvous of this start in {4} within {5} s: {6}; has {0} 0 started, "
+                  "and do all hosts share this folder?",
+                  options.kind, place.rank, place.world, place.launcher, rendezvous_path(options.paths).string(),
+                  options.seconds, reason));
 }
 
 std::string rendezvous_bind_address(const LaunchedWorld::Options& options) {

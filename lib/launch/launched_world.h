@@ -22,6 +22,7 @@
 #include "comm/locked_store.h"
 #include "comm/rendezvous.h"
 #include "launch/launcher.h"
+#include "launch/wait_notice.h"
 #include "launch/watched_store.h"
 #include "train/run_folder.h"
 
@@ -68,6 +69,10 @@ class LaunchedWorld {
     // Rank 0 comes only to say why there will be no start: every rank that comes in finds it told.
     std::optional<SharedFailure> refusal{};
     std::function<bool()> interrupted{};
+    // Hears whom this rank waits for, after a while and then seldom; empty: nobody does.
+    std::function<void(const std::string&)> waiting{};
+    WaitNotice notice{};        // when
+    const char* kind = "rank";  // what place.rank counts, for messages
   };
 
   // Rank 0 (the run folder exists and is locked by this process): serves at once. The others: come in, or nothing when
@@ -114,6 +119,7 @@ class LaunchedWorld {
                 std::unique_ptr<KeyValueStore> store);
   void serve_farewell();
   void await_all(const std::string& key);
+  std::vector<std::int64_t> missing_ranks();
   std::string missing_text();
 
   Options options_;

@@ -162,6 +162,10 @@ bool WorkerReporter::send_line(const std::string& line) {
   return true;
 }
 
+std::string dumped_line(std::string_view collective) {
+  return fmt::format("dumped{}{}\n", collective.empty() ? "" : " ", escape_message(collective));
+}
+
 void WorkerStatusParser::feed(std::string_view bytes) {
   while (!bytes.empty()) {
     const std::size_t end = bytes.find('\n');
@@ -210,8 +214,10 @@ void WorkerStatusParser::take_line(std::string_view line) {
     ++status_.lines;
     return;
   }
-  if (words.size() == 1 && words[0] == "dumped") {
-    status_.dumped = true;
+  if (!words.empty() && words[0] == "dumped") {
+    auto text = unescape_message(words.size() == 1 ? "" : line.substr(words[0].size() + 1));
+    if (!text) return;
+    status_.dumped = std::move(*text);
     ++status_.lines;
     return;
   }

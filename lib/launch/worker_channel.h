@@ -3,7 +3,7 @@
 //   progress COUNTER STEP working|waiting
 //   collective SECONDS ESCAPED_TEXT    behind a progress line: since when it waits for its peers, and in what
 //   pace STEPS BUSY_SECONDS            whole steps so far, and the time in them that was not spent waiting for peers
-//   dumped                             what SIGQUIT asks for is in its log (hang_report.h)
+//   dumped [ESCAPED_TEXT]              what SIGQUIT asks for is in its log (hang_report.h); the collective named there
 //   error EXIT_CODE ESCAPED_MESSAGE
 //
 // COUNTER counts executed instructions: while the worker says `working` it must move within the heartbeat. `waiting`
@@ -87,6 +87,9 @@ struct WorkerError {
   std::string message;
 };
 
+// The line of a worker that has written its report.
+std::string dumped_line(std::string_view collective);
+
 // What the agent knows of its worker.
 struct WorkerStatus {
   std::uint64_t lines = 0;  // well-formed ones
@@ -95,7 +98,7 @@ struct WorkerStatus {
   bool waiting = true;
   std::optional<InCollective> collective;  // at its last progress line
   std::optional<Pace> pace;
-  bool dumped = false;
+  std::optional<std::string> dumped;  // the report is in its log; the collective that it names, or empty
   std::optional<WorkerError> error;
 };
 

@@ -7,8 +7,8 @@
 
 namespace scaletrain {
 
-// Virtual stage s (of stages * chunks) holds blocks [first, first + count), the embedding if it is the first, the head
-// if the last.
+// Virtual stage v = chunk * stages + stage holds blocks [first, first + count), the embedding if it is the first, the
+// head if the last.
 struct StageBlocks {
   std::int64_t first = 0;
   std::int64_t count = 0;
@@ -16,13 +16,19 @@ struct StageBlocks {
   bool head = false;
 };
 
-// Minimises the largest virtual stage's cost over contiguous splits (binary search on the bottleneck); ties put fewer
-// blocks on the later stages. `embedding_cost` and `head_cost` in blocks.
-std::vector<StageBlocks> split_stages(std::int64_t blocks, std::int64_t virtual_stages, double embedding_cost,
-                                      double head_cost);
-// A split the user gave: counts of blocks per virtual stage, which must sum to `blocks`; only the first and the last,
-// which hold the embedding and the head, may have none (UserError naming parallel.stage_layers).
-std::vector<StageBlocks> given_stages(std::int64_t blocks, const std::vector<std::int64_t>& counts,
-                                      std::int64_t virtual_stages);
+// In blocks.
+struct EndCosts {
+  double embedding = 0.0;
+  double head = 0.0;
+};
+
+// Minimises the largest stage's cost, over all its chunks: that is what a step of the pipeline waits for. Then, within
+// each stage, the largest chunk's. Each step of the way is as even as may be, and of equals the earlier stage and the
+// earlier chunk get the fewer blocks: they hold the most micro-batches at a time. No virtual stage is without a block
+// but the first and the last, which hold the embedding and the head, as long as there are blocks enough for that.
+std::vector<StageBlocks> split_stages(std::int64_t blocks, std::int64_t stages, std::int64_t chunks,
+                                      const EndCosts& ends);
+// A split the user gave (config/layout_rules.h says what may be): counts of blocks per virtual stage.
+std::vector<StageBlocks> given_stages(const std::vector<std::int64_t>& counts);
 
 }  // namespace scaletrain

@@ -293,10 +293,9 @@ void add_decisions(Volumes& volumes, const PhasePlan& plan, const MeshPosition& 
   add(GroupKind::pipeline, Axis::pipeline, position.pipeline);
 }
 
-Volumes volumes_of(const PhasePlan& plan, Rank rank) {
+Volumes volumes_of(const PhasePlan& plan, Rank rank, const std::vector<ScheduleStep>& steps) {
   const MeshPosition position = plan.mesh.position_of(rank);
   const TensorPart part = plan.tensor_part(rank);
-  const std::vector<ScheduleStep> steps = plan.schedule(rank);
   const std::vector<PhaseCounts> counts = count_phases(steps, plan.chunks);
   Volumes volumes;
   const ShardLayout shard = plan.layout(rank);
@@ -320,11 +319,19 @@ Volumes volumes_of(const PhasePlan& plan, Rank rank) {
 }  // namespace
 
 std::vector<CommunicationVolume> PhasePlan::communication(Rank rank) const {
-  return volumes_of(*this, rank).take();
+  return communication(rank, schedule(rank));
+}
+
+std::vector<CommunicationVolume> PhasePlan::communication(Rank rank, const std::vector<ScheduleStep>& steps) const {
+  return volumes_of(*this, rank, steps).take();
 }
 
 std::size_t PhasePlan::communication_staging(Rank rank) const {
-  return volumes_of(*this, rank).staging();
+  return communication_staging(rank, schedule(rank));
+}
+
+std::size_t PhasePlan::communication_staging(Rank rank, const std::vector<ScheduleStep>& steps) const {
+  return volumes_of(*this, rank, steps).staging();
 }
 
 }  // namespace scaletrain

@@ -17,7 +17,7 @@ namespace {
 // What fits a page.
 constexpr std::size_t page_width = 120;
 constexpr std::int64_t max_listed_ranks = 16;
-constexpr std::size_t max_listed_stages = 16;
+constexpr std::size_t max_listed_stages = 16;  // more are told in ranges
 constexpr std::size_t max_timeline_stages = 16;
 
 // Words of the memory table that the literature has no common one for.
@@ -61,7 +61,7 @@ std::string groups_text(const PlanFacts& facts) {
   std::string text;
   for (const GroupFact& group : facts.groups) {
     std::string members = fmt::format("{}, {}", group.first.value(), group.second.value());
-    if (group.size > 2) members += fmt::format(" .. {}", group.last.value());
+    if (group.size > 2) members += fmt::format("{}{}", group.size > 3 ? " .. " : ", ", group.last.value());
     text += fmt::format("  {:<10} {} of {} ranks; that of rank 0: {}\n", to_text(group.kind),
                         count_text(group.count, "group"), group.size, members);
   }
@@ -73,65 +73,77 @@ std::string groups_text(const PlanFacts& facts) {
   return "\ngroups\n" + text;
 }
 
-// Of all stages, those that a page has room for: all, or the first two and the last.
-std::vector<const StageFacts*> shown_stages(const PlanFacts& facts) {
-  std::vector<const StageFacts*> shown;
-  for (const StageFacts& stage : facts.stages) shown.push_back(&stage);
-  if (shown.size() > max_listed_stages) shown = {shown[0], shown[1], shown.back()};
-  return shown;
+bool tells_ranges(const PlanFacts& facts) {
+  return facts.stages.size() > max_listed_stages;
 }
 
-// Rows of cells with one column per stage, as many blocks of columns as the page needs.
+struct Cell {
+  std::uint64_t value = 0;
+  std::string text;
+};
+
+// Rows of cells by stage, as many blocks of columns as the page needs.
 struct TableRow {
   std::string name;
-  std::vector<std::string> cells;  // by shown stage
+  std::vector<Cell> cells;
   GroupKind kind = GroupKind::tensor;
 };
 
-// Neighbouring stages with the same cells.
-struct TableColumn {
-  std::string heading;
-  std::size_t cell = 0;  // index of one of them
-};
-
-std::vector<TableColumn> columns_of(const std::vector<const StageFacts*>& stages, const std::vector<TableRow>& rows) {
-  std::vector<TableColumn> columns;
-  const auto alike = [&](std::size_t a, std::size_t b) {
-    return stages[b]->stage == stages[b - 1]->stage + 1 &&
-           std::all_of(rows.begin(), rows.end(), [&](const TableRow& row) { return row.cells[a] == row.cells[b]; });
-  };
-  for (std::size_t first = 0; first < stages.size();) {
-    std::size_t last = first;
-    while (last + 1 < stages.size() && alike(first, last + 1)) ++last;
-    const std::string heading = first == last ? fmt::format("stage {}", stages[first]->stage)
-                                              : fmt::format("stages {}-{}", stages[first]->stage, stages[last]->stage);
-    columns.push_back({heading, first});
-    first = last + 1;
-  }
-  return columns;
+std::string heading_of(const StageRange& range) {
+  return range.first == range.last ? fmt::format("stage {}", range.first)
+                                   : fmt::format("stages {}-{}", range.first, range.last);
 }
 
-std::string table_text(const std::vector<const StageFacts*>& stages, const std::vector<TableRow>& rows,
-                       const std::string& name_heading) {
-  const std::vector<TableColumn> all_columns = columns_of(stages, rows);
+// Neighbouring stages share a column if all of their cells are the same. Where that leaves too many columns, those do
+// that hold as much of the same; their cells then tell from where to where they go.
+std::vector<StageRange> columns_of(const PlanFacts& facts, const std::vector<TableRow>& rows) {
+  std::vector<StageRange> columns;
+  for (std::size_t stage = 0; stage < facts.stages.size(); ++stage) {
+    const bool alike = !columns.empty() && std::all_of(rows.begin(), rows.end(), [&](const TableRow& row) {
+      return row.cells[static_cast<std::size_t>(columns.back().first)].text == row.cells[stage].text;
+    });
+    const auto number = static_cast<std::int64_t>(stage);
+    if (alike) {
+      columns.back().last = number;
+    } else {
+      columns.push_back({number, number});
+    }
+  }
+  return tells_ranges(facts) && columns.size() > max_listed_stages / 2 ? alike_stages(facts) : columns;
+}
+
+std::string cell_text(const TableRow& row, const StageRange& column) {
+  const auto first = row.cells.begin() + column.first;
+  const auto end = row.cells.begin() + column.last + 1;
+  if (std::all_of(first, end, [&](const Cell& cell) { return cell.text == first->text; })) return first->text;
+  const auto by_value = [](const Cell& a, const Cell& b) { return a.value < b.value; };
+  const std::string& least = std::min_element(first, end, by_value)->text;
+  const std::string& most = std::max_element(first, end, by_value)->text;
+  // In the order of the stages, where they rise or fall evenly.
+  return first->value <= (end - 1)->value ? least + " .. " + most : most + " .. " + least;
+}
+
+std::string table_text(const PlanFacts& facts, const std::vector<TableRow>& rows, const std::string& name_heading) {
+  const std::vector<StageRange> all_columns = columns_of(facts, rows);
   std::size_t name_width = name_heading.size();
   std::size_t cell_width = 0;
-  for (const TableColumn& column : all_columns) cell_width = std::max(cell_width, column.heading.size());
+  for (const StageRange& column : all_columns) cell_width = std::max(cell_width, heading_of(column).size());
   for (const TableRow& row : rows) {
     name_width = std::max(name_width, row.name.size());
-    for (const std::string& cell : row.cells) cell_width = std::max(cell_width, cell.size());
+    for (const StageRange& column : all_columns) cell_width = std::max(cell_width, cell_text(row, column).size());
   }
   const std::size_t columns = std::max<std::size_t>(1, (page_width - 2 - name_width) / (cell_width + 2));
   std::string text;
   for (std::size_t first = 0; first < all_columns.size(); first += columns) {
     const std::size_t last = std::min(all_columns.size(), first + columns);
     std::string heading = fmt::format("\n  {:<{}}", name_heading, name_width);
-    for (std::size_t c = first; c < last; ++c) heading += fmt::format("  {:>{}}", all_columns[c].heading, cell_width);
+    for (std::size_t c = first; c < last; ++c)
+      heading += fmt::format("  {:>{}}", heading_of(all_columns[c]), cell_width);
     text += heading + "\n";
     for (const TableRow& row : rows) {
       text += fmt::format("  {:<{}}", row.name, name_width);
       for (std::size_t c = first; c < last; ++c)
-        text += fmt::format("  {:>{}}", row.cells[all_columns[c].cell], cell_width);
+        text += fmt::format("  {:>{}}", cell_text(row, all_columns[c]), cell_width);
       text += "\n";
     }
   }
@@ -148,31 +160,34 @@ std::string memory_words_text(const std::vector<TableRow>& rows) {
   return text;
 }
 
+Cell bytes_cell(std::uint64_t bytes) {
+  return {bytes, bytes_text(bytes)};
+}
+
 std::string memory_text(const PlanFacts& facts) {
-  const std::vector<const StageFacts*> stages = shown_stages(facts);
   std::vector<TableRow> rows;
-  for (std::size_t item = 0; item < stages.front()->memory.items.size(); ++item) {
-    TableRow row{.name = stages.front()->memory.items[item].purpose, .cells = {}};
-    std::size_t most = 0;
-    for (const StageFacts* stage : stages) {
-      const std::size_t bytes = stage->memory.items[item].bytes;
+  for (std::size_t item = 0; item < facts.stages.front().survey.memory.items.size(); ++item) {
+    TableRow row{.name = facts.stages.front().survey.memory.items[item].purpose, .cells = {}};
+    std::uint64_t most = 0;
+    for (const StageFacts& stage : facts.stages) {
+      const std::uint64_t bytes = stage.survey.memory.items[item].bytes;
       most = std::max(most, bytes);
-      row.cells.push_back(bytes_text(bytes));
+      row.cells.push_back(bytes_cell(bytes));
     }
     if (most > 0) rows.push_back(std::move(row));
   }
   TableRow total{.name = "total", .cells = {}};
-  for (const StageFacts* stage : stages) total.cells.push_back(bytes_text(stage->memory.total()));
+  for (const StageFacts& stage : facts.stages) total.cells.push_back(bytes_cell(stage.survey.memory.total()));
   rows.push_back(std::move(total));
   std::string text =
       facts.phase.mesh.world() == 1 ? "\nmemory at its peak" : "\nmemory of the first rank of a stage at its peak";
-  text += table_text(stages, rows, "");
+  text += table_text(facts, rows, "");
   for (const std::string& line : host_memory_lines(facts)) text += "  " + line + "\n";
   return text + memory_words_text(rows);
 }
 
 const CommunicationVolume* find_row(const StageFacts& stage, const CommunicationVolume& like) {
-  for (const CommunicationVolume& volume : stage.communication)
+  for (const CommunicationVolume& volume : stage.survey.communication)
     if (volume.kind == like.kind && volume.collective == like.collective && volume.purpose == like.purpose)
       return &volume;
   return nullptr;
@@ -184,30 +199,34 @@ std::string communication_name(std::string_view group, std::string_view hosts, s
 }
 
 // The bytes of the groups that leave a host, or of those that do not.
-TableRow total_row(const PlanFacts& facts, const std::vector<const StageFacts*>& stages, std::string_view hosts) {
+TableRow total_row(const PlanFacts& facts, std::string_view hosts) {
   TableRow row{.name = communication_name("total", hosts, "", ""), .cells = {}};
-  for (const StageFacts* stage : stages) {
+  for (const StageFacts& stage : facts.stages) {
     std::uint64_t bytes = 0;
-    for (const CommunicationVolume& volume : stage->communication)
+    for (const CommunicationVolume& volume : stage.survey.communication)
       if (hosts.empty() || to_text(reach_of(facts, volume.kind)) == hosts) bytes += volume.bytes;
-    row.cells.push_back(bytes_text(bytes));
+    row.cells.push_back(bytes_cell(bytes));
   }
   return row;
 }
 
-std::vector<TableRow> communication_rows(const PlanFacts& facts, const std::vector<const StageFacts*>& stages) {
+std::vector<TableRow> communication_rows(const PlanFacts& facts) {
   std::vector<TableRow> rows;
-  for (const StageFacts* listed : stages) {
-    for (const CommunicationVolume& volume : listed->communication) {
+  for (const StageFacts& listed : facts.stages) {
+    for (const CommunicationVolume& volume : listed.survey.communication) {
       TableRow row{.name = communication_name(to_text(volume.kind), to_text(reach_of(facts, volume.kind)),
                                               collective_name(volume.collective), volume.purpose),
                    .cells = {},
                    .kind = volume.kind};
       if (std::any_of(rows.begin(), rows.end(), [&](const TableRow& other) { return other.name == row.name; }))
         continue;
-      for (const StageFacts* stage : stages) {
-        const CommunicationVolume* found = find_row(*stage, volume);
-        row.cells.push_back(found == nullptr ? "-" : fmt::format("{} ({})", bytes_text(found->bytes), found->calls));
+      for (const StageFacts& stage : facts.stages) {
+        const CommunicationVolume* found = find_row(stage, volume);
+        if (found == nullptr) {
+          row.cells.push_back({0, "-"});
+        } else {
+          row.cells.push_back({found->bytes, fmt::format("{} ({})", bytes_text(found->bytes), found->calls)});
+        }
       }
       rows.push_back(std::move(row));
     }
@@ -217,13 +236,13 @@ std::vector<TableRow> communication_rows(const PlanFacts& facts, const std::vect
 }
 
 // Rows and words that need one, as far as they occur.
-std::string communication_words_text(const std::vector<const StageFacts*>& stages) {
+std::string communication_words_text(const PlanFacts& facts) {
   std::string text =
       "  hosts: whether a group lies inside one or reaches across several, as the hosts line above says\n";
   text += "  loss, norm, votes: the few numbers of a step that all ranks sum\n";
   const auto occurs = [&](GroupKind kind, const std::string& purpose) {
-    return std::any_of(stages.begin(), stages.end(),
-                       [&](const StageFacts* stage) { return find_volume(*stage, kind, purpose) != nullptr; });
+    return std::any_of(facts.stages.begin(), facts.stages.end(),
+                       [&](const StageFacts& stage) { return find_volume(stage, kind, purpose) != nullptr; });
   };
   if (occurs(GroupKind::tensor, "softmax statistics"))
     text += "  softmax statistics: maxima and sums of the loss over a divided vocabulary\n";
@@ -233,8 +252,7 @@ std::string communication_words_text(const std::vector<const StageFacts*>& stage
 }
 
 std::string communication_text(const PlanFacts& facts) {
-  const std::vector<const StageFacts*> stages = shown_stages(facts);
-  std::vector<TableRow> rows = communication_rows(facts, stages);
+  std::vector<TableRow> rows = communication_rows(facts);
   if (rows.empty()) return {};
   std::vector<std::string_view> reaches;
   for (const GroupReach reach : {GroupReach::inside_host, GroupReach::partly_inside, GroupReach::across_hosts}) {
@@ -243,20 +261,22 @@ std::string communication_text(const PlanFacts& facts) {
     if (occurs) reaches.push_back(to_text(reach));
   }
   if (reaches.size() > 1)
-    for (const std::string_view reach : reaches) rows.push_back(total_row(facts, stages, reach));
-  rows.push_back(total_row(facts, stages, ""));
+    for (const std::string_view reach : reaches) rows.push_back(total_row(facts, reach));
+  rows.push_back(total_row(facts, ""));
   return "\nsent by the first rank of a stage in one step: bytes (calls)" +
-         table_text(stages, rows, communication_name("group", "hosts", "collective", "of")) +
-         communication_words_text(stages);
+         table_text(facts, rows, communication_name("group", "hosts", "collective", "of")) +
+         communication_words_text(facts);
 }
 
 std::string bubble_text(const PlanFacts& facts) {
-  const double bubble = 100.0 * facts.timetable->simulation.bubble;
-  const double equal = 100.0 * facts.equal_bubble;
+  const double bubble = 100.0 * facts.replay.bubble;
+  const double equal = 100.0 * facts.replay.equal_bubble;
   std::string text = fmt::format("{:.1f} % of the stages' time is idle", bubble);
   constexpr double shown = 0.05;
   if (bubble > equal + shown || bubble < equal - shown)
     text += fmt::format("; {:.1f} % if all stages took equally long", equal);
+  if (facts.short_step.repeats > 0)
+    text += fmt::format("; from a replay of {} micro-batches, whose middle repeats", facts.short_step.micro_batches);
   return text;
 }
 
@@ -287,16 +307,16 @@ std::string head_text(const PlanFacts& facts) {
     line("sequence",
          phase.sequence ? "norms and residuals are divided among tensor ranks" : "whole on every tensor rank");
   if (phase.mesh.degree(Axis::pipeline) > 1 || phase.chunks > 1) {
-    const ScheduleDepth depth = schedule_depth(phase.schedule(Rank(0)));
+    const std::int64_t saved = facts.stages.front().survey.saved;
     // With several chunks a micro-batch is held once for each chunk that it has passed.
-    const std::string held = phase.chunks > 1 ? fmt::format("{} (counted once per model chunk)",
-                                                            count_text(depth.saved, "micro-batch", "es"))
-                                              : count_text(depth.saved, "micro-batch", "es");
+    const std::string held =
+        phase.chunks > 1 ? fmt::format("{} (counted once per model chunk)", count_text(saved, "micro-batch", "es"))
+                         : count_text(saved, "micro-batch", "es");
     line("schedule", fmt::format("{}, {} per stage; stage 0 holds the activations of up to {}",
                                  to_text(phase.schedule_kind), count_text(phase.chunks, "model chunk"), held));
   }
   if (phase.mesh.degree(Axis::pipeline) > 1) {
-    line("bubble", facts.timetable ? bubble_text(facts) : "not computed: the schedule is too long to replay");
+    line("bubble", bubble_text(facts));
     line("balance", balance_text(facts));
   }
   for (const std::string& cost : cost_lines(facts)) line("cost", cost);
@@ -305,23 +325,30 @@ std::string head_text(const PlanFacts& facts) {
 
 std::string stages_text(const PlanFacts& facts) {
   std::string text = "\n";
-  const auto all = facts.phase.mesh.degree(Axis::pipeline);
+  const bool has_pipeline = facts.phase.mesh.degree(Axis::pipeline) > 1;
   const bool one_rank = facts.phase.mesh.world() == 1;
-  const std::vector<const StageFacts*> shown = shown_stages(facts);
-  for (const StageFacts* stage : shown) {
-    text += fmt::format("stage {}: {}; {} parameters{}", stage->stage, stage->blocks,
-                        grouped_digits(static_cast<std::uint64_t>(stage->parameters)), one_rank ? "" : " per rank");
-    text += all > 1 ? fmt::format("; work {:.2f} x the mean\n", stage->work) : "\n";
+  std::vector<StageRange> ranges;
+  for (const StageFacts& stage : facts.stages) ranges.push_back({stage.stage, stage.stage});
+  if (tells_ranges(facts)) ranges = alike_stages(facts);
+  for (const StageRange& range : ranges) {
+    const StageFacts& stage = facts.stages[static_cast<std::size_t>(range.first)];
+    text += fmt::format("{}: {}; {} parameters{}", heading_of(range), contents_text(facts.phase, range),
+                        grouped_digits(static_cast<std::uint64_t>(stage.parameters)), one_rank ? "" : " per rank");
+    text += has_pipeline ? fmt::format("; work {:.2f} x the mean\n", stage.work) : "\n";
   }
-  const auto listed = static_cast<std::int64_t>(shown.size());
-  if (listed < all) text += fmt::format("({} more stages: the first two and the last are shown)\n", all - listed);
   return text;
 }
 
 std::string chart_text(const PlanFacts& facts) {
-  const TimelineChart chart = draw_timeline(*facts.timetable, facts.phase.chunks, page_width, max_timeline_stages);
+  const TimelineChart chart =
+      draw_timeline(facts.replay.timetable, facts.phase.chunks, page_width, max_timeline_stages);
   const bool is_split = facts.phase.schedule_kind == ScheduleKind::zb_h1;
-  std::string text = "\ntimeline of one step, to scale by floating-point operations; transfers count as free\n";
+  const std::string length = facts.short_step.repeats > 0
+                                 ? fmt::format("a step of {} micro-batches (that of {} repeats its middle)",
+                                               facts.short_step.micro_batches, facts.phase.num_micro_batches)
+                                 : "one step";
+  std::string text =
+      fmt::format("\ntimeline of {}, to scale by floating-point operations; transfers count as free\n", length);
   if (chart.is_named) {
     text += fmt::format("  F0: forward of micro-batch 0; {}{}; '.': idle\n",
                         is_split ? "I0, W0: its backward for the inputs and for the weights" : "B0: its backward",
@@ -332,19 +359,21 @@ std::string chart_text(const PlanFacts& facts) {
             ? fmt::format("a column is the time of {:.1f} forwards, what is shorter may be missing",
                           chart.forwards_per_column)
             : "micro-batches take turns in capital and small letters";
-    text += fmt::format("  F: forward; {}; '.': idle; {}\n",
-                        is_split ? "I, W: backward for the inputs and for the weights" : "B: backward", letters);
+    const std::string chunk = chart.tells_chunks ? "0" : "";
+    text += fmt::format("  F{}: forward{}; {}; '.': idle; {}\n", chunk, chart.tells_chunks ? " of model chunk 0" : "",
+                        is_split ? "I, W: backward for the inputs and for the weights" : "B" + chunk + ": backward",
+                        letters);
   }
   if (chart.columns_left_out > 0)
-    text += fmt::format("  '~': {} columns of the middle are left out; a column is the time of a typical forward\n",
-                        chart.columns_left_out);
+    text += fmt::format("  '~': {} columns of the middle are left out; a typical forward takes {}\n",
+                        chart.columns_left_out, count_text(chart.columns_per_forward, "column"));
   return text + chart.rows;
 }
 
 std::string schedule_text(const PlanFacts& facts) {
   const bool has_pipeline = facts.phase.mesh.degree(Axis::pipeline) > 1;
   std::string text;
-  if (has_pipeline && facts.timetable) text += chart_text(facts);
+  if (has_pipeline) text += chart_text(facts);
   if (facts.options.instructions) return text + instructions_text(facts.phase, page_width);
   if (has_pipeline) text += "(--instructions lists what each stage does in one step, with transfers and reductions)\n";
   return text;

@@ -11,8 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-// A timeline of more pieces of work is null: nobody looks at it.
-constexpr std::size_t max_timeline_work = 4'096;
+// Of all stages together. More pieces of work lose their middle.
+constexpr std::size_t max_timeline_work = 8'192;
 
 json memory_json(const MemoryPlan& memory) {
   json items = json::object();
@@ -44,22 +44,30 @@ json groups_json(const PlanFacts& facts) {
   return out;
 }
 
-// The work of each stage with its times, in units of the mean chunk's forward; null where there is none to show.
+json work_json(const WorkInterval& interval, std::int64_t chunks) {
+  return {{"work", to_text(interval.instruction, chunks)}, {"start", interval.start}, {"end", interval.end}};
+}
+
+// The work of each stage with its times: of its beginning and its end where it is long.
 json timeline_json(const PlanFacts& facts) {
-  if (!facts.timetable) return nullptr;
-  std::size_t pieces = 0;
-  for (const auto& work : facts.timetable->work) pieces += work.size();
-  if (pieces > max_timeline_work) return nullptr;
-  json out = json::array();
-  for (const auto& work : facts.timetable->work) {
+  const auto& stages = facts.replay.timetable.work;
+  const std::size_t most = std::max<std::size_t>(2, max_timeline_work / stages.size());
+  std::size_t left_out = 0;
+  json rows = json::array();
+  for (const auto& work : stages) {
+    const std::size_t head = work.size() <= most ? work.size() : most / 2;
+    const std::size_t tail = work.size() <= most ? 0 : most / 2;
+    left_out = std::max(left_out, work.size() - head - tail);
     json row = json::array();
-    for (const WorkInterval& interval : work)
-      row.push_back({{"work", to_text(interval.instruction, facts.phase.chunks)},
-                     {"start", interval.start},
-                     {"end", interval.end}});
-    out.push_back(std::move(row));
+    for (std::size_t i = 0; i < head; ++i) row.push_back(work_json(work[i], facts.phase.chunks));
+    for (std::size_t i = work.size() - tail; i < work.size(); ++i)
+      row.push_back(work_json(work[i], facts.phase.chunks));
+    rows.push_back(std::move(row));
   }
-  return out;
+  return {{"unit", "forward of one micro-batch through the mean model chunk"},
+          {"micro_batches", facts.short_step.micro_batches},
+          {"left_out_in_the_middle_of_each_stage", left_out},
+          {"stages", rows}};
 }
 
 std::string basis_name(HostPlacement::Basis basis) {
@@ -75,9 +83,11 @@ std::string basis_name(HostPlacement::Basis basis) {
 }
 
 json hosts_json(const PlanFacts& facts) {
-  json out = {{"ranks_per_host", facts.hosts.ranks_per_host}, {"basis", basis_name(facts.hosts.basis)},
-              {"memory_of_all_ranks", facts.world_memory},    {"memory_of_largest_host", facts.host_memory},
-              {"memory_is_bound", !facts.lists_all_stages()}, {"run_refuses", facts.refused}};
+  json out = {{"ranks_per_host", facts.hosts.ranks_per_host},
+              {"basis", basis_name(facts.hosts.basis)},
+              {"memory_of_all_ranks", facts.world_memory},
+              {"memory_of_largest_host", facts.host_memory},
+              {"run_refuses", facts.refused}};
   out["this_machine_has"] = facts.options.machine_memory ? json(*facts.options.machine_memory) : json(nullptr);
   return out;
 }
@@ -89,8 +99,10 @@ json stages_json(const PlanFacts& facts) {
                    {"contents", stage.blocks},
                    {"parameters_per_rank", stage.parameters},
                    {"work_to_mean", stage.work},
-                   {"memory_per_rank", memory_json(stage.memory)},
-                   {"sent_per_rank_and_step", communication_json(facts, stage.communication)}});
+                   {"saved_micro_batches", stage.survey.saved},
+                   {"deferred_weight_parts", stage.survey.deferred_weight_parts},
+                   {"memory_per_rank", memory_json(stage.survey.memory)},
+                   {"sent_per_rank_and_step", communication_json(facts, stage.survey.communication)}});
   return out;
 }
 
@@ -129,10 +141,10 @@ std::string facts_json(const PlanFacts& facts) {
       {"balance", balance_json(facts)},
       {"costs", cost_lines(facts)},
       {"notices", facts.plan.notices},
+      {"bubble", facts.replay.bubble},
+      {"bubble_of_equal_stages", facts.replay.equal_bubble},
       {"timeline", timeline_json(facts)},
   };
-  out["bubble"] = facts.timetable ? json(facts.timetable->simulation.bubble) : json(nullptr);
-  out["bubble_of_equal_stages"] = facts.timetable ? json(facts.equal_bubble) : json(nullptr);
   if (facts.options.instructions) out["instructions"] = instructions_of(phase);
   return out.dump(2);
 }

@@ -35,13 +35,7 @@ class GatherCount {
     for (const int unit : layout.units()) segments_[unit] = layout.segments_used_by(unit);
   }
 
-  // -1: none.
-  int first_unit_of(const Instruction& instruction) const {
-    const std::vector<int>& units = units_[static_cast<std::size_t>(instruction.chunk)];
-    if (units.empty()) return -1;
-    if (instruction.op == Opcode::forward) return units.front();
-    return instruction.op == Opcode::backward || instruction.op == Opcode::backward_input ? units.back() : -1;
-  }
+  const std::vector<std::vector<int>>& units_by_chunk() const { return units_; }
 
   void run(const Work& work) {
     const auto [entry, is_new] = changes_.try_emplace({residency_, work});
@@ -111,26 +105,33 @@ bool uses_weights(Opcode op) {
          op == Opcode::backward_weight;
 }
 
-// By step: the unit that the work behind it uses first, before the weights change; -1: none.
-std::vector<int> units_behind(const GatherCount& count, const std::vector<ScheduleStep>& steps) {
+}  // namespace
+
+int first_unit_used(const std::vector<std::vector<int>>& units_by_chunk, const Instruction& instruction) {
+  const std::vector<int>& units = units_by_chunk[static_cast<std::size_t>(instruction.chunk)];
+  if (units.empty()) return -1;
+  if (instruction.op == Opcode::forward) return units.front();
+  return instruction.op == Opcode::backward || instruction.op == Opcode::backward_input ? units.back() : -1;
+}
+
+std::vector<int> units_behind(const std::vector<std::vector<int>>& units_by_chunk,
+                              const std::vector<ScheduleStep>& steps) {
   std::vector<int> units(steps.size(), -1);
   for (std::size_t i = steps.size(); i-- > 1;) {
     units[i - 1] = units[i];
     for (std::size_t k = steps[i].size(); k-- > 0;) {
       const Instruction& instruction = steps[i][k];
       if (instruction.op == Opcode::optimizer_step) units[i - 1] = -1;
-      if (const int unit = count.first_unit_of(instruction); unit >= 0) units[i - 1] = unit;
+      if (const int unit = first_unit_used(units_by_chunk, instruction); unit >= 0) units[i - 1] = unit;
     }
   }
   return units;
 }
 
-}  // namespace
-
 std::vector<std::int64_t> count_gathers(const PhasePlan& plan, const ShardLayout& layout, const StoreMemory& memory,
                                         const std::vector<ScheduleStep>& steps) {
   GatherCount count(plan, layout, memory);
-  const std::vector<int> behind = units_behind(count, steps);
+  const std::vector<int> behind = units_behind(count.units_by_chunk(), steps);
   for (std::size_t i = 0; i < steps.size(); ++i) {
     for (std::size_t k = 0; k < steps[i].size(); ++k) {
       const Instruction& instruction = steps[i][k];

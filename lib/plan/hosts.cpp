@@ -8,6 +8,9 @@ namespace scaletrain {
 
 namespace {
 
+// Devices of a common host; few have more.
+constexpr std::int64_t common_host = 8;
+
 // Groups of a kind lie in blocks of so many neighbouring ranks, and a group reaches over `span` of its block.
 struct Extent {
   std::int64_t block = 1;
@@ -33,13 +36,20 @@ Extent extent_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts) {
   SCALETRAIN_CHECK(false);
 }
 
+// The largest part of it that divides it evenly and that a common host holds.
+std::int64_t part_of_group(std::int64_t degree) {
+  std::int64_t part = std::min(degree, common_host);
+  while (degree % part != 0) --part;
+  return part;
+}
+
 }  // namespace
 
 HostPlacement place_on_hosts(const Config& config, const Mesh& mesh, bool all_on_one) {
   const auto configured = config.launch.ranks_per_node;
   if (configured && *configured < mesh.world()) return {HostPlacement::Basis::configured, *configured};
   if (all_on_one || configured || mesh.world() == 1) return {HostPlacement::Basis::one_host, mesh.world()};
-  return {HostPlacement::Basis::assumed, mesh.degree(Axis::tensor)};
+  return {HostPlacement::Basis::assumed, part_of_group(mesh.degree(Axis::tensor))};
 }
 
 std::string_view to_text(GroupReach reach) {

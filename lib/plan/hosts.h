@@ -18,7 +18,9 @@ struct HostPlacement {
   enum class Basis {
     one_host,    // all ranks on one
     configured,  // launch.ranks_per_node
-    assumed,     // nothing is known: a tensor group each, which is what ranks are ordered for
+    // Nothing is known: a tensor group each, which is what ranks are ordered for, or as large a part of one as common
+    // hosts hold.
+    assumed,
   };
   Basis basis = Basis::one_host;
   std::int64_t ranks_per_host = 1;

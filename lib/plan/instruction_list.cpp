@@ -8,6 +8,31 @@ namespace scaletrain {
 
 namespace {
 
+// What the executor passes over: weights are gathered unit by unit where they are used, and sums of one are none.
+bool does_nothing(const Instruction& instruction, const PhasePlan& phase) {
+  switch (instruction.op) {
+    case Opcode::acquire:
+    case Opcode::release:
+      return true;
+    case Opcode::reduce_gradients:
+      return phase.mesh.degree(Axis::data) == 1 && phase.mesh.degree(Axis::tensor) == 1;
+    case Opcode::reduce_tied:
+      return !phase.model.tie_embeddings;
+    default:
+      return false;
+  }
+}
+
+// In the order in which the executor goes through them.
+std::vector<ScheduleStep> executed_steps(const PhasePlan& phase, const std::vector<ScheduleStep>& steps) {
+  const ScheduleDepth depth = schedule_depth(steps);
+  std::vector<ScheduleStep> order = order_of_execution(steps, {depth.inputs, depth.gradients_received});
+  for (ScheduleStep& step : order)
+    std::erase_if(step, [&](const Instruction& instruction) { return does_nothing(instruction, phase); });
+  std::erase_if(order, [](const ScheduleStep& step) { return step.empty(); });
+  return order;
+}
+
 std::string step_text(const ScheduleStep& step, std::int64_t chunks) {
   std::string text;
   for (const Instruction& instruction : step) {
@@ -25,15 +50,21 @@ std::string legend(const PhasePlan& phase) {
               ? "I0, W0: its backward in two parts, for the inputs and for the weights\n"
               : "B0: its backward\n";
   if (phase.chunks > 1) text += "  c1 behind it: of the stage's model chunk 1\n";
-  if (is_pipeline)
+  if (is_pipeline) {
     text += "  send a0>1: the activations of micro-batch 0 to stage 1; receive g0<1: their gradients from stage 1\n";
-  text += "  acquire, release: the weights are made ready for use (with parallel.zero 3: gathered) and given back\n";
-  text += "  reduce: gradients are summed over the replicas";
-  if (is_pipeline)
-    text += fmt::format("; reduce tied: {}", phase.model.tie_embeddings
-                                                 ? "the tied embedding's over the first and the last stage"
-                                                 : "nothing, since the embeddings are not tied");
-  text += "\n  step: the optimizer's update. Transfers of one line are posted together\n";
+    text += "  receives are posted as early as there is a buffer, and the work that needs one waits for it\n";
+  }
+  if (phase.mesh.degree(Axis::data) > 1 && phase.zero.shard_parameters)
+    text += "  weights are gathered by layer inside F and B, the next layer's while one works\n";
+  const std::string chunk = phase.chunks > 1 ? "a chunk's" : "the";
+  if (phase.mesh.degree(Axis::data) > 1) {
+    text += fmt::format("  reduce: {} gradients are summed over the replicas, begun in the last backward\n", chunk);
+  } else if (phase.mesh.degree(Axis::tensor) > 1) {
+    text += fmt::format("  reduce: {} gradients of norms and biases are summed over the tensor ranks\n", chunk);
+  }
+  if (is_pipeline && phase.model.tie_embeddings)
+    text += "  reduce tied: the tied embedding's gradient is summed over the first and the last stage\n";
+  text += "  step: the optimizer's update, behind all sums\n";
   return text;
 }
 
@@ -75,12 +106,12 @@ std::string one_below_the_other(const std::vector<std::vector<std::string>>& sta
 }  // namespace
 
 std::vector<std::vector<std::string>> instructions_of(const PhasePlan& phase) {
-  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
+  const Schedule schedule =
+      make_schedule(phase.schedule_kind, phase.mesh.degree(Axis::pipeline), phase.num_micro_batches, phase.chunks);
   std::vector<std::vector<std::string>> out;
-  for (std::int64_t stage = 0; stage < degree; ++stage) {
+  for (const std::vector<ScheduleStep>& stage : schedule.steps) {
     std::vector<std::string>& steps = out.emplace_back();
-    for (const ScheduleStep& step : phase.schedule(phase.mesh.rank_of({.pipeline = stage})))
-      steps.push_back(step_text(step, phase.chunks));
+    for (const ScheduleStep& step : executed_steps(phase, stage)) steps.push_back(step_text(step, phase.chunks));
   }
   return out;
 }

@@ -1,4 +1,5 @@
-// Every instruction of every stage in one step, for people who want to see what the executor does. Internal to plan.
+// Every instruction of every stage in one step, for people who want to see what the executor does: in its order, with
+// receives posted ahead, and without what it passes over. Internal to plan.
 #pragma once
 
 #include <string>
@@ -8,7 +9,7 @@
 
 namespace scaletrain {
 
-// [stage][step]: "acquire | F0 | release", "send a0>1 | receive g0<1".
+// [stage][step]: "F0", "send a0>1 | receive g0<1".
 std::vector<std::vector<std::string>> instructions_of(const PhasePlan& phase);
 
 // The same with a legend: stages side by side if they fit the page, else one below the other with steps in a line.

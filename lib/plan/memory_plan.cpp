@@ -14,7 +14,8 @@ std::size_t MemoryPlan::total() const {
 
 std::string MemoryPlan::text() const {
   std::string text;
-  for (const MemoryItem& item : items) text += fmt::format("  {:<28} {:>12}\n", item.purpose, bytes_text(item.bytes));
+  for (const MemoryItem& item : items)
+    if (item.bytes > 0) text += fmt::format("  {:<28} {:>12}\n", item.purpose, bytes_text(item.bytes));
   return text + fmt::format("  {:<28} {:>12}\n", "total", bytes_text(total()));
 }
 

@@ -15,7 +15,7 @@ struct MemoryItem {
 struct MemoryPlan {
   std::vector<MemoryItem> items;
   std::size_t total() const;
-  // A line per item and the sum: shown by check, and beside an out-of-memory error.
+  // A line per item that is not empty, and the sum: shown by check, and beside an out-of-memory error.
   std::string text() const;
 };
 

@@ -3,41 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "comm/direct_communicator.h"
 #include "config/keys.h"
 
 namespace scaletrain {
 
 namespace {
-
-// A simulation replays every instruction of every stage: beyond this many it would cost more than an answer may take.
-constexpr std::int64_t max_simulated_instructions = 200'000;
-// So many stages are always looked at one by one; more, where their schedules are short.
-constexpr std::int64_t max_listed_stages = 16;
-constexpr std::int64_t max_listed_work = 16'384;  // stages times chunks times micro-batches
-
-std::string blocks_text(const PhasePlan& phase, std::int64_t stage) {
-  std::string text;
-  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
-  for (std::int64_t chunk = 0; chunk < phase.chunks; ++chunk) {
-    const StageBlocks& blocks = phase.stages[static_cast<std::size_t>(chunk * degree + stage)];
-    if (!text.empty()) text += "; ";
-    if (blocks.embedding) text += "embedding, ";
-    if (blocks.count == 1) {
-      text += fmt::format("block {}", blocks.first);
-    } else if (blocks.count > 0) {
-      text += fmt::format("blocks {}-{}", blocks.first, blocks.first + blocks.count - 1);
-    } else {
-      text += "no blocks";
-    }
-    if (blocks.head) text += ", head";
-  }
-  return text;
-}
 
 std::int64_t num_blocks(const PhasePlan& phase, std::int64_t stage) {
   std::int64_t sum = 0;
@@ -47,32 +23,18 @@ std::int64_t num_blocks(const PhasePlan& phase, std::int64_t stage) {
   return sum;
 }
 
-StageFacts stage_facts(const PhasePlan& phase, std::int64_t stage, double work, std::size_t workspace) {
-  const Rank rank = phase.mesh.rank_of({0, 0, stage});
-  return {.stage = stage,
-          .blocks = blocks_text(phase, stage),
-          .parameters = phase.layout(rank).num_elements(ParamRole::trained),
-          .work = work,
-          .memory = phase.memory(rank, workspace),
-          .communication = phase.communication(rank)};
-}
-
-// All stages if that is quick, else the first two and the last.
-std::vector<StageFacts> choose_stages(const PhasePlan& phase, const StageWork& work, std::size_t workspace) {
-  const std::int64_t count = phase.mesh.degree(Axis::pipeline);
-  std::vector<std::int64_t> chosen;
-  if (count <= max_listed_stages || count * phase.chunks * phase.num_micro_batches <= max_listed_work) {
-    chosen.resize(static_cast<std::size_t>(count));
-    std::iota(chosen.begin(), chosen.end(), std::int64_t{0});
-  } else {
-    // Depth falls with the stage and contents differ by a block, so the second stage bounds those between.
-    chosen = {0, 1, count - 1};
+std::vector<StageFacts> stage_facts(const PlanFacts& facts) {
+  std::vector<StageFacts> stages;
+  for (StageSurvey& survey : survey_stages(facts.phase, facts.short_step, facts.options.backend_workspace)) {
+    const auto stage = static_cast<std::int64_t>(stages.size());
+    const Rank rank = facts.phase.mesh.rank_of({.pipeline = stage});
+    stages.push_back({.stage = stage,
+                      .blocks = contents_text(facts.phase, {stage, stage}),
+                      .parameters = facts.phase.layout(rank).num_elements(ParamRole::trained),
+                      .work = facts.work.stages[static_cast<std::size_t>(stage)],
+                      .survey = std::move(survey)});
   }
-  std::vector<StageFacts> facts;
-  facts.reserve(chosen.size());
-  for (const std::int64_t stage : chosen)
-    facts.push_back(stage_facts(phase, stage, work.stages[static_cast<std::size_t>(stage)], workspace));
-  return facts;
+  return stages;
 }
 
 std::vector<GroupFact> group_facts_of(const PhasePlan& phase, std::int64_t ranks_per_host) {
@@ -102,27 +64,10 @@ Balance balance_of(const StageWork& work) {
   return balance;
 }
 
-void replay(PlanFacts& facts) {
-  const PhasePlan& phase = facts.phase;
-  const std::int64_t stages = phase.mesh.degree(Axis::pipeline);
-  // Forward, backward, their transfers and brackets: about ten instructions a micro-batch and chunk.
-  const auto instructions = try_mul(stages * phase.chunks * 10, phase.num_micro_batches);
-  if (!instructions || *instructions > max_simulated_instructions) return;
-  const Schedule schedule = make_schedule(phase.schedule_kind, stages, phase.num_micro_batches, phase.chunks);
-  facts.timetable = make_timetable(schedule, {.of_chunks = facts.work.chunks});
-  facts.equal_bubble = simulate(schedule, {}).bubble;
-}
-
-std::uint64_t memory_of(const PlanFacts& facts, std::int64_t stage) {
-  for (const StageFacts& listed : facts.stages)
-    if (listed.stage == stage) return listed.memory.total();
-  return facts.stages[1].memory.total();
-}
-
 std::uint64_t memory_of_range(const PlanFacts& facts, std::int64_t first, std::int64_t count) {
   std::uint64_t sum = 0;
   for (const auto& [stage, ranks] : ranks_by_stage(facts.phase.mesh, first, count))
-    sum += memory_of(facts, stage) * static_cast<std::uint64_t>(ranks);
+    sum += facts.stages[static_cast<std::size_t>(stage)].survey.memory.total() * static_cast<std::uint64_t>(ranks);
   return sum;
 }
 
@@ -143,22 +88,64 @@ std::uint64_t most_memory_of_a_host(const PlanFacts& facts) {
   return most;
 }
 
-// Of the listed stage that gathers most often.
+// What a stage has most of.
+template <class Measure>
+const StageFacts& stage_with_most(const PlanFacts& facts, Measure measure) {
+  return *std::max_element(facts.stages.begin(), facts.stages.end(),
+                           [&](const StageFacts& a, const StageFacts& b) { return measure(a) < measure(b); });
+}
+
+// Empty where nothing is gathered more often than once a step.
 std::string gather_cost(const PlanFacts& facts) {
-  const StageFacts* most = nullptr;
   const auto gathers_of = [](const StageFacts& stage) {
     const CommunicationVolume* weights = find_volume(stage, GroupKind::data, "weights");
     return weights == nullptr ? 0 : weights->calls;
   };
-  for (const StageFacts& stage : facts.stages) {
-    if (most == nullptr || gathers_of(stage) > gathers_of(*most)) most = &stage;
-  }
-  const ShardLayout layout = facts.phase.layout(facts.phase.mesh.rank_of({0, 0, most->stage}));
+  const StageFacts& most = stage_with_most(facts, gathers_of);
+  const ShardLayout layout = facts.phase.layout(facts.phase.mesh.rank_of({.pipeline = most.stage}));
   const auto once = std::count_if(layout.segments().begin(), layout.segments().end(), [&](const Segment& segment) {
     return layout.buffers()[static_cast<std::size_t>(segment.buffer)].role == ParamRole::trained;
   });
+  if (gathers_of(most) <= once) return {};
   return fmt::format("parallel.zero 3 gathers weights when they are needed: {} a step on stage {}, where 1 and 2 do {}",
-                     count_text(gathers_of(*most), "gather"), most->stage, once);
+                     count_text(gathers_of(most), "gather"), most.stage, once);
+}
+
+// What the activations of a stage's first rank put on the tensor group, and what they would without sequence shards: an
+// all-reduce in place of each reduce-scatter, and no gathers.
+struct SequenceTraffic {
+  std::uint64_t with = 0;
+  std::uint64_t without = 0;
+};
+
+SequenceTraffic sequence_traffic(const PhasePlan& phase, const StageFacts& stage) {
+  const std::int64_t whole = checked_mul(phase.micro_batch.rows(), phase.model.hidden);
+  const auto sent = static_cast<std::uint64_t>(
+      direct_all_reduce_sent(phase.compute, whole, narrow<int>(phase.mesh.degree(Axis::tensor)), 0));
+  SequenceTraffic traffic;
+  for (const CommunicationVolume& volume : stage.survey.communication) {
+    if (volume.kind != GroupKind::tensor || volume.purpose != "activations") continue;
+    traffic.with += volume.bytes;
+    if (volume.collective == CollectiveKind::reduce_scatter)
+      traffic.without += static_cast<std::uint64_t>(volume.calls) * sent * size_of(phase.compute);
+  }
+  return traffic;
+}
+
+std::string sequence_cost(const PlanFacts& facts) {
+  const auto extra = [&](const StageFacts& stage) {
+    const SequenceTraffic traffic = sequence_traffic(facts.phase, stage);
+    return traffic.with - std::min(traffic.with, traffic.without);
+  };
+  const StageFacts& most = stage_with_most(facts, extra);
+  const SequenceTraffic traffic = sequence_traffic(facts.phase, most);
+  if (traffic.with <= traffic.without) return {};
+  return fmt::format(
+      "parallel.sequence gathers activations again in the backward{}: {} a step in the tensor group of "
+      "stage {}, without it {} (+{:.0f} %)",
+      facts.phase.schedule_kind == ScheduleKind::zb_h1 ? ", with zb-h1 in both of its parts" : "",
+      bytes_text(traffic.with), most.stage, bytes_text(traffic.without),
+      100.0 * static_cast<double>(traffic.with - traffic.without) / static_cast<double>(traffic.without));
 }
 
 // ZB-H1 puts off the weight part of each backward.
@@ -169,17 +156,15 @@ std::vector<std::string> weight_phase_costs(const PlanFacts& facts) {
   lines.push_back(
       fmt::format("zb-h1 computes the head's logits twice, for the input and for the weight part: {:.1f} % more work",
                   100.0 * logits / model_flops_per_token(model)));
-  const StageFacts* most = nullptr;
   const auto bytes_of = [](const StageFacts& stage) {
-    const auto found = std::find_if(stage.memory.items.begin(), stage.memory.items.end(),
+    const auto& items = stage.survey.memory.items;
+    const auto found = std::find_if(items.begin(), items.end(),
                                     [](const MemoryItem& item) { return item.purpose == "deferred weight gradients"; });
-    return found == stage.memory.items.end() ? std::size_t{0} : found->bytes;
+    return found == items.end() ? std::size_t{0} : found->bytes;
   };
-  for (const StageFacts& stage : facts.stages) {
-    if (most == nullptr || bytes_of(stage) > bytes_of(*most)) most = &stage;
-  }
+  const StageFacts& most = stage_with_most(facts, bytes_of);
   lines.push_back(fmt::format("zb-h1 keeps what the deferred weight gradients need: {} on stage {}",
-                              bytes_text(bytes_of(*most)), most->stage));
+                              bytes_text(bytes_of(most)), most.stage));
   return lines;
 }
 
@@ -189,6 +174,51 @@ std::string count_text(std::int64_t count, std::string_view thing, std::string_v
   return fmt::format("{} {}{}", count, thing, count == 1 ? "" : plural);
 }
 
+std::string contents_text(const PhasePlan& phase, const StageRange& stages) {
+  std::string text;
+  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
+  const bool is_one = stages.first == stages.last;
+  for (std::int64_t chunk = 0; chunk < phase.chunks; ++chunk) {
+    const StageBlocks& first = phase.stages[static_cast<std::size_t>(chunk * degree + stages.first)];
+    const StageBlocks& last = phase.stages[static_cast<std::size_t>(chunk * degree + stages.last)];
+    const std::int64_t end = last.first + last.count;
+    if (!text.empty()) text += "; ";
+    if (first.embedding) text += "embedding, ";
+    if (end == first.first) {
+      text += "no blocks";
+    } else if (end == first.first + 1) {
+      text += fmt::format("block {}", first.first);
+    } else {
+      text += fmt::format("blocks {}-{}", first.first, end - 1);
+    }
+    if (!is_one && first.count > 0) text += fmt::format(", {} each", first.count);
+    if (last.head) text += ", head";
+  }
+  return text;
+}
+
+std::vector<StageRange> alike_stages(const PlanFacts& facts) {
+  const PhasePlan& phase = facts.phase;
+  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
+  const auto alike = [&](std::int64_t a, std::int64_t b) {
+    for (std::int64_t chunk = 0; chunk < phase.chunks; ++chunk) {
+      const StageBlocks& of_a = phase.stages[static_cast<std::size_t>(chunk * degree + a)];
+      const StageBlocks& of_b = phase.stages[static_cast<std::size_t>(chunk * degree + b)];
+      if (of_a.count != of_b.count || of_a.embedding != of_b.embedding || of_a.head != of_b.head) return false;
+    }
+    return facts.stages[static_cast<std::size_t>(a)].parameters == facts.stages[static_cast<std::size_t>(b)].parameters;
+  };
+  std::vector<StageRange> ranges;
+  for (std::int64_t stage = 0; stage < degree; ++stage) {
+    if (!ranges.empty() && alike(ranges.back().first, stage)) {
+      ranges.back().last = stage;
+    } else {
+      ranges.push_back({stage, stage});
+    }
+  }
+  return ranges;
+}
+
 std::string rank_pattern(const PhasePlan& phase) {
   const std::int64_t tensor = phase.mesh.degree(Axis::tensor);
   const std::int64_t data = phase.mesh.degree(Axis::data);
@@ -196,7 +226,7 @@ std::string rank_pattern(const PhasePlan& phase) {
 }
 
 const CommunicationVolume* find_volume(const StageFacts& stage, GroupKind kind, const std::string& purpose) {
-  for (const CommunicationVolume& volume : stage.communication)
+  for (const CommunicationVolume& volume : stage.survey.communication)
     if (volume.kind == kind && volume.purpose == purpose) return &volume;
   return nullptr;
 }
@@ -219,12 +249,16 @@ std::vector<std::string> cost_lines(const PlanFacts& facts) {
   const std::int64_t tensor = phase.mesh.degree(Axis::tensor);
   const std::int64_t m = phase.num_micro_batches;
   std::vector<std::string> lines;
-  if (data > 1 && phase.zero.shard_parameters) lines.push_back(gather_cost(facts));
+  const auto add = [&lines](std::string line) {
+    if (!line.empty()) lines.push_back(std::move(line));
+  };
+  if (phase.sequence) add(sequence_cost(facts));
+  if (data > 1 && phase.zero.shard_parameters) add(gather_cost(facts));
   if (data > 1 && phase.zero.shard_gradients && m > 1)
     lines.push_back(
         fmt::format("parallel.zero {} sums gradients after every micro-batch: {} times a step, where 1 does once",
                     facts.config.parallel.zero, m));
-  if (phase.chunks > 1)
+  if (phase.chunks > 1 && stages > 1)
     lines.push_back(fmt::format("parallel.chunks {} sends activations between stages {} times as often as 1f1b",
                                 phase.chunks, phase.chunks));
   if (phase.schedule_kind == ScheduleKind::zb_h1) {
@@ -268,26 +302,26 @@ std::string placement_text(const PlanFacts& facts) {
     case HostPlacement::Basis::configured:
       return fmt::format("{} of {} (launch.ranks_per_node)", ceil_div(world, size), count_text(size, "rank"));
     case HostPlacement::Basis::assumed:
-      return fmt::format("{} of {}, a tensor group each, are assumed; launch.ranks_per_node sets it",
-                         ceil_div(world, size), count_text(size, "rank"));
+      return fmt::format("{} of {}{} are assumed; launch.ranks_per_node sets it", ceil_div(world, size),
+                         count_text(size, "rank"),
+                         size > 1 && size == facts.phase.mesh.degree(Axis::tensor) ? ", a tensor group each," : "");
   }
   SCALETRAIN_CHECK(false);
 }
 
 std::vector<std::string> host_memory_lines(const PlanFacts& facts) {
   const std::int64_t world = facts.phase.mesh.world();
-  const std::string bound = facts.lists_all_stages() ? "" : "at most ";
   const std::string all = world == 1 ? "the rank needs" : fmt::format("the {} ranks need", world);
   const auto& available = facts.options.machine_memory;
   std::vector<std::string> lines;
   if (facts.refused) {
-    lines.push_back(fmt::format("this machine has {} and {} {}{}: `scaletrain run` refuses to start them all here",
-                                bytes_text(*available), all, bound, bytes_text(facts.world_memory)));
+    lines.push_back(fmt::format("this machine has {} and {} {}: `scaletrain run` refuses to start them all here",
+                                bytes_text(*available), all, bytes_text(facts.world_memory)));
   } else if (available && facts.hosts.basis == HostPlacement::Basis::one_host) {
-    lines.push_back(fmt::format("this machine has {} and {} {}{}", bytes_text(*available), all, bound,
-                                bytes_text(facts.world_memory)));
+    lines.push_back(
+        fmt::format("this machine has {} and {} {}", bytes_text(*available), all, bytes_text(facts.world_memory)));
   } else if (world > 1) {
-    lines.push_back(fmt::format("{} {}{} together", all, bound, bytes_text(facts.world_memory)));
+    lines.push_back(fmt::format("{} {} together", all, bytes_text(facts.world_memory)));
   }
   if (facts.hosts.basis != HostPlacement::Basis::one_host)
     lines.push_back(fmt::format("a host of {} needs up to {}", count_text(facts.hosts.ranks_per_host, "rank"),
@@ -307,10 +341,11 @@ PlanFacts gather_facts(const Config& config, const RunPlan& plan, const Describe
                   .groups = {},
                   .work = stage_work(phase),
                   .balance = {},
-                  .timetable = {}};
-  facts.stages = choose_stages(phase, facts.work, options.backend_workspace);
+                  .short_step = shorten(phase),
+                  .replay = {}};
+  facts.stages = stage_facts(facts);
   facts.balance = balance_of(facts.work);
-  replay(facts);
+  facts.replay = replay_step(phase, facts.short_step, facts.work);
   facts.world_memory = memory_of_range(facts, 0, phase.mesh.world());
   if (options.all_on_one_host && facts.hosts.basis == HostPlacement::Basis::one_host && options.machine_memory &&
       facts.world_memory > *options.machine_memory) {

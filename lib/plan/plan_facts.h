@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "plan/describe.h"
 #include "plan/hosts.h"
 #include "plan/run_plan.h"
+#include "plan/stage_survey.h"
 #include "plan/stage_work.h"
 
 namespace scaletrain {
@@ -21,8 +21,13 @@ struct StageFacts {
   std::string blocks;
   std::int64_t parameters = 0;  // held by the stage's first rank
   double work = 1.0;            // of a micro-batch, in units of the mean stage
-  MemoryPlan memory;
-  std::vector<CommunicationVolume> communication;
+  StageSurvey survey;
+};
+
+// Neighbouring stages that hold as much of the same: [first, last].
+struct StageRange {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
 };
 
 struct GroupFact {
@@ -47,23 +52,24 @@ struct PlanFacts {
   const PhasePlan& phase;  // its first
   const DescribeOptions& options;
   HostPlacement hosts;
-  std::vector<StageFacts> stages;  // all, or the first two and the last of very many
+  std::vector<StageFacts> stages;
   std::vector<GroupFact> groups;
   StageWork work;
   Balance balance;
-  std::optional<Timetable> timetable;  // nothing where the replay would take too long
-  double equal_bubble = 0.0;           // of that replay, if all chunks worked alike
-  // Bytes of all ranks, and of those of the host that needs most: bounds where stages are left out.
+  ShortStep short_step;  // which the replay is of
+  StepReplay replay;
+  // Bytes of all ranks, and of those of the host that needs most.
   std::uint64_t world_memory = 0;
   std::uint64_t host_memory = 0;
   bool refused = false;  // `run` on this machine would refuse for want of memory
-
-  bool lists_all_stages() const {
-    return static_cast<std::int64_t>(stages.size()) == phase.mesh.degree(Axis::pipeline);
-  }
 };
 
 PlanFacts gather_facts(const Config& config, const RunPlan& plan, const DescribeOptions& options);
+
+// All stages, in ranges of ones alike.
+std::vector<StageRange> alike_stages(const PlanFacts& facts);
+// "embedding, blocks 0-7", "blocks 8-119, 8 each"; model chunks apart by semicolons.
+std::string contents_text(const PhasePlan& phase, const StageRange& stages);
 
 const CommunicationVolume* find_volume(const StageFacts& stage, GroupKind kind, const std::string& purpose);
 GroupReach reach_of(const PlanFacts& facts, GroupKind kind);

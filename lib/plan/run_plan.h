@@ -65,7 +65,10 @@ struct PhasePlan {
   ShardLayout layout(Rank rank) const;
   std::vector<ScheduleStep> schedule(Rank rank) const;
   ActivationPlan activations(Rank rank) const;
+  ActivationPlan activations(Rank rank, const std::vector<ScheduleStep>& steps) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;
+  // The same for other steps than schedule(rank), or for those at hand: to make one stage's takes the orders of all.
+  MemoryPlan memory(Rank rank, std::size_t backend_workspace, const std::vector<ScheduleStep>& steps) const;
   // Of masters, gradients and optimizer state: f32, with the f64 reference f64.
   DType masters() const { return compute == DType::f64 ? DType::f64 : DType::f32; }
   // How the rank's store is made, but for its groups.
@@ -77,8 +80,10 @@ struct PhasePlan {
   // all-reduce both in turn (pieces as even as may be; a small one is sent whole to every peer). An activation travels
   // in the compute type, weights and gradients in that of the masters.
   std::vector<CommunicationVolume> communication(Rank rank) const;
+  std::vector<CommunicationVolume> communication(Rank rank, const std::vector<ScheduleStep>& steps) const;
   // What the rank's communicators hold for sums under way, once each has made the largest that a step asks of it.
   std::size_t communication_staging(Rank rank) const;
+  std::size_t communication_staging(Rank rank, const std::vector<ScheduleStep>& steps) const;
   // What the rank writes of a checkpoint, and into which files.
   std::vector<SavePiece> save_plan(Rank rank) const;
   // Host memory that its checkpoints are copied to and written from in the background; 0 if they are not.
@@ -92,7 +97,8 @@ struct RunPlan {
 };
 
 // `vocab`: the tokenizer's size, used where the config says auto. `world`: the ranks there are; nothing: what the
-// degrees say. UserError where the degrees do not fit the world, the heads, the layers or the batch.
+// degrees say. UserError where the degrees do not fit the world, the heads, the layers or the batch
+// (config/layout_rules.h), one line each.
 RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world);
 
 }  // namespace scaletrain

@@ -68,7 +68,7 @@ std::optional<double> named_scale(const Timetable& timetable, std::int64_t chunk
   return std::nullopt;
 }
 
-enum class Cells { names, letters, coarse };
+enum class Cells { names, letters, letters_and_chunks, coarse };
 
 std::string cell_text(const WorkInterval& interval, std::size_t width, std::int64_t chunks, Cells cells) {
   const std::string name = to_text(interval.instruction, chunks);
@@ -76,7 +76,8 @@ std::string cell_text(const WorkInterval& interval, std::size_t width, std::int6
   if (cells == Cells::names) return fmt::format("{:<{}}", name, width).substr(0, width);
   const bool is_odd = interval.instruction.micro_batch && interval.instruction.micro_batch->value() % 2 != 0;
   const char letter = is_odd ? static_cast<char>(std::tolower(static_cast<unsigned char>(name.front()))) : name.front();
-  return std::string(width, letter);
+  if (cells == Cells::letters) return std::string(width, letter);
+  return fmt::format("{:<{}}", fmt::format("{}{}", letter, interval.instruction.chunk), width).substr(0, width);
 }
 
 struct Grid {
@@ -109,20 +110,25 @@ TimelineChart draw_timeline(const Timetable& timetable, std::int64_t chunks, std
   const std::optional<double> named = named_scale(timetable, chunks, room);
   chart.is_named = named.has_value();
   const double forward = median_forward(timetable);
+  const std::size_t half = (room - cut_mark.size()) / 2;
+  // The last stages begin behind as many forwards as there are stages, which half of the page must hold.
+  const std::size_t with_chunk = fmt::format("F{}", chunks - 1).size();
+  chart.tells_chunks = !chart.is_named && chunks > 1 && num_stages * with_chunk <= half;
   const double letters =
-      std::clamp(std::floor(static_cast<double>(room) * forward / makespan), 1.0, max_letters_per_forward);
+      std::clamp(std::floor(static_cast<double>(room) * forward / makespan),
+                 chart.tells_chunks ? static_cast<double>(with_chunk) : 1.0, max_letters_per_forward);
   double scale = named.value_or(letters / forward);
   std::size_t columns = column_at(makespan, scale);
-  const std::size_t half = (room - cut_mark.size()) / 2;
-  // The last stages begin behind as many forwards as there are stages, which the left half must hold.
   const bool is_coarse = columns > room && num_stages > half;
   if (is_coarse) {
     scale = static_cast<double>(room) / makespan;
     columns = room;
     chart.forwards_per_column = 1.0 / (scale * forward);
   }
-  const Cells cells = is_coarse ? Cells::coarse : chart.is_named ? Cells::names : Cells::letters;
+  const Cells letter_cells = chart.tells_chunks ? Cells::letters_and_chunks : Cells::letters;
+  const Cells cells = is_coarse ? Cells::coarse : chart.is_named ? Cells::names : letter_cells;
   if (columns > room) chart.columns_left_out = static_cast<std::int64_t>(columns - 2 * half);
+  chart.columns_per_forward = std::lround(scale * forward);
   if (num_stages > max_stages) chart.stages_left_out = static_cast<std::int64_t>(num_stages - max_stages / 2 * 2);
   for (std::size_t stage = 0; stage < num_stages; ++stage) {
     if (chart.stages_left_out > 0 && stage == max_stages / 2) {

@@ -101,10 +101,11 @@ std::string layout_text(const LayoutRecord& layout) {
                      schedule, batches, counted(layout.threads, "thread"));
 }
 
-MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report)
-    : path_(std::move(file)), report_(std::move(report)) {
-  // O_NONBLOCK: a pipe by this name must be refused below, not waited for.
-  file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0640));
+MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report, Ownership owns)
+    : path_(std::move(file)), report_(std::move(report)), owns_(std::move(owns)) {
+  // O_NONBLOCK: a pipe by this name must be refused below, not waited for. O_APPEND: between a look at the file's size
+  // and the write behind it another process may have written.
+  file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0640));
   if (!file_) refuse(path_, "opening the metrics file", errno);
   const FileReader reader(path_);
   end_ = end_of_whole_lines(reader);
@@ -197,6 +198,10 @@ void MetricsWriter::write(const EndRecord& record) {
 }
 
 void MetricsWriter::append(const std::string& line) {
+  if (is_ended_) {
+    ++lost_lines_;
+    return;
+  }
   if (waiting_.size() + line.size() > most_waiting) {
     // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
     ++lost_lines_;
@@ -206,17 +211,19 @@ void MetricsWriter::append(const std::string& line) {
   flush();
 }
 
-// Always writes at end_, so that the remains of a failed attempt are overwritten by the same bytes.
 bool MetricsWriter::flush() {
+  if (is_ended_) return false;
+  if (waiting_.empty()) return true;
+  if (!prepare()) return false;
   std::size_t done = 0;
   while (done < waiting_.size()) {
-    const ssize_t n =
-        ::pwrite(file_.get(), waiting_.data() + done, waiting_.size() - done, static_cast<off_t>(end_ + done));
+    const ssize_t n = ::write(file_.get(), waiting_.data() + done, waiting_.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       const int error = n < 0 ? errno : ENOSPC;
       // Leaves whole lines to a reader who looks now. It may fail too; then the reader sees a torn last line.
-      if (::ftruncate(file_.get(), static_cast<off_t>(end_)) != 0) errno = error;
+      struct stat now {};
+      if (::fstat(file_.get(), &now) == 0 && has_own_remains(static_cast<std::uint64_t>(now.st_size))) cut_to(end_);
       fail("writing", error);
       return false;
     }
@@ -238,11 +245,67 @@ bool MetricsWriter::sync() {
   return result == 0;
 }
 
+bool MetricsWriter::prepare() {
+  struct stat now {};
+  if (::fstat(file_.get(), &now) != 0) {
+    fail("looking at its size", errno);
+    return false;
+  }
+  const auto size = static_cast<std::uint64_t>(now.st_size);
+  if (size == end_) return true;
+  if (!has_own_remains(size)) return follow_another();
+  if (cut_to(end_)) return true;
+  fail("cutting the torn last line", errno);
+  return false;
+}
+
+bool MetricsWriter::cut_to(std::uint64_t end) {
+  return ::ftruncate(file_.get(), static_cast<off_t>(end)) == 0;
+}
+
+// What a failed write of the waiting lines left behind, which nobody cut.
+bool MetricsWriter::has_own_remains(std::uint64_t size) const {
+  if (size <= end_ || size - end_ > waiting_.size()) return false;
+  std::string remains(static_cast<std::size_t>(size - end_), '\0');
+  const ssize_t n = ::pread(file_.get(), remains.data(), remains.size(), static_cast<off_t>(end_));
+  return n == static_cast<ssize_t>(remains.size()) && waiting_.starts_with(remains);
+}
+
+// The lock decides who of two writers goes on; what a former owner wrote last stays before what follows.
+bool MetricsWriter::follow_another() {
+  try {
+    if (owns_ && !owns_()) {
+      is_ended_ = true;
+      ++failures_;
+      lost_lines_ += std::count(waiting_.begin(), waiting_.end(), '\n');
+      waiting_.clear();
+      if (report_)
+        report_(fmt::format("{}: another process has taken the run over and writes here; this one writes nothing more",
+                            path_.string()));
+      return false;
+    }
+    const FileReader reader(path_);
+    const std::uint64_t end = end_of_whole_lines(reader);
+    if (end != reader.size() && !cut_to(end)) {
+      fail("cutting the torn last line", errno);
+      return false;
+    }
+    end_ = end;
+    return true;
+  } catch (const std::exception& error) {
+    fail(error.what());
+    return false;
+  }
+}
+
 void MetricsWriter::fail(std::string_view operation, int error) {
+  fail(fmt::format("{}: {} failed: {}", path_.string(), operation, std::strerror(error)));
+}
+
+void MetricsWriter::fail(std::string_view problem) {
   ++failures_;
   if (std::exchange(failing_, true) || !report_) return;
-  report_(fmt::format("{}: {} failed: {}. Training goes on; the lines are kept and written when the file accepts them.",
-                      path_.string(), operation, std::strerror(error)));
+  report_(fmt::format("{}. Training goes on; the lines are kept and written when the file accepts them.", problem));
 }
 
 }  // namespace scaletrain

@@ -3,7 +3,11 @@
 // (not finite: null).
 //
 // Metrics never stop training: a write that fails (disk full, I/O error) is counted and reported through the callback,
-// the lines are kept and written again before the next one, over whatever part of them reached the file.
+// the lines are kept and written again before the next one; whatever part of them reached the file is cut first.
+//
+// A run that was taken over (a job that its scheduler started again elsewhere) may have two writers for some seconds.
+// Lines are only ever appended, and a writer that finds the file other than it left it asks whether it still owns the
+// run: who does goes on behind what is there, who does not writes nothing more.
 #pragma once
 
 #include <cstdint>
@@ -121,10 +125,14 @@ class MetricsWriter {
  public:
   // Called at the first failure and at the first one after a success, not at every line.
   using FailureReport = std::function<void(const std::string& message)>;
+  // Whether this process still owns the run; asked where the file has changed meanwhile. InputError: it cannot be told
+  // now.
+  using Ownership = std::function<bool()>;
 
   // Opens or creates the file (mode 0640), cuts a torn last line, and appends after it. Throws InputError: that happens
   // before training, where a person can still mend it.
-  explicit MetricsWriter(std::filesystem::path file, FailureReport report = {});
+  // owns: empty: always.
+  explicit MetricsWriter(std::filesystem::path file, FailureReport report = {}, Ownership owns = {});
 
   // The calls below never throw for a failing file.
   void write(const StartRecord& record);
@@ -141,20 +149,30 @@ class MetricsWriter {
   bool sync();
 
   std::int64_t failures() const { return failures_; }      // writes and syncs that failed
-  std::int64_t lost_lines() const { return lost_lines_; }  // given up because too much was waiting
+  std::int64_t lost_lines() const { return lost_lines_; }  // given up because too much was waiting, or by is_ended()
+  // Another process owns the run: nothing more is written.
+  bool is_ended() const { return is_ended_; }
   const std::filesystem::path& path() const { return path_; }
 
  private:
   void append(const std::string& line);
   bool flush();
+  // Brings the file to where this writer left it, or behind what another wrote; false: no line can be written now.
+  bool prepare();
+  bool cut_to(std::uint64_t end);
+  bool has_own_remains(std::uint64_t size) const;
+  bool follow_another();
   void fail(std::string_view operation, int error);
+  void fail(std::string_view problem);
 
   std::filesystem::path path_;
   FileDescriptor file_;
   FailureReport report_;
+  Ownership owns_;
   std::string waiting_;    // whole lines that are not known to be in the file
   std::uint64_t end_ = 0;  // of the last whole line in the file
   bool failing_ = false;
+  bool is_ended_ = false;
   std::int64_t failures_ = 0;
   std::int64_t lost_lines_ = 0;
 };

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
 #include "base/text.h"
 
@@ -103,11 +104,21 @@ void ProgressPrinter::finish() {
   drawn_ = false;
 }
 
+namespace {
+
+// "nan" whatever its sign bit is, which depends on what made it.
+double without_sign_of_nan(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
+}  // namespace
+
 std::string ProgressPrinter::describe(const StepRecord& record) const {
   std::string text = fmt::format("step {}", record.step);
   if (options_.total_steps > 0) text += fmt::format("/{}", options_.total_steps);
-  text += fmt::format("  loss {:.4f}", record.loss);
-  if (!options_.live) text += fmt::format("  lr {:.3g}  grad norm {:.3g}", record.learning_rate, record.grad_norm);
+  text += fmt::format("  loss {:.4f}", without_sign_of_nan(record.loss));
+  if (!options_.live)
+    text += fmt::format("  lr {:.3g}  grad norm {:.3g}", record.learning_rate, without_sign_of_nan(record.grad_norm));
   if (std::isfinite(record.tokens_per_second) && record.tokens_per_second >= 0 && record.tokens_per_second < 1e18) {
     text += fmt::format("  {} tokens/s",
                         grouped_digits(static_cast<std::uint64_t>(std::llround(record.tokens_per_second))));

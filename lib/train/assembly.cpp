@@ -290,6 +290,7 @@ struct Started {
   std::string fingerprint;
   RunState state;
   double peak_flops = 0.0;  // of all ranks
+  bool has_told_failure = false;
 };
 
 // The ranks measure at the same time, since they share memory and heat. The best of a rank's repetitions had its
@@ -319,8 +320,9 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   const bool restarted =
       options.start.checkpoint || options.start.generation > 0 || has_content(options.paths.metrics());
   if (parts.is_first())
-    run.metrics = std::make_unique<MetricsWriter>(options.paths.metrics(),
-                                                  [&parts](const std::string& text) { parts.log.error(text); });
+    run.metrics = std::make_unique<MetricsWriter>(
+        options.paths.metrics(), [&parts](const std::string& text) { parts.log.error(text); },
+        options.hooks.may_commit);
   Resumed begin;
   if (options.start.checkpoint) {
     begin = resumed_state(parts, options, run.fingerprint);
@@ -337,6 +339,35 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   parts.log.info(fmt::format("training from step {} on {}", begin.state.step, layout_text(layout_of(parts))));
   run.state = std::move(begin.state);
   run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
+}
+
+// In a handler. First the word, then the end: peers that lose this rank say so at once, and it is not they who know
+// why. And the store is destroyed only when nothing under way can hold it up.
+void tell_failure(const WorkerOptions& options, Started& run) {
+  if (std::exchange(run.has_told_failure, true)) return;
+  if (options.failed) options.failed(std::current_exception());
+  if (run.parts) run.parts->groups.abort();
+}
+
+// Of the little that a step allocates something may be missing too: the plan leaves out what others on the host use.
+TrainOutcome run_within_memory(const Started& run, Trainer& trainer) {
+  try {
+    return trainer.run();
+  } catch (const std::bad_alloc&) {
+    throw run.parts->out_of_memory("while training");
+  }
+}
+
+// A failure is told while the trainer is still there, whose end waits for the storage if a save is under way.
+TrainOutcome run_trainer(const WorkerOptions& options, Started& run, Trainer& trainer) {
+  try {
+    return run_within_memory(run, trainer);
+  } catch (const std::exception& error) {
+    // Whoever hears of the failure ends this process, and the save with it.
+    if (options.place.world == 1) trainer.finish_save(error.what());
+    tell_failure(options, run);
+    throw;
+  }
 }
 
 ExitCode train(const WorkerOptions& options, Started& run) {
@@ -371,7 +402,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .peak_flops = run.peak_flops,
                    .hooks = options.hooks},
                   std::move(run.state));
-  const TrainOutcome outcome = trainer.run();
+  const TrainOutcome outcome = run_trainer(options, run, trainer);
   EndRecord end;
   end.step = trainer.state().step;
   end.reason = outcome_text(outcome);
@@ -384,7 +415,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
   return outcome == TrainOutcome::interrupted ? ExitCode::interrupted : ExitCode::finished;
 }
 
-// Of the little that a step allocates something may be missing too: the plan leaves out what others on the host use.
+// What the trainer itself allocates may be missing as well.
 ExitCode train_within_memory(const WorkerOptions& options, Started& run) {
   try {
     return train(options, run);
@@ -420,11 +451,8 @@ ExitCode train_run(const WorkerOptions& options) {
     is_started = true;
     return train_within_memory(options, run);
   } catch (const std::exception& error) {
-    // First the word, then the end: peers that lose this rank say so at once, and it is not they who know why. And the
-    // store is destroyed only when nothing under way can hold it up.
     if (!is_started) start_up.failed(error.what());
-    if (options.failed) options.failed(std::current_exception());
-    if (run.parts) run.parts->groups.abort();
+    tell_failure(options, run);
     throw;
   }
 }

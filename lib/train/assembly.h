@@ -39,9 +39,10 @@ struct WorkerOptions {
   RunPaths paths{std::filesystem::path()};
   StartPoint start;
   std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data: a world of another size
-  std::string version;  // of the program
+  std::string version;                        // of the program
   TrainerHooks hooks;
-  // Hears of an error before anything is torn down; train_run throws it afterwards.
+  // Hears of an error, once, before anything is torn down; train_run throws it afterwards. A single rank finishes a
+  // save that is under way before it tells, since its end is all that is waited for then.
   std::function<void(const std::exception_ptr&)> failed{};
   std::atomic<std::uint64_t>* progress = nullptr;
   int threads = 0;              // of the backend; 0: the processors this process may run on

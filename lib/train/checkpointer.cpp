@@ -125,6 +125,9 @@ struct Checkpointer::Impl {
   void poll();
   void settle();
   void before_update();
+  // Finishes a save under way for a run that ends before it; reason: empty: it is told already.
+  void end(const std::string& reason);
+  void tell_end(const std::string& reason);
 
   SaveJob make_job(const Reason& reason, KeyValueStore* store);
   // Writes and commits; then prunes. Whatever fails is in the job.
@@ -206,6 +209,10 @@ void Checkpointer::settle() {
   impl_->settle();
 }
 
+void Checkpointer::end(const std::string& reason) {
+  impl_->end(reason);
+}
+
 void Checkpointer::went_back() {
   impl_->settle();
   impl_->saved_step = impl_->state.step;
@@ -240,13 +247,34 @@ Checkpointer::Impl::Impl(const Parts& checkpointer_parts, RunState& run_state)
 
 Checkpointer::Impl::~Impl() {
   if (std::uncaught_exceptions() > 0 && !is_alone()) abandoned = true;
-  if (writer.joinable()) {
-    writer.join();
-    // Whoever reads the metrics should find what the folder has.
-    running.line.stall_seconds += copy_stall;
-    if (parts.metrics != nullptr && !running.error) parts.metrics->write(running.line);
-  }
+  end({});
   if (prefault.joinable()) prefault.join();
+}
+
+// The state of waiting is not left again: nothing follows but the end.
+void Checkpointer::Impl::end(const std::string& reason) {
+  if (!writer.joinable()) return;
+  tell_end(reason);
+  writer.join();
+  // Whoever reads the metrics should find what the folder has.
+  running.line.stall_seconds += copy_stall;
+  if (parts.metrics != nullptr && !running.error) parts.metrics->write(running.line);
+}
+
+void Checkpointer::Impl::tell_end(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex);
+    if (is_done) return;
+  }
+  try {
+    if (!reason.empty())
+      parts.log.error(fmt::format("step {}: training has failed and ends when the checkpoint of step {} is written: {}",
+                                  state.step, running.line.step, reason));
+    enter(true);
+  } catch (const std::exception& error) {
+    // The hook may find that the lock is lost, which is no news to a run that has failed.
+    parts.log.warn(error.what());
+  }
 }
 
 // An old checkpoint too many is no reason to end a run.
@@ -257,8 +285,9 @@ void Checkpointer::Impl::prune(const SaveJob& job) {
                                                : job.best   ? job.save_id
                                                             : job.best_save_id};
   try {
-    prune_checkpoints(parts.paths.checkpoints(), policy, known_saves,
-                      [this](const std::string& text) { parts.log.warn(text); });
+    prune_checkpoints(
+        parts.paths.checkpoints(), policy, known_saves, [this](const std::string& text) { parts.log.warn(text); },
+        parts.may_commit);
   } catch (const InputError& error) {
     parts.log.warn(fmt::format("old checkpoints were not removed: {}", error.what()));
   }
@@ -437,9 +466,9 @@ void Checkpointer::Impl::tell_wait(double seconds) {
   if (!is_first() || seconds < std::max(unnoticed_wait, 2.0 * longest_wait)) return;
   longest_wait = seconds;
   parts.log.warn(fmt::format(
-      "step {}: training waited {:.1f} s because the checkpoint before was still being written: saves are due faster "
-      "than the storage takes them; raise checkpoint.every",
-      state.step, seconds));
+      "step {}: training waited {:.1f} s because the save before had not ended; if that goes on, saves are due faster "
+      "than the storage{} can take them: raise checkpoint.every",
+      state.step, seconds, is_alone() ? "" : ", the slowest rank or the rendezvous"));
 }
 
 // A run that is asked to leave finishes a save that is under way, and writes its last one.

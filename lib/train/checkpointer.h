@@ -44,7 +44,9 @@ class Checkpointer {
     Log& log;
     std::vector<std::filesystem::path> tokenizer_files;
     std::string fingerprint;
-    std::function<bool()> may_commit;  // asked right before a checkpoint appears under its name, by any thread
+    // Whether this process still owns the run: asked right before a checkpoint appears under its name, and before old
+    // ones are removed, by any thread.
+    std::function<bool()> may_commit;
     std::function<void(bool waiting_on_storage)> entered;  // while waiting, the rank makes no progress; may be empty
     std::optional<double> grace_seconds{};  // from the signal to the end of the process, see grace_seconds()
   };
@@ -60,7 +62,7 @@ class Checkpointer {
   // InputError if there is no memory for copies.
   Checkpointer(const Parts& parts, RunState& state);
   // A save under way is finished first; but given up where an exception ends a run of several ranks, since the others
-  // may be gone.
+  // may be gone. The rank enters the state of waiting meanwhile.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -80,6 +82,9 @@ class Checkpointer {
   // Returns when no save is under way, and what became of it is in the state: before the state or the store is
   // replaced.
   void settle();
+  // Training has failed, for this reason, and the rank is to end: the same as the destructor, while the failure has not
+  // been told yet. Nothing may be called afterwards. Never throws.
+  void end(const std::string& reason);
   // The state and the store are now those of an older checkpoint.
   void went_back();
   // The step of the newest checkpoint of this state's branch that is known to be there; -1 if there is none.

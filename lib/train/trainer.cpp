@@ -81,6 +81,9 @@ Trainer::~Trainer() = default;
 TrainOutcome Trainer::run() {
   return impl_->run();
 }
+void Trainer::finish_save(const std::string& reason) {
+  impl_->checkpoints.end(reason);
+}
 const RunState& Trainer::state() const {
   return impl_->state;
 }

@@ -33,7 +33,9 @@ namespace scaletrain {
 // What the process that runs the trainer answers and hears.
 struct TrainerHooks {
   std::function<bool()> interrupted;  // finish this step, save, and leave
-  std::function<bool()> may_commit;   // asked right before a checkpoint appears under its name
+  // Whether this process still owns the run: asked right before a checkpoint appears under its name, before old ones
+  // are removed, and where somebody else has written to the metrics. By any thread.
+  std::function<bool()> may_commit;
   // What the trainer is about to do, for supervision: while `waiting_on_storage` no progress is expected.
   std::function<void(std::int64_t step, bool waiting_on_storage)> entered;
 };
@@ -74,6 +76,10 @@ class Trainer {
   // when the non-finite policy or the rollbacks of the spike policy are exhausted; InputError for data that fails and
   // for a last checkpoint that cannot be written.
   TrainOutcome run();
+  // After run() has thrown: finishes the save that is under way, if there is one, while the rank is in the state of
+  // waiting, and logs the reason before. Never throws. Not for one of several ranks, whose peers may be gone: there the
+  // destructor gives the save up.
+  void finish_save(const std::string& reason);
   const RunState& state() const;
 
  private:

@@ -1,5 +1,10 @@
-// The traffic that a plan foretells is what its ranks ask of their communicators, to the element.
+// The traffic and the order of calls that a plan foretells are what its ranks ask of their communicators, to the
+// element and call by call.
 #include <doctest/doctest.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "support/rank_trainer.h"
 #include "support/test_layout.h"
@@ -26,7 +31,7 @@ Config traced_config() {
   return config;
 }
 
-void check_traffic(const std::string& name, const Config& config) {
+void check_calls(const std::string& name, const Config& config) {
   LayoutRun run{.config = config};
   run.backend = TestBackend::reference_f32;
   run.traced = true;
@@ -37,6 +42,9 @@ void check_traffic(const std::string& name, const Config& config) {
     const std::string expected = text(planned_traffic(outcome.plan, Rank(static_cast<std::int64_t>(rank))));
     const std::string found = text(traced_traffic(trace, 0, trace.records.size()));
     CHECK_MESSAGE(expected == found, name << ", rank " << rank);
+    const auto order = collective_order(outcome.plan, Rank(static_cast<std::int64_t>(rank)));
+    CHECK_MESSAGE(order_problem(order, trace, 1) == "", name << ", rank " << rank);
+    CHECK_MESSAGE(text(traffic_of_order(order)) == expected, name << ", rank " << rank);
   }
 }
 
@@ -48,44 +56,72 @@ Config laid_out(std::int64_t data, std::int64_t tensor, std::int64_t pipeline, s
 
 }  // namespace
 
-TEST_CASE("traffic of every ZeRO stage is as planned, with and without a pipeline") {
+TEST_CASE("calls of every ZeRO stage are as planned and in the planned order, with and without a pipeline") {
   for (std::int64_t zero = 0; zero <= 3; ++zero) {
-    check_traffic("data 3, zero " + std::to_string(zero), laid_out(3, 1, 1, zero));
-    check_traffic("data 2, pipeline 2, zero " + std::to_string(zero), laid_out(2, 1, 2, zero));
+    check_calls("data 3, zero " + std::to_string(zero), laid_out(3, 1, 1, zero));
+    check_calls("data 2, pipeline 2, zero " + std::to_string(zero), laid_out(2, 1, 2, zero));
     Config untied = laid_out(2, 2, 1, zero);
     untied.model.tie_embeddings = false;
     untied.model.bias = false;
-    check_traffic("data 2, tensor 2, untied, zero " + std::to_string(zero), untied);
+    check_calls("data 2, tensor 2, untied, zero " + std::to_string(zero), untied);
   }
 }
 
-TEST_CASE("traffic of tensor groups is as planned, with sequence shards and with fewer key/value heads than ranks") {
+TEST_CASE(
+    "calls of tensor groups are as planned and in the planned order, with sequence shards and with fewer key/value "
+    "heads than ranks") {
   for (const bool sequence : {false, true}) {
     for (const std::int64_t tensor : {2, 4}) {
       Config config = laid_out(1, tensor, 1, 1);
       config.parallel.sequence = sequence;
-      check_traffic("tensor " + std::to_string(tensor), config);
+      check_calls("tensor " + std::to_string(tensor), config);
       config.parallel.data = 2;
       config.parallel.zero = 2;
-      check_traffic("data 2, zero 2, tensor " + std::to_string(tensor), config);
+      check_calls("data 2, zero 2, tensor " + std::to_string(tensor), config);
     }
   }
 }
 
-TEST_CASE("traffic of every schedule is as planned, with sequence shards and weights gathered for each use") {
+TEST_CASE(
+    "calls of every schedule are as planned and in the planned order, with sequence shards and weights gathered for "
+    "each use") {
   for (const ScheduleKind kind :
        {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1}) {
     Config config = laid_out(2, 2, 2, 3);
     config.parallel.sequence = true;
     config.parallel.schedule = kind;
     if (kind == ScheduleKind::interleaved) config.parallel.chunks = 2;
-    check_traffic("schedule " + std::to_string(static_cast<int>(kind)), config);
+    check_calls("schedule " + std::to_string(static_cast<int>(kind)), config);
   }
   Config short_of = laid_out(2, 1, 4, 2);  // fewer micro-batches than stages
   short_of.train.micro_batch = 3;
-  check_traffic("two micro-batches on four stages", short_of);
+  check_calls("two micro-batches on four stages", short_of);
   Config chunks = laid_out(2, 1, 1, 3);
   chunks.parallel.schedule = ScheduleKind::interleaved;
   chunks.parallel.chunks = 2;
-  check_traffic("two chunks on one stage", chunks);
+  check_calls("two chunks on one stage", chunks);
+}
+
+// The check of the orders above must see what it is there for.
+TEST_CASE("a_call_at_another_place_or_to_another_peer_or_missing_is_not_the_planned_order") {
+  const PhasePlan plan = make_test_plan(laid_out(2, 2, 2, 2), TestBackend::reference_f32);
+  const std::vector<PlannedCall> order = collective_order(plan, Rank(0));
+  Trace planned;
+  for (int step = 0; step < 2; ++step)
+    for (const PlannedCall& call : order) planned.records.push_back(record_of(call));
+  CHECK(order_problem(order, planned, 2) == "");
+  Trace shorter = planned;
+  shorter.records.pop_back();
+  CHECK(order_problem(order, shorter, 2) != "");
+  for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+    if (planned.records[i] == planned.records[i + 1]) continue;
+    Trace swapped = planned;
+    std::swap(swapped.records[i], swapped.records[i + 1]);
+    CHECK(order_problem(order, swapped, 2).find("call " + std::to_string(i) + " is") == 0);
+  }
+  const auto exchange = std::find_if(planned.records.begin(), planned.records.end(),
+                                     [](const TraceRecord& record) { return !record.messages.empty(); });
+  REQUIRE(exchange != planned.records.end());
+  exchange->messages.front().peer = 0;
+  CHECK(order_problem(order, planned, 2) != "");
 }

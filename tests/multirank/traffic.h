@@ -1,12 +1,15 @@
-// What a rank sends in its groups: as traced, and as the plan foretells it.
+// What a rank sends in its groups, and the calls that it issues in their order: as traced, and as the plan foretells
+// it.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "comm/tracing.h"
+#include "plan/collective_order.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {
@@ -54,6 +57,52 @@ inline GroupTraffic planned_traffic(const PhasePlan& plan, Rank rank) {
     of.calls += volume.calls;
     of.elements += volume.elements;
     of.bytes += volume.bytes;
+  }
+  return traffic;
+}
+
+// The record that the tracer makes of a planned call.
+inline TraceRecord record_of(const PlannedCall& call) {
+  TraceRecord record;
+  record.group = to_text(call.group);
+  record.kind = call.kind;
+  record.dtype = call.dtype;
+  record.elements = call.elements;
+  record.sent_elements = call.sent;
+  if (call.kind == CollectiveKind::exchange)
+    record.messages.push_back({call.direction, call.peer, call.dtype, call.elements});
+  return record;
+}
+
+inline std::string text(const TraceRecord& record) {
+  std::string out = record.group + " " + std::string(to_text(record.kind)) + " " + record.peers() + " " +
+                    std::to_string(record.elements) + " " + std::string(to_text(record.dtype)) + ", " +
+                    std::to_string(record.sent_elements) + " sent";
+  return record.op == ReduceOp::sum ? out : out + ", no sum";
+}
+
+// The first call that is not the planned one, of several equal steps; empty if there is none.
+inline std::string order_problem(const std::vector<PlannedCall>& planned, const Trace& trace, std::size_t steps) {
+  const std::size_t both = std::min(planned.size() * steps, trace.records.size());
+  for (std::size_t i = 0; i < both; ++i) {
+    const PlannedCall& call = planned[i % planned.size()];
+    if (trace.records[i] == record_of(call)) continue;
+    return "call " + std::to_string(i) + " is " + text(trace.records[i]) + ", planned was " + text(record_of(call)) +
+           " (" + std::string(call.purpose) + ")";
+  }
+  if (planned.size() * steps == trace.records.size()) return {};
+  return std::to_string(trace.records.size()) + " calls, planned were " + std::to_string(planned.size() * steps);
+}
+
+// As planned_traffic, which is counted without making the order.
+inline GroupTraffic traffic_of_order(const std::vector<PlannedCall>& planned) {
+  GroupTraffic traffic;
+  for (const PlannedCall& call : planned) {
+    if (call.kind == CollectiveKind::exchange && call.direction == Transfer::Direction::receive) continue;
+    Traffic& of = traffic[std::string(to_text(call.group))];
+    of.calls += 1;
+    of.elements += call.sent;
+    of.bytes += static_cast<std::uint64_t>(call.sent) * size_of(call.dtype);
   }
   return traffic;
 }

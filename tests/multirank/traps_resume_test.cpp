@@ -1,6 +1,10 @@
 // Traps of a resume on another layout: what a run must keep though its ranks are others. Whole runs, ranks as threads.
+#include <atomic>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "base/clock.h"
 #include "data/history.h"
 #include "unit/train/ranks_run.h"
 
@@ -87,20 +91,34 @@ TEST_CASE("trap_a_change_of_the_data_degree_at_a_resume_neither_drops_nor_repeat
   for (std::size_t i = 0; i < trained.size(); ++i) CHECK(trained[i] == static_cast<std::int64_t>(i));
 }
 
-TEST_CASE("trap_tokens_per_second_count_the_global_batch_once_whatever_the_world") {
+// The first step warms up: here it takes half a second longer, which no other step's numbers may have in them.
+TEST_CASE("trap_tokens_per_second_count_the_global_batch_once_and_each_step_by_its_own_time_whatever_the_world") {
   for (const std::vector<std::string>& layout : {std::vector<std::string>{"parallel.data=4"},
                                                  {"parallel.data=2", "parallel.tensor=2"},
                                                  {"parallel.tensor=4", "model.heads=4"}}) {
     RanksRun run;
     run.overrides_always.push_back("train.steps=3");
     run.overrides_always.push_back("train.lr_schedule.warmup=1");
+    static constexpr double warm_up = 0.5;
+    std::atomic<int> asked{0};
+    run.hooks.interrupted = [&asked] {  // in every step, by each of the four ranks
+      if (asked++ < 4) std::this_thread::sleep_for(std::chrono::duration<double>(warm_up));
+      return false;
+    };
+    const MonotonicTime start = monotonic_now();
     REQUIRE(all_are(run.run_ranks(4, layout), ExitCode::finished));
+    const double whole_run = seconds_since(start);
     const Metrics metrics = run.metrics();
     REQUIRE(metrics.steps.size() == 3);
+    CHECK(metrics.steps[0].step_seconds >= warm_up);
+    double all_steps = 0.0;
     for (std::size_t i = 0; i < 3; ++i) {
       const StepRecord& step = metrics.steps[i];
       CHECK(step.tokens == static_cast<std::int64_t>(i + 1) * 4 * 16);
       CHECK(step.tokens_per_second == doctest::Approx(4.0 * 16.0 / step.step_seconds));
+      all_steps += step.step_seconds;
     }
+    // Times that began at the first step would sum up to more.
+    CHECK(all_steps <= whole_run);
   }
 }

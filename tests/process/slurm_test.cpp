@@ -169,26 +169,31 @@ std::vector<long> replicas_of_starts(const Job& job) {
   return replicas;
 }
 
-// Of the agents of a job that its batch script has started apart; -1: none of them.
-pid_t agent_of_node(const Job& job, int node) {
-  const std::string variable = "SCALETRAIN_NODE=" + std::to_string(node);
+// The agent of a job that has this variable ("SLURM_NODEID=1") in its environment; -1: there is none.
+pid_t agent_with(const Job& job, const std::string& variable) {
   for (const pid_t pid : processes_with(job.folder().string())) {
+    const fs::path process = fs::path("/proc") / std::to_string(pid);
     std::string name;
-    std::ifstream(fs::path("/proc") / std::to_string(pid) / "comm") >> name;
+    std::ifstream(process / "comm") >> name;
     if (name != "scaletrain") continue;
-    std::ifstream in(fs::path("/proc") / std::to_string(pid) / "environ");
+    std::ifstream in(process / "environ");
     for (std::string found; std::getline(in, found, '\0');)
       if (found == variable) return pid;
   }
   return -1;
 }
 
-// Under another layout: to the tolerance of 50 steps, which is the one that is stated.
+void kill_agent(const Job& job, const std::string& variable) {
+  const pid_t agent = agent_with(job, variable);
+  REQUIRE_MESSAGE(agent > 0, variable);
+  ::kill(agent, SIGKILL);
+}
+
+// Under another layout.
 void check_close_losses(const Job& job) {
   const Trajectory found = trajectory_of(job.folder());
   CHECK(found.last_step() == slurm_steps);
   for (const auto& step : undisturbed().steps) {
-    if (step.first > 50) break;
     const double loss = std::stod(step.second);
     REQUIRE(found.steps.contains(step.first));
     CHECK(std::abs(std::stod(found.steps.at(step.first)) - loss) <= 1e-5 * std::abs(loss));
@@ -243,6 +248,30 @@ TEST_CASE("a_job_that_reaches_its_time_limit_saves_and_puts_itself_back") {
   }
 }
 
+TEST_CASE("a_job_whose_agent_is_killed_is_put_back") {
+  if (!is_there()) return;
+  for (const std::string node : {"0", "1"}) {
+    const Job job("slurm-killed-" + node, two_nodes, two_replicas, {{"SCALETRAIN_MIN_SECONDS", "0"}});
+    REQUIRE_MESSAGE(job.wait_for_step(40), job.output());
+    kill_agent(job, "SLURM_NODEID=" + node);
+    REQUIRE(job.wait_for_end(180.0));
+    CHECK_MESSAGE(job.property("JobState") == "COMPLETED", job.output());
+    CHECK(job.property("Restarts") == "1");
+    check_same_trajectory(job);
+  }
+}
+
+TEST_CASE("a_job_that_is_signalled_at_its_start_is_put_back") {
+  if (!is_there()) return;
+  const Job job("slurm-early", two_nodes, two_replicas);
+  REQUIRE(wait_until([&] { return job.output().find("2 nodes") != std::string::npos; }, 60.0));
+  ask("scancel", {"--batch", "--signal=USR1", job.id()});
+  REQUIRE(job.wait_for_end(180.0));
+  CHECK_MESSAGE(job.property("JobState") == "COMPLETED", job.output());
+  CHECK(job.property("Restarts") == "1");
+  check_same_trajectory(job);
+}
+
 TEST_CASE("a_job_whose_node_is_lost_starts_again_on_others") {
   if (!is_there()) return;
   const Job job("slurm-bereft", {"--nodes=2"}, two_replicas);
@@ -279,9 +308,7 @@ TEST_CASE("an_elastic_job_starts_a_lost_agent_again_and_grows_back") {
   settings.insert(settings.end(), {"supervise={elastic: {min_data: 2}, heartbeat: 10s}", "train.steps=100000"});
   const Job job("slurm-regrown", three_nodes, settings, elastic);
   REQUIRE_MESSAGE(job.wait_for_step(40), job.output());
-  const pid_t agent = agent_of_node(job, 2);
-  REQUIRE(agent > 0);
-  ::kill(agent, SIGKILL);
+  kill_agent(job, "SCALETRAIN_NODE=2");
   const std::vector<long> grown = {3, 2, 3};
   CHECK_MESSAGE(wait_until([&] { return replicas_of_starts(job) == grown; }, 120.0), job.output());
   ask("scancel", {job.id()});

@@ -4,6 +4,7 @@
 //   SCALETRAIN_SOAK_SEED     of the first run; the next has the next number
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <iostream>
@@ -36,6 +37,7 @@ struct Totals {
   int rank_kills = 0;
   int inside_saves = 0;
   std::vector<double> recoveries;
+  std::string slowest;  // what the longest of them was
   std::vector<double> stop_recoveries;
   std::vector<double> restarts;
 };
@@ -57,6 +59,7 @@ std::string run_of_seed(unsigned seed, Totals& totals) {
   undisturbed_soak(layout);
   TormentedRun run(name, layout, settings);
   std::string told = layout.name + (background ? ", saves in the background:" : ", saves in the foreground:");
+  std::size_t recovered = 0;
   for (int i = 0; i < faults; ++i) {
     Torment torment = torments[pick(random, torments.size())];
     if (torment == Torment::stop_rank && !may_stop) torment = Torment::kill_rank;
@@ -69,6 +72,11 @@ std::string run_of_seed(unsigned seed, Totals& totals) {
       continue;
     }
     ++totals.faults[name_of(torment)];
+    if (!run.recoveries().empty() && run.recoveries().size() != recovered &&
+        run.recoveries().back() >= std::max(largest_of(totals.recoveries), largest_of(run.recoveries())))
+      totals.slowest = std::string(name_of(torment)) + " at step " + std::to_string(step) + " of " + layout.name +
+                       ", seed " + std::to_string(seed);
+    recovered = run.recoveries().size();
     if (kills_a_rank(torment)) totals.rank_kills += torment == Torment::kill_rank_at_start ? 2 : 1;
     if (!run.problem().empty()) break;
   }
@@ -97,6 +105,7 @@ void tell(const Totals& totals, unsigned seed, double seconds) {
               << values.size() << "\n";
   };
   line("from a kill to the first new step", totals.recoveries);
+  std::cout << "  the longest: " << totals.slowest << "\n";
   line("from a stop to the first new step", totals.stop_recoveries);
   line("from a start by hand to the first new step", totals.restarts);
   std::cout << std::flush;

@@ -189,8 +189,7 @@ void TormentedRun::kill_and_await_death(pid_t process) {
   if (!wait_until([&] { return !is_alive(process); }, patience)) note("a killed process lives");
 }
 
-void TormentedRun::await_recovery(double since, std::vector<double>& into) {
-  const int before = beginnings_of(folder_).count;
+void TormentedRun::await_recovery(double since, int before, std::vector<double>& into) {
   const pid_t agent = agent_->pid();
   const bool in_time = wait_until(
       [&] {
@@ -269,6 +268,7 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
   const std::vector<pid_t> workers = await_workers(at_start ? 1 : layout_.world);
   if (workers.empty() || !agent_->running()) return false;
   const pid_t victim = workers[choice % workers.size()];
+  const int before = beginnings_of(folder_).count;
   const double now = test_clock();
   switch (torment) {
     case Torment::kill_rank:
@@ -277,7 +277,7 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
       kill_and_await_death(victim);
       count_dead_save();
       look_for_checkpoint();
-      await_recovery(now, recoveries_);
+      await_recovery(now, before, recoveries_);
       break;
     case Torment::kill_agent:
       kill_and_await_death(agent_->pid());
@@ -288,7 +288,7 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
       ::kill(victim, SIGSTOP);
       ++kills_since_start_;
       look_for_checkpoint();
-      await_recovery(now, stop_recoveries_);
+      await_recovery(now, before, stop_recoveries_);
       break;
     case Torment::tell_agent:
       agent_->signal(number);

@@ -77,7 +77,8 @@ class TormentedRun {
   bool await_save(double delay);
   std::vector<pid_t> await_workers(std::size_t count);
   void kill_and_await_death(pid_t process);
-  void await_recovery(double since, std::vector<double>& into);
+  // Since a fault, before which training had begun so often.
+  void await_recovery(double since, int before, std::vector<double>& into);
   void await_end_of_all();
   void count_dead_save();
   bool flip_any_bit(SoakRandom& random);

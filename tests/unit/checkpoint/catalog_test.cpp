@@ -147,6 +147,26 @@ TEST_CASE("catalog_pruning_counts_no_known_checkpoint_whose_files_are_missing_or
   CHECK(verifies(run.folder / "step-00000002"));
 }
 
+TEST_CASE("catalog_pruning_by_a_process_that_lost_the_run_removes_nothing_of_the_next_one") {
+  const RetentionPolicy one{.keep = 1, .keep_every = {}, .best_save_id = {}};
+  CatalogRun run;
+  for (std::int64_t step = 1; step <= 5; ++step) run.save(step);
+  const auto under_way = run.folder / ".saving-step-00000006-0123456789abcdef";
+  std::filesystem::create_directory(under_way);
+  std::set<std::string> known = run.written;
+  prune_checkpoints(run.folder.path(), one, known, run.report(), [] { return false; });
+  CHECK(run.steps() == std::vector<std::int64_t>{5, 4, 3, 2, 1});
+  CHECK(std::filesystem::exists(under_way));
+  REQUIRE(run.reports.size() == 1);
+  CHECK(contains(run.reports[0], "no longer owns the run"));
+  // Lost while it prunes: what is there then stays.
+  int asked = 0;
+  prune_checkpoints(run.folder.path(), one, known, run.report(), [&asked] { return ++asked <= 2; });
+  CHECK(asked == 3);
+  CHECK_FALSE(std::filesystem::exists(under_way));
+  CHECK(run.steps() == std::vector<std::int64_t>{5, 4, 3, 2});
+}
+
 TEST_CASE("catalog_a_crash_at_any_point_of_pruning_leaves_whole_checkpoints") {
   // The states a crash can leave: renamed and not yet deleted, or half deleted under the hidden name.
   CatalogRun run;

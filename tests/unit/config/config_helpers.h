@@ -23,7 +23,7 @@ inline EnvironmentLookup environment_of(std::map<std::string, std::string> varia
 }
 
 inline LoadedConfig load_text(std::string_view text, const std::vector<std::string>& overrides = {},
-                              std::map<std::string, std::string> variables = {}, LoadOptions options = {}) {
+                              std::map<std::string, std::string> variables = {}, const LoadOptions& options = {}) {
   return parse_config(text, "c.yaml", "/base", overrides, environment_of(std::move(variables)), options);
 }
 

@@ -140,7 +140,7 @@ TEST_CASE("a config made in code reads back though it describes no run") {
 TEST_CASE("each key is wired to its own member") {
   const LoadedConfig loaded = load_text(
       "run: {name: n, directory: d, seed: 5, device: cpu}\n"
-      "model: {layers: 8, hidden: 24, heads: 4, kv_heads: 2, ffn_hidden: 7, context: 9, vocab: 11, norm: rmsnorm,\n"
+      "model: {layers: 8, hidden: 136, heads: 68, kv_heads: 34, ffn_hidden: 7, context: 9, vocab: 11, norm: rmsnorm,\n"
       "  norm_epsilon: 1e-3, activation: swiglu, position: rope, rope_theta: 13, bias: false, tie_embeddings: false,\n"
       "  dropout: 0.25, init: {type: normal, std: 0.5, scale_residual: false}}\n"
       "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
@@ -162,7 +162,7 @@ TEST_CASE("each key is wired to its own member") {
       {}, {}, {.allow_unsupported = true});
   const Config& c = loaded.config;
   CHECK((c.run.name == "n" && c.run.directory == "d" && c.run.seed == 5 && c.run.device == DeviceKind::cpu));
-  CHECK((c.model.layers == 8 && c.model.hidden == 24 && c.model.heads == 4 && c.model.kv_heads == 2));
+  CHECK((c.model.layers == 8 && c.model.hidden == 136 && c.model.heads == 68 && c.model.kv_heads == 34));
   CHECK((c.model.ffn_hidden == 7 && c.model.context == 9 && c.model.vocab == 11 && c.model.norm == NormKind::rmsnorm));
   CHECK((c.model.norm_epsilon == 1e-3 && c.model.activation == ActivationKind::swiglu));
   CHECK((c.model.position == PositionKind::rope && c.model.rope_theta == 13 && !c.model.bias));

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <utility>
+
 #include "config_helpers.h"
 
 using namespace scaletrain;
@@ -76,11 +78,12 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       {{"parallel.sequence=true"}, "parallel.sequence: true has no effect, because parallel.tensor is 1"},
       {{"parallel.sequence=true", "parallel.tensor=2"}, ""},
       {{"parallel.schedule=gpipe"},
-       "parallel.schedule: gpipe orders the stages of a pipeline, and parallel.pipeline is 1"},
+       "parallel.schedule: gpipe has no effect, because parallel.pipeline is 1: it orders the stages of a pipeline"},
       {{"parallel.schedule=interleaved", "parallel.chunks=2"},
-       "parallel.schedule: interleaved orders the stages of a pipeline, and parallel.pipeline is 1"},
+       "parallel.schedule: interleaved has no effect, because parallel.pipeline is 1: it orders the stages of a "
+       "pipeline"},
       {{"parallel.schedule=gpipe", "parallel.pipeline=2"}, ""},
-      {{"parallel.zero=3"}, "parallel.zero: 3 divides among replicas, and parallel.data is 1"},
+      {{"parallel.zero=3"}, "parallel.zero: 3 has no effect, because parallel.data is 1: it divides among replicas"},
       {{"parallel.zero=1"}, ""},
       {{"parallel.zero=0"}, ""},
       {{"parallel.zero=3", "parallel.data=2"}, ""},
@@ -203,13 +206,18 @@ TEST_CASE("keys that nothing would read are refused, their defaults are not") {
     std::string message;
   };
   const std::vector<Case> cases = {
-      {{"train.optimizer.type=sgd", "train.optimizer.betas=[0.9, 0.99]"}, "betas: only for optimizer adamw"},
-      {{"train.optimizer.type=sgd", "train.optimizer.epsilon=1e-6"}, "epsilon: only for optimizer adamw"},
+      {{"train.optimizer.type=sgd", "train.optimizer.betas=[0.9, 0.99]"},
+       "betas: has no effect: it is only for train.optimizer.type adamw; this one is sgd; remove the key, or change "
+       "train.optimizer.type"},
+      {{"train.optimizer.type=sgd", "train.optimizer.epsilon=1e-6"},
+       "epsilon: has no effect: it is only for train.optimizer.type adamw"},
       {{"model.init.type=xavier", "model.init.scale_residual=false"},
-       "scale_residual: only for init type normal; this one is xavier"},
-      {{"model.init.type=he", "model.init.scale_residual=false"}, "only for init type normal; this one is he"},
-      {{"model.rope_theta=5e5"}, "--set model.rope_theta=5e5: model.rope_theta: only for position rope"},
-      {{"train.lr_schedule.type=constant", "train.lr_schedule.min_ratio=0.2"}, "min_ratio: only for schedules that"},
+       "scale_residual: has no effect: it is only for model.init.type normal; this one is xavier"},
+      {{"model.init.type=he", "model.init.scale_residual=false"}, "only for model.init.type normal; this one is he"},
+      {{"model.rope_theta=5e5"},
+       "--set model.rope_theta=5e5: model.rope_theta: has no effect: it is only for model.position rope"},
+      {{"train.lr_schedule.type=constant", "train.lr_schedule.min_ratio=0.2"},
+       "min_ratio: has no effect: it is only for a train.lr_schedule.type that falls"},
       {{"model.init.from=x", "model.init.type=he"}, "model.init.type: has no effect: model.init.from brings"},
       {{"model.init.from=x", "model.init.std=0.5"}, "model.init.std: has no effect"},
       {{"model.init.from=x", "model.init.scale_residual=false"}, "model.init.scale_residual: has no effect"},
@@ -246,8 +254,17 @@ TEST_CASE("the vocabulary holds the bytes and is not much larger unnoticed") {
 
 TEST_CASE("stage_layers covers the model") {
   CHECK(override_errors({"parallel.stage_layers=[12]"}) == "accepted");
-  CHECK(contains(override_errors({"parallel.stage_layers=[6, 6]"}), "2 numbers for pipeline 1 * chunks 1"));
-  CHECK(contains(override_errors({"parallel.stage_layers=[11]"}), "sums to 11, the model has 12 layers"));
+  CHECK(override_errors({"parallel.stage_layers=[5, 7]", "parallel.pipeline=2"}) == "accepted");
+  CHECK(override_errors({"parallel.stage_layers=[0, 12, 0]", "parallel.pipeline=3"}) == "accepted");
+  CHECK(contains(override_errors({"parallel.stage_layers=[6, 6]"}),
+                 "2 numbers, but parallel.pipeline 1 x parallel.chunks 1 = 1; write one for each, or auto"));
+  CHECK(contains(override_errors({"parallel.stage_layers=[11]"}),
+                 "parallel.stage_layers: the numbers sum to 11, but model.layers is 12; they must be equal"));
+  CHECK(contains(override_errors({"parallel.stage_layers=[13]"}), "number 1 is 13, expected 0 to 12 (model.layers)"));
+  CHECK(
+      contains(override_errors({"parallel.stage_layers=[5, 0, 7]", "parallel.pipeline=3"}),
+               "parallel.stage_layers: number 2 is 0, and that part of the pipeline has neither the embedding nor the "
+               "head: it would hold nothing; give it a layer"));
   CHECK(contains(override_errors({"parallel.stage_layers=[a]"}), "item 0: expected an integer"));
 }
 
@@ -285,4 +302,90 @@ TEST_CASE("ranges hold") {
                            "train.global_batch=9223372036854775807",
                            "model.context=0"})
     CHECK_MESSAGE(override_errors({text}) != "accepted", text);
+}
+
+TEST_CASE("errors_of_the_layout_come_together_and_with_those_of_the_rest") {
+  const std::vector<std::string> settings = {"parallel.tensor=5", "parallel.pipeline=13", "parallel.data=40",
+                                             "train.lr_schedule.warmup=300", "train.clip_norm=0"};
+  const std::string report = override_errors(settings);
+  CAPTURE(report);
+  CHECK(line_count(report) == 5);
+  CHECK(contains(
+      report, "--set parallel.tensor=5: parallel.tensor: 5 does not divide model.heads: 12; use 1, 2, 3, 4, 6 or 12"));
+  CHECK(contains(report, "--set parallel.pipeline=13: parallel.pipeline: 13 stages need as many layers, but "));
+  CHECK(contains(report, "--set parallel.data=40: parallel.data: 40 replicas share the 32 samples"));
+  CHECK(contains(report, "warm-up of 300 steps exceeds the run's 200"));
+  CHECK(contains(report, "train.clip_norm"));
+  const std::string stages = override_errors({"parallel.stage_layers=[1, 2, 3]", "parallel.tensor=5"});
+  CHECK_MESSAGE(line_count(stages) == 2, stages);
+}
+
+TEST_CASE("a_rule_of_the_layout_is_silent_where_one_of_its_keys_is_refused_already") {
+  CHECK(line_count(override_errors({"parallel.tensor=a", "model.heads=7", "model.hidden=7"})) == 1);
+  CHECK(line_count(override_errors({"parallel.pipeline=0", "parallel.stage_layers=[1, 2]"})) == 1);
+}
+
+TEST_CASE("a_world_that_is_known_before_the_config_is_judged_with_the_other_errors") {
+  const auto errors = [](const std::vector<std::string>& settings, WorldSize world) -> std::string {
+    try {
+      load_text(kLeast, settings, {}, {.world = std::move(world)});
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  CHECK(errors({"parallel.data=auto", "parallel.tensor=2", "parallel.pipeline=2"}, {8, "--world asks for"}) ==
+        "accepted");
+  // No key is at fault: the file as a whole is the place.
+  CHECK(errors({"parallel.data=auto", "parallel.tensor=2", "parallel.pipeline=2"}, {7, "torchrun has started"}) ==
+        "c.yaml: torchrun has started 7 ranks, and parallel.data: auto needs a multiple of tensor 2 x pipeline 2 = 4; "
+        "take 4 or 8 ranks, or change a degree");
+  CHECK(contains(errors({"parallel.data=auto", "parallel.tensor=4"}, {3, "SLURM has started"}),
+                 "SLURM has started 3 ranks, and parallel.data: auto needs a multiple of tensor 4 x pipeline 1 = 4; "
+                 "take 4 ranks, or"));
+  const std::string both = errors({"parallel.data=2", "parallel.tensor=5"}, {16, "torchrun has started"});
+  CAPTURE(both);
+  CHECK(line_count(both) == 2);
+  CHECK(contains(both,
+                 "--set parallel.data=2: parallel: data 2 x tensor 5 x pipeline 1 = 10 ranks, but torchrun has "
+                 "started 16 ranks"));
+  CHECK(contains(both, "parallel.tensor: 5 does not divide"));
+  CHECK(
+      contains(errors({}, {2, "torchrun has started"}), "c.yaml: parallel: data 1 x tensor 1 x pipeline 1 = 1 rank,"));
+  // What auto becomes is judged too.
+  CHECK(contains(errors({"parallel.data=auto"}, {33, "torchrun has started"}), "parallel.data: 33 replicas share"));
+  CHECK(contains(errors({"parallel.data=auto", "launch.ranks_per_node=8"}, {12, "--world asks for"}),
+                 "= 12 ranks do not fill hosts of 8"));
+}
+
+TEST_CASE("an_override_beats_values_of_the_file_that_it_leaves_without_effect") {
+  const std::string file =
+      "data: {train: [{path: a}]}\ntrain: {steps: 200, lr_schedule: {type: cosine, min_ratio: 0.2}}\n";
+  const LoadedConfig loaded = load_text(file, {"train.lr_schedule.type=constant"});
+  REQUIRE(loaded.notices.size() == 1);
+  CHECK(loaded.notices[0] ==
+        "train.lr_schedule.min_ratio: the file's value is not used: it is only for a train.lr_schedule.type that "
+        "falls; this one is constant");
+  CHECK(loaded.config.train.lr_schedule.min_ratio == LrScheduleConfig().min_ratio);
+  CHECK(load_text(resolved_yaml(loaded.config)).notices.empty());
+  // Both in the file, or both on the command line, contradict each other.
+  CHECK(contains(errors_of("data: {train: [{path: a}]}\ntrain: {steps: 9, lr_schedule: {type: constant, min_ratio: "
+                           "0.2, warmup: 1}}\n"),
+                 "remove the key, or change train.lr_schedule.type"));
+  CHECK(contains(override_errors({"train.lr_schedule.type=constant", "train.lr_schedule.min_ratio=0.2"}),
+                 "remove the key, or change train.lr_schedule.type"));
+  const LoadedConfig sgd =
+      load_text("data: {train: [{path: a}]}\ntrain: {steps: 200, optimizer: {betas: [0.8, 0.9]}}\n",
+                {"train.optimizer.type=sgd"});
+  CHECK(sgd.notices.size() == 1);
+  CHECK(sgd.config.train.optimizer.beta1 == OptimizerConfig().beta1);
+  CHECK(sgd.config.train.optimizer.beta2 == OptimizerConfig().beta2);
+}
+
+TEST_CASE("names_of_pipelines_in_other_trainers_lead_to_ours") {
+  CHECK(contains(override_errors({"parallel.virtual_pipeline=2"}), "did you mean parallel.chunks?"));
+  CHECK(contains(override_errors({"parallel.schedule=zero-bubble"}), "did you mean zb-h1?"));
+  CHECK(contains(override_errors({"parallel.schedule=ZERO_BUBBLE"}), "did you mean zb-h1?"));
+  CHECK(contains(override_errors({"precision.compute=bfloat16"}), "did you mean bf16?"));
+  CHECK_FALSE(contains(override_errors({"model.position=zero-bubble"}), "did you mean"));  // of another key
 }

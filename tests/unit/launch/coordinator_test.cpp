@@ -162,7 +162,13 @@ TEST_CASE("no worker starts before every node has come") {
   Scene scene(3);
   scene.come(0);
   scene.come(2);
-  CHECK(scene.pass(90).command == NodeCommand::wait);
+  CHECK(scene.pass(9).command == NodeCommand::wait);
+  CHECK_FALSE(says(scene.log_text(), "waiting for"));
+  CHECK(scene.pass(50).command == NodeCommand::wait);
+  CHECK(says(scene.log_text(), "waiting for the agent of node 1: 2 of 3 are there after 10."));
+  CHECK(scene.log_text().find("waiting for") == scene.log_text().rfind("waiting for"));
+  CHECK(scene.pass(30).command == NodeCommand::wait);
+  CHECK(scene.log_text().find("waiting for") != scene.log_text().rfind("waiting for"));
   CHECK(scene.served == 0);
   scene.come(1);
   const Orders& orders = scene.look();
@@ -255,6 +261,52 @@ TEST_CASE("a dead worker ends the others' and all start again from the newest ch
   CHECK(says(scene.log_text(), "restart 1 of 3"));
 }
 
+TEST_CASE("what the ranks of all nodes tell alike is nobody's in particular") {
+  for (const bool is_alike : {true, false}) {
+    Scene scene(2);
+    scene.come_all();
+    scene.look();
+    scene.run_all(7);
+    Attempt one = ended(ExitCode::diverged, 7);  // of a node with one worker
+    one.rank = Rank(0);
+    one.message = "rank 0: no finite step";
+    scene.report(0, one);
+    Attempt several = ended(ExitCode::diverged, 7);
+    several.message = is_alike ? "no finite step" : "no finite loss";
+    several.is_alike = true;
+    scene.report(1, several);
+    CHECK(scene.look().command == NodeCommand::over);
+    CHECK(scene.orders().code == ExitCode::diverged);
+    CHECK(says(scene.orders().reason, "all ranks: no finite step") == is_alike);
+    CHECK(says(scene.orders().reason, "node 0: rank 0: no finite step") == !is_alike);
+  }
+}
+
+TEST_CASE("how long it took to make good a failure is told once every node is further") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(17);
+  CHECK_FALSE(says(scene.log_text(), "recovered"));
+  scene.checkpoint_step = 10;
+  scene.report(1, killed(17));
+  scene.look();
+  scene.pass(2.0);
+  scene.report(0, ended_as_told(17));
+  scene.look();
+  CHECK(scene.orders().attempt == 2);
+  scene.run_all(10);
+  scene.status(0).pulse.step = 12;
+  scene.pass(1.0);
+  CHECK_FALSE(says(scene.log_text(), "recovered"));
+  scene.run_all(11);
+  scene.pass(5.0);
+  scene.run_all(12);
+  const std::string text = scene.log_text();
+  CHECK(says(text, "recovered: step 11 was done 3."));
+  CHECK(text.find("recovered") == text.rfind("recovered"));
+}
+
 TEST_CASE("workers that have lost a peer that nobody misses are started again") {
   Scene scene(2);
   scene.come_all();
@@ -304,10 +356,14 @@ TEST_CASE("a hang is where no node moves, and not where one does") {
   CHECK(scene.orders().is_hang);
   scene.checkpoint_step = 6;
   scene.report_all(ended_as_told(9));
+  Attempt waited = ended_as_told(9);
+  waited.message = "rank 2 waits in group data (ranks 1, 2): all_reduce #7";
+  scene.report(2, waited);
   CHECK(scene.look().command == NodeCommand::run);
   CHECK(scene.orders().attempt == 2);
   CHECK_FALSE(scene.orders().is_hang);
   CHECK(says(scene.log_text(), "no rank on any node made progress"));
+  CHECK(says(scene.log_text(), "; node 2: rank 2 waits in group data (ranks 1, 2): all_reduce #7; each rank's log"));
 }
 
 TEST_CASE("a node that is still starting its workers is no hang") {
@@ -511,6 +567,7 @@ TEST_CASE("statuses and orders read back as they were written") {
   status.report = killed(17);
   status.report->message = "rank 1: \"quoted\"\n";
   status.report->result = ExitCode::input;
+  status.report->is_alike = true;
   status.pulse = {.progress = 7, .working = 1, .waiting = 2, .step = 9, .still_seconds = 0.5};
   status.is_interrupted = true;
   status.left = Departure{ExitCode::bug, "why"};
@@ -518,6 +575,7 @@ TEST_CASE("statuses and orders read back as they were written") {
   CHECK(to_text(same) == to_text(status));
   CHECK(same.report->result == ExitCode::input);
   CHECK(same.report->rank == Rank(1));
+  CHECK(same.report->is_alike);
   CHECK(same.beat == status.beat);
   CHECK(same.pulse.still_seconds == 0.5);
   CHECK(same.left->message == "why");

@@ -104,6 +104,7 @@ TEST_CASE("a share names the failed rank of the world and says when it only lost
   CHECK(death.description.find("rank 5: worker") == 0);
 
   Share loses({Words{"fail", "4", "data: nothing from rank 0"}, Words{"work", "60"}});
+  loses.options.settle_seconds = 0.5;
   const Attempt loss = run_crew(loses.options);
   CHECK_FALSE(loss.result);
   CHECK(loss.lost_peer_only);
@@ -165,7 +166,9 @@ TEST_CASE("a share that is told of a hang has its workers report before they end
     if (last.still_seconds > 0.2) return EndOrder{.reason = "nobody moves", .is_hang = true};
     return std::nullopt;
   };
-  CHECK(run_crew(share.options).ended_for_others);
+  const Attempt attempt = run_crew(share.options);
+  CHECK(attempt.ended_for_others);
+  CHECK(attempt.message == "rank 4 waits in group data (ranks 0, 1): all_reduce #7");
   CHECK(TempFolder::read(share.file("rank4")).find("end of the report") != std::string::npos);
 }
 

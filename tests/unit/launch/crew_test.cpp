@@ -91,7 +91,7 @@ TEST_CASE("the hung one of several workers is named by its rank") {
 
 TEST_CASE("a worker that stands while another is at its storage is not called hung") {
   // Rank 0 stands in a collective for longer than the heartbeat: rank 1 is saving all the while.
-  Scene scene({Scripts{{"later", "4.0", "0", ""}, {"wait", "3.9"}}});
+  Scene scene({Scripts{{"later", "3.2", "0", ""}, {"wait", "3.1"}}});
   scene.options.heartbeat = 1.5;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.starts.size() == 1);
@@ -99,7 +99,7 @@ TEST_CASE("a worker that stands while another is at its storage is not called hu
 
 TEST_CASE("a worker that stands while another moves is not called hung") {
   // Rank 0 waits in a collective for longer than the heartbeat: rank 1 computes all the while.
-  Scene scene({Scripts{{"later", "4.0", "0", ""}, {"work", "3.9"}}});
+  Scene scene({Scripts{{"later", "3.2", "0", ""}, {"work", "3.1"}}});
   scene.options.heartbeat = 1.5;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.starts.size() == 1);
@@ -127,9 +127,31 @@ TEST_CASE("the error that others only suffer from is the run's, whoever ends fir
 
 TEST_CASE("a worker that has said why it fails but does not leave is believed") {
   Scene scene({Scripts{{"fail", "4", "nothing from rank 1"}, {"explain", "5", "the loss is not finite", "60"}}});
+  scene.options.settle_seconds = 0.5;
   CHECK(scene.run() == ExitCode::diverged);
   CHECK(scene.logged("rank 1: the loss is not finite"));
   CHECK(has_no_children());
+}
+
+TEST_CASE("an error that all ranks tell alike is told once, as nobody's in particular") {
+  const Words diverges = {"fail", "5", "step 5: the loss is not finite"};
+  Scene scene({Scripts{diverges, diverges, {"later", "0.3", "5", "step 5: the loss is not finite"}}});
+  CHECK(scene.run() == ExitCode::diverged);
+  CHECK(scene.starts.size() == 1);
+  const std::string text = scene.log_text();
+  CAPTURE(text);
+  CHECK(text.find("all ranks: step 5: the loss is not finite") != std::string::npos);
+  CHECK(text.find("all 3 workers failed alike at step") != std::string::npos);
+  CHECK(text.find("rank 0: ") == std::string::npos);
+  CHECK(text.find("not finite") == text.rfind("not finite"));
+}
+
+TEST_CASE("an error that some ranks tell alike names them") {
+  const Words diverges = {"fail", "5", "step 5: the loss is not finite"};
+  Scene scene({Scripts{diverges, {"fail", "4", "data: nothing from rank 0"}, diverges}});
+  CHECK(scene.run() == ExitCode::diverged);
+  CHECK(scene.logged("ranks 0, 2: step 5: the loss is not finite"));
+  CHECK(scene.logged("some of the 3 workers failed alike"));
 }
 
 TEST_CASE("a death by a signal explains the others' lost peers") {
@@ -143,6 +165,7 @@ TEST_CASE("a death by a signal explains the others' lost peers") {
 
 TEST_CASE("lost peers alone are a failure that a restart may mend") {
   Scene scene({Scripts{{"fail", "4", "data: nothing from rank 1"}, {"hang", "4"}}, Scripts{ends, ends}});
+  scene.options.settle_seconds = 0.5;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.starts.size() == 2);
   CHECK(scene.logged("rank 0: data: nothing from rank 1"));

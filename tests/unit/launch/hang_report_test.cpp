@@ -109,7 +109,11 @@ TEST_CASE("a stopped worker is said to be stopped, and writes its report all the
   CHECK(scene.logged("rank 1: worker"));
   CHECK(scene.logged("is stopped as a whole"));
   CHECK(scene.logged("rank 0 waits in group data (ranks 0, 1): all_reduce #7"));
-  CHECK(TempFolder::read(scene.file("rank1")).find("end of the report") != std::string::npos);
+  const std::string report = TempFolder::read(scene.file("rank1"));
+  CHECK(report.find("end of the report") != std::string::npos);
+  // The agent names the collective that the report does, not that of the last line before the stop.
+  CHECK(report.find("taken for hung by the agent: in all_reduce #8") != std::string::npos);
+  CHECK(scene.logged("(supervise.heartbeat), in group data (ranks 0, 1): all_reduce #8 and was killed"));
   CHECK(has_no_children());
 }
 

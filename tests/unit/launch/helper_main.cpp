@@ -188,12 +188,18 @@ int write_place(const Call& call) {
   return 0;
 }
 
-// stuck STEP LOG [stop]: says that it waits in a collective, for ever; with `stop`, is stopped after a moment
+// stuck STEP LOG [stop]: says that it waits in a collective, for ever; with `stop`, is stopped after a moment, and its
+// report names a later collective than its lines did
 int stuck(const Call& call) {
   block_hang_signal();
   WorkerReporter reporter(call.channel, report_period);
   const HangReport report({.file = call.words.at(2),
-                           .text = [] { return std::string("in all_reduce #7"); },
+                           .place =
+                               [&call] {
+                                 const std::string number = call.words.size() > 3 ? "8" : "7";
+                                 return HangPlace{.text = "in all_reduce #" + number,
+                                                  .collective = "group data (ranks 0, 1): all_reduce #" + number};
+                               },
                            .told = reporter.descriptor()});
   reporter.watch_collective(
       [] { return InCollective{.text = "group data (ranks 0, 1): all_reduce #7", .seconds = 1.0}; });

@@ -140,7 +140,7 @@ TEST_CASE("what another start has left behind is not taken for this one") {
   }
   const auto body = [&](std::int64_t rank) { return text_of(*join(ranks.options(rank))->await_start()); };
   const auto results = others(2, body, [&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));  // it has looked
     join(ranks.options(0))->announce({.start = {}, .lock_id = "new"});
   });
   CHECK(results[1] == "none 0 0  new");
@@ -289,6 +289,34 @@ TEST_CASE("a rank that has not come is named, and so is nobody who has") {
   }
 }
 
+TEST_CASE("whom a rank waits for is told after a while, then seldom") {
+  const Ranks ranks(4);
+  std::vector<std::string> told;
+  LaunchedWorld::Options options = ranks.options(3);
+  options.seconds = 0.8;
+  options.notice = WaitNotice(0.1, 60.0);
+  options.waiting = [&told](const std::string& text) { told.push_back(text); };
+  CHECK_THROWS_AS(join(options), PeerError);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].find("waiting for rank 0: no rendezvous of this start in ") == 0);
+  told.clear();
+  options.place.rank = 0;
+  const auto world = join(options);
+  const auto present = join(ranks.options(2));
+  CHECK_THROWS_AS(world->host_ranks(), PeerError);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0] == "waiting for ranks 1, 3; all must come within 0.8 s");
+}
+
+TEST_CASE("a wait is told at its first time and then once a period") {
+  WaitNotice notice(10.0, 60.0);
+  CHECK_FALSE(notice.is_due(9.9));
+  CHECK(notice.is_due(10.5));
+  CHECK_FALSE(notice.is_due(60.0));
+  CHECK(notice.is_due(70.6));
+  CHECK_FALSE(notice.is_due(71.0));
+}
+
 TEST_CASE("an interruption ends the waits for other ranks and the late farewell") {
   const Ranks ranks(3);
   std::atomic<bool> interrupted{false};
@@ -311,7 +339,9 @@ TEST_CASE("an interruption ends the waits for other ranks and the late farewell"
 
 TEST_CASE("a rank that is gone without a word ends the others' waits and is named as the cause") {
   const Ranks ranks(4);
-  const auto world = join(ranks.options(0));
+  LaunchedWorld::Options options = ranks.options(0);
+  options.seconds = 0.2;  // for those who come late
+  const auto world = join(options);
   const auto other = join(ranks.options(1));
   world->store().set(lost_member_key, "2");  // as the server does, see rendezvous.h
   const auto ended = [](LaunchedWorld& who) {
@@ -341,6 +371,7 @@ TEST_CASE("a start-up that may wait a day ends when a rank is gone or this one i
   LaunchedWorld::Options options = ranks.options(0);
   options.interrupted = [&] { return interrupted.load(); };
   options.farewell = 0.2;
+  options.seconds = 0.2;  // for those who come late
   const auto world = join(options);
   StartUp start_up({.rank = Rank(0), .world = 3, .local_rank = 1, .rendezvous = &world->store()}, 0);
   std::string reason;
@@ -400,7 +431,9 @@ TEST_CASE("without rank 0's rendezvous it is rank 0 that is gone") {
 TEST_CASE("a rank that comes after rank 0 has failed reads why") {
   const Ranks ranks(3);
   {
-    const auto world = join(ranks.options(0));
+    LaunchedWorld::Options first = ranks.options(0);
+    first.seconds = 0.2;
+    const auto world = join(first);
     world->tell_failure({.rank = 0, .code = ExitCode::usage, .message = "no such interface"});
   }
   std::optional<SharedFailure> refused;
@@ -412,7 +445,7 @@ TEST_CASE("a rank that comes after rank 0 has failed reads why") {
   CHECK(refused->message == "no such interface");
   // A new start of rank 0 voids it.
   forget_refusal(RunPaths(ranks.folder.path()));
-  options.seconds = 1.0;
+  options.seconds = 0.5;
   refused.reset();
   CHECK_THROWS_AS(LaunchedWorld::join(options, refused), PeerError);
   CHECK_FALSE(refused);
@@ -425,7 +458,7 @@ TEST_CASE("a note of the same job is believed at once, one of another job or of 
   LauncherPlace writer = ranks.options(0).place;
   std::optional<SharedFailure> refused;
   LaunchedWorld::Options options = ranks.options(1);
-  options.seconds = 1.0;
+  options.seconds = 0.4;
   options.believed_after = 0.0;
   SUBCASE("same job") {
     options.believed_after = 600.0;
@@ -454,7 +487,7 @@ TEST_CASE("without the secret that the others have, a rank says so at the deadli
   Ranks ranks(2);
   ranks.secret = make_secret();
   LaunchedWorld::Options first = ranks.options(0);
-  first.seconds = 2.0;
+  first.seconds = 0.2;  // for those who come late
   const auto world = join(first);
   const auto reason = [&](const std::string& secret) {
     LaunchedWorld::Options options = ranks.options(1);

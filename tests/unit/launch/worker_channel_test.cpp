@@ -150,8 +150,15 @@ TEST_CASE("a collective is told behind a progress line and forgotten with the ne
   CHECK_FALSE(parser.status().dumped);
   parser.feed("progress 8 3 working\ndumped\ncollective x y\npace 1\n");
   CHECK_FALSE(parser.status().collective);
-  CHECK(parser.status().dumped);
+  CHECK(parser.status().dumped == "");
   CHECK(parser.status().pace->steps == 12);
+}
+
+TEST_CASE("a report's collective arrives behind half a line of another thread") {
+  WorkerStatusParser parser;
+  parser.feed("progress 7 3 wor\n" + dumped_line("group data (ranks 0, 1): 100%\n#7"));
+  CHECK(parser.status().dumped == "group data (ranks 0, 1): 100%\n#7");
+  CHECK(parser.status().progress == 0);
 }
 
 TEST_CASE("what a worker waits for and its pace arrive with its progress") {

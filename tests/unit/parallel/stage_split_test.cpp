@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "base/error.h"
 
@@ -11,49 +12,115 @@ using namespace scaletrain;
 
 namespace {
 
-double cost_of(const StageBlocks& stage, double embedding, double head) {
-  return static_cast<double>(stage.count) + (stage.embedding ? embedding : 0.0) + (stage.head ? head : 0.0);
+double cost_of(const StageBlocks& part, const EndCosts& ends) {
+  return static_cast<double>(part.count) + (part.embedding ? ends.embedding : 0.0) + (part.head ? ends.head : 0.0);
 }
 
-double bottleneck(const std::vector<StageBlocks>& stages, double embedding, double head) {
-  double largest = 0;
-  for (const StageBlocks& stage : stages) largest = std::max(largest, cost_of(stage, embedding, head));
-  return largest;
+// Of each stage, over its chunks.
+std::vector<double> stage_costs(const std::vector<StageBlocks>& split, std::int64_t stages, const EndCosts& ends) {
+  std::vector<double> costs(static_cast<std::size_t>(stages), 0.0);
+  for (std::size_t index = 0; index < split.size(); ++index) costs[index % costs.size()] += cost_of(split[index], ends);
+  return costs;
 }
 
-// The smallest bottleneck over all splits of `blocks` into the stages from `index` on.
-double best_by_trying(std::int64_t blocks, std::int64_t index, std::int64_t stages, double embedding, double head) {
-  const double fixed = (index == 0 ? embedding : 0.0) + (index == stages - 1 ? head : 0.0);
-  if (index == stages - 1) return fixed + static_cast<double>(blocks);
-  double best = std::numeric_limits<double>::infinity();
-  for (std::int64_t here = 0; here <= blocks; ++here) {
-    const double rest = best_by_trying(blocks - here, index + 1, stages, embedding, head);
-    best = std::min(best, std::max(fixed + static_cast<double>(here), rest));
+double largest(const std::vector<double>& costs) {
+  return *std::max_element(costs.begin(), costs.end());
+}
+
+std::vector<std::int64_t> counts_of(const std::vector<StageBlocks>& split) {
+  std::vector<std::int64_t> counts;
+  for (const StageBlocks& part : split) counts.push_back(part.count);
+  return counts;
+}
+
+// Calls visit with every split of `blocks` into virtual stages of which none but the first and the last is empty.
+template <class Visit>
+void every_split(std::int64_t blocks, std::size_t parts, std::vector<std::int64_t>& counts, const Visit& visit) {
+  if (counts.size() + 1 == parts) {
+    counts.push_back(blocks);
+    if (parts <= 2 || counts.back() >= 0) visit(counts);
+    counts.pop_back();
+    return;
   }
-  return best;
+  for (std::int64_t here = counts.empty() ? 0 : 1; here <= blocks; ++here) {
+    counts.push_back(here);
+    every_split(blocks - here, parts, counts, visit);
+    counts.pop_back();
+  }
+}
+
+struct Shape {
+  std::int64_t stages, chunks;
+};
+
+// Every small case, with costs of the ends that tie and that do not.
+template <class Visit>
+void every_case(const Visit& visit) {
+  for (const Shape& shape :
+       {Shape{1, 1}, Shape{2, 1}, Shape{3, 1}, Shape{4, 1}, Shape{1, 3}, Shape{2, 2}, Shape{3, 2}, Shape{2, 3}})
+    for (std::int64_t blocks = std::max<std::int64_t>(0, shape.stages * shape.chunks - 2); blocks <= 9; ++blocks)
+      for (const double embedding : {0.0, 0.3, 1.0, 7.0})
+        for (const double head : {0.0, 0.4, 1.0, 2.5, 12.0}) visit(blocks, shape, EndCosts{embedding, head});
 }
 
 }  // namespace
 
-TEST_CASE("the bottleneck of a split is the smallest of all splits") {
-  for (std::int64_t blocks = 0; blocks <= 9; ++blocks) {
-    for (std::int64_t stages = 1; stages <= 5; ++stages) {
-      for (const double embedding : {0.0, 0.3, 1.0, 2.5, 7.0}) {
-        for (const double head : {0.0, 0.4, 1.5, 3.0, 12.0}) {
-          const auto split = split_stages(blocks, stages, embedding, head);
-          const double found = bottleneck(split, embedding, head);
-          const double best = best_by_trying(blocks, 0, stages, embedding, head);
-          if (found > best + 1e-12)
-            FAIL_CHECK(blocks << " blocks, " << stages << " stages, " << embedding << ", " << head << ": " << found
-                              << " where " << best << " is possible");
-        }
-      }
-    }
-  }
+TEST_CASE("no_split_has_a_smaller_largest_stage") {
+  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+    const auto split = split_stages(blocks, shape.stages, shape.chunks, ends);
+    const double found = largest(stage_costs(split, shape.stages, ends));
+    double best = std::numeric_limits<double>::infinity();
+    std::vector<std::int64_t> counts;
+    every_split(blocks, split.size(), counts, [&](const std::vector<std::int64_t>& other) {
+      best = std::min(best, largest(stage_costs(given_stages(other), shape.stages, ends)));
+    });
+    if (found > best + 1e-12)
+      FAIL_CHECK(blocks << " blocks, " << shape.stages << " x " << shape.chunks << ", " << ends.embedding << ", "
+                        << ends.head << ": " << found << " where " << best << " is possible");
+  });
 }
 
-TEST_CASE("the stages of a split follow each other and hold every block once") {
-  for (const auto& split : {split_stages(126, 16, 0.5, 1.5), split_stages(3, 8, 1, 1), split_stages(5, 1, 9, 9)}) {
+TEST_CASE("of_splits_with_the_same_stage_totals_none_has_a_smaller_largest_chunk") {
+  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+    const auto largest_chunk = [&ends](const std::vector<StageBlocks>& split) {
+      double cost = 0;
+      for (const StageBlocks& part : split) cost = std::max(cost, cost_of(part, ends));
+      return cost;
+    };
+    const auto split = split_stages(blocks, shape.stages, shape.chunks, ends);
+    const std::vector<double> totals = stage_costs(split, shape.stages, ends);
+    double best = std::numeric_limits<double>::infinity();
+    std::vector<std::int64_t> counts;
+    every_split(blocks, split.size(), counts, [&](const std::vector<std::int64_t>& other) {
+      if (stage_costs(given_stages(other), shape.stages, ends) == totals)
+        best = std::min(best, largest_chunk(given_stages(other)));
+    });
+    CHECK(largest_chunk(split) <= best);
+  });
+}
+
+// Two stages whose costs could change places with a lower sum of squares, or with fewer blocks on the earlier one at
+// the same costs, were not shared out as they should be.
+TEST_CASE(
+    "moving_a_block_to_another_stage_never_makes_a_split_more_even_nor_an_earlier_stage_smaller_at_the_same_cost") {
+  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+    const auto split = split_stages(blocks, shape.stages, shape.chunks, ends);
+    const std::vector<double> costs = stage_costs(split, shape.stages, ends);
+    for (std::size_t from = 0; from < split.size(); ++from) {
+      const bool is_end = from == 0 || from + 1 == split.size();
+      if (split[from].count < (is_end ? 1 : 2)) continue;
+      const std::size_t giver = from % costs.size();
+      for (std::size_t taker = 0; taker < costs.size(); ++taker) {
+        if (taker == giver) continue;
+        CHECK_FALSE(costs[taker] + 1 < costs[giver] - 1e-12);
+        if (taker > giver) CHECK_FALSE(costs[taker] + 1 == costs[giver]);
+      }
+    }
+  });
+}
+
+TEST_CASE("the_stages_of_a_split_follow_each_other_and_hold_every_block_once") {
+  const auto check = [](const std::vector<StageBlocks>& split, std::int64_t blocks) {
     std::int64_t next = 0;
     for (const StageBlocks& stage : split) {
       CHECK(stage.first == next);
@@ -62,38 +129,54 @@ TEST_CASE("the stages of a split follow each other and hold every block once") {
       CHECK(stage.head == (&stage == &split.back()));
       next += stage.count;
     }
+    CHECK(next == blocks);
+  };
+  check(split_stages(126, 16, 1, {0.5, 1.5}), 126);
+  check(split_stages(126, 6, 5, {0.5, 1.5}), 126);
+  check(split_stages(3, 8, 1, {1, 1}), 3);  // fewer than stages: someone has none
+  check(split_stages(5, 1, 1, {9, 9}), 5);
+}
+
+TEST_CASE("no_virtual_stage_without_embedding_or_head_is_empty") {
+  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+    const auto split = split_stages(blocks, shape.stages, shape.chunks, ends);
+    for (std::size_t index = 1; index + 1 < split.size(); ++index) CHECK(split[index].count >= 1);
+  });
+  // As many blocks as chunks: the last stage cannot give more of them away than the one beside the head.
+  const std::vector<std::int64_t> counts = counts_of(split_stages(32, 4, 8, {0, 2.4}));
+  CHECK(counts.back() == 0);
+  CHECK(std::count(counts.begin(), counts.end(), 0) == 1);
+}
+
+TEST_CASE("ties_put_fewer_blocks_on_the_earlier_stages") {
+  CHECK(counts_of(split_stages(10, 4, 1, {0, 0})) == std::vector<std::int64_t>{2, 2, 3, 3});
+  // The extra blocks' chunks are the later ones, of all stages the same.
+  CHECK(counts_of(split_stages(10, 4, 2, {0, 0})) == std::vector<std::int64_t>{1, 1, 1, 1, 1, 1, 2, 2});
+}
+
+TEST_CASE("a_costly_head_takes_blocks_off_the_last_stage") {
+  const auto split = split_stages(12, 4, 1, {0, 3});
+  CHECK(counts_of(split) == std::vector<std::int64_t>{3, 4, 4, 1});
+  CHECK(largest(stage_costs(split, 4, {0, 3})) == 4);
+}
+
+// 32 blocks and a head of 2.4 on 4 stages are 8.6 each: the largest of the stages is the one that cannot be less than
+// 9, not that with the largest chunk.
+TEST_CASE("interleaved_chunks_are_balanced_by_their_stages_totals") {
+  const EndCosts ends{0, 2.4};
+  for (const std::int64_t chunks : {1, 2, 4}) {
+    CAPTURE(chunks);
+    const std::vector<double> costs = stage_costs(split_stages(32, 4, chunks, ends), 4, ends);
+    CHECK(costs == std::vector<double>{8, 9, 9, 6 + 2.4});
   }
-  CHECK(split_stages(126, 16, 0.5, 1.5).back().first + split_stages(126, 16, 0.5, 1.5).back().count == 126);
 }
 
-TEST_CASE("ties put fewer blocks on the later stages") {
-  const auto split = split_stages(10, 4, 0, 0);
-  const std::int64_t counts[] = {3, 3, 2, 2};
-  for (std::size_t index = 0; index < 4; ++index) CHECK(split[index].count == counts[index]);
-}
-
-TEST_CASE("a costly head takes blocks off the last stage") {
-  const auto split = split_stages(12, 4, 0, 3);
-  CHECK(split[3].count < split[0].count);
-  CHECK(bottleneck(split, 0, 3) == 4);
-}
-
-TEST_CASE("a given split is used as it is, and refused by name when it does not fit") {
-  const auto split = given_stages(12, {5, 1, 6}, 3);
+TEST_CASE("a_given_split_is_used_as_it_is") {
+  const auto split = given_stages({5, 1, 6});
   CHECK(split[2].first == 6);
   CHECK(split[1].count == 1);
-  CHECK_THROWS_WITH_AS(given_stages(12, {5, 6}, 2),
-                       "parallel.stage_layers: the numbers sum to 11, but model.layers is 12; they must be equal",
-                       UserError);
-  CHECK_THROWS_AS(given_stages(12, {6, 6}, 3), UserError);
-  CHECK_THROWS_AS(given_stages(12, {13, -1}, 2), UserError);
-}
-
-TEST_CASE("a stage with no layers may hold the embedding or the head, and is refused if it would hold nothing") {
-  const auto ends = given_stages(3, {0, 3, 0}, 3);
+  CHECK((split[0].embedding && !split[0].head && !split[2].embedding && split[2].head));
+  const auto ends = given_stages({0, 3, 0});
   CHECK((ends[0].count == 0 && ends[0].embedding && ends[2].count == 0 && ends[2].head));
-  CHECK_THROWS_WITH_AS(given_stages(12, {5, 0, 7}, 3),
-                       "parallel.stage_layers: number 2 is 0, and that part of the pipeline has neither the embedding "
-                       "nor the head: it would hold nothing; give it a layer",
-                       UserError);
+  CHECK_THROWS_AS(given_stages({13, -1}), BugError);
 }

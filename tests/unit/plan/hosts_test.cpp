@@ -60,6 +60,19 @@ TEST_CASE("without a word about hosts a cluster is planned with a tensor group o
   CHECK(place_on_hosts(config, mesh, false).basis == HostPlacement::Basis::one_host);
 }
 
+TEST_CASE("no host is assumed that nobody has") {
+  const Config config = tiny_config();
+  const auto assumed = [&](std::int64_t tensor) {
+    return place_on_hosts(config, Mesh(4, tensor, 2), false).ranks_per_host;
+  };
+  CHECK(assumed(8) == 8);
+  CHECK(assumed(128) == 8);
+  CHECK(assumed(12) == 6);  // two of them are a tensor group
+  CHECK(assumed(11) == 1);
+  CHECK(reach_of(GroupKind::tensor, Mesh(1, 128, 1), {.kv_heads = 8, .tied = false}, assumed(128)) ==
+        GroupReach::across_hosts);
+}
+
 TEST_CASE("the ranks of a host are counted by stage") {
   const Mesh mesh(3, 2, 2);  // six ranks a stage
   CHECK(ranks_by_stage(mesh, 0, 12) == std::map<std::int64_t, std::int64_t>{{0, 6}, {1, 6}});

@@ -47,9 +47,9 @@ TEST_CASE("data: auto takes what the world leaves") {
   const PhasePlan phase = plan_of(config, 12).phases.front();
   CHECK(phase.mesh.degree(Axis::data) == 6);
   CHECK(phase.num_micro_batches == 2);
-  CHECK(contains(user_error([&] { plan_of(config, 7); }), "parallel.data: auto"));
-  CHECK(contains(user_error([&] { plan_of(config, 0); }), "world of 0 ranks"));
-  CHECK(contains(user_error([&] { plan_of(config, -4); }), "world of -4 ranks"));
+  CHECK(contains(user_error([&] { plan_of(config, 7); }), "take 6 or 8 ranks"));
+  CHECK(contains(user_error([&] { plan_of(config, 0); }), "the world has 0 ranks, and parallel.data: auto needs"));
+  CHECK(contains(user_error([&] { plan_of(config, -4); }), "the world has -4 ranks, and parallel.data: auto needs"));
 }
 
 TEST_CASE("a world that the degrees do not make up is refused with all numbers") {
@@ -73,7 +73,7 @@ TEST_CASE("a world that does not fit is named together with the other degrees") 
   CHECK(contains(given, "model.layers is 6"));
   config.parallel.data.reset();
   const std::string automatic = user_error([&] { plan_of(config, 16); });
-  CHECK(contains(automatic, "parallel.data: auto needs a world that"));
+  CHECK(contains(automatic, "parallel.data: auto needs a multiple of"));
   CHECK(contains(automatic, "model.layers is 6"));
 }
 
@@ -228,6 +228,7 @@ TEST_CASE("a batch that does not divide is padded, evenly and with a notice") {
        "the work is idle"},
       // A replica with fewer samples than a micro-batch has room for gets smaller ones.
       {12, 4, 64, 1, 3, "train.micro_batch: 3 samples are used in place of 64, to divide the 3 of a replica evenly"},
+      {4, 4, 8, 1, 1, "train.micro_batch: 1 sample is used in place of 8, to divide the 1 of a replica evenly"},
       // 5 samples in two micro-batches: of three and two rather than of four and one.
       {10, 2, 4, 2, 3,
        "train.micro_batch: 3 samples are used in place of 4, to divide the 5 of a replica evenly; train.global_batch: "

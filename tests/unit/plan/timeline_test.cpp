@@ -70,3 +70,19 @@ TEST_CASE("work is drawn to scale, and work that takes no time leaves no mark") 
         "stage 0 .........\n"
         "stage 1 F0 B0\n");
 }
+
+TEST_CASE("letters tell the model chunks apart where the page has room") {
+  // Two stages of two chunks, four micro-batches: 27 units of time, two columns for a forward.
+  const Timetable timetable = make_timetable(make_schedule(ScheduleKind::interleaved, 2, 4, 2), {});
+  const TimelineChart drawn = draw_timeline(timetable, 2, 8 + 60, 16);
+  CHECK_FALSE(drawn.is_named);
+  CHECK(drawn.tells_chunks);
+  CHECK(drawn.rows ==
+        "stage 0 F0f0F1f1F0..B1  f0b1  F1B0  f1b0  ..B1  ..b1  B0  b0\n"
+        "stage 1 ..F0f0F1B1  f1b1  F0B0  f0b0  F1B1  f1b1  B0  b0  ....\n");
+  // Names need four columns for a forward.
+  CHECK(draw_timeline(timetable, 2, 120, 16).is_named);
+  // No room for a deep pipeline's chunks.
+  const Timetable deep = make_timetable(make_schedule(ScheduleKind::interleaved, 16, 16, 2), {});
+  CHECK_FALSE(draw_timeline(deep, 2, 9 + 40, 16).tells_chunks);
+}

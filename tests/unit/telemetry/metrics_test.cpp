@@ -279,6 +279,76 @@ TEST_CASE("a full disk never throws, is reported once, and leaves no torn line w
   CHECK(writer.lost_lines() == 0);
 }
 
+TEST_CASE("of two writers of one file the one that owns the run goes on and no line of either is destroyed") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  std::vector<std::string> reports;
+  bool is_taken_over = false;
+  MetricsWriter older(
+      file, [&](const std::string& message) { reports.push_back(message); }, [&] { return !is_taken_over; });
+  for (int step = 1; step <= 3; ++step) older.write(step_at(step));
+  is_taken_over = true;
+  MetricsWriter newer(file, {}, [] { return true; });
+  // Nobody else has written yet: the older does not know.
+  older.write(step_at(4));
+  newer.write(RestartRecord{.step = 2, .generation = 1, .checkpoint = "step-2"});
+  const std::string taken_over = TempFolder::read(file);
+  for (int step = 5; step <= 30; ++step) older.write(step_at(step));
+  CHECK(TempFolder::read(file) == taken_over);
+  CHECK(older.is_ended());
+  CHECK_FALSE(older.sync());
+  CHECK(older.lost_lines() == 26);
+  REQUIRE(reports.size() == 1);
+  CHECK(reports[0].find(file.string()) != std::string::npos);
+  CHECK(reports[0].find("taken the run over") != std::string::npos);
+  newer.write(step_at(3, 9.0));
+  CHECK_FALSE(newer.is_ended());
+  CHECK(newer.failures() == 0);
+  const Metrics read = read_metrics(file);
+  REQUIRE(read.restarts.size() == 1);
+  CHECK(read.restarts[0].checkpoint == "step-2");
+  CHECK(steps_of(read) == std::vector<std::int64_t>{1, 2, 3});
+  CHECK(read.steps.back().loss == 9.0);
+  CHECK_FALSE(read.torn_last_line);
+}
+
+TEST_CASE("an owner cuts what a former one left of a line and writes behind its whole lines") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  MetricsWriter older(file);
+  older.write(step_at(1));
+  MetricsWriter newer(file);
+  older.write(step_at(2));
+  const std::string whole = TempFolder::read(file);
+  folder.write("metrics.jsonl", whole + R"({"kind":"st)");
+  newer.write(step_at(3));
+  CHECK(TempFolder::read(file).starts_with(whole));
+  CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{1, 2, 3});
+}
+
+TEST_CASE("a writer that cannot tell whether it owns the run keeps its lines until it can") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  bool is_readable = false;
+  int reports = 0;
+  MetricsWriter writer(
+      file, [&](const std::string&) { ++reports; },
+      [&] {
+        if (!is_readable) throw InputError("the lock cannot be read");
+        return true;
+      });
+  writer.write(step_at(1));
+  MetricsWriter(file).write(step_at(2));
+  const std::string before = TempFolder::read(file);
+  writer.write(step_at(3));
+  writer.write(step_at(4));
+  CHECK(TempFolder::read(file) == before);
+  CHECK(reports == 1);
+  is_readable = true;
+  CHECK(writer.sync());
+  CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{1, 2, 3, 4});
+}
+
 TEST_CASE("what cannot be a metrics file is refused before training") {
   const TempFolder folder;
   CHECK_THROWS_AS(MetricsWriter(folder.path()), InputError);

@@ -98,7 +98,7 @@ TEST_CASE("numbers that mean nothing are left out") {
   CHECK(text == "step 7  loss nan  lr 0.0005  grad norm 1.5\n");
 }
 
-TEST_CASE("the time left ignores the first step and rare slow ones") {
+TEST_CASE("trap: the time left ignores the first step's warm-up and rare slow steps") {
   TimeLeft left;
   CHECK_FALSE(left.seconds(10));
   left.add(100.0);  // warms up

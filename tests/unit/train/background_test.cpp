@@ -296,6 +296,70 @@ TEST_CASE("a_rank_that_fails_gives_up_the_save_under_way_and_so_do_the_others") 
   check_same_numbers(run.metrics(), whole.metrics());
 }
 
+// Whoever supervises a rank takes one that works without progress for hung, and ends one that has told of a failure.
+TEST_CASE("a_single_rank_that_fails_beside_a_save_waits_for_it_as_for_storage_and_tells_of_the_failure_then") {
+  TinyRun run;
+  std::atomic<bool> is_committing{false};
+  std::atomic<bool> waits{false};
+  std::atomic<bool> was_waiting{false};
+  run.hooks.may_commit = [&] {
+    is_committing = true;
+    for (int i = 0; i < 2000 && !waits; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    was_waiting = waits.load();
+    return true;
+  };
+  run.hooks.entered = [&](std::int64_t step, bool waiting) {
+    waits = waiting;
+    if (step != 3 || waiting) return;
+    for (int i = 0; i < 2000 && !is_committing; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    throw InputError("train.bin: offset 77: no more data");
+  };
+  std::vector<std::string> told;
+  bool was_saved = false;
+  run.failed = [&](const std::exception_ptr& error) {
+    told.push_back(message_of<InputError>([&] { std::rethrow_exception(error); }));
+    was_saved = waits && run.checkpoint_steps() == std::vector<std::int64_t>{2};
+  };
+  CHECK(contains(message_of<InputError>([&] { run.run({in_background, "checkpoint.every=2"}); }), "offset 77"));
+  CHECK(was_waiting);
+  CHECK(was_saved);
+  CHECK(told == std::vector<std::string>{"train.bin: offset 77: no more data"});
+  CHECK(contains(log_of(run), "offset 77"));
+  const std::vector<CheckpointRecord> records = run.metrics().checkpoints;
+  REQUIRE(records.size() == 1);
+  CHECK(records[0].failure.empty());
+}
+
+TEST_CASE("one_of_several_ranks_that_fails_beside_a_save_tells_of_it_before_it_waits_for_the_save") {
+  RanksRun run;
+  std::atomic<bool> is_committing{false};
+  std::atomic<bool> has_told{false};
+  std::atomic<bool> waits{false};
+  std::atomic<bool> was_told_first{false};
+  run.hooks.may_commit = [&] {
+    is_committing = true;
+    for (int i = 0; i < 2000 && !(has_told && waits); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    was_told_first = has_told && waits;
+    return true;
+  };
+  run.rank_entered = [&](Rank rank, std::int64_t step, bool waiting) {
+    if (rank != Rank(0)) return;
+    waits = waiting;
+    if (step != 3 || waiting) return;
+    for (int i = 0; i < 2000 && !is_committing; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    throw InputError("this rank has had enough");
+  };
+  std::atomic<int> tellings{0};
+  run.rank_failed = [&](Rank rank) {
+    if (rank != Rank(0)) return;
+    has_told = true;
+    ++tellings;
+  };
+  CHECK_THROWS(run.run_ranks(2, {"parallel.data=2", in_background, "checkpoint.every=2"}));
+  CHECK(was_told_first);
+  CHECK(tellings == 1);
+}
+
 TEST_CASE("newest_multiples_and_the_best_are_kept_by_saves_in_the_background_too") {
   for (const std::string& how : {in_foreground, in_background}) {
     CAPTURE(how);

@@ -47,6 +47,7 @@ struct RanksRun : TinyRun {
       options.threads = 1;
       options.calibration_seconds = 0.01;
       options.hooks = hooks;
+      if (rank_failed) options.failed = [&, rank](const std::exception_ptr&) { rank_failed(rank); };
       if (rank_entered)
         options.hooks.entered = [&](std::int64_t step, bool waiting) { rank_entered(rank, step, waiting); };
       options.console = console.get();
@@ -62,6 +63,7 @@ struct RanksRun : TinyRun {
 
   std::function<void()> before_start;  // after the run folder was prepared
   std::function<void(Rank, std::int64_t step, bool waiting)> rank_entered;
+  std::function<void(Rank)> rank_failed;
 };
 
 inline bool all_are(const std::vector<ExitCode>& codes, ExitCode expected) {

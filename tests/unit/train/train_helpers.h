@@ -94,6 +94,7 @@ checkpoint: {every: 5, keep: 3}
     options.threads = 1;
     options.calibration_seconds = 0.0;
     options.hooks = hooks;
+    options.failed = failed;
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> console(std::fopen("/dev/null", "w"), &std::fclose);
     options.console = console.get();
     std::int64_t asked = 0;
@@ -129,6 +130,7 @@ checkpoint: {every: 5, keep: 3}
   std::vector<std::string> overrides_always;
   std::vector<std::string> notices;
   TrainerHooks hooks;
+  std::function<void(const std::exception_ptr&)> failed;
 };
 
 // What must not differ between two runs of the same fingerprint: everything but the clock.
