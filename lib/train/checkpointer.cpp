@@ -101,6 +101,13 @@ struct SaveJob {
   std::exception_ptr error = {};  // what is no InputError
 };
 
+// A later state is not the best one: that is gone with the save.
+std::string failure_text(const SaveJob& job) {
+  return fmt::format(
+      "step {}: the checkpoint was not saved, training goes on and tries again at the next one{}: {}", job.line.step,
+      job.best ? " (of the best states, at the next evaluation that is better still)" : "", job.line.failure);
+}
+
 }  // namespace
 
 std::optional<double> grace_seconds() {
@@ -388,10 +395,7 @@ void Checkpointer::Impl::write_in_background() {
   }
   perform(running, &*staging, running.request.group.store);
   running.all_seconds += copy_seconds;
-  if (!running.line.failure.empty())
-    parts.log.error(
-        fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
-                    running.line.step, running.line.failure));
+  if (!running.line.failure.empty()) parts.log.error(failure_text(running));
   {
     const std::lock_guard lock(mutex);
     is_done = true;
@@ -513,9 +517,7 @@ void Checkpointer::Impl::save(const Reason& reason) {
   if (parts.metrics != nullptr) parts.metrics->sync();
   if (!job.line.failure.empty()) {
     if (reason.must) throw InputError(job.line.failure);
-    parts.log.error(
-        fmt::format("step {}: the checkpoint was not saved, training goes on and tries again at the next one: {}",
-                    state.step, job.line.failure));
+    parts.log.error(failure_text(job));
   }
   last_save = monotonic_now();
   enter(false);

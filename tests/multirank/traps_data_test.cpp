@@ -181,6 +181,7 @@ TEST_CASE("trap_no_plan_that_was_made_for_another_layout_or_another_length_is_us
       const auto answers = on_ranks<std::vector<StepRunner::EvaluationSums>>(
           run.config, outcome.plan, [&](RankTrainer& trainer, Rank, InProcessWorld&) {
             std::vector<StepRunner::EvaluationSums> own;
+            own.reserve(sizes.size());
             for (const std::int64_t size : sizes) own.push_back(trainer.evaluate(size));
             return own;
           });

@@ -29,6 +29,7 @@ double largest(const std::vector<double>& costs) {
 
 std::vector<std::int64_t> counts_of(const std::vector<StageBlocks>& split) {
   std::vector<std::int64_t> counts;
+  counts.reserve(split.size());
   for (const StageBlocks& part : split) counts.push_back(part.count);
   return counts;
 }
