@@ -169,7 +169,8 @@ NodeEnd follow_orders(const NodeRun& run, const NodeWorld& world, Log& log, cons
         .stages = config.parallel.pipeline,
         .address = config.launch.interface ? address_of_interface(*config.launch.interface) : std::string(),
         .log = log,
-        .interrupts = interrupts};
+        .interrupts = interrupts,
+        .workers_secret = [&world](const WorkersRendezvous& rendezvous) { return world.workers_secret(rendezvous); }};
     if (lock != nullptr) options.holds_lock = [lock] { return !lock->lost(); };
     end = run_node_agent(options);
     return end.code;

@@ -15,6 +15,9 @@ namespace scaletrain {
 
 // 32 random bytes as hexadecimal text.
 std::string make_secret();
+// A secret for one purpose, which follows from the job's and `salt` (HMAC-SHA-256 of it, as hexadecimal text): the salt
+// may be told in clear to those who know the job's.
+std::string derived_secret(const std::string& secret, const std::string& salt);
 
 struct RendezvousAddress {
   std::string host;  // numeric address or name

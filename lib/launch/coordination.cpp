@@ -86,7 +86,7 @@ nlohmann::json json_of(const AttemptPlan& plan) {
                         {"data", plan.data},
                         {"host", plan.rendezvous.address.host},
                         {"port", plan.rendezvous.address.port},
-                        {"secret", plan.rendezvous.secret}};
+                        {"salt", plan.rendezvous.salt}};
   if (plan.start.checkpoint) object["checkpoint"] = plan.start.checkpoint->string();
   return object;
 }
@@ -113,7 +113,7 @@ AttemptPlan parse_plan(const nlohmann::json& object, const std::string& where) {
   const std::int64_t port = json_integer(object, "port", where);
   if (port < 0 || port > 65535) throw InputError(where + ": no port");
   plan.rendezvous = {.address = {.host = json_string(object, "host", where), .port = static_cast<std::uint16_t>(port)},
-                     .secret = json_string(object, "secret", where)};
+                     .salt = json_string(object, "salt", where)};
   return plan;
 }
 

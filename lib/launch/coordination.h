@@ -39,6 +39,12 @@ struct NodeStatus {
   std::optional<Departure> left{};  // no worker of it lives, and none will
 };
 
+// Where the workers of an attempt meet. Its secret is not told: it follows from the agents' own and the salt.
+struct WorkersRendezvous {
+  RendezvousAddress address{};
+  std::string salt{};
+};
+
 // The workers of one attempt.
 struct AttemptPlan {
   StartPoint start{};
@@ -47,7 +53,7 @@ struct AttemptPlan {
   std::vector<std::string> incarnations{};  // of the shares' agents
   std::int64_t world = 1;
   std::int64_t data = 1;  // replicas
-  ExternalRendezvous rendezvous{};
+  WorkersRendezvous rendezvous{};
 };
 
 enum class NodeCommand {

@@ -47,7 +47,7 @@ class Coordinator {
     Log& log;
     std::function<StartPoint(const StartPoint& before)> next_start;
     // Serves a rendezvous for the workers of a new attempt, in place of the last one's.
-    std::function<ExternalRendezvous(std::int64_t world)> serve;
+    std::function<WorkersRendezvous(std::int64_t world)> serve;
     std::function<bool()> holds_lock{};  // empty: always
   };
   explicit Coordinator(Options options);

@@ -37,7 +37,10 @@ CrewOptions crew_of(const NodeAgentOptions& options, const Orders& orders, const
                    .holds_lock = options.holds_lock,
                    .stages = options.stages};
   if (options.data_degree && *options.data_degree != orders.plan.data) crew.data_degree = orders.plan.data;
-  if (crew.world > 1) crew.rendezvous = orders.plan.rendezvous;
+  if (crew.world > 1) {
+    const WorkersRendezvous& rendezvous = orders.plan.rendezvous;
+    crew.rendezvous = {.address = rendezvous.address, .secret = options.workers_secret(rendezvous)};
+  }
   if (!options.address.empty() && crew.world > 1) {
     crew.arguments = [crew, address = options.address](const StartPoint& start, const WorkerSlot& slot) {
       std::vector<std::string> arguments = worker_arguments(crew, start, slot);

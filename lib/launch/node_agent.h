@@ -29,6 +29,8 @@ struct NodeAgentOptions {
   Log& log;
   const InterruptWatcher& interrupts;
   std::function<bool()> holds_lock{};  // node 0's
+  std::function<std::string(const WorkersRendezvous&)>
+      workers_secret{};  // NodeWorld's; asked where there are several ranks
   // Runs this node's workers; empty: run_crew.
   std::function<Attempt(const CrewOptions&)> run_workers{};
 };

@@ -90,14 +90,19 @@ std::unique_ptr<KeyValueStore> NodeWorld::connect() const {
   return connect_store(file_.address, secret_, lease_ / 4, std::nullopt, lease_ / 2);
 }
 
-ExternalRendezvous NodeWorld::serve_workers(std::int64_t world) {
+std::string NodeWorld::workers_secret(const WorkersRendezvous& rendezvous) const {
+  return derived_secret(secret_, rendezvous.salt);
+}
+
+WorkersRendezvous NodeWorld::serve_workers(std::int64_t world) {
   workers_.reset();
-  const std::string secret = make_secret();
+  WorkersRendezvous rendezvous{.address = {}, .salt = make_secret()};
   workers_ = std::make_unique<RendezvousServer>(
       RendezvousServer::Options{.bind_address = rendezvous_bind_address(options_),
-                                .secret = secret,
+                                .secret = workers_secret(rendezvous),
                                 .max_clients = static_cast<int>(world) + spare_clients});
-  return {.address = workers_->address(), .secret = secret};
+  rendezvous.address = workers_->address();
+  return rendezvous;
 }
 
 }  // namespace scaletrain

@@ -35,7 +35,8 @@ class NodeWorld {
   bool is_serving() const { return server_ != nullptr; }
 
   // Node 0: a rendezvous for the workers of a new attempt; that of the last one ends.
-  ExternalRendezvous serve_workers(std::int64_t world);
+  WorkersRendezvous serve_workers(std::int64_t world);
+  std::string workers_secret(const WorkersRendezvous& rendezvous) const;
 
  private:
   NodeWorld(LaunchedWorld::Options options, double heartbeat);

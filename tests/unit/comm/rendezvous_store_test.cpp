@@ -33,6 +33,13 @@ bool contains(const std::string& text, std::string_view part) {
 
 }  // namespace
 
+// The expected text by Python's hmac and hashlib.
+TEST_CASE("a_secret_for_one_purpose_follows_from_the_jobs_and_its_salt") {
+  CHECK(derived_secret("the job's secret", "salt") ==
+        "90468977b05075b42be316783c8a08b2e973a9f9654036d2148eed03e73f3866");
+  CHECK(derived_secret("the job's secret", "sald") != derived_secret("the job's secret", "salt"));
+}
+
 TEST_CASE("a store over TCP sets, finds, replaces, adds and removes") {
   RendezvousServer server({.secret = secret});
   const auto store = connect_store(server.address(), secret, 10.0);

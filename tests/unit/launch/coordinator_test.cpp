@@ -42,8 +42,8 @@ class Scene {
                       .serve =
                           [this](std::int64_t world) {
                             ++served;
-                            return ExternalRendezvous{{"127.0.0.1", static_cast<std::uint16_t>(1000 + served)},
-                                                      "secret of " + std::to_string(world)};
+                            return WorkersRendezvous{{"127.0.0.1", static_cast<std::uint16_t>(1000 + served)},
+                                                     "salt of " + std::to_string(world)};
                           },
                       .holds_lock = [this] { return holds_lock; }}) {}
 
@@ -178,7 +178,7 @@ TEST_CASE("no worker starts before every node has come") {
   CHECK(orders.plan.data == 3);
   CHECK(orders.plan.lock_id == "lock");
   CHECK(orders.plan.shares == std::vector<NodeShare>{{0, 0, 1}, {1, 1, 1}, {2, 2, 1}});
-  CHECK(orders.plan.rendezvous.secret == "secret of 3");
+  CHECK(orders.plan.rendezvous.salt == "salt of 3");
 }
 
 TEST_CASE("nodes that do not come are named, and an elastic run begins without them") {

@@ -177,7 +177,7 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
                                },
                            .serve =
                                [](std::int64_t) {
-                                 return ExternalRendezvous{{"127.0.0.1", 1}, "s"};
+                                 return WorkersRendezvous{{"127.0.0.1", 1}, "s"};
                                }});
   std::mutex mutex;
   std::vector<std::string> seen;
@@ -203,13 +203,15 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
   for (std::int64_t node = 0; node < nodes; ++node) {
     threads.emplace_back([&, node] {
       NodeLink link(network.link(node));
-      const Departure end = run_node_agent({.node = node,
-                                            .paths = paths,
-                                            .link = link,
-                                            .heartbeat = heartbeat,
-                                            .log = log,
-                                            .interrupts = *interrupts.watcher,
-                                            .run_workers = work});
+      const Departure end = run_node_agent(
+          {.node = node,
+           .paths = paths,
+           .link = link,
+           .heartbeat = heartbeat,
+           .log = log,
+           .interrupts = *interrupts.watcher,
+           .workers_secret = [](const WorkersRendezvous& rendezvous) { return "secret from " + rendezvous.salt; },
+           .run_workers = work});
       codes[static_cast<std::size_t>(node)] = end.code;
       link.leave(end);
     });
