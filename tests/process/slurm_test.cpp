@@ -158,14 +158,21 @@ void check_same_trajectory(const Job& job) {
   check_no_process_left(job.folder().filename().string());
 }
 
-// The data degree of every start and restart.
-std::vector<long> replicas_of_starts(const Job& job) {
-  std::vector<long> replicas;
+// Step and data degree of every start and restart.
+std::vector<std::pair<long, long>> starts_of(const Job& job) {
+  std::vector<std::pair<long, long>> starts;
   std::istringstream lines(read_file(job.folder() / "metrics.jsonl"));
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line, nullptr, false);
-    if (record.is_object() && record.contains("layout")) replicas.push_back(record["layout"]["data"].get<long>());
+    if (record.is_object() && record.contains("layout"))
+      starts.emplace_back(record.value("step", 0L), record["layout"]["data"].get<long>());
   }
+  return starts;
+}
+
+std::vector<long> replicas_of_starts(const Job& job) {
+  std::vector<long> replicas;
+  for (const auto& start : starts_of(job)) replicas.push_back(start.second);
   return replicas;
 }
 
@@ -189,11 +196,13 @@ void kill_agent(const Job& job, const std::string& variable) {
   ::kill(agent, SIGKILL);
 }
 
-// Under another layout.
+// Under another layout: to 50 steps beyond the last restart. Farther on the roundings of the layouts have grown apart.
 void check_close_losses(const Job& job) {
   const Trajectory found = trajectory_of(job.folder());
   CHECK(found.last_step() == slurm_steps);
+  const long last = starts_of(job).back().first + 50;
   for (const auto& step : undisturbed().steps) {
+    if (step.first > last) break;
     const double loss = std::stod(step.second);
     REQUIRE(found.steps.contains(step.first));
     CHECK(std::abs(std::stod(found.steps.at(step.first)) - loss) <= 1e-5 * std::abs(loss));
