@@ -4,13 +4,13 @@
 #   eval "$(scripts/slurm/testbed.sh start /tmp/testbed)"; sinfo
 # testbed.sh node-down FOLDER NODE: kills that node's daemon and all that it has started, as if it had lost power; SLURM notices after
 # about 25 s. node-up starts it again. testbed.sh stop FOLDER: ends all of it; the folder stays.
-# TESTBED_PORT: the first of the twenty ports it uses; by default a number that follows from FOLDER.
+# TESTBED_PORT: the first of the forty ports it uses (30 nodes); by default a number that follows from FOLDER.
 source "$(dirname "$0")/../common.sh"
 
 usage() { sed -n '2,7s/^# //p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] || usage
 command=$1 folder=$(realpath -m "$2")
-port=${TESTBED_PORT:-$((16000 + 20 * ($(cksum <<< "$folder" | cut -d ' ' -f 1) % 500)))}
+port=${TESTBED_PORT:-$((16000 + 40 * ($(cksum <<< "$folder" | cut -d ' ' -f 1) % 250)))}
 export SLURM_CONF=$folder/slurm.conf
 
 write_config() {
@@ -99,20 +99,24 @@ start() {
 }
 
 # Ends what a node has started: the tasks, which have its name in their environment, and the step daemons above them, which have
-# left every group of the node's daemon.
+# left every group of the node's daemon. All at once: none may see that another is gone, as little as in a power cut.
 kill_tasks() {
-  local node=$1 entry pid parent
-  for entry in /proc/[0-9]*; do
-    pid=${entry#/proc/}
-    [ "$(tr '\0' '\n' 2>/dev/null < "$entry/environ" | grep -cxF -e "SLURMD_NODENAME=$node" -e "SLURM_CONF=$SLURM_CONF")" = 2 ] || continue
+  local node=$1 entry pid parent pids=()
+  for entry in $(grep -lzxF "SLURMD_NODENAME=$node" /proc/[0-9]*/environ 2>/dev/null || true); do
+    grep -qzxF "SLURM_CONF=$SLURM_CONF" "$entry" 2>/dev/null || continue
+    pid=${entry#/proc/} pid=${pid%/environ}
+    pids+=("$pid")
     parent=$(ps -o ppid= -p "$pid" | tr -d ' ' || true)
-    if [ "$(ps -o comm= -p "${parent:-0}" || true)" = slurmstepd ]; then kill -9 "$parent" 2>/dev/null || true; fi
-    kill -9 "$pid" 2>/dev/null || true
+    if [ "$(ps -o comm= -p "${parent:-0}" || true)" = slurmstepd ]; then pids+=("$parent"); fi
   done
+  if [ ${#pids[@]} -eq 0 ]; then return; fi
+  kill -KILL "${pids[@]}" 2>/dev/null || true
 }
 
 node_down() {
   kill -9 "$(cat "$folder/slurmd-$1.pid")" 2>/dev/null || true
+  # Twice: what was being started is there now.
+  kill_tasks "$1"
   kill_tasks "$1"
 }
 
