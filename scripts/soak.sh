@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The long forms of the process tests. scripts/soak.sh [HOURS]: random faults until 300 ranks were killed, and for so many hours at least;
-# one of eight ranks killed at every system call of a save; every state that a power cut may leave; the quickstart's recovery time; every
-# layout as real processes for 50 steps. SCALETRAIN_SOAK_SEED repeats the random faults, SCALETRAIN_SOAK_KILLS asks for more or fewer.
+# the same to the agents of several nodes, 40 runs and 40 more for each hour; one of eight ranks killed at every system call of a save;
+# every state that a power cut may leave; the quickstart's recovery time; every layout as real processes for 50 steps.
+# SCALETRAIN_SOAK_SEED repeats the random faults, SCALETRAIN_SOAK_KILLS asks for more or fewer.
 # The first failure ends it. tests/process/README.md tells what is tested.
 source "$(dirname "$0")/common.sh"
 cd "$root"
@@ -17,7 +18,11 @@ say "from a kill to the first new step: the quickstart's model"
 
 say "random faults at random moments"
 SCALETRAIN_SOAK_SEED=${SCALETRAIN_SOAK_SEED:-$RANDOM} SCALETRAIN_SOAK_KILLS=${SCALETRAIN_SOAK_KILLS:-300} \
-  SCALETRAIN_SOAK_SECONDS=$((hours * 3600)) "$tests/test_soak" --test-case='whatever_is_done*'
+  SCALETRAIN_SOAK_SECONDS=$((hours * 3600)) "$tests/test_soak" --test-case='whatever_is_done_to_a_run*'
+
+say "random faults to the agents of several nodes"
+SCALETRAIN_SOAK_SEED=${SCALETRAIN_SOAK_SEED:-$RANDOM} SCALETRAIN_SOAK_NODES=$((40 + 40 * hours)) \
+  "$tests/test_soak" --test-case='whatever_is_done_to_the_agents*'
 
 say "one of eight ranks killed at every system call of a save"
 "$tests/test_faults" --no-skip --test-case='one_of_eight_ranks*'

@@ -16,6 +16,8 @@
 #include "plan/run_plan.h"
 #include "run_checks.h"
 #include "train/assembly.h"
+#include "train/checkpoint_room.h"
+#include "train/run_folder.h"
 
 namespace scaletrain {
 
@@ -60,6 +62,17 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
           .instructions = arguments.instructions};
 }
 
+// Whether its checkpoints will fit. A folder that cannot be looked at is the run's business.
+void notice_room(const Config& config, const PhasePlan& phase) {
+  try {
+    const auto folder = RunPaths(config.run.directory).checkpoints();
+    const CheckpointRoom room = checkpoint_room(config, phase, folder, available_bytes(folder));
+    if (!room.fits()) write_message("notice: " + room.shortage());
+  } catch (const InputError&) {
+    return;
+  }
+}
+
 ExitCode check_config(const CheckArguments& arguments) {
   const auto world = arguments.world > 0 ? std::optional(arguments.world) : std::nullopt;
   LoadOptions options{.allow_unsupported = true, .missing_paths = MissingPaths::notice};
@@ -80,6 +93,7 @@ ExitCode check_config(const CheckArguments& arguments) {
       describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world));
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (!description.refusal.empty()) write_message("notice: " + description.refusal);
+  if (is_for_this_machine(loaded.config, world)) notice_room(loaded.config, plan->phases.front());
   if (loaded.unsupported.empty()) return ExitCode::finished;
   throw UserError("this is the plan, but it cannot be run yet:" + joined_lines(loaded.unsupported));
 }

@@ -72,6 +72,29 @@ std::uint64_t bytes_of(const CatalogEntry& entry) {
   return entry.bytes + (error || !entry.problem.empty() ? 0 : manifest);
 }
 
+// What list says of one folder; aside: "damaged" or "abandoned" where it was set aside, else empty.
+nlohmann::json json_of(const CatalogEntry& entry, bool is_best, const std::string& aside) {
+  return {{"path", entry.path.string()},
+          {"step", entry.step},
+          {"generation", entry.generation},
+          {"tokens", entry.tokens},
+          {"bytes", bytes_of(entry)},
+          {"save_id", entry.save_id},
+          {"best", is_best},
+          {"problem", entry.problem},
+          {"unreadable", entry.unreadable},
+          {"set_aside", aside}};
+}
+
+std::string text_of(const CatalogEntry& entry, bool is_best, const std::string& aside) {
+  const std::string mark = aside.empty() ? "" : fmt::format("  set aside: {}", aside);
+  if (entry.unreadable) return fmt::format("{}  cannot be read now: {}{}\n", entry.path.string(), entry.problem, mark);
+  if (!entry.problem.empty()) return fmt::format("{}  unusable: {}{}\n", entry.path.string(), entry.problem, mark);
+  return fmt::format("{}  step {}  generation {}  {} tokens  {}{}{}\n", entry.path.string(), entry.step,
+                     entry.generation, grouped_digits(static_cast<std::uint64_t>(entry.tokens)),
+                     bytes_text(bytes_of(entry)), is_best ? "  best" : "", mark);
+}
+
 ExitCode list(const PathArguments& arguments) {
   nlohmann::json answer = nlohmann::json::array();
   std::string text;
@@ -83,19 +106,12 @@ ExitCode list(const PathArguments& arguments) {
   const std::string best = best_save_id(entries);
   for (const CatalogEntry& entry : entries) {
     const bool is_best = entry.problem.empty() && entry.save_id == best;
-    answer.push_back({{"path", entry.path.string()},
-                      {"step", entry.step},
-                      {"generation", entry.generation},
-                      {"tokens", entry.tokens},
-                      {"bytes", bytes_of(entry)},
-                      {"save_id", entry.save_id},
-                      {"best", is_best},
-                      {"problem", entry.problem}});
-    text += entry.problem.empty()
-                ? fmt::format("{}  step {}  generation {}  {} tokens  {}{}\n", entry.path.string(), entry.step,
-                              entry.generation, grouped_digits(static_cast<std::uint64_t>(entry.tokens)),
-                              bytes_text(bytes_of(entry)), is_best ? "  best" : "")
-                : fmt::format("{}  unusable: {}\n", entry.path.string(), entry.problem);
+    answer.push_back(json_of(entry, is_best, ""));
+    text += text_of(entry, is_best, "");
+  }
+  for (const SetAsideEntry& aside : list_set_aside(folder)) {
+    answer.push_back(json_of(aside.entry, false, aside.reason));
+    text += text_of(aside.entry, false, aside.reason);
   }
   write_output(arguments.json ? answer.dump(2) + "\n" : text);
   if (entries.empty()) write_message("no checkpoints in " + arguments.path);
@@ -146,20 +162,39 @@ ExitCode inspect(const PathArguments& arguments) {
   return ExitCode::finished;
 }
 
+// Of a run: the folders that were passed over for its newest checkpoint.
+std::vector<CatalogEntry> unusable_beside(const fs::path& run, const fs::path& checkpoint) {
+  std::error_code ignored;
+  if (fs::exists(run / "manifest.json", ignored)) return {};
+  std::vector<CatalogEntry> entries = list_checkpoints(checkpoint.parent_path());
+  std::erase_if(entries, [](const CatalogEntry& entry) { return entry.problem.empty(); });
+  return entries;
+}
+
 ExitCode verify(const PathArguments& arguments) {
   const Checkpoint checkpoint = open_checkpoint(arguments.path);
   checkpoint.verify();
+  nlohmann::json unusable = nlohmann::json::array();
+  // Its manifest may say nothing any more, but its name does: a later one that is broken is what was asked for.
+  bool is_newest = true;
+  for (const CatalogEntry& entry : unusable_beside(arguments.path, checkpoint.path())) {
+    unusable.push_back({{"path", entry.path.string()}, {"problem", entry.problem}});
+    is_newest = is_newest && entry.path.filename() < checkpoint.path().filename();
+    write_message(fmt::format("{}: unusable: {}", entry.path.string(), entry.problem));
+  }
   if (arguments.json) {
     const nlohmann::json answer = {{"path", checkpoint.path().string()},
                                    {"step", checkpoint.manifest().step},
                                    {"save_id", checkpoint.manifest().save_id},
-                                   {"verified", true}};
+                                   {"verified", true},
+                                   {"is_newest", is_newest},
+                                   {"unusable", unusable}};
     write_output(answer.dump(2) + "\n");
-    return ExitCode::finished;
+  } else {
+    write_output(fmt::format("{}: every byte is as it was written (step {}, save {})\n", checkpoint.path().string(),
+                             checkpoint.manifest().step, checkpoint.manifest().save_id));
   }
-  write_output(fmt::format("{}: every byte is as it was written (step {}, save {})\n", checkpoint.path().string(),
-                           checkpoint.manifest().step, checkpoint.manifest().save_id));
-  return ExitCode::finished;
+  return is_newest ? ExitCode::finished : ExitCode::input;
 }
 
 struct ExportArguments {
@@ -171,6 +206,9 @@ struct ExportArguments {
 
 ExitCode export_model(const ExportArguments& arguments) {
   const LocatedModel located = locate_model(arguments.path);
+  for (const std::string& problem : located.passed_over)
+    write_message("warning: a damaged checkpoint is passed over: " + problem);
+  if (located.path != fs::path(arguments.path)) write_message("using " + located.path.string());
   const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
   HuggingFaceExport request{.folder = arguments.output, .model = {}, .dtype = dtype, .tokenizer_files = {}};
   const auto backend = make_reference_backend(DType::f32);

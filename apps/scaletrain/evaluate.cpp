@@ -39,7 +39,9 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
   const DataOptions options{.vocab = model.transformer().spec().vocab,
                             .context = model.transformer().spec().context,
                             .seed = 0,
-                            .report = write_message};
+                            .report = write_message,
+                            // The one in the config is of the run, which may be somebody else's.
+                            .caches_anywhere = true};
   std::vector<ValidationConfig> sets;
   for (const std::string& path : arguments.data) {
     ValidationConfig& set = sets.emplace_back();
@@ -70,10 +72,13 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
     };
     const EvaluationResult result = evaluate_model(model.loaded, *named.set, samples, arguments.micro_batch, progress);
     if (terminal) fmt::print(stderr, "\r\033[K");
-    answer.push_back({{"dataset", named.name},
+    answer.push_back({{"model", model.path.string()},
+                      {"step", nullptr},
+                      {"dataset", named.name},
                       {"loss", result.loss},
                       {"perplexity", std::exp(result.loss)},
                       {"tokens", result.tokens}});
+    if (const auto step = model.loaded.step()) answer.back()["step"] = *step;
     text += fmt::format("{}: loss {:.6f} (perplexity {:.4g}) over {} tokens\n", named.name, result.loss,
                         std::exp(result.loss), result.tokens);
   }

@@ -22,10 +22,12 @@
 #include "launch/agent.h"
 #include "launch/launched_world.h"
 #include "launch/run_lock.h"
+#include "launched_watch.h"
 #include "rank_process.h"
 #include "run_checks.h"
 #include "start_agreement.h"
 #include "train/assembly.h"
+#include "train/end_of_run.h"
 #include "train/run_folder.h"
 
 namespace scaletrain {
@@ -68,7 +70,7 @@ void check_alone(const LaunchedCommand& command, LaunchedRun& run) {
   if (place.rank == 0)
     for (const std::string& notice : run.plan->notices) write_message("notice: " + notice);
   run.secret = secret_of_environment();
-  run.resume = parse_resume(command.resume, run.paths);
+  run.resume = requested_resume(command.resume, run.paths);
   const bool are_neighbours = place.local_world == place.world || place.launcher == "torchrun";
   const std::int64_t first = are_neighbours ? std::max<std::int64_t>(0, place.rank - place.local_rank) : place.rank;
   refuse_too_large(run.loaded, *run.plan, first, are_neighbours ? std::min(place.local_world, place.world - first) : 1);
@@ -150,7 +152,7 @@ std::optional<SharedStart> agree_on_start(const LaunchedRun& run, LaunchedWorld&
   SharedStart shared;
   shared.lock_id = lock->lock_id();
   shared.config = shared_config(run.loaded.config);
-  shared.version = program_version;
+  shared.version = program_identity();
   shared.start = prepare_run_folder(run.paths, run.loaded, run.resume, write_message);
   if (const auto complete = already_complete(shared.start, run.loaded.config)) {
     write_message(*complete);
@@ -214,12 +216,20 @@ std::string data_address(const LaunchedRun& run, const LaunchedWorld& world, con
   return address_towards(world.address().host);
 }
 
-// is_training becomes true at the first step.
-ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock, bool& is_training) {
+// A reason of this rank's own, whatever else follows from it.
+bool has_lost(const RunLock* lock) {
+  return lock != nullptr && lock->lost();
+}
+
+// is_training becomes true at the first step. end_of_run: of the rank with the lock, once it is known that there is
+// something to do.
+ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock, bool& is_training,
+               std::optional<EndOfRun>& end_of_run) {
   StartGuard guard(run.interrupts, fmt::format("rank {}", run.place.rank));
   const std::optional<SharedStart> shared = agree_on_start(run, world, lock);
   if (!shared) throw PeerError("another rank failed at the start");
   if (shared->is_complete) return ExitCode::finished;
+  if (lock != nullptr) end_of_run.emplace(run.paths.metrics(), [lock] { return !lock->lost(); });
   const Config& config = run.loaded.config;
   const std::vector<std::int64_t> host = world.host_ranks();
   refuse_too_large(run.loaded, *run.plan, host);
@@ -229,19 +239,27 @@ ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock
                                 run.place.launcher, host.size()));
   const auto self = std::find(host.begin(), host.end(), run.place.rank);
   SCALETRAIN_CHECK(self != host.end());
+  LaunchedWatch watch({.world = world,
+                       .rank = run.place.rank,
+                       .ranks = run.place.world,
+                       .stages = config.parallel.pipeline,
+                       .heartbeat = config.supervise.heartbeat,
+                       .log = rank_log_path(run.paths.folder, run.place.rank)});
   const RankProcess process{
       .paths = run.paths,
       .start = shared->start,
       .lock_id = shared->lock_id,
       .interrupts = run.interrupts,
       .sharers = world.processor_sharers(),
+      .progress = &watch.observed().progress,
       .entered =
-          [&](std::int64_t, bool waiting) {
+          [&](std::int64_t step, bool waiting) {
+            watch.entered(step, waiting);
             if (!waiting && !is_training) {
               guard.end();
               is_training = true;
             }
-            if (lock != nullptr && lock->lost())
+            if (has_lost(lock))
               throw PeerError(
                   fmt::format("{}: the lock was taken over by another start or removed; nothing more is written here",
                               run.paths.lock().string()));
@@ -250,7 +268,7 @@ ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock
           [&](const std::exception_ptr& error) {
             const CommandResult result = run_guarded([&]() -> ExitCode { std::rethrow_exception(error); });
             // Who has only lost a peer leaves the word to whoever knows why.
-            if (result.code == ExitCode::peer) return;
+            if (result.code == ExitCode::peer && !has_lost(lock)) return;
             world.tell_failure(failure_of(run, result));
           },
       .rank = Rank(run.place.rank),
@@ -259,6 +277,7 @@ ExitCode train(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock
       .store = &world.store(),
       .background_store = &world.background_store(),
       .address = data_address(run, world, host),
+      .collectives = &watch.observed().collectives,
       .deadline = collective_deadline(config.supervise.heartbeat)};
   return train_rank(process);
 }
@@ -280,11 +299,12 @@ RankEnd tell(const LaunchedRun& run, LaunchedWorld& world, const CommandResult& 
   return {result, cause->rank};
 }
 
-RankEnd take_part(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock, bool& is_training) {
+RankEnd take_part(const LaunchedRun& run, LaunchedWorld& world, const RunLock* lock, bool& is_training,
+                  std::optional<EndOfRun>& end_of_run) {
   if (run.is_refused()) return tell(run, world, run.problem);
-  CommandResult result = run_guarded([&] { return train(run, world, lock, is_training); });
+  CommandResult result = run_guarded([&] { return train(run, world, lock, is_training, end_of_run); });
   const bool was_interrupted = !is_training && run.interrupts.interrupted();
-  if (result.code == ExitCode::peer) {
+  if (result.code == ExitCode::peer && !has_lost(lock)) {
     // What this rank has lost may have gone for a reason that it told.
     const auto cause = world.cause(was_interrupted ? 0.0 : cause_seconds);
     if (was_interrupted && (world.was_interrupted() || !cause)) {
@@ -331,8 +351,11 @@ ExitCode run_rank(const LaunchedRun& run) {
   CommandResult result = run_guarded(join);
   if (refused) result = {refused->code, cause_text(run, *refused)};
   if (world) {
-    const RankEnd end = take_part(run, *world, lock ? &*lock : nullptr, is_training);
+    std::optional<EndOfRun> end_of_run;
+    const RankEnd end = take_part(run, *world, lock ? &*lock : nullptr, is_training, end_of_run);
+    if (end_of_run) end_of_run->tell(end.result.code, end.result.message, write_message);
     if (!is_shown) show(run, end);
+    if (run.place.rank == 0) notice_never(run.resume, end.result.code);
     return end.result.code;
   }
   if (!run.is_refused()) {

@@ -1,5 +1,10 @@
 // scaletrain: the command line. One file per subcommand; this one dispatches and maps errors to exit codes.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -7,8 +12,10 @@
 #include <filesystem>
 #include <new>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "base/console.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
@@ -22,7 +29,9 @@ void write_output(const std::string& text) {
 }
 
 void write_message(const std::string& text) {
-  std::fprintf(stderr, "%s\n", text.c_str());
+  // A run must not stand still because nobody reads what it says.
+  constexpr double patience = 1.0;
+  write_to_console(STDERR_FILENO, text + "\n", patience);
 }
 
 CommandResult run_guarded(const Command& command) {
@@ -40,6 +49,11 @@ CommandResult run_guarded(const Command& command) {
     return {ExitCode::input, "out of memory; `scaletrain check` prints what a run needs"};
   } catch (const std::filesystem::filesystem_error& error) {
     return {ExitCode::input, error.what()};
+  } catch (const std::system_error& error) {
+    // A thread that could not be started, above all.
+    return {ExitCode::peer,
+            std::string("the system refused what the program asked for: ") + error.what() +
+                "; raise the limits on processes, threads and memory (ulimit -u, the container's pids.max)"};
   } catch (const std::exception& error) {
     return {ExitCode::bug, std::string("a bug: ") + error.what() + "\nPlease report it with the config and this line."};
   }
@@ -61,12 +75,39 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
          (nearest ? "; did you mean " + *nearest + "?" : "; the commands are: " + list);
 }
 
+// Why the program ends: nothing else waits, so that a reader that is slow gets it too.
+void write_last_message(const std::string& text) {
+  constexpr double patience = 10.0;
+  write_to_console(STDERR_FILENO, text + "\n", patience);
+}
+
+// Descriptors 0 to 2 that are closed (a daemon's child, `2>&-`) would be given to files and events of the program,
+// which messages would then be written into.
+void open_standard_descriptors() {
+  int descriptor = 0;
+  do descriptor = ::open("/dev/null", O_RDWR);
+  while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor > STDERR_FILENO) ::close(descriptor);
+}
+
+// Every rank is connected with every other, and rank 0 with all of them twice more: of a thousand ranks that is beyond
+// what many systems grant a process before it asks.
+void raise_descriptor_limit() {
+  constexpr rlim_t enough = 1 << 16;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= enough) return;
+  limit.rlim_cur = std::min(limit.rlim_max, enough);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 }  // namespace scaletrain
 
 int main(int argc, char** argv) {
   using namespace scaletrain;  // NOLINT: main itself cannot live in the namespace
+  open_standard_descriptors();
+  raise_descriptor_limit();
   // Before anything else: a run that is signalled in its first moment leaves with its own exit code.
   if (argc > 1 && (std::string_view(argv[1]) == "run" || std::string_view(argv[1]) == "worker"))
     block_interrupt_signals();
@@ -115,7 +156,7 @@ int main(int argc, char** argv) {
   for (const auto& [subcommand, command] : commands)
     if (subcommand->parsed()) {
       const CommandResult result = run_guarded(command);
-      if (!result.message.empty()) write_message("scaletrain: " + result.message);
+      if (!result.message.empty()) write_last_message("scaletrain: " + result.message);
       return static_cast<int>(result.code);
     }
   return static_cast<int>(ExitCode::usage);

@@ -1,8 +1,11 @@
 #include "model_argument.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "commands.h"
 #include "launch/machine.h"
 
 namespace scaletrain {
@@ -33,7 +36,18 @@ void ModelArgument::declare(CLI::App& command) {
 OpenedModel::OpenedModel(const ModelArgument& argument)
     : backend(make_cpu_backend({.threads = available_processors()})),
       stream(backend->make_stream()),
-      loaded(locate(argument), *backend, *stream,
-             argument.tokenizer == "bytes" ? TokenizerKind::bytes : TokenizerKind::ids) {}
+      loaded(load(argument)) {}
+
+LoadedModel OpenedModel::load(const ModelArgument& argument) {
+  const TokenizerKind tokenizer = argument.tokenizer == "bytes" ? TokenizerKind::bytes : TokenizerKind::ids;
+  const LocatedModel located = locate(argument);
+  path = located.path;
+  for (const std::string& problem : located.passed_over)
+    write_message("warning: a damaged checkpoint is passed over: " + problem);
+  LoadedModel model(located, *backend, *stream, tokenizer);
+  if (path != std::filesystem::path(argument.path))
+    write_message(fmt::format("using {} (step {})", path.string(), model.step().value_or(0)));
+  return model;
+}
 
 }  // namespace scaletrain

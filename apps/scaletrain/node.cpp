@@ -24,6 +24,7 @@
 #include "telemetry/log.h"
 #include "telemetry/progress.h"
 #include "train/assembly.h"
+#include "train/end_of_run.h"
 
 namespace scaletrain {
 
@@ -31,6 +32,8 @@ namespace {
 
 // How long an agent that cannot take part tries to tell the others so.
 constexpr double tell_seconds = 20.0;
+// How old node 0's note of the end may be for an agent that it has cut off, where notes say nothing of a job.
+constexpr double note_seconds = 60.0;
 
 struct NodeRun {
   LoadedConfig loaded;  // of a config that is wrong only run.directory
@@ -44,7 +47,7 @@ struct NodeRun {
 
   bool is_first() const { return place.rank == 0; }
   bool is_refused() const { return !problem.message.empty(); }
-  RunBasis basis() const { return {.config = shared_config(loaded.config), .version = program_version}; }
+  RunBasis basis() const { return {.config = shared_config(loaded.config), .version = program_identity()}; }
 };
 
 // With so many replicas; UserError if the run cannot have that many.
@@ -80,7 +83,7 @@ void check_alone(const LaunchedCommand& command, NodeRun& run) {
     check_elastic(run);
   }
   run.secret = secret_of_environment();
-  run.resume = parse_resume(command.resume, run.paths);
+  run.resume = requested_resume(command.resume, run.paths);
   refuse_too_large(run.loaded, plan, run.place.rank * run.layout.ranks_per_node, run.layout.ranks_per_node);
   if (run.is_first()) notice_crowd(run.layout.ranks_per_node);
   check_initial_weights(config);
@@ -139,8 +142,18 @@ Log make_log(const NodeRun& run) {
 
 struct NodeEnd {
   CommandResult result;
-  bool is_own = false;  // nobody else knows why
+  bool is_own = false;      // nobody else knows why
+  bool is_cut_off = false;  // the coordinator's word was not heard
 };
+
+// Why this node cannot take part, as far as it can tell by itself and from what node 0 says of itself.
+CommandResult problem_of(const NodeRun& run, const NodeWorld& world) {
+  if (run.is_refused() || run.is_first()) return run.problem;
+  return run_guarded([&] {
+    refuse_other_start("node", run.place.rank, run.loaded.config, world.basis().config, world.basis().version);
+    return ExitCode::finished;
+  });
+}
 
 // Follows the coordinator's orders until the run is over, and says farewell.
 NodeEnd follow_orders(const NodeRun& run, const NodeWorld& world, Log& log, const RunLock* lock) {
@@ -151,15 +164,15 @@ NodeEnd follow_orders(const NodeRun& run, const NodeWorld& world, Log& log, cons
         return interrupts.interrupted();
       }};
   if (!world.is_serving()) link_options.reconnect = [&world] { return world.connect(); };
+  const CommandResult problem = problem_of(run, world);
+  if (!problem.message.empty()) link_options.departure = Departure{problem.code, problem.message};
   NodeLink link(std::move(link_options));
-  if (run.is_refused()) {
-    link.leave({run.problem.code, run.problem.message});
-    return {run.problem, true};
+  if (!problem.message.empty()) {
+    link.leave({problem.code, problem.message});
+    return {problem, true};
   }
   Departure end;
   CommandResult failed = run_guarded([&] {
-    if (!run.is_first())
-      refuse_other_start("node", run.place.rank, config, world.basis().config, world.basis().version);
     NodeAgentOptions options{
         .node = run.place.rank,
         .paths = run.paths,
@@ -177,8 +190,9 @@ NodeEnd follow_orders(const NodeRun& run, const NodeWorld& world, Log& log, cons
   });
   const bool is_own = !failed.message.empty();
   if (!is_own) failed = {end.code, end.message};
+  const bool is_cut_off = link.is_cut_off();
   link.leave({failed.code, failed.message});
-  return {std::move(failed), is_own};
+  return {std::move(failed), is_own, is_cut_off};
 }
 
 // Chooses where to begin; the coordinator is told to end the run where that is nowhere.
@@ -201,6 +215,7 @@ CommandResult coordinate(const NodeRun& run, NodeWorld& world, const RunLock& lo
   const SuperviseConfig& supervise = run.loaded.config.supervise;
   Coordinator coordinator({.layout = run.layout,
                            .nodes = run.place.world,
+                           .stages = run.loaded.config.parallel.pipeline,
                            .min_data = supervise.elastic_min_data,
                            .start = start,
                            .lock_id = lock.lock_id(),
@@ -213,8 +228,10 @@ CommandResult coordinate(const NodeRun& run, NodeWorld& world, const RunLock& lo
                                  return restart_point(run.paths, before, report);
                                },
                            .serve = [&world](std::int64_t ranks) { return world.serve_workers(ranks); },
-                           .holds_lock = [&lock] { return !lock.lost(); }});
+                           .holds_lock = [&lock] { return !lock.lost(); },
+                           .interrupted = [&run] { return run.interrupts.interrupted(); }});
   if (!over.message.empty()) coordinator.finish(over.code, over.message);
+  EndOfRun end_of_run(run.paths.metrics(), [&lock] { return !lock.lost(); });
   CommandResult failed;  // a bug, most likely
   std::jthread thread([&] {
     const auto store = world.connect();
@@ -241,7 +258,10 @@ CommandResult coordinate(const NodeRun& run, NodeWorld& world, const RunLock& lo
     }
   }
   thread.join();
-  if (result.code != ExitCode::finished && !coordinator.has_seen_all())
+  if (over.message.empty())
+    end_of_run.tell(result.code, result.message, [&log](const std::string& text) { log.warn(text); });
+  // For those that were not there to hear it.
+  if (!coordinator.roster().have_all_left())
     refuse_start(run.paths, run.place, {.rank = 0, .code = result.code, .message = result.message});
   return failed.message.empty() ? result : failed;
 }
@@ -284,7 +304,11 @@ ExitCode run_other(const NodeRun& run) {
   if (world) {
     result = run_guarded([&] {
       Log log = make_log(run);
-      const NodeEnd end = follow_orders(run, *world, log, nullptr);
+      NodeEnd end = follow_orders(run, *world, log, nullptr);
+      // Node 0 may have left because the run is over.
+      if (end.is_cut_off)
+        if (const auto noted = noted_end(run.paths, run.place, note_seconds))
+          end.result = {noted->code, noted->message};
       if (!end.result.message.empty()) log.info(end.result.message);
       if (end.result.code != ExitCode::finished)
         write_message(fmt::format("scaletrain: node {}: {}", run.place.rank,
@@ -311,6 +335,7 @@ ExitCode run_as_node_agent(const LaunchedCommand& command) {
   }
   const std::filesystem::path first_new = first_new_folder(run->paths.folder);
   const ExitCode code = run->is_first() ? run_first(*run) : run_other(*run);
+  if (run->is_first()) notice_never(run->resume, code);
   if (run->is_first() && run->is_refused() && !first_new.empty()) remove_unused_folder(run->paths, first_new);
   return code;
 }

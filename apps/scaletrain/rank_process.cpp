@@ -19,6 +19,7 @@ ExitCode train_rank(const RankProcess& process) {
   options.threads = share.threads;
   options.progress = process.progress;
   options.hooks.interrupted = [&process] { return process.interrupts.interrupted(); };
+  options.hooks.interrupts_evaluation = options.hooks.interrupted;
   options.hooks.may_commit = [&process] { return lock_is_held(process.paths.lock(), process.lock_id); };
   options.hooks.entered = process.entered;
   options.failed = process.failed;

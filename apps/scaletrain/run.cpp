@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "telemetry/log.h"
 #include "telemetry/progress.h"
 #include "train/assembly.h"
+#include "train/end_of_run.h"
 
 namespace scaletrain {
 
@@ -43,6 +45,7 @@ ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const R
   }
   if (start.checkpoint)
     write_message(fmt::format("resuming from {} (step {})", start.checkpoint->string(), start.step));
+  EndOfRun end_of_run(paths.metrics(), [&lock] { return !lock.lost(); });
   // The worker's live line may stand on the same terminal; a message takes its place.
   const std::string_view take_line = progress_options_for(stderr, 0, 1).live ? "\r\x1b[K" : "";
   Log log({.file = agent_log_path(paths, 0), .standard_error = false, .console = [take_line](std::string_view text) {
@@ -58,8 +61,18 @@ ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const R
                              .log = log,
                              .interrupts = interrupts,
                              .holds_lock = [&lock] { return !lock.lost(); },
-                             .stages = loaded.config.parallel.pipeline};
-  return run_agent(options);
+                             .stages = loaded.config.parallel.pipeline,
+                             .ended =
+                                 [&](ExitCode code, const std::string& reason) {
+                                   end_of_run.tell(code, reason, [&log](const std::string& text) { log.warn(text); });
+                                 }};
+  try {
+    return run_agent(options);
+  } catch (const std::exception& error) {
+    // No worker lives. Why is told by whoever turns it into an exit code.
+    options.ended(run_guarded([]() -> ExitCode { throw; }).code, error.what());
+    throw;
+  }
 }
 
 // One host with launch.ranks_per_node has that many ranks; without, as many as the degrees say.
@@ -85,7 +98,7 @@ ExitCode run_config(const RunArguments& arguments) {
   }
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides);
   const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
-  const ResumeRequest resume = parse_resume(arguments.resume, paths);
+  const ResumeRequest resume = requested_resume(arguments.resume, paths);
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   const RunPlan plan = checked_plan(loaded, world_of_one_host(loaded));
   for (const std::string& notice : plan.notices) write_message("notice: " + notice);
@@ -98,7 +111,9 @@ ExitCode run_config(const RunArguments& arguments) {
   const LaunchConfig& launch = loaded.config.launch;
   const std::string address = launch.interface ? address_of_interface(*launch.interface) : "127.0.0.1";
   open_run_folder(paths, resume);
-  return run_as_agent(loaded, paths, resume, world, address, interrupts);
+  const ExitCode code = run_as_agent(loaded, paths, resume, world, address, interrupts);
+  notice_never(resume, code);
+  return code;
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "commands.h"
 #include "launch/machine.h"
+#include "launch/run_lock.h"
 #include "plan/hosts.h"
 #include "train/assembly.h"
 
@@ -158,6 +159,21 @@ RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> wor
 
 std::uint16_t rendezvous_port(const Config& config) {
   return static_cast<std::uint16_t>(config.launch.port.value_or(0));
+}
+
+ResumeRequest requested_resume(const std::string& text, const RunPaths& paths) {
+  ResumeRequest request = parse_resume(text, paths);
+  const RunLockOptions job = run_lock_options_from_environment();
+  request.job = {job.job_id, job.restart_count};
+  return request;
+}
+
+void notice_never(const ResumeRequest& resume, ExitCode code) {
+  if (code != ExitCode::interrupted || resume.mode != ResumeRequest::Mode::never) return;
+  write_message(
+      fmt::format("notice: start again with --resume auto to go on: --resume never refuses a run folder that "
+                  "holds checkpoints{}",
+                  resume.job.id.empty() ? "" : ", but for this job when it is put back into the queue"));
 }
 
 }  // namespace scaletrain

@@ -4,10 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "base/exit_code.h"
 #include "config/load.h"
 #include "plan/run_plan.h"
+#include "train/run_folder.h"
 
 namespace scaletrain {
 
@@ -28,5 +31,10 @@ std::size_t workspace_of_sharers(std::int64_t sharers);
 
 // launch.port, or 0 for any free one.
 std::uint16_t rendezvous_port(const Config& config);
+
+// What --resume says, with the job that this start is of.
+ResumeRequest requested_resume(const std::string& text, const RunPaths& paths);
+// After an end with this code: says so where the same command would be refused if it were given again.
+void notice_never(const ResumeRequest& resume, ExitCode code);
 
 }  // namespace scaletrain

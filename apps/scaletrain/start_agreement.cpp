@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "config/environment.h"
 #include "config/keys.h"
@@ -69,6 +71,16 @@ std::optional<LoadedConfig> load_for_start(const std::string& config, const std:
   return loaded;
 }
 
+std::string program_identity() {
+  constexpr std::uint64_t largest_program = 1u << 30;
+  try {
+    return fmt::format("{} (build {})", program_version,
+                       to_hex(hash_text(read_text_file("/proc/self/exe", largest_program))));
+  } catch (const InputError&) {
+    return program_version;  // where /proc is hidden the version alone is compared
+  }
+}
+
 std::string shared_config(Config config) {
   config.launch.interface.reset();
   return resolved_yaml(config);
@@ -77,9 +89,10 @@ std::string shared_config(Config config) {
 // The processes of a run are one program with one config, or their collectives do not fit together.
 void refuse_other_start(const std::string& kind, std::int64_t self, const Config& config,
                         const std::string& first_config, const std::string& first_version) {
-  if (first_version != program_version)
-    throw UserError(fmt::format("{0} {1} is version {2} of scaletrain and {0} 0 is {3}: start one version on all hosts",
-                                kind, self, program_version, first_version));
+  if (const std::string own = program_identity(); first_version != own)
+    throw UserError(fmt::format(
+        "{0} {1} is another program than {0} 0: scaletrain {2} here, {3} there; start the same on all hosts", kind,
+        self, own, first_version));
   const std::string own = shared_config(config);
   if (own == first_config) return;
   const std::vector<std::string> ours = split_text(own, '\n');

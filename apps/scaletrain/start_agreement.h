@@ -27,7 +27,10 @@ std::optional<LoadedConfig> load_for_start(const std::string& config, const std:
 // What all must have been given alike: an interface may be called differently on every host.
 std::string shared_config(Config config);
 
-// UserError where version or config are not those of the first; `kind` is "rank" or "node".
+// Version and a hash of the program's file: what must be one on all hosts, since all must decide alike.
+std::string program_identity();
+
+// UserError where program or config are not those of the first; `kind` is "rank" or "node".
 void refuse_other_start(const std::string& kind, std::int64_t self, const Config& config,
                         const std::string& first_config, const std::string& first_version);
 

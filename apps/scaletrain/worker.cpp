@@ -1,4 +1,7 @@
 // The hidden command `worker`: one rank's process, started by the agent.
+#include <fmt/format.h>
+#include <sys/prctl.h>
+
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <charconv>
@@ -17,6 +20,7 @@
 #include "launch/hang_report.h"
 #include "launch/launched_world.h"
 #include "launch/signals.h"
+#include "launch/storage_probe.h"
 #include "launch/watched_store.h"
 #include "launch/worker_channel.h"
 #include "observed.h"
@@ -45,6 +49,7 @@ struct WorkerArguments {
   double report = 1.0;
   std::string from;
   std::string asked;
+  std::string cause;
   int channel = -1;
 };
 
@@ -76,6 +81,7 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
                       .progress = &observed.progress};
   process.start.generation = arguments.generation;
   process.start.asked = arguments.asked;
+  process.start.cause = arguments.cause;
   process.data_degree = arguments.data;
   if (!arguments.from.empty()) {
     process.start.checkpoint = arguments.from;
@@ -126,6 +132,8 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
 
 // The agent shows the error and returns its exit code; without an agent main() does.
 ExitCode work(const WorkerArguments& arguments) {
+  // In lists of processes; started from /proc/self/exe it would be "exe". The kernel keeps 15 bytes.
+  ::prctl(PR_SET_NAME, fmt::format("scaletrain r{}", arguments.rank).c_str());
   block_interrupt_signals();
   block_hang_signal();
   const InterruptWatcher signals;
@@ -140,10 +148,13 @@ ExitCode work(const WorkerArguments& arguments) {
     if (!wait) return std::nullopt;
     return InCollective{.text = std::move(wait->text), .seconds = wait->seconds};
   });
+  StorageProbe storage;
+  reporter.watch_storage([&storage] { return storage.look(); });
   const auto train_guarded = [&] { return train(arguments, signals, reporter, observed); };
   const CommandResult result = run_guarded(train_guarded);
   reporter.watch({});
   reporter.watch_collective({});
+  reporter.watch_storage({});
   if (!result.message.empty() && !reporter.error(result.code, result.message))
     write_message("scaletrain: " + result.message);
   return result.code;
@@ -169,6 +180,7 @@ Command add_worker(CLI::App& app) {
   command->add_option("--report", arguments->report)->check(CLI::PositiveNumber);
   command->add_option("--from", arguments->from);
   command->add_option("--asked", arguments->asked);
+  command->add_option("--cause", arguments->cause);
   command->add_option("--channel", arguments->channel);
   return [arguments] { return work(*arguments); };
 }

@@ -66,6 +66,7 @@ mode_t type_of(const std::filesystem::path& path) {
 void throw_file_error(const std::filesystem::path& path, std::string_view operation, int error) {
   const std::string text = fmt::format("{}: {} failed: {}", path.string(), operation, std::strerror(error));
   if (is_path_error(error)) throw InputError(text);
+  if (error == ENOSPC || error == EDQUOT) throw NoSpaceError(text);
   throw FileAccessError(text);
 }
 

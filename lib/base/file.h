@@ -23,8 +23,13 @@ class FileAccessError : public InputError {
  public:
   using InputError::InputError;
 };
+// The disk, or what this user may take of it, is full.
+class NoSpaceError : public FileAccessError {
+ public:
+  using FileAccessError::FileAccessError;
+};
 
-// Throws the one or the other for this errno: "PATH: OPERATION failed: REASON".
+// Throws the one that fits this errno: "PATH: OPERATION failed: REASON".
 [[noreturn]] void throw_file_error(const std::filesystem::path& path, std::string_view operation, int error);
 
 // Whether there is something under the path, behind links. FileAccessError if that cannot be told.

@@ -105,10 +105,76 @@ Verdict verify_sizes(const fs::path& path) {
       path.string(), problem));
 }
 
-void remove_folder(const fs::path& folder, const std::function<void(const std::string&)>& report) {
-  std::error_code error;
-  fs::remove_all(folder, error);
-  if (error) report(fmt::format("{}: could not be removed: {}", folder.string(), error.message()));
+// Removes folders while this process may.
+class Removal {
+ public:
+  Removal(const fs::path& checkpoints, const std::function<void(const std::string&)>& report,
+          const std::function<bool()>& may_remove)
+      : checkpoints_(checkpoints), report_(report), may_remove_(may_remove) {}
+
+  // False: no more may be removed. A failure is reported and not the end.
+  bool leftovers() {
+    for (const fs::path& path : sub_folders(checkpoints_)) {
+      if (!begins_with(path, saving_prefix) && !begins_with(path, removing_prefix)) continue;
+      if (is_refused()) return false;
+      delete_folder(path);
+    }
+    return true;
+  }
+  bool remove(const fs::path& path) {
+    if (is_refused()) return false;
+    try {
+      delete_folder(set_aside(path, removing_prefix));
+      removed_.push_back(path);
+    } catch (const InputError& error) {
+      report_(error.what());
+    }
+    return true;
+  }
+  const std::vector<fs::path>& removed() const { return removed_; }
+
+ private:
+  bool is_refused() const {
+    if (!may_remove_ || may_remove_()) return false;
+    report_(fmt::format("{}: nothing more is removed: this process no longer owns the run", checkpoints_.string()));
+    return true;
+  }
+  void delete_folder(const fs::path& folder) const {
+    std::error_code error;
+    fs::remove_all(folder, error);
+    if (error) report_(fmt::format("{}: could not be removed: {}", folder.string(), error.message()));
+  }
+
+  const fs::path& checkpoints_;
+  const std::function<void(const std::string&)>& report_;
+  const std::function<bool()>& may_remove_;
+  std::vector<fs::path> removed_;
+};
+
+bool is_newer(const CatalogEntry& a, const CatalogEntry& b) {
+  return std::tuple(a.problem.empty(), a.generation, a.step) > std::tuple(b.problem.empty(), b.generation, b.step);
+}
+
+// Newest first.
+std::vector<CatalogEntry> usable_entries(const fs::path& checkpoints) {
+  std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
+  std::erase_if(entries, [](const CatalogEntry& entry) { return !entry.problem.empty(); });
+  return entries;
+}
+
+// Oldest first, damaged ones before. What cannot be read now stays.
+std::vector<CatalogEntry> excess_abandoned(const fs::path& checkpoints, const RetentionPolicy& policy) {
+  std::vector<CatalogEntry> entries;
+  for (const fs::path& path : sub_folders(checkpoints)) {
+    if (!begins_with(path, abandoned_prefix)) continue;
+    CatalogEntry entry = entry_of(path);
+    if (!entry.unreadable && policy.start_save_id != entry.save_id) entries.push_back(std::move(entry));
+  }
+  std::stable_sort(entries.begin(), entries.end(), is_newer);
+  entries.erase(entries.begin(),
+                entries.begin() + std::min(std::ssize(entries), static_cast<std::ptrdiff_t>(policy.keep_abandoned)));
+  std::reverse(entries.begin(), entries.end());
+  return entries;
 }
 
 std::set<std::string> kept_paths(const std::vector<CatalogEntry>& entries, const RetentionPolicy& policy) {
@@ -117,7 +183,8 @@ std::set<std::string> kept_paths(const std::vector<CatalogEntry>& entries, const
   for (const CatalogEntry& entry : entries) {
     const bool is_multiple = policy.keep_every && *policy.keep_every > 0 && entry.step % *policy.keep_every == 0;
     const bool is_best = policy.best_save_id && *policy.best_save_id == entry.save_id;
-    if (newest++ < policy.keep || is_multiple || is_best) kept.insert(entry.path.string());
+    const bool is_start = policy.start_save_id == entry.save_id;
+    if (newest++ < policy.keep || is_multiple || is_best || is_start) kept.insert(entry.path.string());
   }
   return kept;
 }
@@ -153,9 +220,7 @@ std::vector<CatalogEntry> list_checkpoints(const fs::path& checkpoints) {
   for (const fs::path& path : sub_folders(checkpoints)) {
     if (looks_like_checkpoint(path)) entries.push_back(entry_of(path));
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const CatalogEntry& a, const CatalogEntry& b) {
-    return std::tuple(a.problem.empty(), a.generation, a.step) > std::tuple(b.problem.empty(), b.generation, b.step);
-  });
+  std::stable_sort(entries.begin(), entries.end(), is_newer);
   return entries;
 }
 
@@ -163,6 +228,15 @@ std::vector<CatalogEntry> list_readable_checkpoints(const fs::path& checkpoints)
   std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
   for (const CatalogEntry& entry : entries) {
     if (entry.unreadable) refuse_unreadable(entry.path, entry.problem);
+  }
+  return entries;
+}
+
+std::vector<SetAsideEntry> list_set_aside(const fs::path& checkpoints) {
+  std::vector<SetAsideEntry> entries;
+  for (const fs::path& path : sub_folders(checkpoints)) {
+    if (begins_with(path, damaged_prefix)) entries.push_back({entry_of(path), "damaged"});
+    if (begins_with(path, abandoned_prefix)) entries.push_back({entry_of(path), "abandoned"});
   }
   return entries;
 }
@@ -209,35 +283,63 @@ std::vector<fs::path> set_aside_later(const fs::path& checkpoints, std::int64_t 
   return names;
 }
 
-void prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& policy, std::set<std::string>& known,
-                       const std::function<void(const std::string&)>& report, const std::function<bool()>& may_remove) {
-  const auto is_refused = [&] {
-    if (!may_remove || may_remove()) return false;
-    report(fmt::format("{}: nothing more is removed: this process no longer owns the run", checkpoints.string()));
-    return true;
-  };
-  for (const fs::path& path : sub_folders(checkpoints)) {
-    if (!begins_with(path, saving_prefix) && !begins_with(path, removing_prefix)) continue;
-    if (is_refused()) return;
-    remove_folder(path, report);
-  }
-  std::vector<CatalogEntry> entries = list_checkpoints(checkpoints);
-  std::erase_if(entries, [](const CatalogEntry& entry) { return !entry.problem.empty(); });
+std::size_t count_let_go(const fs::path& checkpoints, const RetentionPolicy& policy) {
+  const std::vector<fs::path> folders = sub_folders(checkpoints);
+  if (std::count_if(folders.begin(), folders.end(), looks_like_checkpoint) <= policy.keep) return 0;
+  const std::vector<CatalogEntry> entries = usable_entries(checkpoints);
+  const std::size_t kept = std::max(kept_paths(entries, policy).size(), std::min(entries.size(), least_verified));
+  return entries.size() - kept;
+}
+
+void remove_leftovers(const fs::path& checkpoints, const std::function<void(const std::string&)>& report,
+                      const std::function<bool()>& may_remove) {
+  Removal(checkpoints, report, may_remove).leftovers();
+}
+
+std::vector<fs::path> prune_checkpoints(const fs::path& checkpoints, const RetentionPolicy& policy,
+                                        std::set<std::string>& known,
+                                        const std::function<void(const std::string&)>& report,
+                                        const std::function<bool()>& may_remove) {
+  Removal removal(checkpoints, report, may_remove);
+  if (!removal.leftovers()) return {};
+  const std::vector<CatalogEntry> entries = usable_entries(checkpoints);
+  const std::vector<CatalogEntry> abandoned = excess_abandoned(checkpoints, policy);
   std::set<std::string> kept = kept_paths(entries, policy);
-  if (kept.size() == entries.size()) return;
+  const bool has_excess = kept.size() < entries.size();
+  if (!has_excess && abandoned.empty()) return {};
   if (!keep_two_verified(entries, kept, known, report)) {
-    report(fmt::format("{}: fewer than two checkpoints are known to be whole: none was removed", checkpoints.string()));
-    return;
+    if (has_excess)
+      report(
+          fmt::format("{}: fewer than two checkpoints are known to be whole: none was removed", checkpoints.string()));
+    return {};
   }
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    if (kept.contains(entry->path.string())) continue;
-    if (is_refused()) return;
-    try {
-      remove_folder(set_aside(entry->path, removing_prefix), report);
-    } catch (const InputError& error) {
-      report(error.what());
-    }
+    if (!kept.contains(entry->path.string()) && !removal.remove(entry->path)) return removal.removed();
   }
+  for (const CatalogEntry& entry : abandoned) {
+    const std::size_t before = removal.removed().size();
+    if (!removal.remove(entry.path)) break;
+    if (removal.removed().size() > before)
+      report(fmt::format("{}: removed: of checkpoints of abandoned branches {} stay", entry.path.string(),
+                         policy.keep_abandoned == 0 ? "none" : fmt::format("the {} newest", policy.keep_abandoned)));
+  }
+  return removal.removed();
+}
+
+std::vector<fs::path> prune_for_space(const fs::path& checkpoints, const RetentionPolicy& policy,
+                                      std::set<std::string>& known,
+                                      const std::function<void(const std::string&)>& report,
+                                      const std::function<bool()>& may_remove) {
+  RetentionPolicy tighter = policy;
+  std::vector<fs::path> removed = prune_checkpoints(checkpoints, tighter, known, report, may_remove);
+  if (!removed.empty()) return removed;
+  tighter.keep_abandoned = 0;
+  removed = prune_checkpoints(checkpoints, tighter, known, report, may_remove);
+  constexpr auto fewest = static_cast<std::int64_t>(least_verified);
+  tighter.keep = std::min(policy.keep, static_cast<std::int64_t>(usable_entries(checkpoints).size()));
+  while (removed.empty() && --tighter.keep >= fewest)
+    removed = prune_checkpoints(checkpoints, tighter, known, report, may_remove);
+  return removed;
 }
 
 }  // namespace scaletrain

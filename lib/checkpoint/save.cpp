@@ -307,7 +307,8 @@ auto as_input_errors(const SaveRequest& request, F f) {
   try {
     return f();
   } catch (const std::filesystem::filesystem_error& error) {
-    throw InputError(fmt::format("{}: saving failed: {}", request.folder.string(), error.what()));
+    const bool no_space = error.code() == std::errc::no_space_on_device;
+    throw_failure({fmt::format("{}: saving failed: {}", request.folder.string(), error.what()), no_space});
   } catch (const std::bad_alloc&) {
     throw InputError(fmt::format("{}: saving failed: not enough memory", request.folder.string()));
   }
@@ -321,26 +322,31 @@ SaveResult save_alone(const SavedState& state, const SaveRequest& request) {
   return save.finish();
 }
 
-// Every rank's message about the first rank that failed; empty if none did.
-std::string first_failure(const SaveRequest& request, std::span<const SaveReport> reports) {
-  std::string text;
+// What every rank says about the first rank that failed; no text if none did. More space helps if it helps all.
+SaveFailure first_failure(const SaveRequest& request, std::span<const SaveReport> reports) {
+  SaveFailure first{.no_space = true};
   std::size_t failed = 0;
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    if (reports[rank].error.empty()) continue;
-    if (failed++ == 0) text = fmt::format("rank {}: {}", rank, reports[rank].error);
+    const SaveFailure& failure = reports[rank].failure;
+    if (failure.text.empty()) continue;
+    if (failed++ == 0) first.text = fmt::format("rank {}: {}", rank, failure.text);
+    first.no_space = first.no_space && failure.no_space;
   }
-  if (failed == 0) return text;
-  if (failed > 1) text += fmt::format(" (and {} more ranks failed)", failed - 1);
-  return fmt::format("{}: the checkpoint of step {} was not saved: {}", request.folder.string(), request.manifest.step,
-                     text);
+  if (failed == 0) return {};
+  if (failed > 1) first.text += fmt::format(" (and {} more ranks failed)", failed - 1);
+  first.text = fmt::format("{}: the checkpoint of step {} was not saved: {}", request.folder.string(),
+                           request.manifest.step, first.text);
+  return first;
 }
 
 // What was thrown, for the other ranks.
-std::string text_of(const std::exception_ptr& failure) {
+SaveFailure failure_of(const std::exception_ptr& thrown) {
   try {
-    std::rethrow_exception(failure);
+    std::rethrow_exception(thrown);
+  } catch (const NoSpaceError& error) {
+    return {.text = error.what(), .no_space = true};
   } catch (const std::exception& error) {
-    return error.what();
+    return {.text = error.what()};
   }
 }
 
@@ -371,18 +377,18 @@ class GroupSave {
   }
   // Removes the save's folder and tells the other ranks, then throws: an InputError with the common message, or what
   // rank 0 itself has thrown.
-  [[noreturn]] void fail(const Save& save, const std::string& message, const std::exception_ptr& own);
+  [[noreturn]] void fail(const Save& save, const SaveFailure& failure, const std::exception_ptr& own);
 
   const SavedState& state_;
   const SaveRequest& request_;
   SaveExchange exchange_;
 };
 
-void GroupSave::fail(const Save& save, const std::string& message, const std::exception_ptr& own) {
+void GroupSave::fail(const Save& save, const SaveFailure& failure, const std::exception_ptr& own) {
   save.abandon();
-  exchange_.publish_error(message);
+  exchange_.publish_failure(failure);
   if (own && !is_input_error(own)) std::rethrow_exception(own);
-  throw InputError(message);
+  throw_failure(failure);
 }
 
 SaveResult GroupSave::lead() {
@@ -393,23 +399,22 @@ SaveResult GroupSave::lead() {
     as_input_errors(request_, [&] { save.begin(); });
   } catch (const std::exception&) {
     own = std::current_exception();
-    reports[0].error = text_of(own);
-    exchange_.begin("", reports[0].error);
+    reports[0].failure = failure_of(own);
     fail(save, first_failure(request_, reports), own);
   }
-  exchange_.begin(save.save_id(), "");
+  exchange_.begin(save.save_id());
   try {
     reports[0].files = write_own(save.folder(), save.save_id());
   } catch (const std::exception&) {
     own = std::current_exception();
-    reports[0].error = text_of(own);
+    reports[0].failure = failure_of(own);
   }
   // All reports are waited for after a failure too, so that nobody writes when the folder is removed, but for a rank
   // that the deadline gave up: its files and its folder vanish under it, and it removes what it makes later (follow).
   std::vector<SaveReport> others = exchange_.collect();
   others[0] = std::move(reports[0]);
-  const std::string failure = first_failure(request_, others);
-  if (!failure.empty()) fail(save, failure, own);
+  const SaveFailure failure = first_failure(request_, others);
+  if (!failure.text.empty()) fail(save, failure, own);
   SaveResult result;
   try {
     result = as_input_errors(request_, [&] {
@@ -420,7 +425,7 @@ SaveResult GroupSave::lead() {
     });
   } catch (const std::exception&) {
     own = std::current_exception();
-    others.assign(1, {.files = {}, .error = text_of(own)});
+    others.assign(1, {.files = {}, .failure = failure_of(own)});
     fail(save, first_failure(request_, others), own);
   }
   exchange_.publish(result);
@@ -438,11 +443,11 @@ SaveResult GroupSave::follow() {
     if (!report.files.empty()) sync_folder(folder);
   } catch (const std::exception&) {
     own = std::current_exception();
-    report = {.files = {}, .error = text_of(own)};
+    report = {.files = {}, .failure = failure_of(own)};
     std::error_code unknown;
     if (!std::filesystem::exists(folder, unknown) && !unknown) {
-      report.error =
-          fmt::format("{}: the folder is gone, rank 0 has given this save up: {}", folder.string(), report.error);
+      report.failure = {.text = fmt::format("{}: the folder is gone, rank 0 has given this save up: {}",
+                                            folder.string(), report.failure.text)};
     }
   }
   exchange_.report(report);

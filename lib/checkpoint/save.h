@@ -37,6 +37,9 @@ std::vector<SavePiece> make_save_plan(const ParamTable& table, const ShardLayout
 
 // Bytes of all pieces of that plan.
 std::uint64_t saved_bytes(const ParamTable& table, const ShardLayout& layout, std::size_t num_slots, DType dtype);
+// The same of all ranks together, whatever their layout: what a checkpoint takes but for its manifest, the files'
+// headers and the tokenizer.
+std::uint64_t checkpoint_bytes(const ParamTable& table, std::size_t num_slots, DType dtype);
 // Where the store has a piece's values.
 View stored_values(const ParamStore& store, const SavePiece& piece);
 
@@ -93,7 +96,8 @@ struct SaveResult {
 };
 
 // The same result, or the same InputError, on every rank (a rank that cannot reach the store, or hears nothing from
-// rank 0: PeerError). Any failure of a file or of memory is an InputError; whatever else a rank throws keeps its kind
+// rank 0: PeerError). Any failure of a file or of memory is an InputError, NoSpaceError (base/file.h) where more space
+// would have saved it; whatever else a rank throws keeps its kind
 // there and is an InputError on the others. After a failure the temporary folder is removed, by a rank that was too
 // late for the others as well, and no checkpoint is changed. An existing checkpoint of the same step (of an abandoned
 // branch) is set aside first.

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
@@ -22,8 +23,17 @@ constexpr double result_deadlines = 2.0;
 // JSON is UTF-8, and a path in a message may not be.
 constexpr auto replace_invalid = json::error_handler_t::replace;
 
+std::string failure_text(const SaveFailure& failure) {
+  return json{{"error", failure.text}, {"no_space", failure.no_space}}.dump(-1, ' ', false, replace_invalid);
+}
+
+SaveFailure parse_failure(const json& value, const std::string& where) {
+  return {.text = json_string(value, "error", where),
+          .no_space = value.contains("no_space") && value["no_space"] == true};
+}
+
 std::string report_text(const SaveReport& report) {
-  if (!report.error.empty()) return json{{"error", report.error}}.dump(-1, ' ', false, replace_invalid);
+  if (!report.failure.text.empty()) return failure_text(report.failure);
   json files = json::array();
   for (const ManifestFile& file : report.files) {
     std::string hashes;
@@ -38,7 +48,7 @@ SaveReport parse_report(const std::string& text, const std::string& where) {
   const json value = parse_json(text, where);
   SaveReport report;
   if (value.is_object() && value.contains("error")) {
-    report.error = json_string(value, "error", where);
+    report.failure = parse_failure(value, where);
     return report;
   }
   const json& files = json_member(value, "files", where);
@@ -60,11 +70,16 @@ SaveReport parse_report(const std::string& text, const std::string& where) {
 
 }  // namespace
 
+void throw_failure(const SaveFailure& failure) {
+  if (failure.no_space) throw NoSpaceError(failure.text);
+  throw InputError(failure.text);
+}
+
 SaveExchange::SaveExchange(const SaveGroup& group, std::int64_t generation, std::int64_t step)
     : group_(group), prefix_(fmt::format("save/{}/{}/{}/", generation, step, group.attempt)), start_(monotonic_now()) {}
 
-void SaveExchange::begin(const std::string& save_id, const std::string& error) {
-  group_.store->set(key("begin"), json{{"save_id", save_id}, {"error", error}}.dump(-1, ' ', false, replace_invalid));
+void SaveExchange::begin(const std::string& save_id) {
+  group_.store->set(key("begin"), json{{"save_id", save_id}}.dump());
 }
 
 std::vector<SaveReport> SaveExchange::collect() {
@@ -72,15 +87,18 @@ std::vector<SaveReport> SaveExchange::collect() {
   for (std::int64_t rank = 1; rank < group_.world; ++rank) {
     const std::string name = key(fmt::format("report/{}", rank));
     SaveReport& report = reports[static_cast<std::size_t>(rank)];
-    try {
-      const double left = std::max(0.0, group_.deadline - seconds_since(start_));
-      report = parse_report(group_.store->wait(name, left), fmt::format("the report of rank {}", rank));
-      group_.store->remove(name);
-    } catch (const PeerError& error) {
-      report.error = fmt::format("no report within {}: {}", duration_text(group_.deadline), error.what());
-    } catch (const InputError& error) {
-      report.error = error.what();
+    const double left = std::max(0.0, group_.deadline - seconds_since(start_));
+    const std::optional<std::string> text = group_.store->find_within(name, left);
+    if (!text) {
+      report.failure.text = fmt::format("no report within {}: it is dead or stuck", duration_text(group_.deadline));
+      continue;
     }
+    try {
+      report = parse_report(*text, fmt::format("the report of rank {}", rank));
+    } catch (const InputError& error) {
+      report.failure.text = error.what();
+    }
+    group_.store->remove(name);
   }
   return reports;
 }
@@ -91,8 +109,9 @@ void SaveExchange::publish(const SaveResult& result) {
   has_read(false);
 }
 
-void SaveExchange::publish_error(const std::string& error) {
-  group_.store->set(key("result"), json{{"error", error}}.dump(-1, ' ', false, replace_invalid));
+void SaveExchange::publish_failure(const SaveFailure& failure) {
+  group_.store->set(key("result"), failure_text(failure));
+  group_.store->set(key("begin"), json{{"save_id", ""}}.dump());
   has_read(true);
 }
 
@@ -101,8 +120,9 @@ std::string SaveExchange::wait_for_begin() {
   if (group_.store->find(key("result"))) wait_for_result();
   const std::string where = "what rank 0 says about the save";
   const json value = parse_json(group_.store->wait(key("begin"), group_.deadline), where);
-  if (!json_string(value, "error", where).empty()) wait_for_result();
-  return json_string(value, "save_id", where);
+  std::string save_id = json_string(value, "save_id", where);
+  if (save_id.empty()) wait_for_result();
+  return save_id;
 }
 
 void SaveExchange::report(const SaveReport& report) {
@@ -112,9 +132,9 @@ void SaveExchange::report(const SaveReport& report) {
 SaveResult SaveExchange::wait_for_result() {
   const std::string where = "what rank 0 says about the save";
   const json value = parse_json(group_.store->wait(key("result"), result_deadlines * group_.deadline), where);
-  const std::string error = json_string(value, "error", where);
-  has_read(!error.empty());
-  if (!error.empty()) throw InputError(error);
+  const SaveFailure failure = parse_failure(value, where);
+  has_read(!failure.text.empty());
+  if (!failure.text.empty()) throw_failure(failure);
   return {.path = {},
           .save_id = json_string(value, "save_id", where),
           .bytes = json_unsigned(value, "bytes", where),

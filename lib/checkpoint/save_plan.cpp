@@ -94,6 +94,16 @@ std::uint64_t saved_bytes(const ParamTable& table, const ShardLayout& layout, st
   return bytes;
 }
 
+std::uint64_t checkpoint_bytes(const ParamTable& table, std::size_t num_slots, DType dtype) {
+  std::uint64_t bytes = 0;
+  for (const ParamRow& row : table.rows()) {
+    if (row.tied_to) continue;
+    const std::uint64_t copies = 1 + (row.role == ParamRole::trained ? num_slots : 0);
+    bytes += copies * static_cast<std::uint64_t>(row.shape.num_elements()) * element_bytes(row, dtype);
+  }
+  return bytes;
+}
+
 View stored_values(const ParamStore& store, const SavePiece& piece) {
   const StateKind kind = piece.slot < 0 ? StateKind::master : StateKind::slot;
   return store.values(kind, piece.range, static_cast<std::size_t>(std::max(piece.slot, 0)));

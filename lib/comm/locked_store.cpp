@@ -1,10 +1,9 @@
 #include "comm/locked_store.h"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 
-#include "base/clock.h"
+#include "comm/sliced_wait.h"
 
 namespace scaletrain {
 
@@ -26,16 +25,11 @@ std::optional<std::string> LockedStore::find(const std::string& key) {
 }
 
 std::optional<std::string> LockedStore::find_within(const std::string& key, double seconds) {
-  const MonotonicTime begin = monotonic_now();
-  for (;;) {
-    const double left = std::max(0.0, seconds - seconds_since(begin));
-    {
-      const std::lock_guard lock(mutex_);
-      if (auto value = store_.find_within(key, std::min(left, slice_seconds))) return value;
-    }
-    if (left <= slice_seconds) return std::nullopt;
-    std::this_thread::sleep_for(between_slices);
-  }
+  const auto wait = [&](double slice) {
+    const std::lock_guard lock(mutex_);
+    return store_.find_within(key, slice);
+  };
+  return wait_in_slices(seconds, slice_seconds, wait, [] { std::this_thread::sleep_for(between_slices); });
 }
 
 std::int64_t LockedStore::add(const std::string& key, std::int64_t amount) {

@@ -374,9 +374,11 @@ void add_rest(KeyTable<Config>& table) {
                       BoolCodec(), FIELD(checkpoint.background)));
   table.push_back(top({"checkpoint.keep_every", "steps", "Save after so many steps too, and keep those for good."},
                       optional(at_least(1)), FIELD(checkpoint.keep_every)));
-  table.push_back(top({"supervise.max_restarts", "",
-                       "Restarts after failures before giving up; a later checkpoint forgives those before it."},
-                      at_least(0), FIELD(supervise.max_restarts)));
+  table.push_back(top(
+      {"supervise.max_restarts", "",
+       "Restarts after failures before giving up; a later checkpoint forgives those before it. A node that an elastic "
+       "run loses is no failure."},
+      at_least(0), FIELD(supervise.max_restarts)));
   table.push_back(top(
       {"supervise.heartbeat", "s",
        "Longest time one layer of one micro-batch may take (1s at least); a worker without counted progress is hung."},

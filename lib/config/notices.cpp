@@ -66,6 +66,23 @@ class Notices {
       notices_.push_back(
           fmt::format("train.spike: a window of {} steps must be full before a loss is judged, and the run has {}",
                       train.spike->window, steps));
+    add_rollback_reach();
+  }
+
+  // The oldest of the kept checkpoints is, right after a save, as many saves back as there are others.
+  void add_rollback_reach() {
+    const SpikeConfig& spike = *config_.train.spike;
+    const CheckpointConfig& checkpoint = config_.checkpoint;
+    if (spike.action != SpikeAction::rollback || !checkpoint.every_steps || checkpoint.keep_every) return;
+    const std::int64_t every = *checkpoint.every_steps;
+    const std::int64_t others = std::max<std::int64_t>(2, checkpoint.keep) - 1;
+    const std::int64_t needed = spike.window / every + (spike.window % every == 0 ? 0 : 1);
+    if (every < 1 || others >= needed) return;
+    notices_.push_back(
+        fmt::format("train.spike: a rollback should go back further than the window of {} steps, and checkpoint.keep: "
+                    "{} of a checkpoint every {} steps may reach back {} only; set checkpoint.keep: {}, or "
+                    "checkpoint.keep_every",
+                    spike.window, checkpoint.keep, every, others * every, needed + 1));
   }
 
   void add_evaluation() {

@@ -345,9 +345,29 @@ Place place_of(const ReadContext& context, std::string path) {
   return {};
 }
 
+namespace {
+
+// A preset with as many key and value heads as heads has them so with another number of heads too; one with fewer keeps
+// its own.
+void follow_preset(ModelConfig& model, const ReadContext& context, std::vector<std::string>& notices) {
+  const ModelConfig* const preset = model.preset ? find_model_preset(*model.preset) : nullptr;
+  if (preset == nullptr || context.given.contains("model.kv_heads") || model.heads == preset->heads) return;
+  if (preset->kv_heads == preset->heads) {
+    model.kv_heads = model.heads;
+  } else if (model.heads % model.kv_heads == 0) {
+    notices.push_back(
+        fmt::format("model.kv_heads: {} as in preset {}, with model.heads: {} in place of {}; set the key "
+                    "if that is not meant",
+                    model.kv_heads, *model.preset, model.heads, preset->heads));
+  }
+}
+
+}  // namespace
+
 void fill_defaults(Config& config, Origin origin, const ReadContext& context, std::vector<std::string>& notices) {
   const auto is_open = [&](const char* path) { return !config.model.preset && !context.given.contains(path); };
   if (is_open("model.kv_heads")) config.model.kv_heads = config.model.heads;
+  follow_preset(config.model, context, notices);
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
   if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
 

@@ -78,9 +78,11 @@ class OpenTrainingData final : public TrainingData {
     for (std::size_t i = 0; i < config.train.size(); ++i) {
       const SourceConfig& source = config.train[i];
       const std::string key = fmt::format("data.train.{}", i);
-      auto files = open_source({key, source.path, source.type, source.field, source.separator}, tokenizer, config.cache,
-                               options.report);
-      numbers.push_back(parts_identity(files));
+      OpenedSource opened = open_source({key, source.path, source.type, source.field, source.separator}, tokenizer,
+                                        config.cache, options);
+      auto files = std::move(opened.parts);
+      numbers.push_back(opened.content.identity);
+      if (options.opened) options.opened(std::move(opened.content));
       numbers.push_back(std::bit_cast<std::uint64_t>(source.weight));
       numbers.push_back(source.epochs ? std::bit_cast<std::uint64_t>(*source.epochs) : 0);
       report_short_source(source, key, files, options);
@@ -157,9 +159,10 @@ class OpenValidationSet final : public ValidationSet {
       : name_(set.name),
         context_(options.context),
         rules_(sample_rules(config, tokenizer, options)),
-        end_of_document_(tokenizer.end_of_document()),
-        parts_(
-            open_source({key, set.path, set.type, set.field, set.separator}, tokenizer, config.cache, options.report)) {
+        end_of_document_(tokenizer.end_of_document()) {
+    OpenedSource opened =
+        open_source({key, set.path, set.type, set.field, set.separator}, tokenizer, config.cache, options);
+    parts_ = std::move(opened.parts);
     for (const auto& part : parts_) {
       first_sample_.push_back(num_samples_);
       num_tokens_ = checked_add(num_tokens_, part->num_tokens());
@@ -168,8 +171,9 @@ class OpenValidationSet final : public ValidationSet {
     if (num_samples_ == 0) {
       throw InputError(fmt::format("{}: {}: the set holds no sample; it needs at least two tokens", key, set.path));
     }
-    const std::array<std::uint64_t, 3> numbers = {kSamplingRules, tokenizer.hash(), parts_identity(parts_)};
+    const std::array<std::uint64_t, 3> numbers = {kSamplingRules, tokenizer.hash(), opened.content.identity};
     hash_ = hash_bytes(std::as_bytes(std::span(numbers)));
+    if (options.opened) options.opened(std::move(opened.content));
   }
 
   const std::string& name() const override { return name_; }

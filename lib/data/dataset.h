@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,11 +26,24 @@ namespace scaletrain {
 
 inline constexpr std::int32_t kMaskedTarget = -1;
 
+// What one source or set of the config holds: by this two hosts compare theirs.
+struct SourceContent {
+  std::string key;  // "data.train.0"
+  std::string path;
+  std::int64_t tokens = 0;
+  std::uint64_t identity = 0;      // of all that is read, in its order
+  std::vector<FileContent> files;  // token files, then text
+};
+
 struct DataOptions {
   std::int64_t vocab = 0;    // of the model: a token at or above it is refused when it is read
   std::int64_t context = 0;  // tokens per sample
   std::uint64_t seed = 0;
   Reporter report;  // may be empty
+  // Tokenised text may be kept anywhere where data.cache cannot be written to; see open_token_cache_anywhere.
+  bool caches_anywhere = false;
+  // Hears what each source holds once it is open; may be empty.
+  std::function<void(SourceContent)> opened{};
 };
 
 // The training mix.

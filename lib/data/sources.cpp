@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/hash.h"
 
@@ -126,6 +127,26 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   return found;
 }
 
+// Of contents and order.
+std::uint64_t parts_identity(const std::vector<std::unique_ptr<TokenFile>>& parts) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto& part : parts) {
+    numbers.push_back(static_cast<std::uint64_t>(part->num_tokens()));
+    numbers.push_back(part->identity());
+  }
+  return hash_bytes(std::as_bytes(std::span(numbers)));
+}
+
+// Of Megatron's pair the tokens. Zero if it cannot be told: the file is open, and its identity known.
+std::uint64_t size_of(const fs::path& path) {
+  for (const fs::path& file : {path, fs::path(path.string() + ".bin")}) {
+    std::error_code error;
+    const auto size = fs::file_size(file, error);
+    if (!error) return size;
+  }
+  return 0;
+}
+
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files) {
   const auto none_is = [&](FileKind kind) {
     return std::none_of(files.begin(), files.end(), [kind](const FoundFile& file) { return file.kind == kind; });
@@ -145,16 +166,20 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
 
 }  // namespace
 
-std::vector<std::unique_ptr<TokenFile>> open_source(const SourceSpec& spec, const Tokenizer& tokenizer,
-                                                    const std::optional<std::string>& cache, const Reporter& report) {
-  const std::vector<FoundFile> files = find_files(spec, report);
+OpenedSource open_source(const SourceSpec& spec, const Tokenizer& tokenizer, const std::optional<std::string>& cache,
+                         const DataOptions& options) {
+  const std::vector<FoundFile> files = find_files(spec, options.report);
   check_keys_are_used(spec, files);
   TextSource text{.files = {}, .field = spec.field, .separator = spec.separator};
   std::size_t text_place = 0;  // the cache stands where the first text file stood
-  std::vector<std::unique_ptr<TokenFile>> parts;
+  OpenedSource source{.parts = {}, .content = {}};
+  source.content.key = spec.key;
+  source.content.path = spec.path;
+  std::vector<std::unique_ptr<TokenFile>>& parts = source.parts;
   for (const FoundFile& file : files) {
     if (file.kind == FileKind::tokens) {
       parts.push_back(open_token_file(file.path));
+      source.content.files.push_back({file.path, size_of(file.path), parts.back()->identity()});
       continue;
     }
     if (!tokenizer.reads_text()) {
@@ -167,22 +192,19 @@ std::vector<std::unique_ptr<TokenFile>> open_source(const SourceSpec& spec, cons
     text.files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
   }
   if (!text.files.empty()) {
+    const std::vector<FileContent> contents = contents_of(text);
+    source.content.files.insert(source.content.files.end(), contents.begin(), contents.end());
     parts.insert(parts.begin() + static_cast<std::ptrdiff_t>(text_place),
-                 open_token_cache(text, tokenizer, cache_folder(cache), report));
+                 options.caches_anywhere
+                     ? open_token_cache_anywhere(text, contents, tokenizer, cache_folders(cache), options.report)
+                     : open_token_cache(text, contents, tokenizer, cache_folder(cache), options.report));
   }
   std::erase_if(parts, [](const auto& part) { return part->num_tokens() == 0; });
   if (parts.empty())
     throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec.key, spec.path));
-  return parts;
-}
-
-std::uint64_t parts_identity(const std::vector<std::unique_ptr<TokenFile>>& parts) {
-  std::vector<std::uint64_t> numbers;
-  for (const auto& part : parts) {
-    numbers.push_back(static_cast<std::uint64_t>(part->num_tokens()));
-    numbers.push_back(part->identity());
-  }
-  return hash_bytes(std::as_bytes(std::span(numbers)));
+  for (const auto& part : parts) source.content.tokens = checked_add(source.content.tokens, part->num_tokens());
+  source.content.identity = parts_identity(parts);
+  return source;
 }
 
 }  // namespace scaletrain

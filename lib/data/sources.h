@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/dataset.h"
 #include "data/token_cache.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
@@ -21,12 +22,13 @@ struct SourceSpec {
   std::optional<std::string> separator;
 };
 
-// The parts of a source, in order: a token file each, and one cache for all its text and JSONL files together. No part
-// is empty, and there is at least one.
-std::vector<std::unique_ptr<TokenFile>> open_source(const SourceSpec& spec, const Tokenizer& tokenizer,
-                                                    const std::optional<std::string>& cache, const Reporter& report);
-
-// Of contents and order.
-std::uint64_t parts_identity(const std::vector<std::unique_ptr<TokenFile>>& parts);
+struct OpenedSource {
+  // In order: a token file each, and one cache for all text and JSONL files together. None is empty, and there is at
+  // least one.
+  std::vector<std::unique_ptr<TokenFile>> parts;
+  SourceContent content;
+};
+OpenedSource open_source(const SourceSpec& spec, const Tokenizer& tokenizer, const std::optional<std::string>& cache,
+                         const DataOptions& options);
 
 }  // namespace scaletrain

@@ -19,6 +19,7 @@
 #include "data/cache_format.h"
 #include "data/text_reader.h"
 #include "data/token_formats.h"
+#include "data/token_type.h"
 
 namespace scaletrain {
 namespace {
@@ -33,7 +34,7 @@ void tell(const Reporter& report, const std::string& message) {
   if (report) report(message);
 }
 
-std::uint64_t content_hash(const std::filesystem::path& path) {
+FileContent content_of(const std::filesystem::path& path) {
   const FileReader reader(path);
   Hasher hasher;
   std::vector<std::byte> piece(static_cast<std::size_t>(std::min<std::uint64_t>(1u << 20, reader.size())));
@@ -43,11 +44,12 @@ std::uint64_t content_hash(const std::filesystem::path& path) {
     reader.read_at(offset, part);
     hasher.update(part);
   }
-  return hasher.digest();
+  return {path, reader.size(), hasher.digest()};
 }
 
 // Everything that decides the content of the cache.
-std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer, std::span<const std::uint64_t> contents) {
+std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
+                        const std::vector<FileContent>& contents) {
   const bool has_jsonl = std::any_of(source.files.begin(), source.files.end(),
                                      [](const TextFile& file) { return file.kind == TextKind::jsonl; });
   std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(), has_jsonl ? hash_text(source.field) : 0,
@@ -55,7 +57,7 @@ std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer, st
                                         source.separator ? hash_text(*source.separator) : 0};
   for (std::size_t i = 0; i < contents.size(); ++i) {
     numbers.push_back(static_cast<std::uint64_t>(source.files[i].kind));
-    numbers.push_back(contents[i]);
+    numbers.push_back(contents[i].hash);
   }
   return hash_bytes(std::as_bytes(std::span(numbers)));
 }
@@ -172,14 +174,14 @@ void remove_leftovers(const std::filesystem::path& folder) {
   }
 }
 
-void build(const TextSource& source, const Tokenizer& tokenizer, std::span<const std::uint64_t> contents,
+void build(const TextSource& source, const Tokenizer& tokenizer, const std::vector<FileContent>& contents,
            std::uint64_t key, const std::filesystem::path& path) {
   TemporaryCache temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size());
   TokenSink sink(tokenizer, temporary.writer());
   for (std::size_t i = 0; i < source.files.size(); ++i) {
     Hasher hasher;
     read_documents(source.files[i], source, sink, hasher);
-    if (hasher.digest() != contents[i]) {
+    if (hasher.digest() != contents[i].hash) {
       throw InputError(source.files[i].path.string() +
                        ": the file changed while it was read; start again when it is complete");
     }
@@ -188,49 +190,144 @@ void build(const TextSource& source, const Tokenizer& tokenizer, std::span<const
   temporary.rename_to(path);
 }
 
+// The cache of one source in one folder.
+class CachePlace {
+ public:
+  CachePlace(const TextSource& source, const std::vector<FileContent>& contents, const Tokenizer& tokenizer,
+             const Reporter& report)
+      : source_(source),
+        contents_(contents),
+        tokenizer_(tokenizer),
+        report_(report),
+        key_(cache_key(source, tokenizer, contents)) {}
+
+  // Nothing: there is none, or none that is whole.
+  std::unique_ptr<TokenFile> find_in(const std::filesystem::path& folder) const {
+    const std::filesystem::path path = path_in(folder);
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) return nullptr;
+    try {
+      auto file = open_cache_file(path);
+      if (file->identity() == (key_ ^ tokenizer_.hash())) return file;
+      tell(report_, fmt::format("{}: the cache belongs to other text; it is built again", path.string()));
+    } catch (const InputError& error) {
+      tell(report_, fmt::format("damaged cache, it is built again: {}", error.what()));
+    }
+    return nullptr;
+  }
+
+  std::unique_ptr<TokenFile> build_in(const std::filesystem::path& folder) const {
+    remove_leftovers(folder);
+    const std::filesystem::path path = path_in(folder);
+    std::uint64_t bytes = 0;
+    for (const FileContent& content : contents_) bytes += content.bytes;
+    tell(report_, fmt::format("tokenising {} ({} file{}) into {}", bytes_text(bytes), source_.files.size(),
+                              source_.files.size() == 1 ? "" : "s", path.string()));
+    build(source_, tokenizer_, contents_, key_, path);
+    return open_cache_file(path);
+  }
+
+  // An open file outlives its name.
+  std::unique_ptr<TokenFile> build_without_trace() const {
+    std::error_code ignored;
+    std::filesystem::path temporary = std::filesystem::temp_directory_path(ignored);
+    if (temporary.empty()) temporary = "/tmp";
+    std::string name = (temporary / "scaletrain-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw_file_error(name, "creating the folder for tokenised text", errno);
+    const FolderRemoval removal{name};
+    return build_in(name);
+  }
+
+ private:
+  struct FolderRemoval {
+    std::filesystem::path folder;
+    ~FolderRemoval() {
+      std::error_code ignored;
+      std::filesystem::remove_all(folder, ignored);
+    }
+  };
+
+  std::filesystem::path path_in(const std::filesystem::path& folder) const {
+    return folder / (to_hex(key_) + ".tokens");
+  }
+
+  const TextSource& source_;
+  const std::vector<FileContent>& contents_;
+  const Tokenizer& tokenizer_;
+  const Reporter& report_;
+  std::uint64_t key_;
+};
+
 }  // namespace
 
+std::vector<std::filesystem::path> cache_folders(const std::optional<std::string>& configured) {
+  std::vector<std::filesystem::path> folders;
+  if (configured) folders.emplace_back(*configured);
+  if (const char* folder = std::getenv("SCALETRAIN_CACHE"); folder != nullptr && *folder != '\0')
+    folders.emplace_back(folder);
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    folders.push_back(std::filesystem::path(home) / ".cache" / "scaletrain");
+  return folders;
+}
+
 std::filesystem::path cache_folder(const std::optional<std::string>& configured) {
-  if (configured) return *configured;
-  if (const char* folder = std::getenv("SCALETRAIN_CACHE"); folder != nullptr && *folder != '\0') return folder;
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
-    return std::filesystem::path(home) / ".cache" / "scaletrain";
-  }
+  std::vector<std::filesystem::path> folders = cache_folders(configured);
+  if (!folders.empty()) return std::move(folders.front());
   throw UserError("data.cache: no folder for tokenised text: give this key, or set SCALETRAIN_CACHE or HOME");
+}
+
+FileContent sampled_content_of(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  return {path, file.size(), sampled_identity(file)};
+}
+
+std::vector<FileContent> contents_of(const TextSource& source) {
+  std::vector<FileContent> contents;
+  for (const TextFile& file : source.files) contents.push_back(content_of(file.path));
+  return contents;
 }
 
 std::unique_ptr<TokenFile> open_token_cache(const TextSource& source, const Tokenizer& tokenizer,
                                             const std::filesystem::path& folder, const Reporter& report) {
-  std::vector<std::uint64_t> contents;
-  std::uint64_t bytes = 0;
-  for (const TextFile& file : source.files) {
-    contents.push_back(content_hash(file.path));
-    bytes += FileReader(file.path).size();
-  }
-  const std::uint64_t key = cache_key(source, tokenizer, contents);
-  const std::filesystem::path path = folder / (to_hex(key) + ".tokens");
-  const std::uint64_t identity = key ^ tokenizer.hash();
-  std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) {
-    try {
-      auto file = open_cache_file(path);
-      if (file->identity() == identity) return file;
-      tell(report, fmt::format("{}: the cache belongs to other text; it is built again", path.string()));
-    } catch (const InputError& error) {
-      tell(report, fmt::format("damaged cache, it is built again: {}", error.what()));
-    }
-  }
+  return open_token_cache(source, contents_of(source), tokenizer, folder, report);
+}
+
+std::unique_ptr<TokenFile> open_token_cache(const TextSource& source, const std::vector<FileContent>& contents,
+                                            const Tokenizer& tokenizer, const std::filesystem::path& folder,
+                                            const Reporter& report) {
+  const CachePlace place(source, contents, tokenizer, report);
+  if (auto found = place.find_in(folder)) return found;
   try {
     create_folders(folder);
   } catch (const InputError& error) {
     throw InputError(fmt::format(
         "{} (tokenised text is kept there; data.cache or SCALETRAIN_CACHE name another folder)", error.what()));
   }
-  remove_leftovers(folder);
-  tell(report, fmt::format("tokenising {} ({} file{}) into {}", bytes_text(bytes), source.files.size(),
-                           source.files.size() == 1 ? "" : "s", path.string()));
-  build(source, tokenizer, contents, key, path);
-  return open_cache_file(path);
+  return place.build_in(folder);
+}
+
+std::unique_ptr<TokenFile> open_token_cache_anywhere(const TextSource& source, const std::vector<FileContent>& contents,
+                                                     const Tokenizer& tokenizer,
+                                                     const std::vector<std::filesystem::path>& folders,
+                                                     const Reporter& report) {
+  const CachePlace place(source, contents, tokenizer, report);
+  for (const auto& folder : folders)
+    if (auto found = place.find_in(folder)) return found;
+  for (const auto& folder : folders) {
+    try {
+      create_folders(folder);
+    } catch (const InputError& error) {
+      tell(report, fmt::format("tokenised text is not kept in {}: {}", folder.string(), error.what()));
+      continue;
+    }
+    try {
+      return place.build_in(folder);
+    } catch (const FileAccessError& error) {
+      // Text that cannot be read is refused by the last attempt too.
+      tell(report, fmt::format("tokenised text is not kept in {}: {}", folder.string(), error.what()));
+    }
+  }
+  return place.build_without_trace();
 }
 
 }  // namespace scaletrain

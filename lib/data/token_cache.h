@@ -41,9 +41,34 @@ struct TextSource {
 
 // data.cache, else SCALETRAIN_CACHE, else ~/.cache/scaletrain. UserError if there is no home either.
 std::filesystem::path cache_folder(const std::optional<std::string>& configured);
+// All of these that there are, in this order; maybe none.
+std::vector<std::filesystem::path> cache_folders(const std::optional<std::string>& configured);
+
+// What a file holds, by which two hosts compare theirs: of text a hash of all its bytes, of token files
+// TokenFile::identity().
+struct FileContent {
+  std::filesystem::path path;
+  std::uint64_t bytes = 0;
+  std::uint64_t hash = 0;
+};
+
+// By size and TokenFile::identity()'s checksum.
+FileContent sampled_content_of(const std::filesystem::path& path);
+// Reads all of the files.
+std::vector<FileContent> contents_of(const TextSource& source);
 
 // Opens the cache of `source`, building it if need be.
 std::unique_ptr<TokenFile> open_token_cache(const TextSource& source, const Tokenizer& tokenizer,
                                             const std::filesystem::path& folder, const Reporter& report);
+// The same in the first of the folders that has it or, if none has, that it can be written to; the reporter hears of
+// those that it cannot. Where all of them fail: in a folder for temporary files, gone as soon as it is open.
+std::unique_ptr<TokenFile> open_token_cache_anywhere(const TextSource& source, const std::vector<FileContent>& contents,
+                                                     const Tokenizer& tokenizer,
+                                                     const std::vector<std::filesystem::path>& folders,
+                                                     const Reporter& report);
+// With the contents that contents_of(source) gave.
+std::unique_ptr<TokenFile> open_token_cache(const TextSource& source, const std::vector<FileContent>& contents,
+                                            const Tokenizer& tokenizer, const std::filesystem::path& folder,
+                                            const Reporter& report);
 
 }  // namespace scaletrain

@@ -36,8 +36,15 @@ LocatedModel locate_model(const fs::path& path) {
   if (path_exists(path / "manifest.json")) return {ModelSource::checkpoint, path};
   if (is_hugging_face_folder(path)) return {ModelSource::hugging_face, path};
   if (path_exists(path / "checkpoints")) {
-    for (const CatalogEntry& entry : list_checkpoints(path / "checkpoints"))
-      if (entry.problem.empty()) return {ModelSource::checkpoint, entry.path};
+    LocatedModel located;
+    for (const CatalogEntry& entry : list_readable_checkpoints(path / "checkpoints")) {
+      if (!entry.problem.empty()) {
+        located.passed_over.push_back(fmt::format("{}: {}", entry.path.string(), entry.problem));
+      } else if (located.path.empty()) {
+        located.path = entry.path;
+      }
+    }
+    if (!located.path.empty()) return located;
     throw InputError(fmt::format("{}: the run folder holds no checkpoint that can be read", path.string()));
   }
   throw InputError(

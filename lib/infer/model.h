@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "checkpoint/load.h"
@@ -23,8 +24,11 @@ enum class ModelSource { checkpoint, hugging_face };
 struct LocatedModel {
   ModelSource source = ModelSource::checkpoint;
   std::filesystem::path path;
+  // Of a run folder: the checkpoints whose manifests are damaged, each with the reason.
+  std::vector<std::string> passed_over{};
 };
-// InputError that says what was looked for if it is none of them.
+// InputError that says what was looked for if it is none of them; FileAccessError if a checkpoint of a run folder
+// cannot be read now: it may be the newest.
 LocatedModel locate_model(const std::filesystem::path& path);
 
 class LoadedModel {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "launch/restart_policy.h"
+#include "launch/restarts.h"
 
 namespace scaletrain {
 namespace {
@@ -22,18 +22,35 @@ void log_attempt(Log& log, const Attempt& attempt, bool is_failure) {
   }
 }
 
+// Why the run has ended: an error's own words.
+std::string reason_of(const Attempt& attempt) {
+  if (attempt.result == ExitCode::interrupted) return "interrupted";
+  return attempt.message ? message_of(attempt) : attempt.description;
+}
+
 }  // namespace
 
 ExitCode run_agent(const AgentOptions& options) {
   SCALETRAIN_CHECK(options.heartbeat > 0 && options.max_restarts >= 0 && options.world >= 1);
-  using Decision = RestartPolicy::Decision;
   StartPoint start = options.start;
-  RestartPolicy policy(options.max_restarts, start.step);
+  const auto newest_start = [&options](const StartPoint& before) {
+    return restart_point(options.paths, before, [&options](const std::string& text) { options.log.warn(text); });
+  };
+  Restarts restarts({.max_restarts = options.max_restarts,
+                     .first_step = start.step,
+                     .log = options.log,
+                     .next_start = options.next_start ? options.next_start
+                                                      : std::function<StartPoint(const StartPoint&)>(newest_start),
+                     .interrupted = [&options] { return options.interrupts.interrupted(); }});
+  const auto end = [&options](ExitCode code, const std::string& reason) {
+    if (options.ended) options.ended(code, reason);
+    return code;
+  };
   std::optional<MonotonicTime> failed_at;
   for (;;) {
     if (options.interrupts.interrupted()) {
       options.log.info("interrupted while no worker was running: run again to go on");
-      return ExitCode::interrupted;
+      return end(ExitCode::interrupted, "interrupted while no worker was running");
     }
     CrewOptions crew = crew_options(options, start);
     crew.failed_before = failed_at;
@@ -42,38 +59,24 @@ ExitCode run_agent(const AgentOptions& options) {
     if (attempt.result) {
       log_attempt(options.log, attempt,
                   *attempt.result != ExitCode::finished && *attempt.result != ExitCode::interrupted);
-      return *attempt.result;
+      return end(*attempt.result, reason_of(attempt));
     }
-    if (!attempt.started) return ExitCode::interrupted;
+    if (!attempt.started) return end(ExitCode::interrupted, "interrupted while starting up");
     failed_at = attempt.failed_at;
     log_attempt(options.log, attempt, true);
-    if (policy.failed(attempt.step) == Decision::no_progress) {
-      options.log.error(fmt::format(
-          "no progress: {} failed {} times at step {}; not restarted any more. The last time: "
-          "{}{}{}. More is in the logs in {}",
-          options.world == 1 ? "the worker" : "the workers", RestartPolicy::failures_at_one_step, attempt.step,
-          attempt.description, attempt.message ? ": " : "", message_of(attempt), options.paths.logs().string()));
-      return ExitCode::no_progress;
+    const Restarts::Outcome outcome = restarts.after(
+        {.what = fmt::format("{}{}{}", attempt.description, attempt.message ? ": " : "", message_of(attempt)),
+         .step = attempt.step},
+        start);
+    if (outcome.end) {
+      if (*outcome.end == ExitCode::interrupted) {
+        options.log.warn(outcome.reason);
+      } else {
+        options.log.error(fmt::format("{}. More is in the logs in {}", outcome.reason, options.paths.logs().string()));
+      }
+      return end(*outcome.end, outcome.reason);
     }
-    if (options.interrupts.interrupted()) {
-      options.log.warn(
-          "the worker was lost after the interruption: steps since the last checkpoint will be repeated by the next "
-          "run");
-      return ExitCode::interrupted;
-    }
-    const Report report = [&options](const std::string& text) { options.log.warn(text); };
-    // Without restarts nothing is to be looked for, or set aside.
-    if (options.max_restarts > 0)
-      start = options.next_start ? options.next_start(start) : restart_point(options.paths, start, report);
-    if (policy.restarting(start.step) == Decision::used_up) {
-      options.log.error(fmt::format(
-          "all {} restarts since the furthest checkpoint are used up (supervise.max_restarts); run again to "
-          "go on from the newest checkpoint, if there is one",
-          options.max_restarts));
-      return ExitCode::peer;
-    }
-    options.log.info(fmt::format("restart {} of {}, from {}", policy.used(), options.max_restarts,
-                                 start.checkpoint ? start.checkpoint->string() : "the initial weights"));
+    start = outcome.start;
   }
 }
 

@@ -48,6 +48,8 @@ struct AgentOptions {
   // Whether this agent still holds the run's lock (asked about once a second); empty: always.
   std::function<bool()> holds_lock{};
   std::int64_t stages = 1;  // of the pipeline
+  // Hears why the run has ended before run_agent returns the code.
+  std::function<void(ExitCode, const std::string& reason)> ended{};
 };
 
 // Supervises until the run has ended; no worker is alive when it returns or throws. To be called from a thread that

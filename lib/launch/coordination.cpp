@@ -79,6 +79,7 @@ nlohmann::json json_of(const AttemptPlan& plan) {
                         {"step", plan.start.step},
                         {"generation", plan.start.generation},
                         {"asked", plan.start.asked},
+                        {"cause", plan.start.cause},
                         {"lock", plan.lock_id},
                         {"shares", std::move(shares)},
                         {"incarnations", plan.incarnations},
@@ -98,6 +99,7 @@ AttemptPlan parse_plan(const nlohmann::json& object, const std::string& where) {
   plan.start.step = json_integer(object, "step", where);
   plan.start.generation = json_integer(object, "generation", where);
   plan.start.asked = json_string(object, "asked", where);
+  plan.start.cause = json_string(object, "cause", where);
   plan.lock_id = json_string(object, "lock", where);
   for (const nlohmann::json& share : json_member(object, "shares", where))
     plan.shares.push_back({.node = json_integer(share, "node", where),
@@ -124,7 +126,10 @@ std::string status_key(std::int64_t node) {
 }
 
 std::string to_text(const NodeStatus& status) {
+  nlohmann::json paces = nlohmann::json::array();
+  for (const Pace& pace : status.pulse.paces) paces.push_back({{"steps", pace.steps}, {"busy", pace.busy_seconds}});
   nlohmann::json object{{"node", status.node},
+                        {"host", status.host},
                         {"incarnation", status.incarnation},
                         {"beat", status.beat},
                         {"attempt", status.attempt},
@@ -134,6 +139,9 @@ std::string to_text(const NodeStatus& status) {
                         {"waiting", status.pulse.waiting},
                         {"step", status.pulse.step},
                         {"still", status.pulse.still_seconds},
+                        {"stalled", status.pulse.stalled_seconds},
+                        {"storage", status.pulse.stalled_text},
+                        {"paces", std::move(paces)},
                         {"interrupted", status.is_interrupted},
                         {"left", nullptr}};
   if (status.report) object["report"] = json_of(*status.report);
@@ -146,6 +154,7 @@ NodeStatus parse_status(const std::string& text) {
   const nlohmann::json object = parse_json(text, where);
   NodeStatus status;
   status.node = json_integer(object, "node", where);
+  status.host = json_string(object, "host", where);
   status.incarnation = json_string(object, "incarnation", where);
   status.beat = json_unsigned(object, "beat", where);
   status.attempt = json_integer(object, "attempt", where);
@@ -156,6 +165,11 @@ NodeStatus parse_status(const std::string& text) {
   status.pulse.waiting = json_integer(object, "waiting", where);
   status.pulse.step = json_integer(object, "step", where);
   status.pulse.still_seconds = json_number(object, "still", where);
+  status.pulse.stalled_seconds = json_number(object, "stalled", where);
+  status.pulse.stalled_text = json_string(object, "storage", where);
+  for (const nlohmann::json& pace : json_member(object, "paces", where))
+    status.pulse.paces.push_back(
+        {.steps = json_integer(pace, "steps", where), .busy_seconds = json_number(pace, "busy", where)});
   status.is_interrupted = json_bool(object, "interrupted", where);
   if (const auto& left = json_member(object, "left", where); !left.is_null())
     status.left = Departure{.code = code_of(left, where), .message = json_string(left, "message", where)};
@@ -163,12 +177,19 @@ NodeStatus parse_status(const std::string& text) {
 }
 
 std::string to_text(const Orders& orders) {
+  nlohmann::json dismissed = nlohmann::json::array();
+  for (const Dismissal& dismissal : orders.dismissed)
+    dismissed.push_back({{"node", dismissal.node},
+                         {"incarnation", dismissal.incarnation},
+                         {"code", static_cast<int>(dismissal.departure.code)},
+                         {"message", dismissal.departure.message}});
   return dumped({{"command", name_of(orders.command)},
                  {"attempt", orders.attempt},
                  {"plan", json_of(orders.plan)},
                  {"reason", orders.reason},
                  {"hang", orders.is_hang},
-                 {"code", static_cast<int>(orders.code)}});
+                 {"code", static_cast<int>(orders.code)},
+                 {"dismissed", std::move(dismissed)}});
 }
 
 void publish_orders(KeyValueStore& store, const Orders& orders) {
@@ -179,12 +200,18 @@ void publish_orders(KeyValueStore& store, const Orders& orders) {
 Orders parse_orders(const std::string& text) {
   const std::string where = orders_key;
   const nlohmann::json object = parse_json(text, where);
+  std::vector<Dismissal> dismissed;
+  for (const nlohmann::json& one : json_member(object, "dismissed", where))
+    dismissed.push_back({.node = json_integer(one, "node", where),
+                         .incarnation = json_string(one, "incarnation", where),
+                         .departure = {.code = code_of(one, where), .message = json_string(one, "message", where)}});
   return {.command = command_of(json_string(object, "command", where)),
           .attempt = json_integer(object, "attempt", where),
           .plan = parse_plan(json_member(object, "plan", where), where),
           .reason = json_string(object, "reason", where),
           .is_hang = json_bool(object, "hang", where),
-          .code = code_of(object, where)};
+          .code = code_of(object, where),
+          .dismissed = std::move(dismissed)};
 }
 
 std::string to_text(const RunBasis& basis) {

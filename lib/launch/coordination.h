@@ -30,6 +30,7 @@ struct Departure {
 
 struct NodeStatus {
   std::int64_t node = 0;
+  std::string host{};
   std::string incarnation{};        // random: of this agent's process
   std::uint64_t beat = 0;           // grows with every status: the sign of life
   std::int64_t attempt = 0;         // whose workers are running here, or ran last; 0: none yet
@@ -64,6 +65,13 @@ enum class NodeCommand {
   over,   // every agent leaves
 };
 
+// Of an agent that the run goes on without.
+struct Dismissal {
+  std::int64_t node = 0;
+  std::string incarnation{};
+  Departure departure{};  // what it leaves with
+};
+
 struct Orders {
   NodeCommand command = NodeCommand::wait;
   std::int64_t attempt = 0;            // counted from 1
@@ -71,6 +79,7 @@ struct Orders {
   std::string reason{};                // of end and over: for people
   bool is_hang = false;                // of end
   ExitCode code = ExitCode::finished;  // of over
+  std::vector<Dismissal> dismissed{};  // the last of each node
 };
 
 // Node 0's config and program, for the others to compare with their own.

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <map>
 #include <thread>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "launch/hang_judge.h"
 
 namespace scaletrain {
 namespace {
@@ -46,12 +48,22 @@ std::string plural(std::size_t count, const char* noun) {
 }  // namespace
 
 Coordinator::Coordinator(Options options)
-    : options_(std::move(options)), policy_(options_.max_restarts, options_.start.step) {
+    : options_(std::move(options)),
+      roster_(options_.nodes, lease_run_out(agent_lease(options_.heartbeat)), options_.log),
+      restarts_(
+          {.max_restarts = options_.max_restarts,
+           .first_step = options_.start.step,
+           .log = options_.log,
+           .next_start = [this](const StartPoint& before) { return options_.next_start(before); },
+           .interrupted = [this] { return is_interrupted_ || (options_.interrupted && options_.interrupted()); }}) {
   orders_.plan.start = options_.start;
 }
 
 const Orders& Coordinator::look(double now, const std::vector<NodeStatus>& statuses) {
-  observe(now, statuses);
+  if (last_look_) clock_ += std::clamp(now - *last_look_, 0.0, longest_look);
+  last_look_ = now;
+  roster_.observe(clock_, statuses, is_running_);
+  is_interrupted_ = is_interrupted_ || roster_.is_interrupted();
   if (orders_.command == NodeCommand::over) return orders_;
   try {
     if (is_running_) {
@@ -69,63 +81,21 @@ const Orders& Coordinator::look(double now, const std::vector<NodeStatus>& statu
   return orders_;
 }
 
-void Coordinator::observe(double now, const std::vector<NodeStatus>& statuses) {
-  if (last_look_) clock_ += std::clamp(now - *last_look_, 0.0, longest_look);
-  last_look_ = now;
-  for (const NodeStatus& status : statuses) {
-    auto [found, is_new] = nodes_.try_emplace(status.node);
-    Node& node = found->second;
-    if (is_new || node.status.incarnation != status.incarnation) {
-      if (is_running_)
-        options_.log.info(fmt::format("the agent of node {} is {}", status.node, is_new ? "there" : "back"));
-      node = {.status = status, .changed_at = clock_};
-      continue;
-    }
-    if (node.is_lost) continue;  // its lease is out: it leaves when it sees that
-    if (node.status.beat != status.beat) node.changed_at = clock_;
-    node.status = status;
-  }
-  const double run_out = lease_run_out(agent_lease(options_.heartbeat));
-  for (auto& [index, node] : nodes_) {
-    if (node.is_lost || node.status.left) continue;
-    is_interrupted_ = is_interrupted_ || node.status.is_interrupted;
-    if (clock_ - node.changed_at < run_out) continue;
-    node.is_lost = true;
-    options_.log.warn(fmt::format("node {} is lost: nothing was heard of its agent for {}", index,
-                                  duration_text(clock_ - node.changed_at)));
-  }
-}
-
-std::vector<std::int64_t> Coordinator::present() const {
-  std::vector<std::int64_t> indices;
-  for (const auto& [index, node] : nodes_)
-    if (is_present(node)) indices.push_back(index);
-  return indices;
-}
-
-std::vector<std::int64_t> Coordinator::missing() const {
-  const std::vector<std::int64_t> there = present();
-  std::vector<std::int64_t> indices;
-  for (std::int64_t node = 0; node < options_.nodes; ++node)
-    if (std::find(there.begin(), there.end(), node) == there.end()) indices.push_back(node);
-  return indices;
-}
-
-std::optional<Allotment> Coordinator::allotment() const {
-  return allot_ranks(options_.layout, present(), options_.min_data.value_or(options_.layout.data));
+std::optional<Allotment> Coordinator::allotment(const std::vector<std::int64_t>& nodes) const {
+  return allot_ranks(options_.layout, nodes, options_.min_data.value_or(options_.layout.data));
 }
 
 void Coordinator::gather() {
-  for (const auto& [index, node] : nodes_) {
+  for (const auto& [index, node] : roster_.nodes()) {
     if (!node.status.left) continue;
     if (options_.min_data && node.status.left->code == ExitCode::peer) continue;
     return finish(node.status.left->code, fmt::format("node {} could not start: {}", index, node.status.left->message));
   }
   if (is_interrupted_)
     return finish(ExitCode::interrupted, "interrupted before any worker was running: run again to go on");
-  const std::vector<std::int64_t> there = present();
+  const std::vector<std::int64_t> there = roster_.present();
   if (static_cast<std::int64_t>(there.size()) == options_.nodes) return begin();
-  const std::vector<std::int64_t> absent = missing();
+  const std::vector<std::int64_t> absent = roster_.missing();
   const std::string agents =
       fmt::format("the {} of {} {}", plural(absent.size(), "agent"), plural(absent.size(), "node"), list_text(absent));
   if (clock_ < options_.join_seconds) {
@@ -138,7 +108,7 @@ void Coordinator::gather() {
   }
   const std::string text = fmt::format("{} {} not come within {}", agents, absent.size() == 1 ? "has" : "have",
                                        duration_text(options_.join_seconds));
-  if (!options_.min_data || !allotment())
+  if (!options_.min_data || !allotment(there))
     return finish(ExitCode::peer,
                   text + ": was each started, with the same run folder and SCALETRAIN_SECRET? Run again to go on");
   options_.log.warn(text + ": the run begins without");
@@ -148,14 +118,16 @@ void Coordinator::gather() {
 void Coordinator::begin() {
   if (options_.holds_lock && !options_.holds_lock())
     throw PeerError("the run's lock was taken over by another agent or removed; nothing more is written here");
-  const std::optional<Allotment> allotted = allotment();
+  // Those that come and go only where it cannot be done without them.
+  std::optional<Allotment> allotted = allotment(roster_.steady());
+  if (!allotted) allotted = allotment(roster_.present());
   if (!allotted) {
     const std::string need = options_.min_data
                                  ? fmt::format("supervise.elastic.min_data: {} replicas", *options_.min_data)
                                  : fmt::format("{} replicas", options_.layout.data);
     return finish(ExitCode::interrupted,
                   fmt::format("nodes {} are left, which cannot carry {}: run again to go on from the newest checkpoint",
-                              list_text(present()), need));
+                              list_text(roster_.present()), need));
   }
   ++orders_.attempt;
   AttemptPlan& plan = orders_.plan;
@@ -166,7 +138,7 @@ void Coordinator::begin() {
   plan.incarnations.clear();
   std::vector<std::int64_t> on;
   for (const NodeShare& share : plan.shares) {
-    plan.incarnations.push_back(nodes_.at(share.node).status.incarnation);
+    plan.incarnations.push_back(roster_.nodes().at(share.node).status.incarnation);
     on.push_back(share.node);
   }
   plan.rendezvous = options_.serve(plan.world);
@@ -177,7 +149,10 @@ void Coordinator::begin() {
   told_.clear();
   lost_peer_at_.reset();
   hang_.reset();
+  slow_ranks_.reset();
+  if (plan.world > 1) slow_ranks_.emplace(classes_of_stages(plan.world, options_.stages));
   is_growing_ = false;
+  began_at_ = clock_;
   failed_before_ = std::exchange(failed_at_, std::nullopt);
   furthest_ = plan.start.step;
   is_running_ = true;
@@ -187,24 +162,23 @@ void Coordinator::begin() {
                                 plan.start.checkpoint ? plan.start.checkpoint->string() : "the initial weights"));
 }
 
-void Coordinator::begin_again() {
-  orders_.plan.start = options_.next_start(orders_.plan.start);
-  failed_at_.reset();
-  begin();
+const NodeStatus& Coordinator::status_of(std::size_t share) const {
+  return roster_.nodes().at(orders_.plan.shares[share].node).status;
 }
 
 Coordinator::Share Coordinator::state_of(std::size_t share) const {
   if (reports_[share]) return Share::reported;
-  const auto node = nodes_.find(orders_.plan.shares[share].node);
-  const bool is_same = node != nodes_.end() && node->second.status.incarnation == orders_.plan.incarnations[share];
-  return is_same && is_present(node->second) ? Share::running : Share::gone;
+  const NodeRoster::Node* const node = roster_.find(orders_.plan.shares[share].node);
+  const bool is_same = node != nullptr && node->status.incarnation == orders_.plan.incarnations[share];
+  return is_same && node->is_present() ? Share::running : Share::gone;
 }
 
 void Coordinator::take_reports() {
   for (std::size_t i = 0; i < reports_.size(); ++i) {
-    const NodeStatus& status = nodes_.at(orders_.plan.shares[i].node).status;
+    const NodeStatus& status = status_of(i);
     if (status.incarnation != orders_.plan.incarnations[i] || status.attempt != orders_.attempt) continue;
     furthest_ = std::max(furthest_, status.pulse.step);
+    if (status.pulse.step > orders_.plan.start.step) proven_.insert(status.incarnation);
     if (reports_[i] || !status.report) continue;
     reports_[i] = status.report;
     told_.push_back(i);
@@ -213,25 +187,36 @@ void Coordinator::take_reports() {
   }
 }
 
-// The smallest of all nodes; nothing while one has no workers that run.
-std::optional<double> Coordinator::still_seconds() const {
+// By what the smallest of all nodes tells; nothing can be said while one has no workers that run.
+void Coordinator::judge_stillness() {
   double still = std::numeric_limits<double>::infinity();
+  double stalled = still;
+  std::string storage;
   for (std::size_t i = 0; i < reports_.size(); ++i) {
-    if (state_of(i) != Share::running) return std::nullopt;
-    const NodeStatus& status = nodes_.at(orders_.plan.shares[i].node).status;
-    if (status.attempt != orders_.attempt || status.pulse.working + status.pulse.waiting == 0) return std::nullopt;
+    if (state_of(i) != Share::running) return;
+    const NodeStatus& status = status_of(i);
+    if (status.attempt != orders_.attempt || status.pulse.working + status.pulse.waiting == 0) return;
     still = std::min(still, status.pulse.still_seconds);
+    stalled = std::min(stalled, status.pulse.stalled_seconds);
+    if (!status.pulse.stalled_text.empty())
+      storage += fmt::format("; node {}: {}", status.node, status.pulse.stalled_text);
   }
-  return still;
+  if (still >= options_.heartbeat) {
+    hang_ = fmt::format("no rank on any node made progress for {} at step {} (supervise.heartbeat)",
+                        duration_text(still), last_step());
+  } else if (stalled >= storage_patience(options_.heartbeat)) {
+    hang_ = fmt::format("no rank on any node has computed, read or written anything for {} at step {}{}",
+                        duration_text(stalled), last_step(), storage);
+  }
 }
 
 std::optional<std::string> Coordinator::reason_to_end() {
   for (std::size_t i = 0; i < reports_.size(); ++i) {
     const std::int64_t node = orders_.plan.shares[i].node;
     if (state_of(i) == Share::gone) {
-      const auto found = nodes_.find(node);
-      const bool is_silent = found != nodes_.end() && found->second.is_lost;
-      if (!failed_at_) failed_at_ = is_silent ? found->second.changed_at : clock_;
+      const NodeRoster::Node* const found = roster_.find(node);
+      const bool is_silent = found != nullptr && found->is_lost;
+      if (!failed_at_) failed_at_ = is_silent ? found->changed_at : clock_;
       return fmt::format("node {} is gone", node);
     }
     if (!reports_[i]) continue;
@@ -239,26 +224,43 @@ std::optional<std::string> Coordinator::reason_to_end() {
     if (!reports_[i]->started) return fmt::format("node {} was interrupted while starting up", node);
   }
   if (lost_peer_at_ && clock_ - *lost_peer_at_ >= settle_seconds) return "workers have lost their peers";
-  if (const auto still = still_seconds(); still && *still >= options_.heartbeat) {
-    hang_ = fmt::format("no rank on any node made progress for {} at step {} (supervise.heartbeat)",
-                        duration_text(*still), last_step());
-    if (!failed_at_) failed_at_ = clock_;
-    orders_.is_hang = true;
-    return hang_;
-  }
-  return std::nullopt;
+  judge_stillness();
+  if (!hang_) return std::nullopt;
+  if (!failed_at_) failed_at_ = clock_;
+  orders_.is_hang = true;
+  return hang_;
 }
 
 bool Coordinator::can_grow() const {
   if (!options_.min_data || orders_.plan.data == options_.layout.data) return false;
-  const auto more = allotment();
+  const auto more = allotment(roster_.steady());
   return more && more->data > orders_.plan.data;
+}
+
+void Coordinator::warn_about_slow_ranks() {
+  if (!slow_ranks_) return;
+  std::vector<Pace> paces;
+  for (std::size_t i = 0; i < reports_.size(); ++i) {
+    const NodeStatus& status = status_of(i);
+    const std::vector<Pace>& told = status.pulse.paces;
+    if (state_of(i) != Share::running || status.attempt != orders_.attempt ||
+        static_cast<std::int64_t>(told.size()) != orders_.plan.shares[i].count)
+      return;
+    paces.insert(paces.end(), told.begin(), told.end());
+  }
+  for (const SlowRanks::Slow& slow : slow_ranks_->observe(paces, clock_ - began_at_)) {
+    const auto rank = static_cast<std::int64_t>(slow.index);
+    std::size_t share = 0;
+    while (rank >= orders_.plan.shares[share].first + orders_.plan.shares[share].count) ++share;
+    options_.log.warn(fmt::format("node {} ({}): {}", orders_.plan.shares[share].node, status_of(share).host,
+                                  slow_rank_text(rank, slow)));
+  }
 }
 
 void Coordinator::tell_recovery() {
   if (!failed_before_ || failed_at_) return;
   for (std::size_t i = 0; i < reports_.size(); ++i) {
-    const NodeStatus& status = nodes_.at(orders_.plan.shares[i].node).status;
+    const NodeStatus& status = status_of(i);
     if (state_of(i) != Share::running || status.attempt != orders_.attempt ||
         status.pulse.step <= orders_.plan.start.step)
       return;
@@ -271,6 +273,7 @@ void Coordinator::tell_recovery() {
 void Coordinator::supervise() {
   take_reports();
   tell_recovery();
+  warn_about_slow_ranks();
   bool is_over = true;
   for (std::size_t i = 0; i < reports_.size(); ++i) is_over = is_over && state_of(i) != Share::running;
   if (is_over) return conclude();
@@ -337,7 +340,7 @@ std::optional<std::string> Coordinator::lost_text() const {
     if (state_of(i) != Share::gone) continue;
     const std::int64_t index = orders_.plan.shares[i].node;
     lost.push_back(index);
-    const auto& left = nodes_.at(index).status.left;
+    const auto& left = status_of(i).left;
     if (left && !left->message.empty()) told += ": " + left->message;
   }
   if (lost.empty()) return std::nullopt;
@@ -345,29 +348,70 @@ std::optional<std::string> Coordinator::lost_text() const {
                      told);
 }
 
+bool Coordinator::is_newcomer(std::size_t share) const {
+  return options_.min_data && !proven_.empty() && !proven_.contains(orders_.plan.incarnations[share]);
+}
+
+// A node that lacks a mount, or whose disk is full, is no reason to end a run that does well without it.
+bool Coordinator::dismiss_newcomers() {
+  std::vector<std::size_t> guilty;
+  for (const std::size_t share : told_) {
+    if (!is_own_failure(*reports_[share])) continue;
+    if (!is_newcomer(share)) return false;  // what is wrong is wrong with all
+    guilty.push_back(share);
+  }
+  const auto is_guilty = [&](std::int64_t node) {
+    return std::any_of(guilty.begin(), guilty.end(),
+                       [&](std::size_t share) { return orders_.plan.shares[share].node == node; });
+  };
+  std::vector<std::int64_t> rest = roster_.present();
+  rest.erase(std::remove_if(rest.begin(), rest.end(), is_guilty), rest.end());
+  if (guilty.empty() || !allotment(rest)) return false;
+  for (const std::size_t share : guilty) {
+    const std::int64_t node = orders_.plan.shares[share].node;
+    options_.log.error(
+        fmt::format("{}; the run made steps without node {}, and goes on without it", reported_text(share), node));
+    roster_.dismiss(node);
+    std::vector<Dismissal>& dismissed = orders_.dismissed;
+    dismissed.erase(std::remove_if(dismissed.begin(), dismissed.end(),
+                                   [node](const Dismissal& before) { return before.node == node; }),
+                    dismissed.end());
+    dismissed.push_back(
+        {.node = node,
+         .incarnation = orders_.plan.incarnations[share],
+         .departure = {.code = reports_[share]->result.value_or(ExitCode::peer), .message = reported_text(share)}});
+  }
+  return true;
+}
+
 // Of several failures the first that no other explains is the cause; so in crew.h among the workers of one node.
 void Coordinator::conclude() {
   is_running_ = false;
+  if (!is_interrupted_ && dismiss_newcomers()) {
+    orders_.plan.start = restarts_.resume(orders_.plan.start, "a node that had come could not take part");
+    return begin();
+  }
   for (const std::size_t share : told_) {
     const Attempt& report = *reports_[share];
     if (!is_own_failure(report)) continue;
     if (report.result) return finish(*report.result, failure_text(share));
-    return conclude_failure(failure_text(share), report.step);
+    return conclude_failure({.what = failure_text(share), .step = report.step});
   }
-  if (hang_) return conclude_failure(*hang_ + places_text(), last_step());
+  if (hang_) return conclude_failure({.what = *hang_ + places_text(), .step = last_step()});
   if (const auto lost = lost_text()) {
     for (std::size_t i = 0; i < reports_.size(); ++i) {
-      const auto& left = nodes_.at(orders_.plan.shares[i].node).status.left;
+      const auto& left = status_of(i).left;
       const bool is_telling = state_of(i) == Share::gone && left && left->code != ExitCode::interrupted;
       // Another attempt would meet what is wrong there, unless it can do without that node.
       if (is_telling && (!options_.min_data || left->code != ExitCode::peer)) return finish(left->code, *lost);
     }
     if (!options_.min_data)
       return finish(ExitCode::interrupted, *lost + ": run again to go on from the newest checkpoint");
-    return conclude_failure(*lost, last_step());
+    return conclude_failure({.what = *lost, .step = last_step(), .is_lost_node = true});
   }
   for (const std::size_t share : told_)
-    if (is_failure(*reports_[share])) return conclude_failure(reported_text(share), reports_[share]->step);
+    if (is_failure(*reports_[share]))
+      return conclude_failure({.what = reported_text(share), .step = reports_[share]->step});
   conclude_without_failure();
 }
 
@@ -379,28 +423,20 @@ void Coordinator::conclude_without_failure() {
   const bool is_cut = is_any([](const Attempt& report) { return !report.started || report.ended_for_others; });
   if (!is_cut && !is_any([](const Attempt& report) { return report.result == ExitCode::interrupted; }))
     return finish(ExitCode::finished, fmt::format("the ranks of all nodes ended at step {}", reports_.front()->step));
-  if (is_growing_ && !is_interrupted_) return begin_again();
+  if (is_growing_ && !is_interrupted_) {
+    orders_.plan.start = restarts_.resume(orders_.plan.start, "there are nodes for more replicas");
+    failed_at_.reset();
+    return begin();
+  }
   finish(ExitCode::interrupted,
          is_cut ? "interrupted while workers were starting up: there is nothing to save" : "interrupted");
 }
 
-void Coordinator::conclude_failure(const std::string& what, std::int64_t step) {
-  options_.log.error(what);
-  if (policy_.failed(step) == RestartPolicy::Decision::no_progress)
-    return finish(ExitCode::no_progress,
-                  fmt::format("no progress: failed {} times at step {}; not restarted any more. The last time: {}",
-                              RestartPolicy::failures_at_one_step, step, what));
-  if (is_interrupted_)
-    return finish(ExitCode::interrupted,
-                  "workers were lost after the interruption: steps since the last checkpoint will be repeated by the "
-                  "next run");
-  if (policy_.max_restarts() > 0) orders_.plan.start = options_.next_start(orders_.plan.start);
-  if (policy_.restarting(orders_.plan.start.step) == RestartPolicy::Decision::used_up)
-    return finish(ExitCode::peer,
-                  fmt::format("all {} restarts since the furthest checkpoint are used up (supervise.max_restarts); run "
-                              "again to go on from the newest checkpoint, if there is one. The last failure: {}",
-                              policy_.max_restarts(), what));
-  options_.log.info(fmt::format("restart {} of {}", policy_.used(), policy_.max_restarts()));
+void Coordinator::conclude_failure(const Restarts::Failure& failure) {
+  options_.log.error(failure.what);
+  const Restarts::Outcome outcome = restarts_.after(failure, orders_.plan.start);
+  if (outcome.end) return finish(*outcome.end, outcome.reason);
+  orders_.plan.start = outcome.start;
   begin();
 }
 
@@ -412,21 +448,27 @@ void Coordinator::finish(ExitCode code, const std::string& reason) {
   over_at_ = clock_;
 }
 
-bool Coordinator::is_lost(const NodeStatus& status) const {
-  const auto found = nodes_.find(status.node);
-  return found != nodes_.end() && found->second.is_lost && found->second.status.incarnation == status.incarnation;
-}
-
 bool Coordinator::is_done() const {
   if (orders_.command != NodeCommand::over) return false;
   const double over_for = clock_ - over_at_;
-  const bool is_well = orders_.code == ExitCode::finished && !is_interrupted_;
-  const double late = has_seen_all() ? 0.0 : is_well ? options_.join_seconds : late_seconds;
-  if (over_for < late) return false;
+  if (!roster_.has_seen_all() && over_for < late_seconds) return false;
   if (over_for >= std::max(farewell_seconds, lease_run_out(agent_lease(options_.heartbeat)))) return true;
-  return std::all_of(nodes_.begin(), nodes_.end(),
-                     [this](const auto& entry) { return entry.first == 0 || !is_present(entry.second); });
+  return std::all_of(roster_.nodes().begin(), roster_.nodes().end(),
+                     [](const auto& entry) { return entry.first == 0 || !entry.second.is_present(); });
 }
+
+namespace {
+
+// That an agent which is given up has left.
+void publish_loss(KeyValueStore& store, const NodeStatus& status) {
+  NodeStatus gone;
+  gone.node = status.node;
+  gone.incarnation = status.incarnation;
+  gone.left = Departure{.code = ExitCode::interrupted, .message = "given up by the coordinator"};
+  store.set(status_key(status.node), to_text(gone));
+}
+
+}  // namespace
 
 void run_coordinator(Coordinator& coordinator, KeyValueStore& store, std::int64_t nodes) {
   const MonotonicTime begin = monotonic_now();
@@ -446,9 +488,8 @@ void run_coordinator(Coordinator& coordinator, KeyValueStore& store, std::int64_
     for (const auto& entry : statuses) list.push_back(entry.second);
     coordinator.look(seconds_since(begin), list);
     for (const NodeStatus& status : list) {
-      if (!coordinator.is_lost(status)) continue;
-      store.remove(status_key(status.node));
-      texts[static_cast<std::size_t>(status.node)].clear();
+      if (!coordinator.roster().is_given_up(status)) continue;
+      if (!status.left) publish_loss(store, status);
       statuses.erase(status.node);
     }
     if (std::string orders = to_text(coordinator.orders()); orders != published) {

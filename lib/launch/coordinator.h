@@ -5,19 +5,24 @@
 //   first         all nodes are waited for; with min_data the run begins without those that do not come in time
 //   an attempt    ends when every node's workers have ended: each node has reported, left, or is lost
 //   its result    the run's own (as in agent.h) ends the run with that code; a failure is followed by another attempt,
-//                 as RestartPolicy allows
+//                 as Restarts allows
 //   a lost node   no new status for as long as its workers may outlive its lease: without min_data the run ends with
-//   75;
-//                 with it, it goes on with as many replicas as the nodes that are left can carry
+//                 75; with it, it goes on with as many replicas as the nodes that are left can carry, and that counts
+//                 as no restart
 //   one comes     with min_data, if the run can have more replicas with it: the workers save and leave, and
-//   (back)        the next attempt has them
-// On one host a crew sees at once that nobody moves; here it is what the smallest of all nodes' still times tells.
+//   (back)        the next attempt has them; one that comes and goes must first stay for a while (node_roster.h)
+//   its trouble   of a node that has come to a run which made steps without it, and makes none itself: it is dismissed
+//                 with its code, and the run goes on without it
+//   the end       is told to the agents that are there. Nobody is waited for who has not come: he finds a note in the
+//                 run folder, with the run's exit code
+// What a crew judges on one host is judged here over the worlds of all: that nobody moves (the smallest of all still
+// times), that the storage is dead, and that a rank is slower than its peers.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,7 +31,9 @@
 #include "comm/rendezvous.h"
 #include "launch/coordination.h"
 #include "launch/node_layout.h"
-#include "launch/restart_policy.h"
+#include "launch/node_roster.h"
+#include "launch/restarts.h"
+#include "launch/slow_ranks.h"
 #include "launch/wait_notice.h"
 #include "telemetry/log.h"
 #include "train/run_folder.h"
@@ -38,6 +45,7 @@ class Coordinator {
   struct Options {
     NodeLayout layout{};
     std::int64_t nodes = 1;
+    std::int64_t stages = 1;                 // of the pipeline
     std::optional<std::int64_t> min_data{};  // supervise.elastic
     StartPoint start{};
     std::string lock_id{};
@@ -48,9 +56,12 @@ class Coordinator {
     std::function<StartPoint(const StartPoint& before)> next_start;
     // Serves a rendezvous for the workers of a new attempt, in place of the last one's.
     std::function<WorkersRendezvous(std::int64_t world)> serve;
-    std::function<bool()> holds_lock{};  // empty: always
+    std::function<bool()> holds_lock{};   // empty: always
+    std::function<bool()> interrupted{};  // this process, by a signal: known at once, not by a status
   };
   explicit Coordinator(Options options);
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
 
   // now: seconds of a clock that does not go back. The statuses: the latest of each node that has any. Errors of
   // next_start and serve end the run with their code.
@@ -58,40 +69,31 @@ class Coordinator {
   const Orders& orders() const { return orders_; }
   // The run is over before it begins, or for a reason from outside.
   void finish(ExitCode code, const std::string& reason);
-  // The run is over, and every other agent has left, is lost, or had the time to; where nothing went wrong those that
-  // have not come yet may still come.
+  // The run is over, and every other agent has left, is lost, or had the time to. Agents that have not come yet have a
+  // moment, if they are on their way.
   bool is_done() const;
-  // Whether this agent was given up.
-  bool is_lost(const NodeStatus& status) const;
-  // Every node's agent has come, at some time.
-  bool has_seen_all() const { return static_cast<std::int64_t>(nodes_.size()) == options_.nodes; }
+  const NodeRoster& roster() const { return roster_; }
 
  private:
-  struct Node {
-    NodeStatus status;
-    double changed_at = 0.0;
-    bool is_lost = false;
-  };
   enum class Share { running, reported, gone };
 
-  void observe(double now, const std::vector<NodeStatus>& statuses);
   void gather();
-  std::vector<std::int64_t> missing() const;
   void supervise();
   void take_reports();
+  const NodeStatus& status_of(std::size_t share) const;
   Share state_of(std::size_t share) const;
   std::optional<std::string> reason_to_end();
-  std::optional<double> still_seconds() const;
+  void judge_stillness();
+  void warn_about_slow_ranks();
   void tell_recovery();
   void conclude();
+  bool is_newcomer(std::size_t share) const;
+  bool dismiss_newcomers();
   void conclude_without_failure();
-  void conclude_failure(const std::string& what, std::int64_t step);
+  void conclude_failure(const Restarts::Failure& failure);
   void begin();
-  void begin_again();
 
-  bool is_present(const Node& node) const { return !node.is_lost && !node.status.left; }
-  std::vector<std::int64_t> present() const;
-  std::optional<Allotment> allotment() const;
+  std::optional<Allotment> allotment(const std::vector<std::int64_t>& nodes) const;
   bool can_grow() const;
   std::optional<std::string> lost_text() const;
   std::int64_t last_step() const;
@@ -100,30 +102,35 @@ class Coordinator {
   std::string places_text() const;
 
   Options options_;
-  RestartPolicy policy_;
+  NodeRoster roster_;
+  bool is_interrupted_ = false;
+  Restarts restarts_;
   Orders orders_;
-  std::map<std::int64_t, Node> nodes_;
   std::optional<double> last_look_;
   double clock_ = 0.0;  // seconds in which this coordinator was running: a pause of its own costs nobody a lease
   double over_at_ = 0.0;
-  bool is_interrupted_ = false;
   WaitNotice notice_{};  // of the nodes that have not come
   // By clock_: when the attempt under way failed, and when that before it did; nothing once it is made good.
   std::optional<double> failed_at_{};
   std::optional<double> failed_before_{};
 
+  // Incarnations of agents whose workers have made a step.
+  std::set<std::string> proven_{};
+
   // Of the attempt that is under way.
   bool is_running_ = false;
+  double began_at_ = 0.0;
   std::vector<std::optional<Attempt>> reports_{};  // by share
   std::vector<std::size_t> told_{};                // shares in the order of their reports
   std::optional<double> lost_peer_at_{};
   std::optional<std::string> hang_{};
-  std::int64_t furthest_ = 0;  // step that any pulse told
+  std::optional<SlowRanks> slow_ranks_{};  // of several
+  std::int64_t furthest_ = 0;              // step that any pulse told
   bool is_growing_ = false;
 };
 
-// Reads the statuses, looks, and publishes orders, until is_done(). The statuses of lost agents are removed: their
-// places are free. For a thread of its own; the store is its own too.
+// Reads the statuses, looks, and publishes orders, until is_done(). Of agents that are given up it publishes that they
+// have left: their places are free. For a thread of its own; the store is its own too.
 void run_coordinator(Coordinator& coordinator, KeyValueStore& store, std::int64_t nodes);
 
 }  // namespace scaletrain

@@ -19,10 +19,13 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "launch/crew_member.h"
+#include "launch/crew_verdict.h"
+#include "launch/hang_judge.h"
 #include "launch/launcher.h"
 #include "launch/machine.h"
 #include "launch/memory_kills.h"
 #include "launch/slow_ranks.h"
+#include "launch/wait_notice.h"
 
 namespace scaletrain {
 namespace {
@@ -35,6 +38,10 @@ constexpr double settle_look_seconds = 0.05;
 // Connections to the rendezvous besides the workers': some that were broken and made anew.
 constexpr int spare_clients = 64;
 
+// For a restart that finds no process to be had.
+constexpr int start_tries = 10;
+constexpr double start_pause_seconds = 1.0;
+
 // A worker's line each second, and eight in a heartbeat at least.
 constexpr double longest_report = 1.0;
 constexpr double reports_in_heartbeat = 8.0;
@@ -42,23 +49,6 @@ constexpr double reports_in_heartbeat = 8.0;
 // For workers that hang to write what they are in; then for those among them that had to be woken up for it.
 constexpr double dump_seconds = 1.3;
 constexpr double woken_dump_seconds = 0.7;
-
-// Exit codes that are the run's own result when a worker ends with them.
-bool is_result(int code) {
-  switch (static_cast<ExitCode>(code)) {
-    case ExitCode::finished:
-    case ExitCode::bug:
-    case ExitCode::usage:
-    case ExitCode::input:
-    case ExitCode::diverged:
-    case ExitCode::no_progress:
-    case ExitCode::interrupted:
-      return true;
-    case ExitCode::peer:
-      break;
-  }
-  return false;
-}
 
 class Crew {
  public:
@@ -77,26 +67,21 @@ class Crew {
   bool all_ended() const;
   // Whether the failures so far are to be acted upon; the first look at one begins the time to settle.
   bool is_failed();
+  // Marks the worker that hangs, if one does, and has all write what they are in.
+  bool has_hung();
   // Hands the interruption on; false if that ended the workers.
   bool forward_interruption();
-  CrewMember* find_hung();
   CrewPulse pulse() const;
-  Attempt ended_as_told(const EndOrder& order);
   void end_all();
-  const CrewMember* cause() const;
-  Attempt verdict(bool started) const;
-  std::string described(const CrewMember& member) const;
-  std::string name_of(const CrewMember& member) const;
-  std::string hang_text(const CrewMember& member) const;
-  std::string places_text() const;
-  std::vector<std::int64_t> told_alike(const CrewMember& culprit) const;
-  void tell_error(const CrewMember& culprit, Attempt& attempt) const;
-  std::string memory_text() const;
+  CrewView view() const;
+  std::optional<std::vector<Pace>> paces() const;
   void warn_about_slow_ranks();
+  void warn_about_storage();
   void tell_recovery();
   std::optional<std::int64_t> count_memory_kills() const {
     return options_.memory_kills ? options_.memory_kills() : memory_kills();
   }
+  bool memory_ran_out() const { return memory_kills_ && count_memory_kills().value_or(0) > *memory_kills_; }
   void dump_all();
   static void wait_for_dumps(const std::vector<CrewMember*>& members, double seconds);
 
@@ -105,11 +90,13 @@ class Crew {
   double tick_;
   std::unique_ptr<RendezvousServer> rendezvous_;      // of this start alone: nothing of an earlier one can be read
   std::vector<std::unique_ptr<CrewMember>> members_;  // by rank
+  std::optional<HangJudge> judge_;                    // of them
   std::int64_t look_ = 0;
   std::optional<MonotonicTime> failed_since_;
   bool is_forwarded_ = false;
   bool is_recovered_ = false;
   std::optional<SlowRanks> slow_ranks_;  // of several workers
+  StorageNotice storage_notice_;
   MonotonicTime begin_ = monotonic_now();
   std::optional<std::int64_t> memory_kills_ = count_memory_kills();  // before this start
 };
@@ -117,9 +104,14 @@ class Crew {
 Crew::Crew(const CrewOptions& options)
     : options_(options),
       // Who takes orders looks for them more often: the others wait until all have ended.
-      tick_(std::clamp(options.heartbeat / 8, 0.01, options.told_to_end ? 0.25 : 1.0)) {
+      tick_(std::clamp(options.heartbeat / 8, 0.01, options.told_to_end ? 0.25 : 1.0)),
+      storage_notice_(options.heartbeat) {
   try {
     start_workers();
+    judge_.emplace(
+        HangJudge::Options{
+            .heartbeat = options.heartbeat, .longest_tick = tick_, .judges_world = options.judges_stillness},
+        members_.size());
   } catch (...) {
     end_all();
     throw;
@@ -138,11 +130,10 @@ void Crew::start_workers() {
     if (has_own_processors) processors = affinity_processors();
     slot.sharers = has_own_processors ? 1 : options_.count;
   }
-  if (options_.count > 1) {
-    std::vector<std::int64_t> classes;
-    for (std::int64_t i = 0; i < options_.count; ++i)
-      classes.push_back((options_.first_rank + i) / (options_.world / options_.stages));
-    slow_ranks_.emplace(std::move(classes));
+  if (options_.count > 1 && options_.judges_pace) {
+    const std::vector<std::int64_t> all = classes_of_stages(options_.world, options_.stages);
+    slow_ranks_.emplace(std::vector<std::int64_t>(all.begin() + options_.first_rank,
+                                                  all.begin() + options_.first_rank + options_.count));
   }
   std::string pids;
   for (std::int64_t i = 0; i < options_.count; ++i) {
@@ -151,8 +142,8 @@ void Crew::start_workers() {
     launch.arguments = options_.arguments ? options_.arguments(options_.start, slot)
                                           : worker_arguments(options_, options_.start, slot);
     launch.processors = share_of_processors(processors, i, options_.count);
-    members_.push_back(std::make_unique<CrewMember>(slot.rank, launch, make_channel(), tick_));
-    pids += fmt::format(" {}", members_.back()->process.pid());
+    members_.push_back(std::make_unique<CrewMember>(slot.rank, launch, make_channel()));
+    pids += fmt::format(" {}", members_.back()->pid);
     // Without a process descriptor only the tick sees an end.
     if (members_.back()->process.descriptor() < 0) tick_ = std::min(tick_, 0.05);
   }
@@ -181,27 +172,26 @@ Attempt Crew::supervise() {
   for (;;) {
     wait_for_news();
     take_news();
-    if (all_ended()) return verdict(true);
-    if (is_failed()) {
+    if (all_ended()) return verdict_of(view(), true);
+    if (is_failed() || has_hung()) {
       end_all();
-      return verdict(true);
-    }
-    if (CrewMember* const hung = find_hung()) {
-      dump_all();
-      hung->hang_text = hang_text(*hung);
-      end_all();
-      return verdict(true);
+      return verdict_of(view(), true);
     }
     if (const auto order = options_.told_to_end ? options_.told_to_end() : std::nullopt) {
-      const CrewMember* const culprit = cause();
-      if (culprit == nullptr || culprit->failure() != Failure::own) return ended_as_told(*order);
-      // What is known here may be why the others are ended.
+      const MemberState* const culprit = cause_of(view());
+      if (culprit != nullptr && culprit->failure() == Failure::own) {
+        // What is known here may be why the others are ended.
+        end_all();
+        return verdict_of(view(), true);
+      }
+      if (order->is_hang) dump_all();
       end_all();
-      return verdict(true);
+      return ended_as_told(view(), *order);
     }
-    if (!forward_interruption()) return verdict(false);
+    if (!forward_interruption()) return verdict_of(view(), false);
     if (options_.pulse) options_.pulse(pulse());
     warn_about_slow_ranks();
+    warn_about_storage();
     tell_recovery();
     require_lock(options_);
   }
@@ -221,23 +211,24 @@ void Crew::wait_for_news() {
 
 void Crew::take_news() {
   ++look_;
-  int num_waiting = 0;
-  bool has_ended = false;
+  std::vector<const WorkerStatus*> statuses;
   for (const auto& member : members_) {
     // First the end, then what it said before.
-    if (member->lives()) {
-      member->end = member->process.ended();
-      has_ended = has_ended || !member->lives();
-    }
-    if (member->is_open) member->is_open = member->channel.drain();
+    if (member->lives()) member->end = member->process.ended();
+    member->listen();
     if (member->failed_at < 0 && member->failure() != Failure::none) member->failed_at = look_;
-    if (member->lives() && member->status().waiting) ++num_waiting;
+    statuses.push_back(member->lives() ? &member->status : nullptr);
   }
-  for (const auto& member : members_) {
-    if (!member->lives()) continue;
-    if (has_ended) member->silence.forgive();
-    member->silence.observe(member->status(), num_waiting > (member->status().waiting ? 1 : 0));
-  }
+  judge_->observe(statuses);
+}
+
+CrewView Crew::view() const {
+  CrewView view{.world = options_.world,
+                .start_step = options_.start.step,
+                .failed_since = failed_since_,
+                .memory_ran_out = [this] { return memory_ran_out(); }};
+  for (const auto& member : members_) view.members.push_back(member.get());
+  return view;
 }
 
 bool Crew::all_ended() const {
@@ -249,7 +240,7 @@ bool Crew::is_failed() {
   for (const auto& member : members_) {
     if (member->failure() == Failure::none) continue;
     const bool is_explained = member->failure() == Failure::own && !member->lives();
-    const bool is_mendable = is_explained && !(member->end->exit_code && is_result(*member->end->exit_code));
+    const bool is_mendable = is_explained && !has_runs_result(*member);
     patience = std::min(patience, is_mendable ? 0.0 : is_explained ? alike_seconds : options_.settle_seconds);
   }
   if (std::isinf(patience)) return false;
@@ -266,7 +257,7 @@ bool Crew::forward_interruption() {
   const std::string why = options_.interrupts.interrupted() ? "interrupted" : "asked to leave";
   const bool is_one = members_.size() == 1;
   const auto is_starting = [](const auto& member) {
-    const WorkerStatus& status = member->status();
+    const WorkerStatus& status = member->status;
     return member->lives() && (status.step < 0 || (status.waiting && status.progress == 0));
   };
   if (std::any_of(members_.begin(), members_.end(), is_starting)) {
@@ -285,23 +276,35 @@ bool Crew::forward_interruption() {
   return true;
 }
 
-void Crew::warn_about_slow_ranks() {
-  if (!slow_ranks_) return;
+// Nothing until each has told one.
+std::optional<std::vector<Pace>> Crew::paces() const {
   std::vector<Pace> paces;
   for (const auto& member : members_) {
-    if (!member->lives() || !member->status().pace) return;
-    paces.push_back(*member->status().pace);
+    if (!member->lives() || !member->status.pace) return std::nullopt;
+    paces.push_back(*member->status.pace);
   }
-  for (const SlowRanks::Slow& slow : slow_ranks_->observe(paces, seconds_since(begin_)))
-    options_.log.warn(fmt::format(
-        "rank {} is slow: it computes {:.3g} s in a step, its peers {:.3g} s, and all wait for it; look for what else "
-        "runs on its processors, or a processor that is throttled",
-        members_[slow.index]->rank.value(), slow.busy_seconds, slow.peers_seconds));
+  return paces;
+}
+
+void Crew::warn_about_slow_ranks() {
+  if (!slow_ranks_) return;
+  const auto now = paces();
+  if (!now) return;
+  for (const SlowRanks::Slow& slow : slow_ranks_->observe(*now, seconds_since(begin_)))
+    options_.log.warn(slow_rank_text(members_[slow.index]->rank.value(), slow));
+}
+
+// Storage that does not answer may yet come back; for how long it is waited for, HangJudge knows.
+void Crew::warn_about_storage() {
+  const auto longest = judge_->longest_in_storage();
+  const CrewMember* const member = longest ? members_[*longest].get() : nullptr;
+  if (storage_notice_.is_due(member != nullptr ? member->status.storage->seconds : 0.0))
+    options_.log.warn(storage_warning(member->rank.value(), *member->status.storage, options_.heartbeat));
 }
 
 void Crew::tell_recovery() {
   if (!options_.failed_before || is_recovered_) return;
-  const auto has_stepped = [this](const auto& member) { return member->status().step > options_.start.step; };
+  const auto has_stepped = [this](const auto& member) { return member->status.step > options_.start.step; };
   is_recovered_ = std::all_of(members_.begin(), members_.end(), has_stepped);
   if (is_recovered_)
     options_.log.info(fmt::format("recovered: step {} was done {:.1f} s after the failure", options_.start.step + 1,
@@ -310,69 +313,38 @@ void Crew::tell_recovery() {
 
 CrewPulse Crew::pulse() const {
   CrewPulse pulse;
-  double still = std::numeric_limits<double>::infinity();
   pulse.step = std::numeric_limits<std::int64_t>::max();
   for (const auto& member : members_) {
-    const WorkerStatus& status = member->status();
+    const WorkerStatus& status = member->status;
     pulse.progress += status.progress;
     if (!member->lives()) continue;
     ++(status.waiting ? pulse.waiting : pulse.working);
     pulse.step = std::min(pulse.step, status.step);
-    still = std::min(still, member->silence.still_seconds());
-    pulse.pids.push_back(member->process.pid());
+    pulse.pids.push_back(member->pid);
   }
   if (pulse.pids.empty()) return CrewPulse{.progress = pulse.progress};
-  pulse.still_seconds = still;
+  pulse.still_seconds = judge_->still_seconds();
+  pulse.stalled_seconds = judge_->stalled_seconds();
+  if (const auto longest = judge_->longest_in_storage()) {
+    const CrewMember& member = *members_[*longest];
+    pulse.stalled_text = storage_text(member.rank.value(), *member.status.storage);
+  }
+  pulse.paces = paces().value_or(std::vector<Pace>());
   return pulse;
 }
 
-Attempt Crew::ended_as_told(const EndOrder& order) {
-  Attempt attempt;
-  if (order.is_hang) {
-    dump_all();
-    attempt.message = places_text();
-  }
-  end_all();
-  attempt.ended_for_others = true;
-  attempt.step = members_.front()->status().step >= 0 ? members_.front()->status().step : options_.start.step;
-  attempt.description =
-      fmt::format("{} ended at step {}: {}", members_.size() == 1 ? "the worker was" : "the workers were", attempt.step,
-                  order.reason);
-  return attempt;
-}
-
-// A rank that stands while another moves may only be waiting for it: the bubble of a pipeline, or a peer's longer
-// stage, is no hang. One that says nothing at all is stopped, whatever the others do.
-CrewMember* Crew::find_hung() {
-  CrewMember* longest = nullptr;
-  CrewMember* mutest = nullptr;
-  CrewMember* missing = nullptr;  // longest in no collective
-  bool is_any_moving = false;
-  for (const auto& member : members_) {
-    if (!member->lives()) continue;
-    is_any_moving = is_any_moving || member->silence.seconds() < options_.heartbeat;
-    if (longest == nullptr || member->silence.seconds() > longest->silence.seconds()) longest = member.get();
-    if (!member->status().collective && (missing == nullptr || member->silence.seconds() > missing->silence.seconds()))
-      missing = member.get();
-    if (mutest == nullptr || member->silence.mute_seconds() > mutest->silence.mute_seconds()) mutest = member.get();
-  }
-  if (longest == nullptr) return nullptr;
-  const bool is_still = options_.judges_stillness && !is_any_moving;
-  if (!is_still && mutest->silence.mute_seconds() < options_.heartbeat) return nullptr;
-  // Where all stand, those that still talk may only stand because they wait for the one that does not; and those that
-  // are in a collective, for one that is in none.
-  CrewMember* worst = longest;
-  if (mutest->silence.mute_seconds() >= options_.heartbeat / 2) {
-    worst = mutest;
-  } else if (missing != nullptr) {
-    worst = missing;
-  }
-  worst->hung = true;
-  if (worst->failed_at < 0) worst->failed_at = look_;
+bool Crew::has_hung() {
+  const std::optional<HangJudge::Verdict> hang = judge_->find();
+  if (!hang) return false;
+  CrewMember& worst = *members_[hang->index];
+  worst.hung = true;
+  if (worst.failed_at < 0) worst.failed_at = look_;
   if (!failed_since_) failed_since_ = monotonic_now();
-  worst->was_stopped = worst->process.is_stopped();
-  worst->hang_step = worst->status().step >= 0 ? worst->status().step : options_.start.step;
-  return worst;
+  worst.was_stopped = worst.process.is_stopped();
+  worst.hang_step = worst.status.step >= 0 ? worst.status.step : options_.start.step;
+  dump_all();
+  worst.hang_text = hang_text(view(), worst, *hang);
+  return true;
 }
 
 // Each worker's log gets what the worker is in. First those that can answer, while nothing moves; then those that were
@@ -395,9 +367,9 @@ void Crew::wait_for_dumps(const std::vector<CrewMember*>& members, double second
   constexpr auto pause = std::chrono::milliseconds(10);
   const MonotonicTime begin = monotonic_now();
   const auto is_over = [](CrewMember* member) {
-    if (member->is_open) member->is_open = member->channel.drain();
+    member->listen();
     if (!member->end && (member->end = member->process.ended())) member->killed = !member->hung;
-    return !member->lives() || member->status().dumped.has_value();
+    return !member->lives() || member->status.dumped.has_value();
   };
   while (!std::all_of(members.begin(), members.end(), is_over) && seconds_since(begin) < seconds)
     std::this_thread::sleep_for(pause);
@@ -413,165 +385,11 @@ void Crew::end_all() {
     if (!member->lives()) continue;
     if (!member->process.kill())
       options_.log.warn(fmt::format("{}worker {} was killed {:g} s ago and the kernel has not ended it; it is given up",
-                                    name_of(*member), member->process.pid(), WorkerProcess::kill_seconds));
-    if (member->is_open) member->is_open = member->channel.drain();
+                                    name_of(view(), *member), member->pid, WorkerProcess::kill_seconds));
+    member->listen();
     member->end = member->process.ended();
     if (member->failed_at < 0 && member->failure() != Failure::none) member->failed_at = look_ + 1;
   }
-}
-
-// The worst failure; of equals the one seen first, then the lowest rank.
-const CrewMember* Crew::cause() const {
-  const CrewMember* found = nullptr;
-  for (const auto& member : members_) {
-    if (member->failure() == Failure::none) continue;
-    if (found == nullptr || member->failure() > found->failure() ||
-        (member->failure() == found->failure() && member->failed_at < found->failed_at))
-      found = member.get();
-  }
-  return found;
-}
-
-Attempt Crew::verdict(bool started) const {
-  Attempt attempt;
-  attempt.started = started;
-  attempt.failed_at = failed_since_;
-  const CrewMember* const culprit = started ? cause() : nullptr;
-  const CrewMember& shown = culprit != nullptr ? *culprit : *members_.front();
-  attempt.step = shown.status().step >= 0 ? shown.status().step : options_.start.step;
-  if (shown.hung) attempt.step = shown.hang_step;
-  attempt.description = described(shown);
-  if (!started) return attempt;
-  if (culprit != nullptr) {
-    attempt.rank = culprit->rank;
-    attempt.lost_peer_only = culprit->failure() == Failure::lost_peer;
-  }
-  if (culprit == nullptr) {
-    // A run that ended: if some say finished and some interrupted, there may be something left to do.
-    const bool is_interrupted = std::any_of(members_.begin(), members_.end(), [](const auto& member) {
-      return member->end && member->end->exit_code == static_cast<int>(ExitCode::interrupted);
-    });
-    attempt.result = is_interrupted ? ExitCode::interrupted : ExitCode::finished;
-    if (members_.size() > 1)
-      attempt.description = fmt::format("all {} workers ended at step {}", members_.size(), attempt.step);
-    return attempt;
-  }
-  if (culprit->status().error) {
-    tell_error(*culprit, attempt);
-    // It said what was wrong and was ended before it could leave.
-    const ExitCode told = culprit->status().error->kind;
-    if (culprit->killed && is_result(static_cast<int>(told))) attempt.result = told;
-  } else {
-    for (const auto& member : members_) {
-      if (!member->status().error) continue;
-      attempt.message = name_of(*member) + member->status().error->message;
-      break;
-    }
-  }
-  if (!culprit->hung && !culprit->killed && culprit->end->exit_code && is_result(*culprit->end->exit_code))
-    attempt.result = static_cast<ExitCode>(*culprit->end->exit_code);
-  return attempt;
-}
-
-std::string Crew::name_of(const CrewMember& member) const {
-  return options_.world == 1 ? std::string() : fmt::format("rank {}: ", member.rank.value());
-}
-
-// The ranks whose error is this one's, word for word.
-std::vector<std::int64_t> Crew::told_alike(const CrewMember& culprit) const {
-  std::vector<std::int64_t> ranks;
-  for (const auto& member : members_) {
-    const auto& error = member->status().error;
-    if (error && error->kind == culprit.status().error->kind && error->message == culprit.status().error->message)
-      ranks.push_back(member->rank.value());
-  }
-  return ranks;
-}
-
-// Whose error it is, and its words.
-void Crew::tell_error(const CrewMember& culprit, Attempt& attempt) const {
-  const std::vector<std::int64_t> ranks = told_alike(culprit);
-  std::string who = name_of(culprit);
-  if (ranks.size() > 1) {
-    attempt.is_alike = ranks.size() == members_.size();
-    who = attempt.is_alike ? "" : fmt::format("ranks {}: ", fmt::join(ranks, ", "));
-    attempt.description = fmt::format("{} {} workers failed alike at step {}", attempt.is_alike ? "all" : "some of the",
-                                      members_.size(), attempt.step);
-  }
-  attempt.message = who + culprit.status().error->message;
-}
-
-// What each is in while all of the world stand: first those in no collective, for whom the others may wait.
-std::string Crew::places_text() const {
-  constexpr std::size_t longest_list = 8;
-  std::string missing;
-  std::string waiting;
-  std::size_t num_missing = 0;
-  std::size_t num_waiting = 0;
-  for (const auto& member : members_) {
-    if (const auto in = member->collective()) {
-      if (++num_waiting == 1) waiting = fmt::format("rank {} waits in {}", member->rank.value(), *in);
-    } else if (++num_missing <= longest_list) {
-      missing += fmt::format("{}{}", missing.empty() ? "" : ", ", member->rank.value());
-    }
-  }
-  if (num_missing > longest_list) missing += fmt::format(" and {} more", num_missing - longest_list);
-  if (num_waiting > 1) waiting += fmt::format(", and {} more wait", num_waiting - 1);
-  if (missing.empty()) return waiting;
-  return fmt::format("rank{} {} in no collective{}{}", num_missing == 1 ? "" : "s", missing,
-                     waiting.empty() ? "" : "; ", waiting);
-}
-
-// How the worker was when it was taken for hung, what it is in, and who waits for it.
-std::string Crew::hang_text(const CrewMember& member) const {
-  const WorkerStatus& status = member.status();
-  std::string what = "made no progress";
-  std::string remedy =
-      "raise supervise.heartbeat, or lower train.micro_batch or model.context, if one layer of one micro-batch takes "
-      "longer";
-  if (member.was_stopped) {
-    what = "is stopped as a whole (SIGSTOP, or a debugger) and gave no sign of life";
-    remedy = "something outside the run stopped it";
-  } else if (status.waiting) {
-    what = "gave no sign of life (it was starting up or waiting for storage)";
-    remedy = "raise supervise.heartbeat if this machine or its storage can be that slow";
-  }
-  std::string others;
-  int num_others = 0;
-  for (const auto& other : members_) {
-    const auto in = other->collective();
-    if (other.get() == &member || !in || (!other->lives() && !other->status().dumped)) continue;
-    if (++num_others == 1) others = fmt::format("; rank {} waits in {}", other->rank.value(), *in);
-  }
-  if (num_others > 1) others += fmt::format(", and {} more wait", num_others - 1);
-  std::string place;
-  if (const auto in = member.collective()) {
-    place = ", in " + *in;
-  } else if (options_.world > 1) {
-    place = ", in no collective";
-  }
-  return fmt::format(
-      "{}worker {} {} for {} at step {} (supervise.heartbeat){} and was killed{}; {}; stack traces are in {}",
-      name_of(member), member.process.pid(), what, duration_text(member.silence.seconds()), member.hang_step, place,
-      others, remedy, rank_log_path("", member.rank.value()).string());
-}
-
-// What may be behind a SIGKILL that nobody here sent.
-std::string Crew::memory_text() const {
-  if (!memory_kills_ || count_memory_kills().value_or(0) <= *memory_kills_) return {};
-  return "; the kernel has ended processes for want of memory since the start, so this is the probable cause: "
-         "`scaletrain check` prints what a rank needs";
-}
-
-std::string Crew::described(const CrewMember& member) const {
-  const std::string who = fmt::format("{}worker {}", name_of(member), member.process.pid());
-  const std::int64_t step = member.status().step >= 0 ? member.status().step : options_.start.step;
-  if (member.hung) return member.hang_text;
-  if (!member.end || member.killed) return fmt::format("{} was ended at step {}", who, step);
-  if (!member.end->exit_code)
-    return fmt::format("{} was killed by signal {} ({}) at step {}{}", who, member.end->signal,
-                       ::strsignal(member.end->signal), step, member.end->signal == SIGKILL ? memory_text() : "");
-  return fmt::format("{} ended with exit code {} at step {}", who, *member.end->exit_code, step);
 }
 
 }  // namespace
@@ -589,8 +407,19 @@ Attempt run_crew(const CrewOptions& options) {
   SCALETRAIN_CHECK(options.stages >= 1 && options.world % options.stages == 0);
   SCALETRAIN_CHECK_LE(options.first_rank + options.count, options.world);
   SCALETRAIN_CHECK(options.rendezvous.has_value() || options.count == options.world);
-  Crew crew(options);
-  return crew.supervise();
+  // A restart may meet a shortage that passes: of processes, threads or descriptors, while others end.
+  const bool is_restart = options.failed_before || options.start.generation > 0;
+  std::unique_ptr<Crew> crew;
+  for (int tries_left = is_restart ? start_tries : 1; crew == nullptr;) {
+    try {
+      crew = std::make_unique<Crew>(options);
+    } catch (const PeerError& error) {
+      if (--tries_left == 0 || options.interrupts.interrupted()) throw;
+      options.log.warn(fmt::format("{}; tried again in {:g} s", error.what(), start_pause_seconds));
+      std::this_thread::sleep_for(std::chrono::duration<double>(start_pause_seconds));
+    }
+  }
+  return crew->supervise();
 }
 
 std::vector<std::string> worker_arguments(const CrewOptions& options, const StartPoint& start, const WorkerSlot& slot) {
@@ -615,6 +444,9 @@ std::vector<std::string> worker_arguments(const CrewOptions& options, const Star
     add("--from", start.checkpoint->string());
     if (!start.asked.empty()) add("--asked", start.asked);
   }
+  // A command line has its limits; the whole of it is in the agent's log.
+  constexpr std::size_t longest_cause = 2000;
+  if (!start.cause.empty()) add("--cause", start.cause.substr(0, longest_cause));
   return arguments;
 }
 

@@ -17,6 +17,7 @@
 #include "base/strong.h"
 #include "comm/rendezvous.h"
 #include "launch/signals.h"
+#include "launch/worker_channel.h"
 #include "telemetry/log.h"
 #include "train/run_folder.h"
 
@@ -41,6 +42,13 @@ struct CrewPulse {
   // For so long nobody here has moved, waited for storage, started up or ended: 0 while one does. The crews of a world
   // hang if the smallest of them all reaches the heartbeat.
   double still_seconds = 0.0;
+  // The same for anything at all: for so long nobody here has computed, read or written, whatever he is at. The storage
+  // of a world is dead if the smallest of all its crews reaches storage_patience (hang_judge.h).
+  double stalled_seconds = 0.0;
+  // Who has been in which call to the storage, and for how long: "rank 3 has been in fsync of ... for 61 s"; empty if
+  // nobody is.
+  std::string stalled_text{};
+  std::vector<Pace> paces{};  // of all workers, by rank (slow_ranks.h); empty until each has told one
   std::vector<pid_t> pids{};  // of the living, by rank
 };
 
@@ -86,8 +94,11 @@ struct CrewOptions {
   std::function<std::optional<std::int64_t>()> memory_kills{};
 
   // A share of a larger world. Called by the thread that supervises, between two looks: they must not block.
-  // True: that nobody here moves for a heartbeat is a hang. False: only a worker that says nothing is.
+  // True: that nobody here moves for a heartbeat is a hang, and that nobody does anything for ten of them. False: only
+  // that a worker says nothing.
   bool judges_stillness = true;
+  // Whether a rank that is slower than its peers here is warned about; false: whoever gets the pulses does it.
+  bool judges_pace = true;
   std::function<void(const CrewPulse&)> pulse{};           // at each look, several in a heartbeat
   std::function<std::optional<EndOrder>()> told_to_end{};  // asked at each look: end the workers now
   std::function<bool()> told_to_leave{};                   // asked at each look: save, and leave with 75
@@ -120,7 +131,7 @@ void require_lock(const CrewOptions& options);
 
 // worker --run-folder DIR --lock ID --generation G
 //   [--rank R --world N --rendezvous HOST:PORT --sharers N --deadline SECONDS [--local-rank L]]
-//   [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]]
+//   [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]] [--cause TEXT]
 // The second line for several ranks only; --local-rank where it is not the rank; --report where the heartbeat asks for
 // more lines than one a second.
 std::vector<std::string> worker_arguments(const CrewOptions& options, const StartPoint& start, const WorkerSlot& slot);

@@ -35,18 +35,40 @@ constexpr int most_frames = 64;
 constexpr double thread_seconds = 0.1;
 constexpr double all_threads_seconds = 0.8;
 
-// Between the handler and the thread that reports: one thread is asked at a time.
+// A request for one stack. The thread that is asked takes the ticket when it comes to its handler; the one that reports
+// takes it back when it waits no longer. Whoever is later has no part in the request, so that the frames are only ever
+// written by the thread that they are of, and read when it has written them.
 struct Capture {
+  static constexpr std::int64_t open = 0;
+  static constexpr std::int64_t taken = 1;
+  static constexpr std::int64_t done = 2;
+  static constexpr std::int64_t withdrawn = 3;
+
   std::array<void*, most_frames> frames;
   int num_frames;
-  std::atomic<bool> done;
+  pid_t thread;
+  std::atomic<std::int64_t> state{withdrawn};
 };
-// A handler has no argument of ours.
-Capture capture;
+// A slot for each of the threads that are asked one after the other: a handler that is slow to write its frames has
+// them for itself. A handler has no argument of ours.
+constexpr std::size_t num_slots = 256;
+std::array<Capture, num_slots> captures;
+std::atomic<std::size_t> num_captures{0};
+
+pid_t own_thread() {
+  return static_cast<pid_t>(::syscall(SYS_gettid));
+}
 
 void take_stack(int) {
-  capture.num_frames = ::backtrace(capture.frames.data(), most_frames);
-  capture.done.store(true, std::memory_order_release);
+  const pid_t self = own_thread();
+  const std::size_t count = num_captures.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < count; ++i) {
+    Capture& capture = captures[i];
+    std::int64_t expected = Capture::open;
+    if (capture.thread != self || !capture.state.compare_exchange_strong(expected, Capture::taken)) continue;
+    capture.num_frames = ::backtrace(capture.frames.data(), most_frames);
+    capture.state.store(Capture::done, std::memory_order_release);
+  }
   // See the header: the end of this process is on its way.
   for (;;) ::pause();
 }
@@ -88,10 +110,6 @@ std::vector<pid_t> threads_of_process() {
   return threads;
 }
 
-pid_t own_thread() {
-  return static_cast<pid_t>(::syscall(SYS_gettid));
-}
-
 // "thread 123 (scaletrain, main): state S, in the kernel at futex_wait"
 std::string thread_text(pid_t thread) {
   const std::string folder = fmt::format("/proc/self/task/{}/", thread);
@@ -104,16 +122,27 @@ std::string thread_text(pid_t thread) {
                      thread == ::getpid() ? ", main" : "", state, place);
 }
 
-// False if the thread did not come to it.
-bool capture_stack(pid_t thread) {
-  capture.done.store(false, std::memory_order_relaxed);
-  if (::syscall(SYS_tgkill, ::getpid(), thread, stack_signal()) != 0) return false;
+// Null if the thread did not come to it.
+const Capture* capture_stack(pid_t thread) {
+  const std::size_t index = num_captures.load(std::memory_order_relaxed);
+  if (index >= num_slots) return nullptr;
+  Capture& capture = captures[index];
+  capture.thread = thread;
+  capture.num_frames = 0;
+  capture.state.store(Capture::open, std::memory_order_relaxed);
+  num_captures.store(index + 1, std::memory_order_release);
+  if (::syscall(SYS_tgkill, ::getpid(), thread, stack_signal()) != 0) return nullptr;
   const MonotonicTime begin = monotonic_now();
-  while (!capture.done.load(std::memory_order_acquire)) {
-    if (seconds_since(begin) > thread_seconds) return false;
+  while (capture.state.load(std::memory_order_acquire) != Capture::done) {
+    std::int64_t expected = Capture::open;
+    if (seconds_since(begin) > thread_seconds &&
+        capture.state.compare_exchange_strong(expected, Capture::withdrawn, std::memory_order_acq_rel))
+      return nullptr;
+    // It is writing them, which takes a moment only; longer, it hangs in there.
+    if (seconds_since(begin) > 2 * thread_seconds) return nullptr;
     ::usleep(500);
   }
-  return true;
+  return &capture;
 }
 
 void install_handler() {
@@ -133,18 +162,20 @@ void block_hang_signal() {
 }
 
 HangReport::HangReport(Options options) : options_(std::move(options)), stop_(::eventfd(0, EFD_CLOEXEC)) {
+  // Its first call loads a library, which no handler may.
+  std::array<void*, 1> frame{};
+  ::backtrace(frame.data(), 1);
+  if (!options_.has_agent) return;
   sigset_t set;
   ::sigemptyset(&set);
   ::sigaddset(&set, SIGQUIT);
   signals_ = FileDescriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!stop_ || !signals_) throw InputError(fmt::format("signalfd failed: {}", std::strerror(errno)));
-  // Its first call loads a library, which no handler may.
-  std::array<void*, 1> frame{};
-  ::backtrace(frame.data(), 1);
   thread_ = std::thread([this] { watch(); });
 }
 
 HangReport::~HangReport() {
+  if (!thread_.joinable()) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = ::write(stop_.get(), &one, sizeof one);
   thread_.join();
@@ -157,22 +188,39 @@ void HangReport::watch() {
     if (sources[1].revents != 0) return;
     signalfd_siginfo info{};
     if (::read(signals_.get(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) continue;
-    write_report(static_cast<pid_t>(info.ssi_pid) == ::getppid());
+    const bool is_asked_by_agent = static_cast<pid_t>(info.ssi_pid) == ::getppid();
+    write_report(is_asked_by_agent ? "taken for hung by the agent" : "asked by SIGQUIT", is_asked_by_agent);
+  }
+}
+
+// By another thread, for what it opens and writes may be on the storage that hangs.
+void HangReport::write_last(const std::string& reason) noexcept {
+  constexpr double longest_seconds = 5.0;
+  try {
+    const pid_t spared = own_thread();
+    std::thread([this, reason, spared] {
+      write_report(reason, true, spared);
+      is_last_written_.store(true, std::memory_order_release);
+    }).detach();
+    const MonotonicTime begin = monotonic_now();
+    while (!is_last_written_.load(std::memory_order_acquire) && seconds_since(begin) < longest_seconds) ::usleep(5'000);
+  } catch (const std::exception&) {
+    return;  // the process ends without it
   }
 }
 
 // First what needs other threads' locks, then, with each stack, fewer and fewer threads are left to hold one.
-void HangReport::write_report(bool with_stacks) {
+void HangReport::write_report(const std::string& reason, bool with_stacks, int spared) {
   const FileDescriptor file(::open(options_.file.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
   if (!file) return;
   const HangPlace place = options_.place ? options_.place() : HangPlace{};
-  std::string text = fmt::format("{} {}{}\n", wall_clock_text(),
-                                 with_stacks ? "taken for hung by the agent: " : "asked by SIGQUIT: ", place.text);
+  std::string text = fmt::format("{} {}: {}\n", wall_clock_text(), reason, place.text);
   // Behind what may be the first half of another thread's line.
   const std::string answer = "\n" + dumped_line(place.collective.value_or(""));
   const pid_t self = own_thread();
   std::vector<pid_t> threads = threads_of_process();
   std::erase(threads, self);
+  std::erase(threads, static_cast<pid_t>(spared));
   std::sort(threads.begin(), threads.end());
   std::vector<std::string> descriptions;
   descriptions.reserve(threads.size());
@@ -187,8 +235,9 @@ void HangReport::write_report(bool with_stacks) {
   const MonotonicTime begin = monotonic_now();
   for (std::size_t i = 0; i < threads.size(); ++i) {
     write_all(file.get(), descriptions[i]);
-    if (seconds_since(begin) < all_threads_seconds && capture_stack(threads[i])) {
-      ::backtrace_symbols_fd(capture.frames.data(), capture.num_frames, file.get());
+    const Capture* const capture = seconds_since(begin) < all_threads_seconds ? capture_stack(threads[i]) : nullptr;
+    if (capture != nullptr) {
+      ::backtrace_symbols_fd(capture->frames.data(), capture->num_frames, file.get());
     } else {
       write_all(file.get(), "    no stack: it did not answer\n");
     }

@@ -115,7 +115,7 @@ SharedStart parse_start(const std::string& text) {
 struct Refusal {
   std::string id;
   std::string job;
-  double age = 0.0;  // seconds
+  std::optional<double> age{};  // seconds; nothing: it was written under another clock than this boot's
   SharedFailure failure;
 };
 
@@ -123,16 +123,11 @@ double monotonic_seconds() {
   return std::chrono::duration<double>(monotonic_now().time_since_epoch()).count();
 }
 
-// Of a note: by the clock of this boot, if it was written under it, else by the file's time.
-double age_of(const nlohmann::json& note, const fs::path& path) {
-  const std::string where = path.string();
+// Of a note, by the clock of this boot. What other clocks say, of hosts and of files, may be set at any time.
+std::optional<double> age_of(const nlohmann::json& note, const std::string& where) {
   const std::string boot = boot_id();
-  if (!boot.empty() && json_string(note, "boot", where) == boot)
-    return monotonic_seconds() - json_number(note, "monotonic", where);
-  std::error_code error;
-  const auto written = fs::last_write_time(path, error);
-  if (error) throw InputError(fmt::format("{}: {}", where, error.message()));
-  return std::chrono::duration<double>(fs::file_time_type::clock::now() - written).count();
+  if (boot.empty() || json_string(note, "boot", where) != boot) return std::nullopt;
+  return monotonic_seconds() - json_number(note, "monotonic", where);
 }
 
 std::optional<Refusal> read_refusal(const RunPaths& paths) {
@@ -142,7 +137,7 @@ std::optional<Refusal> read_refusal(const RunPaths& paths) {
     const nlohmann::json object = parse_json(text, path.string());
     return Refusal{.id = json_string(object, "id", path.string()),
                    .job = json_string(object, "job", path.string()),
-                   .age = age_of(object, path),
+                   .age = age_of(object, path.string()),
                    .failure = parse_failure(text, path.string())};
   } catch (const InputError&) {
     return std::nullopt;  // not there
@@ -158,10 +153,11 @@ bool is_of_this_start(const Refusal& refusal, const std::optional<Refusal>& befo
                       const LaunchedWorld::Options& options, MonotonicTime begin) {
   const std::string& job = options.place.job;
   if (of_another_job(refusal.job, job)) return false;
-  if (!job.empty() && refusal.job == job) return true;
   if (!before || before->id != refusal.id) return true;
+  if (!job.empty() && refusal.job == job)
+    return options.place.launcher != "SCALETRAIN_NODE" || seconds_since(begin) >= options.believed_after;
   // Rank 0 of a new start would have removed it by now, if it has come.
-  return std::abs(refusal.age) < note_seconds && seconds_since(begin) >= options.believed_after;
+  return refusal.age && *refusal.age < note_seconds && seconds_since(begin) >= options.believed_after;
 }
 
 // Connects to the server that the file names; nothing, with the reason, if it is of another start.
@@ -216,7 +212,8 @@ std::unique_ptr<LaunchedWorld> LaunchedWorld::join(const Options& options, std::
         RendezvousServer::Options{.bind_address = rendezvous_bind_address(options),
                                   .port = options.port,
                                   .secret = secret,
-                                  .max_clients = static_cast<int>(place.world) + spare_clients});
+                                  // Each rank has one connection, and its watch another.
+                                  .max_clients = 2 * static_cast<int>(place.world) + spare_clients});
     // A secret that everyone was given is not written down.
     const RendezvousFile file{
         .address = server->address(), .secret = options.secret.empty() ? secret : "", .job = place.job};
@@ -283,6 +280,16 @@ KeyValueStore& LaunchedWorld::store() {
 
 KeyValueStore& LaunchedWorld::background_store() {
   return watched_in_background_;
+}
+
+std::unique_ptr<KeyValueStore> LaunchedWorld::connect(double seconds, double reply_seconds) const {
+  if (server_) return server_->local_store();
+  return connect_store(file_.address, options_.secret.empty() ? file_.secret : options_.secret, seconds, {},
+                       reply_seconds);
+}
+
+void LaunchedWorld::withdraw() const noexcept {
+  if (server_) remove_rendezvous_file(options_.paths, file_);
 }
 
 const RendezvousAddress& LaunchedWorld::address() const {
@@ -458,11 +465,15 @@ std::optional<Entrance> find_rendezvous(const LaunchedWorld::Options& options, s
                                   rendezvous_path(options.paths).string(), reason));
     pause(poll_seconds);
   }
+  const std::string noted =
+      before && !of_another_job(before->job, place.job)
+          ? fmt::format(". A start of this run was refused before, or its end was noted: {}", before->failure.message)
+          : "";
   throw PeerError(
       fmt::format("{0} {1} of {2} ({3}): no rendezvous of this start in {4} within {5} s: {6}; has {0} 0 started, "
-                  "and do all hosts share this folder?",
+                  "and do all hosts share this folder?{7}",
                   options.kind, place.rank, place.world, place.launcher, rendezvous_path(options.paths).string(),
-                  options.seconds, reason));
+                  options.seconds, reason, noted));
 }
 
 std::string rendezvous_bind_address(const LaunchedWorld::Options& options) {
@@ -490,6 +501,14 @@ void refuse_start(const RunPaths& paths, const LauncherPlace& place, const Share
   } catch (const std::exception&) {
     return;  // the others run into their deadline
   }
+}
+
+std::optional<SharedFailure> noted_end(const RunPaths& paths, const LauncherPlace& place, double seconds) {
+  const auto refusal = read_refusal(paths);
+  if (!refusal || of_another_job(refusal->job, place.job)) return std::nullopt;
+  const bool is_of_job = !place.job.empty() && refusal->job == place.job;
+  if (!is_of_job && (!refusal->age || *refusal->age > seconds)) return std::nullopt;
+  return refusal->failure;
 }
 
 void forget_refusal(const RunPaths& paths) noexcept {

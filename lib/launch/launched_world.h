@@ -5,8 +5,9 @@
 // ends). The others read that file again and again until they have come in; one that is left over from another start is
 // known by its job, by a server that is gone or refuses the secret, or by a rank that has come in there before.
 //
-// A rank that fails tells why before it leaves; one that ends without a word is known by its connection. Either ends
-// the others' waiting. For ranks that come when rank 0 has failed already, it leaves a note in the run folder.
+// A rank that fails tells why before it leaves; one that ends without a word is known by its connection; one that hangs
+// by the ranks' watch over each other (rank_watch.h). Each ends the others' waiting. For ranks that come when rank 0
+// has failed already, it leaves a note in the run folder.
 #pragma once
 
 #include <cstdint>
@@ -90,6 +91,11 @@ class LaunchedWorld {
   // The same for another thread than the one that uses everything else here.
   KeyValueStore& background_store();
   const RendezvousAddress& address() const;  // of the rendezvous, as the others reach it
+  // A connection of its own, for a thread that must not wait for others here; without a network where this process
+  // serves. PeerError after so many seconds; its requests are answered within reply_seconds or fail.
+  std::unique_ptr<KeyValueStore> connect(double seconds, double reply_seconds) const;
+  // Of a process that ends here and now: what the destructor would remove from the run folder. From any thread.
+  void withdraw() const noexcept;
 
   // Rank 0.
   void announce(const SharedStart& start);
@@ -156,9 +162,15 @@ void remove_rendezvous_file(const RunPaths& paths, const RendezvousFile& file) n
 
 // Rank 0, when it cannot take the run's lock (and so must not touch rendezvous.json), or leaves after a failure before
 // all have come: a note beside the lock tells the others of this start. Ranks of the same job believe it; where the
-// launcher has no job id it counts for 300 s, at once for ranks that were there before it. The next start of rank 0
-// removes it. Never throws.
+// launcher has no job id it counts for ranks that were there before it, and for 300 s for later ones of the same boot
+// of the same host: no other clock is believed. The job of agents that were started by hand (SCALETRAIN_JOB) may be the
+// same at the next start: those that come after the note give node 0 the time to remove it first. The next start of
+// rank 0 removes it. Never throws. The agent of node 0 leaves one too when a run has ended well, for agents that were
+// not there to hear it.
 void refuse_start(const RunPaths& paths, const LauncherPlace& place, const SharedFailure& failure) noexcept;
+
+// What the note says, if it is of this job; where there is no job id, if it is of this boot and younger than `seconds`.
+std::optional<SharedFailure> noted_end(const RunPaths& paths, const LauncherPlace& place, double seconds);
 
 // The start of rank 0 begins: a note of an earlier one is void.
 void forget_refusal(const RunPaths& paths) noexcept;

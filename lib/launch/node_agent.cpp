@@ -49,6 +49,7 @@ CrewOptions crew_of(const NodeAgentOptions& options, const Orders& orders, const
     };
   }
   crew.judges_stillness = false;
+  crew.judges_pace = false;
   crew.pulse = [&link](const CrewPulse& pulse) { link.set_pulse(pulse); };
   crew.told_to_end = [&link, attempt]() -> std::optional<EndOrder> {
     if (link.is_cut_off()) return EndOrder{.reason = cut_off_text};
@@ -89,6 +90,8 @@ Departure run_node_agent(const NodeAgentOptions& options) {
       return {ExitCode::interrupted, fmt::format("{}: its workers are ended; run again to go on", cut_off_text)};
     const Orders orders = options.link.orders();
     if (orders.command == NodeCommand::over) return {orders.code, orders.reason};
+    for (const Dismissal& dismissal : orders.dismissed)
+      if (dismissal.incarnation == options.link.incarnation()) return dismissal.departure;
     const NodeShare* const share = share_of(orders, options.link, options.node);
     if (orders.attempt > done && share != nullptr) {
       done = orders.attempt;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "launch/machine.h"
 
 namespace scaletrain {
 namespace {
@@ -24,7 +25,9 @@ NodeLink::NodeLink(Options options)
     : options_(std::move(options)), incarnation_(random_id()), renewed_at_(monotonic_now()) {
   SCALETRAIN_CHECK(options_.store != nullptr && options_.lease > 0);
   status_.node = options_.node;
+  status_.host = host_name();
   status_.incarnation = incarnation_;
+  status_.left = options_.departure;
   thread_ = std::thread([this] { run(); });
 }
 

@@ -29,6 +29,7 @@ class NodeLink {
     std::function<std::unique_ptr<KeyValueStore>()> reconnect{};
     double lease = 10.0;  // seconds
     std::function<bool()> interrupted{};
+    std::optional<Departure> departure{};  // of an agent that comes only to say why it cannot take part
   };
   // Publishes the first status at once, on its thread.
   explicit NodeLink(Options options);

@@ -15,15 +15,18 @@ constexpr int spare_clients = 64;
 constexpr double basis_seconds = 10.0;
 
 // Whether a node's place may be taken, as far as its status tells.
+//
+// Agents follow one another: whoever takes the place says of whom, and of several that find it free at the same time
+// only the first is let in. One that was let in and was never seen there afterwards is followed after a while.
 class PlaceWatch {
  public:
   PlaceWatch(std::int64_t node, double run_out) : node_(node), run_out_(run_out) {}
 
   bool is_free(KeyValueStore& store, std::string& reason) {
     const auto text = store.find(status_key(node_));
-    if (!text) return true;
+    if (!text) return claim(store, "", reason);
     const NodeStatus status = parse_status(*text);
-    if (status.left) return true;
+    if (status.left) return claim(store, status.incarnation, reason);
     if (status.incarnation != incarnation_) {
       incarnation_ = status.incarnation;
       beat_ = status.beat;
@@ -35,15 +38,36 @@ class PlaceWatch {
                       "number of its own",
                       node_));
     reason = fmt::format("an agent of node {} was there until a moment ago", node_);
-    return seconds_since(since_) >= run_out_;
+    return seconds_since(since_) >= run_out_ && claim(store, status.incarnation, reason);
   }
 
  private:
+  bool claim(KeyValueStore& store, const std::string& predecessor, std::string& reason) {
+    if (predecessor != predecessor_) {
+      predecessor_ = predecessor;
+      round_ = 0;
+      refused_at_.reset();
+    }
+    if (refused_at_ && seconds_since(*refused_at_) >= run_out_) {
+      ++round_;
+      refused_at_.reset();
+    }
+    if (!refused_at_) {
+      if (store.add(fmt::format("{}/after/{}/{}", status_key(node_), predecessor, round_), 1) == 1) return true;
+      refused_at_ = monotonic_now();
+    }
+    reason = fmt::format("another agent of node {} is about to come in", node_);
+    return false;
+  }
+
   std::int64_t node_;
   double run_out_;
   std::string incarnation_;
   std::uint64_t beat_ = 0;
   MonotonicTime since_{};
+  std::string predecessor_;
+  int round_ = 0;
+  std::optional<MonotonicTime> refused_at_{};
 };
 
 }  // namespace

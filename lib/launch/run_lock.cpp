@@ -140,11 +140,25 @@ bool write_counter(const FileDescriptor& file, const LockHolder& holder) {
 // Replaces the file by rename and keeps it open: a holder that is replaced in turn can then only ever write to its own
 // old file, however late it wakes up. The folder is not synced: a lock needs to be seen by others, not to outlive a
 // power cut.
-FileDescriptor replace_lock(const fs::path& path, const LockHolder& holder) {
+//
+// Where there seemed to be no lock the new one is linked instead: the directory of a network file system may be seen
+// late, and a link is refused by the server itself if there is one after all. Nothing then.
+FileDescriptor place_lock(const fs::path& path, const LockHolder& holder, bool is_missing) {
   const fs::path temporary = path.parent_path() / fmt::format(".{}.{}.tmp", path.filename().string(), holder.lock_id);
   FileDescriptor file = open_retried(temporary, O_WRONLY | O_CREAT | O_EXCL, 0640);
-  if (file && write_counter(file, holder) && ::fsync(file.get()) == 0 && ::rename(temporary.c_str(), path.c_str()) == 0)
-    return file;
+  if (file && write_counter(file, holder) && ::fsync(file.get()) == 0) {
+    if (is_missing && ::link(temporary.c_str(), path.c_str()) == 0) {
+      ::unlink(temporary.c_str());
+      return file;
+    }
+    if (is_missing && errno == EEXIST) {
+      ::unlink(temporary.c_str());
+      // A server whose answer was lost is asked once more, and finds the link that it has made.
+      return lock_is_held(path, holder.lock_id) ? std::move(file) : FileDescriptor();
+    }
+    // Or the file system has no links.
+    if (::rename(temporary.c_str(), path.c_str()) == 0) return file;
+  }
   const int error = errno;
   ::unlink(temporary.c_str());
   throw InputError(fmt::format("{}: writing the lock failed: {}", path.string(), std::strerror(error)));
@@ -226,8 +240,10 @@ class LockWatch {
 };
 
 // Writes the lock; nothing if somebody else has it afterwards.
-std::optional<FileDescriptor> take(const fs::path& path, const LockHolder& mine, Guard::State guard, double period) {
-  FileDescriptor file = replace_lock(path, mine);
+std::optional<FileDescriptor> take(const fs::path& path, const LockHolder& mine, bool is_missing, Guard::State guard,
+                                   double period) {
+  FileDescriptor file = place_lock(path, mine, is_missing);
+  if (!file) return std::nullopt;
   if (guard != Guard::State::taken) {
     // Without flock two may get here at once: the last rename wins, and everybody looks after all have written.
     sleep_seconds(period / 2);
@@ -276,10 +292,13 @@ struct RunLock::State {
     try {
       const auto text = read_lock_text(path);
       const auto holder = parse_if_well_formed(text, path);
-      if (!text || (holder && holder->lock_id != mine.lock_id)) {
+      // One look may miss a file that is there, on a network file system.
+      missed = text ? 0 : missed + 1;
+      if (missed >= 2 || (holder && holder->lock_id != mine.lock_id)) {
         is_lost.store(true, std::memory_order_release);
         return;
       }
+      if (missed > 0) return;
     } catch (const InputError&) {
       return;
     }
@@ -291,6 +310,7 @@ struct RunLock::State {
   const fs::path path;
   LockHolder mine;  // the counter belongs to the thread
   const double period;
+  int missed = 0;  // looks in a row that found no file; the thread's
   std::atomic<bool> is_lost{false};
   FileDescriptor file;
   std::mutex mutex;
@@ -314,10 +334,11 @@ RunLock RunLock::acquire(const fs::path& path, const RunLockOptions& options) {
     {
       const Guard guard(path, options.period / 10);
       if (guard.state() != Guard::State::busy) {
-        const Verdict verdict = watch.judge(read_lock_text(path));
+        const std::optional<std::string> text = read_lock_text(path);
+        const Verdict verdict = watch.judge(text);
         if (verdict == Verdict::held) refuse(path, watch.holder());
         if (verdict == Verdict::free) {
-          auto file = take(path, mine, guard.state(), options.period);
+          auto file = take(path, mine, !text, guard.state(), options.period);
           if (file) return RunLock(std::make_unique<State>(path, mine, std::move(*file), options.period));
         }
       }

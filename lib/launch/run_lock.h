@@ -26,7 +26,9 @@ struct RunLockOptions {
   std::int64_t restart_count = 0;  // how often the job system restarted this job
 };
 
-// With SLURM_JOB_ID and SLURM_RESTART_COUNT, where they are set.
+// With SLURM_JOB_ID and SLURM_RESTART_COUNT, where they are set. No other launcher's restarts count: torchrun's run id
+// is what somebody has called it, and two jobs of one name must not take each other's lock. They wait out a silent
+// holder of another host; on this one a holder that has ended is known by its process.
 RunLockOptions run_lock_options_from_environment();
 
 class RunLock {

@@ -56,6 +56,8 @@ void block_interrupt_signals() {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
   SCALETRAIN_CHECK_EQ(::sigaction(SIGPIPE, &action, nullptr), 0);
+  // A file that reaches the limit on its size (ulimit -f) is a write that fails, as on a full disk.
+  SCALETRAIN_CHECK_EQ(::sigaction(SIGXFSZ, &action, nullptr), 0);
   action.sa_handler = SIG_DFL;
   SCALETRAIN_CHECK_EQ(::sigaction(SIGCHLD, &action, nullptr), 0);
 }

@@ -16,8 +16,9 @@ namespace scaletrain {
 
 // Blocks SIGTERM, SIGUSR1, SIGINT and SIGHUP in the calling thread and in every thread and process it starts from now
 // on: to be called first in main. A signal that arrives before there is a watcher stays pending and is seen by it. Also
-// ignores SIGPIPE (a reader of our messages that leaves must not end training) and makes ended children waitable again,
-// should the parent have ignored SIGCHLD.
+// ignores SIGPIPE (a reader of our messages that leaves must not end training) and SIGXFSZ (a write beyond a limit on
+// file sizes then fails like one on a full disk), and makes ended children waitable again, should the parent have
+// ignored SIGCHLD.
 void block_interrupt_signals();
 
 // Reads the blocked signals from construction to destruction. At most one exists in a process. Further signals after

@@ -1,5 +1,7 @@
 #include "launch/slow_ranks.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -33,6 +35,21 @@ std::vector<SlowRanks::Slow> SlowRanks::observe(const std::vector<Pace>& paces, 
     if (slow_windows_[i] == 2) found.push_back({.index = i, .busy_seconds = means[i], .peers_seconds = *middle});
   }
   return found;
+}
+
+std::vector<std::int64_t> classes_of_stages(std::int64_t world, std::int64_t stages) {
+  SCALETRAIN_CHECK(stages >= 1 && world >= stages && world % stages == 0);
+  std::vector<std::int64_t> classes;
+  classes.reserve(static_cast<std::size_t>(world));
+  for (std::int64_t rank = 0; rank < world; ++rank) classes.push_back(rank / (world / stages));
+  return classes;
+}
+
+std::string slow_rank_text(std::int64_t rank, const SlowRanks::Slow& slow) {
+  return fmt::format(
+      "rank {} is slow: it computes {:.3g} s in a step, its peers {:.3g} s, and all wait for it; look for what else "
+      "runs on its processors, or a processor that is throttled",
+      rank, slow.busy_seconds, slow.peers_seconds);
 }
 
 }  // namespace scaletrain

@@ -1,10 +1,11 @@
 // Finds ranks that are much slower than those that do the same work. All ranks of a run advance at the pace of the
 // slowest, so their steps tell nothing; what tells is the time that each is busy in a step, the waits for its peers
-// left out.
+// left out. The ranks may be on one host or on several.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "launch/worker_channel.h"
@@ -37,5 +38,11 @@ class SlowRanks {
   double begin_seconds_ = 0.0;
   std::vector<int> slow_windows_;  // in a row
 };
+
+// The class of each rank of a world whose pipeline has so many stages, each of equally many neighbouring ranks.
+std::vector<std::int64_t> classes_of_stages(std::int64_t world, std::int64_t stages);
+
+// The warning, about this rank of the world.
+std::string slow_rank_text(std::int64_t rank, const SlowRanks::Slow& slow);
 
 }  // namespace scaletrain

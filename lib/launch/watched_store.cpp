@@ -2,12 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "comm/rendezvous.h"
+#include "comm/sliced_wait.h"
 
 namespace scaletrain {
 namespace {
@@ -18,13 +17,9 @@ constexpr double slice_seconds = 0.25;
 }  // namespace
 
 std::optional<std::string> WatchedStore::find_within(const std::string& key, double seconds) {
-  const MonotonicTime begin = monotonic_now();
-  for (;;) {
-    const double left = std::max(0.0, seconds - seconds_since(begin));
-    if (auto value = store_.find_within(key, std::min(left, slice_seconds))) return value;
-    throw_if_futile(key);
-    if (left <= slice_seconds) return std::nullopt;
-  }
+  return wait_in_slices(
+      seconds, slice_seconds, [&](double slice) { return store_.find_within(key, slice); },
+      [&] { throw_if_futile(key); });
 }
 
 void WatchedStore::throw_if_futile(const std::string& key) {

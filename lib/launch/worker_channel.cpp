@@ -11,6 +11,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -106,6 +107,11 @@ void WorkerReporter::watch_collective(std::function<std::optional<InCollective>(
   collective_ = std::move(collective);
 }
 
+void WorkerReporter::watch_storage(std::function<std::optional<InStorage>()> storage) {
+  const std::lock_guard lock(mutex_);
+  storage_ = std::move(storage);
+}
+
 void WorkerReporter::pace(const Pace& pace) {
   const std::lock_guard lock(mutex_);
   pace_ = pace;
@@ -126,19 +132,33 @@ bool WorkerReporter::error(ExitCode kind, std::string_view message) {
 void WorkerReporter::run(double period_seconds) {
   std::unique_lock lock(mutex_);
   do {
+    if (storage_) last_storage_ = storage_();
     send_status();
   } while (!wake_.wait_for(lock, std::chrono::duration<double>(period_seconds), [this] { return stopping_; }));
 }
 
 bool WorkerReporter::send_status() {
   if (counter_) last_counter_ = counter_();
-  std::string lines = fmt::format("progress {} {} {}\n", last_counter_, step_, waiting_ ? "waiting" : "working");
-  if (collective_) {
-    if (const auto in = collective_())
-      lines += fmt::format("collective {:.3f} {}\n", in->seconds, escape_message(in->text));
-  }
-  if (pace_) lines += fmt::format("pace {} {:.6f}\n", pace_->steps, pace_->busy_seconds);
-  return send_line(lines);
+  WorkerStatus status;
+  status.progress = last_counter_;
+  status.step = step_;
+  status.waiting = waiting_;
+  if (collective_) status.collective = collective_();
+  status.storage = std::exchange(last_storage_, std::nullopt);
+  status.pace = pace_;
+  return send_line(status_lines(status));
+}
+
+std::string status_lines(const WorkerStatus& status) {
+  std::string lines =
+      fmt::format("progress {} {} {}\n", status.progress, status.step, status.waiting ? "waiting" : "working");
+  if (const auto& in = status.collective)
+    lines += fmt::format("collective {:.3f} {}\n", in->seconds, escape_message(in->text));
+  if (const auto& in = status.storage)
+    lines += fmt::format("storage {} {} {:.3f}{}{}\n", in->activity, in->bytes, in->seconds,
+                         in->text.empty() ? "" : " ", escape_message(in->text));
+  if (const auto& pace = status.pace) lines += fmt::format("pace {} {:.6f}\n", pace->steps, pace->busy_seconds);
+  return lines;
 }
 
 bool WorkerReporter::send_line(const std::string& line) {
@@ -204,6 +224,18 @@ void WorkerStatusParser::take_line(std::string_view line) {
     if (!parse_number(words[1], in.seconds) || !text) return;
     in.text = std::move(*text);
     status_.collective = std::move(in);
+    ++status_.lines;
+    return;
+  }
+  if (words.size() >= 4 && words[0] == "storage") {
+    InStorage in;
+    const std::size_t head = words[0].size() + words[1].size() + words[2].size() + words[3].size() + 4;
+    auto text = unescape_message(words.size() == 4 ? "" : line.substr(head));
+    const bool has_numbers =
+        parse_number(words[1], in.activity) && parse_number(words[2], in.bytes) && parse_number(words[3], in.seconds);
+    if (!has_numbers || !text) return;
+    in.text = std::move(*text);
+    status_.storage = std::move(in);
     ++status_.lines;
     return;
   }

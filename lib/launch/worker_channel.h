@@ -2,13 +2,14 @@
 //
 //   progress COUNTER STEP working|waiting
 //   collective SECONDS ESCAPED_TEXT    behind a progress line: since when it waits for its peers, and in what
+//   storage ACTIVITY BYTES SECONDS [ESCAPED_TEXT]   behind a progress line, where it can be told (storage_probe.h)
 //   pace STEPS BUSY_SECONDS            whole steps so far, and the time in them that was not spent waiting for peers
 //   dumped [ESCAPED_TEXT]              what SIGQUIT asks for is in its log (hang_report.h); the collective named there
 //   error EXIT_CODE ESCAPED_MESSAGE
 //
 // COUNTER counts executed instructions: while the worker says `working` it must move within the heartbeat. `waiting`
 // means start-up or storage, where no progress is expected; then the lines themselves must keep coming, so that a
-// stopped process is still noticed.
+// stopped process is still noticed, and ACTIVITY must move now and then.
 #pragma once
 
 #include <condition_variable>
@@ -29,6 +30,15 @@ namespace scaletrain {
 // A wait for peers.
 struct InCollective {
   std::string text;
+  double seconds = 0.0;
+};
+
+// What a worker does beside executing instructions.
+struct InStorage {
+  std::uint64_t activity = 0;  // moves while it computes, reads or writes
+  std::uint64_t bytes = 0;     // read and written so far
+  // The call to the storage in which one of its threads has been for so long, when nothing else moves; empty: none.
+  std::string text{};
   double seconds = 0.0;
 };
 
@@ -54,6 +64,8 @@ class WorkerReporter {
   void watch(std::function<std::uint64_t()> counter);
   // Where the collective under way is read, on the same terms.
   void watch_collective(std::function<std::optional<InCollective>()> collective);
+  // Where that is asked which the storage line tells, on the same terms, but always by the reporter's thread.
+  void watch_storage(std::function<std::optional<InStorage>()> storage);
   // What the worker is about to do. Until the first call: waiting, at an unknown step.
   void entered(std::int64_t step, bool waiting);
   // Since the start; sent with the next line.
@@ -74,6 +86,8 @@ class WorkerReporter {
   std::string unsent_;  // rest of a line that the socket took in part
   std::function<std::uint64_t()> counter_;
   std::function<std::optional<InCollective>()> collective_;
+  std::function<std::optional<InStorage>()> storage_;
+  std::optional<InStorage> last_storage_;  // not sent yet
   std::optional<Pace> pace_;
   std::uint64_t last_counter_ = 0;
   std::int64_t step_ = -1;
@@ -97,10 +111,14 @@ struct WorkerStatus {
   std::int64_t step = -1;  // -1: not told yet
   bool waiting = true;
   std::optional<InCollective> collective;  // at its last progress line
+  std::optional<InStorage> storage;        // as last told
   std::optional<Pace> pace;
   std::optional<std::string> dumped;  // the report is in its log; the collective that it names, or empty
   std::optional<WorkerError> error;
 };
+
+// The lines for what they tell of a living worker.
+std::string status_lines(const WorkerStatus& status);
 
 // Reads the lines in whatever pieces they arrive. What is no line of the form above is skipped, without an error: a
 // worker that dies may leave half a line, one that is broken must not break its agent. Memory is bounded.

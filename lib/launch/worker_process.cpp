@@ -28,7 +28,8 @@ constexpr auto longest_pause = std::chrono::microseconds(20'000);  // between tw
 
 // Everything the child needs, made before the fork.
 struct Preparation {
-  std::vector<std::string> arguments;
+  std::string executable;
+  std::vector<std::string> arguments;  // the program's name first
   std::vector<std::string> variables;
   std::vector<char*> argument_pointers;
   std::vector<char*> variable_pointers;
@@ -58,10 +59,18 @@ std::vector<std::string> environment_of(const WorkerLaunch& launch) {
   return variables;
 }
 
+// As people should read it in a list of processes.
+std::string program_name(const std::filesystem::path& executable) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::read_symlink(executable, error);
+  return error ? executable.string() : target.string();
+}
+
 // Not copied or moved afterwards: the pointers point into it.
 void prepare(Preparation& made, const WorkerLaunch& launch, int channel) {
+  made.executable = launch.executable.string();
   made.arguments = launch.arguments;
-  made.arguments.insert(made.arguments.begin(), launch.executable.string());
+  made.arguments.insert(made.arguments.begin(), program_name(launch.executable));
   made.arguments.emplace_back("--channel");
   made.arguments.push_back(fmt::format("{}", channel));
   made.variables = environment_of(launch);
@@ -86,7 +95,7 @@ void prepare(Preparation& made, const WorkerLaunch& launch, int channel) {
   if (::fcntl(channel, F_SETFD, 0) != 0) give_up();
   // Where it is refused, the worker runs as well, only less evenly.
   if (made.has_processors) ::sched_setaffinity(0, sizeof made.processors, &made.processors);
-  ::execve(made.argument_pointers.front(), made.argument_pointers.data(), made.variable_pointers.data());
+  ::execve(made.executable.c_str(), made.argument_pointers.data(), made.variable_pointers.data());
   give_up();
   ::_exit(127);
 }

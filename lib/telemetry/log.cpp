@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/console.h"
 #include "base/error.h"
 #include "base/file.h"
 
@@ -42,9 +43,19 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   }
 
  protected:
+  // Every line of a message of many has time and level: who looks for errors finds all of it.
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t text;
-    formatter_->format(message, text);
+    std::string_view rest(message.payload.data(), message.payload.size());
+    for (bool is_more = true; is_more;) {
+      const std::size_t end = rest.find('\n');
+      is_more = end != std::string_view::npos && end + 1 < rest.size();
+      spdlog::details::log_msg line = message;
+      const std::string_view shown = rest.substr(0, end);
+      line.payload = spdlog::string_view_t(shown.data(), shown.size());
+      formatter_->format(line, text);
+      if (is_more) rest.remove_prefix(end + 1);
+    }
     write_all(file_.get(), text.data(), text.size());
   }
   void flush_() override {}
@@ -71,8 +82,8 @@ class ConsoleSink final : public spdlog::sinks::base_sink<std::mutex> {
 };
 
 void print_to_standard_error(std::string_view text) {
-  const std::string line = std::string(text) + "\n";
-  write_all(STDERR_FILENO, line.data(), line.size());
+  constexpr double patience = 1.0;
+  write_to_console(STDERR_FILENO, std::string(text) + "\n", patience);
 }
 
 }  // namespace

@@ -163,6 +163,7 @@ void MetricsWriter::write(const RestartRecord& record) {
              .add("generation", record.generation)
              .add("checkpoint", record.checkpoint)
              .add_bool("fingerprint_changed", record.fingerprint_changed)
+             .add("cause", record.cause)
              .add("wall_time", record.wall_time)
              .add("layout", record.layout)
              .finish());
@@ -180,6 +181,7 @@ void MetricsWriter::write(const SpikeRecord& record) {
              .add("deviation", record.deviation)
              .add("zscore", record.zscore)
              .add("action", record.action)
+             .add_bool("within_window", record.within_window)
              .add("samples", record.samples)
              .finish());
 }
@@ -194,7 +196,12 @@ void MetricsWriter::write(const EarlyStopRecord& record) {
 }
 
 void MetricsWriter::write(const EndRecord& record) {
-  append(Line("end").add("step", record.step).add("reason", record.reason).finish());
+  append(Line("end")
+             .add("step", record.step)
+             .add("code", record.code)
+             .add("reason", record.reason)
+             .add("wall_time", record.wall_time)
+             .finish());
 }
 
 void MetricsWriter::append(const std::string& line) {

@@ -86,6 +86,8 @@ struct RestartRecord {
   std::int64_t generation = 0;
   std::string checkpoint{};
   bool fingerprint_changed = false;  // machine, build or layout differ: losses may differ in their last bits
+  std::string
+      cause{};  // what ended the training before it ("rank 3: worker 17 was killed by signal 9 (Killed) at ...")
   std::string wall_time{};
   LayoutRecord layout{};
 };
@@ -106,6 +108,7 @@ struct SpikeRecord {
   double zscore = 0;
   std::string action{};                  // what was done: warn, skip (a skip line follows) or rollback (a restart line)
   std::vector<std::uint64_t> samples{};  // of the step
+  bool within_window = false;            // rollback: no checkpoint was older than what the loss is measured against
 };
 
 struct EarlyStopRecord {
@@ -115,9 +118,12 @@ struct EarlyStopRecord {
   std::string reason{};
 };
 
+// A start of the run has ended: the last line that it writes (end_of_run.h in train). The next start adds its own.
 struct EndRecord {
-  std::int64_t step = 0;
-  std::string reason{};
+  std::int64_t step = 0;    // the last one done
+  std::int64_t code = 0;    // of the program's exit
+  std::string reason{};     // "finished", "stopped early", "interrupted", or what went wrong
+  std::string wall_time{};  // UTC, for people
 };
 
 // Not thread-safe: the thread that trains owns it.

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -31,6 +33,7 @@ class Fields {
     return json_number(object_, key, where_);
   }
   std::string text_or_empty(std::string_view key) const { return object_.contains(key) ? text(key) : std::string(); }
+  std::int64_t integer_or_zero(std::string_view key) const { return object_.contains(key) ? integer(key) : 0; }
   bool flag_or_false(std::string_view key) const { return object_.contains(key) && flag(key); }
   double number_or_zero(std::string_view key) const { return object_.contains(key) ? number(key) : 0.0; }
   // Lines of older programs have none.
@@ -120,6 +123,7 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                                 .generation = in.integer("generation"),
                                 .checkpoint = in.text("checkpoint"),
                                 .fingerprint_changed = in.flag("fingerprint_changed"),
+                                .cause = in.text_or_empty("cause"),
                                 .wall_time = in.text("wall_time"),
                                 .layout = in.layout()});
     cancel_beyond(metrics, metrics.restarts.back().step);
@@ -133,14 +137,18 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                               .deviation = in.number("deviation"),
                               .zscore = in.number("zscore"),
                               .action = in.text("action"),
-                              .samples = in.naturals("samples")});
+                              .samples = in.naturals("samples"),
+                              .within_window = in.flag_or_false("within_window")});
   } else if (kind == "early_stop") {
     metrics.early_stops.push_back({.step = in.integer("step"),
                                    .metric = in.text("metric"),
                                    .value = in.number("value"),
                                    .reason = in.text("reason")});
   } else if (kind == "end") {
-    metrics.ends.push_back({.step = in.integer("step"), .reason = in.text("reason")});
+    metrics.ends.push_back({.step = in.integer("step"),
+                            .code = in.integer_or_zero("code"),
+                            .reason = in.text("reason"),
+                            .wall_time = in.text_or_empty("wall_time")});
   }
 }
 
@@ -162,6 +170,58 @@ Metrics parse_metrics(std::string_view text, const std::string& where) {
 
 Metrics read_metrics(const std::filesystem::path& file) {
   return parse_metrics(read_text_file(file, largest_file), file.string());
+}
+
+namespace {
+
+bool is_kind(std::string_view line, std::string_view kind) {
+  return line.starts_with(fmt::format("{{\"kind\":\"{}\"", kind));
+}
+
+// The last of these whole lines that tells a step; nothing if none does. since: an offset in `lines`.
+std::optional<MetricsTail> last_told(std::string_view lines, std::uint64_t since, const std::string& where) {
+  while (!lines.empty()) {
+    const std::size_t before = lines.size() < 2 ? std::string_view::npos : lines.rfind('\n', lines.size() - 2);
+    const std::size_t begin = before == std::string_view::npos ? 0 : before + 1;
+    const std::string_view line = lines.substr(begin);
+    lines = lines.substr(0, begin);
+    if (is_kind(line, "start")) return MetricsTail();
+    const bool is_end = is_kind(line, "end");
+    const bool is_step = is_kind(line, "step");
+    if (!is_end && !is_step && !is_kind(line, "restart")) continue;
+    const json object = parse_json(line, where);
+    const Fields in(object, where);
+    return MetricsTail{.step = in.integer("step"),
+                       .has_ended = is_end && begin >= since,
+                       .tokens_per_second = is_step ? in.number("tokens_per_second") : 0.0,
+                       .mfu = is_step ? in.number("mfu") : 0.0};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+MetricsTail read_metrics_tail(const std::filesystem::path& file, std::uint64_t since) {
+  constexpr std::uint64_t first_look = 64u << 10;
+  const FileReader reader(file);
+  for (std::uint64_t look = first_look;; look *= 16) {
+    const std::uint64_t size = std::min(look, reader.size());
+    std::uint64_t offset = reader.size() - size;
+    std::string text(static_cast<std::size_t>(size), '\0');
+    reader.read_at(offset, std::as_writable_bytes(std::span(text.data(), text.size())));
+    std::string_view lines = text;
+    lines = lines.substr(0, lines.rfind('\n') + 1);  // without a torn one; npos + 1 is 0
+    const bool is_all = offset == 0;
+    if (!is_all) {
+      // The first one may be cut.
+      const std::size_t cut = std::min(lines.find('\n'), lines.size() - 1) + 1;
+      if (lines.empty()) continue;
+      lines.remove_prefix(cut);
+      offset += cut;
+    }
+    if (const auto tail = last_told(lines, since > offset ? since - offset : 0, file.string())) return *tail;
+    if (is_all) return {};
+  }
 }
 
 }  // namespace scaletrain

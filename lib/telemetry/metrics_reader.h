@@ -2,6 +2,7 @@
 // line.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -31,5 +32,16 @@ struct Metrics {
 // A line that is not such an object, other than a last one without its line end, is an InputError with file and line.
 Metrics read_metrics(const std::filesystem::path& file);
 Metrics parse_metrics(std::string_view text, const std::string& where);
+
+// What the last lines of a file say, without reading the others.
+struct MetricsTail {
+  std::int64_t step = 0;   // the last one that was done, restarts applied; 0 if there is none
+  bool has_ended = false;  // the start that wrote behind `since` has its `end` line
+  // Of that step, where nothing was told behind it.
+  double tokens_per_second = 0;
+  double mfu = 0;
+};
+// since: size of the file when that start began.
+MetricsTail read_metrics_tail(const std::filesystem::path& file, std::uint64_t since);
 
 }  // namespace scaletrain

@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <utility>
 
+#include "base/console.h"
 #include "base/text.h"
 
 namespace scaletrain {
@@ -25,9 +27,8 @@ std::size_t columns_of(std::FILE* out) {
   return size.ws_col;
 }
 
-void put(std::FILE* out, std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), out);
-}
+// Longer than anything that reads at all takes, far shorter than a heartbeat.
+constexpr double patience = 0.5;
 
 }  // namespace
 
@@ -78,19 +79,19 @@ void ProgressPrinter::step(const StepRecord& record) {
     return;
   }
   if (!first && !last && record.step % options_.every != 0) return;
-  put(out_, describe(record) + "\n");
-  std::fflush(out_);
+  put(describe(record) + "\n");
+  flush();
 }
 
 void ProgressPrinter::message(std::string_view text) {
   const std::lock_guard lock(mutex_);
   clear();
-  put(out_, text);
-  put(out_, "\n");
+  put(text);
+  put("\n");
   if (!line_.empty()) {
     draw();
   } else {
-    std::fflush(out_);
+    flush();
   }
 }
 
@@ -98,8 +99,8 @@ void ProgressPrinter::finish() {
   const std::lock_guard lock(mutex_);
   if (line_.empty()) return;
   draw();
-  put(out_, "\n");
-  std::fflush(out_);
+  put("\n");
+  flush();
   line_.clear();
   drawn_ = false;
 }
@@ -132,21 +133,39 @@ std::string ProgressPrinter::describe(const StepRecord& record) const {
 }
 
 void ProgressPrinter::draw() {
-  put(out_, start_of_line_and_clear);
+  put(start_of_line_and_clear);
   // A line that wraps could not be cleared again; the last column stays free, because some terminals wrap there.
   const std::size_t columns = columns_of(out_);
   const std::string_view shown = columns > 1 ? std::string_view(line_).substr(0, columns - 1) : std::string_view(line_);
-  if (options_.colours) put(out_, live_colour);
-  put(out_, shown);
-  if (options_.colours) put(out_, end_colour);
-  std::fflush(out_);
+  if (options_.colours) put(live_colour);
+  put(shown);
+  if (options_.colours) put(end_colour);
+  flush();
   drawn_ = true;
   last_draw_ = monotonic_now();
 }
 
+// A console that stands is asked again with each line, without a wait.
+void ProgressPrinter::flush() {
+  std::string text = std::exchange(unwritten_, {});
+  const int descriptor = ::fileno(out_);
+  if (descriptor < 0) {  // a stream in memory
+    std::fwrite(text.data(), 1, text.size(), out_);
+    std::fflush(out_);
+    return;
+  }
+  const bool was_standing = is_standing_;
+  if (was_standing)
+    text.insert(0, fmt::format("\n({} lines were not shown: nothing was read here; the logs have the messages, "
+                               "metrics.jsonl the steps)\n",
+                               missed_));
+  is_standing_ = !write_to_console(descriptor, text, was_standing ? 0.0 : patience);
+  missed_ = is_standing_ ? missed_ + 1 : 0;
+}
+
 void ProgressPrinter::clear() {
   if (!drawn_) return;
-  put(out_, start_of_line_and_clear);
+  put(start_of_line_and_clear);
   drawn_ = false;
 }
 

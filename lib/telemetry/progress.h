@@ -40,8 +40,9 @@ class TimeLeft {
   std::vector<double> recent_;  // a ring of at most `window`
 };
 
-// Writes to a stream that it does not own and never closes; failures to write are ignored. Calls may come from any
-// thread.
+// Writes to a stream that it does not own and never closes; failures to write are ignored. A stream that stands still
+// (a pager, a stopped terminal) is not waited for beyond a moment: what it misses is counted, and the count shown when
+// it goes on. Calls may come from any thread.
 class ProgressPrinter {
  public:
   ProgressPrinter(std::FILE* out, ProgressOptions options);
@@ -59,9 +60,14 @@ class ProgressPrinter {
   std::string describe(const StepRecord& record) const;
   void draw();
   void clear();
+  void put(std::string_view text) { unwritten_ += text; }
+  void flush();
 
   std::mutex mutex_;
   std::FILE* out_;
+  std::string unwritten_;     // of one call
+  bool is_standing_ = false;  // the stream took nothing the last time
+  std::int64_t missed_ = 0;   // lines since then
   ProgressOptions options_;
   TimeLeft time_left_;
   bool any_step_ = false;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <new>
@@ -25,9 +26,12 @@
 #include "config/load.h"
 #include "infer/stage_memory.h"
 #include "nn/init.h"
+#include "optim/lr_schedule.h"
 #include "telemetry/log.h"
 #include "telemetry/metrics.h"
+#include "telemetry/metrics_reader.h"
 #include "telemetry/progress.h"
+#include "train/data_agreement.h"
 #include "train/rollback.h"
 #include "train/start_up.h"
 #include "train/step_runner.h"
@@ -115,6 +119,7 @@ struct Parts {
   Log log;
   std::unique_ptr<TrainingData> data;
   std::vector<std::unique_ptr<ValidationSet>> validation;
+  std::vector<SourceContent> contents;  // of the training data, then of the sets
   std::unique_ptr<ParamStore> store;
   std::unique_ptr<StageMemory> memory;
 
@@ -153,7 +158,8 @@ void Parts::open_data() {
   const DataOptions data_options{.vocab = phase.model.vocab,
                                  .context = phase.model.context,
                                  .seed = config.run.seed,
-                                 .report = [this](const std::string& text) { log.info(text); }};
+                                 .report = [this](const std::string& text) { log.info(text); },
+                                 .opened = [this](SourceContent content) { contents.push_back(std::move(content)); }};
   data = open_training_data(config.data, *tokenizer, data_options);
   for (std::size_t i = 0; i < config.data.validation.size(); ++i)
     validation.push_back(open_validation_set(config.data.validation[i], config.data, *tokenizer, data_options,
@@ -195,6 +201,23 @@ struct Resumed {
   bool fingerprint_changed = false;
 };
 
+// A run that is made longer, say, jumps to another place of its schedule.
+void tell_learning_rate(const Config& before, const Config& now, std::int64_t step, Log& log) {
+  constexpr double unnoticed = 0.01;
+  const auto rate = [](const Config& config, std::int64_t at) {
+    const std::int64_t total = config.train.num_steps(config.model.context);
+    return learning_rate(config.train.lr_schedule, config.train.optimizer.learning_rate,
+                         std::clamp<std::int64_t>(at, 1, total), total);
+  };
+  const double was = rate(before, step + 1);
+  const double is = rate(now, step + 1);
+  if (std::abs(is - was) <= unnoticed * std::max(is, was)) return;
+  log.warn(
+      fmt::format("step {}: the learning rate is {:.3g}, and would be {:.3g} as the checkpoint's run was configured "
+                  "(train.steps, train.optimizer.learning_rate and train.lr_schedule make it)",
+                  step + 1, is, was));
+}
+
 Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::string& fingerprint) {
   // Whoever chose the checkpoint has verified all of it; each of many ranks looks at what it reads.
   const Checkpoint checkpoint(*options.start.checkpoint,
@@ -203,6 +226,7 @@ Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::str
   resumed.state = restore(checkpoint, parts.config, *parts.store);
   resumed.state.generation = options.start.generation;
   if (!options.start.asked.empty()) resumed.state.branch = {checkpoint.manifest().save_id, options.start.asked};
+  tell_learning_rate(config_of(checkpoint), parts.config, resumed.state.step, parts.log);
   const std::string& before = checkpoint.manifest().fingerprint;
   resumed.fingerprint_changed = before != fingerprint;
   if (resumed.fingerprint_changed)
@@ -237,6 +261,7 @@ void write_opening(MetricsWriter& metrics, const Parts& parts, const WorkerOptio
     record.generation = state.generation;
     record.checkpoint = options.start.checkpoint ? options.start.checkpoint->string() : "";
     record.fingerprint_changed = fingerprint_changed;
+    record.cause = options.start.cause.empty() ? "the run was started again" : options.start.cause;
     record.wall_time = wall_clock_text();
     record.layout = layout;
     metrics.write(record);
@@ -252,10 +277,13 @@ void write_opening(MetricsWriter& metrics, const Parts& parts, const WorkerOptio
   metrics.write(record);
 }
 
-bool has_content(const fs::path& file) {
-  std::error_code error;
-  const auto size = fs::file_size(file, error);
-  return !error && size > 0;
+// Whether training ever began here: a start that failed before leaves an `end` line alone.
+bool has_begun(const fs::path& metrics) {
+  constexpr std::string_view end_line = R"({"kind":"end")";
+  std::ifstream file(metrics);
+  for (std::string line; std::getline(file, line);)
+    if (!line.starts_with(end_line)) return true;
+  return false;
 }
 
 // A mix whose sources all have an epoch cap ends: better refused now than when it runs out.
@@ -293,6 +321,21 @@ struct Started {
   bool has_told_failure = false;
 };
 
+// What the ranks of the start before this one went by, if the metrics' last step says it; else 0. A restart is to be
+// quick, and is on the same machines unless ranks may be spread anew.
+double peak_before(const Parts& parts, const WorkerOptions& options) {
+  if (options.start.cause.empty() || parts.config.supervise.elastic_min_data) return 0.0;
+  double peak = 0.0;
+  try {
+    const MetricsTail tail = parts.is_first() ? read_metrics_tail(options.paths.metrics(), 0) : MetricsTail();
+    if (tail.mfu > 0.0 && tail.tokens_per_second > 0.0)
+      peak = model_flops_per_token(parts.phase.model) * tail.tokens_per_second / tail.mfu;
+  } catch (const InputError&) {  // then it is measured
+  }
+  sum_over_world(parts.groups, {&peak, 1});
+  return std::isfinite(peak) ? peak : 0.0;
+}
+
 // The ranks measure at the same time, since they share memory and heat. The best of a rank's repetitions had its
 // threads' processors to itself, which it may have to share.
 double measure_peak(Parts& parts, double seconds, double processors_per_thread) {
@@ -308,6 +351,15 @@ double measure_peak(Parts& parts, double seconds, double processors_per_thread) 
   return std::isfinite(peak) ? peak : 0.0;
 }
 
+// What ranks train on is theirs to open, each from its host.
+void refuse_other_data(const Parts& parts, const WorkerOptions& options, StartUp& start_up) {
+  if (options.place.rendezvous == nullptr) return;
+  DataClaim claim = make_data_claim(parts.tokenizer->hash(), parts.contents);
+  if (const auto& from = parts.config.model.init.from; from && !options.start.checkpoint)
+    claim.sources.push_back(content_of_weights(*from));
+  agree_on_data(start_up, parts.rank, claim);
+}
+
 // Fills `run` as it goes, so that what fails on the way is told before it is torn down.
 void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
@@ -316,9 +368,9 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.data_degree) config.parallel.data = options.data_degree;
   run.parts = std::make_unique<Parts>(options, std::move(config), start_up);
   Parts& parts = *run.parts;
+  refuse_other_data(parts, options, start_up);
   run.fingerprint = fingerprint_of(parts.config, parts.phase, *parts.backend);
-  const bool restarted =
-      options.start.checkpoint || options.start.generation > 0 || has_content(options.paths.metrics());
+  const bool restarted = options.start.checkpoint || options.start.generation > 0 || has_begun(options.paths.metrics());
   if (parts.is_first())
     run.metrics = std::make_unique<MetricsWriter>(
         options.paths.metrics(), [&parts](const std::string& text) { parts.log.error(text); },
@@ -335,10 +387,12 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
         "the data or its mix is not what the checkpoint was trained on: training goes on with what is there now");
   check_samples_suffice(parts, begin.state);
   start_up.wait_for_all();
+  run.peak_flops = peak_before(parts, options);
   if (run.metrics) write_opening(*run.metrics, parts, options, begin.state, restarted, begin.fingerprint_changed);
   parts.log.info(fmt::format("training from step {} on {}", begin.state.step, layout_text(layout_of(parts))));
   run.state = std::move(begin.state);
-  run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
+  if (run.peak_flops <= 0.0)
+    run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
 }
 
 // In a handler. First the word, then the end: peers that lose this rank say so at once, and it is not they who know
@@ -403,15 +457,18 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .hooks = options.hooks},
                   std::move(run.state));
   const TrainOutcome outcome = run_trainer(options, run, trainer);
-  EndRecord end;
-  end.step = trainer.state().step;
-  end.reason = outcome_text(outcome);
-  if (run.metrics) {
+  const std::int64_t step = trainer.state().step;
+  // Ranks that leave may do so to go on with others at once: whoever supervises them knows whether the run has ended.
+  if (run.metrics && outcome != TrainOutcome::interrupted) {
+    EndRecord end;
+    end.step = step;
+    end.reason = outcome_text(outcome);
+    end.wall_time = wall_clock_text();
     run.metrics->write(end);
-    run.metrics->sync();
   }
+  if (run.metrics) run.metrics->sync();
   parts.progress.finish();
-  parts.log.info(fmt::format("{} at step {}", outcome_text(outcome), end.step));
+  parts.log.info(fmt::format("{} at step {}", outcome_text(outcome), step));
   return outcome == TrainOutcome::interrupted ? ExitCode::interrupted : ExitCode::finished;
 }
 

@@ -6,14 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <condition_variable>
-#include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <new>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -24,7 +20,11 @@
 #include "checkpoint/catalog.h"
 #include "checkpoint/save.h"
 #include "checkpoint/staging.h"
+#include "comm/sliced_wait.h"
 #include "config/load.h"
+#include "train/checkpoint_room.h"
+#include "train/retention.h"
+#include "train/save_notices.h"
 
 namespace scaletrain {
 
@@ -35,8 +35,6 @@ namespace {
 constexpr double slowest_write = 10e6;
 // The same for one rank that reads a whole checkpoint.
 constexpr double slowest_read = 10e6;
-// How long training may wait for the save before without a word.
-constexpr double unnoticed_wait = 1.0;
 // Of the thread that writes, beyond that of training: with no processor to spare it gets about a quarter of one, where
 // a gigabyte takes half a second of it.
 constexpr int added_niceness = 5;
@@ -45,7 +43,6 @@ constexpr int highest_niceness = 19;
 constexpr int attempt_bits = 20;
 // Between two looks whether a wait still makes sense.
 constexpr double slice_seconds = 0.25;
-constexpr double slurm_kill_wait = 30.0;
 
 // Of all ranks: one deadline holds for all of them. Replicas hold alike.
 std::size_t largest_store_bytes(const PhasePlan& plan) {
@@ -66,13 +63,11 @@ class AbandonedStore final : public KeyValueStore {
   void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
   std::optional<std::string> find(const std::string& key) override { return store_.find(key); }
   std::optional<std::string> find_within(const std::string& key, double seconds) override {
-    const MonotonicTime begin = monotonic_now();
-    for (;;) {
-      const double left = std::max(0.0, seconds - seconds_since(begin));
-      if (auto value = store_.find_within(key, std::min(left, slice_seconds))) return value;
+    const auto end_if_abandoned = [this] {
       if (abandoned_) throw PeerError("the save was given up: training has ended");
-      if (left <= slice_seconds) return std::nullopt;
-    }
+    };
+    return wait_in_slices(
+        seconds, slice_seconds, [&](double slice) { return store_.find_within(key, slice); }, end_if_abandoned);
   }
   std::int64_t add(const std::string& key, std::int64_t amount) override { return store_.add(key, amount); }
   void remove(const std::string& key) override { store_.remove(key); }
@@ -97,32 +92,11 @@ struct SaveJob {
   std::int64_t number = 0;                  // of this process's saves, failed ones too; the same on all ranks
   CheckpointRecord line;
   std::string save_id{};          // if it was saved
-  double all_seconds = 0.0;       // copy included
+  double all_seconds = 0.0;       // copy and pruning included, failed or not
   std::exception_ptr error = {};  // what is no InputError
 };
 
-// A later state is not the best one: that is gone with the save.
-std::string failure_text(const SaveJob& job) {
-  return fmt::format(
-      "step {}: the checkpoint was not saved, training goes on and tries again at the next one{}: {}", job.line.step,
-      job.best ? " (of the best states, at the next evaluation that is better still)" : "", job.line.failure);
-}
-
 }  // namespace
-
-std::optional<double> grace_seconds() {
-  if (const char* const text = std::getenv("SCALETRAIN_GRACE_SECONDS")) {
-    double seconds = 0.0;
-    const char* const end = text + std::strlen(text);
-    const auto [stop, error] = std::from_chars(text, end, seconds);
-    if (error != std::errc() || stop != end || !(seconds >= 0.0))
-      throw UserError(
-          fmt::format("SCALETRAIN_GRACE_SECONDS is {}, not a number of seconds", quoted(std::string(text))));
-    return seconds;
-  }
-  if (std::getenv("SLURM_JOB_ID") != nullptr) return slurm_kill_wait;
-  return std::nullopt;
-}
 
 struct Checkpointer::Impl {
   Impl(const Parts& checkpointer_parts, RunState& run_state);
@@ -137,6 +111,8 @@ struct Checkpointer::Impl {
   void tell_end(const std::string& reason);
 
   SaveJob make_job(const Reason& reason, KeyValueStore* store);
+  // Before the first step: a warning if not all checkpoints will fit; InputError if not one does and the run begins.
+  void check_room();
   // Writes and commits; then prunes. Whatever fails is in the job.
   void perform(SaveJob& job, const SavedState* copied, KeyValueStore* store);
   void begin_in_background(SaveJob next);
@@ -145,12 +121,19 @@ struct Checkpointer::Impl {
   double wait_for_running();
   // What became of a save that has ended. InputError is left to the caller.
   void adopt(SaveJob& job);
-  void tell_wait(double seconds);
-  void tell_grace(const SaveJob& job);
-  void prune(const SaveJob& job);
-  // Rank 0 prunes, which after a start may verify a checkpoint or two of this size; the others wait for it here and not
-  // in the next step's collectives, whose deadlines are short.
+  // Where there is no space for it, once more after something was let go.
+  SaveResult write(SaveJob& job, const SavedState* copied, KeyValueStore* store);
+  // What rank 0 does, which may verify a checkpoint or two of this size; the others wait for its word here and not in
+  // the next step's collectives, whose deadlines are short.
   void prune_together(const SaveJob& job, KeyValueStore* store);
+  bool make_room_together(const SaveJob& job, KeyValueStore* store);
+  // Rank 0's word to the others about one save, and what they hear.
+  void say(const std::string& about, const std::string& word, const SaveJob& job, KeyValueStore* store);
+  std::string hear(const std::string& about, const SaveJob& job, KeyValueStore* store);
+  // The pinned checkpoint, if the job's is there or, else, if it is not.
+  static std::optional<std::string> best_of(const SaveJob& job) {
+    return job.best && !job.save_id.empty() ? job.save_id : job.best_save_id;
+  }
   void enter(bool waiting_on_storage) const {
     if (parts.entered) parts.entered(waiting_on_storage);
   }
@@ -162,16 +145,17 @@ struct Checkpointer::Impl {
   const PhasePlan& plan;
   RunState& state;
   MonotonicTime last_save;  // the end of one that held training up, the beginning of one in the background
-  std::int64_t saved_step = -1;
+  std::int64_t saved_step;
   std::int64_t num_saves;         // tried, by all ranks alike
   std::size_t largest_store = 0;  // bytes; of several ranks
-  double longest_wait = 0.0;      // that was told of
+  std::size_t all_bytes = 0;      // of a checkpoint
   double copy_stall = 0.0;        // of the save under way: seconds that training was held up
-  bool told_grace = false;
 
   // Of whoever performs a save, one thread at a time.
-  std::set<std::string> known_saves;  // rank 0: ids of those that this process wrote or verified
-  std::int64_t pruned_save = 0;       // the last one that rank 0 pruned after
+  SaveNotices notices;
+  Retention retention;                 // rank 0's
+  std::vector<std::string> words;      // keys of rank 0's words about this save
+  std::vector<std::string> old_words;  // about earlier ones
 
   // Saves in the background.
   std::optional<StateStaging> staging;
@@ -196,8 +180,10 @@ bool Checkpointer::due_by_step() const {
 }
 
 bool Checkpointer::due_by_time() const {
+  if (impl_->writer.joinable()) return false;
   const auto& every = impl_->config.every_seconds;
-  return every && !impl_->writer.joinable() && seconds_since(impl_->last_save) >= *every;
+  const double seconds = seconds_since(impl_->last_save);
+  return (every && seconds >= *every) || impl_->notices.retry_due(seconds);
 }
 
 void Checkpointer::save(const Reason& reason) {
@@ -224,6 +210,7 @@ void Checkpointer::went_back() {
   impl_->settle();
   impl_->saved_step = impl_->state.step;
   impl_->last_save = monotonic_now();
+  impl_->notices.went_back(impl_->state.step);
 }
 
 std::int64_t Checkpointer::saved_step() const {
@@ -236,9 +223,21 @@ Checkpointer::Impl::Impl(const Parts& checkpointer_parts, RunState& run_state)
       plan(checkpointer_parts.plan),
       state(run_state),
       last_save(monotonic_now()),
-      num_saves(run_state.generation << attempt_bits) {
-  if (state.step > 0) saved_step = state.step;
+      saved_step(run_state.step > 0 ? run_state.step : -1),
+      num_saves(run_state.generation << attempt_bits),
+      all_bytes(checkpoint_bytes(plan.table, plan.optimizer_slots.size(), plan.masters())),
+      notices({.log = parts.log,
+               .is_first = is_first(),
+               .is_alone = is_alone(),
+               .background = config.background,
+               .grace_seconds = parts.grace_seconds,
+               .retry_seconds = parts.retry_seconds},
+              saved_step),
+      retention(parts.paths.checkpoints(), config, parts.log, parts.may_commit) {
+  // Whoever chose the checkpoint that training goes on from has read all of it.
+  retention.begin_from(state.parent_save_id);
   if (!is_alone()) largest_store = largest_store_bytes(plan);
+  if (is_first()) check_room();
   if (!config.background) return;
   try {
     staging.emplace(parts.store);
@@ -284,40 +283,82 @@ void Checkpointer::Impl::tell_end(const std::string& reason) {
   }
 }
 
-// An old checkpoint too many is no reason to end a run.
-void Checkpointer::Impl::prune(const SaveJob& job) {
-  const RetentionPolicy policy{.keep = config.keep,
-                               .keep_every = config.keep_every,
-                               .best_save_id = !config.best ? std::nullopt
-                                               : job.best   ? job.save_id
-                                                            : job.best_save_id};
+void Checkpointer::Impl::check_room() {
+  const auto folder = parts.paths.checkpoints();
+  const auto look = [&] { return checkpoint_room(parts.config, plan, folder, available_bytes(folder)); };
+  CheckpointRoom room;
   try {
-    prune_checkpoints(
-        parts.paths.checkpoints(), policy, known_saves, [this](const std::string& text) { parts.log.warn(text); },
-        parts.may_commit);
+    room = look();
+    if (room.fits_none()) {
+      // What a save has left whose process died may be what fills the disk.
+      remove_leftovers(
+          folder, [this](const std::string& text) { parts.log.warn(text); }, parts.may_commit);
+      room = look();
+    }
   } catch (const InputError& error) {
-    parts.log.warn(fmt::format("old checkpoints were not removed: {}", error.what()));
+    parts.log.warn(fmt::format("whether the checkpoints will fit is not known: {}", error.what()));
+    return;
+  }
+  if (!room.fits_none()) {
+    if (!room.fits()) parts.log.warn(room.shortage());
+    return;
+  }
+  const std::string text =
+      fmt::format("{}. Not even one more fits, so that nothing of what is trained could be kept", room.shortage());
+  // There is something to go on from, and the shortage may have passed when the next save is due.
+  if (saved_step >= 0 || state.generation > 0) return parts.log.error(text);
+  throw InputError(text);
+}
+
+void Checkpointer::Impl::say(const std::string& about, const std::string& word, const SaveJob& job,
+                             KeyValueStore* store) {
+  words.push_back(fmt::format("{}/{}/{}", about, job.request.manifest.generation, job.number));
+  store->set(words.back(), word);
+}
+
+// Storage that is slow ends no run; a rank 0 that is gone does.
+std::string Checkpointer::Impl::hear(const std::string& about, const SaveJob& job, KeyValueStore* store) {
+  const std::string key = fmt::format("{}/{}/{}", about, job.request.manifest.generation, job.number);
+  const double seconds = SaveGroup().deadline + static_cast<double>(all_bytes) / slowest_read;
+  for (;;) {
+    if (auto word = store->find_within(key, seconds)) return std::move(*word);
+    parts.log.warn(
+        fmt::format("rank 0 has been removing old checkpoints for {:.0f} s; the next save waits for it", seconds));
   }
 }
 
-// Storage that is slow to forget ends no run; a rank 0 that is gone does.
 void Checkpointer::Impl::prune_together(const SaveJob& job, KeyValueStore* store) {
-  if (is_first()) prune(job);
+  if (is_first()) retention.prune(best_of(job));
   if (is_alone()) return;
-  const auto key = [&job](std::int64_t save) {
-    return fmt::format("pruned/{}/{}", job.request.manifest.generation, save);
-  };
   if (!is_first()) {
-    const double seconds = SaveGroup().deadline + static_cast<double>(job.line.bytes) / slowest_read;
-    while (!store->find_within(key(job.number), seconds))
-      parts.log.warn(
-          fmt::format("rank 0 has been removing old checkpoints for {:.0f} s; the next save waits for it", seconds));
+    hear("pruned", job, store);
     return;
   }
-  store->set(key(job.number), "done");
-  // Whoever took part in this save has read what was said after the one before.
-  store->remove(key(pruned_save));
-  pruned_save = job.number;
+  say("pruned", "done", job, store);
+  // Whoever took part in this save has heard what was said about those before.
+  for (const std::string& key : old_words) store->remove(key);
+  old_words = std::exchange(words, {});
+}
+
+bool Checkpointer::Impl::make_room_together(const SaveJob& job, KeyValueStore* store) {
+  if (!is_first()) return hear("room", job, store) == "made";
+  const bool is_made = retention.make_room(job.line.step, best_of(job));
+  if (!is_alone()) say("room", is_made ? "made" : "none", job, store);
+  return is_made;
+}
+
+SaveResult Checkpointer::Impl::write(SaveJob& job, const SavedState* copied, KeyValueStore* store) {
+  const auto save = [&] {
+    return copied != nullptr ? save_checkpoint(*copied, job.request) : save_checkpoint(parts.store, job.request);
+  };
+  try {
+    return save();
+  } catch (const NoSpaceError& error) {
+    parts.log.error(error.what());
+    if (!make_room_together(job, store)) throw;
+  }
+  ++job.request.group.attempt;
+  return save();
 }
 
 SaveJob Checkpointer::Impl::make_job(const Reason& reason, KeyValueStore* store) {
@@ -339,7 +380,7 @@ SaveJob Checkpointer::Impl::make_job(const Reason& reason, KeyValueStore* store)
     request.group.rank = parts.rank;
     request.group.world = plan.mesh.world();
     request.group.store = store;
-    request.group.attempt = job.number;
+    request.group.attempt = 2 * job.number;  // each may be tried a second time
     request.group.deadline += static_cast<double>(largest_store) / slowest_write;
     request.group.plan_of = [this](Rank rank) { return plan.save_plan(rank); };
   }
@@ -351,21 +392,20 @@ void Checkpointer::Impl::perform(SaveJob& job, const SavedState* copied, KeyValu
   const MonotonicTime start = monotonic_now();
   CheckpointRecord& line = job.line;
   try {
-    const SaveResult result =
-        copied != nullptr ? save_checkpoint(*copied, job.request) : save_checkpoint(parts.store, job.request);
+    const SaveResult result = write(job, copied, store);
     job.save_id = result.save_id;
     line.path = result.path.string();
     line.seconds = result.seconds;
     line.bytes = static_cast<std::int64_t>(result.bytes);
-    if (is_first()) known_saves.insert(result.save_id);
+    retention.saved(result.save_id);
     parts.log.info(fmt::format("step {}: saved {}", line.step, result.path.string()));
-    job.all_seconds = seconds_since(start);
     prune_together(job, store);
   } catch (const InputError& error) {
     line.failure = error.what();
   } catch (...) {
     job.error = std::current_exception();
   }
+  job.all_seconds = seconds_since(start);
 }
 
 void Checkpointer::Impl::write_in_background() {
@@ -395,7 +435,8 @@ void Checkpointer::Impl::write_in_background() {
   }
   perform(running, &*staging, running.request.group.store);
   running.all_seconds += copy_seconds;
-  if (!running.line.failure.empty()) parts.log.error(failure_text(running));
+  if (!running.line.failure.empty())
+    notices.failed(running.line.step, running.best, running.all_seconds, running.line.failure);
   {
     const std::lock_guard lock(mutex);
     is_done = true;
@@ -461,32 +502,9 @@ void Checkpointer::Impl::adopt(SaveJob& job) {
     state.parent_save_id = job.save_id;
     if (job.best) state.best_save_id = job.save_id;
     saved_step = job.line.step;
-    tell_grace(job);
+    notices.saved(saved_step, job.all_seconds);
   }
   if (parts.metrics != nullptr) parts.metrics->write(job.line);
-}
-
-void Checkpointer::Impl::tell_wait(double seconds) {
-  if (!is_first() || seconds < std::max(unnoticed_wait, 2.0 * longest_wait)) return;
-  longest_wait = seconds;
-  parts.log.warn(fmt::format(
-      "step {}: training waited {:.1f} s because the save before had not ended; if that goes on, saves are due faster "
-      "than the storage{} can take them: raise checkpoint.every",
-      state.step, seconds, is_alone() ? "" : ", the slowest rank or the rendezvous"));
-}
-
-// A run that is asked to leave finishes a save that is under way, and writes its last one.
-void Checkpointer::Impl::tell_grace(const SaveJob& job) {
-  const double needed = config.background ? 2.0 * job.all_seconds : job.all_seconds;
-  if (!is_first() || told_grace || !parts.grace_seconds || needed <= *parts.grace_seconds) return;
-  told_grace = true;
-  parts.log.warn(fmt::format(
-      "step {}: saving took {:.1f} s, so that leaving may take {:.1f} s and a step after the signal{}, and this "
-      "process "
-      "is given {:.0f} s: the last save may be lost. Have the signal come earlier (SLURM: --signal=B:USR1@SECONDS) and "
-      "say how much in SCALETRAIN_GRACE_SECONDS",
-      job.line.step, job.all_seconds, needed, config.background ? " (a save under way is finished first)" : "",
-      *parts.grace_seconds));
 }
 
 void Checkpointer::Impl::save(const Reason& reason) {
@@ -494,7 +512,7 @@ void Checkpointer::Impl::save(const Reason& reason) {
   const double waited = wait_for_running();
   const bool is_there = reason.must && !reason.best && saved_step == state.step;
   if (is_there) return;
-  if (!reason.must) tell_wait(waited);
+  if (!reason.must) notices.waited(state.step, waited);
   last_save = monotonic_now();
   if (staging && !reason.must) {
     KeyValueStore* const store =
@@ -517,7 +535,7 @@ void Checkpointer::Impl::save(const Reason& reason) {
   if (parts.metrics != nullptr) parts.metrics->sync();
   if (!job.line.failure.empty()) {
     if (reason.must) throw InputError(job.line.failure);
-    parts.log.error(failure_text(job));
+    notices.failed(job.line.step, job.best, job.all_seconds, job.line.failure);
   }
   last_save = monotonic_now();
   enter(false);

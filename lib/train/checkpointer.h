@@ -3,7 +3,12 @@
 // A save in the background (checkpoint.background) copies the state to memory that was set aside for it, while the next
 // step's forward and backward run, and writes it from there with less priority than training has. Training is held up
 // where it must be: for the copy, right before the optimizer changes what is copied; and for a save that is still being
-// written when the next one is due. Saves that a run ends with are not in the background.
+// written when the next one is due. Saves that a run ends with are not in the background:
+// they write from the store itself, after the one under way has ended, so that no more memory is needed than was
+// planned.
+//
+// A save that fails is told, training goes on, and the next try comes soon (save_notices.h). One that finds no space
+// lets older checkpoints go, never below two that verify, and is tried again at once (retention.h).
 //
 // Every rank of the run has one and calls it at the same steps with the same arguments. Rank 0 alone writes records,
 // commits and prunes. Called by the training thread alone; a thread of its own writes in the background. What training
@@ -26,6 +31,7 @@
 #include "telemetry/metrics.h"
 #include "train/run_folder.h"
 #include "train/run_state.h"
+#include "train/save_notices.h"
 
 namespace scaletrain {
 
@@ -48,7 +54,8 @@ class Checkpointer {
     // ones are removed, by any thread.
     std::function<bool()> may_commit;
     std::function<void(bool waiting_on_storage)> entered;  // while waiting, the rank makes no progress; may be empty
-    std::optional<double> grace_seconds{};  // from the signal to the end of the process, see grace_seconds()
+    std::optional<double> grace_seconds{};  // from the signal to the end of the process, see save_notices.h
+    double retry_seconds = 60.0;            // after a first failed save, see SaveNotices::retry_due()
   };
 
   // Of a save: whether the run ends with this state, so that a failure is an error; whether the last evaluation is the
@@ -59,7 +66,8 @@ class Checkpointer {
   };
 
   // state: the trainer's, which outlives this. What it says of checkpoints (parent and best) is kept up to date here.
-  // InputError if there is no memory for copies.
+  // InputError if there is no memory for copies, or on rank 0 if the run begins and the disk has no space for one
+  // checkpoint.
   Checkpointer(const Parts& parts, RunState& state);
   // A save under way is finished first; but given up where an exception ends a run of several ranks, since the others
   // may be gone. The rank enters the state of waiting meanwhile.
@@ -70,6 +78,7 @@ class Checkpointer {
   // By checkpoint.every or keep_every of the state's step: the same on every rank.
   bool due_by_step() const;
   // By this rank's clock, from the last save's beginning: one rank decides for all. Never while a save is under way.
+  // Sooner than checkpoint.every, and where that is in steps too, after a save that failed.
   bool due_by_time() const;
   // The state as it is between two steps. Throws if reason.must: InputError, on every rank; else a failure is logged
   // and recorded, and the next save tries again. Waits for a save that is under way, and throws what poll() throws.
@@ -94,10 +103,5 @@ class Checkpointer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// How long this process may go on after it was asked to leave: SCALETRAIN_GRACE_SECONDS if it is set (by
-// scripts/slurm/train.sbatch, from the lead of its signal), SLURM's KillWait as it comes in a job of SLURM, else
-// unknown.
-std::optional<double> grace_seconds();
 
 }  // namespace scaletrain

@@ -42,8 +42,10 @@ class SetSource final : public MicroBatchSource {
 
 }  // namespace
 
-std::vector<SetLoss> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
-                                   std::span<const std::unique_ptr<ValidationSet>> sets, std::int64_t max_samples) {
+std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
+                                                  std::span<const std::unique_ptr<ValidationSet>> sets,
+                                                  std::int64_t max_samples,
+                                                  const std::function<bool()>& wants_to_stop) {
   const std::int64_t micro_batch = plan.micro_batch.samples;
   const std::int64_t replicas = plan.mesh.degree(Axis::data);
   std::vector<SetLoss> losses;
@@ -57,7 +59,8 @@ std::vector<SetLoss> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Ra
     // As many for each replica: every rank of a stage runs the same schedule.
     const std::int64_t num_micro_batches =
         std::max<std::int64_t>(1, ceil_div(ceil_div(samples, micro_batch), replicas));
-    const StepRunner::EvaluationSums sums = runner.evaluate(source, num_micro_batches);
+    const StepRunner::EvaluationSums sums = runner.evaluate(source, num_micro_batches, wants_to_stop);
+    if (sums.is_given_up) return std::nullopt;
     if (sums.target_tokens == 0) throw InputError("validation set " + set->name() + " holds no token with a loss");
     losses.push_back({set->name(), sums.loss_sum / static_cast<double>(sums.target_tokens), sums.target_tokens});
   }

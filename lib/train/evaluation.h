@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,8 +24,11 @@ struct SetLoss {
 
 // Whole micro-batches are dealt out to the replicas by turns, so that every layout sees the same ones; replicas that
 // get fewer run empty ones. Every rank calls this, with the same sets, and gets the same answer. max_samples: per set,
-// 0: all. InputError if a set has no unmasked token.
-std::vector<SetLoss> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
-                                   std::span<const std::unique_ptr<ValidationSet>> sets, std::int64_t max_samples);
+// 0: all. InputError if a set has no unmasked token. Nothing where a rank's `wants_to_stop`, asked again and again,
+// said yes: sets may be large, and a run that is to leave has little time.
+std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
+                                                  std::span<const std::unique_ptr<ValidationSet>> sets,
+                                                  std::int64_t max_samples,
+                                                  const std::function<bool()>& wants_to_stop = {});
 
 }  // namespace scaletrain

@@ -44,7 +44,6 @@ bool suffices(const TrainingData& data, std::int64_t first_sample, std::int64_t 
 RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store) {
   RunState state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
   state.early_stop = continue_early_stop(state.early_stop, config_of(checkpoint).early_stop, config.early_stop);
-  if (!state.early_stop.best) state.best_save_id.reset();  // the best by another metric, or by none
   checkpoint.load(store, true);
   store.values_changed();
   return state;
@@ -84,33 +83,62 @@ Rollback::Result Rollback::run(const RunState& now, std::int64_t last) {
   if (choice.path.empty()) return {.state = std::nullopt, .checkpoint = {}, .fingerprint = {}, .reason = choice.reason};
   // Rank 0 has verified all of it.
   const Checkpoint checkpoint(choice.path, OpenCheck::none);
-  RunState state = restore(checkpoint, parts_.config, parts_.store);
+  RunState state = restore_or_restart(checkpoint);
   state.spike = after_rollback(now.spike, std::move(state.spike), Step(now.step));
   state.history = history_without(now.history, std::move(state.history), last);
   state.generation = now.generation + 1;
   state.branch = now.branch;
   wait_for_all();
+  const bool within_window = checkpoint.manifest().step >= now.step - reach(now);
   return {.state = std::move(state),
           .checkpoint = checkpoint.path(),
           .fingerprint = checkpoint.manifest().fingerprint,
-          .reason = {}};
+          .reason = {},
+          .within_window = within_window};
+}
+
+// The store may hold half of it when the file system refuses: nothing that training could go on from here.
+RunState Rollback::restore_or_restart(const Checkpoint& checkpoint) {
+  try {
+    return restore(checkpoint, parts_.config, parts_.store);
+  } catch (const FileAccessError& error) {
+    throw PeerError(fmt::format("rank {}: going back to an older checkpoint: {}", parts_.rank.value(), error.what()));
+  }
+}
+
+std::int64_t Rollback::reach(const RunState& now) const {
+  return checked_mul(parts_.config.train.spike->window, now.spike.rollbacks + 1);
+}
+
+void Rollback::set_aside_after(std::int64_t step) const {
+  for (const fs::path& path : set_aside_later(parts_.checkpoints, step))
+    parts_.log.info(fmt::format("{}: a checkpoint of the branch that training leaves", path.string()));
+}
+
+void Rollback::leave_branch(const RunState& state) {
+  if (parts_.rank != Rank(0)) return;
+  try {
+    if (!parts_.may_commit || parts_.may_commit()) set_aside_after(state.step);
+  } catch (const InputError& error) {
+    parts_.log.warn(fmt::format("later checkpoints of the branch that training leaves stay: {}", error.what()));
+  }
 }
 
 // Whatever the file system refuses leaves training where it is: a spike is no reason to lose a run.
 Rollback::Choice Rollback::choose(const RunState& now, std::int64_t last) const {
   try {
     if (parts_.may_commit && !parts_.may_commit()) return {{}, "this process no longer owns the run"};
-    const std::int64_t window = parts_.config.train.spike->window;
-    const std::optional<Checkpoint> found =
-        checkpoint_before(parts_.checkpoints, now.step, checked_mul(window, now.spike.rollbacks + 1),
-                          [this](const std::string& text) { parts_.log.warn(text); });
+    const std::optional<Checkpoint> found = checkpoint_before(
+        parts_.checkpoints, now.step, reach(now), [this](const std::string& text) { parts_.log.warn(text); });
     if (!found) return {{}, "there is no checkpoint to go back to"};
     const std::int64_t from = found->manifest().step;
     const std::int64_t global_batch = now.history.segments().back().global_batch;
     if (!suffices(parts_.data, last + 1, parts_.total_steps - from, global_batch))
       return {{}, "the epoch caps of data.train leave too few samples to skip any"};
-    for (const fs::path& path : set_aside_later(parts_.checkpoints, from))
-      parts_.log.info(fmt::format("{}: a checkpoint of the branch that training leaves", path.string()));
+    // Older than the checkpoint that --resume named: by those that stem from that one the same command, given again,
+    // knows its run.
+    const Branch branch = branch_of(found->manifest());
+    if (branch.root == now.branch.root) set_aside_after(from);
     return {found->path().string(), {}};
   } catch (const InputError& error) {
     return {{}, error.what()};

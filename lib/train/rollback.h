@@ -3,9 +3,9 @@
 //
 // A run whose state has jumped was on its way there for some time, so the state must be older than the losses that the
 // jump was measured against: the newest checkpoint that verifies and was written before the window; each further
-// rollback in a row goes back one window more. Where none is that old, the oldest. Later ones are set aside, so that
-// what starts after a crash is the same branch. The samples from there to the spike are skipped, those of the spike's
-// step included.
+// rollback in a row goes back one window more. Where none is that old, the oldest, and that is said. Later ones are set
+// aside, so that what starts after a crash is the same branch. The samples from there to the spike are skipped, those
+// of the spike's step included; whoever goes on from the result saves it at once, so that a crash does not forget them.
 #pragma once
 
 #include <cstdint>
@@ -63,12 +63,16 @@ class Rollback {
     std::filesystem::path checkpoint;  // that it went back to
     std::string fingerprint;           // of its writer
     std::string reason;
+    bool within_window = false;  // no checkpoint was old enough: this one's state may be on its way to the spike
   };
   // now: the state after the spike's step, whose samples end with `last`. The store holds the result's state; the state
   // is of a new generation. Called by all ranks with the same arguments; nothing else may be under way. InputError if
-  // the checkpoint that was chosen cannot be loaded here; DivergedError when rollbacks are used up (spike_policy.h),
-  // before anything was changed.
+  // the checkpoint that was chosen cannot be loaded here, PeerError if that is the file system's doing and may pass;
+  // DivergedError when rollbacks are used up (spike_policy.h), before anything was changed.
   Result run(const RunState& now, std::int64_t last);
+  // To be called when the result's state has been saved: sets aside what run() left because a start would not have
+  // known without it which branch it is on. Never throws what the file system refuses.
+  void leave_branch(const RunState& state);
 
  private:
   // What rank 0 tells the others: a path, or why there is none.
@@ -76,6 +80,9 @@ class Rollback {
     std::string path;
     std::string reason;
   };
+  RunState restore_or_restart(const Checkpoint& checkpoint);
+  std::int64_t reach(const RunState& now) const;
+  void set_aside_after(std::int64_t step) const;
   Choice choose(const RunState& now, std::int64_t last) const;
   Choice agreed_choice(const RunState& now, std::int64_t last);
   void wait_for_all();

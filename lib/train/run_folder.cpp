@@ -5,13 +5,21 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "checkpoint/catalog.h"
 #include "config/keys.h"
 #include "telemetry/metrics_reader.h"
+#include "train/checkpoint_room.h"
 #include "train/early_stop.h"
+#include "train/retention.h"
 #include "train/run_state.h"
 
 namespace scaletrain {
@@ -21,13 +29,35 @@ namespace fs = std::filesystem;
 namespace {
 
 // What a run folder may hold before its first start: what a user or a scheduler puts there ahead (logs), and ours.
-constexpr std::array<std::string_view, 8> own_entries = {"config.yaml", "config.source.yaml", "metrics.jsonl",
+constexpr std::array<std::string_view, 9> own_entries = {"config.yaml", "config.source.yaml", "metrics.jsonl",
                                                          "logs",        "checkpoints",        "lock.json",
-                                                         "tensorboard", "rendezvous.json"};
+                                                         "tensorboard", "rendezvous.json",    "begun.json"};
 
 bool is_own(const std::string& name) {
   return std::find(own_entries.begin(), own_entries.end(), name) != own_entries.end() ||
          name.starts_with(".lock.json") || name.starts_with(".tmp-");
+}
+
+// At a start nothing else is written: what an earlier one has left goes, and the old checkpoints that a smaller
+// checkpoint.keep lets go or that stand in the way of the next save. A single one too many, as a process leaves that
+// was killed while it pruned, is the next save's business, which need not read another one for it. `newest` has been
+// read.
+void tidy_checkpoints(const RunPaths& paths, const CheckpointConfig& config, const Checkpoint& newest,
+                      const Report& report) {
+  const fs::path folder = paths.checkpoints();
+  remove_leftovers(folder, report);
+  const Manifest& manifest = newest.manifest();
+  const RetentionPolicy policy = retention_policy(
+      config, read_state(manifest, (newest.path() / "manifest.json").string()).best_save_id, manifest.save_id);
+  const std::size_t too_many = count_let_go(folder, policy);
+  std::uint64_t bytes = 0;
+  for (const ManifestFile& file : manifest.files) bytes += file.bytes;
+  const auto available = available_bytes(folder);
+  const bool is_short = available && *available < bytes;
+  if (too_many == 0 || (too_many == 1 && !is_short)) return;
+  std::set<std::string> known = {manifest.save_id};
+  for (const fs::path& path : prune_checkpoints(folder, policy, known, report))
+    report(fmt::format("notice: {} was removed: checkpoint.keep is {}", path.string(), config.keep));
 }
 
 // Refuses a resume that changes what must not change; reports what changes with a notice.
@@ -137,16 +167,45 @@ StartPoint start_from(const RunPaths& paths, const fs::path& path, const LoadedC
   return {path, asked->manifest().step, generation + 1, path.string()};
 }
 
+void note_begun(const RunPaths& paths, const JobStart& job) {
+  if (!job.id.empty())
+    return write_file_durably(paths.begun(), nlohmann::json{{"job", job.id}, {"restarts", job.restarts}}.dump() + "\n");
+  std::error_code ignored;
+  fs::remove(paths.begun(), ignored);
+}
+
+// Whether an earlier start of this job has begun the run with --resume never: then the job system gives the same
+// command again, which is to go on.
+bool has_begun(const RunPaths& paths, const JobStart& job) {
+  constexpr std::uint64_t largest_note = 4096;
+  if (job.id.empty() || !path_exists(paths.begun())) return false;
+  const std::string where = paths.begun().string();
+  try {
+    const nlohmann::json note =
+        parse_json(read_text_file(where, largest_note), where, {.depth = 2, .bytes = largest_note});
+    return json_string(note, "job", where) == job.id && json_integer(note, "restarts", where) < job.restarts;
+  } catch (const FileAccessError&) {
+    throw;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
 StartPoint choose_start(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                         const Report& report) {
   if (resume.mode == ResumeRequest::Mode::from_checkpoint) return start_from(paths, resume.checkpoint, config, report);
   if (resume.mode == ResumeRequest::Mode::never) {
-    if (const auto entries = list_checkpoints(paths.checkpoints()); !entries.empty())
+    const auto entries = list_checkpoints(paths.checkpoints());
+    if (entries.empty()) {
+      note_begun(paths, resume.job);
+      return {};
+    }
+    if (!has_begun(paths, resume.job))
       throw UserError(
           fmt::format("--resume never: {} holds {} checkpoint{} that a new run would lose; choose another "
-                      "run.directory or remove the folder",
+                      "run.directory or remove the folder, or go on from the newest with --resume auto",
                       paths.folder.string(), entries.size(), entries.size() == 1 ? "" : "s"));
-    return {};
+    report(fmt::format("notice: --resume never: job {} began this run itself and goes on with it", resume.job.id));
   }
   const std::optional<Checkpoint> newest = newest_of_run(paths, report);
   if (!newest) {
@@ -187,6 +246,24 @@ bool verifies(const fs::path& path) {
   } catch (const InputError&) {
     return false;
   }
+}
+
+StartPoint restart_point_now(const RunPaths& paths, const StartPoint& before, const Report& report) {
+  StartPoint again = before;
+  ++again.generation;
+  if (before.checkpoint) {
+    // A worker writes its start's generation. Where none is in the folder nothing was saved, and the newest by its
+    // generation may be of a branch that was asked not to be gone on with.
+    const std::vector<CatalogEntry> entries = list_readable_checkpoints(paths.checkpoints());
+    const bool saved =
+        !entries.empty() && entries.front().problem.empty() && entries.front().generation >= before.generation;
+    if (!saved && verifies(*before.checkpoint)) return again;
+  }
+  const std::optional<Checkpoint> newest = newest_of_run(paths, report);
+  if (!newest) return again;
+  StartPoint next = start_after(*newest);
+  next.generation = std::max(again.generation, next.generation);
+  return next;
 }
 
 }  // namespace
@@ -234,8 +311,10 @@ StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config,
     for (const fs::path& aside : set_aside_later(paths.checkpoints(), start.step))
       report(fmt::format("notice: a later checkpoint of the abandoned branch was set aside as {}", aside.string()));
   }
-  const Config resolved =
-      start.checkpoint ? continued_config(config, config_of(Checkpoint(*start.checkpoint))) : config.config;
+  std::optional<Checkpoint> from;
+  if (start.checkpoint) from.emplace(*start.checkpoint);
+  if (from) tidy_checkpoints(paths, config.config.checkpoint, *from, report);
+  const Config resolved = from ? continued_config(config, config_of(*from)) : config.config;
   write_file_durably(paths.config(), resolved_yaml(resolved));
   write_file_durably(paths.source_config(), config.source);
   return start;
@@ -244,12 +323,13 @@ StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config,
 std::optional<std::string> already_complete(const StartPoint& start, const Config& config) {
   if (!start.checkpoint) return std::nullopt;
   const std::int64_t steps = config.train.num_steps(config.model.context);
-  if (start.step >= steps)
-    return fmt::format("already complete: {} holds step {} of {}; raise train.steps to go on",
-                       start.checkpoint->string(), start.step, steps);
   const Checkpoint checkpoint(*start.checkpoint);
   const std::string where = (checkpoint.path() / "manifest.json").string();
   const RunState state = read_state(checkpoint.manifest(), where);
+  if (state.is_evaluation_due && !config.data.validation.empty()) return std::nullopt;
+  if (start.step >= steps)
+    return fmt::format("already complete: {} holds step {} of {}; raise train.steps to go on",
+                       start.checkpoint->string(), start.step, steps);
   const EarlyStopState early_stop =
       continue_early_stop(state.early_stop, config_of(checkpoint).early_stop, config.early_stop);
   if (early_stop.stopped)
@@ -258,22 +338,21 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
   return std::nullopt;
 }
 
-StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report) {
-  StartPoint again = before;
-  ++again.generation;
-  if (before.checkpoint) {
-    // A worker writes its start's generation. Where none is in the folder nothing was saved, and the newest by its
-    // generation may be of a branch that was asked not to be gone on with.
-    const std::vector<CatalogEntry> entries = list_readable_checkpoints(paths.checkpoints());
-    const bool saved =
-        !entries.empty() && entries.front().problem.empty() && entries.front().generation >= before.generation;
-    if (!saved && verifies(*before.checkpoint)) return again;
+// A file system that refuses for a moment, as those of networks do, ends no run that had its checkpoints a while ago.
+StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report,
+                         double patience_seconds) {
+  const MonotonicTime begin = monotonic_now();
+  for (double pause = 1.0;; pause *= 2.0) {
+    try {
+      return restart_point_now(paths, before, report);
+    } catch (const FileAccessError& error) {
+      const double left = patience_seconds - seconds_since(begin);
+      if (left <= 0.0) throw;
+      pause = std::min(pause, left);
+      report(fmt::format("warning: {}: trying again in {:.0f} s", error.what(), pause));
+    }
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
   }
-  const std::optional<Checkpoint> newest = newest_of_run(paths, report);
-  if (!newest) return again;
-  StartPoint next = start_after(*newest);
-  next.generation = std::max(again.generation, next.generation);
-  return next;
 }
 
 }  // namespace scaletrain

@@ -58,6 +58,7 @@ void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   } else if (state.best_save_id) {
     manifest.scalars["best_save_id"] = *state.best_save_id;
   }
+  if (state.is_evaluation_due) put_scalar(manifest.scalars, "evaluation_due", std::int64_t{1});
   if (!state.branch.root.empty()) manifest.scalars["branch_root"] = state.branch.root;
   // A manifest is UTF-8; a path that is not is known by its save id alone.
   if (!state.branch.path.empty() && !first_invalid_utf8(state.branch.path))
@@ -94,6 +95,8 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
   const auto best = manifest.scalars.find("best_save_id");
   if (best != manifest.scalars.end())
     state.best_save_id = best->second == this_checkpoint ? manifest.save_id : best->second;
+  state.is_evaluation_due =
+      has_scalar(manifest.scalars, "evaluation_due") && get_integer(manifest.scalars, "evaluation_due", where) != 0;
   state.parent_save_id = manifest.save_id;
   state.branch = branch_of(manifest);
   return state;

@@ -29,6 +29,7 @@ struct RunState {
   std::int64_t generation = 0;
   ConsumptionHistory history;
   EarlyStopState early_stop;
+  bool is_evaluation_due = false;           // of this step: the run was asked to leave before it was made
   std::optional<std::string> best_save_id;  // the checkpoint of the best evaluation
   std::string parent_save_id;               // the newest checkpoint of this branch
   Branch branch;

@@ -6,6 +6,7 @@
 #include <array>
 #include <exception>
 #include <fstream>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -15,7 +16,8 @@ namespace {
 
 // Tokenising a large corpus takes hours. Nothing is lost by waiting: whoever dies ends the store's waits.
 constexpr double start_deadline = 24.0 * 3600.0;
-constexpr const char* ready = "ready";
+constexpr std::string_view ready = "ready";
+constexpr const char* first_data = "first-data";  // what rank 0 has opened
 
 // Where a host's first rank says that the data is open: the same for all processes that share a kernel, containers
 // included.
@@ -38,9 +40,23 @@ std::string StartUp::key(const std::string& name) const {
   return fmt::format("start/{}/{}", generation_, name);
 }
 
-void StartUp::expect_ready(const std::string& name) {
+// What stands behind `ready`; PeerError for another word.
+std::string StartUp::answer_of(const std::string& name) {
   const std::string answer = place_.rendezvous->wait(key(name), start_deadline);
-  if (answer != ready) throw PeerError("the start of the run failed on another rank: " + answer);
+  if (!answer.starts_with(ready)) throw PeerError("the start of the run failed on another rank: " + answer);
+  return answer.substr(ready.size());
+}
+
+void StartUp::expect_ready(const std::string& name) {
+  answer_of(name);
+}
+
+std::optional<std::string> StartUp::data_of_first(const std::string& own_word) {
+  if (place_.rendezvous == nullptr) return std::nullopt;
+  if (place_.rank != Rank(0)) return answer_of(first_data);
+  place_.rendezvous->set(key(first_data), std::string(ready) + own_word);
+  has_told_data_ = true;
+  return std::nullopt;
 }
 
 void StartUp::first_on_host(const std::function<void()>& open) {
@@ -51,12 +67,12 @@ void StartUp::first_on_host(const std::function<void()>& open) {
     return open();
   }
   open();
-  place_.rendezvous->set(key(name), ready);
+  place_.rendezvous->set(key(name), std::string(ready));
 }
 
 void StartUp::wait_for_all() {
   if (place_.rendezvous == nullptr) return;
-  if (place_.rendezvous->add(key("arrived"), 1) == place_.world) place_.rendezvous->set(key("go"), ready);
+  if (place_.rendezvous->add(key("arrived"), 1) == place_.world) place_.rendezvous->set(key("go"), std::string(ready));
   expect_ready("go");
 }
 
@@ -65,6 +81,7 @@ void StartUp::failed(const std::string& reason) noexcept {
   const std::string text = fmt::format("rank {}: {}", place_.rank.value(), reason);
   try {
     if (place_.local_rank == 0) place_.rendezvous->set(key(data_name()), text);
+    if (place_.rank == Rank(0) && !has_told_data_) place_.rendezvous->set(key(first_data), text);
     place_.rendezvous->set(key("go"), text);
   } catch (const std::exception&) {
     return;  // without the store the others fail by themselves

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "train/assembly.h"
@@ -22,6 +23,9 @@ class StartUp {
   // Runs `open` on the first rank of this host, which may build the token cache for hours; then on the host's other
   // ranks, which find it there. PeerError on those if the first one has failed.
   void first_on_host(const std::function<void()>& open);
+  // Rank 0's word about the data it has opened; on rank 0, which says it, nothing, as on a single rank. PeerError if
+  // rank 0 has failed. See data_agreement.h.
+  std::optional<std::string> data_of_first(const std::string& own_word);
   // Returns when every rank has arrived: the first step's deadlines are not spent on another rank's start. PeerError if
   // one has failed.
   void wait_for_all();
@@ -30,10 +34,12 @@ class StartUp {
 
  private:
   std::string key(const std::string& name) const;
+  std::string answer_of(const std::string& name);
   void expect_ready(const std::string& name);
 
   WorkerPlace place_;
   std::int64_t generation_;
+  bool has_told_data_ = false;
 };
 
 }  // namespace scaletrain

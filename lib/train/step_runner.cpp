@@ -104,11 +104,17 @@ void StepRunner::wait_for_all() {
   }
 }
 
-StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches) {
+StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,
+                                                const std::function<bool()>& wants_to_stop) {
   const PhasePlan& plan = parts_.plan;
   const std::int64_t longest = longest_round(plan);
   ExecutionResult sums;
   for (std::int64_t first = 0; first < num_micro_batches; first += longest) {
+    if (wants_to_stop) {
+      double wishes = wants_to_stop() ? 1.0 : 0.0;
+      sum_over_world(parts_.groups, {&wishes, 1});
+      if (wishes > 0.0) return {.is_given_up = true};
+    }
     RoundSource round(source, first);
     sums = executor_.evaluate(evaluation_round(std::min(longest, num_micro_batches - first)), round, sums);
   }

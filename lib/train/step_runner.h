@@ -62,8 +62,12 @@ class StepRunner {
   struct EvaluationSums {
     double loss_sum = 0.0;
     std::int64_t target_tokens = 0;
+    bool is_given_up = false;  // the sums are of no use
   };
-  EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches);
+  // wants_to_stop: asked before each round; where one rank says yes, all give the evaluation up. Empty: nobody is
+  // asked.
+  EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,
+                          const std::function<bool()>& wants_to_stop = {});
 
   // Returns when all ranks have come here, or one of them is gone. Before all end for a reason that all have seen: who
   // ends first would otherwise take from the others the time to say so.

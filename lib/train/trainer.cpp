@@ -38,6 +38,8 @@ struct Trainer::Impl {
   TrainOutcome run();
   // This rank's, at the end of a step; and those of all.
   StepRunner::Votes own_votes() const;
+  // What follows a step: evaluation, checkpoint, and whether the run leaves. all: the votes of the step.
+  std::optional<TrainOutcome> conclude_step(const StepRunner::Votes& all);
   // Nothing if training went back to an older state instead of making this step.
   std::optional<StepRunner::Votes> train_step();
   void finish_step(const StepOutcome& outcome, double seconds);
@@ -48,8 +50,9 @@ struct Trainer::Impl {
   // False if there is nothing to go back to.
   bool go_back(SpikeRecord line);
   [[noreturn]] void diverge(const DivergedError& error);
-  // True if the evaluation improved the early-stop metric.
-  bool evaluate();
+  std::string advice() const;
+  // True if the evaluation improved the early-stop metric; nothing if a rank was asked to leave before its end.
+  std::optional<bool> evaluate();
   Checkpointer::Parts checkpointer_parts();
   Rollback::Parts rollback_parts() const;
   void enter(bool waiting_on_storage) const {
@@ -74,6 +77,7 @@ struct Trainer::Impl {
   TrainingSource source;
   Checkpointer checkpoints;
   Rollback rollback;
+  bool owes_save = false;  // one was due while no updates were made; the same on every rank
 };
 
 Trainer::Trainer(const TrainerParts& parts, RunState state) : impl_(std::make_unique<Impl>(parts, std::move(state))) {}
@@ -92,26 +96,59 @@ const RunState& Trainer::state() const {
 // evaluation. A rank that is alone need not ask the others, and acts on a wish between two steps.
 TrainOutcome Trainer::Impl::run() {
   enter(false);
-  while (state.step < total_steps() && !state.early_stop.stopped) {
+  while (state.is_evaluation_due || (state.step < total_steps() && !state.early_stop.stopped)) {
+    if (state.is_evaluation_due) {
+      if (const auto outcome = conclude_step({})) return *outcome;
+      continue;
+    }
     if (is_alone() && interrupted()) {
       if (checkpoints.saved_step() != state.step) checkpoints.save({.must = true});
       return TrainOutcome::interrupted;
     }
     const std::optional<StepRunner::Votes> votes = train_step();
     if (!votes) continue;
-    const StepRunner::Votes all = *votes;
-    const bool last = state.step == total_steps();
-    const bool due = config.evaluate.every > 0 && state.step % config.evaluate.every == 0;
-    const bool improved = (due || last) && evaluate();
-    const bool best = improved && config.checkpoint.best;
-    const bool end = last || state.early_stop.stopped.has_value();
-    const bool leave = all.interrupted && !end;
-    const bool due_by_time = is_alone() ? checkpoints.due_by_time() : all.save;
-    if (end || leave || best || checkpoints.due_by_step() || due_by_time)
-      checkpoints.save({.must = end || leave, .best = best});
-    if (leave) return TrainOutcome::interrupted;
+    if (const auto outcome = conclude_step(*votes)) return *outcome;
   }
   return state.early_stop.stopped ? TrainOutcome::stopped_early : TrainOutcome::finished;
+}
+
+// An evaluation may take longer than a run that is asked to leave is given: then the state is saved first, and the next
+// start makes the evaluation before its first step.
+std::optional<TrainOutcome> Trainer::Impl::conclude_step(const StepRunner::Votes& all) {
+  const bool was_left_over = state.is_evaluation_due;
+  const bool last = state.step == total_steps();
+  const bool due = config.evaluate.every > 0 && state.step % config.evaluate.every == 0;
+  bool leave = all.interrupted;
+  bool improved = false;
+  state.is_evaluation_due = !parts.validation.empty() && (was_left_over || due || last);
+  if (state.is_evaluation_due && !leave) {
+    const std::optional<bool> evaluated = evaluate();
+    leave = !evaluated;
+    improved = evaluated.value_or(false);
+    state.is_evaluation_due = !evaluated;
+  }
+  const bool best = improved && config.checkpoint.best;
+  const bool end = !state.is_evaluation_due && (last || state.early_stop.stopped.has_value());
+  leave = leave && !end;
+  const bool due_by_time = is_alone() ? checkpoints.due_by_time() : all.save;
+  // The checkpoint that the run left with says that the evaluation is due, and must not stay so.
+  const bool is_saved_again = was_left_over && !state.is_evaluation_due;
+  if (is_saved_again) {
+    checkpoints.save({.best = best});
+    checkpoints.settle();
+  }
+  // While no update is made there is nothing new to save, and what is there may be the last good state.
+  owes_save = owes_save || checkpoints.due_by_step() || due_by_time;
+  const bool due_by_interval = owes_save && state.nonfinite.consecutive == 0;
+  if (due_by_interval) owes_save = false;
+  if (end || leave || (!is_saved_again && (best || due_by_interval)))
+    checkpoints.save({.must = end || leave, .best = best && !is_saved_again});
+  if (leave) {
+    if (state.is_evaluation_due)
+      parts.log.info(fmt::format("step {}: its evaluation is left to the next start", state.step));
+    return TrainOutcome::interrupted;
+  }
+  return std::nullopt;
 }
 
 StepRunner::Votes Trainer::Impl::own_votes() const {
@@ -180,10 +217,24 @@ void Trainer::Impl::diverge(const DivergedError& error) {
   checkpoints.settle();
   sync_metrics();
   parts.runner.wait_for_all();
-  throw DivergedError(fmt::format(
-      "{}; the batch's sample ids are in {}; {}", error.what(), parts.paths.metrics().string(),
-      checkpoints.saved_step() >= 0 ? fmt::format("the newest checkpoint is that of step {}", checkpoints.saved_step())
-                                    : "no checkpoint was written"));
+  throw DivergedError(
+      fmt::format("{}; the batch's sample ids are in {}. {}", error.what(), parts.paths.metrics().string(), advice()));
+}
+
+// Started again as it was, the run comes to the same step.
+std::string Trainer::Impl::advice() const {
+  const std::string lower = fmt::format("--set train.optimizer.learning_rate={:.3g} (it is {:.3g})",
+                                        config.train.optimizer.learning_rate / 2, config.train.optimizer.learning_rate);
+  if (checkpoints.saved_step() <= 0)
+    return fmt::format("No checkpoint was written: started again, the run begins anew; change something, such as {}",
+                       lower);
+  std::string text = fmt::format(
+      "The newest checkpoint is that of step {}. Run again as it was, training comes to the same step: change "
+      "something, such as {}, or begin further back with --resume {}",
+      checkpoints.saved_step(), lower, (parts.paths.checkpoints() / "step-...").string());
+  if (!config.train.spike || config.train.spike->action != SpikeAction::rollback)
+    text += "; train.spike: {action: rollback} goes back and leaves samples out by itself where the loss jumps";
+  return text;
 }
 
 void Trainer::Impl::record_skip(const StepOutcome& outcome) {
@@ -247,14 +298,28 @@ bool Trainer::Impl::go_back(SpikeRecord line) {
     return false;
   }
   line.action = to_text(SpikeAction::rollback);
+  line.within_window = result.within_window;
   record(line);
+  if (result.within_window)
+    parts.log.warn(fmt::format(
+        "step {}: no checkpoint is as old as training was to go back (train.spike: a window before the jump, and "
+        "another each further time in a row); it goes back to that of step {}, which may be on its way to "
+        "the spike already. Raise checkpoint.keep, or set checkpoint.keep_every",
+        line.step, result.state->step));
   state = std::move(*result.state);
   checkpoints.went_back();
+  // The checkpoint is replaced by one that knows what is skipped, and of which branch it is. First that, then the line
+  // that makes the steps beyond it void: a crash in between goes on with the abandoned branch as it was.
+  checkpoints.save({.best = state.best_save_id == state.parent_save_id});
+  checkpoints.settle();
+  owes_save = false;
+  rollback.leave_branch(state);
   RestartRecord restart;
   restart.step = state.step;
   restart.generation = state.generation;
   restart.checkpoint = result.checkpoint.string();
   restart.fingerprint_changed = result.fingerprint != parts.fingerprint;
+  restart.cause = fmt::format("the loss jumped at step {} (train.spike)", line.step);
   restart.wall_time = wall_clock_text();
   restart.layout = parts.layout;
   record(restart);
@@ -264,13 +329,14 @@ bool Trainer::Impl::go_back(SpikeRecord line) {
   return true;
 }
 
-bool Trainer::Impl::evaluate() {
-  if (parts.validation.empty()) return false;
+std::optional<bool> Trainer::Impl::evaluate() {
   // More than 63 bits count is more than any set holds: all of it.
   const std::int64_t samples = try_mul(config.evaluate.batches, plan.global_batch).value_or(0);
-  const auto losses = evaluate_sets(parts.runner, plan, parts.rank, parts.validation, samples);
+  const auto losses =
+      evaluate_sets(parts.runner, plan, parts.rank, parts.validation, samples, parts.hooks.interrupts_evaluation);
+  if (!losses) return std::nullopt;
   bool improved = false;
-  for (const SetLoss& set : losses) {
+  for (const SetLoss& set : *losses) {
     EvaluationRecord line;
     line.step = state.step;
     line.dataset = set.dataset;

@@ -33,6 +33,8 @@ namespace scaletrain {
 // What the process that runs the trainer answers and hears.
 struct TrainerHooks {
   std::function<bool()> interrupted;  // finish this step, save, and leave
+  // The same, asked while an evaluation goes on, which is given up then and made by the next start. Empty: never.
+  std::function<bool()> interrupts_evaluation{};
   // Whether this process still owns the run: asked right before a checkpoint appears under its name, before old ones
   // are removed, and where somebody else has written to the metrics. By any thread.
   std::function<bool()> may_commit;

@@ -2,35 +2,39 @@
 // writer against the disk. A tool, not a test: it asserts nothing.
 //
 //   stall   how long training is held up by a save, as a share of the median step without one; how much longer the
-//           steps take beside which a save is copied and written; the growth of VmHWM against the plan
-//   write   a save of the copy, by turns with one file of as many bytes written in order and synced: both in bytes per
-//           second, everything until the checkpoint is committed included
+//           steps take beside which a save is copied and written, and the writer's own processor time in them; the
+//           growth of VmHWM against the plan
+//   write   a save of the copy, everything until the checkpoint is committed included, against the disk's sequential
+//           speed: the same files with the same numbers of bytes, written in order by one writer and synced, through
+//           the page cache and past it (O_DIRECT); the faster of the two counts. The three by turns, and the median and
+//           the quartiles of the rounds' ratios
 //
-// Usage: bench_checkpoint [stall|write]... [--folder DIR] [--rounds N] [--micro-batch N]; without a name: both. About
-// 3 GB of DIR (a new folder in it, removed at the end) are used.
+// Usage: bench_checkpoint [stall|write]... [--folder DIR] [--rounds N] [--micro-batch N]; without a name: both, each in
+// a process of its own. About 3 GB of DIR (a new folder in it, removed at the end) are used.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <memory>
-#include <span>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/file.h"
-#include "base/text.h"
-#include "bench_tools.h"
+#include "bench_model.h"
 #include "checkpoint/staging.h"
-#include "config/keys.h"
-#include "nn/init.h"
 #include "optim/optimizer.h"
-#include "plan/run_plan.h"
 #include "telemetry/metrics_reader.h"
 #include "train/checkpointer.h"
 #include "train/step_runner.h"
@@ -43,7 +47,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> names;
   fs::path folder = fs::temp_directory_path();
-  int rounds = 5;
+  int rounds = 9;
   int micro_batch = 1;
 };
 
@@ -65,61 +69,75 @@ class Workspace {
   fs::path path_;
 };
 
-Config bench_config(int micro_batch) {
-  Config config;
-  config.model = *find_model_preset("gpt2-124m");
-  config.train.steps = 1000;
-  config.train.micro_batch = micro_batch;
-  config.train.global_batch = micro_batch;
-  config.train.lr_schedule.warmup = 10;
-  config.checkpoint.background = true;
-  return config;
-}
-
-// What a run of one rank has.
+// A model with a run folder that is removed with it.
 struct Run {
   explicit Run(const Options& options)
-      : config(bench_config(options.micro_batch)),
-        plan(make_run_plan(config, *config.model.vocab, std::nullopt)),
-        phase(plan.phases.front()),
+      : model(options.micro_batch, 2, /*saves_in_background=*/true),
         workspace(options.folder),
-        paths(workspace.path()) {
-    calibrate_matmul(*backend, *stream, 0.2);
-    before = peak_memory();
-    store = std::make_unique<ParamStore>(*backend, phase.table, layout, phase.store_options(DType::f32));
-    initialise_parameters(*store, 1, backend->num_threads());
-    store->values_changed();
-  }
+        paths(workspace.path()) {}
 
-  Config config;
-  RunPlan plan;
-  const PhasePlan& phase;
+  BenchModel model;
   Workspace workspace;
   RunPaths paths;
-  std::unique_ptr<Backend> backend = make_cpu_backend({.threads = 2});
-  std::unique_ptr<Stream> stream = backend->make_stream();
-  ShardLayout layout = phase.layout(Rank(0));
-  std::uint64_t before = 0;
-  std::unique_ptr<ParamStore> store;
+};
+
+// The processor time of threads that come after it was made: of the writer, here.
+class LaterThreads {
+ public:
+  LaterThreads() {
+    for (const auto& entry : fs::directory_iterator("/proc/self/task")) known_.push_back(entry.path() / "stat");
+  }
+
+  // Seconds since the last call, of those that have ended too.
+  double seconds() {
+    timespec now{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    double all = static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+    for (const fs::path& stat : known_) all -= seconds_of(stat);
+    const double since = all - before_;
+    before_ = all;
+    return since;
+  }
+
+ private:
+  // Time in the program and in the kernel are the 14th and 15th value; the second, a name, ends with the last bracket.
+  static double seconds_of(const fs::path& stat) {
+    std::ifstream file(stat);
+    std::string text;
+    std::getline(file, text);
+    const std::size_t name_end = text.rfind(')');
+    if (name_end == std::string::npos) return 0.0;
+    std::istringstream rest(text.substr(name_end + 1));
+    std::string skipped;
+    for (int i = 3; i < 14; ++i) rest >> skipped;
+    double user = 0.0;
+    double system = 0.0;
+    rest >> user >> system;
+    return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  }
+
+  std::vector<fs::path> known_;
+  double before_ = 0.0;
 };
 
 void measure_stall(const Options& options) {
   constexpr std::int64_t steps_between = 3;
   Run run(options);
-  const auto optimizer = make_optimizer(run.config.train.optimizer);
-  const Transformer model(run.phase.model);
-  StageMemory memory(*run.backend, run.phase.activations(Rank(0)));
+  BenchModel& bench = run.model;
+  const auto optimizer = make_optimizer(bench.config.train.optimizer);
+  const Transformer model(bench.phase.model);
+  StageMemory memory(*bench.backend, bench.phase.activations(Rank(0)));
   const RankGroups groups;
-  StepRunner runner({.plan = run.phase,
+  StepRunner runner({.plan = bench.phase,
                      .rank = Rank(0),
-                     .backend = *run.backend,
-                     .stream = *run.stream,
+                     .backend = *bench.backend,
+                     .stream = *bench.stream,
                      .model = model,
-                     .store = *run.store,
+                     .store = *bench.store,
                      .optimizer = *optimizer,
                      .memory = memory,
                      .groups = groups});
-  RandomTokens source(run.phase.model.vocab, run.phase.model.context);
+  RandomTokens source(bench.phase.model.vocab, bench.phase.model.context);
   StepSettings settings;
   settings.learning_rate = 1e-4;
   Log log(LogOptions{.standard_error = true});
@@ -127,11 +145,13 @@ void measure_stall(const Options& options) {
   RunState state;
   std::vector<double> plain;
   std::vector<double> beside;
+  std::vector<double> writing;  // processor seconds of the writer in each of those
+  LaterThreads writer;
   {
-    Checkpointer checkpoints({.config = run.config,
-                              .plan = run.phase,
-                              .stream = *run.stream,
-                              .store = *run.store,
+    Checkpointer checkpoints({.config = bench.config,
+                              .plan = bench.phase,
+                              .stream = *bench.stream,
+                              .store = *bench.store,
                               .rank = Rank(0),
                               .paths = run.paths,
                               .metrics = &metrics,
@@ -151,8 +171,11 @@ void measure_stall(const Options& options) {
       ++settings.update;
       ++state.step;
       checkpoints.poll();
+      const double writer_seconds = writer.seconds();
       if (state.step > 1) (is_beside ? beside : plain).push_back(elapsed);
-      fmt::print("step {:>3}  {:.2f} s{}\n", state.step, elapsed, is_beside ? "  beside a save" : "");
+      if (is_beside) writing.push_back(writer_seconds);
+      fmt::print("step {:>3}  {:.2f} s{}, processor of other threads {:.2f} s\n", state.step, elapsed,
+                 is_beside ? "  beside a save" : "", writer_seconds);
       is_beside = state.step % steps_between == 1 && state.step < steps;
       if (is_beside) checkpoints.save({});
     }
@@ -167,13 +190,12 @@ void measure_stall(const Options& options) {
                record.stall_seconds, record.waited_seconds, record.seconds);
   }
   const double step = median(plain);
-  const std::uint64_t growth = peak_memory() - run.before;
-  const std::size_t planned = run.phase.memory(Rank(0), run.backend->workspace_bytes()).total();
   fmt::print("stall    {:.1f} % of a step of {:.2f} s (median), {:.1f} % (the first), {:.1f} % (the longest)\n",
              100 * median(stalls) / step, step, 100 * stalls.front() / step, 100 * longest / step);
-  fmt::print("beside   a step beside a save takes {:.1f} % longer (median)\n", 100 * (median(beside) / step - 1.0));
-  fmt::print("memory   VmHWM grew by {}, the plan says {}: ratio {:.3f}\n", bytes_text(growth), bytes_text(planned),
-             static_cast<double>(growth) / static_cast<double>(planned));
+  // The training threads wait for each other: each second that the writer takes from one of them is lost to all.
+  fmt::print("beside   a step beside a save takes {:.2f} s ({:.1f} %) longer; in it the writer computes for {:.2f} s\n",
+             median(beside) - step, 100 * (median(beside) / step - 1.0), median(writing));
+  bench.print_memory();
 }
 
 // What was removed is given back to the disk at the next sync, and a disk that is shared may owe somebody a pause.
@@ -182,52 +204,131 @@ void let_disk_rest() {
   std::this_thread::sleep_for(std::chrono::seconds(3));
 }
 
-// Seconds for one file of these bytes, written in order and synced.
-double write_plainly(const fs::path& path, std::span<const std::byte> bytes) {
+// The bytes of a file with an address and a length that O_DIRECT takes.
+constexpr std::size_t direct_unit = 4096;
+constexpr std::size_t block = 8u << 20;
+
+class AlignedBlock {
+ public:
+  AlignedBlock() : bytes_(static_cast<std::byte*>(std::aligned_alloc(direct_unit, block))) {
+    // Not zeros, which a disk might not write.
+    for (std::size_t i = 0; i < block; ++i) bytes_.get()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+  }
+  const std::byte* data() const { return bytes_.get(); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* bytes) const { std::free(bytes); }
+  };
+  std::unique_ptr<std::byte, Free> bytes_;
+};
+
+// Seconds for files of these sizes, each written in order by large blocks and synced; nothing if the storage does not
+// take the flags. A length is cut to what O_DIRECT takes: by less than a page.
+std::optional<double> write_in_order(const fs::path& folder, const std::vector<std::uint64_t>& sizes,
+                                     const AlignedBlock& content, int flags) {
   let_disk_rest();
-  // The fastest where this was tried: large pieces make the kernel look for large stretches of free memory.
-  constexpr std::size_t piece = 256u << 10;
+  fs::create_directory(folder);
   const MonotonicTime start = monotonic_now();
-  FileWriter writer(path);
-  for (std::size_t offset = 0; offset < bytes.size(); offset += piece)
-    writer.write(bytes.subspan(offset, std::min(piece, bytes.size() - offset)));
-  writer.finish();
+  bool is_good = true;
+  for (std::size_t i = 0; i < sizes.size() && is_good; ++i) {
+    const fs::path path = folder / std::to_string(i);
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | flags, 0600);
+    is_good = file >= 0;
+    for (std::uint64_t rest = sizes[i] / direct_unit * direct_unit; is_good && rest > 0;) {
+      const auto written = ::write(file, content.data(), std::min<std::uint64_t>(rest, block));
+      is_good = written > 0;
+      if (is_good) rest -= static_cast<std::uint64_t>(written);
+    }
+    is_good = is_good && ::fsync(file) == 0;
+    if (file >= 0) ::close(file);
+  }
   const double seconds = seconds_since(start);
-  fs::remove(path);
+  fs::remove_all(folder);
+  if (!is_good) return std::nullopt;
   return seconds;
+}
+
+std::vector<std::uint64_t> sizes_of(const fs::path& checkpoint) {
+  std::vector<std::uint64_t> sizes;
+  for (const auto& entry : fs::directory_iterator(checkpoint)) sizes.push_back(entry.file_size());
+  return sizes;
+}
+
+double quantile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
 void measure_write(const Options& options) {
   Run run(options);
-  StateStaging staging(*run.store);
+  StateStaging staging(*run.model.store);
   staging.prefault();
   staging.copy();
-  const std::vector<std::byte> bytes(staging.bytes(), std::byte{0x5a});
-  std::vector<double> plain;
-  std::vector<double> saved;
-  for (int round = 0; round <= options.rounds; ++round) {
-    // Now the one and now the other goes first: what a disk has just done is felt by what follows.
-    double plain_seconds = 0.0;
-    if (round % 2 == 0) plain_seconds = write_plainly(run.paths.folder / "plain", bytes);
+  const AlignedBlock content;
+  std::vector<std::uint64_t> sizes;
+  const auto save = [&](int round) {
     SaveRequest request;
     request.folder = run.paths.checkpoints();
     request.manifest.step = round;
     let_disk_rest();
     const MonotonicTime start = monotonic_now();
     const SaveResult result = save_checkpoint(staging, request);
-    const double saved_seconds = seconds_since(start);
+    const double seconds = seconds_since(start);
+    sizes = sizes_of(result.path);
     fs::remove_all(result.path);
-    if (round % 2 != 0) plain_seconds = write_plainly(run.paths.folder / "plain", bytes);
-    fmt::print("round {}  one file {:.2f} s ({}/s)  save {:.2f} s ({}/s)  {:.1f} %\n", round, plain_seconds,
-               bytes_text(static_cast<std::uint64_t>(static_cast<double>(bytes.size()) / plain_seconds)), saved_seconds,
-               bytes_text(static_cast<std::uint64_t>(static_cast<double>(result.bytes) / saved_seconds)),
-               100 * plain_seconds / saved_seconds);
-    if (round == 0) continue;  // the disk's caches, and blocks that were never used
-    plain.push_back(plain_seconds);
-    saved.push_back(saved_seconds);
+    return seconds;
+  };
+  save(0);  // the disk's caches, and blocks that were never used
+  double total = 0.0;
+  for (const std::uint64_t size : sizes) total += static_cast<double>(size);
+  const auto speed = [total](double seconds) { return bytes_text(static_cast<std::uint64_t>(total / seconds)) + "/s"; };
+  std::vector<double> ratios;
+  for (int round = 1; round <= options.rounds; ++round) {
+    // Each goes first, second and third in turn: what a disk has just done is felt by what follows.
+    double saved = 0.0;
+    std::optional<double> cached;
+    std::optional<double> direct;
+    for (int place = 0; place < 3; ++place) {
+      switch ((round + place) % 3) {
+        case 0:
+          saved = save(round);
+          break;
+        case 1:
+          cached = write_in_order(run.paths.folder / "plain", sizes, content, 0);
+          break;
+        default:
+          direct = write_in_order(run.paths.folder / "plain", sizes, content, O_DIRECT);
+      }
+    }
+    if (!cached) {
+      fmt::print(stderr, "writing to {} failed\n", run.paths.folder.string());
+      std::exit(1);
+    }
+    const double sequential = std::min(*cached, direct.value_or(*cached));
+    ratios.push_back(100 * sequential / saved);
+    fmt::print("round {}  in order {}, past the page cache {}, save {}: {:.1f} %\n", round, speed(*cached),
+               direct ? speed(*direct) : "not possible here", speed(saved), ratios.back());
   }
-  fmt::print("write    {:.1f} % of the speed of one file that is written in order and synced (medians of {} rounds)\n",
-             100 * median(plain) / median(saved), options.rounds);
+  fmt::print(
+      "write    {:.1f} % of the disk's sequential speed (median of {} rounds; quartiles {:.1f} and {:.1f}), {} in "
+      "{} files\n",
+      median(ratios), ratios.size(), quantile(ratios, 0.25), quantile(ratios, 0.75),
+      bytes_text(static_cast<std::uint64_t>(total)), sizes.size());
+}
+
+// In a process of its own: the peak of memory is a process's.
+int measure_apart(void (*measure)(const Options&), const Options& options) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    measure(options);
+    std::fflush(nullptr);
+    ::_exit(0);
+  }
+  int status = 0;
+  if (child < 0 || ::waitpid(child, &status, 0) != child) return 1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
 Options parse(int argc, char** argv) {
@@ -248,7 +349,7 @@ Options parse(int argc, char** argv) {
       std::exit(2);
     }
   }
-  if (options.names.empty()) options.names = {"write", "stall"};
+  if (options.names.empty()) options.names = {"stall", "write"};
   return options;
 }
 
@@ -257,9 +358,9 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const scaletrain::Options options = scaletrain::parse(argc, argv);
-  for (const std::string& name : options.names) {
-    if (name == "write") scaletrain::measure_write(options);
-    if (name == "stall") scaletrain::measure_stall(options);
-  }
-  return 0;
+  int failed = 0;
+  for (const std::string& name : options.names)
+    failed |=
+        scaletrain::measure_apart(name == "write" ? scaletrain::measure_write : scaletrain::measure_stall, options);
+  return failed;
 }

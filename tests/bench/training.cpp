@@ -6,51 +6,23 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "backend/backend.h"
 #include "base/clock.h"
-#include "base/text.h"
-#include "bench_tools.h"
-#include "config/keys.h"
-#include "nn/init.h"
+#include "bench_model.h"
 #include "optim/optimizer.h"
-#include "plan/run_plan.h"
 
 namespace scaletrain {
 namespace {
 
-Config bench_config(std::int64_t micro_batch) {
-  Config config;
-  config.model = *find_model_preset("gpt2-124m");
-  config.train.steps = 1000;
-  config.train.micro_batch = micro_batch;
-  config.train.global_batch = micro_batch;
-  config.train.lr_schedule.warmup = 10;
-  config.checkpoint.background = false;  // nothing is saved
-  return config;
-}
-
 void run(int steps, int threads, std::int64_t micro_batch) {
-  const Config config = bench_config(micro_batch);
-  const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
-  const PhasePlan& phase = plan.phases.front();
-  const auto backend = make_cpu_backend({.threads = threads});
-  const auto stream = backend->make_stream();
-  // The library's code and tables are no part of the plan: they are touched before the growth is counted.
-  calibrate_matmul(*backend, *stream, 0.2);
-  const std::uint64_t before = peak_memory();
-
-  const auto optimizer = make_optimizer(config.train.optimizer);
-  const ShardLayout layout = phase.layout(Rank(0));
-  ParamStore store(*backend, phase.table, layout,
-                   {.slot_names = {optimizer->slot_names().begin(), optimizer->slot_names().end()},
-                    .gradients = true,
-                    .dtype = DType::f32});
-  initialise_parameters(store, 1, threads);
-  store.values_changed();
+  BenchModel bench(micro_batch, threads, /*saves_in_background=*/false);
+  const PhasePlan& phase = bench.phase;
+  Backend* const backend = bench.backend.get();
+  Stream* const stream = bench.stream.get();
+  ParamStore& store = *bench.store;
+  const auto optimizer = make_optimizer(bench.config.train.optimizer);
   const Transformer model(phase.model);
   StageMemory memory(*backend, phase.activations(Rank(0)));
   StageExecutor executor({.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory});
@@ -82,12 +54,9 @@ void run(int steps, int threads, std::int64_t micro_batch) {
                elapsed, tokens / elapsed, ceiling / 1e9, 100 * shares.back(),
                result.loss_sum / static_cast<double>(result.target_tokens));
   }
-  const std::uint64_t growth = peak_memory() - before;
-  const std::size_t planned = phase.memory(Rank(0), backend->workspace_bytes()).total();
   fmt::print("median   {:.0f} tokens/s, {:.1f} % of the matrix-product ceiling\n", tokens / median(seconds),
              100 * median(shares));
-  fmt::print("memory   VmHWM grew by {}, the plan says {}: ratio {:.3f}\n", bytes_text(growth), bytes_text(planned),
-             static_cast<double>(growth) / static_cast<double>(planned));
+  bench.print_memory();
 }
 
 }  // namespace

@@ -103,7 +103,8 @@ EvaluationOutcome evaluate(const Config& config, std::int64_t num_samples, std::
     std::vector<std::unique_ptr<ValidationSet>> sets;
     sets.push_back(std::make_unique<CountingSet>("first", num_samples, masked));
     sets.push_back(std::make_unique<CountingSet>("second", 3, false));
-    losses[static_cast<std::size_t>(rank.value())] = evaluate_sets(trainer.runner(), plan, rank, sets, max_samples);
+    losses[static_cast<std::size_t>(rank.value())] =
+        evaluate_sets(trainer.runner(), plan, rank, sets, max_samples).value();
     const MeshPosition position = plan.mesh.position_of(rank);
     if (position.tensor > 0 || position.pipeline + 1 < plan.mesh.degree(Axis::pipeline)) return;
     const std::lock_guard lock(mutex);

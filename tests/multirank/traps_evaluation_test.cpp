@@ -36,7 +36,7 @@ std::vector<SetLoss> evaluate(const Config& config, std::int64_t first, std::int
   return on_ranks<SetLoss>(config, plan, [&](RankTrainer& trainer, Rank rank, InProcessWorld&) {
     std::vector<std::unique_ptr<ValidationSet>> sets;
     sets.push_back(std::make_unique<SyntheticSet>(first, count));
-    return evaluate_sets(trainer.runner(), trainer.plan(), rank, sets, 0).front();
+    return evaluate_sets(trainer.runner(), trainer.plan(), rank, sets, 0).value().front();
   });
 }
 

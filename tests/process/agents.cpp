@@ -1,5 +1,6 @@
 #include "agents.h"
 
+#include <doctest/doctest.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -45,15 +46,21 @@ Settings with_agents_settings(const Settings& settings) {
 
 }  // namespace
 
-Agents::Agents(int nodes, const std::string& run, const Settings& settings) : nodes_(nodes) {
+Agents::Agents(int nodes) : nodes_(nodes) {
+  static int next_step = 0;
+  step_ = next_step++;
+}
+
+Agents::Agents(int nodes, const std::string& run, const Settings& settings) : Agents(nodes) {
   for (int node = 0; node < nodes; ++node) start(node, run, settings);
 }
 
 void Agents::start(int node, const std::string& run, const Settings& settings,
                    const std::vector<std::pair<std::string, std::string>>& environment) {
   Launch launch = layout_launch(run, with_agents_settings(settings));
+  launch.executable = program_;
   launch.environment.insert(launch.environment.end(), {{"SLURM_JOB_ID", "job-" + run},
-                                                       {"SLURM_STEP_ID", "0"},
+                                                       {"SLURM_STEP_ID", std::to_string(step_)},
                                                        {"SLURM_STEP_NUM_TASKS", std::to_string(nodes_)},
                                                        {"SLURM_STEP_NUM_NODES", std::to_string(nodes_)},
                                                        {"SLURM_PROCID", std::to_string(node)},
@@ -78,6 +85,22 @@ std::string Agents::errors() {
   for (const auto& entry : agents_)
     for (const auto& agent : entry.second) text += agent->errors();
   return text;
+}
+
+bool says(Agents& agents, const std::string& words) {
+  return agents.node(0).errors().find(words) != std::string::npos;
+}
+
+void check_nothing_left(const std::string& run) {
+  CHECK_FALSE(std::filesystem::exists(layout_folder(run) / "rendezvous.json"));
+  CHECK_FALSE(std::filesystem::exists(layout_folder(run) / "lock.json"));
+  check_no_process_left(run);
+}
+
+bool reaches(const std::string& run, long step, Agents& agents) {
+  return wait_until([&] { return newest_step(layout_folder(run)) >= step || !agents.node(0).running(); },
+                    ranks_patience) &&
+         agents.node(0).running();
 }
 
 Ended run_as_one_agent(int nodes, const std::string& run, const Settings& settings) {

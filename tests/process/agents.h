@@ -1,6 +1,7 @@
 // The agents of several nodes, all on this host: each with the variables that SLURM gives one task per node.
 #pragma once
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,12 +17,14 @@ inline constexpr double agents_heartbeat = 12.0;
 
 class Agents {
  public:
-  // None yet. The job is told apart from others by the run's name.
-  explicit Agents(int nodes) : nodes_(nodes) {}
+  // None yet. The job is told apart from others by the run's name and by its step, as srun numbers them.
+  explicit Agents(int nodes);
   Agents(int nodes, const std::string& run, const Settings& settings);
   // Each on one processor, so that its workers have as many threads wherever they run.
   void start(int node, const std::string& run, const Settings& settings,
              const std::vector<std::pair<std::string, std::string>>& environment = {});
+  // What the next starts run.
+  void use(std::filesystem::path program) { program_ = std::move(program); }
   // The last that was started for the node.
   Program& node(int index) { return *agents_.at(index).back(); }
   // Of the last starts, by node.
@@ -33,8 +36,17 @@ class Agents {
 
  private:
   int nodes_;
+  int step_;
+  std::filesystem::path program_ = SCALETRAIN_PROGRAM;
   std::map<int, std::vector<std::unique_ptr<Program>>> agents_;
 };
+
+// Whether node 0's agent has said so.
+bool says(Agents& agents, const std::string& words);
+// Neither rendezvous nor lock nor process of the run is left.
+void check_nothing_left(const std::string& run);
+// False if node 0's agent has ended before.
+bool reaches(const std::string& run, long step, Agents& agents);
 
 // Runs the program on as many processors as `nodes` agents have together, each worker with one thread.
 Ended run_as_one_agent(int nodes, const std::string& run, const Settings& settings);

@@ -2,8 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <csignal>
+#include <set>
+#include <sstream>
 
 #include "agents.h"
 
@@ -16,8 +17,6 @@ const std::vector<int> both_finished = {0, 0};
 const std::vector<int> both_interrupted = {75, 75};
 const std::vector<int> first_interrupted = {75, -1};
 const std::vector<int> second_interrupted = {-1, 75};
-const std::vector<int> first_and_last_finished = {0, -1, 0};
-const std::vector<int> first_and_last_interrupted = {75, -1, 75};
 
 // Long enough that something can happen on the way.
 const Settings two_nodes = {"parallel.data=2", "train.steps=300", "checkpoint={every: 10, keep: 100}",
@@ -32,49 +31,10 @@ const Trajectory& undisturbed_two() {
   return trajectory;
 }
 
-// Nine samples a step: three replicas have three each, of two one has five and the other four.
-const Settings three_nodes = {"parallel.data=3",   "model.hidden=64",
-                              "model.context=64",  "train.global_batch=9",
-                              "train.steps=50",    "checkpoint={every: 5, keep: 100}",
-                              "evaluate.every=25", "supervise.elastic.min_data=2"};
-
-// A world of another size: to the tolerance of equal losses on other layouts.
-void check_close_to_undisturbed_three(const std::string& run) {
-  static const Trajectory expected = [] {
-    const Ended end = run_as_one_agent(3, "three-undisturbed", three_nodes);
-    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
-    return trajectory_of(layout_folder("three-undisturbed"));
-  }();
-  const Trajectory found = trajectory_of(layout_folder(run));
-  REQUIRE(found.steps.size() == expected.steps.size());
-  for (const auto& entry : expected.steps) {
-    const double ours = std::stod(found.steps.at(entry.first));
-    const double theirs = std::stod(entry.second);
-    CHECK_MESSAGE(std::abs(ours - theirs) <= 1e-5 * std::abs(theirs), run, ", step ", entry.first, ": ", ours,
-                  " against ", theirs);
-  }
-}
-
-bool says(Agents& agents, const std::string& words) {
-  return agents.node(0).errors().find(words) != std::string::npos;
-}
-
 void check_same_bits(const std::string& run, const Trajectory& expected) {
   const Trajectory found = trajectory_of(layout_folder(run));
   CHECK(found.steps == expected.steps);
   CHECK(found.evaluations == expected.evaluations);
-}
-
-void check_nothing_left(const std::string& run) {
-  CHECK_FALSE(fs::exists(layout_folder(run) / "rendezvous.json"));
-  CHECK_FALSE(fs::exists(layout_folder(run) / "lock.json"));
-  check_no_process_left(run);
-}
-
-bool reaches(const std::string& run, long step, Agents& agents) {
-  return wait_until([&] { return newest_step(layout_folder(run)) >= step || !agents.node(0).running(); },
-                    ranks_patience) &&
-         agents.node(0).running();
 }
 
 }  // namespace
@@ -121,6 +81,19 @@ TEST_CASE("an_agent_with_another_config_is_refused_naming_node_and_key") {
   CHECK(agents.wait() == std::vector<int>{2, 2});
   CHECK_MESSAGE(agents.node(0).errors().find("node 1 was started with another config than node 0: "
                                              "train.optimizer.learning_rate: 0.5 here") != std::string::npos,
+                agents.errors());
+}
+
+TEST_CASE("an_agent_of_another_build_is_refused_naming_node_and_build") {
+  const fs::path other = workspace() / "another-build";
+  fs::copy_file(SCALETRAIN_PROGRAM, other);
+  write_file(other, read_file(other) + "x");
+  Agents agents(2);
+  agents.start(0, "unlike-builds", {"parallel.data=2"});
+  agents.use(other);
+  agents.start(1, "unlike-builds", {"parallel.data=2"});
+  CHECK(agents.wait() == std::vector<int>{2, 2});
+  CHECK_MESSAGE(agents.node(0).errors().find("node 1 is another program than node 0: scaletrain") != std::string::npos,
                 agents.errors());
 }
 
@@ -213,48 +186,6 @@ TEST_CASE("a_coordinator_that_stands_still_costs_the_others_their_lease") {
   check_no_process_left("coordinator-stopped");
 }
 
-TEST_CASE("an_elastic_run_goes_on_with_fewer_replicas_and_grows_when_the_node_is_back") {
-  const std::string run = "elastic";
-  Agents agents(3, run, three_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(2).signal(SIGKILL);
-  REQUIRE(wait_until([&] { return says(agents, "2 replicas of 3"); }, ranks_patience));
-  // The samples of a step are nine, five for one replica and four for the other; the steps are slow enough to come back
-  // in time, because one worker is held up until the agent has come.
-  REQUIRE(wait_until([&] { return agents.workers(1).size() == 1; }, ranks_patience));
-  const pid_t held = agents.workers(1).front();
-  ::kill(held, SIGSTOP);
-  agents.start(2, run, three_nodes);
-  CHECK(wait_until([&] { return says(agents, "there are nodes for more replicas"); }, agents_heartbeat / 2));
-  ::kill(held, SIGCONT);
-  CHECK_MESSAGE(agents.wait() == std::vector<int>(3, 0), agents.errors());
-  CHECK_MESSAGE(says(agents, "3 ranks on nodes 0, 1, 2, 3 replicas, from"), agents.errors());
-  check_close_to_undisturbed_three(run);
-  check_nothing_left(run);
-}
-
-TEST_CASE("an_elastic_run_ends_with_the_replicas_that_are_left") {
-  const std::string run = "shrunk";
-  Agents agents(3, run, three_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(1).signal(SIGKILL);
-  CHECK_MESSAGE(agents.wait() == first_and_last_finished, agents.errors());
-  CHECK(says(agents, "2 ranks on nodes 0, 2, 2 replicas of 3"));
-  check_close_to_undisturbed_three(run);
-  check_nothing_left(run);
-}
-
-TEST_CASE("an_elastic_run_with_too_few_nodes_left_ends_with_75") {
-  const std::string run = "too-few";
-  Settings settings = three_nodes;
-  settings.push_back("supervise.elastic.min_data=3");
-  Agents agents(3, run, settings);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(1).signal(SIGKILL);
-  CHECK_MESSAGE(agents.wait() == first_and_last_interrupted, agents.errors());
-  CHECK(says(agents, "min_data: 3 replicas"));
-}
-
 TEST_CASE("one_host_has_as_many_ranks_as_ranks_per_node_says") {
   const Ended end =
       run_program(layout_launch("one-host", {"parallel.data=auto", "parallel.tensor=2", "launch.ranks_per_node=4"}),
@@ -265,6 +196,84 @@ TEST_CASE("one_host_has_as_many_ranks_as_ranks_per_node_says") {
   const Ended misfit = run_program(layout_launch("misfit-host", {"parallel.data=2", "launch.ranks_per_node=1"}));
   CHECK(misfit.exit_code == 2);
   CHECK(misfit.says("1 node with launch.ranks_per_node: 1 make 1"));
+}
+
+TEST_CASE("of_agents_of_one_node_that_are_started_at_once_one_takes_part") {
+  Agents agents(2);
+  Agents rivals(2);
+  agents.start(1, "rivals", two_nodes);
+  rivals.start(1, "rivals", two_nodes);
+  agents.start(0, "rivals", two_nodes);
+  CHECK_MESSAGE(agents.node(0).wait(ranks_patience).exit_code == 0, agents.errors());
+  std::vector<int> codes = {agents.node(1).wait(ranks_patience).exit_code,
+                            rivals.node(1).wait(ranks_patience).exit_code};
+  std::sort(codes.begin(), codes.end());
+  CHECK_MESSAGE(codes == std::vector<int>({0, 2}), agents.errors(), rivals.errors());
+  CHECK((agents.errors() + rivals.errors()).find("another agent of node 1 is at work") != std::string::npos);
+  check_same_bits("rivals", undisturbed_two());
+}
+
+TEST_CASE("a_rank_that_is_slower_than_another_nodes_is_named_with_its_host_and_left_alone") {
+  const std::string run = "slow-node";
+  Agents agents(2, run, {"parallel.data=2", "train.steps=1000000", "checkpoint={every: 100000, keep: 3}"});
+  REQUIRE_MESSAGE(reaches(run, 5, agents), agents.errors());
+  const std::vector<pid_t> workers = agents.workers(1);
+  REQUIRE(workers.size() == 1);
+  // Most of the time it is not running. It takes two windows of five seconds.
+  const bool is_warned = wait_until(
+      [&] {
+        ::kill(workers.front(), SIGSTOP);
+        sleep_for(0.06);
+        ::kill(workers.front(), SIGCONT);
+        sleep_for(0.01);
+        return says(agents, "rank 1 is slow") || !agents.node(0).running();
+      },
+      ranks_patience);
+  CHECK(is_warned);
+  CHECK_MESSAGE(says(agents, "node 1 ("), agents.errors());
+  agents.node(0).signal(SIGTERM);
+  CHECK_MESSAGE(agents.wait() == both_interrupted, agents.errors());
+  CHECK_FALSE(says(agents, "restart 1 of"));
+}
+
+namespace {
+
+// The addresses, in /proc/net's spelling, on which processes of this run listen.
+std::set<std::string> listening_addresses(const std::string& run) {
+  std::set<std::string> sockets;  // by inode
+  for (const pid_t process : processes_with(layout_folder(run).string())) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(process) + "/fd", error)) {
+      const std::string target = fs::read_symlink(entry.path(), error).string();
+      if (target.starts_with("socket:[")) sockets.insert(target.substr(8, target.size() - 9));
+    }
+  }
+  std::set<std::string> addresses;
+  for (const char* const table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::istringstream lines(read_file(table));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::vector<std::string> columns;
+      for (std::string word; words >> word;) columns.push_back(word);
+      if (columns.size() < 10 || columns[3] != "0A" || !sockets.contains(columns[9])) continue;
+      addresses.insert(columns[1].substr(0, columns[1].find(':')));
+    }
+  }
+  return addresses;
+}
+
+}  // namespace
+
+TEST_CASE("nothing_of_a_run_on_two_nodes_listens_elsewhere_than_on_the_configured_interface") {
+  const std::string run = "listening";
+  Settings settings = two_nodes;
+  settings.push_back("train.steps=100000");
+  Agents agents(2, run, settings);
+  REQUIRE_MESSAGE(reaches(run, 5, agents), agents.errors());
+  // Agents' rendezvous, the workers' and their data planes, on lo.
+  CHECK(listening_addresses(run) == std::set<std::string>{"0100007F"});
+  agents.node(0).signal(SIGTERM);
+  CHECK_MESSAGE(agents.wait() == both_interrupted, agents.errors());
 }
 
 TEST_CASE("launched_ranks_cannot_be_elastic") {

@@ -62,6 +62,20 @@ TEST_CASE("schema_lists_every_key_as_text_and_as_json") {
   const nlohmann::json keys = nlohmann::json::parse(json.output);
   const Ended text = workspace().run({"schema"});
   REQUIRE(keys.size() > 80);
+  CHECK(text.output == workspace().run({"schema", ""}).output);
+  const auto keys_of = [](const std::string& name) {
+    std::vector<std::string> paths;
+    for (const nlohmann::json& key : nlohmann::json::parse(workspace().run({"schema", name, "--json"}).output))
+      paths.push_back(key.at("key"));
+    return paths;
+  };
+  CHECK(keys_of("train.clip_norm") == std::vector<std::string>{"train.clip_norm"});
+  const std::vector<std::string> spike = keys_of("train.spike");
+  CHECK(std::find(spike.begin(), spike.end(), "train.spike.window") != spike.end());
+  CHECK(std::find(spike.begin(), spike.end(), "train.steps") == spike.end());
+  CHECK(keys_of("data.train.0.weight") == std::vector<std::string>{"data.train[].weight"});
+  CHECK(keys_of("data.train").size() > 2);
+  check_refused(workspace().run({"schema", "train.clip_nrom"}), 2, {"clip_nrom", "did you mean train.clip_norm?"});
   for (const nlohmann::json& key : keys) {
     CHECK_FALSE(key.at("meaning").get<std::string>().empty());
     CHECK_FALSE(key.at("type").get<std::string>().empty());
@@ -196,6 +210,44 @@ TEST_CASE("evaluate_takes_a_run_a_checkpoint_and_data_of_the_users") {
   check_refused(workspace().run({"evaluate", newest(), "--tokenizer", "bytes"}), 2, {"--tokenizer", "its own"});
   check_refused(workspace().run({"evaluate", "no-such-model"}), 3, {"no-such-model"});
   check_refused(workspace().run({"evaluate", workspace().path().string()}), 3, {"manifest.json", "config.json"});
+}
+
+TEST_CASE("evaluate_needs_no_folder_of_the_runs_owner_for_tokenised_text") {
+  // The run keeps it where whoever evaluates the checkpoint cannot write, and neither has that user any other place.
+  const std::filesystem::path temporary = workspace().write("for-a-while/.keep", "").parent_path();
+  const std::filesystem::path cache = workspace() / "cache-of-the-owner";
+  const Ended trained =
+      workspace().run(workspace().training("of-the-owner", {"train.steps=20", "data.cache=" + cache.string()}));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const std::string model = checkpoint(workspace() / "of-the-owner", 20).string();
+  const double expected = loss_of(workspace().run({"evaluate", model, "--json"}));
+  std::filesystem::remove_all(cache);
+  write_file(cache, "no folder");
+  Launch launch = workspace().launch({"evaluate", model, "--data", held(), "--json"});
+  launch.environment.insert(
+      launch.environment.begin(),
+      {{"SCALETRAIN_CACHE", "/dev/null/cache"}, {"HOME", "/dev/null"}, {"TMPDIR", temporary.string()}});
+  const Ended end = run_program(launch);
+  CHECK(loss_of(end) == expected);
+  CHECK(end.says("tokenised text is not kept in " + cache.string()));
+  for (const auto& entry : std::filesystem::directory_iterator(temporary)) CHECK(entry.path().filename() == ".keep");
+}
+
+TEST_CASE("evaluate_and_generate_of_a_run_say_which_checkpoint_they_use_and_which_they_pass_over") {
+  const std::filesystem::path run = copy_run(undisturbed_run(), "half-damaged");
+  const Ended whole = workspace().run({"evaluate", run.string(), "--json", "--batches", "1"});
+  CHECK(whole.says("step-00000200 (step 200)"));
+  CHECK(nlohmann::json::parse(whole.output).at(0).at("step") == 200);
+  write_file(checkpoint(run, 200) / "manifest.json", "{");
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"evaluate", run.string(), "--json", "--batches", "1"},
+        {"generate", run.string(), "--prompt", "a", "--max-tokens", "2"}}) {
+    const Ended end = workspace().run(command);
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.says("step-00000180 (step 180)"));
+    CHECK(end.says("warning: a damaged checkpoint is passed over"));
+    CHECK(end.says("step-00000200"));
+  }
 }
 
 TEST_CASE("evaluate_gives_the_loss_of_the_last_evaluation_of_the_run_to_the_bit") {

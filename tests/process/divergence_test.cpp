@@ -78,6 +78,23 @@ bool log_says(const std::string& run, int rank, const std::string& words) {
   return read_file(log).find(words) != std::string::npos;
 }
 
+bool says(const nlohmann::json& text, const std::string& words) {
+  return text.get<std::string>().find(words) != std::string::npos;
+}
+
+// The last line of the file, and the only one of its kind behind the last restart.
+void check_end(const std::string& run, int code, int step, const std::string& words) {
+  const auto ends = lines_of(run, "end");
+  REQUIRE_FALSE(ends.empty());
+  CHECK(ends.back().at("code") == code);
+  CHECK(ends.back().at("step") == step);
+  CHECK_MESSAGE(says(ends.back().at("reason"), words), ends.back().dump());
+  std::ifstream in(layout_folder(run) / "metrics.jsonl");
+  std::string last;
+  for (std::string line; std::getline(in, line);) last = line;
+  CHECK(nlohmann::json::parse(last).at("kind") == "end");
+}
+
 // A row of a matrix in a checkpoint of one rank becomes NaN.
 void poison_row(const fs::path& checkpoint, const std::string& tensor, std::size_t row) {
   const std::string name = "model-00000.safetensors";
@@ -116,7 +133,7 @@ TEST_CASE("after_a_spike_the_ranks_go_back_and_end_as_ranks_that_never_saw_the_s
   CHECK(restarts[0].at("step") == 15);
   CHECK(restarts[0].at("generation") == 1);
   CHECK(hidden_names(layout_folder("went-back"), ".abandoned-") ==
-        std::vector<std::string>{".abandoned-step-00000020-0"});
+        std::vector<std::string>{".abandoned-step-00000015-0", ".abandoned-step-00000020-0"});
 
   Settings first_part = ranks;
   first_part.emplace_back("train.steps=15");
@@ -157,9 +174,97 @@ TEST_CASE("a_rank_that_is_killed_after_the_ranks_went_back_changes_no_number") {
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("restart 1 of"));
   check_no_process_left("stricken");
+  const auto restarts = lines_of("stricken", "restart");
+  REQUIRE(restarts.size() >= 2);
+  CHECK(restarts[0].at("cause") == "the loss jumped at step 25 (train.spike)");
+  CHECK(says(restarts[1].at("cause"), "killed by signal 9"));
+  // What is skipped was saved before the kill: the noise is met once.
+  CHECK(lines_of("stricken", "spike").size() == 1);
   const Trajectory found = trajectory_of(layout_folder("stricken"));
   CHECK(found.steps == trajectory_of(layout_folder("calm")).steps);
   CHECK(found.steps.size() == 40);
+}
+
+TEST_CASE("eight_ranks_skip_one_step_alike_and_name_the_samples_of_all_replicas_and_micro_batches") {
+  write_text("noisy.txt", samples_of_steps(25, 25), noise());
+  // Each of the two replicas accumulates two micro-batches.
+  const Ended end = train("eight-skip", "noisy.txt",
+                          {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "train.steps=30",
+                           "train.spike={window: 8, zscore: 6, action: skip}"});
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const auto spikes = lines_of("eight-skip", "spike");
+  REQUIRE(spikes.size() == 1);
+  CHECK(spikes[0].at("step") == 25);
+  CHECK(spikes[0].at("action") == "skip");
+  CHECK(spikes[0].at("samples") == nlohmann::json({96, 97, 98, 99}));
+  const auto skips = lines_of("eight-skip", "skip");
+  REQUIRE(skips.size() == 1);
+  CHECK(skips[0].at("samples") == nlohmann::json({96, 97, 98, 99}));
+  for (int rank = 0; rank < 8; ++rank) CHECK(log_says("eight-skip", rank, "step 25 was skipped"));
+  CHECK(open_manifest(checkpoint(layout_folder("eight-skip"), 30)).at("scalars").at("updates") == "29");
+  check_end("eight-skip", 0, 30, "finished");
+}
+
+TEST_CASE("a_rank_that_is_killed_within_the_window_changes_no_verdict") {
+  write_text("noisy.txt", samples_of_steps(25, 25), noise());
+  const Settings settings = {"parallel.data=2", "checkpoint={every: 3, keep: 20}",
+                             "train.spike={window: 8, zscore: 6, action: skip}"};
+  const Ended calm = train("window-calm", "noisy.txt", settings);
+  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
+  Program agent(training("window-killed", "noisy.txt", settings));
+  REQUIRE(wait_until([&] { return newest_step(layout_folder("window-killed")) >= 20 || !agent.running(); },
+                     ranks_patience));
+  const auto workers = children_of(agent.pid());
+  REQUIRE(workers.size() == 2);
+  ::kill(workers[1], SIGKILL);
+  const Ended end = agent.wait(ranks_patience);
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(trajectory_of(layout_folder("window-killed")).steps == trajectory_of(layout_folder("window-calm")).steps);
+  const auto last_spike = [](const std::string& run) { return lines_of(run, "spike").back(); };
+  CHECK(last_spike("window-killed") == last_spike("window-calm"));
+  const auto scalars = [](const std::string& run) {
+    return open_manifest(checkpoint(layout_folder(run), 40)).at("scalars");
+  };
+  CHECK(scalars("window-killed") == scalars("window-calm"));
+}
+
+// Eight losses are needed for a verdict: a start that had forgotten those before step 22 would see no jump at 25.
+TEST_CASE("a_stop_within_the_window_changes_no_verdict") {
+  write_text("noisy.txt", samples_of_steps(25, 25), noise());
+  const Settings settings = {"parallel.data=2", "train.spike={window: 8, zscore: 6, action: skip}", "train.steps=30"};
+  const Ended calm = train("stop-calm", "noisy.txt", settings);
+  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
+  Settings first = settings;
+  first.emplace_back("train.steps=22");
+  for (const Settings& part : {first, settings}) {
+    const Ended end = train("stop", "noisy.txt", part);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  }
+  CHECK(trajectory_of(layout_folder("stop")).steps == trajectory_of(layout_folder("stop-calm")).steps);
+  REQUIRE(lines_of("stop", "spike").size() == 1);
+  CHECK(lines_of("stop", "spike") == lines_of("stop-calm", "spike"));
+  CHECK(open_manifest(checkpoint(layout_folder("stop"), 30)).at("scalars").at("updates") == "29");
+}
+
+TEST_CASE("however_a_run_ends_its_last_line_says_so") {
+  write_text("noisy.txt", {}, noise());
+  const auto kill_first = [](Program& agent, const std::string& run, int signal) {
+    REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !agent.running(); }, ranks_patience));
+    const auto workers = children_of(agent.pid());
+    REQUIRE(workers.size() == 2);
+    ::kill(workers[1], signal);
+  };
+  const Settings settings = {"parallel.data=2", "train.steps=4000", "supervise.max_restarts=0"};
+  Program lost(training("end-lost", "noisy.txt", settings));
+  kill_first(lost, "end-lost", SIGKILL);
+  CHECK(lost.wait(ranks_patience).exit_code == 4);
+  REQUIRE(lines_of("end-lost", "end").size() == 1);
+  check_end("end-lost", 4, static_cast<int>(newest_step(layout_folder("end-lost"))), "killed by signal 9");
+  Program left(training("end-left", "noisy.txt", settings));
+  kill_first(left, "end-left", SIGTERM);
+  CHECK(left.wait(ranks_patience).exit_code == 75);
+  REQUIRE(lines_of("end-left", "end").size() == 1);
+  check_end("end-left", 75, static_cast<int>(newest_step(layout_folder("end-left"))), "interrupted");
 }
 
 TEST_CASE("spikes_without_end_stop_all_ranks_with_5_and_the_samples_in_the_metrics") {
@@ -175,6 +280,7 @@ TEST_CASE("spikes_without_end_stop_all_ranks_with_5_and_the_samples_in_the_metri
   CHECK(spikes[3].at("action") == "stop");
   CHECK(spikes[3].at("samples").size() == batch);
   CHECK(lines_of("endless", "restart").size() == 3);
+  check_end("endless", 5, 16, "train.spike");  // each time the noise is met in the first step after the skip
   CHECK(checkpoint_names(layout_folder("endless")).back() == "step-00000015");
 }
 
@@ -220,8 +326,25 @@ TEST_CASE("nan_on_one_rank_skips_the_step_on_every_rank_and_ends_the_run_with_5_
   CHECK(ended.says("step 25"));
   CHECK(ended.says("train.nonfinite.skip"));
   check_skips("nan-ended");
+  check_end("nan-ended", 5, 25, "train.nonfinite.skip");
+  CHECK(ended.says("--set train.optimizer.learning_rate="));
   CHECK(trajectory_of(layout_folder("nan-ended")).last_step() == 25);
   CHECK(checkpoint_names(layout_folder("nan-ended")).back() == "step-00000020");
+
+  // Two of the three such steps before a stop, the third behind it: the count goes on.
+  const fs::path stopped = copy_run(layout_folder("nan-borne"), layout_folder("nan-stopped").filename().string());
+  for (const int step : {25, 26, 30}) fs::remove_all(checkpoint(stopped, step));
+  const auto go_on_to = [](const char* steps) {
+    return train("nan-stopped", "nan.txt",
+                 {"model.tie_embeddings=false", "train.nonfinite.skip=2", "parallel.data=2", steps});
+  };
+  const Ended part = go_on_to("train.steps=24");
+  REQUIRE_MESSAGE(part.exit_code == 0, part.errors);
+  CHECK(open_manifest(checkpoint(stopped, 24)).at("scalars").at("nonfinite.consecutive") == "2");
+  const Ended rest = go_on_to("train.steps=30");
+  CHECK_MESSAGE(rest.exit_code == 5, rest.errors);
+  CHECK(rest.says("resuming from " + checkpoint(stopped, 24).string()));
+  check_end("nan-stopped", 5, 25, "train.nonfinite.skip");
 }
 
 }  // namespace scaletrain

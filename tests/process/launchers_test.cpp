@@ -92,6 +92,68 @@ TEST_CASE("of_launched_ranks_the_one_whose_process_is_gone_is_named_by_all_other
     CHECK_MESSAGE(ranks.rank(rank).errors().find("rank 2 is gone") != std::string::npos, ranks.rank(rank).errors());
 }
 
+TEST_CASE("a_stopped_launched_rank_is_named_by_the_others_whose_logs_tell_what_they_are_in") {
+  const std::string run = "stopped-launched";
+  const auto log_of = [&run](int rank) {
+    return read_file(layout_folder(run) / "logs" / ("rank-0000" + std::to_string(rank) + ".log"));
+  };
+  LaunchedRanks ranks(3, run,
+                      {"parallel.data=3", "train.global_batch=6", "train.steps=100000", "supervise.heartbeat=4s",
+                       "checkpoint.every=100000", "evaluate={every: 0}"});
+  REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  // What it is at has been told by then.
+  sleep_for(1.5);
+  ranks.rank(1).signal(SIGSTOP);
+  for (const int rank : {0, 2}) {
+    const Ended& end = ranks.rank(rank).wait(ranks_patience);
+    CHECK_MESSAGE(end.exit_code == 4, end.errors);
+    CHECK_MESSAGE(end.says("rank 1 gave no sign of life for "), end.errors);
+    CHECK_MESSAGE(end.says(" waits in group data (ranks 0, 1, 2): "), end.errors);
+    const std::string log = log_of(rank);
+    CAPTURE(log);
+    CHECK(log.find("the ranks hang (rank 1 gave no sign of life") != std::string::npos);
+    CHECK(log.find("in group data (ranks 0, 1, 2): ") != std::string::npos);
+    CHECK(log.find(", main): state") != std::string::npos);
+    // A function of ours on the main thread's stack.
+    CHECK(log.find("scaletrain") != std::string::npos);
+    CHECK(log.find("end of the report") != std::string::npos);
+  }
+  ranks.rank(1).signal(SIGKILL);
+  ranks.rank(1).wait(ranks_patience);
+  CHECK_FALSE(fs::exists(layout_folder(run) / "rendezvous.json"));
+  check_no_process_left(run);
+}
+
+TEST_CASE("a_stopped_rank_0_is_named_by_the_launched_ranks_that_it_serves") {
+  const std::string run = "stopped-first";
+  LaunchedRanks ranks(2, run,
+                      {"parallel.data=2", "train.steps=100000", "supervise.heartbeat=3s", "checkpoint.every=100000",
+                       "evaluate={every: 0}"});
+  REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  ranks.rank(0).signal(SIGSTOP);
+  const Ended& end = ranks.rank(1).wait(ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 4, end.errors);
+  CHECK_MESSAGE(end.says("rank 0, which serves the rendezvous, gave no sign of life for "), end.errors);
+  const std::string log = read_file(layout_folder(run) / "logs" / "rank-00001.log");
+  CHECK_MESSAGE(log.find("end of the report") != std::string::npos, log);
+  ranks.rank(0).signal(SIGKILL);
+  ranks.rank(0).wait(ranks_patience);
+  check_no_process_left(run);
+}
+
+TEST_CASE("a_lost_lock_is_what_all_launched_ranks_end_for") {
+  const std::string run = "lost-lock";
+  LaunchedRanks ranks(2, run, {"parallel.data=2", "train.steps=100000", "checkpoint.every=100000"});
+  REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  fs::remove(layout_folder(run) / "lock.json");
+  CHECK(ranks.wait() == std::vector<int>{4, 4});
+  for (const int rank : {0, 1})
+    CHECK_MESSAGE(
+        ranks.rank(rank).errors().find("the lock was taken over by another start or removed") != std::string::npos,
+        ranks.rank(rank).errors());
+  check_no_process_left(run);
+}
+
 TEST_CASE("a_launched_rank_that_dies_while_others_are_awaited_ends_the_start") {
   LaunchedRanks ranks(3);
   const Settings settings = {"parallel.data=3", "train.global_batch=6"};

@@ -82,6 +82,28 @@ TEST_CASE("an_empty_folder_by_a_checkpoints_name_is_not_a_checkpoint") {
   check_same_numbers(run);
 }
 
+TEST_CASE("a_job_that_began_with_resume_never_goes_on_when_it_is_put_back_into_the_queue") {
+  auto arguments = workspace().training("began-with-never");
+  arguments.insert(arguments.end(), {"--resume", "never"});
+  const auto launch = [&](const std::string& restarts) {
+    Launch start = workspace().launch(arguments);
+    start.environment.insert(start.environment.begin(), {{"SLURM_JOB_ID", "4711"}, {"SLURM_RESTART_COUNT", restarts}});
+    return start;
+  };
+  Program first(launch("0"));
+  REQUIRE(wait_until([&] { return newest_step(workspace() / "began-with-never") >= 20 || !first.running(); }));
+  first.signal(SIGTERM);
+  const Ended end = first.wait();
+  CHECK_MESSAGE(end.exit_code == 75, end.errors);
+  CHECK(end.says("start again with --resume auto to go on"));
+  CHECK(run_program(launch("0")).exit_code == 2);
+  CHECK(workspace().run(arguments).says("--resume auto"));
+  const Ended second = run_program(launch("1"));
+  CHECK_MESSAGE(second.exit_code == 0, second.errors);
+  CHECK(second.says("job 4711"));
+  check_same_numbers(workspace() / "began-with-never");
+}
+
 TEST_CASE("resume_never_refuses_a_folder_with_checkpoints_and_required_one_without") {
   const fs::path run = run_until("modes", 120);
   const auto before = snapshot(run / "checkpoints");
@@ -190,22 +212,23 @@ TEST_CASE("a_full_disk_fails_the_save_loudly_and_training_goes_on") {
   const fs::path run = workspace() / "full-disk";
   const fs::path checkpoints = run / "checkpoints";
   fs::create_directories(checkpoints);
-  // Nine checkpoints of 0.45 MiB fit, ten do not.
-  if (!mount_memory(checkpoints, 0, "size=4m")) {
+  // Two checkpoints of 0.45 MiB fit, three do not: both stay.
+  if (!mount_memory(checkpoints, 0, "size=1200k")) {
     MESSAGE("skipped: a_full_disk_fails_the_save_loudly_and_training_goes_on needs the right to mount");
     return;
   }
   const Ended end = workspace().run(workspace().training("full-disk"));
   INFO(end.errors);
   CHECK(end.exit_code == 3);  // the last state could not be kept
+  CHECK(end.says("10 of "));  // told before the first step
   CHECK(end.says("No space left on device"));
+  CHECK(end.says("saves in a row have failed; what was trained since the checkpoint of step 40 would be lost"));
   CHECK(trajectory_of(run).last_step() == tiny_steps);
   check_same_numbers(run);
   CHECK(read_file(run / "metrics.jsonl").find("\"failure\":") != std::string::npos);
-  CHECK(hidden_names(run, ".saving-").empty());
+  CHECK(hidden_names(run, ".").empty());
   const std::vector<std::string> names = checkpoint_names(run);
-  REQUIRE(names.size() >= 2);
-  CHECK(names.size() < 10);
+  REQUIRE(names == std::vector<std::string>{"step-00000020", "step-00000040"});
   for (const std::string& name : names)
     CHECK(workspace().run({"checkpoint", "verify", (checkpoints / name).string()}).exit_code == 0);
   // With room again, the run completes from the newest that was saved.
@@ -214,6 +237,61 @@ TEST_CASE("a_full_disk_fails_the_save_loudly_and_training_goes_on") {
   CHECK_MESSAGE(again.exit_code == 0, again.errors);
   CHECK(again.says("resuming from " + (checkpoints / names.back()).string()));
   check_same_numbers(run);
+  ::umount(checkpoints.c_str());
+}
+
+TEST_CASE("a_full_disk_costs_the_oldest_checkpoints_before_it_costs_a_save") {
+  const fs::path run = workspace() / "short-disk";
+  const fs::path checkpoints = run / "checkpoints";
+  fs::create_directories(checkpoints);
+  // Three checkpoints of 0.45 MiB fit, four do not.
+  if (!mount_memory(checkpoints, 0, "size=1700k")) {
+    MESSAGE("skipped: a_full_disk_costs_the_oldest_checkpoints_before_it_costs_a_save needs the right to mount");
+    return;
+  }
+  const Ended end = workspace().run(workspace().training("short-disk"));
+  INFO(end.errors);
+  CHECK(end.exit_code == 0);
+  CHECK(end.says("step-00000020 was removed to make some"));
+  check_same_numbers(run);
+  CHECK(read_file(run / "metrics.jsonl").find("\"failure\":") == std::string::npos);
+  CHECK(checkpoint_names(run) == std::vector<std::string>{"step-00000160", "step-00000180", "step-00000200"});
+  for (const std::string& name : checkpoint_names(run))
+    CHECK(workspace().run({"checkpoint", "verify", (checkpoints / name).string()}).exit_code == 0);
+  CHECK(hidden_names(run, ".").empty());
+  ::umount(checkpoints.c_str());
+}
+
+TEST_CASE("a_disk_on_which_not_even_one_checkpoint_fits_is_refused_before_the_first_step") {
+  const fs::path run = workspace() / "no-room";
+  const fs::path checkpoints = run / "checkpoints";
+  fs::create_directories(checkpoints);
+  if (!mount_memory(checkpoints, 0, "size=1200k")) {
+    MESSAGE("skipped: a_disk_on_which_not_even_one_checkpoint_fits_is_refused needs the right to mount");
+    return;
+  }
+  // Somebody else's data, so that 0.2 MiB are left.
+  write_file(checkpoints / "other.bin", std::string(1'000'000, 'x'));
+  const Ended end = workspace().run(workspace().training("no-room"));
+  INFO(end.errors);
+  CHECK(end.exit_code == 3);
+  CHECK(end.says("Not even one more fits"));
+  CHECK(end.says(checkpoints.string()));
+  CHECK(trajectory_of(run).last_step() == 0);
+  fs::remove(checkpoints / "other.bin");
+  // What a dead process has left of a save is no reason to refuse.
+  fs::create_directories(checkpoints / ".saving-step-00000020-0123");
+  write_file(checkpoints / ".saving-step-00000020-0123" / "model-00000.safetensors", std::string(1'000'000, 'x'));
+  const Ended again = workspace().run(workspace().training("no-room", {"train.steps=40"}));
+  CHECK_MESSAGE(again.exit_code == 0, again.errors);
+  // A run that has something to go on from does so: the shortage may pass.
+  REQUIRE(checkpoint_names(run) == std::vector<std::string>{"step-00000020", "step-00000040"});
+  const Ended on = workspace().run(workspace().training("no-room", {"train.steps=60"}));
+  INFO(on.errors);
+  CHECK(on.exit_code == 3);
+  CHECK(on.says("Not even one more fits"));
+  CHECK(trajectory_of(run).last_step() == 60);
+  CHECK(checkpoint_names(run) == std::vector<std::string>{"step-00000020", "step-00000040"});
   ::umount(checkpoints.c_str());
 }
 

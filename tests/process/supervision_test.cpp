@@ -98,6 +98,27 @@ TEST_CASE("a stopped rank is named with what its peers wait in, all report, and 
   check_as_undisturbed("stopped-rank");
 }
 
+TEST_CASE("a job that is suspended as a whole for longer than any deadline goes on without a restart") {
+  constexpr double heartbeat = 1.0;
+  constexpr double deadline = 10 * heartbeat;  // of a wait for another rank
+  Program agent(layout_launch("suspended-job", two_ranks({"supervise.heartbeat=1s"})));
+  wait_for_step(agent, "suspended-job", 15);
+  const std::vector<pid_t> ranks = workers_of(agent, 2);
+  // So that rank 0 is waiting for rank 1.
+  ::kill(ranks[1], SIGSTOP);
+  sleep_for(heartbeat / 4);
+  ::kill(ranks[0], SIGSTOP);
+  agent.signal(SIGSTOP);
+  sleep_for(deadline + 2.0);
+  agent.signal(SIGCONT);
+  ::kill(ranks[0], SIGCONT);
+  ::kill(ranks[1], SIGCONT);
+  const Ended& end = agent.wait(ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK_MESSAGE(!end.says("restart 1 of"), end.errors);
+  check_as_undisturbed("suspended-job");
+}
+
 TEST_CASE("a signal to one rank alone has all save the same step and leave") {
   for (const int number : {SIGTERM, SIGUSR1}) {
     CAPTURE(number);
@@ -176,6 +197,9 @@ TEST_CASE("a rank that is slow is warned about and left alone") {
       ranks_patience);
   CHECK(warned);
   CHECK_MESSAGE(agent.running(), agent.errors());
+  // In a list of processes it is found by the program's name and its rank.
+  CHECK(read_file(fs::path("/proc") / std::to_string(slow) / "comm") == "scaletrain r1\n");
+  CHECK(read_file(fs::path("/proc") / std::to_string(slow) / "cmdline").find("/scaletrain") != std::string::npos);
   agent.signal(SIGTERM);
   CHECK(agent.wait(ranks_patience).exit_code == 75);
   CHECK(read_file(log).find("restart 1 of") == std::string::npos);

@@ -53,6 +53,8 @@ constexpr auto never = std::chrono::hours(24 * 365);
 constexpr auto health_interval = std::chrono::milliseconds(200);
 // Gloo can be asked only by waiting: a message that is complete already must have the time to say so.
 constexpr auto shortest_wait = std::chrono::milliseconds(5);
+// A round of a wait, which lasts a health_interval, takes longer than this only if the process stood still.
+constexpr auto longest_round = std::chrono::seconds(2);
 
 // Gloo's messages begin with a place in its sources.
 std::string reason_text(const std::exception& error) {
@@ -170,6 +172,8 @@ class Message final : public Transport::Pending, private WaitWatch::Target, priv
       // rung before Gloo was asked.
       if (loss && ++rounds == rounds_after_loss) group_->lost(peer_, *loss);
       if (!loss) loss = group_->broken(peer_);
+      // In a job that was suspended the peers stood still as well.
+      if (const auto round = monotonic_now() - now; round > longest_round) deadline += round;
       if (!loss && monotonic_now() >= deadline) return false;
     }
     return true;

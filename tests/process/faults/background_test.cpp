@@ -2,7 +2,10 @@
 // Only calls on the checkpoints are struck: the metrics and the log are written by training meanwhile.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <csignal>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "storage.h"
@@ -49,6 +52,7 @@ std::string after_kill(const std::string& name, const StorageFault& fault, bool 
   if (again.exit_code != 0) return "the second start: " + again.errors;
   if (!again.says("resuming from " + checkpoint(run, newest).string()))
     return "not resumed as expected\n" + again.errors;
+  if (!has_restart_from(run, newest)) return "no line of the restart in the metrics";
   return problem_of(run, {fault_steps - 1, fault_steps});
 }
 
@@ -131,6 +135,86 @@ TEST_CASE("a_slow_disk_holds_training_up_where_saves_are_due_too_often_and_says_
   CHECK(written.at("stall_seconds") < written.at("seconds"));
   CHECK(waiting.at("waited_seconds") > 0.5);
   CHECK(problem_of(run, {3, 4}).empty());
+}
+
+// A run that saves every second to a disk that takes two for each, asked to leave while it writes in the background.
+class LeavingRun {
+ public:
+  explicit LeavingRun(const std::string& name) : name_(name), folder_(run_of_step(name, struck - 1)) {
+    constexpr long for_ever = 1'000'000;
+    StorageFault fault = background("slow", 1, "sync");
+    fault.times = for_ever;
+    fault.save = 0;  // whichever comes
+    fault.settings.insert(fault.settings.end(), {"train.steps=1000000", "checkpoint.every=1s", "checkpoint.keep=10"});
+    agent_.emplace(launch_with(name, fault));
+    REQUIRE(wait_until([this] { return !saving().empty(); }, patience));
+    first_ = saving().front();
+    agent_->signal(SIGTERM);
+  }
+  std::vector<std::string> saving() const { return hidden_names(folder_, ".saving-"); }
+  // The last save has begun: that of another step.
+  bool is_in_last_save() const {
+    const std::vector<std::string> names = saving();
+    return !names.empty() && names.front() != first_;
+  }
+  // "step-00000007"
+  std::string first_name() const { return first_.substr(std::string(".saving-").size(), 13); }
+  Ended go_on_for(int steps, long from) const {
+    return go_on(name_, {.settings = {"checkpoint.background=true", "train.steps=" + std::to_string(from + steps)}});
+  }
+  const fs::path& folder() const { return folder_; }
+  Program& agent() { return *agent_; }
+
+  static constexpr double patience = 100.0;
+
+ private:
+  std::string name_;
+  fs::path folder_;
+  std::optional<Program> agent_;
+  std::string first_;
+};
+
+TEST_CASE("a_run_asked_to_leave_while_it_writes_in_the_background_ends_that_save_and_writes_its_last_one") {
+  LeavingRun run("leaving");
+  const Ended end = run.agent().wait(LeavingRun::patience);
+  INFO(end.errors);
+  CHECK(end.exit_code == 75);
+  const std::vector<std::string> names = checkpoint_names(run.folder());
+  REQUIRE(names.size() >= 2);
+  const long last = trajectory_of(run.folder()).last_step();
+  CHECK(names.back() == checkpoint("", static_cast<int>(last)).filename());
+  CHECK(names[names.size() - 2] == run.first_name());
+  for (const std::string& name : names) CHECK(verifies(run.folder() / "checkpoints" / name));
+  CHECK(record_of_save(run.folder(), std::stoi(run.first_name().substr(5))).at("background") == true);
+  const nlohmann::json written = record_of_save(run.folder(), static_cast<int>(last));
+  CHECK(written.at("background") == false);
+  CHECK(written.at("waited_seconds") > 0.0);
+  CHECK(left_behind(run.folder(), "").empty());
+  const Ended again = run.go_on_for(3, last);
+  CHECK_MESSAGE(again.exit_code == 0, again.errors);
+  CHECK(again.says("resuming from " + checkpoint(run.folder(), static_cast<int>(last)).string()));
+}
+
+TEST_CASE("a_run_killed_while_it_leaves_goes_on_from_the_last_save_that_ended") {
+  for (const bool in_last_save : {false, true}) {
+    CAPTURE(in_last_save);
+    LeavingRun run("leaving-killed");
+    if (in_last_save)
+      REQUIRE(wait_until([&run] { return run.is_in_last_save() || !run.agent().running(); }, LeavingRun::patience));
+    const auto workers = children_of(run.agent().pid());
+    REQUIRE(workers.size() == 1);
+    ::kill(workers.front(), SIGKILL);
+    const Ended end = run.agent().wait(LeavingRun::patience);
+    CHECK_MESSAGE(end.exit_code != 0, end.errors);
+    const std::vector<std::string> names = checkpoint_names(run.folder());
+    REQUIRE(names.size() >= 2);
+    if (in_last_save) CHECK(names.back() == run.first_name());
+    for (const std::string& name : names) CHECK(verifies(run.folder() / "checkpoints" / name));
+    const Ended again = run.go_on_for(3, std::stol(names.back().substr(5)));
+    CHECK_MESSAGE(again.exit_code == 0, again.errors);
+    CHECK(again.says("resuming from " + (run.folder() / "checkpoints" / names.back()).string()));
+    CHECK(left_behind(run.folder(), "").empty());
+  }
 }
 
 TEST_CASE("two_ranks_killed_while_they_write_in_the_background_go_on_with_the_losses_of_undisturbed_ones") {

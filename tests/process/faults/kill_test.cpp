@@ -26,6 +26,7 @@ std::string after_kill(const std::string& name, const StorageFault& fault, bool 
     return "exit code of the second start " + std::to_string(again.exit_code) + "\n" + again.errors;
   if (!again.says("resuming from " + checkpoint(run, newest).string()))
     return "not resumed as expected\n" + again.errors;
+  if (!has_restart_from(run, newest)) return "no line of the restart in the metrics";
   if (again.says("not usable")) return again.errors;
   return problem_of(run, {fault_steps - 1, fault_steps});
 }

@@ -148,6 +148,12 @@ Ended go_on(const std::string& name) {
   return run_program(launch_of(name), patience);
 }
 
+Launch launch_with(const std::string& name, const StorageFault& fault) {
+  Launch launch = launch_of(name);
+  add_fault(launch, workspace() / name, fault);
+  return launch;
+}
+
 Ended go_on(const std::string& name, const StorageFault& fault, const fs::path& trace) {
   Launch launch = launch_of(name);
   add_fault(launch, workspace() / name, fault);
@@ -219,6 +225,16 @@ std::string problem_of_steps(const fs::path& run, const std::vector<int>& steps)
 
 bool verifies(const fs::path& checkpoint) {
   return workspace().run({"checkpoint", "verify", checkpoint.string()}).exit_code == 0;
+}
+
+bool has_restart_from(const fs::path& run, int step) {
+  std::ifstream in(run / "metrics.jsonl");
+  std::string last;
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("{\"kind\":\"restart\"")) last = line;
+  if (last.empty()) return false;
+  const nlohmann::json restart = nlohmann::json::parse(last);
+  return restart.at("step") == step && restart.at("checkpoint") == checkpoint(run, step).string();
 }
 
 bool has_failed_save(const fs::path& run, int step) {

@@ -48,6 +48,8 @@ std::filesystem::path run_of_step(const std::string& name, int step);
 // Never more than one attempt.
 Ended go_on(const std::string& name);
 Ended go_on(const std::string& name, const StorageFault& fault, const std::filesystem::path& trace = {});
+// The same without waiting for its end; its marks and attempts are the test's business.
+Launch launch_with(const std::string& name, const StorageFault& fault);
 // What a trace file says.
 std::vector<StorageCall> read_trace(const std::filesystem::path& trace, const std::filesystem::path& run);
 
@@ -74,6 +76,8 @@ std::string left_behind(const std::filesystem::path& run, std::string_view but);
 std::string problem_of_steps(const std::filesystem::path& run, const std::vector<int>& steps);
 // The checkpoint's own program says that every byte is right.
 bool verifies(const std::filesystem::path& checkpoint);
+// Whether the metrics' last restart line says that training went on from this step's checkpoint.
+bool has_restart_from(const std::filesystem::path& run, int step);
 // Whether the metrics have a save of this step that failed.
 bool has_failed_save(const std::filesystem::path& run, int step);
 

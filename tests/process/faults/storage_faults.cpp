@@ -6,7 +6,8 @@
 //   FAULT_KINDS    "open,read,write,sync,rename,mkdir,unlink,close,truncate,allocate,copy"; unset: all but read
 //   FAULT_AT       the first call that is struck, from 1; unset or 0: none
 //   FAULT_TIMES    how many in a row are struck; unset: 1
-//   FAULT_ACTION   kill-before, kill-after, short, slow (it takes 0.4 s longer), or EIO, ENOSPC, EDQUOT, EINTR, ESTALE,
+//   FAULT_ACTION   kill-before, kill-after, short, slow (it takes 0.4 s longer), hang (it never comes back: the thread
+//                  is in a call to that file, for a lock on it), or EIO, ENOSPC, EDQUOT, EINTR, ESTALE,
 //   with "-after" behind the name if
 //                  the call takes place and its success is denied
 //   FAULT_NO_EXCHANGE  set: two names cannot be exchanged here, as on some network file systems
@@ -19,6 +20,7 @@
 // come from any thread and before main. A child that was forked and not yet replaced is left alone. What the C library
 // calls inside itself (fopen) is not seen.
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -41,7 +43,7 @@ constexpr unsigned bit_of(Kind kind) {
   return 1u << static_cast<unsigned>(kind);
 }
 
-enum class Action { none, kill_before, kill_after, write_short, slow, fail, fail_after };
+enum class Action { none, kill_before, kill_after, write_short, slow, hang, fail, fail_after };
 
 struct Fault {
   Action action = Action::none;
@@ -149,6 +151,18 @@ Fault fault_at(Kind kind, const Place& place) {
   for (;;) ::syscall(SYS_kill, plan.process, SIGKILL);
 }
 
+[[noreturn]] void hang(const Place& place) {
+  const long holder = ::syscall(SYS_openat, AT_FDCWD, place.text, O_RDONLY | O_CLOEXEC, 0);
+  const long waiter = ::syscall(SYS_openat, AT_FDCWD, place.text, O_RDONLY | O_CLOEXEC, 0);
+  ::syscall(SYS_flock, holder, LOCK_EX);
+  for (;;) {
+    ::syscall(SYS_flock, waiter, LOCK_EX);
+    // What cannot be opened cannot be locked.
+    const timespec delay{3600, 0};
+    ::syscall(SYS_nanosleep, &delay, nullptr);
+  }
+}
+
 // `find` fills in the place; `call` does the work, told whether it shall write too little.
 template <class Find, class Call>
 long perform(Kind kind, Find find, Call call) {
@@ -160,6 +174,7 @@ long perform(Kind kind, Find find, Call call) {
   errno = before;
   if (fault.action == Action::none) return call(false);
   if (fault.action == Action::kill_before) die();
+  if (fault.action == Action::hang) hang(place);
   if (fault.action == Action::slow) {
     const timespec delay{0, 400'000'000};
     ::syscall(SYS_nanosleep, &delay, nullptr);
@@ -303,6 +318,7 @@ constexpr ActionName actions[] = {
     {"kill-after", {Action::kill_after, 0}},
     {"short", {Action::write_short, 0}},
     {"slow", {Action::slow, 0}},
+    {"hang", {Action::hang, 0}},
     {"EIO", {Action::fail, EIO}},
     {"ENOSPC", {Action::fail, ENOSPC}},
     {"EDQUOT", {Action::fail, EDQUOT}},

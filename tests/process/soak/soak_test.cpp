@@ -28,6 +28,7 @@ constexpr std::array torments = {
     Torment::kill_rank,          Torment::kill_rank_in_save,  Torment::kill_rank_in_save, Torment::kill_rank_in_save,
     Torment::kill_rank_at_start, Torment::kill_rank_at_start, Torment::kill_agent,        Torment::tell_agent,
     Torment::tell_rank,          Torment::flip_bit,           Torment::besiege_port,      Torment::stop_rank,
+    Torment::hang_storage,       Torment::reset_connection,
 };
 
 struct Totals {
@@ -39,6 +40,7 @@ struct Totals {
   std::vector<double> recoveries;
   std::string slowest;  // what the longest of them was
   std::vector<double> stop_recoveries;
+  std::vector<double> reset_recoveries;
   std::vector<double> restarts;
 };
 
@@ -63,7 +65,10 @@ std::string run_of_seed(unsigned seed, Totals& totals) {
   for (int i = 0; i < faults; ++i) {
     Torment torment = torments[pick(random, torments.size())];
     if (torment == Torment::stop_rank && !may_stop) torment = Torment::kill_rank;
-    if (torment == Torment::besiege_port && layout.world == 1) torment = Torment::kill_rank;
+    const bool needs_peers = torment == Torment::besiege_port || torment == Torment::reset_connection;
+    if (needs_peers && layout.world == 1) torment = Torment::kill_rank;
+    // A heartbeat of a few seconds is no measure for storage on a machine that is busy.
+    if (torment == Torment::hang_storage && may_stop) torment = Torment::kill_rank;
     const long step = 2 + static_cast<long>(0.85 * soak_steps * (i + fraction_of(random)) / faults);
     told += "\n  step " + std::to_string(step) + ": " + name_of(torment);
     if (!run.suffer(torment, step, random)) {
@@ -86,6 +91,7 @@ std::string run_of_seed(unsigned seed, Totals& totals) {
   totals.inside_saves += run.kills_inside_saves();
   append(totals.recoveries, run.recoveries());
   append(totals.stop_recoveries, run.recoveries_from_stop());
+  append(totals.reset_recoveries, run.recoveries_from_reset());
   append(totals.restarts, run.restarts());
   if (problem.empty()) {
     fs::remove_all(layout_folder(name));
@@ -107,6 +113,7 @@ void tell(const Totals& totals, unsigned seed, double seconds) {
   line("from a kill to the first new step", totals.recoveries);
   std::cout << "  the longest: " << totals.slowest << "\n";
   line("from a stop to the first new step", totals.stop_recoveries);
+  line("from a reset connection to the first new step", totals.reset_recoveries);
   line("from a start by hand to the first new step", totals.restarts);
   std::cout << std::flush;
 }

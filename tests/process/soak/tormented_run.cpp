@@ -16,12 +16,40 @@ namespace fs = std::filesystem;
 constexpr double patience = 150.0;
 constexpr int save_distance = 4;
 
+}  // namespace
+
 // One of the two that ask for a save.
 int signal_to_tell(SoakRandom& random) {
   return pick(random, 2) == 0 ? SIGTERM : SIGUSR1;
 }
 
-}  // namespace
+// The newest is never pruned while it is looked at.
+bool some_checkpoint_verifies(const fs::path& run, std::string& said) {
+  const std::vector<std::string> names = checkpoint_names(run);
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    const Ended end = workspace().run({"checkpoint", "verify", (run / "checkpoints" / *name).string()});
+    if (end.exit_code == 0) return true;
+    said += end.errors;
+  }
+  return false;
+}
+
+std::string problem_of_finished(const fs::path& run) {
+  if (!wait_until([&] { return processes_with(run.string()).empty(); }, 10.0)) return "a process is left";
+  // What a dead save has left goes with the next save, if there is one.
+  const std::string metrics = read_file(run / "metrics.jsonl");
+  const auto last = [&metrics](const char* key) { return static_cast<long>(metrics.rfind(key) + 1); };
+  const bool was_saved_since =
+      last("\"kind\":\"checkpoint\"") > std::max(last("\"kind\":\"start\""), last("\"kind\":\"restart\""));
+  for (const char* leftover : {".saving-", ".removing-"}) {
+    const auto names = hidden_names(run, leftover);
+    if (was_saved_since && !names.empty()) return "left behind: " + names.front();
+  }
+  const Ended verified = workspace().run({"checkpoint", "verify", run.string()});
+  if (verified.exit_code != 0) return "does not verify at the end: " + verified.errors;
+  if (checkpoint_names(run).size() < 2) return "fewer than two checkpoints at the end";
+  return {};
+}
 
 Beginnings beginnings_of(const fs::path& run) {
   Beginnings found;
@@ -91,6 +119,10 @@ const char* name_of(Torment torment) {
       return "a flipped bit in a checkpoint";
     case Torment::besiege_port:
       return "strangers at the port";
+    case Torment::hang_storage:
+      return "storage that hangs for a rank";
+    case Torment::reset_connection:
+      return "a reset connection of a rank";
   }
   return "?";
 }
@@ -109,7 +141,7 @@ std::size_t pick(SoakRandom& random, std::size_t bound) {
 }
 
 TormentedRun::TormentedRun(const std::string& name, const SoakLayout& layout, const Settings& settings)
-    : name_(name), layout_(layout), settings_(settings), folder_(layout_folder(name)) {}
+    : name_(name), layout_(layout), settings_(settings), folder_(layout_folder(name)), storage_(name, folder_) {}
 
 void TormentedRun::note(const std::string& problem) {
   // The reason last, where it is seen.
@@ -140,7 +172,9 @@ bool TormentedRun::keep_running() {
   measure_start_ = agent_ != nullptr;
   started_ = test_clock();
   kills_since_start_ = 0;
-  agent_ = std::make_unique<Program>(layout_launch(name_, settings_));
+  Launch launch = layout_launch(name_, settings_);
+  storage_.attach(launch);
+  agent_ = std::make_unique<Program>(launch);
   return true;
 }
 
@@ -233,17 +267,43 @@ bool TormentedRun::flip_any_bit(SoakRandom& random) {
   return true;
 }
 
-// At every instant one verifies, once the first was written. The newest is never pruned while it is looked at.
+// At every instant one verifies, once the first was written.
 void TormentedRun::look_for_checkpoint() {
-  std::vector<std::string> names = checkpoint_names(folder_);
-  was_saved_ = was_saved_ || !names.empty();
+  was_saved_ = was_saved_ || !checkpoint_names(folder_).empty();
   std::string said;
-  for (auto name = names.rbegin(); name != names.rend(); ++name) {
-    const Ended end = workspace().run({"checkpoint", "verify", (folder_ / "checkpoints" / *name).string()});
-    if (end.exit_code == 0) return;
-    said += end.errors;
-  }
-  if (was_saved_) note("no checkpoint verifies\n" + said);
+  if (was_saved_ && !some_checkpoint_verifies(folder_, said)) note("no checkpoint verifies\n" + said);
+}
+
+// It waits, and nothing else happens.
+bool TormentedRun::hang_storage_of(pid_t victim, double seconds) {
+  const int before = beginnings_of(folder_).count;
+  if (!storage_.hang(victim, seconds)) return finished_;
+  const bool goes_on = reach(newest_step(folder_) + save_distance);
+  if (beginnings_of(folder_).count != before) note("ranks were started anew because storage hung for a while");
+  return goes_on || finished_;
+}
+
+// One that was in use costs a restart, another one nothing: the run goes on either way.
+bool TormentedRun::reset_connection_of(pid_t victim, std::size_t choice) {
+  const int before = beginnings_of(folder_).count;
+  const long step = newest_step(folder_);
+  const double now = test_clock();
+  if (!reset_connection(victim, choice)) return false;
+  ++kills_since_start_;
+  const auto is_back = [&] {
+    const Beginnings found = beginnings_of(folder_);
+    return found.count > before && found.has_step;
+  };
+  const bool in_time = wait_until(
+      [&] {
+        sleep_for(0.003);
+        return !keep_running() || is_back() || newest_step(folder_) >= step + 2 * save_distance;
+      },
+      patience);
+  if (!in_time) note("no step followed the loss of a connection in time");
+  if (is_back()) reset_recoveries_.push_back(test_clock() - now);
+  look_for_checkpoint();
+  return true;
 }
 
 bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
@@ -313,6 +373,10 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
       if (!reach(newest_step(folder_) + 2)) return finished_;
       break;
     }
+    case Torment::hang_storage:
+      return hang_storage_of(victim, 0.5 + fraction_of(further));
+    case Torment::reset_connection:
+      return reset_connection_of(victim, further());
   }
   return true;
 }
@@ -324,19 +388,8 @@ std::string TormentedRun::finish() {
   const Trajectory found = trajectory_of(folder_);
   if (found.steps != expected.steps) note("other losses than the undisturbed run's");
   if (found.evaluations != expected.evaluations) note("other evaluations than the undisturbed run's");
-  if (!processes_with(folder_.string()).empty()) note("a process is left");
-  // What a dead save has left goes with the next save, if there is one.
-  const std::string metrics = read_file(folder_ / "metrics.jsonl");
-  const auto last = [&metrics](const char* key) { return static_cast<long>(metrics.rfind(key) + 1); };
-  const bool was_saved_since =
-      last("\"kind\":\"checkpoint\"") > std::max(last("\"kind\":\"start\""), last("\"kind\":\"restart\""));
-  for (const char* leftover : {".saving-", ".removing-"}) {
-    const auto names = hidden_names(folder_, leftover);
-    if (was_saved_since && !names.empty()) note("left behind: " + names.front());
-  }
-  const Ended verified = workspace().run({"checkpoint", "verify", folder_.string()});
-  if (verified.exit_code != 0) note("does not verify at the end: " + verified.errors);
-  if (checkpoint_names(folder_).size() < 2) note("fewer than two checkpoints at the end");
+  const std::string left = problem_of_finished(folder_);
+  if (!left.empty()) note(left);
   return problem_;
 }
 

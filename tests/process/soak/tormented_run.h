@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "process/ranks.h"
+#include "trouble.h"
 
 namespace scaletrain {
 
@@ -32,12 +33,21 @@ enum class Torment {
   kill_rank_in_save,   // while a checkpoint is being written
   kill_rank_at_start,  // of workers that have just been started
   kill_agent,
-  stop_rank,    // SIGSTOP
-  tell_agent,   // SIGTERM or SIGUSR1
-  tell_rank,    // the same to one worker
-  flip_bit,     // in any byte of any checkpoint, while nothing runs
-  besiege_port  // strangers at the rendezvous
+  stop_rank,        // SIGSTOP
+  tell_agent,       // SIGTERM or SIGUSR1
+  tell_rank,        // the same to one worker
+  flip_bit,         // in any byte of any checkpoint, while nothing runs
+  besiege_port,     // strangers at the rendezvous
+  hang_storage,     // of one rank, for a second or two
+  reset_connection  // any of one rank's
 };
+// Whether one of a run's checkpoints verifies, looked for from the newest; what was said of those that do not.
+bool some_checkpoint_verifies(const std::filesystem::path& run, std::string& said);
+// What is wrong with the folder of a finished run, apart from its numbers; empty: nothing.
+std::string problem_of_finished(const std::filesystem::path& run);
+// SIGTERM or SIGUSR1.
+int signal_to_tell(std::mt19937& random);
+
 // How often training has begun in a run's metrics, and whether a step stands behind the last beginning.
 struct Beginnings {
   int count = 0;
@@ -65,6 +75,7 @@ class TormentedRun {
   // Seconds from a rank's death, or from a stopped rank's SIGSTOP, to the first step of the restarted ranks.
   const std::vector<double>& recoveries() const { return recoveries_; }
   const std::vector<double>& recoveries_from_stop() const { return stop_recoveries_; }
+  const std::vector<double>& recoveries_from_reset() const { return reset_recoveries_; }
   // Of starts by hand, from the start of the program.
   const std::vector<double>& restarts() const { return restarts_; }
   int kills_inside_saves() const { return kills_inside_saves_; }
@@ -82,6 +93,8 @@ class TormentedRun {
   void await_end_of_all();
   void count_dead_save();
   bool flip_any_bit(SoakRandom& random);
+  bool hang_storage_of(pid_t victim, double seconds);
+  bool reset_connection_of(pid_t victim, std::size_t choice);
   void look_for_checkpoint();
   void note(const std::string& problem);
 
@@ -89,6 +102,7 @@ class TormentedRun {
   SoakLayout layout_;
   Settings settings_;
   std::filesystem::path folder_;
+  HangingStorage storage_;
   std::unique_ptr<Program> agent_;
   bool finished_ = false;
   bool was_saved_ = false;
@@ -100,6 +114,7 @@ class TormentedRun {
   std::set<std::string> dead_saves_;
   std::vector<double> recoveries_;
   std::vector<double> stop_recoveries_;
+  std::vector<double> reset_recoveries_;
   std::vector<double> restarts_;
   std::string problem_;
 };

@@ -12,8 +12,10 @@
 namespace scaletrain {
 
 struct CatalogRun {
+  explicit CatalogRun(const ModelConfig& model = tiny_gpt2_config()) : store(model) {}
+
   TempFolder folder;
-  StoreFixture store{tiny_gpt2_config()};
+  StoreFixture store;
   std::vector<std::string> reports;
   std::set<std::string> written;  // save ids
 

@@ -178,3 +178,30 @@ TEST_CASE("catalog_a_crash_at_any_point_of_pruning_leaves_whole_checkpoints") {
   run.prune({.keep = 2, .keep_every = {}, .best_save_id = {}});
   CHECK(names_in(run.folder.path()) == std::vector<std::string>{"step-00000003", "step-00000004"});
 }
+
+// Opening a checkpoint reads the first block of each file. What lies behind it is read by whoever verifies.
+TEST_CASE("catalog_sees_damage_behind_the_first_block_at_a_start_and_when_it_prunes") {
+  ModelConfig model = tiny_gpt2_config();
+  model.vocab = 100'000;  // 4.8 MB of embeddings
+  StoreFixture store(model);
+  TempFolder folder;
+  for (const std::int64_t step : {1, 2, 3, 4}) save_checkpoint(store.store, save_request(folder.path(), step));
+  const auto damage = [&folder](const char* name) {
+    const auto file = folder / name / "model-00000.safetensors";
+    REQUIRE(std::filesystem::file_size(file) > checksum_block_bytes + 5000);
+    flip_byte(file, checksum_block_bytes + 4000);
+    Checkpoint(folder / name);  // opens all the same
+  };
+  std::vector<std::string> reports;
+  const auto report = [&reports](const std::string& text) { reports.push_back(text); };
+  damage("step-00000003");
+  std::set<std::string> known;
+  prune_checkpoints(folder.path(), {.keep = 2, .keep_every = {}, .best_save_id = {}}, known, report);
+  REQUIRE(reports.size() == 1);
+  CHECK(contains(reports[0], "step-00000003: does not verify and does not count as kept"));
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"step-00000002", "step-00000003", "step-00000004"});
+  damage("step-00000004");
+  CHECK(newest_usable(folder.path(), report)->manifest().step == 2);
+  CHECK(names_in(folder.path()) ==
+        std::vector<std::string>{".damaged-step-00000003-0", ".damaged-step-00000004-0", "step-00000002"});
+}

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 
+#include "base/file.h"
 #include "layout_fixture.h"
 
 using namespace scaletrain;
@@ -71,6 +72,23 @@ class LateStore final : public KeyValueStore {
  private:
   KeyValueStore& store_;
   std::function<void()> before_writing_;
+};
+
+// As of a rank that watches the others: waiting for the report of one that is gone ends.
+class BereavedStore final : public KeyValueStore {
+ public:
+  explicit BereavedStore(KeyValueStore& store) : store_(store) {}
+  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+  std::optional<std::string> find(const std::string& key) override { return store_.find(key); }
+  std::optional<std::string> find_within(const std::string& key, double seconds) override {
+    if (key.ends_with("/report/3")) throw PeerError("rank 3 is gone");
+    return store_.find_within(key, seconds);
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return store_.add(key, amount); }
+  void remove(const std::string& key) override { store_.remove(key); }
+
+ private:
+  KeyValueStore& store_;
 };
 
 struct Attempt {
@@ -250,5 +268,53 @@ TEST_CASE("group_save_rank_that_writes_after_it_was_given_up_fails_like_the_othe
     CHECK(contains(late->report, "model-00003-000.safetensors"));
     // The next save: nothing else is in the folder.
     ranks.check_saved(attempts[1]);
+  }
+}
+
+TEST_CASE("group_save_with_a_rank_that_is_known_to_be_gone_is_a_peers_failure_and_not_the_storages") {
+  FourRanks ranks;
+  std::vector<std::string> messages(4);
+  run_layout(ranks.table, four, [&](Rank rank, RankStore& store, KeyValueStore& rendezvous) {
+    BereavedStore bereaved(rendezvous);
+    SaveRequest request = save_request(ranks.checkpoints(), 10);
+    request.group = save_group(ranks.table, four, rank, bereaved);
+    if (rank != Rank(0)) request.group.deadline = 1.0;  // nobody tells them
+    if (rank == Rank(3)) return;
+    try {
+      save_checkpoint(store.store(), request);
+    } catch (const PeerError& error) {
+      messages[static_cast<std::size_t>(rank.value())] = error.what();
+    }
+  });
+  CHECK(messages[0] == "rank 3 is gone");
+  for (const std::size_t rank : {1, 2}) CHECK_FALSE(messages[rank].empty());
+  CHECK(ranks.nothing_left());
+}
+
+TEST_CASE("group_save_that_finds_no_space_says_so_to_every_rank_unless_something_else_failed_too") {
+  for (const bool something_else : {false, true}) {
+    CAPTURE(something_else);
+    FourRanks ranks;
+    std::atomic<int> without_space{0};
+    std::atomic<int> failed{0};
+    run_layout(ranks.table, four, [&](Rank rank, RankStore& store, KeyValueStore& rendezvous) {
+      SaveRequest request = save_request(ranks.checkpoints(), 10);
+      request.group = save_group(ranks.table, four, rank, rendezvous);
+      request.is_abandoned = [&, rank]() -> bool {
+        if (rank == Rank(2)) throw NoSpaceError("model-00002-000.safetensors: no space");
+        if (rank == Rank(1) && something_else) throw InputError("model-00001-000.safetensors: a broken disk");
+        return false;
+      };
+      try {
+        save_checkpoint(store.store(), request);
+      } catch (const NoSpaceError&) {
+        ++without_space;
+      } catch (const InputError&) {
+        ++failed;
+      }
+    });
+    CHECK(without_space == (something_else ? 0 : 4));
+    CHECK(failed == (something_else ? 4 : 0));
+    CHECK(ranks.nothing_left());
   }
 }

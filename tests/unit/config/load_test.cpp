@@ -198,8 +198,23 @@ TEST_CASE("a preset lies under the file's keys") {
   CHECK(config.model.preset == "llama-8b");
   CHECK(contains(errors_of(kLeast + "model: {preset: gpt2-125m}\n"), "did you mean gpt2-124m?"));
   CHECK(load_text(kLeast, {"model.preset=tiny-llama"}).config.model.kv_heads == 2);
-  CHECK(contains(override_errors({"model.preset=gpt2-124m", "model.heads=16"}),
-                 "heads 16 is no multiple of kv_heads 12 (from preset gpt2-124m)"));
+  CHECK(contains(override_errors({"model.preset=llama-8b", "model.heads=16", "model.kv_heads=12"}),
+                 "heads 16 is no multiple of kv_heads 12"));
+}
+
+TEST_CASE("other heads than a preset's have no grouped queries by accident") {
+  const auto model = [](std::vector<std::string> overrides) { return load_text(kLeast, overrides).config.model; };
+  CHECK(model({"model.preset=gpt2-124m", "model.heads=16"}).kv_heads == 16);
+  CHECK(model({"model.preset=gpt2-124m", "model.heads=24"}).kv_heads == 24);  // 12 would divide it
+  CHECK(model({"model.preset=gpt2-124m", "model.heads=24", "model.kv_heads=12"}).kv_heads == 12);
+  // Grouped queries are the preset's own: they stay, and that is said.
+  const LoadedConfig grouped = load_text(kLeast, {"model.preset=llama-8b", "model.heads=16"});
+  CHECK(grouped.config.model.kv_heads == 8);
+  CHECK(std::any_of(grouped.notices.begin(), grouped.notices.end(), [](const std::string& notice) {
+    return contains(notice, "model.kv_heads: 8 as in preset llama-8b");
+  }));
+  CHECK(contains(override_errors({"model.preset=llama-8b", "model.heads=4"}),
+                 "heads 4 is no multiple of kv_heads 8 (from preset llama-8b)"));
 }
 
 TEST_CASE("defaults that follow another key") {

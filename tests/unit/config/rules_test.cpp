@@ -95,6 +95,13 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
       {{"train.spike={window: 200}"},
        "train.spike: a window of 200 steps must be full before a loss is judged, and the run has 200"},
       {{"train.spike={window: 199}"}, ""},
+      {{"train.spike={window: 40, action: rollback}", "checkpoint={every: 10, keep: 3}"},
+       "train.spike: a rollback should go back further than the window of 40 steps, and checkpoint.keep: 3 of a "
+       "checkpoint every 10 steps may reach back 20 only; set checkpoint.keep: 5, or checkpoint.keep_every"},
+      {{"train.spike={window: 40, action: rollback}", "checkpoint={every: 10, keep: 5}"}, ""},
+      {{"train.spike={window: 40, action: rollback}", "checkpoint={every: 10, keep: 3, keep_every: 20}"}, ""},
+      {{"train.spike={window: 40, action: rollback}", "checkpoint={every: 30m}"}, ""},
+      {{"train.spike={window: 40, action: skip}", "checkpoint={every: 10, keep: 2}"}, ""},
       {{"supervise.elastic={min_data: 2}", "parallel.data=2"},
        "supervise.elastic: min_data is parallel.data: 2, so the run never goes on with fewer"},
       {{"supervise.elastic={min_data: 1}", "parallel.data=2"}, ""},

@@ -260,6 +260,50 @@ TEST_CASE("a cache folder that cannot be made is an input error that names the k
   CHECK_THROWS_WITH_AS(b.text("hello"), doctest::Contains("data.cache"), InputError);
 }
 
+TEST_CASE("a_cache_that_may_be_anywhere_is_taken_where_it_is_and_built_where_it_can_be") {
+  Builder b;
+  TextSource source;
+  source.files = {{b.folder.write("t.txt", "abc"), TextKind::text}};
+  const auto open_in = [&](const std::vector<fs::path>& folders) {
+    b.messages.clear();
+    return documents_of(*open_token_cache_anywhere(source, contents_of(source), b.tokenizer, folders,
+                                                   [&b](const std::string& m) { b.messages.push_back(m); }));
+  };
+  const std::vector<std::string> expected = {"abc|"};
+  const fs::path first = b.folder.path() / "first";
+  const fs::path second = b.folder.path() / "second";
+  CHECK(open_in({first, second}) == expected);
+  CHECK(fs::exists(first));
+  CHECK_FALSE(fs::exists(second));
+  CHECK(open_in({second, first}) == expected);
+  CHECK_FALSE(fs::exists(second));  // found in the other
+  CHECK(b.messages.empty());
+
+  // A folder that cannot be made, one that nobody may write to, and none at all.
+  fs::remove_all(first);
+  const fs::path file = b.folder.write("file", "");
+  CHECK(open_in({file / "below", "/sys/kernel", second}) == expected);
+  REQUIRE(b.messages.size() == 4);  // the second was tried
+  CHECK(b.messages[0].find((file / "below").string()) != std::string::npos);
+  CHECK(b.messages[2].find("not kept in /sys/kernel") != std::string::npos);
+  CHECK(fs::exists(second));
+  const TempFolder temporary;
+  const char* const before = std::getenv("TMPDIR");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("TMPDIR", temporary.path().c_str(), 1);
+  CHECK(open_in({file / "below"}) == expected);
+  if (before == nullptr) {
+    ::unsetenv("TMPDIR");
+  } else {
+    ::setenv("TMPDIR", kept.c_str(), 1);
+  }
+  CHECK(fs::is_empty(temporary.path()));
+  // Text that is damaged is no reason to look for another folder.
+  source.files = {{b.folder.write("t.jsonl", "{"), TextKind::jsonl}};
+  CHECK_THROWS_AS(open_in({second, first}), InputError);
+  CHECK_FALSE(fs::exists(first));
+}
+
 TEST_CASE("the cache folder is the config's, the environment's, then the home's") {
   const auto saved = [](const char* name) {
     const char* value = std::getenv(name);

@@ -214,6 +214,31 @@ TEST_CASE("a worker that cannot be started takes those before it along") {
   CHECK(has_no_children());
 }
 
+TEST_CASE("a restart for which there is no process tries again before it gives up") {
+  Scene scene({Scripts{{"die", "5", "9"}, works}, Scripts{ends, ends}});
+  const auto arguments = scene.options.arguments;
+  int num_refused = 0;
+  scene.options.arguments = [&](const StartPoint& start, const WorkerSlot& slot) {
+    if (start.generation == 1 && slot.rank == Rank(1) && ++num_refused <= 2) throw PeerError("no more processes");
+    auto words = arguments(start, slot);
+    // The scene counts the starts of rank 0, and knows two.
+    return start.generation == 1 ? ends : words;
+  };
+  CHECK(scene.run() == ExitCode::finished);
+  CHECK(num_refused == 3);
+  CHECK(scene.logged("no more processes; tried again in 1 s"));
+  CHECK(scene.logged("restart 1 of"));
+  CHECK_FALSE(scene.logged("restart 2 of"));
+  CHECK(has_no_children());
+}
+
+TEST_CASE("a worker that leaves with 1 without a word is started again") {
+  Scene scene({Scripts{{"exit", "1"}, works}, Scripts{ends, ends}});
+  CHECK(scene.run() == ExitCode::finished);
+  CHECK(scene.starts.size() == 2);
+  CHECK(scene.logged("rank 0: worker"));
+}
+
 TEST_CASE("a lost lock ends all workers") {
   Scene scene({Scripts{works, works}});
   scene.options.heartbeat = 1.0;

@@ -319,4 +319,91 @@ TEST_CASE("a node's place is taken by one agent at a time, and free when nothing
   CHECK(seconds_since(begin) >= lease_run_out(agent_lease(heartbeat)));
 }
 
+TEST_CASE(
+    "of several agents of a node that come at once one is let in, and a place that was given up is free at once") {
+  const TempFolder folder;
+  const auto options_of = [&](std::int64_t node) {
+    LaunchedWorld::Options options{.paths = RunPaths(folder.path()), .place = {}, .interface = "127.0.0.1"};
+    options.place.launcher = "SLURM";
+    options.place.rank = node;
+    options.place.world = 2;
+    options.seconds = patience;
+    return options;
+  };
+  std::optional<SharedFailure> nobody;
+  const auto first = NodeWorld::join(options_of(0), heartbeat, {"config", "1"}, nobody);
+  REQUIRE(first);
+  std::atomic<int> let_in{0};
+  std::atomic<int> refused{0};
+  std::atomic<int> ended{0};
+  std::vector<std::thread> threads;
+  threads.reserve(4);
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      std::optional<SharedFailure> none;
+      try {
+        const auto world = NodeWorld::join(options_of(1), heartbeat, {}, none);
+        ++let_in;
+        const NodeLink link({.node = 1, .store = world->connect(), .reconnect = [&] { return world->connect(); }});
+        ++ended;
+        comes_true([&] { return ended == 4; });
+      } catch (const UserError&) {
+        ++refused;
+        ++ended;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(let_in == 1);
+  CHECK(refused == 3);
+  // What the coordinator says of a lost agent; with a heartbeat of ten minutes a silent one would be waited for longer.
+  const auto store = first->connect();
+  NodeStatus gone = parse_status(*store->find(status_key(1)));
+  gone.left = Departure{ExitCode::interrupted, "given up"};
+  store->set(status_key(1), to_text(gone));
+  const MonotonicTime begin = monotonic_now();
+  CHECK(NodeWorld::join(options_of(1), 600.0, {}, nobody));
+  CHECK(seconds_since(begin) < lease_run_out(agent_lease(600.0)));
+}
+
+TEST_CASE("an agent that comes when the run is over learns how it has ended") {
+  const TempFolder folder;
+  LaunchedWorld::Options options{.paths = RunPaths(folder.path()), .place = {}, .interface = "127.0.0.1"};
+  options.place.launcher = "SCALETRAIN_NODE";
+  options.place.rank = 1;
+  options.place.world = 2;
+  options.place.job = "job";
+  options.believed_after = 0.3;
+  options.seconds = patience;
+  LauncherPlace first = options.place;
+  first.rank = 0;
+  refuse_start(options.paths, first, {.rank = 0, .code = ExitCode::finished, .message = "all is done"});
+  // A job of this name may be starting anew: node 0 has the time to come.
+  const MonotonicTime begin = monotonic_now();
+  std::optional<SharedFailure> refused;
+  CHECK_THROWS_AS(NodeWorld::join(options, heartbeat, {}, refused), PeerError);
+  CHECK(seconds_since(begin) >= 0.3);
+  REQUIRE(refused);
+  CHECK(refused->code == ExitCode::finished);
+  CHECK(refused->message == "all is done");
+  CHECK(noted_end(options.paths, options.place, 0.0)->code == ExitCode::finished);
+  LauncherPlace another = options.place;
+  another.job = "another";
+  CHECK_FALSE(noted_end(options.paths, another, 60.0));
+  another.job.clear();
+  CHECK(noted_end(options.paths, another, 60.0));
+  CHECK_FALSE(noted_end(options.paths, another, 0.0));
+}
+
+TEST_CASE("an agent that comes to say why it cannot take part says so with its first word") {
+  const Network network;
+  NodeLink::Options options = network.link(1);
+  options.departure = Departure{ExitCode::usage, "another config"};
+  NodeLink link(std::move(options));
+  REQUIRE(comes_true([&] { return network.status(1).has_value(); }));
+  REQUIRE(network.status(1)->left);
+  CHECK(network.status(1)->left->message == "another config");
+  CHECK_FALSE(network.status(1)->host.empty());
+}
+
 }  // namespace scaletrain

@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -184,6 +186,50 @@ TEST_CASE("a silent holder of another host is replaced after three periods, not 
   CHECK(seconds_since(start) >= 3 * fast_period);
   CHECK(lock.still_held());
   CHECK_FALSE(lock_is_held(path, elsewhere().lock_id));
+}
+
+TEST_CASE(
+    "a holder of this host before its reboot is replaced after three silent periods, whatever process has its pid") {
+  const TempFolder folder;
+  LockHolder holder = here(::getpid(), process_start_ticks(::getpid()).value_or(0));
+  holder.boot_id = "the boot before";
+  const auto path = folder.write("lock.json", lock_text(holder));
+  const MonotonicTime start = monotonic_now();
+  const RunLock lock = RunLock::acquire(path, fast());
+  CHECK(seconds_since(start) >= 3 * fast_period);
+  CHECK(lock.still_held());
+}
+
+TEST_CASE("only SLURM's job and restart count make a job the same") {
+  const auto with = [](const char* name, const char* value) {
+    if (value == nullptr) {
+      ::unsetenv(name);
+    } else {
+      ::setenv(name, value, 1);
+    }
+  };
+  std::vector<std::pair<std::string, std::optional<std::string>>> before;
+  for (const char* const name : {"SLURM_JOB_ID", "SLURM_RESTART_COUNT"}) {
+    const char* const value = std::getenv(name);
+    before.emplace_back(name, value == nullptr ? std::nullopt : std::optional<std::string>(value));
+  }
+  with("SLURM_JOB_ID", "17");
+  with("SLURM_RESTART_COUNT", nullptr);
+  CHECK(run_lock_options_from_environment().job_id == "17");
+  CHECK(run_lock_options_from_environment().restart_count == 0);
+  with("SLURM_RESTART_COUNT", "3");
+  CHECK(run_lock_options_from_environment().restart_count == 3);
+  with("SLURM_RESTART_COUNT", "three");
+  CHECK_THROWS_AS(run_lock_options_from_environment(), UserError);
+  with("SLURM_JOB_ID", nullptr);
+  with("SLURM_RESTART_COUNT", nullptr);
+  with("TORCHELASTIC_RUN_ID", "mine");
+  with("TORCHELASTIC_RESTART_COUNT", "2");
+  CHECK(run_lock_options_from_environment().job_id.empty());
+  CHECK(run_lock_options_from_environment().restart_count == 0);
+  with("TORCHELASTIC_RUN_ID", nullptr);
+  with("TORCHELASTIC_RESTART_COUNT", nullptr);
+  for (const auto& entry : before) with(entry.first.c_str(), entry.second ? entry.second->c_str() : nullptr);
 }
 
 TEST_CASE("a damaged lock is replaced after three silent periods") {

@@ -44,6 +44,32 @@ TEST_CASE("lines mean the same in whatever pieces they arrive") {
   }
 }
 
+TEST_CASE("what a status tells is what its lines say") {
+  WorkerStatus told;
+  told.progress = 12;
+  told.step = 3;
+  told.waiting = false;
+  told.collective = InCollective{.text = "group data: all_reduce #1", .seconds = 1.5};
+  told.storage = InStorage{.activity = 7, .bytes = 1u << 20, .text = "fsync of a b%\n", .seconds = 61.25};
+  told.pace = Pace{.steps = 4, .busy_seconds = 2.5};
+  const WorkerStatus heard = parse(status_lines(told));
+  CHECK(heard.lines == 4);
+  CHECK(heard.progress == 12);
+  CHECK(heard.step == 3);
+  CHECK_FALSE(heard.waiting);
+  CHECK(heard.collective->text == told.collective->text);
+  REQUIRE(heard.storage);
+  CHECK(heard.storage->activity == 7);
+  CHECK(heard.storage->bytes == 1u << 20);
+  CHECK(heard.storage->text == told.storage->text);
+  CHECK(heard.storage->seconds == 61.25);
+  CHECK(heard.pace->busy_seconds == 2.5);
+  // In no call.
+  told.storage->text.clear();
+  CHECK(parse(status_lines(told)).storage->text.empty());
+  CHECK_FALSE(parse("storage 7 x 1.0\n").storage);
+}
+
 TEST_CASE("a half line changes nothing, wherever it is cut and whatever follows") {
   const std::string line = "progress 1234 56 working\n";
   for (std::size_t cut = 0; cut + 1 < line.size(); ++cut) {

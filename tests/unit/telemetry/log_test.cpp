@@ -28,6 +28,18 @@ TEST_CASE("each line has UTC time, level and text, at once") {
   CHECK(std::regex_match(lines[2], std::regex(time + "error broken")));
 }
 
+TEST_CASE("every line of a message of many has time and level") {
+  const TempFolder folder;
+  Log log({.file = folder / "rank.log"});
+  log.warn("first\n  second\n");
+  log.info("");
+  const auto lines = split_text(TempFolder::read(folder / "rank.log"), '\n');
+  REQUIRE(lines.size() == 4);
+  CHECK(lines[0].ends_with("Z warning first"));
+  CHECK(lines[1].ends_with("Z warning   second"));
+  CHECK(lines[2].ends_with("Z info "));
+}
+
 TEST_CASE("a log continues the file it finds") {
   const TempFolder folder;
   folder.write("rank.log", "before\n");

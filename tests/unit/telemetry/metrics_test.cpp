@@ -9,6 +9,8 @@
 #include <bit>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -416,4 +418,69 @@ TEST_CASE("damage inside the file is named by line and a torn end is not damage"
     INFO(bad);
     CHECK(message.starts_with("m.jsonl:2: "));
   }
+}
+
+TEST_CASE("why training ended and started again is in the file") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    RestartRecord restart;
+    restart.step = 3;
+    restart.cause = "rank 3: worker 17 was killed by signal 9 (Killed) at step 5";
+    writer.write(restart);
+    writer.write(SpikeRecord{.step = 3, .action = "rollback", .within_window = true});
+    writer.write(EndRecord{.step = 3, .code = 5, .reason = "two\nlines", .wall_time = "now"});
+  }
+  const Metrics read = read_metrics(file);
+  CHECK(read.restarts.at(0).cause == "rank 3: worker 17 was killed by signal 9 (Killed) at step 5");
+  CHECK(read.spikes.at(0).within_window);
+  CHECK(read.ends.at(0).code == 5);
+  CHECK(read.ends.at(0).reason == "two\nlines");
+  CHECK(read.ends.at(0).wall_time == "now");
+  // Lines of older programs have none of it.
+  const Metrics old = parse_metrics(
+      "{\"kind\":\"end\",\"step\":1,\"reason\":\"r\"}\n"
+      "{\"kind\":\"restart\",\"step\":1,\"generation\":1,\"checkpoint\":\"\",\"fingerprint_changed\":false,"
+      "\"wall_time\":\"\"}\n",
+      "m");
+  CHECK(old.ends.at(0).code == 0);
+  CHECK(old.restarts.at(0).cause.empty());
+}
+
+TEST_CASE("the tail of a file says the last step and whether the start has ended") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  MetricsWriter writer(file);
+  CHECK(read_metrics_tail(file, 0).step == 0);
+  writer.write(StartRecord{});
+  CHECK(read_metrics_tail(file, 0).step == 0);
+  StepRecord step;
+  step.step = 7;
+  step.tokens_per_second = 100;
+  step.mfu = 0.5;
+  writer.write(step);
+  CHECK(read_metrics_tail(file, 0).mfu == 0.5);
+  CHECK(read_metrics_tail(file, 0).tokens_per_second == 100);
+  // Longer than the first look, and not about a step that was done.
+  SkipRecord skip;
+  skip.step = 8;
+  for (std::uint64_t i = 0; i < 20000; ++i) skip.samples.push_back(i);
+  writer.write(skip);
+  CHECK(read_metrics_tail(file, 0).step == 7);
+  const auto middle = std::filesystem::file_size(file);
+  EndRecord end;
+  end.step = 8;
+  writer.write(end);
+  CHECK(read_metrics_tail(file, middle).step == 8);
+  CHECK(read_metrics_tail(file, middle).has_ended);
+  CHECK(read_metrics_tail(file, 0).has_ended);
+  CHECK_FALSE(read_metrics_tail(file, std::filesystem::file_size(file)).has_ended);  // an earlier start's
+  RestartRecord restart;
+  restart.step = 5;
+  writer.write(restart);
+  CHECK(read_metrics_tail(file, 0).step == 5);
+  CHECK_FALSE(read_metrics_tail(file, 0).has_ended);
+  std::ofstream(file, std::ios::app) << R"({"kind":"step","step":6)";
+  CHECK(read_metrics_tail(file, 0).step == 5);
 }

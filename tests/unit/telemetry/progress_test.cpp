@@ -1,14 +1,19 @@
 #include "telemetry/progress.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "base/file.h"
 #include "support/temp_folder.h"
 
 using namespace scaletrain;
@@ -122,4 +127,23 @@ TEST_CASE("a file is no terminal") {
   CHECK_FALSE(options.colours);
   CHECK(options.total_steps == 100);
   CHECK(options.every == 5);
+}
+
+TEST_CASE("a console that nobody reads holds nothing up, and what it missed is counted") {
+  std::array<int, 2> ends{};
+  REQUIRE(::pipe(ends.data()) == 0);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(::fdopen(ends[1], "w"), std::fclose);
+  const FileDescriptor reader(ends[0]);
+  ProgressPrinter printer(out.get(), {});
+  // Far more than any pipe holds. A write that waits would wait for ever.
+  for (int step = 1; step <= 30000; ++step) printer.step(step_at(step));
+  CHECK((::fcntl(ends[1], F_GETFL) & O_NONBLOCK) == 0);  // as it was, for others that write there
+  std::vector<char> buffer(1u << 20);
+  REQUIRE(::read(reader.get(), buffer.data(), buffer.size()) > 0);
+  printer.message("the reader is back");
+  const ssize_t n = ::read(reader.get(), buffer.data(), buffer.size());
+  REQUIRE(n > 0);
+  const std::string shown(buffer.data(), static_cast<std::size_t>(n));
+  CHECK(shown.find("lines were not shown") != std::string::npos);
+  CHECK(shown.find("the reader is back\n") != std::string::npos);
 }

@@ -382,6 +382,37 @@ TEST_CASE("newest_multiples_and_the_best_are_kept_by_saves_in_the_background_too
   }
 }
 
+TEST_CASE("the_best_checkpoint_stays_pinned_when_saves_in_the_background_have_pruned_all_others_of_its_age") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    RanksRun run;
+    // Overfits: the loss on set a rises after the first evaluation.
+    run.folder.write("train.txt", std::string(2000, 'x'));
+    run.folder.write("a.txt", std::string(200, 'q'));
+    run.overrides_always = {in_background,
+                            "evaluate.every=2",
+                            "checkpoint.every=3",
+                            "checkpoint.keep=2",
+                            "train.steps=14",
+                            "train.optimizer.learning_rate=3e-2",
+                            "early_stop={metric: validation/a/loss, patience: 100}"};
+    if (ranks == 1) {
+      REQUIRE(run.run() == ExitCode::finished);
+    } else {
+      REQUIRE(all_are(run.run_ranks(ranks, {"parallel.data=2"}), ExitCode::finished));
+    }
+    CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{14, 12, 2});
+    const std::string best = Checkpoint(run.checkpoint(2)).manifest().save_id;
+    for (const std::int64_t step : {2, 12, 14}) {
+      const Manifest manifest = Checkpoint(run.checkpoint(step)).manifest();
+      CHECK(manifest.scalars.at("best_save_id") == (step == 2 ? "this" : best));
+    }
+    const Metrics metrics = run.metrics();
+    CHECK(metrics.checkpoints.at(0).step == 2);
+    CHECK(metrics.checkpoints.at(0).background);
+  }
+}
+
 TEST_CASE("staging_memory_is_what_the_plan_says_and_none_without_saves_in_the_background") {
   for (const LayoutCase& layout : layout_cases()) {
     CAPTURE(layout.overrides);

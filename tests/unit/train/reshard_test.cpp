@@ -62,7 +62,7 @@ void check_tour(const std::vector<std::size_t>& layouts) {
       REQUIRE(moved.run(layout.overrides, last ? -1 : 1) == (last ? ExitCode::finished : ExitCode::interrupted));
       continue;
     }
-    const std::vector<ExitCode> codes = moved.run_ranks(layout.ranks, layout.overrides, 0, 1);
+    const std::vector<ExitCode> codes = moved.run_ranks(layout.ranks, layout.overrides, last ? -1 : 0, 1);
     REQUIRE(all_are(codes, last ? ExitCode::finished : ExitCode::interrupted));
   }
   check_same_losses(moved.metrics(), single.metrics());

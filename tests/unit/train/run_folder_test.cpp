@@ -156,6 +156,35 @@ TEST_CASE("required needs a checkpoint, never forbids one, auto takes the newest
   CHECK(start.generation == 1);
 }
 
+TEST_CASE("a job that began a run with never goes on with it when it is started again") {
+  TinyRun run;
+  const auto prepare = [&](const std::string& job, std::int64_t restarts) {
+    ResumeRequest request = parse_resume("never", run.paths);
+    request.job = {job, restarts};
+    open_run_folder(run.paths, request);
+    return prepare_run_folder(run.paths, run.config(), request, {[](const std::string&) {}});
+  };
+  const auto refused = [&](const std::string& job, std::int64_t restarts) {
+    return contains(message_of<UserError>([&] { prepare(job, restarts); }), "--resume auto");
+  };
+  CHECK(run.train(prepare("41", 1), 2) == ExitCode::interrupted);
+  // A second command of the same start, as in an interactive allocation, is a new run that is meant.
+  CHECK(refused("41", 1));
+  CHECK(refused("41", 0));
+  CHECK(refused("42", 2));
+  CHECK(refused("", 2));
+  const StartPoint second = prepare("41", 2);
+  CHECK(second.step == 2);
+  CHECK(second.generation == 1);
+  CHECK(run.train(second, 2) == ExitCode::interrupted);
+  CHECK(prepare("41", 3).step == 4);
+
+  fs::remove_all(run.paths.checkpoints());
+  CHECK_FALSE(prepare("", 0).checkpoint);  // begun anew by hand: no job's any more
+  run.train(prepare("", 0), 2);
+  CHECK(refused("41", 4));
+}
+
 TEST_CASE("keys that a resume must not change are refused together, and nothing is written") {
   TinyRun run;
   run.run({}, 1);
@@ -221,8 +250,8 @@ TEST_CASE("a checkpoint that cannot be read now stops a start and a restart, and
     const StartPoint from_newest{run.paths.checkpoints() / "step-00000012", 12, 3, {}};
     const std::string messages[] = {
         message_of<FileAccessError>([&] { run.prepare(run.config()); }),
-        message_of<FileAccessError>([&] { restart_point(run.paths, first, report); }),
-        message_of<FileAccessError>([&] { restart_point(run.paths, from_newest, report); })};
+        message_of<FileAccessError>([&] { restart_point(run.paths, first, report, 0.0); }),
+        message_of<FileAccessError>([&] { restart_point(run.paths, from_newest, report, 0.0); })};
     for (const std::string& message : messages) CHECK(contains(message, refused.string()));
   }
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});

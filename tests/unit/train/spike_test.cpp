@@ -1,121 +1,8 @@
 // The loss-spike policy in the step loop: a stretch of noise in an otherwise easy text makes the loss jump.
-#include <algorithm>
-#include <nlohmann/json.hpp>
-
-#include "base/json.h"
-#include "checkpoint/manifest.h"
-#include "ranks_run.h"
-#include "support/sample_places.h"
+#include "spike_runs.h"
 #include "train/rollback.h"
 
 using namespace scaletrain;
-
-namespace {
-
-constexpr std::size_t sample_bytes = 16;
-constexpr std::size_t step_bytes = 4 * sample_bytes;
-constexpr std::size_t text_bytes = 62 * step_bytes;
-
-std::string noise(std::size_t bytes) {
-  std::string text;
-  unsigned state = 99;
-  while (text.size() < bytes) {
-    state = state * 1664525u + 1013904223u;
-    text += static_cast<char>(128 + (state >> 25));
-  }
-  return text;
-}
-
-// 40 steps; what is read in the steps from 25 on, as many as asked for, is noise. A checkpoint every 5 steps.
-struct NoisyRun : RanksRun {
-  explicit NoisyRun(std::int64_t noisy_steps = 1) {
-    overrides_always = {"train.steps=40", "train.micro_batch=1", "checkpoint.keep=20", "evaluate.every=10"};
-    std::string text;
-    while (text.size() < text_bytes) text += "one two three four five six\n";
-    text.resize(text_bytes);
-    const std::string noisy = noise(sample_bytes);
-    for (const std::size_t place : sample_places(folder.path(), 7, sample_bytes, text_bytes, 96, 4 * noisy_steps))
-      text.replace(place, sample_bytes, noisy);
-    folder.write("train.txt", text);
-  }
-
-  std::vector<std::string> abandoned() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(paths.checkpoints()))
-      if (entry.path().filename().string().starts_with(".abandoned-"))
-        names.push_back(entry.path().filename().string());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-  Manifest manifest(std::int64_t step) const { return Checkpoint(checkpoint(step)).manifest(); }
-  std::string log(int rank = 0) const {
-    return TempFolder::read(paths.logs() / ("rank-0000" + std::to_string(rank) + ".log"));
-  }
-};
-
-std::string policy(const std::string& action) {
-  return "train.spike={window: 8, zscore: 6, action: " + action + "}";
-}
-
-const std::vector<std::uint64_t> samples_of_step_25 = {96, 97, 98, 99};
-
-ConsumptionHistory history_of(const Manifest& manifest) {
-  return ConsumptionHistory::from_json(parse_json(manifest.history, "history"), "history");
-}
-
-// As if the run had never been meant to see the samples: they are left out of the checkpoint's history by hand.
-void leave_out(const std::filesystem::path& checkpoint, std::int64_t first, std::int64_t count) {
-  Manifest manifest = read_manifest(checkpoint);
-  ConsumptionHistory history = history_of(manifest);
-  history.skip(first, count);
-  manifest.history = history.to_json().dump();
-  std::ofstream(checkpoint / "manifest.json", std::ios::binary | std::ios::trunc) << manifest_text(manifest);
-}
-
-// What a checkpoint says of the policies, but for what only the spike policy counts.
-std::map<std::string, std::string> policy_scalars(const Manifest& manifest) {
-  std::map<std::string, std::string> kept = manifest.scalars;
-  std::erase_if(kept, [](const auto& scalar) {
-    return scalar.first.starts_with("spike.") || scalar.first.starts_with("branch_") || scalar.first == "best_save_id";
-  });
-  return kept;
-}
-
-// The run that went back from step 25 to 15 must be the one that never saw the samples 60 to 99.
-void check_never_saw(const NoisyRun& went_back, const NoisyRun& never_saw) {
-  check_same_numbers(went_back.metrics(), never_saw.metrics());
-  for (const std::int64_t step : {15, 20, 40}) {
-    CAPTURE(step);
-    CHECK(tensors_of(went_back.checkpoint(step)) == tensors_of(never_saw.checkpoint(step)));
-    CHECK(policy_scalars(went_back.manifest(step)) == policy_scalars(never_saw.manifest(step)));
-  }
-  CHECK(history_of(went_back.manifest(40)) == history_of(never_saw.manifest(40)));
-}
-
-void check_one_rollback(const NoisyRun& run) {
-  const Metrics metrics = run.metrics();
-  REQUIRE(metrics.spikes.size() == 1);
-  CHECK(metrics.spikes[0].step == 25);
-  CHECK(metrics.spikes[0].action == "rollback");
-  CHECK(metrics.spikes[0].samples == samples_of_step_25);
-  CHECK(metrics.skips.empty());
-  REQUIRE(metrics.restarts.size() == 1);
-  CHECK(metrics.restarts[0].step == 15);  // older than the window, 17 to 24
-  CHECK(metrics.restarts[0].generation == 1);
-  CHECK(contains(metrics.restarts[0].checkpoint, "step-00000015"));
-  CHECK_FALSE(metrics.restarts[0].fingerprint_changed);
-  CHECK(metrics.restarts[0].layout == metrics.starts.at(0).layout);
-  CHECK(metrics.steps.size() == 40);
-  CHECK(metrics.steps.back().tokens == 40 * step_bytes);
-  CHECK(run.abandoned() == std::vector<std::string>{".abandoned-step-00000020-0"});
-  CHECK(run.manifest(20).generation == 1);
-  const auto segments = history_of(run.manifest(40)).segments();
-  REQUIRE(segments.size() == 1);
-  CHECK(segments[0].skipped == std::vector<SkippedRange>{{.first = 60, .count = 40}});
-  CHECK(contains(run.log(), "training went back from step 25 to step 15"));
-}
-
-}  // namespace
 
 TEST_CASE("warn_records_the_spike_and_changes_nothing") {
   NoisyRun plain;
@@ -255,7 +142,7 @@ TEST_CASE("a_save_that_is_under_way_ends_before_training_goes_back") {
   NoisyRun plain;
   REQUIRE(plain.run(every_step) == ExitCode::finished);
   CHECK(plain.metrics().restarts.at(0).step == 16);
-  CHECK(plain.abandoned().size() == 8);  // 17 to 24
+  CHECK(plain.abandoned().size() == 2);  // of 17 to 24, and 16 as it was before
   for (const std::string layout : {"parallel.data=1", "parallel.data=2"}) {
     CAPTURE(layout);
     NoisyRun run;
@@ -271,7 +158,7 @@ TEST_CASE("a_save_that_is_under_way_ends_before_training_goes_back") {
     }
     CHECK(run.abandoned() == plain.abandoned());
     CHECK(history_of(run.manifest(40)) == history_of(plain.manifest(40)));
-    CHECK(run.metrics().checkpoints.size() == 40);
+    CHECK(run.metrics().checkpoints.size() == 41);  // that of step 16 again, with what is skipped
     for (const CheckpointRecord& record : run.metrics().checkpoints) CHECK(record.failure.empty());
   }
 }
@@ -422,4 +309,91 @@ TEST_CASE("the_samples_from_the_checkpoint_to_the_spike_are_left_out_also_where_
   left = history_without(other, restored, first + 7);
   CHECK(left.segments().size() == 2);
   CHECK(left.batch().front() == first + 8);
+}
+
+TEST_CASE("where_no_checkpoint_is_older_than_the_window_that_is_said") {
+  NoisyRun run;
+  CHECK(run.run({"train.spike={window: 12, zscore: 5, action: rollback}", "checkpoint.keep=2"}) == ExitCode::finished);
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.spikes.size() == 1);
+  CHECK(metrics.spikes[0].action == "rollback");
+  CHECK(metrics.spikes[0].within_window);
+  CHECK(metrics.restarts.at(0).step == 15);  // 13 to 24 are the window
+  CHECK(contains(metrics.restarts.at(0).cause, "the loss jumped at step 25"));
+  CHECK(contains(run.log(), "no checkpoint is as old as training was to go back"));
+  CHECK(contains(run.log(), "Raise checkpoint.keep"));
+}
+
+TEST_CASE("what_a_rollback_skips_is_in_a_checkpoint_before_the_next_step") {
+  NoisyRun run;
+  struct Crash {};
+  run.hooks.entered = [went_back = false](std::int64_t step, bool) mutable {
+    went_back = went_back || step == 25;
+    if (went_back && step == 16) throw Crash();
+  };
+  CHECK_THROWS_AS(run.run({policy("rollback")}), Crash);
+  run.hooks.entered = {};
+  CHECK(run.manifest(15).generation == 1);
+  CHECK(history_of(run.manifest(15)).segments().at(0).skipped == std::vector<SkippedRange>{{.first = 60, .count = 40}});
+  CHECK(run.manifest(15).scalars.at("spike.rollbacks") == "1");
+  CHECK(run.run({policy("rollback")}) == ExitCode::finished);
+  // The noise is not met again.
+  CHECK(run.metrics().spikes.size() == 1);
+  NoisyRun whole;
+  whole.run({policy("rollback")});
+  check_same_numbers(run.metrics(), whole.metrics());
+  CHECK(tensors_of(run.checkpoint(40)) == tensors_of(whole.checkpoint(40)));
+}
+
+TEST_CASE("a_rollback_beyond_the_checkpoint_that_resume_named_is_gone_on_with_by_the_same_command") {
+  NoisyRun run;
+  CHECK(run.run({policy("rollback")}, 20) == ExitCode::interrupted);
+  const std::string named = run.checkpoint(20).string();
+  struct Crash {};
+  run.hooks.entered = [went_back = false](std::int64_t step, bool) mutable {
+    went_back = went_back || step == 25;
+    if (went_back && step == 17) throw Crash();
+  };
+  CHECK_THROWS_AS(run.run({policy("rollback")}, -1, named), Crash);
+  run.hooks.entered = {};
+  REQUIRE_FALSE(std::filesystem::exists(named));  // of the branch that training left
+  const StartPoint again = run.prepare(run.config({policy("rollback")}), named);
+  CHECK(again.step == 15);
+  CHECK(run.noticed("already went on from"));
+  CHECK(run.train(again) == ExitCode::finished);
+  NoisyRun whole;
+  whole.run({policy("rollback")});
+  check_same_numbers(run.metrics(), whole.metrics());
+}
+
+TEST_CASE("there_is_no_verdict_on_the_first_steps_whatever_their_losses_are") {
+  NoisyRun run(0);
+  // The first steps' losses fall from that of an untrained model, and a window of the shortest kind fills at step 8.
+  CHECK(run.run({policy("skip"), "train.steps=8", "train.optimizer.learning_rate=0.5", "train.clip_norm=null"}) ==
+        ExitCode::finished);
+  CHECK(run.metrics().spikes.empty());
+  CHECK(run.metrics().skips.empty());
+}
+
+TEST_CASE("sample_ids_of_a_spike_are_those_of_all_replicas_and_micro_batches_on_any_layout") {
+  for (const std::vector<std::string>& layout :
+       {std::vector<std::string>{"parallel.data=2", "parallel.tensor=2"}, {"parallel.data=2", "parallel.pipeline=1"}}) {
+    const int ranks = layout[1] == "parallel.tensor=2" ? 4 : 2;
+    for (const std::string action : {"warn", "skip"}) {
+      CAPTURE(ranks);
+      CAPTURE(action);
+      NoisyRun run;
+      // The window is filled on one rank with all micro-batches, and judged on several.
+      CHECK(run.run({policy(action)}, 22) == ExitCode::interrupted);
+      std::vector<std::string> overrides = layout;
+      overrides.push_back(policy(action));
+      REQUIRE(all_are(run.run_ranks(ranks, overrides), ExitCode::finished));
+      const Metrics metrics = run.metrics();
+      REQUIRE(metrics.spikes.size() == 1);
+      CHECK(metrics.spikes[0].step == 25);
+      CHECK(metrics.spikes[0].action == action);
+      CHECK(metrics.spikes[0].samples == samples_of_step_25);
+      CHECK(metrics.skips.size() == (action == "skip" ? 1 : 0));
+    }
+  }
 }

@@ -145,7 +145,10 @@ TEST_CASE("training that diverges stops after the policy's count with the weight
   REQUIRE(first > 1);
   CHECK(contains(text, "train.nonfinite.skip"));
   CHECK(contains(text, "metrics.jsonl"));
-  CHECK(contains(text, "newest checkpoint is that of step " + std::to_string(first + 1)));
+  // What is merely due is not saved while no update is made: the last good states stay.
+  CHECK(contains(text, "newest checkpoint is that of step " + std::to_string(first - 1)));
+  CHECK(contains(text, "--set train.optimizer.learning_rate=5e+05 (it is 1e+06)"));
+  CHECK(contains(text, "--resume " + (run.paths.checkpoints() / "step-").string()));
   CHECK(metrics.steps.back().step == first + 2);
   for (std::int64_t i = 0; i < 3; ++i) {
     const SkipRecord& skip = metrics.skips[static_cast<std::size_t>(i)];
@@ -154,15 +157,62 @@ TEST_CASE("training that diverges stops after the policy's count with the weight
     CHECK(skip.samples == std::vector<std::uint64_t>{sample, sample + 1, sample + 2, sample + 3});
     CHECK(contains(skip.reason, "finite"));
   }
-  CHECK(run.checkpoint_steps().front() == first + 1);
+  CHECK(run.checkpoint_steps().front() == first - 1);
   const std::vector<float> before = tensors_of(run.checkpoint(first - 1));
   CHECK(std::all_of(before.begin(), before.end(), [](float value) { return std::isfinite(value); }));
-  CHECK(before == tensors_of(run.checkpoint(first)));
+  // A run that leaves in between saves all the same, with weights and moments as they were.
+  CHECK(run.run({}, 2) == ExitCode::interrupted);
+  CHECK(run.checkpoint_steps().front() == first + 1);
   CHECK(before == tensors_of(run.checkpoint(first + 1)));
   CHECK(Checkpoint(run.checkpoint(first + 1)).manifest().scalars.at("updates") == std::to_string(first - 1));
   // The count goes on after a resume: the next non-finite step is one too many.
   CHECK(contains(message_of<DivergedError>([&] { run.run(); }), "train.nonfinite.skip"));
   CHECK(run.metrics().steps.back().step == first + 2);
+}
+
+TEST_CASE("a run that is asked to leave during an evaluation saves first and evaluates when it is back") {
+  const std::vector<std::string> stop_early = {"early_stop={metric: validation/a/loss, patience: 30}",
+                                               "evaluate.every=4"};
+  TinyRun whole;
+  whole.overrides_always = stop_early;
+  CHECK(whole.run() == ExitCode::finished);
+  // The evaluations of step 4, 8 and 12, the last.
+  for (const int given_up : {1, 2, 3}) {
+    CAPTURE(given_up);
+    TinyRun run;
+    run.overrides_always = stop_early;
+    int asked = 0;
+    // Once for each of the two sets.
+    run.hooks.interrupts_evaluation = [&] { return ++asked == 2 * given_up; };
+    CHECK(run.run() == ExitCode::interrupted);
+    CHECK(run.metrics().steps.back().step == 4 * given_up);
+    CHECK(run.metrics().evaluations.size() == static_cast<std::size_t>(2 * (given_up - 1)));
+    CHECK(run.checkpoint_steps().front() == 4 * given_up);
+    run.hooks.interrupts_evaluation = {};
+    CHECK(run.run() == ExitCode::finished);
+    check_same_numbers(run.metrics(), whole.metrics());
+    const auto scalars = [](const TinyRun& of) {
+      auto all = Checkpoint(of.checkpoint(12)).manifest().scalars;
+      all.erase("best_save_id");
+      return all;
+    };
+    CHECK(scalars(run) == scalars(whole));
+    CHECK(tensors_of(run.checkpoint(12)) == tensors_of(whole.checkpoint(12)));
+    const StartPoint start = run.prepare(run.config());
+    CHECK(already_complete(start, run.config().config));
+  }
+}
+
+TEST_CASE("a resume whose schedule gives another learning rate says so") {
+  TinyRun run;
+  CHECK(run.run() == ExitCode::finished);
+  CHECK(run.run({"train.steps=24"}) == ExitCode::finished);
+  const std::string log = TempFolder::read(run.paths.logs() / "rank-00000.log");
+  CHECK(contains(log, "step 13: the learning rate is 0.00"));
+  TinyRun same;
+  CHECK(same.run({}, 5) == ExitCode::interrupted);
+  CHECK(same.run() == ExitCode::finished);
+  CHECK_FALSE(contains(TempFolder::read(same.paths.logs() / "rank-00000.log"), "the learning rate is"));
 }
 
 TEST_CASE("a checkpoint that cannot be written does not stop training, unless it is the last") {
@@ -290,7 +340,7 @@ TEST_CASE("initial weights that do not exist are refused by name while the run s
   CHECK(contains(message_of<UserError>([&] { check_initial_weights(config); }), "model.init.from"));
 }
 
-TEST_CASE("pruning at a save reads only the checkpoints that this process has not written") {
+TEST_CASE("pruning at a save reads neither what this process has written nor what it went on from") {
   // A byte that changes behind the run's back tells which are read.
   TinyRun run;
   run.overrides_always = {"checkpoint.background=false"};  // written before the next step begins
@@ -308,10 +358,9 @@ TEST_CASE("pruning at a save reads only the checkpoints that this process has no
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10});
   const auto log = run.paths.folder / "logs" / "rank-00000.log";
   CHECK_FALSE(contains(TempFolder::read(log), "does not verify"));
-  // What another process wrote: with 12 and 10 damaged only the new one counts, so nothing may go.
+  // Nor what was read for this process, which it went on from.
   run.hooks.entered = damage_at(13, "step-00000012");
   CHECK(run.run({"checkpoint.keep=2", "train.steps=14", "checkpoint.every=100"}) == ExitCode::finished);
-  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{14, 12, 10});
-  CHECK(contains(TempFolder::read(log), "step-00000012: does not verify"));
-  CHECK(contains(TempFolder::read(log), "none was removed"));
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{14, 12});
+  CHECK_FALSE(contains(TempFolder::read(log), "does not verify"));
 }

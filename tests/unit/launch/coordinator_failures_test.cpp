@@ -1,0 +1,230 @@
+// The coordinator when workers fail, hang or are slow.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "coordinator_scene.h"
+
+namespace scaletrain {
+
+using Scene = CoordinatorScene;
+
+TEST_CASE("a worker's own result ends all nodes with that code") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(7);
+  Attempt diverged = ended(ExitCode::diverged, 7);
+  diverged.message = "rank 1: no finite step";
+  scene.report(1, diverged);
+  CHECK(scene.look().command == NodeCommand::end);
+  scene.report(0, ended_as_told(7));
+  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.orders().code == ExitCode::diverged);
+  CHECK(says(scene.orders().reason, "node 1: rank 1: no finite step"));
+}
+
+TEST_CASE("a dead worker ends the others' and all start again from the newest checkpoint") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(17);
+  scene.checkpoint_step = 10;
+  // The first to tell has only lost its peer: for a moment the cause is waited for.
+  scene.report(0, lost_peer(17));
+  CHECK(scene.look().command == NodeCommand::run);
+  scene.report(1, killed(17));
+  CHECK(scene.look().command == NodeCommand::run);
+  CHECK(scene.orders().attempt == 2);
+  CHECK(scene.orders().plan.start.step == 10);
+  CHECK(scene.orders().plan.start.generation == 1);
+  CHECK(scene.served == 2);
+  CHECK(says(scene.log_text(), "node 1: rank 1: worker 5 was killed by signal 9"));
+  CHECK(says(scene.log_text(), "restart 1 of 3"));
+}
+
+TEST_CASE("what the ranks of all nodes tell alike is nobody's in particular") {
+  for (const bool is_alike : {true, false}) {
+    Scene scene(2);
+    scene.come_all();
+    scene.look();
+    scene.run_all(7);
+    Attempt one = ended(ExitCode::diverged, 7);  // of a node with one worker
+    one.rank = Rank(0);
+    one.message = "rank 0: no finite step";
+    scene.report(0, one);
+    Attempt several = ended(ExitCode::diverged, 7);
+    several.message = is_alike ? "no finite step" : "no finite loss";
+    several.is_alike = true;
+    scene.report(1, several);
+    CHECK(scene.look().command == NodeCommand::over);
+    CHECK(scene.orders().code == ExitCode::diverged);
+    CHECK(says(scene.orders().reason, "all ranks: no finite step") == is_alike);
+    CHECK(says(scene.orders().reason, "node 0: rank 0: no finite step") == !is_alike);
+  }
+}
+
+TEST_CASE("how long it took to make good a failure is told once every node is further") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(17);
+  CHECK_FALSE(says(scene.log_text(), "recovered"));
+  scene.checkpoint_step = 10;
+  scene.report(1, killed(17));
+  scene.look();
+  scene.pass(2.0);
+  scene.report(0, ended_as_told(17));
+  scene.look();
+  CHECK(scene.orders().attempt == 2);
+  scene.run_all(10);
+  scene.status(0).pulse.step = 12;
+  scene.pass(1.0);
+  CHECK_FALSE(says(scene.log_text(), "recovered"));
+  scene.run_all(11);
+  scene.pass(5.0);
+  scene.run_all(12);
+  const std::string text = scene.log_text();
+  CHECK(says(text, "recovered: step 11 was done 3."));
+  CHECK(text.find("recovered") == text.rfind("recovered"));
+}
+
+TEST_CASE("workers that have lost a peer that nobody misses are started again") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(17);
+  scene.report(0, lost_peer(17));
+  CHECK(scene.pass(1.5).command == NodeCommand::run);
+  CHECK(scene.pass(1.0).command == NodeCommand::end);
+  scene.report(1, ended_as_told(17));
+  CHECK(scene.look().attempt == 2);
+}
+
+TEST_CASE("the same step failing three times ends the run with 6, and used up restarts with 4") {
+  Scene stuck(2);
+  stuck.come_all();
+  stuck.look();
+  for (int i = 0; i < 3; ++i) {
+    stuck.run_all(5);
+    stuck.report_all(lost_peer(5));
+    stuck.report(1, killed(5));
+    stuck.look();
+  }
+  CHECK(stuck.orders().command == NodeCommand::over);
+  CHECK(stuck.orders().code == ExitCode::no_progress);
+  Scene used_up(2, {}, 1);
+  used_up.come_all();
+  used_up.look();
+  for (int i = 0; i < 2; ++i) {
+    used_up.run_all(5 + i);
+    used_up.report_all(killed(5 + i));
+    used_up.look();
+  }
+  CHECK(used_up.orders().command == NodeCommand::over);
+  CHECK(used_up.orders().code == ExitCode::peer);
+}
+
+TEST_CASE("a hang is where no node moves, and not where one does") {
+  Scene scene(3);
+  scene.come_all();
+  scene.look();
+  scene.run_all(9);
+  for (const std::int64_t node : {0, 2}) scene.status(node).pulse.still_seconds = 3 * heartbeat;
+  scene.status(1).pulse.still_seconds = heartbeat - 1;
+  CHECK(scene.look().command == NodeCommand::run);
+  scene.status(1).pulse.still_seconds = heartbeat;
+  CHECK(scene.look().command == NodeCommand::end);
+  CHECK(scene.orders().is_hang);
+  scene.checkpoint_step = 6;
+  scene.report_all(ended_as_told(9));
+  Attempt waited = ended_as_told(9);
+  waited.message = "rank 2 waits in group data (ranks 1, 2): all_reduce #7";
+  scene.report(2, waited);
+  CHECK(scene.look().command == NodeCommand::run);
+  CHECK(scene.orders().attempt == 2);
+  CHECK_FALSE(scene.orders().is_hang);
+  CHECK(says(scene.log_text(), "no rank on any node made progress"));
+  CHECK(says(scene.log_text(), "; node 2: rank 2 waits in group data (ranks 1, 2): all_reduce #7; each rank's log"));
+}
+
+TEST_CASE("a node that is still starting its workers is no hang") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(9);
+  scene.status(0).pulse.still_seconds = 3 * heartbeat;
+  scene.status(1).attempt = 0;
+  scene.status(1).pulse = {};
+  CHECK(scene.pass(5).command == NodeCommand::run);
+}
+
+TEST_CASE("after a signal a failure is not mended any more") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(3);
+  scene.status(0).is_interrupted = true;
+  scene.look();
+  scene.report_all(lost_peer(4));
+  scene.report(1, killed(4));
+  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.orders().code == ExitCode::interrupted);
+}
+
+TEST_CASE("a rank that is slower than its peers on other nodes is warned about with its host") {
+  Scene scene(3);
+  scene.come_all();
+  scene.look();
+  // Each step takes the other ranks 0.1 s of work, this one 0.5 s.
+  for (std::int64_t second = 0; second < 30; ++second) {
+    scene.run_all(second * 2);
+    for (const std::int64_t node : {0, 1, 2})
+      scene.status(node).pulse.paces = {
+          {.steps = second * 2, .busy_seconds = static_cast<double>(second) * (node == 1 ? 1.0 : 0.2)}};
+    scene.pass(1.0);
+  }
+  const std::string text = scene.log_text();
+  CHECK(says(text, "node 1 (host-1): rank 1 is slow: it computes 0.5 s in a step, its peers 0.1 s"));
+  CHECK(text.find("is slow") == text.rfind("is slow"));
+  CHECK(scene.orders().command == NodeCommand::run);
+}
+
+TEST_CASE("nodes of different pipeline stages are not compared, and all ranks must have told") {
+  for (const bool is_pipeline : {false, true}) {
+    Scene scene(2, {}, 3, is_pipeline ? 2 : 1);
+    scene.come_all();
+    scene.look();
+    for (std::int64_t second = 0; second < 30; ++second) {
+      scene.run_all(second * 2);
+      for (const std::int64_t node : {0, 1})
+        if (is_pipeline || node == 1)
+          scene.status(node).pulse.paces = {
+              {.steps = second * 2, .busy_seconds = static_cast<double>(second) * (node == 1 ? 1.0 : 0.2)}};
+      scene.pass(1.0);
+    }
+    CHECK_FALSE(says(scene.log_text(), "is slow"));
+  }
+}
+
+TEST_CASE("storage in which no node does anything any more is a hang") {
+  Scene scene(2);
+  scene.come_all();
+  scene.look();
+  scene.run_all(9);
+  for (const std::int64_t node : {0, 1}) {
+    scene.status(node).pulse.working = 0;
+    scene.status(node).pulse.waiting = 1;
+    scene.status(node).pulse.stalled_seconds = 20 * heartbeat;
+  }
+  scene.status(1).pulse.stalled_text = "rank 1 has been in fsync for 600 s";
+  scene.status(0).pulse.stalled_seconds = heartbeat;
+  CHECK(scene.look().command == NodeCommand::run);  // one of them moves
+  scene.status(0).pulse.stalled_seconds = 20 * heartbeat;
+  CHECK(scene.look().command == NodeCommand::end);
+  CHECK(scene.orders().is_hang);
+  CHECK(says(scene.orders().reason, "node 1: rank 1 has been in fsync for 600 s"));
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,163 @@
+// A coordinator with statuses made up and a clock that the test moves: what the tests of its decisions share.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "launch/coordinator.h"
+#include "support/temp_folder.h"
+
+namespace scaletrain {
+
+inline constexpr double heartbeat = 30.0;
+inline constexpr double lease = 10.0;
+inline constexpr double run_out = 15.0;
+
+// Agents that do as they are told, unless the test says otherwise.
+class CoordinatorScene {
+ public:
+  explicit CoordinatorScene(std::int64_t nodes, std::optional<std::int64_t> min_data = {},
+                            std::int64_t max_restarts = 3, std::int64_t stages = 1)
+      : nodes_(nodes),
+        log_({.file = folder_.path() / "agent.log"}),
+        coordinator_({.layout = {.ranks_per_node = 1, .replica = 1, .data = nodes},
+                      .nodes = nodes,
+                      .stages = stages,
+                      .min_data = min_data,
+                      .start = {.checkpoint = {}, .step = 0, .generation = 0},
+                      .lock_id = "lock",
+                      .max_restarts = max_restarts,
+                      .heartbeat = heartbeat,
+                      .join_seconds = 100.0,
+                      .log = log_,
+                      .next_start =
+                          [this](const StartPoint& before) {
+                            ++starts_asked;
+                            return StartPoint{
+                                .checkpoint = "c", .step = checkpoint_step, .generation = before.generation + 1};
+                          },
+                      .serve =
+                          [this](std::int64_t world) {
+                            ++served;
+                            return WorkersRendezvous{{"127.0.0.1", static_cast<std::uint16_t>(1000 + served)},
+                                                     "salt of " + std::to_string(world)};
+                          },
+                      .holds_lock = [this] { return holds_lock; }}) {}
+
+  void come(std::int64_t node, const std::string& incarnation = "first") {
+    NodeStatus status;
+    status.node = node;
+    status.host = "host-" + std::to_string(node);
+    status.incarnation = incarnation;
+    statuses_[node] = status;
+  }
+  void come_all() {
+    for (std::int64_t node = 0; node < nodes_; ++node) come(node);
+  }
+  NodeStatus& status(std::int64_t node) { return statuses_.at(node); }
+  std::map<std::int64_t, NodeStatus>& statuses() { return statuses_; }
+  void silence(std::int64_t node) { silent_[node] = true; }
+  void revive(std::int64_t node) { silent_[node] = false; }
+
+  // Time passes in small steps; who is not silent gives signs of life.
+  const Orders& pass(double seconds) {
+    for (double end = now_ + seconds; now_ < end; now_ += 0.25) look();
+    return coordinator_.orders();
+  }
+  const Orders& look() {
+    std::vector<NodeStatus> list;
+    for (auto& [node, status] : statuses_) {
+      if (!silent_[node]) ++status.beat;
+      list.push_back(status);
+    }
+    now_ += 0.01;
+    return coordinator_.look(now_, list);
+  }
+
+  // The workers of all nodes of the attempt run, at this step.
+  void run_all(std::int64_t step) {
+    for (const NodeShare& share : orders().plan.shares) {
+      NodeStatus& status = statuses_.at(share.node);
+      status.attempt = orders().attempt;
+      status.report.reset();
+      status.pulse = {.progress = 10, .working = share.count, .step = step};
+    }
+    look();
+  }
+  void report(std::int64_t node, const Attempt& attempt) {
+    NodeStatus& status = statuses_.at(node);
+    status.attempt = orders().attempt;
+    status.report = attempt;
+    status.pulse = {};
+  }
+  void report_all(const Attempt& attempt) {
+    for (const NodeShare& share : orders().plan.shares) report(share.node, attempt);
+  }
+
+  const Orders& orders() const { return coordinator_.orders(); }
+  Coordinator& coordinator() { return coordinator_; }
+  std::string log_text() const {
+    std::ifstream in(folder_.path() / "agent.log");
+    std::ostringstream text;
+    text << in.rdbuf();
+    return text.str();
+  }
+
+  int served = 0;
+  int starts_asked = 0;
+  std::int64_t checkpoint_step = 0;
+  bool holds_lock = true;
+
+ private:
+  std::int64_t nodes_;
+  TempFolder folder_;
+  Log log_;
+  Coordinator coordinator_;
+  std::map<std::int64_t, NodeStatus> statuses_;
+  std::map<std::int64_t, bool> silent_;
+  double now_ = 1000.0;
+};
+
+inline Attempt ended(ExitCode code, std::int64_t step = 100) {
+  Attempt attempt;
+  attempt.result = code;
+  attempt.step = step;
+  attempt.description = "ended";
+  return attempt;
+}
+inline Attempt killed(std::int64_t step) {
+  Attempt attempt;
+  attempt.step = step;
+  attempt.rank = Rank(1);
+  attempt.description = "rank 1: worker 5 was killed by signal 9";
+  return attempt;
+}
+inline Attempt lost_peer(std::int64_t step) {
+  Attempt attempt;
+  attempt.step = step;
+  attempt.lost_peer_only = true;
+  attempt.description = "rank 0: worker 4 ended with exit code 4";
+  return attempt;
+}
+inline Attempt ended_as_told(std::int64_t step) {
+  Attempt attempt;
+  attempt.step = step;
+  attempt.ended_for_others = true;
+  return attempt;
+}
+inline Attempt ended_while_starting() {
+  Attempt attempt;
+  attempt.started = false;
+  return attempt;
+}
+
+inline bool says(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace scaletrain
