@@ -19,6 +19,8 @@ class Agents {
  public:
   // None yet. The job is told apart from others by the run's name and by its step, as srun numbers them.
   explicit Agents(int nodes);
+  // None yet, of the same step.
+  Agents(int nodes, const Agents& step) : nodes_(nodes), step_(step.step_) {}
   Agents(int nodes, const std::string& run, const Settings& settings);
   // Each on one processor, so that its workers have as many threads wherever they run.
   void start(int node, const std::string& run, const Settings& settings,

@@ -168,7 +168,7 @@ TEST_CASE("an_agent_that_stands_still_is_given_up_and_leaves_when_it_finds_its_l
 TEST_CASE("a_second_agent_of_a_node_is_refused_and_the_first_undisturbed") {
   Agents agents(2, "twice", two_nodes);
   REQUIRE_MESSAGE(reaches("twice", 5, agents), agents.errors());
-  Agents second(2);
+  Agents second(2, agents);
   second.start(1, "twice", two_nodes);
   CHECK(second.node(1).wait(ranks_patience).exit_code == 2);
   CHECK(second.errors().find("another agent of node 1") != std::string::npos);
@@ -200,7 +200,7 @@ TEST_CASE("one_host_has_as_many_ranks_as_ranks_per_node_says") {
 
 TEST_CASE("of_agents_of_one_node_that_are_started_at_once_one_takes_part") {
   Agents agents(2);
-  Agents rivals(2);
+  Agents rivals(2, agents);
   agents.start(1, "rivals", two_nodes);
   rivals.start(1, "rivals", two_nodes);
   agents.start(0, "rivals", two_nodes);
