@@ -203,7 +203,9 @@ TEST_CASE("a preset lies under the file's keys") {
 }
 
 TEST_CASE("other heads than a preset's have no grouped queries by accident") {
-  const auto model = [](const std::vector<std::string>& overrides) { return load_text(kLeast, overrides).config.model; };
+  const auto model = [](const std::vector<std::string>& overrides) {
+    return load_text(kLeast, overrides).config.model;
+  };
   CHECK(model({"model.preset=gpt2-124m", "model.heads=16"}).kv_heads == 16);
   CHECK(model({"model.preset=gpt2-124m", "model.heads=24"}).kv_heads == 24);  // 12 would divide it
   CHECK(model({"model.preset=gpt2-124m", "model.heads=24", "model.kv_heads=12"}).kv_heads == 12);
