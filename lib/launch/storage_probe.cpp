@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <climits>
 #include <ctime>
 #include <string_view>
@@ -131,6 +132,17 @@ std::optional<std::string> file_behind(std::uint64_t descriptor) {
 
 }  // namespace
 
+bool ActivityMeter::has_moved(std::uint64_t bytes, std::uint64_t nanoseconds, MonotonicTime now) {
+  const double windows = std::chrono::duration<double>(now - window_.begin).count() / window_seconds_;
+  const auto comes_to = [&](std::uint64_t moved, std::uint64_t enough) {
+    return static_cast<double>(moved) >= static_cast<double>(enough) * std::max(1.0, windows);
+  };
+  const bool has_moved = comes_to(bytes - window_.bytes, activity_bytes) ||
+                         comes_to(nanoseconds - window_.nanoseconds, activity_nanoseconds);
+  if (has_moved || windows >= 1.0) window_ = {.bytes = bytes, .nanoseconds = nanoseconds, .begin = now};
+  return has_moved;
+}
+
 std::optional<InStorage> StorageProbe::look() {
   const auto all = moved_bytes("/proc/self/io");
   const auto own = moved_bytes("/proc/thread-self/io");
@@ -139,15 +151,12 @@ std::optional<InStorage> StorageProbe::look() {
   bytes_ = std::max(bytes_, *all - std::min(*all, *own) + faulted_bytes());
   const std::uint64_t process = nanoseconds_of(CLOCK_PROCESS_CPUTIME_ID);
   const std::uint64_t computed = process - std::min(process, nanoseconds_of(CLOCK_THREAD_CPUTIME_ID));
-  const Window now{.bytes = bytes_, .nanoseconds = computed};
-  const bool has_moved =
-      now.bytes >= window_.bytes + activity_bytes || now.nanoseconds >= window_.nanoseconds + activity_nanoseconds;
-  if (has_moved) {
+  const MonotonicTime now = monotonic_now();
+  if (meter_.has_moved(bytes_, computed, now)) {
     ++activity_;
-    moved_ = now.begin;
+    moved_ = now;
     last_.reset();
   }
-  if (has_moved || seconds_since(window_.begin) >= window_seconds_) window_ = now;
   InStorage result{.activity = activity_, .bytes = bytes_};
   if (seconds_since(moved_) < still_seconds) return result;
   const std::optional<Found> found = find_call();

@@ -20,12 +20,31 @@
 
 namespace scaletrain {
 
+// Tells what comes to something from what trickles while a process only waits, however long it goes on.
+class ActivityMeter {
+ public:
+  // window: seconds within which what is moved must come to something.
+  explicit ActivityMeter(double window, MonotonicTime begin = monotonic_now())
+      : window_seconds_(window), window_{.begin = begin} {}
+
+  // Bytes and nanoseconds of processor time so far, neither ever less than at the last call. Of one that comes after the
+  // window was over, as much more is asked as it is late.
+  bool has_moved(std::uint64_t bytes, std::uint64_t nanoseconds, MonotonicTime now);
+
+ private:
+  // Where the counters stood when the window under way began.
+  struct Window {
+    std::uint64_t bytes = 0;
+    std::uint64_t nanoseconds = 0;
+    MonotonicTime begin;
+  };
+  double window_seconds_;
+  Window window_;
+};
+
 // Used by one thread, whose own reading and processor time do not count.
 class StorageProbe {
  public:
-  // window: seconds within which what is moved must come to something.
-  explicit StorageProbe(double window = 10.0) : window_seconds_(window) {}
-
   // Two looks or more after everything stood still, with a call that was the same at the last look; before that its
   // text is empty. Nothing where the kernel does not count bytes (no /proc/self/io).
   std::optional<InStorage> look();
@@ -45,18 +64,11 @@ class StorageProbe {
     Call call;
     std::string text;
   };
-  // Where the counters stood when the window under way began.
-  struct Window {
-    std::uint64_t bytes = 0;
-    std::uint64_t nanoseconds = 0;
-    MonotonicTime begin = monotonic_now();
-  };
   static std::optional<Found> find_call();
 
-  double window_seconds_;
+  ActivityMeter meter_{10.0};
   std::uint64_t bytes_ = 0;
   std::uint64_t activity_ = 0;
-  Window window_;
   MonotonicTime moved_ = monotonic_now();
   std::optional<Call> last_;
 };

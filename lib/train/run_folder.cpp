@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -248,7 +246,9 @@ bool verifies(const fs::path& path) {
   }
 }
 
-StartPoint restart_point_now(const RunPaths& paths, const StartPoint& before, const Report& report) {
+}  // namespace
+
+StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report) {
   StartPoint again = before;
   ++again.generation;
   if (before.checkpoint) {
@@ -265,8 +265,6 @@ StartPoint restart_point_now(const RunPaths& paths, const StartPoint& before, co
   next.generation = std::max(again.generation, next.generation);
   return next;
 }
-
-}  // namespace
 
 Config config_of(const Checkpoint& checkpoint) {
   return parse_resolved_config(checkpoint.manifest().config,
@@ -336,23 +334,6 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
     return fmt::format("already complete: the run stopped early at step {} ({}); change or remove early_stop to go on",
                        state.step, *state.early_stop.stopped);
   return std::nullopt;
-}
-
-// A file system that refuses for a moment, as those of networks do, ends no run that had its checkpoints a while ago.
-StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report,
-                         double patience_seconds) {
-  const MonotonicTime begin = monotonic_now();
-  for (double pause = 1.0;; pause *= 2.0) {
-    try {
-      return restart_point_now(paths, before, report);
-    } catch (const FileAccessError& error) {
-      const double left = patience_seconds - seconds_since(begin);
-      if (left <= 0.0) throw;
-      pause = std::min(pause, left);
-      report(fmt::format("warning: {}: trying again in {:.0f} s", error.what(), pause));
-    }
-    std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-  }
 }
 
 }  // namespace scaletrain

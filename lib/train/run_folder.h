@@ -81,8 +81,8 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
 Config config_of(const Checkpoint& checkpoint);
 
 // The start point after a worker died: the newest usable checkpoint that was written since `before`, else `before`
-// again; one generation on. Errors as for a start, but what cannot be read now is tried again for so long.
-StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report,
-                         double patience_seconds = 30.0);
+// again; one generation on. Errors as for a start: FileAccessError is what may be read a moment later
+// (launch/restarts.h).
+StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report);
 
 }  // namespace scaletrain

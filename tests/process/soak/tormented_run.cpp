@@ -16,6 +16,12 @@ namespace fs = std::filesystem;
 constexpr double patience = 150.0;
 constexpr int save_distance = 4;
 
+int occurrences(const std::string& text, std::string_view words) {
+  int count = 0;
+  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
+  return count;
+}
+
 }  // namespace
 
 // One of the two that ask for a save.
@@ -56,9 +62,7 @@ Beginnings beginnings_of(const fs::path& run) {
   std::error_code error;
   if (!fs::exists(run / "metrics.jsonl", error)) return found;
   const std::string text = read_file(run / "metrics.jsonl");
-  for (const std::string_view key : {"\"kind\":\"start\"", "\"kind\":\"restart\""}) {
-    for (std::size_t at = text.find(key); at != std::string::npos; at = text.find(key, at + 1)) ++found.count;
-  }
+  found.count = occurrences(text, "\"kind\":\"start\"") + occurrences(text, "\"kind\":\"restart\"");
   const auto last = [&text](const char* key) { return static_cast<long>(text.rfind(key) + 1); };
   found.has_step = last("\"kind\":\"step\"") > std::max(last("\"kind\":\"start\""), last("\"kind\":\"restart\""));
   return found;
@@ -276,10 +280,14 @@ void TormentedRun::look_for_checkpoint() {
 
 // It waits, and nothing else happens.
 bool TormentedRun::hang_storage_of(pid_t victim, double seconds) {
-  const int before = beginnings_of(folder_).count;
+  // By the agent's words: the storage of a rank that starts hangs before the metrics tell of its start.
+  const auto restarts_told = [this] { return occurrences(agent_->errors(), " of 1000, from "); };
+  const pid_t agent = agent_->pid();
+  const int before = restarts_told();
   if (!storage_.hang(victim, seconds)) return finished_;
   const bool goes_on = reach(newest_step(folder_) + save_distance);
-  if (beginnings_of(folder_).count != before) note("ranks were started anew because storage hung for a while");
+  if (agent_->pid() == agent && restarts_told() != before)
+    note("ranks were started anew because storage hung for a while");
   return goes_on || finished_;
 }
 

@@ -5,8 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <string>
@@ -42,27 +40,34 @@ TEST_CASE("what a process reads, writes and computes moves the probe, its own lo
   CHECK(probe.look()->activity > written->activity);
 }
 
-TEST_CASE("what trickles while a process only waits does not move the probe, however long it goes on") {
-  const TempFolder folder;
-  StorageProbe probe(0.5);
-  const auto first = probe.look();
-  if (!first) return;
-  // Far more in all than what counts within the half second: 16 KiB.
-  std::atomic<bool> is_over{false};
-  std::thread trickle([&] {
-    std::ofstream file(folder / "file");
-    for (int i = 0; i < 90; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50)))
-      file << std::string(300, 'x') << std::flush;
-    is_over = true;
-  });
-  while (!is_over) {
-    probe.look();
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+TEST_CASE("what trickles while a process only waits moves no meter, however long it goes on and however late a look is") {
+  constexpr std::uint64_t millisecond = 1'000'000;
+  const MonotonicTime begin = monotonic_now();
+  for (const int pause : {1, 3, 9, 10, 11, 35, 600}) {
+    CAPTURE(pause);
+    ActivityMeter meter(10.0, begin);
+    // In ten seconds 10 KiB and 0.2 s, an hour long.
+    bool has_moved = false;
+    for (int second = pause; second < 3600; second += pause) {
+      const auto so_far = static_cast<std::uint64_t>(second);
+      has_moved |= meter.has_moved(so_far * 1024, so_far * 20 * millisecond, begin + std::chrono::seconds(second));
+    }
+    CHECK_FALSE(has_moved);
   }
-  trickle.join();
-  const auto last = probe.look();
-  CHECK(last->bytes + 4096 >= first->bytes + 90 * 300);
-  CHECK(last->activity == first->activity);
+}
+
+TEST_CASE("what comes to something within a window moves the meter at every look, and only what is new counts") {
+  constexpr std::uint64_t millisecond = 1'000'000;
+  const MonotonicTime begin = monotonic_now();
+  ActivityMeter meter(10.0, begin);
+  const auto at = [&](int milliseconds) { return begin + std::chrono::milliseconds(milliseconds); };
+  CHECK(meter.has_moved(1 << 20, 0, at(100)));
+  CHECK_FALSE(meter.has_moved(1 << 20, 0, at(200)));
+  CHECK(meter.has_moved(1 << 20, 400 * millisecond, at(300)));
+  CHECK_FALSE(meter.has_moved(1 << 20, 400 * millisecond, at(400)));
+  // Little by little, but within ten seconds since the last that counted.
+  CHECK_FALSE(meter.has_moved((1 << 20) + (9 << 10), 400 * millisecond, at(5000)));
+  CHECK(meter.has_moved((1 << 20) + (18 << 10), 400 * millisecond, at(9000)));
 }
 
 TEST_CASE("a thread whose write does not come back is found with its file") {

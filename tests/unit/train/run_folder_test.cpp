@@ -250,8 +250,8 @@ TEST_CASE("a checkpoint that cannot be read now stops a start and a restart, and
     const StartPoint from_newest{run.paths.checkpoints() / "step-00000012", 12, 3, {}};
     const std::string messages[] = {
         message_of<FileAccessError>([&] { run.prepare(run.config()); }),
-        message_of<FileAccessError>([&] { restart_point(run.paths, first, report, 0.0); }),
-        message_of<FileAccessError>([&] { restart_point(run.paths, from_newest, report, 0.0); })};
+        message_of<FileAccessError>([&] { restart_point(run.paths, first, report); }),
+        message_of<FileAccessError>([&] { restart_point(run.paths, from_newest, report); })};
     for (const std::string& message : messages) CHECK(contains(message, refused.string()));
   }
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
