@@ -159,11 +159,14 @@ CommandResult problem_of(const NodeRun& run, const NodeWorld& world) {
 NodeEnd follow_orders(const NodeRun& run, const NodeWorld& world, Log& log, const RunLock* lock) {
   const Config& config = run.loaded.config;
   const InterruptWatcher& interrupts = run.interrupts;
-  NodeLink::Options link_options{
-      .node = run.place.rank, .store = world.connect(), .lease = world.lease(), .interrupted = [&interrupts] {
-        return interrupts.interrupted();
-      }};
-  if (!world.is_serving()) link_options.reconnect = [&world] { return world.connect(); };
+  NodeLink::Options link_options{.node = run.place.rank, .lease = world.lease(), .interrupted = [&interrupts] {
+                                   return interrupts.interrupted();
+                                 }};
+  if (world.is_serving()) {
+    link_options.store = world.connect();
+  } else {
+    link_options.reconnect = [&world] { return world.connect(); };
+  }
   const CommandResult problem = problem_of(run, world);
   if (!problem.message.empty()) link_options.departure = Departure{problem.code, problem.message};
   NodeLink link(std::move(link_options));

@@ -32,7 +32,16 @@ struct RunArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::string resume = "auto";
+  bool print_directory = false;
 };
+
+// For scripts that look after the run: where it will be, also where it could not start now.
+ExitCode print_directory(const RunArguments& arguments) {
+  const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment,
+                                          {.allow_unsupported = true, .missing_paths = MissingPaths::ignore});
+  write_output(std::filesystem::absolute(loaded.config.run.directory).string() + "\n");
+  return ExitCode::finished;
+}
 
 // The agent of this host: one run of it from start to end, its workers started again as often as the config allows.
 ExitCode run_as_agent(const LoadedConfig& loaded, const RunPaths& paths, const ResumeRequest& resume,
@@ -86,6 +95,7 @@ std::int64_t world_of_one_host(const LoadedConfig& loaded) {
 }
 
 ExitCode run_config(const RunArguments& arguments) {
+  if (arguments.print_directory) return print_directory(arguments);
   block_interrupt_signals();
   const InterruptWatcher interrupts;
   if (const std::optional<LauncherPlace> place = detect_launcher()) {
@@ -131,6 +141,7 @@ Command add_run(CLI::App& app) {
                    "if there is "
                    "none; or a checkpoint's folder")
       ->type_name("auto|never|required|CHECKPOINT");
+  command->add_flag("--print-directory", arguments->print_directory, "Print the run's folder, and start nothing");
   return [arguments] { return run_config(*arguments); };
 }
 

@@ -64,10 +64,11 @@ ExitCode run_agent(const AgentOptions& options) {
     if (!attempt.started) return end(ExitCode::interrupted, "interrupted while starting up");
     failed_at = attempt.failed_at;
     log_attempt(options.log, attempt, true);
-    const Restarts::Outcome outcome = restarts.after(
+    restarts.failed(
         {.what = fmt::format("{}{}{}", attempt.description, attempt.message ? ": " : "", message_of(attempt)),
          .step = attempt.step},
         start);
+    const Restarts::Outcome outcome = restarts.await_outcome();
     if (outcome.end) {
       if (*outcome.end == ExitCode::interrupted) {
         options.log.warn(outcome.reason);

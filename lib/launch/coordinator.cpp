@@ -62,12 +62,14 @@ Coordinator::Coordinator(Options options)
 const Orders& Coordinator::look(double now, const std::vector<NodeStatus>& statuses) {
   if (last_look_) clock_ += std::clamp(now - *last_look_, 0.0, longest_look);
   last_look_ = now;
-  roster_.observe(clock_, statuses, is_running_);
+  roster_.observe(clock_, statuses, is_running_ || is_seeking_);
   is_interrupted_ = is_interrupted_ || roster_.is_interrupted();
   if (orders_.command == NodeCommand::over) return orders_;
   try {
     if (is_running_) {
       supervise();
+    } else if (is_seeking_) {
+      seek_start();
     } else {
       gather();
     }
@@ -388,8 +390,8 @@ bool Coordinator::dismiss_newcomers() {
 void Coordinator::conclude() {
   is_running_ = false;
   if (!is_interrupted_ && dismiss_newcomers()) {
-    orders_.plan.start = restarts_.resume(orders_.plan.start, "a node that had come could not take part");
-    return begin();
+    restarts_.resume(orders_.plan.start, "a node that had come could not take part");
+    return seek_start();
   }
   for (const std::size_t share : told_) {
     const Attempt& report = *reports_[share];
@@ -424,9 +426,9 @@ void Coordinator::conclude_without_failure() {
   if (!is_cut && !is_any([](const Attempt& report) { return report.result == ExitCode::interrupted; }))
     return finish(ExitCode::finished, fmt::format("the ranks of all nodes ended at step {}", reports_.front()->step));
   if (is_growing_ && !is_interrupted_) {
-    orders_.plan.start = restarts_.resume(orders_.plan.start, "there are nodes for more replicas");
+    restarts_.resume(orders_.plan.start, "there are nodes for more replicas");
     failed_at_.reset();
-    return begin();
+    return seek_start();
   }
   finish(ExitCode::interrupted,
          is_cut ? "interrupted while workers were starting up: there is nothing to save" : "interrupted");
@@ -434,14 +436,25 @@ void Coordinator::conclude_without_failure() {
 
 void Coordinator::conclude_failure(const Restarts::Failure& failure) {
   options_.log.error(failure.what);
-  const Restarts::Outcome outcome = restarts_.after(failure, orders_.plan.start);
-  if (outcome.end) return finish(*outcome.end, outcome.reason);
-  orders_.plan.start = outcome.start;
+  restarts_.failed(failure, orders_.plan.start);
+  seek_start();
+}
+
+// At every look until it is found: storage that does not answer may keep it for minutes, in which nodes go and come and
+// are interrupted.
+void Coordinator::seek_start() {
+  is_seeking_ = true;
+  const auto outcome = restarts_.outcome(*last_look_);
+  if (!outcome) return;
+  is_seeking_ = false;
+  if (outcome->end) return finish(*outcome->end, outcome->reason);
+  orders_.plan.start = outcome->start;
   begin();
 }
 
 void Coordinator::finish(ExitCode code, const std::string& reason) {
   is_running_ = false;
+  is_seeking_ = false;
   orders_.command = NodeCommand::over;
   orders_.code = code;
   orders_.reason = reason;

@@ -5,7 +5,7 @@
 //   first         all nodes are waited for; with min_data the run begins without those that do not come in time
 //   an attempt    ends when every node's workers have ended: each node has reported, left, or is lost
 //   its result    the run's own (as in agent.h) ends the run with that code; a failure is followed by another attempt,
-//                 as Restarts allows
+//                 as Restarts allows, once the checkpoints can be read
 //   a lost node   no new status for as long as its workers may outlive its lease: without min_data the run ends with
 //                 75; with it, it goes on with as many replicas as the nodes that are left can carry, and that counts
 //                 as no restart
@@ -91,6 +91,7 @@ class Coordinator {
   bool dismiss_newcomers();
   void conclude_without_failure();
   void conclude_failure(const Restarts::Failure& failure);
+  void seek_start();
   void begin();
 
   std::optional<Allotment> allotment(const std::vector<std::int64_t>& nodes) const;
@@ -116,6 +117,8 @@ class Coordinator {
 
   // Incarnations of agents whose workers have made a step.
   std::set<std::string> proven_{};
+
+  bool is_seeking_ = false;  // a start point, after an attempt
 
   // Of the attempt that is under way.
   bool is_running_ = false;

@@ -47,8 +47,9 @@ constexpr double longest_report = 1.0;
 constexpr double reports_in_heartbeat = 8.0;
 
 // For workers that hang to write what they are in; then for those among them that had to be woken up for it.
-constexpr double dump_seconds = 1.3;
-constexpr double woken_dump_seconds = 0.7;
+// Who can write has done so in a moment, unless the processors are busy with something else.
+constexpr double dump_seconds = 4.0;
+constexpr double woken_dump_seconds = 2.0;
 
 class Crew {
  public:
@@ -254,6 +255,8 @@ bool Crew::forward_interruption() {
   if (!options_.interrupts.interrupted() && !is_told) return true;
   // Once: a signal pending in a worker that is still starting up is not lost, and a second one would say nothing new.
   is_forwarded_ = true;
+  // What they have said before it came.
+  for (const auto& member : members_) member->listen();
   const std::string why = options_.interrupts.interrupted() ? "interrupted" : "asked to leave";
   const bool is_one = members_.size() == 1;
   const auto is_starting = [](const auto& member) {
@@ -342,7 +345,10 @@ bool Crew::has_hung() {
   if (!failed_since_) failed_since_ = monotonic_now();
   worst.was_stopped = worst.process.is_stopped();
   worst.hang_step = worst.status.step >= 0 ? worst.status.step : options_.start.step;
+  // The signal takes it out of the call that it is in, and what it says next tells of none.
+  const std::optional<InStorage> storage = worst.status.storage;
   dump_all();
+  worst.status.storage = storage;
   worst.hang_text = hang_text(view(), worst, *hang);
   return true;
 }

@@ -23,7 +23,7 @@ double period_of(double lease) {
 
 NodeLink::NodeLink(Options options)
     : options_(std::move(options)), incarnation_(random_id()), renewed_at_(monotonic_now()) {
-  SCALETRAIN_CHECK(options_.store != nullptr && options_.lease > 0);
+  SCALETRAIN_CHECK((options_.store || options_.reconnect) && options_.lease > 0);
   status_.node = options_.node;
   status_.host = host_name();
   status_.incarnation = incarnation_;

@@ -24,8 +24,9 @@ class NodeLink {
  public:
   struct Options {
     std::int64_t node = 0;
+    // In this process; nothing: `reconnect` gives the first one as well.
     std::unique_ptr<KeyValueStore> store{};
-    // A new connection, or PeerError within a fraction of the lease; empty: the store is in this process.
+    // A new connection, or PeerError within a fraction of the lease. Asked again until the lease has run out.
     std::function<std::unique_ptr<KeyValueStore>()> reconnect{};
     double lease = 10.0;  // seconds
     std::function<bool()> interrupted{};

@@ -96,12 +96,15 @@ std::unique_ptr<NodeWorld> NodeWorld::join(const LaunchedWorld::Options& options
     return world;
   }
   PlaceWatch watch(options.place.rank, lease_run_out(world->lease_));
-  const auto come_in = [&watch](KeyValueStore& store, std::string& reason) { return watch.is_free(store, reason); };
+  // Before the place is taken: node 0 may be leaving.
+  const auto come_in = [&watch, &world](KeyValueStore& store, std::string& reason) {
+    world->basis_ = parse_basis(store.wait(basis_key, basis_seconds));
+    return watch.is_free(store, reason);
+  };
   auto entrance = find_rendezvous(options, std::nullopt, come_in, refused);
   if (!entrance) return nullptr;
   world->file_ = std::move(entrance->file);
   world->secret_ = options.secret.empty() ? world->file_.secret : options.secret;
-  world->basis_ = parse_basis(entrance->store->wait(basis_key, basis_seconds));
   return world;
 }
 

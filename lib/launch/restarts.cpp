@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -14,6 +13,9 @@
 namespace scaletrain {
 namespace {
 
+// Between two looks at checkpoints that cannot be read: longer than a look takes.
+constexpr double look_pause = 1.0;
+
 std::string origin_text(const StartPoint& start) {
   return start.checkpoint ? start.checkpoint->string() : "the initial weights";
 }
@@ -23,65 +25,94 @@ std::string origin_text(const StartPoint& start) {
 Restarts::Restarts(Options options)
     : options_(std::move(options)), policy_(options_.max_restarts, options_.first_step) {}
 
-Restarts::Outcome Restarts::after(const Failure& failure, const StartPoint& before) {
+void Restarts::failed(Failure failure, const StartPoint& before) {
+  resume(before, failure.what);
   using Decision = RestartPolicy::Decision;
   const Decision decision = failure.is_lost_node ? policy_.lost_nodes(failure.step) : policy_.failed(failure.step);
-  if (decision == Decision::no_progress)
-    return {.end = ExitCode::no_progress,
-            .reason = failure.is_lost_node
-                          ? fmt::format("no progress: nodes were lost {} times at step {}, with no checkpoint beyond "
-                                        "it; not started any more. The last time: {}",
-                                        RestartPolicy::losses_at_one_step, failure.step, failure.what)
-                          : fmt::format("no progress: failed {} times at step {}; not restarted any more. The last "
-                                        "time: {}",
-                                        RestartPolicy::failures_at_one_step, failure.step, failure.what)};
-  if (options_.interrupted())
-    return {.end = ExitCode::interrupted,
-            .reason =
-                "workers were lost after the interruption: steps since the last checkpoint will be repeated by "
-                "the next run"};
-  if (failure.is_lost_node) {
-    Outcome outcome{.start = resume(before, failure.what)};
-    options_.log.info(fmt::format("going on without, from {}; a lost node uses up no restart ({} of {} are used)",
-                                  origin_text(outcome.start), policy_.used(), policy_.max_restarts()));
-    return outcome;
+  if (decision == Decision::no_progress) {
+    decided_ = Outcome{
+        .end = ExitCode::no_progress,
+        .reason = failure.is_lost_node
+                      ? fmt::format("no progress: nodes were lost {} times at step {}, with no checkpoint beyond "
+                                    "it; not started any more. The last time: {}",
+                                    RestartPolicy::losses_at_one_step, failure.step, failure.what)
+                      : fmt::format("no progress: failed {} times at step {}; not restarted any more. The last "
+                                    "time: {}",
+                                    RestartPolicy::failures_at_one_step, failure.step, failure.what)};
+  } else if (options_.interrupted()) {
+    decided_ = Outcome{.end = ExitCode::interrupted,
+                       .reason =
+                           "workers were lost after the interruption: steps since the last checkpoint will be repeated "
+                           "by the next run"};
   }
-  Outcome outcome{.start = policy_.max_restarts() > 0 ? next_start(before) : before};
-  outcome.start.cause = failure.what;
-  if (policy_.restarting(outcome.start.step) == Decision::used_up)
+  failure_ = std::move(failure);
+}
+
+void Restarts::resume(const StartPoint& before, const std::string& cause) {
+  failure_.reset();
+  decided_.reset();
+  searching_since_.reset();
+  cause_ = cause;
+  before_ = before;
+}
+
+std::optional<Restarts::Outcome> Restarts::outcome(double now) {
+  if (decided_) return decided_;
+  if (searching_since_ && options_.interrupted())
+    return Outcome{
+        .end = ExitCode::interrupted,
+        .reason = "interrupted while the checkpoints could not be read: run again to go on from the newest one"};
+  // Where nothing is to be restarted, nothing is to be looked for.
+  const bool is_search_needed = !failure_ || failure_->is_lost_node || policy_.max_restarts() > 0;
+  std::optional<StartPoint> start = is_search_needed ? look_for_start(now) : before_;
+  if (!start) return std::nullopt;
+  return conclude(std::move(*start));
+}
+
+Restarts::Outcome Restarts::await_outcome() {
+  const MonotonicTime begin = monotonic_now();
+  for (;;) {
+    if (auto found = outcome(seconds_since(begin))) return *found;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
+Restarts::Outcome Restarts::conclude(StartPoint start) {
+  start.cause = cause_;
+  Outcome found{.start = std::move(start)};
+  if (!failure_ || failure_->is_lost_node) {
+    policy_.resuming(found.start.step);
+    if (failure_)
+      options_.log.info(fmt::format("going on without, from {}; a lost node uses up no restart ({} of {} are used)",
+                                    origin_text(found.start), policy_.used(), policy_.max_restarts()));
+    return found;
+  }
+  if (policy_.restarting(found.start.step) == RestartPolicy::Decision::used_up)
     return {.end = ExitCode::peer,
             .reason = fmt::format("all {} restarts since the furthest checkpoint are used up (supervise.max_restarts); "
                                   "run again to go on from the newest checkpoint, if there is one. The last failure: "
                                   "{}",
-                                  policy_.max_restarts(), failure.what)};
+                                  policy_.max_restarts(), cause_)};
   options_.log.info(
-      fmt::format("restart {} of {}, from {}", policy_.used(), policy_.max_restarts(), origin_text(outcome.start)));
-  return outcome;
-}
-
-StartPoint Restarts::resume(const StartPoint& before, const std::string& cause) {
-  StartPoint start = next_start(before);
-  start.cause = cause;
-  policy_.resuming(start.step);
-  return start;
+      fmt::format("restart {} of {}, from {}", policy_.used(), policy_.max_restarts(), origin_text(found.start)));
+  return found;
 }
 
 // A network file system that is away for a moment must not end a run that its restarts would save.
-StartPoint Restarts::next_start(const StartPoint& before) const {
-  constexpr auto pause = std::chrono::milliseconds(100);
+std::optional<StartPoint> Restarts::look_for_start(double now) {
+  if (searching_since_ && now < next_look_) return std::nullopt;
   const MonotonicTime begin = monotonic_now();
-  bool is_told = false;
-  for (;;) {
-    try {
-      return options_.next_start(before);
-    } catch (const FileAccessError& error) {
-      if (seconds_since(begin) >= options_.patience || options_.interrupted()) throw;
-      if (!is_told) options_.log.warn(fmt::format("{}; tried again for {:g} s", error.what(), options_.patience));
-      is_told = true;
+  try {
+    return options_.next_start(before_);
+  } catch (const FileAccessError& error) {
+    if (searching_since_ && now - *searching_since_ >= options_.patience) throw;
+    if (!searching_since_) {
+      searching_since_ = now;
+      options_.log.warn(fmt::format("{}; tried again for {:g} s", error.what(), options_.patience));
     }
-    // Longer between two tries than the tries take.
-    for (int i = 0; i < 10 && !options_.interrupted(); ++i) std::this_thread::sleep_for(pause);
   }
+  next_look_ = now + seconds_since(begin) + look_pause;
+  return std::nullopt;
 }
 
 }  // namespace scaletrain

@@ -1,5 +1,6 @@
 // What follows when a start has failed: the one sequence of decision, search for a start point, and words for people,
-// for the agent of one host and for the coordinator of several.
+// for the agent of one host and for the coordinator of several. The search takes as long as the file system does not
+// let the checkpoints be read: who has others to answer meanwhile asks for the outcome again and again.
 #pragma once
 
 #include <cstdint>
@@ -39,16 +40,30 @@ class Restarts {
     std::string reason{};           // of the end
     StartPoint start{};             // where it goes on
   };
-  // before: the start point of the start that has failed.
-  Outcome after(const Failure& failure, const StartPoint& before);
-  // A start that follows no failure: the workers have saved and left, to begin again for that cause.
-  StartPoint resume(const StartPoint& before, const std::string& cause);
+  // The start that began at `before` has failed.
+  void failed(Failure failure, const StartPoint& before);
+  // It has not: its workers have saved and left, to begin again for that cause.
+  void resume(const StartPoint& before, const std::string& cause);
+  // What follows; nothing while the checkpoints cannot be read, for no longer than the patience. now: seconds of a
+  // clock that does not go back. Takes no longer than one look at the checkpoints.
+  std::optional<Outcome> outcome(double now);
+  // The same for who has nothing else to do.
+  Outcome await_outcome();
 
  private:
-  StartPoint next_start(const StartPoint& before) const;
+  Outcome conclude(StartPoint start);
+  std::optional<StartPoint> look_for_start(double now);
 
   Options options_;
   RestartPolicy policy_;
+
+  // Of the start that has ended.
+  std::optional<Failure> failure_{};  // nothing: it was to begin again
+  std::string cause_{};
+  StartPoint before_{};
+  std::optional<Outcome> decided_{};         // without a search
+  std::optional<double> searching_since_{};  // the first look that failed
+  double next_look_ = 0.0;
 };
 
 }  // namespace scaletrain

@@ -329,13 +329,17 @@ RunLock RunLock::acquire(const fs::path& path, const RunLockOptions& options) {
   const LockHolder mine = describe_this_process(options);
   LockWatch watch(options, path);
   const MonotonicTime start = monotonic_now();
+  // With the guard and with others that want the lock; a silent holder is watched for as long as it takes, however
+  // slowly the storage answers meanwhile.
   const double patience = (options.silent_periods + 0.5) * options.period;
-  while (seconds_since(start) < patience) {
+  for (;;) {
+    bool is_watching = false;
     {
       const Guard guard(path, options.period / 10);
       if (guard.state() != Guard::State::busy) {
         const std::optional<std::string> text = read_lock_text(path);
         const Verdict verdict = watch.judge(text);
+        is_watching = verdict == Verdict::wait;
         if (verdict == Verdict::held) refuse(path, watch.holder());
         if (verdict == Verdict::free) {
           auto file = take(path, mine, !text, guard.state(), options.period);
@@ -343,9 +347,9 @@ RunLock RunLock::acquire(const fs::path& path, const RunLockOptions& options) {
         }
       }
     }
+    if (!is_watching && seconds_since(start) >= patience) refuse(path, watch.holder());
     sleep_seconds(options.period / 20);
   }
-  refuse(path, watch.holder());
 }
 
 const std::string& RunLock::lock_id() const {

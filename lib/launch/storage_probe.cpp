@@ -14,6 +14,7 @@
 #include <climits>
 #include <ctime>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -134,6 +135,8 @@ std::optional<std::string> file_behind(std::uint64_t descriptor) {
 
 bool ActivityMeter::has_moved(std::uint64_t bytes, std::uint64_t nanoseconds, MonotonicTime now) {
   const double windows = std::chrono::duration<double>(now - window_.begin).count() / window_seconds_;
+  bytes = std::max(bytes, window_.bytes);
+  nanoseconds = std::max(nanoseconds, window_.nanoseconds);
   const auto comes_to = [&](std::uint64_t moved, std::uint64_t enough) {
     return static_cast<double>(moved) >= static_cast<double>(enough) * std::max(1.0, windows);
   };
@@ -149,28 +152,37 @@ std::optional<InStorage> StorageProbe::look() {
   if (!all || !own) return std::nullopt;
   // Between the two this thread has read a little.
   bytes_ = std::max(bytes_, *all - std::min(*all, *own) + faulted_bytes());
+  // And has gone on between these two: less than before may be left.
   const std::uint64_t process = nanoseconds_of(CLOCK_PROCESS_CPUTIME_ID);
   const std::uint64_t computed = process - std::min(process, nanoseconds_of(CLOCK_THREAD_CPUTIME_ID));
   const MonotonicTime now = monotonic_now();
   if (meter_.has_moved(bytes_, computed, now)) {
     ++activity_;
     moved_ = now;
-    last_.reset();
+    last_.clear();
   }
   InStorage result{.activity = activity_, .bytes = bytes_};
   if (seconds_since(moved_) < still_seconds) return result;
-  const std::optional<Found> found = find_call();
-  if (found && last_ == found->call) {
-    result.text = found->text;
+  // Other threads may be seen in calls that only pass, as the one that renews a lock.
+  std::vector<Found> found = find_calls();
+  const Found* longest = nullptr;
+  for (Found& one : found) {
+    for (const Found& before : last_)
+      if (before.call == one.call) one.looks += before.looks;
+    if (longest == nullptr || one.looks > longest->looks) longest = &one;
+  }
+  if (longest != nullptr && longest->looks > 1) {
+    result.text = longest->text;
     result.seconds = seconds_since(moved_);
   }
-  last_ = found ? std::optional(found->call) : std::nullopt;
+  last_ = std::move(found);
   return result;
 }
 
-std::optional<StorageProbe::Found> StorageProbe::find_call() {
+std::vector<StorageProbe::Found> StorageProbe::find_calls() {
+  std::vector<Found> all;
   DIR* const folder = ::opendir("/proc/self/task");
-  if (folder == nullptr) return std::nullopt;
+  if (folder == nullptr) return all;
   std::vector<std::string> threads;
   while (const dirent* const entry = ::readdir(folder))
     if (entry->d_name[0] != '.') threads.emplace_back(entry->d_name);
@@ -193,9 +205,9 @@ std::optional<StorageProbe::Found> StorageProbe::find_call() {
       if (!file) continue;
       found.text = fmt::format("{} of {}", call->name, *file);
     }
-    return found;
+    all.push_back(std::move(found));
   }
-  return std::nullopt;
+  return all;
 }
 
 }  // namespace scaletrain

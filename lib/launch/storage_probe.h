@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "launch/worker_channel.h"
@@ -27,8 +28,8 @@ class ActivityMeter {
   explicit ActivityMeter(double window, MonotonicTime begin = monotonic_now())
       : window_seconds_(window), window_{.begin = begin} {}
 
-  // Bytes and nanoseconds of processor time so far, neither ever less than at the last call. Of one that comes after the
-  // window was over, as much more is asked as it is late.
+  // Bytes and nanoseconds of processor time so far; less than before stands for none since. Of a call that comes after
+  // the window was over, as much more is asked as it is late.
   bool has_moved(std::uint64_t bytes, std::uint64_t nanoseconds, MonotonicTime now);
 
  private:
@@ -45,8 +46,12 @@ class ActivityMeter {
 // Used by one thread, whose own reading and processor time do not count.
 class StorageProbe {
  public:
-  // Two looks or more after everything stood still, with a call that was the same at the last look; before that its
-  // text is empty. Nothing where the kernel does not count bytes (no /proc/self/io).
+  // window: see ActivityMeter.
+  explicit StorageProbe(double window = 10.0) : meter_(window) {}
+
+  // Two looks or more after everything stood still, with a call that was the same at the last look, of several the one
+  // that was seen first; before that its text is empty. Nothing where the kernel does not count bytes (no
+  // /proc/self/io).
   std::optional<InStorage> look();
 
   // Nothing is looked for before it has been still for so long.
@@ -63,14 +68,15 @@ class StorageProbe {
   struct Found {
     Call call;
     std::string text;
+    int looks = 1;  // in a row that have seen it
   };
-  static std::optional<Found> find_call();
+  static std::vector<Found> find_calls();
 
-  ActivityMeter meter_{10.0};
+  ActivityMeter meter_;
   std::uint64_t bytes_ = 0;
   std::uint64_t activity_ = 0;
   MonotonicTime moved_ = monotonic_now();
-  std::optional<Call> last_;
+  std::vector<Found> last_;
 };
 
 }  // namespace scaletrain

@@ -103,15 +103,21 @@ std::string layout_text(const LayoutRecord& layout) {
 
 MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report, Ownership owns)
     : path_(std::move(file)), report_(std::move(report)), owns_(std::move(owns)) {
+  open_file();
+}
+
+void MetricsWriter::open_file() {
   // O_NONBLOCK: a pipe by this name must be refused below, not waited for. O_APPEND: between a look at the file's size
   // and the write behind it another process may have written.
-  file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0640));
-  if (!file_) refuse(path_, "opening the metrics file", errno);
+  FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0640));
+  if (!file) refuse(path_, "opening the metrics file", errno);
   const FileReader reader(path_);
-  end_ = end_of_whole_lines(reader);
-  if (end_ != reader.size() && ::ftruncate(file_.get(), static_cast<off_t>(end_)) != 0) {
+  const std::uint64_t end = end_of_whole_lines(reader);
+  if (end != reader.size() && ::ftruncate(file.get(), static_cast<off_t>(end)) != 0) {
     refuse(path_, "cutting the torn last line", errno);
   }
+  file_ = std::move(file);
+  end_ = end;
 }
 
 void MetricsWriter::write(const StartRecord& record) {
@@ -252,7 +258,31 @@ bool MetricsWriter::sync() {
   return result == 0;
 }
 
+// A file that another one was moved over has no name left; one that was itself moved has, but not this.
+bool MetricsWriter::is_gone() const {
+  struct stat now {};
+  if (::fstat(file_.get(), &now) == 0 && now.st_nlink == 0) return true;
+  return ::stat(path_.c_str(), &now) != 0 && errno == ENOENT;
+}
+
+bool MetricsWriter::begin_anew() {
+  try {
+    if (!owns_still()) return false;
+    open_file();
+  } catch (const std::exception& error) {
+    fail(error.what());
+    return false;
+  }
+  if (report_)
+    report_(
+        fmt::format("{}: the file was removed or moved while the run goes on; the lines from here on are in a new "
+                    "one",
+                    path_.string()));
+  return true;
+}
+
 bool MetricsWriter::prepare() {
+  if (is_gone()) return begin_anew();
   struct stat now {};
   if (::fstat(file_.get(), &now) != 0) {
     fail("looking at its size", errno);
@@ -278,19 +308,23 @@ bool MetricsWriter::has_own_remains(std::uint64_t size) const {
   return n == static_cast<ssize_t>(remains.size()) && waiting_.starts_with(remains);
 }
 
-// The lock decides who of two writers goes on; what a former owner wrote last stays before what follows.
+// The lock decides who of two writers goes on.
+bool MetricsWriter::owns_still() {
+  if (!owns_ || owns_()) return true;
+  is_ended_ = true;
+  ++failures_;
+  lost_lines_ += std::count(waiting_.begin(), waiting_.end(), '\n');
+  waiting_.clear();
+  if (report_)
+    report_(fmt::format("{}: another process has taken the run over and writes here; this one writes nothing more",
+                        path_.string()));
+  return false;
+}
+
+// What a former owner wrote last stays before what follows.
 bool MetricsWriter::follow_another() {
   try {
-    if (owns_ && !owns_()) {
-      is_ended_ = true;
-      ++failures_;
-      lost_lines_ += std::count(waiting_.begin(), waiting_.end(), '\n');
-      waiting_.clear();
-      if (report_)
-        report_(fmt::format("{}: another process has taken the run over and writes here; this one writes nothing more",
-                            path_.string()));
-      return false;
-    }
+    if (!owns_still()) return false;
     const FileReader reader(path_);
     const std::uint64_t end = end_of_whole_lines(reader);
     if (end != reader.size() && !cut_to(end)) {

@@ -8,6 +8,9 @@
 // A run that was taken over (a job that its scheduler started again elsewhere) may have two writers for some seconds.
 // Lines are only ever appended, and a writer that finds the file other than it left it asks whether it still owns the
 // run: who does goes on behind what is there, who does not writes nothing more.
+//
+// Where somebody removes the file of a run that goes on, or moves it away, the lines from there on are in a new one by
+// its name.
 #pragma once
 
 #include <cstdint>
@@ -163,11 +166,17 @@ class MetricsWriter {
  private:
   void append(const std::string& line);
   bool flush();
+  // Opens or creates it and cuts a torn last line; throws InputError and has the old one open still.
+  void open_file();
+  bool is_gone() const;
+  bool begin_anew();
   // Brings the file to where this writer left it, or behind what another wrote; false: no line can be written now.
   bool prepare();
   bool cut_to(std::uint64_t end);
   bool has_own_remains(std::uint64_t size) const;
   bool follow_another();
+  // Throws what the question throws.
+  bool owns_still();
   void fail(std::string_view operation, int error);
   void fail(std::string_view problem);
 

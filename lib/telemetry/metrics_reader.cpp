@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -84,6 +85,17 @@ void cancel_beyond(Metrics& metrics, std::int64_t step) {
   cut_beyond(metrics.ends, step);
 }
 
+// A start that died between an evaluation left over to it and its save leaves that to the next one again.
+void add_evaluation(Metrics& metrics, EvaluationRecord record) {
+  for (auto before = metrics.evaluations.rbegin(); before != metrics.evaluations.rend() && before->step == record.step;
+       ++before) {
+    if (before->dataset != record.dataset) continue;
+    *before = std::move(record);
+    return;
+  }
+  metrics.evaluations.push_back(std::move(record));
+}
+
 void add_line(Metrics& metrics, std::string_view text, const std::string& where) {
   const json object = parse_json(text, where);
   const Fields in(object, where);
@@ -105,10 +117,10 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                              .tokens_per_second = in.number("tokens_per_second"),
                              .mfu = in.number("mfu")});
   } else if (kind == "evaluation") {
-    metrics.evaluations.push_back({.step = in.integer("step"),
-                                   .dataset = in.text("dataset"),
-                                   .loss = in.number("loss"),
-                                   .tokens = in.integer("tokens")});
+    add_evaluation(metrics, {.step = in.integer("step"),
+                             .dataset = in.text("dataset"),
+                             .loss = in.number("loss"),
+                             .tokens = in.integer("tokens")});
   } else if (kind == "checkpoint") {
     metrics.checkpoints.push_back({.step = in.integer("step"),
                                    .path = in.text("path"),

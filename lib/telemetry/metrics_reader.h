@@ -14,7 +14,7 @@ namespace scaletrain {
 
 // Each kind in the order of the file. A restart at step s removes the earlier steps, evaluations, checkpoints, skips,
 // spikes, early stops and ends with a step beyond s; starts, restarts and the spikes that training went back from are
-// the run's history and always stay.
+// the run's history and always stay. Of evaluations of one set at one step the last counts.
 struct Metrics {
   std::vector<StartRecord> starts;
   std::vector<StepRecord> steps;

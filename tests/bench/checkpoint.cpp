@@ -2,8 +2,8 @@
 // writer against the disk. A tool, not a test: it asserts nothing.
 //
 //   stall   how long training is held up by a save, as a share of the median step without one; how much longer the
-//           steps take beside which a save is copied and written, and the writer's own processor time in them; the
-//           growth of VmHWM against the plan
+//           steps take beside which a save is copied and written, and the writer's own processor time in them, in the
+//           kernel and in all; the growth of VmHWM against the plan
 //   write   a save of the copy, everything until the checkpoint is committed included, against the disk's sequential
 //           speed: the same files with the same numbers of bytes, written in order by one writer and synced, through
 //           the page cache and past it (O_DIRECT); the faster of the two counts. The three by turns, and the median and
@@ -13,6 +13,7 @@
 // a process of its own. About 3 GB of DIR (a new folder in it, removed at the end) are used.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -84,40 +85,54 @@ struct Run {
 // The processor time of threads that come after it was made: of the writer, here.
 class LaterThreads {
  public:
+  struct Seconds {
+    double all = 0.0;
+    double kernel = 0.0;  // of these
+  };
+
   LaterThreads() {
     for (const auto& entry : fs::directory_iterator("/proc/self/task")) known_.push_back(entry.path() / "stat");
   }
 
   // Seconds since the last call, of those that have ended too.
-  double seconds() {
+  Seconds seconds() {
     timespec now{};
     ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-    double all = static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-    for (const fs::path& stat : known_) all -= seconds_of(stat);
-    const double since = all - before_;
-    before_ = all;
+    rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    Seconds later{
+        .all = static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec),
+        .kernel = static_cast<double>(usage.ru_stime.tv_sec) + 1e-6 * static_cast<double>(usage.ru_stime.tv_usec)};
+    for (const fs::path& stat : known_) {
+      const Seconds known = seconds_of(stat);
+      later.all -= known.all;
+      later.kernel -= known.kernel;
+    }
+    const Seconds since{.all = later.all - before_.all, .kernel = later.kernel - before_.kernel};
+    before_ = later;
     return since;
   }
 
  private:
   // Time in the program and in the kernel are the 14th and 15th value; the second, a name, ends with the last bracket.
-  static double seconds_of(const fs::path& stat) {
+  static Seconds seconds_of(const fs::path& stat) {
     std::ifstream file(stat);
     std::string text;
     std::getline(file, text);
     const std::size_t name_end = text.rfind(')');
-    if (name_end == std::string::npos) return 0.0;
+    if (name_end == std::string::npos) return {};
     std::istringstream rest(text.substr(name_end + 1));
     std::string skipped;
     for (int i = 3; i < 14; ++i) rest >> skipped;
     double user = 0.0;
     double system = 0.0;
     rest >> user >> system;
-    return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+    const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
+    return {.all = (user + system) / ticks, .kernel = system / ticks};
   }
 
   std::vector<fs::path> known_;
-  double before_ = 0.0;
+  Seconds before_;
 };
 
 void measure_stall(const Options& options) {
@@ -146,6 +161,7 @@ void measure_stall(const Options& options) {
   std::vector<double> plain;
   std::vector<double> beside;
   std::vector<double> writing;  // processor seconds of the writer in each of those
+  std::vector<double> kernel;   // of these
   LaterThreads writer;
   {
     Checkpointer checkpoints({.config = bench.config,
@@ -171,11 +187,14 @@ void measure_stall(const Options& options) {
       ++settings.update;
       ++state.step;
       checkpoints.poll();
-      const double writer_seconds = writer.seconds();
+      const LaterThreads::Seconds used = writer.seconds();
       if (state.step > 1) (is_beside ? beside : plain).push_back(elapsed);
-      if (is_beside) writing.push_back(writer_seconds);
-      fmt::print("step {:>3}  {:.2f} s{}, processor of other threads {:.2f} s\n", state.step, elapsed,
-                 is_beside ? "  beside a save" : "", writer_seconds);
+      if (is_beside) {
+        writing.push_back(used.all);
+        kernel.push_back(used.kernel);
+      }
+      fmt::print("step {:>3}  {:.2f} s{}, processor of other threads {:.2f} s ({:.2f} s in the kernel)\n", state.step,
+                 elapsed, is_beside ? "  beside a save" : "", used.all, used.kernel);
       is_beside = state.step % steps_between == 1 && state.step < steps;
       if (is_beside) checkpoints.save({});
     }
@@ -193,8 +212,11 @@ void measure_stall(const Options& options) {
   fmt::print("stall    {:.1f} % of a step of {:.2f} s (median), {:.1f} % (the first), {:.1f} % (the longest)\n",
              100 * median(stalls) / step, step, 100 * stalls.front() / step, 100 * longest / step);
   // The training threads wait for each other: each second that the writer takes from one of them is lost to all.
-  fmt::print("beside   a step beside a save takes {:.2f} s ({:.1f} %) longer; in it the writer computes for {:.2f} s\n",
-             median(beside) - step, 100 * (median(beside) / step - 1.0), median(writing));
+  fmt::print(
+      "beside   a step beside a save takes {:.2f} s ({:.1f} %) longer; in it the writer computes for {:.2f} s, {:.2f} "
+      "s "
+      "of them in the kernel\n",
+      median(beside) - step, 100 * (median(beside) / step - 1.0), median(writing), median(kernel));
   bench.print_memory();
 }
 

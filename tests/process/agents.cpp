@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <csignal>
 
 namespace scaletrain {
 namespace {
@@ -98,9 +99,27 @@ void check_nothing_left(const std::string& run) {
 }
 
 bool reaches(const std::string& run, long step, Agents& agents) {
-  return wait_until([&] { return newest_step(layout_folder(run)) >= step || !agents.node(0).running(); },
-                    ranks_patience) &&
-         agents.node(0).running();
+  return reaches_step(agents.node(0), run, step);
+}
+
+bool hold_up_until(Agents& agents, const std::string& run, int node, const std::function<bool()>& condition) {
+  const std::vector<pid_t> workers = workers_by_rank(agents.node(node), 1);
+  REQUIRE_MESSAGE(workers.size() == 1, agents.errors());
+  return hold_up_until(workers.front(), run, condition);
+}
+
+std::map<std::string, Agents> disturbed_runs(int nodes, const Settings& settings, long step,
+                                             const std::vector<Disturbance>& disturbances) {
+  std::map<std::string, Agents> runs;
+  for (const Disturbance& disturbance : disturbances) {
+    Agents& agents = runs.try_emplace(disturbance.run, nodes, disturbance.run, settings).first->second;
+    REQUIRE_MESSAGE(reaches(disturbance.run, step, agents), agents.errors());
+    const std::vector<pid_t> workers = agents.workers(disturbance.node);
+    agents.node(disturbance.node).signal(disturbance.signal);
+    if (!disturbance.is_for_workers) continue;
+    for (const pid_t worker : workers) ::kill(worker, disturbance.signal);
+  }
+  return runs;
 }
 
 Ended run_as_one_agent(int nodes, const std::string& run, const Settings& settings) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -49,6 +50,20 @@ bool says(Agents& agents, const std::string& words);
 void check_nothing_left(const std::string& run);
 // False if node 0's agent has ended before.
 bool reaches(const std::string& run, long step, Agents& agents);
+// Holds the run up by the node's only worker, once it is there, as hold_up_until of ranks.h.
+bool hold_up_until(Agents& agents, const std::string& run, int node, const std::function<bool()>& condition);
+
+// Of a run on several nodes that has come to a step: what is then done to one of its agents.
+struct Disturbance {
+  std::string run{};
+  int node = 0;
+  int signal = 0;
+  bool is_for_workers = false;  // too
+};
+// Begins one after the other and disturbs it, and leaves them to themselves: what each does next is to wait for a lease
+// to run out, and they can do that at the same time. By name.
+std::map<std::string, Agents> disturbed_runs(int nodes, const Settings& settings, long step,
+                                             const std::vector<Disturbance>& disturbances);
 
 // Runs the program on as many processors as `nodes` agents have together, each worker with one thread.
 Ended run_as_one_agent(int nodes, const std::string& run, const Settings& settings);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <functional>
 
 #include "agents.h"
 
@@ -69,17 +70,63 @@ bool comes_to_say(Agents& agents, const std::string& words) {
          says(agents, words);
 }
 
-// The agent of a node is started again while the run goes on. One worker is held up until it has come, or the run might
-// end before.
+// Of these, each test looks at one.
+Agents& disturbed(const std::string& run) {
+  static std::map<std::string, Agents> runs = [] {
+    auto begun = disturbed_runs(
+        3, three_nodes, 12,
+        {{.run = "shrunk", .node = 1, .signal = SIGKILL}, {.run = "first-lost", .node = 0, .signal = SIGKILL}});
+    Settings more = three_nodes;
+    more.push_back("supervise.elastic.min_data=3");
+    begun.merge(disturbed_runs(3, more, 12, {{.run = "too-few", .node = 1, .signal = SIGKILL}}));
+    return begun;
+  }();
+  return runs.at(run);
+}
+
+// The run comes to the step, these nodes are lost, and it goes on without: node 0's agent says how.
+void lose(Agents& agents, const std::string& run, long step, const std::vector<int>& nodes, const std::string& words) {
+  REQUIRE_MESSAGE(reaches(run, step, agents), agents.errors());
+  for (const int node : nodes) agents.node(node).signal(SIGKILL);
+  REQUIRE_MESSAGE(comes_to_say(agents, words), agents.errors());
+}
+
+// The agent of a node is started again while the run goes on, held up by another node's worker until the condition is
+// met: or the run might end before.
 void come_back(Agents& agents, const std::string& run, const Settings& settings, int node, int held_node,
-               const std::string& words) {
-  REQUIRE(wait_until([&] { return agents.workers(held_node).size() == 1; }, ranks_patience));
-  const pid_t held = agents.workers(held_node).front();
-  ::kill(held, SIGSTOP);
+               const std::function<bool()>& condition) {
   agents.start(node, run, settings);
-  const bool has_come = wait_until([&] { return says(agents, words); }, agents_heartbeat / 2);
-  ::kill(held, SIGCONT);
-  CHECK_MESSAGE(has_come, agents.errors());
+  CHECK_MESSAGE(hold_up_until(agents, run, held_node, condition), agents.errors());
+}
+
+long times(const std::string& text, const std::string& words) {
+  long count = 0;
+  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
+  return count;
+}
+
+// How often the workers of the node have been asked to make room for more, and attempts have begun that they are in: a
+// worker that is still starting up then is ended without.
+long changes_of_size(Agents& agents, const std::string& run, int node) {
+  const std::string log = read_file(layout_folder(run) / "logs" / ("agent-0" + std::to_string(node) + ".log"));
+  const std::string told = agents.node(0).errors();
+  return times(log, "asked to leave") + times(told, "rank on node") + times(told, "ranks on nodes");
+}
+
+// As soon as the agent is back the workers save and leave, and begin anew with those of its node.
+void come_back_and_grow(Agents& agents, const std::string& run, const Settings& settings, int node, int held_node) {
+  const long before = changes_of_size(agents, run, held_node);
+  come_back(agents, run, settings, node, held_node,
+            [&] { return changes_of_size(agents, run, held_node) > before || !agents.node(node).running(); });
+  CHECK_MESSAGE(says(agents, "the agent of node " + std::to_string(node) + " is back"), agents.errors());
+  CHECK_MESSAGE(says(agents, "there are nodes for more replicas"), agents.errors());
+}
+
+// A program for agents to be started with, in the program's place.
+fs::path write_program(const std::string& name, const std::string& script) {
+  fs::path program = workspace().write(name, "#!/bin/sh\n" + script + "\n");
+  fs::permissions(program, fs::perms::owner_all);
+  return program;
 }
 
 }  // namespace
@@ -87,13 +134,13 @@ void come_back(Agents& agents, const std::string& run, const Settings& settings,
 TEST_CASE("an_elastic_run_goes_on_with_fewer_replicas_and_grows_when_the_node_is_back") {
   const std::string run = "elastic";
   Agents agents(3, run, three_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(2).signal(SIGKILL);
-  REQUIRE(comes_to_say(agents, "2 replicas of 3"));
+  lose(agents, run, 12, {2}, "2 replicas of 3");
   CHECK(says(agents, "a lost node uses up no restart (0 of 3 are used)"));
-  come_back(agents, run, three_nodes, 2, 1, "there are nodes for more replicas");
+  come_back_and_grow(agents, run, three_nodes, 2, 1);
   CHECK_MESSAGE(agents.wait() == std::vector<int>(3, 0), agents.errors());
-  CHECK_MESSAGE(says(agents, "3 ranks on nodes 0, 1, 2, 3 replicas, from"), agents.errors());
+  // Not only at the beginning.
+  CHECK_MESSAGE(says(agents, "3 ranks on nodes 0, 1, 2, 3 replicas, from " + layout_folder(run).string()),
+                agents.errors());
   check_close_to_undisturbed(3, run);
   check_nothing_left(run);
 }
@@ -101,17 +148,12 @@ TEST_CASE("an_elastic_run_goes_on_with_fewer_replicas_and_grows_when_the_node_is
 TEST_CASE("of_four_nodes_one_then_two_at_once_then_one_are_lost_and_come_back_with_the_same_losses") {
   const std::string run = "four";
   Agents agents(4, run, four_nodes);
-  REQUIRE_MESSAGE(reaches(run, 7, agents), agents.errors());
-  agents.node(3).signal(SIGKILL);
-  REQUIRE_MESSAGE(comes_to_say(agents, "3 ranks on nodes 0, 1, 2, 3 replicas of 4"), agents.errors());
-  REQUIRE_MESSAGE(reaches(run, 15, agents), agents.errors());
-  agents.node(1).signal(SIGKILL);
-  agents.node(2).signal(SIGKILL);
-  REQUIRE_MESSAGE(comes_to_say(agents, "1 rank on node 0, 1 replica of 4"), agents.errors());
+  lose(agents, run, 7, {3}, "3 ranks on nodes 0, 1, 2, 3 replicas of 4");
+  lose(agents, run, 15, {1, 2}, "1 rank on node 0, 1 replica of 4");
   CHECK(says(agents, "nodes 1, 2 are lost"));
-  come_back(agents, run, four_nodes, 2, 0, "the agent of node 2 is back");
+  come_back_and_grow(agents, run, four_nodes, 2, 0);
   REQUIRE_MESSAGE(comes_to_say(agents, "2 ranks on nodes 0, 2, 2 replicas of 4"), agents.errors());
-  come_back(agents, run, four_nodes, 3, 2, "the agent of node 3 is back");
+  come_back_and_grow(agents, run, four_nodes, 3, 2);
   REQUIRE_MESSAGE(comes_to_say(agents, "3 ranks on nodes 0, 2, 3, 3 replicas of 4"), agents.errors());
   CHECK_MESSAGE(agents.wait() == std::vector<int>({0, -1, 0, 0}), agents.errors());
   CHECK_FALSE(says(agents, "restart 1 of"));
@@ -121,9 +163,7 @@ TEST_CASE("of_four_nodes_one_then_two_at_once_then_one_are_lost_and_come_back_wi
 
 TEST_CASE("an_elastic_run_ends_with_the_replicas_that_are_left_and_a_late_agent_learns_that") {
   const std::string run = "shrunk";
-  Agents agents(3, run, three_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(1).signal(SIGKILL);
+  Agents& agents = disturbed(run);
   CHECK_MESSAGE(agents.wait() == first_and_last_finished, agents.errors());
   CHECK(says(agents, "2 ranks on nodes 0, 2, 2 replicas of 3"));
   check_close_to_undisturbed(3, run);
@@ -148,21 +188,14 @@ TEST_CASE("a_run_that_is_complete_waits_for_no_agent_and_one_that_comes_later_le
 }
 
 TEST_CASE("an_elastic_run_with_too_few_nodes_left_ends_with_75") {
-  const std::string run = "too-few";
-  Settings settings = three_nodes;
-  settings.push_back("supervise.elastic.min_data=3");
-  Agents agents(3, run, settings);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(1).signal(SIGKILL);
+  Agents& agents = disturbed("too-few");
   CHECK_MESSAGE(agents.wait() == first_and_last_interrupted, agents.errors());
   CHECK(says(agents, "min_data: 3 replicas"));
 }
 
 TEST_CASE("an_elastic_run_ends_with_75_when_its_first_agent_is_lost_and_the_next_start_goes_on") {
   const std::string run = "first-lost";
-  Agents agents(3, run, three_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(0).signal(SIGKILL);
+  Agents& agents = disturbed(run);
   CHECK_MESSAGE(agents.wait() == std::vector<int>({-1, 75, 75}), agents.errors());
   check_no_process_left(run);
   Agents again(3);
@@ -175,12 +208,10 @@ TEST_CASE("an_elastic_run_ends_with_75_when_its_first_agent_is_lost_and_the_next
 TEST_CASE("an_agent_with_another_config_that_comes_later_is_refused_and_the_run_undisturbed") {
   const std::string run = "late-other-config";
   Agents agents(3, run, three_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(2).signal(SIGKILL);
-  REQUIRE(comes_to_say(agents, "2 replicas of 3"));
+  lose(agents, run, 12, {2}, "2 replicas of 3");
   Settings other = three_nodes;
   other.push_back("train.optimizer.learning_rate=0.5");
-  come_back(agents, run, other, 2, 1, "node 2 cannot take part");
+  come_back(agents, run, other, 2, 1, [&] { return says(agents, "node 2 cannot take part"); });
   CHECK(agents.wait() == std::vector<int>({0, 0, 2}));
   CHECK(agents.node(2).errors().find("train.optimizer.learning_rate: 0.5 here") != std::string::npos);
   CHECK_FALSE(says(agents, "there are nodes for more replicas"));
@@ -191,18 +222,13 @@ TEST_CASE("a_node_that_comes_back_without_its_corpus_is_dismissed_and_the_run_go
           doctest::skip(::geteuid() != 0)) {
   const std::string run = "no-corpus";
   Agents agents(3, run, three_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(2).signal(SIGKILL);
-  REQUIRE(comes_to_say(agents, "2 replicas of 3"));
+  lose(agents, run, 12, {2}, "2 replicas of 3");
   // For this agent and its workers alone the file is empty.
   const fs::path empty = workspace().write("empty.txt", "");
-  const fs::path program =
-      workspace().write("without-corpus.sh", "#!/bin/sh\nexec unshare -m sh -c 'mount --bind " + empty.string() + " " +
-                                                 (workspace() / "train.txt").string() +
-                                                 " && exec " SCALETRAIN_PROGRAM " \"$@\"' sh \"$@\"\n");
-  fs::permissions(program, fs::perms::owner_all);
-  agents.use(program);
-  come_back(agents, run, three_nodes, 2, 1, "there are nodes for more replicas");
+  agents.use(write_program("without-corpus.sh", "exec unshare -m sh -c 'mount --bind " + empty.string() + " " +
+                                                    (workspace() / "train.txt").string() +
+                                                    " && exec " SCALETRAIN_PROGRAM " \"$@\"' sh \"$@\""));
+  come_back_and_grow(agents, run, three_nodes, 2, 1);
   CHECK_MESSAGE(agents.wait() == std::vector<int>({0, 0, 3}), agents.errors());
   CHECK_MESSAGE(says(agents, "the run made steps without node 2, and goes on without it"), agents.errors());
   check_close_to_undisturbed(3, run);
@@ -212,19 +238,14 @@ TEST_CASE("a_node_that_comes_back_without_its_corpus_is_dismissed_and_the_run_go
 TEST_CASE("a_node_that_comes_back_with_other_data_is_dismissed_and_the_run_goes_on") {
   const std::string run = "other-data-elastic";
   Agents agents(2, run, two_nodes);
-  REQUIRE_MESSAGE(reaches(run, 12, agents), agents.errors());
-  agents.node(1).signal(SIGKILL);
-  REQUIRE_MESSAGE(comes_to_say(agents, "1 replica of 2"), agents.errors());
+  lose(agents, run, 12, {1}, "1 replica of 2");
   // Its copy was cut short meanwhile.
   const std::string whole = read_file(workspace() / "train.txt");
   const fs::path folder = workspace().write("other-node/train.txt", whole.substr(0, whole.size() / 2)).parent_path();
-  const fs::path program =
-      workspace().write("in-other-folder.sh", "#!/bin/sh\ncommand=$1\nshift 2\ncd " + folder.string() +
-                                                  " && exec " SCALETRAIN_PROGRAM " $command " +
-                                                  (workspace() / "config.yaml").string() + " \"$@\"\n");
-  fs::permissions(program, fs::perms::owner_all);
-  agents.use(program);
-  come_back(agents, run, two_nodes, 1, 0, "there are nodes for more replicas");
+  agents.use(write_program("in-other-folder.sh", "command=$1\nshift 2\ncd " + folder.string() +
+                                                     " && exec " SCALETRAIN_PROGRAM " $command " +
+                                                     (workspace() / "config.yaml").string() + " \"$@\""));
+  come_back_and_grow(agents, run, two_nodes, 1, 0);
   CHECK_MESSAGE(agents.wait() == std::vector<int>({0, 3}), agents.errors());
   CHECK_MESSAGE(says(agents, "the run made steps without node 1, and goes on without it"), agents.errors());
   const std::string told = agents.node(1).errors();

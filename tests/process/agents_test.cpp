@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <csignal>
 #include <set>
-#include <sstream>
 
 #include "agents.h"
 
@@ -19,7 +18,7 @@ const std::vector<int> first_interrupted = {75, -1};
 const std::vector<int> second_interrupted = {-1, 75};
 
 // Long enough that something can happen on the way.
-const Settings two_nodes = {"parallel.data=2", "train.steps=300", "checkpoint={every: 10, keep: 100}",
+const Settings two_nodes = {"parallel.data=2", "train.steps=300", "checkpoint={every: 20, keep: 100}",
                             "evaluate.every=50"};
 
 const Trajectory& undisturbed_two() {
@@ -29,6 +28,17 @@ const Trajectory& undisturbed_two() {
     return trajectory_of(layout_folder("two-undisturbed"));
   }();
   return trajectory;
+}
+
+// Of these, each test looks at one: what it does once the lease of an agent has run out.
+Agents& disturbed(const std::string& run) {
+  static std::map<std::string, Agents> runs =
+      disturbed_runs(2, two_nodes, 25,
+                     {{.run = "agent-killed", .node = 1, .signal = SIGKILL},
+                      {.run = "agent-stopped", .node = 1, .signal = SIGSTOP, .is_for_workers = true},
+                      {.run = "coordinator-killed", .node = 0, .signal = SIGKILL},
+                      {.run = "coordinator-stopped", .node = 0, .signal = SIGSTOP}});
+  return runs.at(run);
 }
 
 void check_same_bits(const std::string& run, const Trajectory& expected) {
@@ -100,7 +110,7 @@ TEST_CASE("an_agent_of_another_build_is_refused_naming_node_and_build") {
 TEST_CASE("a_worker_killed_on_another_node_costs_a_restart_and_nothing_else") {
   Agents agents(2, "worker-killed", two_nodes);
   REQUIRE_MESSAGE(reaches("worker-killed", 25, agents), agents.errors());
-  const std::vector<pid_t> workers = agents.workers(1);
+  const std::vector<pid_t> workers = workers_by_rank(agents.node(1), 1);
   REQUIRE(workers.size() == 1);
   ::kill(workers.front(), SIGKILL);
   CHECK_MESSAGE(agents.wait() == both_finished, agents.errors());
@@ -111,9 +121,7 @@ TEST_CASE("a_worker_killed_on_another_node_costs_a_restart_and_nothing_else") {
 }
 
 TEST_CASE("a_lost_agent_ends_the_run_with_75_and_the_next_start_goes_on") {
-  Agents agents(2, "agent-killed", two_nodes);
-  REQUIRE_MESSAGE(reaches("agent-killed", 25, agents), agents.errors());
-  agents.node(1).signal(SIGKILL);
+  Agents& agents = disturbed("agent-killed");
   CHECK_MESSAGE(agents.wait() == first_interrupted, agents.errors());
   CHECK(agents.node(0).errors().find("node 1 is lost") != std::string::npos);
   check_nothing_left("agent-killed");
@@ -123,9 +131,7 @@ TEST_CASE("a_lost_agent_ends_the_run_with_75_and_the_next_start_goes_on") {
 }
 
 TEST_CASE("without_the_coordinator_the_other_agents_end_their_workers_and_leave_with_75") {
-  Agents agents(2, "coordinator-killed", two_nodes);
-  REQUIRE_MESSAGE(reaches("coordinator-killed", 25, agents), agents.errors());
-  agents.node(0).signal(SIGKILL);
+  Agents& agents = disturbed("coordinator-killed");
   CHECK_MESSAGE(agents.wait() == second_interrupted, agents.errors());
   CHECK(agents.node(1).errors().find("the coordinator (the agent of node 0) cannot be reached") != std::string::npos);
   check_no_process_left("coordinator-killed");
@@ -153,11 +159,7 @@ TEST_CASE("a_signal_to_the_agent_of_one_node_makes_all_ranks_save_the_same_step"
 }
 
 TEST_CASE("an_agent_that_stands_still_is_given_up_and_leaves_when_it_finds_its_lease_run_out") {
-  Agents agents(2, "agent-stopped", two_nodes);
-  REQUIRE_MESSAGE(reaches("agent-stopped", 25, agents), agents.errors());
-  const std::vector<pid_t> workers = agents.workers(1);
-  agents.node(1).signal(SIGSTOP);
-  for (const pid_t worker : workers) ::kill(worker, SIGSTOP);
+  Agents& agents = disturbed("agent-stopped");
   CHECK_MESSAGE(agents.node(0).wait(ranks_patience).exit_code == 75, agents.errors());
   CHECK(agents.node(0).errors().find("node 1 is lost") != std::string::npos);
   agents.node(1).signal(SIGCONT);
@@ -170,6 +172,7 @@ TEST_CASE("a_second_agent_of_a_node_is_refused_and_the_first_undisturbed") {
   REQUIRE_MESSAGE(reaches("twice", 5, agents), agents.errors());
   Agents second(2, agents);
   second.start(1, "twice", two_nodes);
+  CHECK_MESSAGE(hold_up_until(agents, "twice", 0, [&] { return !second.node(1).running(); }), second.errors());
   CHECK(second.node(1).wait(ranks_patience).exit_code == 2);
   CHECK(second.errors().find("another agent of node 1") != std::string::npos);
   CHECK_MESSAGE(agents.wait() == both_finished, agents.errors());
@@ -177,9 +180,7 @@ TEST_CASE("a_second_agent_of_a_node_is_refused_and_the_first_undisturbed") {
 }
 
 TEST_CASE("a_coordinator_that_stands_still_costs_the_others_their_lease") {
-  Agents agents(2, "coordinator-stopped", two_nodes);
-  REQUIRE_MESSAGE(reaches("coordinator-stopped", 25, agents), agents.errors());
-  agents.node(0).signal(SIGSTOP);
+  Agents& agents = disturbed("coordinator-stopped");
   CHECK_MESSAGE(agents.node(1).wait(ranks_patience).exit_code == 75, agents.errors());
   agents.node(0).signal(SIGCONT);
   CHECK(agents.node(0).wait(ranks_patience).exit_code == 75);
@@ -204,6 +205,8 @@ TEST_CASE("of_agents_of_one_node_that_are_started_at_once_one_takes_part") {
   agents.start(1, "rivals", two_nodes);
   rivals.start(1, "rivals", two_nodes);
   agents.start(0, "rivals", two_nodes);
+  const auto is_one_refused = [&] { return !agents.node(1).running() || !rivals.node(1).running(); };
+  CHECK_MESSAGE(hold_up_until(agents, "rivals", 0, is_one_refused), agents.errors(), rivals.errors());
   CHECK_MESSAGE(agents.node(0).wait(ranks_patience).exit_code == 0, agents.errors());
   std::vector<int> codes = {agents.node(1).wait(ranks_patience).exit_code,
                             rivals.node(1).wait(ranks_patience).exit_code};
@@ -236,42 +239,18 @@ TEST_CASE("a_rank_that_is_slower_than_another_nodes_is_named_with_its_host_and_l
   CHECK_FALSE(says(agents, "restart 1 of"));
 }
 
-namespace {
-
-// The addresses, in /proc/net's spelling, on which processes of this run listen.
-std::set<std::string> listening_addresses(const std::string& run) {
-  std::set<std::string> sockets;  // by inode
-  for (const pid_t process : processes_with(layout_folder(run).string())) {
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(process) + "/fd", error)) {
-      const std::string target = fs::read_symlink(entry.path(), error).string();
-      if (target.starts_with("socket:[")) sockets.insert(target.substr(8, target.size() - 9));
-    }
-  }
-  std::set<std::string> addresses;
-  for (const char* const table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    std::istringstream lines(read_file(table));
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      std::vector<std::string> columns;
-      for (std::string word; words >> word;) columns.push_back(word);
-      if (columns.size() < 10 || columns[3] != "0A" || !sockets.contains(columns[9])) continue;
-      addresses.insert(columns[1].substr(0, columns[1].find(':')));
-    }
-  }
-  return addresses;
-}
-
-}  // namespace
-
 TEST_CASE("nothing_of_a_run_on_two_nodes_listens_elsewhere_than_on_the_configured_interface") {
   const std::string run = "listening";
   Settings settings = two_nodes;
   settings.push_back("train.steps=100000");
   Agents agents(2, run, settings);
   REQUIRE_MESSAGE(reaches(run, 5, agents), agents.errors());
+  std::set<std::string> listening;
+  for (const pid_t process : processes_with(layout_folder(run).string()))
+    for (const TcpSocket& socket : tcp_sockets_of(process))
+      if (socket.is_listening) listening.insert(socket.local_address);
   // Agents' rendezvous, the workers' and their data planes, on lo.
-  CHECK(listening_addresses(run) == std::set<std::string>{"0100007F"});
+  CHECK(listening == std::set<std::string>{"0100007F"});
   agents.node(0).signal(SIGTERM);
   CHECK_MESSAGE(agents.wait() == both_interrupted, agents.errors());
 }
@@ -286,14 +265,16 @@ TEST_CASE("launched_ranks_cannot_be_elastic") {
 TEST_CASE("agents_that_wait_for_others_leave_with_75_when_they_are_interrupted") {
   Agents first(2);
   first.start(0, "waiting-first", two_nodes);
-  REQUIRE(wait_until([] { return fs::exists(layout_folder("waiting-first") / "rendezvous.json"); }, ranks_patience));
-  first.node(0).signal(SIGTERM);
-  CHECK_MESSAGE(first.node(0).wait(ranks_patience).exit_code == 75, first.errors());
-  CHECK_FALSE(fs::exists(layout_folder("waiting-first") / "rendezvous.json"));
   Agents second(2);
   second.start(1, "waiting-second", two_nodes);
-  sleep_for(1.0);
+  REQUIRE(wait_until([] { return fs::exists(layout_folder("waiting-first") / "rendezvous.json"); }, ranks_patience));
+  REQUIRE(wait_until([&] { return takes_interruptions(second.node(1).pid()); }, ranks_patience));
+  // What it waits for is a file: nothing tells that it has begun to.
+  sleep_for(0.5);
+  first.node(0).signal(SIGTERM);
   second.node(1).signal(SIGTERM);
+  CHECK_MESSAGE(first.node(0).wait(ranks_patience).exit_code == 75, first.errors());
+  CHECK_FALSE(fs::exists(layout_folder("waiting-first") / "rendezvous.json"));
   CHECK_MESSAGE(second.node(1).wait(ranks_patience).exit_code == 75, second.errors());
 }
 

@@ -62,6 +62,28 @@ Ended train(const std::string& run, const std::string& text, const Settings& set
   return end;
 }
 
+Ended train_to_the_end(const std::string& run, const std::string& text, const Settings& settings) {
+  Ended end = train(run, text, settings);
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  return end;
+}
+
+// The text whose loss jumps at step 25, and what makes a jump of that.
+std::string noisy_text() {
+  write_text("noisy.txt", samples_of_steps(25, 25), noise());
+  return "noisy.txt";
+}
+
+std::string spike_policy(const std::string& action) {
+  return "train.spike={window: 8, zscore: 6, action: " + action + "}";
+}
+
+void signal_second_of_two(Program& agent, int number) {
+  const std::vector<pid_t> workers = workers_by_rank(agent, 2);
+  REQUIRE_MESSAGE(workers.size() == 2, agent.errors());
+  ::kill(workers[1], number);
+}
+
 // The lines of a kind, whatever a later restart says of them.
 std::vector<nlohmann::json> lines_of(const std::string& run, const std::string& kind) {
   std::vector<nlohmann::json> lines;
@@ -80,6 +102,14 @@ bool log_says(const std::string& run, int rank, const std::string& words) {
 
 bool says(const nlohmann::json& text, const std::string& words) {
   return text.get<std::string>().find(words) != std::string::npos;
+}
+
+void check_one_jump(const std::string& run, const std::string& action) {
+  const auto spikes = lines_of(run, "spike");
+  REQUIRE(spikes.size() == 1);
+  CHECK(spikes[0].at("step") == 25);
+  CHECK(spikes[0].at("action") == action);
+  CHECK(spikes[0].at("samples") == nlohmann::json({96, 97, 98, 99}));
 }
 
 // The last line of the file, and the only one of its kind behind the last restart.
@@ -115,19 +145,14 @@ void poison_row(const fs::path& checkpoint, const std::string& tensor, std::size
 }  // namespace
 
 TEST_CASE("after_a_spike_the_ranks_go_back_and_end_as_ranks_that_never_saw_the_samples") {
-  write_text("noisy.txt", samples_of_steps(25, 25), noise());
+  const std::string text = noisy_text();
   const Settings ranks = {"parallel.data=2", "parallel.zero=1"};
   Settings with_policy = ranks;
-  with_policy.emplace_back("train.spike={window: 8, zscore: 6, action: rollback}");
-  const Ended end = train("went-back", "noisy.txt", with_policy);
-  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  with_policy.push_back(spike_policy("rollback"));
+  const Ended end = train_to_the_end("went-back", text, with_policy);
   CHECK(end.says("training went back from step 25 to step 15"));
   CHECK(log_says("went-back", 1, "training went back from step 25 to step 15"));
-  const auto spikes = lines_of("went-back", "spike");
-  REQUIRE(spikes.size() == 1);
-  CHECK(spikes[0].at("step") == 25);
-  CHECK(spikes[0].at("action") == "rollback");
-  CHECK(spikes[0].at("samples") == nlohmann::json({96, 97, 98, 99}));
+  check_one_jump("went-back", "rollback");
   const auto restarts = lines_of("went-back", "restart");
   REQUIRE(restarts.size() == 1);
   CHECK(restarts[0].at("step") == 15);
@@ -137,16 +162,14 @@ TEST_CASE("after_a_spike_the_ranks_go_back_and_end_as_ranks_that_never_saw_the_s
 
   Settings first_part = ranks;
   first_part.emplace_back("train.steps=15");
-  const Ended before = train("never-saw", "noisy.txt", first_part);
-  REQUIRE_MESSAGE(before.exit_code == 0, before.errors);
+  train_to_the_end("never-saw", text, first_part);
   const fs::path left = checkpoint(layout_folder("never-saw"), 15);
   nlohmann::json manifest = open_manifest(left);
   nlohmann::json history = nlohmann::json::parse(manifest.at("history").get<std::string>());
   history.back()["skipped"] = {{60, 40}};
   manifest["history"] = history.dump();
   seal_manifest(left, manifest);
-  const Ended after = train("never-saw", "noisy.txt", ranks);
-  REQUIRE_MESSAGE(after.exit_code == 0, after.errors);
+  train_to_the_end("never-saw", text, ranks);
   const Trajectory found = trajectory_of(layout_folder("went-back"));
   const Trajectory expected = trajectory_of(layout_folder("never-saw"));
   CHECK(found.steps.size() == 40);
@@ -155,11 +178,11 @@ TEST_CASE("after_a_spike_the_ranks_go_back_and_end_as_ranks_that_never_saw_the_s
 }
 
 TEST_CASE("a_rank_that_is_killed_after_the_ranks_went_back_changes_no_number") {
-  write_text("noisy.txt", samples_of_steps(25, 25), noise());
-  const Settings settings = {"parallel.data=2", "train.spike={window: 8, zscore: 6, action: rollback}"};
-  const Ended calm = train("calm", "noisy.txt", settings);
-  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
-  Program agent(training("stricken", "noisy.txt", settings));
+  const std::string text = noisy_text();
+  // So many steps that the kill meets a run, however late it comes.
+  const Settings settings = {"parallel.data=2", "train.steps=60", spike_policy("rollback")};
+  train_to_the_end("calm", text, settings);
+  Program agent(training("stricken", text, settings));
   const fs::path metrics = layout_folder("stricken") / "metrics.jsonl";
   REQUIRE(wait_until(
       [&] {
@@ -167,9 +190,7 @@ TEST_CASE("a_rank_that_is_killed_after_the_ranks_went_back_changes_no_number") {
                !agent.running();
       },
       ranks_patience));
-  const auto workers = children_of(agent.pid());
-  REQUIRE(workers.size() == 2);
-  ::kill(workers[1], SIGKILL);
+  signal_second_of_two(agent, SIGKILL);
   const Ended end = agent.wait(ranks_patience);
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("restart 1 of"));
@@ -182,21 +203,15 @@ TEST_CASE("a_rank_that_is_killed_after_the_ranks_went_back_changes_no_number") {
   CHECK(lines_of("stricken", "spike").size() == 1);
   const Trajectory found = trajectory_of(layout_folder("stricken"));
   CHECK(found.steps == trajectory_of(layout_folder("calm")).steps);
-  CHECK(found.steps.size() == 40);
+  CHECK(found.steps.size() == 60);
 }
 
 TEST_CASE("eight_ranks_skip_one_step_alike_and_name_the_samples_of_all_replicas_and_micro_batches") {
-  write_text("noisy.txt", samples_of_steps(25, 25), noise());
   // Each of the two replicas accumulates two micro-batches.
-  const Ended end = train("eight-skip", "noisy.txt",
-                          {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "train.steps=30",
-                           "train.spike={window: 8, zscore: 6, action: skip}"});
-  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
-  const auto spikes = lines_of("eight-skip", "spike");
-  REQUIRE(spikes.size() == 1);
-  CHECK(spikes[0].at("step") == 25);
-  CHECK(spikes[0].at("action") == "skip");
-  CHECK(spikes[0].at("samples") == nlohmann::json({96, 97, 98, 99}));
+  train_to_the_end(
+      "eight-skip", noisy_text(),
+      {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "train.steps=30", spike_policy("skip")});
+  check_one_jump("eight-skip", "skip");
   const auto skips = lines_of("eight-skip", "skip");
   REQUIRE(skips.size() == 1);
   CHECK(skips[0].at("samples") == nlohmann::json({96, 97, 98, 99}));
@@ -206,40 +221,32 @@ TEST_CASE("eight_ranks_skip_one_step_alike_and_name_the_samples_of_all_replicas_
 }
 
 TEST_CASE("a_rank_that_is_killed_within_the_window_changes_no_verdict") {
-  write_text("noisy.txt", samples_of_steps(25, 25), noise());
-  const Settings settings = {"parallel.data=2", "checkpoint={every: 3, keep: 20}",
-                             "train.spike={window: 8, zscore: 6, action: skip}"};
-  const Ended calm = train("window-calm", "noisy.txt", settings);
-  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
-  Program agent(training("window-killed", "noisy.txt", settings));
-  REQUIRE(wait_until([&] { return newest_step(layout_folder("window-killed")) >= 20 || !agent.running(); },
-                     ranks_patience));
-  const auto workers = children_of(agent.pid());
-  REQUIRE(workers.size() == 2);
-  ::kill(workers[1], SIGKILL);
+  const std::string text = noisy_text();
+  const Settings settings = {"parallel.data=2", "train.steps=60", "checkpoint={every: 3, keep: 20}",
+                             spike_policy("skip")};
+  train_to_the_end("window-calm", text, settings);
+  Program agent(training("window-killed", text, settings));
+  REQUIRE(reaches_step(agent, "window-killed", 20));
+  signal_second_of_two(agent, SIGKILL);
   const Ended end = agent.wait(ranks_patience);
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(trajectory_of(layout_folder("window-killed")).steps == trajectory_of(layout_folder("window-calm")).steps);
   const auto last_spike = [](const std::string& run) { return lines_of(run, "spike").back(); };
   CHECK(last_spike("window-killed") == last_spike("window-calm"));
   const auto scalars = [](const std::string& run) {
-    return open_manifest(checkpoint(layout_folder(run), 40)).at("scalars");
+    return open_manifest(checkpoint(layout_folder(run), 60)).at("scalars");
   };
   CHECK(scalars("window-killed") == scalars("window-calm"));
 }
 
 // Eight losses are needed for a verdict: a start that had forgotten those before step 22 would see no jump at 25.
 TEST_CASE("a_stop_within_the_window_changes_no_verdict") {
-  write_text("noisy.txt", samples_of_steps(25, 25), noise());
-  const Settings settings = {"parallel.data=2", "train.spike={window: 8, zscore: 6, action: skip}", "train.steps=30"};
-  const Ended calm = train("stop-calm", "noisy.txt", settings);
-  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
+  const std::string text = noisy_text();
+  const Settings settings = {"parallel.data=2", spike_policy("skip"), "train.steps=30"};
+  train_to_the_end("stop-calm", text, settings);
   Settings first = settings;
   first.emplace_back("train.steps=22");
-  for (const Settings& part : {first, settings}) {
-    const Ended end = train("stop", "noisy.txt", part);
-    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
-  }
+  for (const Settings& part : {first, settings}) train_to_the_end("stop", text, part);
   CHECK(trajectory_of(layout_folder("stop")).steps == trajectory_of(layout_folder("stop-calm")).steps);
   REQUIRE(lines_of("stop", "spike").size() == 1);
   CHECK(lines_of("stop", "spike") == lines_of("stop-calm", "spike"));
@@ -247,21 +254,19 @@ TEST_CASE("a_stop_within_the_window_changes_no_verdict") {
 }
 
 TEST_CASE("however_a_run_ends_its_last_line_says_so") {
-  write_text("noisy.txt", {}, noise());
-  const auto kill_first = [](Program& agent, const std::string& run, int signal) {
-    REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !agent.running(); }, ranks_patience));
-    const auto workers = children_of(agent.pid());
-    REQUIRE(workers.size() == 2);
-    ::kill(workers[1], signal);
+  write_text("easy.txt", {}, noise());
+  const auto signal_in_step_3 = [](Program& agent, const std::string& run, int number) {
+    REQUIRE(reaches_step(agent, run, 3));
+    signal_second_of_two(agent, number);
   };
   const Settings settings = {"parallel.data=2", "train.steps=4000", "supervise.max_restarts=0"};
-  Program lost(training("end-lost", "noisy.txt", settings));
-  kill_first(lost, "end-lost", SIGKILL);
+  Program lost(training("end-lost", "easy.txt", settings));
+  signal_in_step_3(lost, "end-lost", SIGKILL);
   CHECK(lost.wait(ranks_patience).exit_code == 4);
   REQUIRE(lines_of("end-lost", "end").size() == 1);
   check_end("end-lost", 4, static_cast<int>(newest_step(layout_folder("end-lost"))), "killed by signal 9");
-  Program left(training("end-left", "noisy.txt", settings));
-  kill_first(left, "end-left", SIGTERM);
+  Program left(training("end-left", "easy.txt", settings));
+  signal_in_step_3(left, "end-left", SIGTERM);
   CHECK(left.wait(ranks_patience).exit_code == 75);
   REQUIRE(lines_of("end-left", "end").size() == 1);
   check_end("end-left", 75, static_cast<int>(newest_step(layout_folder("end-left"))), "interrupted");
@@ -269,9 +274,9 @@ TEST_CASE("however_a_run_ends_its_last_line_says_so") {
 
 TEST_CASE("spikes_without_end_stop_all_ranks_with_5_and_the_samples_in_the_metrics") {
   write_text("endless.txt", samples_of_steps(25, 60), noise());
-  const Ended end = train("endless", "endless.txt",
-                          {"parallel.data=2", "parallel.tensor=2", "checkpoint={every: 5, keep: 2}",
-                           "train.spike={window: 8, zscore: 6, action: rollback}"});
+  const Ended end =
+      train("endless", "endless.txt",
+            {"parallel.data=2", "parallel.tensor=2", "checkpoint={every: 5, keep: 2}", spike_policy("rollback")});
   CHECK(end.exit_code == 5);
   CHECK(end.says("train.spike"));
   CHECK(end.says("metrics.jsonl"));
@@ -293,8 +298,7 @@ TEST_CASE("nan_on_one_rank_skips_the_step_on_every_rank_and_ends_the_run_with_5_
     const Settings base = {"model.tie_embeddings=false", "train.nonfinite.skip=" + nonfinite};
     Settings first = base;
     first.emplace_back("train.steps=20");
-    const Ended before = train(run, "nan.txt", first);
-    REQUIRE_MESSAGE(before.exit_code == 0, before.errors);
+    train_to_the_end(run, "nan.txt", first);
     poison_row(checkpoint(layout_folder(run), 20), "embedding.token.weight", 'Z');
     Settings second = base;
     second.insert(second.end(), {"parallel.data=2", "train.steps=30"});

@@ -14,6 +14,12 @@ namespace fs = std::filesystem;
 const std::vector<int> both_finished = {0, 0};
 const std::vector<int> both_interrupted = {75, 75};
 
+// A rank other than 0 has come to rank 0. Nothing outside tells that it has been let in, which takes two answers more.
+void wait_until_met(Program& rank) {
+  REQUIRE_MESSAGE(wait_until([&] { return is_connected(rank.pid()); }, ranks_patience), rank.errors());
+  sleep_for(1.0);
+}
+
 }  // namespace
 
 TEST_CASE("the_launchers_world_is_what_data_auto_means") {
@@ -63,10 +69,9 @@ TEST_CASE("what_rank_0_refuses_ends_every_rank_with_its_code") {
 }
 
 TEST_CASE("a_signal_to_one_launched_rank_makes_all_save_and_ask_to_be_run_again") {
-  const Settings settings = {"parallel.data=1", "parallel.tensor=2", "train.steps=500", "checkpoint.every=1000"};
+  const Settings settings = {"parallel.data=1", "parallel.tensor=2", "train.steps=100000", "checkpoint.every=100000"};
   LaunchedRanks ranks(2, "signalled", settings);
-  REQUIRE(wait_until([&] { return newest_step(layout_folder("signalled")) >= 3 || !ranks.rank(0).running(); },
-                     ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(ranks.rank(0), "signalled", 3), ranks.errors());
   ranks.rank(1).signal(SIGTERM);
   CHECK_MESSAGE(ranks.wait() == both_interrupted, ranks.errors());
   const long reached = trajectory_of(layout_folder("signalled")).last_step();
@@ -75,8 +80,7 @@ TEST_CASE("a_signal_to_one_launched_rank_makes_all_save_and_ask_to_be_run_again"
 
 TEST_CASE("a_launched_rank_that_dies_ends_the_others_with_4") {
   LaunchedRanks ranks(2, "bereft", {"parallel.data=auto", "train.steps=5000"});
-  REQUIRE(wait_until([&] { return newest_step(layout_folder("bereft")) >= 3 || !ranks.rank(0).running(); },
-                     ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(ranks.rank(0), "bereft", 3), ranks.errors());
   ranks.rank(1).signal(SIGKILL);
   CHECK(ranks.wait().front() == 4);
   check_no_process_left("bereft");
@@ -84,8 +88,7 @@ TEST_CASE("a_launched_rank_that_dies_ends_the_others_with_4") {
 
 TEST_CASE("of_launched_ranks_the_one_whose_process_is_gone_is_named_by_all_others") {
   LaunchedRanks ranks(4, "named", {"parallel.data=2", "parallel.pipeline=2", "train.steps=5000"});
-  REQUIRE(
-      wait_until([&] { return newest_step(layout_folder("named")) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(ranks.rank(0), "named", 3), ranks.errors());
   ranks.rank(2).signal(SIGKILL);
   CHECK(ranks.wait() == std::vector<int>{4, 4, -1, 4});
   for (const int rank : {0, 1, 3})
@@ -100,7 +103,7 @@ TEST_CASE("a_stopped_launched_rank_is_named_by_the_others_whose_logs_tell_what_t
   LaunchedRanks ranks(3, run,
                       {"parallel.data=3", "train.global_batch=6", "train.steps=100000", "supervise.heartbeat=4s",
                        "checkpoint.every=100000", "evaluate={every: 0}"});
-  REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(ranks.rank(0), run, 3), ranks.errors());
   // What it is at has been told by then.
   sleep_for(1.5);
   ranks.rank(1).signal(SIGSTOP);
@@ -129,7 +132,7 @@ TEST_CASE("a_stopped_rank_0_is_named_by_the_launched_ranks_that_it_serves") {
   LaunchedRanks ranks(2, run,
                       {"parallel.data=2", "train.steps=100000", "supervise.heartbeat=3s", "checkpoint.every=100000",
                        "evaluate={every: 0}"});
-  REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(ranks.rank(0), run, 3), ranks.errors());
   ranks.rank(0).signal(SIGSTOP);
   const Ended& end = ranks.rank(1).wait(ranks_patience);
   CHECK_MESSAGE(end.exit_code == 4, end.errors);
@@ -144,7 +147,7 @@ TEST_CASE("a_stopped_rank_0_is_named_by_the_launched_ranks_that_it_serves") {
 TEST_CASE("a_lost_lock_is_what_all_launched_ranks_end_for") {
   const std::string run = "lost-lock";
   LaunchedRanks ranks(2, run, {"parallel.data=2", "train.steps=100000", "checkpoint.every=100000"});
-  REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(ranks.rank(0), run, 3), ranks.errors());
   fs::remove(layout_folder(run) / "lock.json");
   CHECK(ranks.wait() == std::vector<int>{4, 4});
   for (const int rank : {0, 1})
@@ -161,7 +164,7 @@ TEST_CASE("a_launched_rank_that_dies_while_others_are_awaited_ends_the_start") {
   ranks.start(1, "orphaned", settings);
   // The config is written once rank 0 decides where to begin; then both wait for rank 2.
   REQUIRE(wait_until([] { return fs::exists(layout_folder("orphaned") / "config.yaml"); }, ranks_patience));
-  sleep_for(1.0);
+  wait_until_met(ranks.rank(1));
   ranks.rank(1).signal(SIGKILL);
   CHECK(ranks.wait() == std::vector<int>{4, -1});
   CHECK(ranks.rank(0).errors().find("rank 1 is gone") != std::string::npos);
@@ -174,10 +177,10 @@ TEST_CASE("launched_ranks_that_wait_for_another_leave_with_75_when_they_are_inte
   ranks.start(0, "awaiting", settings);
   ranks.start(1, "awaiting", settings);
   REQUIRE(wait_until([] { return fs::exists(layout_folder("awaiting") / "config.yaml"); }, ranks_patience));
-  sleep_for(1.0);
+  wait_until_met(ranks.rank(1));
   ranks.rank(0).signal(SIGTERM);
   ranks.rank(1).signal(SIGTERM);
-  CHECK_MESSAGE(ranks.wait(30.0) == both_interrupted, ranks.errors());
+  CHECK_MESSAGE(ranks.wait() == both_interrupted, ranks.errors());
   CHECK_FALSE(fs::exists(layout_folder("awaiting") / "rendezvous.json"));
 }
 

@@ -1,7 +1,6 @@
 // Several ranks as real processes: whatever the layout, the losses are those of one rank.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <csignal>
 
 #include "ranks.h"
@@ -34,15 +33,6 @@ const std::vector<Layout>& layouts() {
   return all;
 }
 
-// The workers of a living agent, by rank: their command lines say it.
-pid_t worker_of_rank(const Program& agent, int rank) {
-  const std::string words = std::string("--rank") + '\0' + std::to_string(rank) + '\0';
-  const auto of_rank = processes_with(words);
-  for (const pid_t child : children_of(agent.pid()))
-    if (std::find(of_rank.begin(), of_rank.end(), child) != of_rank.end()) return child;
-  return -1;
-}
-
 }  // namespace
 
 TEST_CASE("every_layout_of_processes_has_the_losses_of_one_rank") {
@@ -69,12 +59,13 @@ TEST_CASE("a_checkpoint_of_one_layout_continues_on_another_with_the_same_losses"
 }
 
 TEST_CASE("a_killed_rank_is_named_all_start_anew_and_every_number_is_the_same") {
-  const Settings settings = {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1", "train.steps=60"};
+  const Settings settings = {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1", "train.steps=100",
+                             "checkpoint.every=10"};
   const Ended undisturbed = run_program(layout_launch("calm", settings), ranks_patience);
   REQUIRE_MESSAGE(undisturbed.exit_code == 0, undisturbed.errors);
   Program agent(layout_launch("stricken", settings));
-  REQUIRE(wait_until([&] { return newest_step(layout_folder("stricken")) >= 12 || !agent.running(); }, ranks_patience));
-  const auto workers = children_of(agent.pid());
+  REQUIRE_MESSAGE(reaches_step(agent, "stricken", 12), agent.errors());
+  const auto workers = workers_by_rank(agent, 4);
   REQUIRE(workers.size() == 4);
   ::kill(workers[2], SIGKILL);
   const Ended end = agent.wait(ranks_patience);
@@ -89,12 +80,12 @@ TEST_CASE("a_killed_rank_is_named_all_start_anew_and_every_number_is_the_same") 
 }
 
 TEST_CASE("a_stopped_rank_is_found_and_replaced") {
-  const Settings settings = {"parallel.tensor=2", "train.steps=20", "supervise.heartbeat=4s"};
+  const Settings settings = {"parallel.tensor=2", "train.steps=150", "checkpoint.every=50", "supervise.heartbeat=4s"};
   Program agent(layout_launch("stopped-rank", settings));
-  REQUIRE(
-      wait_until([&] { return newest_step(layout_folder("stopped-rank")) >= 7 || !agent.running(); }, ranks_patience));
-  const pid_t worker = worker_of_rank(agent, 1);
-  REQUIRE(worker > 0);
+  REQUIRE_MESSAGE(reaches_step(agent, "stopped-rank", 7), agent.errors());
+  const auto workers = workers_by_rank(agent, 2);
+  REQUIRE(workers.size() == 2);
+  const pid_t worker = workers[1];
   ::kill(worker, SIGSTOP);
   const Ended end = agent.wait(ranks_patience);
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
@@ -106,10 +97,9 @@ TEST_CASE("a_stopped_rank_is_found_and_replaced") {
 }
 
 TEST_CASE("an_interruption_makes_all_ranks_save_one_checkpoint_and_the_run_goes_on_from_it") {
-  const Settings settings = {"parallel.data=2", "parallel.tensor=2", "train.steps=200", "checkpoint.every=1000"};
+  const Settings settings = {"parallel.data=2", "parallel.tensor=2", "train.steps=100000", "checkpoint.every=100000"};
   Program agent(layout_launch("interrupted", settings));
-  REQUIRE(
-      wait_until([&] { return newest_step(layout_folder("interrupted")) >= 5 || !agent.running(); }, ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(agent, "interrupted", 5), agent.errors());
   agent.signal(SIGTERM);
   const Ended end = agent.wait(ranks_patience);
   CHECK_MESSAGE(end.exit_code == 75, end.errors);
@@ -120,8 +110,8 @@ TEST_CASE("an_interruption_makes_all_ranks_save_one_checkpoint_and_the_run_goes_
 }
 
 TEST_CASE("a_killed_agent_takes_all_workers_along") {
-  Program agent(layout_launch("orphans", {"parallel.data=2", "parallel.tensor=2", "train.steps=1000"}));
-  REQUIRE(wait_until([&] { return newest_step(layout_folder("orphans")) >= 2 || !agent.running(); }, ranks_patience));
+  Program agent(layout_launch("orphans", {"parallel.data=2", "parallel.tensor=2", "train.steps=100000"}));
+  REQUIRE_MESSAGE(reaches_step(agent, "orphans", 2), agent.errors());
   CHECK(children_of(agent.pid()).size() == 4);
   agent.signal(SIGKILL);
   agent.wait();
@@ -129,9 +119,11 @@ TEST_CASE("a_killed_agent_takes_all_workers_along") {
 }
 
 TEST_CASE("no_command_line_shows_the_secret") {
-  Program agent(layout_launch("secret", {"parallel.data=2", "train.steps=1000"}));
-  REQUIRE(wait_until([&] { return newest_step(layout_folder("secret")) >= 1 || !agent.running(); }, ranks_patience));
-  for (const pid_t worker : children_of(agent.pid())) {
+  Program agent(layout_launch("secret", {"parallel.data=2", "train.steps=100000"}));
+  REQUIRE_MESSAGE(reaches_step(agent, "secret", 1), agent.errors());
+  const auto workers = workers_by_rank(agent, 2);
+  REQUIRE(workers.size() == 2);
+  for (const pid_t worker : workers) {
     const std::string environment = read_file("/proc/" + std::to_string(worker) + "/environ");
     const std::string key = "SCALETRAIN_SECRET=";
     const std::size_t at = environment.find(key);

@@ -58,7 +58,7 @@ bool has(const std::map<std::string, mode_t>& modes, const std::string& name) {
 
 TEST_CASE("nothing_that_a_run_creates_is_for_everyone_whatever_the_umask") {
   const NoUmask no_umask;
-  const Settings settings = {"parallel.data=2", "train.steps=5000"};
+  const Settings settings = {"parallel.data=2", "train.steps=100000"};
   Program agent(layout_launch("modest", settings));
   const fs::path run = layout_folder("modest");
   REQUIRE(wait_until([&] { return checkpoint_names(run).size() >= 2 || !agent.running(); }, ranks_patience));
@@ -81,12 +81,12 @@ TEST_CASE("the_secret_of_launched_ranks_is_for_their_owner_alone") {
   const NoUmask no_umask;
   const fs::path run = layout_folder("discreet");
   LaunchedRanks ranks(2);
-  const Settings settings = {"parallel.data=2", "train.steps=5000"};
+  const Settings settings = {"parallel.data=2", "train.steps=100000"};
   ranks.start(0, "discreet", settings);
   REQUIRE(wait_until([&] { return fs::exists(run / "rendezvous.json") || !ranks.rank(0).running(); }, ranks_patience));
   const auto alone = modes_below(run);
   ranks.start(1, "discreet", settings);
-  REQUIRE(wait_until([&] { return newest_step(run) >= 3 || !ranks.rank(0).running(); }, ranks_patience));
+  REQUIRE_MESSAGE(reaches_step(ranks.rank(0), "discreet", 3), ranks.errors());
   const auto alive = modes_below(run);
   ranks.rank(0).signal(SIGTERM);
   CHECK_MESSAGE((ranks.wait() == std::vector<int>{75, 75}), ranks.errors());

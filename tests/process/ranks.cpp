@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
+#include <set>
+#include <sstream>
 #include <stdexcept>
 
 namespace scaletrain {
@@ -22,6 +25,37 @@ void check_close(const std::string& found, const std::string& expected, const st
   const double ours = number_at(found, 0);
   const double theirs = number_at(expected, 0);
   CHECK_MESSAGE(std::abs(ours - theirs) <= 1e-5 * std::abs(theirs), where, ": ", ours, " against ", theirs);
+}
+
+// The text of a file of /proc, as far as it can be read: its process may end at any moment.
+std::string text_of_process(pid_t process, const char* name) {
+  try {
+    return read_file(fs::path("/proc") / std::to_string(process) / name);
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+// What a worker's command line says, and the only rank's does not; -1: it is no worker, or not yet.
+long rank_of_worker(pid_t process) {
+  const std::string words = text_of_process(process, "cmdline");
+  const auto option = [](const char* name) { return '\0' + std::string(name) + '\0'; };
+  if (words.find(option("worker")) == std::string::npos) return -1;
+  const std::size_t at = words.find(option("--rank"));
+  return at == std::string::npos ? 0 : std::atol(words.c_str() + at + option("--rank").size());
+}
+
+// By inode.
+std::set<std::string> sockets_of(pid_t process) {
+  std::set<std::string> sockets;
+  std::error_code error;
+  for (fs::directory_iterator entry("/proc/" + std::to_string(process) + "/fd", error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    std::error_code closed;
+    const std::string target = fs::read_symlink(entry->path(), closed).string();
+    if (target.starts_with("socket:[")) sockets.insert(target.substr(8, target.size() - 9));
+  }
+  return sockets;
 }
 
 }  // namespace
@@ -79,6 +113,80 @@ void check_same_losses(const std::string& run) {
 
 void check_no_process_left(const std::string& run) {
   CHECK(wait_until([&] { return processes_with(layout_folder(run).string()).empty(); }, 10.0));
+}
+
+bool reaches_step(Program& process, const std::string& run, long step) {
+  return wait_until([&] { return newest_step(layout_folder(run)) >= step || !process.running(); }, ranks_patience) &&
+         process.running();
+}
+
+std::vector<pid_t> workers_by_rank(Program& agent, std::size_t count) {
+  // Not in the order of their process ids: those begin anew when they are used up.
+  std::map<long, pid_t> by_rank;
+  wait_until(
+      [&] {
+        by_rank.clear();
+        for (const pid_t child : children_of(agent.pid()))
+          if (const long rank = rank_of_worker(child); rank >= 0) by_rank[rank] = child;
+        return by_rank.size() == count || !agent.running();
+      },
+      ranks_patience);
+  std::vector<pid_t> workers;
+  workers.reserve(by_rank.size());
+  for (const auto& entry : by_rank) workers.push_back(entry.second);
+  return workers;
+}
+
+bool takes_interruptions(pid_t process) {
+  const std::string status = text_of_process(process, "status");
+  const std::string key = "SigBlk:";
+  const std::size_t at = status.find(key);
+  if (at == std::string::npos) return false;
+  const std::uint64_t blocked = std::strtoull(status.c_str() + at + key.size(), nullptr, 16);
+  const auto has = [blocked](int number) { return (blocked >> (number - 1) & 1) != 0; };
+  return has(SIGTERM) && has(SIGUSR1);
+}
+
+std::vector<TcpSocket> tcp_sockets_of(pid_t process) {
+  const std::set<std::string> sockets = sockets_of(process);
+  std::vector<TcpSocket> found;
+  for (const char* const table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    if (!fs::exists(table)) continue;
+    std::istringstream lines(read_file(table));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::vector<std::string> columns;
+      for (std::string word; words >> word;) columns.push_back(word);
+      if (columns.size() < 10 || !sockets.contains(columns[9])) continue;
+      found.push_back({.local_address = columns[1].substr(0, columns[1].find(':')),
+                       .is_listening = columns[3] == "0A",
+                       .is_connected = columns[3] == "01"});
+    }
+  }
+  return found;
+}
+
+bool is_connected(pid_t process) {
+  const std::vector<TcpSocket> sockets = tcp_sockets_of(process);
+  return std::any_of(sockets.begin(), sockets.end(), [](const TcpSocket& socket) { return socket.is_connected; });
+}
+
+bool hold_up_until(pid_t worker, const std::string& run, const std::function<bool()>& condition, double seconds) {
+  constexpr double held = 2.0;
+  constexpr double let_go = 0.25;  // at most: where it starts up there is no step
+  const double end = test_clock() + seconds;
+  bool is_met = false;
+  for (;;) {
+    ::kill(worker, SIGSTOP);
+    is_met = wait_until(condition, held);
+    if (is_met || test_clock() > end) break;
+    if (!is_alive(worker)) return wait_until(condition, end - test_clock());
+    const long step = newest_step(layout_folder(run));
+    ::kill(worker, SIGCONT);
+    wait_until([&] { return newest_step(layout_folder(run)) > step; }, let_go);
+  }
+  ::kill(worker, SIGCONT);
+  return is_met;
 }
 
 LaunchedRanks::LaunchedRanks(int world, const std::string& run, const Settings& settings) : world_(world) {

@@ -91,7 +91,8 @@ TEST_CASE("a_job_that_began_with_resume_never_goes_on_when_it_is_put_back_into_t
     return start;
   };
   Program first(launch("0"));
-  REQUIRE(wait_until([&] { return newest_step(workspace() / "began-with-never") >= 20 || !first.running(); }));
+  REQUIRE(
+      wait_until([&] { return newest_step(workspace() / "began-with-never") >= 20 || !first.running(); }, patience));
   first.signal(SIGTERM);
   const Ended end = first.wait();
   CHECK_MESSAGE(end.exit_code == 75, end.errors);

@@ -1,7 +1,7 @@
 // scripts/slurm/train.sbatch on a real SLURM cluster of virtual nodes (scripts/slurm/testbed.sh): jobs that are
 // disturbed end with the losses, to the bit, of one that was not. Needs root; skipped by name where the testbed cannot
-// be started. Most of the time is SLURM's, so jobs run side by side, each on nodes of its own; a test case looks at
-// one.
+// be started. Most of the time is SLURM's, so jobs run side by side, each on nodes of its own, from the first test case
+// on; a test case looks at one. What is done to jobs is done by threads, in which no assertion may stand: they throw.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -9,8 +9,10 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 
 #include "ranks.h"
@@ -22,18 +24,25 @@ namespace fs = std::filesystem;
 
 const fs::path scripts = fs::path(SCALETRAIN_SOURCE_FOLDER) / "scripts" / "slurm";
 
-constexpr int node_count = 14;
+constexpr int node_count = 17;
+
+// testbed.sh's own commands.
+Ended testbed_script(std::vector<std::string> arguments) {
+  return run_program({.executable = scripts / "testbed.sh", .arguments = std::move(arguments)}, 300.0);
+}
 
 class Testbed {
  public:
   Testbed() {
     if (!is_root()) return;
-    // Not below workspace(): what runs with that path in its command line counts as a process of a run.
-    const Ended start = script({"start", folder_.path().string(), std::to_string(node_count)});
-    if (start.exit_code != 0) problem_ = start.errors;
+    // Not below workspace(): what runs with that path in its command line counts as a process of a run. It ends with
+    // this program, also with one that is killed.
+    const Ended start =
+        testbed_script({"start", folder_.path().string(), std::to_string(node_count), std::to_string(::getpid())});
+    if (start.exit_code != 0) problem_ = "the testbed did not start: " + start.errors;
   }
   ~Testbed() {
-    if (is_root()) script({"stop", folder_.path().string()});
+    if (is_root()) testbed_script({"stop", folder_.path().string()});
   }
   Testbed(const Testbed&) = delete;
   Testbed& operator=(const Testbed&) = delete;
@@ -41,14 +50,10 @@ class Testbed {
   static bool is_root() { return ::geteuid() == 0; }
   const std::string& problem() const { return problem_; }  // why it could not be started; empty: it was
   std::pair<std::string, std::string> variable() const { return {"SLURM_CONF", (folder_ / "slurm.conf").string()}; }
-  void kill_node(const std::string& node) const { script({"node-down", folder_.path().string(), node}); }
-  void start_node(const std::string& node) const { script({"node-up", folder_.path().string(), node}); }
+  void kill_node(const std::string& node) const { testbed_script({"node-down", folder_.path().string(), node}); }
+  void start_node(const std::string& node) const { testbed_script({"node-up", folder_.path().string(), node}); }
 
  private:
-  static Ended script(std::vector<std::string> arguments) {
-    return run_program({.executable = scripts / "testbed.sh", .arguments = std::move(arguments)}, 300.0);
-  }
-
   TempFolder folder_;
   std::string problem_;
 };
@@ -58,21 +63,12 @@ const Testbed& testbed() {
   return bed;
 }
 
-bool is_there() {
-  if (!Testbed::is_root()) {
-    MESSAGE("skipped: only root can start a SLURM testbed");
-    return false;
-  }
-  REQUIRE_MESSAGE(testbed().problem().empty(), testbed().problem());
-  return true;
-}
-
 // A program of SLURM, by name.
 std::string ask(const std::string& program, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), program);
   Launch launch{.executable = "/usr/bin/env", .arguments = std::move(arguments)};
   launch.environment.push_back(testbed().variable());
-  return run_program(launch, 60.0).output;
+  return run_program(launch, 120.0).output;
 }
 
 // Looks seldom: what is waited for here takes seconds, and the processors are the jobs'.
@@ -102,8 +98,8 @@ class Job {
     launch.environment.emplace_back("SCALETRAIN", SCALETRAIN_PROGRAM);
     launch.environment.insert(launch.environment.end(), environment.begin(), environment.end());
     launch.environment.push_back(testbed().variable());
-    const Ended end = run_program(launch, 60.0);
-    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    const Ended end = run_program(launch, 120.0);
+    if (end.exit_code != 0) throw std::runtime_error("sbatch " + run + ": " + end.errors);
     id_ = end.output.substr(0, end.output.find_first_of(";\n"));
   }
   ~Job() { ask("scancel", {id_}); }
@@ -113,9 +109,10 @@ class Job {
   const std::string& id() const { return id_; }
   fs::path folder() const { return folder_; }
   std::string output() const { return fs::exists(log()) ? read_file(log()) : std::string(); }
-  // "JobState", "Restarts", "ExitCode" ...
+  // "JobState", "Restarts", "ExitCode" ... A controller that is busy is asked again.
   std::string property(const std::string& name) const {
-    const std::string text = ask("scontrol", {"show", "job", "--oneliner", id_});
+    std::string text;
+    comes_true([&] { return !(text = ask("scontrol", {"show", "job", "--oneliner", id_})).empty(); }, 60.0);
     const std::size_t at = text.find(" " + name + "=");
     if (at == std::string::npos) return {};
     const std::size_t begin = at + name.size() + 2;
@@ -128,7 +125,7 @@ class Job {
     for (std::string line; std::getline(lines, line);) names.push_back(line);
     return names;
   }
-  bool wait_for_step(long step, double seconds = 90.0) const {
+  bool wait_for_step(long step, double seconds = 180.0) const {
     return comes_true([&] { return newest_step(folder_) >= step; }, seconds);
   }
   bool wait_for_text(const std::string& text, double seconds) const {
@@ -234,8 +231,9 @@ pid_t agent_with(const Job& job, const std::string& variable) {
   for (const pid_t pid : processes_with(job.folder().string())) {
     const fs::path process = fs::path("/proc") / std::to_string(pid);
     std::string name;
-    std::ifstream(process / "comm") >> name;
-    if (name != "scaletrain") continue;
+    std::ifstream comm(process / "comm");
+    std::getline(comm, name);
+    if (name != "scaletrain") continue;  // a worker: "scaletrain r0"
     std::ifstream in(process / "environ");
     for (std::string found; std::getline(in, found, '\0');)
       if (found == variable) return pid;
@@ -245,8 +243,8 @@ pid_t agent_with(const Job& job, const std::string& variable) {
 
 void kill_agent(const Job& job, const std::string& variable) {
   const pid_t agent = agent_with(job, variable);
-  CHECK_MESSAGE(agent > 0, variable);
-  if (agent > 0) ::kill(agent, SIGKILL);
+  if (agent <= 0) throw std::runtime_error(job.folder().string() + ": no agent with " + variable);
+  ::kill(agent, SIGKILL);
 }
 
 // Under another layout: to 50 steps beyond the last restart. Farther on the roundings of the layouts have grown apart.
@@ -262,16 +260,31 @@ void check_close_losses(const Job& job) {
   }
 }
 
-// Stands in for the program; the first node's is the last to end.
-std::string ends_with(int code) {
-  const fs::path program = workspace() / ("ends-with-" + std::to_string(code));
-  std::ofstream(program) << "#!/bin/sh\n[ \"$SLURM_PROCID\" != 0 ] || sleep 2\nexit " << code << "\n";
+// Stands in for the program: says where the run would be, as it does, and then does that.
+std::string does(const std::string& name, const std::string& what) {
+  const fs::path program = workspace() / name;
+  std::ofstream(program) << "#!/bin/bash\n"
+                         << "case \"$*\" in *--print-directory) exec " << SCALETRAIN_PROGRAM << " \"$@\" ;; esac\n"
+                         << what << "\n";
   fs::permissions(program, fs::perms::owner_all);
   return program.string();
 }
 
+// The first node's is the last to end.
+std::string ends_with(int code) {
+  return does("ends-with-" + std::to_string(code),
+              "[ \"$SLURM_PROCID\" != 0 ] || sleep 2; exit " + std::to_string(code));
+}
+
+// Leaves with 75, from its second start with a checkpoint behind it.
+std::string seldom_saves(const std::string& run) {
+  const std::string saved = (layout_folder(run) / "checkpoints" / "step-00000020").string();
+  return does("seldom-saves", "if [ \"$SLURM_RESTART_COUNT\" = 1 ]; then mkdir -p " + saved + "; touch " + saved +
+                                  "/manifest.json; fi; exit 75");
+}
+
 const Settings endless = {"train.steps=1000000"};
-const Settings elastic_settings = {"supervise={elastic: {min_data: 2}, heartbeat: 10s}"};
+const Settings elastic_settings = {"supervise={elastic: {min_data: 2}, heartbeat: 12s}"};
 const std::string was_put_back = "after signal USR1; back into the queue";
 using Environment = std::vector<std::pair<std::string, std::string>>;
 const Environment elastic = {{"SCALETRAIN_ELASTIC", "1"}};
@@ -286,6 +299,10 @@ struct KeptNodes {
                {{"SCALETRAIN", ends_with(4)}, {"SCALETRAIN_TROUBLES", "1"}}};
   // On two: srun ends the others when one has left.
   Job damaged{"slurm-damaged", on_nodes(12, 13), two_replicas, {{"SCALETRAIN", ends_with(3)}}};
+  Job stalled{"slurm-stalled",
+              with(on_nodes(11, 11), {"--comment=mine"}),
+              two_replicas,
+              {{"SCALETRAIN", seldom_saves("slurm-stalled")}, {"SCALETRAIN_STALLS", "2"}}};
   std::optional<Job> cancelled, requeued, first_killed, other_killed;
 
   KeptNodes() {
@@ -303,26 +320,75 @@ struct KeptNodes {
     other_killed.emplace("slurm-killed-1", on_nodes(4, 5), two_replicas);
     other_killed->wait_for_step(40);
     kill_agent(*other_killed, "SLURM_NODEID=1");
-    wait_for_ends({&*requeued, &*first_killed, &*other_killed, &early, &*cancelled, &troubled, &damaged}, 240.0);
+    wait_for_ends({&*requeued, &*first_killed, &*other_killed, &early, &*cancelled, &troubled, &damaged, &stalled},
+                  300.0);
   }
 };
-const KeptNodes& kept_nodes() {
-  static const KeptNodes jobs;
-  return jobs;
-}
 
-// Jobs that lose one. Each begins when the one before has lost its own, so that none is over by then.
+// Loses nothing but time. SLURM looks at time limits seldom, and the signal may come up to a minute early.
+struct Limited {
+  Job job{"slurm-limited", with(on_nodes(12, 13), {"--time=00:02:00", "--signal=B:USR1@40"}),
+          with(two_replicas, endless)};
+  long reached_at = 0;
+
+  Limited() {
+    if (job.wait_for_text(was_put_back, 180.0)) reached_at = trajectory_of(job.folder()).last_step();
+    job.wait_for_start(180.0);
+    job.wait_for_step(reached_at + 20);
+    ask("scancel", {job.id()});
+    job.wait_for_end(120.0);
+  }
+};
+
+// An endless one that loses an agent, then for a moment a node.
+struct Regrown {
+  Job job{"slurm-regrown", with(on_nodes(14, 16), {"--no-kill"}), with(with(two_replicas, elastic_settings), endless),
+          elastic};
+
+  Regrown() {
+    if (job.wait_for_step(40)) kill_agent(job, "SCALETRAIN_NODE=2");
+    const std::size_t starts = wait_until_grown(2);
+    testbed().kill_node("n16");
+    testbed().start_node("n16");
+    wait_until_grown(starts + 2);
+    ask("scancel", {"--batch", "--signal=USR1", job.id()});
+    job.wait_for_text(was_put_back, 120.0);
+    ask("scancel", {job.id()});
+    job.wait_for_end(120.0);
+  }
+
+ private:
+  // How many starts there were then: so many at least, the last with all nodes.
+  std::size_t wait_until_grown(std::size_t starts) const {
+    std::vector<long> replicas;
+    comes_true(
+        [&] {
+          replicas = replicas_of_starts(job);
+          return replicas.size() >= starts && replicas.back() == 3;
+        },
+        240.0);
+    return replicas.size();
+  }
+};
+
+// Jobs that lose a node, where those of KeptNodes were. Each begins when the one before has lost its own, so that none
+// is over by then.
 struct LostNodes {
-  // Loses nothing but time. SLURM looks at time limits seldom, and the signal may come up to a minute early.
-  Job limited{"slurm-limited", with(on_nodes(12, 13), {"--time=00:02:00", "--signal=B:USR1@40"}),
-              with(two_replicas, endless)};
+  // Whatever its program does, it never ends by itself nor saves, and SIGTERM alone does not end it.
+  static std::string never_ends() {
+    return does("never-ends", "trap '' TERM USR1; echo \"runs $SLURM_RESTART_COUNT\"; while :; do sleep 1; done");
+  }
+  Job swept{"slurm-swept",
+            with(on_nodes(12, 12), {"--comment=mine"}),
+            two_replicas,
+            {{"SCALETRAIN", never_ends()}, {"SCALETRAIN_STALLS", "1"}}};
   std::optional<Job> shrunk, headless, blinked, bereft;
-  long limit_reached_at = 0;
 
   LostNodes() {
     const Settings elastic_replicas = with(two_replicas, elastic_settings);
     shrunk.emplace("slurm-elastic", with(count_of_nodes(3, 7, 9), {"--no-kill"}), elastic_replicas, elastic);
     lose(*shrunk, 2);
+    sweep("");
     headless.emplace("slurm-headless", with(count_of_nodes(3, 3, 6), {"--no-kill"}), elastic_replicas, elastic);
     lose(*headless, 0);
     bereft.emplace("slurm-bereft", count_of_nodes(2, 0, 2), two_replicas);
@@ -331,14 +397,10 @@ struct LostNodes {
                     Environment{{"SLURM_WAIT", "5"}});
     lose(*blinked, 1);
     testbed().start_node("n11");
-    wait_for_ends({&*bereft, &*headless, &*shrunk, &*blinked}, 240.0);
+    sweep("1");
+    wait_for_ends({&*bereft, &*headless, &*shrunk, &*blinked, &swept}, 300.0);
     for (const std::string& node : lost_)
       if (node != "n11") testbed().start_node(node);
-    if (limited.wait_for_text(was_put_back, 120.0)) limit_reached_at = trajectory_of(limited.folder()).last_step();
-    limited.wait_for_start(60.0);
-    limited.wait_for_step(limit_reached_at + 20);
-    ask("scancel", {limited.id()});
-    limited.wait_for_end(60.0);
   }
 
  private:
@@ -347,36 +409,53 @@ struct LostNodes {
     lost_.push_back(job.nodes()[index]);
     testbed().kill_node(lost_.back());
   }
+  // The number of the job's restarts before is not set in its first start.
+  void sweep(const std::string& restarts) {
+    comes_true([&] { return swept.is_over() || swept.output().find("runs " + restarts + "\n") != std::string::npos; },
+               120.0);
+    ask("scontrol", {"requeue", swept.id()});
+  }
 
   std::vector<std::string> lost_;
 };
+
+// All of these at once, but that nodes are lost when those who were to keep them have ended.
+struct Scenes {
+  template <class Scene>
+  using Played = std::shared_future<std::unique_ptr<const Scene>>;
+  template <class Scene>
+  static std::unique_ptr<const Scene> play() {
+    return std::make_unique<const Scene>();
+  }
+
+  Played<Limited> limited = std::async(std::launch::async, play<Limited>).share();
+  Played<Regrown> regrown = std::async(std::launch::async, play<Regrown>).share();
+  Played<KeptNodes> kept = std::async(std::launch::async, play<KeptNodes>).share();
+  Played<LostNodes> lost = std::async(std::launch::async, [kept = kept] {
+                             kept.wait();
+                             return play<LostNodes>();
+                           }).share();
+};
+const Scenes& scenes() {
+  static const Scenes all;
+  return all;
+}
+const KeptNodes& kept_nodes() {
+  return *scenes().kept.get();
+}
 const LostNodes& lost_nodes() {
-  static const LostNodes jobs;
-  return jobs;
+  return *scenes().lost.get();
 }
 
-// An endless one that loses an agent, then for a moment a node.
-struct Regrown {
-  Job job{"slurm-regrown", with(on_nodes(0, 2), {"--no-kill"}), with(with(two_replicas, elastic_settings), endless),
-          elastic};
-
-  Regrown() {
-    if (job.wait_for_step(40)) kill_agent(job, "SCALETRAIN_NODE=2");
-    wait_for_replicas({3, 2, 3});
-    testbed().kill_node("n2");
-    testbed().start_node("n2");
-    wait_for_replicas({3, 2, 3, 2, 3});
-    ask("scancel", {"--batch", "--signal=USR1", job.id()});
-    job.wait_for_text(was_put_back, 60.0);
-    ask("scancel", {job.id()});
-    job.wait_for_end(60.0);
+bool is_there() {
+  if (!Testbed::is_root()) {
+    MESSAGE("skipped: only root can start a SLURM testbed");
+    return false;
   }
-
- private:
-  void wait_for_replicas(const std::vector<long>& replicas) const {
-    comes_true([&] { return replicas_of_starts(job) == replicas; }, 120.0);
-  }
-};
+  REQUIRE_MESSAGE(testbed().problem().empty(), testbed().problem());
+  scenes();
+  return true;
+}
 
 void check_came_back_once(const Job& job) {
   CHECK_MESSAGE(job.property("JobState") == "COMPLETED", job.output());
@@ -443,6 +522,32 @@ TEST_CASE("a_job_in_trouble_is_put_back_as_often_as_it_is_allowed_to_be") {
   CHECK(job.property("Comment") == "mine[starts");
 }
 
+TEST_CASE("a_job_whose_starts_bring_it_no_further_is_put_back_as_often_as_it_is_allowed_to_be") {
+  if (!is_there()) return;
+  const Job& job = kept_nodes().stalled;
+  CHECK_MESSAGE(job.property("JobState") == "FAILED", job.output());
+  CHECK(job.property("ExitCode") == "6:0");
+  // The first start leaves no checkpoint, the second one, the two after it no other.
+  CHECK(job.property("Restarts") == "3");
+  CHECK_MESSAGE(job.output().find("2 starts in a row have left no new checkpoint (the newest: step-00000020") !=
+                    std::string::npos,
+                job.output());
+  CHECK_MESSAGE(job.output().find("give it more --time") != std::string::npos, job.output());
+  CHECK(job.property("Comment") == "mine[starts");
+}
+
+TEST_CASE("starts_that_are_ended_before_they_can_count_themselves_are_counted_by_the_next") {
+  if (!is_there()) return;
+  const Job& job = lost_nodes().swept;
+  CHECK_MESSAGE(job.property("JobState") == "FAILED", job.output());
+  CHECK(job.property("ExitCode") == "6:0");
+  CHECK(job.property("Restarts") == "2");
+  CHECK_MESSAGE(job.output().find("start 3: 1 starts in a row have left no new checkpoint (the newest: none)") !=
+                    std::string::npos,
+                job.output());
+  check_no_process_left("slurm-swept");
+}
+
 TEST_CASE("a_job_whose_data_is_damaged_stays_ended") {
   if (!is_there()) return;
   const Job& job = kept_nodes().damaged;
@@ -485,11 +590,12 @@ TEST_CASE("an_elastic_job_whose_first_node_is_lost_is_put_back_once_by_another")
 
 TEST_CASE("a_job_that_reaches_its_time_limit_saves_and_puts_itself_back") {
   if (!is_there()) return;
-  const Job& job = lost_nodes().limited;
-  CHECK_MESSAGE(lost_nodes().limit_reached_at > 0, job.output());
-  CHECK(fs::exists(checkpoint(job.folder(), static_cast<int>(lost_nodes().limit_reached_at))));
+  const Limited& limited = *scenes().limited.get();
+  const Job& job = limited.job;
+  CHECK_MESSAGE(limited.reached_at > 0, job.output());
+  CHECK(fs::exists(checkpoint(job.folder(), static_cast<int>(limited.reached_at))));
   const Trajectory found = trajectory_of(job.folder());
-  CHECK_MESSAGE(found.last_step() >= lost_nodes().limit_reached_at + 20, job.output());
+  CHECK_MESSAGE(found.last_step() >= limited.reached_at + 20, job.output());
   CHECK(job.property("Restarts") == "1");
   for (const auto& step : undisturbed().steps) {
     const auto other = found.steps.find(step.first);
@@ -500,13 +606,71 @@ TEST_CASE("a_job_that_reaches_its_time_limit_saves_and_puts_itself_back") {
 // An agent that was killed, and one whose node was gone and back before SLURM noticed, are started again.
 TEST_CASE("an_elastic_job_grows_back_and_saves_when_it_is_signalled") {
   if (!is_there()) return;
-  const Regrown regrown;
-  const Job& job = regrown.job;
+  const Job& job = scenes().regrown.get()->job;
+  const std::vector<long> replicas = replicas_of_starts(job);
   const std::vector<long> all = {3, 2, 3, 2, 3};
-  CHECK_MESSAGE(replicas_of_starts(job) == all, job.output());
+  // The agent may be back before the run has gone on without it; a node that went twice is not, for a minute.
+  const std::vector<long> quickly_back = {3, 3, 2, 3};
+  CHECK_MESSAGE((replicas == all || replicas == quickly_back), job.output());
   CHECK_MESSAGE(job.output().find(was_put_back) != std::string::npos, job.output());
   check_last_step_is_saved(job);
   check_no_process_left("slurm-regrown");
+}
+
+namespace {
+
+// Daemons of a testbed, and a job's.
+std::vector<pid_t> daemons_of(const fs::path& folder) {
+  std::vector<pid_t> pids;
+  for (const char* const name : {"slurmctld.pid", "slurmd-n0.pid", "munge/pid"}) {
+    pids.push_back(std::stoi(read_file(folder / name)));
+    CHECK_MESSAGE(is_alive(pids.back()), name);
+  }
+  return pids;
+}
+
+std::string ports_of(const fs::path& folder) {
+  const std::string text = read_file(folder / "slurm.conf");
+  const std::size_t at = text.find("SlurmctldPort=");
+  return text.substr(at, text.find('\n', at) - at);
+}
+
+bool all_end(const std::vector<pid_t>& pids) {
+  return comes_true([&] { return std::none_of(pids.begin(), pids.end(), is_alive); }, 60.0);
+}
+
+}  // namespace
+
+// As after a test program that was killed: what it has left, a job included, disturbs no other testbed, and goes.
+TEST_CASE("a_testbed_ends_with_its_killed_owner_and_another_starts_beside_it") {
+  if (!is_there()) return;
+  const TempFolder old_folder;
+  const TempFolder new_folder;
+  const std::pair<std::string, std::string> same_ports = {"TESTBED_PORT", "24000"};
+  const std::string bed = (scripts / "testbed.sh").string();
+  const std::string job_mark = "3600." + std::to_string(::getpid());
+  const std::string sleeper = std::string("sleep\0", 6) + job_mark;  // as /proc shows its command line
+  Program owner(
+      {.executable = "/bin/bash",
+       .arguments = {"-c",
+                     "eval \"$(\"$0\" start \"$1\" 1 $$)\" && sbatch --output=/dev/null --wrap \"exec sleep $2\" && "
+                     "while :; do sleep 1; done",
+                     bed, old_folder.path().string(), job_mark},
+       .environment = {same_ports}});
+  REQUIRE_MESSAGE(comes_true([&] { return !processes_with(sleeper).empty(); }, 120.0), owner.errors());
+  const Ended other = run_program(
+      {.executable = bed, .arguments = {"start", new_folder.path().string(), "1"}, .environment = {same_ports}}, 300.0);
+  CHECK_MESSAGE(other.exit_code == 0, other.errors);
+  CHECK(ports_of(old_folder.path()) != ports_of(new_folder.path()));
+  std::vector<pid_t> old_ones = daemons_of(old_folder.path());
+  const std::vector<pid_t> new_ones = daemons_of(new_folder.path());
+  for (const pid_t pid : processes_with(sleeper)) old_ones.push_back(pid);
+  owner.signal(SIGKILL);
+  CHECK(all_end(old_ones));
+  CHECK(processes_with(sleeper).empty());
+  CHECK(std::all_of(new_ones.begin(), new_ones.end(), is_alive));
+  CHECK(testbed_script({"stop", new_folder.path().string()}).exit_code == 0);
+  CHECK(all_end(new_ones));
 }
 
 }  // namespace scaletrain

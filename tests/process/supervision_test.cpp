@@ -13,11 +13,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int steps = 120;
+constexpr int steps = 200;
 
 // Two replicas; a checkpoint now and then.
 Settings two_ranks(const Settings& more = {}) {
-  Settings settings = {"parallel.data=2", "train.steps=" + std::to_string(steps), "checkpoint={every: 10, keep: 100}",
+  Settings settings = {"parallel.data=2", "train.steps=" + std::to_string(steps), "checkpoint={every: 20, keep: 100}",
                        "evaluate={every: 0}"};
   settings.insert(settings.end(), more.begin(), more.end());
   return settings;
@@ -40,18 +40,14 @@ void check_as_undisturbed(const std::string& run) {
   check_no_process_left(run);
 }
 
-// The agent's workers by rank: they are started one after the other.
-std::vector<pid_t> workers_of(const Program& agent, std::size_t world) {
-  std::vector<pid_t> workers;
-  wait_until([&] { return (workers = children_of(agent.pid())).size() == world; });
-  std::sort(workers.begin(), workers.end());
-  REQUIRE(workers.size() == world);
+std::vector<pid_t> workers_of(Program& agent, std::size_t world) {
+  std::vector<pid_t> workers = workers_by_rank(agent, world);
+  REQUIRE_MESSAGE(workers.size() == world, agent.errors());
   return workers;
 }
 
 void wait_for_step(Program& agent, const std::string& run, long step) {
-  REQUIRE(wait_until([&] { return newest_step(layout_folder(run)) >= step || !agent.running(); }, ranks_patience));
-  REQUIRE_MESSAGE(agent.running(), agent.errors());
+  REQUIRE_MESSAGE(reaches_step(agent, run, step), agent.errors());
 }
 
 std::string rank_log(const std::string& run, int rank) {
@@ -64,11 +60,52 @@ void go_on(const std::string& run, const Settings& settings) {
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
 }
 
+// A job whose processes all stand still for longer than a wait for another rank may last, while other tests are done.
+class SuspendedJob {
+ public:
+  static constexpr const char* run = "suspended-job";
+
+  SuspendedJob() : agent_(layout_launch(run, two_ranks({"supervise.heartbeat=2s"}))) {
+    wait_for_step(agent_, run, 25);
+    ranks_ = workers_of(agent_, 2);
+    // So that rank 0 is waiting for rank 1.
+    ::kill(ranks_[1], SIGSTOP);
+    sleep_for(heartbeat / 4);
+    ::kill(ranks_[0], SIGSTOP);
+    agent_.signal(SIGSTOP);
+    since_ = test_clock();
+  }
+
+  Program& resume() {
+    constexpr double deadline = 10 * heartbeat;
+    sleep_for(std::max(0.0, since_ + deadline + 2.0 - test_clock()));
+    agent_.signal(SIGCONT);
+    for (const pid_t rank : ranks_) ::kill(rank, SIGCONT);
+    return agent_;
+  }
+
+ private:
+  static constexpr double heartbeat = 2.0;
+
+  Program agent_;
+  std::vector<pid_t> ranks_{};
+  double since_ = 0.0;
+};
+
+SuspendedJob& suspended_job() {
+  static SuspendedJob job;
+  return job;
+}
+
 }  // namespace
+
+TEST_CASE("a job is suspended as a whole, to be resumed by the last test") {
+  suspended_job();
+}
 
 TEST_CASE("a killed rank is named and the run goes on from its checkpoint to the same losses") {
   Program agent(layout_launch("killed-rank", two_ranks()));
-  wait_for_step(agent, "killed-rank", 15);
+  wait_for_step(agent, "killed-rank", 25);
   ::kill(workers_of(agent, 2)[1], SIGKILL);
   const Ended& end = agent.wait(ranks_patience);
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
@@ -78,9 +115,9 @@ TEST_CASE("a killed rank is named and the run goes on from its checkpoint to the
 }
 
 TEST_CASE("a stopped rank is named with what its peers wait in, all report, and the run goes on") {
-  const Settings settings = two_ranks({"supervise.heartbeat=2s"});
+  const Settings settings = two_ranks({"supervise.heartbeat=3s"});
   Program agent(layout_launch("stopped-rank", settings));
-  wait_for_step(agent, "stopped-rank", 12);
+  wait_for_step(agent, "stopped-rank", 25);
   ::kill(workers_of(agent, 2)[1], SIGSTOP);
   const Ended& end = agent.wait(ranks_patience);
   CHECK_MESSAGE(end.exit_code == 0, end.errors);
@@ -98,41 +135,20 @@ TEST_CASE("a stopped rank is named with what its peers wait in, all report, and 
   check_as_undisturbed("stopped-rank");
 }
 
-TEST_CASE("a job that is suspended as a whole for longer than any deadline goes on without a restart") {
-  constexpr double heartbeat = 1.0;
-  constexpr double deadline = 10 * heartbeat;  // of a wait for another rank
-  Program agent(layout_launch("suspended-job", two_ranks({"supervise.heartbeat=1s"})));
-  wait_for_step(agent, "suspended-job", 15);
-  const std::vector<pid_t> ranks = workers_of(agent, 2);
-  // So that rank 0 is waiting for rank 1.
-  ::kill(ranks[1], SIGSTOP);
-  sleep_for(heartbeat / 4);
-  ::kill(ranks[0], SIGSTOP);
-  agent.signal(SIGSTOP);
-  sleep_for(deadline + 2.0);
-  agent.signal(SIGCONT);
-  ::kill(ranks[0], SIGCONT);
-  ::kill(ranks[1], SIGCONT);
-  const Ended& end = agent.wait(ranks_patience);
-  CHECK_MESSAGE(end.exit_code == 0, end.errors);
-  CHECK_MESSAGE(!end.says("restart 1 of"), end.errors);
-  check_as_undisturbed("suspended-job");
-}
-
 TEST_CASE("a signal to one rank alone has all save the same step and leave") {
   for (const int number : {SIGTERM, SIGUSR1}) {
     CAPTURE(number);
     const std::string run = "one-told-" + std::to_string(number);
     {
       Program agent(layout_launch(run, two_ranks()));
-      wait_for_step(agent, run, 13);
+      wait_for_step(agent, run, 25);
       ::kill(workers_of(agent, 2)[1], number);
       const Ended& end = agent.wait(ranks_patience);
       CHECK_MESSAGE(end.exit_code == 75, end.errors);
     }
     const auto names = checkpoint_names(layout_folder(run));
     REQUIRE_FALSE(names.empty());
-    CHECK(trajectory_of(layout_folder(run)).last_step() >= 13);
+    CHECK(trajectory_of(layout_folder(run)).last_step() >= 25);
     const Ended verified = workspace().run({"checkpoint", "verify", layout_folder(run).string()});
     CHECK_MESSAGE(verified.exit_code == 0, verified.errors);
     go_on(run, two_ranks());
@@ -144,7 +160,7 @@ TEST_CASE("further signals to all while the last checkpoint is saved change noth
   const std::string run = "told-again";
   {
     Program agent(layout_launch(run, two_ranks()));
-    wait_for_step(agent, run, 13);
+    wait_for_step(agent, run, 25);
     const std::vector<pid_t> workers = workers_of(agent, 2);
     agent.signal(SIGTERM);
     for (int i = 0; i < 100 && agent.running(); ++i) {
@@ -219,6 +235,13 @@ TEST_CASE("a rank that runs out of memory ends the run with 3 and the plan of it
   CHECK_MESSAGE(end.says("Reduce train.micro_batch"), end.errors);
   CHECK_FALSE(end.says("restart 1 of"));
   check_no_process_left(run);
+}
+
+TEST_CASE("a job that is suspended as a whole for longer than any deadline goes on without a restart") {
+  const Ended& end = suspended_job().resume().wait(ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK_MESSAGE(!end.says("restart 1 of"), end.errors);
+  check_as_undisturbed(SuspendedJob::run);
 }
 
 }  // namespace scaletrain

@@ -8,6 +8,8 @@
 #include <csignal>
 #include <filesystem>
 
+#include "support/sanitizers.h"
+
 namespace scaletrain {
 
 // While it lives, opening the file for reading without blocking fails with EAGAIN: a write lease is held on it. For at
@@ -33,11 +35,7 @@ class FileLease {
 };
 
 // The sanitizers' own checks open pipes.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool descriptors_may_run_out = false;
-#else
-inline constexpr bool descriptors_may_run_out = true;
-#endif
+inline constexpr bool descriptors_may_run_out = !is_sanitized;
 
 // While it lives, at most `free` more files can be opened by this process (EMFILE).
 class DescriptorLimit {

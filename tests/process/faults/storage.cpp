@@ -67,6 +67,7 @@ void add_fault(Launch& launch, const fs::path& run, const StorageFault& fault) {
   add("FAULT_AT", std::to_string(fault.at));
   add("FAULT_TIMES", std::to_string(fault.times));
   add("FAULT_JOURNAL", fault.journal);
+  add("FAULT_RELEASE", fault.release);
   if (fault.rank >= 0) add("FAULT_RANK", std::to_string(fault.rank));
   if (fault.once) add("FAULT_ONCE", "1");
   if (fault.no_exchange) add("FAULT_NO_EXCHANGE", "1");

@@ -26,6 +26,7 @@ struct StorageFault {
   int rank = -1;                        // only this one; -1: all
   bool once = false;                    // processes that are started after the first struck call are left alone
   std::string journal{};                // a file for all changes with their bytes
+  std::string release{};                // a folder: see "hold"
 };
 
 // A call that a trace has seen, its path relative to the run folder.

@@ -6,10 +6,11 @@
 //   FAULT_KINDS    "open,read,write,sync,rename,mkdir,unlink,close,truncate,allocate,copy"; unset: all but read
 //   FAULT_AT       the first call that is struck, from 1; unset or 0: none
 //   FAULT_TIMES    how many in a row are struck; unset: 1
-//   FAULT_ACTION   kill-before, kill-after, short, slow (it takes 0.4 s longer), hang (it never comes back: the thread
-//                  is in a call to that file, for a lock on it), or EIO, ENOSPC, EDQUOT, EINTR, ESTALE,
-//   with "-after" behind the name if
-//                  the call takes place and its success is denied
+//   FAULT_ACTION   kill-before, kill-after, short, slow (it takes 0.8 s longer), hold (on a save's folder it waits
+//   until
+//                  a file by that folder's name is in FAULT_RELEASE), hang (it never comes back: the thread is in a
+//                  call to that file, for a lock on it), or EIO, ENOSPC, EDQUOT, EINTR, ESTALE, with "-after" behind
+//                  the name if the call takes place and its success is denied
 //   FAULT_NO_EXCHANGE  set: two names cannot be exchanged here, as on some network file systems
 //   FAULT_MARK     a file that is made when a call is struck, so that a test knows that one was
 //   FAULT_TRACE    a file that gets a line "NUMBER KIND PATH" for every call that counts
@@ -43,7 +44,7 @@ constexpr unsigned bit_of(Kind kind) {
   return 1u << static_cast<unsigned>(kind);
 }
 
-enum class Action { none, kill_before, kill_after, write_short, slow, hang, fail, fail_after };
+enum class Action { none, kill_before, kill_after, write_short, slow, hold, hang, fail, fail_after };
 
 struct Fault {
   Action action = Action::none;
@@ -56,6 +57,7 @@ struct Plan {
   const char* folder = nullptr;  // of the environment at the start
   const char* from = nullptr;
   const char* mark = nullptr;
+  const char* release = nullptr;
   bool is_once = false;
   bool no_exchange = false;
   unsigned kinds = 0;
@@ -163,6 +165,16 @@ Fault fault_at(Kind kind, const Place& place) {
   }
 }
 
+void hold(const Place& place) {
+  const char* const name = std::strstr(place.text, "/.saving-");
+  if (name == nullptr || plan.release == nullptr) return;
+  Place release;
+  std::strncat(release.text, plan.release, PATH_MAX - 1);
+  std::strncat(release.text, name, 1 + std::strcspn(name + 1, "/"));
+  const timespec pause{0, 10'000'000};
+  while (::syscall(SYS_faccessat, AT_FDCWD, release.text, F_OK) != 0) ::syscall(SYS_nanosleep, &pause, nullptr);
+}
+
 // `find` fills in the place; `call` does the work, told whether it shall write too little.
 template <class Find, class Call>
 long perform(Kind kind, Find find, Call call) {
@@ -175,9 +187,10 @@ long perform(Kind kind, Find find, Call call) {
   if (fault.action == Action::none) return call(false);
   if (fault.action == Action::kill_before) die();
   if (fault.action == Action::hang) hang(place);
-  if (fault.action == Action::slow) {
-    const timespec delay{0, 400'000'000};
-    ::syscall(SYS_nanosleep, &delay, nullptr);
+  if (fault.action == Action::slow || fault.action == Action::hold) {
+    const timespec delay{0, 800'000'000};
+    if (fault.action == Action::slow) ::syscall(SYS_nanosleep, &delay, nullptr);
+    if (fault.action == Action::hold) hold(place);
     errno = before;
     return call(false);
   }
@@ -318,6 +331,7 @@ constexpr ActionName actions[] = {
     {"kill-after", {Action::kill_after, 0}},
     {"short", {Action::write_short, 0}},
     {"slow", {Action::slow, 0}},
+    {"hold", {Action::hold, 0}},
     {"hang", {Action::hang, 0}},
     {"EIO", {Action::fail, EIO}},
     {"ENOSPC", {Action::fail, ENOSPC}},
@@ -393,6 +407,7 @@ __attribute__((constructor)) void begin() {
   if (plan.folder == nullptr || !is_wanted_process()) return;
   plan.from = std::getenv("FAULT_FROM");
   plan.mark = std::getenv("FAULT_MARK");
+  plan.release = std::getenv("FAULT_RELEASE");
   plan.is_once = std::getenv("FAULT_ONCE") != nullptr;
   plan.no_exchange = std::getenv("FAULT_NO_EXCHANGE") != nullptr;
   plan.kinds = parse_kinds(std::getenv("FAULT_KINDS"));

@@ -48,6 +48,10 @@ std::string body_of(const std::string& bytes) {
   return reader.next(body) == FrameReader::Status::frame ? body : std::string();
 }
 
+std::string receive_body(const Stranger& stranger) {
+  return body_of(stranger.receive(60.0, [](const std::string& bytes) { return !body_of(bytes).empty(); }));
+}
+
 }  // namespace
 
 TEST_CASE("strangers_at_the_port_of_a_running_job_are_dropped_and_the_job_is_unaffected") {
@@ -77,19 +81,19 @@ TEST_CASE("strangers_at_the_port_of_a_running_job_are_dropped_and_the_job_is_una
       const Stranger stranger(*place);
       REQUIRE(stranger.connected());
       stranger.send(hello);
-      const auto theirs = parse_hello(HelloSide::server, body_of(stranger.receive(1.0)));
+      const auto theirs = parse_hello(HelloSide::server, receive_body(stranger));
       REQUIRE(theirs.has_value());
       const std::string used = is_right ? secret : std::string(64, 'f');
       proof = make_frame(encode_proof(make_proof(ProverRole::client, used, own, *theirs)));
       stranger.send(proof);
-      const auto verdict = parse_verdict(body_of(stranger.receive(1.0)));
+      const auto verdict = parse_verdict(receive_body(stranger));
       REQUIRE(verdict.has_value());
       CHECK(verdict->accepted == is_right);
     }
     const Stranger echo(*place);
     REQUIRE(echo.connected());
     echo.send(hello + proof + make_frame(encode(StoreRequest{.kind = StoreRequest::Kind::set, .key = "mine"})));
-    const std::string answer = echo.receive(2.0);
+    const std::string answer = echo.receive(60.0);
     // The server's hello, a refusal, and nothing behind it.
     const std::string refusal = make_frame(encode_verdict({}));
     CHECK(answer.size() > refusal.size());

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <iostream>
 #include <map>
 
@@ -19,11 +18,6 @@ constexpr std::array torments = {
     NodesTorment::stop_agent, NodesTorment::pause_agent, NodesTorment::tell_agent, NodesTorment::reset_connection};
 // Most of them cost the time until a silent node counts as lost.
 constexpr int faults = 3;
-
-long number_from_environment(const char* name, long otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atol(text);
-}
 
 struct NodesTotals {
   std::map<std::string, int> faults;
@@ -50,9 +44,8 @@ std::string run_of_seed(unsigned seed, const NodesLayout& layout, NodesTotals& t
   ++totals.layouts[layout.name];
   totals.ranks_killed += run.ranks_killed();
   totals.starts += run.starts();
-  totals.recoveries.insert(totals.recoveries.end(), run.recoveries().begin(), run.recoveries().end());
-  totals.loss_recoveries.insert(totals.loss_recoveries.end(), run.recoveries_from_loss().begin(),
-                                run.recoveries_from_loss().end());
+  append(totals.recoveries, run.recoveries());
+  append(totals.loss_recoveries, run.recoveries_from_loss());
   if (!problem.empty()) return "SCALETRAIN_SOAK_SEED=" + std::to_string(seed) + ": " + told + "\n" + problem;
   std::filesystem::remove_all(layout_folder(name));
   return {};

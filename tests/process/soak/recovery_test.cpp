@@ -5,7 +5,7 @@
 #include <csignal>
 #include <iostream>
 
-#include "tormented_run.h"
+#include "tormented.h"
 
 namespace scaletrain {
 namespace {
@@ -29,14 +29,13 @@ TEST_CASE("the_quickstart_goes_on_within_five_seconds_of_a_kill" * doctest::skip
     REQUIRE(wait_until([&] { return newest_step(run) >= step || !agent.running(); }, 300.0));
     const auto workers = children_of(agent.pid());
     REQUIRE_MESSAGE(workers.size() == 8, agent.errors());
-    const Beginnings before = beginnings_of(run);
+    const int before = beginnings_of(run).count;
     const double killed = test_clock();
     ::kill(workers[static_cast<std::size_t>(3 * i) % workers.size()], SIGKILL);
     REQUIRE(wait_until(
         [&] {
           sleep_for(0.003);
-          const Beginnings now = beginnings_of(run);
-          return (now.count > before.count && now.has_step) || !agent.running();
+          return beginnings_of(run).has_gone_on(before) || !agent.running();
         },
         300.0));
     REQUIRE_MESSAGE(agent.running(), agent.errors());

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <iostream>
 #include <map>
 
@@ -16,11 +15,6 @@ namespace scaletrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-long number_from_environment(const char* name, long otherwise) {
-  const char* const text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atol(text);
-}
 
 // Mostly kills of ranks; a rank that is stopped costs a heartbeat.
 constexpr std::array torments = {
@@ -43,10 +37,6 @@ struct Totals {
   std::vector<double> reset_recoveries;
   std::vector<double> restarts;
 };
-
-void append(std::vector<double>& to, const std::vector<double>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
 
 // One run with a handful of faults, all of it drawn from its seed.
 std::string run_of_seed(unsigned seed, Totals& totals) {

@@ -71,7 +71,7 @@ void Stranger::send(std::string_view bytes) const {
   }
 }
 
-std::string Stranger::receive(double seconds) const {
+std::string Stranger::receive(double seconds, const std::function<bool(const std::string&)>& is_enough) const {
   std::string all;
   std::array<char, 4096> chunk{};
   for (const double end = test_clock() + seconds; test_clock() < end;) {
@@ -80,6 +80,7 @@ std::string Stranger::receive(double seconds) const {
     const ssize_t got = ::recv(socket_, chunk.data(), chunk.size(), 0);
     if (got <= 0) break;
     all.append(chunk.data(), static_cast<std::size_t>(got));
+    if (is_enough && is_enough(all)) break;
   }
   return all;
 }

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,8 +34,8 @@ class Stranger {
   bool connected() const { return socket_ >= 0; }
   // As much as is taken.
   void send(std::string_view bytes) const;
-  // What comes until the other side closes, or for so long.
-  std::string receive(double seconds) const;
+  // What comes until it is enough, or the other side closes, or for so long.
+  std::string receive(double seconds, const std::function<bool(const std::string&)>& is_enough = {}) const;
   // Whether the other side has closed within so many seconds, whatever it sent before.
   bool is_dropped(double seconds) const;
 

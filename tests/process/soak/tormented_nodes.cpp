@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
-#include <stdexcept>
+
+#include "trouble.h"
 
 namespace scaletrain {
 namespace {
 
-constexpr double patience = 150.0;
 constexpr double tolerance = 1e-5;
 // A lost node is one that is silent for half of it.
 constexpr double heartbeat = 8.0;
@@ -22,12 +22,9 @@ Settings settings_of(const NodesLayout& layout) {
 }
 
 const Trajectory& undisturbed(const NodesLayout& layout) {
-  static std::map<std::string, Trajectory> all;
-  if (const auto known = all.find(layout.name); known != all.end()) return known->second;
-  const std::string run = "undisturbed-" + layout.name;
-  const Ended end = run_as_one_agent(layout.nodes, run, settings_of(layout));
-  if (end.exit_code != 0) throw std::runtime_error("the undisturbed run of " + layout.name + " failed:\n" + end.errors);
-  return all[layout.name] = trajectory_of(layout_folder(run));
+  return undisturbed_run_of(layout.name, [&layout](const std::string& run) {
+    return run_as_one_agent(layout.nodes, run, settings_of(layout));
+  });
 }
 
 bool is_close(const std::string& ours, const std::string& theirs) {
@@ -81,28 +78,31 @@ const char* name_of(NodesTorment torment) {
   return "?";
 }
 
-TormentedNodes::TormentedNodes(const std::string& name, const NodesLayout& layout)
-    : name_(name), layout_(layout), folder_(layout_folder(name)) {
+TormentedNodes::TormentedNodes(const std::string& name, const NodesLayout& layout) : Tormented(name), layout_(layout) {
   undisturbed(layout);
 }
 
-void TormentedNodes::note(const std::string& problem) {
-  if (problem_.empty()) problem_ = (agents_ ? "the agents said:\n" + agents_->errors() : "") + problem;
+void TormentedNodes::start_again(int node) {
+  agents_->start(node, name_, settings_of(layout_), {{"SLURM_RESTART_COUNT", std::to_string(starts_ - 1)}});
+  killed_.erase(node);
 }
 
 void TormentedNodes::start_all() {
   agents_ = std::make_unique<Agents>(layout_.nodes);
-  killed_.clear();
   losses_since_start_ = 0;
-  for (int node = 0; node < layout_.nodes; ++node)
-    agents_->start(node, name_, settings_of(layout_), {{"SLURM_RESTART_COUNT", std::to_string(starts_)}});
+  begun_before_start_ = beginnings_of(folder_).count;
   ++starts_;
+  for (int node = 0; node < layout_.nodes; ++node) start_again(node);
 }
 
 bool TormentedNodes::any_has_left() {
   for (int node = 0; node < layout_.nodes; ++node)
     if (killed_.count(node) == 0 && !agents_->node(node).running()) return true;
   return false;
+}
+
+void TormentedNodes::await_any_leaving() {
+  if (!wait_until([&] { return any_has_left(); }, patience)) note("no agent leaves");
 }
 
 // One has left: the others do as well, by themselves.
@@ -117,56 +117,43 @@ void TormentedNodes::collect_ends() {
     if (end.exit_code != 0 && end.exit_code != 75 && end.signal != SIGKILL && !gave_up)
       note(agent + " left with " + std::to_string(end.exit_code));
   }
-  if (!wait_until([&] { return processes_with(folder_.string()).empty(); }, patience))
-    note("a process outlives its agent");
+  await_end_of_all();
 }
 
 bool TormentedNodes::keep_running() {
-  if (finished_ || !problem_.empty()) return false;
+  if (finished_ || !problem().empty()) return false;
   if (agents_ && !any_has_left()) return true;
   if (agents_) {
     collect_ends();
-    if (finished_ || !problem_.empty()) return false;
+    if (finished_ || !problem().empty()) return false;
   }
   start_all();
   return true;
 }
 
-bool TormentedNodes::reach(long step) {
-  const bool in_time = wait_until(
-      [&] {
-        sleep_for(0.002);
-        return !keep_running() || newest_step(folder_) >= step;
-      },
-      patience);
-  if (!in_time) note("step " + std::to_string(step) + " was not reached in time");
-  return in_time && !finished_ && problem_.empty();
-}
-
-bool TormentedNodes::await_new_step(int before, std::vector<double>* into) {
+bool TormentedNodes::await_new_step(int before, std::vector<double>& into) {
   const double since = test_clock();
   bool is_back = false;
   const bool in_time = wait_until(
       [&] {
         sleep_for(0.003);
-        const Beginnings now = beginnings_of(folder_);
-        is_back = now.count > before && now.has_step;
+        is_back = beginnings_of(folder_).has_gone_on(before);
         return is_back || any_has_left();
       },
       patience);
   if (!in_time) note("no step followed a fault in time");
-  if (is_back && into != nullptr) into->push_back(test_clock() - since);
+  if (is_back) into.push_back(test_clock() - since);
   return is_back;
 }
 
-bool TormentedNodes::kill_rank(std::size_t choice) {
-  const std::vector<pid_t> workers = agents_->workers(node_from(choice));
-  if (workers.empty()) return false;
+bool TormentedNodes::kill_rank(pid_t worker) {
   const int before = beginnings_of(folder_).count;
-  ::kill(workers[choice / 8 % workers.size()], SIGKILL);
+  // It may have died of what was done before.
+  if (!is_alive(worker)) return false;
+  ::kill(worker, SIGKILL);
   ++losses_since_start_;
   ++ranks_killed_;
-  await_new_step(before, &recoveries_);
+  await_new_step(before, recoveries_);
   return true;
 }
 
@@ -179,12 +166,11 @@ bool TormentedNodes::lose_node(int node) {
   killed_.insert(node);
   ++losses_since_start_;
   look_for_checkpoint();
-  if (!layout_.is_elastic || node == 0 || !await_new_step(before, &loss_recoveries_)) {
-    wait_until([&] { return any_has_left(); }, patience);
-    return true;
+  if (!layout_.is_elastic || node == 0 || !await_new_step(before, loss_recoveries_)) {
+    await_any_leaving();
+  } else {
+    start_again(node);
   }
-  agents_->start(node, name_, settings_of(layout_), {{"SLURM_RESTART_COUNT", std::to_string(starts_ - 1)}});
-  killed_.erase(node);
   return true;
 }
 
@@ -193,35 +179,38 @@ bool TormentedNodes::stop_agent(int node) {
   agents_->node(node).signal(SIGSTOP);
   ++losses_since_start_;
   if (layout_.is_elastic && node != 0) {
-    await_new_step(before, &loss_recoveries_);
+    await_new_step(before, loss_recoveries_);
   } else {
-    wait_until([&] { return any_has_left(); }, patience);
+    await_any_leaving();
   }
   agents_->node(node).signal(SIGCONT);
   const Ended& end = agents_->node(node).wait(patience);
   if (end.exit_code != 75 && end.exit_code != 0)
     note("an agent that had been given up left with " + std::to_string(end.exit_code));
   look_for_checkpoint();
-  if (layout_.is_elastic && node != 0 && end.exit_code == 75 && agents_->node(0).running())
-    agents_->start(node, name_, settings_of(layout_), {{"SLURM_RESTART_COUNT", std::to_string(starts_ - 1)}});
+  if (layout_.is_elastic && node != 0 && end.exit_code == 75 && agents_->node(0).running()) start_again(node);
   return true;
 }
 
-bool TormentedNodes::reset_any_connection(std::size_t choice) {
-  const int node = node_from(choice);
+bool TormentedNodes::reset_any_connection(int node, std::size_t choice) {
   std::vector<pid_t> processes = agents_->workers(node);
   processes.push_back(agents_->node(node).pid());
   const long step = newest_step(folder_);
-  if (!reset_connection(processes[choice / 8 % processes.size()], choice / 64)) return false;
+  if (!reset_connection(processes[choice % processes.size()], choice / 8)) return false;
   ++losses_since_start_;
-  return reach(step + 8) || finished_;
+  return reach(step + 2 * save_distance) || finished_;
 }
 
-// At every instant one verifies, once the first was written.
-void TormentedNodes::look_for_checkpoint() {
-  was_saved_ = was_saved_ || !checkpoint_names(folder_).empty();
-  std::string said;
-  if (was_saved_ && !some_checkpoint_verifies(folder_, said)) note("no checkpoint verifies\n" + said);
+// Until the agents have met: they wait for one that was killed before it came as long as for one that is late.
+bool TormentedNodes::reach_training() {
+  const bool in_time = wait_until(
+      [&] {
+        sleep_for(0.003);
+        return !keep_running() || beginnings_of(folder_).has_gone_on(begun_before_start_);
+      },
+      patience);
+  if (!in_time) note("no step followed a start in time");
+  return in_time && !finished_ && problem().empty();
 }
 
 bool TormentedNodes::suffer(NodesTorment torment, long step, SoakRandom& random) {
@@ -229,52 +218,50 @@ bool TormentedNodes::suffer(NodesTorment torment, long step, SoakRandom& random)
   const std::size_t choice = random();
   const double delay = fraction_of(random);
   const int number = signal_to_tell(random);
-  if (!reach(step)) return false;
+  if (!reach(step) || !reach_training()) return false;
   sleep_for(0.05 * delay);
   if (any_has_left()) return false;
+  const bool is_for_other = torment == NodesTorment::kill_agent;
+  const int node = torment == NodesTorment::kill_coordinator
+                       ? 0
+                       : (is_for_other ? other_node_from(choice)
+                                       : static_cast<int>(choice % static_cast<std::size_t>(layout_.nodes)));
+  // One that came back may have to wait until it is made use of.
+  const std::vector<pid_t> workers = agents_->workers(node);
+  if (workers.empty()) return false;
   switch (torment) {
     case NodesTorment::kill_rank:
-      return kill_rank(choice);
+      return kill_rank(workers[choice / 8 % workers.size()]);
     case NodesTorment::kill_agent:
-      return lose_node(other_node_from(choice));
     case NodesTorment::kill_coordinator:
-      return lose_node(0);
+      return lose_node(node);
     case NodesTorment::stop_agent:
-      return stop_agent(node_from(choice));
+      return stop_agent(node);
     case NodesTorment::pause_agent:
-      agents_->node(node_from(choice)).signal(SIGSTOP);
+      agents_->node(node).signal(SIGSTOP);
       sleep_for(0.5);
-      agents_->node(node_from(choice)).signal(SIGCONT);
+      agents_->node(node).signal(SIGCONT);
       return true;
     case NodesTorment::tell_agent:
-      agents_->node(node_from(choice)).signal(number);
-      wait_until([&] { return any_has_left(); }, patience);
+      agents_->node(node).signal(number);
+      await_any_leaving();
       look_for_checkpoint();
       return true;
     case NodesTorment::reset_connection:
-      return reset_any_connection(choice);
+      return reset_any_connection(node, choice / 8);
   }
   return true;
 }
 
-void TormentedNodes::compare(const Trajectory& found, const Trajectory& expected) {
-  const bool is_equal = found.steps == expected.steps && found.evaluations == expected.evaluations;
+void TormentedNodes::compare_with_undisturbed(const Trajectory& found) {
+  const Trajectory& expected = undisturbed(layout_);
   if (layout_.is_elastic) {
     if (!are_close(found.steps, expected.steps)) note("losses farther from the undisturbed run's than 1e-5");
     if (!are_close(found.evaluations, expected.evaluations))
       note("evaluations farther from the undisturbed run's than 1e-5");
-  } else if (!is_equal) {
+  } else if (found.steps != expected.steps || found.evaluations != expected.evaluations) {
     note("other losses or evaluations than the undisturbed run's");
   }
-}
-
-std::string TormentedNodes::finish() {
-  while (keep_running()) sleep_for(0.005);
-  if (!problem_.empty()) return problem_;
-  compare(trajectory_of(folder_), undisturbed(layout_));
-  const std::string left = problem_of_finished(folder_);
-  if (!left.empty()) note(left);
-  return problem_;
 }
 
 }  // namespace scaletrain

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "process/agents.h"
-#include "tormented_run.h"
+#include "tormented.h"
 
 namespace scaletrain {
 
@@ -33,58 +33,48 @@ enum class NodesTorment {
 };
 const char* name_of(NodesTorment torment);
 
-class TormentedNodes {
+class TormentedNodes : public Tormented {
  public:
   TormentedNodes(const std::string& name, const NodesLayout& layout);
 
   // Runs until `step` is in the metrics, then does it. False: the run ended before, and nothing was done.
   bool suffer(NodesTorment torment, long step, SoakRandom& random);
-  // Runs to the end; what is wrong with it then, empty: nothing. Elastic: the losses within 1e-5 of the undisturbed
-  // ones; else the same bits.
-  std::string finish();
 
-  const std::string& problem() const { return problem_; }
   int ranks_killed() const { return ranks_killed_; }
   // How often all agents were started.
   int starts() const { return starts_; }
-  // Seconds from a rank's death to the first step of the restarted ranks.
-  const std::vector<double>& recoveries() const { return recoveries_; }
   // Seconds from the loss of a node to the first step of the smaller run.
   const std::vector<double>& recoveries_from_loss() const { return loss_recoveries_; }
 
  private:
-  bool keep_running();
+  bool keep_running() override;
+  std::string said() const override { return agents_ ? agents_->errors() : std::string(); }
+  // Elastic: the losses within 1e-5 of the undisturbed ones; else the same bits.
+  void compare_with_undisturbed(const Trajectory& found) override;
   void start_all();
+  void start_again(int node);
   void collect_ends();
-  bool reach(long step);
+  bool reach_training();
   // Until the ranks have begun anew since training had begun so often, or an agent that should be there has left.
-  bool await_new_step(int before, std::vector<double>* into);
+  bool await_new_step(int before, std::vector<double>& into);
   bool any_has_left();
-  int node_from(std::size_t choice) const { return static_cast<int>(choice % static_cast<std::size_t>(layout_.nodes)); }
+  void await_any_leaving();
   int other_node_from(std::size_t choice) const {
     return 1 + static_cast<int>(choice % static_cast<std::size_t>(layout_.nodes - 1));
   }
-  bool kill_rank(std::size_t choice);
+  bool kill_rank(pid_t worker);
   bool lose_node(int node);
   bool stop_agent(int node);
-  bool reset_any_connection(std::size_t choice);
-  void look_for_checkpoint();
-  void compare(const Trajectory& found, const Trajectory& expected);
-  void note(const std::string& problem);
+  bool reset_any_connection(int node, std::size_t choice);
 
-  std::string name_;
   NodesLayout layout_;
-  std::filesystem::path folder_;
   std::unique_ptr<Agents> agents_;
   std::set<int> killed_;  // nodes whose agent was killed and not started again
-  bool finished_ = false;
-  bool was_saved_ = false;
   int starts_ = 0;
+  int begun_before_start_ = 0;
   int losses_since_start_ = 0;
   int ranks_killed_ = 0;
-  std::vector<double> recoveries_;
   std::vector<double> loss_recoveries_;
-  std::string problem_;
 };
 
 }  // namespace scaletrain

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
-#include <stdexcept>
 #include <utility>
 
 #include "strangers.h"
@@ -13,60 +11,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double patience = 150.0;
-constexpr int save_distance = 4;
+constexpr int max_restarts = 1000;
 
-int occurrences(const std::string& text, std::string_view words) {
-  int count = 0;
-  for (std::size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++count;
-  return count;
+bool checkpoint_verifies(const fs::path& checkpoint) {
+  return workspace().run({"checkpoint", "verify", checkpoint.string()}, ranks_patience).exit_code == 0;
 }
 
 }  // namespace
-
-// One of the two that ask for a save.
-int signal_to_tell(SoakRandom& random) {
-  return pick(random, 2) == 0 ? SIGTERM : SIGUSR1;
-}
-
-// The newest is never pruned while it is looked at.
-bool some_checkpoint_verifies(const fs::path& run, std::string& said) {
-  const std::vector<std::string> names = checkpoint_names(run);
-  for (auto name = names.rbegin(); name != names.rend(); ++name) {
-    const Ended end = workspace().run({"checkpoint", "verify", (run / "checkpoints" / *name).string()});
-    if (end.exit_code == 0) return true;
-    said += end.errors;
-  }
-  return false;
-}
-
-std::string problem_of_finished(const fs::path& run) {
-  if (!wait_until([&] { return processes_with(run.string()).empty(); }, 10.0)) return "a process is left";
-  // What a dead save has left goes with the next save, if there is one.
-  const std::string metrics = read_file(run / "metrics.jsonl");
-  const auto last = [&metrics](const char* key) { return static_cast<long>(metrics.rfind(key) + 1); };
-  const bool was_saved_since =
-      last("\"kind\":\"checkpoint\"") > std::max(last("\"kind\":\"start\""), last("\"kind\":\"restart\""));
-  for (const char* leftover : {".saving-", ".removing-"}) {
-    const auto names = hidden_names(run, leftover);
-    if (was_saved_since && !names.empty()) return "left behind: " + names.front();
-  }
-  const Ended verified = workspace().run({"checkpoint", "verify", run.string()});
-  if (verified.exit_code != 0) return "does not verify at the end: " + verified.errors;
-  if (checkpoint_names(run).size() < 2) return "fewer than two checkpoints at the end";
-  return {};
-}
-
-Beginnings beginnings_of(const fs::path& run) {
-  Beginnings found;
-  std::error_code error;
-  if (!fs::exists(run / "metrics.jsonl", error)) return found;
-  const std::string text = read_file(run / "metrics.jsonl");
-  found.count = occurrences(text, "\"kind\":\"start\"") + occurrences(text, "\"kind\":\"restart\"");
-  const auto last = [&text](const char* key) { return static_cast<long>(text.rfind(key) + 1); };
-  found.has_step = last("\"kind\":\"step\"") > std::max(last("\"kind\":\"start\""), last("\"kind\":\"restart\""));
-  return found;
-}
 
 const std::vector<SoakLayout>& soak_layouts() {
   static const std::vector<SoakLayout> all = {
@@ -88,19 +39,15 @@ Settings soak_settings(const SoakLayout& layout, bool background) {
   Settings settings = {"train.steps=" + std::to_string(soak_steps), "evaluate={every: 15, batches: 2}",
                        "checkpoint={every: " + std::to_string(save_distance) +
                            ", keep: 3, background: " + (background ? "true}" : "false}"),
-                       "supervise.max_restarts=1000"};
+                       "supervise.max_restarts=" + std::to_string(max_restarts)};
   settings.insert(settings.end(), layout.settings.begin(), layout.settings.end());
   return settings;
 }
 
 const Trajectory& undisturbed_soak(const SoakLayout& layout) {
-  static std::map<std::string, Trajectory> all;
-  const auto known = all.find(layout.name);
-  if (known != all.end()) return known->second;
-  const std::string run = "undisturbed-" + layout.name;
-  const Ended end = run_program(layout_launch(run, soak_settings(layout, false)), patience);
-  if (end.exit_code != 0) throw std::runtime_error("the undisturbed run of " + layout.name + " failed:\n" + end.errors);
-  return all[layout.name] = trajectory_of(layout_folder(run));
+  return undisturbed_run_of(layout.name, [&layout](const std::string& run) {
+    return run_program(layout_launch(run, soak_settings(layout, false)), ranks_patience);
+  });
 }
 
 const char* name_of(Torment torment) {
@@ -136,28 +83,13 @@ bool kills_a_rank(Torment torment) {
          torment == Torment::kill_rank_at_start;
 }
 
-double fraction_of(SoakRandom& random) {
-  return static_cast<double>(random() % 4096) / 4096.0;
-}
-
-std::size_t pick(SoakRandom& random, std::size_t bound) {
-  return random() % bound;
-}
-
 TormentedRun::TormentedRun(const std::string& name, const SoakLayout& layout, const Settings& settings)
-    : name_(name), layout_(layout), settings_(settings), folder_(layout_folder(name)), storage_(name, folder_) {}
+    : Tormented(name), layout_(layout), settings_(settings), storage_(name, folder_) {}
 
-void TormentedRun::note(const std::string& problem) {
-  // The reason last, where it is seen.
-  if (problem_.empty()) problem_ = (agent_ ? "the agent said:\n" + agent_->errors() : "") + problem;
-}
-
-// False once it has finished, or something is wrong.
 bool TormentedRun::keep_running() {
-  if (finished_ || !problem_.empty()) return false;
+  if (finished_ || !problem().empty()) return false;
   if (agent_ && measure_start_) {
-    const Beginnings now = beginnings_of(folder_);
-    if (now.count > starts_before_ && now.has_step) {
+    if (beginnings_of(folder_).has_gone_on(starts_before_)) {
       restarts_.push_back(test_clock() - started_);
       measure_start_ = false;
     }
@@ -170,7 +102,7 @@ bool TormentedRun::keep_running() {
     if (end.exit_code == 0) finished_ = true;
     if (end.exit_code != 0 && end.exit_code != 75 && end.signal != SIGKILL && !gave_up)
       note("exit code " + std::to_string(end.exit_code));
-    if (finished_ || !problem_.empty()) return false;
+    if (finished_ || !problem().empty()) return false;
   }
   starts_before_ = beginnings_of(folder_).count;
   measure_start_ = agent_ != nullptr;
@@ -180,17 +112,6 @@ bool TormentedRun::keep_running() {
   storage_.attach(launch);
   agent_ = std::make_unique<Program>(launch);
   return true;
-}
-
-bool TormentedRun::reach(long step) {
-  const bool in_time = wait_until(
-      [&] {
-        sleep_for(0.002);
-        return !keep_running() || newest_step(folder_) >= step;
-      },
-      patience);
-  if (!in_time) note("step " + std::to_string(step) + " was not reached in time");
-  return in_time && !finished_ && problem_.empty();
 }
 
 // At least so many living workers; fewer if it has finished.
@@ -233,8 +154,7 @@ void TormentedRun::await_recovery(double since, int before, std::vector<double>&
       [&] {
         sleep_for(0.003);
         if (!agent_->running() || !keep_running()) return true;
-        const Beginnings now = beginnings_of(folder_);
-        return now.count > before && now.has_step;
+        return beginnings_of(folder_).has_gone_on(before);
       },
       patience);
   if (!in_time) note("no step followed a fault in time");
@@ -242,10 +162,14 @@ void TormentedRun::await_recovery(double since, int before, std::vector<double>&
   if (in_time && agent_ && agent_->pid() == agent && agent_->running()) into.push_back(test_clock() - since);
 }
 
-void TormentedRun::await_end_of_all() {
-  agent_->wait(patience);
-  if (!wait_until([&] { return processes_with(folder_.string()).empty(); }, patience))
-    note("a process outlives its agent");
+void TormentedRun::await_death_of_agent() {
+  if (agent_->wait(patience).timed_out) note("the agent stays");
+  await_end_of_all();
+}
+
+void TormentedRun::await_leaving(int before) {
+  wait_until([&] { return !agent_->running() || beginnings_of(folder_).has_gone_on(before); }, patience);
+  if (!agent_->running() || beginnings_of(folder_).count == before) await_death_of_agent();
 }
 
 // What a dead save has left is not counted twice: each has a name of its own.
@@ -255,13 +179,17 @@ void TormentedRun::count_dead_save() {
   if (is_new) ++kills_inside_saves_;
 }
 
+// In one of which another one can take the place: those that were flipped before are found when they are needed.
 bool TormentedRun::flip_any_bit(SoakRandom& random) {
+  const std::vector<std::string> names = checkpoint_names(folder_);
+  if (names.empty()) return false;
+  const std::string& victim = names[pick(random, names.size())];
+  if (std::none_of(names.begin(), names.end(), [&](const std::string& name) {
+        return name != victim && checkpoint_verifies(folder_ / "checkpoints" / name);
+      }))
+    return false;
   std::vector<fs::path> files;
-  const auto checkpoints = checkpoint_names(folder_);
-  if (checkpoints.size() < 2) return false;
-  for (const auto& entry :
-       fs::directory_iterator(folder_ / "checkpoints" / checkpoints[pick(random, checkpoints.size())]))
-    files.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(folder_ / "checkpoints" / victim)) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   const fs::path file = files[pick(random, files.size())];
   std::string content = read_file(file);
@@ -271,22 +199,18 @@ bool TormentedRun::flip_any_bit(SoakRandom& random) {
   return true;
 }
 
-// At every instant one verifies, once the first was written.
-void TormentedRun::look_for_checkpoint() {
-  was_saved_ = was_saved_ || !checkpoint_names(folder_).empty();
-  std::string said;
-  if (was_saved_ && !some_checkpoint_verifies(folder_, said)) note("no checkpoint verifies\n" + said);
-}
-
 // It waits, and nothing else happens.
 bool TormentedRun::hang_storage_of(pid_t victim, double seconds) {
   // By the agent's words: the storage of a rank that starts hangs before the metrics tell of its start.
-  const auto restarts_told = [this] { return occurrences(agent_->errors(), " of 1000, from "); };
+  const auto restarts_told = [this] {
+    return occurrences(agent_->errors(), " of " + std::to_string(max_restarts) + ", from ");
+  };
   const pid_t agent = agent_->pid();
   const int before = restarts_told();
+  const bool may_restart = begun_at_reset_ == beginnings_of(folder_).count;
   if (!storage_.hang(victim, seconds)) return finished_;
   const bool goes_on = reach(newest_step(folder_) + save_distance);
-  if (agent_->pid() == agent && restarts_told() != before)
+  if (agent_->pid() == agent && restarts_told() != before && !may_restart)
     note("ranks were started anew because storage hung for a while");
   return goes_on || finished_;
 }
@@ -298,10 +222,8 @@ bool TormentedRun::reset_connection_of(pid_t victim, std::size_t choice) {
   const double now = test_clock();
   if (!reset_connection(victim, choice)) return false;
   ++kills_since_start_;
-  const auto is_back = [&] {
-    const Beginnings found = beginnings_of(folder_);
-    return found.count > before && found.has_step;
-  };
+  begun_at_reset_ = before;
+  const auto is_back = [&] { return beginnings_of(folder_).has_gone_on(before); };
   const bool in_time = wait_until(
       [&] {
         sleep_for(0.003);
@@ -338,6 +260,8 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
   const pid_t victim = workers[choice % workers.size()];
   const int before = beginnings_of(folder_).count;
   const double now = test_clock();
+  // It may have died of what was done before.
+  if (!is_alive(victim)) return false;
   switch (torment) {
     case Torment::kill_rank:
     case Torment::kill_rank_in_save:
@@ -349,7 +273,7 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
       break;
     case Torment::kill_agent:
       kill_and_await_death(agent_->pid());
-      await_end_of_all();
+      await_death_of_agent();
       look_for_checkpoint();
       break;
     case Torment::stop_rank:
@@ -360,17 +284,17 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
       break;
     case Torment::tell_agent:
       agent_->signal(number);
-      await_end_of_all();
+      await_death_of_agent();
       look_for_checkpoint();
       break;
     case Torment::tell_rank:
       ::kill(victim, number);
-      await_end_of_all();
+      await_leaving(before);
       look_for_checkpoint();
       break;
     case Torment::flip_bit:
       kill_and_await_death(agent_->pid());
-      await_end_of_all();
+      await_death_of_agent();
       if (!flip_any_bit(further)) return false;
       look_for_checkpoint();
       break;
@@ -389,26 +313,10 @@ bool TormentedRun::suffer(Torment torment, long step, SoakRandom& random) {
   return true;
 }
 
-std::string TormentedRun::finish() {
-  while (keep_running()) sleep_for(0.005);
-  if (!problem_.empty()) return problem_;
+void TormentedRun::compare_with_undisturbed(const Trajectory& found) {
   const Trajectory& expected = undisturbed_soak(layout_);
-  const Trajectory found = trajectory_of(folder_);
   if (found.steps != expected.steps) note("other losses than the undisturbed run's");
   if (found.evaluations != expected.evaluations) note("other evaluations than the undisturbed run's");
-  const std::string left = problem_of_finished(folder_);
-  if (!left.empty()) note(left);
-  return problem_;
-}
-
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0.0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-double largest_of(const std::vector<double>& values) {
-  return values.empty() ? 0.0 : *std::max_element(values.begin(), values.end());
 }
 
 }  // namespace scaletrain

@@ -1,16 +1,13 @@
-// A run to which things are done from outside, and which is started again by the same command whenever it ends other
-// than finished, as a person or a job system would.
+// A run of one agent to which things are done from outside, and which is started again by the same command whenever it
+// ends other than finished, as a person or a job system would.
 #pragma once
 
-#include <map>
 #include <memory>
-#include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "process/ranks.h"
+#include "tormented.h"
 #include "trouble.h"
 
 namespace scaletrain {
@@ -21,7 +18,6 @@ struct SoakLayout {
   Settings settings{};
 };
 
-inline constexpr int soak_steps = 60;
 const std::vector<SoakLayout>& soak_layouts();
 // Settings of a run of the layout; saves every four steps.
 Settings soak_settings(const SoakLayout& layout, bool background);
@@ -41,86 +37,56 @@ enum class Torment {
   hang_storage,     // of one rank, for a second or two
   reset_connection  // any of one rank's
 };
-// Whether one of a run's checkpoints verifies, looked for from the newest; what was said of those that do not.
-bool some_checkpoint_verifies(const std::filesystem::path& run, std::string& said);
-// What is wrong with the folder of a finished run, apart from its numbers; empty: nothing.
-std::string problem_of_finished(const std::filesystem::path& run);
-// SIGTERM or SIGUSR1.
-int signal_to_tell(std::mt19937& random);
-
-// How often training has begun in a run's metrics, and whether a step stands behind the last beginning.
-struct Beginnings {
-  int count = 0;
-  bool has_step = false;
-};
-Beginnings beginnings_of(const std::filesystem::path& run);
 
 const char* name_of(Torment torment);
 bool kills_a_rank(Torment torment);
 
-using SoakRandom = std::mt19937;
-// From 0 to 1, and below `bound`: by arithmetic of our own, so that a seed means the same with every library.
-double fraction_of(SoakRandom& random);
-std::size_t pick(SoakRandom& random, std::size_t bound);
-
-class TormentedRun {
+class TormentedRun : public Tormented {
  public:
   TormentedRun(const std::string& name, const SoakLayout& layout, const Settings& settings);
 
   // Runs until `step` is in the metrics, then does it. False: the run ended before, and nothing was done.
   bool suffer(Torment torment, long step, SoakRandom& random);
-  // Runs to the end; what is wrong with it then, empty: nothing.
-  std::string finish();
 
-  // Seconds from a rank's death, or from a stopped rank's SIGSTOP, to the first step of the restarted ranks.
-  const std::vector<double>& recoveries() const { return recoveries_; }
+  // Seconds from a stopped rank's SIGSTOP, or from a reset, to the first step of the restarted ranks.
   const std::vector<double>& recoveries_from_stop() const { return stop_recoveries_; }
   const std::vector<double>& recoveries_from_reset() const { return reset_recoveries_; }
   // Of starts by hand, from the start of the program.
   const std::vector<double>& restarts() const { return restarts_; }
   int kills_inside_saves() const { return kills_inside_saves_; }
-  // What went wrong so far; empty: nothing.
-  const std::string& problem() const { return problem_; }
 
  private:
-  bool keep_running();
-  bool reach(long step);
+  bool keep_running() override;
+  std::string said() const override { return agent_ ? agent_->errors() : std::string(); }
+  void compare_with_undisturbed(const Trajectory& found) override;
   bool await_save(double delay);
   std::vector<pid_t> await_workers(std::size_t count);
   void kill_and_await_death(pid_t process);
+  void await_death_of_agent();
+  // The signal reached the worker: the agent leaves. One that has just died of something else has taken it along.
+  void await_leaving(int before);
   // Since a fault, before which training had begun so often.
   void await_recovery(double since, int before, std::vector<double>& into);
-  void await_end_of_all();
   void count_dead_save();
   bool flip_any_bit(SoakRandom& random);
   bool hang_storage_of(pid_t victim, double seconds);
   bool reset_connection_of(pid_t victim, std::size_t choice);
-  void look_for_checkpoint();
-  void note(const std::string& problem);
 
-  std::string name_;
   SoakLayout layout_;
   Settings settings_;
-  std::filesystem::path folder_;
   HangingStorage storage_;
   std::unique_ptr<Program> agent_;
-  bool finished_ = false;
-  bool was_saved_ = false;
   int kills_since_start_ = 0;
   double started_ = 0.0;
   bool measure_start_ = false;
   int starts_before_ = 0;
+  // A connection was reset, and nobody has noticed: how often training had begun then.
+  int begun_at_reset_ = -1;
   int kills_inside_saves_ = 0;
   std::set<std::string> dead_saves_;
-  std::vector<double> recoveries_;
   std::vector<double> stop_recoveries_;
   std::vector<double> reset_recoveries_;
   std::vector<double> restarts_;
-  std::string problem_;
 };
-
-// Of what was measured; 0 of nothing.
-double median_of(std::vector<double> values);
-double largest_of(const std::vector<double>& values);
 
 }  // namespace scaletrain

@@ -23,7 +23,7 @@ void check_as_undisturbed(const std::string& run) {
   const Trajectory found = trajectory_of(layout_folder(run));
   CHECK(found.steps == undisturbed_soak(two_ranks()).steps);
   CHECK(found.evaluations == undisturbed_soak(two_ranks()).evaluations);
-  CHECK(problem_of_finished(layout_folder(run)).empty());
+  CHECK(problem_of_finished(layout_folder(run)) == "");
 }
 
 bool reaches(const std::string& run, Program& agent, long step) {

@@ -102,7 +102,7 @@ TEST_CASE("a silent member is named at the deadline, and only that one") {
   GlooWorld world(4);
   std::vector<std::unique_ptr<Communicator>> groups;
   groups.reserve(4);
-  for (int rank = 0; rank < 4; ++rank) groups.push_back(communicator_of(world, rank, 0.5));
+  for (int rank = 0; rank < 4; ++rank) groups.push_back(communicator_of(world, rank, 2.0));
   const auto errors = run_each(4, [&](int rank) {
     if (rank == 2) return;  // there, and does nothing
     std::vector<float> values(1000);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <latch>
 #include <span>
 #include <thread>
 
@@ -105,13 +106,14 @@ TEST_CASE("the watch wakes each target once, when its moment has come, and no re
   watch.add(later, far);
   watch.add(removed, start + std::chrono::milliseconds(60));
   watch.remove(removed, start + std::chrono::milliseconds(60));
+  const int before_removal = removed.count;                // if this thread was held up
   watch.add(soon, start + std::chrono::milliseconds(30));  // earlier than what the thread sleeps towards
   while (soon.count == 0 && seconds_since(start) < 60.0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   CHECK(seconds_since(start) >= 0.03);
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
   CHECK(soon.count == 1);
   CHECK(later.count == 0);
-  CHECK(removed.count == 0);
+  CHECK(removed.count == before_removal);
 }
 
 TEST_CASE("messages of any size arrive, matched by tag, in both directions at once") {
@@ -258,7 +260,12 @@ TEST_CASE("a peer that goes in the middle of a message is seen by receiver and s
     auto receive = world.rank(1).receive(0, 0, target);
     receive.reset();
     world.transports[1].reset();
-    CHECK(contains(error_of([&] { send->wait_until(deadline_after(600.0)); }), "rank 11"));
+    const std::string message = error_of([&] { send->wait_until(deadline_after(600.0)); });
+    // As above.
+    if (message.empty())
+      CHECK(send->wait_until(monotonic_now()));
+    else
+      CHECK(contains(message, "rank 11"));
   }
 }
 
@@ -307,10 +314,8 @@ TEST_CASE("stopping a transport ends the waits of other threads") {
   GlooWorld world(2);
   Bytes memory(10);
   std::string message;
-  std::thread waiting([&] {
-    const auto receive = world.rank(0).receive(1, 0, memory);
-    message = error_of([&] { receive->wait_until(deadline_after(600.0)); });
-  });
+  const auto receive = world.rank(0).receive(1, 0, memory);
+  std::thread waiting([&] { message = error_of([&] { receive->wait_until(deadline_after(600.0)); }); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   world.rank(0).stop();
   world.rank(0).stop();
@@ -320,9 +325,11 @@ TEST_CASE("stopping a transport ends the waits of other threads") {
 
 TEST_CASE("a member that does not come is named with the group") {
   InProcessWorld stores(3);
+  std::latch both(2);  // so that each meets the other's address in time
   const auto errors = run_each(2, [&](int rank) {
     GlooDevice device("127.0.0.1");
-    device.connect(*stores.make_store(), "tensor 0", world_ranks(3), Rank(10 + rank), 0.3);
+    both.arrive_and_wait();
+    device.connect(*stores.make_store(), "tensor 0", world_ranks(3), Rank(10 + rank), 1.5);
   });
   for (const auto& error : errors) {
     CHECK(contains(error, "tensor 0"));

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "comm/memory_store.h"
 #include "comm/rendezvous.h"
+#include "support/held_port.h"
 
 using namespace scaletrain;
 
@@ -161,15 +162,12 @@ TEST_CASE("a client that waits learns at once that the server is gone") {
 }
 
 TEST_CASE("a client may come before the server") {
-  std::uint16_t port = 0;
-  {
-    RendezvousServer first({.secret = secret});
-    port = first.address().port;
-  }
+  const HeldPort held;
+  const std::uint16_t port = held.port();
   std::string result;
   std::thread early([&] {
     try {
-      result = connect_store({"localhost", port}, secret, 30.0)->wait("a", 30.0);
+      result = connect_store({"127.0.0.1", port}, secret, 30.0)->wait("a", 30.0);
     } catch (const std::exception& error) {
       result = error.what();
     }
@@ -182,11 +180,8 @@ TEST_CASE("a client may come before the server") {
 }
 
 TEST_CASE("where no server comes, the client gives up at the deadline and names the address") {
-  std::uint16_t port = 0;
-  {
-    RendezvousServer first({.secret = secret});
-    port = first.address().port;
-  }
+  const HeldPort held;
+  const std::uint16_t port = held.port();
   const std::string message = error_of([&] { connect_store({"127.0.0.1", port}, secret, 0.2); });
   CHECK(contains(message, "127.0.0.1:" + std::to_string(port)));
   CHECK(contains(message, "refused"));

@@ -13,16 +13,16 @@
 
 #include "launch/agent.h"
 #include "support/temp_folder.h"
+#include "test_tools.h"
 
 namespace scaletrain {
 
 using Words = std::vector<std::string>;  // one worker's script: its command line
 using Scripts = std::vector<Words>;      // a crew's, by rank
 
-// Signals must be blocked before the watcher is made: base class first.
-struct BlockedSignals {
-  BlockedSignals() { block_interrupt_signals(); }
-};
+// Where a worker's standing still is the subject: longer than a busy machine takes to start one, or leaves it without a
+// turn.
+inline constexpr double hang_heartbeat = 3.0;
 
 // The n-th crew plays the n-th scripts, the last ones again and again.
 struct AgentScene : BlockedSignals {
@@ -59,6 +59,19 @@ struct AgentScene : BlockedSignals {
   AgentOptions options;
   std::vector<StartPoint> starts;  // asked of rank 0
   std::vector<WorkerSlot> slots;   // of all ranks
+};
+
+// Of one worker, whose n-th start plays the n-th script.
+struct LoneScene : AgentScene {
+  explicit LoneScene(const std::vector<Words>& worker_scripts) : AgentScene(crews_of_one(worker_scripts)) {}
+
+ private:
+  static std::vector<Scripts> crews_of_one(const std::vector<Words>& worker_scripts) {
+    std::vector<Scripts> crews;
+    crews.reserve(worker_scripts.size());
+    for (const Words& script : worker_scripts) crews.push_back(Scripts{script});
+    return crews;
+  }
 };
 
 inline bool has_no_children() {

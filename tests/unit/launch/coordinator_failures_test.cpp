@@ -12,8 +12,7 @@ using Scene = CoordinatorScene;
 
 TEST_CASE("a worker's own result ends all nodes with that code") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(7);
   Attempt diverged = ended(ExitCode::diverged, 7);
   diverged.message = "rank 1: no finite step";
@@ -27,8 +26,7 @@ TEST_CASE("a worker's own result ends all nodes with that code") {
 
 TEST_CASE("a dead worker ends the others' and all start again from the newest checkpoint") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   scene.checkpoint_step = 10;
   // The first to tell has only lost its peer: for a moment the cause is waited for.
@@ -44,11 +42,58 @@ TEST_CASE("a dead worker ends the others' and all start again from the newest ch
   CHECK(says(scene.log_text(), "restart 1 of 3"));
 }
 
+TEST_CASE("storage that cannot be read after a failure is asked again for five minutes, while nodes are listened to") {
+  const auto fail = [](Scene& scene) {
+    scene.begin();
+    scene.run_all(17);
+    scene.storage_is_away = true;
+    scene.report_all(killed(17));
+    scene.look();
+  };
+  Scene back(2);
+  fail(back);
+  CHECK(back.starts_asked == 1);
+  CHECK(back.pass(100).attempt == 1);
+  CHECK(back.starts_asked > 50);
+  CHECK(back.starts_asked <= 101);
+  back.storage_is_away = false;
+  back.checkpoint_step = 10;
+  CHECK(back.pass(2).attempt == 2);
+  CHECK(back.orders().command == NodeCommand::run);
+  CHECK(back.orders().plan.start.step == 10);
+  CHECK(says(back.log_text(), "restart 1 of 3"));
+  const std::string text = back.log_text();
+  CHECK(text.find("stale file handle") == text.rfind("stale file handle"));
+
+  Scene away(2);
+  fail(away);
+  CHECK(away.pass(295).command != NodeCommand::over);
+  CHECK(away.pass(20).command == NodeCommand::over);
+  CHECK(away.orders().code == ExitCode::input);
+  CHECK(says(away.orders().reason, "stale file handle"));
+
+  // A signal at any node, and the loss of one.
+  Scene interrupted(2);
+  fail(interrupted);
+  interrupted.pass(10);
+  interrupted.status(1).is_interrupted = true;
+  CHECK(interrupted.look().command == NodeCommand::over);
+  CHECK(interrupted.orders().code == ExitCode::interrupted);
+
+  Scene smaller(3, 2);
+  fail(smaller);
+  smaller.silence(1);
+  smaller.pass(run_out + 1);
+  smaller.storage_is_away = false;
+  CHECK(smaller.pass(2).command == NodeCommand::run);
+  CHECK(smaller.orders().attempt == 2);
+  CHECK(smaller.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {2, 1, 1}});
+}
+
 TEST_CASE("what the ranks of all nodes tell alike is nobody's in particular") {
   for (const bool is_alike : {true, false}) {
     Scene scene(2);
-    scene.come_all();
-    scene.look();
+    scene.begin();
     scene.run_all(7);
     Attempt one = ended(ExitCode::diverged, 7);  // of a node with one worker
     one.rank = Rank(0);
@@ -67,8 +112,7 @@ TEST_CASE("what the ranks of all nodes tell alike is nobody's in particular") {
 
 TEST_CASE("how long it took to make good a failure is told once every node is further") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   CHECK_FALSE(says(scene.log_text(), "recovered"));
   scene.checkpoint_step = 10;
@@ -92,8 +136,7 @@ TEST_CASE("how long it took to make good a failure is told once every node is fu
 
 TEST_CASE("workers that have lost a peer that nobody misses are started again") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   scene.report(0, lost_peer(17));
   CHECK(scene.pass(1.5).command == NodeCommand::run);
@@ -104,8 +147,7 @@ TEST_CASE("workers that have lost a peer that nobody misses are started again") 
 
 TEST_CASE("the same step failing three times ends the run with 6, and used up restarts with 4") {
   Scene stuck(2);
-  stuck.come_all();
-  stuck.look();
+  stuck.begin();
   for (int i = 0; i < 3; ++i) {
     stuck.run_all(5);
     stuck.report_all(lost_peer(5));
@@ -115,8 +157,7 @@ TEST_CASE("the same step failing three times ends the run with 6, and used up re
   CHECK(stuck.orders().command == NodeCommand::over);
   CHECK(stuck.orders().code == ExitCode::no_progress);
   Scene used_up(2, {}, 1);
-  used_up.come_all();
-  used_up.look();
+  used_up.begin();
   for (int i = 0; i < 2; ++i) {
     used_up.run_all(5 + i);
     used_up.report_all(killed(5 + i));
@@ -128,8 +169,7 @@ TEST_CASE("the same step failing three times ends the run with 6, and used up re
 
 TEST_CASE("a hang is where no node moves, and not where one does") {
   Scene scene(3);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(9);
   for (const std::int64_t node : {0, 2}) scene.status(node).pulse.still_seconds = 3 * heartbeat;
   scene.status(1).pulse.still_seconds = heartbeat - 1;
@@ -151,8 +191,7 @@ TEST_CASE("a hang is where no node moves, and not where one does") {
 
 TEST_CASE("a node that is still starting its workers is no hang") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(9);
   scene.status(0).pulse.still_seconds = 3 * heartbeat;
   scene.status(1).attempt = 0;
@@ -162,8 +201,7 @@ TEST_CASE("a node that is still starting its workers is no hang") {
 
 TEST_CASE("after a signal a failure is not mended any more") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(3);
   scene.status(0).is_interrupted = true;
   scene.look();
@@ -175,8 +213,7 @@ TEST_CASE("after a signal a failure is not mended any more") {
 
 TEST_CASE("a rank that is slower than its peers on other nodes is warned about with its host") {
   Scene scene(3);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   // Each step takes the other ranks 0.1 s of work, this one 0.5 s.
   for (std::int64_t second = 0; second < 30; ++second) {
     scene.run_all(second * 2);
@@ -194,8 +231,7 @@ TEST_CASE("a rank that is slower than its peers on other nodes is warned about w
 TEST_CASE("nodes of different pipeline stages are not compared, and all ranks must have told") {
   for (const bool is_pipeline : {false, true}) {
     Scene scene(2, {}, 3, is_pipeline ? 2 : 1);
-    scene.come_all();
-    scene.look();
+    scene.begin();
     for (std::int64_t second = 0; second < 30; ++second) {
       scene.run_all(second * 2);
       for (const std::int64_t node : {0, 1})
@@ -210,8 +246,7 @@ TEST_CASE("nodes of different pipeline stages are not compared, and all ranks mu
 
 TEST_CASE("storage in which no node does anything any more is a hang") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(9);
   for (const std::int64_t node : {0, 1}) {
     scene.status(node).pulse.working = 0;

@@ -12,8 +12,7 @@ using Scene = CoordinatorScene;
 
 TEST_CASE("a lost node is waited for until its workers must be dead, then the run ends with 75") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   scene.silence(1);
   scene.report(0, lost_peer(17));
@@ -29,8 +28,7 @@ TEST_CASE("a lost node is waited for until its workers must be dead, then the ru
 
 TEST_CASE("an elastic run goes on with the replicas that are left, and grows when a node is back") {
   Scene scene(3, 2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   scene.checkpoint_step = 10;
   scene.silence(1);
@@ -57,8 +55,7 @@ TEST_CASE("an elastic run goes on with the replicas that are left, and grows whe
 
 TEST_CASE("an elastic run with too few nodes left ends with 75") {
   Scene scene(3, 2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   scene.silence(1);
   scene.silence(2);
@@ -70,8 +67,7 @@ TEST_CASE("an elastic run with too few nodes left ends with 75") {
 
 TEST_CASE("an agent that is back before it was missed has no part in the attempt that it died in") {
   Scene scene(2, 1);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   scene.come(1, "second");
   CHECK(scene.look().command == NodeCommand::end);
@@ -84,8 +80,7 @@ TEST_CASE("an agent that is back before it was missed has no part in the attempt
 
 TEST_CASE("of two nodes that are lost at once both are waited for, and the rest goes on") {
   Scene scene(4, 2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(17);
   scene.checkpoint_step = 10;
   scene.silence(1);
@@ -99,25 +94,11 @@ TEST_CASE("of two nodes that are lost at once both are waited for, and the rest 
   CHECK(scene.starts_asked == 1);
 }
 
-namespace {
-
-// A node of an elastic run is lost at this step; what is left goes on.
-void lose(Scene& scene, std::int64_t node, std::int64_t step) {
-  scene.run_all(step);
-  scene.silence(node);
-  for (const NodeShare& share : scene.orders().plan.shares)
-    if (share.node != node) scene.report(share.node, lost_peer(step));
-  scene.pass(run_out + 1);
-}
-
-}  // namespace
-
 TEST_CASE("lost nodes use up no restarts, crashes between them do") {
   Scene scene(8, 1, 2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   for (std::int64_t node = 1; node <= 5; ++node) {
-    lose(scene, node, 20 + node);
+    scene.lose(node, 20 + node);
     REQUIRE(scene.orders().attempt == node + 1);
     REQUIRE(scene.orders().command == NodeCommand::run);
   }
@@ -128,7 +109,7 @@ TEST_CASE("lost nodes use up no restarts, crashes between them do") {
     REQUIRE(scene.look().command == NodeCommand::run);
   }
   CHECK(says(scene.log_text(), "restart 2 of 2"));
-  lose(scene, 6, 40);
+  scene.lose(6, 40);
   REQUIRE(scene.orders().command == NodeCommand::run);
   scene.run_all(41);
   scene.report_all(killed(41));
@@ -138,22 +119,20 @@ TEST_CASE("lost nodes use up no restarts, crashes between them do") {
 
 TEST_CASE("crashes at one step are counted past lost nodes, and a step that loses nodes again and again is given up") {
   Scene crashing(8, 1, 100);
-  crashing.come_all();
-  crashing.look();
+  crashing.begin();
   for (std::int64_t crash = 1; crash <= 3; ++crash) {
     crashing.run_all(5);
     crashing.report_all(killed(5));
     crashing.look();
-    if (crash < 3) lose(crashing, crash, 5);
+    if (crash < 3) crashing.lose(crash, 5);
   }
   CHECK(crashing.orders().command == NodeCommand::over);
   CHECK(crashing.orders().code == ExitCode::no_progress);
   Scene losing(12, 1);
-  losing.come_all();
-  losing.look();
+  losing.begin();
   for (std::int64_t node = 1; node <= 10; ++node) {
     REQUIRE(losing.orders().command == NodeCommand::run);
-    lose(losing, node, 5);
+    losing.lose(node, 5);
   }
   CHECK(losing.orders().command == NodeCommand::over);
   CHECK(losing.orders().code == ExitCode::no_progress);
@@ -162,23 +141,20 @@ TEST_CASE("crashes at one step are counted past lost nodes, and a step that lose
 
 TEST_CASE("without restarts an elastic run still goes on without a lost node") {
   Scene scene(3, 1, 0);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.checkpoint_step = 10;
-  lose(scene, 1, 17);
+  scene.lose(1, 17);
   CHECK(scene.orders().command == NodeCommand::run);
   CHECK(scene.orders().plan.start.step == 10);
 }
 
 TEST_CASE("the last word of an agent that was given up does not harm its successor") {
   Scene scene(2, 1);
-  scene.come_all();
-  scene.look();
-  lose(scene, 1, 17);
+  scene.begin();
+  scene.lose(1, 17);
   NodeStatus late = scene.status(1);
   late.left = Departure{ExitCode::usage, "late"};
-  scene.revive(1);
-  scene.come(1, "second");
+  scene.return_as(1, "second");
   scene.run_all(18);
   CHECK(scene.look().command == NodeCommand::leave);
   scene.report(0, ended(ExitCode::interrupted, 19));
@@ -210,8 +186,7 @@ TEST_CASE("before the start the last word of one that was given up ends nothing"
   scene.silence(1);
   scene.statuses().erase(2);
   scene.pass(run_out + 1);
-  scene.revive(1);
-  scene.come(1, "second");
+  scene.return_as(1, "second");
   scene.look();
   const NodeStatus successor = scene.status(1);
   scene.come(1, "first");
@@ -225,20 +200,17 @@ TEST_CASE("before the start the last word of one that was given up ends nothing"
 
 TEST_CASE("a node that comes and goes must stay for longer each time before the run has it again") {
   Scene scene(3, 1);
-  scene.come_all();
-  scene.look();
-  lose(scene, 2, 17);
+  scene.begin();
+  scene.lose(2, 17);
   // After its first loss it is trusted at once.
-  scene.revive(2);
-  scene.come(2, "second");
+  scene.return_as(2, "second");
   scene.run_all(18);
   REQUIRE(scene.look().command == NodeCommand::leave);
   scene.report_all(ended(ExitCode::interrupted, 19));
   scene.look();
   REQUIRE(scene.orders().plan.data == 3);
-  lose(scene, 2, 20);
-  scene.revive(2);
-  scene.come(2, "third");
+  scene.lose(2, 20);
+  scene.return_as(2, "third");
   scene.run_all(21);
   CHECK(scene.pass(55).command == NodeCommand::run);
   // A crash meanwhile is no occasion to make use of it.
@@ -250,9 +222,8 @@ TEST_CASE("a node that comes and goes must stay for longer each time before the 
   scene.report_all(ended(ExitCode::interrupted, 24));
   scene.look();
   REQUIRE(scene.orders().plan.data == 3);
-  lose(scene, 2, 25);
-  scene.revive(2);
-  scene.come(2, "fourth");
+  scene.lose(2, 25);
+  scene.return_as(2, "fourth");
   scene.run_all(26);
   CHECK(scene.pass(115).command == NodeCommand::run);
   CHECK(scene.pass(10).command == NodeCommand::leave);
@@ -260,17 +231,15 @@ TEST_CASE("a node that comes and goes must stay for longer each time before the 
 
 TEST_CASE("a node that comes and goes is made use of where the run cannot do without") {
   Scene scene(2, 1);
-  scene.come_all();
-  scene.look();
-  lose(scene, 1, 17);
+  scene.begin();
+  scene.lose(1, 17);
   for (const char* const incarnation : {"second", "third"}) {
-    scene.revive(1);
-    scene.come(1, incarnation);
+    scene.return_as(1, incarnation);
     if (incarnation == std::string("second")) {
       scene.run_all(18);
       scene.report_all(ended(ExitCode::interrupted, 19));
       scene.look();
-      lose(scene, 1, 20);
+      scene.lose(1, 20);
     }
   }
   scene.run_all(21);
@@ -278,31 +247,26 @@ TEST_CASE("a node that comes and goes is made use of where the run cannot do wit
   CHECK(scene.coordinator().roster().steady() == std::vector<std::int64_t>{0});
   CHECK(scene.coordinator().roster().present() == std::vector<std::int64_t>{0, 1});
   Scene needed(3, 2);
-  needed.come_all();
-  needed.look();
-  lose(needed, 1, 17);
-  needed.revive(1);
-  needed.come(1, "second");
+  needed.begin();
+  needed.lose(1, 17);
+  needed.return_as(1, "second");
   needed.run_all(18);
   needed.report_all(ended(ExitCode::interrupted, 19));
   needed.look();
-  lose(needed, 1, 20);
-  needed.revive(1);
-  needed.come(1, "third");
+  needed.lose(1, 20);
+  needed.return_as(1, "third");
   needed.run_all(21);
-  lose(needed, 2, 22);
+  needed.lose(2, 22);
   CHECK(needed.orders().command == NodeCommand::run);
   CHECK(needed.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {1, 1, 1}});
 }
 
 TEST_CASE("for an agent that cannot take part no run is interrupted") {
   Scene scene(2, 1);
-  scene.come_all();
-  scene.look();
-  lose(scene, 1, 17);
+  scene.begin();
+  scene.lose(1, 17);
   scene.run_all(18);
-  scene.revive(1);
-  scene.come(1, "second");
+  scene.return_as(1, "second");
   scene.status(1).left = Departure{ExitCode::usage, "another config"};
   CHECK(scene.pass(3).command == NodeCommand::run);
   CHECK(scene.orders().attempt == 2);
@@ -311,11 +275,9 @@ TEST_CASE("for an agent that cannot take part no run is interrupted") {
 
 TEST_CASE("a node that is lost while the workers save and leave costs the save alone") {
   Scene scene(3, 1);
-  scene.come_all();
-  scene.look();
-  lose(scene, 1, 17);
-  scene.revive(1);
-  scene.come(1, "second");
+  scene.begin();
+  scene.lose(1, 17);
+  scene.return_as(1, "second");
   scene.run_all(18);
   REQUIRE(scene.look().command == NodeCommand::leave);
   scene.silence(2);
@@ -329,12 +291,10 @@ TEST_CASE("a node that is lost while the workers save and leave costs the save a
 
 TEST_CASE("a node that comes when the workers are at their last step changes nothing") {
   Scene scene(2, 1);
-  scene.come_all();
-  scene.look();
-  lose(scene, 1, 17);
+  scene.begin();
+  scene.lose(1, 17);
   scene.run_all(49);
-  scene.revive(1);
-  scene.come(1, "second");
+  scene.return_as(1, "second");
   REQUIRE(scene.look().command == NodeCommand::leave);
   scene.report(0, ended(ExitCode::finished, 50));
   CHECK(scene.look().command == NodeCommand::over);
@@ -344,12 +304,10 @@ TEST_CASE("a node that comes when the workers are at their last step changes not
 TEST_CASE("a node that comes with trouble of its own is dismissed with its code, and the run goes on without it") {
   for (const bool is_result : {true, false}) {
     Scene scene(3, 1, 0);
-    scene.come_all();
-    scene.look();
-    lose(scene, 2, 17);
+    scene.begin();
+    scene.lose(2, 17);
     scene.run_all(18);
-    scene.revive(2);
-    scene.come(2, "second");
+    scene.return_as(2, "second");
     scene.look();
     scene.report_all(ended(ExitCode::interrupted, 19));
     scene.checkpoint_step = 19;
@@ -380,15 +338,13 @@ TEST_CASE("a node that comes with trouble of its own is dismissed with its code,
 TEST_CASE("trouble that all have, or of a node that has made steps, or of the first start, ends the run") {
   for (const int kind : {0, 1, 2}) {
     Scene scene(3, 1);
-    scene.come_all();
-    scene.look();
+    scene.begin();
     Attempt trouble = ended(ExitCode::input, 19);
     trouble.message = "rank 2: a.txt: there is no such file";
     if (kind < 2) {
-      lose(scene, 2, 17);
+      scene.lose(2, 17);
       scene.run_all(18);
-      scene.revive(2);
-      scene.come(2, "second");
+      scene.return_as(2, "second");
       scene.look();
       scene.report_all(ended(ExitCode::interrupted, 19));
       scene.checkpoint_step = 19;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "launch/coordinator.h"
 #include "support/temp_folder.h"
 
@@ -17,6 +18,39 @@ namespace scaletrain {
 inline constexpr double heartbeat = 30.0;
 inline constexpr double lease = 10.0;
 inline constexpr double run_out = 15.0;
+
+inline Attempt ended(ExitCode code, std::int64_t step = 100) {
+  Attempt attempt;
+  attempt.result = code;
+  attempt.step = step;
+  attempt.description = "ended";
+  return attempt;
+}
+inline Attempt killed(std::int64_t step) {
+  Attempt attempt;
+  attempt.step = step;
+  attempt.rank = Rank(1);
+  attempt.description = "rank 1: worker 5 was killed by signal 9";
+  return attempt;
+}
+inline Attempt lost_peer(std::int64_t step) {
+  Attempt attempt;
+  attempt.step = step;
+  attempt.lost_peer_only = true;
+  attempt.description = "rank 0: worker 4 ended with exit code 4";
+  return attempt;
+}
+inline Attempt ended_as_told(std::int64_t step) {
+  Attempt attempt;
+  attempt.step = step;
+  attempt.ended_for_others = true;
+  return attempt;
+}
+inline Attempt ended_while_starting() {
+  Attempt attempt;
+  attempt.started = false;
+  return attempt;
+}
 
 // Agents that do as they are told, unless the test says otherwise.
 class CoordinatorScene {
@@ -38,6 +72,7 @@ class CoordinatorScene {
                       .next_start =
                           [this](const StartPoint& before) {
                             ++starts_asked;
+                            if (storage_is_away) throw FileAccessError("step-00000010: stale file handle");
                             return StartPoint{
                                 .checkpoint = "c", .step = checkpoint_step, .generation = before.generation + 1};
                           },
@@ -59,10 +94,20 @@ class CoordinatorScene {
   void come_all() {
     for (std::int64_t node = 0; node < nodes_; ++node) come(node);
   }
+  // All are there, and the first attempt begins.
+  void begin() {
+    come_all();
+    look();
+  }
   NodeStatus& status(std::int64_t node) { return statuses_.at(node); }
   std::map<std::int64_t, NodeStatus>& statuses() { return statuses_; }
   void silence(std::int64_t node) { silent_[node] = true; }
   void revive(std::int64_t node) { silent_[node] = false; }
+  // Another agent of a node that was lost.
+  void return_as(std::int64_t node, const std::string& incarnation) {
+    revive(node);
+    come(node, incarnation);
+  }
 
   // Time passes in small steps; who is not silent gives signs of life.
   const Orders& pass(double seconds) {
@@ -98,6 +143,14 @@ class CoordinatorScene {
   void report_all(const Attempt& attempt) {
     for (const NodeShare& share : orders().plan.shares) report(share.node, attempt);
   }
+  // A node of an elastic run is lost at this step; what is left goes on.
+  void lose(std::int64_t node, std::int64_t step) {
+    run_all(step);
+    silence(node);
+    for (const NodeShare& share : orders().plan.shares)
+      if (share.node != node) report(share.node, lost_peer(step));
+    pass(run_out + 1);
+  }
 
   const Orders& orders() const { return coordinator_.orders(); }
   Coordinator& coordinator() { return coordinator_; }
@@ -112,6 +165,7 @@ class CoordinatorScene {
   int starts_asked = 0;
   std::int64_t checkpoint_step = 0;
   bool holds_lock = true;
+  bool storage_is_away = false;
 
  private:
   std::int64_t nodes_;
@@ -122,39 +176,6 @@ class CoordinatorScene {
   std::map<std::int64_t, bool> silent_;
   double now_ = 1000.0;
 };
-
-inline Attempt ended(ExitCode code, std::int64_t step = 100) {
-  Attempt attempt;
-  attempt.result = code;
-  attempt.step = step;
-  attempt.description = "ended";
-  return attempt;
-}
-inline Attempt killed(std::int64_t step) {
-  Attempt attempt;
-  attempt.step = step;
-  attempt.rank = Rank(1);
-  attempt.description = "rank 1: worker 5 was killed by signal 9";
-  return attempt;
-}
-inline Attempt lost_peer(std::int64_t step) {
-  Attempt attempt;
-  attempt.step = step;
-  attempt.lost_peer_only = true;
-  attempt.description = "rank 0: worker 4 ended with exit code 4";
-  return attempt;
-}
-inline Attempt ended_as_told(std::int64_t step) {
-  Attempt attempt;
-  attempt.step = step;
-  attempt.ended_for_others = true;
-  return attempt;
-}
-inline Attempt ended_while_starting() {
-  Attempt attempt;
-  attempt.started = false;
-  return attempt;
-}
 
 inline bool says(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

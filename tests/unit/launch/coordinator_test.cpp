@@ -67,8 +67,7 @@ TEST_CASE("a node that cannot take part ends the start with its code") {
 TEST_CASE("what all workers came to is the run's result") {
   for (const ExitCode code : {ExitCode::finished, ExitCode::interrupted}) {
     Scene scene(2);
-    scene.come_all();
-    scene.look();
+    scene.begin();
     scene.run_all(1);
     scene.report(0, ended(code));
     CHECK(scene.pass(5).command == NodeCommand::run);  // the other is still on its way
@@ -81,8 +80,7 @@ TEST_CASE("what all workers came to is the run's result") {
 
 TEST_CASE("a signal at one node makes all save and leave, and ends the run with 75") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(3);
   scene.status(1).is_interrupted = true;
   CHECK(scene.look().command == NodeCommand::leave);
@@ -93,8 +91,7 @@ TEST_CASE("a signal at one node makes all save and leave, and ends the run with 
 
 TEST_CASE("a signal while workers start ends them all") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(-1);
   scene.status(1).is_interrupted = true;
   scene.report(1, ended_while_starting());
@@ -110,8 +107,7 @@ TEST_CASE("a signal while workers start ends them all") {
 
 TEST_CASE("a coordinator that stood still blames nobody") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(3);
   NodeStatus first = scene.status(0);
   NodeStatus second = scene.status(1);
@@ -124,8 +120,7 @@ TEST_CASE("a coordinator that stood still blames nobody") {
 
 TEST_CASE("a lost lock ends the run before another attempt") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(3);
   scene.holds_lock = false;
   scene.report_all(killed(4));
@@ -136,8 +131,7 @@ TEST_CASE("a lost lock ends the run before another attempt") {
 
 TEST_CASE("the coordinator stays until the others have left") {
   Scene scene(2);
-  scene.come_all();
-  scene.look();
+  scene.begin();
   scene.run_all(3);
   scene.report_all(ended(ExitCode::finished));
   scene.look();
@@ -146,8 +140,7 @@ TEST_CASE("the coordinator stays until the others have left") {
   scene.look();
   CHECK(scene.coordinator().is_done());
   Scene silent(2);
-  silent.come_all();
-  silent.look();
+  silent.begin();
   silent.run_all(3);
   silent.report_all(ended(ExitCode::finished));
   silent.pass(run_out - 1);

@@ -83,7 +83,7 @@ TEST_CASE("every hung worker's log gets what it is in and a stack before it is k
   AgentScene scene(
       {Scripts{Words{"stuck", "4", ""}, Words{"stuck", "4", ""}}, Scripts{Words{"exit", "0"}, Words{"exit", "0"}}});
   for (std::size_t rank = 0; rank < 2; ++rank) scene.scripts[0][rank][2] = scene.file("rank" + std::to_string(rank));
-  scene.options.heartbeat = 1.0;
+  scene.options.heartbeat = hang_heartbeat;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.starts.size() == 2);
   for (const char* const name : {"rank0", "rank1"}) {
@@ -103,7 +103,7 @@ TEST_CASE("a stopped worker is said to be stopped, and writes its report all the
   AgentScene scene({Scripts{Words{"stuck", "4", ""}, Words{"stuck", "4", "", "stop"}},
                     Scripts{Words{"exit", "0"}, Words{"exit", "0"}}});
   for (std::size_t rank = 0; rank < 2; ++rank) scene.scripts[0][rank][2] = scene.file("rank" + std::to_string(rank));
-  scene.options.heartbeat = 1.0;
+  scene.options.heartbeat = hang_heartbeat;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.starts.size() == 2);
   CHECK(scene.logged("rank 1: worker"));
@@ -122,7 +122,7 @@ TEST_CASE("of workers that stand, the one that is in no collective is to blame")
                     Scripts{Words{"exit", "0"}, Words{"exit", "0"}, Words{"exit", "0"}}});
   scene.scripts[0][0][2] = scene.file("rank0");
   scene.scripts[0][2][2] = scene.file("rank2");
-  scene.options.heartbeat = 1.5;
+  scene.options.heartbeat = hang_heartbeat;
   CHECK(scene.run() == ExitCode::finished);
   CHECK(scene.logged("rank 1: worker"));
   CHECK(scene.logged("in no collective and was killed; rank 0 waits in group data"));

@@ -7,9 +7,11 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <thread>
@@ -239,16 +241,38 @@ int agent(const Call& call) {
   return static_cast<int>(run_agent(options));
 }
 
+int run(const Call& call);
+
+// meet FOLDER COUNT SCRIPT...: plays the script once so many have come to the folder
+int meet(const Call& call) {
+  const std::filesystem::path folder = call.words.at(1);
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / std::to_string(::getpid())) << std::flush;
+  const auto count_of = [&folder] {
+    return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+  };
+  while (count_of() < std::stol(call.words.at(2))) sleep_seconds(0.005);
+  return run({.words = {call.words.begin() + 3, call.words.end()}, .channel = call.channel});
+}
+
 int run(const Call& call) {
-  const std::map<std::string, std::function<int(const Call&)>> modes = {
-      {"exit", exit_at_once},   {"die", die},
-      {"fail", fail},           {"hang", hang},
-      {"work", work},           {"wait", wait},
-      {"save", save},           {"slow-start", slow_start},
-      {"stuck", stuck},         {"agent-of-stuck", agent_of_stuck},
-      {"pid", write_pid},       {"agent", agent},
-      {"explain", explain},     {"later", fail_later},
-      {"count", count_signals}, {"place", write_place}};
+  const std::map<std::string, std::function<int(const Call&)>> modes = {{"exit", exit_at_once},
+                                                                        {"die", die},
+                                                                        {"fail", fail},
+                                                                        {"hang", hang},
+                                                                        {"work", work},
+                                                                        {"wait", wait},
+                                                                        {"save", save},
+                                                                        {"slow-start", slow_start},
+                                                                        {"stuck", stuck},
+                                                                        {"agent-of-stuck", agent_of_stuck},
+                                                                        {"pid", write_pid},
+                                                                        {"agent", agent},
+                                                                        {"explain", explain},
+                                                                        {"later", fail_later},
+                                                                        {"count", count_signals},
+                                                                        {"place", write_place},
+                                                                        {"meet", meet}};
   return modes.at(call.words.at(0))(call);
 }
 

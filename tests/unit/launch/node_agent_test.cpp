@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,47 +20,15 @@
 #include "launch/launched_world.h"
 #include "launch/node_world.h"
 #include "support/temp_folder.h"
+#include "test_tools.h"
 
 namespace scaletrain {
 namespace {
 
-constexpr double heartbeat = 3.0;  // a lease of one second
+constexpr double heartbeat = 6.0;  // a lease of two seconds
 constexpr double patience = 60.0;
-
-template <class Condition>
-bool comes_true(Condition condition, double seconds = patience) {
-  const MonotonicTime begin = monotonic_now();
-  while (!condition()) {
-    if (seconds_since(begin) > seconds) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
-}
-
-struct Network {
-  Network()
-      : server(std::make_unique<RendezvousServer>(RendezvousServer::Options{.secret = "secret"})),
-        store(server->local_store()) {}
-
-  std::unique_ptr<KeyValueStore> connect() const {
-    if (is_cut) throw PeerError("the network is cut");
-    return connect_store(server->address(), "secret", 0.2, std::nullopt, 0.5);
-  }
-  NodeLink::Options link(std::int64_t node) const {
-    return {
-        .node = node, .store = connect(), .reconnect = [this] { return connect(); }, .lease = agent_lease(heartbeat)};
-  }
-  std::unique_ptr<KeyValueStore> local() const { return server->local_store(); }
-  std::optional<NodeStatus> status(std::int64_t node) const {
-    const auto text = store->find(status_key(node));
-    return text ? std::optional(parse_status(*text)) : std::nullopt;
-  }
-  void order(const Orders& orders) const { publish_orders(*store, orders); }
-
-  std::unique_ptr<RendezvousServer> server;
-  std::unique_ptr<KeyValueStore> store;
-  std::atomic<bool> is_cut{false};
-};
+// Where nobody is to be cut off, however busy the machine.
+constexpr double long_lease = 600.0;
 
 // A store whose server does not answer any more.
 class DeafStore final : public KeyValueStore {
@@ -83,14 +52,75 @@ class DeafStore final : public KeyValueStore {
   const std::atomic<bool>& is_deaf_;
 };
 
-// Of a test's agents; nobody interrupts them.
-struct Interrupts {
-  Interrupts() {
-    block_interrupt_signals();
-    watcher.emplace();
+struct Network {
+  Network()
+      : server(std::make_unique<RendezvousServer>(RendezvousServer::Options{.secret = "secret"})),
+        store(server->local_store()) {}
+
+  std::unique_ptr<KeyValueStore> connect() const {
+    if (is_cut) throw PeerError("the network is cut");
+    return connect_store(server->address(), "secret", patience, std::nullopt, patience);
   }
-  std::optional<InterruptWatcher> watcher;
+  NodeLink::Options link(std::int64_t node, double lease = long_lease) const {
+    return {.node = node, .store = connect(), .reconnect = [this] { return connect(); }, .lease = lease};
+  }
+  // Of a node whose connection ends once is_deaf is set.
+  NodeLink::Options losing_link(std::int64_t node, double lease = long_lease) const {
+    NodeLink::Options options = link(node, lease);
+    options.store = std::make_unique<DeafStore>(std::move(options.store), is_deaf);
+    return options;
+  }
+  std::unique_ptr<KeyValueStore> local() const { return server->local_store(); }
+  std::optional<NodeStatus> status(std::int64_t node) const {
+    const auto text = store->find(status_key(node));
+    return text ? std::optional(parse_status(*text)) : std::nullopt;
+  }
+  void order(const Orders& orders) const { publish_orders(*store, orders); }
+
+  std::unique_ptr<RendezvousServer> server;
+  std::unique_ptr<KeyValueStore> store;
+  std::atomic<bool> is_cut{false};   // no connection can be made
+  std::atomic<bool> is_deaf{false};  // for those there are
 };
+
+// What a test's agents share; nobody interrupts them.
+struct Host : BlockedSignals {
+  NodeAgentOptions agent(NodeLink& link, std::int64_t node, std::function<Attempt(const CrewOptions&)> run_workers) {
+    return {.node = node,
+            .paths = RunPaths(folder.path()),
+            .link = link,
+            .heartbeat = heartbeat,
+            .log = log,
+            .interrupts = watcher,
+            .workers_secret = [](const WorkersRendezvous& rendezvous) { return "secret from " + rendezvous.salt; },
+            .run_workers = std::move(run_workers)};
+  }
+
+  TempFolder folder;
+  Log log{{.file = folder.path() / "agent.log"}};
+  InterruptWatcher watcher;
+};
+
+// Of node 1 alone.
+Orders run_on_node_1(const std::string& incarnation) {
+  Orders orders;
+  orders.command = NodeCommand::run;
+  orders.attempt = 1;
+  orders.plan.shares = {{1, 0, 1}};
+  orders.plan.incarnations = {incarnation};
+  orders.plan.rendezvous = {{"127.0.0.1", 1}, "s"};
+  return orders;
+}
+
+// One of two nodes.
+LaunchedWorld::Options node_options(const TempFolder& folder, std::int64_t node) {
+  LaunchedWorld::Options options{.paths = RunPaths(folder.path()), .place = {}, .interface = "127.0.0.1"};
+  options.place.launcher = "SLURM";
+  options.place.rank = node;
+  options.place.world = 2;
+  options.seconds = patience;
+  return options;
+}
 
 Attempt finished(std::int64_t step) {
   Attempt attempt;
@@ -102,22 +132,42 @@ Attempt finished(std::int64_t step) {
 
 }  // namespace
 
+TEST_CASE("a link whose first connections fail tries on until its lease has run out") {
+  Network network;
+  network.is_cut = true;
+  std::atomic<int> attempts{0};
+  const auto connect = [&] {
+    ++attempts;
+    return network.connect();
+  };
+  {
+    NodeLink link({.node = 1, .reconnect = connect, .lease = 60.0});
+    REQUIRE(eventually([&] { return attempts >= 3; }));
+    CHECK_FALSE(link.is_cut_off());
+    network.is_cut = false;
+    CHECK(eventually([&] { return network.status(1).has_value(); }));
+  }
+  network.is_cut = true;
+  NodeLink link({.node = 2, .reconnect = connect, .lease = 0.2});
+  CHECK(eventually([&] { return link.is_cut_off(); }));
+}
+
 TEST_CASE("a link publishes its node's status and fetches orders") {
   const Network network;
   NodeLink link(network.link(4));
-  REQUIRE(comes_true([&] { return network.status(4).has_value(); }));
+  REQUIRE(eventually([&] { return network.status(4).has_value(); }));
   const std::uint64_t beat = network.status(4)->beat;
-  CHECK(comes_true([&] { return network.status(4)->beat > beat; }));
+  CHECK(eventually([&] { return network.status(4)->beat > beat; }));
   CHECK(network.status(4)->incarnation == link.incarnation());
   link.begin_attempt(7);
   link.report(finished(3));
-  CHECK(comes_true([&] { return network.status(4)->report.has_value(); }));
+  CHECK(eventually([&] { return network.status(4)->report.has_value(); }));
   CHECK(network.status(4)->attempt == 7);
   Orders orders;
   orders.command = NodeCommand::over;
   orders.code = ExitCode::diverged;
   network.order(orders);
-  CHECK(comes_true([&] { return link.wait_for_orders(1.0); }));
+  CHECK(eventually([&] { return link.wait_for_orders(1.0); }));
   CHECK(link.orders().code == ExitCode::diverged);
   CHECK_FALSE(link.is_cut_off());
   link.leave({ExitCode::diverged, "why"});
@@ -127,50 +177,41 @@ TEST_CASE("a link publishes its node's status and fetches orders") {
 
 TEST_CASE("a link that cannot reach the coordinator for its lease is cut off for good") {
   Network network;
-  std::atomic<bool> is_deaf{false};
-  NodeLink::Options options = network.link(1);
-  options.store = std::make_unique<DeafStore>(std::move(options.store), is_deaf);
-  NodeLink link(std::move(options));
-  REQUIRE(comes_true([&] { return network.status(1).has_value(); }));
-  CHECK_FALSE(link.is_cut_off());
-  network.is_cut = true;
-  is_deaf = true;
+  NodeLink link(network.losing_link(1, agent_lease(heartbeat)));
+  REQUIRE(eventually([&] { return network.status(1).has_value(); }));
   const MonotonicTime begin = monotonic_now();
-  CHECK(comes_true([&] { return link.is_cut_off(); }));
+  network.is_cut = true;
+  network.is_deaf = true;
+  CHECK(eventually([&] { return link.is_cut_off(); }));
   CHECK(seconds_since(begin) >= 0.5 * agent_lease(heartbeat));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // a try that had begun before has failed
   const std::uint64_t beat = network.status(1)->beat;
   network.is_cut = false;
-  is_deaf = false;
+  network.is_deaf = false;
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   CHECK(link.is_cut_off());
   CHECK(network.status(1)->beat == beat);  // it does not look alive again
 }
 
 TEST_CASE("a broken connection that comes back within the lease is nothing") {
-  const Network network;
-  std::atomic<bool> is_deaf{false};
-  NodeLink::Options options = network.link(1);
-  options.store = std::make_unique<DeafStore>(std::move(options.store), is_deaf);
-  NodeLink link(std::move(options));
-  REQUIRE(comes_true([&] { return network.status(1).has_value(); }));
-  is_deaf = true;
+  Network network;
+  NodeLink link(network.losing_link(1));
+  REQUIRE(eventually([&] { return network.status(1).has_value(); }));
+  network.is_deaf = true;
   const std::uint64_t beat = network.status(1)->beat;
-  CHECK(comes_true([&] { return network.status(1)->beat > beat + 1; }));
+  CHECK(eventually([&] { return network.status(1)->beat > beat + 1; }));
   CHECK_FALSE(link.is_cut_off());
 }
 
 TEST_CASE("agents follow the coordinator through a failure to the end") {
   const Network network;
-  const TempFolder folder;
-  const Interrupts interrupts;
-  Log log({.file = folder.path() / "agent.log"});
-  const RunPaths paths(folder.path());
+  Host host;
   constexpr std::int64_t nodes = 3;
   Coordinator coordinator({.layout = {.ranks_per_node = 2, .replica = 1, .data = 6},
                            .nodes = nodes,
                            .lock_id = "lock",
-                           .heartbeat = heartbeat,
-                           .log = log,
+                           .heartbeat = long_lease,
+                           .log = host.log,
                            .next_start =
                                [](const StartPoint& before) {
                                  return StartPoint{.checkpoint = "c", .step = 4, .generation = before.generation + 1};
@@ -182,7 +223,8 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
   std::mutex mutex;
   std::vector<std::string> seen;
   std::vector<ExitCode> codes(nodes, ExitCode::bug);
-  // The first attempt fails on node 1, the second one ends.
+  std::atomic<int> begun{0};
+  // The first attempt fails on node 1, once all have begun; the second one ends.
   const auto work = [&](const CrewOptions& crew) {
     {
       const std::lock_guard lock(mutex);
@@ -190,12 +232,14 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
                      std::to_string(crew.count) + " of " + std::to_string(crew.world) + " from " +
                      std::to_string(crew.start.step));
     }
+    ++begun;
     crew.pulse({.progress = 1, .working = 2, .step = 5});
     if (crew.start.generation > 0) return finished(9);
     Attempt attempt;
     attempt.step = 5;
+    eventually([&] { return begun >= nodes; });
     if (crew.first_rank == 2) return attempt;
-    attempt.ended_for_others = comes_true([&] { return crew.told_to_end().has_value(); });
+    attempt.ended_for_others = eventually([&] { return crew.told_to_end().has_value(); });
     return attempt;
   };
   std::vector<std::thread> threads;
@@ -203,15 +247,7 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
   for (std::int64_t node = 0; node < nodes; ++node) {
     threads.emplace_back([&, node] {
       NodeLink link(network.link(node));
-      const Departure end = run_node_agent(
-          {.node = node,
-           .paths = paths,
-           .link = link,
-           .heartbeat = heartbeat,
-           .log = log,
-           .interrupts = *interrupts.watcher,
-           .workers_secret = [](const WorkersRendezvous& rendezvous) { return "secret from " + rendezvous.salt; },
-           .run_workers = work});
+      const Departure end = run_node_agent(host.agent(link, node, work));
       codes[static_cast<std::size_t>(node)] = end.code;
       link.leave(end);
     });
@@ -225,113 +261,69 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
 
 TEST_CASE("an agent that is cut off ends its workers and leaves with 75") {
   Network network;
-  const TempFolder folder;
-  const Interrupts interrupts;
-  Log log({.file = folder.path() / "agent.log"});
-  std::atomic<bool> is_deaf{false};
-  NodeLink::Options options = network.link(1);
-  options.store = std::make_unique<DeafStore>(std::move(options.store), is_deaf);
-  NodeLink link(std::move(options));
-  Orders orders;
-  orders.command = NodeCommand::run;
-  orders.attempt = 1;
-  orders.plan.shares = {{1, 0, 1}};
-  orders.plan.incarnations = {link.incarnation()};
-  orders.plan.rendezvous = {{"127.0.0.1", 1}, "s"};
-  network.order(orders);
+  Host host;
+  NodeLink link(network.losing_link(1, agent_lease(heartbeat)));
+  network.order(run_on_node_1(link.incarnation()));
   std::string reason;
-  const Departure end = run_node_agent({.node = 1,
-                                        .paths = RunPaths(folder.path()),
-                                        .link = link,
-                                        .heartbeat = heartbeat,
-                                        .log = log,
-                                        .interrupts = *interrupts.watcher,
-                                        .run_workers = [&](const CrewOptions& crew) {
-                                          network.is_cut = true;
-                                          is_deaf = true;
-                                          Attempt attempt;
-                                          attempt.ended_for_others =
-                                              comes_true([&] { return crew.told_to_end().has_value(); });
-                                          if (const auto order = crew.told_to_end()) reason = order->reason;
-                                          return attempt;
-                                        }});
+  const Departure end = run_node_agent(host.agent(link, 1, [&](const CrewOptions& crew) {
+    network.is_cut = true;
+    network.is_deaf = true;
+    Attempt attempt;
+    attempt.ended_for_others = eventually([&] { return crew.told_to_end().has_value(); });
+    if (const auto order = crew.told_to_end()) reason = order->reason;
+    return attempt;
+  }));
   CHECK(end.code == ExitCode::interrupted);
   CHECK(reason.find("cannot be reached") != std::string::npos);
 }
 
 TEST_CASE("an attempt of an agent's predecessor is not its own") {
   const Network network;
-  const TempFolder folder;
-  const Interrupts interrupts;
-  Log log({.file = folder.path() / "agent.log"});
+  Host host;
   NodeLink link(network.link(1));
-  Orders orders;
-  orders.command = NodeCommand::run;
-  orders.attempt = 1;
-  orders.plan.shares = {{1, 0, 1}};
-  orders.plan.incarnations = {"another"};
+  Orders orders = run_on_node_1("another");
   network.order(orders);
   int started = 0;
   std::thread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    eventually([&] { return link.orders().attempt == 1; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it has looked at them
     orders.command = NodeCommand::over;
     network.order(orders);
   });
-  run_node_agent({.node = 1,
-                  .paths = RunPaths(folder.path()),
-                  .link = link,
-                  .heartbeat = heartbeat,
-                  .log = log,
-                  .interrupts = *interrupts.watcher,
-                  .run_workers = [&](const CrewOptions&) {
-                    ++started;
-                    return finished(1);
-                  }});
+  run_node_agent(host.agent(link, 1, [&](const CrewOptions&) {
+    ++started;
+    return finished(1);
+  }));
   later.join();
   CHECK(started == 0);
 }
 
 TEST_CASE("a node's place is taken by one agent at a time, and free when nothing is heard of it") {
   const TempFolder folder;
-  const auto options_of = [&](std::int64_t node) {
-    LaunchedWorld::Options options{.paths = RunPaths(folder.path()), .place = {}, .interface = "127.0.0.1"};
-    options.place.launcher = "SLURM";
-    options.place.rank = node;
-    options.place.world = 2;
-    options.seconds = patience;
-    return options;
-  };
   std::optional<SharedFailure> refused;
-  const auto first = NodeWorld::join(options_of(0), heartbeat, {"config", "1"}, refused);
+  const auto first = NodeWorld::join(node_options(folder, 0), heartbeat, {"config", "1"}, refused);
   REQUIRE(first);
-  const auto second = NodeWorld::join(options_of(1), heartbeat, {}, refused);
+  const auto second = NodeWorld::join(node_options(folder, 1), heartbeat, {}, refused);
   REQUIRE(second);
   CHECK(second->basis().config == "config");
   CHECK(second->basis().version == "1");
   auto link = std::make_unique<NodeLink>(
-      NodeLink::Options{.node = 1, .store = second->connect(), .reconnect = [&] { return second->connect(); }});
+      NodeLink::Options{.node = 1, .reconnect = [&] { return second->connect(); }, .lease = long_lease});
   const auto store = first->connect();
-  REQUIRE(comes_true([&] { return store->find(status_key(1)).has_value(); }));
-  CHECK_THROWS_AS(NodeWorld::join(options_of(1), heartbeat, {}, refused), UserError);
+  REQUIRE(eventually([&] { return store->find(status_key(1)).has_value(); }));
+  CHECK_THROWS_AS(NodeWorld::join(node_options(folder, 1), heartbeat, {}, refused), UserError);
   link.reset();  // without a farewell
   const MonotonicTime begin = monotonic_now();
-  CHECK(NodeWorld::join(options_of(1), heartbeat, {}, refused));
+  CHECK(NodeWorld::join(node_options(folder, 1), heartbeat, {}, refused));
   CHECK(seconds_since(begin) >= lease_run_out(agent_lease(heartbeat)));
 }
 
 TEST_CASE(
     "of several agents of a node that come at once one is let in, and a place that was given up is free at once") {
   const TempFolder folder;
-  const auto options_of = [&](std::int64_t node) {
-    LaunchedWorld::Options options{.paths = RunPaths(folder.path()), .place = {}, .interface = "127.0.0.1"};
-    options.place.launcher = "SLURM";
-    options.place.rank = node;
-    options.place.world = 2;
-    options.seconds = patience;
-    return options;
-  };
+  constexpr double longest_heartbeat = 600.0;  // whoever was let in has long to be seen
   std::optional<SharedFailure> nobody;
-  const auto first = NodeWorld::join(options_of(0), heartbeat, {"config", "1"}, nobody);
+  const auto first = NodeWorld::join(node_options(folder, 0), longest_heartbeat, {"config", "1"}, nobody);
   REQUIRE(first);
   std::atomic<int> let_in{0};
   std::atomic<int> refused{0};
@@ -342,11 +334,11 @@ TEST_CASE(
     threads.emplace_back([&] {
       std::optional<SharedFailure> none;
       try {
-        const auto world = NodeWorld::join(options_of(1), heartbeat, {}, none);
+        const auto world = NodeWorld::join(node_options(folder, 1), longest_heartbeat, {}, none);
         ++let_in;
-        const NodeLink link({.node = 1, .store = world->connect(), .reconnect = [&] { return world->connect(); }});
+        const NodeLink link({.node = 1, .reconnect = [&] { return world->connect(); }, .lease = long_lease});
         ++ended;
-        comes_true([&] { return ended == 4; });
+        eventually([&] { return ended == 4; });
       } catch (const UserError&) {
         ++refused;
         ++ended;
@@ -356,14 +348,14 @@ TEST_CASE(
   for (std::thread& thread : threads) thread.join();
   CHECK(let_in == 1);
   CHECK(refused == 3);
-  // What the coordinator says of a lost agent; with a heartbeat of ten minutes a silent one would be waited for longer.
+  // What the coordinator says of a lost agent; a silent one would be waited for longer.
   const auto store = first->connect();
   NodeStatus gone = parse_status(*store->find(status_key(1)));
   gone.left = Departure{ExitCode::interrupted, "given up"};
   store->set(status_key(1), to_text(gone));
   const MonotonicTime begin = monotonic_now();
-  CHECK(NodeWorld::join(options_of(1), 600.0, {}, nobody));
-  CHECK(seconds_since(begin) < lease_run_out(agent_lease(600.0)));
+  CHECK(NodeWorld::join(node_options(folder, 1), longest_heartbeat, {}, nobody));
+  CHECK(seconds_since(begin) < lease_run_out(agent_lease(longest_heartbeat)));
 }
 
 TEST_CASE("an agent that comes when the run is over learns how it has ended") {
@@ -400,7 +392,7 @@ TEST_CASE("an agent that comes to say why it cannot take part says so with its f
   NodeLink::Options options = network.link(1);
   options.departure = Departure{ExitCode::usage, "another config"};
   NodeLink link(std::move(options));
-  REQUIRE(comes_true([&] { return network.status(1).has_value(); }));
+  REQUIRE(eventually([&] { return network.status(1).has_value(); }));
   REQUIRE(network.status(1)->left);
   CHECK(network.status(1)->left->message == "another config");
   CHECK_FALSE(network.status(1)->host.empty());

@@ -3,13 +3,18 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/in_process/world.h"
 #include "launch/crew_verdict.h"
@@ -70,7 +75,7 @@ struct Ranks {
                              return std::make_unique<SilentStore>(store.make_store(), is_silent, heartbeat);
                            },
                            .status =
-                               [rank] {
+                               [this, rank] {
                                  // One that is stopped says nothing more.
                                  while (rank->is_stopped) std::this_thread::sleep_for(std::chrono::milliseconds(5));
                                  WorkerStatus status;
@@ -80,7 +85,8 @@ struct Ranks {
                                  if (!rank->is_moving)
                                    status.collective = InCollective{.text = "group data: all_reduce #3"};
                                  status.storage = InStorage{};
-                                 if (rank->is_in_storage) status.storage->text = "fsync of x";
+                                 if (rank->is_in_storage)
+                                   status.storage = {.text = "fsync of x", .seconds = seconds_since(begun)};
                                  return status;
                                },
                            .warn = [this](const std::string& text) { note(text); },
@@ -93,6 +99,11 @@ struct Ranks {
   void note(const std::string& text) {
     const std::lock_guard lock(mutex);
     notes.push_back(text);
+  }
+  bool noted(const std::string& text) {
+    const std::lock_guard lock(mutex);
+    return std::any_of(notes.begin(), notes.end(),
+                       [&text](const std::string& note) { return note.find(text) != std::string::npos; });
   }
   std::string last_note() {
     const std::lock_guard lock(mutex);
@@ -108,6 +119,7 @@ struct Ranks {
     std::atomic<std::uint64_t> progress{0};
     std::unique_ptr<RankWatch> watch;
   };
+  const MonotonicTime begun = monotonic_now();
   InProcessWorld store;
   std::atomic<bool> is_silent{false};
   std::mutex mutex;
@@ -115,7 +127,25 @@ struct Ranks {
   std::deque<Rank> ranks;
 };
 
+// Ranks whose storage does not answer: they need ten heartbeats, in which the other tests are done.
+std::unique_ptr<Ranks>& ranks_at_dead_storage() {
+  static std::unique_ptr<Ranks> ranks;
+  if (ranks == nullptr) {
+    ranks = std::make_unique<Ranks>(2, 2.0);
+    ranks->ranks[1].is_in_storage = true;
+    for (auto& rank : ranks->ranks) {
+      rank.is_waiting = true;
+      rank.is_moving = false;
+    }
+  }
+  return ranks;
+}
+
 }  // namespace
+
+TEST_CASE("launched ranks come to storage that does not answer, to be looked at by the last of these tests") {
+  ranks_at_dead_storage();
+}
 
 TEST_CASE("of launched ranks a stopped one is named to all others, with what they wait in") {
   Ranks ranks(3, 3.0);
@@ -134,38 +164,45 @@ TEST_CASE("of launched ranks a stopped one is named to all others, with what the
 }
 
 TEST_CASE("launched ranks that move, start up or have finished are left alone") {
-  Ranks ranks(3, 2.5);
-  ranks.ranks[1].is_moving = false;
-  ranks.ranks[2].watch.reset();
-  std::this_thread::sleep_for(std::chrono::seconds(4));
-  CHECK_FALSE(ranks.ranks[0].has_hung);
-  CHECK_FALSE(ranks.ranks[1].has_hung);
-  for (auto& rank : ranks.ranks) rank.is_waiting = true;
-  ranks.ranks[0].is_moving = false;
-  std::this_thread::sleep_for(std::chrono::seconds(4));
-  CHECK_FALSE(ranks.ranks[0].has_hung);
+  constexpr double heartbeat = 4.0;
+  // Rank 0 moves, rank 1 does not, rank 2 has finished.
+  Ranks working(3, heartbeat);
+  working.ranks[1].is_moving = false;
+  working.ranks[2].watch.reset();
+  Ranks starting(3, heartbeat);
+  for (auto& rank : starting.ranks) {
+    rank.is_waiting = true;
+    rank.is_moving = false;
+  }
+  std::this_thread::sleep_for(std::chrono::duration<double>(1.4 * heartbeat));
+  for (Ranks* const ranks : {&working, &starting}) {
+    CAPTURE(ranks->last_note());
+    for (auto& rank : ranks->ranks) CHECK_FALSE(rank.has_hung);
+  }
 }
 
 TEST_CASE("launched ranks whose rendezvous does not answer for a heartbeat name rank 0") {
-  Ranks ranks(2, 1.0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  Ranks ranks(2, 2.0);
+  REQUIRE(eventually([&] { return ranks.ranks[0].progress >= 2 && ranks.ranks[1].progress >= 2; }, 60.0));
+  // Its whole process stands: it judges nobody.
+  ranks.ranks[0].is_stopped = true;
   ranks.is_silent = true;
   CHECK(eventually([&] { return ranks.ranks[1].has_hung.load(); }, 60.0));
   const std::string text = ranks.last_note();
   CAPTURE(text);
   CHECK(text.find("rank 0, which serves the rendezvous, gave no sign of life for ") == 0);
   CHECK(text.find("rank 1 is in no collective at step 17") != std::string::npos);
+  ranks.ranks[0].is_stopped = false;
 }
 
 TEST_CASE("launched ranks whose storage does not answer are warned about it, and end after ten heartbeats") {
-  Ranks ranks(2, 0.5);
-  for (auto& rank : ranks.ranks) {
-    rank.is_waiting = true;
-    rank.is_moving = false;
-  }
-  ranks.ranks[1].is_in_storage = true;
-  CHECK(eventually([&] { return ranks.ranks[0].has_hung && ranks.ranks[1].has_hung; }, 60.0));
-  CHECK(ranks.last_note().find("rank 1 has been in fsync of x while nobody") == 0);
+  const std::unique_ptr<Ranks> ranks = std::move(ranks_at_dead_storage());
+  CHECK(eventually([&] { return ranks->ranks[0].has_hung && ranks->ranks[1].has_hung; }, 120.0));
+  CHECK(ranks->noted("rank 1 has been in fsync of x for "));
+  CHECK(ranks->noted("the storage does not answer"));
+  const std::string text = ranks->last_note();
+  CAPTURE(text);
+  CHECK(text.find("rank 1 has been in fsync of x while nobody") == 0);
 }
 
 }  // namespace scaletrain

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "config/keys.h"
 #include "parallel/simulate.h"
+#include "support/sanitizers.h"
 
 using namespace scaletrain;
 
@@ -20,18 +21,6 @@ namespace {
 
 constexpr std::int64_t max_stages = 16;
 constexpr std::int64_t max_micro_batches = 64;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool is_sanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-constexpr bool is_sanitized = true;
-#else
-constexpr bool is_sanitized = false;
-#endif
-#else
-constexpr bool is_sanitized = false;
-#endif
 
 // Plain builds replay every shape. Sanitizers, which are some twenty times slower, see small shapes, where the borders
 // lie, and a part of the others: they look for errors of memory, and the same code builds all.

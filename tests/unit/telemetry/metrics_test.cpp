@@ -351,6 +351,60 @@ TEST_CASE("a writer that cannot tell whether it owns the run keeps its lines unt
   CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{1, 2, 3, 4});
 }
 
+TEST_CASE("a file that is removed or moved away while a run goes on is made again and that is said") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  std::vector<std::string> reports;
+  MetricsWriter writer(file, [&](const std::string& message) { reports.push_back(message); });
+  writer.write(step_at(1));
+  std::filesystem::remove(file);
+  writer.write(step_at(2));
+  writer.write(step_at(3));
+  CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{2, 3});
+  std::filesystem::rename(file, folder / "old.jsonl");
+  writer.write(step_at(4));
+  CHECK(writer.sync());
+  CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{4});
+  CHECK(steps_of(read_metrics(folder / "old.jsonl")) == std::vector<std::int64_t>{2, 3});
+  // What an editor does: the new file has the old lines.
+  std::filesystem::copy_file(folder / "old.jsonl", folder / "edited.jsonl");
+  std::filesystem::rename(folder / "edited.jsonl", file);
+  writer.write(step_at(5));
+  CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{2, 3, 5});
+  REQUIRE(reports.size() == 3);
+  for (const std::string& report : reports)
+    CHECK(report.starts_with(file.string() + ": the file was removed or moved"));
+  CHECK(writer.failures() == 0);
+}
+
+TEST_CASE("lines wait while the folder of the file is away and are in the new file when it is back") {
+  const TempFolder folder;
+  const auto file = folder.write("run/metrics.jsonl", "");
+  int reports = 0;
+  MetricsWriter writer(file, [&](const std::string&) { ++reports; });
+  std::filesystem::remove_all(file.parent_path());
+  writer.write(step_at(1));
+  writer.write(step_at(2));
+  CHECK_FALSE(std::filesystem::exists(file.parent_path()));
+  CHECK(writer.failures() == 2);
+  CHECK(reports == 1);
+  std::filesystem::create_directory(file.parent_path());
+  writer.write(step_at(3));
+  CHECK(steps_of(read_metrics(file)) == std::vector<std::int64_t>{1, 2, 3});
+  CHECK(writer.lost_lines() == 0);
+}
+
+TEST_CASE("who lost the run makes no new file in place of one that is gone") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  MetricsWriter writer(file, {}, [] { return false; });
+  writer.write(step_at(1));
+  std::filesystem::remove(file);
+  writer.write(step_at(2));
+  CHECK_FALSE(std::filesystem::exists(file));
+  CHECK(writer.is_ended());
+}
+
 TEST_CASE("what cannot be a metrics file is refused before training") {
   const TempFolder folder;
   CHECK_THROWS_AS(MetricsWriter(folder.path()), InputError);
@@ -397,6 +451,27 @@ TEST_CASE("a restart cancels earlier lines beyond its step and no others") {
   CHECK(read.ends.empty());
   CHECK(read.starts.size() == 1);
   CHECK(read.restarts.size() == 2);
+}
+
+TEST_CASE("of an evaluation that was made again the last one counts") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    writer.write(EvaluationRecord{.step = 2, .dataset = "a", .loss = 9.0});
+    for (const double loss : {1.0, 2.0}) {
+      writer.write(RestartRecord{.step = 4});
+      writer.write(EvaluationRecord{.step = 4, .dataset = "a", .loss = loss});
+      writer.write(EvaluationRecord{.step = 4, .dataset = "b", .loss = loss + 10});
+    }
+  }
+  const std::vector<EvaluationRecord> read = read_metrics(file).evaluations;
+  REQUIRE(read.size() == 3);
+  CHECK(read[0].loss == 9.0);
+  CHECK(read[1].dataset == "a");
+  CHECK(read[1].loss == 2.0);
+  CHECK(read[2].dataset == "b");
+  CHECK(read[2].loss == 12.0);
 }
 
 TEST_CASE("damage inside the file is named by line and a torn end is not damage") {

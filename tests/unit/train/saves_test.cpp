@@ -3,7 +3,6 @@
 
 #include "base/file.h"
 #include "ranks_run.h"
-#include "support/refused_files.h"
 #include "train/checkpoint_room.h"
 #include "train/checkpointer.h"
 #include "train/retention.h"
@@ -317,28 +316,4 @@ TEST_CASE("what_is_there_counts_as_room_and_what_a_full_disk_may_cost_is_known")
   CHECK(room.spare == 1);  // of 6 and 2 one may be pinned; 4 and 8 are multiples, 9 and 8 the newest
   CHECK(available_bytes(run.folder / "not" / "there" / "yet") == available_bytes(run.folder.path()));
   CHECK_FALSE(available_bytes("/proc/self").has_value());
-}
-
-TEST_CASE("what_cannot_be_read_for_a_moment_after_a_death_ends_no_run") {
-  TinyRun run;
-  CHECK(run.run({}, 6) == ExitCode::interrupted);
-  const StartPoint start = run.prepare(run.config({}));
-  std::optional<FileLease> lease(run.checkpoint(6) / "manifest.json");
-  if (!*lease) {
-    MESSAGE("no leases on the file system of temporary files: not tested");
-    return;
-  }
-  std::vector<std::string> reports;
-  const auto report = [&](const std::string& text) {
-    reports.push_back(text);
-    lease.reset();
-  };
-  try {
-    const StartPoint next = restart_point(run.paths, start, report);
-    CHECK(next.step == 6);
-    CHECK(next.generation == start.generation + 1);
-  } catch (const InputError& error) {
-    FAIL(error.what());
-  }
-  CHECK(contains(reports.at(0), "trying again in 1 s"));
 }
