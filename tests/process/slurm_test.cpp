@@ -284,7 +284,7 @@ std::string seldom_saves(const std::string& run) {
 }
 
 const Settings endless = {"train.steps=1000000"};
-const Settings elastic_settings = {"supervise={elastic: {min_data: 2}, heartbeat: 12s}"};
+const Settings elastic_settings = {"supervise={elastic: {min_data: 2}, heartbeat: 30s}"};
 const std::string was_put_back = "after signal USR1; back into the queue";
 using Environment = std::vector<std::pair<std::string, std::string>>;
 const Environment elastic = {{"SCALETRAIN_ELASTIC", "1"}};
@@ -393,7 +393,7 @@ struct LostNodes {
     lose(*headless, 0);
     bereft.emplace("slurm-bereft", count_of_nodes(2, 0, 2), two_replicas);
     lose(*bereft, 1);
-    blinked.emplace("slurm-blinked", on_nodes(10, 11), with(two_replicas, {"supervise={heartbeat: 10s}"}),
+    blinked.emplace("slurm-blinked", on_nodes(10, 11), with(two_replicas, {"supervise={heartbeat: 30s}"}),
                     Environment{{"SLURM_WAIT", "5"}});
     lose(*blinked, 1);
     testbed().start_node("n11");
