@@ -3,8 +3,8 @@
 //
 // What ended workers mean:
 //   all exit 0, or all 75            the run's own result
-//   one exits 2, 3, 5, 6             the run's own result, told or not: nobody but the worker's own main ends with
-//   these one exits 1 and has said why     the run's own result; libraries exit with 1 as well, and say nothing here
+//   one exits 2, 3, 5, 6             the run's own result, told or not: libraries do not end with these
+//   one exits 1 and has said why     the run's own result; libraries exit with 1 as well, and say nothing here
 //   exit 4, any other code, a signal, or a hang (killed by the agent)   restart from next_start(), while restarts are
 //   left
 // Of several failures the first that no other explains is the cause: a worker that says 4 may only have lost its peer,

@@ -213,9 +213,8 @@ void measure_stall(const Options& options) {
              100 * median(stalls) / step, step, 100 * stalls.front() / step, 100 * longest / step);
   // The training threads wait for each other: each second that the writer takes from one of them is lost to all.
   fmt::print(
-      "beside   a step beside a save takes {:.2f} s ({:.1f} %) longer; in it the writer computes for {:.2f} s, {:.2f} "
-      "s "
-      "of them in the kernel\n",
+      "beside   a step beside a save takes {:.2f} s ({:.1f} %) longer; in it the writer computes for {:.2f} s "
+      "({:.2f} s in the kernel)\n",
       median(beside) - step, 100 * (median(beside) / step - 1.0), median(writing), median(kernel));
   bench.print_memory();
 }
