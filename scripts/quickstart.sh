@@ -20,10 +20,13 @@ say "the held-out loss, in nats per byte"
 say "a sample, after the prompt \":set\""
 "$scaletrain" generate runs/quickstart --prompt ":set" --max-tokens 200 --temperature 0.7 --seed 1
 
+say "the losses of the run: scaletrain plot runs/quickstart"
+"$scaletrain" plot runs/quickstart
+
 say "where to look next"
 cat <<EOF
   $scaletrain schema                      every config key
-  $scaletrain check configs/gpt2-124m.yaml   the plan of a larger run, without starting it
+  $scaletrain check configs/gpt2-124m.yaml   does a larger run fit, and how long does it take
   $scaletrain checkpoint list runs/quickstart
   runs/quickstart/metrics.jsonl           every step's loss
   README.md                               resuming, data, exit codes

@@ -5,19 +5,24 @@
 #include <memory>
 #include <optional>
 
+#include "backend/backend.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
+#include "config/keys/keys.h"
+#include "config/keys/number_text.h"
 #include "config/load.h"
-#include "launch/machine.h"
+#include "data/size_estimate.h"
+#include "launch/host/machine.h"
 #include "option_checks.h"
-#include "plan/describe.h"
+#include "plan/describe/describe.h"
+#include "plan/describe/devices.h"
 #include "plan/hosts.h"
 #include "plan/run_plan.h"
 #include "run_checks.h"
-#include "train/assembly.h"
-#include "train/checkpoint_room.h"
-#include "train/run_folder.h"
+#include "train/saving/checkpoint_room.h"
+#include "train/start/assembly.h"
+#include "train/start/run_folder.h"
 
 namespace scaletrain {
 
@@ -27,7 +32,10 @@ struct CheckArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::int64_t world = 0;
+  std::string device;
+  std::string device_memory;
   bool json = false;
+  bool verbose = false;
   bool instructions = false;
 };
 
@@ -51,6 +59,53 @@ bool is_for_this_machine(const Config& config, std::optional<std::int64_t> world
   return !world || parallel.data || *world == parallel.tensor * parallel.pipeline;
 }
 
+// What one device of the command line is.
+MemoryBudget device_budget(const CheckArguments& arguments, Precision precision) {
+  MemoryBudget budget{.kind = MemoryBudget::Kind::device, .name = "the device"};
+  if (!arguments.device.empty()) {
+    const DeviceModel& device = *find_device(arguments.device);
+    budget.name = device.title;
+    budget.memory = device.memory;
+    budget.peak_flops = peak_flops(device, precision).value_or(0);
+    if (budget.peak_flops <= 0)
+      write_message(fmt::format("notice: --device {}: no {} in hardware: there is no time to tell", device.name,
+                                to_text(precision)));
+  }
+  if (!arguments.device_memory.empty()) budget.memory = *parse_size(arguments.device_memory);
+  return budget;
+}
+
+// Of this machine's processors together: products for a moment, on all of them.
+double measured_peak() {
+  constexpr double moment = 0.1;
+  const auto backend = make_cpu_backend({});
+  const auto stream = backend->make_stream();
+  return calibrate_matmul(*backend, *stream, moment);
+}
+
+// Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
+std::optional<MemoryBudget> budget_of(const Config& config, const CheckArguments& arguments, bool is_here) {
+  if (!arguments.device.empty() || !arguments.device_memory.empty())
+    return device_budget(arguments, config.precision.compute);
+  if (config.run.device == DeviceKind::cuda) {
+    write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
+    return std::nullopt;
+  }
+  return MemoryBudget{.kind = MemoryBudget::Kind::host,
+                      .name = is_here ? "this machine" : "a host like this machine",
+                      .memory = available_memory(),
+                      .peak_flops = measured_peak()};
+}
+
+std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::int64_t vocab) {
+  std::vector<std::optional<SourceSize>> sizes;
+  for (const SourceConfig& source : config.data.train) {
+    const auto estimate = estimate_tokens(source, config.data.tokenizer, vocab);
+    sizes.push_back(estimate ? std::optional(SourceSize{estimate->tokens, estimate->basis}) : std::nullopt);
+  }
+  return sizes;
+}
+
 DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
                                  std::optional<std::int64_t> world) {
   const Mesh& mesh = plan.phases.front().mesh;
@@ -59,7 +114,10 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
   return {.backend_workspace = workspace_of_sharers(sharers),
           .all_on_one_host = is_here,
           .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
-          .instructions = arguments.instructions};
+          .instructions = arguments.instructions,
+          .verbose = arguments.verbose,
+          .budget = budget_of(config, arguments, is_here),
+          .sources = source_sizes(config, plan.phases.front().model.vocab)};
 }
 
 // Whether its checkpoints will fit. A folder that cannot be looked at is the run's business.
@@ -98,6 +156,26 @@ ExitCode check_config(const CheckArguments& arguments) {
   throw UserError("this is the plan, but it cannot be run yet:" + joined_lines(loaded.unsupported));
 }
 
+CLI::Validator known_device() {
+  return {[](const std::string& name) {
+            return find_device(name) != nullptr ? std::string() : fmt::format("unknown device {}", quoted(name));
+          },
+          ""};
+}
+
+CLI::Validator size_text() {
+  return {[](const std::string& text) {
+            return parse_size(text).value_or(0) > 0 ? std::string() : "must be a size such as 80GiB, not " + text;
+          },
+          ""};
+}
+
+std::string device_names() {
+  std::string names;
+  for (const DeviceModel& device : known_devices()) names += (names.empty() ? "" : "|") + std::string(device.name);
+  return names;
+}
+
 }  // namespace
 
 Command add_check(CLI::App& app) {
@@ -110,7 +188,18 @@ Command add_check(CLI::App& app) {
   command->add_option("--world", arguments->world, "Plan for this many ranks")
       ->transform(whole_number(1, std::uint64_t{1} << 40))
       ->type_name("N");
+  command
+      ->add_option(
+          "--device", arguments->device,
+          "Judge and time the plan for devices of this kind; without, for this machine's memory and processors")
+      ->check(known_device())
+      ->type_name(device_names());
+  command
+      ->add_option("--device-memory", arguments->device_memory, "Judge the plan for devices of so much memory: 80GiB")
+      ->check(size_text())
+      ->type_name("SIZE");
   command->add_flag("--json", arguments->json, "One JSON object on standard output");
+  command->add_flag("--verbose", arguments->verbose, "Stages, ranks, groups, traffic and timeline too");
   command->add_flag("--instructions", arguments->instructions, "List what each stage does in one step");
   return [arguments] { return check_config(*arguments); };
 }

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "base/exit_code.h"
+#include "base/exit_status.h"
 
 namespace CLI {
 class App;
@@ -18,10 +18,7 @@ inline constexpr const char* program_version = "0.1.0";
 using Command = std::function<ExitCode()>;
 
 // What a command came to: its exit code, and what to tell the user of an error.
-struct CommandResult {
-  ExitCode code = ExitCode::finished;
-  std::string message;
-};
+using CommandResult = ExitStatus;
 // Runs a command; every exception becomes a code and a message.
 CommandResult run_guarded(const Command& command);
 
@@ -29,6 +26,8 @@ Command add_run(CLI::App& app);
 Command add_worker(CLI::App& app);  // hidden: what run starts, once per rank
 Command add_check(CLI::App& app);
 Command add_schema(CLI::App& app);
+Command add_plot(CLI::App& app);
+Command add_completion(CLI::App& app);
 Command add_evaluate(CLI::App& app);
 Command add_generate(CLI::App& app);
 Command add_checkpoint_list(CLI::App& app);

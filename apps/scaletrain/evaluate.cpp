@@ -1,6 +1,5 @@
 // scaletrain evaluate: the loss of a model on data.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -16,6 +15,8 @@
 #include "infer/evaluate.h"
 #include "model_argument.h"
 #include "option_checks.h"
+#include "telemetry/count_progress.h"
+#include "telemetry/progress.h"
 
 namespace scaletrain {
 
@@ -58,20 +59,23 @@ std::vector<NamedSet> open_sets(const EvaluateArguments& arguments, LoadedModel&
   return opened;
 }
 
+EvaluationResult evaluate_set(LoadedModel& model, const NamedSet& named, std::int64_t samples,
+                              std::int64_t micro_batch) {
+  const bool live = progress_options_for(stderr, 0, 1).live;
+  CountProgress progress(stderr, {.what = named.name, .unit = "samples", .live = live});
+  return evaluate_model(model, *named.set, samples, micro_batch,
+                        [&progress](std::int64_t done, std::int64_t all) { progress.update(done, all); });
+}
+
 ExitCode evaluate(const EvaluateArguments& arguments) {
   OpenedModel model(arguments.model);
   nlohmann::json answer = nlohmann::json::array();
   std::string text;
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
   for (const NamedSet& named : open_sets(arguments, model.loaded)) {
     const std::int64_t every = std::numeric_limits<std::int64_t>::max();
     const std::int64_t samples =
         arguments.batches > 0 ? try_mul(arguments.batches, arguments.micro_batch).value_or(every) : every;
-    const auto progress = [terminal, &named](std::int64_t done, std::int64_t all) {
-      if (terminal) fmt::print(stderr, "\r{}: {}/{} samples", named.name, done, all);
-    };
-    const EvaluationResult result = evaluate_model(model.loaded, *named.set, samples, arguments.micro_batch, progress);
-    if (terminal) fmt::print(stderr, "\r\033[K");
+    const EvaluationResult result = evaluate_set(model.loaded, named, samples, arguments.micro_batch);
     answer.push_back({{"model", model.path.string()},
                       {"step", nullptr},
                       {"dataset", named.name},
@@ -79,7 +83,7 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
                       {"perplexity", std::exp(result.loss)},
                       {"tokens", result.tokens}});
     if (const auto step = model.loaded.step()) answer.back()["step"] = *step;
-    text += fmt::format("{}: loss {:.6f} (perplexity {:.4g}) over {} tokens\n", named.name, result.loss,
+    text += fmt::format("{}: loss {:.7g} (perplexity {:.4g}) over {} tokens\n", named.name, result.loss,
                         std::exp(result.loss), result.tokens);
   }
   write_output(arguments.json ? answer.dump(2) + "\n" : text);

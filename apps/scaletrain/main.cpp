@@ -9,17 +9,17 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <filesystem>
-#include <new>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "base/console.h"
 #include "base/error.h"
+#include "base/last_words.h"
 #include "base/text.h"
 #include "commands.h"
-#include "launch/signals.h"
+#include "completion.h"
+#include "launch/host/signals.h"
+#include "version.h"
 
 namespace scaletrain {
 
@@ -37,25 +37,8 @@ void write_message(const std::string& text) {
 CommandResult run_guarded(const Command& command) {
   try {
     return {command(), ""};
-  } catch (const UserError& error) {
-    return {ExitCode::usage, error.what()};
-  } catch (const InputError& error) {
-    return {ExitCode::input, error.what()};
-  } catch (const PeerError& error) {
-    return {ExitCode::peer, error.what()};
-  } catch (const DivergedError& error) {
-    return {ExitCode::diverged, error.what()};
-  } catch (const std::bad_alloc&) {
-    return {ExitCode::input, "out of memory; `scaletrain check` prints what a run needs"};
-  } catch (const std::filesystem::filesystem_error& error) {
-    return {ExitCode::input, error.what()};
-  } catch (const std::system_error& error) {
-    // A thread that could not be started, above all.
-    return {ExitCode::peer,
-            std::string("the system refused what the program asked for: ") + error.what() +
-                "; raise the limits on processes, threads and memory (ulimit -u, the container's pids.max)"};
-  } catch (const std::exception& error) {
-    return {ExitCode::bug, std::string("a bug: ") + error.what() + "\nPlease report it with the config and this line."};
+  } catch (...) {
+    return exit_status_of(std::current_exception());
   }
 }
 
@@ -107,12 +90,13 @@ void raise_descriptor_limit() {
 int main(int argc, char** argv) {
   using namespace scaletrain;  // NOLINT: main itself cannot live in the namespace
   open_standard_descriptors();
+  end_uncaught_with_last_words();
   raise_descriptor_limit();
   // Before anything else: a run that is signalled in its first moment leaves with its own exit code.
   if (argc > 1 && (std::string_view(argv[1]) == "run" || std::string_view(argv[1]) == "worker"))
     block_interrupt_signals();
   CLI::App app{"Trains large language models from one YAML file.", "scaletrain"};
-  app.set_version_flag("--version", program_version);
+  app.set_version_flag("--version", version_text, "Version, build, libraries and kernels");
   app.require_subcommand(1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     std::string text = "scaletrain: " + std::string(error.what());
@@ -135,6 +119,8 @@ int main(int argc, char** argv) {
       {&app, add_evaluate},
       {&app, add_generate},
       {&app, add_schema},
+      {&app, add_plot},
+      {&app, add_completion},
       {checkpoint, add_checkpoint_list},
       {checkpoint, add_checkpoint_inspect},
       {checkpoint, add_checkpoint_verify},
@@ -146,6 +132,14 @@ int main(int argc, char** argv) {
     for (const Entry& entry : entries) {
       Command command = entry.add(*entry.parent);
       commands.emplace_back(entry.parent->get_subcommands(nullptr).back(), std::move(command));
+    }
+    // A shell asks; words that are half typed are nothing for the parser.
+    if (argc > 2 && std::string_view(argv[1]) == "complete" && std::string_view(argv[2]) == "--") {
+      const std::vector<std::string> words(argv + 3, argv + argc);
+      return static_cast<int>(run_guarded([&] {
+                                write_output(to_text(complete(app, words)));
+                                return ExitCode::finished;
+                              }).code);
     }
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

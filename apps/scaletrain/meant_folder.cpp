@@ -11,7 +11,7 @@
 #include "config/environment.h"
 #include "config/load.h"
 #include "config/overrides.h"
-#include "config/yaml_tree.h"
+#include "config/yaml/yaml_tree.h"
 
 namespace scaletrain {
 

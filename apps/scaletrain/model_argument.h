@@ -17,11 +17,12 @@ namespace scaletrain {
 struct ModelArgument {
   std::string path;
   std::string tokenizer;  // empty: not given
+  bool best = false;      // of a run folder its best checkpoint
   void declare(CLI::App& command);
 };
 
-// UserError if --tokenizer is given for a checkpoint: that brings its own. Of a run folder the newest checkpoint
-// whose manifest is whole; which one that is, and which were passed over and why, is said on standard error.
+// UserError if --tokenizer is given for a checkpoint: that brings its own. Which checkpoint of a run folder it is:
+// model_choice.h.
 struct OpenedModel {
   explicit OpenedModel(const ModelArgument& argument);
   std::unique_ptr<Backend> backend;

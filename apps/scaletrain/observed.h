@@ -5,14 +5,15 @@
 #include <cstdint>
 
 #include "base/clock.h"
-#include "launch/collective_status.h"
-#include "launch/hang_report.h"
-#include "launch/worker_channel.h"
+#include "base/work_count.h"
+#include "comm/collective/collective_status.h"
+#include "launch/watch/hang_report.h"
+#include "launch/workers/worker_channel.h"
 
 namespace scaletrain {
 
 struct Observed {
-  std::atomic<std::uint64_t> progress{0};  // executed instructions
+  WorkCount work{0};
   std::atomic<std::int64_t> step{-1};
   CollectiveStatus collectives;
 };

@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-#include "config/number_text.h"
+#include "config/keys/number_text.h"
 
 namespace scaletrain {
 

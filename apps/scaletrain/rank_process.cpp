@@ -2,11 +2,13 @@
 
 #include <optional>
 
+#include "base/last_words.h"
 #include "commands.h"
-#include "launch/communicators.h"
-#include "launch/machine.h"
-#include "launch/run_lock.h"
-#include "train/assembly.h"
+#include "launch/host/machine.h"
+#include "launch/host/run_lock.h"
+#include "launch/workers/communicators.h"
+#include "plan/longest_wait.h"
+#include "train/start/assembly.h"
 
 namespace scaletrain {
 
@@ -17,7 +19,8 @@ ExitCode train_rank(const RankProcess& process) {
   options.version = program_version;
   const ProcessorShare share = share_processors(available_processors(), process.sharers);
   options.threads = share.threads;
-  options.progress = process.progress;
+  options.work = process.work;
+  options.knows_memory = [](const std::string& words) { set_memory_words(words); };
   options.hooks.interrupted = [&process] { return process.interrupts.interrupted(); };
   options.hooks.interrupts_evaluation = options.hooks.interrupted;
   options.hooks.may_commit = [&process] { return lock_is_held(process.paths.lock(), process.lock_id); };
@@ -26,18 +29,24 @@ ExitCode train_rank(const RankProcess& process) {
   options.data_degree = process.data_degree;
   std::optional<GlooDevice> device;
   if (process.world > 1) {
-    device.emplace(process.address);
-    options.place = {.rank = process.rank,
-                     .world = process.world,
-                     .local_rank = process.local_rank,
-                     .rendezvous = process.store,
-                     .background_rendezvous = process.background_store,
-                     .make_communicator = process_communicators({.device = *device,
-                                                                 .store = *process.store,
-                                                                 .self = process.rank,
-                                                                 .deadline = process.deadline,
-                                                                 .status = process.collectives}),
-                     .processors_per_thread = share.processors_per_thread};
+    device.emplace(process.address, process.secret);
+    options.place = {
+        .rank = process.rank,
+        .world = process.world,
+        .local_rank = process.local_rank,
+        .rendezvous = process.store,
+        .background_rendezvous = process.background_store,
+        .make_communicators =
+            [&process, &device](const PhasePlan& plan) {
+              return process_communicators({.device = *device,
+                                            .store = *process.store,
+                                            .self = process.rank,
+                                            .deadline = collective_deadline(process.heartbeat, longest_wait(plan)),
+                                            .vouched = process.vouched,
+                                            .work = process.work,
+                                            .status = process.collectives});
+            },
+        .processors_per_thread = share.processors_per_thread};
   }
   return train_run(options);
 }

@@ -1,20 +1,21 @@
-// One rank's training in this process, whoever started it: an agent of ours or another launcher.
+// One rank's training in this process.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>
 #include <string>
 
+#include "base/clock.h"
 #include "base/exit_code.h"
 #include "base/strong.h"
-#include "comm/key_value_store.h"
-#include "comm/rendezvous.h"
-#include "launch/collective_status.h"
-#include "launch/signals.h"
-#include "train/run_folder.h"
+#include "base/work_count.h"
+#include "comm/collective/collective_status.h"
+#include "comm/rendezvous/key_value_store.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "launch/host/signals.h"
+#include "train/start/run_folder.h"
 
 namespace scaletrain {
 
@@ -24,7 +25,7 @@ struct RankProcess {
   std::string lock_id;
   const InterruptWatcher& interrupts;
   std::int64_t sharers = 1;  // ranks that run on this one's processors, itself included
-  std::atomic<std::uint64_t>* progress = nullptr;
+  WorkCount* work = nullptr;
   std::function<void(std::int64_t step, bool waiting)> entered{};
   std::function<void(const std::exception_ptr&)> failed{};  // hears of an error before anything is torn down
 
@@ -36,8 +37,11 @@ struct RankProcess {
   KeyValueStore* store = nullptr;             // see WatchedStore
   KeyValueStore* background_store = nullptr;  // for the thread that writes checkpoints
   std::string address{};                      // numeric, of this host: the data planes bind to it
+  std::string secret{};                       // the job's: members of a group prove to each other that they know it
   CollectiveStatus* collectives = nullptr;    // told of every call
-  double deadline = 60.0;                     // seconds that a collective waits for its peers
+  double heartbeat = 60.0;                    // seconds
+  // When whoever looks after the ranks last let them go on; empty: nobody does who would say so. By any thread.
+  std::function<MonotonicTime()> vouched{};
 };
 
 // Returns and throws as train_run.

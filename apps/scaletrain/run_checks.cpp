@@ -12,10 +12,12 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
-#include "launch/machine.h"
-#include "launch/run_lock.h"
+#include "launch/host/machine.h"
+#include "launch/host/run_lock.h"
+#include "launch/host/start_limits.h"
 #include "plan/hosts.h"
-#include "train/assembly.h"
+#include "plan/size_limits.h"
+#include "train/start/assembly.h"
 
 namespace scaletrain {
 
@@ -132,12 +134,28 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int6
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks) {
   const auto count = static_cast<std::int64_t>(ranks.size());
   const PhasePlan& phase = plan.phases.front();
-  const HostMemory memory = memory_together(phase, ranks, workspace_of_sharers(count));
+  const HostMemory memory =
+      within_size_limits(loaded.config, [&] { return memory_together(phase, ranks, workspace_of_sharers(count)); });
   const std::uint64_t available = available_memory();
   if (memory.total() <= available) return;
   throw UserError(loaded.located(fmt::format(
       "{}: this run needs {} of memory and the machine has {}:\n{}{}", heaviest_key(memory), bytes_text(memory.total()),
       bytes_text(available), memory_by_ranks(memory, count), remedies_text(loaded.config, phase, count))));
+}
+
+void refuse_beyond_limits(const RunPlan& plan, const HostShare& share) {
+  const PhasePlan& phase = plan.phases.front();
+  const int threads = share_processors(available_processors(), share.count).threads;
+  HostNeeds needs{.workers = share.count,
+                  .agents = share.agents,
+                  .agent = agent_needs(share.count / share.agents, share.serves ? phase.mesh.world() : 0),
+                  .running = share.agents * running_threads()};
+  for (std::int64_t rank = share.first; rank < share.first + share.count; ++rank) {
+    const ProcessNeeds one = worker_needs(phase.mesh, Rank(rank), phase.group_facts(), threads);
+    needs.worker.threads = std::max(needs.worker.threads, one.threads);
+    needs.worker.descriptors = std::max(needs.worker.descriptors, one.descriptors);
+  }
+  if (const auto reason = beyond_limits(needs, thread_limits(), descriptor_limit())) throw UserError(*reason);
 }
 
 void notice_crowd(std::int64_t ranks) {

@@ -10,7 +10,7 @@
 #include "base/exit_code.h"
 #include "config/load.h"
 #include "plan/run_plan.h"
-#include "train/run_folder.h"
+#include "train/start/run_folder.h"
 
 namespace scaletrain {
 
@@ -22,6 +22,17 @@ RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> wor
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count);
 // The same for any ranks, ascending.
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks);
+
+// What a start brings to this host at one time.
+struct HostShare {
+  std::int64_t first = 0;   // of its ranks, which are neighbours
+  std::int64_t count = 1;   // each a worker
+  std::int64_t agents = 1;  // that start them: one, or one for each
+  bool serves = false;      // the rendezvous of all ranks
+};
+// A start that the system's limits on processes, threads and descriptors leave no room for is refused: UserError that
+// names the limit. None of its workers may be running.
+void refuse_beyond_limits(const RunPlan& plan, const HostShare& share);
 
 // Says so where so many ranks of this machine share fewer processors.
 void notice_crowd(std::int64_t ranks);

@@ -1,5 +1,6 @@
 // scaletrain schema: every config key.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -11,8 +12,9 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
-#include "config/keys.h"
-#include "config/suggest.h"
+#include "config/keys/keys.h"
+#include "config/keys/suggest.h"
+#include "config/keys/unsupported.h"
 
 namespace scaletrain {
 
@@ -52,6 +54,8 @@ std::string schema_text(const std::vector<KeyInfo>& keys) {
   for (const KeyInfo& key : keys) {
     text += fmt::format("{}\n    {}\n    {}{}; default {}; a resume may change it {}\n", key.path, key.meaning,
                         key.type, key.unit.empty() ? "" : ", in " + key.unit, key.fallback, to_text(key.resume));
+    const std::vector<std::string> not_yet = unsupported_values_of(key.path);
+    if (!not_yet.empty()) text += fmt::format("    not supported yet: {}\n", fmt::join(not_yet, ", "));
   }
   return text;
 }
@@ -64,7 +68,8 @@ std::string schema_json(const std::vector<KeyInfo>& chosen) {
                     {"unit", key.unit},
                     {"default", key.fallback},
                     {"meaning", key.meaning},
-                    {"resume", std::string(to_text(key.resume))}});
+                    {"resume", std::string(to_text(key.resume))},
+                    {"not_supported_yet", unsupported_values_of(key.path)}});
   return keys.dump(2) + "\n";
 }
 
@@ -77,7 +82,7 @@ Command add_schema(CLI::App& app) {
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("schema", "Every config key: type, unit, default, meaning");
-  command->add_option("key", arguments->key, "Only this key (train.clip_norm) or section (train)");
+  command->add_option("key", arguments->key, "Only this key (train.clip_norm) or section (train)")->type_name("KEY");
   command->add_flag("--json", arguments->json, "A JSON array on standard output");
   return [arguments] {
     const std::vector<KeyInfo> keys = chosen_keys(arguments->key);

@@ -11,7 +11,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "config/environment.h"
-#include "config/keys.h"
+#include "config/keys/keys.h"
 #include "meant_folder.h"
 #include "telemetry/log.h"
 

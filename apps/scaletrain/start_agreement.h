@@ -11,7 +11,7 @@
 #include "commands.h"
 #include "config/config.h"
 #include "config/load.h"
-#include "train/run_folder.h"
+#include "train/start/run_folder.h"
 
 namespace scaletrain {
 

@@ -14,15 +14,15 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/load.h"
-#include "comm/locked_store.h"
-#include "comm/rendezvous.h"
+#include "comm/rendezvous/locked_store.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/watched_store.h"
 #include "commands.h"
-#include "launch/hang_report.h"
-#include "launch/launched_world.h"
-#include "launch/signals.h"
-#include "launch/storage_probe.h"
-#include "launch/watched_store.h"
-#include "launch/worker_channel.h"
+#include "launch/host/signals.h"
+#include "launch/meeting/meeting.h"
+#include "launch/watch/hang_report.h"
+#include "launch/watch/storage_probe.h"
+#include "launch/workers/worker_channel.h"
 #include "observed.h"
 #include "option_checks.h"
 #include "rank_process.h"
@@ -45,7 +45,7 @@ struct WorkerArguments {
   std::string rendezvous;
   std::string address;  // that the data planes bind to; empty: the one towards the rendezvous
   std::int64_t sharers = 1;
-  double deadline = 60.0;
+  double heartbeat = 60.0;
   double report = 1.0;
   std::string from;
   std::string asked;
@@ -64,10 +64,14 @@ RendezvousAddress parse_address(const std::string& text) {
   return {.host = text.substr(0, colon), .port = port};
 }
 
-std::unique_ptr<KeyValueStore> connect(const WorkerArguments& arguments) {
+std::string job_secret() {
   const char* const secret = std::getenv("SCALETRAIN_SECRET");
   if (secret == nullptr)
     throw UserError("worker: SCALETRAIN_SECRET is not set; workers are started by `scaletrain run`");
+  return secret;
+}
+
+std::unique_ptr<KeyValueStore> connect(const WorkerArguments& arguments, const std::string& secret) {
   return connect_store(parse_address(arguments.rendezvous), secret, connect_seconds, arguments.rank);
 }
 
@@ -78,7 +82,7 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
                       .lock_id = arguments.lock,
                       .interrupts = signals,
                       .sharers = arguments.sharers,
-                      .progress = &observed.progress};
+                      .work = &observed.work};
   process.start.generation = arguments.generation;
   process.start.asked = arguments.asked;
   process.start.cause = arguments.cause;
@@ -100,7 +104,8 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
   std::optional<WatchedStore> watched;
   std::optional<WatchedStore> watched_in_background;
   if (arguments.world > 1) {
-    store = connect(arguments);
+    process.secret = job_secret();
+    store = connect(arguments, process.secret);
     shared.emplace(*store);
     watched_in_background.emplace(*shared, WatchedStore::Options{});
     watched.emplace(*shared, WatchedStore::Options{.interrupted = [&signals, &is_training] {
@@ -113,7 +118,8 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
     process.background_store = &*watched_in_background;
     process.address =
         arguments.address.empty() ? address_towards(parse_address(arguments.rendezvous).host) : arguments.address;
-    process.deadline = arguments.deadline;
+    process.heartbeat = arguments.heartbeat;
+    process.vouched = [&reporter] { return reporter.vouched(); };
     process.collectives = &observed.collectives;
   }
   // The agent hears of an error before the others lose this rank, and say so.
@@ -142,7 +148,7 @@ ExitCode work(const WorkerArguments& arguments) {
   const HangReport hang_report({.file = rank_log_path(arguments.run_folder, arguments.rank),
                                 .place = [&] { return place_of(arguments.rank, observed); },
                                 .told = reporter.descriptor()});
-  reporter.watch([&observed] { return observed.progress.load(std::memory_order_relaxed); });
+  reporter.watch([&observed] { return observed.work.load(std::memory_order_relaxed); });
   reporter.watch_collective([&observed]() -> std::optional<InCollective> {
     auto wait = observed.collectives.wait();
     if (!wait) return std::nullopt;
@@ -176,7 +182,7 @@ Command add_worker(CLI::App& app) {
   command->add_option("--rendezvous", arguments->rendezvous);
   command->add_option("--address", arguments->address);
   command->add_option("--sharers", arguments->sharers)->transform(whole_number(1));
-  command->add_option("--deadline", arguments->deadline);
+  command->add_option("--heartbeat", arguments->heartbeat)->check(CLI::PositiveNumber);
   command->add_option("--report", arguments->report)->check(CLI::PositiveNumber);
   command->add_option("--from", arguments->from);
   command->add_option("--asked", arguments->asked);

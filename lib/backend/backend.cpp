@@ -412,7 +412,7 @@ void Backend::run(Stream& stream, const AdamWStep& op) {
   check.require("beta1", op.beta1 >= 0 && op.beta1 < 1, "a number in [0, 1)");
   check.require("beta2", op.beta2 >= 0 && op.beta2 < 1, "a number in [0, 1)");
   check.require("epsilon", op.epsilon >= 0, "a number of at least 0");
-  check.require("step", op.step != nullptr, "a step block");
+  check.require("step", op.step != nullptr, "a step scalars");
   check.disjoint("param", op.param, {op.first_moment, op.second_moment, op.gradient});
   check.disjoint("first_moment", op.first_moment, {op.second_moment, op.gradient});
   check.disjoint("second_moment", op.second_moment, {op.gradient});
@@ -426,7 +426,7 @@ void Backend::run(Stream& stream, const SgdStep& op) {
   const Shape& shape = op.param.shape();
   check.operand("param", op.param, check.master(), shape);
   check.operand("gradient", op.gradient, check.master(), shape);
-  check.require("step", op.step != nullptr, "a step block");
+  check.require("step", op.step != nullptr, "a step scalars");
   check.disjoint("param", op.param, {op.gradient});
   check_spans(check, op.spans, shape[0]);
   launch(stream, op);

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "backend/operations.h"
+#include "base/work_count.h"
 #include "tensor/buffer.h"
 
 namespace scaletrain {
@@ -107,6 +108,9 @@ std::unique_ptr<Backend> make_reference_backend(DType compute);
 struct CpuOptions {
   int threads = 0;                       // 0: the processors this process may run on
   std::string instruction_set = "auto";  // auto | portable | avx2 | avx512; one the processor lacks is a UserError
+  // Counts the pieces that operations are cut into (of 128 KiB, or tiles of a product), so that one over gigabytes is
+  // seen to get further. Null: nobody watches. Must outlive the backend.
+  WorkCount* work = nullptr;
 };
 
 // fp32 on the processor: oneDNN for matrix products, our kernels for the rest, on a pool of threads that the backend
@@ -116,8 +120,9 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 // Bound of workspace_bytes() of a cpu backend without making one, for plans.
 std::size_t cpu_workspace_bytes(int threads);
 
-// The ceiling that "share of peak" divides by: a matrix product on all of the backend's threads, measured for at most
-// `seconds`, in FLOP/s. Best of its repetitions.
+// The ceiling that "share of the matmul peak" divides by, in FLOP/s: a matrix product on all of the backend's threads,
+// the best of short bursts within `seconds`, by the processor time of this process. So other processes do not lower it;
+// other threads of this one do while they work, but for the best burst.
 double calibrate_matmul(Backend& backend, Stream& stream, double seconds);
 
 }  // namespace scaletrain

@@ -249,7 +249,7 @@ struct SumOfSquares {
 
 // What kernels read of a step at the moment they run, so that no step waits for the host: lives in memory of the
 // backend.
-struct StepBlock {
+struct StepScalars {
   double learning_rate = 0;
   double gradient_scale = 1;    // 1 / unmasked tokens, times the clipping factor
   double bias_correction1 = 1;  // 1 - beta1^t
@@ -272,7 +272,7 @@ struct AdamWStep {
   ConstView gradient;                       // [n]
   std::span<const DecaySpan> spans;         // elements outside every span are padding and stay as they are
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  const StepBlock* step = nullptr;
+  const StepScalars* step = nullptr;
 };
 
 // p = p - lr·(g + decay·p), g = gradient · gradient_scale.
@@ -280,7 +280,7 @@ struct SgdStep {
   View param;
   ConstView gradient;
   std::span<const DecaySpan> spans;
-  const StepBlock* step = nullptr;
+  const StepScalars* step = nullptr;
 };
 
 }  // namespace scaletrain

@@ -36,7 +36,7 @@ class DivergedError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A bug in this program. Thrown by SCALETRAIN_CHECK only.
+// A bug in this program. Thrown by SCALETRAIN_CHECK and base/checked.h only.
 class BugError : public std::logic_error {
  public:
   using std::logic_error::logic_error;

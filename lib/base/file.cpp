@@ -95,7 +95,7 @@ int FileDescriptor::release() {
 }
 
 FileWriter::FileWriter(std::filesystem::path path) : path_(std::move(path)) {
-  file_ = FileDescriptor(open_file(path_, O_WRONLY | O_CREAT | O_EXCL, 0640));
+  file_ = FileDescriptor(open_file(path_, O_WRONLY | O_CREAT | O_EXCL, 0666));
   if (!file_) throw_file_error(path_, "creating the file", errno);
 }
 
@@ -221,7 +221,7 @@ void create_folders(const std::filesystem::path& folder) {
   std::filesystem::path current;
   for (const auto& part : folder) {
     current /= part;
-    if (::mkdir(current.c_str(), 0750) == 0) {
+    if (::mkdir(current.c_str(), 0777) == 0) {
       sync_folder(parent_of(current));
       continue;
     }

@@ -55,7 +55,7 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// Sequential or positioned writes to a new file (created with mode 0640; it must not exist yet).
+// Sequential or positioned writes to a new file (created as the umask says; it must not exist yet).
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);
@@ -131,7 +131,7 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
 // True for a plain name that stays inside its folder: not empty, no '/', no NUL, not "." or "..", at most 255 bytes.
 bool is_plain_file_name(std::string_view name);
 
-// create_directories whose failure is an InputError with the path and the reason. New folders get mode 0750.
+// create_directories whose failure is an InputError with the path and the reason. New folders are as the umask says.
 void create_folders(const std::filesystem::path& folder);
 
 }  // namespace scaletrain

@@ -46,6 +46,14 @@ std::string to_text(const Box& box) {
   return text + "]";
 }
 
+bool meet(const Box& a, const Box& b) {
+  for (std::size_t dim = 0; dim < a.first.size(); ++dim) {
+    if (std::max(a.first[dim], b.first[dim]) >= std::min(a.first[dim] + a.extent[dim], b.first[dim] + b.extent[dim]))
+      return false;
+  }
+  return true;
+}
+
 std::optional<Box> intersect(const Box& a, const Box& b) {
   SCALETRAIN_CHECK_EQ(a.first.size(), b.first.size());
   Box out = a;

@@ -15,6 +15,7 @@ namespace scaletrain {
 Box whole_box(const Shape& shape);
 Shape shape_of_box(const Box& box);
 std::string to_text(const Box& box);                       // "[0:4, 8:16]"
+bool meet(const Box& a, const Box& b);                     // whether they share an element
 std::optional<Box> intersect(const Box& a, const Box& b);  // nothing if they share no element
 
 // Calls visit(source_element, target_element, count) for every stretch of `part` that is contiguous in both of the

@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "checkpoint/confined_path.h"
-#include "checkpoint/save.h"
-#include "checkpoint/set_aside.h"
+#include "checkpoint/format/confined_path.h"
+#include "checkpoint/quarantine.h"
+#include "checkpoint/save/save.h"
 
 namespace scaletrain {
 
@@ -76,6 +76,7 @@ CatalogEntry entry_of(const fs::path& path) {
     entry.tokens = manifest.tokens;
     entry.save_id = manifest.save_id;
     for (const ManifestFile& file : manifest.files) entry.bytes += file.bytes;
+    entry.bytes += manifest.list_bytes();
   });
   entry.problem = verdict.problem;
   entry.unreadable = verdict.unreadable;
@@ -89,12 +90,14 @@ Verdict verify(const fs::path& path) {
 // Of a save whose bytes were right once: they must still be there, all of them.
 Verdict verify_sizes(const fs::path& path) {
   return judge(path, [&] {
-    for (const ManifestFile& file : read_manifest(path).files) {
-      const FileReader reader(confined_path(path, file.name, (path / "manifest.json").string()));
-      if (reader.size() == file.bytes) continue;
-      throw InputError(
-          fmt::format("{}: {} bytes, the manifest says {}", reader.path().string(), reader.size(), file.bytes));
-    }
+    const Manifest manifest = read_manifest(path);
+    const auto check = [&](const std::string& name, std::uint64_t bytes) {
+      const FileReader reader(confined_path(path, name, (path / "manifest.json").string()));
+      if (reader.size() == bytes) return;
+      throw InputError(fmt::format("{}: {} bytes, the manifest says {}", reader.path().string(), reader.size(), bytes));
+    };
+    for (const ManifestFile& file : manifest.files) check(file.name, file.bytes);
+    if (manifest.list_bytes() > 0) check(piece_list_name, manifest.list_bytes());
   });
 }
 
@@ -124,7 +127,7 @@ class Removal {
   bool remove(const fs::path& path) {
     if (is_refused()) return false;
     try {
-      delete_folder(set_aside(path, removing_prefix));
+      delete_folder(rename_to_hidden(path, removing_prefix));
       removed_.push_back(path);
     } catch (const InputError& error) {
       report_(error.what());
@@ -232,8 +235,8 @@ std::vector<CatalogEntry> list_readable_checkpoints(const fs::path& checkpoints)
   return entries;
 }
 
-std::vector<SetAsideEntry> list_set_aside(const fs::path& checkpoints) {
-  std::vector<SetAsideEntry> entries;
+std::vector<QuarantinedEntry> list_quarantined(const fs::path& checkpoints) {
+  std::vector<QuarantinedEntry> entries;
   for (const fs::path& path : sub_folders(checkpoints)) {
     if (begins_with(path, damaged_prefix)) entries.push_back({entry_of(path), "damaged"});
     if (begins_with(path, abandoned_prefix)) entries.push_back({entry_of(path), "abandoned"});
@@ -256,15 +259,16 @@ std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
       found.emplace(entry.path);
       continue;
     }
-    const auto aside = set_aside(entry.path, damaged_prefix);
-    report(fmt::format("{}: not usable, set aside as {}: {}", entry.path.string(), aside.filename().string(), problem));
+    const auto aside = rename_to_hidden(entry.path, damaged_prefix);
+    report(
+        fmt::format("{}: not usable, quarantined as {}: {}", entry.path.string(), aside.filename().string(), problem));
     reasons += fmt::format("\n  {}", problem);
   }
   if (found) return found;
-  // Those that an earlier start set aside count too: training never begins anew by itself.
+  // Those that an earlier start quarantined count too: training never begins anew by itself.
   for (const fs::path& path : sub_folders(checkpoints)) {
     if (begins_with(path, damaged_prefix) || begins_with(path, abandoned_prefix)) {
-      reasons += fmt::format("\n  {}: set aside", path.string());
+      reasons += fmt::format("\n  {}: quarantined", path.string());
     }
   }
   if (reasons.empty()) return std::nullopt;
@@ -274,11 +278,11 @@ std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
                   checkpoints.string(), reasons));
 }
 
-std::vector<fs::path> set_aside_later(const fs::path& checkpoints, std::int64_t step) {
+std::vector<fs::path> quarantine_later(const fs::path& checkpoints, std::int64_t step) {
   const std::vector<CatalogEntry> entries = list_readable_checkpoints(checkpoints);
   std::vector<fs::path> names;
   for (const CatalogEntry& entry : entries) {
-    if (entry.problem.empty() && entry.step > step) names.push_back(set_aside(entry.path, abandoned_prefix));
+    if (entry.problem.empty() && entry.step > step) names.push_back(rename_to_hidden(entry.path, abandoned_prefix));
   }
   return names;
 }

@@ -1,4 +1,4 @@
-// The checkpoints of a run folder: which there are, which is the newest good one, setting aside, pruning.
+// The checkpoints of a run folder: which there are, which is the newest good one, quarantining, pruning.
 #pragma once
 
 #include <cstdint>
@@ -26,29 +26,29 @@ struct CatalogEntry {
   bool unreadable = false;
 };
 
-// Newest first by (generation, step); unreadable ones last. Temporary folders and set-aside ones are not listed.
+// Newest first by (generation, step); unreadable ones last. Temporary folders and quarantined ones are not listed.
 // Numbers are compared as numbers. A folder that does not exist has none.
 std::vector<CatalogEntry> list_checkpoints(const std::filesystem::path& checkpoints);
 
 // The same for whoever decides by what there is: FileAccessError if one is unreadable, for it could be the newest.
 std::vector<CatalogEntry> list_readable_checkpoints(const std::filesystem::path& checkpoints);
 
-// What was set aside, oldest name first.
-struct SetAsideEntry {
+// What was quarantined, oldest name first.
+struct QuarantinedEntry {
   CatalogEntry entry;
   std::string reason;  // "damaged", "abandoned"
 };
-std::vector<SetAsideEntry> list_set_aside(const std::filesystem::path& checkpoints);
+std::vector<QuarantinedEntry> list_quarantined(const std::filesystem::path& checkpoints);
 
-// The newest checkpoint whose every byte verifies. Damaged ones on the way are set aside (renamed to ".damaged-NAME-N")
-// and reported with the reason. One that cannot be read now may be whole: FileAccessError, and it stays where it is.
-// Nothing if there is no checkpoint at all; if there were some and none is usable: InputError.
+// The newest checkpoint whose every byte verifies. Damaged ones on the way are quarantined (renamed to
+// ".damaged-NAME-N") and reported with the reason. One that cannot be read now may be whole: FileAccessError, and it
+// stays where it is. Nothing if there is no checkpoint at all; if there were some and none is usable: InputError.
 std::optional<Checkpoint> newest_usable(const std::filesystem::path& checkpoints,
                                         const std::function<void(const std::string&)>& report);
 
-// Sets aside checkpoints later than `step` (an explicit resume of an older one abandons their branch). Returns the new
+// Quarantines checkpoints later than `step` (an explicit resume of an older one abandons their branch). Returns the new
 // names.
-std::vector<std::filesystem::path> set_aside_later(const std::filesystem::path& checkpoints, std::int64_t step);
+std::vector<std::filesystem::path> quarantine_later(const std::filesystem::path& checkpoints, std::int64_t step);
 
 struct RetentionPolicy {
   std::int64_t keep = 3;                    // newest
@@ -56,7 +56,7 @@ struct RetentionPolicy {
   std::optional<std::string> best_save_id;  // pinned
   // Training begins from it and has no save of its own yet: it stays, an abandoned one too.
   std::optional<std::string> start_save_id{};
-  std::int64_t keep_abandoned = 2;  // newest of those that were set aside with the branch they are of
+  std::int64_t keep_abandoned = 2;  // newest of those that were quarantined with the branch they are of
 };
 
 // How many checkpoints the policy lets go, if enough others verify. By the manifests alone,
@@ -71,7 +71,7 @@ void remove_leftovers(const std::filesystem::path& checkpoints, const std::funct
 // checkpoint goes, nor an abandoned one, unless two that stay are known to verify; newer ones than the policy keeps
 // stay for it, and those that cannot be read now. Returns what was removed, by the names it had, without the leftovers.
 // Failures to remove are reported, not thrown. Each folder is renamed to a hidden name first, so that a crash leaves no
-// half checkpoint. What did not verify and was set aside stays, always.
+// half checkpoint. What did not verify and was quarantined stays, always.
 //
 // `known`: ids of saves that this process wrote, or has read against their checksums; only the presence and sizes of
 // their files are looked at. Others are read whole, and join it when they verify.

@@ -11,11 +11,12 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
-#include "checkpoint/confined_path.h"
+#include "checkpoint/format/confined_path.h"
+#include "checkpoint/format/piece_list.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/verified_file.h"
 #include "checkpoint/range_boxes.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/slot_name.h"
-#include "checkpoint/verified_file.h"
+#include "checkpoint/state_name.h"
 
 namespace scaletrain {
 
@@ -23,6 +24,8 @@ namespace {
 
 // Elements converted at once between types: small enough for a core's cache.
 constexpr std::int64_t conversion_elements = 1 << 14;
+// Read at once: a block of a checksum.
+constexpr std::int64_t stretch_bytes = std::int64_t{4} << 20;
 
 }  // namespace
 
@@ -35,26 +38,54 @@ struct Checkpoint::Impl {
   // The file read last stays open: consecutive tensors lie in one file.
   std::unique_ptr<VerifiedFile> open_file;
   const ManifestFile* open_entry = nullptr;
+  std::unique_ptr<FileReader> list;  // pieces.list
+  const ManifestTensor* listed_tensor = nullptr;
+  std::vector<TensorPiece> listed_pieces;  // of it
 
   std::string manifest_name() const { return (folder / "manifest.json").string(); }
   VerifiedFile& open(const ManifestFile& file);
+  // Of one tensor, the last that was asked for: from the manifest, or from the list beside it.
+  const std::vector<TensorPiece>& pieces_of(const ManifestTensor& tensor);
+  // Compares the size of pieces.list, if there is one, with what the manifest says.
+  void open_list();
   // A box of a tensor that is wanted, and one of the pieces that have a part of it.
   struct Read {
     const ManifestTensor* tensor;
-    const TensorPiece* piece;
+    TensorPiece piece;
     Box box;
     View out;
   };
 
   const SafetensorsHeader& header_of(const ManifestFile& file);
   const SafetensorsEntry& entry_of(const ManifestTensor& tensor, const TensorPiece& piece);
-  void run(const Read& read);
+  void run(const Read& read, WorkCount* work = nullptr);
   // Appends what reading a box consists of.
-  void plan_read(const ManifestTensor& tensor, const Box& box, View out, std::vector<Read>& reads) const;
+  void plan_read(const ManifestTensor& tensor, const Box& box, View out, std::vector<Read>& reads);
   const ManifestTensor& find(const std::string& name) const;
-  void plan_range(const ParamStore& store, const RowRange& range, StateKind kind, std::size_t slot,
-                  std::vector<Read>& reads) const;
+  void plan_range(const ParamStore& store, const ParamRange& range, StateKind kind, std::size_t state,
+                  std::vector<Read>& reads);
 };
+
+void Checkpoint::Impl::open_list() {
+  const std::uint64_t bytes = manifest.list_bytes();
+  if (bytes == 0) return;
+  list = std::make_unique<FileReader>(confined_path(folder, piece_list_name, manifest_name()));
+  if (list->size() != bytes)
+    throw InputError(fmt::format("{}: {} bytes, the manifest says {}", list->path().string(), list->size(), bytes));
+}
+
+const std::vector<TensorPiece>& Checkpoint::Impl::pieces_of(const ManifestTensor& tensor) {
+  if (!tensor.listed) return tensor.pieces;
+  if (listed_tensor == &tensor) return listed_pieces;
+  listed_tensor = nullptr;
+  // No longer than the file.
+  std::string bytes(tensor.listed->bytes, '\0');
+  list->read_at(tensor.listed->first, std::as_writable_bytes(std::span(bytes)));
+  listed_pieces = decode_pieces(
+      bytes, tensor, manifest, fmt::format("{}: tensor {}", list->path().string(), quoted(std::as_const(tensor.name))));
+  listed_tensor = &tensor;
+  return listed_pieces;
+}
 
 VerifiedFile& Checkpoint::Impl::open(const ManifestFile& file) {
   if (open_entry != &file) {
@@ -96,9 +127,9 @@ const SafetensorsEntry& Checkpoint::Impl::entry_of(const ManifestTensor& tensor,
   return *entry;
 }
 
-void Checkpoint::Impl::run(const Read& read) {
-  const std::uint64_t first_byte = entry_of(*read.tensor, *read.piece).offset;
-  VerifiedFile& file = open(*files.at(read.piece->file));
+void Checkpoint::Impl::run(const Read& read, WorkCount* work) {
+  const std::uint64_t first_byte = entry_of(*read.tensor, read.piece).offset;
+  VerifiedFile& file = open(*files.at(read.piece.file));
   const DType from = read.tensor->dtype;
   const DType to_type = read.out.dtype();
   const auto from_size = static_cast<std::int64_t>(size_of(from));
@@ -106,9 +137,9 @@ void Checkpoint::Impl::run(const Read& read) {
   auto* target_bytes = static_cast<std::byte*>(read.out.data());
   std::vector<std::byte> staging;
   if (to_type != from) staging.resize(static_cast<std::size_t>(conversion_elements * from_size));
-  const Box part = intersect(read.piece->box, read.box).value();
-  for_each_run(read.piece->box, read.box, part, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
-    const std::int64_t step = staging.empty() ? count : conversion_elements;
+  const Box part = intersect(read.piece.box, read.box).value();
+  for_each_run(read.piece.box, read.box, part, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
+    const std::int64_t step = staging.empty() ? stretch_bytes / from_size : conversion_elements;
     for (std::int64_t done = 0; done < count; done += step) {
       const auto size = static_cast<std::size_t>(std::min(step, count - done));
       std::byte* const to = target_bytes + (target + done) * to_size;
@@ -116,12 +147,12 @@ void Checkpoint::Impl::run(const Read& read) {
       file.read_at(first_byte + static_cast<std::uint64_t>((source + done) * from_size),
                    {read_to, size * static_cast<std::size_t>(from_size)});
       if (!staging.empty()) convert_floats(from, staging.data(), to_type, to, size);
+      count_work(work);
     }
   });
 }
 
-void Checkpoint::Impl::plan_read(const ManifestTensor& tensor, const Box& box, View out,
-                                 std::vector<Read>& reads) const {
+void Checkpoint::Impl::plan_read(const ManifestTensor& tensor, const Box& box, View out, std::vector<Read>& reads) {
   SCALETRAIN_CHECK_EQ(out.num_elements(), box.num_elements());
   bool inside = box.first.size() == static_cast<std::size_t>(tensor.shape.num_dims());
   for (std::size_t dim = 0; inside && dim < box.first.size(); ++dim) {
@@ -135,8 +166,8 @@ void Checkpoint::Impl::plan_read(const ManifestTensor& tensor, const Box& box, V
     throw InputError(fmt::format("{}: tensor {} holds {}, {} was asked for", manifest_name(), quoted(tensor.name),
                                  to_text(tensor.dtype), to_text(out.dtype())));
   }
-  for (const TensorPiece& piece : tensor.pieces) {
-    if (intersect(piece.box, box)) reads.push_back({&tensor, &piece, box, out});
+  for (const TensorPiece& piece : pieces_of(tensor)) {
+    if (meet(piece.box, box)) reads.push_back({&tensor, piece, box, out});
   }
 }
 
@@ -146,20 +177,20 @@ const ManifestTensor& Checkpoint::Impl::find(const std::string& name) const {
   return *found->second;
 }
 
-void Checkpoint::Impl::plan_range(const ParamStore& store, const RowRange& range, StateKind kind, std::size_t slot,
-                                  std::vector<Read>& reads) const {
-  const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
-  const std::string& owner = row.tied_to ? *row.tied_to : row.name;
+void Checkpoint::Impl::plan_range(const ParamStore& store, const ParamRange& range, StateKind kind, std::size_t state,
+                                  std::vector<Read>& reads) {
+  const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
+  const std::string& owner = parameter.tied_to ? *parameter.tied_to : parameter.name;
   const ManifestTensor& tensor =
-      find(kind == StateKind::slot ? slot_tensor_name(owner, store.options().slot_names[slot]) : owner);
-  if (tensor.shape != row.shape) {
+      find(kind == StateKind::optimizer ? state_tensor_name(owner, store.options().state_names[state]) : owner);
+  if (tensor.shape != parameter.shape) {
     throw InputError(fmt::format("{}: tensor {} has the shape {}, this model needs {}", manifest_name(),
-                                 quoted(tensor.name), to_text(tensor.shape), to_text(row.shape)));
+                                 quoted(tensor.name), to_text(tensor.shape), to_text(parameter.shape)));
   }
-  const ParamSpan* span = store.layout().find(range.row);
+  const ParamSpan* span = store.layout().find(range.parameter);
   SCALETRAIN_CHECK(span != nullptr);
-  for_each_box(*span, range, [&](const Box& box, const RowRange& part) {
-    plan_read(tensor, box, store.values(kind, part, slot), reads);
+  for_each_box(*span, range, [&](const Box& box, const ParamRange& part) {
+    plan_read(tensor, box, store.values(kind, part, state), reads);
   });
 }
 
@@ -168,6 +199,7 @@ Checkpoint::Checkpoint(std::filesystem::path folder, OpenCheck check) : impl_(st
   impl_->manifest = read_manifest(impl_->folder);
   for (const ManifestFile& file : impl_->manifest.files) impl_->files.emplace(file.name, &file);
   for (const ManifestTensor& tensor : impl_->manifest.tensors) impl_->tensors.emplace(tensor.name, &tensor);
+  impl_->open_list();
   if (check == OpenCheck::none) return;
   const auto& tokenizer_files = impl_->manifest.tokenizer_files;
   for (const ManifestFile& file : impl_->manifest.files) {
@@ -178,7 +210,7 @@ Checkpoint::Checkpoint(std::filesystem::path folder, OpenCheck check) : impl_(st
     }
   }
   for (const ManifestTensor& tensor : impl_->manifest.tensors) {
-    for (const TensorPiece& piece : tensor.pieces) impl_->entry_of(tensor, piece);
+    for (const TensorPiece& piece : impl_->pieces_of(tensor)) impl_->entry_of(tensor, piece);
   }
 }
 
@@ -199,30 +231,31 @@ void Checkpoint::read(const std::string& tensor, const Box& box, View out) const
   for (const Impl::Read& read : reads) impl_->run(read);
 }
 
-void Checkpoint::load(ParamStore& store, bool with_slots) const {
+void Checkpoint::load(ParamStore& store, bool with_optimizer_state, WorkCount* work) const {
   std::vector<Impl::Read> reads;
-  for (const RowRange& range : store.held(StateKind::master)) {
+  for (const ParamRange& range : store.held(StateKind::master)) {
     impl_->plan_range(store, range, StateKind::master, 0, reads);
   }
-  const std::size_t slots = with_slots ? store.options().slot_names.size() : 0;
-  for (std::size_t slot = 0; slot < slots; ++slot) {
-    for (const RowRange& range : store.held(StateKind::slot)) {
-      impl_->plan_range(store, range, StateKind::slot, slot, reads);
+  const std::size_t states = with_optimizer_state ? store.options().state_names.size() : 0;
+  for (std::size_t state = 0; state < states; ++state) {
+    for (const ParamRange& range : store.held(StateKind::optimizer)) {
+      impl_->plan_range(store, range, StateKind::optimizer, state, reads);
     }
   }
   // By file first, then by place: whatever wrote the pieces, each block is read and hashed once or twice.
   std::map<std::string_view, std::vector<const Impl::Read*>> by_file;
-  for (const Impl::Read& read : reads) by_file[read.piece->file].push_back(&read);
+  for (const Impl::Read& read : reads) by_file[read.piece.file].push_back(&read);
   for (auto& [file, list] : by_file) {
-    const auto offset = [this](const Impl::Read* read) { return impl_->entry_of(*read->tensor, *read->piece).offset; };
+    const auto offset = [this](const Impl::Read* read) { return impl_->entry_of(*read->tensor, read->piece).offset; };
     std::stable_sort(list.begin(), list.end(),
                      [&](const Impl::Read* a, const Impl::Read* b) { return offset(a) < offset(b); });
-    for (const Impl::Read* read : list) impl_->run(*read);
+    for (const Impl::Read* read : list) impl_->run(*read, work);
   }
   store.values_changed();
 }
 
 void Checkpoint::verify() const {
+  for (const ManifestTensor& tensor : impl_->manifest.tensors) impl_->pieces_of(tensor);
   for (const ManifestFile& file : impl_->manifest.files) {
     VerifiedFile(confined_path(impl_->folder, file.name, impl_->manifest_name()), file).verify_all();
   }

@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest.h"
-#include "parallel/param_store.h"
+#include "base/work_count.h"
+#include "checkpoint/format/manifest.h"
+#include "parallel/store/param_store.h"
 
 namespace scaletrain {
 
@@ -31,10 +32,11 @@ class Checkpoint {
 
   // Reads a box of a tensor, converted to `out`'s floating type; verifies the blocks it touches.
   void read(const std::string& tensor, const Box& box, View out) const;
-  // All that the store holds, under any layout and ZeRO policy: masters, and the slots it has if `with_slots`; tied
-  // copies get their owner's values. Files are read one after the other, each in ascending order. A tensor that the
-  // manifest lacks, or another shape, is an InputError; tensors the store does not hold are left alone.
-  void load(ParamStore& store, bool with_slots) const;
+  // All that the store holds, under any layout and ZeRO policy: masters, and the states it has if
+  // `with_optimizer_state`; tied copies get their owner's values. Files are read one after the other, each in ascending
+  // order. A tensor that the manifest lacks, or another shape, is an InputError; tensors the store does not hold are
+  // left alone. work: counts the stretches that have been read, of some MiB at most.
+  void load(ParamStore& store, bool with_optimizer_state, WorkCount* work = nullptr) const;
   // Reads every byte of every file against its checksums.
   void verify() const;
 

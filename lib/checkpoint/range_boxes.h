@@ -1,4 +1,4 @@
-// A range of a rank's row as boxes of the global tensor.
+// A range of a rank's parameter as boxes of the global tensor.
 #pragma once
 
 #include "base/error.h"
@@ -6,11 +6,11 @@
 
 namespace scaletrain {
 
-// Calls visit(const Box& box, const RowRange& part) for each box that the range consists of, with the part of the range
-// where its values lie, in order. `span`: the row's place in the layout.
+// Calls visit(const Box& box, const ParamRange& part) for each box that the range consists of, with the part of the
+// range where its values lie, in order. `span`: the parameter's place in the layout.
 template <class Visit>
-void for_each_box(const ParamSpan& span, const RowRange& range, Visit visit) {
-  RowRange part = range;
+void for_each_box(const ParamSpan& span, const ParamRange& range, Visit visit) {
+  ParamRange part = range;
   for (const Box& box : boxes_of_range(span.box, range.first, range.count)) {
     part.count = box.num_elements();
     visit(box, part);

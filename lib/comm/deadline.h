@@ -7,11 +7,11 @@
 
 namespace scaletrain {
 
-// The moment `seconds` from now; never wraps, however many seconds.
-inline MonotonicTime deadline_after(double seconds) {
+// The moment so many seconds after `since`; never wraps, however many.
+inline MonotonicTime deadline_after(double seconds, MonotonicTime since = monotonic_now()) {
   constexpr double longest = 1e9;  // 30 years; the clock's own range is 292
-  return monotonic_now() + std::chrono::duration_cast<MonotonicTime::duration>(
-                               std::chrono::duration<double>(std::clamp(seconds, 0.0, longest)));
+  return since + std::chrono::duration_cast<MonotonicTime::duration>(
+                     std::chrono::duration<double>(std::clamp(seconds, 0.0, longest)));
 }
 
 }  // namespace scaletrain

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 
@@ -18,14 +19,17 @@ class FirstError {
       throw;
     } catch (const PeerError& error) {
       keep(Kind::peer, error.what());
+    } catch (const std::bad_alloc&) {
+      keep_shortage();
     } catch (const std::exception& error) {
       keep(Kind::bug, error.what());
     }
   }
-  void keep_peer(const std::string& text) { keep(Kind::peer, text); }
+  void keep_peer(const std::string& text) { keep(Kind::peer, text.c_str()); }
 
   void throw_if_any() const {
     const std::lock_guard lock(mutex_);
+    if (is_short_of_memory_) throw std::bad_alloc();
     if (!text_) return;
     if (kind_ == Kind::bug) throw BugError(*text_);
     throw PeerError(*text_);
@@ -34,16 +38,26 @@ class FirstError {
  private:
   enum class Kind { peer, bug };
 
-  void keep(Kind kind, const std::string& text) {
+  // There may be no memory for the text either.
+  void keep(Kind kind, const char* text) {
+    try {
+      const std::lock_guard lock(mutex_);
+      if (text_ || is_short_of_memory_) return;
+      text_.emplace(text);
+      kind_ = kind;
+    } catch (const std::bad_alloc&) {
+      keep_shortage();
+    }
+  }
+  void keep_shortage() {
     const std::lock_guard lock(mutex_);
-    if (text_) return;
-    kind_ = kind;
-    text_ = text;
+    if (!text_) is_short_of_memory_ = true;
   }
 
   mutable std::mutex mutex_;
   Kind kind_ = Kind::peer;
   std::optional<std::string> text_;
+  bool is_short_of_memory_ = false;
 };
 
 }  // namespace scaletrain

@@ -23,9 +23,8 @@ class Transport {
   class Pending {
    public:
     virtual ~Pending() = default;
-    // True once complete, false when the deadline has passed first; after a false the transport is good for nothing
-    // more than asking, with a moment that has passed, which others are complete. PeerError if the peer is gone. By one
-    // thread.
+    // True once complete, false when the deadline has passed first: then it is still posted, and may be waited for
+    // again. PeerError if the peer is gone. By one thread.
     virtual bool wait_until(MonotonicTime deadline) = 0;
   };
 

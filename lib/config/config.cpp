@@ -1,8 +1,18 @@
 #include "config/config.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace scaletrain {
+
+std::int64_t default_warmup(std::int64_t steps) {
+  // A twentieth lets a short run reach its learning rate; beyond some thousands of steps the optimizer's moments have
+  // settled, and the longest runs that are published warm up for about 2000.
+  constexpr std::int64_t share = 20;
+  constexpr std::int64_t most = 2000;
+  return std::clamp<std::int64_t>(steps / share, 1, most);
+}
 
 std::int64_t TrainConfig::num_steps(std::int64_t context) const {
   if (steps) return *steps;

@@ -21,6 +21,7 @@ enum class InitKind { normal, xavier, he };
 enum class TokenizerKind { bytes, ids, bpe, sentencepiece };
 enum class DocumentAttention { across, within };
 enum class SourceKind { automatic, text, jsonl, tokens };
+enum class DataCheck { changed, all };
 enum class OptimizerKind { adamw, sgd };
 enum class LrScheduleKind { cosine, linear, constant, wsd };
 enum class RecomputeKind { none, selective, full };
@@ -95,7 +96,8 @@ struct DataConfig {
   DocumentsConfig documents;
   std::vector<SourceConfig> train;
   std::vector<ValidationConfig> validation;
-  std::optional<std::string> cache;  // folder for tokenised text; default: SCALETRAIN_CACHE or ~/.cache/scaletrain
+  std::optional<std::string> cache;       // folder for tokenised text; default: SCALETRAIN_CACHE or ~/.cache/scaletrain
+  DataCheck verify = DataCheck::changed;  // what a start reads to know that the data is what it was
 };
 
 struct OptimizerConfig {
@@ -109,9 +111,12 @@ struct OptimizerConfig {
 
 struct LrScheduleConfig {
   LrScheduleKind type = LrScheduleKind::cosine;
-  std::int64_t warmup = 100;  // steps
-  double min_ratio = 0.1;     // of learning_rate, reached at the last step
+  std::optional<std::int64_t> warmup;  // steps; nothing: auto, default_warmup()
+  double min_ratio = 0.1;              // of learning_rate, reached at the last step
 };
+
+// The warm-up of a run of so many steps whose config names none: a twentieth of them, at least 1 and at most 2000.
+std::int64_t default_warmup(std::int64_t steps);
 
 struct NonfiniteConfig {
   std::int64_t skip = 10;  // consecutive non-finite steps to skip before stopping with code 5
@@ -136,7 +141,8 @@ struct TrainConfig {
   NonfiniteConfig nonfinite;
   std::optional<SpikeConfig> spike;
 
-  // Optimizer steps of the whole run: steps, or tokens / (global_batch * context) rounded up.
+  // Optimizer steps of a run that has this batch from its beginning: steps, or tokens / (global_batch * context)
+  // rounded up. Of one that changed its batch, or whose samples are padded, train/run_length.h knows.
   std::int64_t num_steps(std::int64_t context) const;
 };
 
@@ -191,7 +197,9 @@ struct LaunchConfig {
 };
 
 struct LogConfig {
-  std::int64_t every = 1;  // steps between lines for people; metrics.jsonl has every step
+  // Steps between lines for people where they are no terminal (metrics.jsonl has every step). Nothing: auto, some in
+  // the beginning and then about one every half minute.
+  std::optional<std::int64_t> every;
   bool tensorboard = false;
 };
 

@@ -3,7 +3,7 @@
 
 #include "config/diagnostics.h"
 #include "config/load.h"
-#include "config/yaml_tree.h"
+#include "config/yaml/yaml_tree.h"
 
 namespace scaletrain {
 

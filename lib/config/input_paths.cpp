@@ -22,10 +22,14 @@ void make_absolute(std::optional<std::string>& path, const fs::path& folder) {
   if (path) make_absolute(*path, folder);
 }
 
-// A pair of token files may be named without its endings.
-bool is_there(const std::string& path) {
+// What is wrong with a path; nothing if something is there. A pair of token files may be named without its endings.
+std::string absence_of(const std::string& path) {
   std::error_code error;
-  return fs::exists(path, error) || fs::exists(path + ".idx", error);
+  if (fs::exists(path, error)) return {};
+  // One that the system would not let be looked at may well be there.
+  if (error) return fmt::format("cannot be looked at ({})", error.message());
+  if (fs::exists(path + ".idx", error)) return {};
+  return "no such file or folder";
 }
 
 // What a shell would have replaced, had it seen the text.
@@ -52,11 +56,12 @@ std::vector<MissingPath> missing_paths(const Config& config, const fs::path& fol
     if (written.empty() || is_broken(context, key)) return;
     std::string path = written;
     make_absolute(path, folder);
-    if (is_there(path)) return;
+    const std::string absence = absence_of(path);
+    if (absence.empty()) return;
     const bool is_relative = path != written;
     out.push_back(
         {place_of(context, key),
-         fmt::format("{}: no such file or folder: {}{}{}", key, quoted(path, 400),
+         fmt::format("{}: {}: {}{}{}", key, absence, quoted(path, 400),
                      is_relative ? " (relative paths start at the config file's folder)" : "", shell_hint(written))});
   };
   for (std::size_t i = 0; i < config.data.train.size(); ++i)

@@ -7,7 +7,7 @@
 
 #include "config/config.h"
 #include "config/diagnostics.h"
-#include "config/key_table.h"
+#include "config/keys/key_table.h"
 
 namespace scaletrain {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "config/keys.h"
+#include "config/keys/keys.h"
 
 namespace scaletrain {
 

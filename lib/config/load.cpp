@@ -10,12 +10,12 @@
 #include "base/text.h"
 #include "config/environment.h"
 #include "config/input_paths.h"
-#include "config/key_table.h"
-#include "config/keys.h"
+#include "config/keys/key_table.h"
+#include "config/keys/keys.h"
+#include "config/keys/unsupported.h"
 #include "config/overrides.h"
-#include "config/unsupported.h"
 #include "config/validate.h"
-#include "config/yaml_tree.h"
+#include "config/yaml/yaml_tree.h"
 
 namespace scaletrain {
 
@@ -119,7 +119,6 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
     ReadResult result = read_tree(*root, Origin::user, options.world, context);
     report_missing_paths(folder, options.missing_paths, context, result);
     out.places = places_of_keys(context);
-    out.is_warmup_default = !context.given.contains("train.lr_schedule.warmup");
     out.config = std::move(result.config);
     out.notices = std::move(result.notices);
     // Beside errors there is no plan to show, so that these are errors too.
@@ -143,10 +142,9 @@ LoadedConfig load_config(const std::filesystem::path& file, const std::vector<st
                          const EnvironmentLookup& environment, const LoadOptions& options) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
-  if (!std::filesystem::exists(status))
-    throw UserError(
-        fmt::format("{}: no such config file{}", file.string(),
-                    error && error != std::errc::no_such_file_or_directory ? " (" + error.message() + ")" : ""));
+  if (!std::filesystem::status_known(status))
+    throw UserError(fmt::format("{}: the config file cannot be looked at: {}", file.string(), error.message()));
+  if (!std::filesystem::exists(status)) throw UserError(fmt::format("{}: no such config file", file.string()));
   if (!std::filesystem::is_regular_file(status))
     throw UserError(fmt::format("{}: not a regular file; expected a YAML config", file.string()));
   const auto size = std::filesystem::file_size(file, error);
@@ -161,14 +159,6 @@ LoadedConfig load_config(const std::filesystem::path& file, const std::vector<st
   }
   const auto folder = std::filesystem::absolute(file).parent_path();
   return parse_config(text, file.string(), folder, overrides, environment, options);
-}
-
-Config continued_config(const LoadedConfig& now, const Config& before) {
-  Config config = now.config;
-  const std::int64_t warmup = before.train.lr_schedule.warmup;
-  if (now.is_warmup_default && warmup <= config.train.num_steps(config.model.context))
-    config.train.lr_schedule.warmup = warmup;
-  return config;
 }
 
 Config parse_resolved_config(std::string_view text, const std::string& where) {

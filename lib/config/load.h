@@ -29,11 +29,10 @@ std::optional<std::string> process_environment(const std::string& name);
 struct LoadedConfig {
   Config config;
   std::string source;  // the file's text, byte for byte
-  // Notices for the user that are no errors (a warm-up longer than the run was shortened to ..., and the like).
+  // Notices for the user that are no errors (most of the run is warm-up, and the like).
   std::vector<std::string> notices;
   // With LoadOptions::allow_unsupported: the refusals of unsupported.h with their places, else empty.
   std::vector<std::string> unsupported;
-  bool is_warmup_default = false;  // train.lr_schedule.warmup was not given
   // "config.yaml:3:5: " of every key and section, or of what stands above; "config.yaml: " if nothing does.
   std::map<std::string, std::string> places;
 
@@ -77,10 +76,6 @@ std::string resolved_yaml(const Config& config);
 // with `where`: the file is damaged or from elsewhere, no user error. Values that are not supported yet pass: whoever
 // runs or computes with the config asks unsupported_values.
 Config parse_resolved_config(std::string_view text, const std::string& where);
-
-// The config that a run goes on with which began with `before`: a warm-up that nobody names stays what it was, though
-// the default for another length would be another. Else the same as `now`.
-Config continued_config(const LoadedConfig& now, const Config& before);
 
 // The refusals of unsupported.h for a config that did not come through load_config: one line each, "key: message".
 std::vector<std::string> unsupported_values(const Config& config);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "config/keys.h"
+#include "config/keys/keys.h"
 #include "config/validate.h"
 
 namespace scaletrain {
@@ -20,6 +20,7 @@ class Notices {
   void add_all() {
     add_vocab();
     add_parallel();
+    add_warmup();
     add_spike();
     add_evaluation();
     add_supervision();
@@ -56,6 +57,17 @@ class Notices {
       notices_.push_back(
           fmt::format("parallel.tensor: groups of {} ranks span hosts of {} (launch.ranks_per_node), which is slow",
                       parallel.tensor, *per_node));
+  }
+
+  void add_warmup() {
+    const TrainConfig& train = config_.train;
+    const auto& warmup = train.lr_schedule.warmup;
+    if (!warmup || train.steps.has_value() == train.tokens.has_value()) return;
+    const std::int64_t steps = train.num_steps(config_.model.context);
+    if (*warmup <= steps / 2) return;
+    notices_.push_back(fmt::format(
+        "train.lr_schedule.warmup: {} of the run's {} steps are warm-up; set a smaller number, or auto ({})", *warmup,
+        steps, default_warmup(steps)));
   }
 
   void add_spike() {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "config/number_text.h"
+#include "config/keys/number_text.h"
 
 namespace scaletrain {
 

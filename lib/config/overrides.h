@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "config/diagnostics.h"
-#include "config/yaml_tree.h"
+#include "config/yaml/yaml_tree.h"
 
 namespace scaletrain {
 

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/keys.h"
+#include "config/keys/keys.h"
 
 namespace scaletrain {
 

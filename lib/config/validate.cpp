@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "config/keys.h"
+#include "config/keys/keys.h"
 
 namespace scaletrain {
 
@@ -162,9 +162,21 @@ class Rules {
                        from_preset("model.vocab"), kBytesVocab));
   }
 
+  // An override of one of the two lengths beats the file's other one.
+  template <class Length>
+  void drop_overruled_length(const std::string& path, Length& length, const std::string& by) {
+    if (!length || !is_given(path) || place_of(context_, path).source > 0 || place_of(context_, by).source == 0) return;
+    notices_.push_back(fmt::format("{}: the file's value is not used: {} is overridden", path, by));
+    length.reset();
+  }
+
   void check_lengths() {
-    const TrainConfig& train = config_.train;
+    TrainConfig& train = config_.train;
     if (!are_fine({"train.steps", "train.tokens"})) return;
+    if (train.steps && train.tokens) {
+      drop_overruled_length("train.tokens", train.tokens, "train.steps");
+      drop_overruled_length("train.steps", train.steps, "train.tokens");
+    }
     if (train.steps && train.tokens) {
       refuse({"train.tokens", "train.steps"}, "steps and tokens are both set; keep one (the other may be null)");
       return;
@@ -181,10 +193,12 @@ class Rules {
       return;
     }
     const std::int64_t steps = train.num_steps(config_.model.context);
-    if (are_fine({"train.lr_schedule.warmup"}) && train.lr_schedule.warmup > steps) {
-      refuse({"train.lr_schedule.warmup"},
-             fmt::format("warm-up of {} steps exceeds the run's {} steps; lower warmup or raise {}",
-                         train.lr_schedule.warmup, steps, train.steps ? "steps" : "tokens"));
+    const auto& warmup = train.lr_schedule.warmup;
+    if (are_fine({"train.lr_schedule.warmup"}) && warmup && *warmup > steps) {
+      refuse(
+          {"train.lr_schedule.warmup"},
+          fmt::format("warm-up of {} steps exceeds the run's {} steps; lower warmup, leave it out (auto) or raise {}",
+                      *warmup, steps, train.steps ? "steps" : "tokens"));
     }
   }
 
@@ -370,17 +384,6 @@ void fill_defaults(Config& config, Origin origin, const ReadContext& context, st
   follow_preset(config.model, context, notices);
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
   if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
-
-  TrainConfig& train = config.train;
-  if (context.given.contains("train.lr_schedule.warmup") || (!train.steps && !train.tokens)) return;
-  if (!product({train.global_batch, config.model.context})) return;
-  const std::int64_t steps = train.num_steps(config.model.context);
-  if (train.lr_schedule.warmup <= steps) return;
-  const std::int64_t shorter = std::max<std::int64_t>(1, steps / 10);
-  notices.push_back(
-      fmt::format("train.lr_schedule.warmup: the default of {} steps exceeds the run's {} steps; {} {} used",
-                  train.lr_schedule.warmup, steps, shorter, shorter == 1 ? "is" : "are"));
-  train.lr_schedule.warmup = shorter;
 }
 
 void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "config/key_table.h"
+#include "config/keys/key_table.h"
 #include "config/layout_rules.h"
 
 namespace scaletrain {

@@ -6,27 +6,27 @@
 #include <span>
 #include <vector>
 
-#include "data/sampler.h"
-#include "data/token_file.h"
+#include "data/order/sampler.h"
+#include "data/tokens/joined_tokens.h"
 
 namespace scaletrain {
 
 // The stream that a block's windows are cut from: its documents (or the pieces of them that lie in the block) in their
-// order of one epoch. Does not own the file.
+// order of one epoch. Does not own the tokens.
 struct BlockStream {
-  const TokenFile* file = nullptr;
-  std::vector<std::int64_t> token;     // first token of each piece, in the file
+  const JoinedTokens* tokens = nullptr;
+  std::vector<std::int64_t> token;     // first token of each piece, in the source
   std::vector<std::int64_t> position;  // first position of each piece in the stream; one more: the stream's length
   std::int64_t length() const { return position.back(); }
 };
 
 struct BlockRequest {
-  const TokenFile* file = nullptr;
+  const JoinedTokens* tokens = nullptr;
   const BlockTable* table = nullptr;
   std::int64_t block = 0;
   std::int64_t context = 0;
   std::int64_t vocab = 0;
-  std::optional<std::int32_t> end_of_document;  // finds the documents of a file that has no index
+  std::optional<std::int32_t> end_of_document;  // finds the documents of files that have no index
   PhiloxKey key;
 };
 

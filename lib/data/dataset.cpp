@@ -20,8 +20,8 @@ namespace {
 // Changes when the same description would give other samples, so that a resume can say so.
 constexpr std::uint64_t kSamplingRules = 1;
 
-struct Part {
-  std::unique_ptr<TokenFile> file;
+struct Source {
+  std::unique_ptr<JoinedTokens> tokens;
   BlockTable table;
 };
 
@@ -57,6 +57,12 @@ class StreamCache {
     return stream;
   }
 
+  // Other streams will go by the same keys.
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    entries_.clear();
+  }
+
  private:
   using Key = std::array<std::int64_t, 4>;
 
@@ -78,50 +84,57 @@ class OpenTrainingData final : public TrainingData {
     for (std::size_t i = 0; i < config.train.size(); ++i) {
       const SourceConfig& source = config.train[i];
       const std::string key = fmt::format("data.train.{}", i);
-      OpenedSource opened = open_source({key, source.path, source.type, source.field, source.separator}, tokenizer,
-                                        config.cache, options);
-      auto files = std::move(opened.parts);
-      numbers.push_back(opened.content.identity);
+      OpenedSource opened =
+          open_source({key, source.path, source.type, source.field, source.separator}, tokenizer, config, options);
+      const std::uint64_t identity = opened.content.identity;
+      numbers.push_back(identity);
       if (options.opened) options.opened(std::move(opened.content));
       numbers.push_back(std::bit_cast<std::uint64_t>(source.weight));
       numbers.push_back(source.epochs ? std::bit_cast<std::uint64_t>(*source.epochs) : 0);
-      report_short_source(source, key, files, options);
-      SourceShape shape{.parts = {}, .weight = source.weight, .epochs = source.epochs, .name = key};
-      std::vector<Part> parts;
-      for (auto& file : files) {
-        BlockTable table = make_block_table(*file, context_);
-        shape.parts.push_back({table.full_blocks, table.last_samples});
-        parts.push_back({std::move(file), std::move(table)});
-      }
-      sources_.push_back(std::move(parts));
+      report_short_source(source, key, opened.tokens->num_tokens(), options);
+      SourceShape shape{
+          .parts = {}, .weight = source.weight, .epochs = source.epochs, .name = key, .identity = identity};
+      BlockTable table = make_block_table(*opened.tokens, context_);
+      shape.parts.push_back({table.full_blocks, table.last_samples});
+      sources_.push_back({std::move(opened.tokens), std::move(table)});
       shapes.push_back(std::move(shape));
     }
     hash_ = hash_bytes(std::as_bytes(std::span(numbers)));
     mixture_ = std::make_unique<Mixture>(std::move(shapes), context_, options.seed);
+    description_ = mixture_->mix().sources;
   }
 
   std::int64_t context() const override { return context_; }
   const Mixture& mixture() const override { return *mixture_; }
   std::uint64_t hash() const override { return hash_; }
 
+  DataDescription description() const override { return {.hash = hash_, .sources = description_}; }
+
+  void enter(const Mix& mix) override {
+    mixture_->enter(mix);
+    cache_.clear();
+  }
+
   std::vector<std::int64_t> source_tokens() const override {
     std::vector<std::int64_t> tokens;
-    for (const auto& parts : sources_) {
-      std::int64_t total = 0;
-      for (const Part& part : parts) total = checked_add(total, part.table.num_tokens);
-      tokens.push_back(total);
-    }
+    for (const Source& source : sources_) tokens.push_back(source.table.num_tokens);
     return tokens;
+  }
+
+  std::int64_t sample_tokens(std::int64_t sample) const override {
+    const SampleLocation at = mixture_->locate(sample);
+    const Source& source = sources_[static_cast<std::size_t>(at.source)];
+    return window_targets(*source.tokens, source.table, context_, at.block, at.window);
   }
 
   void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                    std::vector<std::int32_t>& document_starts) const override {
     SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context_);
     const SampleLocation at = mixture_->locate(sample);
-    const Part& part = sources_[static_cast<std::size_t>(at.source)][static_cast<std::size_t>(at.part)];
+    const Source& source = sources_[static_cast<std::size_t>(at.source)];
     const auto stream = cache_.get(at, [&] {
-      return make_block_stream({.file = part.file.get(),
-                                .table = &part.table,
+      return make_block_stream({.tokens = source.tokens.get(),
+                                .table = &source.table,
                                 .block = at.block,
                                 .context = context_,
                                 .vocab = rules_.vocab,
@@ -133,10 +146,8 @@ class OpenTrainingData final : public TrainingData {
 
  private:
   // Less than one sample is rarely meant, and trains without a word: most of each sample would be masked.
-  static void report_short_source(const SourceConfig& source, const std::string& key,
-                                  const std::vector<std::unique_ptr<TokenFile>>& files, const DataOptions& options) {
-    std::int64_t tokens = 0;
-    for (const auto& file : files) tokens = checked_add(tokens, file->num_tokens());
+  static void report_short_source(const SourceConfig& source, const std::string& key, std::int64_t tokens,
+                                  const DataOptions& options) {
     if (tokens > options.context || !options.report) return;
     options.report(fmt::format(
         "{}: {} holds {} token{}; a sample of {} needs {} (its last target too), so the rest of each sample is masked",
@@ -146,8 +157,9 @@ class OpenTrainingData final : public TrainingData {
   std::int64_t context_;
   SampleRules rules_;
   std::optional<std::int32_t> end_of_document_;
-  std::vector<std::vector<Part>> sources_;
+  std::vector<Source> sources_;
   std::unique_ptr<Mixture> mixture_;
+  std::vector<MixSource> description_;
   std::uint64_t hash_ = 0;
   mutable StreamCache cache_;
 };
@@ -160,14 +172,9 @@ class OpenValidationSet final : public ValidationSet {
         context_(options.context),
         rules_(sample_rules(config, tokenizer, options)),
         end_of_document_(tokenizer.end_of_document()) {
-    OpenedSource opened =
-        open_source({key, set.path, set.type, set.field, set.separator}, tokenizer, config.cache, options);
-    parts_ = std::move(opened.parts);
-    for (const auto& part : parts_) {
-      first_sample_.push_back(num_samples_);
-      num_tokens_ = checked_add(num_tokens_, part->num_tokens());
-      num_samples_ += ceil_div(part->num_tokens() - 1, context_);
-    }
+    OpenedSource opened = open_source({key, set.path, set.type, set.field, set.separator}, tokenizer, config, options);
+    tokens_ = std::move(opened.tokens);
+    num_samples_ = ceil_div(tokens_->num_tokens() - 1, context_);
     if (num_samples_ == 0) {
       throw InputError(fmt::format("{}: {}: the set holds no sample; it needs at least two tokens", key, set.path));
     }
@@ -179,51 +186,31 @@ class OpenValidationSet final : public ValidationSet {
   const std::string& name() const override { return name_; }
   std::int64_t context() const override { return context_; }
   std::int64_t num_samples() const override { return num_samples_; }
-  std::int64_t num_tokens() const override { return num_tokens_; }
+  std::int64_t num_tokens() const override { return tokens_->num_tokens(); }
   std::uint64_t hash() const override { return hash_; }
 
   void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                    std::vector<std::int32_t>& document_starts) const override {
     SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context_);
     SCALETRAIN_CHECK(sample >= 0 && sample < num_samples_);
-    const auto next = std::upper_bound(first_sample_.begin(), first_sample_.end(), sample);
-    const auto index = static_cast<std::size_t>(next - first_sample_.begin()) - 1;
-    const TokenFile& file = *parts_[index];
-    const std::int64_t first = (sample - first_sample_[index]) * context_;
-    const std::int64_t end = std::min(first + context_ + 1, file.num_tokens());
+    const std::int64_t first = sample * context_;
+    const std::int64_t end = std::min(first + context_ + 1, tokens_->num_tokens());
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(end - first));
-    file.read(first, tokens, rules_.vocab);
-    fill_sample(tokens, starts_within(file, first, tokens), rules_, {inputs, targets, &document_starts});
+    tokens_->read(first, tokens, rules_.vocab);
+    // The first piece may be the rest of a document; fill_sample() has every sample begin with one.
+    std::vector<std::int64_t> starts;
+    for (const JoinedTokens::Piece& piece : tokens_->pieces_between(first, end, end_of_document_, rules_.vocab))
+      starts.push_back(piece.token - first);
+    fill_sample(tokens, starts, rules_, {inputs, targets, &document_starts});
   }
 
  private:
-  // Positions in `tokens`, which begin at token `first` of the file, at which a document begins, without 0.
-  std::vector<std::int64_t> starts_within(const TokenFile& file, std::int64_t first,
-                                          std::span<const std::int32_t> tokens) const {
-    std::vector<std::int64_t> starts;
-    const auto count = static_cast<std::int64_t>(tokens.size());
-    if (file.one_document()) {
-      for (std::size_t i = 0; end_of_document_ && i + 1 < tokens.size(); ++i) {
-        if (tokens[i] == *end_of_document_) starts.push_back(static_cast<std::int64_t>(i) + 1);
-      }
-      return starts;
-    }
-    for (std::int64_t document = document_of(file, first); document < file.num_documents(); ++document) {
-      const std::int64_t start = file.document_end(document) - first;
-      if (start >= count) break;
-      if (starts.empty() || start > starts.back()) starts.push_back(start);
-    }
-    return starts;
-  }
-
   std::string name_;
   std::int64_t context_;
   SampleRules rules_;
   std::optional<std::int32_t> end_of_document_;
-  std::vector<std::unique_ptr<TokenFile>> parts_;
-  std::vector<std::int64_t> first_sample_;  // of each part
+  std::unique_ptr<JoinedTokens> tokens_;
   std::int64_t num_samples_ = 0;
-  std::int64_t num_tokens_ = 0;
   std::uint64_t hash_ = 0;
 };
 

@@ -17,22 +17,27 @@
 #include <vector>
 
 #include "config/config.h"
-#include "data/sampler.h"
-#include "data/token_cache.h"
-#include "data/token_file.h"
-#include "data/tokenizer.h"
+#include "data/order/sampler.h"
+#include "data/tokens/token_cache.h"
+#include "data/tokens/token_file.h"
+#include "data/tokens/tokenizer.h"
 
 namespace scaletrain {
 
 inline constexpr std::int32_t kMaskedTarget = -1;
 
-// What one source or set of the config holds: by this two hosts compare theirs.
+// What one source or set of the config holds: by this two hosts compare theirs, and the processes of one host tell each
+// other what they need not find out again.
 struct SourceContent {
   std::string key;  // "data.train.0"
   std::string path;
   std::int64_t tokens = 0;
   std::uint64_t identity = 0;      // of all that is read, in its order
+  std::uint64_t all_bytes = 0;     // data.verify: all: a hash of all bytes of the token files; else 0
   std::vector<FileContent> files;  // token files, then text
+  std::uint64_t stamps = 0;        // stamps_hash() of the files
+  std::string cache;               // the file of tokenised text; empty: there is none that others can open
+  std::uint64_t cache_identity = 0;
 };
 
 struct DataOptions {
@@ -42,6 +47,9 @@ struct DataOptions {
   Reporter report;  // may be empty
   // Tokenised text may be kept anywhere where data.cache cannot be written to; see open_token_cache_anywhere.
   bool caches_anywhere = false;
+  // What another process of this host has found in these sources, by their keys. A source whose files are the same here
+  // (by their stamps) is opened without reading it.
+  std::span<const SourceContent> known{};
   // Hears what each source holds once it is open; may be empty.
   std::function<void(SourceContent)> opened{};
 };
@@ -55,8 +63,15 @@ class TrainingData {
   virtual const Mixture& mixture() const = 0;
   // Identity of the content, the mix and the tokenizer: what HistorySegment::data_hash compares.
   virtual std::uint64_t hash() const = 0;
+  // What a run is to read: the hash and the sources of data.train, for ConsumptionHistory::continue_with().
+  virtual DataDescription description() const = 0;
+  // From now on samples are those of `mix`, the history's; until then, of a run that begins. Not while others read.
+  virtual void enter(const Mix& mix) = 0;
   // Tokens of each source, once through.
   virtual std::vector<std::int64_t> source_tokens() const = 0;
+  // How many tokens a sample trains on: its targets, without padding behind the last token, with those that are masked
+  // as a document's first. Reads no tokens.
+  virtual std::int64_t sample_tokens(std::int64_t sample) const = 0;
   // inputs and targets have context() elements. `document_starts` receives, ascending, the input positions at which a
   // document begins; the first is always 0.
   virtual void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
@@ -66,8 +81,8 @@ class TrainingData {
 std::unique_ptr<TrainingData> open_training_data(const DataConfig& config, const Tokenizer& tokenizer,
                                                  const DataOptions& options);
 
-// One validation set, in the order of its files: windows of `context` tokens, each token once, the last window of a
-// file padded and masked.
+// One validation set, in the order of its files, which are laid end to end: windows of `context` tokens, each token but
+// the first once as a target, the last window padded and masked.
 class ValidationSet {
  public:
   virtual ~ValidationSet() = default;

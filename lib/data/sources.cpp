@@ -94,6 +94,8 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (fs::is_regular_file(status)) return {{path, kind_of(path, spec)}};
+  if (!fs::status_known(status))
+    throw InputError(fmt::format("{}: {}: it cannot be looked at: {}", path_key(spec), spec.path, error.message()));
   if (!fs::is_directory(status)) {
     if (!fs::exists(status) && fs::is_regular_file(fs::path(spec.path + ".idx"), error)) {
       return {{path, FileKind::tokens}};
@@ -127,26 +129,6 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   return found;
 }
 
-// Of contents and order.
-std::uint64_t parts_identity(const std::vector<std::unique_ptr<TokenFile>>& parts) {
-  std::vector<std::uint64_t> numbers;
-  for (const auto& part : parts) {
-    numbers.push_back(static_cast<std::uint64_t>(part->num_tokens()));
-    numbers.push_back(part->identity());
-  }
-  return hash_bytes(std::as_bytes(std::span(numbers)));
-}
-
-// Of Megatron's pair the tokens. Zero if it cannot be told: the file is open, and its identity known.
-std::uint64_t size_of(const fs::path& path) {
-  for (const fs::path& file : {path, fs::path(path.string() + ".bin")}) {
-    std::error_code error;
-    const auto size = fs::file_size(file, error);
-    if (!error) return size;
-  }
-  return 0;
-}
-
 void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files) {
   const auto none_is = [&](FileKind kind) {
     return std::none_of(files.begin(), files.end(), [kind](const FoundFile& file) { return file.kind == kind; });
@@ -164,47 +146,176 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
   }
 }
 
+// Changes when the files of a source would be laid end to end otherwise, and so its samples be others. Before there was
+// such a number each file had samples of its own.
+constexpr std::uint64_t kJoiningRules = 1;
+
+// Of one token file, or of the cache of all text.
+struct OpenedPart {
+  fs::path path;
+  std::unique_ptr<TokenFile> file;
+  std::uint64_t identity = 0;  // TokenFile::identity(); not known of what another process has read
+};
+
+TextSource text_of(const std::vector<FoundFile>& files, const SourceSpec& spec) {
+  TextSource text{.files = {}, .field = spec.field, .separator = spec.separator};
+  for (const FoundFile& file : files)
+    if (file.kind != FileKind::tokens)
+      text.files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
+  return text;
+}
+
+// All files that the source is read from, in order.
+std::vector<fs::path> paths_of(const std::vector<FoundFile>& files, const std::vector<OpenedPart>& tokens) {
+  std::vector<fs::path> paths;
+  for (const FoundFile& file : files)
+    if (file.kind != FileKind::tokens) paths.push_back(file.path);
+  for (const OpenedPart& part : tokens) {
+    const std::vector<fs::path> more = part.file->files();
+    paths.insert(paths.end(), more.begin(), more.end());
+  }
+  return paths;
+}
+
+class SourceOpener {
+ public:
+  SourceOpener(const SourceSpec& spec, const Tokenizer& tokenizer, const DataConfig& config, const DataOptions& options)
+      : spec_(spec),
+        tokenizer_(tokenizer),
+        config_(config),
+        options_(options),
+        files_(find_files(spec, options.report)),
+        text_(text_of(files_, spec)) {}
+
+  OpenedSource open() {
+    check_keys_are_used(spec_, files_);
+    for (const FoundFile& file : files_) {
+      if (file.kind != FileKind::tokens && !tokenizer_.reads_text()) refuse_text(file);
+      if (file.kind == FileKind::tokens) parts_.push_back({file.path, open_token_file(file.path, FileCheck::header)});
+    }
+    content_.key = spec_.key;
+    content_.path = spec_.path;
+    content_.stamps = stamps_hash(paths_of(files_, parts_));
+    if (!open_known()) verify();
+    std::vector<std::unique_ptr<TokenFile>> files;
+    for (OpenedPart& part : parts_)
+      if (part.file->num_tokens() > 0) files.push_back(std::move(part.file));
+    auto tokens = std::make_unique<JoinedTokens>(std::move(files));
+    refuse_hidden_documents(*tokens);
+    return {std::move(tokens), std::move(content_)};
+  }
+
+ private:
+  [[noreturn]] void refuse_text(const FoundFile& file) const {
+    throw UserError(fmt::format(
+        "{}: {} is text, but the tokenizer ({}) reads token files only{}", path_key(spec_), file.path.string(),
+        tokenizer_.description(),
+        spec_.key.starts_with("--") ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes" : ""));
+  }
+
+  void refuse_hidden_documents(const JoinedTokens& tokens) const {
+    const TokenFile* file = tokens.first_without_index();
+    if (config_.documents.loss_across || tokenizer_.end_of_document() || file == nullptr) return;
+    throw UserError(
+        fmt::format("data.documents.loss_across: false needs to know where documents end, and {} of {} ({}) does not "
+                    "say: name the token that ends a document in data.tokenizer.end_of_document, give a file that has "
+                    "an index of its documents (Megatron's .bin and .idx), or set loss_across to true",
+                    file->path().string(), spec_.key, file->format()));
+  }
+
+  // The cache of all text stands where the first text file stood.
+  void add_text(std::unique_ptr<TokenFile> cache) {
+    const auto first =
+        std::find_if(files_.begin(), files_.end(), [](const auto& file) { return file.kind != FileKind::tokens; });
+    const std::uint64_t identity = cache->identity();
+    content_.cache = cache->path().string();
+    content_.cache_identity = identity;
+    parts_.insert(parts_.begin() + (first - files_.begin()), {cache->path(), std::move(cache), identity});
+  }
+
+  // Without reading: another process of this host has, and the files are the same ones. False if it has not.
+  bool open_known() {
+    const auto known = std::find_if(options_.known.begin(), options_.known.end(), [this](const SourceContent& content) {
+      return content.key == spec_.key && content.path == spec_.path && content.stamps == content_.stamps;
+    });
+    if (known == options_.known.end()) return false;
+    if (!text_.files.empty()) {
+      auto cache = open_verified_cache(known->cache, known->cache_identity);
+      if (!cache) return false;
+      add_text(std::move(cache));
+    }
+    content_ = *known;
+    return true;
+  }
+
+  void verify() {
+    std::vector<fs::path> folders = cache_folders(config_.cache);
+    if (!options_.caches_anywhere && !folders.empty()) folders.resize(1);
+    ContentRecord record(
+        {.source = spec_.path, .folders = folders, .check = config_.verify, .report = options_.report});
+    verify_tokens(record);
+    if (!text_.files.empty()) {
+      const std::vector<FileContent> contents = contents_of(text_, record);
+      record.save();  // what comes now may take hours
+      content_.files.insert(content_.files.end(), contents.begin(), contents.end());
+      const CacheRequest request{text_, contents, tokenizer_, record, options_.report};
+      add_text(options_.caches_anywhere ? open_token_cache_anywhere(request, folders)
+                                        : open_token_cache(request, cache_folder(config_.cache)));
+    }
+    record.save();
+    sum_up();
+  }
+
+  void verify_tokens(ContentRecord& record) {
+    Hasher all_bytes;
+    for (OpenedPart& part : parts_) {
+      const std::vector<fs::path> files = part.file->files();
+      part.identity = record.hash_of(ContentKind::tokens, files, part.file->bytes_to_verify(), [&part] {
+        part.file->verify();
+        return part.file->identity();
+      });
+      FileContent content{part.path, stamp_of(files.front()).bytes, part.identity};
+      if (config_.verify == DataCheck::all) {
+        std::uint64_t bytes = 0;
+        for (const fs::path& file : files) bytes += stamp_of(file).bytes;
+        content.hash = record.hash_of(ContentKind::bytes, files, bytes, [&files] { return hash_of_files(files); });
+        all_bytes.update(std::as_bytes(std::span(&content.hash, 1)));
+        content_.all_bytes = all_bytes.digest();
+      }
+      content_.files.push_back(std::move(content));
+    }
+  }
+
+  void sum_up() {
+    std::vector<std::uint64_t> numbers;  // of contents and order
+    for (const OpenedPart& part : parts_) {
+      const std::int64_t tokens = part.file->num_tokens();
+      if (tokens == 0) continue;
+      content_.tokens = checked_add(content_.tokens, tokens);
+      numbers.push_back(static_cast<std::uint64_t>(tokens));
+      numbers.push_back(part.identity);
+    }
+    if (numbers.empty())
+      throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec_.key, spec_.path));
+    if (numbers.size() > 2) numbers.push_back(kJoiningRules);
+    content_.identity = hash_bytes(std::as_bytes(std::span(numbers)));
+  }
+
+  const SourceSpec& spec_;
+  const Tokenizer& tokenizer_;
+  const DataConfig& config_;
+  const DataOptions& options_;
+  std::vector<FoundFile> files_;
+  TextSource text_;
+  std::vector<OpenedPart> parts_;
+  SourceContent content_;
+};
+
 }  // namespace
 
-OpenedSource open_source(const SourceSpec& spec, const Tokenizer& tokenizer, const std::optional<std::string>& cache,
+OpenedSource open_source(const SourceSpec& spec, const Tokenizer& tokenizer, const DataConfig& config,
                          const DataOptions& options) {
-  const std::vector<FoundFile> files = find_files(spec, options.report);
-  check_keys_are_used(spec, files);
-  TextSource text{.files = {}, .field = spec.field, .separator = spec.separator};
-  std::size_t text_place = 0;  // the cache stands where the first text file stood
-  OpenedSource source{.parts = {}, .content = {}};
-  source.content.key = spec.key;
-  source.content.path = spec.path;
-  std::vector<std::unique_ptr<TokenFile>>& parts = source.parts;
-  for (const FoundFile& file : files) {
-    if (file.kind == FileKind::tokens) {
-      parts.push_back(open_token_file(file.path));
-      source.content.files.push_back({file.path, size_of(file.path), parts.back()->identity()});
-      continue;
-    }
-    if (!tokenizer.reads_text()) {
-      throw UserError(fmt::format(
-          "{}: {} is text, but the tokenizer ({}) reads token files only{}", path_key(spec), file.path.string(),
-          tokenizer.description(),
-          spec.key.starts_with("--") ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes" : ""));
-    }
-    if (text.files.empty()) text_place = parts.size();
-    text.files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
-  }
-  if (!text.files.empty()) {
-    const std::vector<FileContent> contents = contents_of(text);
-    source.content.files.insert(source.content.files.end(), contents.begin(), contents.end());
-    parts.insert(parts.begin() + static_cast<std::ptrdiff_t>(text_place),
-                 options.caches_anywhere
-                     ? open_token_cache_anywhere(text, contents, tokenizer, cache_folders(cache), options.report)
-                     : open_token_cache(text, contents, tokenizer, cache_folder(cache), options.report));
-  }
-  std::erase_if(parts, [](const auto& part) { return part->num_tokens() == 0; });
-  if (parts.empty())
-    throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec.key, spec.path));
-  for (const auto& part : parts) source.content.tokens = checked_add(source.content.tokens, part->num_tokens());
-  source.content.identity = parts_identity(parts);
-  return source;
+  return SourceOpener(spec, tokenizer, config, options).open();
 }
 
 }  // namespace scaletrain

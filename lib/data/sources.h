@@ -8,9 +8,9 @@
 
 #include "config/config.h"
 #include "data/dataset.h"
-#include "data/token_cache.h"
-#include "data/token_file.h"
-#include "data/tokenizer.h"
+#include "data/tokens/joined_tokens.h"
+#include "data/tokens/token_cache.h"
+#include "data/tokens/tokenizer.h"
 
 namespace scaletrain {
 
@@ -23,12 +23,12 @@ struct SourceSpec {
 };
 
 struct OpenedSource {
-  // In order: a token file each, and one cache for all text and JSONL files together. None is empty, and there is at
-  // least one.
-  std::vector<std::unique_ptr<TokenFile>> parts;
+  // In order: the token files, and one cache for all text and JSONL files together.
+  std::unique_ptr<JoinedTokens> tokens;
   SourceContent content;
 };
-OpenedSource open_source(const SourceSpec& spec, const Tokenizer& tokenizer, const std::optional<std::string>& cache,
+// Reads of `config` the cache folder and how much is verified.
+OpenedSource open_source(const SourceSpec& spec, const Tokenizer& tokenizer, const DataConfig& config,
                          const DataOptions& options);
 
 }  // namespace scaletrain

@@ -19,13 +19,13 @@ void forward_all(LoadedModel& model, const StageMemory& memory, const BatchConte
   for (std::size_t i = 0; i < units.size(); ++i) {
     const Unit& unit = *model.transformer().units()[static_cast<std::size_t>(units[i])];
     const UnitWeights& weights = model.store().acquire(model.stream(), unit.index());
-    const Bundle output = memory.bundle(plan.slots[0][i].output);
+    const Bundle output = memory.bundle(plan.buffers[0][i].output);
     const UnitRun run{.backend = model.backend(),
                       .stream = model.stream(),
                       .batch = batch,
                       .weights = weights,
                       .scratch = memory.region(plan.scratch)};
-    unit.forward(run, input, output, memory.region(plan.slots[0][i].saved));
+    unit.forward(run, input, output, memory.region(plan.buffers[0][i].saved));
     model.store().release(unit.index());
     input = output;
   }
@@ -42,22 +42,23 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
   const BatchShape shape{std::min(micro_batch, all), set.context()};
   const DType compute = model.backend().compute_type();
   const StageMemory memory(model.backend(), make_forward_plan(model.transformer(), shape, compute));
-  const BatchSlot slot = memory.batch(0);
+  const BatchBuffer buffer = memory.batch(0);
   double loss_sum = 0.0;
   EvaluationResult result;
   const SampleReader read = [&set](std::int64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                                    std::vector<std::int32_t>& starts) {
     set.read_sample(index, inputs, targets, starts);
   };
+  if (progress) progress(0, all);
   for (std::int64_t first = 0; first < all; first += shape.samples) {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(shape.samples, all - first)));
     std::iota(samples.begin(), samples.end(), first);
-    result.tokens += fill_batch(samples, shape.tokens, read, slot.tensors());
+    result.tokens += fill_batch(samples, shape.tokens, read, buffer.tensors());
     const BatchContext batch{.shape = shape,
                              .phase = Phase::evaluate,
-                             .ids = slot.ids,
-                             .targets = slot.targets,
-                             .positions = slot.positions,
+                             .ids = buffer.ids,
+                             .targets = buffer.targets,
+                             .positions = buffer.positions,
                              .document_start = {},
                              .first_sample = first,
                              .loss_gradient = 0.0,

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/text.h"
-#include "checkpoint/catalog.h"
-#include "checkpoint/hugging_face.h"
+#include "checkpoint/hugging_face/hugging_face.h"
 #include "config/load.h"
 
 namespace scaletrain {
@@ -16,11 +16,6 @@ namespace scaletrain {
 namespace fs = std::filesystem;
 
 namespace {
-
-bool path_exists(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
 
 // The tokenizer a checkpoint carries: its files lie beside the manifest, wherever that now is.
 TokenizerConfig carried_tokenizer(const Config& config, const Checkpoint& checkpoint) {
@@ -38,13 +33,12 @@ LocatedModel locate_model(const fs::path& path) {
   if (path_exists(path / "checkpoints")) {
     LocatedModel located;
     for (const CatalogEntry& entry : list_readable_checkpoints(path / "checkpoints")) {
-      if (!entry.problem.empty()) {
-        located.passed_over.push_back(fmt::format("{}: {}", entry.path.string(), entry.problem));
-      } else if (located.path.empty()) {
-        located.path = entry.path;
-      }
+      (entry.problem.empty() ? located.checkpoints : located.damaged).push_back(entry);
     }
-    if (!located.path.empty()) return located;
+    if (!located.checkpoints.empty()) {
+      located.path = located.checkpoints.front().path;
+      return located;
+    }
     throw InputError(fmt::format("{}: the run folder holds no checkpoint that can be read", path.string()));
   }
   throw InputError(
@@ -77,7 +71,7 @@ struct LoadedModel::Impl {
     try {
       store = std::make_unique<ParamStore>(
           *backend, table, layout,
-          ParamStore::Options{.slot_names = {}, .gradients = false, .dtype = backend->compute_type()});
+          ParamStore::Options{.state_names = {}, .gradients = false, .dtype = backend->compute_type()});
     } catch (const std::bad_alloc&) {
       throw InputError(fmt::format(
           "{}: its {} parameters need {} of memory, more than there is", where,
@@ -87,14 +81,14 @@ struct LoadedModel::Impl {
   }
 
   void check_shapes(const Manifest& manifest, const std::string& where) const {
-    for (const ParamRow& row : table.rows()) {
-      if (row.tied_to) continue;
-      const ManifestTensor* tensor = manifest.find(row.name);
+    for (const Parameter& parameter : table.parameters()) {
+      if (parameter.tied_to) continue;
+      const ManifestTensor* tensor = manifest.find(parameter.name);
       if (tensor == nullptr)
-        throw InputError(fmt::format("{}: the manifest lists no tensor {}", where, quoted(row.name)));
-      if (!(tensor->shape == row.shape))
+        throw InputError(fmt::format("{}: the manifest lists no tensor {}", where, quoted(parameter.name)));
+      if (!(tensor->shape == parameter.shape))
         throw InputError(fmt::format("{}: tensor {} is {} in the manifest, but {} by its config", where,
-                                     quoted(row.name), to_text(tensor->shape), to_text(row.shape)));
+                                     quoted(parameter.name), to_text(tensor->shape), to_text(parameter.shape)));
     }
     // A model that leaves tensors unused is another model than the one that was trained.
     for (const ManifestTensor& tensor : manifest.tensors)

@@ -10,11 +10,12 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "checkpoint/catalog.h"
 #include "checkpoint/load.h"
 #include "config/config.h"
-#include "data/tokenizer.h"
+#include "data/tokens/tokenizer.h"
 #include "nn/transformer.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 
 namespace scaletrain {
 
@@ -24,11 +25,12 @@ enum class ModelSource { checkpoint, hugging_face };
 struct LocatedModel {
   ModelSource source = ModelSource::checkpoint;
   std::filesystem::path path;
-  // Of a run folder: the checkpoints whose manifests are damaged, each with the reason.
-  std::vector<std::string> passed_over{};
+  // Of a run folder: all that it has, newest first; and those whose manifests are damaged.
+  std::vector<CatalogEntry> checkpoints{};
+  std::vector<CatalogEntry> damaged{};
 };
-// InputError that says what was looked for if it is none of them; FileAccessError if a checkpoint of a run folder
-// cannot be read now: it may be the newest.
+// InputError that says what was looked for if it is none of them; FileAccessError if the path, or a checkpoint of a run
+// folder, which may be the newest, cannot be read now.
 LocatedModel locate_model(const std::filesystem::path& path);
 
 class LoadedModel {

@@ -10,7 +10,7 @@ std::span<std::int32_t> ints(const View& view) {
 }
 }  // namespace
 
-BatchTensors BatchSlot::tensors() const {
+BatchTensors BatchBuffer::tensors() const {
   return {ints(ids), ints(targets), ints(positions)};
 }
 
@@ -22,8 +22,8 @@ Bundle StageMemory::bundle(const ArenaRange& range) const {
   return {arena_.view(range.offset, compute_, plan_.bundle)};
 }
 
-BatchSlot StageMemory::batch(std::int64_t slot) const {
-  RegionAllocator cut(region(plan_.batches[static_cast<std::size_t>(slot)]));
+BatchBuffer StageMemory::batch(std::int64_t buffer) const {
+  RegionAllocator cut(region(plan_.batches[static_cast<std::size_t>(buffer)]));
   const Shape rows{plan_.shape.rows()};
   // In this order: the members of an aggregate are initialised one after the other.
   return {cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows), cut.allocate(DType::i32, rows)};

@@ -13,7 +13,7 @@
 namespace scaletrain {
 
 // A micro-batch's tensors in the arena, as the model reads them and as the data layer fills them.
-struct BatchSlot {
+struct BatchBuffer {
   View ids, targets, positions;
   BatchTensors tensors() const;
 };
@@ -28,7 +28,7 @@ class StageMemory {
   Region region(const ArenaRange& range) const { return {arena_.data() + range.offset, range.bytes}; }
   // The hidden bundle in a range; an empty range gives an empty bundle.
   Bundle bundle(const ArenaRange& range) const;
-  BatchSlot batch(std::int64_t slot) const;
+  BatchBuffer batch(std::int64_t buffer) const;
   std::size_t allocated_bytes() const { return arena_.size(); }
 
  private:

@@ -76,7 +76,15 @@ UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
   carve_block_work(work, extent, t);
   RegionAllocator scratch = RegionAllocator::counting();
   carve_block_scratch(scratch, extent);
-  return {.saved = saved.used(), .work = work.used(), .scratch = scratch.used()};
+  // Selective keeps what products and attention computed: norms and the activation are computed again.
+  std::size_t selective = 0;
+  for (const View& view : {t.attention_norm.output, t.ffn_norm.output, t.activation})
+    selective += align_up(static_cast<std::size_t>(view.num_elements()) * size_of(compute));
+  return {.saved = saved.used(),
+          .work = work.used(),
+          .scratch = scratch.used(),
+          .recomputed_selective = selective,
+          .recomputed_full = saved.used()};
 }
 
 void Block::attention_forward(const UnitRun& run, const BlockTensors& t) const {

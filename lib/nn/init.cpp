@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
+#include "base/guarded_thread.h"
 #include "base/philox.h"
 
 namespace scaletrain {
 
 namespace {
 
-// A stretch of a row's global tensor that lies in one piece, here and there.
+// A stretch of a parameter's global tensor that lies in one piece, here and there.
 struct Piece {
-  const ParamRow* row = nullptr;
+  const Parameter* parameter = nullptr;
   std::uint64_t first = 0;  // global element index
   View out;                 // [count]
 };
@@ -46,15 +46,15 @@ void for_each_run(const Shape& shape, const Box& box, Visit visit) {
 
 std::vector<Piece> pieces_of(const ParamStore& store) {
   std::vector<Piece> pieces;
-  for (const RowRange& range : store.held(StateKind::master)) {
-    const ParamRow& row = store.table().rows()[std::size_t(range.row)];
-    if (row.role != ParamRole::trained) continue;
+  for (const ParamRange& range : store.held(StateKind::master)) {
+    const Parameter& parameter = store.table().parameters()[std::size_t(range.parameter)];
+    if (parameter.role != ParamRole::trained) continue;
     const View values = store.values(StateKind::master, range);
     std::int64_t end = 0;  // of the boxes so far, which tile the range in order
-    for (const Box& box : boxes_of_range(store.layout().find(range.row)->box, range.first, range.count)) {
-      for_each_run(row.shape, box, [&](std::int64_t first, std::int64_t local, std::int64_t count) {
+    for (const Box& box : boxes_of_range(store.layout().find(range.parameter)->box, range.first, range.count)) {
+      for_each_run(parameter.shape, box, [&](std::int64_t first, std::int64_t local, std::int64_t count) {
         for (std::int64_t done = 0; done < count; done += piece_elements)
-          pieces.push_back({&row, static_cast<std::uint64_t>(first + done),
+          pieces.push_back({&parameter, static_cast<std::uint64_t>(first + done),
                             values.rows(end + local + done, std::min(piece_elements, count - done))});
       });
       end += box.num_elements();
@@ -65,10 +65,10 @@ std::vector<Piece> pieces_of(const ParamStore& store) {
 }
 
 void fill(const Piece& piece, std::uint64_t seed, std::span<float> out) {
-  const InitialValues& init = piece.row->init;
+  const InitialValues& init = piece.parameter->init;
   const auto deviation = static_cast<float>(init.deviation);
   // A tied copy has the values of the tensor it is a copy of.
-  const PhiloxKey key = philox_key(seed, piece.row->tied_to.value_or(piece.row->name));
+  const PhiloxKey key = philox_key(seed, piece.parameter->tied_to.value_or(piece.parameter->name));
   switch (init.kind) {
     case InitialValues::Kind::zeros:
       std::fill(out.begin(), out.end(), 0.0f);
@@ -98,20 +98,25 @@ void fill(const Piece& piece, std::uint64_t seed, std::vector<float>& scratch) {
 
 }  // namespace
 
-void initialise_parameters(ParamStore& store, std::uint64_t seed, int threads) {
+void initialise_parameters(ParamStore& store, std::uint64_t seed, int threads, WorkCount* work) {
   SCALETRAIN_CHECK(threads >= 1);
   const std::vector<Piece> pieces = pieces_of(store);
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(threads));
   if (store.options().dtype != DType::f32)
     for (std::vector<float>& buffer : scratch) buffer.resize(static_cast<std::size_t>(piece_elements));
   std::atomic<std::size_t> next{0};
-  const auto work = [&](std::size_t thread) {
-    for (std::size_t i = next++; i < pieces.size(); i = next++) fill(pieces[i], seed, scratch[thread]);
+  const auto fill_some = [&](std::size_t thread) {
+    for (std::size_t i = next++; i < pieces.size(); i = next++) {
+      fill(pieces[i], seed, scratch[thread]);
+      count_work(work);
+    }
   };
   {
-    std::vector<std::jthread> helpers;
-    for (int thread = 1; thread < threads; ++thread) helpers.emplace_back(work, std::size_t(thread));
-    work(0);
+    std::vector<GuardedThread> helpers;
+    for (int thread = 1; thread < threads; ++thread)
+      helpers.emplace_back([&fill_some, thread] { fill_some(std::size_t(thread)); });
+    fill_some(0);
+    for (GuardedThread& helper : helpers) helper.join_and_rethrow();
   }
   store.values_changed();
 }

@@ -19,8 +19,8 @@ Family family_of(const ModelSpec& spec) {
   return spec.norm == NormKind::layernorm && spec.position == PositionKind::learned ? Family::gpt2 : Family::llama;
 }
 
-// What the two families call the same tensors. GPT-2 keeps query, key and value in one tensor: the three rows carry its
-// name and follow each other along the output dim.
+// What the two families call the same tensors. GPT-2 keeps query, key and value in one tensor: the three parameters
+// carry its name and follow each other along the output dim.
 struct LayerName {
   std::string_view ours;
   std::string_view gpt2;
@@ -96,39 +96,41 @@ class TableBuilder {
   }
 
   // A matrix with a row per token or position, not yet in the table.
-  ParamRow table_row(std::string_view name, std::string_view family_name, std::int64_t rows) const {
-    ParamRow row;
-    row.name = prefix_ + std::string(name);
-    row.hugging_face_name = family_name;
-    row.shape = {rows, spec_.hidden};
-    row.decays = true;
-    row.init = normal(init_.std);
-    return row;
+  Parameter table_row(std::string_view name, std::string_view family_name, std::int64_t rows) const {
+    Parameter parameter;
+    parameter.name = prefix_ + std::string(name);
+    parameter.hugging_face_name = family_name;
+    parameter.shape = {rows, spec_.hidden};
+    parameter.decays = true;
+    parameter.init = normal(init_.std);
+    return parameter;
   }
 
   void add_weight(const LinearMap& map) {
-    ParamRow row;
-    row.name = prefix_ + std::string(map.name.ours) + ".weight";
-    row.hugging_face_name = family_name(map.name) + ".weight";
-    row.hugging_face_transposed = gpt2();
-    row.shape = {map.outputs, map.inputs};
-    row.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, map.cut == Cut::outputs ? 0 : 1, map.pieces};
-    row.decays = true;
-    row.init = linear_values(map);
-    if (!map.fused.empty()) row.fused = std::string(map.fused) + ".weight";
-    table_.add(std::move(row));
+    Parameter parameter;
+    parameter.name = prefix_ + std::string(map.name.ours) + ".weight";
+    parameter.hugging_face_name = family_name(map.name) + ".weight";
+    parameter.hugging_face_transposed = gpt2();
+    parameter.shape = {map.outputs, map.inputs};
+    parameter.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, map.cut == Cut::outputs ? 0 : 1,
+                       map.pieces};
+    parameter.decays = true;
+    parameter.init = linear_values(map);
+    if (!map.fused.empty()) parameter.fused = std::string(map.fused) + ".weight";
+    table_.add(std::move(parameter));
   }
 
   void add_bias(const LinearMap& map) {
     if (!spec_.bias) return;
-    ParamRow row;
-    row.name = prefix_ + std::string(map.name.ours) + ".bias";
-    row.hugging_face_name = family_name(map.name) + ".bias";
-    row.shape = {map.outputs};
-    if (map.cut == Cut::outputs) row.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, 0, map.pieces};
-    row.sequence_partial = map.cut == Cut::inputs;
-    if (!map.fused.empty()) row.fused = std::string(map.fused) + ".bias";
-    table_.add(std::move(row));
+    Parameter parameter;
+    parameter.name = prefix_ + std::string(map.name.ours) + ".bias";
+    parameter.hugging_face_name = family_name(map.name) + ".bias";
+    parameter.shape = {map.outputs};
+    if (map.cut == Cut::outputs)
+      parameter.split = {map.may_repeat ? Split::Kind::grouped : Split::Kind::cut, 0, map.pieces};
+    parameter.sequence_partial = map.cut == Cut::inputs;
+    if (!map.fused.empty()) parameter.fused = std::string(map.fused) + ".bias";
+    table_.add(std::move(parameter));
   }
 
   // Maps of one matrix: all weights, then all biases, so that each fused group is contiguous.
@@ -138,29 +140,29 @@ class TableBuilder {
   }
 
   void add_norm(std::string_view name, const std::string& family_name) {
-    ParamRow row;
-    row.name = prefix_ + std::string(name) + ".weight";
-    row.hugging_face_name = family_name + ".weight";
-    row.shape = {spec_.hidden};
-    row.init.kind = InitialValues::Kind::ones;
-    row.sequence_partial = true;
-    table_.add(row);
+    Parameter parameter;
+    parameter.name = prefix_ + std::string(name) + ".weight";
+    parameter.hugging_face_name = family_name + ".weight";
+    parameter.shape = {spec_.hidden};
+    parameter.init.kind = InitialValues::Kind::ones;
+    parameter.sequence_partial = true;
+    table_.add(parameter);
     if (spec_.norm != NormKind::layernorm || !spec_.bias) return;
-    row.name = prefix_ + std::string(name) + ".bias";
-    row.hugging_face_name = family_name + ".bias";
-    row.init.kind = InitialValues::Kind::zeros;
-    table_.add(std::move(row));
+    parameter.name = prefix_ + std::string(name) + ".bias";
+    parameter.hugging_face_name = family_name + ".bias";
+    parameter.init.kind = InitialValues::Kind::zeros;
+    table_.add(std::move(parameter));
   }
 
   void add_embedding() {
     begin_unit("embedding");
-    ParamRow token =
+    Parameter token =
         table_row("token.weight", gpt2() ? "transformer.wte.weight" : "model.embed_tokens.weight", spec_.vocab);
     token.split = by_vocabulary;
     token.lookup_only = !spec_.tie_embeddings;  // a tied head multiplies by it
     table_.add(std::move(token));
     if (spec_.position != PositionKind::learned) return;
-    ParamRow position =
+    Parameter position =
         table_row("position.weight", gpt2() ? "transformer.wpe.weight" : "model.embed_positions.weight", spec_.context);
     position.lookup_only = true;
     table_.add(std::move(position));
@@ -206,13 +208,13 @@ class TableBuilder {
   void add_head() {
     begin_unit("head");
     add_norm("norm", gpt2() ? "transformer.ln_f" : "model.norm");
-    ParamRow row = table_row("weight", spec_.tie_embeddings ? "" : "lm_head.weight", spec_.vocab);
-    row.split = by_vocabulary;
+    Parameter parameter = table_row("weight", spec_.tie_embeddings ? "" : "lm_head.weight", spec_.vocab);
+    parameter.split = by_vocabulary;
     if (spec_.tie_embeddings)
-      row.tied_to = token_table;
+      parameter.tied_to = token_table;
     else
-      row.init = linear_values({.name = {}, .outputs = spec_.vocab, .inputs = spec_.hidden});
-    table_.add(std::move(row));
+      parameter.init = linear_values({.name = {}, .outputs = spec_.vocab, .inputs = spec_.hidden});
+    table_.add(std::move(parameter));
   }
 
   const ModelSpec& spec_;
@@ -257,10 +259,10 @@ namespace {
 
 // The part of `extent` indices that a rank holds, cut as the table cuts them.
 Box cut_of(std::int64_t extent, const TensorPart& part) {
-  ParamRow row;
-  row.shape = {extent};
-  row.split = by_vocabulary;
-  return ParamTable::box_of(row, part.degree, part.rank);
+  Parameter parameter;
+  parameter.shape = {extent};
+  parameter.split = by_vocabulary;
+  return ParamTable::box_of(parameter, part.degree, part.rank);
 }
 
 }  // namespace
@@ -294,7 +296,7 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 double model_flops_per_token(const ModelSpec& spec) {
   const ParamTable table = make_param_table(spec, InitConfig{});
   std::int64_t parameters = table.num_parameters();
-  if (const ParamRow* positions = table.find("embedding.position.weight"))
+  if (const Parameter* positions = table.find("embedding.position.weight"))
     parameters -= positions->shape.num_elements();
   const auto attention = 6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.hidden);
   return 6.0 * static_cast<double>(parameters) + attention * static_cast<double>(spec.context);

@@ -29,7 +29,7 @@
 #include "backend/backend.h"
 #include "comm/communicator.h"
 #include "nn/model_spec.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 #include "tensor/buffer.h"
 
 namespace scaletrain {
@@ -77,6 +77,9 @@ struct UnitMemory {
   std::size_t saved = 0;    // from forward to backward, or to backward_weight
   std::size_t work = 0;     // from backward_input to backward_weight; backward() needs none
   std::size_t scratch = 0;  // within one call, the largest of all phases
+  // Of `saved`: what the backward would compute again under train.recompute; nothing of units that keep it all.
+  std::size_t recomputed_selective = 0;
+  std::size_t recomputed_full = 0;
 };
 
 class Unit;

@@ -14,7 +14,12 @@ namespace scaletrain {
 //     linear    peak · (r + (1 - r) · (1 - x))
 //     constant  peak
 //   r = min_ratio, so peak · r is reached at the last update. warmup >= total_updates: warm-up is all there is.
+// A config without a warm-up has default_warmup(total_updates).
 // Source of the cosine: Loshchilov and Hutter 2017, one period. wsd is a UserError.
 double learning_rate(const LrScheduleConfig& config, double peak, std::int64_t update, std::int64_t total_updates);
+
+// The part after the warm-up alone, at x = `progress`, from 0 to 1: for runs that measure their way otherwise than in
+// updates.
+double decayed_rate(const LrScheduleConfig& config, double peak, double progress);
 
 }  // namespace scaletrain

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/strong.h"
-#include "optim/step_block.h"
+#include "optim/step_scalars.h"
 
 namespace scaletrain {
 

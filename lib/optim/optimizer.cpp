@@ -11,13 +11,13 @@ namespace {
 // The walk over the store's ranges that every element-wise optimizer shares.
 class ElementwiseOptimizer : public Optimizer {
  public:
-  ElementwiseOptimizer(const OptimizerConfig& config, std::vector<std::string> slot_names)
-      : config_(config), slot_names_(std::move(slot_names)) {}
+  ElementwiseOptimizer(const OptimizerConfig& config, std::vector<std::string> state_names)
+      : config_(config), state_names_(std::move(state_names)) {}
 
-  std::span<const std::string> slot_names() const override { return slot_names_; }
+  std::span<const std::string> state_names() const override { return state_names_; }
 
-  void step(Backend& backend, Stream& stream, ParamStore& store, const StepBlock& step) override {
-    SCALETRAIN_CHECK(store.options().slot_names == slot_names_);
+  void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {
+    SCALETRAIN_CHECK(store.options().state_names == state_names_);
     spans_.clear();
     for (const OptimizerRange& range : store.optimizer_ranges()) {
       spans_.push_back(store.layout().decay_spans(range.buffer, range.first, range.param.num_elements(),
@@ -33,10 +33,10 @@ class ElementwiseOptimizer : public Optimizer {
 
  private:
   virtual void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
-                      const StepBlock& step) = 0;
+                      const StepScalars& step) = 0;
 
   OptimizerConfig config_;
-  std::vector<std::string> slot_names_;
+  std::vector<std::string> state_names_;
   std::vector<std::vector<DecaySpan>> spans_;  // a member: kernels that run later still read them
 };
 
@@ -46,10 +46,10 @@ class AdamW final : public ElementwiseOptimizer {
 
  private:
   void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
-              const StepBlock& step) override {
+              const StepScalars& step) override {
     backend.run(stream, AdamWStep{.param = range.param,
-                                  .first_moment = range.slots[0],
-                                  .second_moment = range.slots[1],
+                                  .first_moment = range.states[0],
+                                  .second_moment = range.states[1],
                                   .gradient = range.gradient,
                                   .spans = spans,
                                   .beta1 = config().beta1,
@@ -65,7 +65,7 @@ class Sgd final : public ElementwiseOptimizer {
 
  private:
   void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
-              const StepBlock& step) override {
+              const StepScalars& step) override {
     backend.run(stream, SgdStep{.param = range.param, .gradient = range.gradient, .spans = spans, .step = &step});
   }
 };

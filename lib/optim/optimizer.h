@@ -1,5 +1,5 @@
-// The update of the parameters from their gradients. What an optimizer remembers per element lives in the slots of the
-// parameter store, under the names that it declares here; what changes from step to step is in the step block.
+// The update of the parameters from their gradients. What an optimizer remembers per element lives in the states of the
+// parameter store, under the names that it declares here; what changes from step to step is in the step scalars.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 #include "backend/backend.h"
 #include "config/config.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 
 namespace scaletrain {
 
@@ -16,17 +16,17 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // Per-element state, zero at the start: ParamStore::Options::slot_names, and the names in a checkpoint.
-  virtual std::span<const std::string> slot_names() const = 0;
+  // Per-element state, zero at the start: ParamStore::Options::state_names, and the names in a checkpoint.
+  virtual std::span<const std::string> state_names() const = 0;
 
-  // Updates every range of the store, which must have been made with these slot names, and then tells it, so that
+  // Updates every range of the store, which must have been made with these state names, and then tells it, so that
   // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. With step.skip
   // nothing changes. `step` must stay valid until the stream has run. One thread at a time.
-  virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepBlock& step) = 0;
+  virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
 };
 
-// adamw: slots "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no slots. Weight decay is on the rows that
-// the table says decay.
+// adamw: states "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no states. Weight decay is on the rows
+// that the table says decay.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
 
 }  // namespace scaletrain

@@ -43,48 +43,50 @@ std::int64_t Box::num_elements() const {
 
 void ParamTable::begin_unit(std::string name) {
   SCALETRAIN_CHECK(!name.empty());
-  units_.push_back({.name = std::move(name), .first_row = narrow<int>(rows_.size()), .num_rows = 0});
+  units_.push_back({.name = std::move(name), .first_parameter = narrow<int>(parameters_.size()), .num_parameters = 0});
 }
 
-void ParamTable::add(ParamRow row) {
-  SCALETRAIN_CHECK(!units_.empty() && !row.name.empty());
-  const auto place = std::lower_bound(by_name_.begin(), by_name_.end(), std::string_view(row.name), NameLess{});
-  const bool is_new = place == by_name_.end() || place->first != row.name;
+void ParamTable::add(Parameter parameter) {
+  SCALETRAIN_CHECK(!units_.empty() && !parameter.name.empty());
+  const auto place = std::lower_bound(by_name_.begin(), by_name_.end(), std::string_view(parameter.name), NameLess{});
+  const bool is_new = place == by_name_.end() || place->first != parameter.name;
   SCALETRAIN_CHECK(is_new);
-  if (row.split.kind != Split::Kind::replicated) {
-    SCALETRAIN_CHECK(!row.sequence_partial);
-    SCALETRAIN_CHECK(row.split.dim >= 0 && row.split.dim < row.shape.num_dims());
-    SCALETRAIN_CHECK(row.split.kind == Split::Kind::cut || row.split.pieces > 0);
+  if (parameter.split.kind != Split::Kind::replicated) {
+    SCALETRAIN_CHECK(!parameter.sequence_partial);
+    SCALETRAIN_CHECK(parameter.split.dim >= 0 && parameter.split.dim < parameter.shape.num_dims());
+    SCALETRAIN_CHECK(parameter.split.kind == Split::Kind::cut || parameter.split.pieces > 0);
   }
-  if (row.tied_to) {
-    const ParamRow* owner = find(*row.tied_to);
+  if (parameter.tied_to) {
+    const Parameter* owner = find(*parameter.tied_to);
     SCALETRAIN_CHECK(owner != nullptr && !owner->tied_to);
-    SCALETRAIN_CHECK_EQ(owner->shape, row.shape);
-    SCALETRAIN_CHECK(owner->split == row.split && owner->role == row.role && owner->dtype == row.dtype);
+    SCALETRAIN_CHECK_EQ(owner->shape, parameter.shape);
+    SCALETRAIN_CHECK(owner->split == parameter.split && owner->role == parameter.role &&
+                     owner->dtype == parameter.dtype);
   }
-  if (!row.fused.empty()) {
-    SCALETRAIN_CHECK(!row.tied_to);
-    const auto unit_rows = std::span<const ParamRow>(rows_).subspan(static_cast<std::size_t>(units_.back().first_row));
-    const bool begun = std::any_of(unit_rows.begin(), unit_rows.end(),
-                                   [&](const ParamRow& other) { return other.fused == row.fused; });
+  if (!parameter.fused.empty()) {
+    SCALETRAIN_CHECK(!parameter.tied_to);
+    const auto of_unit =
+        std::span<const Parameter>(parameters_).subspan(static_cast<std::size_t>(units_.back().first_parameter));
+    const bool begun = std::any_of(of_unit.begin(), of_unit.end(),
+                                   [&](const Parameter& other) { return other.fused == parameter.fused; });
     if (begun) {
-      const ParamRow& last = unit_rows.back();
-      SCALETRAIN_CHECK_EQ(last.fused, row.fused);
-      SCALETRAIN_CHECK(last.role == row.role && last.dtype == row.dtype);
-      SCALETRAIN_CHECK_EQ(last.shape.num_dims(), row.shape.num_dims());
+      const Parameter& last = of_unit.back();
+      SCALETRAIN_CHECK_EQ(last.fused, parameter.fused);
+      SCALETRAIN_CHECK(last.role == parameter.role && last.dtype == parameter.dtype);
+      SCALETRAIN_CHECK_EQ(last.shape.num_dims(), parameter.shape.num_dims());
     }
   }
-  row.unit = narrow<int>(units_.size()) - 1;
-  by_name_.insert(place, {row.name, narrow<int>(rows_.size())});
-  rows_.push_back(std::move(row));
-  ++units_.back().num_rows;
+  parameter.unit = narrow<int>(units_.size()) - 1;
+  by_name_.insert(place, {parameter.name, narrow<int>(parameters_.size())});
+  parameters_.push_back(std::move(parameter));
+  ++units_.back().num_parameters;
 }
 
-std::span<const ParamRow> ParamTable::rows_of(int unit) const {
+std::span<const Parameter> ParamTable::parameters_of(int unit) const {
   SCALETRAIN_CHECK(unit >= 0 && static_cast<std::size_t>(unit) < units_.size());
   const ParamUnit& place = units_[static_cast<std::size_t>(unit)];
-  return std::span<const ParamRow>(rows_).subspan(static_cast<std::size_t>(place.first_row),
-                                                  static_cast<std::size_t>(place.num_rows));
+  return std::span<const Parameter>(parameters_)
+      .subspan(static_cast<std::size_t>(place.first_parameter), static_cast<std::size_t>(place.num_parameters));
 }
 
 int ParamTable::index_of(std::string_view name) const {
@@ -92,47 +94,47 @@ int ParamTable::index_of(std::string_view name) const {
   return place == by_name_.end() || place->first != name ? -1 : place->second;
 }
 
-const ParamRow* ParamTable::find(std::string_view name) const {
+const Parameter* ParamTable::find(std::string_view name) const {
   const int index = index_of(name);
-  return index < 0 ? nullptr : &rows_[static_cast<std::size_t>(index)];
+  return index < 0 ? nullptr : &parameters_[static_cast<std::size_t>(index)];
 }
 
 std::int64_t ParamTable::num_parameters() const {
   std::int64_t count = 0;
-  for (const ParamRow& row : rows_) {
-    if (!row.tied_to) count = checked_add(count, row.shape.num_elements());
+  for (const Parameter& parameter : parameters_) {
+    if (!parameter.tied_to) count = checked_add(count, parameter.shape.num_elements());
   }
   return count;
 }
 
-Box ParamTable::box_of(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank) {
+Box ParamTable::box_of(const Parameter& parameter, std::int64_t tensor_degree, std::int64_t tensor_rank) {
   SCALETRAIN_CHECK(tensor_rank >= 0);
   SCALETRAIN_CHECK_LT(tensor_rank, tensor_degree);
   Box box;
-  box.first.assign(static_cast<std::size_t>(row.shape.num_dims()), 0);
-  box.extent.assign(row.shape.begin(), row.shape.end());
-  if (row.split.kind == Split::Kind::replicated) return box;
-  const Range held = held_range(row.split, row.shape[row.split.dim], tensor_degree, tensor_rank);
-  const auto dim = static_cast<std::size_t>(row.split.dim);
+  box.first.assign(static_cast<std::size_t>(parameter.shape.num_dims()), 0);
+  box.extent.assign(parameter.shape.begin(), parameter.shape.end());
+  if (parameter.split.kind == Split::Kind::replicated) return box;
+  const Range held = held_range(parameter.split, parameter.shape[parameter.split.dim], tensor_degree, tensor_rank);
+  const auto dim = static_cast<std::size_t>(parameter.split.dim);
   box.first[dim] = held.first;
   box.extent[dim] = held.count;
   return box;
 }
 
-std::int64_t ParamTable::num_holders(const ParamRow& row, std::int64_t tensor_degree) {
-  switch (row.split.kind) {
+std::int64_t ParamTable::replication_degree(const Parameter& parameter, std::int64_t tensor_degree) {
+  switch (parameter.split.kind) {
     case Split::Kind::replicated:
       return tensor_degree;
     case Split::Kind::cut:
       return 1;
     case Split::Kind::grouped:
-      return row.split.pieces < tensor_degree ? div_exact(tensor_degree, row.split.pieces) : 1;
+      return parameter.split.pieces < tensor_degree ? div_exact(tensor_degree, parameter.split.pieces) : 1;
   }
   SCALETRAIN_CHECK(false);
 }
 
-bool ParamTable::is_first_holder(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank) {
-  return tensor_rank % num_holders(row, tensor_degree) == 0;
+bool ParamTable::is_first_replica(const Parameter& parameter, std::int64_t tensor_degree, std::int64_t tensor_rank) {
+  return tensor_rank % replication_degree(parameter, tensor_degree) == 0;
 }
 
 }  // namespace scaletrain

@@ -1,12 +1,12 @@
-// The single truth about persistent tensors. One row per tensor that a checkpoint stores: gradient reduction, the
+// The single truth about persistent tensors. One parameter per tensor that a checkpoint stores: gradient reduction, the
 // global norm, initialisation, checkpoint boxes, import and export, memory accounting and parameter counts all derive
 // from it.
 //
-// Rows are grouped by unit: the piece of the model that is acquired and released together (the embedding, each block,
-// the head). Names are global ("blocks.17.attention.query.weight") and unfused; rows that a kernel reads as one matrix
-// follow each other and name the same `fused` group, so that the flat layout puts them side by side.
+// Parameters are grouped by unit: the piece of the model that is acquired and released together (the embedding, each
+// block, the head). Names are global ("blocks.17.attention.query.weight") and unfused; parameters that a kernel reads
+// as one matrix follow each other and name the same `fused` group, so that the flat layout puts them side by side.
 //
-// Size: one row per tensor of the whole model (a few thousand for the largest); never multiplied by the world.
+// Size: one parameter per tensor of the whole model (a few thousand for the largest); never multiplied by the world.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@
 #include <string_view>
 #include <vector>
 
-#include "parallel/mesh.h"
+#include "parallel/mesh/mesh.h"
 #include "tensor/dtype.h"
 #include "tensor/shape.h"
 
 namespace scaletrain {
 
 enum class ParamRole {
-  trained,  // master weights in f32, a gradient and optimizer slots
+  trained,  // master weights in f32, a gradient and optimizer states
   frozen,   // its own dtype, no gradient
   state,    // neither, but stored
 };
@@ -58,7 +58,7 @@ struct InitialValues {
   double deviation = 0.0;
 };
 
-struct ParamRow {
+struct Parameter {
   std::string name;
   std::string hugging_face_name;         // the name in the family's safetensors; empty: not exported (a tied copy)
   bool hugging_face_transposed = false;  // GPT-2 stores linear weights [in, out]
@@ -69,47 +69,49 @@ struct ParamRow {
   bool decays = false;  // weight decay applies (matrices, not biases and norms)
   InitialValues init;
   bool lookup_only = false;  // read row by row (an embedding table): needs no compute form
-  // With sequence shards each tensor rank computes this replicated row's gradient from its own rows of the batch only
-  // (norms, biases of row-parallel maps): the ranks' gradients are summed.
+  // With sequence shards each tensor rank computes this replicated parameter's gradient from its own rows of the batch
+  // only (norms, biases of row-parallel maps): the ranks' gradients are summed.
   bool sequence_partial = false;
-  std::string fused;  // rows of one unit with the same non-empty text form one matrix, stacked along dim 0
+  std::string fused;  // parameters of one unit with the same non-empty text form one matrix, stacked along dim 0
   int unit = 0;       // index into units()
-  std::optional<std::string> tied_to;  // this row is another stage's copy of that row's tensor: stored and counted once
+  std::optional<std::string>
+      tied_to;  // this parameter is another stage's copy of that parameter's tensor: stored and counted once
 };
 
-// A piece of the model that is acquired together. Rows [first_row, first_row + num_rows).
+// A piece of the model that is acquired together. Parameters [first_parameter, first_parameter + num_parameters).
 struct ParamUnit {
   std::string name;  // "embedding", "blocks.0", "head"
-  int first_row = 0;
-  int num_rows = 0;
+  int first_parameter = 0;
+  int num_parameters = 0;
 };
 
 class ParamTable {
  public:
-  // Appends a unit; rows added next belong to it.
+  // Appends a unit; parameters added next belong to it.
   void begin_unit(std::string name);
-  // The name must be new; rows of a fused group must follow each other; the owner of a tied row must be there already.
-  void add(ParamRow row);
+  // The name must be new; parameters of a fused group must follow each other; the owner of a tied parameter must be
+  // there already.
+  void add(Parameter parameter);
 
-  std::span<const ParamRow> rows() const { return rows_; }
+  std::span<const Parameter> parameters() const { return parameters_; }
   std::span<const ParamUnit> units() const { return units_; }
-  std::span<const ParamRow> rows_of(int unit) const;
-  const ParamRow* find(std::string_view name) const;  // null if there is none
-  int index_of(std::string_view name) const;          // -1 if there is none
+  std::span<const Parameter> parameters_of(int unit) const;
+  const Parameter* find(std::string_view name) const;  // null if there is none
+  int index_of(std::string_view name) const;           // -1 if there is none
 
   // Elements of every stored tensor, tied copies once.
   std::int64_t num_parameters() const;
-  // The part of a row that a tensor rank holds.
-  static Box box_of(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank);
+  // The part of a parameter that a tensor rank holds.
+  static Box box_of(const Parameter& parameter, std::int64_t tensor_degree, std::int64_t tensor_rank);
   // How many tensor ranks hold the same part, and whether this rank is the first of them: the one that counts it where
   // each element must count once (gradient norm, save boxes).
-  static std::int64_t num_holders(const ParamRow& row, std::int64_t tensor_degree);
-  static bool is_first_holder(const ParamRow& row, std::int64_t tensor_degree, std::int64_t tensor_rank);
-  // The gradient of a row is summed over the data axis always; over the tensor axis where every rank of it computes
-  // only a part: rows that are sequence_partial, and grouped ones among their holders.
+  static std::int64_t replication_degree(const Parameter& parameter, std::int64_t tensor_degree);
+  static bool is_first_replica(const Parameter& parameter, std::int64_t tensor_degree, std::int64_t tensor_rank);
+  // The gradient of a parameter is summed over the data axis always; over the tensor axis where every rank of it
+  // computes only a part: parameters that are sequence_partial, and grouped ones over their replication group.
 
  private:
-  std::vector<ParamRow> rows_;
+  std::vector<Parameter> parameters_;
   std::vector<ParamUnit> units_;
   std::vector<std::pair<std::string, int>> by_name_;  // sorted
 };

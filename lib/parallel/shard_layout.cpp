@@ -78,14 +78,14 @@ ShardLayout::ShardLayout(const ParamTable& table, std::span<const int> units, co
     : mesh_(mesh), position_(position), held_units_(units.begin(), units.end()) {
   const bool ascending = std::adjacent_find(units.begin(), units.end(), std::greater_equal<>()) == units.end();
   SCALETRAIN_CHECK(ascending);
-  place_of_row_.assign(table.rows().size(), -1);
-  // A row is tied wherever its copies are: the layout of the owner must not depend on who holds them.
-  std::vector<char> is_owner(table.rows().size(), 0);
-  for (const ParamRow& row : table.rows()) {
-    if (row.tied_to) is_owner[static_cast<std::size_t>(table.index_of(*row.tied_to))] = 1;
+  place_of_.assign(table.parameters().size(), -1);
+  // A parameter is tied wherever its copies are: the layout of the owner must not depend on who holds them.
+  std::vector<char> is_owner(table.parameters().size(), 0);
+  for (const Parameter& parameter : table.parameters()) {
+    if (parameter.tied_to) is_owner[static_cast<std::size_t>(table.index_of(*parameter.tied_to))] = 1;
   }
   for (const int unit : units) {
-    for (const ParamRow& row : table.rows_of(unit)) buffer_of(row);
+    for (const Parameter& parameter : table.parameters_of(unit)) buffer_of(parameter);
   }
   for (int buffer = 0; buffer < narrow<int>(buffers_.size()); ++buffer) {
     for (const int unit : units) place_unit(table, unit, buffer, is_owner);
@@ -93,86 +93,87 @@ ShardLayout::ShardLayout(const ParamTable& table, std::span<const int> units, co
   place_tied_copies(table);
 }
 
-// Finds or appends the buffer of a row.
-int ShardLayout::buffer_of(const ParamRow& row) {
-  const std::string name = fmt::format("{}.{}", role_name(row.role), to_text(row.dtype));
+// Finds or appends the buffer of a parameter.
+int ShardLayout::buffer_of(const Parameter& parameter) {
+  const std::string name = fmt::format("{}.{}", role_name(parameter.role), to_text(parameter.dtype));
   const auto found =
       std::find_if(buffers_.begin(), buffers_.end(), [&](const FlatBuffer& buffer) { return buffer.name == name; });
   if (found != buffers_.end()) return narrow<int>(found - buffers_.begin());
-  buffers_.push_back({.name = name, .role = row.role, .dtype = row.dtype});
+  buffers_.push_back({.name = name, .role = parameter.role, .dtype = parameter.dtype});
   return narrow<int>(buffers_.size()) - 1;
 }
 
-// Tied rows come first, each a segment of its own; the rest of the unit is one segment.
+// Tied parameters come first, each a bucket of its own; the rest of the unit is one bucket.
 void ShardLayout::place_unit(const ParamTable& table, int unit, int buffer, std::span<const char> is_owner) {
-  const std::size_t first_span = spans_.size();
-  const int first_row = table.units()[static_cast<std::size_t>(unit)].first_row;
-  const auto is_tied = [&](const ParamRow& row, int index) {
-    return row.tied_to.has_value() || is_owner[static_cast<std::size_t>(index)] != 0;
+  const int first_parameter = table.units()[static_cast<std::size_t>(unit)].first_parameter;
+  const auto is_tied = [&](const Parameter& parameter, int index) {
+    return parameter.tied_to.has_value() || is_owner[static_cast<std::size_t>(index)] != 0;
   };
-  int index = first_row - 1;
-  for (const ParamRow& row : table.rows_of(unit)) {
+  int index = first_parameter - 1;
+  for (const Parameter& parameter : table.parameters_of(unit)) {
     ++index;
-    if (!is_tied(row, index) || buffer_of(row) != buffer) continue;
-    SCALETRAIN_CHECK(row.fused.empty());
-    const bool shares =
-        row.tied_to && std::binary_search(held_units_.begin(), held_units_.end(), table.find(*row.tied_to)->unit);
+    if (!is_tied(parameter, index) || buffer_of(parameter) != buffer) continue;
+    SCALETRAIN_CHECK(parameter.fused.empty());
+    const bool shares = parameter.tied_to && std::binary_search(held_units_.begin(), held_units_.end(),
+                                                                table.find(*parameter.tied_to)->unit);
     if (shares) continue;
     std::int64_t end = buffers_[static_cast<std::size_t>(buffer)].num_elements;
-    place_row(row, index, buffer, false, end);
-    add_segment(unit, buffer, true, end);
+    place_parameter(parameter, index, buffer, false, end);
+    add_bucket(unit, buffer, true, end);
   }
   std::int64_t end = buffers_[static_cast<std::size_t>(buffer)].num_elements;
   const std::string* last_group = nullptr;
-  index = first_row - 1;
-  for (const ParamRow& row : table.rows_of(unit)) {
+  index = first_parameter - 1;
+  for (const Parameter& parameter : table.parameters_of(unit)) {
     ++index;
-    if (is_tied(row, index) || buffer_of(row) != buffer) continue;
-    place_row(row, index, buffer, last_group != nullptr && !row.fused.empty() && *last_group == row.fused, end);
-    last_group = &row.fused;
+    if (is_tied(parameter, index) || buffer_of(parameter) != buffer) continue;
+    place_parameter(parameter, index, buffer,
+                    last_group != nullptr && !parameter.fused.empty() && *last_group == parameter.fused, end);
+    last_group = &parameter.fused;
   }
-  add_segment(unit, buffer, false, end);
-  if (spans_.size() != first_span) units_.push_back({unit, buffer, first_span, spans_.size() - first_span});
+  add_bucket(unit, buffer, false, end);
 }
 
-void ShardLayout::place_row(const ParamRow& row, int row_index, int buffer, bool continues, std::int64_t& end) {
+void ShardLayout::place_parameter(const Parameter& parameter, int index_in_table, int buffer, bool continues,
+                                  std::int64_t& end) {
   if (!continues) end = round_up(end, aligned_elements);
-  Box box = ParamTable::box_of(row, mesh_.degree(Axis::tensor), position_.tensor);
+  Box box = ParamTable::box_of(parameter, mesh_.degree(Axis::tensor), position_.tensor);
   const std::int64_t count = box.num_elements();
-  place_of_row_[static_cast<std::size_t>(row_index)] = narrow<std::int64_t>(spans_.size());
-  spans_.push_back({.row = row_index, .buffer = buffer, .offset = end, .count = count, .box = std::move(box)});
+  place_of_[static_cast<std::size_t>(index_in_table)] = narrow<std::int64_t>(spans_.size());
+  spans_.push_back(
+      {.parameter = index_in_table, .buffer = buffer, .offset = end, .count = count, .box = std::move(box)});
   end = checked_add(end, count);
 }
 
-void ShardLayout::add_segment(int unit, int buffer, bool tied, std::int64_t end) {
+void ShardLayout::add_bucket(int unit, int buffer, bool tied, std::int64_t end) {
   FlatBuffer& flat = buffers_[static_cast<std::size_t>(buffer)];
   const std::int64_t first = flat.num_elements;
   if (end == first) return;
   const std::int64_t shards = mesh_.degree(Axis::data);
-  const std::int64_t piece = round_up(ceil_div(end - first, shards), aligned_elements);
-  segments_.push_back({.unit = unit,
-                       .buffer = buffer,
-                       .first = first,
-                       .count = checked_mul(piece, shards),
-                       .piece = piece,
-                       .shard_first = flat.shard_elements,
-                       .tied = tied});
-  flat.num_elements = checked_add(first, segments_.back().count);
-  flat.shard_elements = checked_add(flat.shard_elements, piece);
+  const std::int64_t shard = round_up(ceil_div(end - first, shards), aligned_elements);
+  buckets_.push_back({.unit = unit,
+                      .buffer = buffer,
+                      .first = first,
+                      .count = checked_mul(shard, shards),
+                      .shard_elements = shard,
+                      .shard_first = flat.shard_elements,
+                      .tied = tied});
+  flat.num_elements = checked_add(first, buckets_.back().count);
+  flat.shard_elements = checked_add(flat.shard_elements, shard);
 }
 
 void ShardLayout::place_tied_copies(const ParamTable& table) {
   for (const int unit : held_units_) {
-    int index = table.units()[static_cast<std::size_t>(unit)].first_row;
-    for (const ParamRow& row : table.rows_of(unit)) {
-      std::int64_t& place = place_of_row_[static_cast<std::size_t>(index)];
-      if (row.tied_to && place == -1) {
-        const auto owner = static_cast<std::size_t>(table.index_of(*row.tied_to));
-        SCALETRAIN_CHECK(place_of_row_[owner] >= 0);
-        ParamSpan shared = spans_[static_cast<std::size_t>(place_of_row_[owner])];
-        shared.row = index;
+    int index = table.units()[static_cast<std::size_t>(unit)].first_parameter;
+    for (const Parameter& parameter : table.parameters_of(unit)) {
+      std::int64_t& place = place_of_[static_cast<std::size_t>(index)];
+      if (parameter.tied_to && place == -1) {
+        const auto owner = static_cast<std::size_t>(table.index_of(*parameter.tied_to));
+        SCALETRAIN_CHECK(place_of_[owner] >= 0);
+        ParamSpan shared = spans_[static_cast<std::size_t>(place_of_[owner])];
+        shared.parameter = index;
         place = -2 - narrow<std::int64_t>(tied_.size());
-        if (shared.count > 0) shared_.emplace_back(unit, segment_at(shared.buffer, shared.offset));
+        if (shared.count > 0) shared_.emplace_back(unit, bucket_at(shared.buffer, shared.offset));
         tied_.push_back(std::move(shared));
       }
       ++index;
@@ -180,55 +181,55 @@ void ShardLayout::place_tied_copies(const ParamTable& table) {
   }
 }
 
-int ShardLayout::segment_at(int buffer, std::int64_t offset) const {
-  const auto behind = std::upper_bound(segments_.begin(), segments_.end(), std::pair(buffer, offset),
-                                       [](const std::pair<int, std::int64_t>& place, const Segment& segment) {
-                                         return place.first < segment.buffer ||
-                                                (place.first == segment.buffer && place.second < segment.first);
+int ShardLayout::bucket_at(int buffer, std::int64_t offset) const {
+  const auto behind = std::upper_bound(buckets_.begin(), buckets_.end(), std::pair(buffer, offset),
+                                       [](const std::pair<int, std::int64_t>& place, const Bucket& bucket) {
+                                         return place.first < bucket.buffer ||
+                                                (place.first == bucket.buffer && place.second < bucket.first);
                                        });
-  SCALETRAIN_CHECK(behind != segments_.begin());
-  const Segment& found = *std::prev(behind);
+  SCALETRAIN_CHECK(behind != buckets_.begin());
+  const Bucket& found = *std::prev(behind);
   SCALETRAIN_CHECK(found.buffer == buffer && offset < found.first + found.count);
-  return narrow<int>(behind - segments_.begin()) - 1;
+  return narrow<int>(behind - buckets_.begin()) - 1;
 }
 
-std::vector<int> ShardLayout::segments_used_by(int unit) const {
+std::vector<int> ShardLayout::buckets_used_by(int unit) const {
   std::vector<int> used;
-  for (std::size_t index = 0; index < segments_.size(); ++index) {
-    if (segments_[index].unit == unit) used.push_back(narrow<int>(index));
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    if (buckets_[index].unit == unit) used.push_back(narrow<int>(index));
   }
-  for (const auto& [user, segment] : shared_) {
-    if (user == unit && std::find(used.begin(), used.end(), segment) == used.end()) used.push_back(segment);
+  for (const auto& [user, bucket] : shared_) {
+    if (user == unit && std::find(used.begin(), used.end(), bucket) == used.end()) used.push_back(bucket);
   }
   return used;
 }
 
-std::vector<RowRange> ShardLayout::shard_ranges(std::int64_t data_rank) const {
+std::vector<ParamRange> ShardLayout::shard_ranges(std::int64_t data_rank) const {
   SCALETRAIN_CHECK(data_rank >= 0);
   SCALETRAIN_CHECK_LT(data_rank, mesh_.degree(Axis::data));
-  std::vector<RowRange> ranges;
+  std::vector<ParamRange> ranges;
   for (const ParamSpan& span : spans_) {
     if (span.count == 0) continue;
-    const Segment& segment = segments_[static_cast<std::size_t>(segment_at(span.buffer, span.offset))];
-    const std::int64_t piece_first = segment.first + data_rank * segment.piece;
-    const std::int64_t first = std::max(span.offset, piece_first);
-    const std::int64_t end = std::min(span.offset + span.count, piece_first + segment.piece);
+    const Bucket& bucket = buckets_[static_cast<std::size_t>(bucket_at(span.buffer, span.offset))];
+    const std::int64_t own_first = bucket.first + data_rank * bucket.shard_elements;
+    const std::int64_t first = std::max(span.offset, own_first);
+    const std::int64_t end = std::min(span.offset + span.count, own_first + bucket.shard_elements);
     if (first >= end) continue;
-    ranges.push_back({.row = span.row,
+    ranges.push_back({.parameter = span.parameter,
                       .buffer = span.buffer,
                       .first = first - span.offset,
                       .count = end - first,
                       .flat_offset = first,
-                      .shard_offset = segment.shard_first + first - piece_first});
+                      .shard_offset = bucket.shard_first + first - own_first});
   }
   return ranges;
 }
 
-std::vector<RowRange> ShardLayout::whole_ranges() const {
-  std::vector<RowRange> ranges;
+std::vector<ParamRange> ShardLayout::unsharded_ranges() const {
+  std::vector<ParamRange> ranges;
   for (const ParamSpan& span : spans_) {
     if (span.count == 0) continue;
-    ranges.push_back({.row = span.row,
+    ranges.push_back({.parameter = span.parameter,
                       .buffer = span.buffer,
                       .first = 0,
                       .count = span.count,
@@ -238,17 +239,9 @@ std::vector<RowRange> ShardLayout::whole_ranges() const {
   return ranges;
 }
 
-std::span<const ParamSpan> ShardLayout::spans_of(int unit, int buffer) const {
-  for (const UnitSpans& place : units_) {
-    if (place.unit == unit && place.buffer == buffer)
-      return std::span<const ParamSpan>(spans_).subspan(place.first, place.count);
-  }
-  return {};
-}
-
-const ParamSpan* ShardLayout::find(int row) const {
-  SCALETRAIN_CHECK(row >= 0 && static_cast<std::size_t>(row) < place_of_row_.size());
-  const std::int64_t place = place_of_row_[static_cast<std::size_t>(row)];
+const ParamSpan* ShardLayout::find(int parameter) const {
+  SCALETRAIN_CHECK(parameter >= 0 && static_cast<std::size_t>(parameter) < place_of_.size());
+  const std::int64_t place = place_of_[static_cast<std::size_t>(parameter)];
   if (place == -1) return nullptr;
   return place >= 0 ? &spans_[static_cast<std::size_t>(place)] : &tied_[static_cast<std::size_t>(-2 - place)];
 }
@@ -261,7 +254,7 @@ std::vector<DecaySpan> ShardLayout::decay_spans(int buffer, std::int64_t first, 
     const std::int64_t begin = std::max(span.offset, first);
     const std::int64_t end = std::min(span.offset + span.count, first + count);
     if (begin >= end) continue;
-    const double decay = table.rows()[static_cast<std::size_t>(span.row)].decays ? weight_decay : 0.0;
+    const double decay = table.parameters()[static_cast<std::size_t>(span.parameter)].decays ? weight_decay : 0.0;
     if (!out.empty() && out.back().weight_decay == decay && out.back().first + out.back().count == begin - first) {
       out.back().count += end - begin;
     } else {

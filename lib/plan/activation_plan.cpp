@@ -130,8 +130,8 @@ class ReceiveCount {
   ReceiveBuffers total_;
 };
 
-// Slots and work regions, and gradients that wait for being sent.
-class SlotCount {
+// Buffers and work regions, and gradients that wait for being sent.
+class BufferCount {
  public:
   void apply(const Instruction& instruction) {
     const auto chunk = static_cast<std::size_t>(instruction.chunk);
@@ -178,18 +178,18 @@ class SlotCount {
 }  // namespace
 
 ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps) {
-  SlotCount slots;
+  BufferCount buffers;
   ReceiveCount receives(steps);
   for (const ScheduleStep& step : steps) {
     for (const Instruction& instruction : step) {
-      slots.apply(instruction);
+      buffers.apply(instruction);
       receives.apply(instruction);
     }
   }
-  ScheduleDepth depth = slots.peak();
-  const ReceiveBuffers buffers = receives.with_one_ahead();
-  depth.inputs = buffers.inputs;
-  depth.gradients_received = buffers.gradients;
+  ScheduleDepth depth = buffers.peak();
+  const ReceiveBuffers received = receives.with_one_ahead();
+  depth.inputs = received.inputs;
+  depth.gradients_received = received.gradients;
   // A gradient is sent right behind the backward that made it: one is being computed, one on its way.
   depth.gradients_sent = std::min<std::int64_t>(depth.gradients_sent, 2);
   return depth;
@@ -247,6 +247,8 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   };
   ArenaCutter arena;
   std::size_t scratch = 0;
+  std::size_t most_selective = 0;
+  std::size_t most_full = 0;
   std::size_t most_units = 0;
   for (std::size_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
     const std::vector<int>& units = plan.chunks[chunk];
@@ -254,23 +256,29 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
     for (const int unit : units) {
       plan.work_bytes = std::max(plan.work_bytes, align_up(memory_of(unit).work));
       scratch = std::max(scratch, memory_of(unit).scratch);
+      most_selective = std::max(most_selective, memory_of(unit).recomputed_selective);
+      most_full = std::max(most_full, memory_of(unit).recomputed_full);
     }
-    // A micro-batch that waits for its weight part still needs its inputs, and so its slot.
+    // A micro-batch that waits for its weight part still needs its inputs, and so its buffer.
     const std::int64_t in_flight = chunk < depth.in_flight_of_chunk.size() ? depth.in_flight_of_chunk[chunk] : 0;
     for (std::int64_t i = 0; i < std::max<std::int64_t>(1, in_flight); ++i) {
-      plan.chunk_of_slot.push_back(narrow<std::int64_t>(chunk));
+      plan.chunk_of_buffer.push_back(narrow<std::int64_t>(chunk));
       plan.batches.push_back(arena.cut(batch));
       plan.batch_bytes += plan.batches.back().bytes;
-      auto& slots = plan.slots.emplace_back();
+      auto& buffers = plan.buffers.emplace_back();
       for (const int unit : units) {
-        const UnitSlot regions{arena.cut(memory_of(unit).saved), arena.cut(unit == head ? 0 : hidden)};
-        slots.push_back(regions);
+        const UnitBuffers regions{arena.cut(memory_of(unit).saved), arena.cut(unit == head ? 0 : hidden)};
+        buffers.push_back(regions);
         plan.saved_bytes += regions.saved.bytes;
+        plan.saved_if_selective += regions.saved.bytes - memory_of(unit).recomputed_selective;
+        plan.saved_if_full += regions.saved.bytes - memory_of(unit).recomputed_full;
         plan.boundary_bytes += regions.output.bytes;
       }
     }
   }
-  plan.num_slots = narrow<std::int64_t>(plan.slots.size());
+  plan.saved_if_selective += most_selective;
+  plan.saved_if_full += most_full;
+  plan.num_buffers = narrow<std::int64_t>(plan.buffers.size());
   const auto cut_bundle = [&] {
     plan.boundary_bytes += hidden;
     return arena.cut(hidden);
@@ -291,13 +299,13 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
 
 ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& shape, DType compute) {
   ActivationPlan plan;
-  plan.num_slots = 1;
+  plan.num_buffers = 1;
   plan.shape = shape;
   plan.bundle = bundle_shape(model, shape, compute);
   ArenaCutter arena;
   UnitMemory largest;
   auto& units = plan.chunks.emplace_back();
-  plan.chunk_of_slot = {0};
+  plan.chunk_of_buffer = {0};
   for (const auto& unit : model.units()) {
     units.push_back(unit->index());
     const UnitMemory memory = unit->memory(shape, compute);
@@ -308,10 +316,10 @@ ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& sha
   const ArenaRange saved = arena.cut(largest.saved);
   const std::size_t hidden = bundle_bytes(model, shape, compute);
   const ArenaRange outputs[2] = {arena.cut(hidden), arena.cut(hidden)};
-  auto& slot = plan.slots.emplace_back();
+  auto& buffer = plan.buffers.emplace_back();
   for (std::size_t i = 0; i < units.size(); ++i) {
     const bool is_last = i + 1 == units.size();
-    slot.push_back({saved, is_last ? ArenaRange{} : outputs[i % 2]});
+    buffer.push_back({saved, is_last ? ArenaRange{} : outputs[i % 2]});
   }
   plan.scratch = arena.cut(largest.scratch);
   plan.arena_bytes = arena.used();

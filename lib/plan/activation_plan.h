@@ -1,11 +1,11 @@
 // Where every activation of one pipeline stage lies: offsets into one arena, the same at every step. Pure values.
 //
-// Held per micro-batch and chunk in flight (a "slot"): each unit's saved region, each unit's output (the next unit's
-// input), the micro-batch's ids, targets and positions. From pools: what arrives from the virtual stage before (until
-// the backward has used it), gradients that arrive, gradients on their way out. Held once: two gradient buffers that
-// units hand to each other, work regions from backward_input to backward_weight, scratch. How many of each: counted by
-// walking the stage's schedule. Receives are posted ahead (order_of_execution): that takes a buffer of a pool, a
-// hidden bundle; the slot, many times larger, is taken only by the forward.
+// Held per in-flight micro-batch and chunk (an activation buffer): each unit's saved region, each unit's output (the
+// next unit's input), the micro-batch's ids, targets and positions. From pools: what arrives from the virtual stage
+// before (until the backward has used it), gradients that arrive, gradients on their way out. Held once: two gradient
+// buffers that units hand to each other, work regions from backward_input to backward_weight, scratch. How many of
+// each: counted by walking the stage's schedule. Receives are posted ahead (order_of_execution): that takes a buffer of
+// a pool, a hidden bundle; the buffer, many times larger, is taken only by the forward.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "nn/transformer.h"
-#include "parallel/schedule.h"
+#include "parallel/schedule/schedule.h"
 
 namespace scaletrain {
 
@@ -22,8 +22,8 @@ struct ArenaRange {
   std::size_t bytes = 0;
 };
 
-// Regions of one unit in one slot.
-struct UnitSlot {
+// Regions of one unit in one buffer.
+struct UnitBuffers {
   ArenaRange saved;
   ArenaRange output;  // empty for the head
 };
@@ -31,11 +31,11 @@ struct UnitSlot {
 struct ActivationPlan {
   BatchShape shape;
   Shape bundle;  // of every hidden bundle, as this rank holds it
-  std::int64_t num_slots = 0;
-  std::vector<std::vector<int>> chunks;      // [chunk] the units of each of the stage's model chunks, in order
-  std::vector<std::int64_t> chunk_of_slot;   // [slot] ascending: a slot serves micro-batches of one chunk
-  std::vector<std::vector<UnitSlot>> slots;  // [slot][index into the chunk's units]
-  std::vector<ArenaRange> batches;           // [slot] ids, targets, positions: three i32 per token
+  std::int64_t num_buffers = 0;
+  std::vector<std::vector<int>> chunks;           // [chunk] the units of each of the stage's model chunks, in order
+  std::vector<std::int64_t> chunk_of_buffer;      // [buffer] ascending: a buffer serves micro-batches of one chunk
+  std::vector<std::vector<UnitBuffers>> buffers;  // [buffer][index into the chunk's units]
+  std::vector<ArenaRange> batches;                // [buffer] ids, targets, positions: three i32 per token
   // Hidden bundles of the virtual stage before, from the posted receive until the backward (an evaluation: the forward)
   // has used them; none on a stage that holds the model's first chunk only.
   std::vector<ArenaRange> inputs;
@@ -50,13 +50,22 @@ struct ActivationPlan {
   std::size_t arena_bytes = 0;
   // By purpose, for the memory plan.
   std::size_t saved_bytes = 0;
+  // The same where activations are computed again in the backward: what each micro-batch keeps, and one region to
+  // compute the rest in.
+  std::size_t saved_if_selective = 0;
+  std::size_t saved_if_full = 0;
+  std::size_t saved_with(RecomputeKind recompute) const {
+    return recompute == RecomputeKind::none   ? saved_bytes
+           : recompute == RecomputeKind::full ? saved_if_full
+                                              : saved_if_selective;
+  }
   std::size_t boundary_bytes = 0;
   std::size_t batch_bytes = 0;
   std::size_t work_total_bytes = 0;
 };
 
 // What a stage holds at once, at its peaks: results of forward instructions, results of backward_input that await their
-// weight part, and both together (a slot is in use from forward to the last part of the backward).
+// weight part, and both together (a buffer is in use from forward to the last part of the backward).
 struct ScheduleDepth {
   std::int64_t saved = 0;
   std::int64_t weight_work = 0;
@@ -82,13 +91,13 @@ struct ReceiveBuffers {
 // order. Posting a receive earlier blocks nothing: what simulate() proves of `steps` holds.
 std::vector<ScheduleStep> order_of_execution(std::span<const ScheduleStep> steps, const ReceiveBuffers& buffers);
 
-// `chunks`: the model's units, as the stage's chunks hold them. A chunk has as many slots as it ever has micro-batches
-// in flight, at least one.
+// `chunks`: the model's units, as the stage's chunks hold them. A chunk has as many buffers as it ever has
+// micro-batches in flight, at least one.
 ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::vector<int>> chunks,
                                     const BatchShape& shape, DType compute, const ScheduleDepth& depth);
 
 // For a model that is only evaluated, on one stage: nothing is kept for a backward, so all units share one saved region
-// and hand their outputs on through two by turns. No gradients, no work; one slot.
+// and hand their outputs on through two by turns. No gradients, no work; one buffer.
 ActivationPlan make_forward_plan(const Transformer& model, const BatchShape& shape, DType compute);
 
 }  // namespace scaletrain

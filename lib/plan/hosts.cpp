@@ -23,7 +23,7 @@ Extent extent_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts) {
   switch (kind) {
     case GroupKind::tensor:
       return {tensor, tensor};
-    case GroupKind::holders: {
+    case GroupKind::replication: {
       const std::int64_t holders = std::max<std::int64_t>(1, tensor / facts.kv_heads);
       return {holders, holders};
     }
@@ -81,6 +81,28 @@ std::map<std::int64_t, std::int64_t> ranks_by_stage(const Mesh& mesh, std::int64
     rank = next;
   }
   return out;
+}
+
+std::uint64_t most_memory_of_a_host(const Mesh& mesh, const std::vector<std::uint64_t>& bytes_of_rank,
+                                    std::int64_t ranks_per_host) {
+  const std::int64_t world = mesh.world();
+  const std::int64_t size = std::min(world, ranks_per_host);
+  const std::int64_t stage_size = world / mesh.degree(Axis::pipeline);
+  std::uint64_t most = 0;
+  const auto consider = [&](std::int64_t host) {
+    const std::int64_t first = host * size;
+    if (first >= world) return;
+    std::uint64_t sum = 0;
+    for (const auto& [stage, ranks] : ranks_by_stage(mesh, first, std::min(size, world - first)))
+      sum += bytes_of_rank[static_cast<std::size_t>(stage)] * static_cast<std::uint64_t>(ranks);
+    most = std::max(most, sum);
+  };
+  // Hosts between two that hold a stage's first rank hold that stage alone, all alike.
+  for (std::int64_t stage = 0; stage < mesh.degree(Axis::pipeline); ++stage) {
+    consider(stage * stage_size / size);
+    consider(stage * stage_size / size + 1);
+  }
+  return most;
 }
 
 std::uint64_t HostMemory::total() const {

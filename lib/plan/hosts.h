@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "config/config.h"
-#include "parallel/groups.h"
-#include "parallel/mesh.h"
+#include "parallel/mesh/groups.h"
+#include "parallel/mesh/mesh.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {
@@ -34,6 +34,10 @@ GroupReach reach_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts, s
 
 // How many ranks of each stage are among the `count` from `first` on.
 std::map<std::int64_t, std::int64_t> ranks_by_stage(const Mesh& mesh, std::int64_t first, std::int64_t count);
+
+// Of the host whose ranks need most together. bytes_of_rank: of one rank, by stage.
+std::uint64_t most_memory_of_a_host(const Mesh& mesh, const std::vector<std::uint64_t>& bytes_of_rank,
+                                    std::int64_t ranks_per_host);
 
 // What the ranks [first, first + count) need together. The ranks of a stage differ by padding at most, so that the
 // first one stands for all.

@@ -7,9 +7,10 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "config/keys.h"
+#include "config/keys/keys.h"
 #include "config/layout_rules.h"
 #include "optim/optimizer.h"
+#include "plan/size_limits.h"
 
 namespace scaletrain {
 
@@ -67,6 +68,30 @@ std::vector<StageBlocks> make_stages(const Config& config, const ModelSpec& mode
   const double block = attention + static_cast<double>(gated) * static_cast<double>(model.ffn_hidden * model.hidden);
   const double head = static_cast<double>(model.vocab) * static_cast<double>(model.hidden) / block;
   return split_stages(model.layers, parallel.pipeline, parallel.chunks, {.embedding = 0.0, .head = head});
+}
+
+// What a rank holds of the weights themselves.
+struct WeightBytes {
+  std::size_t masters = 0;
+  std::size_t computed = 0;  // a form of its own for the layers
+};
+
+// Masters that layers can read themselves are whole until ZeRO 3. Where layers compute in another type they read a copy
+// in that type, whole until ZeRO 3, and the masters are the optimizer's alone: divided with its state.
+WeightBytes weight_bytes(const ShardLayout& layout, const ParamStore::Options& options, DType compute) {
+  const bool has_replicas = layout.mesh().degree(Axis::data) > 1;
+  const bool is_same = compute == options.dtype;
+  const auto elements = [&](const FlatBuffer& flat, bool is_sharded) {
+    return static_cast<std::size_t>(is_sharded && has_replicas ? flat.shard_elements : flat.num_elements);
+  };
+  WeightBytes bytes;
+  for (const FlatBuffer& flat : layout.buffers()) {
+    const DType type = flat.dtype == DType::f32 ? options.dtype : flat.dtype;
+    bytes.masters +=
+        elements(flat, is_same ? options.zero.shard_parameters : options.zero.shard_optimizer) * size_of(type);
+    if (!is_same) bytes.computed += elements(flat, options.zero.shard_parameters) * size_of(compute);
+  }
+  return bytes;
 }
 
 // What activations are stored in.
@@ -135,7 +160,7 @@ GroupFacts PhasePlan::group_facts() const {
 }
 
 ParamStore::Options PhasePlan::store_options(DType masters) const {
-  return {.slot_names = optimizer_slots, .gradients = true, .dtype = masters, .zero = zero, .sequence = sequence};
+  return {.state_names = optimizer_states, .gradients = true, .dtype = masters, .zero = zero, .sequence = sequence};
 }
 
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
@@ -144,16 +169,18 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
 
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const std::vector<ScheduleStep>& steps) const {
   const ShardLayout shard = layout(rank);
+  const WeightBytes weights = weight_bytes(shard, store_options(masters()), compute);
   const StoreBytes store = store_bytes(table, shard, store_options(masters()));
   const ActivationPlan activation = activations(rank, steps);
   MemoryPlan memory;
   memory.items = {
-      {"master weights", store.masters},
-      {"gathered weights", store.gathered},
+      {"master weights", weights.masters},
+      {"weights in compute precision", weights.computed},
+      {"gathered weights", store.gathered / size_of(masters()) * size_of(compute)},
       {"gradients", store.gradients},
       {"gradient staging", store.gradient_staging},
-      {"optimizer state", store.slots},
-      {"saved activations", activation.saved_bytes},
+      {"optimizer state", store.states},
+      {"saved activations", activation.saved_with(recompute)},
       {"activations between layers", activation.boundary_bytes},
       {"deferred weight gradients", activation.work_total_bytes},
       {"scratch", activation.scratch.bytes},
@@ -162,20 +189,15 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const std
       {"kernel workspace", backend_workspace},
   };
   if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank)});
-  // Masters stay f32: a narrower compute form is a second copy of what layers may read, gathered or whole.
-  if (compute != masters())
-    memory.items.insert(memory.items.begin() + 1,
-                        {"weights in compute precision", (zero.shard_parameters ? store.gathered : store.masters) /
-                                                             size_of(masters()) * size_of(compute)});
   return memory;
 }
 
 std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
-  return make_save_plan(table, layout(rank), optimizer_slots, masters());
+  return make_save_plan(table, layout(rank), optimizer_states, masters());
 }
 
 std::size_t PhasePlan::checkpoint_staging(Rank rank) const {
-  return background_saves ? saved_bytes(table, layout(rank), optimizer_slots.size(), masters()) : 0;
+  return background_saves ? saved_bytes(table, layout(rank), optimizer_states.size(), masters()) : 0;
 }
 
 const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
@@ -185,7 +207,9 @@ const PhasePlan& RunPlan::phase_at(std::int64_t step) const {
   return phases.back();
 }
 
-RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world) {
+namespace {
+
+RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world) {
   const auto size = world ? std::optional(WorldSize{.ranks = *world}) : std::nullopt;
   // Nothing known of the ranks: one replica. Where they do not fit, the others are judged for one.
   const std::int64_t data = data_degree(config.parallel, size).value_or(1);
@@ -206,14 +230,21 @@ RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<st
   phase.micro_batch = {cut.samples, config.model.context};
   phase.compute = compute_type_of(config.precision.compute);
   const auto optimizer = make_optimizer(config.train.optimizer);
-  phase.optimizer_slots.assign(optimizer->slot_names().begin(), optimizer->slot_names().end());
+  phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
   phase.background_saves = config.checkpoint.background;
+  phase.recompute = config.train.recompute;
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
   RunPlan plan;
   plan.phases.push_back(std::move(phase));
   if (std::string notice = padding_notice(config.train, data); !notice.empty())
     plan.notices.push_back(std::move(notice));
   return plan;
+}
+
+}  // namespace
+
+RunPlan make_run_plan(const Config& config, std::int64_t vocab, std::optional<std::int64_t> world) {
+  return within_size_limits(config, [&] { return plan_run(config, vocab, world); });
 }
 
 }  // namespace scaletrain

@@ -7,17 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/save.h"
-#include "comm/tracing.h"
+#include "checkpoint/save/save.h"
+#include "comm/collective/tracing.h"
 #include "config/config.h"
 #include "nn/model_spec.h"
-#include "parallel/groups.h"
-#include "parallel/mesh.h"
-#include "parallel/param_store.h"
+#include "parallel/mesh/groups.h"
+#include "parallel/mesh/mesh.h"
 #include "parallel/param_table.h"
-#include "parallel/schedule.h"
+#include "parallel/schedule/schedule.h"
+#include "parallel/schedule/stage_split.h"
 #include "parallel/shard_layout.h"
-#include "parallel/stage_split.h"
+#include "parallel/store/param_store.h"
 #include "plan/activation_plan.h"
 #include "plan/memory_plan.h"
 
@@ -50,12 +50,13 @@ struct PhasePlan {
   std::vector<StageBlocks> stages;  // virtual: pipeline degree times chunks
   std::int64_t global_batch = 0;    // samples per optimizer step
   // M, per replica and step. Where the batch does not divide, some have fewer samples than there is room for, or none:
-  // data/history.h says which; what is missing is masked.
+  // data/order/history.h says which; what is missing is masked.
   std::int64_t num_micro_batches = 0;
   BatchShape micro_batch;  // at most train.micro_batch samples
   DType compute = DType::f32;
-  std::vector<std::string> optimizer_slots;  // per-element state, by name
+  std::vector<std::string> optimizer_states;  // per-element state, by name
   bool background_saves = false;
+  RecomputeKind recompute = RecomputeKind::none;
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.
   double loss_gradient = 0.0;
 

@@ -22,8 +22,9 @@ WorkCosts scaled(const WorkCosts& costs, double factor) {
 // Multiply-adds per token; all blocks are alike.
 WorkCosts block_work(const PhasePlan& phase) {
   double matrices = 0.0;
-  for (const ParamRow& row : phase.table.rows())
-    if (row.unit == 1 && row.shape.num_dims() == 2) matrices += static_cast<double>(row.shape.num_elements());
+  for (const Parameter& parameter : phase.table.parameters())
+    if (parameter.unit == 1 && parameter.shape.num_dims() == 2)
+      matrices += static_cast<double>(parameter.shape.num_elements());
   const double attention =
       static_cast<double>(phase.model.heads * phase.model.head_size) * static_cast<double>(phase.model.context);
   return {.forward = matrices + attention, .backward_input = matrices + 2 * attention, .backward_weight = matrices};

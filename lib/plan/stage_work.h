@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "parallel/simulate.h"
+#include "parallel/schedule/simulate.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {

@@ -34,7 +34,7 @@ void write_all(int fd, const char* data, std::size_t size) {
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   explicit FileSink(const std::filesystem::path& path)
-      : file_(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640)) {
+      : file_(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666)) {
     if (!file_) {
       throw InputError(fmt::format("{}: opening the log failed: {}", path.string(), std::strerror(errno)));
     }

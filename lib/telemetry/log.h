@@ -13,7 +13,7 @@
 namespace scaletrain {
 
 struct LogOptions {
-  std::filesystem::path file{};  // appended to, created with mode 0640; empty: none. Its folder must exist.
+  std::filesystem::path file{};  // appended to, created as the umask says; empty: none. Its folder must exist.
   bool standard_error = false;   // the text, with its level unless that is info, to standard error
   // The same for a console that shares the terminal with a progress line (ProgressPrinter::message). Called by one
   // thread at a time; must not log.

@@ -56,6 +56,23 @@ class Line {
     return raw(key, inner.text_ + "}");
   }
 
+  Line& add(std::string_view key, const std::vector<SourceRecord>& sources) {
+    std::string list;
+    for (const SourceRecord& source : sources) {
+      Line inner;
+      inner.add("key", source.key)
+          .add("path", source.path)
+          .add("tokens", source.tokens)
+          .add("samples", source.samples)
+          .add("taken", source.taken)
+          .add("taken_at_end", source.taken_at_end);
+      if (source.cap) inner.add("cap", *source.cap);
+      inner.add("epochs", source.epochs);
+      list += (list.empty() ? "" : ",") + inner.text_ + "}";
+    }
+    return raw(key, "[" + list + "]");
+  }
+
   std::string finish() { return std::move(text_) + "}\n"; }
 
  private:
@@ -109,7 +126,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report, O
 void MetricsWriter::open_file() {
   // O_NONBLOCK: a pipe by this name must be refused below, not waited for. O_APPEND: between a look at the file's size
   // and the write behind it another process may have written.
-  FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0640));
+  FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!file) refuse(path_, "opening the metrics file", errno);
   const FileReader reader(path_);
   const std::uint64_t end = end_of_whole_lines(reader);
@@ -128,6 +145,7 @@ void MetricsWriter::write(const StartRecord& record) {
              .add("version", record.version)
              .add("wall_time", record.wall_time)
              .add("layout", record.layout)
+             .add("sources", record.sources)
              .finish());
 }
 
@@ -141,6 +159,8 @@ void MetricsWriter::write(const StepRecord& record) {
              .add("step_seconds", record.step_seconds)
              .add("tokens_per_second", record.tokens_per_second)
              .add("mfu", record.mfu)
+             .add("elapsed_seconds", record.elapsed_seconds)
+             .add("wall_time", record.wall_time)
              .finish());
 }
 
@@ -172,6 +192,7 @@ void MetricsWriter::write(const RestartRecord& record) {
              .add("cause", record.cause)
              .add("wall_time", record.wall_time)
              .add("layout", record.layout)
+             .add("sources", record.sources)
              .finish());
 }
 
@@ -207,6 +228,11 @@ void MetricsWriter::write(const EndRecord& record) {
              .add("code", record.code)
              .add("reason", record.reason)
              .add("wall_time", record.wall_time)
+             .add("tokens", record.tokens)
+             .add("elapsed_seconds", record.elapsed_seconds)
+             .add("best_loss", record.best_loss)
+             .add("best_step", record.best_step)
+             .add("restarts", record.restarts)
              .finish());
 }
 

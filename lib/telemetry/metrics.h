@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,19 @@ struct LayoutRecord {
 // of a single rank "1 rank, 4 micro-batches of 4, 2 threads".
 std::string layout_text(const LayoutRecord& layout);
 
+// A source of data.train as a start finds it. Samples are counted over all epochs.
+struct SourceRecord {
+  std::string key{};  // "data.train.0"
+  std::string path{};
+  std::int64_t tokens = 0;            // once through
+  std::int64_t samples = 0;           // once through
+  std::int64_t taken = 0;             // that the run has trained on before this start, or skipped
+  std::int64_t taken_at_end = 0;      // the same if it goes its whole length
+  std::optional<std::int64_t> cap{};  // that the run may take at most (data.train[].epochs)
+  double epochs = 0;                  // that the run will have read by its end
+  bool operator==(const SourceRecord&) const = default;
+};
+
 // Training began, from nothing or from a checkpoint of another run.
 struct StartRecord {
   std::int64_t world = 0;       // ranks
@@ -51,6 +65,7 @@ struct StartRecord {
   std::string version{};    // of this program
   std::string wall_time{};  // UTC, for people
   LayoutRecord layout{};
+  std::vector<SourceRecord> sources{};  // of data.train
 };
 
 // One optimizer step. `step` and `tokens` count from the run's beginning, this step included.
@@ -63,6 +78,9 @@ struct StepRecord {
   double step_seconds = 0;
   double tokens_per_second = 0;
   double mfu = 0;  // share of the devices' peak, 0 to 1; the caller computes it
+  // Of training, over all starts of the run, without the time between them.
+  double elapsed_seconds = 0;
+  std::string wall_time{};  // UTC, for people
 };
 
 struct EvaluationRecord {
@@ -93,6 +111,7 @@ struct RestartRecord {
       cause{};  // what ended the training before it ("rank 3: worker 17 was killed by signal 9 (Killed) at ...")
   std::string wall_time{};
   LayoutRecord layout{};
+  std::vector<SourceRecord> sources{};
 };
 
 // A step whose update was not applied.
@@ -127,6 +146,12 @@ struct EndRecord {
   std::int64_t code = 0;    // of the program's exit
   std::string reason{};     // "finished", "stopped early", "interrupted", or what went wrong
   std::string wall_time{};  // UTC, for people
+  // Of the whole run (run_summary.h).
+  std::int64_t tokens = 0;
+  double elapsed_seconds = 0;
+  double best_loss = 0;  // the lowest of a training step; not finite: there was none
+  std::int64_t best_step = 0;
+  std::int64_t restarts = 0;
 };
 
 // Not thread-safe: the thread that trains owns it.
@@ -138,9 +163,8 @@ class MetricsWriter {
   // now.
   using Ownership = std::function<bool()>;
 
-  // Opens or creates the file (mode 0640), cuts a torn last line, and appends after it. Throws InputError: that happens
-  // before training, where a person can still mend it.
-  // owns: empty: always.
+  // Opens or creates the file (as the umask says), cuts a torn last line, and appends after it. Throws InputError: that
+  // happens before training, where a person can still mend it. owns: empty: always.
   explicit MetricsWriter(std::filesystem::path file, FailureReport report = {}, Ownership owns = {});
 
   // The calls below never throw for a failing file.

@@ -53,6 +53,24 @@ class Fields {
             .micro_batches = in.integer("micro_batches"),
             .threads = in.integer("threads")};
   }
+  std::vector<SourceRecord> sources() const {
+    std::vector<SourceRecord> out;
+    if (!object_.contains("sources")) return out;
+    const json& list = object_.at("sources");
+    if (!list.is_array()) throw InputError(fmt::format("{}: \"sources\" is not a list", where_));
+    for (const json& source : list) {
+      const Fields in(source, where_);
+      out.push_back({.key = in.text("key"),
+                     .path = in.text("path"),
+                     .tokens = in.integer("tokens"),
+                     .samples = in.integer("samples"),
+                     .taken = in.integer("taken"),
+                     .taken_at_end = in.integer("taken_at_end"),
+                     .cap = source.contains("cap") ? std::optional(in.integer("cap")) : std::nullopt,
+                     .epochs = in.number("epochs")});
+    }
+    return out;
+  }
   std::vector<std::uint64_t> naturals(std::string_view key) const {
     const json& list = json_member(object_, key, where_);
     if (!list.is_array()) throw InputError(fmt::format("{}: \"{}\" is not a list", where_, key));
@@ -106,7 +124,8 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                               .seed = in.natural("seed"),
                               .version = in.text("version"),
                               .wall_time = in.text("wall_time"),
-                              .layout = in.layout()});
+                              .layout = in.layout(),
+                              .sources = in.sources()});
   } else if (kind == "step") {
     metrics.steps.push_back({.step = in.integer("step"),
                              .tokens = in.integer("tokens"),
@@ -115,7 +134,9 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                              .grad_norm = in.number("grad_norm"),
                              .step_seconds = in.number("step_seconds"),
                              .tokens_per_second = in.number("tokens_per_second"),
-                             .mfu = in.number("mfu")});
+                             .mfu = in.number("mfu"),
+                             .elapsed_seconds = in.number_or_zero("elapsed_seconds"),
+                             .wall_time = in.text_or_empty("wall_time")});
   } else if (kind == "evaluation") {
     add_evaluation(metrics, {.step = in.integer("step"),
                              .dataset = in.text("dataset"),
@@ -137,7 +158,8 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                                 .fingerprint_changed = in.flag("fingerprint_changed"),
                                 .cause = in.text_or_empty("cause"),
                                 .wall_time = in.text("wall_time"),
-                                .layout = in.layout()});
+                                .layout = in.layout(),
+                                .sources = in.sources()});
     cancel_beyond(metrics, metrics.restarts.back().step);
   } else if (kind == "skip") {
     metrics.skips.push_back(
@@ -160,7 +182,12 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
     metrics.ends.push_back({.step = in.integer("step"),
                             .code = in.integer_or_zero("code"),
                             .reason = in.text("reason"),
-                            .wall_time = in.text_or_empty("wall_time")});
+                            .wall_time = in.text_or_empty("wall_time"),
+                            .tokens = in.integer_or_zero("tokens"),
+                            .elapsed_seconds = in.number_or_zero("elapsed_seconds"),
+                            .best_loss = in.number_or_zero("best_loss"),
+                            .best_step = in.integer_or_zero("best_step"),
+                            .restarts = in.integer_or_zero("restarts")});
   }
 }
 

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "base/console.h"
+#include "base/magnitude.h"
 #include "base/text.h"
+#include "telemetry/loss_text.h"
 
 namespace scaletrain {
 namespace {
@@ -32,7 +34,7 @@ constexpr double patience = 0.5;
 
 }  // namespace
 
-ProgressOptions progress_options_for(std::FILE* out, std::int64_t total_steps, std::int64_t every) {
+ProgressOptions progress_options_for(std::FILE* out, std::int64_t total_steps, std::optional<std::int64_t> every) {
   ProgressOptions options{.total_steps = total_steps, .every = every};
   // Read once while the program starts, before it has threads that could change the environment.
   const char* terminal = std::getenv("TERM");       // NOLINT(concurrency-mt-unsafe)
@@ -60,27 +62,65 @@ std::optional<double> TimeLeft::seconds(std::int64_t steps_left) const {
 }
 
 ProgressPrinter::ProgressPrinter(std::FILE* out, ProgressOptions options) : out_(out), options_(options) {
-  options_.every = std::max<std::int64_t>(options_.every, 1);
+  if (options_.every) options_.every = std::max<std::int64_t>(*options_.every, 1);
 }
 
 ProgressPrinter::~ProgressPrinter() {
   finish();
 }
 
+void ProgressPrinter::begin(RunSummary summary) {
+  const std::lock_guard lock(mutex_);
+  summary_ = std::move(summary);
+}
+
 void ProgressPrinter::step(const StepRecord& record) {
   const std::lock_guard lock(mutex_);
   time_left_.add(record.step_seconds);
-  const bool first = !any_step_;
+  summary_.add(record);
+  const bool first = seen_++ == 0;
   const bool last = options_.total_steps > 0 && record.step >= options_.total_steps;
-  any_step_ = true;
   if (options_.live) {
-    line_ = describe(record);
+    line_ = describe_live(record);
     if (first || last || seconds_since(last_draw_) >= options_.least_interval) draw();
     return;
   }
-  if (!first && !last && record.step % options_.every != 0) return;
+  if (!is_plain_line_due(record) && !first && !last) return;
   put(describe(record) + "\n");
   flush();
+  last_plain_ = monotonic_now();
+}
+
+bool ProgressPrinter::is_plain_line_due(const StepRecord& record) {
+  if (options_.every) return record.step % *options_.every == 0;
+  if (seen_ >= next_line_) {
+    // 1, 2, 5, 10, 20, 50 ...
+    std::int64_t decade = 1;
+    while (decade <= next_line_ / 10) decade *= 10;
+    next_line_ = next_line_ / decade == 2 ? decade * 5 : next_line_ * 2;
+    return true;
+  }
+  return seconds_since(last_plain_) >= options_.plain_interval;
+}
+
+void ProgressPrinter::evaluation(const EvaluationRecord& record) {
+  const std::lock_guard lock(mutex_);
+  summary_.add(record);
+}
+
+void ProgressPrinter::went_back(std::int64_t step) {
+  const std::lock_guard lock(mutex_);
+  summary_.add_restart(step);
+}
+
+RunSummary ProgressPrinter::summary() const {
+  const std::lock_guard lock(mutex_);
+  return summary_;
+}
+
+void ProgressPrinter::set_total_steps(std::int64_t steps) {
+  const std::lock_guard lock(mutex_);
+  options_.total_steps = steps;
 }
 
 void ProgressPrinter::message(std::string_view text) {
@@ -112,23 +152,51 @@ double without_sign_of_nan(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
-}  // namespace
-
-std::string ProgressPrinter::describe(const StepRecord& record) const {
-  std::string text = fmt::format("step {}", record.step);
-  if (options_.total_steps > 0) text += fmt::format("/{}", options_.total_steps);
-  text += fmt::format("  loss {:.4f}", without_sign_of_nan(record.loss));
-  if (!options_.live)
-    text += fmt::format("  lr {:.3g}  grad norm {:.3g}", record.learning_rate, without_sign_of_nan(record.grad_norm));
+std::string speed_text(const StepRecord& record) {
+  std::string text;
   if (std::isfinite(record.tokens_per_second) && record.tokens_per_second >= 0 && record.tokens_per_second < 1e18) {
     text += fmt::format("  {} tokens/s",
                         grouped_digits(static_cast<std::uint64_t>(std::llround(record.tokens_per_second))));
   }
-  if (std::isfinite(record.mfu) && record.mfu > 0) text += fmt::format("  {:.1f} % of peak", 100 * record.mfu);
-  if (options_.total_steps > record.step) {
-    const auto left = time_left_.seconds(options_.total_steps - record.step);
-    if (left) text += fmt::format("  {} left", duration_text(*left));
-  }
+  return text;
+}
+
+// The peak is that of matrix products, as measured at start (calibrate_matmul).
+std::string share_text(const StepRecord& record) {
+  if (!std::isfinite(record.mfu) || record.mfu <= 0) return {};
+  return fmt::format("  {:.1f} % of matmul peak", 100 * record.mfu);
+}
+
+std::string step_text(const StepRecord& record, std::int64_t total) {
+  const std::string of = total > 0 ? fmt::format("/{}", total) : "";
+  return fmt::format("step {}{}  loss {}", record.step, of, loss_text(record.loss));
+}
+
+std::string left_text(const StepRecord& record, std::int64_t total, const TimeLeft& time_left) {
+  if (total <= record.step) return {};
+  const auto left = time_left.seconds(total - record.step);
+  return left ? fmt::format("  {} left", duration_text(*left)) : std::string();
+}
+
+}  // namespace
+
+std::string ProgressPrinter::describe(const StepRecord& record) const {
+  return step_text(record, options_.total_steps) +
+         fmt::format("  lr {:.3g}  grad norm {:.3g}", record.learning_rate, without_sign_of_nan(record.grad_norm)) +
+         speed_text(record) + share_text(record) + left_text(record, options_.total_steps, time_left_);
+}
+
+// What is asked for first stands first: a narrow terminal cuts the end off.
+std::string ProgressPrinter::describe_live(const StepRecord& record) const {
+  std::string text = step_text(record, options_.total_steps);
+  if (const auto lowest = summary_.lowest_loss()) text += fmt::format(" (best {})", loss_text(lowest->loss));
+  text += left_text(record, options_.total_steps, time_left_) + speed_text(record);
+  if (record.tokens > 0)
+    text += fmt::format("  {} tokens in {}", short_count(static_cast<double>(record.tokens)),
+                        duration_text(record.elapsed_seconds));
+  text += share_text(record);
+  if (const std::int64_t restarts = summary_.restarts(); restarts > 0)
+    text += fmt::format("  {} restart{}", restarts, restarts == 1 ? "" : "s");
   return text;
 }
 

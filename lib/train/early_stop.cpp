@@ -3,20 +3,59 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
-#include "train/scalars.h"
+#include "base/hash.h"
+#include "base/text.h"
+#include "train/step/scalars.h"
 
 namespace scaletrain {
 
-EarlyStopState continue_early_stop(const EarlyStopState& state, const std::optional<EarlyStopConfig>& before,
-                                   const std::optional<EarlyStopConfig>& now) {
-  if (!before || !now || before->metric != now->metric) return {};
+namespace {
+
+const ValidationConfig* watched_set(const Config& config) {
+  for (const ValidationConfig& set : config.data.validation)
+    if (config.early_stop->metric == "validation/" + set.name + "/loss") return &set;
+  return nullptr;
+}
+
+// As far as the configs say; the files themselves are known when they are opened.
+bool evaluate_alike(const Config& a, const Config& b) {
+  const ValidationConfig* const of_a = watched_set(a);
+  const ValidationConfig* const of_b = watched_set(b);
+  if (of_a == nullptr || of_b == nullptr) return of_a == of_b;
+  return of_a->path == of_b->path && of_a->type == of_b->type && of_a->field == of_b->field &&
+         of_a->separator == of_b->separator && a.data.documents.loss_across == b.data.documents.loss_across &&
+         a.evaluate.batches == b.evaluate.batches && a.train.global_batch == b.train.global_batch;
+}
+
+}  // namespace
+
+EarlyStopState continue_early_stop(const EarlyStopState& state, const Config& before, const Config& now) {
+  if (!before.early_stop || !now.early_stop || before.early_stop->metric != now.early_stop->metric) return {};
   EarlyStopState next = state;
-  const bool is_same =
-      before->patience == now->patience && before->min_delta == now->min_delta && before->target == now->target;
-  if (!is_same) next.stopped.reset();
+  const EarlyStopConfig& was = *before.early_stop;
+  const EarlyStopConfig& is = *now.early_stop;
+  const bool is_same = was.patience == is.patience && was.min_delta == is.min_delta && was.target == is.target;
+  if (!is_same || !evaluate_alike(before, now)) next.stopped.reset();
   return next;
+}
+
+std::optional<std::string> measure_on(const MeasuredOn& data, EarlyStopState& state) {
+  const std::optional<MeasuredOn> before = state.measured_on;
+  const EarlyStopState old = before && *before != data ? std::exchange(state, EarlyStopState()) : state;
+  state.measured_on = data;
+  if (!before || *before == data) return std::nullopt;
+  const std::string change =
+      before->data == data.data
+          ? fmt::format("over {} samples, before over {} (evaluate.batches or train.global_batch changed)",
+                        data.samples, before->samples)
+          : std::string("over other data than before (the set's files, how they are read, or the tokenizer changed)");
+  const std::string best = old.best ? fmt::format(": the best so far, {:.6g} at step {}, cannot be compared with it",
+                                                  *old.best, old.best_step)
+                                    : "";
+  return fmt::format("it is now measured {}, so early stopping starts afresh{}", change, best);
 }
 
 EarlyStopVerdict observe(const EarlyStopConfig& config, EarlyStopState& state, std::int64_t step, double value) {
@@ -46,6 +85,10 @@ EarlyStopVerdict observe(const EarlyStopConfig& config, EarlyStopState& state, s
 }
 
 void write_scalars(const EarlyStopState& state, std::map<std::string, std::string>& scalars) {
+  if (state.measured_on) {
+    scalars["early_stop.data"] = to_hex(state.measured_on->data);
+    put_scalar(scalars, "early_stop.samples", state.measured_on->samples);
+  }
   if (state.best) put_scalar(scalars, "early_stop.best", *state.best);
   put_scalar(scalars, "early_stop.best_step", state.best_step);
   put_scalar(scalars, "early_stop.without_improvement", state.without_improvement);
@@ -54,6 +97,13 @@ void write_scalars(const EarlyStopState& state, std::map<std::string, std::strin
 
 EarlyStopState read_early_stop(const std::map<std::string, std::string>& scalars, const std::string& where) {
   EarlyStopState state;
+  if (const auto data = scalars.find("early_stop.data"); data != scalars.end()) {
+    MeasuredOn& measured_on = state.measured_on.emplace();
+    if (!from_hex(data->second, measured_on.data))
+      throw InputError(
+          fmt::format("{}: scalar \"early_stop.data\" is {}, expected a hash", where, quoted(data->second)));
+    measured_on.samples = get_integer(scalars, "early_stop.samples", where);
+  }
   if (has_scalar(scalars, "early_stop.best")) state.best = get_double(scalars, "early_stop.best", where);
   state.best_step = get_integer(scalars, "early_stop.best_step", where);
   state.without_improvement = get_integer(scalars, "early_stop.without_improvement", where);

@@ -10,17 +10,29 @@
 
 namespace scaletrain {
 
+// What a loss is the mean over. Losses over other data are not compared.
+struct MeasuredOn {
+  std::uint64_t data = 0;    // identity of the set, as it is cut and masked
+  std::int64_t samples = 0;  // the first so many of it
+  bool operator==(const MeasuredOn&) const = default;
+};
+
 struct EarlyStopState {
+  std::optional<MeasuredOn> measured_on;  // nothing before the first evaluation, and in older checkpoints
   std::optional<double> best;
   std::int64_t best_step = 0;
   std::int64_t without_improvement = 0;  // evaluations since the best
   std::optional<std::string> stopped;    // why, once it has stopped
 };
 
-// The state with which a resume goes on when the policy was `before` and is `now`. Another metric (or none) starts
-// anew; any other change lets a stopped run go on under the new policy, which judges from the next evaluation.
-EarlyStopState continue_early_stop(const EarlyStopState& state, const std::optional<EarlyStopConfig>& before,
-                                   const std::optional<EarlyStopConfig>& now);
+// The state with which a resume goes on when the config was `before` and is `now`. Another metric (or none) starts
+// anew; any other change, of the policy or of what is evaluated, lets a stopped run go on under the new config, which
+// judges from the next evaluation.
+EarlyStopState continue_early_stop(const EarlyStopState& state, const Config& before, const Config& now);
+
+// Right before observe(): what the value to come is measured on. If that is not what the state was measured on, the
+// state starts afresh, and the text (for people) says so; else nothing.
+std::optional<std::string> measure_on(const MeasuredOn& data, EarlyStopState& state);
 
 struct EarlyStopVerdict {
   bool improved = false;

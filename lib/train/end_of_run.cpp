@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "telemetry/metrics.h"
 #include "telemetry/metrics_reader.h"
+#include "telemetry/run_summary.h"
 
 namespace scaletrain {
 
@@ -37,6 +38,7 @@ void EndOfRun::tell(ExitCode code, const std::string& reason,
     line.code = static_cast<std::int64_t>(code);
     line.reason = reason.empty() && code == ExitCode::interrupted ? "interrupted" : reason.substr(0, longest_reason);
     line.wall_time = wall_clock_text();
+    summarize_metrics(metrics_).fill(line);
     writer.write(line);
     writer.sync();
   } catch (const std::exception& error) {

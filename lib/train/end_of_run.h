@@ -1,6 +1,6 @@
 // The last line that a start of the run writes into its metrics, whatever ended it. A worker writes it when training is
-// done; of every other end only whoever holds the run's lock (the agent, the coordinator's node, rank 0 of launched
-// ranks) knows the exit code and why, and it is still there when the workers are gone.
+// done; of every other end only whoever holds the run's lock (the first agent) knows the exit code and why, and it is
+// still there when the workers are gone.
 #pragma once
 
 #include <cstdint>

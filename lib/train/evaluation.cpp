@@ -62,7 +62,8 @@ std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const Phas
     const StepRunner::EvaluationSums sums = runner.evaluate(source, num_micro_batches, wants_to_stop);
     if (sums.is_given_up) return std::nullopt;
     if (sums.target_tokens == 0) throw InputError("validation set " + set->name() + " holds no token with a loss");
-    losses.push_back({set->name(), sums.loss_sum / static_cast<double>(sums.target_tokens), sums.target_tokens});
+    losses.push_back(
+        {set->name(), sums.loss_sum / static_cast<double>(sums.target_tokens), sums.target_tokens, samples});
   }
   return losses;
 }

@@ -12,7 +12,7 @@
 
 #include "data/dataset.h"
 #include "plan/run_plan.h"
-#include "train/step_runner.h"
+#include "train/step/step_runner.h"
 
 namespace scaletrain {
 
@@ -20,6 +20,7 @@ struct SetLoss {
   std::string dataset;
   double loss = 0.0;        // nats per token
   std::int64_t tokens = 0;  // unmasked
+  std::int64_t samples = 0;
 };
 
 // Whole micro-batches are dealt out to the replicas by turns, so that every layout sees the same ones; replicas that

@@ -10,9 +10,10 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "checkpoint/catalog.h"
-#include "checkpoint/set_aside.h"
+#include "checkpoint/quarantine.h"
 #include "train/early_stop.h"
-#include "train/run_folder.h"
+#include "train/run_length.h"
+#include "train/start/run_folder.h"
 
 namespace scaletrain {
 
@@ -41,20 +42,15 @@ bool suffices(const TrainingData& data, std::int64_t first_sample, std::int64_t 
 
 }  // namespace
 
-RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store) {
+RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store, WorkCount* work) {
   RunState state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
-  state.early_stop = continue_early_stop(state.early_stop, config_of(checkpoint).early_stop, config.early_stop);
-  checkpoint.load(store, true);
+  const Config before = config_of(checkpoint);
+  state.early_stop = continue_early_stop(state.early_stop, before, config);
+  if (!state.warmup) state.warmup = before.train.lr_schedule.warmup;
+  state.warmup = warmup_steps(config, state);
+  checkpoint.load(store, true, work);
   store.values_changed();
   return state;
-}
-
-ConsumptionHistory history_without(const ConsumptionHistory& now, ConsumptionHistory restored, std::int64_t last) {
-  const HistorySegment& segment = now.segments().back();
-  restored.continue_with(segment.data_hash, segment.context, segment.global_batch);
-  const std::int64_t next = restored.next_sample();
-  restored.skip(next, std::max<std::int64_t>(0, checked_add<std::int64_t>(last, 1) - next));
-  return restored;
 }
 
 std::optional<Checkpoint> checkpoint_before(const fs::path& checkpoints, std::int64_t step, std::int64_t reach,
@@ -67,8 +63,8 @@ std::optional<Checkpoint> checkpoint_before(const fs::path& checkpoints, std::in
     } catch (const FileAccessError&) {
       throw;
     } catch (const InputError& error) {
-      const fs::path aside = set_aside(entry.path, damaged_prefix);
-      report(fmt::format("{}: not usable, set aside as {}: {}", entry.path.string(), aside.filename().string(),
+      const fs::path aside = rename_to_hidden(entry.path, damaged_prefix);
+      report(fmt::format("{}: not usable, quarantined as {}: {}", entry.path.string(), aside.filename().string(),
                          error.what()));
     }
   }
@@ -85,7 +81,7 @@ Rollback::Result Rollback::run(const RunState& now, std::int64_t last) {
   const Checkpoint checkpoint(choice.path, OpenCheck::none);
   RunState state = restore_or_restart(checkpoint);
   state.spike = after_rollback(now.spike, std::move(state.spike), Step(now.step));
-  state.history = history_without(now.history, std::move(state.history), last);
+  state.history.go_on_like(now.history, checked_add<std::int64_t>(last, 1));
   state.generation = now.generation + 1;
   state.branch = now.branch;
   wait_for_all();
@@ -100,7 +96,7 @@ Rollback::Result Rollback::run(const RunState& now, std::int64_t last) {
 // The store may hold half of it when the file system refuses: nothing that training could go on from here.
 RunState Rollback::restore_or_restart(const Checkpoint& checkpoint) {
   try {
-    return restore(checkpoint, parts_.config, parts_.store);
+    return restore(checkpoint, parts_.config, parts_.store, parts_.work);
   } catch (const FileAccessError& error) {
     throw PeerError(fmt::format("rank {}: going back to an older checkpoint: {}", parts_.rank.value(), error.what()));
   }
@@ -110,15 +106,15 @@ std::int64_t Rollback::reach(const RunState& now) const {
   return checked_mul(parts_.config.train.spike->window, now.spike.rollbacks + 1);
 }
 
-void Rollback::set_aside_after(std::int64_t step) const {
-  for (const fs::path& path : set_aside_later(parts_.checkpoints, step))
+void Rollback::quarantine_after(std::int64_t step) const {
+  for (const fs::path& path : quarantine_later(parts_.checkpoints, step))
     parts_.log.info(fmt::format("{}: a checkpoint of the branch that training leaves", path.string()));
 }
 
 void Rollback::leave_branch(const RunState& state) {
   if (parts_.rank != Rank(0)) return;
   try {
-    if (!parts_.may_commit || parts_.may_commit()) set_aside_after(state.step);
+    if (!parts_.may_commit || parts_.may_commit()) quarantine_after(state.step);
   } catch (const InputError& error) {
     parts_.log.warn(fmt::format("later checkpoints of the branch that training leaves stay: {}", error.what()));
   }
@@ -133,12 +129,13 @@ Rollback::Choice Rollback::choose(const RunState& now, std::int64_t last) const 
     if (!found) return {{}, "there is no checkpoint to go back to"};
     const std::int64_t from = found->manifest().step;
     const std::int64_t global_batch = now.history.segments().back().global_batch;
-    if (!suffices(parts_.data, last + 1, parts_.total_steps - from, global_batch))
+    const RunState then = read_state(found->manifest(), (found->path() / "manifest.json").string());
+    if (!suffices(parts_.data, last + 1, last_step(parts_.config, then) - from, global_batch))
       return {{}, "the epoch caps of data.train leave too few samples to skip any"};
     // Older than the checkpoint that --resume named: by those that stem from that one the same command, given again,
     // knows its run.
     const Branch branch = branch_of(found->manifest());
-    if (branch.root == now.branch.root) set_aside_after(from);
+    if (branch.root == now.branch.root) quarantine_after(from);
     return {found->path().string(), {}};
   } catch (const InputError& error) {
     return {{}, error.what()};

@@ -3,9 +3,10 @@
 //
 // A run whose state has jumped was on its way there for some time, so the state must be older than the losses that the
 // jump was measured against: the newest checkpoint that verifies and was written before the window; each further
-// rollback in a row goes back one window more. Where none is that old, the oldest, and that is said. Later ones are set
-// aside, so that what starts after a crash is the same branch. The samples from there to the spike are skipped, those
-// of the spike's step included; whoever goes on from the result saves it at once, so that a crash does not forget them.
+// rollback in a row goes back one window more. Where none is that old, the oldest, and that is said. Later ones are
+// quarantined, so that what starts after a crash is the same branch. The samples from there to the spike are skipped,
+// those of the spike's step included; whoever goes on from the result saves it at once, so that a crash does not forget
+// them.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +16,22 @@
 #include <string>
 
 #include "checkpoint/load.h"
-#include "comm/key_value_store.h"
+#include "comm/rendezvous/key_value_store.h"
 #include "config/config.h"
 #include "data/dataset.h"
-#include "parallel/mesh.h"
-#include "parallel/param_store.h"
+#include "parallel/mesh/mesh.h"
+#include "parallel/store/param_store.h"
 #include "telemetry/log.h"
 #include "train/run_state.h"
 
 namespace scaletrain {
 
-// A checkpoint's tensors into the store, optimizer slots included; its state, as the run goes on from it under
+// A checkpoint's tensors into the store, optimizer states included; its state, as the run goes on from it under
 // `config`.
-RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store);
-
-// The history after a rollback: `restored`, the checkpoint's, without the samples up to `last`, a sample of `now`'s
-// last segment.
-ConsumptionHistory history_without(const ConsumptionHistory& now, ConsumptionHistory restored, std::int64_t last);
+RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store, WorkCount* work = nullptr);
 
 // The checkpoint to go back to because of the spike at `step`, nothing if there is none before it. reach: how many
-// steps before the spike it should be older than. Damaged ones on the way are set aside and reported. FileAccessError
+// steps before the spike it should be older than. Damaged ones on the way are quarantined and reported. FileAccessError
 // if one cannot be read now, before anything was changed.
 std::optional<Checkpoint> checkpoint_before(const std::filesystem::path& checkpoints, std::int64_t step,
                                             std::int64_t reach, const std::function<void(const std::string&)>& report);
@@ -51,9 +48,9 @@ class Rollback {
     KeyValueStore* rendezvous = nullptr;  // null: a single rank
     std::filesystem::path checkpoints;
     Log& log;
-    std::function<bool()> may_commit;  // whether this process still owns the run; may be empty
-    std::int64_t total_steps = 0;
+    std::function<bool()> may_commit;   // whether this process still owns the run; may be empty
     std::int64_t start_generation = 0;  // of this process: what it tells others is under this number
+    WorkCount* work = nullptr;
   };
 
   explicit Rollback(Parts parts) : parts_(std::move(parts)) {}
@@ -70,7 +67,7 @@ class Rollback {
   // the checkpoint that was chosen cannot be loaded here, PeerError if that is the file system's doing and may pass;
   // DivergedError when rollbacks are used up (spike_policy.h), before anything was changed.
   Result run(const RunState& now, std::int64_t last);
-  // To be called when the result's state has been saved: sets aside what run() left because a start would not have
+  // To be called when the result's state has been saved: quarantines what run() left because a start would not have
   // known without it which branch it is on. Never throws what the file system refuses.
   void leave_branch(const RunState& state);
 
@@ -82,7 +79,7 @@ class Rollback {
   };
   RunState restore_or_restart(const Checkpoint& checkpoint);
   std::int64_t reach(const RunState& now) const;
-  void set_aside_after(std::int64_t step) const;
+  void quarantine_after(std::int64_t step) const;
   Choice choose(const RunState& now, std::int64_t last) const;
   Choice agreed_choice(const RunState& now, std::int64_t last);
   void wait_for_all();

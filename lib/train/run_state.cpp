@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "train/scalars.h"
+#include "train/step/scalars.h"
 
 namespace scaletrain {
 
@@ -51,6 +51,7 @@ void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   manifest.parent_save_id = state.parent_save_id;
   manifest.history = state.history.to_json().dump();
   put_scalar(manifest.scalars, "updates", state.updates);
+  if (state.warmup) put_scalar(manifest.scalars, "warmup", *state.warmup);
   put_scalar(manifest.scalars, "nonfinite.consecutive", state.nonfinite.consecutive);
   put_scalar(manifest.scalars, "nonfinite.total", state.nonfinite.total);
   if (is_best) {
@@ -85,6 +86,10 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
       state.nonfinite.total < state.nonfinite.consecutive || state.nonfinite.total > state.step - state.updates)
     throw InputError(fmt::format("{}: {} updates and {} non-finite steps do not fit step {}", where, state.updates,
                                  state.nonfinite.total, state.step));
+  if (has_scalar(manifest.scalars, "warmup")) {
+    state.warmup = get_integer(manifest.scalars, "warmup", where);
+    if (*state.warmup < 0) throw InputError(fmt::format("{}: a warm-up of {} steps cannot be", where, *state.warmup));
+  }
   state.generation = manifest.generation;
   state.history = ConsumptionHistory::from_json(parse_json(manifest.history, where + ": history"), where + ": history");
   if (state.history.tokens_consumed() != manifest.tokens)

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/manifest.h"
-#include "data/history.h"
+#include "checkpoint/format/manifest.h"
+#include "data/order/history.h"
 #include "optim/nonfinite_policy.h"
 #include "optim/spike_policy.h"
 #include "train/early_stop.h"
@@ -27,6 +27,9 @@ struct RunState {
   NonfiniteState nonfinite;
   SpikeState spike;  // empty where the policy is not asked for
   std::int64_t generation = 0;
+  // Steps of it that the learning rate goes by: warmup_steps() of run_length.h. Nothing: not settled yet, or a
+  // checkpoint of an older program.
+  std::optional<std::int64_t> warmup;
   ConsumptionHistory history;
   EarlyStopState early_stop;
   bool is_evaluation_due = false;           // of this step: the run was asked to leave before it was made

@@ -3,21 +3,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "config/keys.h"
-#include "optim/lr_schedule.h"
+#include "base/hash.h"
+#include "config/keys/keys.h"
 #include "optim/nonfinite_policy.h"
 #include "optim/spike_policy.h"
-#include "optim/step_block.h"
-#include "train/checkpointer.h"
+#include "optim/step_scalars.h"
+#include "telemetry/loss_text.h"
 #include "train/evaluation.h"
 #include "train/rollback.h"
+#include "train/run_length.h"
+#include "train/saving/checkpointer.h"
 #include "train/training_source.h"
 
 namespace scaletrain {
@@ -53,6 +57,8 @@ struct Trainer::Impl {
   std::string advice() const;
   // True if the evaluation improved the early-stop metric; nothing if a rank was asked to leave before its end.
   std::optional<bool> evaluate();
+  // Early stopping's part of it: whether this loss improved the metric that it is.
+  bool judge_metric(const SetLoss& loss, const ValidationSet& set);
   Checkpointer::Parts checkpointer_parts();
   Rollback::Parts rollback_parts() const;
   void enter(bool waiting_on_storage) const {
@@ -61,7 +67,7 @@ struct Trainer::Impl {
   bool interrupted() const { return parts.hooks.interrupted && parts.hooks.interrupted(); }
   bool is_alone() const { return parts.rendezvous == nullptr; }
   bool is_first() const { return parts.rank == Rank(0); }
-  std::int64_t total_steps() const { return plan.first_step + plan.num_steps; }
+  std::int64_t total_steps() const { return last_step(config, state); }
   template <class Record>
   void record(const Record& line) {
     if (parts.metrics != nullptr) parts.metrics->write(line);
@@ -77,6 +83,7 @@ struct Trainer::Impl {
   TrainingSource source;
   Checkpointer checkpoints;
   Rollback rollback;
+  MonotonicTime begin = monotonic_now();
   bool owes_save = false;  // one was due while no updates were made; the same on every rank
 };
 
@@ -165,7 +172,7 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
   const OptimizerConfig& optimizer = config.train.optimizer;
   const StepRunner::Result result = parts.runner.step(
       source,
-      {.learning_rate = learning_rate(config.train.lr_schedule, optimizer.learning_rate, state.step + 1, total_steps()),
+      {.learning_rate = next_learning_rate(config, state),
        .clip_norm = config.train.clip_norm,
        .beta1 = optimizer.beta1,
        .beta2 = optimizer.beta2,
@@ -182,9 +189,10 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
 }
 
 void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
-  state.history.consume_batch();
+  const std::int64_t batch_tokens = source.batch_tokens();
+  state.history.consume_batch(batch_tokens);
   ++state.step;
-  const double tokens = static_cast<double>(plan.global_batch) * static_cast<double>(plan.model.context);
+  const auto tokens = static_cast<double>(batch_tokens);
   StepRecord line;
   line.step = state.step;
   line.tokens = state.history.tokens_consumed();
@@ -193,14 +201,19 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   line.grad_norm = outcome.grad_norm;
   line.step_seconds = seconds;
   line.tokens_per_second = tokens / seconds;
+  line.elapsed_seconds = parts.elapsed_before + seconds_since(begin);
+  line.wall_time = wall_clock_text();
   const double flops = model_flops_per_token(plan.model) * line.tokens_per_second;
-  // Calibrated while the machine was busy, the peak may be too low: what was reached is a better bound then.
+  // A processor may clock higher than it did at the calibration: what was reached is a better bound then.
   if (parts.peak_flops > 0.0) {
     parts.peak_flops = std::max(parts.peak_flops, flops);
     line.mfu = flops / parts.peak_flops;
   }
   record(line);
-  if (is_first()) parts.progress.step(line);
+  if (is_first()) {
+    parts.progress.set_total_steps(total_steps());  // padding makes a run of so many tokens longer
+    parts.progress.step(line);
+  }
   if (outcome.skip == SkipReason::none) {
     ++state.updates;
   } else if (outcome.skip != SkipReason::spike) {
@@ -265,9 +278,9 @@ void Trainer::Impl::judge_loss(const StepOutcome& outcome, const std::optional<L
   line.zscore = level->score(outcome.loss);
   line.samples = batch_samples();
   parts.log.warn(
-      fmt::format("step {}: the loss jumped to {:.4f}, {:.1f} standard deviations above the mean {:.4f} of "
+      fmt::format("step {}: the loss jumped to {}, {:.1f} standard deviations above the mean {} of "
                   "the last {} (train.spike)",
-                  line.step, line.loss, line.zscore, line.mean, policy.window));
+                  line.step, loss_text(line.loss), line.zscore, loss_text(line.mean), policy.window));
   if (policy.action == SpikeAction::rollback && go_back(line)) return;
   line.action = to_text(policy.action == SpikeAction::warn ? SpikeAction::warn : SpikeAction::skip);
   record(line);
@@ -323,6 +336,7 @@ bool Trainer::Impl::go_back(SpikeRecord line) {
   restart.wall_time = wall_clock_text();
   restart.layout = parts.layout;
   record(restart);
+  if (is_first()) parts.progress.went_back(restart.step);
   sync_metrics();
   parts.log.warn(fmt::format("training went back from step {} to step {} ({}); the samples in between are skipped",
                              line.step, state.step, result.checkpoint.string()));
@@ -336,28 +350,41 @@ std::optional<bool> Trainer::Impl::evaluate() {
       evaluate_sets(parts.runner, plan, parts.rank, parts.validation, samples, parts.hooks.interrupts_evaluation);
   if (!losses) return std::nullopt;
   bool improved = false;
-  for (const SetLoss& set : *losses) {
+  for (std::size_t i = 0; i < losses->size(); ++i) {
+    const SetLoss& set = (*losses)[i];
     EvaluationRecord line;
     line.step = state.step;
     line.dataset = set.dataset;
     line.loss = set.loss;
     line.tokens = set.tokens;
     record(line);
-    parts.log.info(fmt::format("step {}: validation/{}/loss {:.4f}", state.step, set.dataset, set.loss));
-    if (!config.early_stop || config.early_stop->metric != "validation/" + set.dataset + "/loss") continue;
-    const EarlyStopVerdict verdict = observe(*config.early_stop, state.early_stop, state.step, set.loss);
-    improved = verdict.improved;
-    if (!verdict.stop) continue;
-    EarlyStopRecord stop;
-    stop.step = state.step;
-    stop.metric = config.early_stop->metric;
-    stop.value = set.loss;
-    stop.reason = verdict.reason;
-    record(stop);
-    parts.log.info("stopping early: " + verdict.reason);
+    if (is_first()) parts.progress.evaluation(line);
+    parts.log.info(fmt::format("step {}: validation/{}/loss {}", state.step, set.dataset, loss_text(set.loss)));
+    if (config.early_stop && config.early_stop->metric == "validation/" + set.dataset + "/loss")
+      improved = judge_metric(set, *parts.validation[i]);
   }
   enter(false);
   return improved;
+}
+
+bool Trainer::Impl::judge_metric(const SetLoss& loss, const ValidationSet& set) {
+  const std::string& metric = config.early_stop->metric;
+  const std::array<std::uint64_t, 3> data = {set.hash(), static_cast<std::uint64_t>(set.context()),
+                                             config.data.documents.loss_across ? 1u : 0u};
+  const auto afresh = measure_on({hash_bytes(std::as_bytes(std::span(data))), loss.samples}, state.early_stop);
+  if (afresh)
+    parts.log.warn(fmt::format("step {}: {}: {}{}", state.step, metric, *afresh,
+                               state.best_save_id ? "; its checkpoint stays pinned until another is the best" : ""));
+  const EarlyStopVerdict verdict = observe(*config.early_stop, state.early_stop, state.step, loss.loss);
+  if (!verdict.stop) return verdict.improved;
+  EarlyStopRecord stop;
+  stop.step = state.step;
+  stop.metric = metric;
+  stop.value = loss.loss;
+  stop.reason = verdict.reason;
+  record(stop);
+  parts.log.info("stopping early: " + verdict.reason);
+  return verdict.improved;
 }
 
 Checkpointer::Parts Trainer::Impl::checkpointer_parts() {
@@ -375,7 +402,8 @@ Checkpointer::Parts Trainer::Impl::checkpointer_parts() {
           .fingerprint = parts.fingerprint,
           .may_commit = parts.hooks.may_commit,
           .entered = [this](bool waiting_on_storage) { enter(waiting_on_storage); },
-          .grace_seconds = grace_seconds()};
+          .grace_seconds = grace_seconds(),
+          .work = parts.work};
 }
 
 Rollback::Parts Trainer::Impl::rollback_parts() const {
@@ -389,8 +417,8 @@ Rollback::Parts Trainer::Impl::rollback_parts() const {
           .checkpoints = parts.paths.checkpoints(),
           .log = parts.log,
           .may_commit = parts.hooks.may_commit,
-          .total_steps = total_steps(),
-          .start_generation = state.generation};
+          .start_generation = state.generation,
+          .work = parts.work};
 }
 
 }  // namespace scaletrain

@@ -17,16 +17,16 @@
 #include <string>
 #include <vector>
 
-#include "comm/key_value_store.h"
+#include "comm/rendezvous/key_value_store.h"
 #include "config/config.h"
 #include "data/dataset.h"
 #include "plan/run_plan.h"
 #include "telemetry/log.h"
 #include "telemetry/metrics.h"
 #include "telemetry/progress.h"
-#include "train/run_folder.h"
 #include "train/run_state.h"
-#include "train/step_runner.h"
+#include "train/start/run_folder.h"
+#include "train/step/step_runner.h"
 
 namespace scaletrain {
 
@@ -61,9 +61,11 @@ struct TrainerParts {
   Log& log;
   std::vector<std::filesystem::path> tokenizer_files;
   std::string fingerprint;
-  LayoutRecord layout{};  // for the metrics
+  LayoutRecord layout{};      // for the metrics
+  WorkCount* work = nullptr;  // of what is loaded, and copied to be saved
   double peak_flops =
       0.0;  // FLOP/s of all ranks, calibrated at start; raised where a step reaches more; 0: unknown, and no share
+  double elapsed_before = 0.0;  // seconds of training that earlier starts of the run took
   TrainerHooks hooks;
 };
 

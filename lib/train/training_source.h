@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "train/stage_executor.h"
+#include "train/step/stage_executor.h"
 
 namespace scaletrain {
 
@@ -17,6 +17,8 @@ class TrainingSource final : public MicroBatchSource {
   // The global samples of the step to come, in order.
   void set_batch(std::vector<std::int64_t> samples) { batch_ = std::move(samples); }
   const std::vector<std::int64_t>& batch() const { return batch_; }
+  // That the whole batch trains on: TrainingData::sample_tokens() of all its samples.
+  std::int64_t batch_tokens() const;
   Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override;
 
  private:

@@ -10,7 +10,7 @@
 #include "backend/backend.h"
 #include "base/text.h"
 #include "bench_tools.h"
-#include "config/keys.h"
+#include "config/keys/keys.h"
 #include "nn/init.h"
 #include "plan/run_plan.h"
 

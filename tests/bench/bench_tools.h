@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "train/stage_executor.h"
+#include "train/step/stage_executor.h"
 
 namespace scaletrain {
 

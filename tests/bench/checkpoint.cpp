@@ -34,11 +34,11 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "bench_model.h"
-#include "checkpoint/staging.h"
+#include "checkpoint/save/staging.h"
 #include "optim/optimizer.h"
 #include "telemetry/metrics_reader.h"
-#include "train/checkpointer.h"
-#include "train/step_runner.h"
+#include "train/saving/checkpointer.h"
+#include "train/step/step_runner.h"
 
 namespace scaletrain {
 namespace {

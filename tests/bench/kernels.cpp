@@ -209,7 +209,7 @@ class Bench {
     const View second_moment = floats({params}, 0.0F);
     const View gradient = floats({params});
     const double param_bytes = 4.0 * params;
-    const StepBlock step{
+    const StepScalars step{
         .learning_rate = 1e-3, .gradient_scale = 1.0, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
     const DecaySpan span{.first = 0, .count = params, .weight_decay = 0.1};
     time("copy", Copy{param, first_moment}, 0, 2 * param_bytes, 0);

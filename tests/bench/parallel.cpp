@@ -28,14 +28,14 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "bench_tools.h"
-#include "comm/direct_communicator.h"
+#include "comm/collective/direct_communicator.h"
 #include "comm/gloo/gloo_transport.h"
-#include "comm/rendezvous.h"
-#include "config/keys.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "config/keys/keys.h"
 #include "nn/init.h"
 #include "optim/optimizer.h"
 #include "plan/run_plan.h"
-#include "train/step_runner.h"
+#include "train/step/step_runner.h"
 
 extern char** environ;
 
@@ -116,7 +116,7 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
   calibrate_matmul(*backend, *stream, 0.2);
 
   const auto store_of_names = connect_store({"127.0.0.1", port}, secret, 60.0);
-  GlooDevice device("127.0.0.1");
+  GlooDevice device("127.0.0.1", secret);
   const auto make = [&](const GroupSpec& spec) {
     return make_direct_communicator(device.connect(*store_of_names, spec.name, spec.members, rank, 60.0),
                                     {.group_name = std::string(to_text(spec.kind)),

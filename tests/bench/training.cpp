@@ -28,7 +28,7 @@ void run(int steps, int threads, std::int64_t micro_batch) {
   StageExecutor executor({.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory});
   RandomTokens source(phase.model.vocab, phase.model.context);
   const ExecutionOrder order = executor.order_of(phase.schedule(Rank(0)));
-  StepBlock block;
+  StepScalars block;
   block.learning_rate = 1e-4;
   block.bias_correction1 = 0.1;
   block.bias_correction2 = 0.05;

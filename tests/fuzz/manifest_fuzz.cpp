@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "fuzz/target.h"
 
 namespace scaletrain {

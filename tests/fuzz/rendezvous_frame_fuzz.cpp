@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/rendezvous_frame.h"
+#include "comm/rendezvous/rendezvous_frame.h"
 #include "fuzz/target.h"
 
 namespace scaletrain {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "fuzz/target.h"
 
 namespace scaletrain {

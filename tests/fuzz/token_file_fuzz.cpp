@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "data/cache_format.h"
+#include "data/tokens/cache_format.h"
 #include "fuzz/target.h"
 #include "fuzz/token_reads.h"
 #include "support/temp_folder.h"

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "base/error.h"
-#include "data/token_file.h"
+#include "data/tokens/token_file.h"
 
 namespace scaletrain::fuzz {
 

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "base/file.h"
-#include "checkpoint/hugging_face.h"
-#include "checkpoint/hugging_face_tensors.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/hugging_face/hugging_face.h"
+#include "checkpoint/hugging_face/hugging_face_tensors.h"
 #include "optim/gradient_norm.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
-#include "optim/step_block.h"
+#include "optim/step_scalars.h"
 #include "support/model_runner.h"
 
 using namespace scaletrain;
@@ -64,12 +64,12 @@ class Expected {
 
 // One golden model on one backend.
 struct Golden {
-  Golden(const std::string& name, std::unique_ptr<Backend> backend, std::vector<std::string> slots)
+  Golden(const std::string& name, std::unique_ptr<Backend> backend, std::vector<std::string> states)
       : folder(std::filesystem::path(SCALETRAIN_GOLDEN_FOLDER) / name),
         expected(folder / "expected.safetensors"),
         source(folder),
         runner(make_model_spec(source.model_config(), *source.model_config().vocab), std::move(backend),
-               std::move(slots)),
+               std::move(states)),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
     source.load(runner.store);
@@ -99,7 +99,8 @@ struct Golden {
 std::vector<double> gradient_in_file_layout(const ModelRunner& runner, const HuggingFaceTensor& tensor) {
   std::vector<double> out(static_cast<std::size_t>(tensor.shape.num_elements()), NAN);
   for (const HuggingFacePart& part : tensor.parts) {
-    const View gradient = runner.store.gradient(runner.table.rows()[static_cast<std::size_t>(part.row)].name);
+    const View gradient =
+        runner.store.gradient(runner.table.parameters()[static_cast<std::size_t>(part.parameter)].name);
     const std::int64_t outputs = gradient.shape()[0];
     const std::int64_t inputs = gradient.shape().num_dims() == 2 ? gradient.shape()[1] : 1;
     std::vector<double> values(static_cast<std::size_t>(gradient.num_elements()));
@@ -190,11 +191,11 @@ void check_training(const std::string& name, std::unique_ptr<Backend> backend, c
         .num_tokens = golden.num_tokens(step),
         .micro_scale = micro_scale};
     const double rate = learning_rate(schedule, config.learning_rate, step + 1, num_steps);
-    const StepOutcome outcome = make_step_block(measured, {.learning_rate = rate,
-                                                           .clip_norm = number("clip_norm"),
-                                                           .beta1 = config.beta1,
-                                                           .beta2 = config.beta2,
-                                                           .update = step + 1});
+    const StepOutcome outcome = make_step_scalars(measured, {.learning_rate = rate,
+                                                             .clip_norm = number("clip_norm"),
+                                                             .beta1 = config.beta1,
+                                                             .beta2 = config.beta2,
+                                                             .update = step + 1});
     optimizer->step(*runner.backend, *runner.stream, runner.store, outcome.block);
     runner.stream->synchronize();
     const auto at = static_cast<std::size_t>(step);

@@ -29,7 +29,7 @@ Config small_config() {
   return config;
 }
 
-const std::vector<TestLayout>& layouts() {
+const std::vector<TestLayout>& dozen_layouts() {
   static const std::vector<TestLayout> all = {
       {"one rank, two chunks", 1, 1, 1, 0, ScheduleKind::interleaved, 2},
       {"data 2, zero 0", 2, 1, 1, 0},
@@ -88,7 +88,7 @@ TEST_CASE("first_step_gradients_of_every_layout_are_those_of_one_rank") {
     if (llama) make_llama(base);
     const LayoutOutcome one = run_config(base, 1);
     REQUIRE(one.problem == "");
-    for (const TestLayout& layout : layouts()) {
+    for (const TestLayout& layout : dozen_layouts()) {
       CAPTURE(llama);
       CAPTURE(layout.name);
       Config config = base;
@@ -110,7 +110,7 @@ TEST_CASE("five_adamw_steps_and_an_evaluation_of_every_layout_are_those_of_one_r
   // A number of samples that fills no layout's micro-batches.
   const LayoutOutcome one = run_config(base, 5, 13);
   REQUIRE(one.problem == "");
-  for (const TestLayout& layout : layouts()) {
+  for (const TestLayout& layout : dozen_layouts()) {
     CAPTURE(layout.name);
     Config config = base;
     lay_out(config, layout);

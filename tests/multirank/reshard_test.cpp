@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "checkpoint/load.h"
-#include "checkpoint/save.h"
+#include "checkpoint/save/save.h"
 #include "support/rank_trainer.h"
 #include "support/temp_folder.h"
 #include "support/test_layout.h"

@@ -1,5 +1,5 @@
 // One optimizer step and an evaluation on several ranks: what ranks must agree on, and what must not change.
-#include "train/step_runner.h"
+#include "train/step/step_runner.h"
 
 #include <doctest/doctest.h>
 
@@ -49,10 +49,10 @@ std::vector<Answer> on_ranks(const Config& config, Work work) {
 }
 
 // Every value that a rank holds, of a kind.
-std::vector<double> held_values(ParamStore& store, StateKind kind, std::size_t slot = 0) {
+std::vector<double> held_values(ParamStore& store, StateKind kind, std::size_t state = 0) {
   std::vector<double> all;
-  for (const RowRange& range : store.held(kind)) {
-    const View view = store.values(kind, range, slot);
+  for (const ParamRange& range : store.held(kind)) {
+    const View view = store.values(kind, range, state);
     const auto* values = view.as<double>();
     all.insert(all.end(), values, values + view.num_elements());
   }
@@ -206,8 +206,8 @@ namespace {
 using State = std::array<std::vector<double>, 3>;
 State state_of(RankTrainer& trainer) {
   ParamStore& store = trainer.settled_store();
-  return {held_values(store, StateKind::master), held_values(store, StateKind::slot, 0),
-          held_values(store, StateKind::slot, 1)};
+  return {held_values(store, StateKind::master), held_values(store, StateKind::optimizer, 0),
+          held_values(store, StateKind::optimizer, 1)};
 }
 
 // NaN is a value like others here.
@@ -221,7 +221,7 @@ bool same_bits(const State& a, const State& b) {
 void set_masters(RankTrainer& trainer, const std::vector<double>& values) {
   ParamStore& store = trainer.settled_store();
   auto next = values.begin();
-  for (const RowRange& range : store.held(StateKind::master)) {
+  for (const ParamRange& range : store.held(StateKind::master)) {
     std::copy_n(next, range.count, store.values(StateKind::master, range).as<double>());
     next += range.count;
   }
@@ -232,9 +232,9 @@ void set_masters(RankTrainer& trainer, const std::vector<double>& values) {
 void poison_a_weight(RankTrainer& trainer) {
   ParamStore& store = trainer.settled_store();
   const ShardLayout& layout = store.layout();
-  for (const RowRange& range : layout.shard_ranges(layout.position().data)) {
-    const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
-    if (!row.decays || row.unit == 0 || range.count == 0) continue;
+  for (const ParamRange& range : layout.shard_ranges(layout.position().data)) {
+    const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
+    if (!parameter.decays || parameter.unit == 0 || range.count == 0) continue;
     store.values(StateKind::master, range).as<double>()[range.count - 1] = std::numeric_limits<double>::quiet_NaN();
     break;
   }

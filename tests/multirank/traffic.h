@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/tracing.h"
-#include "plan/collective_order.h"
+#include "comm/collective/tracing.h"
+#include "plan/communication/collective_order.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {

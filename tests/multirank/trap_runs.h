@@ -93,10 +93,10 @@ inline std::vector<double> doubles_of(ConstView view) {
 }
 
 // Everything of one kind that a rank holds.
-inline std::vector<double> held_values(ParamStore& store, StateKind kind, std::size_t slot = 0) {
+inline std::vector<double> held_values(ParamStore& store, StateKind kind, std::size_t state = 0) {
   std::vector<double> all;
-  for (const RowRange& range : store.held(kind)) {
-    const std::vector<double> values = doubles_of(store.values(kind, range, slot));
+  for (const ParamRange& range : store.held(kind)) {
+    const std::vector<double> values = doubles_of(store.values(kind, range, state));
     all.insert(all.end(), values.begin(), values.end());
   }
   return all;
@@ -122,17 +122,17 @@ class Agreement {
     for (const int unit : store.layout().units()) {
       const UnitWeights& weights = store.acquire(*stream, unit);
       std::map<std::string, std::int64_t> next;  // within a fused matrix
-      for (const ParamRow& row : store.table().rows_of(unit)) {
-        const ParamSpan& span = *store.layout().find(store.table().index_of(row.name));
+      for (const Parameter& parameter : store.table().parameters_of(unit)) {
+        const ParamSpan& span = *store.layout().find(store.table().index_of(parameter.name));
         if (span.count == 0) continue;
-        const std::string& name = row.fused.empty() ? row.name : row.fused;
+        const std::string& name = parameter.fused.empty() ? parameter.name : parameter.fused;
         const std::string prefix = store.table().units()[static_cast<std::size_t>(unit)].name + ".";
         const std::string local = name.rfind(prefix, 0) == 0 ? name.substr(prefix.size()) : name;
         const std::vector<double> matrix = doubles_of(weights.find(local).values);
         std::int64_t& first = next[name];
         const auto begin = matrix.begin() + static_cast<std::ptrdiff_t>(first);
         first += span.count;
-        std::string key = row.tied_to.value_or(row.name);
+        std::string key = parameter.tied_to.value_or(parameter.name);
         for (const std::int64_t place : span.box.first) key += " " + std::to_string(place);
         for (const std::int64_t extent : span.box.extent) key += " +" + std::to_string(extent);
         add(key, {begin, begin + static_cast<std::ptrdiff_t>(span.count)});

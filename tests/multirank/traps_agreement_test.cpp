@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "checkpoint/load.h"
-#include "checkpoint/save.h"
+#include "checkpoint/save/save.h"
 #include "support/temp_folder.h"
 #include "trap_runs.h"
 
@@ -22,8 +22,8 @@ struct Held {
     weights.add_weights(trainer, backend);
     ParamStore& store = trainer.settled_store();
     masters.add(store, StateKind::master);
-    averages.add(store, StateKind::slot, 0);
-    squares.add(store, StateKind::slot, 1);
+    averages.add(store, StateKind::optimizer, 0);
+    squares.add(store, StateKind::optimizer, 1);
   }
   std::string problem() const {
     for (const std::string& text : {weights.problem(), masters.problem(), averages.problem(), squares.problem()})

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/history.h"
-#include "data/tokenizer.h"
+#include "data/order/history.h"
+#include "data/tokens/tokenizer.h"
 #include "support/temp_folder.h"
 #include "train/training_source.h"
 #include "trap_runs.h"
@@ -145,11 +145,11 @@ TEST_CASE("trap_the_last_partial_accumulation_of_an_epoch_is_filled_from_the_nex
       CAPTURE(replicas);
       CAPTURE(micro_batch);
       ConsumptionHistory history;
-      history.continue_with(data->hash(), 4, batch_size);
+      history.continue_with(data->description(), 4, batch_size);
       Consumed consumed;
       for (std::size_t step = 0; step < per_epoch; ++step) {
         read_step(*data, history.batch(), replicas, micro_batch, consumed);
-        history.consume_batch();
+        history.consume_batch(4 * batch_size);
         CHECK(consumed.windows.size() == (step + 1) * static_cast<std::size_t>(batch_size));
       }
       CHECK(consumed.target_tokens == epochs * 35);

@@ -170,7 +170,7 @@ TEST_CASE("trap_tied_embedding_counts_once_in_the_norm_and_in_the_parameters") {
       std::int64_t saved = 0;
       for (std::int64_t rank = 0; rank < run.plan.mesh.world(); ++rank)
         for (const SavePiece& piece : run.plan.save_plan(Rank(rank)))
-          if (piece.slot < 0) saved += piece.range.count;
+          if (piece.state < 0) saved += piece.range.count;
       CHECK(saved == parameters);
     }
   }
@@ -216,7 +216,7 @@ TEST_CASE("trap_ranks_that_own_no_parameters_take_part_in_the_norm_and_hang_nobo
       for (std::int64_t rank = 0; rank < run.plan.mesh.world(); ++rank) {
         const ShardLayout own = run.plan.layout(Rank(rank));
         std::int64_t owned = 0;
-        for (const RowRange& range : own.shard_ranges(own.position().data)) owned += range.count;
+        for (const ParamRange& range : own.shard_ranges(own.position().data)) owned += range.count;
         without += owned == 0;
       }
       // Of the tensor ranks the last has no class and the one before it a single one, which is the first replica's; a

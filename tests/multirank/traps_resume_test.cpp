@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "data/history.h"
+#include "data/order/history.h"
 #include "unit/train/ranks_run.h"
 
 using namespace scaletrain;
@@ -70,11 +70,11 @@ TEST_CASE("trap_learning_rate_clip_decay_and_optimizer_state_of_every_step_survi
 TEST_CASE("trap_a_change_of_the_data_degree_at_a_resume_neither_drops_nor_repeats_a_sample") {
   // Two steps on each world; between them the history is all that is kept, as a checkpoint keeps it.
   ConsumptionHistory history;
-  history.continue_with(1, 8, 12);
+  history.continue_with({.hash = 1, .sources = {}}, 8, 12);
   std::vector<std::int64_t> trained;
   for (const std::int64_t replicas : {4, 1, 6, 2, 3, 12}) {
     ConsumptionHistory resumed = ConsumptionHistory::from_json(history.to_json(), "history");
-    CHECK(resumed.continue_with(1, 8, 12));
+    CHECK(resumed.continue_with({.hash = 1, .sources = {}}, 8, 12));
     for (int step = 0; step < 2; ++step) {
       const std::vector<std::int64_t> batch = resumed.batch();
       for (std::int64_t replica = 0; replica < replicas; ++replica) {
@@ -83,7 +83,7 @@ TEST_CASE("trap_a_change_of_the_data_degree_at_a_resume_neither_drops_nor_repeat
           trained.insert(trained.end(), samples.begin(), samples.end());
         }
       }
-      resumed.consume_batch();
+      resumed.consume_batch(8 * 12);
     }
     history = resumed;
   }

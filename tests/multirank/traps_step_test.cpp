@@ -26,10 +26,12 @@ class OverflowingSource final : public MicroBatchSource {
   void overflow() {
     const ShardLayout& layout = store_.layout();
     const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
-    for (const RowRange& range : layout.shard_ranges(layout.position().data)) {
-      const ParamRow& row = store_.table().rows()[static_cast<std::size_t>(range.row)];
+    for (const ParamRange& range : layout.shard_ranges(layout.position().data)) {
+      const Parameter& parameter = store_.table().parameters()[static_cast<std::size_t>(range.parameter)];
       // One that nobody else holds, and that is not reduced with a copy's.
-      if (range.count == 0 || ParamTable::num_holders(row, tensor_degree) > 1 || row.unit == 0 || row.tied_to) continue;
+      if (range.count == 0 || ParamTable::replication_degree(parameter, tensor_degree) > 1 || parameter.unit == 0 ||
+          parameter.tied_to)
+        continue;
       store_.values(StateKind::gradient, range).as<double>()[range.count - 1] = value_;
       has_overflowed_ = true;
       return;
@@ -45,8 +47,8 @@ class OverflowingSource final : public MicroBatchSource {
 // Everything a rank keeps from step to step.
 std::vector<std::vector<double>> state_of(RankTrainer& trainer) {
   ParamStore& store = trainer.settled_store();
-  return {held_values(store, StateKind::master), held_values(store, StateKind::slot, 0),
-          held_values(store, StateKind::slot, 1)};
+  return {held_values(store, StateKind::master), held_values(store, StateKind::optimizer, 0),
+          held_values(store, StateKind::optimizer, 1)};
 }
 
 StepSettings settings_of(std::int64_t update) {

@@ -1,5 +1,5 @@
-// Damaged checkpoints: named, set aside, never deleted; the older one is used, and if there is none, training does not
-// begin anew by itself.
+// Damaged checkpoints: named, quarantined, never deleted; the older one is used, and if there is none, training does
+// not begin anew by itself.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -75,7 +75,7 @@ const std::vector<Damage>& damages() {
   return all;
 }
 
-TEST_CASE("a_damaged_newest_checkpoint_is_named_set_aside_and_the_older_one_used") {
+TEST_CASE("a_damaged_newest_checkpoint_is_named_quarantined_and_the_older_one_used") {
   const Trajectory expected = trajectory_of(undisturbed_run());
   for (const Damage& damage : damages()) {
     CAPTURE(damage.name);
@@ -86,7 +86,7 @@ TEST_CASE("a_damaged_newest_checkpoint_is_named_set_aside_and_the_older_one_used
     CHECK(end.exit_code == 0);
     CHECK(end.says("step-00000180"));
     CHECK(end.says(damage.words));
-    CHECK(end.says("set aside"));
+    CHECK(end.says("quarantined"));
     CHECK(end.says("resuming from " + checkpoint(run, 160).string()));
     CHECK(hidden_names(run, ".damaged-step-00000180").size() == 1);
     CHECK(trajectory_of(run).steps == expected.steps);
@@ -97,7 +97,7 @@ TEST_CASE("if_every_checkpoint_is_damaged_the_run_stops_and_never_starts_from_sc
   const fs::path run = run_of_two_checkpoints("all-damaged");
   for (const int step : {160, 180}) flip_byte(checkpoint(run, step) / "model-00000.safetensors", 100);
   const std::string metrics = read_file(run / "metrics.jsonl");
-  // The second start finds nothing but what the first has set aside.
+  // The second start finds nothing but what the first has quarantined.
   for (int start = 0; start < 2; ++start) {
     const Ended end = workspace().run(workspace().training("all-damaged"));
     CAPTURE(start);
@@ -163,19 +163,19 @@ TEST_CASE("list_and_verify_tell_everything_that_lies_in_a_folder_of_checkpoints_
   CHECK(found.size() == 7);
   for (const char* name : {"step-00000160", "step-00000180"}) {
     CHECK(found.at(name).at("problem") == "");
-    CHECK(found.at(name).at("set_aside") == "");
+    CHECK(found.at(name).at("quarantined") == "");
   }
   for (const char* name : {"step-00000100", "step-00000120", "step-00000130"}) {
     CHECK(found.at(name).at("problem") != "");
-    CHECK(found.at(name).at("set_aside") == "");
+    CHECK(found.at(name).at("quarantined") == "");
   }
-  CHECK(found.at(".abandoned-step-00000180-0").at("set_aside") == "abandoned");
+  CHECK(found.at(".abandoned-step-00000180-0").at("quarantined") == "abandoned");
   CHECK(found.at(".abandoned-step-00000180-0").at("step") == 180);
-  CHECK(found.at(".damaged-step-00000180-0").at("set_aside") == "damaged");
+  CHECK(found.at(".damaged-step-00000180-0").at("quarantined") == "damaged");
   CHECK(found.at(".damaged-step-00000180-0").at("problem") != "");
   const std::string text = workspace().run({"checkpoint", "list", run.string()}).output;
   CHECK(text.find("step-00000100  unusable: ") != std::string::npos);
-  CHECK(text.find("set aside: abandoned") != std::string::npos);
+  CHECK(text.find("quarantined: abandoned") != std::string::npos);
 
   // What is broken is older than the newest, by its name.
   const Ended verify = workspace().run({"checkpoint", "verify", run.string(), "--json"});
@@ -184,7 +184,8 @@ TEST_CASE("list_and_verify_tell_everything_that_lies_in_a_folder_of_checkpoints_
   CHECK(answer.at("step") == 180);
   CHECK(answer.at("is_newest") == true);
   CHECK(answer.at("unusable").size() == 3);
-  CHECK(verify.says("step-00000120: unusable"));
+  CHECK(verify.says("a damaged checkpoint is passed over"));
+  CHECK(verify.says("step-00000120: "));
   CHECK(snapshot(run) == before);
 
   // A newer one that is broken is what was asked for.
@@ -218,7 +219,7 @@ TEST_CASE("damage_behind_the_first_block_of_a_file_is_found_by_a_start_by_prunin
   CHECK(verify.says("at offset 4194304"));
   const Ended again = train("large-damaged", {});
   CHECK_MESSAGE(again.exit_code == 0, again.errors);
-  CHECK(again.says("step-00000012: not usable, set aside"));
+  CHECK(again.says("step-00000012: not usable, quarantined"));
   CHECK(again.says("resuming from " + checkpoint(run, 9).string()));
   CHECK(trajectory_of(run).steps == trajectory_of(workspace() / "large").steps);
   // The newest was read for the start; the one before it is not one of the two that stay.

@@ -166,7 +166,7 @@ TEST_CASE("after_a_spike_the_ranks_go_back_and_end_as_ranks_that_never_saw_the_s
   const fs::path left = checkpoint(layout_folder("never-saw"), 15);
   nlohmann::json manifest = open_manifest(left);
   nlohmann::json history = nlohmann::json::parse(manifest.at("history").get<std::string>());
-  history.back()["skipped"] = {{60, 40}};
+  history.at("segments").back()["skipped"] = {{60, 40}};
   manifest["history"] = history.dump();
   seal_manifest(left, manifest);
   train_to_the_end("never-saw", text, ranks);

@@ -28,7 +28,8 @@ void check_golden(const std::string& name, const std::vector<std::string>& argum
 
 TEST_CASE("the help of every command is what was reviewed") {
   check_golden("help", {"--help"});
-  for (const std::string command : {"run", "check", "evaluate", "generate", "schema", "checkpoint"})
+  for (const std::string command :
+       {"run", "check", "evaluate", "generate", "schema", "plot", "completion", "checkpoint"})
     check_golden("help-" + command, {command, "--help"});
   for (const std::string command : {"list", "inspect", "verify", "export"})
     check_golden("help-checkpoint-" + command, {"checkpoint", command, "--help"});

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double patience = 60.0;
+constexpr double folder_patience = 60.0;
 
 fs::path run_until(const std::string& name, int last) {
   fs::path run = copy_run(undisturbed_run(), name);
@@ -28,14 +28,14 @@ void check_same_numbers(const fs::path& run) {
 TEST_CASE("a_second_run_on_the_same_folder_leaves_soon_names_the_first_and_writes_nothing") {
   const fs::path run = workspace() / "busy";
   Program first(workspace().launch(workspace().training("busy", {"train.steps=100000", "checkpoint.every=1000000"})));
-  REQUIRE(wait_until([&] { return newest_step(run) >= 10; }, patience));
+  REQUIRE(wait_until([&] { return newest_step(run) >= 10; }, folder_patience));
   // Held still, so that whatever changes from here on was written by the second.
   const auto workers = children_of(first.pid());
   REQUIRE(workers.size() == 1);
   first.signal(SIGSTOP);
   ::kill(workers.front(), SIGSTOP);
   const auto before = snapshot(run);
-  const Ended second = workspace().run(workspace().training("busy"), patience);
+  const Ended second = workspace().run(workspace().training("busy"), folder_patience);
   CHECK_MESSAGE(second.exit_code == 2, second.errors);
   CHECK(second.seconds < 20.0);
   CHECK(second.says("process " + std::to_string(first.pid())));
@@ -44,7 +44,7 @@ TEST_CASE("a_second_run_on_the_same_folder_leaves_soon_names_the_first_and_write
   ::kill(workers.front(), SIGCONT);
   first.signal(SIGCONT);
   first.signal(SIGTERM);
-  const Ended end = first.wait(patience);
+  const Ended end = first.wait(folder_patience);
   CHECK_MESSAGE(end.exit_code == 75, end.errors);
 }
 
@@ -91,8 +91,8 @@ TEST_CASE("a_job_that_began_with_resume_never_goes_on_when_it_is_put_back_into_t
     return start;
   };
   Program first(launch("0"));
-  REQUIRE(
-      wait_until([&] { return newest_step(workspace() / "began-with-never") >= 20 || !first.running(); }, patience));
+  REQUIRE(wait_until([&] { return newest_step(workspace() / "began-with-never") >= 20 || !first.running(); },
+                     folder_patience));
   first.signal(SIGTERM);
   const Ended end = first.wait();
   CHECK_MESSAGE(end.exit_code == 75, end.errors);
@@ -135,7 +135,7 @@ TEST_CASE("resume_never_refuses_a_folder_with_checkpoints_and_required_one_witho
   CHECK(unknown.says("sometimes"));
 }
 
-TEST_CASE("resuming_an_older_checkpoint_sets_the_later_ones_aside_and_repeats_the_same_numbers") {
+TEST_CASE("resuming_an_older_checkpoint_quarantines_the_later_ones_and_repeats_the_same_numbers") {
   const fs::path run = run_until("older", 120);
   auto arguments = workspace().training("older");
   arguments.insert(arguments.end(), {"--resume", checkpoint(run, 60).string()});

@@ -49,6 +49,19 @@ TEST_CASE("training_runs_on_both_formats") {
   }
 }
 
+TEST_CASE("loss_across_false_is_refused_where_a_token_file_does_not_say_where_documents_end") {
+  workspace().write("no-documents.bin", test::llmc_file(some_tokens(4000), false));
+  std::vector<std::string> command = training_on("no-documents.bin", "run-no-documents");
+  command.insert(command.end(), {"--set", "data.documents.loss_across=false"});
+  const Ended refused = workspace().run(command);
+  CHECK_MESSAGE(refused.exit_code == 2, refused.errors);
+  for (const char* word : {"data.documents.loss_across: false", "no-documents.bin", "data.tokenizer.end_of_document"})
+    CHECK_MESSAGE(refused.says(word), "the message lacks: ", word);
+  command.insert(command.end(), {"--set", "data.tokenizer.end_of_document=9"});
+  const Ended trained = workspace().run(command);
+  CHECK_MESSAGE(trained.exit_code == 0, trained.errors);
+}
+
 TEST_CASE("token_files_that_lie_are_refused_with_file_and_offset") {
   const std::vector<int> tokens = some_tokens(4000);
   const std::string data = test::packed<std::uint16_t>(tokens);

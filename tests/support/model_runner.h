@@ -11,19 +11,19 @@
 #include <vector>
 
 #include "nn/transformer.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 
 namespace scaletrain {
 
 class ModelRunner {
  public:
-  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> slot_names)
+  ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names)
       : table(make_param_table(spec, InitConfig{})),
         layout(table, unit_indices(table), Mesh(), MeshPosition()),
         backend(std::move(used_backend)),
         stream(backend->make_stream()),
         store(*backend, table, layout,
-              {.slot_names = std::move(slot_names), .gradients = true, .dtype = backend->compute_type()}),
+              {.state_names = std::move(state_names), .gradients = true, .dtype = backend->compute_type()}),
         model(spec) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T].

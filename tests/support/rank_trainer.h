@@ -18,12 +18,12 @@
 
 #include "base/philox.h"
 #include "data/batch.h"
-#include "data/history.h"
+#include "data/order/history.h"
 #include "nn/init.h"
 #include "optim/lr_schedule.h"
 #include "plan/run_plan.h"
 #include "support/ranks.h"
-#include "train/step_runner.h"
+#include "train/step/step_runner.h"
 
 namespace scaletrain {
 
@@ -112,7 +112,7 @@ class RankTrainer {
                  .optimizer = *optimizer_,
                  .memory = memory_,
                  .groups = groups,
-                 .progress = &progress_}),
+                 .work = &progress_}),
         source_(plan, rank, masks),
         abort_on_exception_(groups) {
     initialise_parameters(store_, config.run.seed, 1);
@@ -189,24 +189,24 @@ using GlobalTensors = std::map<std::string, std::vector<double>>;  // by row nam
 class TensorAssembler {
  public:
   explicit TensorAssembler(const ParamTable& table) {
-    for (const ParamRow& row : table.rows())
-      if (!row.tied_to)
-        tensors_[row.name].assign(static_cast<std::size_t>(row.shape.num_elements()),
-                                  std::numeric_limits<double>::quiet_NaN());
+    for (const Parameter& parameter : table.parameters())
+      if (!parameter.tied_to)
+        tensors_[parameter.name].assign(static_cast<std::size_t>(parameter.shape.num_elements()),
+                                        std::numeric_limits<double>::quiet_NaN());
   }
 
   // May be called by several threads at once.
-  void add(const ParamStore& store, StateKind kind, std::size_t slot = 0) {
+  void add(const ParamStore& store, StateKind kind, std::size_t state = 0) {
     const std::lock_guard lock(mutex_);
-    for (const RowRange& range : store.held(kind)) {
-      const ParamRow& row = store.table().rows()[static_cast<std::size_t>(range.row)];
-      if (row.role != ParamRole::trained) continue;
-      const View held = store.values(kind, range, slot);
+    for (const ParamRange& range : store.held(kind)) {
+      const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
+      if (parameter.role != ParamRole::trained) continue;
+      const View held = store.values(kind, range, state);
       std::vector<double> values(static_cast<std::size_t>(range.count));
       convert_floats(held.dtype(), held.data(), DType::f64, values.data(), values.size());
       std::size_t next = 0;
-      for (const Box& box : boxes_of_range(store.layout().find(range.row)->box, range.first, range.count))
-        place(row, box, values, next);
+      for (const Box& box : boxes_of_range(store.layout().find(range.parameter)->box, range.first, range.count))
+        place(parameter, box, values, next);
     }
   }
 
@@ -223,14 +223,15 @@ class TensorAssembler {
   const GlobalTensors& tensors() const { return tensors_; }
 
  private:
-  void place(const ParamRow& row, const Box& box, const std::vector<double>& values, std::size_t& next) {
-    const std::string& name = row.tied_to ? *row.tied_to : row.name;
+  void place(const Parameter& parameter, const Box& box, const std::vector<double>& values, std::size_t& next) {
+    const std::string& name = parameter.tied_to ? *parameter.tied_to : parameter.name;
     std::vector<double>& tensor = tensors_.at(name);
     const std::size_t dims = box.first.size();
     std::vector<std::int64_t> index(dims, 0);
     for (std::int64_t n = 0; n < box.num_elements(); ++n) {
       std::int64_t flat = 0;
-      for (std::size_t d = 0; d < dims; ++d) flat = flat * row.shape[static_cast<int>(d)] + box.first[d] + index[d];
+      for (std::size_t d = 0; d < dims; ++d)
+        flat = flat * parameter.shape[static_cast<int>(d)] + box.first[d] + index[d];
       double& element = tensor[static_cast<std::size_t>(flat)];
       const double value = values[next++];
       if (!std::isnan(element) && element != value && problem_.empty())

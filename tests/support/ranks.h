@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/direct_communicator.h"
+#include "comm/collective/direct_communicator.h"
+#include "comm/collective/tracing.h"
 #include "comm/in_process/world.h"
-#include "comm/tracing.h"
-#include "parallel/groups.h"
+#include "parallel/mesh/groups.h"
 
 namespace scaletrain {
 
@@ -68,7 +68,7 @@ struct RanksOptions {
   double deadline = 60.0;
   // One per rank (resized), filled with what the rank asks of its groups.
   std::vector<Trace>* traces = nullptr;
-  // Instead of the default (tensor and holders: caller, all others: queue).
+  // Instead of the default (tensor and replication: caller, all others: queue).
   std::optional<DirectOptions::Mode> mode;
 };
 
@@ -77,7 +77,7 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
                                    const RanksOptions& options = {}) {
   return make_groups(mesh, rank, facts, [&](const GroupSpec& spec) {
     // Tensor parallel transfers are waited for at once; the others run beside the compute.
-    const bool waited_at_once = spec.kind == GroupKind::tensor || spec.kind == GroupKind::holders;
+    const bool waited_at_once = spec.kind == GroupKind::tensor || spec.kind == GroupKind::replication;
     const auto mode = waited_at_once ? DirectOptions::Mode::caller : DirectOptions::Mode::queue;
     auto group = make_direct_communicator(world.make_transport(spec.name, spec.members, rank),
                                           {.group_name = std::string(to_text(spec.kind)),
@@ -111,7 +111,7 @@ inline std::vector<RankTrace> rank_traces(const Mesh& mesh, const GroupFacts& fa
     RankTrace& own = ranks.emplace_back();
     own.trace = &traces[index];
     for (const GroupKind kind :
-         {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+         {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
       const auto spec = group_of(mesh, kind, Rank(static_cast<std::int64_t>(index)), facts);
       if (spec) own.groups.emplace_back(to_text(kind), spec->name);
     }

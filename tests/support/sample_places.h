@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/tokenizer.h"
+#include "data/tokens/tokenizer.h"
 
 namespace scaletrain {
 

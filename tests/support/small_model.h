@@ -10,14 +10,15 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 
 namespace scaletrain {
 
 namespace small_model {
 
-inline ParamRow row(std::string name, Shape shape, Split split = {}, std::string fused = "", bool partial = false) {
-  ParamRow out;
+inline Parameter parameter(std::string name, Shape shape, Split split = {}, std::string fused = "",
+                           bool partial = false) {
+  Parameter out;
   out.name = std::move(name);
   out.shape = shape;
   out.split = split;
@@ -38,25 +39,25 @@ inline ParamTable table(bool tied, std::int64_t vocab = 29) {
   const Split key{.kind = Split::Kind::grouped, .dim = 0, .pieces = kv_heads};
   ParamTable table;
   table.begin_unit("embedding");
-  table.add(row("embedding.token.weight", {vocab, 6}, by_row));
-  table.add(row("embedding.position.weight", {5, 6}));
+  table.add(parameter("embedding.token.weight", {vocab, 6}, by_row));
+  table.add(parameter("embedding.position.weight", {5, 6}));
   for (int block = 0; block < num_blocks; ++block) {
     const std::string prefix = "blocks." + std::to_string(block);
     table.begin_unit(prefix);
-    table.add(row(prefix + ".norm.weight", {6}, {}, "", true));
-    table.add(row(prefix + ".norm.bias", {6}, {}, "", true));
-    table.add(row(prefix + ".query.weight", {8, 6}, query, prefix + ".qkv.weight"));
-    table.add(row(prefix + ".key.weight", {4, 6}, key, prefix + ".qkv.weight"));
-    table.add(row(prefix + ".value.weight", {4, 6}, key, prefix + ".qkv.weight"));
-    table.add(row(prefix + ".query.bias", {8}, query, prefix + ".qkv.bias"));
-    table.add(row(prefix + ".key.bias", {4}, key, prefix + ".qkv.bias"));
-    table.add(row(prefix + ".value.bias", {4}, key, prefix + ".qkv.bias"));
-    table.add(row(prefix + ".output.weight", {6, 8}, {.kind = Split::Kind::cut, .dim = 1, .pieces = 4}));
-    table.add(row(prefix + ".output.bias", {6}, {}, "", true));
+    table.add(parameter(prefix + ".norm.weight", {6}, {}, "", true));
+    table.add(parameter(prefix + ".norm.bias", {6}, {}, "", true));
+    table.add(parameter(prefix + ".query.weight", {8, 6}, query, prefix + ".qkv.weight"));
+    table.add(parameter(prefix + ".key.weight", {4, 6}, key, prefix + ".qkv.weight"));
+    table.add(parameter(prefix + ".value.weight", {4, 6}, key, prefix + ".qkv.weight"));
+    table.add(parameter(prefix + ".query.bias", {8}, query, prefix + ".qkv.bias"));
+    table.add(parameter(prefix + ".key.bias", {4}, key, prefix + ".qkv.bias"));
+    table.add(parameter(prefix + ".value.bias", {4}, key, prefix + ".qkv.bias"));
+    table.add(parameter(prefix + ".output.weight", {6, 8}, {.kind = Split::Kind::cut, .dim = 1, .pieces = 4}));
+    table.add(parameter(prefix + ".output.bias", {6}, {}, "", true));
   }
   table.begin_unit("head");
-  table.add(row("head.norm.weight", {6}, {}, "", true));
-  ParamRow head = row("head.weight", {vocab, 6}, by_row);
+  table.add(parameter("head.norm.weight", {6}, {}, "", true));
+  Parameter head = parameter("head.weight", {vocab, 6}, by_row);
   if (tied) head.tied_to = "embedding.token.weight";
   table.add(head);
   return table;
@@ -80,18 +81,18 @@ struct Contribution {
   std::int64_t micro_batch = 0;
   std::int64_t part = 0;
 };
-inline double contribution(std::string_view row, std::int64_t index, const Contribution& from) {
+inline double contribution(std::string_view parameter, std::int64_t index, const Contribution& from) {
   std::uint64_t state = 7;
-  for (const char letter : row) state = mix(state, static_cast<unsigned char>(letter));
+  for (const char letter : parameter) state = mix(state, static_cast<unsigned char>(letter));
   for (const std::int64_t value : {index, from.step, from.data, from.micro_batch, from.part})
     state = mix(state, static_cast<std::uint64_t>(value) + 1);
   return static_cast<double>(state % 17) - 8;
 }
 
-// Whether each tensor rank computes a part of the row's gradient of its own.
-inline bool is_partial(const ParamRow& row, std::int64_t tensor_degree, bool sequence) {
-  if (row.split.kind == Split::Kind::replicated) return row.sequence_partial && sequence;
-  return ParamTable::num_holders(row, tensor_degree) > 1;
+// Whether each tensor rank computes a part of the parameter's gradient of its own.
+inline bool is_partial(const Parameter& parameter, std::int64_t tensor_degree, bool sequence) {
+  if (parameter.split.kind == Split::Kind::replicated) return parameter.sequence_partial && sequence;
+  return ParamTable::replication_degree(parameter, tensor_degree) > 1;
 }
 
 // The global index of the n-th element of a box.
@@ -115,54 +116,54 @@ struct Work {
   bool sequence = false;
 };
 
-// What the gradient of an element of a stored row must be after all sums.
-inline double expected_gradient(const Work& work, const ParamRow& owner, std::int64_t index, std::int64_t step) {
+// What the gradient of an element of a stored parameter must be after all sums.
+inline double expected_gradient(const Work& work, const Parameter& owner, std::int64_t index, std::int64_t step) {
   double sum = 0;
   const std::int64_t tensor = work.mesh.degree(Axis::tensor);
-  for (const ParamRow& row : work.table->rows()) {
-    if (row.name != owner.name && row.tied_to != owner.name) continue;
+  for (const Parameter& parameter : work.table->parameters()) {
+    if (parameter.name != owner.name && parameter.tied_to != owner.name) continue;
     for (std::int64_t part = 0; part < tensor; ++part) {
-      if (!is_partial(row, tensor, work.sequence)) {
+      if (!is_partial(parameter, tensor, work.sequence)) {
         if (part > 0) break;
-      } else if (!contains(row.shape, ParamTable::box_of(row, tensor, part), index)) {
+      } else if (!contains(parameter.shape, ParamTable::box_of(parameter, tensor, part), index)) {
         continue;
       }
       for (std::int64_t data = 0; data < work.mesh.degree(Axis::data); ++data) {
         for (std::int64_t micro_batch = 0; micro_batch < work.micro_batches; ++micro_batch)
-          sum += contribution(row.name, index, {step, data, micro_batch, part});
+          sum += contribution(parameter.name, index, {step, data, micro_batch, part});
       }
     }
   }
   return sum;
 }
 
-// The row that stores this one's values.
-inline const ParamRow& owner_of(const ParamTable& table, const ParamRow& row) {
-  return row.tied_to ? *table.find(*row.tied_to) : row;
+// The parameter that stores this one's values.
+inline const Parameter& owner_of(const ParamTable& table, const Parameter& parameter) {
+  return parameter.tied_to ? *table.find(*parameter.tied_to) : parameter;
 }
 
 // An initial value; a different one for every element of the model.
-inline double initial_value(const ParamTable& table, const ParamRow& row, std::int64_t index) {
-  const ParamRow& owner = owner_of(table, row);
+inline double initial_value(const ParamTable& table, const Parameter& parameter, std::int64_t index) {
+  const Parameter& owner = owner_of(table, parameter);
   return static_cast<double>(table.index_of(owner.name) * 1024 + index) / 16;
 }
 
-// Calls visit(row, span, first element) for every row of a unit, in the memory of its handle: `find` gives a handle's
-// f64 view by its local name.
+// Calls visit(parameter, span, first element) for every parameter of a unit, in the memory of its handle: `find` gives
+// a handle's f64 view by its local name.
 template <class Find, class Visit>
 void for_each_row(const ParamStore& store, int unit, Find find, Visit visit) {
   const ParamTable& table = store.table();
   const ParamUnit& place = table.units()[static_cast<std::size_t>(unit)];
   std::string group;
   std::int64_t in_group = 0;
-  for (int index = place.first_row; index < place.first_row + place.num_rows; ++index) {
-    const ParamRow& row = table.rows()[static_cast<std::size_t>(index)];
+  for (int index = place.first_parameter; index < place.first_parameter + place.num_parameters; ++index) {
+    const Parameter& parameter = table.parameters()[static_cast<std::size_t>(index)];
     const ParamSpan* span = store.layout().find(index);
-    if (row.fused.empty() || row.fused != group) in_group = 0;
-    group = row.fused;
-    const std::string& name = row.fused.empty() ? row.name : row.fused;
+    if (parameter.fused.empty() || parameter.fused != group) in_group = 0;
+    group = parameter.fused;
+    const std::string& name = parameter.fused.empty() ? parameter.name : parameter.fused;
     auto* data = find(std::string_view(name).substr(place.name.size() + 1));
-    visit(row, *span, data + in_group);
+    visit(parameter, *span, data + in_group);
     in_group += span->count;
   }
 }
@@ -170,24 +171,25 @@ void for_each_row(const ParamStore& store, int unit, Find find, Visit visit) {
 // One rank's store, filled with the initial values.
 struct RankModel {
   RankModel(const ParamTable& table, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
-            bool sequence, std::vector<std::string> slot_names = {}, bool gradients = true)
+            bool sequence, std::vector<std::string> state_names = {}, bool gradients = true)
       : backend(make_reference_backend(DType::f64)),
         stream(backend->make_stream()),
         position(mesh.position_of(rank)),
         units(units_of(mesh, position.pipeline)),
         layout(table, units, mesh, position),
         store(*backend, table, layout,
-              {.slot_names = std::move(slot_names),
+              {.state_names = std::move(state_names),
                .gradients = gradients,
                .dtype = DType::f64,
                .zero = ZeroPolicy::of_stage(zero),
                .sequence = sequence,
                .groups = groups}) {
-    for (const RowRange& range : store.held(StateKind::master)) {
-      const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
+    for (const ParamRange& range : store.held(StateKind::master)) {
+      const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
       auto* values = store.values(StateKind::master, range).as<double>();
       for (std::int64_t n = 0; n < range.count; ++n)
-        values[n] = initial_value(table, row, global_index(row.shape, layout.find(range.row)->box, range.first + n));
+        values[n] = initial_value(table, parameter,
+                                  global_index(parameter.shape, layout.find(range.parameter)->box, range.first + n));
     }
     store.values_changed();
   }
@@ -197,13 +199,13 @@ struct RankModel {
     const UnitGradients& gradients = store.acquire_gradients(*stream, unit);
     for_each_row(
         store, unit, [&](std::string_view name) { return gradients.find(name).as<double>(); },
-        [&](const ParamRow& row, const ParamSpan& span, double* data) {
+        [&](const Parameter& parameter, const ParamSpan& span, double* data) {
           Contribution own = from;
           own.data = position.data;
           own.part =
-              is_partial(row, layout.mesh().degree(Axis::tensor), store.options().sequence) ? position.tensor : 0;
+              is_partial(parameter, layout.mesh().degree(Axis::tensor), store.options().sequence) ? position.tensor : 0;
           for (std::int64_t n = 0; n < span.count; ++n)
-            data[n] += contribution(row.name, global_index(row.shape, span.box, n), own);
+            data[n] += contribution(parameter.name, global_index(parameter.shape, span.box, n), own);
         });
   }
 

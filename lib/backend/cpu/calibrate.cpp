@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <ctime>
 
 #include "backend/backend.h"
 #include "base/clock.h"
@@ -7,13 +8,21 @@ namespace scaletrain {
 
 namespace {
 
-// Products grow until one takes a sixteenth of the time, so that a slow backend keeps to it and a fast one is measured
-// at a size that runs at full speed. The largest has 48 MiB of operands.
+// Products grow until one takes a thirtieth of the time, so that a slow backend keeps to it and a fast one is measured
+// at a size that runs at full speed, in bursts of which some find a busy machine's caches and clock at their best. The
+// largest has 48 MiB of operands.
 constexpr std::int64_t smallest_size = 128;
 constexpr std::int64_t largest_size = 2048;
-constexpr double share_of_one = 1.0 / 16;
+constexpr double share_of_one = 1.0 / 30;
 
-// Seconds that one square product takes.
+double processor_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Processor seconds that each of the backend's threads spends on one square product. What others do meanwhile on the
+// same processors does not count: a machine that is busy now has the peak that it has when it is idle.
 double time_product(Backend& backend, Stream& stream, const Buffer& memory, std::int64_t size) {
   const DType type = backend.compute_type();
   const Shape shape{size, size};
@@ -23,10 +32,10 @@ double time_product(Backend& backend, Stream& stream, const Buffer& memory, std:
                               .input = memory.view(bytes, type, shape),
                               .addend = {},
                               .output = memory.view(2 * bytes, type, shape)};
-  const MonotonicTime start = monotonic_now();
+  const double start = processor_seconds();
   backend.run(stream, product);
   stream.synchronize();
-  return seconds_since(start);
+  return (processor_seconds() - start) / std::max(1, backend.num_threads());
 }
 
 }  // namespace
@@ -44,11 +53,13 @@ double calibrate_matmul(Backend& backend, Stream& stream, double seconds) {
       return taken;
     };
     measure();  // touches the memory and starts the threads
+    const MonotonicTime begin = monotonic_now();
     const double taken = measure();
+    const double waited = seconds_since(begin);
     // The next size takes eight times as long, twice.
     const bool last =
-        size == largest_size || taken > share_of_one * seconds || seconds_since(start) + 20 * taken > seconds;
-    while (last && seconds_since(start) + taken < seconds) measure();
+        size == largest_size || taken > share_of_one * seconds || seconds_since(start) + 20 * waited > seconds;
+    while (last && seconds_since(start) + waited < seconds) measure();
     if (last) break;
   }
   return best;

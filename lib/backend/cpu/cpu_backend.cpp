@@ -55,8 +55,8 @@ const float* offset_or_null(const float* data, std::int64_t offset) {
 
 }  // namespace
 
-CpuBackend::CpuBackend(int threads, const Kernels& kernels)
-    : kernels_(kernels), workspace_(workspace_size(threads)), pool_(threads) {}
+CpuBackend::CpuBackend(int threads, const Kernels& kernels, WorkCount* work)
+    : kernels_(kernels), workspace_(workspace_size(threads)), pool_(threads, work) {}
 
 std::string CpuBackend::description() const {
   return fmt::format("cpu {}, {} thread{}, {}", kernels_.name, pool_.size(), pool_.size() == 1 ? "" : "s",
@@ -430,7 +430,7 @@ int resolve_threads(int threads) {
 
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   const int threads = resolve_threads(options.threads);
-  return std::make_unique<cpu::CpuBackend>(threads, cpu::choose_kernels(options.instruction_set));
+  return std::make_unique<cpu::CpuBackend>(threads, cpu::choose_kernels(options.instruction_set), options.work);
 }
 
 std::size_t cpu_workspace_bytes(int threads) {

@@ -11,7 +11,7 @@ namespace scaletrain::cpu {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int threads, const Kernels& kernels);
+  CpuBackend(int threads, const Kernels& kernels, WorkCount* work);
 
   DType compute_type() const override { return DType::f32; }
   std::string description() const override;

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -68,7 +69,7 @@ int num_usable_processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads, WorkCount* work) : work_(work) {
   SCALETRAIN_CHECK(threads >= 1);
   try {
     start(threads);
@@ -100,13 +101,16 @@ void ThreadPool::stop() {
   stopping_ = true;
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  for (GuardedThread& worker : workers_) worker.join();
 }
 
 void ThreadPool::run(std::int64_t count, Function function, const void* context) {
   if (count <= 0) return;
   if (count == 1 || workers_.empty()) {
-    for (std::int64_t item = 0; item < count; ++item) function(context, item, 0);
+    for (std::int64_t item = 0; item < count; ++item) {
+      function(context, item, 0);
+      count_work(work_);
+    }
     return;
   }
   function_ = function;
@@ -151,8 +155,11 @@ void ThreadPool::leave() {
 void ThreadPool::take_items(int worker) {
   try {
     for (std::int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed); item < count_;
-         item = next_item_.fetch_add(1, std::memory_order_relaxed))
+         item = next_item_.fetch_add(1, std::memory_order_relaxed)) {
       function_(context_, item, worker);
+      // One thread's word is enough, and a counter that all write to would cost more than an item may.
+      if (worker == 0) count_work(work_);
+    }
   } catch (...) {
     next_item_.store(count_, std::memory_order_relaxed);
     const std::lock_guard lock(error_mutex_);

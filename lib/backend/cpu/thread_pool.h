@@ -16,9 +16,11 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
-#include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "base/guarded_thread.h"
+#include "base/work_count.h"
 
 namespace scaletrain {
 
@@ -27,8 +29,9 @@ int num_usable_processors();
 
 class ThreadPool {
  public:
-  // threads >= 1 counts the caller: threads - 1 are started. UserError when the system refuses them.
-  explicit ThreadPool(int threads);
+  // threads >= 1 counts the caller: threads - 1 are started. UserError when the system refuses them. work: counts
+  // the items that the caller does, which is one among all threads at any time of a loop; it must outlive the pool.
+  explicit ThreadPool(int threads, WorkCount* work = nullptr);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -59,7 +62,8 @@ class ThreadPool {
   void start(int threads);
   void stop();
 
-  std::vector<std::thread> workers_;
+  std::vector<GuardedThread> workers_;
+  WorkCount* work_;
 
   // The loop in progress: written by the caller before it advances generation_.
   Function function_ = nullptr;

@@ -149,7 +149,7 @@ void compute(const SumOfSquares& op) {
 template <class T>
 void compute(const AdamWStep& op) {
   if (op.step->skip != 0) return;
-  const StepBlock step = *op.step;
+  const StepScalars step = *op.step;
   T* param = op.param.as<T>();
   T* first = op.first_moment.as<T>();
   T* second = op.second_moment.as<T>();
@@ -170,7 +170,7 @@ void compute(const AdamWStep& op) {
 template <class T>
 void compute(const SgdStep& op) {
   if (op.step->skip != 0) return;
-  const StepBlock step = *op.step;
+  const StepScalars step = *op.step;
   T* param = op.param.as<T>();
   const T* gradient = op.gradient.as<T>();
   for (const DecaySpan& span : op.spans)

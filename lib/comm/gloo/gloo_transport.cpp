@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gloo/transport/context.h>
-#include <gloo/transport/device.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 #include <netinet/in.h>
@@ -14,18 +13,24 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <exception>
+#include <future>
 #include <limits>
 #include <mutex>
+#include <new>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "comm/deadline.h"
+#include "comm/gloo/adopted_pair.h"
+#include "comm/gloo/peer_meeting.h"
 #include "comm/gloo/post_queue.h"
 #include "comm/gloo/wait_watch.h"
-#include "comm/rendezvous_socket.h"
+#include "comm/rendezvous/rendezvous_socket.h"
 
 // What Gloo's TCP transport does, as Debian 12 ships it (commit 5b14351), and what is made of it here:
 //
@@ -40,6 +45,9 @@
 // The destructor of a buffer that is in use on the loop's thread waits for that use to end; later ones find it gone.
 // The memory is safe, but the stream of a connection whose message was given up half-way is stuck, and its loop busy,
 // until the transport is destroyed.
+//
+// Its pairs listen for themselves and believe whoever comes first: they are given connections instead (peer_meeting.h,
+// adopted_pair.h).
 //
 // Its loop burns time while another thread posts: so its own thread posts. See post_queue.h. It writes without
 // MSG_NOSIGNAL.
@@ -200,10 +208,11 @@ class Message final : public Transport::Pending, private WaitWatch::Target, priv
         buffer_->send(peer_, tag_, 0, buffer_->size);
       else
         buffer_->recv(peer_, tag_, 0, buffer_->size);
-    } catch (const std::exception& error) {
+    } catch (const std::exception&) {
+      // Kept as it is: there may be no memory for a text, and this thread is Gloo's.
       {
         const std::lock_guard lock(failure_mutex_);
-        failure_ = reason_text(error);
+        failure_ = std::current_exception();
       }
       Message::wake();
     }
@@ -211,7 +220,14 @@ class Message final : public Transport::Pending, private WaitWatch::Target, priv
 
   void throw_if_not_posted() {
     const std::lock_guard lock(failure_mutex_);
-    if (failure_) group_->lost(peer_, *failure_);
+    if (!failure_) return;
+    try {
+      std::rethrow_exception(failure_);
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      group_->lost(peer_, reason_text(error));
+    }
   }
 
   void wake() override {
@@ -227,8 +243,42 @@ class Message final : public Transport::Pending, private WaitWatch::Target, priv
   std::uint64_t tag_;
   std::unique_ptr<GlooBuffer> buffer_;
   std::mutex failure_mutex_;
-  std::optional<std::string> failure_;  // why it could not be posted
+  std::exception_ptr failure_;  // why it could not be posted
   bool complete_ = false;
+};
+
+// Makes the pairs of a context out of connections, on the loop's thread as AdoptedPair demands.
+class Adoption final : private PostQueue::Post {
+ public:
+  Adoption(gloo::transport::Context& context, gloo::transport::tcp::Device& device,
+           std::vector<FileDescriptor> connections)
+      : context_(context), device_(device), connections_(std::move(connections)) {}
+
+  // Throws what Gloo has thrown. Once.
+  void run(PostQueue& posts) {
+    posts.add(*this);
+    auto done = done_.get_future();
+    done.wait();
+    posts.remove(*this);
+    done.get();
+  }
+
+ private:
+  void post() noexcept override {
+    try {
+      for (std::size_t peer = 0; peer < connections_.size(); ++peer) {
+        if (connections_[peer]) adopt(context_, device_, static_cast<int>(peer), std::move(connections_[peer]));
+      }
+      done_.set_value();
+    } catch (...) {
+      done_.set_exception(std::current_exception());
+    }
+  }
+
+  gloo::transport::Context& context_;
+  gloo::transport::tcp::Device& device_;
+  std::vector<FileDescriptor> connections_;
+  std::promise<void> done_;
 };
 
 class GlooTransport final : public Transport {
@@ -251,39 +301,10 @@ class GlooTransport final : public Transport {
   std::shared_ptr<Group> group_;
 };
 
-// Gloo's addresses are a sockaddr_storage, mostly unused and partly uninitialised, and what follows it. Told to the
-// others is what matters, at one size for all.
-constexpr std::size_t storage_bytes = sizeof(sockaddr_storage);
-constexpr std::size_t used_bytes = sizeof(sockaddr_in6);
-
-std::string pack_address(const std::vector<char>& bytes) {
-  SCALETRAIN_CHECK_LE(storage_bytes, bytes.size());
-  sockaddr_storage storage{};
-  std::memcpy(&storage, bytes.data(), storage_bytes);
-  const std::size_t length = storage.ss_family == AF_INET ? sizeof(sockaddr_in) : used_bytes;
-  std::string packed(bytes.data(), length);
-  packed.resize(used_bytes, '\0');
-  packed.append(bytes.data() + storage_bytes, bytes.size() - storage_bytes);
-  return packed;
-}
-
-std::vector<char> unpack_address(std::string_view packed) {
-  SCALETRAIN_CHECK_LE(used_bytes, packed.size());
-  std::vector<char> bytes(storage_bytes + packed.size() - used_bytes, '\0');
-  packed.copy(bytes.data(), used_bytes);
-  packed.substr(used_bytes).copy(bytes.data() + storage_bytes, packed.size() - used_bytes);
-  return bytes;
-}
-
 bool is_numeric_address(const std::string& address) {
   std::array<unsigned char, sizeof(in6_addr)> parsed{};
   return ::inet_pton(AF_INET, address.c_str(), parsed.data()) == 1 ||
          ::inet_pton(AF_INET6, address.c_str(), parsed.data()) == 1;
-}
-
-std::chrono::milliseconds milliseconds_until(MonotonicTime deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - monotonic_now());
-  return std::max(left, std::chrono::milliseconds(1));
 }
 
 // A process writes to connections that its peers may have closed: that is an error to report, not a signal to die of. A
@@ -301,6 +322,8 @@ void ignore_sigpipe() {
 }  // namespace
 
 struct GlooDevice::Impl {
+  std::string address;
+  std::string secret;
   std::shared_ptr<gloo::transport::tcp::Device> device;
   std::shared_ptr<WaitWatch> watch;
   std::shared_ptr<PostQueue> posts;
@@ -322,7 +345,7 @@ void require_bindable(const std::string& address) {
 
 }  // namespace
 
-GlooDevice::GlooDevice(const std::string& address) : impl_(std::make_unique<Impl>()) {
+GlooDevice::GlooDevice(const std::string& address, const std::string& secret) : impl_(std::make_unique<Impl>()) {
   if (!is_numeric_address(address)) {
     throw PeerError(fmt::format("{} is not a numeric address (IPv4 or IPv6) to bind to", quoted(address)));
   }
@@ -332,9 +355,13 @@ GlooDevice::GlooDevice(const std::string& address) : impl_(std::make_unique<Impl
   attributes.hostname = address;
   try {
     impl_->device = std::make_shared<gloo::transport::tcp::Device>(gloo::transport::tcp::CreateDeviceAttr(attributes));
+  } catch (const std::system_error&) {
+    throw;  // its thread was refused
   } catch (const std::exception& error) {
     throw PeerError(fmt::format("cannot bind to {}: {}", address, reason_text(error)));
   }
+  impl_->address = address;
+  impl_->secret = secret;
   impl_->watch = std::make_shared<WaitWatch>();
   impl_->posts = std::make_shared<PostQueue>(impl_->device);
 }
@@ -345,48 +372,26 @@ std::unique_ptr<Transport> GlooDevice::connect(KeyValueStore& store, const std::
                                                const std::vector<Rank>& members, Rank self, double seconds) {
   const auto place = std::find(members.begin(), members.end(), self);
   SCALETRAIN_CHECK(place != members.end());
-  const int num_members = narrow<int>(members.size());
   const int own = narrow<int>(place - members.begin());
-  const MonotonicTime deadline = deadline_after(seconds);
-  // A value for one reader: what a member reads through the store grows with the group, not with its square.
-  const auto key_of = [&](int from, int to) { return fmt::format("gloo/{}/{}/{}", name, from, to); };
-  std::string stage = "cannot listen";
-  int peer = own;
+  auto connections = meet_peers(store, {.name = name,
+                                        .members = members,
+                                        .own = own,
+                                        .address = impl_->address,
+                                        .secret = impl_->secret,
+                                        .seconds = seconds});
   try {
-    const auto context = impl_->device->createContext(own, num_members);
-    // Gloo waits five times this long for a connection.
-    context->setTimeout(milliseconds_until(deadline) / 5 + std::chrono::milliseconds(1));
-    // Every pair listens on a port of its own.
-    std::size_t address_bytes = 0;
-    for (int member = 0; member < num_members; ++member) {
-      if (member == own) continue;
-      stage = "cannot listen";
-      const std::string address = pack_address(context->createPair(member)->address().bytes());
-      address_bytes = address.size();
-      stage = "cannot tell the others its address";
-      store.set(key_of(own, member), address);
-    }
-    for (peer = 0; peer < num_members; ++peer) {
-      if (peer == own) continue;
-      stage = "it did not come";
-      const double left = std::chrono::duration<double>(milliseconds_until(deadline)).count();
-      const std::string theirs = store.wait(key_of(peer, own), left);
-      stage = "the store does not answer";
-      store.remove(key_of(peer, own));
-      stage = "no connection";
-      SCALETRAIN_CHECK_EQ(theirs.size(), address_bytes);
-      context->getPair(peer)->connect(unpack_address(theirs));
-    }
+    const auto context = impl_->device->createContext(own, narrow<int>(members.size()));
+    context->setTimeout(never);
+    Adoption(*context, *impl_->device, std::move(connections)).run(*impl_->posts);
     auto group = std::make_shared<Group>(members, own, impl_->watch, impl_->posts, context);
-    stage = "a connection broke at once";
     group->post_sentinels();
     return std::make_unique<GlooTransport>(std::move(group));
   } catch (const BugError&) {
     throw;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
-    throw PeerError(fmt::format("group {}, rank {}, within {:g} s: {}: {}", name,
-                                members[static_cast<std::size_t>(std::min(peer, num_members - 1))].value(), seconds,
-                                stage, reason_text(error)));
+    throw PeerError(fmt::format("group {}: a connection broke at once: {}", name, reason_text(error)));
   }
 }
 

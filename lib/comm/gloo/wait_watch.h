@@ -6,10 +6,10 @@
 #include <condition_variable>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/guarded_thread.h"
 
 namespace scaletrain {
 
@@ -40,7 +40,7 @@ class WaitWatch {
   std::set<std::pair<MonotonicTime, Target*>> entries_;
   MonotonicTime sleeping_until_ = MonotonicTime::max();
   bool stopping_ = false;
-  std::thread thread_;
+  GuardedThread thread_;
 };
 
 }  // namespace scaletrain

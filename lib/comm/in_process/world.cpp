@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "comm/memory_store.h"
+#include "comm/rendezvous/memory_store.h"
 
 namespace scaletrain {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/strong.h"
-#include "comm/direct_communicator.h"
-#include "comm/key_value_store.h"
+#include "comm/collective/direct_communicator.h"
+#include "comm/rendezvous/key_value_store.h"
 
 namespace scaletrain {
 

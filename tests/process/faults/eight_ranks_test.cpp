@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int struck = 3;
+constexpr int struck_step = 3;
 constexpr int other_rank = 1;  // has tensors of its own to write
 
 std::vector<std::string> eight_ranks(bool background) {
@@ -27,11 +27,11 @@ std::vector<std::string> eight_ranks(bool background) {
 }
 
 StorageFault fault_of(int rank, bool background) {
-  return {.save = struck, .below = "checkpoints", .settings = eight_ranks(background), .rank = rank, .once = true};
+  return {.save = struck_step, .below = "checkpoints", .settings = eight_ranks(background), .rank = rank, .once = true};
 }
 
-std::string after_kill(const std::string& name, const StorageFault& fault, const Trajectory& whole) {
-  const fs::path run = run_of_step(name, struck - 1);
+std::string after_kill_of_one(const std::string& name, const StorageFault& fault, const Trajectory& whole) {
+  const fs::path run = run_of_step(name, struck_step - 1);
   const Ended end = go_on(name, fault);
   if (end.exit_code != 0) return "exit code " + std::to_string(end.exit_code) + "\n" + end.errors;
   if (!end.says("killed by signal 9")) return "nobody was killed\n" + end.errors;
@@ -45,7 +45,7 @@ void check_kills(bool background) {
   const char* const text = std::getenv("SCALETRAIN_SOAK_STRIDE");
   const long stride = text == nullptr ? 1 : std::max(1L, std::atol(text));
   const std::vector<std::string> settings = eight_ranks(background);
-  const fs::path run = run_of_step("eight-undisturbed", struck - 1);
+  const fs::path run = run_of_step("eight-undisturbed", struck_step - 1);
   const Ended end = go_on("eight-undisturbed", {.settings = settings});
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   const Trajectory whole = trajectory_of(run);
@@ -58,7 +58,7 @@ void check_kills(bool background) {
       StorageFault fault = fault_of(rank, background);
       fault.action = "kill-before";
       fault.at = call.number;
-      const std::string problem = after_kill("eight", fault, whole);
+      const std::string problem = after_kill_of_one("eight", fault, whole);
       CHECK_MESSAGE(problem.empty(), "rank ", rank, " before call ", call.number, " ", call.kind, " ", call.path, ": ",
                     problem);
       ++kills;

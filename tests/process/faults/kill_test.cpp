@@ -8,13 +8,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int killed_exit = 4;  // the agent's, when its worker dies and no restart is left
+constexpr int agent_exit = 4;  // the agent's, when its worker dies and no restart is left
 
 // The run of `step` - 1 is killed in the save of `step`, then started again by the same command.
-std::string after_kill(const std::string& name, const StorageFault& fault, bool is_committed) {
+std::string after_kill_in_the_foreground(const std::string& name, const StorageFault& fault, bool is_committed) {
   const fs::path run = run_of_step(name, fault.save - 1);
   const Ended end = go_on(name, fault);
-  if (end.exit_code != killed_exit) return "exit code " + std::to_string(end.exit_code) + "\n" + end.errors;
+  if (end.exit_code != agent_exit) return "exit code " + std::to_string(end.exit_code) + "\n" + end.errors;
   const int newest = is_committed ? fault.save : fault.save - 1;
   const std::vector<std::string> names = checkpoint_names(run);
   if (names.empty() || names.back() != checkpoint(run, newest).filename()) return "not the newest checkpoint expected";
@@ -42,8 +42,9 @@ std::vector<SweepCase> kills_in_save(int step) {
       if (after && call.number != commit && call.number != calls.back().number) continue;
       const StorageFault fault{.action = after ? "kill-after" : "kill-before", .at = call.number, .save = step};
       const bool is_committed = call.number > commit || (after && call.number == commit);
-      cases.push_back({fault.action + " " + std::to_string(call.number) + " " + call.kind + " " + call.path,
-                       [=](const std::string& name) { return after_kill(name, fault, is_committed); }});
+      cases.push_back(
+          {fault.action + " " + std::to_string(call.number) + " " + call.kind + " " + call.path,
+           [=](const std::string& name) { return after_kill_in_the_foreground(name, fault, is_committed); }});
     }
   }
   return cases;
@@ -70,7 +71,7 @@ TEST_CASE("a_kill_at_any_system_call_of_the_first_save_costs_no_more_than_the_fi
     cases.push_back({"kill before " + std::to_string(call.number) + " " + call.kind + " " + call.path,
                      [=](const std::string& name) -> std::string {
                        const fs::path run = run_of_step(name, 0);
-                       if (const Ended end = go_on(name, fault); end.exit_code != killed_exit) return end.errors;
+                       if (const Ended end = go_on(name, fault); end.exit_code != agent_exit) return end.errors;
                        if (checkpoint_names(run).size() != (is_committed ? 1u : 0u))
                          return "not the checkpoint expected";
                        const Ended again = go_on(name);

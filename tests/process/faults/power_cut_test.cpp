@@ -72,7 +72,7 @@ std::string after_cut(const std::string& name, const Cut& cut, const StorageFaul
   if (again.exit_code != 0) return "exit code " + std::to_string(again.exit_code) + "\n" + again.errors;
   if (!again.says("resuming from " + (is_new ? newer : older).string()))
     return "not resumed as expected\n" + again.errors;
-  // What a cut has left of a checkpoint that was being removed may be found damaged and set aside.
+  // What a cut has left of a checkpoint that was being removed may be found damaged and quarantined.
   return problem_of_steps(run, {fault_steps - 1, fault_steps});
 }
 

@@ -1,5 +1,5 @@
-// Storage that cannot be read when a run starts again is not a damaged checkpoint: the run stops, and nothing is set
-// aside, passed over or begun anew.
+// Storage that cannot be read when a run starts again is not a damaged checkpoint: the run stops, and nothing is
+// quarantined, passed over or begun anew.
 #include <doctest/doctest.h>
 
 #include "storage.h"
@@ -10,7 +10,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Both processes read: the agent verifies and chooses (`run`), the worker loads.
-std::vector<SweepCase> cases_of(
+std::vector<SweepCase> read_cases_of(
     const std::string& command, const std::string& action,
     const std::function<std::string(const std::string&, const StorageFault&, const StorageCall&)>& test) {
   // The save that ends the trace begins by making its folder.
@@ -25,7 +25,7 @@ std::vector<SweepCase> cases_of(
   return cases;
 }
 
-std::string refused(const std::string& name, const StorageFault& fault, const StorageCall& call) {
+std::string read_refused(const std::string& name, const StorageFault& fault, const StorageCall& call) {
   const fs::path run = run_of_step(name, 2);
   const auto before = snapshot(run / "checkpoints");
   const std::string metrics = read_file(run / "metrics.jsonl");
@@ -39,16 +39,16 @@ std::string refused(const std::string& name, const StorageFault& fault, const St
   return {};
 }
 
-std::string unimpressed(const std::string& name, const StorageFault& fault, const StorageCall&) {
+std::string read_is_repeated(const std::string& name, const StorageFault& fault, const StorageCall&) {
   const fs::path run = run_of_step(name, 2);
   const Ended end = go_on(name, fault);
   if (end.exit_code != 0) return "exit code " + std::to_string(end.exit_code) + "\n" + end.errors;
   return problem_of(run, {3, 4});
 }
 
-TEST_CASE("a_checkpoint_that_cannot_be_read_now_stops_the_run_with_3_and_nothing_is_set_aside") {
+TEST_CASE("a_checkpoint_that_cannot_be_read_now_stops_the_run_with_3_and_nothing_is_quarantined") {
   for (const std::string command : {"run", "worker"}) {
-    const std::vector<SweepCase> cases = cases_of(command, "EIO", refused);
+    const std::vector<SweepCase> cases = read_cases_of(command, "EIO", read_refused);
     MESSAGE(command << ": " << cases.size() << " calls struck");
     CHECK(cases.size() > 5);
     for (const std::string& problem : sweep(cases)) FAIL_CHECK(problem);
@@ -57,7 +57,7 @@ TEST_CASE("a_checkpoint_that_cannot_be_read_now_stops_the_run_with_3_and_nothing
 
 TEST_CASE("an_interrupted_read_of_a_checkpoint_is_made_again") {
   for (const std::string command : {"run", "worker"}) {
-    std::vector<SweepCase> cases = cases_of(command, "EINTR", unimpressed);
+    std::vector<SweepCase> cases = read_cases_of(command, "EINTR", read_is_repeated);
     // Listing a folder has no second try: the run stops, and nothing is lost.
     std::erase_if(cases, [](const SweepCase& one) { return one.text.ends_with("/checkpoints"); });
     CHECK(cases.size() > 5);

@@ -15,10 +15,6 @@ namespace fs = std::filesystem;
 
 constexpr long hour = 3600;
 
-const SoakLayout& two_ranks() {
-  return soak_layouts().at(1);
-}
-
 void set_clock(long seconds_off) {
   const fs::path made = workspace().write("clock.part", std::to_string(seconds_off));
   fs::rename(made, workspace() / "clock");
@@ -26,7 +22,7 @@ void set_clock(long seconds_off) {
 
 // Time-based saves every half hour: none is due unless a clock says so. A heartbeat that an hour is far beyond.
 Launch launch_of(const std::string& run) {
-  Settings settings = soak_settings(two_ranks(), true);
+  Settings settings = soak_settings(soak_of_two_ranks(), true);
   settings.insert(settings.end(), {"checkpoint.every=30m", "supervise.heartbeat=60s", "supervise.max_restarts=0"});
   Launch launch = layout_launch(run, settings);
   launch.environment.emplace_back("LD_PRELOAD", MOVED_CLOCK_LIBRARY);
@@ -50,8 +46,8 @@ double seconds_off_in_log(const std::string& run) {
 
 void check_as_undisturbed(const std::string& run) {
   const Trajectory found = trajectory_of(layout_folder(run));
-  CHECK(found.steps == undisturbed_soak(two_ranks()).steps);
-  CHECK(found.evaluations == undisturbed_soak(two_ranks()).evaluations);
+  CHECK(found.steps == undisturbed_soak(soak_of_two_ranks()).steps);
+  CHECK(found.evaluations == undisturbed_soak(soak_of_two_ranks()).evaluations);
   check_no_process_left(run);
 }
 

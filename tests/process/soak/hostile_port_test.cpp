@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <csignal>
 
-#include "comm/rendezvous_frame.h"
+#include "comm/rendezvous/rendezvous_frame.h"
+#include "hostile_loop.h"
 #include "strangers.h"
 #include "tormented_run.h"
 
@@ -13,14 +14,13 @@ namespace {
 
 constexpr int half_open_connections = 1000;
 
-const SoakLayout& two_ranks() {
+const SoakLayout& layout_of(const std::string& name) {
   return *std::find_if(soak_layouts().begin(), soak_layouts().end(),
-                       [](const SoakLayout& layout) { return layout.name == "data-2-zero-1"; });
+                       [&name](const SoakLayout& layout) { return layout.name == name; });
 }
-
 // A learning rate that does not depend on how many steps there will be.
 Settings settings_of(long steps) {
-  Settings settings = soak_settings(two_ranks(), false);
+  Settings settings = soak_settings(soak_of_two_ranks(), false);
   settings.insert(settings.end(), {"train.steps=" + std::to_string(steps), "checkpoint.every=100", "evaluate.every=0",
                                    "train.lr_schedule={type: constant, warmup: 10}"});
   return settings;
@@ -30,8 +30,8 @@ constexpr long many_steps = 100000;
 
 std::vector<pid_t> workers_of(const Program& agent) {
   std::vector<pid_t> workers;
-  wait_until([&] { return (workers = children_of(agent.pid())).size() == two_ranks().world; }, ranks_patience);
-  REQUIRE(workers.size() == two_ranks().world);
+  wait_until([&] { return (workers = children_of(agent.pid())).size() == soak_of_two_ranks().world; }, ranks_patience);
+  REQUIRE(workers.size() == soak_of_two_ranks().world);
   return workers;
 }
 
@@ -122,6 +122,29 @@ TEST_CASE("strangers_at_the_port_of_a_running_job_are_dropped_and_the_job_is_una
   CHECK(found.steps == trajectory_of(layout_folder(alone)).steps);
   std::filesystem::remove_all(layout_folder(run));
   std::filesystem::remove_all(layout_folder(alone));
+}
+
+TEST_CASE("strangers_at_every_port_of_a_run_from_its_start_to_its_end_leave_no_trace_in_it") {
+  HostileLoop stranger;
+  const SoakLayout& layout = layout_of("data-4-zero-3");
+  const std::string run = "hostile-host";
+  Settings settings = soak_settings(layout, true);
+  Program agent(layout_launch(run, settings));
+  stranger.attack(agent.pid());
+  // The ranks meet again, under the same attack.
+  CHECK(wait_until([&] { return newest_step(layout_folder(run)) >= 20 || !agent.running(); }, ranks_patience));
+  REQUIRE_MESSAGE(agent.running(), agent.errors());
+  ::kill(workers_by_rank(agent, layout.world).back(), SIGKILL);
+  const Ended& end = agent.wait(ranks_patience);
+  MESSAGE(stranger.intrusions() << " intrusions at " << stranger.ports().size() << " ports");
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  // The rendezvous of two starts, and those at which members meet, some of which are gone in a moment.
+  CHECK(stranger.ports().size() > 2);
+  CHECK(stranger.intrusions() > 1000);
+  CHECK(beginnings_of(layout_folder(run)).count == 2);
+  check_no_process_left(run);
+  CHECK(trajectory_of(layout_folder(run)).steps == undisturbed_soak(layout).steps);
+  std::filesystem::remove_all(layout_folder(run));
 }
 
 TEST_CASE("jobs_on_one_host_have_ports_of_their_own_and_one_that_is_asked_for_and_taken_is_named") {

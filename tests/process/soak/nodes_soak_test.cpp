@@ -13,7 +13,7 @@
 namespace scaletrain {
 namespace {
 
-constexpr std::array torments = {
+constexpr std::array node_torments = {
     NodesTorment::kill_rank,  NodesTorment::kill_rank,   NodesTorment::kill_agent, NodesTorment::kill_coordinator,
     NodesTorment::stop_agent, NodesTorment::pause_agent, NodesTorment::tell_agent, NodesTorment::reset_connection};
 // Most of them cost the time until a silent node counts as lost.
@@ -34,7 +34,7 @@ std::string run_of_seed(unsigned seed, const NodesLayout& layout, NodesTotals& t
   TormentedNodes run(name, layout);
   std::string told = layout.name + ":";
   for (int i = 0; i < faults && run.problem().empty(); ++i) {
-    const NodesTorment torment = torments[pick(random, torments.size())];
+    const NodesTorment torment = node_torments[pick(random, node_torments.size())];
     const long step = 2 + static_cast<long>(0.85 * soak_steps * (i + fraction_of(random)) / faults);
     const bool was_met = run.suffer(torment, step, random);
     told += "\n  step " + std::to_string(step) + ": " + name_of(torment) + (was_met ? "" : " (not met)");

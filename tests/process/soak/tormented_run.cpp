@@ -35,6 +35,10 @@ const std::vector<SoakLayout>& soak_layouts() {
   return all;
 }
 
+const SoakLayout& soak_of_two_ranks() {
+  return soak_layouts().at(1);
+}
+
 Settings soak_settings(const SoakLayout& layout, bool background) {
   Settings settings = {"train.steps=" + std::to_string(soak_steps), "evaluate={every: 15, batches: 2}",
                        "checkpoint={every: " + std::to_string(save_distance) +

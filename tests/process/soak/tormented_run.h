@@ -19,6 +19,7 @@ struct SoakLayout {
 };
 
 const std::vector<SoakLayout>& soak_layouts();
+const SoakLayout& soak_of_two_ranks();
 // Settings of a run of the layout; saves every four steps.
 Settings soak_settings(const SoakLayout& layout, bool background);
 // The trajectory of the layout that nothing disturbed, trained once.

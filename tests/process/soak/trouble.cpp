@@ -22,7 +22,7 @@ constexpr long call_pidfd_open = 434;
 constexpr long call_pidfd_getfd = 438;
 
 // The numbers of a process's open sockets, ascending.
-std::vector<int> sockets_of(pid_t process) {
+std::vector<int> socket_descriptors_of(pid_t process) {
   std::vector<int> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(process) + "/fd", error)) {
@@ -72,7 +72,7 @@ bool reset_connection(pid_t process, std::size_t choice) {
   const int handle = static_cast<int>(::syscall(call_pidfd_open, process, 0));
   if (handle < 0) return false;
   std::vector<int> connections;
-  for (const int number : sockets_of(process)) {
+  for (const int number : socket_descriptors_of(process)) {
     const int copy = static_cast<int>(::syscall(call_pidfd_getfd, handle, number, 0));
     if (copy < 0) continue;
     if (is_tcp_connection(copy)) {

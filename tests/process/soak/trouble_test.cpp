@@ -9,20 +9,16 @@
 namespace scaletrain {
 namespace {
 
-const SoakLayout& two_ranks() {
-  return soak_layouts().at(1);
-}
-
-Settings settings_of(bool background) {
-  Settings settings = soak_settings(two_ranks(), background);
+Settings trouble_settings(bool background) {
+  Settings settings = soak_settings(soak_of_two_ranks(), background);
   settings.emplace_back("supervise.heartbeat=60s");
   return settings;
 }
 
-void check_as_undisturbed(const std::string& run) {
+void check_finished_as_undisturbed(const std::string& run) {
   const Trajectory found = trajectory_of(layout_folder(run));
-  CHECK(found.steps == undisturbed_soak(two_ranks()).steps);
-  CHECK(found.evaluations == undisturbed_soak(two_ranks()).evaluations);
+  CHECK(found.steps == undisturbed_soak(soak_of_two_ranks()).steps);
+  CHECK(found.evaluations == undisturbed_soak(soak_of_two_ranks()).evaluations);
   CHECK(problem_of_finished(layout_folder(run)) == "");
 }
 
@@ -38,7 +34,7 @@ TEST_CASE("storage_that_does_not_answer_a_rank_for_seconds_holds_the_run_up_and_
     const std::string run = background ? "hung-in-background" : "hung-in-foreground";
     CAPTURE(run);
     const HangingStorage storage(run, layout_folder(run));
-    Launch launch = layout_launch(run, settings_of(background));
+    Launch launch = layout_launch(run, trouble_settings(background));
     storage.attach(launch);
     Program agent(launch);
     for (const int rank : {0, 1}) {
@@ -49,13 +45,13 @@ TEST_CASE("storage_that_does_not_answer_a_rank_for_seconds_holds_the_run_up_and_
     }
     CHECK_MESSAGE(agent.wait(ranks_patience).exit_code == 0, agent.errors());
     CHECK_MESSAGE(beginnings_of(layout_folder(run)).count == 1, agent.errors());
-    check_as_undisturbed(run);
+    check_finished_as_undisturbed(run);
   }
 }
 
 TEST_CASE("a_reset_connection_of_a_rank_is_noticed_and_every_number_is_the_same") {
   const std::string run = "reset";
-  Program agent(layout_launch(run, settings_of(true)));
+  Program agent(layout_launch(run, trouble_settings(true)));
   bool was_noticed = false;
   // Each of the first connections of each rank, whatever it is for.
   for (std::size_t choice = 0; choice < 6; ++choice) {
@@ -70,7 +66,7 @@ TEST_CASE("a_reset_connection_of_a_rank_is_noticed_and_every_number_is_the_same"
   }
   CHECK_MESSAGE(agent.wait(ranks_patience).exit_code == 0, agent.errors());
   CHECK_MESSAGE(was_noticed, agent.errors());
-  check_as_undisturbed(run);
+  check_finished_as_undisturbed(run);
 }
 
 }  // namespace scaletrain

@@ -155,7 +155,7 @@ struct StepOperands {
   std::int64_t count = 0;
   Values param, gradient, first_moment, second_moment;
   std::vector<DecaySpan> spans;
-  StepBlock step;
+  StepScalars step;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
 };
 

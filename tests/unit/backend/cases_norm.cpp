@@ -16,7 +16,7 @@ std::vector<Extent> row_extents() {
 
 namespace {
 
-std::string name_of(const Extent& e) {
+std::string extent_text(const Extent& e) {
   return std::to_string(e.rows) + "x" + std::to_string(e.columns);
 }
 
@@ -252,7 +252,7 @@ std::vector<std::shared_ptr<const ActivationOperands>> activation_operands() {
 Case activation_case(const ActivationOperands& o) {
   const char* names[] = {"gelu ", "gelu_tanh ", "swiglu "};
   Case c;
-  c.name = names[static_cast<int>(o.type)] + name_of(o.extent);
+  c.name = names[static_cast<int>(o.type)] + extent_text(o.extent);
   return c;
 }
 

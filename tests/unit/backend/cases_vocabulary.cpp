@@ -47,7 +47,7 @@ std::string name_of(const Extent& e, const Part& part) {
          " of " + std::to_string(part.whole);
 }
 
-struct Operands {
+struct VocabularyOperands {
   Extent extent;
   Part part;
   Values logits;
@@ -57,9 +57,9 @@ struct Operands {
   double d_scale = 0;
 };
 
-std::shared_ptr<Operands> softmax_operands(std::size_t index, const Extent& e) {
+std::shared_ptr<VocabularyOperands> softmax_operands(std::size_t index, const Extent& e) {
   const std::string key = "softmax parts" + std::to_string(index);
-  auto o = std::make_shared<Operands>();
+  auto o = std::make_shared<VocabularyOperands>();
   o->extent = e;
   o->part = part_of(index, e.columns);
   if (e.columns == 0) o->part = {11, 11, 0};
@@ -82,7 +82,7 @@ std::shared_ptr<Operands> softmax_operands(std::size_t index, const Extent& e) {
   return o;
 }
 
-Values statistics_of(const Operands& o) {
+Values statistics_of(const VocabularyOperands& o) {
   const auto reference = make_reference_backend(DType::f64);
   Device device(*reference);
   const View statistics = device.put(Values(static_cast<std::size_t>(o.extent.rows * 3)), {o.extent.rows, 3});

@@ -1,11 +1,15 @@
 // What runs rely on beyond right values: the bits of the cpu backend.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -227,7 +231,8 @@ Results run_elementwise(Engine& engine) {
   Floats param = numbers(count, 2);
   Floats first_moment(count);
   Floats second_moment(count);
-  const StepBlock step{.learning_rate = 1e-3, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
+  const StepScalars step{
+      .learning_rate = 1e-3, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05};
   const DecaySpan spans[] = {{0, 50'001, 0.1}, {50'010, 49'000, 0.0}};
   engine.run(AdamWStep{.param = view(param, {count}),
                        .first_moment = view(first_moment, {count}),
@@ -386,6 +391,28 @@ TEST_CASE("the calibration keeps to its time and finds what a product of its siz
     CHECK(rate > 1e6);
     CHECK(rate < 1e15);
   }
+}
+
+// Work on it takes longer, as where others have the processors meanwhile.
+class StandingStream : public Stream {
+ public:
+  explicit StandingStream(std::unique_ptr<Stream> inner) : inner_(std::move(inner)) {}
+  void synchronize() override {
+    inner_->synchronize();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+
+ private:
+  std::unique_ptr<Stream> inner_;
+};
+
+TEST_CASE("time in which others have the processors does not lower the calibration") {
+  const auto backend = make_reference_backend(DType::f32);
+  const auto stream = backend->make_stream();
+  StandingStream standing(backend->make_stream());
+  const double alone = calibrate_matmul(*backend, *stream, 0.2);
+  // A product of the smallest size takes the oracle some milliseconds: by the clock this would be a fifth of the rate.
+  CHECK(calibrate_matmul(*backend, standing, 0.2) > 0.6 * alone);
 }
 
 }  // namespace

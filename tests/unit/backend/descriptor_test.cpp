@@ -11,8 +11,8 @@ using namespace scaletrain::parity;
 
 namespace {
 
-// Operands for descriptors: contents do not matter, shapes and types do.
-class Operands {
+// SharedBuffers for descriptors: contents do not matter, shapes and types do.
+class SharedBuffers {
  public:
   View floats(Shape shape) { return device_.put(Values(static_cast<std::size_t>(shape.num_elements()), 1.0), shape); }
   View doubles(Shape shape) {
@@ -45,7 +45,7 @@ class Operands {
 }  // namespace
 
 TEST_CASE("linear_descriptors_are_checked") {
-  Operands make;
+  SharedBuffers make;
   LinearForward forward;
   forward.weight.values = make.floats({3, 2});
   forward.input = make.floats({4, 2});
@@ -79,7 +79,7 @@ TEST_CASE("linear_descriptors_are_checked") {
 }
 
 TEST_CASE("norm_descriptors_are_checked") {
-  Operands make;
+  SharedBuffers make;
   NormForward forward;
   forward.input = make.floats({4, 6});
   forward.weight = make.floats({6});
@@ -119,7 +119,7 @@ TEST_CASE("norm_descriptors_are_checked") {
 }
 
 TEST_CASE("activation_and_embedding_descriptors_are_checked") {
-  Operands make;
+  SharedBuffers make;
   ActivationForward forward;
   forward.input = make.floats({3, 4});
   forward.output = make.floats({3, 4});
@@ -154,7 +154,7 @@ TEST_CASE("activation_and_embedding_descriptors_are_checked") {
 }
 
 TEST_CASE("rope_and_attention_descriptors_are_checked") {
-  Operands make;
+  SharedBuffers make;
   RopeRotate rope;
   rope.values = make.floats({3, 8});
   rope.row_stride = 8;
@@ -203,7 +203,7 @@ TEST_CASE("rope_and_attention_descriptors_are_checked") {
 }
 
 TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
-  Operands make;
+  SharedBuffers make;
   double sum = 0;
   CrossEntropy loss;
   loss.logits = make.floats({3, 5});
@@ -259,8 +259,8 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
 }
 
 TEST_CASE("optimizer_descriptors_are_checked") {
-  Operands make;
-  StepBlock step;
+  SharedBuffers make;
+  StepScalars step;
   const DecaySpan good[] = {{0, 3, 0.0}, {4, 2, 0.0}};
   const DecaySpan beyond[] = {{4, 3, 0.0}};
   const DecaySpan overlapping[] = {{0, 3, 0.0}, {2, 2, 0.0}};

@@ -511,7 +511,7 @@ TEST_CASE("adamw_steps_as_computed_by_hand_and_leaves_padding_alone") {
   const View first = device.put({0, 0, 5}, {3});
   const View second = device.put({0, 0, 6}, {3});
   const DecaySpan spans[] = {{0, 1, 0.1}, {1, 1, 0.0}};
-  StepBlock step{
+  StepScalars step{
       .learning_rate = 0.01, .gradient_scale = 0.5, .bias_correction1 = 0.1, .bias_correction2 = 0.05, .skip = 0};
   const AdamWStep op{.param = param,
                      .first_moment = first,
@@ -549,7 +549,7 @@ TEST_CASE("sgd_steps_against_the_gradient_with_decay") {
   Device& device = oracle.device;
   const View param = device.put({1, 2, 3}, {3});
   const DecaySpan spans[] = {{1, 2, 0.5}};
-  StepBlock step{.learning_rate = 0.1, .gradient_scale = 2.0};
+  StepScalars step{.learning_rate = 0.1, .gradient_scale = 2.0};
   const SgdStep op{.param = param, .gradient = device.put({9, 1, -1}, {3}), .spans = spans, .step = &step};
   device.run(op);
   check_close(Device::get(param), {1, 2 - 0.1 * (2 + 1), 3 - 0.1 * (-2 + 1.5)});

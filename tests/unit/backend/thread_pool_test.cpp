@@ -35,6 +35,26 @@ TEST_CASE("every item is run exactly once, by a worker of the pool") {
   }
 }
 
+TEST_CASE("a loop is seen to get further while it goes on, with one thread and with several") {
+  for (const int threads : {1, 3}) {
+    CAPTURE(threads);
+    WorkCount work{0};
+    ThreadPool pool(threads, &work);
+    std::uint64_t halfway = 0;
+    std::atomic<std::int64_t> begun{0};
+    pool.for_each(1000, [&](std::int64_t, int worker) {
+      ++begun;
+      // The caller works like every other thread, so it is seen again and again.
+      if (worker == 0 && begun > 500 && halfway == 0) halfway = work;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    });
+    CHECK(halfway > 10);
+    CHECK(work > halfway);
+    CHECK(work <= 1000);
+    if (threads == 1) CHECK(work == 1000);
+  }
+}
+
 TEST_CASE("what a loop wrote is seen by the caller and by the next loop") {
   ThreadPool pool(4);
   std::vector<std::int64_t> values(64, 0);

@@ -1,5 +1,7 @@
 #include "base/text.h"
 
+#include "base/magnitude.h"
+
 #include <doctest/doctest.h>
 
 #include <ctime>
@@ -46,6 +48,18 @@ TEST_CASE("sizes are told with three digits") {
   CHECK(bytes_text((1ull << 20) - 1) == "1.00 MiB");
   CHECK(bytes_text(100ull << 10) == "100 KiB");
   CHECK(bytes_text(~0ull) == "16.0 EiB");
+}
+
+TEST_CASE("a count is told in three digits") {
+  CHECK(short_count(0) == "0");
+  CHECK(short_count(999.4) == "999");
+  CHECK(short_count(999.6) == "1.00K");
+  CHECK(short_count(124439808) == "124M");
+  CHECK(short_count(8.0303e9) == "8.03B");
+  CHECK(short_count(15.0e12) == "15.0T");
+  CHECK(short_count(3.15e23) == "3.15e+23");
+  CHECK(short_count(-1) == "unknown");
+  CHECK(short_count(0.0 / 0.0) == "unknown");
 }
 
 TEST_CASE("digits are grouped by three") {

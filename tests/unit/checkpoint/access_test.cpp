@@ -1,4 +1,4 @@
-// A checkpoint that cannot be read now may be whole: it is neither set aside, nor passed over, nor pruned.
+// A checkpoint that cannot be read now may be whole: it is neither quarantined, nor passed over, nor pruned.
 #include "base/file.h"
 #include "catalog_run.h"
 #include "checkpoint/catalog.h"
@@ -23,7 +23,7 @@ constexpr const char* model_file = "model-00000.safetensors";
 
 }  // namespace
 
-TEST_CASE("access_without_descriptors_newest_usable_stops_and_sets_nothing_aside" *
+TEST_CASE("access_without_descriptors_newest_usable_stops_and_quarantines_nothing" *
           doctest::skip(!descriptors_may_run_out)) {
   CatalogRun run;
   for (const std::int64_t step : {1, 2, 3}) run.save(step);
@@ -67,7 +67,7 @@ TEST_CASE("access_to_a_manifest_that_is_refused_stops_every_decision") {
     CHECK(is_named(access_error([&] { list_readable_checkpoints(run.folder.path()); })));
     // An older one is not used, and the damaged one is not judged before the newest is known.
     CHECK(is_named(access_error([&] { newest_usable(run.folder.path(), run.report()); })));
-    CHECK(is_named(access_error([&] { set_aside_later(run.folder.path(), 1); })));
+    CHECK(is_named(access_error([&] { quarantine_later(run.folder.path(), 1); })));
     CHECK(names_in(run.folder.path()) == names);
     CHECK(run.reports.empty());
   }

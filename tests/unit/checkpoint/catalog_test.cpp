@@ -26,7 +26,7 @@ TEST_CASE("catalog_orders_by_generation_and_step_as_numbers") {
   CHECK(list_checkpoints(run.folder / "absent").empty());
 }
 
-TEST_CASE("catalog_newest_usable_sets_damaged_ones_aside_and_falls_back") {
+TEST_CASE("catalog_newest_usable_quarantines_damaged_ones_and_falls_back") {
   CatalogRun run;
   CHECK_FALSE(newest_usable(run.folder / "absent", run.report()).has_value());
   CHECK_FALSE(newest_usable(run.folder.path(), run.report()).has_value());
@@ -38,7 +38,7 @@ TEST_CASE("catalog_newest_usable_sets_damaged_ones_aside_and_falls_back") {
   REQUIRE(found.has_value());
   CHECK(found->manifest().step == 2);
   REQUIRE(run.reports.size() == 2);
-  CHECK(contains(run.reports[0], "step-00000003: not usable, set aside as .damaged-step-00000003-0"));
+  CHECK(contains(run.reports[0], "step-00000003: not usable, quarantined as .damaged-step-00000003-0"));
   CHECK(contains(run.reports[0], "checksum"));
   CHECK(names_in(run.folder.path()) == std::vector<std::string>{".damaged-step-00000003-0", ".damaged-step-00000004-0",
                                                                 "step-00000001", "step-00000002"});
@@ -56,18 +56,18 @@ TEST_CASE("catalog_when_none_is_usable_it_never_starts_from_scratch") {
   CHECK(contains(message, "none is usable"));
   CHECK(contains(message, "step-00000001"));
   CHECK(contains(message, "step-00000002"));
-  // Nor at the next start, when all have been set aside.
+  // Nor at the next start, when all have been quarantined.
   CHECK(contains(input_error([&] { newest_usable(run.folder.path(), run.report()); }), "none is usable"));
 }
 
-TEST_CASE("catalog_set_aside_later_leaves_the_branch_resumable") {
+TEST_CASE("catalog_quarantine_later_leaves_the_branch_resumable") {
   CatalogRun run;
   for (const std::int64_t step : {5, 10, 15, 20}) run.save(step);
-  const auto names = set_aside_later(run.folder.path(), 10);
+  const auto names = quarantine_later(run.folder.path(), 10);
   REQUIRE(names.size() == 2);
   CHECK(run.steps() == std::vector<std::int64_t>{10, 5});
   CHECK(verifies(names[0]));
-  CHECK(set_aside_later(run.folder.path(), 10).empty());
+  CHECK(quarantine_later(run.folder.path(), 10).empty());
 }
 
 TEST_CASE("catalog_pruning_keeps_the_newest_the_multiples_and_the_best") {

@@ -17,9 +17,9 @@
 #include "base/hash.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/load.h"
-#include "checkpoint/save.h"
+#include "checkpoint/save/save.h"
 #include "nn/model_spec.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 #include "support/temp_folder.h"
 
 namespace scaletrain {
@@ -73,16 +73,16 @@ inline std::vector<int> unit_range(const ParamTable& table) {
 
 // A store over a table of its own.
 struct StoreFixture {
-  explicit StoreFixture(ParamTable made_table, std::vector<std::string> slots = {"exp_avg", "exp_avg_sq"},
+  explicit StoreFixture(ParamTable made_table, std::vector<std::string> states = {"exp_avg", "exp_avg_sq"},
                         DType dtype = DType::f32)
       : table(std::move(made_table)),
         layout(table, unit_range(table), Mesh(), MeshPosition()),
         backend(make_reference_backend(dtype)),
-        store(*backend, table, layout, {.slot_names = std::move(slots), .gradients = true, .dtype = dtype}) {}
+        store(*backend, table, layout, {.state_names = std::move(states), .gradients = true, .dtype = dtype}) {}
   explicit StoreFixture(const ModelConfig& model)
       : StoreFixture(make_param_table(make_model_spec(model, model.vocab.value()), InitConfig{})) {}
 
-  // Every master and slot gets values that depend on its name and place. `as`: values that this type can hold.
+  // Every master and state gets values that depend on its name and place. `as`: values that this type can hold.
   void fill(std::uint64_t seed, DType as = DType::f32) {
     for_each([&](const std::string& name, View view) {
       const std::uint64_t key = hash_text(name, seed);
@@ -109,10 +109,10 @@ struct StoreFixture {
 
   template <class Visit>
   void for_each(Visit visit) {
-    for (const ParamRow& row : table.rows()) {
-      visit(row.name, store.master(row.name));
-      for (std::size_t slot = 0; slot < store.options().slot_names.size(); ++slot) {
-        visit(row.name + "/" + store.options().slot_names[slot], store.slot(row.name, slot));
+    for (const Parameter& parameter : table.parameters()) {
+      visit(parameter.name, store.master(parameter.name));
+      for (std::size_t state = 0; state < store.options().state_names.size(); ++state) {
+        visit(parameter.name + "/" + store.options().state_names[state], store.state(parameter.name, state));
       }
     }
   }

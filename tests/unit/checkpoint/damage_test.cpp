@@ -1,6 +1,6 @@
 // What may happen to a checkpoint's files between a save and a load.
 #include "base/file.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint_fixture.h"
 
 using namespace scaletrain;

@@ -172,7 +172,7 @@ TEST_CASE("group_save_fails_on_all_ranks_when_one_cannot_write_and_the_next_atte
     const std::string& message = attempts[0].messages[0];
     CHECK(contains(message, "rank " + std::to_string(bad) + ": "));
     CHECK(contains(message, in_the_way.string()));
-    ranks.check_failed(attempts[0], "step 10");
+    ranks.check_failed(attempts[0], "rank " + std::to_string(bad));
     ranks.check_saved(attempts[1]);
     CHECK(ranks.keys.present.empty());
   }

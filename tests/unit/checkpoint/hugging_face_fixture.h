@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "base/json.h"
-#include "checkpoint/hugging_face.h"
-#include "checkpoint/hugging_face_tensors.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/hugging_face/hugging_face.h"
+#include "checkpoint/hugging_face/hugging_face_tensors.h"
 #include "checkpoint_fixture.h"
 
 namespace scaletrain {
 
 inline void export_store(StoreFixture& from, const HuggingFaceExport& request) {
-  const TensorReader read = [&](const ParamRow& row, View out) {
-    const View master = from.store.master(row.name);
+  const TensorReader read = [&](const Parameter& parameter, View out) {
+    const View master = from.store.master(parameter.name);
     convert_floats(master.dtype(), master.data(), DType::f32, out.data(), static_cast<std::size_t>(out.num_elements()));
   };
   export_hugging_face(from.table, read, request);

@@ -1,10 +1,10 @@
-#include "checkpoint/hugging_face.h"
+#include "checkpoint/hugging_face/hugging_face.h"
 
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/json.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint_fixture.h"
 #include "hugging_face_fixture.h"
 #include "layout_fixture.h"
@@ -188,10 +188,10 @@ TEST_CASE("hugging_face_export_is_complete_or_not_there") {
     });
   };
   int reads = 0;
-  const TensorReader failing = [&](const ParamRow&, View) {
+  const TensorReader failing = [&](const Parameter&, View) {
     if (++reads == 9) throw InputError("the checkpoint is damaged");
   };
-  const TensorReader working = [](const ParamRow&, View) {};
+  const TensorReader working = [](const Parameter&, View) {};
   CHECK(contains(attempt(folder / "out", failing), "damaged"));
   CHECK(names_in(folder.path()).empty());
   folder.write("full/file", "mine");
@@ -229,10 +229,10 @@ TEST_CASE("hugging_face_import_fills_every_layout_with_the_values_of_the_whole_t
     const TempFolder folder;
     const ModelConfig model = layout_model(llama, true);
     StoreFixture saved(make_param_table(make_model_spec(model, model.vocab.value()), InitConfig{}), {});
-    for (const ParamRow& row : saved.table.rows()) {
-      if (row.tied_to) continue;
-      const View master = saved.store.master(row.name);
-      for (std::int64_t i = 0; i < master.num_elements(); ++i) master.as<float>()[i] = value_at(row.name, i, 9);
+    for (const Parameter& parameter : saved.table.parameters()) {
+      if (parameter.tied_to) continue;
+      const View master = saved.store.master(parameter.name);
+      for (std::int64_t i = 0; i < master.num_elements(); ++i) master.as<float>()[i] = value_at(parameter.name, i, 9);
     }
     export_store(saved, {.folder = folder / "out",
                          .model = model,

@@ -1,7 +1,7 @@
 // Checkpoints whose files have several blocks of checksums. Opening one reads the first block of each file, and so
 // finds what is wrong there; what lies behind it only verifying finds.
 #include "catalog_run.h"
-#include "checkpoint/verified_file.h"
+#include "checkpoint/format/verified_file.h"
 
 using namespace scaletrain;
 
@@ -44,7 +44,7 @@ TEST_CASE("large_files_are_verified_to_their_end_when_a_run_looks_for_its_newest
       REQUIRE(found.has_value());
       CHECK(found->manifest().step == 1);
       REQUIRE(run.reports.size() == 1);
-      CHECK(contains(run.reports[0], "step-00000002: not usable, set aside as "));
+      CHECK(contains(run.reports[0], "step-00000002: not usable, quarantined as "));
       CHECK(contains(run.reports[0], block));
       CHECK(run.steps() == std::vector<std::int64_t>{1});
     }

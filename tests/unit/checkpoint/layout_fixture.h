@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/checked.h"
-#include "checkpoint/slot_name.h"
+#include "checkpoint/state_name.h"
 #include "checkpoint_fixture.h"
 #include "support/ranks.h"
 
@@ -61,7 +61,7 @@ inline float value_at(const std::string& tensor, std::int64_t index, std::uint64
   return static_cast<float>(static_cast<std::int64_t>(bits >> 40)) * 0x1p-24f;
 }
 
-inline const std::vector<std::string>& adam_slots() {
+inline const std::vector<std::string>& adam_states() {
   static const std::vector<std::string> names = {"exp_avg", "exp_avg_sq"};
   return names;
 }
@@ -74,7 +74,7 @@ class RankStore {
         layout_(layout_of(table, layout, rank)),
         backend_(make_reference_backend(DType::f32)),
         store_(*backend_, table, layout_,
-               {.slot_names = adam_slots(), .zero = ZeroPolicy::of_stage(layout.zero), .groups = groups}) {}
+               {.state_names = adam_states(), .zero = ZeroPolicy::of_stage(layout.zero), .groups = groups}) {}
 
   ParamStore& store() { return store_; }
 
@@ -83,11 +83,11 @@ class RankStore {
     store_.values_changed();
   }
   // The first value that is not what fill(seed) gives, as text; empty if there is none.
-  std::string difference(std::uint64_t seed, bool with_slots = true) {
+  std::string difference(std::uint64_t seed, bool with_optimizer_state = true) {
     std::string text;
     visit([&](const std::string& name, std::int64_t index, float& value) {
       if (!text.empty() || value == value_at(name, index, seed)) return;
-      if (!with_slots && name.find('/') != std::string::npos) return;
+      if (!with_optimizer_state && name.find('/') != std::string::npos) return;
       text = name + " at " + std::to_string(index) + ": " + std::to_string(value);
     });
     return text;
@@ -99,22 +99,22 @@ class RankStore {
   }
 
  private:
-  // visit(tensor name, index in the whole tensor, value) for all masters and slots; tied copies as their owner.
+  // visit(tensor name, index in the whole tensor, value) for all masters and states; tied copies as their owner.
   template <class Visit>
   void visit(Visit visit) {
-    const auto one_kind = [&](StateKind kind, std::size_t slot) {
-      for (const RowRange& range : store_.held(kind)) {
-        const ParamRow& row = table_.rows()[static_cast<std::size_t>(range.row)];
-        std::string name = row.tied_to.value_or(row.name);
-        if (kind == StateKind::slot) name = slot_tensor_name(name, adam_slots()[slot]);
-        auto* const values = store_.values(kind, range, slot).as<float>();
+    const auto one_kind = [&](StateKind kind, std::size_t state) {
+      for (const ParamRange& range : store_.held(kind)) {
+        const Parameter& parameter = table_.parameters()[static_cast<std::size_t>(range.parameter)];
+        std::string name = parameter.tied_to.value_or(parameter.name);
+        if (kind == StateKind::optimizer) name = state_tensor_name(name, adam_states()[state]);
+        auto* const values = store_.values(kind, range, state).as<float>();
         for (std::int64_t i = 0; i < range.count; ++i) {
-          visit(name, global_index(row.shape, layout_.find(range.row)->box, range.first + i), values[i]);
+          visit(name, global_index(parameter.shape, layout_.find(range.parameter)->box, range.first + i), values[i]);
         }
       }
     };
     one_kind(StateKind::master, 0);
-    for (std::size_t slot = 0; slot < adam_slots().size(); ++slot) one_kind(StateKind::slot, slot);
+    for (std::size_t state = 0; state < adam_states().size(); ++state) one_kind(StateKind::optimizer, state);
   }
 
   const ParamTable& table_;
@@ -129,7 +129,7 @@ inline SaveGroup save_group(const ParamTable& table, const Layout& layout, Rank 
   group.attempt = attempt;
   group.deadline = 60.0;
   group.plan_of = [&table, layout](Rank of) {
-    return make_save_plan(table, layout_of(table, layout, of), adam_slots(), DType::f32);
+    return make_save_plan(table, layout_of(table, layout, of), adam_states(), DType::f32);
   };
   return group;
 }
@@ -137,8 +137,8 @@ inline SaveGroup save_group(const ParamTable& table, const Layout& layout, Rank 
 // Runs function(Rank, RankStore&, KeyValueStore&) on the ranks of a layout, each with a store of zeros.
 template <class Function>
 void run_layout(const ParamTable& table, const Layout& layout, Function function) {
-  const bool tied = std::any_of(table.rows().begin(), table.rows().end(),
-                                [](const ParamRow& row) { return row.tied_to.has_value(); });
+  const bool tied = std::any_of(table.parameters().begin(), table.parameters().end(),
+                                [](const Parameter& parameter) { return parameter.tied_to.has_value(); });
   run_ranks(layout.mesh(), {.kv_heads = 2, .tied = tied}, [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
     RankStore store(table, layout, rank, &groups);
     const auto rendezvous = world.make_store();

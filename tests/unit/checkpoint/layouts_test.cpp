@@ -8,11 +8,11 @@ using namespace scaletrain;
 
 namespace {
 
-// The plans of all ranks: each element of each tensor and slot in exactly one box, values where the range says.
+// The plans of all ranks: each element of each tensor and state in exactly one box, values where the range says.
 void check_tiling(const ParamTable& table, const Layout& layout) {
   CAPTURE(layout.text());
   const std::int64_t world = layout.mesh().world();
-  std::map<std::pair<int, int>, std::vector<int>> times;  // by (slot, row), per element
+  std::map<std::pair<int, int>, std::vector<int>> times;  // by (state, row), per element
   Manifest manifest;
   manifest.save_id = "x";
   manifest.history = "[]";
@@ -21,16 +21,16 @@ void check_tiling(const ParamTable& table, const Layout& layout) {
   std::set<std::string> files;
   for (std::int64_t rank = 0; rank < world; ++rank) {
     const ShardLayout shard = layout_of(table, layout, Rank(rank));
-    for (const SavePiece& piece : make_save_plan(table, shard, adam_slots(), DType::f32)) {
-      const ParamRow& row = table.rows()[static_cast<std::size_t>(piece.row)];
-      std::vector<int>& counts = times[{piece.slot, piece.row}];
-      counts.resize(static_cast<std::size_t>(row.shape.num_elements()));
+    for (const SavePiece& piece : make_save_plan(table, shard, adam_states(), DType::f32)) {
+      const Parameter& parameter = table.parameters()[static_cast<std::size_t>(piece.parameter)];
+      std::vector<int>& counts = times[{piece.state, piece.parameter}];
+      counts.resize(static_cast<std::size_t>(parameter.shape.num_elements()));
       REQUIRE(piece.box.num_elements() == piece.range.count);
-      const Box& local = shard.find(piece.row)->box;
+      const Box& local = shard.find(piece.parameter)->box;
       bool same_place = true;
       for (std::int64_t i = 0; i < piece.range.count; ++i) {
-        const std::int64_t index = global_index(row.shape, piece.box, i);
-        same_place = same_place && index == global_index(row.shape, local, piece.range.first + i);
+        const std::int64_t index = global_index(parameter.shape, piece.box, i);
+        same_place = same_place && index == global_index(parameter.shape, local, piece.range.first + i);
         ++counts[static_cast<std::size_t>(index)];
       }
       REQUIRE(same_place);
@@ -38,17 +38,17 @@ void check_tiling(const ParamTable& table, const Layout& layout) {
       const std::string number = std::to_string(rank);
       if (world > 1) REQUIRE(contains(piece.file, "-" + std::string(5 - number.size(), '0') + number + "-"));
       files.insert(piece.file);
-      ManifestTensor& tensor = tensors[{piece.slot, piece.row}];
-      tensor.name = row.name + "/" + std::to_string(piece.slot);
+      ManifestTensor& tensor = tensors[{piece.state, piece.parameter}];
+      tensor.name = parameter.name + "/" + std::to_string(piece.state);
       tensor.role = "trained";
-      tensor.shape = row.shape;
+      tensor.shape = parameter.shape;
       tensor.pieces.push_back({.file = piece.file, .key = piece.key, .box = piece.box});
     }
   }
-  for (std::size_t row = 0; row < table.rows().size(); ++row) {
-    for (int slot = -1; slot < 2; ++slot) {
-      const auto found = times.find({slot, static_cast<int>(row)});
-      REQUIRE((found == times.end()) == table.rows()[row].tied_to.has_value());
+  for (std::size_t row = 0; row < table.parameters().size(); ++row) {
+    for (int state = -1; state < 2; ++state) {
+      const auto found = times.find({state, static_cast<int>(row)});
+      REQUIRE((found == times.end()) == table.parameters()[row].tied_to.has_value());
       if (found == times.end()) continue;
       REQUIRE(std::all_of(found->second.begin(), found->second.end(), [](int count) { return count == 1; }));
     }
@@ -90,13 +90,13 @@ TEST_CASE("save_boxes_of_all_ranks_tile_every_tensor_and_slot_exactly_once") {
 
 TEST_CASE("save_plan_does_not_depend_on_the_zero_stage_and_a_single_rank_keeps_plain_names") {
   const ParamTable table = layout_table(true, true);
-  for (const SavePiece& piece : make_save_plan(table, layout_of(table, {}, Rank(0)), adam_slots(), DType::f32)) {
-    CHECK(piece.file == (piece.slot < 0 ? "model-00000.safetensors" : "optimizer-00000.safetensors"));
+  for (const SavePiece& piece : make_save_plan(table, layout_of(table, {}, Rank(0)), adam_states(), DType::f32)) {
+    CHECK(piece.file == (piece.state < 0 ? "model-00000.safetensors" : "optimizer-00000.safetensors"));
     CHECK_FALSE(contains(piece.key, "@"));
   }
   std::set<std::string> files;
   for (const SavePiece& piece :
-       make_save_plan(table, layout_of(table, {2, 2, 2, 3}, Rank(5)), adam_slots(), DType::f32, 2000))
+       make_save_plan(table, layout_of(table, {2, 2, 2, 3}, Rank(5)), adam_states(), DType::f32, 2000))
     files.insert(piece.file);
   CHECK(files.contains("model-00005-000.safetensors"));
   CHECK(files.contains("model-00005-001.safetensors"));

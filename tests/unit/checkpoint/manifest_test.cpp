@@ -1,4 +1,4 @@
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 
 #include <algorithm>
 #include <map>
@@ -105,7 +105,7 @@ TEST_CASE("manifest_contradictions_are_refused_by_name") {
     change(manifest);
     return refusal(manifest);
   };
-  CHECK(contains(changed([](Manifest& m) { m.format_version = 2; }), "format version 2"));
+  CHECK(contains(changed([](Manifest& m) { m.format_version = 3; }), "format version 3"));
   CHECK(contains(changed([](Manifest& m) { m.step = -1; }), "\"step\" is -1"));
   CHECK(contains(changed([](Manifest& m) { m.save_id.clear(); }), "save id is empty"));
   CHECK(contains(changed([](Manifest& m) { m.files[0].bytes = 1ull << 62; }), "block hashes"));
@@ -165,7 +165,7 @@ TEST_CASE("manifest_of_the_largest_models_on_many_ranks_has_few_pieces") {
   const ParamTable table = make_param_table(make_model_spec(model, 128256), InitConfig{});
   const Mesh mesh(8, 8, 16);
   const auto units = static_cast<std::int64_t>(table.units().size());
-  const std::vector<std::string> slots = {"exp_avg", "exp_avg_sq"};
+  const std::vector<std::string> states = {"exp_avg", "exp_avg_sq"};
   std::map<std::pair<int, int>, std::int64_t> pieces;
   std::size_t all = 0;
   std::set<std::string> files;
@@ -174,18 +174,18 @@ TEST_CASE("manifest_of_the_largest_models_on_many_ranks_has_few_pieces") {
     std::vector<int> held;
     for (std::int64_t unit = 0; unit < units; ++unit)
       if (unit * 16 / units == position.pipeline) held.push_back(static_cast<int>(unit));
-    for (const SavePiece& piece : make_save_plan(table, ShardLayout(table, held, mesh, position), slots, DType::f32)) {
-      ++pieces[{piece.slot, piece.row}];
+    for (const SavePiece& piece : make_save_plan(table, ShardLayout(table, held, mesh, position), states, DType::f32)) {
+      ++pieces[{piece.state, piece.parameter}];
       ++all;
       files.insert(piece.file);
     }
   }
-  CHECK(pieces.size() == 3 * table.rows().size());
+  CHECK(pieces.size() == 3 * table.parameters().size());
   std::int64_t most = 0;
   for (const auto& [tensor, count] : pieces) most = std::max(most, count);
   CHECK(most <= 8 * 8 * 3);
   // Some 130 bytes each, and 16 for each 4 MiB block of 4.9 TB (19 MB): below 40 MB in all.
   CHECK(all < 100'000);
-  // 1.6 GB of masters and 3.2 GB of slots for each rank, in files of at most 4 GiB.
+  // 1.6 GB of masters and 3.2 GB of states for each rank, in files of at most 4 GiB.
   CHECK(files.size() == 2 * 1024);
 }

@@ -85,7 +85,7 @@ class RandomRun {
     if (entries.size() < 3) return;
     const CatalogEntry& to = entries[1 + below(2)];
     if (!verifies(to.path)) return;
-    set_aside_later(run_.folder.path(), to.step);
+    quarantine_later(run_.folder.path(), to.step);
     step_ = to.step;
     ++generation_;
     policy_.best_save_id = best_of_[to.save_id];
@@ -164,7 +164,7 @@ TEST_CASE("retention_holds_in_random_histories_of_saves_failures_starts_rollback
 TEST_CASE("retention_of_abandoned_branches_is_their_two_newest_once_two_others_verify") {
   CatalogRun run;
   for (const std::int64_t step : {5, 10, 15, 20}) run.save(step);
-  set_aside_later(run.folder.path(), 5);
+  quarantine_later(run.folder.path(), 5);
   std::set<std::string> known = run.written;
   const RetentionPolicy policy{.keep = 3, .keep_every = {}, .best_save_id = {}};
   // The branch that is gone on with has one checkpoint: nothing of the other goes.
@@ -180,7 +180,7 @@ TEST_CASE("retention_of_abandoned_branches_is_their_two_newest_once_two_others_v
   CHECK(run.steps() == std::vector<std::int64_t>{10, 5});
 }
 
-TEST_CASE("retention_what_did_not_verify_and_was_set_aside_is_never_removed") {
+TEST_CASE("retention_what_did_not_verify_and_was_quarantined_is_never_removed") {
   CatalogRun run;
   for (const std::int64_t step : {1, 2, 3, 4, 5}) run.save(step);
   for (const char* name : {"step-00000003", "step-00000004", "step-00000005"}) run.damage(run.folder / name);
@@ -196,7 +196,7 @@ TEST_CASE("retention_what_did_not_verify_and_was_set_aside_is_never_removed") {
 TEST_CASE("retention_for_space_goes_from_what_nobody_keeps_to_two_and_no_further") {
   CatalogRun run;
   for (const std::int64_t step : {10, 20, 30, 40, 50, 60, 70, 80}) run.save(step);
-  set_aside_later(run.folder.path(), 70);
+  quarantine_later(run.folder.path(), 70);
   const std::string best = list_checkpoints(run.folder.path())[5].save_id;  // step 20
   std::set<std::string> known = run.written;
   const RetentionPolicy policy{.keep = 5, .keep_every = 30, .best_save_id = best};
@@ -218,10 +218,10 @@ TEST_CASE("retention_for_space_goes_from_what_nobody_keeps_to_two_and_no_further
 TEST_CASE("retention_spares_what_training_begins_from_until_it_has_saved_wherever_that_lies") {
   CatalogRun run;
   for (const std::int64_t step : {10, 20, 27}) run.save(step);
-  set_aside_later(run.folder.path(), 20);
+  quarantine_later(run.folder.path(), 20);
   const std::string start = Checkpoint(run.folder / ".abandoned-step-00000027-0").manifest().save_id;
   for (const std::int64_t step : {30, 40, 50}) run.save(step, 1);
-  set_aside_later(run.folder.path(), 27);
+  quarantine_later(run.folder.path(), 27);
   std::set<std::string> known = run.written;
   RetentionPolicy policy{.keep = 3, .keep_every = {}, .best_save_id = {}, .start_save_id = start};
   // Besides it, two of the three that are newer stay at first, and none where there is no space.

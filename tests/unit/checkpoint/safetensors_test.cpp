@@ -1,4 +1,4 @@
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 
 #include <algorithm>
 #include <cstring>

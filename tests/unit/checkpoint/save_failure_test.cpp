@@ -101,7 +101,7 @@ TEST_CASE("save_whose_rename_fails_puts_the_older_checkpoint_of_that_step_back")
   CHECK(read_manifest(run.folder / "step-00000010").save_id == before);
 }
 
-TEST_CASE("save_of_a_step_that_exists_sets_the_older_one_aside_whole") {
+TEST_CASE("save_of_a_step_that_exists_quarantines_the_older_one_unchanged") {
   Run run;
   const std::string before = read_manifest(run.folder / "step-00000010").save_id;
   const SaveResult result = save_checkpoint(run.store.store, save_request(run.folder.path(), 10, 1));

@@ -2,7 +2,7 @@
 
 #include "base/file.h"
 #include "base/philox.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint_fixture.h"
 
 using namespace scaletrain;
@@ -12,10 +12,10 @@ namespace {
 ParamTable one_matrix(std::int64_t rows, std::int64_t columns) {
   ParamTable table;
   table.begin_unit("u");
-  ParamRow row;
-  row.name = "u.w";
-  row.shape = {rows, columns};
-  table.add(std::move(row));
+  Parameter parameter;
+  parameter.name = "u.w";
+  parameter.shape = {rows, columns};
+  table.add(std::move(parameter));
   return table;
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("checkpoint_save_and_load_gives_back_every_bit_of_masters_and_slots") 
     StoreFixture saved(model);
     saved.fill(1);
     // Bits that a conversion or a comparison would lose.
-    auto* const special = saved.store.master(saved.table.rows()[0].name).as<float>();
+    auto* const special = saved.store.master(saved.table.parameters()[0].name).as<float>();
     special[0] = -0.0f;
     special[1] = std::bit_cast<float>(0x7fc12345u);
     special[2] = std::bit_cast<float>(1u);
@@ -84,12 +84,15 @@ TEST_CASE("checkpoint_save_and_load_gives_back_every_bit_of_masters_and_slots") 
 
     StoreFixture loaded(model);
     loaded.fill(2);
-    checkpoint.load(loaded.store, true);
+    WorkCount work{0};
+    checkpoint.load(loaded.store, true, &work);
     CHECK(loaded.content() == saved.content());
+    // Whoever watches a load sees it get further: with each tensor at least.
+    CHECK(work >= checkpoint.manifest().tensors.size());
   }
 }
 
-TEST_CASE("checkpoint_load_without_slots_leaves_them_alone_and_an_inference_store_needs_none") {
+TEST_CASE("checkpoint_load_without_optimizer_state_leaves_it_alone_and_an_inference_store_needs_none") {
   const TempFolder folder;
   StoreFixture saved(tiny_gpt2_config());
   saved.fill(1);
@@ -97,16 +100,16 @@ TEST_CASE("checkpoint_load_without_slots_leaves_them_alone_and_an_inference_stor
   StoreFixture other(tiny_gpt2_config());
   other.fill(2);
   const std::string name = "blocks.1.ffn.up.weight";
-  const float slot_before = *other.store.slot(name, 1).as<float>();
+  const float state_before = *other.store.state(name, 1).as<float>();
   checkpoint.load(other.store, false);
-  CHECK(*other.store.slot(name, 1).as<float>() == slot_before);
+  CHECK(*other.store.state(name, 1).as<float>() == state_before);
   CHECK(*other.store.master(name).as<float>() == *saved.store.master(name).as<float>());
 
   const ModelConfig model = tiny_gpt2_config();
   StoreFixture inference(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
   checkpoint.load(inference.store, true);
   CHECK(*inference.store.master(name).as<float>() == *saved.store.master(name).as<float>());
-  // The other way round, slots that the checkpoint lacks are named.
+  // The other way round, states that the checkpoint lacks are named.
   const Checkpoint without(save_checkpoint(inference.store, save_request(folder.path(), 2)).path);
   CHECK(contains(input_error([&] { without.load(other.store, true); }), "embedding.token.weight/exp_avg"));
 }
@@ -134,9 +137,9 @@ TEST_CASE("checkpoint_float64_store_reads_a_float32_checkpoint_exactly") {
   const ModelConfig model = tiny_gpt2_config();
   StoreFixture wide(make_param_table(make_model_spec(model, 11), InitConfig{}), {}, DType::f64);
   checkpoint.load(wide.store, false);
-  for (const ParamRow& row : wide.table.rows()) {
-    const View expected = saved.store.master(row.name);
-    const View found = wide.store.master(row.name);
+  for (const Parameter& parameter : wide.table.parameters()) {
+    const View expected = saved.store.master(parameter.name);
+    const View found = wide.store.master(parameter.name);
     for (std::int64_t i = 0; i < expected.num_elements(); ++i) {
       REQUIRE(found.as<double>()[i] == static_cast<double>(expected.as<float>()[i]));
     }

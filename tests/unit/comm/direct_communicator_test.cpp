@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/ordered_reduction.h"
+#include "comm/collective/ordered_reduction.h"
 #include "support/ranks.h"
 
 using namespace scaletrain;

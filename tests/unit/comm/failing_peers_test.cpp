@@ -1,13 +1,17 @@
 // What a rank sees when another one fails, stays away or does something else.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "comm/deadline.h"
 #include "support/ranks.h"
 
 using namespace scaletrain;
@@ -20,7 +24,7 @@ View view(std::vector<float>& values) {
   return {values.data(), DType::f32, Shape{static_cast<std::int64_t>(values.size())}};
 }
 
-std::size_t at(Rank rank) {
+std::size_t place_of(Rank rank) {
   return static_cast<std::size_t>(rank.value());
 }
 
@@ -62,8 +66,8 @@ TEST_CASE("a_missing_rank_is_named_at_the_deadline_with_group_collective_and_num
         std::vector<float> values(5000, 1.0f);
         group->all_reduce(view(values), ReduceOp::sum).wait();
         if (rank == Rank(2)) return;  // stays away from the second
-        told.errors[at(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::sum).wait(); });
-        told.later[at(rank)] = peer_error([&] { group->broadcast(view(values), 0); });
+        told.errors[place_of(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::sum).wait(); });
+        told.later[place_of(rank)] = peer_error([&] { group->broadcast(view(values), 0); });
       });
     });
   }
@@ -110,6 +114,56 @@ TEST_CASE("a_late_exchange_names_its_peer") {
   CHECK(peer_error([&] { group->exchange(transfers); }) == error);
 }
 
+// Two ranks, of which the second sends what the first waits for as late as it is told.
+struct LateMessage {
+  // Seconds; vouched: what the first rank's communicator asks.
+  std::string error(double after, std::function<MonotonicTime()> vouched, WorkCount* work = nullptr) {
+    InProcessWorld world(2);
+    std::string text;
+    run_threads(world, [&](Rank rank) {
+      DirectOptions options{.group_name = "pipeline", .ranks = {Rank(0), Rank(1)}, .deadline = brief};
+      if (rank == Rank(0)) {
+        options.vouched = vouched;
+        options.work = work;
+      } else {
+        options.deadline = 60.0;
+      }
+      auto group = make_direct_communicator(world.make_transport("pipeline", options.ranks, rank), options);
+      std::vector<float> values(5);
+      if (rank == Rank(1)) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(after));
+        // The first rank may have given up.
+        const std::vector<Transfer> sends{{Transfer::Direction::send, 0, view(values)}};
+        peer_error([&] { group->exchange(sends).wait(); });
+        return;
+      }
+      const std::vector<Transfer> receives{{Transfer::Direction::receive, 1, view(values)}};
+      text = peer_error([&] { group->exchange(receives).wait(); });
+      if (!text.empty()) world.fail(rank, "gave up");
+    });
+    return text;
+  }
+};
+
+TEST_CASE("a_rank_that_is_looked_after_waits_as_long_as_it_takes") {
+  WorkCount work{0};
+  CHECK(LateMessage()
+            .error(
+                5 * brief, [] { return monotonic_now(); }, &work)
+            .empty());
+  CHECK(work == 1);
+  CHECK(contains(LateMessage().error(5 * brief, {}), "exchange #0 waited 0.3 s for rank 1"));
+}
+
+TEST_CASE("a_deadline_runs_from_the_last_word_of_who_looks_after_the_ranks") {
+  const MonotonicTime begin = monotonic_now();
+  const auto until_a_while = [begin] { return std::min(monotonic_now(), deadline_after(4 * brief, begin)); };
+  const std::string error = LateMessage().error(30 * brief, until_a_while);
+  CHECK(contains(error, "exchange #0 waited "));
+  CHECK(contains(error, ", the last 0.3 of them without a word from who watches the ranks for rank 1 (of the world)"));
+  CHECK(seconds_since(begin) >= 5 * brief);
+}
+
 TEST_CASE("a_rank_that_aborts_waits_for_nobody_and_its_peers_do_not_wait_for_it") {
   for (const Mode mode : {Mode::queue, Mode::caller}) {
     const MonotonicTime begin = monotonic_now();
@@ -134,7 +188,7 @@ TEST_CASE("a_rank_that_aborts_waits_for_nobody_and_its_peers_do_not_wait_for_it"
           group->exchange(std::vector<Transfer>{{Transfer::Direction::receive, 0, view(received)}}).wait();
         });
       }
-      later[at(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::sum).wait(); });
+      later[place_of(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::sum).wait(); });
     });
     for (const std::size_t rank : {0, 1}) {
       CHECK_FALSE(first[rank].empty());
@@ -164,13 +218,13 @@ TEST_CASE("a_failing_rank_ends_the_others_with_its_reason") {
     std::vector<std::string> errors(4);
     CHECK_THROWS_WITH_AS(run_threads(world,
                                      [&](Rank rank) {
-                                       groups[at(rank)] = make_world_group(world, rank, mode);
+                                       groups[place_of(rank)] = make_world_group(world, rank, mode);
                                        if (rank == Rank(3)) throw InputError("shard 7 is damaged");
                                        std::vector<float> values(5000);
                                        try {
-                                         groups[at(rank)]->all_reduce(view(values), ReduceOp::sum).wait();
+                                         groups[place_of(rank)]->all_reduce(view(values), ReduceOp::sum).wait();
                                        } catch (const PeerError& error) {
-                                         errors[at(rank)] = error.what();
+                                         errors[place_of(rank)] = error.what();
                                          throw;
                                        }
                                      }),

@@ -5,8 +5,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/direct_communicator.h"
-#include "comm/rendezvous.h"
+#include "comm/collective/direct_communicator.h"
+#include "comm/rendezvous/rendezvous.h"
 #include "gloo_world.h"
 #include "tensor/view.h"
 
@@ -34,7 +34,7 @@ TEST_CASE("collectives over Gloo give the sums and pieces of all ranks") {
     const auto errors = run_each(num_ranks, [&](int rank) {
       int& differences = wrong[static_cast<std::size_t>(rank)];
       const auto store = connect_store(server.address(), "secret", 60.0);
-      GlooDevice device("127.0.0.1");
+      GlooDevice device("127.0.0.1", gloo_secret);
       const auto group =
           make_direct_communicator(device.connect(*store, "data", world_ranks(num_ranks), Rank(10 + rank), 60.0),
                                    {.group_name = "data", .ranks = world_ranks(num_ranks), .deadline = 60.0});

@@ -44,6 +44,9 @@ inline std::vector<Rank> world_ranks(int num_ranks) {
   return ranks;
 }
 
+// The secret of their job.
+inline const std::string gloo_secret = "0123456789abcdef";
+
 // A group "data" of connected transports, one per rank.
 struct GlooWorld {
   explicit GlooWorld(int num_ranks) : stores(num_ranks) {
@@ -52,7 +55,7 @@ struct GlooWorld {
     transports.resize(size);
     errors = run_each(num_ranks, [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
-      devices[index] = std::make_unique<GlooDevice>("127.0.0.1");
+      devices[index] = std::make_unique<GlooDevice>("127.0.0.1", gloo_secret);
       transports[index] =
           devices[index]->connect(*stores.make_store(), "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
     });

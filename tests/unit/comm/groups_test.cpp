@@ -1,5 +1,5 @@
 // Groups of ranks against brute force: who is in a group with whom follows from positions alone.
-#include "parallel/groups.h"
+#include "parallel/mesh/groups.h"
 
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@ using namespace scaletrain;
 
 namespace {
 
-constexpr GroupKind kinds[]{GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline,
+constexpr GroupKind kinds[]{GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline,
                             GroupKind::tied};
 
 // Do two ranks belong together, by the definition of the kind?
@@ -25,7 +25,7 @@ bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const G
   switch (kind) {
     case GroupKind::tensor:
       return a.data == b.data && a.pipeline == b.pipeline;
-    case GroupKind::holders:
+    case GroupKind::replication:
       // The key/value head that a tensor rank's share of the heads begins with.
       return a.data == b.data && a.pipeline == b.pipeline && facts.kv_heads < mesh.degree(Axis::tensor) &&
              a.tensor * facts.kv_heads / mesh.degree(Axis::tensor) ==
@@ -102,13 +102,13 @@ TEST_CASE("middle_stages_have_no_tied_group") {
 
 TEST_CASE("neighbours_that_hold_the_same_heads_are_a_group") {
   const Mesh mesh(1, 8, 1);
-  const auto two_heads = group_of(mesh, GroupKind::holders, Rank(6), {.kv_heads = 2, .tied = false});
+  const auto two_heads = group_of(mesh, GroupKind::replication, Rank(6), {.kv_heads = 2, .tied = false});
   REQUIRE(two_heads.has_value());
-  CHECK(two_heads->name == "holders.4");
+  CHECK(two_heads->name == "replication.4");
   CHECK(two_heads->members == std::vector<Rank>{Rank(4), Rank(5), Rank(6), Rank(7)});
   CHECK(two_heads->index == 2);
-  CHECK(!group_of(mesh, GroupKind::holders, Rank(6), {.kv_heads = 8, .tied = false}));
-  CHECK(!group_of(mesh, GroupKind::holders, Rank(6), {.kv_heads = 16, .tied = false}));
+  CHECK(!group_of(mesh, GroupKind::replication, Rank(6), {.kv_heads = 8, .tied = false}));
+  CHECK(!group_of(mesh, GroupKind::replication, Rank(6), {.kv_heads = 16, .tied = false}));
 }
 
 TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
@@ -119,7 +119,7 @@ TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
     made.push_back(spec.name);
     return make_single_communicator(spec.name);
   });
-  CHECK(made == std::vector<std::string>{"tensor.8", "holders.8", "data.9", "pipeline.1", "tied.1"});
+  CHECK(made == std::vector<std::string>{"tensor.8", "replication.8", "data.9", "pipeline.1", "tied.1"});
   for (const GroupKind kind : kinds) {
     REQUIRE(groups.find(kind) != nullptr);
     CHECK(groups.find(kind)->group_name().find(to_text(kind)) == 0);

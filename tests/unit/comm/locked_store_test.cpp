@@ -1,5 +1,5 @@
 // One store for several threads.
-#include "comm/locked_store.h"
+#include "comm/rendezvous/locked_store.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "comm/memory_store.h"
+#include "comm/rendezvous/memory_store.h"
 
 #include <doctest/doctest.h>
 

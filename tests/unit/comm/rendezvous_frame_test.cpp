@@ -4,9 +4,9 @@
 #include <limits>
 #include <random>
 
-#include "comm/memory_store.h"
-#include "comm/rendezvous.h"
-#include "comm/rendezvous_frame.h"
+#include "comm/rendezvous/memory_store.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/rendezvous_frame.h"
 
 using namespace scaletrain;
 

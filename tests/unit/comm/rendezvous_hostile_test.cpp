@@ -15,8 +15,8 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "comm/rendezvous.h"
-#include "comm/rendezvous_frame.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/rendezvous_frame.h"
 
 using namespace scaletrain;
 

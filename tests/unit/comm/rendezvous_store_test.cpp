@@ -9,17 +9,17 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/memory_store.h"
-#include "comm/rendezvous.h"
+#include "comm/rendezvous/memory_store.h"
+#include "comm/rendezvous/rendezvous.h"
 #include "support/held_port.h"
 
 using namespace scaletrain;
 
 namespace {
 
-const std::string secret = "0123456789abcdef";
+const std::string store_secret = "0123456789abcdef";
 
-std::string error_of(const std::function<void()>& call) {
+std::string failure_text(const std::function<void()>& call) {
   try {
     call();
   } catch (const PeerError& error) {
@@ -28,7 +28,7 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-bool contains(const std::string& text, std::string_view part) {
+bool mentions(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -42,8 +42,8 @@ TEST_CASE("a_secret_for_one_purpose_follows_from_the_jobs_and_its_salt") {
 }
 
 TEST_CASE("a store over TCP sets, finds, replaces, adds and removes") {
-  RendezvousServer server({.secret = secret});
-  const auto store = connect_store(server.address(), secret, 10.0);
+  RendezvousServer server({.secret = store_secret});
+  const auto store = connect_store(server.address(), store_secret, 10.0);
   CHECK_FALSE(store->find("a").has_value());
   store->set("a", std::string("\0\xff\n", 3));
   CHECK(store->find("a") == std::string("\0\xff\n", 3));
@@ -64,8 +64,8 @@ TEST_CASE("a store over TCP sets, finds, replaces, adds and removes") {
 }
 
 TEST_CASE("the longest key and value pass, longer ones are a bug of the caller") {
-  RendezvousServer server({.secret = secret});
-  const auto store = connect_store(server.address(), secret, 10.0);
+  RendezvousServer server({.secret = store_secret});
+  const auto store = connect_store(server.address(), store_secret, 10.0);
   const std::string key(MemoryStore::max_key_bytes, 'k');
   const std::string value(MemoryStore::max_value_bytes, 'v');
   store->set(key, value);
@@ -79,14 +79,14 @@ TEST_CASE("the longest key and value pass, longer ones are a bug of the caller")
 TEST_CASE("eight clients add to one counter and hand values round without loss") {
   constexpr int num_clients = 8;
   constexpr int rounds = 50;
-  RendezvousServer server({.secret = secret});
+  RendezvousServer server({.secret = store_secret});
   std::vector<std::string> errors(num_clients);
   std::vector<std::thread> threads;
   threads.reserve(num_clients);
   for (int client = 0; client < num_clients; ++client) {
     threads.emplace_back([&, client] {
       try {
-        const auto store = connect_store(server.address(), secret, 10.0);
+        const auto store = connect_store(server.address(), store_secret, 10.0);
         for (int round = 0; round < rounds; ++round) {
           store->add("count", client);
           const auto key_of = [&](int of) { return std::to_string(round) + "/" + std::to_string(of); };
@@ -107,19 +107,19 @@ TEST_CASE("eight clients add to one counter and hand values round without loss")
 }
 
 TEST_CASE("a wait ends when the key is set by the server's process or by another client") {
-  RendezvousServer server({.secret = secret});
+  RendezvousServer server({.secret = store_secret});
   std::string first;
   std::string second;
   std::string within;
   const auto waiter = [&](std::string& result, const char* key) {
-    return std::thread([&, key] { result = connect_store(server.address(), secret, 10.0)->wait(key, 30.0); });
+    return std::thread([&, key] { result = connect_store(server.address(), store_secret, 10.0)->wait(key, 30.0); });
   };
   std::thread a = waiter(first, "local");
   std::thread b = waiter(second, "remote");
   std::thread c([&] { within = server.local_store()->wait("remote", 30.0); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   server.local_store()->set("local", "1");
-  connect_store(server.address(), secret, 10.0)->set("remote", "2");
+  connect_store(server.address(), store_secret, 10.0)->set("remote", "2");
   for (std::thread* thread : {&a, &b, &c}) thread->join();
   CHECK(first == "1");
   CHECK(second == "2");
@@ -127,12 +127,12 @@ TEST_CASE("a wait ends when the key is set by the server's process or by another
 }
 
 TEST_CASE("a wait that is not answered ends at its deadline and names the key") {
-  RendezvousServer server({.secret = secret});
-  const auto store = connect_store(server.address(), secret, 10.0);
+  RendezvousServer server({.secret = store_secret});
+  const auto store = connect_store(server.address(), store_secret, 10.0);
   const MonotonicTime start = monotonic_now();
-  CHECK(contains(error_of([&] { store->wait("gloo/data/3", 0.2); }), "gloo/data/3"));
+  CHECK(mentions(failure_text([&] { store->wait("gloo/data/3", 0.2); }), "gloo/data/3"));
   CHECK(seconds_since(start) >= 0.2);
-  CHECK(contains(error_of([&] { store->wait("at once", 0.0); }), "at once"));
+  CHECK(mentions(failure_text([&] { store->wait("at once", 0.0); }), "at once"));
   // The connection is as before.
   store->set("gloo/data/3", "late");
   CHECK(store->wait("gloo/data/3", 0.0) == "late");
@@ -143,22 +143,22 @@ TEST_CASE("a client that waits learns at once that the server is gone") {
   std::thread thread;
   std::unique_ptr<KeyValueStore> local;
   {
-    RendezvousServer server({.secret = secret});
+    RendezvousServer server({.secret = store_secret});
     local = server.local_store();
     const auto address = server.address();
-    std::shared_ptr<KeyValueStore> store = connect_store(address, secret, 10.0);
+    std::shared_ptr<KeyValueStore> store = connect_store(address, store_secret, 10.0);
     thread = std::thread([store, &message] {
-      message = error_of([&] { store->wait("never", 600.0); });
-      message += "; then " + error_of([&] { store->set("a", "b"); });
+      message = failure_text([&] { store->wait("never", 600.0); });
+      message += "; then " + failure_text([&] { store->set("a", "b"); });
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   thread.join();
-  CHECK(contains(message, "gone"));
-  CHECK(contains(message, "127.0.0.1"));
-  CHECK(contains(message, "never"));
-  CHECK(contains(message, "; then rendezvous server"));
-  CHECK(contains(error_of([&] { local->wait("never", 600.0); }), "stopped"));
+  CHECK(mentions(message, "gone"));
+  CHECK(mentions(message, "127.0.0.1"));
+  CHECK(mentions(message, "never"));
+  CHECK(mentions(message, "; then rendezvous server"));
+  CHECK(mentions(failure_text([&] { local->wait("never", 600.0); }), "stopped"));
 }
 
 TEST_CASE("a client may come before the server") {
@@ -167,13 +167,13 @@ TEST_CASE("a client may come before the server") {
   std::string result;
   std::thread early([&] {
     try {
-      result = connect_store({"127.0.0.1", port}, secret, 30.0)->wait("a", 30.0);
+      result = connect_store({"127.0.0.1", port}, store_secret, 30.0)->wait("a", 30.0);
     } catch (const std::exception& error) {
       result = error.what();
     }
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  RendezvousServer server({.port = port, .secret = secret});
+  RendezvousServer server({.port = port, .secret = store_secret});
   server.local_store()->set("a", "found");
   early.join();
   CHECK(result == "found");
@@ -182,42 +182,48 @@ TEST_CASE("a client may come before the server") {
 TEST_CASE("where no server comes, the client gives up at the deadline and names the address") {
   const HeldPort held;
   const std::uint16_t port = held.port();
-  const std::string message = error_of([&] { connect_store({"127.0.0.1", port}, secret, 0.2); });
-  CHECK(contains(message, "127.0.0.1:" + std::to_string(port)));
-  CHECK(contains(message, "refused"));
-  CHECK(contains(error_of([&] { connect_store({"no-such-host.invalid", 1}, secret, 0.1); }), "no-such-host.invalid:1"));
+  const std::string message = failure_text([&] { connect_store({"127.0.0.1", port}, store_secret, 0.2); });
+  CHECK(mentions(message, "127.0.0.1:" + std::to_string(port)));
+  CHECK(mentions(message, "refused"));
+  CHECK(mentions(failure_text([&] {
+                   connect_store({"no-such-host.invalid", 1}, store_secret, 0.1);
+                 }),
+                 "no-such-host.invalid:1"));
 }
 
 TEST_CASE("an address that cannot be bound is named") {
-  RendezvousServer server({.secret = secret});
+  RendezvousServer server({.secret = store_secret});
   const std::uint16_t port = server.address().port;
-  CHECK(contains(error_of([&] { RendezvousServer({.port = port, .secret = secret}); }), std::to_string(port)));
-  CHECK(contains(error_of([&] { RendezvousServer({.bind_address = "192.0.2.1", .secret = secret}); }), "192.0.2.1"));
+  CHECK(
+      mentions(failure_text([&] { RendezvousServer({.port = port, .secret = store_secret}); }), std::to_string(port)));
+  CHECK(mentions(failure_text([&] { RendezvousServer({.bind_address = "192.0.2.1", .secret = store_secret}); }),
+                 "192.0.2.1"));
 }
 
 TEST_CASE("a wrong secret is refused at once and in words, and the secrets are not in them") {
-  RendezvousServer server({.secret = secret});
+  RendezvousServer server({.secret = store_secret});
   server.local_store()->set("private", "value");
   const MonotonicTime start = monotonic_now();
-  const std::string message = error_of([&] { connect_store(server.address(), "another secret", 60.0); });
+  const std::string message = failure_text([&] { connect_store(server.address(), "another secret", 60.0); });
   CHECK(seconds_since(start) < 30.0);
-  CHECK(contains(message, "refused this process's secret"));
-  CHECK_FALSE(contains(message, secret));
-  CHECK_FALSE(contains(message, "another secret"));
-  CHECK(connect_store(server.address(), secret, 10.0)->find("private") == "value");
+  CHECK(mentions(message, "refused this process's secret"));
+  CHECK_FALSE(mentions(message, store_secret));
+  CHECK_FALSE(mentions(message, "another secret"));
+  CHECK(connect_store(server.address(), store_secret, 10.0)->find("private") == "value");
 }
 
 TEST_CASE("IPv6 addresses serve as IPv4 ones do") {
   std::unique_ptr<RendezvousServer> server;
   try {
-    server = std::make_unique<RendezvousServer>(RendezvousServer::Options{.bind_address = "::1", .secret = secret});
+    server =
+        std::make_unique<RendezvousServer>(RendezvousServer::Options{.bind_address = "::1", .secret = store_secret});
   } catch (const PeerError& error) {
     MESSAGE("no IPv6 here: ", error.what());
     return;
   }
-  connect_store(server->address(), secret, 10.0)->set("a", "six");
+  connect_store(server->address(), store_secret, 10.0)->set("a", "six");
   CHECK(server->local_store()->find("a") == "six");
   const std::uint16_t port = server->address().port;
   server.reset();
-  CHECK(contains(error_of([&] { connect_store({"::1", port}, secret, 0.0); }), "[::1]:"));
+  CHECK(mentions(failure_text([&] { connect_store({"::1", port}, store_secret, 0.0); }), "[::1]:"));
 }

@@ -1,4 +1,4 @@
-#include "comm/tracing.h"
+#include "comm/collective/tracing.h"
 
 #include <doctest/doctest.h>
 
@@ -42,7 +42,7 @@ std::string compare(const std::vector<std::vector<TraceRecord>>& records) {
   return compare_traces(ranks);
 }
 
-View view(std::vector<float>& values) {
+View whole_view(std::vector<float>& values) {
   return {values.data(), DType::f32, Shape{static_cast<std::int64_t>(values.size())}};
 }
 
@@ -127,16 +127,16 @@ TEST_CASE("a_trace_holds_what_was_asked_and_what_it_sends") {
               std::vector<float> own(1000);
               const std::vector<std::int64_t> counts(4, 1000);
               const int place = static_cast<int>(rank.value());
-              groups.data->all_reduce(view(large), ReduceOp::max).wait();
-              groups.data->all_reduce(view(small), ReduceOp::sum).wait();
-              groups.data->reduce_scatter(view(large), counts, view(own)).wait();
-              groups.data->all_gather(view(own), counts, view(large)).wait();
-              groups.data->broadcast(view(small), 2).wait();
-              const std::vector<Transfer> ring{{Transfer::Direction::send, (place + 1) % 4, view(small)},
-                                               {Transfer::Direction::receive, (place + 3) % 4, view(own)}};
+              groups.data->all_reduce(whole_view(large), ReduceOp::max).wait();
+              groups.data->all_reduce(whole_view(small), ReduceOp::sum).wait();
+              groups.data->reduce_scatter(whole_view(large), counts, whole_view(own)).wait();
+              groups.data->all_gather(whole_view(own), counts, whole_view(large)).wait();
+              groups.data->broadcast(whole_view(small), 2).wait();
+              const std::vector<Transfer> ring{{Transfer::Direction::send, (place + 1) % 4, whole_view(small)},
+                                               {Transfer::Direction::receive, (place + 3) % 4, whole_view(own)}};
               std::vector<float> received(4);
               auto transfers = ring;
-              transfers[1].data = view(received);
+              transfers[1].data = whole_view(received);
               groups.data->exchange(transfers).wait();
             },
             {.deadline = 60.0, .traces = &traces, .mode = {}});

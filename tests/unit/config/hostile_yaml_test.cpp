@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "config/yaml_tree.h"
+#include "config/yaml/yaml_tree.h"
 #include "config_helpers.h"
 #include "support/processor_time.h"
 #include "support/temp_folder.h"

@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
 
-#include "config/keys.h"
+#include "config/keys/keys.h"
 #include "config_helpers.h"
 #include "support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "config/number_text.h"
+#include "config/keys/number_text.h"
 
 #include <doctest/doctest.h>
 

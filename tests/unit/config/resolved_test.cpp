@@ -3,8 +3,8 @@
 #include <bit>
 #include <random>
 
-#include "config/keys.h"
-#include "config/yaml_text.h"
+#include "config/keys/keys.h"
+#include "config/yaml/yaml_text.h"
 #include "config_helpers.h"
 
 using namespace scaletrain;
@@ -55,6 +55,7 @@ Config random_config(std::uint64_t seed) {
   c.model.init = {InitKind::he, dice.share(), dice.coin(), dice.maybe_text()};
   c.data.documents.loss_across = dice.coin();
   c.data.cache = dice.maybe_text();
+  c.data.verify = dice.coin() ? DataCheck::all : DataCheck::changed;
   for (std::int64_t i = dice.whole(1, 3); i > 0; --i) {
     SourceConfig source;
     source.path = dice.text();
@@ -145,7 +146,7 @@ TEST_CASE("each key is wired to its own member") {
       "  dropout: 0.25, init: {type: normal, std: 0.5, scale_residual: false}}\n"
       "data: {tokenizer: {type: ids, end_of_document: 10}, documents: {attention: within, loss_across: false},\n"
       "  train: [{path: /a, weight: 2, epochs: 3}, {path: /b, type: tokens}],\n"
-      "  validation: [{name: v, path: /c, type: auto, field: f, separator: s}], cache: /k}\n"
+      "  validation: [{name: v, path: /c, type: auto, field: f, separator: s}], cache: /k, verify: all}\n"
       "train: {tokens: 1M, global_batch: 6, micro_batch: 3, recompute: full, label_smoothing: 0.125, clip_norm: 0.75,\n"
       "  optimizer: {type: adamw, learning_rate: 0.1, betas: [0.2, 0.3], epsilon: 0.4, weight_decay: 0.6},\n"
       "  lr_schedule: {type: linear, warmup: 8, min_ratio: 0.7}, nonfinite: {skip: 14},\n"
@@ -174,6 +175,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.data.train.at(1).type == SourceKind::tokens && c.data.validation.at(0).name == "v"));
   CHECK((c.data.validation.at(0).path == "/c" && c.data.validation.at(0).field == "f"));
   CHECK((c.data.validation.at(0).separator == "s" && c.data.cache == "/k"));
+  CHECK(c.data.verify == DataCheck::all);
   CHECK((!c.train.steps && c.train.tokens == 1000000 && c.train.global_batch == 6 && c.train.micro_batch == 3));
   CHECK(c.train.optimizer.learning_rate == 0.1);
   CHECK((c.train.optimizer.beta1 == 0.2 && c.train.optimizer.beta2 == 0.3 && c.train.optimizer.epsilon == 0.4));

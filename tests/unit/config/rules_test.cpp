@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <utility>
 
@@ -21,8 +22,8 @@ TEST_CASE("heads divide the width and are shared evenly") {
 }
 
 TEST_CASE("exactly one of steps and tokens") {
-  CHECK(
-      contains(override_errors({"train.tokens=1M"}), "--set train.tokens=1M: train.tokens: steps and tokens are both"));
+  CHECK(contains(errors_of("data: {train: [{path: a}]}\ntrain: {steps: 200, tokens: 1M}\n"),
+                 "train.tokens: steps and tokens are both set"));
   CHECK(contains(override_errors({"train.steps=null"}), "train.steps: is missing; set steps, or tokens"));
   CHECK(override_errors({"train.steps=null", "train.tokens=10B"}) == "accepted");
 }
@@ -139,35 +140,50 @@ TEST_CASE("hosts are filled with ranks") {
         "hosts of 8 ranks; change a degree, or set launch.ranks_per_node: auto");
 }
 
-TEST_CASE("a default warm-up is shortened with a notice, an explicit one refused") {
+TEST_CASE("a warm-up that nobody names is a twentieth of the run, at most 2000 steps") {
+  for (const auto& [steps, warmup] : {std::pair{1, 1}, {19, 1}, {100, 5}, {2000, 100}, {40000, 2000}, {900000, 2000}})
+    CHECK(default_warmup(steps) == warmup);
   const LoadedConfig loaded = load_text(kLeast, {"train.steps=50"});
-  CHECK(loaded.config.train.lr_schedule.warmup == 5);
-  REQUIRE(loaded.notices.size() == 1);
-  CHECK(contains(loaded.notices[0], "train.lr_schedule.warmup"));
-  CHECK(load_text(kLeast, {"train.steps=3"}).config.train.lr_schedule.warmup == 1);
+  CHECK_FALSE(loaded.config.train.lr_schedule.warmup.has_value());
+  CHECK(loaded.notices.empty());
+  CHECK(load_text(kLeast, {"train.lr_schedule.warmup=0"}).config.train.lr_schedule.warmup == 0);
+  CHECK_FALSE(load_text(kLeast, {"train.lr_schedule.warmup=auto"}).config.train.lr_schedule.warmup.has_value());
+}
+
+TEST_CASE("a run folder's config gives way to a shorter run") {
+  const std::string resolved = resolved_yaml(load_text(kLeast, {"train.steps=2000"}).config);
+  CHECK(contains(resolved, "warmup: auto"));
+  CHECK(load_text(resolved, {"train.steps=10"}).config.train.num_steps(16) == 10);
+  CHECK(load_text(resolved, {"train.tokens=10K"}).config.train.tokens == 10000);
+}
+
+TEST_CASE("a warm-up longer than the run is refused, one that is most of it is told") {
   CHECK(
       contains(override_errors({"train.steps=50", "train.lr_schedule.warmup=51"}),
                "--set train.lr_schedule.warmup=51: train.lr_schedule.warmup: warm-up of 51 steps exceeds the run's 50 "
-               "steps; lower warmup or raise steps"));
-  CHECK(override_errors({"train.steps=50", "train.lr_schedule.warmup=50"}) == "accepted");
+               "steps; lower warmup, leave it out (auto) or raise steps"));
+  const auto notices = [](const std::string& warmup) {
+    return load_text(kLeast, {"train.steps=100", "train.lr_schedule.warmup=" + warmup}).notices;
+  };
+  CHECK(notices("50").empty());
+  for (const char* warmup : {"51", "100"}) {
+    REQUIRE(notices(warmup).size() == 1);
+    CHECK(notices(warmup)[0] == fmt::format("train.lr_schedule.warmup: {} of the run's 100 steps are warm-up; set a "
+                                            "smaller number, or auto (5)",
+                                            warmup));
+  }
 }
 
-TEST_CASE("a run goes on with the warm-up that it began with unless the key is given") {
-  const Config before = load_text(kLeast, {"train.steps=50"}).config;
-  REQUIRE(before.train.lr_schedule.warmup == 5);
-  const LoadedConfig longer = load_text(kLeast, {"train.steps=500"});
-  CHECK(longer.is_warmup_default);
-  CHECK(longer.config.train.lr_schedule.warmup == 100);
-  const Config kept = continued_config(longer, before);
-  CHECK(kept.train.lr_schedule.warmup == 5);
-  CHECK(kept.train.steps == 500);
-  const LoadedConfig named = load_text(kLeast, {"train.steps=500", "train.lr_schedule.warmup=100"});
-  CHECK_FALSE(named.is_warmup_default);
-  CHECK(continued_config(named, before).train.lr_schedule.warmup == 100);
-  // A length that the old warm-up exceeds gets the default.
-  Config slow = before;
-  slow.train.lr_schedule.warmup = 501;
-  CHECK(continued_config(longer, slow).train.lr_schedule.warmup == 100);
+TEST_CASE("an override of one of steps and tokens beats the file's other one") {
+  const LoadedConfig tokens = load_text(kLeast, {"train.tokens=1M"});
+  CHECK(tokens.config.train.tokens == 1000000);
+  CHECK_FALSE(tokens.config.train.steps.has_value());
+  REQUIRE(tokens.notices.size() == 1);
+  CHECK(tokens.notices[0] == "train.steps: the file's value is not used: train.tokens is overridden");
+  const LoadedConfig steps = load_text(resolved_yaml(tokens.config), {"train.steps=9"});
+  CHECK(steps.config.train.steps == 9);
+  CHECK_FALSE(steps.config.train.tokens.has_value());
+  CHECK(contains(override_errors({"train.steps=9", "train.tokens=1M"}), "steps and tokens are both set"));
 }
 
 TEST_CASE("validation sets have distinct plain names") {

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
-#include "data/sampler.h"
+#include "data/order/sampler.h"
 #include "support/processor_time.h"
 
 using namespace scaletrain;
@@ -65,6 +65,13 @@ void check_table(const ListedDocuments& index, const BlockTable& table, std::int
     REQUIRE(end > start);
     const std::int64_t targets = end - start - (end == tokens || index.ends_at(end) ? 1 : 0);
     const std::int64_t samples = (targets + context - 1) / context;
+    std::int64_t counted = 0;
+    for (std::int64_t window = 0; window < samples; ++window) {
+      const std::int64_t here = window_targets(index, table, context, b, window, full * context);
+      REQUIRE((window + 1 == samples ? here >= 1 && here <= context : here == context));
+      counted += here;
+    }
+    REQUIRE(counted == targets);
     if (b < table.full_blocks) {
       REQUIRE(samples == full);
     } else {

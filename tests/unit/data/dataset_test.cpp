@@ -4,13 +4,19 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
+#include "data/order/history.h"
+#include "support/bytes_read.h"
 #include "support/temp_folder.h"
 #include "token_files.h"
 
@@ -127,6 +133,67 @@ TEST_CASE("documents stay whole and in sequence, and come in another order each 
     CHECK(counts[256] == 39);
   }
   CHECK(epochs[0] != epochs[1]);
+}
+
+TEST_CASE("a mix that changes at a resume reads each source on from where it was left, by its content") {
+  const TempFolder folder;
+  std::string a;
+  std::string b;
+  for (int i = 0; i < 1500; ++i) a.push_back(static_cast<char>('a' + i * i % 23));
+  for (int i = 0; i < 159; ++i) b.push_back(static_cast<char>('A' + i * i % 19));
+  const ByteTokenizer tokenizer;
+  const auto opened = [&](std::vector<SourceConfig> sources) {
+    auto config = config_for(folder);
+    config.train = std::move(sources);
+    return open_training_data(config, tokenizer, options(16));
+  };
+  const auto path_a = folder.write("a.txt", a);
+  const auto path_b = folder.write("b.txt", b);
+  const auto capped_b = [&] {
+    SourceConfig source = source_at(path_b);
+    source.epochs = 1.0;
+    return source;
+  };
+  ConsumptionHistory history;
+  const auto train = [&](const TrainingData& data, int steps) {
+    std::vector<Sample> samples;
+    for (int step = 0; step < steps; ++step) {
+      for (const std::int64_t sample : history.batch()) samples.push_back(read(data, sample));
+      history.consume_batch(4 * 16);
+    }
+    return samples;
+  };
+  const auto enter = [&](TrainingData& data) {
+    history = ConsumptionHistory::from_json(history.to_json(), "manifest");
+    history.continue_with(data.description(), 16, 4);
+    data.enter(history.mix());
+  };
+  // What a reads alone, and b alone in the second place, never interrupted.
+  std::vector<Sample> all_of_a;
+  std::vector<Sample> all_of_b;
+  const auto alone = opened({source_at(path_a)});
+  for (std::int64_t n = 0; n < 60; ++n) all_of_a.push_back(read(*alone, n));
+  const auto both = opened({source_at(path_a, 1e-4), source_at(path_b)});
+  for (std::int64_t n = 0; all_of_b.size() < 10; ++n)
+    if (both->mixture().locate(n).source == 1) all_of_b.push_back(read(*both, n));
+  REQUIRE(both->mixture().order(1).samples_per_epoch() == 10);
+
+  enter(*alone);
+  std::vector<Sample> of_a = train(*alone, 5);
+  // The file was moved, and stands second.
+  const auto moved = folder.write("elsewhere.txt", a);
+  std::filesystem::remove(path_a);
+  const auto mixed = opened({capped_b(), source_at(moved)});
+  enter(*mixed);
+  std::vector<Sample> of_b;
+  for (const Sample& sample : train(*mixed, 8)) {
+    const bool is_of_b = std::any_of(sample.inputs.begin(), sample.inputs.end(),
+                                     [](std::int32_t token) { return token >= 'A' && token < 'A' + 19; });
+    (is_of_b ? of_b : of_a).push_back(sample);
+  }
+  CHECK(of_b == all_of_b);
+  REQUIRE(of_a.size() == 20 + 22);
+  CHECK(std::equal(of_a.begin(), of_a.end(), all_of_a.begin()));
 }
 
 TEST_CASE("loss_across: false masks the first token of each document as a target, and only that") {
@@ -287,6 +354,189 @@ TEST_CASE("the data hash sees content, weights, caps and tokenizer, but not path
   CHECK(hash() != original);
 }
 
+namespace {
+
+// Files of `length` tokens each: file f holds f, f, ...
+void write_short_files(const TempFolder& folder, int count, int length, bool with_index) {
+  for (int f = 0; f < count; ++f) {
+    const std::vector<int> tokens(static_cast<std::size_t>(length), f);
+    const std::string stem = "short/" + std::to_string(100 + f);
+    folder.write(stem + ".bin", with_index ? packed<std::uint16_t>(tokens) : llmc_file(tokens, false));
+    if (with_index) folder.write(stem + ".idx", megatron_index({{length}}, 8, 2));
+  }
+}
+
+std::int64_t unmasked(const Sample& sample) {
+  return std::count_if(sample.targets.begin(), sample.targets.end(), [](std::int32_t t) { return t >= 0; });
+}
+
+// Of one epoch.
+std::int64_t all_sample_tokens(const TrainingData& data) {
+  std::int64_t total = 0;
+  for (std::int64_t n = 0; n < data.mixture().order(0).samples_per_epoch(); ++n) total += data.sample_tokens(n);
+  return total;
+}
+
+}  // namespace
+
+TEST_CASE("short files of one source are packed into samples, and only real tokens are counted") {
+  const TempFolder folder;
+  write_short_files(folder, 60, 17, false);
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "short")};
+  const IdsTokenizer tokenizer(257, std::nullopt);
+  const auto data = open_training_data(config, tokenizer, options(64));
+  const std::int64_t samples = data->mixture().order(0).samples_per_epoch();
+  REQUIRE(samples == 16);  // 60 * 17 tokens, the first of which is no target, by 64
+  std::set<std::vector<std::int32_t>> orders;
+  for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+    std::map<std::int32_t, int> inputs;
+    std::vector<std::int32_t> order;
+    std::int64_t tokens = 0;
+    for (std::int64_t n = epoch * samples; n < (epoch + 1) * samples; ++n) {
+      const Sample s = read(*data, n);
+      CHECK(data->sample_tokens(n) == unmasked(s));
+      tokens += data->sample_tokens(n);
+      for (std::size_t i = 0; i < s.inputs.size(); ++i) {
+        if (s.targets[i] >= 0) ++inputs[s.inputs[i]];
+        order.push_back(s.inputs[i]);
+        // A file is a document: it begins where the tokens change.
+        const bool begins = std::count(s.starts.begin(), s.starts.end(), static_cast<std::int32_t>(i)) > 0;
+        if (i > 0 && s.targets[i - 1] >= 0 && s.targets[i] >= 0) CHECK(begins == (s.inputs[i] != s.inputs[i - 1]));
+      }
+    }
+    CHECK(tokens == 60 * 17 - 1);
+    // All of each file, but the last token of the file that came last, which predicts nothing.
+    int all = 0;
+    for (int f = 0; f < 60; ++f) {
+      CHECK((inputs[f] == 17 || inputs[f] == 16));
+      all += inputs[f];
+    }
+    CHECK(all == 60 * 17 - 1);
+    orders.insert(order);
+  }
+  CHECK(orders.size() == 3);
+}
+
+TEST_CASE("a file's end is a document's end, for the loss as well") {
+  const TempFolder folder;
+  write_short_files(folder, 60, 17, true);
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "short")};
+  config.documents.loss_across = false;
+  ValidationConfig set;
+  set.path = config.train[0].path;
+  const auto data = open_training_data(config, ByteTokenizer(), options(64));
+  const auto validation = open_validation_set(set, config, ByteTokenizer(), options(64), "v");
+  REQUIRE(validation->num_samples() == 16);
+  for (const bool is_training : {true, false}) {
+    std::int64_t targets = 0;
+    for (std::int64_t n = 0; n < 16; ++n) {
+      const Sample s = is_training ? read(*data, n) : read(*validation, n);
+      targets += unmasked(s);
+      for (std::size_t i = 0; i < s.inputs.size(); ++i)
+        if (s.targets[i] >= 0) CHECK(s.targets[i] == s.inputs[i]);
+    }
+    CHECK(targets == 60 * 16);
+  }
+  // Masked as a document's first is no padding: the model has read it.
+  CHECK(all_sample_tokens(*data) == 60 * 17 - 1);
+}
+
+TEST_CASE("blocks go over the ends of files, and the tokens of samples are counted without reading them") {
+  const TempFolder folder;
+  // One and a half blocks each: counting in base 65521, with an index and without.
+  const int tokens = static_cast<int>(kBlockTokens * 3 / 2);
+  std::vector<int> values(static_cast<std::size_t>(tokens));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int>(i % 65521);
+  folder.write("d/a.bin", packed<std::uint16_t>(values));
+  folder.write("d/a.idx", megatron_index({{1'000'000}, {tokens - 1'000'000}}, 8, 2));
+  folder.write("d/b.bin", llmc_file(values, false));
+  folder.write("d/c.bin", packed<std::uint16_t>(values));
+  folder.write("d/c.idx", megatron_index({{tokens}}, 8, 2));
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "d")};
+  const IdsTokenizer tokenizer(65536, std::nullopt);
+  const std::int64_t context = 4096;
+  const auto data =
+      open_training_data(config, tokenizer, {.vocab = 65536, .context = context, .seed = 1, .report = {}});
+  const std::int64_t samples = data->mixture().order(0).samples_per_epoch();
+  // Four and a half blocks; a block that ends with a document leaves one target out.
+  CHECK(samples == 4 * 512 + 256);
+  std::int64_t targets = 0;
+  for (std::int64_t n = 0; n < samples; ++n) {
+    const Sample s = read(*data, n);
+    if (data->sample_tokens(n) != unmasked(s)) FAIL("another number of tokens than was read: sample " << n);
+    targets += unmasked(s);
+    for (std::size_t i = 0; i < s.targets.size(); ++i) {
+      const bool begins = std::count(s.starts.begin(), s.starts.end(), static_cast<std::int32_t>(i) + 1) > 0;
+      if (s.targets[i] >= 0 && i + 1 < s.targets.size() && !begins && s.targets[i] != (s.inputs[i] + 1) % 65521)
+        FAIL("a target that does not follow its input");
+    }
+  }
+  CHECK(targets <= std::int64_t{3} * tokens - 1);
+  CHECK(targets >= std::int64_t{3} * tokens - 5);
+}
+
+TEST_CASE("loss_across: false is refused for a file that does not say where its documents end") {
+  const TempFolder folder;
+  const auto path = folder.write("l.bin", llmc_file({1, 2, 9, 3, 9, 4, 5, 6, 9, 7}, false));
+  auto config = config_for(folder);
+  config.documents.loss_across = false;
+  config.train = {source_at(path)};
+  ValidationConfig set;
+  set.path = path.string();
+  const auto open_both = [&](std::optional<std::int32_t> end_of_document) {
+    const IdsTokenizer tokenizer(10, end_of_document);
+    const DataOptions small{.vocab = 10, .context = 5, .seed = 1, .report = {}};
+    open_training_data(config, tokenizer, small);
+    open_validation_set(set, config, tokenizer, small, "data.validation.0");
+  };
+  const std::string words = "data.documents.loss_across: false needs to know where documents end, and " +
+                            path.string() +
+                            " of data.train.0 (llm.c token file) does not say: name the token that ends a document in "
+                            "data.tokenizer.end_of_document";
+  CHECK_THROWS_WITH_AS(open_both(std::nullopt), doctest::Contains(words.c_str()), UserError);
+  CHECK_NOTHROW(open_both(9));
+  folder.write("m.bin", packed<std::uint16_t>({1, 2, 3, 4}));
+  folder.write("m.idx", megatron_index({{2}, {2}}, 8, 2));
+  config.train = {source_at(folder / "m.bin")};
+  CHECK_THROWS_WITH_AS(open_both(std::nullopt), doctest::Contains("l.bin of data.validation.0"), UserError);
+  set.path = config.train[0].path;
+  CHECK_NOTHROW(open_both(std::nullopt));
+  set.path = path.string();
+  config.documents.loss_across = true;
+  CHECK_NOTHROW(open_both(std::nullopt));
+}
+
+TEST_CASE("the hash of a source of several files says that they are laid end to end, that of one file is as it was") {
+  const TempFolder folder;
+  folder.write("one/a.bin", llmc_file({1, 2, 3, 4}, false));
+  folder.write("two/a.bin", llmc_file({1, 2, 3, 4}, false));
+  folder.write("two/b.bin", llmc_file({5, 6, 7, 8}, false));
+  const auto identity = [&](const std::string& name) {
+    auto config = config_for(folder);
+    config.train = {source_at(folder / name)};
+    std::uint64_t found = 0;
+    DataOptions o = options(4);
+    o.opened = [&found](const SourceContent& content) { found = content.identity; };
+    open_training_data(config, IdsTokenizer(257, std::nullopt), o);
+    return found;
+  };
+  // What a checkpoint of an older version has: the hash of the number of tokens and the identity, file by file.
+  const auto before = [&](const std::vector<std::string>& files) {
+    std::vector<std::uint64_t> numbers;
+    for (const std::string& file : files) {
+      const auto opened = open_token_file(folder / file);
+      numbers.push_back(static_cast<std::uint64_t>(opened->num_tokens()));
+      numbers.push_back(opened->identity());
+    }
+    return hash_bytes(std::as_bytes(std::span(numbers)));
+  };
+  CHECK(identity("one") == before({"one/a.bin"}));
+  CHECK(identity("two") != before({"two/a.bin", "two/b.bin"}));
+}
+
 TEST_CASE("a folder is read in the order of its names, each file by its kind") {
   const TempFolder folder;
   folder.write("d/b.jsonl", "{\"text\":\"B\"}\n");
@@ -392,4 +642,100 @@ TEST_CASE("a token beyond the model's vocabulary is found when its sample is rea
   const IdsTokenizer tokenizer(257, std::nullopt);
   const auto data = open_training_data(config, tokenizer, options(5));
   CHECK_THROWS_WITH_AS(read(*data, 0), doctest::Contains("l.bin: token 3"), InputError);
+}
+
+namespace {
+
+// What opening the training data reads of its text, and what it says that the data holds.
+struct Opening {
+  std::uint64_t bytes = 0;
+  std::vector<SourceContent> contents;
+};
+
+Opening open_once(const DataConfig& config, const std::vector<SourceContent>& known = {}) {
+  Opening opening;
+  DataOptions o = options(64);
+  o.known = known;
+  o.opened = [&opening](SourceContent content) { opening.contents.push_back(std::move(content)); };
+  const std::uint64_t before = bytes_read();
+  open_training_data(config, ByteTokenizer(), o);
+  opening.bytes = bytes_read() - before;
+  return opening;
+}
+
+constexpr std::size_t kCorpusBytes = 4u << 20;
+
+}  // namespace
+
+TEST_CASE("a start reads text that has not changed no more, and text that has") {
+  const TempFolder folder;
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "d")};
+  folder.write("d/a.txt", std::string(kCorpusBytes, 'a'));
+  folder.write("d/b.txt", std::string(kCorpusBytes, 'b'));
+  std::this_thread::sleep_for(std::chrono::milliseconds(3100));  // younger files are not kept (content_record.h)
+  const Opening first = open_once(config);
+  CHECK(first.bytes > 2 * kCorpusBytes);
+  const Opening second = open_once(config);
+  CHECK(second.bytes < kCorpusBytes / 8);
+  CHECK(second.contents[0].identity == first.contents[0].identity);
+  CHECK(second.contents[0].files[1].hash == first.contents[0].files[1].hash);
+
+  folder.write("d/b.txt", std::string(kCorpusBytes, 'c'));
+  const Opening changed = open_once(config);
+  CHECK(changed.bytes > kCorpusBytes);
+  CHECK(changed.contents[0].identity != first.contents[0].identity);
+  CHECK(changed.contents[0].files[0].hash == first.contents[0].files[0].hash);
+
+  config.verify = DataCheck::all;
+  CHECK(open_once(config).bytes > 2 * kCorpusBytes);
+}
+
+TEST_CASE("a process reads nothing that another one of its host has verified") {
+  const TempFolder folder;
+  auto config = config_for(folder);
+  config.verify = DataCheck::all;  // whose word counts for the host's other processes as well
+  config.train = {source_at(folder / "d")};
+  folder.write("d/a.txt", std::string(kCorpusBytes, 'a'));
+  folder.write("d/m.bin", packed<std::uint16_t>({67, 68, 256}));
+  folder.write("d/m.idx", megatron_index({{3}}, 8, 2));
+  const Opening first = open_once(config);
+  REQUIRE(first.contents.size() == 1);
+  CHECK(first.contents[0].all_bytes != 0);
+  const Opening second = open_once(config, first.contents);
+  CHECK(second.bytes < kCorpusBytes / 8);
+  CHECK(second.contents[0].identity == first.contents[0].identity);
+  CHECK(second.contents[0].tokens == first.contents[0].tokens);
+
+  SUBCASE("where its files are others, it reads them") {
+    folder.write("d/a.txt", std::string(kCorpusBytes, 'b'));
+    const Opening other = open_once(config, first.contents);
+    CHECK(other.bytes > kCorpusBytes);
+    CHECK(other.contents[0].identity != first.contents[0].identity);
+  }
+  SUBCASE("where the tokenised text is not to be found, it makes it") {
+    std::filesystem::remove_all(folder / "cache");
+    const Opening other = open_once(config, first.contents);
+    CHECK(other.bytes > kCorpusBytes);
+    CHECK(other.contents[0].identity == first.contents[0].identity);
+  }
+}
+
+TEST_CASE("a full check sees a token file's bytes beyond its samples") {
+  const TempFolder folder;
+  // Beyond 64 MiB the identity is that of samples.
+  const auto path = folder.write("l.bin", llmc_file(std::vector<int>(36'000'000, 1), false));
+  auto config = config_for(folder);
+  config.train = {source_at(path)};
+  const Opening first = open_once(config);
+  std::fstream(path, std::ios::binary | std::ios::in | std::ios::out).seekp(1'000'000).put('\2');
+  const Opening second = open_once(config);
+  CHECK(second.contents[0].identity == first.contents[0].identity);  // the limit that token_file.h states
+  config.verify = DataCheck::all;
+  const Opening full = open_once(config);
+  std::fstream(path, std::ios::binary | std::ios::in | std::ios::out).seekp(1'000'000).put('\1');
+  const Opening other = open_once(config);
+  CHECK(full.contents[0].identity == first.contents[0].identity);
+  CHECK(full.contents[0].all_bytes != other.contents[0].all_bytes);
+  CHECK(full.contents[0].files[0].hash != other.contents[0].files[0].hash);
 }

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
-#include "data/sampler.h"
+#include "data/order/sampler.h"
 #include "support/processor_time.h"
 
 using namespace scaletrain;
@@ -214,6 +214,38 @@ TEST_CASE("wrong weights, caps and empty sources are refused") {
   CHECK_THROWS_AS(Mixture({plain(10, 4, INFINITY)}, 4, 1, 16), UserError);
   CHECK_THROWS_AS(Mixture({plain(10, 4, 1.0, 0.0)}, 4, 1, 16), UserError);
   CHECK_THROWS_AS(Mixture({plain(0, 4, 1.0)}, 4, 1, 16), UserError);
+}
+
+TEST_CASE("a mix entered half-way reads on in each source's own order, wherever the source stands") {
+  const auto shapes = [](const std::vector<std::uint64_t>& identities) {
+    std::vector<SourceShape> all;
+    for (const std::uint64_t identity : identities) {
+      all.push_back(plain(static_cast<std::int64_t>(10 + 7 * identity), 4, static_cast<double>(identity)));
+      all.back().identity = identity;
+    }
+    return all;
+  };
+  const auto place = [](const SampleLocation& at) {
+    return std::tuple(at.epoch, at.position, at.part, at.block, at.window);
+  };
+  const Mixture before(shapes({1, 2, 3}), 4, 5, 16);
+  Mixture after(shapes({3, 4, 1}), 4, 5, 16);
+  constexpr std::int64_t entered = 53;
+  const std::vector<std::int64_t> taken = before.counts(entered);
+  after.enter(following_mix(before.mix(), entered, after.mix().sources));
+  CHECK(after.counts(entered) == std::vector<std::int64_t>{taken[2], 0, taken[0]});
+  std::vector<std::int64_t> next = after.counts(entered);
+  for (std::int64_t n = entered; n < entered + 200; ++n) {
+    const SampleLocation at = after.locate(n);
+    const std::int64_t index = next[static_cast<std::size_t>(at.source)]++;
+    if (at.source == 1) {
+      CHECK(at.epoch * 38 + at.position == index);
+    } else {
+      REQUIRE(place(at) == place(before.order(at.source == 0 ? 2 : 0).locate(index)));
+    }
+  }
+  CHECK(after.counts(entered + 200) == next);
+  CHECK_THROWS_AS(after.locate(entered - 1), BugError);
 }
 
 TEST_CASE("a seek equals a walk") {

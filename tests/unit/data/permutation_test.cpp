@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "data/sampler.h"
+#include "data/order/sampler.h"
 
 using namespace scaletrain;
 

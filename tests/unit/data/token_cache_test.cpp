@@ -1,4 +1,4 @@
-#include "data/token_cache.h"
+#include "data/tokens/token_cache.h"
 
 #include <doctest/doctest.h>
 #include <sys/file.h>
@@ -38,6 +38,14 @@ std::vector<std::string> documents_of(const TokenFile& file) {
   return documents;
 }
 
+// With a record that nothing is kept in.
+std::unique_ptr<TokenFile> open_cache(const TextSource& source, const Tokenizer& tokenizer, const fs::path& folder,
+                                      const Reporter& report) {
+  ContentRecord record({.source = folder, .folders = {}});
+  const std::vector<FileContent> contents = contents_of(source, record);
+  return open_token_cache({source, contents, tokenizer, record, report}, folder);
+}
+
 struct Builder {
   TempFolder folder;
   ByteTokenizer tokenizer;
@@ -45,7 +53,7 @@ struct Builder {
 
   fs::path cache() const { return folder.path() / "cache"; }
   std::unique_ptr<TokenFile> open(const TextSource& source) {
-    return open_token_cache(source, tokenizer, cache(), [this](const std::string& m) { messages.push_back(m); });
+    return open_cache(source, tokenizer, cache(), [this](const std::string& m) { messages.push_back(m); });
   }
   std::vector<std::string> text(const std::string& content, std::optional<std::string> separator = std::nullopt) {
     TextSource source;
@@ -152,7 +160,7 @@ TEST_CASE("a cache is used again for equal text, wherever it lies, and for nothi
   b.open(cut);
   CHECK(b.built());
   const IdsTokenizer ids(300, 7);
-  CHECK(open_token_cache(at("n.txt", "1 2 299"), ids, b.cache(), {})->num_tokens() == 4);
+  CHECK(open_cache(at("n.txt", "1 2 299"), ids, b.cache(), {})->num_tokens() == 4);
   CHECK(b.cached_files().size() == 4);
 }
 
@@ -200,7 +208,7 @@ TEST_CASE("builders at the same time, in threads and processes, end with one goo
   source.files = {{b.folder.write("t.txt", text), TextKind::text}};
   const auto build = [&] {
     const ByteTokenizer tokenizer;
-    return documents_of(*open_token_cache(source, tokenizer, b.cache(), {})) == Documents{text + "|"};
+    return documents_of(*open_cache(source, tokenizer, b.cache(), {})) == Documents{text + "|"};
   };
   std::vector<pid_t> children;
   for (int i = 0; i < 3; ++i) {
@@ -266,8 +274,10 @@ TEST_CASE("a_cache_that_may_be_anywhere_is_taken_where_it_is_and_built_where_it_
   source.files = {{b.folder.write("t.txt", "abc"), TextKind::text}};
   const auto open_in = [&](const std::vector<fs::path>& folders) {
     b.messages.clear();
-    return documents_of(*open_token_cache_anywhere(source, contents_of(source), b.tokenizer, folders,
-                                                   [&b](const std::string& m) { b.messages.push_back(m); }));
+    ContentRecord record({.source = b.folder.path(), .folders = {}});
+    const std::vector<FileContent> contents = contents_of(source, record);
+    const Reporter report = [&b](const std::string& m) { b.messages.push_back(m); };
+    return documents_of(*open_token_cache_anywhere({source, contents, b.tokenizer, record, report}, folders));
   };
   const std::vector<std::string> expected = {"abc|"};
   const fs::path first = b.folder.path() / "first";

@@ -1,4 +1,4 @@
-#include "data/token_file.h"
+#include "data/tokens/token_file.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "data/tokenizer.h"
+#include "data/tokens/tokenizer.h"
 
 #include <doctest/doctest.h>
 

@@ -13,8 +13,8 @@
 
 #include "backend/backend.h"
 #include "base/error.h"
-#include "checkpoint/hugging_face.h"
-#include "checkpoint/save.h"
+#include "checkpoint/hugging_face/hugging_face.h"
+#include "checkpoint/save/save.h"
 #include "config/load.h"
 #include "infer/model.h"
 #include "nn/init.h"
@@ -63,7 +63,7 @@ struct TinyModel {
     std::iota(units.begin(), units.end(), 0);
     layout = ShardLayout(table, units, Mesh(), MeshPosition{});
     store = std::make_unique<ParamStore>(
-        *backend, table, layout, ParamStore::Options{.slot_names = {}, .gradients = false, .dtype = DType::f32});
+        *backend, table, layout, ParamStore::Options{.state_names = {}, .gradients = false, .dtype = DType::f32});
     initialise_parameters(*store, 5, 1);
     store->values_changed();
   }
@@ -80,8 +80,8 @@ struct TinyModel {
   // Every weight in a map of its own, to compare with what was loaded.
   std::vector<float> weights(const ParamStore& from) const {
     std::vector<float> out;
-    for (const ParamRow& row : table.rows()) {
-      const View view = from.master(row.name);
+    for (const Parameter& parameter : table.parameters()) {
+      const View view = from.master(parameter.name);
       const auto* values = view.as<float>();
       out.insert(out.end(), values, values + view.num_elements());
     }

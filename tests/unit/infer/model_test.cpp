@@ -103,8 +103,8 @@ TEST_CASE("a Hugging Face folder loads as the model that was exported") {
     const TinyModel tiny(config, 300);
     const fs::path path = folder / "hf";
     export_hugging_face(tiny.table,
-                        [&tiny](const ParamRow& row, View out) {
-                          const View master = tiny.store->master(row.name);
+                        [&tiny](const Parameter& parameter, View out) {
+                          const View master = tiny.store->master(parameter.name);
                           std::copy_n(master.as<float>(), master.num_elements(), out.as<float>());
                         },
                         {.folder = path, .model = config.model, .dtype = DType::f32, .tokenizer_files = {}});

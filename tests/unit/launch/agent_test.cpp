@@ -1,4 +1,4 @@
-#include "launch/agent.h"
+#include "launch/agent/agent.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -14,15 +14,24 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "launch/machine.h"
-#include "launch/worker_channel.h"
-#include "launch/worker_process.h"
+#include "launch/host/machine.h"
+#include "launch/workers/worker_channel.h"
+#include "launch/workers/worker_process.h"
 #include "test_tools.h"
 
 namespace scaletrain {
 namespace {
 
 using Scene = LoneScene;
+
+GroupOptions group_options(const Scene& scene) {
+  return {.paths = scene.options.paths,
+          .start = {},
+          .lock_id = scene.lead.lock_id,
+          .heartbeat = scene.lead.heartbeat,
+          .log = scene.options.log,
+          .interrupts = scene.interrupts};
+}
 
 }  // namespace
 
@@ -45,8 +54,8 @@ TEST_CASE("the message of a failed worker reaches the agent's log unchanged") {
 TEST_CASE("a killed worker is restarted from the next start point, one generation on") {
   Scene scene(
       {Words{"die", "5", std::to_string(SIGKILL)}, Words{"die", "9", std::to_string(SIGSEGV)}, Words{"exit", "0"}});
-  scene.options.start = StartPoint{.checkpoint = "step-4", .step = 4, .generation = 2};
-  scene.options.next_start = [](const StartPoint& before) {
+  scene.lead.start = StartPoint{.checkpoint = "step-4", .step = 4, .generation = 2};
+  scene.lead.next_start = [](const StartPoint& before) {
     return StartPoint{.checkpoint = "step-8", .step = 8, .generation = before.generation + 1};
   };
   CHECK(scene.run() == ExitCode::finished);
@@ -63,8 +72,8 @@ TEST_CASE("a killed worker is restarted from the next start point, one generatio
 
 TEST_CASE("a run that saves between its failures is not bounded by max_restarts") {
   Scene scene({Words{"die", "5", "9"}, Words{"die", "9", "9"}, Words{"die", "13", "9"}, Words{"exit", "0"}});
-  scene.options.max_restarts = 1;
-  scene.options.next_start = [](const StartPoint& before) {
+  scene.lead.max_restarts = 1;
+  scene.lead.next_start = [](const StartPoint& before) {
     return StartPoint{.checkpoint = "newer", .step = before.step + 4, .generation = before.generation + 1};
   };
   CHECK(scene.run() == ExitCode::finished);
@@ -73,7 +82,7 @@ TEST_CASE("a run that saves between its failures is not bounded by max_restarts"
 
 TEST_CASE("a worker that lost its peer is restarted; used-up restarts end with 4") {
   Scene scene({Words{"exit", "4"}, Words{"die", "2", "9"}, Words{"die", "3", "9"}, Words{"exit", "0"}});
-  scene.options.max_restarts = 2;
+  scene.lead.max_restarts = 2;
   CHECK(scene.run() == ExitCode::peer);
   CHECK(scene.starts.size() == 3);
   CHECK(scene.logged("supervise.max_restarts"));
@@ -81,7 +90,7 @@ TEST_CASE("a worker that lost its peer is restarted; used-up restarts end with 4
 
 TEST_CASE("without restarts the first failure ends the run with 4") {
   Scene scene({Words{"die", "2", "9"}});
-  scene.options.max_restarts = 0;
+  scene.lead.max_restarts = 0;
   CHECK(scene.run() == ExitCode::peer);
   CHECK(scene.starts.size() == 1);
 }
@@ -89,7 +98,7 @@ TEST_CASE("without restarts the first failure ends the run with 4") {
 TEST_CASE("the third failure at one step ends the run with 6, whatever failed between") {
   Scene scene({Words{"die", "7", "11"}, Words{"die", "6", "9"}, Words{"die", "7", "11"}, Words{"die", "7", "11"},
                Words{"exit", "0"}});
-  scene.options.max_restarts = 10;
+  scene.lead.max_restarts = 10;
   CHECK(scene.run() == ExitCode::no_progress);
   CHECK(scene.starts.size() == 4);
   CHECK(scene.logged("3 times at step 7"));
@@ -100,7 +109,7 @@ TEST_CASE("the third failure at one step ends the run with 6, whatever failed be
 
 TEST_CASE("a worker that never tells a step counts as failing where it started") {
   Scene scene({Words{"exit", "4"}});
-  scene.options.start.step = 40;
+  scene.lead.start.step = 40;
   CHECK(scene.run() == ExitCode::no_progress);
   CHECK(scene.logged("3 times at step 40"));
 }
@@ -141,7 +150,7 @@ TEST_CASE("a signal that arrives while the worker is still starting ends it at o
 
 TEST_CASE("a signal between two workers starts none") {
   Scene scene({Words{"die", "2", "9"}, Words{"exit", "0"}});
-  scene.options.next_start = [&](const StartPoint& before) {
+  scene.lead.next_start = [&](const StartPoint& before) {
     ::kill(::getpid(), SIGUSR1);
     eventually([&] { return scene.interrupts.interrupted(); });
     return before;
@@ -152,7 +161,7 @@ TEST_CASE("a signal between two workers starts none") {
 
 TEST_CASE("a lost lock ends the worker and the run") {
   Scene scene({Words{"hang", "4"}});
-  scene.options.heartbeat = hang_heartbeat;  // the lock is asked about eight times in it
+  scene.lead.heartbeat = hang_heartbeat;  // the lock is asked about eight times in it
   int questions = 0;
   scene.options.holds_lock = [&questions] { return ++questions < 3; };
   CHECK_THROWS_AS(scene.run(), PeerError);
@@ -162,14 +171,15 @@ TEST_CASE("a lost lock ends the worker and the run") {
 
 TEST_CASE("no usable checkpoint after a failure ends the run with that error") {
   Scene scene({Words{"die", "2", "9"}});
-  scene.options.next_start = [](const StartPoint&) -> StartPoint { throw InputError("every checkpoint is damaged"); };
-  CHECK_THROWS_WITH_AS(scene.run(), "every checkpoint is damaged", InputError);
+  scene.lead.next_start = [](const StartPoint&) -> StartPoint { throw InputError("every checkpoint is damaged"); };
+  CHECK(scene.run() == ExitCode::input);
+  CHECK(scene.end.status.message == "every checkpoint is damaged");
 }
 
 TEST_CASE("storage that cannot be read for a moment after a failure costs the moment, not the run") {
   Scene scene({Words{"die", "2", "9"}, Words{"exit", "0"}});
   int tries = 0;
-  scene.options.next_start = [&tries](const StartPoint& before) -> StartPoint {
+  scene.lead.next_start = [&tries](const StartPoint& before) -> StartPoint {
     if (++tries < 3) throw FileAccessError("step-00000001: stale file handle");
     return before;
   };
@@ -182,7 +192,7 @@ TEST_CASE("storage that cannot be read for a moment after a failure costs the mo
 TEST_CASE("an interruption while the storage cannot be read ends the run with 75, without waiting for the storage") {
   Scene scene({Words{"die", "2", "9"}});
   const MonotonicTime start = monotonic_now();
-  scene.options.next_start = [&scene](const StartPoint&) -> StartPoint {
+  scene.lead.next_start = [&scene](const StartPoint&) -> StartPoint {
     ::kill(::getpid(), SIGTERM);
     eventually([&] { return scene.interrupts.interrupted(); });
     throw FileAccessError("step-00000001: stale file handle");
@@ -223,23 +233,22 @@ TEST_CASE("a lone worker's command line says folder, lock, generation and checkp
   Scene scene({Words{"exit", "0"}});
   const std::string folder = scene.folder.path().string();
   const WorkerSlot slot;
-  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}),
-                         StartPoint{.checkpoint = std::nullopt, .step = 0, .generation = 1},
+  CHECK(worker_arguments(group_options(scene), StartPoint{.checkpoint = std::nullopt, .step = 0, .generation = 1},
                          slot) == Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "1"});
-  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}),
-                         StartPoint{.checkpoint = "c/step-1", .step = 1, .generation = 2}, slot) ==
-        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1"});
+  CHECK(
+      worker_arguments(group_options(scene), StartPoint{.checkpoint = "c/step-1", .step = 1, .generation = 2}, slot) ==
+      Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1"});
   const StartPoint asked{.checkpoint = "c/step-1", .step = 1, .generation = 2, .asked = "/c/step-1"};
-  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}), asked, slot) ==
-        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1", "--asked",
-              "/c/step-1"});
+  CHECK(worker_arguments(group_options(scene), asked, slot) == Words{"worker", "--run-folder", folder, "--lock", "0123",
+                                                                     "--generation", "2", "--from", "c/step-1",
+                                                                     "--asked", "/c/step-1"});
 }
 
 TEST_CASE("a worker reports eight times in a heartbeat, and once a second at least") {
   Scene scene({Words{"exit", "0"}});
   const auto report = [&](double heartbeat) {
-    scene.options.heartbeat = heartbeat;
-    const Words words = worker_arguments(crew_options(scene.options, StartPoint{}), StartPoint{}, WorkerSlot{});
+    scene.lead.heartbeat = heartbeat;
+    const Words words = worker_arguments(group_options(scene), StartPoint{}, WorkerSlot{});
     const auto at = std::find(words.begin(), words.end(), "--report");
     return at == words.end() ? std::string("each second") : *(at + 1);
   };
@@ -250,12 +259,12 @@ TEST_CASE("a worker reports eight times in a heartbeat, and once a second at lea
 
 TEST_CASE("the command line of one of several workers says its place, never the secret") {
   Scene scene({Words{"exit", "0"}});
-  scene.options.heartbeat = 10.0;
+  scene.lead.heartbeat = 10.0;
   WorkerSlot slot{.rank = Rank(3), .world = 8, .local_rank = 3, .sharers = 2};
   slot.rendezvous = RendezvousAddress{.host = "127.0.0.1", .port = 4567};
-  CHECK(worker_arguments(crew_options(scene.options, StartPoint{}), StartPoint{}, slot) ==
+  CHECK(worker_arguments(group_options(scene), StartPoint{}, slot) ==
         Words{"worker", "--run-folder", scene.folder.path().string(), "--lock", "0123", "--generation", "0", "--rank",
-              "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--sharers", "2", "--deadline", "100"});
+              "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--sharers", "2", "--heartbeat", "10"});
 }
 
 }  // namespace scaletrain

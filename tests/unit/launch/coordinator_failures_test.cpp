@@ -14,12 +14,12 @@ TEST_CASE("a worker's own result ends all nodes with that code") {
   Scene scene(2);
   scene.begin();
   scene.run_all(7);
-  Attempt diverged = ended(ExitCode::diverged, 7);
+  RoundResult diverged = ended(ExitCode::diverged, 7);
   diverged.message = "rank 1: no finite step";
   scene.report(1, diverged);
-  CHECK(scene.look().command == NodeCommand::end);
+  CHECK(scene.look().command == OrderKind::end);
   scene.report(0, ended_as_told(7));
-  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.look().command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::diverged);
   CHECK(says(scene.orders().reason, "node 1: rank 1: no finite step"));
 }
@@ -31,10 +31,10 @@ TEST_CASE("a dead worker ends the others' and all start again from the newest ch
   scene.checkpoint_step = 10;
   // The first to tell has only lost its peer: for a moment the cause is waited for.
   scene.report(0, lost_peer(17));
-  CHECK(scene.look().command == NodeCommand::run);
+  CHECK(scene.look().command == OrderKind::run);
   scene.report(1, killed(17));
-  CHECK(scene.look().command == NodeCommand::run);
-  CHECK(scene.orders().attempt == 2);
+  CHECK(scene.look().command == OrderKind::run);
+  CHECK(scene.orders().round == 2);
   CHECK(scene.orders().plan.start.step == 10);
   CHECK(scene.orders().plan.start.generation == 1);
   CHECK(scene.served == 2);
@@ -53,13 +53,13 @@ TEST_CASE("storage that cannot be read after a failure is asked again for five m
   Scene back(2);
   fail(back);
   CHECK(back.starts_asked == 1);
-  CHECK(back.pass(100).attempt == 1);
+  CHECK(back.pass(100).round == 1);
   CHECK(back.starts_asked > 50);
   CHECK(back.starts_asked <= 101);
   back.storage_is_away = false;
   back.checkpoint_step = 10;
-  CHECK(back.pass(2).attempt == 2);
-  CHECK(back.orders().command == NodeCommand::run);
+  CHECK(back.pass(2).round == 2);
+  CHECK(back.orders().command == OrderKind::run);
   CHECK(back.orders().plan.start.step == 10);
   CHECK(says(back.log_text(), "restart 1 of 3"));
   const std::string text = back.log_text();
@@ -67,8 +67,8 @@ TEST_CASE("storage that cannot be read after a failure is asked again for five m
 
   Scene away(2);
   fail(away);
-  CHECK(away.pass(295).command != NodeCommand::over);
-  CHECK(away.pass(20).command == NodeCommand::over);
+  CHECK(away.pass(295).command != OrderKind::over);
+  CHECK(away.pass(20).command == OrderKind::over);
   CHECK(away.orders().code == ExitCode::input);
   CHECK(says(away.orders().reason, "stale file handle"));
 
@@ -77,7 +77,7 @@ TEST_CASE("storage that cannot be read after a failure is asked again for five m
   fail(interrupted);
   interrupted.pass(10);
   interrupted.status(1).is_interrupted = true;
-  CHECK(interrupted.look().command == NodeCommand::over);
+  CHECK(interrupted.look().command == OrderKind::over);
   CHECK(interrupted.orders().code == ExitCode::interrupted);
 
   Scene smaller(3, 2);
@@ -85,9 +85,9 @@ TEST_CASE("storage that cannot be read after a failure is asked again for five m
   smaller.silence(1);
   smaller.pass(run_out + 1);
   smaller.storage_is_away = false;
-  CHECK(smaller.pass(2).command == NodeCommand::run);
-  CHECK(smaller.orders().attempt == 2);
-  CHECK(smaller.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {2, 1, 1}});
+  CHECK(smaller.pass(2).command == OrderKind::run);
+  CHECK(smaller.orders().round == 2);
+  CHECK(smaller.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {2, 1, 1}});
 }
 
 TEST_CASE("what the ranks of all nodes tell alike is nobody's in particular") {
@@ -95,15 +95,15 @@ TEST_CASE("what the ranks of all nodes tell alike is nobody's in particular") {
     Scene scene(2);
     scene.begin();
     scene.run_all(7);
-    Attempt one = ended(ExitCode::diverged, 7);  // of a node with one worker
+    RoundResult one = ended(ExitCode::diverged, 7);  // of a node with one worker
     one.rank = Rank(0);
     one.message = "rank 0: no finite step";
     scene.report(0, one);
-    Attempt several = ended(ExitCode::diverged, 7);
+    RoundResult several = ended(ExitCode::diverged, 7);
     several.message = is_alike ? "no finite step" : "no finite loss";
     several.is_alike = true;
     scene.report(1, several);
-    CHECK(scene.look().command == NodeCommand::over);
+    CHECK(scene.look().command == OrderKind::over);
     CHECK(scene.orders().code == ExitCode::diverged);
     CHECK(says(scene.orders().reason, "all ranks: no finite step") == is_alike);
     CHECK(says(scene.orders().reason, "node 0: rank 0: no finite step") == !is_alike);
@@ -121,9 +121,9 @@ TEST_CASE("how long it took to make good a failure is told once every node is fu
   scene.pass(2.0);
   scene.report(0, ended_as_told(17));
   scene.look();
-  CHECK(scene.orders().attempt == 2);
+  CHECK(scene.orders().round == 2);
   scene.run_all(10);
-  scene.status(0).pulse.step = 12;
+  scene.status(0).workers.step = 12;
   scene.pass(1.0);
   CHECK_FALSE(says(scene.log_text(), "recovered"));
   scene.run_all(11);
@@ -139,10 +139,10 @@ TEST_CASE("workers that have lost a peer that nobody misses are started again") 
   scene.begin();
   scene.run_all(17);
   scene.report(0, lost_peer(17));
-  CHECK(scene.pass(1.5).command == NodeCommand::run);
-  CHECK(scene.pass(1.0).command == NodeCommand::end);
+  CHECK(scene.pass(1.5).command == OrderKind::run);
+  CHECK(scene.pass(1.0).command == OrderKind::end);
   scene.report(1, ended_as_told(17));
-  CHECK(scene.look().attempt == 2);
+  CHECK(scene.look().round == 2);
 }
 
 TEST_CASE("the same step failing three times ends the run with 6, and used up restarts with 4") {
@@ -154,7 +154,7 @@ TEST_CASE("the same step failing three times ends the run with 6, and used up re
     stuck.report(1, killed(5));
     stuck.look();
   }
-  CHECK(stuck.orders().command == NodeCommand::over);
+  CHECK(stuck.orders().command == OrderKind::over);
   CHECK(stuck.orders().code == ExitCode::no_progress);
   Scene used_up(2, {}, 1);
   used_up.begin();
@@ -163,7 +163,7 @@ TEST_CASE("the same step failing three times ends the run with 6, and used up re
     used_up.report_all(killed(5 + i));
     used_up.look();
   }
-  CHECK(used_up.orders().command == NodeCommand::over);
+  CHECK(used_up.orders().command == OrderKind::over);
   CHECK(used_up.orders().code == ExitCode::peer);
 }
 
@@ -171,21 +171,21 @@ TEST_CASE("a hang is where no node moves, and not where one does") {
   Scene scene(3);
   scene.begin();
   scene.run_all(9);
-  for (const std::int64_t node : {0, 2}) scene.status(node).pulse.still_seconds = 3 * heartbeat;
-  scene.status(1).pulse.still_seconds = heartbeat - 1;
-  CHECK(scene.look().command == NodeCommand::run);
-  scene.status(1).pulse.still_seconds = heartbeat;
-  CHECK(scene.look().command == NodeCommand::end);
+  for (const std::int64_t node : {0, 2}) scene.status(node).workers.still_seconds = 3 * heartbeat;
+  scene.status(1).workers.still_seconds = heartbeat - 1;
+  CHECK(scene.look().command == OrderKind::run);
+  scene.status(1).workers.still_seconds = heartbeat;
+  CHECK(scene.look().command == OrderKind::end);
   CHECK(scene.orders().is_hang);
   scene.checkpoint_step = 6;
   scene.report_all(ended_as_told(9));
-  Attempt waited = ended_as_told(9);
+  RoundResult waited = ended_as_told(9);
   waited.message = "rank 2 waits in group data (ranks 1, 2): all_reduce #7";
   scene.report(2, waited);
-  CHECK(scene.look().command == NodeCommand::run);
-  CHECK(scene.orders().attempt == 2);
+  CHECK(scene.look().command == OrderKind::run);
+  CHECK(scene.orders().round == 2);
   CHECK_FALSE(scene.orders().is_hang);
-  CHECK(says(scene.log_text(), "no rank on any node made progress"));
+  CHECK(says(scene.log_text(), "no rank anywhere made progress"));
   CHECK(says(scene.log_text(), "; node 2: rank 2 waits in group data (ranks 1, 2): all_reduce #7; each rank's log"));
 }
 
@@ -193,10 +193,10 @@ TEST_CASE("a node that is still starting its workers is no hang") {
   Scene scene(2);
   scene.begin();
   scene.run_all(9);
-  scene.status(0).pulse.still_seconds = 3 * heartbeat;
-  scene.status(1).attempt = 0;
-  scene.status(1).pulse = {};
-  CHECK(scene.pass(5).command == NodeCommand::run);
+  scene.status(0).workers.still_seconds = 3 * heartbeat;
+  scene.status(1).round = 0;
+  scene.status(1).workers = {};
+  CHECK(scene.pass(5).command == OrderKind::run);
 }
 
 TEST_CASE("after a signal a failure is not mended any more") {
@@ -207,7 +207,7 @@ TEST_CASE("after a signal a failure is not mended any more") {
   scene.look();
   scene.report_all(lost_peer(4));
   scene.report(1, killed(4));
-  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.look().command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::interrupted);
 }
 
@@ -218,14 +218,14 @@ TEST_CASE("a rank that is slower than its peers on other nodes is warned about w
   for (std::int64_t second = 0; second < 30; ++second) {
     scene.run_all(second * 2);
     for (const std::int64_t node : {0, 1, 2})
-      scene.status(node).pulse.paces = {
+      scene.status(node).workers.paces = {
           {.steps = second * 2, .busy_seconds = static_cast<double>(second) * (node == 1 ? 1.0 : 0.2)}};
     scene.pass(1.0);
   }
   const std::string text = scene.log_text();
   CHECK(says(text, "node 1 (host-1): rank 1 is slow: it computes 0.5 s in a step, its peers 0.1 s"));
   CHECK(text.find("is slow") == text.rfind("is slow"));
-  CHECK(scene.orders().command == NodeCommand::run);
+  CHECK(scene.orders().command == OrderKind::run);
 }
 
 TEST_CASE("nodes of different pipeline stages are not compared, and all ranks must have told") {
@@ -236,7 +236,7 @@ TEST_CASE("nodes of different pipeline stages are not compared, and all ranks mu
       scene.run_all(second * 2);
       for (const std::int64_t node : {0, 1})
         if (is_pipeline || node == 1)
-          scene.status(node).pulse.paces = {
+          scene.status(node).workers.paces = {
               {.steps = second * 2, .busy_seconds = static_cast<double>(second) * (node == 1 ? 1.0 : 0.2)}};
       scene.pass(1.0);
     }
@@ -249,15 +249,15 @@ TEST_CASE("storage in which no node does anything any more is a hang") {
   scene.begin();
   scene.run_all(9);
   for (const std::int64_t node : {0, 1}) {
-    scene.status(node).pulse.working = 0;
-    scene.status(node).pulse.waiting = 1;
-    scene.status(node).pulse.stalled_seconds = 20 * heartbeat;
+    scene.status(node).workers.working = 0;
+    scene.status(node).workers.waiting = 1;
+    scene.status(node).workers.stalled_seconds = 20 * heartbeat;
   }
-  scene.status(1).pulse.stalled_text = "rank 1 has been in fsync for 600 s";
-  scene.status(0).pulse.stalled_seconds = heartbeat;
-  CHECK(scene.look().command == NodeCommand::run);  // one of them moves
-  scene.status(0).pulse.stalled_seconds = 20 * heartbeat;
-  CHECK(scene.look().command == NodeCommand::end);
+  scene.status(1).workers.stalled_text = "rank 1 has been in fsync for 600 s";
+  scene.status(0).workers.stalled_seconds = heartbeat;
+  CHECK(scene.look().command == OrderKind::run);  // one of them moves
+  scene.status(0).workers.stalled_seconds = 20 * heartbeat;
+  CHECK(scene.look().command == OrderKind::end);
   CHECK(scene.orders().is_hang);
   CHECK(says(scene.orders().reason, "node 1: rank 1 has been in fsync for 600 s"));
 }

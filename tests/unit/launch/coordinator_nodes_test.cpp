@@ -16,9 +16,9 @@ TEST_CASE("a lost node is waited for until its workers must be dead, then the ru
   scene.run_all(17);
   scene.silence(1);
   scene.report(0, lost_peer(17));
-  CHECK(scene.pass(3).command == NodeCommand::end);
-  CHECK(scene.pass(run_out - 4).command == NodeCommand::end);
-  CHECK(scene.pass(2).command == NodeCommand::over);
+  CHECK(scene.pass(3).command == OrderKind::end);
+  CHECK(scene.pass(run_out - 4).command == OrderKind::end);
+  CHECK(scene.pass(2).command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::interrupted);
   CHECK(says(scene.orders().reason, "node 1 is lost"));
   CHECK(scene.served == 1);
@@ -33,21 +33,21 @@ TEST_CASE("an elastic run goes on with the replicas that are left, and grows whe
   scene.checkpoint_step = 10;
   scene.silence(1);
   for (const std::int64_t node : {0, 2}) scene.report(node, lost_peer(17));
-  CHECK(scene.pass(run_out - 1).attempt == 1);
-  CHECK(scene.pass(2).command == NodeCommand::run);
-  CHECK(scene.orders().attempt == 2);
+  CHECK(scene.pass(run_out - 1).round == 1);
+  CHECK(scene.pass(2).command == OrderKind::run);
+  CHECK(scene.orders().round == 2);
   CHECK(scene.orders().plan.data == 2);
-  CHECK(scene.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {2, 1, 1}});
+  CHECK(scene.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {2, 1, 1}});
   scene.run_all(12);
   // The lost one wakes up: it is not believed.
   scene.revive(1);
-  CHECK(scene.pass(3).command == NodeCommand::run);
+  CHECK(scene.pass(3).command == OrderKind::run);
   scene.come(1, "second");
-  CHECK(scene.look().command == NodeCommand::leave);
+  CHECK(scene.look().command == OrderKind::leave);
   scene.checkpoint_step = 13;
   scene.report_all(ended(ExitCode::interrupted, 13));
-  CHECK(scene.look().command == NodeCommand::run);
-  CHECK(scene.orders().attempt == 3);
+  CHECK(scene.look().command == OrderKind::run);
+  CHECK(scene.orders().round == 3);
   CHECK(scene.orders().plan.data == 3);
   CHECK(scene.orders().plan.start.step == 13);
   CHECK(scene.orders().plan.incarnations == std::vector<std::string>{"first", "second", "first"});
@@ -60,20 +60,20 @@ TEST_CASE("an elastic run with too few nodes left ends with 75") {
   scene.silence(1);
   scene.silence(2);
   scene.report(0, lost_peer(17));
-  CHECK(scene.pass(run_out + 1).command == NodeCommand::over);
+  CHECK(scene.pass(run_out + 1).command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::interrupted);
   CHECK(says(scene.orders().reason, "min_data: 2 replicas"));
 }
 
-TEST_CASE("an agent that is back before it was missed has no part in the attempt that it died in") {
+TEST_CASE("an agent that is back before it was missed has no part in the round that it died in") {
   Scene scene(2, 1);
   scene.begin();
   scene.run_all(17);
   scene.come(1, "second");
-  CHECK(scene.look().command == NodeCommand::end);
+  CHECK(scene.look().command == OrderKind::end);
   scene.report(0, ended_as_told(17));
-  CHECK(scene.look().command == NodeCommand::run);
-  CHECK(scene.orders().attempt == 2);
+  CHECK(scene.look().command == OrderKind::run);
+  CHECK(scene.orders().round == 2);
   CHECK(scene.orders().plan.data == 2);
   CHECK(scene.orders().plan.incarnations == std::vector<std::string>{"first", "second"});
 }
@@ -87,9 +87,9 @@ TEST_CASE("of two nodes that are lost at once both are waited for, and the rest 
   scene.pass(1);
   scene.silence(3);
   for (const std::int64_t node : {0, 2}) scene.report(node, lost_peer(17));
-  CHECK(scene.pass(run_out - 0.5).attempt == 1);  // the first is out, the second may still have workers
-  CHECK(scene.pass(2).attempt == 2);
-  CHECK(scene.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {2, 1, 1}});
+  CHECK(scene.pass(run_out - 0.5).round == 1);  // the first is out, the second may still have workers
+  CHECK(scene.pass(2).round == 2);
+  CHECK(scene.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {2, 1, 1}});
   CHECK(says(scene.log_text(), "nodes 1, 3 are lost"));
   CHECK(scene.starts_asked == 1);
 }
@@ -99,21 +99,21 @@ TEST_CASE("lost nodes use up no restarts, crashes between them do") {
   scene.begin();
   for (std::int64_t node = 1; node <= 5; ++node) {
     scene.lose(node, 20 + node);
-    REQUIRE(scene.orders().attempt == node + 1);
-    REQUIRE(scene.orders().command == NodeCommand::run);
+    REQUIRE(scene.orders().round == node + 1);
+    REQUIRE(scene.orders().command == OrderKind::run);
   }
   CHECK(says(scene.log_text(), "a lost node uses up no restart (0 of 2 are used)"));
   for (std::int64_t crash = 1; crash <= 2; ++crash) {
     scene.run_all(30 + crash);
     scene.report_all(killed(30 + crash));
-    REQUIRE(scene.look().command == NodeCommand::run);
+    REQUIRE(scene.look().command == OrderKind::run);
   }
   CHECK(says(scene.log_text(), "restart 2 of 2"));
   scene.lose(6, 40);
-  REQUIRE(scene.orders().command == NodeCommand::run);
+  REQUIRE(scene.orders().command == OrderKind::run);
   scene.run_all(41);
   scene.report_all(killed(41));
-  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.look().command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::peer);
 }
 
@@ -126,15 +126,15 @@ TEST_CASE("crashes at one step are counted past lost nodes, and a step that lose
     crashing.look();
     if (crash < 3) crashing.lose(crash, 5);
   }
-  CHECK(crashing.orders().command == NodeCommand::over);
+  CHECK(crashing.orders().command == OrderKind::over);
   CHECK(crashing.orders().code == ExitCode::no_progress);
   Scene losing(12, 1);
   losing.begin();
   for (std::int64_t node = 1; node <= 10; ++node) {
-    REQUIRE(losing.orders().command == NodeCommand::run);
+    REQUIRE(losing.orders().command == OrderKind::run);
     losing.lose(node, 5);
   }
-  CHECK(losing.orders().command == NodeCommand::over);
+  CHECK(losing.orders().command == OrderKind::over);
   CHECK(losing.orders().code == ExitCode::no_progress);
   CHECK(says(losing.orders().reason, "nodes were lost 10 times at step 5"));
 }
@@ -144,7 +144,7 @@ TEST_CASE("without restarts an elastic run still goes on without a lost node") {
   scene.begin();
   scene.checkpoint_step = 10;
   scene.lose(1, 17);
-  CHECK(scene.orders().command == NodeCommand::run);
+  CHECK(scene.orders().command == OrderKind::run);
   CHECK(scene.orders().plan.start.step == 10);
 }
 
@@ -152,32 +152,32 @@ TEST_CASE("the last word of an agent that was given up does not harm its success
   Scene scene(2, 1);
   scene.begin();
   scene.lose(1, 17);
-  NodeStatus late = scene.status(1);
-  late.left = Departure{ExitCode::usage, "late"};
+  AgentStatus late = scene.status(1);
+  late.left = ExitStatus{ExitCode::usage, "late"};
   scene.return_as(1, "second");
   scene.run_all(18);
-  CHECK(scene.look().command == NodeCommand::leave);
+  CHECK(scene.look().command == OrderKind::leave);
   scene.report(0, ended(ExitCode::interrupted, 19));
-  REQUIRE(scene.look().attempt == 3);
+  REQUIRE(scene.look().round == 3);
   scene.run_all(20);
-  const NodeStatus successor = scene.status(1);
+  const AgentStatus successor = scene.status(1);
   scene.status(1) = late;  // the place where both write
-  CHECK(scene.look().command == NodeCommand::run);
+  CHECK(scene.look().command == OrderKind::run);
   late.left.reset();
   late.report = killed(17);
   scene.status(1) = late;
-  CHECK(scene.pass(3).command == NodeCommand::run);
+  CHECK(scene.pass(3).command == OrderKind::run);
   scene.status(1) = successor;
-  CHECK(scene.pass(run_out - 1).command == NodeCommand::run);
-  CHECK(scene.orders().attempt == 3);
+  CHECK(scene.pass(run_out - 1).command == OrderKind::run);
+  CHECK(scene.orders().round == 3);
   // An older status of the living agent, over a connection that was given up.
-  NodeStatus older = successor;
+  AgentStatus older = successor;
   older.beat = 1;
   older.report = killed(20);
   scene.status(1) = older;
   scene.look();
-  CHECK(scene.orders().attempt == 3);
-  CHECK(scene.orders().command == NodeCommand::run);
+  CHECK(scene.orders().round == 3);
+  CHECK(scene.orders().command == OrderKind::run);
 }
 
 TEST_CASE("before the start the last word of one that was given up ends nothing") {
@@ -188,13 +188,13 @@ TEST_CASE("before the start the last word of one that was given up ends nothing"
   scene.pass(run_out + 1);
   scene.return_as(1, "second");
   scene.look();
-  const NodeStatus successor = scene.status(1);
+  const AgentStatus successor = scene.status(1);
   scene.come(1, "first");
-  scene.status(1).left = Departure{ExitCode::usage, "late"};
-  CHECK(scene.look().command == NodeCommand::wait);
+  scene.status(1).left = ExitStatus{ExitCode::usage, "late"};
+  CHECK(scene.look().command == OrderKind::wait);
   scene.status(1) = successor;
   scene.come(2);
-  CHECK(scene.look().command == NodeCommand::run);
+  CHECK(scene.look().command == OrderKind::run);
   CHECK(scene.orders().plan.incarnations == std::vector<std::string>{"first", "second", "first"});
 }
 
@@ -205,28 +205,28 @@ TEST_CASE("a node that comes and goes must stay for longer each time before the 
   // After its first loss it is trusted at once.
   scene.return_as(2, "second");
   scene.run_all(18);
-  REQUIRE(scene.look().command == NodeCommand::leave);
+  REQUIRE(scene.look().command == OrderKind::leave);
   scene.report_all(ended(ExitCode::interrupted, 19));
   scene.look();
   REQUIRE(scene.orders().plan.data == 3);
   scene.lose(2, 20);
   scene.return_as(2, "third");
   scene.run_all(21);
-  CHECK(scene.pass(55).command == NodeCommand::run);
+  CHECK(scene.pass(55).command == OrderKind::run);
   // A crash meanwhile is no occasion to make use of it.
   scene.report_all(killed(22));
   scene.look();
   CHECK(scene.orders().plan.data == 2);
   scene.run_all(23);
-  CHECK(scene.pass(7).command == NodeCommand::leave);
+  CHECK(scene.pass(7).command == OrderKind::leave);
   scene.report_all(ended(ExitCode::interrupted, 24));
   scene.look();
   REQUIRE(scene.orders().plan.data == 3);
   scene.lose(2, 25);
   scene.return_as(2, "fourth");
   scene.run_all(26);
-  CHECK(scene.pass(115).command == NodeCommand::run);
-  CHECK(scene.pass(10).command == NodeCommand::leave);
+  CHECK(scene.pass(115).command == OrderKind::run);
+  CHECK(scene.pass(10).command == OrderKind::leave);
 }
 
 TEST_CASE("a node that comes and goes is made use of where the run cannot do without") {
@@ -243,7 +243,7 @@ TEST_CASE("a node that comes and goes is made use of where the run cannot do wit
     }
   }
   scene.run_all(21);
-  REQUIRE(scene.look().command == NodeCommand::run);
+  REQUIRE(scene.look().command == OrderKind::run);
   CHECK(scene.coordinator().roster().steady() == std::vector<std::int64_t>{0});
   CHECK(scene.coordinator().roster().present() == std::vector<std::int64_t>{0, 1});
   Scene needed(3, 2);
@@ -257,8 +257,8 @@ TEST_CASE("a node that comes and goes is made use of where the run cannot do wit
   needed.return_as(1, "third");
   needed.run_all(21);
   needed.lose(2, 22);
-  CHECK(needed.orders().command == NodeCommand::run);
-  CHECK(needed.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {1, 1, 1}});
+  CHECK(needed.orders().command == OrderKind::run);
+  CHECK(needed.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {1, 1, 1}});
 }
 
 TEST_CASE("for an agent that cannot take part no run is interrupted") {
@@ -267,9 +267,9 @@ TEST_CASE("for an agent that cannot take part no run is interrupted") {
   scene.lose(1, 17);
   scene.run_all(18);
   scene.return_as(1, "second");
-  scene.status(1).left = Departure{ExitCode::usage, "another config"};
-  CHECK(scene.pass(3).command == NodeCommand::run);
-  CHECK(scene.orders().attempt == 2);
+  scene.status(1).left = ExitStatus{ExitCode::usage, "another config"};
+  CHECK(scene.pass(3).command == OrderKind::run);
+  CHECK(scene.orders().round == 2);
   CHECK(says(scene.log_text(), "node 1 cannot take part: another config"));
 }
 
@@ -279,14 +279,14 @@ TEST_CASE("a node that is lost while the workers save and leave costs the save a
   scene.lose(1, 17);
   scene.return_as(1, "second");
   scene.run_all(18);
-  REQUIRE(scene.look().command == NodeCommand::leave);
+  REQUIRE(scene.look().command == OrderKind::leave);
   scene.silence(2);
   scene.pass(run_out + 1);
-  CHECK(scene.orders().command == NodeCommand::end);
+  CHECK(scene.orders().command == OrderKind::end);
   scene.report(0, ended_as_told(18));
   scene.look();
-  CHECK(scene.orders().command == NodeCommand::run);
-  CHECK(scene.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {1, 1, 1}});
+  CHECK(scene.orders().command == OrderKind::run);
+  CHECK(scene.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {1, 1, 1}});
 }
 
 TEST_CASE("a node that comes when the workers are at their last step changes nothing") {
@@ -295,9 +295,9 @@ TEST_CASE("a node that comes when the workers are at their last step changes not
   scene.lose(1, 17);
   scene.run_all(49);
   scene.return_as(1, "second");
-  REQUIRE(scene.look().command == NodeCommand::leave);
+  REQUIRE(scene.look().command == OrderKind::leave);
   scene.report(0, ended(ExitCode::finished, 50));
-  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.look().command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::finished);
 }
 
@@ -314,24 +314,24 @@ TEST_CASE("a node that comes with trouble of its own is dismissed with its code,
     scene.look();
     REQUIRE(scene.orders().plan.data == 3);
     scene.run_all(19);
-    Attempt trouble = is_result ? ended(ExitCode::input, 19) : killed(19);
+    RoundResult trouble = is_result ? ended(ExitCode::input, 19) : killed(19);
     trouble.message = "rank 2: a.txt: there is no such file";
     scene.report(2, trouble);
     scene.look();
     for (const std::int64_t node : {0, 1}) scene.report(node, lost_peer(19));
     scene.look();
-    REQUIRE(scene.orders().command == NodeCommand::run);
-    CHECK(scene.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {1, 1, 1}});
+    REQUIRE(scene.orders().command == OrderKind::run);
+    CHECK(scene.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {1, 1, 1}});
     REQUIRE(scene.orders().dismissed.size() == 1);
     const Dismissal& dismissal = scene.orders().dismissed.front();
     CHECK(dismissal.incarnation == "second");
-    CHECK(dismissal.departure.code == (is_result ? ExitCode::input : ExitCode::peer));
-    CHECK(says(dismissal.departure.message, "a.txt: there is no such file"));
-    CHECK(parse_orders(to_text(scene.orders())).dismissed.front().departure.message == dismissal.departure.message);
+    CHECK(dismissal.status.code == (is_result ? ExitCode::input : ExitCode::peer));
+    CHECK(says(dismissal.status.message, "a.txt: there is no such file"));
+    CHECK(parse_orders(to_text(scene.orders())).dismissed.front().status.message == dismissal.status.message);
     // It goes on talking until it has heard that.
     scene.run_all(20);
-    CHECK(scene.pass(3).command == NodeCommand::run);
-    CHECK(scene.orders().attempt == 4);
+    CHECK(scene.pass(3).command == OrderKind::run);
+    CHECK(scene.orders().round == 4);
   }
 }
 
@@ -339,7 +339,7 @@ TEST_CASE("trouble that all have, or of a node that has made steps, or of the fi
   for (const int kind : {0, 1, 2}) {
     Scene scene(3, 1);
     scene.begin();
-    Attempt trouble = ended(ExitCode::input, 19);
+    RoundResult trouble = ended(ExitCode::input, 19);
     trouble.message = "rank 2: a.txt: there is no such file";
     if (kind < 2) {
       scene.lose(2, 17);
@@ -357,7 +357,7 @@ TEST_CASE("trouble that all have, or of a node that has made steps, or of the fi
       scene.report(2, trouble);
     }
     scene.look();
-    CHECK(scene.orders().command == NodeCommand::over);
+    CHECK(scene.orders().command == OrderKind::over);
     CHECK(scene.orders().code == ExitCode::input);
   }
 }

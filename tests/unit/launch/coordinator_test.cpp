@@ -14,22 +14,22 @@ TEST_CASE("no worker starts before every node has come") {
   Scene scene(3);
   scene.come(0);
   scene.come(2);
-  CHECK(scene.pass(9).command == NodeCommand::wait);
+  CHECK(scene.pass(9).command == OrderKind::wait);
   CHECK_FALSE(says(scene.log_text(), "waiting for"));
-  CHECK(scene.pass(50).command == NodeCommand::wait);
+  CHECK(scene.pass(50).command == OrderKind::wait);
   CHECK(says(scene.log_text(), "waiting for the agent of node 1: 2 of 3 are there after 10."));
   CHECK(scene.log_text().find("waiting for") == scene.log_text().rfind("waiting for"));
-  CHECK(scene.pass(30).command == NodeCommand::wait);
+  CHECK(scene.pass(30).command == OrderKind::wait);
   CHECK(scene.log_text().find("waiting for") != scene.log_text().rfind("waiting for"));
   CHECK(scene.served == 0);
   scene.come(1);
   const Orders& orders = scene.look();
-  CHECK(orders.command == NodeCommand::run);
-  CHECK(orders.attempt == 1);
+  CHECK(orders.command == OrderKind::run);
+  CHECK(orders.round == 1);
   CHECK(orders.plan.world == 3);
   CHECK(orders.plan.data == 3);
   CHECK(orders.plan.lock_id == "lock");
-  CHECK(orders.plan.shares == std::vector<NodeShare>{{0, 0, 1}, {1, 1, 1}, {2, 2, 1}});
+  CHECK(orders.plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {1, 1, 1}, {2, 2, 1}});
   CHECK(orders.plan.rendezvous.salt == "salt of 3");
 }
 
@@ -37,16 +37,16 @@ TEST_CASE("nodes that do not come are named, and an elastic run begins without t
   Scene rigid(3);
   rigid.come(0);
   rigid.come(2);
-  CHECK(rigid.pass(101).command == NodeCommand::over);
+  CHECK(rigid.pass(101).command == OrderKind::over);
   CHECK(rigid.orders().code == ExitCode::peer);
   CHECK(says(rigid.orders().reason, "node 1 has not come"));
   Scene elastic(3, 2);
   elastic.come(0);
   elastic.come(2);
-  CHECK(elastic.pass(99).command == NodeCommand::wait);
-  CHECK(elastic.pass(2).command == NodeCommand::run);
+  CHECK(elastic.pass(99).command == OrderKind::wait);
+  CHECK(elastic.pass(2).command == OrderKind::run);
   CHECK(elastic.orders().plan.data == 2);
-  CHECK(elastic.orders().plan.shares == std::vector<NodeShare>{{0, 0, 1}, {2, 1, 1}});
+  CHECK(elastic.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1}, {2, 1, 1}});
   Scene too_few(3, 3);
   too_few.come(0);
   too_few.come(2);
@@ -57,9 +57,9 @@ TEST_CASE("a node that cannot take part ends the start with its code") {
   Scene scene(2);
   scene.come(0);
   scene.come(1);
-  scene.status(1).left = Departure{ExitCode::usage, "another config"};
+  scene.status(1).left = ExitStatus{ExitCode::usage, "another config"};
   const Orders& orders = scene.look();
-  CHECK(orders.command == NodeCommand::over);
+  CHECK(orders.command == OrderKind::over);
   CHECK(orders.code == ExitCode::usage);
   CHECK(says(orders.reason, "node 1 could not start: another config"));
 }
@@ -70,9 +70,9 @@ TEST_CASE("what all workers came to is the run's result") {
     scene.begin();
     scene.run_all(1);
     scene.report(0, ended(code));
-    CHECK(scene.pass(5).command == NodeCommand::run);  // the other is still on its way
+    CHECK(scene.pass(5).command == OrderKind::run);  // the other is still on its way
     scene.report(1, ended(code));
-    CHECK(scene.look().command == NodeCommand::over);
+    CHECK(scene.look().command == OrderKind::over);
     CHECK(scene.orders().code == code);
     CHECK(scene.starts_asked == 0);
   }
@@ -83,9 +83,9 @@ TEST_CASE("a signal at one node makes all save and leave, and ends the run with 
   scene.begin();
   scene.run_all(3);
   scene.status(1).is_interrupted = true;
-  CHECK(scene.look().command == NodeCommand::leave);
+  CHECK(scene.look().command == OrderKind::leave);
   scene.report_all(ended(ExitCode::interrupted, 4));
-  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.look().command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::interrupted);
 }
 
@@ -95,13 +95,13 @@ TEST_CASE("a signal while workers start ends them all") {
   scene.run_all(-1);
   scene.status(1).is_interrupted = true;
   scene.report(1, ended_while_starting());
-  CHECK(scene.look().command == NodeCommand::end);
+  CHECK(scene.look().command == OrderKind::end);
   scene.report(0, ended_as_told(0));
   CHECK(scene.look().code == ExitCode::interrupted);
   Scene early(2);
   early.come(0);
   early.status(0).is_interrupted = true;
-  CHECK(early.look().command == NodeCommand::over);
+  CHECK(early.look().command == OrderKind::over);
   CHECK(early.orders().code == ExitCode::interrupted);
 }
 
@@ -109,22 +109,22 @@ TEST_CASE("a coordinator that stood still blames nobody") {
   Scene scene(2);
   scene.begin();
   scene.run_all(3);
-  NodeStatus first = scene.status(0);
-  NodeStatus second = scene.status(1);
+  AgentStatus first = scene.status(0);
+  AgentStatus second = scene.status(1);
   // An hour later nothing has been read yet.
-  CHECK(scene.coordinator().look(5000.0, {first, second}).command == NodeCommand::run);
+  CHECK(scene.coordinator().look(5000.0, {first, second}).command == OrderKind::run);
   ++first.beat;
   ++second.beat;
-  CHECK(scene.coordinator().look(5000.1, {first, second}).command == NodeCommand::run);
+  CHECK(scene.coordinator().look(5000.1, {first, second}).command == OrderKind::run);
 }
 
-TEST_CASE("a lost lock ends the run before another attempt") {
+TEST_CASE("a lost lock ends the run before another round") {
   Scene scene(2);
   scene.begin();
   scene.run_all(3);
   scene.holds_lock = false;
   scene.report_all(killed(4));
-  CHECK(scene.look().command == NodeCommand::over);
+  CHECK(scene.look().command == OrderKind::over);
   CHECK(scene.orders().code == ExitCode::peer);
   CHECK(says(scene.orders().reason, "lock"));
 }
@@ -136,7 +136,7 @@ TEST_CASE("the coordinator stays until the others have left") {
   scene.report_all(ended(ExitCode::finished));
   scene.look();
   CHECK_FALSE(scene.coordinator().is_done());
-  scene.status(1).left = Departure{ExitCode::finished, ""};
+  scene.status(1).left = ExitStatus{ExitCode::finished, ""};
   scene.look();
   CHECK(scene.coordinator().is_done());
   Scene silent(2);
@@ -172,7 +172,7 @@ TEST_CASE("who has not come when the run is over is not waited for, but for a mo
   late.come(1);
   late.pass(3);
   CHECK_FALSE(late.coordinator().is_done());  // it is there, and has not heard it yet
-  late.status(1).left = Departure{ExitCode::finished, ""};
+  late.status(1).left = ExitStatus{ExitCode::finished, ""};
   late.look();
   CHECK(late.coordinator().is_done());
   CHECK(late.coordinator().roster().have_all_left());
@@ -183,12 +183,12 @@ TEST_CASE("an elastic run that began without a node ends as soon as those that a
   scene.come(0);
   scene.come(2);
   scene.pass(101);
-  REQUIRE(scene.orders().command == NodeCommand::run);
+  REQUIRE(scene.orders().command == OrderKind::run);
   scene.run_all(50);
   scene.report_all(ended(ExitCode::finished));
   scene.look();
-  REQUIRE(scene.orders().command == NodeCommand::over);
-  scene.status(2).left = Departure{ExitCode::finished, ""};
+  REQUIRE(scene.orders().command == OrderKind::over);
+  scene.status(2).left = ExitStatus{ExitCode::finished, ""};
   scene.pass(2.5);
   CHECK(scene.coordinator().is_done());
   CHECK_FALSE(scene.coordinator().roster().have_all_left());

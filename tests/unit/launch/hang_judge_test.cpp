@@ -1,5 +1,5 @@
 // Which rank is to blame when nobody goes on, by a clock that the test moves.
-#include "launch/hang_judge.h"
+#include "launch/watch/hang_judge.h"
 
 #include <doctest/doctest.h>
 
@@ -13,8 +13,8 @@ namespace {
 constexpr double heartbeat = 10.0;
 
 // Ranks that say something each second.
-struct Scene {
-  explicit Scene(std::size_t num_ranks, bool judges_world = true)
+struct JudgedScene {
+  explicit JudgedScene(std::size_t num_ranks, bool judges_world = true)
       : ranks(num_ranks),
         lives(num_ranks, true),
         talks(num_ranks, true),
@@ -54,24 +54,24 @@ struct Scene {
 }  // namespace
 
 TEST_CASE("ranks that stand for a heartbeat hang, one that moves excuses all") {
-  Scene still(2);
+  JudgedScene still(2);
   const auto hang = still.run(60);
   REQUIRE(hang);
   CHECK(hang->kind == HangKind::still);
   // The first look finds a new state, and counts nothing.
   CHECK(still.elapsed == 11);
 
-  Scene moving(2);
+  JudgedScene moving(2);
   CHECK_FALSE(moving.run(60, [&] { ++moving.ranks[1].progress; }));
   CHECK(moving.judge.still_seconds() == 0.0);
 
-  Scene elsewhere(2, false);
+  JudgedScene elsewhere(2, false);
   CHECK_FALSE(elsewhere.run(60));
   CHECK(elsewhere.judge.still_seconds() == doctest::Approx(59.0));
 }
 
 TEST_CASE("a rank that says nothing is named though others move, and one in no collective before those in one") {
-  Scene mute(3, false);
+  JudgedScene mute(3, false);
   mute.talks[2] = false;
   const auto hang = mute.run(60, [&] { ++mute.ranks[0].progress; });
   REQUIRE(hang);
@@ -79,7 +79,7 @@ TEST_CASE("a rank that says nothing is named though others move, and one in no c
   CHECK(hang->kind == HangKind::mute);
   CHECK(mute.elapsed == 10);
 
-  Scene missing(3);
+  JudgedScene missing(3);
   missing.ranks[0].collective = InCollective{.text = "all_reduce", .seconds = 1.0};
   missing.ranks[2].collective = InCollective{.text = "all_reduce", .seconds = 1.0};
   const auto missed = missing.run(60);
@@ -88,7 +88,7 @@ TEST_CASE("a rank that says nothing is named though others move, and one in no c
 }
 
 TEST_CASE("a rank that ends gives the others a heartbeat more, and is not judged itself") {
-  Scene scene(2);
+  JudgedScene scene(2);
   CHECK_FALSE(scene.run(8));
   scene.lives[0] = false;
   const auto hang = scene.run(60);
@@ -98,14 +98,14 @@ TEST_CASE("a rank that ends gives the others a heartbeat more, and is not judged
 }
 
 TEST_CASE("a judge that stood still itself takes nobody for hung") {
-  Scene scene(2);
+  JudgedScene scene(2);
   CHECK_FALSE(scene.run(5));
   scene.now += std::chrono::hours(3);
   CHECK_FALSE(scene.run(1));
 }
 
 TEST_CASE("a wait for storage lasts as long as something is read, written or computed anywhere") {
-  Scene scene(2);
+  JudgedScene scene(2);
   for (WorkerStatus& rank : scene.ranks) {
     rank.waiting = true;
     rank.storage = InStorage{};
@@ -119,7 +119,7 @@ TEST_CASE("a wait for storage lasts as long as something is read, written or com
 }
 
 TEST_CASE("storage that answers nobody for ten heartbeats is a hang of the rank that is in a call to it") {
-  Scene scene(3);
+  JudgedScene scene(3);
   for (WorkerStatus& rank : scene.ranks) {
     rank.waiting = true;
     rank.storage = InStorage{};
@@ -133,7 +133,7 @@ TEST_CASE("storage that answers nobody for ten heartbeats is a hang of the rank 
   CHECK(scene.judge.longest_in_storage() == 1u);
 
   // Whose share of a larger world it is leaves that to others.
-  Scene share(1, false);
+  JudgedScene share(1, false);
   share.ranks[0].waiting = true;
   share.ranks[0].storage = InStorage{};
   CHECK_FALSE(share.run(200));
@@ -141,7 +141,7 @@ TEST_CASE("storage that answers nobody for ten heartbeats is a hang of the rank 
 }
 
 TEST_CASE("what was written since the wait began has its time to reach a slow disk") {
-  Scene scene(1);
+  JudgedScene scene(1);
   scene.ranks[0].storage = InStorage{.bytes = 5};
   CHECK_FALSE(scene.run(1));
   scene.ranks[0].waiting = true;
@@ -156,7 +156,7 @@ TEST_CASE("what was written since the wait began has its time to reach a slow di
 }
 
 TEST_CASE("a rank that cannot tell what it reads and writes may wait for ever") {
-  Scene scene(1);
+  JudgedScene scene(1);
   scene.ranks[0].waiting = true;
   CHECK_FALSE(scene.run(2000));
 }

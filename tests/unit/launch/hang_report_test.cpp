@@ -1,5 +1,5 @@
 // What is said about a hang, and by whom. The report itself is written by the program that helper_main.cpp is.
-#include "launch/hang_report.h"
+#include "launch/watch/hang_report.h"
 
 #include <doctest/doctest.h>
 
@@ -9,10 +9,10 @@
 
 #include "agent_scene.h"
 #include "base/clock.h"
+#include "comm/collective/collective_status.h"
 #include "comm/communicator.h"
-#include "launch/collective_status.h"
-#include "launch/worker_channel.h"
-#include "launch/worker_process.h"
+#include "launch/workers/worker_channel.h"
+#include "launch/workers/worker_process.h"
 #include "test_tools.h"
 
 namespace scaletrain {

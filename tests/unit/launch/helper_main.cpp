@@ -18,12 +18,14 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "launch/agent.h"
-#include "launch/hang_report.h"
-#include "launch/machine.h"
-#include "launch/signals.h"
-#include "launch/worker_channel.h"
-#include "launch/worker_process.h"
+#include "launch/agent/agent.h"
+#include "launch/coordination/coordinator.h"
+#include "launch/host/machine.h"
+#include "launch/host/signals.h"
+#include "launch/meeting/meeting.h"
+#include "launch/watch/hang_report.h"
+#include "launch/workers/worker_channel.h"
+#include "launch/workers/worker_process.h"
 
 namespace scaletrain {
 namespace {
@@ -101,6 +103,24 @@ int work(const Call& call) {
   }
   reporter.watch({});
   return 0;
+}
+
+// looked-after SECONDS: works until its agent has said a second time that it looks after it; fails if it does not
+int looked_after(const Call& call) {
+  std::atomic<std::uint64_t> counter{0};
+  WorkerReporter reporter(call.channel, report_period);
+  reporter.watch([&counter] { return ++counter; });
+  reporter.entered(3, false);
+  const MonotonicTime start = monotonic_now();
+  MonotonicTime first = MonotonicTime::min();
+  while (seconds_since(start) < std::stod(call.words.at(1))) {
+    const MonotonicTime now = reporter.vouched();
+    if (first == MonotonicTime::min()) first = now;
+    if (now > first) break;
+    sleep_seconds(0.01);
+  }
+  reporter.watch({});
+  return reporter.vouched() > first ? 0 : 1;
 }
 
 // wait SECONDS: for storage, without progress
@@ -232,13 +252,21 @@ int agent_of_stuck(const Call& call) {
 int agent(const Call& call) {
   Log log(LogOptions{});
   const InterruptWatcher interrupts;
-  AgentOptions options{
-      .paths = RunPaths(call.words.at(1)), .start = {}, .lock_id = "x", .log = log, .interrupts = interrupts};
-  options.world = std::stoll(call.words.at(2));
+  const RunPaths paths(call.words.at(1));
+  std::optional<ExitStatus> noted;
+  const auto meeting = Meeting::join({.paths = paths, .place = lone_place()}, {}, noted);
+  const std::int64_t world = std::stoll(call.words.at(2));
+  Coordinator coordinator(
+      {.layout = {.ranks_per_node = world, .replica = 1, .data = world},
+       .lock_id = "x",
+       .log = log,
+       .next_start = [](const StartPoint& before) { return before; },
+       .serve = [&](std::int64_t ranks, bool is_one_host) { return meeting->serve_workers(ranks, is_one_host); }});
+  AgentOptions options{.paths = paths, .meeting = *meeting, .log = log, .interrupts = interrupts};
   options.arguments = [&](const StartPoint&, const WorkerSlot& slot) {
     return std::vector<std::string>{"pid", call.words.at(1) + "/worker.pid." + std::to_string(slot.rank.value())};
   };
-  return static_cast<int>(run_agent(options));
+  return static_cast<int>(run_first_agent(options, coordinator).status.code);
 }
 
 int run(const Call& call);
@@ -261,6 +289,7 @@ int run(const Call& call) {
                                                                         {"fail", fail},
                                                                         {"hang", hang},
                                                                         {"work", work},
+                                                                        {"looked-after", looked_after},
                                                                         {"wait", wait},
                                                                         {"save", save},
                                                                         {"slow-start", slow_start},

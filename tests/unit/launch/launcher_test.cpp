@@ -1,4 +1,4 @@
-#include "launch/launcher.h"
+#include "launch/host/launcher.h"
 
 #include <doctest/doctest.h>
 
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "test_tools.h"
 
 namespace scaletrain {
 namespace {
@@ -27,10 +28,6 @@ std::string refusal(const Variables& variables) {
     return error.what();
   }
   return "accepted";
-}
-
-bool says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 Variables with(Variables variables, const Variables& more) {

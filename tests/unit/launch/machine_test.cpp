@@ -1,4 +1,4 @@
-#include "launch/machine.h"
+#include "launch/host/machine.h"
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "launch/memory_kills.h"
+#include "launch/watch/memory_kills.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/restart_policy.h"
+#include "launch/coordination/restart_policy.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/run_lock.h"
+#include "launch/host/run_lock.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -18,11 +18,11 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "launch/machine.h"
+#include "launch/host/machine.h"
 #include "support/refused_files.h"
 #include "support/temp_folder.h"
 #include "test_tools.h"
-#include "train/run_folder.h"
+#include "train/start/run_folder.h"
 
 namespace scaletrain {
 namespace {

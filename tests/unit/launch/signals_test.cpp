@@ -1,4 +1,4 @@
-#include "launch/signals.h"
+#include "launch/host/signals.h"
 
 #include <doctest/doctest.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "launch/slow_ranks.h"
+#include "launch/watch/slow_ranks.h"
 
 #include <doctest/doctest.h>
 

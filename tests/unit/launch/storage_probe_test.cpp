@@ -1,4 +1,4 @@
-#include "launch/storage_probe.h"
+#include "launch/watch/storage_probe.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -5,10 +5,11 @@
 #include <csignal>
 #include <ctime>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "base/clock.h"
-#include "launch/signals.h"
+#include "launch/host/signals.h"
 
 namespace scaletrain {
 
@@ -20,6 +21,10 @@ inline bool eventually(const std::function<bool()>& condition, double seconds = 
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return true;
+}
+
+inline bool says(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
 }
 
 // Signals must be blocked before the watcher is made: base class first. What was sent to an earlier scene, and came too

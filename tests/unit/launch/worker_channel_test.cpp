@@ -1,4 +1,4 @@
-#include "launch/worker_channel.h"
+#include "launch/workers/worker_channel.h"
 
 #include <doctest/doctest.h>
 
@@ -133,6 +133,32 @@ TEST_CASE("the agent sees what the worker reports, and its last words") {
   REQUIRE(channel.status().error);
   CHECK(channel.status().error->kind == ExitCode::diverged);
   CHECK(channel.status().error->message == message);
+}
+
+TEST_CASE("a worker knows when its agent last said that it looks after it") {
+  ChannelPair pair = make_channel();
+  WorkerChannel channel(std::move(pair.agent));
+  WorkerReporter reporter(pair.worker.release(), 0.01);
+  CHECK(reporter.vouched() == MonotonicTime::min());
+  const MonotonicTime first = monotonic_now();
+  channel.vouch();
+  REQUIRE(eventually([&] { return reporter.vouched() >= first; }));
+  const MonotonicTime second = monotonic_now();
+  channel.vouch();
+  CHECK(eventually([&] { return reporter.vouched() >= second; }));
+}
+
+TEST_CASE("an agent whose worker does not listen does not wait for it") {
+  ChannelPair pair = make_channel();
+  WorkerChannel channel(std::move(pair.agent));
+  for (int i = 0; i < 100'000; ++i) channel.vouch();
+  pair.worker = FileDescriptor();
+  channel.vouch();
+}
+
+TEST_CASE("a worker has worked once it was not waiting, whatever it does afterwards") {
+  CHECK_FALSE(parse("progress 12 3 waiting\n").has_worked);
+  CHECK(parse("progress 12 3 waiting\nprogress 13 3 working\nprogress 13 4 waiting\n").has_worked);
 }
 
 TEST_CASE("without an agent nothing is sent and the caller knows") {

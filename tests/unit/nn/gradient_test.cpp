@@ -56,8 +56,8 @@ class UnitCheck {
     const auto objective = [&] { return evaluate(); };
     std::map<std::string, std::vector<double>> expected;
     if (index_ != 0) expected["input"] = derivatives(input_.hidden, objective);
-    for (const ParamRow& row : model.table.rows())
-      if (reads(row)) expected[row.name] = derivatives(model.store.master(row.name), objective);
+    for (const Parameter& parameter : model.table.parameters())
+      if (reads(parameter)) expected[parameter.name] = derivatives(model.store.master(parameter.name), objective);
 
     model.store.zero_gradients(*model.stream);
     batch.loss_sum = 0.0;
@@ -84,9 +84,9 @@ class UnitCheck {
     std::copy(values.begin(), values.end(), view.as<double>());
   }
 
-  bool reads(const ParamRow& row) const {
-    if (row.unit == index_) return true;
-    return !output_.hidden && model.spec.tie_embeddings && row.name == "embedding.token.weight";
+  bool reads(const Parameter& parameter) const {
+    if (parameter.unit == index_) return true;
+    return !output_.hidden && model.spec.tie_embeddings && parameter.name == "embedding.token.weight";
   }
 
   double evaluate() {
@@ -182,9 +182,9 @@ TEST_CASE("gradients of whole models are those of finite differences") {
     const auto objective = [&] { return batch.loss_gradient * harness.evaluate(); };
     std::map<std::string, std::vector<double>> expected;
     double floor = 0.0;
-    for (const ParamRow& row : model.table.rows()) {
-      expected[row.name] = derivatives(model.store.master(row.name), objective);
-      floor = std::max(floor, 1e-5 * largest(expected[row.name]));
+    for (const Parameter& parameter : model.table.parameters()) {
+      expected[parameter.name] = derivatives(model.store.master(parameter.name), objective);
+      floor = std::max(floor, 1e-5 * largest(expected[parameter.name]));
     }
     for (const auto& entry : expected) {
       const std::string& name = entry.first;

@@ -14,10 +14,10 @@ TEST_CASE("the shard of any data, tensor and pipeline rank is initialised with t
   ParamTable table;  // the same rows, drawn instead of zero
   for (const ParamUnit& unit : plain.units()) {
     table.begin_unit(unit.name);
-    for (int index = unit.first_row; index < unit.first_row + unit.num_rows; ++index) {
-      ParamRow row = plain.rows()[static_cast<std::size_t>(index)];
-      row.init = {.kind = InitialValues::Kind::normal, .deviation = 0.5};
-      table.add(row);
+    for (int index = unit.first_parameter; index < unit.first_parameter + unit.num_parameters; ++index) {
+      Parameter parameter = plain.parameters()[static_cast<std::size_t>(index)];
+      parameter.init = {.kind = InitialValues::Kind::normal, .deviation = 0.5};
+      table.add(parameter);
     }
   }
   RankModel whole(table, Mesh(), Rank(0), nullptr, 0, false);
@@ -28,13 +28,14 @@ TEST_CASE("the shard of any data, tensor and pipeline rank is initialised with t
       RankModel part(table, mesh, Rank(rank), nullptr, 3, false);
       initialise_parameters(part.store, 9, 2);
       std::string wrong;
-      for (const RowRange& range : part.store.held(StateKind::master)) {
-        const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
-        const Box& box = part.layout.find(range.row)->box;
+      for (const ParamRange& range : part.store.held(StateKind::master)) {
+        const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
+        const Box& box = part.layout.find(range.parameter)->box;
         const auto* found = part.store.values(StateKind::master, range).as<double>();
-        const auto* expected = whole.store.master(row.name).as<double>();
+        const auto* expected = whole.store.master(parameter.name).as<double>();
         for (std::int64_t n = 0; n < range.count; ++n) {
-          if (found[n] != expected[small_model::global_index(row.shape, box, range.first + n)]) wrong = row.name;
+          if (found[n] != expected[small_model::global_index(parameter.shape, box, range.first + n)])
+            wrong = parameter.name;
         }
         compared += range.count;
       }

@@ -26,7 +26,7 @@ struct RankStore {
             int threads, DType dtype = DType::f32)
       : backend(make_reference_backend(dtype)),
         layout(table, units, mesh, position),
-        store(*backend, table, layout, {.slot_names = {}, .gradients = false, .dtype = dtype}) {
+        store(*backend, table, layout, {.state_names = {}, .gradients = false, .dtype = dtype}) {
     initialise_parameters(store, 42, threads);
   }
   std::unique_ptr<Backend> backend;
@@ -54,6 +54,17 @@ Moments moments(const View& values) {
 }
 
 }  // namespace
+
+TEST_CASE("initial weights are seen to get further while they are made") {
+  const ParamTable table = make_param_table(wide(), {});
+  RankStore whole(table, all_units(table), Mesh(), MeshPosition(), 1);
+  for (const int threads : {1, 2}) {
+    WorkCount work{0};
+    initialise_parameters(whole.store, 42, threads, &work);
+    CHECK(work >= static_cast<std::uint64_t>(table.num_parameters() / (1 << 16)));
+    CHECK(work >= whole.store.held(StateKind::master).size());
+  }
+}
 
 TEST_CASE("an initial weight depends on seed, name and global index only") {
   const ParamTable table = make_param_table(wide(), {});
@@ -84,18 +95,18 @@ TEST_CASE("any number of threads, any tensor rank, any stage gives the same bits
     std::int64_t compared = 0;
     for (const auto& other : others)
       for (const ParamSpan& span : other->layout.spans()) {
-        const ParamRow& row = table.rows()[std::size_t(span.row)];
-        const View part = other->store.master(row.name);
-        const View all = whole.store.master(row.name);
-        const std::int64_t columns = row.shape.num_dims() == 2 ? row.shape[1] : 1;
-        const std::int64_t width = row.shape.num_dims() == 2 ? span.box.extent[1] : 1;
-        const std::int64_t first_column = row.shape.num_dims() == 2 ? span.box.first[1] : 0;
+        const Parameter& parameter = table.parameters()[std::size_t(span.parameter)];
+        const View part = other->store.master(parameter.name);
+        const View all = whole.store.master(parameter.name);
+        const std::int64_t columns = parameter.shape.num_dims() == 2 ? parameter.shape[1] : 1;
+        const std::int64_t width = parameter.shape.num_dims() == 2 ? span.box.extent[1] : 1;
+        const std::int64_t first_column = parameter.shape.num_dims() == 2 ? span.box.first[1] : 0;
         bool is_equal = true;
         for (std::int64_t i = 0; i < span.box.extent[0]; ++i)
           for (std::int64_t j = 0; j < width; ++j)
             is_equal = is_equal && part.as<float>()[i * width + j] ==
                                        all.as<float>()[(span.box.first[0] + i) * columns + first_column + j];
-        CAPTURE(row.name);
+        CAPTURE(parameter.name);
         CHECK(is_equal);
         compared += span.box.num_elements();
       }
@@ -107,8 +118,8 @@ TEST_CASE("masters in f64 hold the values of those in f32") {
   const ParamTable table = make_param_table(tiny_gpt2(), {});
   RankStore narrow_store(table, all_units(table), Mesh(), MeshPosition(), 1);
   RankStore wide_store(table, all_units(table), Mesh(), MeshPosition(), 2, DType::f64);
-  for (const ParamRow& row : table.rows())
-    CHECK(to_doubles(narrow_store.store.master(row.name)) == to_doubles(wide_store.store.master(row.name)));
+  for (const Parameter& parameter : table.parameters())
+    CHECK(to_doubles(narrow_store.store.master(parameter.name)) == to_doubles(wide_store.store.master(parameter.name)));
 }
 
 TEST_CASE("initial values have the mean and deviation that the config asks for") {

@@ -13,7 +13,7 @@
 #include "base/philox.h"
 #include "nn/init.h"
 #include "nn/transformer.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 
 namespace scaletrain {
 
@@ -79,7 +79,7 @@ struct TestModel {
         backend(std::move(used_backend)),
         stream(backend->make_stream()),
         store(*backend, table, layout,
-              {.slot_names = {},
+              {.state_names = {},
                .gradients = true,
                .dtype = backend->compute_type(),
                .sequence = rank.part.sequence,
@@ -88,28 +88,29 @@ struct TestModel {
 
   // Values far from those of initialisation, so that no gradient is small by symmetry.
   void randomise() {
-    for (const ParamRow& row : table.rows()) {
-      if (row.tied_to) continue;
-      const bool is_norm_weight = row.init.kind == InitialValues::Kind::ones;
-      const std::vector<double> values = normal_values(row.name, static_cast<std::size_t>(row.shape.num_elements()),
-                                                       is_norm_weight ? 1.0f : 0.0f, 0.3f);
-      assign(row, values);
+    for (const Parameter& parameter : table.parameters()) {
+      if (parameter.tied_to) continue;
+      const bool is_norm_weight = parameter.init.kind == InitialValues::Kind::ones;
+      const std::vector<double> values = normal_values(
+          parameter.name, static_cast<std::size_t>(parameter.shape.num_elements()), is_norm_weight ? 1.0f : 0.0f, 0.3f);
+      assign(parameter, values);
     }
     store.values_changed();
   }
 
   // This rank's part of a tensor's values.
-  void assign(const ParamRow& row, const std::vector<double>& values) {
-    const View master = store.master(row.name);
+  void assign(const Parameter& parameter, const std::vector<double>& values) {
+    const View master = store.master(parameter.name);
     std::vector<double> held(static_cast<std::size_t>(master.num_elements()));
-    for_each_element(row.shape, ParamTable::box_of(row, rank.part.degree, rank.part.rank),
+    for_each_element(parameter.shape, ParamTable::box_of(parameter, rank.part.degree, rank.part.rank),
                      [&](std::size_t local, std::size_t global) { held.at(local) = values.at(global); });
     convert_floats(DType::f64, held.data(), master.dtype(), master.data(), held.size());
   }
 
   std::map<std::string, std::vector<double>> gradients() const {
     std::map<std::string, std::vector<double>> out;
-    for (const ParamRow& row : table.rows()) out[row.name] = to_doubles(store.gradient(row.name));
+    for (const Parameter& parameter : table.parameters())
+      out[parameter.name] = to_doubles(store.gradient(parameter.name));
     return out;
   }
 

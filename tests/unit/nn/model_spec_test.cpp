@@ -35,8 +35,8 @@ std::int64_t count(const ModelConfig& config, std::int64_t vocab) {
   return make_param_table(make_model_spec(config, vocab), config.init).num_parameters();
 }
 
-const ParamRow& row(const ParamTable& table, std::string_view name) {
-  const ParamRow* found = table.find(name);
+const Parameter& parameter(const ParamTable& table, std::string_view name) {
+  const Parameter* found = table.find(name);
   REQUIRE_MESSAGE(found != nullptr, name);
   return *found;
 }
@@ -70,7 +70,7 @@ TEST_CASE("rows come in the documented order, fused groups contiguous") {
   config.activation = ActivationKind::swiglu;
   const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
   std::vector<std::string> names;
-  for (const ParamRow& entry : table.rows()) names.push_back(entry.name);
+  for (const Parameter& entry : table.parameters()) names.push_back(entry.name);
   const std::vector<std::string> expected = {"embedding.token.weight",
                                              "embedding.position.weight",
                                              "blocks.0.attention_norm.weight",
@@ -95,8 +95,8 @@ TEST_CASE("rows come in the documented order, fused groups contiguous") {
                                              "head.norm.bias",
                                              "head.weight"};
   CHECK(names == expected);
-  CHECK(row(table, "blocks.0.attention.key.bias").fused == "attention.qkv.bias");
-  CHECK(row(table, "blocks.0.ffn.up.weight").fused == "ffn.gate_up.weight");
+  CHECK(parameter(table, "blocks.0.attention.key.bias").fused == "attention.qkv.bias");
+  CHECK(parameter(table, "blocks.0.ffn.up.weight").fused == "ffn.gate_up.weight");
   CHECK(table.units().size() == 3);
   CHECK(table.units()[2].name == "head");
 }
@@ -104,7 +104,7 @@ TEST_CASE("rows come in the documented order, fused groups contiguous") {
 TEST_CASE("matrices decay; norms and biases do not") {
   const ModelConfig config = gpt2(2, 8, 2);
   const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
-  for (const ParamRow& entry : table.rows()) {
+  for (const Parameter& entry : table.parameters()) {
     CAPTURE(entry.name);
     CHECK(entry.decays == (entry.shape.num_dims() == 2));
   }
@@ -114,7 +114,7 @@ TEST_CASE("a model without bias has none, not even in its layernorms; rmsnorm ne
   ModelConfig config = gpt2(2, 8, 2);
   config.bias = false;
   const ParamTable no_bias = make_param_table(make_model_spec(config, 11), config.init);
-  for (const ParamRow& entry : no_bias.rows()) CHECK(entry.name.find(".bias") == std::string::npos);
+  for (const Parameter& entry : no_bias.parameters()) CHECK(entry.name.find(".bias") == std::string::npos);
   config.bias = true;
   config.norm = NormKind::rmsnorm;
   const ParamTable rms = make_param_table(make_model_spec(config, 11), config.init);
@@ -125,20 +125,22 @@ TEST_CASE("a model without bias has none, not even in its layernorms; rmsnorm ne
 TEST_CASE("Hugging Face names follow the family") {
   const ModelConfig small = gpt2(2, 8, 2);
   const ParamTable first = make_param_table(make_model_spec(small, 11), small.init);
-  CHECK(row(first, "embedding.token.weight").hugging_face_name == "transformer.wte.weight");
-  CHECK(row(first, "blocks.1.attention.query.weight").hugging_face_name == "transformer.h.1.attn.c_attn.weight");
-  CHECK(row(first, "blocks.1.attention.value.bias").hugging_face_name == "transformer.h.1.attn.c_attn.bias");
-  CHECK(row(first, "blocks.1.ffn.down.weight").hugging_face_name == "transformer.h.1.mlp.c_proj.weight");
-  CHECK(row(first, "blocks.1.ffn.down.weight").hugging_face_transposed);
-  CHECK_FALSE(row(first, "embedding.token.weight").hugging_face_transposed);
-  CHECK(row(first, "head.norm.weight").hugging_face_name == "transformer.ln_f.weight");
+  CHECK(parameter(first, "embedding.token.weight").hugging_face_name == "transformer.wte.weight");
+  CHECK(parameter(first, "blocks.1.attention.query.weight").hugging_face_name == "transformer.h.1.attn.c_attn.weight");
+  CHECK(parameter(first, "blocks.1.attention.value.bias").hugging_face_name == "transformer.h.1.attn.c_attn.bias");
+  CHECK(parameter(first, "blocks.1.ffn.down.weight").hugging_face_name == "transformer.h.1.mlp.c_proj.weight");
+  CHECK(parameter(first, "blocks.1.ffn.down.weight").hugging_face_transposed);
+  CHECK_FALSE(parameter(first, "embedding.token.weight").hugging_face_transposed);
+  CHECK(parameter(first, "head.norm.weight").hugging_face_name == "transformer.ln_f.weight");
   const ModelConfig large = llama(2, 64, 8, 96);
   const ParamTable second = make_param_table(make_model_spec(large, 11), large.init);
-  CHECK(row(second, "blocks.0.attention_norm.weight").hugging_face_name == "model.layers.0.input_layernorm.weight");
-  CHECK(row(second, "blocks.0.attention.key.weight").hugging_face_name == "model.layers.0.self_attn.k_proj.weight");
-  CHECK(row(second, "blocks.1.ffn.gate.weight").hugging_face_name == "model.layers.1.mlp.gate_proj.weight");
-  CHECK_FALSE(row(second, "blocks.1.ffn.gate.weight").hugging_face_transposed);
-  CHECK(row(second, "head.weight").hugging_face_name == "lm_head.weight");
+  CHECK(parameter(second, "blocks.0.attention_norm.weight").hugging_face_name ==
+        "model.layers.0.input_layernorm.weight");
+  CHECK(parameter(second, "blocks.0.attention.key.weight").hugging_face_name ==
+        "model.layers.0.self_attn.k_proj.weight");
+  CHECK(parameter(second, "blocks.1.ffn.gate.weight").hugging_face_name == "model.layers.1.mlp.gate_proj.weight");
+  CHECK_FALSE(parameter(second, "blocks.1.ffn.gate.weight").hugging_face_transposed);
+  CHECK(parameter(second, "head.weight").hugging_face_name == "lm_head.weight");
 }
 
 TEST_CASE("initial values follow the config") {
@@ -147,24 +149,24 @@ TEST_CASE("initial values follow the config") {
   InitConfig init;
   init.std = 0.04;
   const ParamTable normal = make_param_table(spec, init);
-  CHECK(row(normal, "embedding.position.weight").init.deviation == 0.04);
-  CHECK(row(normal, "blocks.3.attention.key.weight").init.deviation == 0.04);
-  CHECK(row(normal, "blocks.3.attention.output.weight").init.deviation == doctest::Approx(0.01));  // / sqrt(2·8)
-  CHECK(row(normal, "blocks.3.ffn.down.weight").init.deviation == doctest::Approx(0.01));
-  CHECK(row(normal, "blocks.3.ffn.up.weight").init.deviation == 0.04);
-  CHECK(row(normal, "blocks.3.ffn_norm.weight").init.kind == InitialValues::Kind::ones);
-  CHECK(row(normal, "blocks.3.ffn.up.bias").init.kind == InitialValues::Kind::zeros);
+  CHECK(parameter(normal, "embedding.position.weight").init.deviation == 0.04);
+  CHECK(parameter(normal, "blocks.3.attention.key.weight").init.deviation == 0.04);
+  CHECK(parameter(normal, "blocks.3.attention.output.weight").init.deviation == doctest::Approx(0.01));  // / sqrt(2·8)
+  CHECK(parameter(normal, "blocks.3.ffn.down.weight").init.deviation == doctest::Approx(0.01));
+  CHECK(parameter(normal, "blocks.3.ffn.up.weight").init.deviation == 0.04);
+  CHECK(parameter(normal, "blocks.3.ffn_norm.weight").init.kind == InitialValues::Kind::ones);
+  CHECK(parameter(normal, "blocks.3.ffn.up.bias").init.kind == InitialValues::Kind::zeros);
   init.scale_residual = false;
-  CHECK(row(make_param_table(spec, init), "blocks.3.ffn.down.weight").init.deviation == 0.04);
+  CHECK(parameter(make_param_table(spec, init), "blocks.3.ffn.down.weight").init.deviation == 0.04);
   init.type = InitKind::xavier;
   const ParamTable xavier = make_param_table(spec, init);
-  CHECK(row(xavier, "blocks.0.ffn.up.weight").init.kind == InitialValues::Kind::uniform);
-  CHECK(row(xavier, "blocks.0.ffn.up.weight").init.deviation == doctest::Approx(std::sqrt(6.0 / (16 + 64))));
-  CHECK(row(xavier, "embedding.token.weight").init.kind == InitialValues::Kind::normal);
+  CHECK(parameter(xavier, "blocks.0.ffn.up.weight").init.kind == InitialValues::Kind::uniform);
+  CHECK(parameter(xavier, "blocks.0.ffn.up.weight").init.deviation == doctest::Approx(std::sqrt(6.0 / (16 + 64))));
+  CHECK(parameter(xavier, "embedding.token.weight").init.kind == InitialValues::Kind::normal);
   init.type = InitKind::he;
   const ParamTable he = make_param_table(spec, init);
-  CHECK(row(he, "blocks.0.ffn.down.weight").init.kind == InitialValues::Kind::normal);
-  CHECK(row(he, "blocks.0.ffn.down.weight").init.deviation == doctest::Approx(std::sqrt(2.0 / 64)));
+  CHECK(parameter(he, "blocks.0.ffn.down.weight").init.kind == InitialValues::Kind::normal);
+  CHECK(parameter(he, "blocks.0.ffn.down.weight").init.deviation == doctest::Approx(std::sqrt(2.0 / 64)));
 }
 
 TEST_CASE("heads that do not divide the hidden size are refused") {
@@ -175,15 +177,15 @@ TEST_CASE("heads that do not divide the hidden size are refused") {
 TEST_CASE("a tied head's matrix is the embedding's: stored, counted and exported once") {
   ModelConfig config = gpt2(2, 8, 2);
   const ParamTable tied = make_param_table(make_model_spec(config, 11), config.init);
-  const ParamRow& head = row(tied, "head.weight");
+  const Parameter& head = parameter(tied, "head.weight");
   CHECK(head.tied_to == "embedding.token.weight");
   CHECK(head.hugging_face_name.empty());
   CHECK(head.decays);
-  CHECK(head.split == row(tied, "embedding.token.weight").split);
-  CHECK_FALSE(row(tied, "embedding.token.weight").lookup_only);
+  CHECK(head.split == parameter(tied, "embedding.token.weight").split);
+  CHECK_FALSE(parameter(tied, "embedding.token.weight").lookup_only);
   config.tie_embeddings = false;
   const ParamTable untied = make_param_table(make_model_spec(config, 11), config.init);
-  CHECK_FALSE(row(untied, "head.weight").tied_to.has_value());
+  CHECK_FALSE(parameter(untied, "head.weight").tied_to.has_value());
   CHECK(untied.num_parameters() == tied.num_parameters() + 11 * 8);
 }
 
@@ -191,7 +193,7 @@ TEST_CASE("only norms and the biases of row-parallel maps have a gradient per se
   ModelConfig config = gpt2(1, 8, 2);
   const ParamTable table = make_param_table(make_model_spec(config, 11), config.init);
   std::vector<std::string> partial;
-  for (const ParamRow& entry : table.rows())
+  for (const Parameter& entry : table.parameters())
     if (entry.sequence_partial) partial.push_back(entry.name);
   CHECK(partial == std::vector<std::string>{"blocks.0.attention_norm.weight", "blocks.0.attention_norm.bias",
                                             "blocks.0.attention.output.bias", "blocks.0.ffn_norm.weight",
@@ -213,7 +215,9 @@ TEST_CASE("a tensor rank's part of the model is what the table's boxes give it")
         CAPTURE(degree);
         CAPTURE(rank);
         const ModelSpec local = local_spec(spec, {.degree = degree, .rank = rank});
-        const auto box = [&](std::string_view name) { return ParamTable::box_of(row(table, name), degree, rank); };
+        const auto box = [&](std::string_view name) {
+          return ParamTable::box_of(parameter(table, name), degree, rank);
+        };
         CHECK(box("blocks.0.attention.query.weight").extent[0] == local.heads * local.head_size);
         CHECK(box("blocks.0.attention.value.weight").extent[0] == local.kv_heads * local.head_size);
         CHECK(box("blocks.0.attention.output.weight").extent[1] == local.heads * local.head_size);

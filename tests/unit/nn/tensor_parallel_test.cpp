@@ -100,16 +100,16 @@ Outcome put_together(const ModelSpec& spec, std::int64_t degree, const std::vect
     is_set = true;
   };
   const ParamTable table = make_param_table(spec, {});
-  for (const ParamRow& row : table.rows()) {
-    const auto count = static_cast<std::size_t>(row.shape.num_elements());
-    std::vector<double>& values = whole.values[row.name];
+  for (const Parameter& parameter : table.parameters()) {
+    const auto count = static_cast<std::size_t>(parameter.shape.num_elements());
+    std::vector<double>& values = whole.values[parameter.name];
     values.resize(count);
     std::vector<char> is_set(count, 0);
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-      for_each_element(row.shape, ParamTable::box_of(row, degree, static_cast<std::int64_t>(rank)),
+      for_each_element(parameter.shape, ParamTable::box_of(parameter, degree, static_cast<std::int64_t>(rank)),
                        [&](std::size_t local, std::size_t global) {
                          bool was_set = is_set[global] != 0;
-                         merge(values[global], ranks[rank].gradients.at(row.name).at(local), was_set);
+                         merge(values[global], ranks[rank].gradients.at(parameter.name).at(local), was_set);
                          is_set[global] = 1;
                        });
     if (std::count(is_set.begin(), is_set.end(), 0) != 0) values.clear();  // a comparison will say so

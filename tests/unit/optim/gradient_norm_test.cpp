@@ -9,8 +9,8 @@ using namespace scaletrain;
 
 namespace {
 
-ParamRow row(std::string name, Shape shape, Split split = {}) {
-  ParamRow out;
+Parameter parameter(std::string name, Shape shape, Split split = {}) {
+  Parameter out;
   out.name = std::move(name);
   out.shape = shape;
   out.split = split;
@@ -22,20 +22,20 @@ ParamTable table_with_every_split() {
   const Split by_row{.kind = Split::Kind::cut, .dim = 0};
   ParamTable table;
   table.begin_unit("embedding");
-  table.add(row("embedding.token.weight", {11, 4}, by_row));
+  table.add(parameter("embedding.token.weight", {11, 4}, by_row));
   table.begin_unit("blocks.0");
-  table.add(row("blocks.0.norm.weight", {4}));
-  table.add(row("blocks.0.query.weight", {8, 4}, by_row));
-  table.add(row("blocks.0.key.weight", {4, 4}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2}));
-  table.add(row("blocks.0.output.weight", {4, 8}, {.kind = Split::Kind::cut, .dim = 1}));
+  table.add(parameter("blocks.0.norm.weight", {4}));
+  table.add(parameter("blocks.0.query.weight", {8, 4}, by_row));
+  table.add(parameter("blocks.0.key.weight", {4, 4}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2}));
+  table.add(parameter("blocks.0.output.weight", {4, 8}, {.kind = Split::Kind::cut, .dim = 1}));
   table.begin_unit("head");
-  ParamRow head = row("head.weight", {11, 4}, by_row);
+  Parameter head = parameter("head.weight", {11, 4}, by_row);
   head.tied_to = "embedding.token.weight";
   table.add(head);
   return table;
 }
 
-// The value of an element of the whole gradient, by row and place, so that any rank can fill its part.
+// The value of an element of the whole gradient, by parameter and place, so that any rank can fill its part.
 double element(std::string_view name, std::int64_t index) {
   return std::sin(static_cast<double>(name.size()) * 1.7 + static_cast<double>(index));
 }
@@ -43,7 +43,7 @@ double element(std::string_view name, std::int64_t index) {
 void fill(const ParamStore& store) {
   for (const ParamSpan& span : store.layout().spans()) {
     if (span.count == 0) continue;
-    const ParamRow& of = store.table().rows()[static_cast<std::size_t>(span.row)];
+    const Parameter& of = store.table().parameters()[static_cast<std::size_t>(span.parameter)];
     const std::string& owner = of.tied_to ? *of.tied_to : of.name;  // copies hold the same sum after their reduction
     auto* values = store.gradient(of.name).as<double>();
     const std::int64_t columns = span.box.extent.size() == 2 ? span.box.extent[1] : 1;
@@ -59,7 +59,7 @@ double share(Backend& backend, const ParamTable& table, std::span<const int> uni
              const MeshPosition& position) {
   const auto stream = backend.make_stream();
   const ShardLayout layout(table, units, mesh, position);
-  const ParamStore store(backend, table, layout, {.slot_names = {}, .gradients = true, .dtype = DType::f64});
+  const ParamStore store(backend, table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64});
   fill(store);
   return gradient_sum_of_squares_share(backend, *stream, store);
 }
@@ -70,7 +70,7 @@ TEST_CASE("the shares of all ranks sum to every element once: tied, replicated a
   const auto backend = make_reference_backend(DType::f64);
   const ParamTable table = table_with_every_split();
   double expected = 0;
-  for (const ParamRow& of : table.rows()) {
+  for (const Parameter& of : table.parameters()) {
     if (of.tied_to) continue;
     for (std::int64_t index = 0; index < of.shape.num_elements(); ++index)
       expected += element(of.name, index) * element(of.name, index);
@@ -90,11 +90,11 @@ TEST_CASE("the shares of all ranks sum to every element once: tied, replicated a
   }
 }
 
-TEST_CASE("a rank without parameters takes part with zero, and a rank without groups returns its share") {
+TEST_CASE("the share of a rank without parameters is zero") {
   const auto backend = make_reference_backend(DType::f64);
   const auto stream = backend->make_stream();
   const ParamTable table = table_with_every_split();
   const ShardLayout none(table, {}, Mesh(1, 1, 4), {.tensor = 0, .data = 0, .pipeline = 3});
-  const ParamStore empty(*backend, table, none, {.slot_names = {}, .gradients = true, .dtype = DType::f64});
-  CHECK(gradient_sum_of_squares(*backend, *stream, empty, RankGroups()) == 0.0);
+  const ParamStore empty(*backend, table, none, {.state_names = {}, .gradients = true, .dtype = DType::f64});
+  CHECK(gradient_sum_of_squares_share(*backend, *stream, empty) == 0.0);
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "optim/step_block.h"
+#include "optim/step_scalars.h"
 
 using namespace scaletrain;
 
@@ -17,21 +17,21 @@ namespace {
 struct Fixture {
   explicit Fixture(const OptimizerConfig& config) : optimizer(make_optimizer(config)) {
     table.begin_unit("u");
-    ParamRow matrix;
+    Parameter matrix;
     matrix.name = "u.weight";
     matrix.shape = {3, 2};
     matrix.decays = true;
     table.add(matrix);
-    ParamRow bias;
+    Parameter bias;
     bias.name = "u.bias";
     bias.shape = {3};
     table.add(bias);
     const int units[] = {0};
     layout = ShardLayout(table, units, Mesh(2, 1, 1), {});
-    const auto names = optimizer->slot_names();
+    const auto names = optimizer->state_names();
     store.emplace(
         *backend, table, layout,
-        ParamStore::Options{.slot_names = {names.begin(), names.end()}, .gradients = true, .dtype = DType::f64});
+        ParamStore::Options{.state_names = {names.begin(), names.end()}, .gradients = true, .dtype = DType::f64});
     set("u.weight", 6, 0.5);
     set("u.bias", 3, 1.0);
   }
@@ -60,9 +60,9 @@ TEST_CASE("adamw follows its formula over several updates and decays matrices on
   const OptimizerConfig config{
       .type = OptimizerKind::adamw, .beta1 = 0.8, .beta2 = 0.9, .epsilon = 1e-6, .weight_decay = 0.3};
   Fixture f(config);
-  REQUIRE(f.optimizer->slot_names().size() == 2);
-  CHECK(f.optimizer->slot_names()[0] == "exp_avg");
-  CHECK(f.optimizer->slot_names()[1] == "exp_avg_sq");
+  REQUIRE(f.optimizer->state_names().size() == 2);
+  CHECK(f.optimizer->state_names()[0] == "exp_avg");
+  CHECK(f.optimizer->state_names()[1] == "exp_avg_sq");
   std::vector<double> m(6, 0.0);
   std::vector<double> v(6, 0.0);
   std::vector<double> p = f.values("u.weight");
@@ -72,8 +72,8 @@ TEST_CASE("adamw follows its formula over several updates and decays matrices on
   const double lr = 0.01;
   for (int update = 1; update <= 4; ++update) {
     const StepOutcome outcome =
-        make_step_block({.sum_of_squares = 1, .loss_sum = 1, .num_tokens = 2, .micro_scale = 0.25},
-                        {.learning_rate = lr, .clip_norm = {}, .beta1 = 0.8, .beta2 = 0.9, .update = update});
+        make_step_scalars({.sum_of_squares = 1, .loss_sum = 1, .num_tokens = 2, .micro_scale = 0.25},
+                          {.learning_rate = lr, .clip_norm = {}, .beta1 = 0.8, .beta2 = 0.9, .update = update});
     REQUIRE(outcome.block.gradient_scale == 2.0);
     f.optimizer->step(*f.backend, *f.stream, *f.store, outcome.block);
     const auto advance = [&](double& param, double& first, double& second, double gradient, double decay) {
@@ -87,18 +87,18 @@ TEST_CASE("adamw follows its formula over several updates and decays matrices on
       const auto at = static_cast<std::size_t>(index);
       advance(p[at], m[at], v[at], 2.0 * 0.05 * (index - 2), 0.3);
       CHECK(f.values("u.weight")[at] == doctest::Approx(p[at]).epsilon(1e-12));
-      CHECK(f.store->slot("u.weight", 0).as<double>()[index] == doctest::Approx(m[at]).epsilon(1e-12));
-      CHECK(f.store->slot("u.weight", 1).as<double>()[index] == doctest::Approx(v[at]).epsilon(1e-12));
+      CHECK(f.store->state("u.weight", 0).as<double>()[index] == doctest::Approx(m[at]).epsilon(1e-12));
+      CHECK(f.store->state("u.weight", 1).as<double>()[index] == doctest::Approx(v[at]).epsilon(1e-12));
     }
     advance(bias, bias_m, bias_v, 2.0 * 0.1 * 0, 0.0);
     CHECK(f.values("u.bias")[2] == doctest::Approx(bias).epsilon(1e-12));  // zero gradient, no decay: it stays
   }
 }
 
-TEST_CASE("sgd follows its formula, with clipping folded into the step block") {
+TEST_CASE("sgd follows its formula, with clipping folded into the step scalars") {
   Fixture f({.type = OptimizerKind::sgd, .weight_decay = 0.5});
-  CHECK(f.optimizer->slot_names().empty());
-  const StepBlock block{.learning_rate = 0.1, .gradient_scale = 3};
+  CHECK(f.optimizer->state_names().empty());
+  const StepScalars block{.learning_rate = 0.1, .gradient_scale = 3};
   f.optimizer->step(*f.backend, *f.stream, *f.store, block);
   for (int index = 0; index < 6; ++index) {
     const double before = 0.5 * (index + 1);
@@ -108,13 +108,13 @@ TEST_CASE("sgd follows its formula, with clipping folded into the step block") {
   CHECK(f.values("u.bias")[0] == doctest::Approx(1.0 - 0.1 * (3 * 0.1 * -2)).epsilon(1e-12));
 }
 
-TEST_CASE("a skipped step changes neither parameters nor slots") {
+TEST_CASE("a skipped step changes neither parameters nor states") {
   Fixture f({});
   const auto before = f.values("u.weight");
-  const StepBlock block{.learning_rate = 0.1, .gradient_scale = 0, .skip = 1};
+  const StepScalars block{.learning_rate = 0.1, .gradient_scale = 0, .skip = 1};
   f.optimizer->step(*f.backend, *f.stream, *f.store, block);
   CHECK(f.values("u.weight") == before);
-  for (int index = 0; index < 6; ++index) CHECK(f.store->slot("u.weight", 1).as<double>()[index] == 0.0);
+  for (int index = 0; index < 6; ++index) CHECK(f.store->state("u.weight", 1).as<double>()[index] == 0.0);
 }
 
 TEST_CASE("padding between and behind the parameters stays zero") {
@@ -122,7 +122,7 @@ TEST_CASE("padding between and behind the parameters stays zero") {
   for (OptimizerRange& range : f.store->optimizer_ranges()) {
     for (std::int64_t at = 0; at < range.gradient.num_elements(); ++at) range.gradient.as<double>()[at] = 1.0;
   }
-  f.optimizer->step(*f.backend, *f.stream, *f.store, StepBlock{.learning_rate = 0.1});
+  f.optimizer->step(*f.backend, *f.stream, *f.store, StepScalars{.learning_rate = 0.1});
   const OptimizerRange& range = f.store->optimizer_ranges()[0];
   CHECK(range.param.num_elements() > 9);
   std::int64_t changed = 0;
@@ -133,5 +133,5 @@ TEST_CASE("padding between and behind the parameters stays zero") {
 TEST_CASE("a store made for another optimizer is a bug") {
   Fixture f({.type = OptimizerKind::sgd});
   const auto adamw = make_optimizer({.type = OptimizerKind::adamw});
-  CHECK_THROWS_AS(adamw->step(*f.backend, *f.stream, *f.store, StepBlock{}), BugError);
+  CHECK_THROWS_AS(adamw->step(*f.backend, *f.stream, *f.store, StepScalars{}), BugError);
 }

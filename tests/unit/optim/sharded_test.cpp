@@ -33,10 +33,10 @@ void run_step(RankModel& model, std::int64_t step) {
 
 double expected_sum_of_squares(const Work& work) {
   double sum = 0;
-  for (const ParamRow& row : work.table->rows()) {
-    if (row.tied_to) continue;
-    for (std::int64_t index = 0; index < row.shape.num_elements(); ++index) {
-      const double gradient = small_model::expected_gradient(work, row, index, 0);
+  for (const Parameter& parameter : work.table->parameters()) {
+    if (parameter.tied_to) continue;
+    for (std::int64_t index = 0; index < parameter.shape.num_elements(); ++index) {
+      const double gradient = small_model::expected_gradient(work, parameter, index, 0);
       sum += gradient * gradient;
     }
   }
@@ -54,8 +54,9 @@ TEST_CASE("the norm counts every element once over data, tensor and pipeline ran
       run_ranks(mesh, facts, [&](Rank rank, RankGroups& groups, auto&) {
         RankModel model(table, mesh, rank, &groups, zero, true);
         run_step(model, 0);
-        sums[static_cast<std::size_t>(rank.value())] =
-            gradient_sum_of_squares(*model.backend, *model.stream, model.store, groups);
+        double& sum = sums[static_cast<std::size_t>(rank.value())];
+        sum = gradient_sum_of_squares_share(*model.backend, *model.stream, model.store);
+        sum_over_world(groups, {&sum, 1});
       });
       CAPTURE(zero);
       CAPTURE(mesh.text());
@@ -68,15 +69,15 @@ TEST_CASE("the norm counts every element once over data, tensor and pipeline ran
 TEST_CASE("the norm of one rank has the bits of one sum per row in the order of the table") {
   const ParamTable table = small_model::table(true);
   RankModel model(table, Mesh(), Rank(0), nullptr, 0, false);
-  for (const RowRange& range : model.store.held(StateKind::gradient)) {
+  for (const ParamRange& range : model.store.held(StateKind::gradient)) {
     auto* values = model.store.values(StateKind::gradient, range).as<double>();
     for (std::int64_t n = 0; n < range.count; ++n) values[n] = std::sin(static_cast<double>(range.flat_offset + n));
   }
   double expected = 0;
-  for (const ParamRow& row : table.rows()) {
-    if (row.tied_to) continue;
+  for (const Parameter& parameter : table.parameters()) {
+    if (parameter.tied_to) continue;
     double sum = 0;
-    model.backend->run(*model.stream, SumOfSquares{.values = model.store.gradient(row.name), .result = &sum});
+    model.backend->run(*model.stream, SumOfSquares{.values = model.store.gradient(parameter.name), .result = &sum});
     expected += sum;
   }
   CHECK(gradient_sum_of_squares_share(*model.backend, *model.stream, model.store) == expected);
@@ -90,7 +91,7 @@ using Elements = std::map<std::pair<std::string, std::int64_t>, double>;
 
 struct Outcome {
   Elements weights;
-  Elements slots;
+  Elements states;
 };
 
 void add_weights(RankModel& model, Elements& out) {
@@ -98,25 +99,25 @@ void add_weights(RankModel& model, Elements& out) {
     const UnitWeights& weights = model.store.acquire(*model.stream, unit);
     small_model::for_each_row(
         model.store, unit, [&](std::string_view name) { return weights.find(name).values.as<double>(); },
-        [&](const ParamRow& row, const ParamSpan& span, const double* data) {
+        [&](const Parameter& parameter, const ParamSpan& span, const double* data) {
           for (std::int64_t n = 0; n < span.count; ++n)
-            out[{row.name, small_model::global_index(row.shape, span.box, n)}] = data[n];
+            out[{parameter.name, small_model::global_index(parameter.shape, span.box, n)}] = data[n];
         });
     model.store.release(unit);
   }
 }
 
-void add_slots(const RankModel& model, std::size_t slot, Elements& out) {
-  for (const RowRange& range : model.store.held(StateKind::slot)) {
-    const ParamRow& row = model.store.table().rows()[static_cast<std::size_t>(range.row)];
-    const auto* values = model.store.values(StateKind::slot, range, slot).as<double>();
+void add_states(const RankModel& model, std::size_t state, Elements& out) {
+  for (const ParamRange& range : model.store.held(StateKind::optimizer)) {
+    const Parameter& parameter = model.store.table().parameters()[static_cast<std::size_t>(range.parameter)];
+    const auto* values = model.store.values(StateKind::optimizer, range, state).as<double>();
     for (std::int64_t n = 0; n < range.count; ++n)
-      out[{row.name, small_model::global_index(row.shape, model.layout.find(range.row)->box, range.first + n)}] =
-          values[n];
+      out[{parameter.name, small_model::global_index(parameter.shape, model.layout.find(range.parameter)->box,
+                                                     range.first + n)}] = values[n];
   }
 }
 
-StepBlock block_of(std::int64_t step) {
+StepScalars block_of(std::int64_t step) {
   return {.learning_rate = 0.01,
           .gradient_scale = 0.125,
           .bias_correction1 = 1 - std::pow(0.9, static_cast<double>(step + 1)),
@@ -130,21 +131,21 @@ const OptimizerConfig adamw{.type = OptimizerKind::adamw, .weight_decay = 0.1};
 // The same updates on one rank, which is given the summed gradients.
 Outcome expected_outcome(const Work& work) {
   const auto optimizer = make_optimizer(adamw);
-  const auto names = optimizer->slot_names();
+  const auto names = optimizer->state_names();
   RankModel model(*work.table, Mesh(), Rank(0), nullptr, 0, false, {names.begin(), names.end()});
   for (std::int64_t step = 0; step < num_steps; ++step) {
-    for (const RowRange& range : model.store.held(StateKind::gradient)) {
-      const ParamRow& row = work.table->rows()[static_cast<std::size_t>(range.row)];
+    for (const ParamRange& range : model.store.held(StateKind::gradient)) {
+      const Parameter& parameter = work.table->parameters()[static_cast<std::size_t>(range.parameter)];
       auto* values = model.store.values(StateKind::gradient, range).as<double>();
       for (std::int64_t n = 0; n < range.count; ++n)
-        values[n] = small_model::expected_gradient(work, row, range.first + n, step);
+        values[n] = small_model::expected_gradient(work, parameter, range.first + n, step);
     }
-    const StepBlock block = block_of(step);
+    const StepScalars block = block_of(step);
     optimizer->step(*model.backend, *model.stream, model.store, block);
   }
   Outcome out;
   add_weights(model, out.weights);
-  add_slots(model, 1, out.slots);
+  add_states(model, 1, out.states);
   return out;
 }
 
@@ -159,32 +160,32 @@ TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank 
       std::vector<Outcome> found(static_cast<std::size_t>(mesh.world()));
       run_ranks(mesh, facts, [&](Rank rank, RankGroups& groups, auto&) {
         const auto optimizer = make_optimizer(adamw);
-        const auto names = optimizer->slot_names();
+        const auto names = optimizer->state_names();
         RankModel model(table, mesh, rank, &groups, zero, false, {names.begin(), names.end()});
         for (std::int64_t step = 0; step < num_steps; ++step) {
           run_step(model, step);
-          const StepBlock block = block_of(step);
+          const StepScalars block = block_of(step);
           optimizer->step(*model.backend, *model.stream, model.store, block);
         }
         Outcome& own = found[static_cast<std::size_t>(rank.value())];
         add_weights(model, own.weights);
-        add_slots(model, 1, own.slots);
+        add_states(model, 1, own.states);
         model.store.settle(*model.stream);
       });
       CAPTURE(zero);
       CAPTURE(mesh.text());
       std::int64_t wrong = 0;
-      Elements all_slots;
+      Elements all_states;
       for (const Outcome& own : found) {
         CHECK(own.weights.size() > 0);
         for (const auto& [place, value] : own.weights) wrong += expected.weights.at(place) != value ? 1 : 0;
-        for (const auto& [place, value] : own.slots) {
-          if (place.first != "head.weight") all_slots[place] = value;  // a copy's state is its owner's
+        for (const auto& [place, value] : own.states) {
+          if (place.first != "head.weight") all_states[place] = value;  // a copy's state is its owner's
         }
-        if (zero > 0) CHECK(own.slots.size() < expected.slots.size() / 2 + 64);
+        if (zero > 0) CHECK(own.states.size() < expected.states.size() / 2 + 64);
       }
       CHECK(wrong == 0);
-      CHECK(all_slots == expected.slots);
+      CHECK(all_states == expected.states);
     }
   }
 }

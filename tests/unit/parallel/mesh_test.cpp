@@ -1,4 +1,4 @@
-#include "parallel/mesh.h"
+#include "parallel/mesh/mesh.h"
 
 #include <doctest/doctest.h>
 

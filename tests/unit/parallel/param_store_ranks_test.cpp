@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 #include "support/ranks.h"
 #include "support/small_model.h"
 
@@ -48,8 +48,8 @@ constexpr std::int64_t micro_batches = 3;
 constexpr double rate = 0.25;
 
 // Whole numbers times powers of two: exact, so the expected weights are too.
-double expected_weight(const Work& work, const ParamRow& row, std::int64_t index, std::int64_t updates) {
-  const ParamRow& owner = small_model::owner_of(*work.table, row);
+double expected_weight(const Work& work, const Parameter& parameter, std::int64_t index, std::int64_t updates) {
+  const Parameter& owner = small_model::owner_of(*work.table, parameter);
   double value = small_model::initial_value(*work.table, owner, index);
   for (std::int64_t step = 0; step < updates; ++step)
     value -= rate * small_model::expected_gradient(work, owner, index, step);
@@ -60,10 +60,10 @@ void compare_weights(RankModel& model, const Work& work, int unit, std::int64_t 
   const UnitWeights& weights = model.store.acquire(*model.stream, unit);
   small_model::for_each_row(
       model.store, unit, [&](std::string_view name) { return weights.find(name).values.as<double>(); },
-      [&](const ParamRow& row, const ParamSpan& span, const double* data) {
+      [&](const Parameter& parameter, const ParamSpan& span, const double* data) {
         for (std::int64_t n = 0; n < span.count; ++n) {
-          const std::int64_t index = small_model::global_index(row.shape, span.box, n);
-          findings.compare(data[n], expected_weight(work, row, index, updates), row.name, index);
+          const std::int64_t index = small_model::global_index(parameter.shape, span.box, n);
+          findings.compare(data[n], expected_weight(work, parameter, index, updates), parameter.name, index);
         }
       });
 }
@@ -86,14 +86,14 @@ void run_micro_batch(RankModel& model, const Case& of, std::int64_t step, std::i
 }
 
 void compare_gradients(const RankModel& model, const Work& work, std::int64_t step, Findings& findings) {
-  for (const RowRange& range : model.store.held(StateKind::gradient)) {
-    const ParamRow& row = work.table->rows()[static_cast<std::size_t>(range.row)];
-    const ParamRow& owner = small_model::owner_of(*work.table, row);
+  for (const ParamRange& range : model.store.held(StateKind::gradient)) {
+    const Parameter& parameter = work.table->parameters()[static_cast<std::size_t>(range.parameter)];
+    const Parameter& owner = small_model::owner_of(*work.table, parameter);
     const auto* values = model.store.values(StateKind::gradient, range).as<double>();
     for (std::int64_t n = 0; n < range.count; ++n) {
       const std::int64_t index =
-          small_model::global_index(row.shape, model.layout.find(range.row)->box, range.first + n);
-      findings.compare(values[n], small_model::expected_gradient(work, owner, index, step), row.name, index);
+          small_model::global_index(parameter.shape, model.layout.find(range.parameter)->box, range.first + n);
+      findings.compare(values[n], small_model::expected_gradient(work, owner, index, step), parameter.name, index);
     }
   }
 }
@@ -203,18 +203,18 @@ TEST_CASE("a unit that no micro-batch has passed, and one whose last release nev
       model.accumulate(1, {});
       model.store.release_gradients(*model.stream, 1, true);
       model.store.finish_gradients(*model.stream, model.units);
-      for (const RowRange& range : model.store.held(StateKind::gradient)) {
-        const ParamRow& row = table.rows()[static_cast<std::size_t>(range.row)];
+      for (const ParamRange& range : model.store.held(StateKind::gradient)) {
+        const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
         const auto* values = model.store.values(StateKind::gradient, range).as<double>();
         for (std::int64_t n = 0; n < range.count; ++n) {
           const std::int64_t index = range.first + n;  // one tensor rank: the box is the tensor
           double expected = 0;
-          if (row.unit == 1 || row.unit == 3)
-            expected = small_model::expected_gradient(work, row, index, 0);
-          else if (row.name == "embedding.token.weight")  // from the head alone
+          if (parameter.unit == 1 || parameter.unit == 3)
+            expected = small_model::expected_gradient(work, parameter, index, 0);
+          else if (parameter.name == "embedding.token.weight")  // from the head alone
             expected = small_model::contribution("head.weight", index, {}) +
                        small_model::contribution("head.weight", index, {.step = 0, .data = 1});
-          own.compare(values[n], expected, row.name, index);
+          own.compare(values[n], expected, parameter.name, index);
         }
       }
     });
@@ -259,7 +259,7 @@ TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO 
           CHECK(planned.total() == model.store.bytes());
           CHECK((planned.gathered > 0) == (zero == 3));
           CHECK((planned.gradient_staging > 0) == (gradients && (zero >= 2 || tensor > 1)));
-          const std::size_t state = planned.masters + planned.gradients + planned.slots;
+          const std::size_t state = planned.masters + planned.gradients + planned.states;
           if (zero > 0 && gradients) CHECK(state < last);
           last = state;
         }
@@ -269,7 +269,7 @@ TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO 
           const RankModel part(table, mesh, Rank(0), nullptr, 3, true, {"exp_avg", "exp_avg_sq"});
           const StoreBytes all = store_bytes(table, whole.layout, whole.store.options());
           const StoreBytes sharded = store_bytes(table, part.layout, part.store.options());
-          CHECK(all.masters + all.gradients + all.slots == 4 * (sharded.masters + sharded.gradients + sharded.slots));
+          CHECK(all.masters + all.gradients + all.states == 4 * (sharded.masters + sharded.gradients + sharded.states));
         }
       }
     }
@@ -280,7 +280,7 @@ TEST_CASE("a rank whose units have no elements has handles without elements and 
   const ParamTable table = [] {
     ParamTable of;
     of.begin_unit("embedding");
-    of.add(small_model::row("embedding.token.weight", {3, 6}, {.kind = Split::Kind::cut, .dim = 0, .pieces = 0}));
+    of.add(small_model::parameter("embedding.token.weight", {3, 6}, {.kind = Split::Kind::cut, .dim = 0, .pieces = 0}));
     return of;
   }();
   const std::vector<int> units{0};
@@ -289,7 +289,7 @@ TEST_CASE("a rank whose units have no elements has handles without elements and 
     const auto stream = backend->make_stream();
     const ShardLayout layout(table, units, Mesh(2, 4, 1), {.tensor = 3});
     ParamStore store(*backend, table, layout,
-                     {.slot_names = {"exp_avg"}, .dtype = DType::f64, .zero = ZeroPolicy::of_stage(zero)});
+                     {.state_names = {"exp_avg"}, .dtype = DType::f64, .zero = ZeroPolicy::of_stage(zero)});
     store.zero_gradients(*stream);
     const ConstView weight = store.acquire(*stream, 0).find("token.weight").values;
     const View gradient = store.acquire_gradients(*stream, 0).find("token.weight");
@@ -354,7 +354,7 @@ TEST_CASE("what is gathered again after a load are the loaded values") {
       RankModel model(table, mesh, rank, &groups, zero, false);
       model.store.acquire(*model.stream, 3);  // stays gathered, with the embedding, unless it is dropped
       model.store.release(3);
-      for (const RowRange& range : model.store.held(StateKind::master)) {
+      for (const ParamRange& range : model.store.held(StateKind::master)) {
         auto* values = model.store.values(StateKind::master, range).as<double>();
         for (std::int64_t n = 0; n < range.count; ++n) values[n] += 1;
       }

@@ -1,4 +1,4 @@
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 
 #include <doctest/doctest.h>
 
@@ -72,8 +72,8 @@ class PackingBackend final : public Backend {
   void launch(Stream&, const SgdStep& op) override { refuse(op); }
 };
 
-ParamRow row(std::string name, Shape shape, std::string fused = "") {
-  ParamRow out;
+Parameter parameter(std::string name, Shape shape, std::string fused = "") {
+  Parameter out;
   out.name = std::move(name);
   out.shape = shape;
   out.fused = std::move(fused);
@@ -83,18 +83,18 @@ ParamRow row(std::string name, Shape shape, std::string fused = "") {
 ParamTable small_table() {
   ParamTable table;
   table.begin_unit("embedding");
-  ParamRow token = row("embedding.token.weight", {7, 4});
+  Parameter token = parameter("embedding.token.weight", {7, 4});
   token.lookup_only = true;
   table.add(token);
   table.begin_unit("blocks.0");
-  table.add(row("blocks.0.query.weight", {4, 4}, "qkv.weight"));
-  table.add(row("blocks.0.key.weight", {2, 4}, "qkv.weight"));
-  table.add(row("blocks.0.value.weight", {2, 4}, "qkv.weight"));
-  table.add(row("blocks.0.query.bias", {4}, "qkv.bias"));
-  table.add(row("blocks.0.key.bias", {2}, "qkv.bias"));
-  table.add(row("blocks.0.output.weight", {4, 4}));
+  table.add(parameter("blocks.0.query.weight", {4, 4}, "qkv.weight"));
+  table.add(parameter("blocks.0.key.weight", {2, 4}, "qkv.weight"));
+  table.add(parameter("blocks.0.value.weight", {2, 4}, "qkv.weight"));
+  table.add(parameter("blocks.0.query.bias", {4}, "qkv.bias"));
+  table.add(parameter("blocks.0.key.bias", {2}, "qkv.bias"));
+  table.add(parameter("blocks.0.output.weight", {4, 4}));
   table.begin_unit("head");
-  ParamRow head = row("head.weight", {7, 4});
+  Parameter head = parameter("head.weight", {7, 4});
   head.tied_to = "embedding.token.weight";
   table.add(head);
   return table;
@@ -107,7 +107,8 @@ struct Fixture {
   std::unique_ptr<Stream> stream = backend.make_stream();
   ParamTable table = small_table();
   ShardLayout layout{table, all_units, Mesh(), {}};
-  ParamStore store{backend, table, layout, {.slot_names = {"first", "second"}, .gradients = true, .dtype = DType::f32}};
+  ParamStore store{
+      backend, table, layout, {.state_names = {"first", "second"}, .gradients = true, .dtype = DType::f32}};
 };
 
 }  // namespace
@@ -183,24 +184,24 @@ TEST_CASE("gradients are views of the flat buffer, by matrix and by row, and are
   CHECK(f.store.gradient("head.weight").as<float>()[27] == 0.0F);
 }
 
-TEST_CASE("the optimizer's ranges cover every buffer with its gradient and slots at the same offsets") {
+TEST_CASE("the optimizer's ranges cover every buffer with its gradient and states at the same offsets") {
   Fixture f;
   REQUIRE(f.store.optimizer_ranges().size() == 1);
   const OptimizerRange& range = f.store.optimizer_ranges()[0];
   const ParamSpan& span = *f.layout.find(f.table.index_of("blocks.0.value.weight"));
   CHECK(range.param.num_elements() == f.layout.buffers()[0].num_elements);
-  CHECK(range.slots.size() == 2);
+  CHECK(range.states.size() == 2);
   CHECK(range.param.as<float>() + span.offset == f.store.master("blocks.0.value.weight").as<float>());
   CHECK(range.gradient.as<float>() + span.offset == f.store.gradient("blocks.0.value.weight").as<float>());
-  for (const std::size_t slot : {0U, 1U})
-    CHECK(range.slots[slot].as<float>() + span.offset == f.store.slot("blocks.0.value.weight", slot).as<float>());
+  for (const std::size_t state : {0U, 1U})
+    CHECK(range.states[state].as<float>() + span.offset == f.store.state("blocks.0.value.weight", state).as<float>());
   CHECK(f.store.bytes() == 4 * sizeof(float) * static_cast<std::uint64_t>(range.param.num_elements()));
-  CHECK_THROWS_AS(f.store.slot("blocks.0.value.weight", 2), BugError);
+  CHECK_THROWS_AS(f.store.state("blocks.0.value.weight", 2), BugError);
 }
 
-TEST_CASE("a store for inference has neither gradients nor slots, in the type that is asked for") {
+TEST_CASE("a store for inference has neither gradients nor states, in the type that is asked for") {
   Fixture f;
-  const ParamStore store(f.backend, f.table, f.layout, {.slot_names = {}, .gradients = false, .dtype = DType::f64});
+  const ParamStore store(f.backend, f.table, f.layout, {.state_names = {}, .gradients = false, .dtype = DType::f64});
   CHECK_FALSE(static_cast<bool>(store.gradient("head.weight")));
   CHECK(store.master("head.weight").dtype() == DType::f64);
   CHECK(store.bytes() == sizeof(double) * static_cast<std::uint64_t>(f.layout.buffers()[0].num_elements));
@@ -220,18 +221,18 @@ TEST_CASE("held ranges give the values of rows, and of any part of one, in memor
   const int value = f.table.index_of("blocks.0.value.weight");
   const auto held = f.store.held(StateKind::master);
   CHECK(held.size() == 7);  // the tied head has no values of its own
-  for (const StateKind kind : {StateKind::master, StateKind::gradient, StateKind::slot}) {
-    const View whole = f.store.values(kind, {.row = value, .first = 0, .count = 8}, 1);
-    const View part = f.store.values(kind, {.row = value, .first = 3, .count = 2}, 1);
+  for (const StateKind kind : {StateKind::master, StateKind::gradient, StateKind::optimizer}) {
+    const View whole = f.store.values(kind, {.parameter = value, .first = 0, .count = 8}, 1);
+    const View part = f.store.values(kind, {.parameter = value, .first = 3, .count = 2}, 1);
     CHECK(whole.shape() == Shape{8});
     CHECK(part.as<float>() == whole.as<float>() + 3);
-    CHECK_THROWS_AS(f.store.values(kind, {.row = value, .first = 3, .count = 6}, 1), BugError);
+    CHECK_THROWS_AS(f.store.values(kind, {.parameter = value, .first = 3, .count = 6}, 1), BugError);
   }
-  CHECK(f.store.values(StateKind::slot, {.row = value, .first = 0, .count = 8}, 1).data() ==
-        f.store.slot("blocks.0.value.weight", 1).data());
-  CHECK(f.store.values(StateKind::master, {.row = f.table.index_of("head.weight"), .first = 4, .count = 4}).data() ==
-        f.store.master("embedding.token.weight").as<float>() + 4);
-  CHECK_THROWS_AS(f.store.values(StateKind::slot, held[0], 2), BugError);
+  CHECK(f.store.values(StateKind::optimizer, {.parameter = value, .first = 0, .count = 8}, 1).data() ==
+        f.store.state("blocks.0.value.weight", 1).data());
+  CHECK(f.store.values(StateKind::master, {.parameter = f.table.index_of("head.weight"), .first = 4, .count = 4})
+            .data() == f.store.master("embedding.token.weight").as<float>() + 4);
+  CHECK_THROWS_AS(f.store.values(StateKind::optimizer, held[0], 2), BugError);
 }
 
 TEST_CASE("compute forms of gathered weights are dropped on release and made of the gathered values") {
@@ -243,9 +244,10 @@ TEST_CASE("compute forms of gathered weights are dropped on release and made of 
     const auto stream = backend.make_stream();
     const ShardLayout layout(table, all_units, Mesh(2, 1, 1), {.data = rank.value()});
     ParamStore store(backend, table, layout, {.gradients = false, .zero = ZeroPolicy::of_stage(3), .groups = &groups});
-    for (const RowRange& range : store.held(StateKind::master)) {
+    for (const ParamRange& range : store.held(StateKind::master)) {
       for (std::int64_t n = 0; n < range.count; ++n)
-        store.values(StateKind::master, range).as<float>()[n] = static_cast<float>(range.row * 100 + range.first + n);
+        store.values(StateKind::master, range).as<float>()[n] =
+            static_cast<float>(range.parameter * 100 + range.first + n);
     }
     store.values_changed();
     for (int round = 1; round <= 2; ++round) {

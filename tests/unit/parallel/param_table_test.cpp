@@ -10,8 +10,8 @@ using namespace scaletrain;
 
 namespace {
 
-ParamRow row(std::string name, Shape shape, Split split = {}) {
-  ParamRow out;
+Parameter named(std::string name, Shape shape, Split split = {}) {
+  Parameter out;
   out.name = std::move(name);
   out.shape = shape;
   out.split = split;
@@ -19,10 +19,10 @@ ParamRow row(std::string name, Shape shape, Split split = {}) {
 }
 
 // How often each element of the tensor is held, counting holders of the same part once or all.
-std::vector<int> coverage(const ParamRow& of, std::int64_t degree, bool first_holders_only) {
+std::vector<int> coverage(const Parameter& of, std::int64_t degree, bool first_holders_only) {
   std::vector<int> count(static_cast<std::size_t>(of.shape.num_elements()), 0);
   for (std::int64_t rank = 0; rank < degree; ++rank) {
-    if (first_holders_only && !ParamTable::is_first_holder(of, degree, rank)) continue;
+    if (first_holders_only && !ParamTable::is_first_replica(of, degree, rank)) continue;
     const Box box = ParamTable::box_of(of, degree, rank);
     for (std::int64_t i = 0; i < box.extent[0]; ++i) {
       for (std::int64_t j = 0; j < box.extent[1]; ++j)
@@ -35,22 +35,22 @@ std::vector<int> coverage(const ParamRow& of, std::int64_t degree, bool first_ho
 }  // namespace
 
 TEST_CASE("the boxes of all tensor ranks tile a tensor exactly once when each part counts on its first holder") {
-  const ParamRow rows[] = {
-      row("replicated", {6, 5}),
-      row("cut rows", {16, 3}, {.kind = Split::Kind::cut, .dim = 0}),
-      row("cut columns", {3, 16}, {.kind = Split::Kind::cut, .dim = 1}),
-      row("heads", {48, 2}, {.kind = Split::Kind::cut, .dim = 0, .pieces = 16}),
-      row("vocabulary that does not divide", {257, 2}, {.kind = Split::Kind::cut, .dim = 0}),
-      row("fewer rows than ranks", {3, 2}, {.kind = Split::Kind::cut, .dim = 0}),
-      row("key heads, two", {8, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2}),
-      row("key heads, sixteen", {32, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 16}),
+  const Parameter rows[] = {
+      named("replicated", {6, 5}),
+      named("cut rows", {16, 3}, {.kind = Split::Kind::cut, .dim = 0}),
+      named("cut columns", {3, 16}, {.kind = Split::Kind::cut, .dim = 1}),
+      named("heads", {48, 2}, {.kind = Split::Kind::cut, .dim = 0, .pieces = 16}),
+      named("vocabulary that does not divide", {257, 2}, {.kind = Split::Kind::cut, .dim = 0}),
+      named("fewer rows than ranks", {3, 2}, {.kind = Split::Kind::cut, .dim = 0}),
+      named("key heads, two", {8, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2}),
+      named("key heads, sixteen", {32, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 16}),
   };
-  for (const ParamRow& of : rows) {
+  for (const Parameter& of : rows) {
     for (const std::int64_t degree : {1, 2, 4, 8, 16}) {
       for (const int count : coverage(of, degree, true)) {
         if (count != 1) FAIL_CHECK(of.name << " over " << degree << " ranks: an element counts " << count << " times");
       }
-      const auto holders = static_cast<int>(ParamTable::num_holders(of, degree));
+      const auto holders = static_cast<int>(ParamTable::replication_degree(of, degree));
       for (const int count : coverage(of, degree, false)) {
         if (count != holders) FAIL_CHECK(of.name << " over " << degree << " ranks: held " << count << " times");
       }
@@ -59,18 +59,18 @@ TEST_CASE("the boxes of all tensor ranks tile a tensor exactly once when each pa
 }
 
 TEST_CASE("key heads fewer than ranks are held by neighbours, whole") {
-  const ParamRow key = row("key", {2 * 4, 3}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2});
+  const Parameter key = named("key", {2 * 4, 3}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2});
   for (std::int64_t rank = 0; rank < 8; ++rank) {
     const Box box = ParamTable::box_of(key, 8, rank);
     CHECK(box.first == std::vector<std::int64_t>{rank < 4 ? 0 : 4, 0});
     CHECK(box.extent == std::vector<std::int64_t>{4, 3});
-    CHECK(ParamTable::is_first_holder(key, 8, rank) == (rank % 4 == 0));
+    CHECK(ParamTable::is_first_replica(key, 8, rank) == (rank % 4 == 0));
   }
   CHECK_THROWS_AS(ParamTable::box_of(key, 3, 0), BugError);  // neither divides the other
 }
 
 TEST_CASE("the last vocabulary pieces are short, never overlapping") {
-  const ParamRow vocabulary = row("vocabulary", {10, 1}, {.kind = Split::Kind::cut, .dim = 0});
+  const Parameter vocabulary = named("vocabulary", {10, 1}, {.kind = Split::Kind::cut, .dim = 0});
   const std::int64_t first[] = {0, 3, 6, 9};
   const std::int64_t extent[] = {3, 3, 3, 1};
   for (std::int64_t rank = 0; rank < 4; ++rank) {
@@ -83,44 +83,44 @@ TEST_CASE("the last vocabulary pieces are short, never overlapping") {
 TEST_CASE("a tied copy is stored and counted once") {
   ParamTable table;
   table.begin_unit("embedding");
-  table.add(row("embedding.token.weight", {10, 4}));
+  table.add(named("embedding.token.weight", {10, 4}));
   table.begin_unit("head");
-  ParamRow head = row("head.weight", {10, 4});
+  Parameter head = named("head.weight", {10, 4});
   head.tied_to = "embedding.token.weight";
   table.add(head);
-  table.add(row("head.norm.weight", {4}));
+  table.add(named("head.norm.weight", {4}));
   CHECK(table.num_parameters() == 44);
 }
 
 TEST_CASE("rows are found by name and by unit") {
   ParamTable table;
   table.begin_unit("b");
-  table.add(row("b.z", {1}));
-  table.add(row("b.a", {2}));
+  table.add(named("b.z", {1}));
+  table.add(named("b.a", {2}));
   table.begin_unit("a");
-  table.add(row("a.z", {3}));
+  table.add(named("a.z", {3}));
   CHECK(table.find("b.a")->shape == Shape{2});
   CHECK(table.find("a.z")->unit == 1);
   CHECK(table.index_of("b.a") == 1);
   CHECK(table.find("a") == nullptr);
   CHECK(table.index_of("zz") == -1);
-  CHECK(table.rows_of(0).size() == 2);
-  CHECK(table.rows_of(1).front().name == "a.z");
+  CHECK(table.parameters_of(0).size() == 2);
+  CHECK(table.parameters_of(1).front().name == "a.z");
 }
 
 TEST_CASE("tables that would mislead are refused") {
   ParamTable table;
-  CHECK_THROWS_AS(table.add(row("early", {1})), BugError);  // no unit yet
+  CHECK_THROWS_AS(table.add(named("early", {1})), BugError);  // no unit yet
   table.begin_unit("u");
-  ParamRow query = row("u.query", {4, 4});
+  Parameter query = named("u.query", {4, 4});
   query.fused = "qkv";
   table.add(query);
   CHECK_THROWS_AS(table.add(query), BugError);  // the name is taken
-  table.add(row("u.norm", {4}));
-  ParamRow key = row("u.key", {4, 4});
+  table.add(named("u.norm", {4}));
+  Parameter key = named("u.key", {4, 4});
   key.fused = "qkv";
   CHECK_THROWS_AS(table.add(key), BugError);  // its group was left
-  ParamRow tied = row("u.tied", {5, 4});
+  Parameter tied = named("u.tied", {5, 4});
   tied.tied_to = "u.query";
   CHECK_THROWS_AS(table.add(tied), BugError);  // another shape than its owner
   tied.tied_to = "u.nobody";

@@ -1,5 +1,5 @@
-// Who is in staging, by hand: units 0 to 3 with a segment of their own each, and segment 4, which units 0 and 3 share.
-#include "parallel/residency.h"
+// Who is in staging, by hand: units 0 to 3 with a bucket of their own each, and bucket 4, which units 0 and 3 share.
+#include "parallel/store/residency.h"
 
 #include <doctest/doctest.h>
 
@@ -8,29 +8,29 @@ using namespace scaletrain;
 namespace {
 
 using Purpose = Residency::Purpose;
-using Segments = std::vector<int>;
+using Buckets = std::vector<int>;
 
 StoreMemory sharded_memory(int num_staging) {
   StoreMemory memory;
   memory.zero = ZeroPolicy::of_stage(3);
   memory.data_degree = 2;
   memory.num_staging = num_staging;
-  memory.segments.resize(5);
-  memory.segments[4].shared = true;
+  memory.buckets.resize(5);
+  memory.buckets[4].shared = true;
   return memory;
 }
 
-Segments segments_of(int unit) {
-  return unit == 0 || unit == 3 ? Segments{unit, 4} : Segments{unit};
+Buckets buckets_of(int unit) {
+  return unit == 0 || unit == 3 ? Buckets{unit, 4} : Buckets{unit};
 }
 
 struct Rank0 {
   StoreMemory memory = sharded_memory(2);
   Residency residency{memory};
-  Residency::Change bring(int unit, Purpose purpose) { return residency.bring(unit, segments_of(unit), purpose); }
+  Residency::Change bring(int unit, Purpose purpose) { return residency.bring(unit, buckets_of(unit), purpose); }
   // What is gathered for it.
-  Segments use(int unit) {
-    Segments gathers = bring(unit, Purpose::acquire).gathers;
+  Buckets use(int unit) {
+    Buckets gathers = bring(unit, Purpose::acquire).gathers;
     residency.acquire(unit);
     residency.release(unit);
     return gathers;
@@ -41,34 +41,34 @@ struct Rank0 {
 
 TEST_CASE("a unit stays until its place is needed, and the least recently used leaves") {
   Rank0 rank;
-  CHECK(rank.use(1) == Segments{1});
-  CHECK(rank.use(2) == Segments{2});
+  CHECK(rank.use(1) == Buckets{1});
+  CHECK(rank.use(2) == Buckets{2});
   CHECK(rank.use(2).empty());
   CHECK(rank.use(1).empty());  // now used later than unit 2
   const auto change = rank.bring(3, Purpose::acquire);
   CHECK(change.has_place);
   CHECK(change.evicted == 2);
-  CHECK(change.gathers == Segments{3, 4});
+  CHECK(change.gathers == Buckets{3, 4});
   CHECK(rank.residency.staging_of(2) == -1);
   CHECK(rank.residency.staging_of(1) >= 0);
 }
 
-TEST_CASE("shared segments are gathered once and stay until the values change") {
+TEST_CASE("shared buckets are gathered once and stay until the values change") {
   Rank0 rank;
-  CHECK(rank.use(0) == Segments{0, 4});
+  CHECK(rank.use(0) == Buckets{0, 4});
   rank.use(1);
   rank.use(2);
-  CHECK(rank.use(3) == Segments{3});
-  CHECK(rank.use(0) == Segments{0});
+  CHECK(rank.use(3) == Buckets{3});
+  CHECK(rank.use(0) == Buckets{0});
   rank.residency.clear();
-  CHECK(rank.use(3) == Segments{3, 4});
+  CHECK(rank.use(3) == Buckets{3, 4});
 }
 
 TEST_CASE("a prefetch takes no place from a unit in use, nor from one that waits for its use") {
   Rank0 rank;
   rank.bring(1, Purpose::acquire);
   rank.residency.acquire(1);
-  CHECK(rank.bring(2, Purpose::prefetch).gathers == Segments{2});
+  CHECK(rank.bring(2, Purpose::prefetch).gathers == Buckets{2});
   CHECK(rank.bring(2, Purpose::prefetch).gathers.empty());
   CHECK_FALSE(rank.bring(3, Purpose::prefetch).has_place);
   // An acquire may take the place of what was only prefetched, but not of what is in use.
@@ -90,7 +90,7 @@ TEST_CASE("without sharded parameters everything is there") {
   StoreMemory memory = sharded_memory(2);
   memory.zero = ZeroPolicy::of_stage(2);
   Residency residency(memory);
-  const auto change = residency.bring(1, segments_of(1), Purpose::acquire);
+  const auto change = residency.bring(1, buckets_of(1), Purpose::acquire);
   CHECK(change.has_place);
   CHECK(change.gathers.empty());
   residency.acquire(1);

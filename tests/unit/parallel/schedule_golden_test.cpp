@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-#include "parallel/schedule.h"
+#include "parallel/schedule/schedule.h"
 
 using namespace scaletrain;
 

@@ -1,5 +1,5 @@
 // Properties of every generated schedule, against the published formulas.
-#include "parallel/schedule.h"
+#include "parallel/schedule/schedule.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "config/keys.h"
-#include "parallel/simulate.h"
+#include "config/keys/keys.h"
+#include "parallel/schedule/simulate.h"
 #include "support/sanitizers.h"
 
 using namespace scaletrain;
@@ -28,7 +28,7 @@ bool is_replayed(std::int64_t stages, std::int64_t micro_batches) {
   return !is_sanitized || (stages <= 4 && micro_batches <= 6) || (stages * 67 + micro_batches) % 23 == 0;
 }
 
-struct Case {
+struct ScheduleCase {
   ScheduleKind kind;
   std::int64_t stages;
   std::int64_t micro_batches;
@@ -37,7 +37,7 @@ struct Case {
 };
 
 // The idle time per stage that the literature gives, where it gives one; nothing outside the stated domain.
-std::optional<double> bubble_formula(const Case& c, const ScheduleCosts& costs) {
+std::optional<double> bubble_formula(const ScheduleCase& c, const ScheduleCosts& costs) {
   const double backward = costs.backward_input + costs.backward_weight;
   const double others = static_cast<double>(c.stages - 1);
   switch (c.kind) {
@@ -57,7 +57,7 @@ std::optional<double> bubble_formula(const Case& c, const ScheduleCosts& costs) 
 
 // No schedule can be faster: the last stage starts after P-1 forwards and has all its work to do; the first stage ends
 // with the last micro-batch's way back.
-double critical_path(const Case& c, const ScheduleCosts& costs) {
+double critical_path(const ScheduleCase& c, const ScheduleCosts& costs) {
   const double work =
       static_cast<double>(c.micro_batches * c.chunks) * (costs.forward + costs.backward_input + costs.backward_weight);
   const double last_stage = static_cast<double>(c.stages - 1) * costs.forward + work;
@@ -75,7 +75,7 @@ constexpr ScheduleCosts all_costs[] = {
 };
 
 struct Replay {
-  Case shape;
+  ScheduleCase shape;
   ScheduleCosts costs;
   Simulation simulation;
 };
@@ -89,7 +89,7 @@ struct Replays {
 const Replays& replays() {
   static const Replays all = [] {
     Replays out;
-    const auto add = [&](const Case& c) {
+    const auto add = [&](const ScheduleCase& c) {
       const Schedule schedule = make_schedule(c.kind, c.stages, c.micro_batches, c.chunks);
       const ScheduleCosts& costs =
           all_costs[static_cast<std::size_t>(c.stages + c.micro_batches) % std::size(all_costs)];
@@ -123,7 +123,7 @@ TEST_CASE("every schedule of every kind runs to its end with queued and with blo
 
 TEST_CASE("peaks of saved micro-batches are those of the literature on every stage") {
   for (const Replay& replay : replays().queued) {
-    const Case& c = replay.shape;
+    const ScheduleCase& c = replay.shape;
     for (std::int64_t stage = 0; stage < c.stages; ++stage) {
       const StageSimulation& found = replay.simulation.stages[static_cast<std::size_t>(stage)];
       std::int64_t high = std::min(c.stages - stage, c.micro_batches);  // 1F1B, and ZB-H1 which keeps its memory
@@ -152,7 +152,7 @@ TEST_CASE("zb-h1 defers one more weight work on every later stage, up to the num
 TEST_CASE("the bubble is the literature's inside its domain and never below the critical path outside it") {
   std::int64_t compared = 0;
   for (const Replay& replay : replays().queued) {
-    const Case& c = replay.shape;
+    const ScheduleCase& c = replay.shape;
     const ScheduleCosts& costs = replay.costs;
     const double work = static_cast<double>(c.micro_batches * c.chunks) *
                         (costs.forward + costs.backward_input + costs.backward_weight);

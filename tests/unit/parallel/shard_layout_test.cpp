@@ -11,8 +11,8 @@ using namespace scaletrain;
 
 namespace {
 
-ParamRow row(std::string name, Shape shape, bool decays, Split split = {}, std::string fused = "") {
-  ParamRow out;
+Parameter parameter(std::string name, Shape shape, bool decays, Split split = {}, std::string fused = "") {
+  Parameter out;
   out.name = std::move(name);
   out.shape = shape;
   out.decays = decays;
@@ -22,45 +22,45 @@ ParamRow row(std::string name, Shape shape, bool decays, Split split = {}, std::
 }
 
 // A small grouped-query model with sizes that do not divide; the head is tied.
-ParamTable small_table() {
+ParamTable layout_table() {
   const Split by_row{.kind = Split::Kind::cut, .dim = 0};
   const Split by_column{.kind = Split::Kind::cut, .dim = 1};
   const Split query{.kind = Split::Kind::cut, .dim = 0, .pieces = 8};
   const Split key{.kind = Split::Kind::grouped, .dim = 0, .pieces = 2};
   ParamTable table;
   table.begin_unit("embedding");
-  table.add(row("embedding.token.weight", {29, 24}, true, by_row));
+  table.add(parameter("embedding.token.weight", {29, 24}, true, by_row));
   for (int block = 0; block < 3; ++block) {
     const std::string prefix = "blocks." + std::to_string(block);
     table.begin_unit(prefix);
-    table.add(row(prefix + ".norm.weight", {24}, false));
-    table.add(row(prefix + ".query.weight", {24, 24}, true, query, "qkv.weight"));
-    table.add(row(prefix + ".key.weight", {6, 24}, true, key, "qkv.weight"));
-    table.add(row(prefix + ".value.weight", {6, 24}, true, key, "qkv.weight"));
-    table.add(row(prefix + ".query.bias", {24}, false, query, "qkv.bias"));
-    table.add(row(prefix + ".key.bias", {6}, false, key, "qkv.bias"));
-    table.add(row(prefix + ".value.bias", {6}, false, key, "qkv.bias"));
-    table.add(row(prefix + ".output.weight", {24, 24}, true, by_column));
+    table.add(parameter(prefix + ".norm.weight", {24}, false));
+    table.add(parameter(prefix + ".query.weight", {24, 24}, true, query, "qkv.weight"));
+    table.add(parameter(prefix + ".key.weight", {6, 24}, true, key, "qkv.weight"));
+    table.add(parameter(prefix + ".value.weight", {6, 24}, true, key, "qkv.weight"));
+    table.add(parameter(prefix + ".query.bias", {24}, false, query, "qkv.bias"));
+    table.add(parameter(prefix + ".key.bias", {6}, false, key, "qkv.bias"));
+    table.add(parameter(prefix + ".value.bias", {6}, false, key, "qkv.bias"));
+    table.add(parameter(prefix + ".output.weight", {24, 24}, true, by_column));
   }
   table.begin_unit("head");
-  table.add(row("head.norm.weight", {24}, false));
-  ParamRow head = row("head.weight", {29, 24}, true, by_row);
+  table.add(parameter("head.norm.weight", {24}, false));
+  Parameter head = parameter("head.weight", {29, 24}, true, by_row);
   head.tied_to = "embedding.token.weight";
   table.add(head);
   return table;
 }
 
-const int all_units[] = {0, 1, 2, 3, 4};
+const int every_unit[] = {0, 1, 2, 3, 4};
 
 }  // namespace
 
 TEST_CASE("spans tile each flat buffer without overlap, aligned, and shards are equal and aligned") {
-  const ParamTable table = small_table();
+  const ParamTable table = layout_table();
   for (const std::int64_t data : {1, 2, 3, 8}) {
     for (const std::int64_t tensor : {1, 2, 4, 8}) {
       const Mesh mesh(data, tensor, 1);
       for (std::int64_t rank = 0; rank < tensor; ++rank) {
-        const ShardLayout layout(table, all_units, mesh, {.tensor = rank});
+        const ShardLayout layout(table, every_unit, mesh, {.tensor = rank});
         REQUIRE(layout.buffers().size() == 1);
         const FlatBuffer& buffer = layout.buffers()[0];
         CHECK(buffer.name == "trained.data.F32");
@@ -70,10 +70,10 @@ TEST_CASE("spans tile each flat buffer without overlap, aligned, and shards are 
         std::int64_t held = 0;
         for (const ParamSpan& span : layout.spans()) {
           CHECK(span.offset >= end);
-          const Segment& segment = layout.segments()[static_cast<std::size_t>(layout.segment_at(0, span.offset))];
-          CHECK(span.offset - std::max(end, segment.first) < 16);  // padding is for alignment, or ends a segment
+          const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(layout.bucket_at(0, span.offset))];
+          CHECK(span.offset - std::max(end, bucket.first) < 16);  // padding is for alignment, or ends a bucket
           CHECK(span.count == span.box.num_elements());
-          const ParamRow& of = table.rows()[static_cast<std::size_t>(span.row)];
+          const Parameter& of = table.parameters()[static_cast<std::size_t>(span.parameter)];
           CHECK(span.box == ParamTable::box_of(of, tensor, rank));
           end = span.offset + span.count;
           held += span.count;
@@ -87,8 +87,8 @@ TEST_CASE("spans tile each flat buffer without overlap, aligned, and shards are 
 }
 
 TEST_CASE("rows of a fused group lie side by side and groups start aligned") {
-  const ParamTable table = small_table();
-  const ShardLayout layout(table, all_units, Mesh(2, 2, 1), {.tensor = 1});
+  const ParamTable table = layout_table();
+  const ShardLayout layout(table, every_unit, Mesh(2, 2, 1), {.tensor = 1});
   const auto place = [&](const char* name) { return *layout.find(table.index_of(name)); };
   for (const char* part : {".weight", ".bias"}) {
     const ParamSpan query = place((std::string("blocks.1.query") + part).c_str());
@@ -103,48 +103,58 @@ TEST_CASE("rows of a fused group lie side by side and groups start aligned") {
 }
 
 TEST_CASE("a tied row shares its owner's place on the same rank and has its own on another stage") {
-  const ParamTable table = small_table();
+  const ParamTable table = layout_table();
   const int head = table.index_of("head.weight");
   const int owner = table.index_of("embedding.token.weight");
-  const ShardLayout whole(table, all_units, Mesh(), {});
+  const ShardLayout whole(table, every_unit, Mesh(), {});
   CHECK(whole.find(head)->offset == whole.find(owner)->offset);
-  CHECK(whole.find(head)->row == head);
+  CHECK(whole.find(head)->parameter == head);
   CHECK(whole.num_elements(ParamRole::trained) == table.num_parameters());
   const int last_stage[] = {3, 4};
   const ShardLayout last(table, last_stage, Mesh(1, 1, 2), {.pipeline = 1});
   CHECK(last.find(owner) == nullptr);
   REQUIRE(last.find(head) != nullptr);
   CHECK(last.find(head)->count == 29 * 24);
-  CHECK(last.spans_of(4).size() == 2);
-  CHECK(last.spans_of(0).empty());
+  const auto of_unit = [&](int unit) {
+    return std::count_if(last.spans().begin(), last.spans().end(), [&](const ParamSpan& span) {
+      return table.parameters()[static_cast<std::size_t>(span.parameter)].unit == unit;
+    });
+  };
+  CHECK(of_unit(4) == 2);
+  CHECK(of_unit(0) == 0);
 }
 
 TEST_CASE("roles and types have buffers of their own") {
   ParamTable table;
   table.begin_unit("u");
-  table.add(row("u.a", {4, 4}, true));
-  ParamRow frozen = row("u.frozen", {4, 4}, false);
+  table.add(parameter("u.a", {4, 4}, true));
+  Parameter frozen = parameter("u.frozen", {4, 4}, false);
   frozen.role = ParamRole::frozen;
   frozen.dtype = DType::bf16;
   table.add(frozen);
-  table.add(row("u.b", {4}, false));
+  table.add(parameter("u.b", {4}, false));
   const int units[] = {0};
   const ShardLayout layout(table, units, Mesh(), {});
   REQUIRE(layout.buffers().size() == 2);
   CHECK(layout.buffers()[1].name == "frozen.BF16");
-  CHECK(layout.spans_of(0, 0).size() == 2);
-  CHECK(layout.spans_of(0, 1).size() == 1);
+  const auto in_buffer = [&](int buffer) {
+    return std::count_if(layout.spans().begin(), layout.spans().end(),
+                         [&](const ParamSpan& span) { return span.buffer == buffer; });
+  };
+  CHECK(in_buffer(0) == 2);
+  CHECK(in_buffer(1) == 1);
   CHECK(layout.num_elements(ParamRole::frozen) == 16);
 }
 
 TEST_CASE("decay spans of any cut cover matrices and vectors with their own decay and leave padding out") {
-  const ParamTable table = small_table();
-  const ShardLayout layout(table, all_units, Mesh(3, 1, 1), {});
+  const ParamTable table = layout_table();
+  const ShardLayout layout(table, every_unit, Mesh(3, 1, 1), {});
   const FlatBuffer& buffer = layout.buffers()[0];
   std::vector<double> expected(static_cast<std::size_t>(buffer.num_elements), -1.0);  // padding
   for (const ParamSpan& span : layout.spans()) {
     for (std::int64_t at = span.offset; at < span.offset + span.count; ++at)
-      expected[static_cast<std::size_t>(at)] = table.rows()[static_cast<std::size_t>(span.row)].decays ? 0.1 : 0.0;
+      expected[static_cast<std::size_t>(at)] =
+          table.parameters()[static_cast<std::size_t>(span.parameter)].decays ? 0.1 : 0.0;
   }
   const std::int64_t cuts[] = {0, 7, buffer.shard_elements, 2 * buffer.shard_elements, buffer.num_elements};
   std::vector<double> found(expected.size(), -1.0);

@@ -1,5 +1,5 @@
 // The simulator must refuse what cannot run: each schedule here has one planted error.
-#include "parallel/simulate.h"
+#include "parallel/schedule/simulate.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-#include "parallel/stage_split.h"
+#include "parallel/schedule/stage_split.h"
 
 #include <doctest/doctest.h>
 
@@ -50,15 +50,15 @@ void every_split(std::int64_t blocks, std::size_t parts, std::vector<std::int64_
   }
 }
 
-struct Shape {
+struct SplitShape {
   std::int64_t stages, chunks;
 };
 
 // Every small case, with costs of the ends that tie and that do not.
 template <class Visit>
 void every_case(const Visit& visit) {
-  for (const Shape& shape :
-       {Shape{1, 1}, Shape{2, 1}, Shape{3, 1}, Shape{4, 1}, Shape{1, 3}, Shape{2, 2}, Shape{3, 2}, Shape{2, 3}})
+  for (const SplitShape& shape : {SplitShape{1, 1}, SplitShape{2, 1}, SplitShape{3, 1}, SplitShape{4, 1},
+                                  SplitShape{1, 3}, SplitShape{2, 2}, SplitShape{3, 2}, SplitShape{2, 3}})
     for (std::int64_t blocks = std::max<std::int64_t>(0, shape.stages * shape.chunks - 2); blocks <= 9; ++blocks)
       for (const double embedding : {0.0, 0.3, 1.0, 7.0})
         for (const double head : {0.0, 0.4, 1.0, 2.5, 12.0}) visit(blocks, shape, EndCosts{embedding, head});
@@ -67,7 +67,7 @@ void every_case(const Visit& visit) {
 }  // namespace
 
 TEST_CASE("no_split_has_a_smaller_largest_stage") {
-  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+  every_case([](std::int64_t blocks, const SplitShape& shape, const EndCosts& ends) {
     const auto split = split_stages(blocks, shape.stages, shape.chunks, ends);
     const double found = largest(stage_costs(split, shape.stages, ends));
     double best = std::numeric_limits<double>::infinity();
@@ -82,7 +82,7 @@ TEST_CASE("no_split_has_a_smaller_largest_stage") {
 }
 
 TEST_CASE("of_splits_with_the_same_stage_totals_none_has_a_smaller_largest_chunk") {
-  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+  every_case([](std::int64_t blocks, const SplitShape& shape, const EndCosts& ends) {
     const auto largest_chunk = [&ends](const std::vector<StageBlocks>& split) {
       double cost = 0;
       for (const StageBlocks& part : split) cost = std::max(cost, cost_of(part, ends));
@@ -104,7 +104,7 @@ TEST_CASE("of_splits_with_the_same_stage_totals_none_has_a_smaller_largest_chunk
 // the same costs, were not shared out as they should be.
 TEST_CASE(
     "moving_a_block_to_another_stage_never_makes_a_split_more_even_nor_an_earlier_stage_smaller_at_the_same_cost") {
-  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+  every_case([](std::int64_t blocks, const SplitShape& shape, const EndCosts& ends) {
     const auto split = split_stages(blocks, shape.stages, shape.chunks, ends);
     const std::vector<double> costs = stage_costs(split, shape.stages, ends);
     for (std::size_t from = 0; from < split.size(); ++from) {
@@ -139,7 +139,7 @@ TEST_CASE("the_stages_of_a_split_follow_each_other_and_hold_every_block_once") {
 }
 
 TEST_CASE("no_virtual_stage_without_embedding_or_head_is_empty") {
-  every_case([](std::int64_t blocks, const Shape& shape, const EndCosts& ends) {
+  every_case([](std::int64_t blocks, const SplitShape& shape, const EndCosts& ends) {
     const auto split = split_stages(blocks, shape.stages, shape.chunks, ends);
     for (std::size_t index = 1; index + 1 < split.size(); ++index) CHECK(split[index].count >= 1);
   });

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "parallel/simulate.h"
+#include "parallel/schedule/simulate.h"
 #include "plan_helpers.h"
 #include "tensor/buffer.h"
 
@@ -38,8 +38,8 @@ std::vector<ArenaRange> all_ranges(const ActivationPlan& plan) {
   ranges.insert(ranges.end(), plan.batches.begin(), plan.batches.end());
   ranges.insert(ranges.end(), plan.work.begin(), plan.work.end());
   ranges.push_back(plan.scratch);
-  for (const auto& slot : plan.slots)
-    for (const UnitSlot& unit : slot) {
+  for (const auto& buffer : plan.buffers)
+    for (const UnitBuffers& unit : buffer) {
       ranges.push_back(unit.saved);
       ranges.push_back(unit.output);
     }
@@ -87,7 +87,7 @@ TEST_CASE("the depth of every schedule is what the simulator measures") {
   }
 }
 
-TEST_CASE("a slot is held from the forward to the weight part") {
+TEST_CASE("a buffer is held from the forward to the weight part") {
   // Two forwards; the first micro-batch's weight part waits until after the second's input part: never three at once.
   const std::vector<ScheduleStep> steps = {
       {instruction(Opcode::forward, 0), instruction(Opcode::forward, 1)},
@@ -130,8 +130,8 @@ TEST_CASE("the ranges of every stage's plan are aligned, disjoint and fill the a
       const ScheduleDepth depth = schedule_depth(phase.schedule(rank));
       const ActivationPlan plan = phase.activations(rank);
       REQUIRE(plan.chunks.size() == static_cast<std::size_t>(c.chunks));
-      CHECK(plan.slots.size() == static_cast<std::size_t>(plan.num_slots));
-      CHECK(plan.batches.size() == plan.slots.size());
+      CHECK(plan.buffers.size() == static_cast<std::size_t>(plan.num_buffers));
+      CHECK(plan.batches.size() == plan.buffers.size());
       CHECK(plan.inputs.size() == static_cast<std::size_t>(depth.inputs));
       CHECK(plan.gradient_inputs.size() == static_cast<std::size_t>(depth.gradients_received));
       CHECK(plan.gradient_outputs.size() == static_cast<std::size_t>(depth.gradients_sent));
@@ -140,20 +140,20 @@ TEST_CASE("the ranges of every stage's plan are aligned, disjoint and fill the a
       CHECK(plan.gradient_inputs.empty() == (stage + 1 == c.stages && c.chunks == 1));
       CHECK(plan.gradient_outputs.empty() == (c.stages == 1 || (stage == 0 && c.chunks == 1)));
       if (c.chunks == 1) {
-        CHECK(plan.num_slots == depth.in_flight);
+        CHECK(plan.num_buffers == depth.in_flight);
         CHECK(plan.work.size() == static_cast<std::size_t>(depth.weight_work) * plan.chunks[0].size());
       }
       check_disjoint(plan);
-      for (std::size_t slot = 0; slot < plan.slots.size(); ++slot) {
-        const std::int64_t chunk = plan.chunk_of_slot[slot];
+      for (std::size_t buffer = 0; buffer < plan.buffers.size(); ++buffer) {
+        const std::int64_t chunk = plan.chunk_of_buffer[buffer];
         const std::vector<int>& units = plan.chunks[static_cast<std::size_t>(chunk)];
         CHECK(units == phase.units_of_chunk(stage, chunk));
-        REQUIRE(plan.slots[slot].size() == units.size());
+        REQUIRE(plan.buffers[buffer].size() == units.size());
         // Only the head has no output.
         for (std::size_t i = 0; i < units.size(); ++i)
-          CHECK((plan.slots[slot][i].output.bytes == 0) == (units[i] == 7));
+          CHECK((plan.buffers[buffer][i].output.bytes == 0) == (units[i] == 7));
       }
-      // As many slots of each chunk as its own forwards and backwards ever leave open.
+      // As many buffers of each chunk as its own forwards and backwards ever leave open.
       for (std::int64_t chunk = 0; chunk < c.chunks; ++chunk) {
         std::int64_t open = 0;
         std::int64_t most = 0;
@@ -164,7 +164,7 @@ TEST_CASE("the ranges of every stage's plan are aligned, disjoint and fill the a
             if (i.op == Opcode::backward || i.op == Opcode::backward_weight) --open;
           }
         CHECK(open == 0);
-        CHECK(std::count(plan.chunk_of_slot.begin(), plan.chunk_of_slot.end(), chunk) == most);
+        CHECK(std::count(plan.chunk_of_buffer.begin(), plan.chunk_of_buffer.end(), chunk) == most);
       }
     }
   }
@@ -298,9 +298,9 @@ TEST_CASE("every region is as large as its unit asks for") {
   const std::size_t hidden_bytes = 3 * 7 * 24 * 4;
   for (std::size_t i = 0; i < plan.chunks[0].size(); ++i) {
     const UnitMemory memory = model.units()[i]->memory(phase.micro_batch, DType::f32);
-    CHECK(plan.slots[0][i].saved.bytes == align_up(memory.saved));
+    CHECK(plan.buffers[0][i].saved.bytes == align_up(memory.saved));
     CHECK(plan.scratch.bytes >= memory.scratch);
-    if (i + 1 < plan.chunks[0].size()) CHECK(plan.slots[0][i].output.bytes == align_up(hidden_bytes));
+    if (i + 1 < plan.chunks[0].size()) CHECK(plan.buffers[0][i].output.bytes == align_up(hidden_bytes));
   }
   CHECK(plan.gradients[0].bytes == align_up(hidden_bytes));
   CHECK(plan.batches[0].bytes == 3 * align_up(3 * 7 * 4));
@@ -311,17 +311,17 @@ TEST_CASE("a plan for evaluation keeps one saved region and lets neighbours neve
   const PhasePlan& phase = run.phases.front();
   const Transformer model(phase.model);
   const ActivationPlan plan = make_forward_plan(model, phase.micro_batch, DType::f32);
-  REQUIRE(plan.slots.size() == 1);
-  REQUIRE(plan.slots[0].size() == 8);
+  REQUIRE(plan.buffers.size() == 1);
+  REQUIRE(plan.buffers[0].size() == 8);
   for (std::size_t i = 0; i < 8; ++i) {
-    CHECK(plan.slots[0][i].saved.offset == plan.slots[0][0].saved.offset);
-    CHECK(plan.slots[0][i].saved.bytes >= model.units()[i]->memory(phase.micro_batch, DType::f32).saved);
-    if (i > 0) CHECK(plan.slots[0][i].output.offset != plan.slots[0][i - 1].output.offset);
+    CHECK(plan.buffers[0][i].saved.offset == plan.buffers[0][0].saved.offset);
+    CHECK(plan.buffers[0][i].saved.bytes >= model.units()[i]->memory(phase.micro_batch, DType::f32).saved);
+    if (i > 0) CHECK(plan.buffers[0][i].output.offset != plan.buffers[0][i - 1].output.offset);
   }
-  CHECK(plan.slots[0][7].output.bytes == 0);
+  CHECK(plan.buffers[0][7].output.bytes == 0);
   CHECK(plan.arena_bytes < phase.activations(Rank(0)).arena_bytes / 2);
-  const std::vector<ArenaRange> ranges = {plan.batches[0], plan.slots[0][0].saved, plan.slots[0][0].output,
-                                          plan.slots[0][1].output, plan.scratch};
+  const std::vector<ArenaRange> ranges = {plan.batches[0], plan.buffers[0][0].saved, plan.buffers[0][0].output,
+                                          plan.buffers[0][1].output, plan.scratch};
   std::size_t end = 0;
   for (const ArenaRange& range : ranges) {
     CHECK(range.offset == end);

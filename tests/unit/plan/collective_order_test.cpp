@@ -1,6 +1,6 @@
 // The order of calls against lists written by hand from the published schedules, and against the volumes of plans of
 // any size. tests/multirank holds the same order against what ranks issue.
-#include "plan/collective_order.h"
+#include "plan/communication/collective_order.h"
 
 #include <map>
 #include <tuple>

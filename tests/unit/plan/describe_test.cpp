@@ -1,4 +1,4 @@
-#include "plan/describe.h"
+#include "plan/describe/describe.h"
 
 #include <nlohmann/json.hpp>
 
@@ -19,7 +19,7 @@ TEST_CASE("405 billion parameters on 16,384 ranks are described within a second"
   config.train.micro_batch = 1;
   const double start = processor_seconds();
   const RunPlan plan = make_run_plan(config, 257, 16384);
-  const PlanDescription description = describe_plan(config, plan, {});
+  const PlanDescription description = describe_plan(config, plan, {.verbose = true});
   // Against work that grows with the world; the bar of one second is measured on the real program (tests/process),
   // because sanitizers slow this one.
   CHECK(processor_seconds() - start < 10.0);
@@ -53,7 +53,7 @@ TEST_CASE("a pipeline too long for a page is told in ranges of stages alike, and
   config.train.micro_batch = 1;
   const RunPlan plan = make_run_plan(config, 257, std::nullopt);
   const PhasePlan& phase = plan.phases.front();
-  const PlanDescription description = describe_plan(config, plan, {});
+  const PlanDescription description = describe_plan(config, plan, {.verbose = true});
   // Two blocks for each of 63 stages are 126.
   CHECK(contains(description.text, "\nstage 0: embedding, blocks 0-1; "));
   CHECK(contains(description.text, "\nstages 1-61: blocks 2-123, 2 each; "));
@@ -87,7 +87,7 @@ TEST_CASE("a step of many micro-batches has its bubble, timeline and all stages 
     config.train.micro_batch = 1;
     const RunPlan plan = make_run_plan(config, 128256, std::nullopt);
     const double start = processor_seconds();
-    const PlanDescription description = describe_plan(config, plan, {});
+    const PlanDescription description = describe_plan(config, plan, {.verbose = true});
     // Against work that grows with the step; a bound that sanitizers do not break.
     CHECK(processor_seconds() - start < 10.0);
     const auto json = nlohmann::json::parse(description.json);
@@ -107,18 +107,18 @@ TEST_CASE("a step of many micro-batches has its bubble, timeline and all stages 
 
 TEST_CASE("a small pipeline shows its timeline, one rank does not") {
   Config config = tiny_config();
-  const std::string alone = describe_plan(config, make_run_plan(config, 61, std::nullopt), {}).text;
+  const std::string alone = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).text;
   CHECK_FALSE(contains(alone, "timeline"));
   CHECK_FALSE(contains(alone, "groups"));
   CHECK_FALSE(contains(alone, "--instructions"));
   CHECK_FALSE(contains(alone, "bubble"));
   config.parallel.pipeline = 2;
   const RunPlan plan = make_run_plan(config, 61, std::nullopt);
-  const std::string text = describe_plan(config, plan, {}).text;
+  const std::string text = describe_plan(config, plan, {.verbose = true}).text;
   CHECK(contains(text, "F0: forward of micro-batch 0; B0: its backward"));
   CHECK(contains(text, "(--instructions lists"));
   CHECK_FALSE(contains(text, "acquire"));
-  const PlanDescription listed = describe_plan(config, plan, {.instructions = true});
+  const PlanDescription listed = describe_plan(config, plan, {.instructions = true, .verbose = true});
   CHECK_FALSE(contains(listed.text, "acquire"));
   CHECK_FALSE(contains(listed.text, "(--instructions lists"));
   const auto json = nlohmann::json::parse(listed.json);
@@ -143,7 +143,8 @@ TEST_CASE("instructions too wide to stand side by side stand one below the other
   config.model.layers = 12;
   config.parallel.pipeline = 12;
   config.train.micro_batch = 1;
-  const std::string text = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.instructions = true}).text;
+  const std::string text =
+      describe_plan(config, make_run_plan(config, 61, std::nullopt), {.instructions = true, .verbose = true}).text;
   CHECK(contains(text, "\nstage 11\n  receive a0<10; "));
   std::size_t longest = 0;
   for (std::size_t begin = text.find("\ninstructions"); begin < text.size();) {
@@ -162,7 +163,7 @@ TEST_CASE("the memory of all ranks of a machine is summed, and what run would re
   const PhasePlan& phase = plan.phases.front();
   const std::uint64_t sum = 2 * (phase.memory(Rank(0), 5).total() + phase.memory(Rank(2), 5).total());
   const auto described = [&](std::optional<std::uint64_t> memory) {
-    return describe_plan(config, plan, {.backend_workspace = 5, .machine_memory = memory});
+    return describe_plan(config, plan, {.backend_workspace = 5, .machine_memory = memory, .verbose = true});
   };
   const auto json = [&](std::uint64_t memory) { return nlohmann::json::parse(described(memory).json).at("hosts"); };
   CHECK(json(sum).at("memory_of_all_ranks") == sum);
@@ -189,7 +190,7 @@ TEST_CASE("a host of a cluster needs the memory of the ranks on it, whichever ho
   const PhasePlan& phase = plan.phases.front();
   // Ranks 0 and 1 are of the first stage, 2 and 3 of both, 4 and 5 of the second.
   const std::uint64_t most = std::max(phase.memory(Rank(0), 0).total(), phase.memory(Rank(3), 0).total());
-  const PlanDescription description = describe_plan(config, plan, {.machine_memory = 1});
+  const PlanDescription description = describe_plan(config, plan, {.machine_memory = 1, .verbose = true});
   const auto hosts = nlohmann::json::parse(description.json).at("hosts");
   CHECK(hosts.at("memory_of_largest_host") == 2 * most);
   CHECK(hosts.at("ranks_per_host") == 2);
@@ -205,7 +206,7 @@ TEST_CASE("traffic is told by collective, and by whether it leaves a host") {
   config.parallel.tensor = 2;
   config.parallel.pipeline = 2;
   config.launch.ranks_per_node = 4;
-  const PlanDescription description = describe_plan(config, make_run_plan(config, 61, std::nullopt), {});
+  const PlanDescription description = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true});
   const auto row = [&](const std::string& text) {
     // The first words of a line, however far apart.
     std::size_t begin = 0;
@@ -238,14 +239,14 @@ TEST_CASE("ranks and groups are shown by pattern, and one by one where they are 
   config.parallel.data = 2;
   config.parallel.tensor = 2;
   config.parallel.pipeline = 2;
-  const std::string few = describe_plan(config, make_run_plan(config, 61, std::nullopt), {}).text;
+  const std::string few = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).text;
   CHECK(contains(few, "rank = tensor + 2 * (data + 2 * pipeline)"));
   CHECK(contains(few, "      5       1       0         1\n"));  // 1 + 2 * (0 + 2 * 1)
   CHECK(contains(few, "data       4 groups of 2 ranks; that of rank 0: 0, 2\n"));
   CHECK(contains(few, "tied       4 groups of 2 ranks; that of rank 0: 0, 4\n"));
   config.parallel.data = 12;
   config.train.micro_batch = 1;
-  const PlanDescription many = describe_plan(config, make_run_plan(config, 61, std::nullopt), {});
+  const PlanDescription many = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true});
   CHECK(contains(many.text, "...\n"));
   CHECK(contains(many.text, "     47       1      11         1\n"));
   CHECK_FALSE(contains(many.text, "     20       0      10         0\n"));
@@ -257,7 +258,8 @@ TEST_CASE("ranks and groups are shown by pattern, and one by one where they are 
 TEST_CASE("what a combination costs is said") {
   Config config = tiny_config();
   const auto costs = [&] {
-    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {}).json).at("costs");
+    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).json)
+        .at("costs");
   };
   CHECK(costs().empty());
   config.parallel.data = 2;
@@ -289,7 +291,8 @@ TEST_CASE("what a combination costs is said") {
 TEST_CASE("a cost is said only where there is one") {
   Config config = tiny_config();
   const auto costs = [&] {
-    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {}).json).at("costs");
+    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).json)
+        .at("costs");
   };
   // Chunks of one stage send nothing.
   config.parallel.schedule = ScheduleKind::interleaved;
@@ -307,7 +310,7 @@ TEST_CASE("a cost is said only where there is one") {
   std::int64_t gathers = 0;
   for (const CommunicationVolume& volume : phase.communication(Rank(0)))
     if (volume.purpose == "weights") gathers += volume.calls;
-  const auto once = static_cast<std::int64_t>(phase.layout(Rank(0)).segments().size());
+  const auto once = static_cast<std::int64_t>(phase.layout(Rank(0)).buckets().size());
   CHECK(costs().empty() == (gathers <= once));
 }
 
@@ -328,7 +331,8 @@ TEST_CASE("what sequence shards send more than whole activations is said") {
   };
   const auto cost = [&] {
     config.parallel.sequence = true;
-    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 128256, std::nullopt), {}).json)
+    return nlohmann::json::parse(
+               describe_plan(config, make_run_plan(config, 128256, std::nullopt), {.verbose = true}).json)
         .at("costs")[0]
         .get<std::string>();
   };
@@ -348,10 +352,11 @@ TEST_CASE("what sequence shards send more than whole activations is said") {
 TEST_CASE("the members of a small group are all named") {
   Config config = tiny_config();
   config.parallel.data = 3;
-  CHECK(contains(describe_plan(config, make_run_plan(config, 61, std::nullopt), {}).text, "that of rank 0: 0, 1, 2\n"));
+  CHECK(contains(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).text,
+                 "that of rank 0: 0, 1, 2\n"));
   config.parallel.data = 4;
-  CHECK(
-      contains(describe_plan(config, make_run_plan(config, 61, std::nullopt), {}).text, "that of rank 0: 0, 1 .. 3\n"));
+  CHECK(contains(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).text,
+                 "that of rank 0: 0, 1 .. 3\n"));
 }
 
 TEST_CASE("stages in the description hold the blocks that the plan gives them") {

@@ -35,7 +35,7 @@ TEST_CASE("groups lie inside hosts or across them as their members do") {
         const Mesh mesh(data, tensor, pipeline);
         for (const std::int64_t size : {1, 2, 3, 4, 8, 12, 16, 48})
           for (const GroupKind kind :
-               {GroupKind::tensor, GroupKind::holders, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+               {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
             if (!group_of(mesh, kind, Rank(0), facts)) continue;
             const std::string where =
                 mesh.text() + ", hosts of " + std::to_string(size) + ": " + std::string(to_text(kind)) + " groups";

@@ -2,7 +2,7 @@
 
 #include "backend/backend.h"
 #include "infer/stage_memory.h"
-#include "parallel/param_store.h"
+#include "parallel/store/param_store.h"
 #include "plan_helpers.h"
 
 using namespace scaletrain;
@@ -28,16 +28,16 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       const PhasePlan& phase = run.phases.front();
       const auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto"});
       const ShardLayout layout = phase.layout(Rank(0));
-      std::vector<std::string> slots;
-      if (optimizer == OptimizerKind::adamw) slots = {"exp_avg", "exp_avg_sq"};
-      ParamStore store(*backend, phase.table, layout, {.slot_names = slots, .gradients = true, .dtype = DType::f32});
+      std::vector<std::string> states;
+      if (optimizer == OptimizerKind::adamw) states = {"exp_avg", "exp_avg_sq"};
+      ParamStore store(*backend, phase.table, layout, {.state_names = states, .gradients = true, .dtype = DType::f32});
       const StageMemory memory(*backend, phase.activations(Rank(0)));
       const auto stream = backend->make_stream();
       for (const int unit : layout.units()) store.acquire(*stream, unit);
       const std::size_t allocated =
           store.bytes() + store.packed_bytes() + memory.allocated_bytes() + backend->workspace_bytes();
-      // A save's copy: the masters and the optimizer's slots without their padding, four bytes each.
-      const std::size_t staging = 4 * (1 + slots.size()) * static_cast<std::size_t>(phase.table.num_parameters());
+      // A save's copy: the masters and the optimizer's states without their padding, four bytes each.
+      const std::size_t staging = 4 * (1 + states.size()) * static_cast<std::size_t>(phase.table.num_parameters());
       CHECK(phase.memory(Rank(0), backend->workspace_bytes()).total() == allocated + staging);
     }
 }
@@ -84,7 +84,48 @@ TEST_CASE("half precision halves what is kept of activations and adds a copy of 
   CHECK(ratio > 0.5);  // norm statistics and log-sum-exp stay f32
   CHECK(ratio < 0.52);
   CHECK(bytes_of(half, "weights in compute precision") == bytes_of(half, "master weights") / 2);
+  CHECK(bytes_of(single, "weights in compute precision") == 0);
   CHECK(memory(Precision::tf32).total() == single.total());
+}
+
+TEST_CASE("a parameter in bf16 takes 18 bytes, and of ZeRO 1, 2 and 3 on N replicas 6 + 12/N, 2 + 16/N and 18/N") {
+  Config config = preset_config("gpt2-124m");
+  config.precision.compute = Precision::bf16;
+  config.train.micro_batch = 1;
+  for (const std::int64_t replicas : {1, 2, 8}) {
+    config.parallel.data = replicas;
+    const double n = static_cast<double>(replicas);
+    const double expected[] = {18.0, 6 + 12 / n, 2 + 16 / n, 18 / n};
+    for (std::int64_t zero = 0; zero <= 3; ++zero) {
+      CAPTURE(replicas);
+      CAPTURE(zero);
+      config.parallel.zero = zero;
+      const MemoryPlan memory = make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0);
+      std::size_t bytes = 0;
+      for (const char* purpose : {"master weights", "weights in compute precision", "gradients", "optimizer state"})
+        bytes += bytes_of(memory, purpose);
+      CHECK(static_cast<double>(bytes) / 124'439'808 == doctest::Approx(expected[zero]).epsilon(1e-3));
+    }
+  }
+}
+
+TEST_CASE("recomputation keeps the inputs of blocks, or products and attention, and one block's room for the rest") {
+  Config config = preset_config("gpt2-124m");
+  config.train.micro_batch = 2;
+  const auto saved = [&](RecomputeKind kind) {
+    config.train.recompute = kind;
+    return bytes_of(make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0), "saved activations");
+  };
+  const std::size_t none = saved(RecomputeKind::none);
+  const std::size_t rows = 2 * 1024;
+  const std::size_t width = 768;
+  const std::size_t ffn = 3072;
+  // Two norms and the activation of 11 blocks; the twelfth's are where each block computes them again.
+  CHECK(none - saved(RecomputeKind::selective) == 11 * rows * (2 * width + ffn) * 4);
+  // Two norms with mean and deviation, query, key and value, attention with a log-sum-exp per head, the residual
+  // stream in the middle, the feed-forward layer before and behind its activation.
+  const std::size_t block = rows * (2 * (width + 2) + 3 * width + width + 12 + width + 2 * ffn) * 4;
+  CHECK(none - saved(RecomputeKind::full) == 11 * block);
 }
 
 TEST_CASE("the text lists every item and the sum") {

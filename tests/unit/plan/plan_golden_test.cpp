@@ -7,22 +7,30 @@
 #include <fstream>
 #include <string>
 
-#include "plan/describe.h"
+#include "plan/describe/describe.h"
+#include "plan/describe/devices.h"
 #include "plan_helpers.h"
 #include "support/temp_folder.h"
 
 namespace scaletrain {
 namespace {
 
-void check_golden(const std::string& name, const Config& config, std::int64_t vocab) {
+// The kernels' workspace and the memory depend on the machine; the plan itself does not.
+constexpr std::uint64_t memory = 64ull << 30;
+
+void check_golden(const std::string& name, const Config& config, std::int64_t vocab,
+                  const MemoryBudget& budget = {.name = "this machine", .memory = memory, .peak_flops = 1e12}) {
   CAPTURE(name);
-  // The kernels' workspace and the memory depend on the machine; the plan itself does not.
-  constexpr std::uint64_t memory = 64ull << 30;
-  const std::string text =
-      describe_plan(config, make_run_plan(config, vocab, std::nullopt), {.machine_memory = memory}).text;
-  const std::filesystem::path path = std::filesystem::path(SCALETRAIN_GOLDEN) / "plans" / (name + ".txt");
-  if (std::getenv("SCALETRAIN_UPDATE_GOLDEN") != nullptr) std::ofstream(path) << text;
-  CHECK(text == TempFolder::read(path));
+  const RunPlan plan = make_run_plan(config, vocab, std::nullopt);
+  for (const bool verbose : {false, true}) {
+    DescribeOptions options{.machine_memory = memory, .verbose = verbose};
+    options.budget = budget;
+    const std::string text = describe_plan(config, plan, options).text;
+    const std::string file = name + (verbose ? "_verbose.txt" : ".txt");
+    const std::filesystem::path path = std::filesystem::path(SCALETRAIN_GOLDEN) / "plans" / file;
+    if (std::getenv("SCALETRAIN_UPDATE_GOLDEN") != nullptr) std::ofstream(path) << text;
+    CHECK(text == TempFolder::read(path));
+  }
 }
 
 }  // namespace
@@ -44,7 +52,12 @@ TEST_CASE("the printed plan of Llama 405b on 16,384 ranks is what was reviewed")
   config.parallel.zero = 1;
   config.train.global_batch = 2048;
   config.train.micro_batch = 1;
-  check_golden("llama_405b_16384_ranks", config, 128256);
+  const DeviceModel& device = *find_device("h100");
+  check_golden("llama_405b_16384_ranks", config, 128256,
+               {.kind = MemoryBudget::Kind::device,
+                .name = std::string(device.title),
+                .memory = device.memory,
+                .peak_flops = *peak_flops(device, Precision::fp32)});
 }
 
 }  // namespace scaletrain

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "config/keys.h"
+#include "config/keys/keys.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {

@@ -198,7 +198,7 @@ TEST_CASE("the store's options and the groups' facts are the plan's") {
   config.parallel.zero = 2;
   const PhasePlan phase = plan_of(config).phases.front();
   const ParamStore::Options options = phase.store_options(DType::f64);
-  CHECK(options.slot_names == phase.optimizer_slots);
+  CHECK(options.state_names == phase.optimizer_states);
   CHECK(options.dtype == DType::f64);
   CHECK((options.gradients && options.zero == ZeroPolicy::of_stage(2) && options.groups == nullptr));
   CHECK((phase.group_facts().kv_heads == 2 && phase.group_facts().tied));
@@ -282,15 +282,15 @@ TEST_CASE("tokens instead of steps round up") {
 TEST_CASE("the save plan of one rank writes every tensor and every optimizer slot") {
   const RunPlan plan = make_run_plan(tiny_config(), 61, std::nullopt);
   const PhasePlan& phase = plan.phases.front();
-  CHECK(phase.optimizer_slots == std::vector<std::string>{"exp_avg", "exp_avg_sq"});
+  CHECK(phase.optimizer_states == std::vector<std::string>{"exp_avg", "exp_avg_sq"});
   std::int64_t masters = 0;
-  std::int64_t slots = 0;
+  std::int64_t states = 0;
   for (const SavePiece& piece : phase.save_plan(Rank(0))) {
-    (piece.slot < 0 ? masters : slots) += piece.box.num_elements();
-    CHECK(piece.file == (piece.slot < 0 ? "model-00000.safetensors" : "optimizer-00000.safetensors"));
+    (piece.state < 0 ? masters : states) += piece.box.num_elements();
+    CHECK(piece.file == (piece.state < 0 ? "model-00000.safetensors" : "optimizer-00000.safetensors"));
   }
   CHECK(masters == phase.table.num_parameters());
-  CHECK(slots == 2 * masters);
+  CHECK(states == 2 * masters);
 }
 
 TEST_CASE("the save plans of all ranks write each element once, every rank into files of its own") {
@@ -305,7 +305,7 @@ TEST_CASE("the save plans of all ranks write each element once, every rank into 
     std::int64_t masters = 0;
     for (std::int64_t rank = 0; rank < 16; ++rank) {
       for (const SavePiece& piece : phase.save_plan(Rank(rank))) {
-        if (piece.slot < 0) masters += piece.box.num_elements();
+        if (piece.state < 0) masters += piece.box.num_elements();
         CHECK(contains(piece.file, rank < 10 ? "-0000" + std::to_string(rank) : "-000" + std::to_string(rank)));
       }
     }

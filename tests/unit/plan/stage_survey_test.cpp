@@ -1,5 +1,5 @@
 // Long steps looked at through shorter ones, against looking at all of them.
-#include "plan/stage_survey.h"
+#include "plan/describe/stage_survey.h"
 
 #include <cmath>
 

@@ -1,5 +1,5 @@
 // Charts of schedules, against ones drawn by hand.
-#include "plan/timeline.h"
+#include "plan/describe/timeline.h"
 
 #include "plan_helpers.h"
 

@@ -68,6 +68,23 @@ class FileSizeLimit {
   rlimit before_{};
 };
 
+std::vector<SourceRecord> two_sources() {
+  return {{.key = "data.train.0",
+           .path = "data/web",
+           .tokens = 1ll << 40,
+           .samples = 1ll << 30,
+           .taken = 7,
+           .taken_at_end = 1ll << 28,
+           .epochs = 0.25},
+          {.key = "data.train.1",
+           .path = "data/\"books\"",
+           .tokens = 170,
+           .samples = 10,
+           .taken_at_end = 20,
+           .cap = 20,
+           .epochs = 2.0}};
+}
+
 }  // namespace
 
 TEST_CASE("a step line has the members that tools rely on") {
@@ -80,10 +97,13 @@ TEST_CASE("a step line has the members that tools rely on") {
                                        .grad_norm = 1.25,
                                        .step_seconds = 0.5,
                                        .tokens_per_second = 8192,
-                                       .mfu = 0.375});
+                                       .mfu = 0.375,
+                                       .elapsed_seconds = 12.5,
+                                       .wall_time = "2026-01-31T12:00:00Z"});
   CHECK(TempFolder::read(file) ==
         R"({"kind":"step","step":3,"tokens":4096,"loss":2.5,"learning_rate":0.001,"grad_norm":1.25,)"
-        R"("step_seconds":0.5,"tokens_per_second":8192.0,"mfu":0.375})"
+        R"("step_seconds":0.5,"tokens_per_second":8192.0,"mfu":0.375,)"
+        R"("elapsed_seconds":12.5,"wall_time":"2026-01-31T12:00:00Z"})"
         "\n");
 }
 
@@ -97,7 +117,8 @@ TEST_CASE("every kind is read back as it was written") {
                              .seed = ~0ull,
                              .version = "0.1",
                              .wall_time = "t",
-                             .layout = eight_ranks()});
+                             .layout = eight_ranks(),
+                             .sources = two_sources()});
     writer.write(EvaluationRecord{.step = 1, .dataset = "held \"out\"\n", .loss = 2.0, .tokens = 77});
     writer.write(CheckpointRecord{.step = 1, .path = "checkpoints/step-1", .seconds = 1.5, .bytes = 1ll << 40});
     writer.write(CheckpointRecord{.step = 2, .path = "\xff bad", .failure = "no space"});
@@ -107,7 +128,8 @@ TEST_CASE("every kind is read back as it was written") {
                                .checkpoint = "step-5",
                                .fingerprint_changed = true,
                                .wall_time = "u",
-                               .layout = {.world = 1, .data = 1, .schedule = "gpipe"}});
+                               .layout = {.world = 1, .data = 1, .schedule = "gpipe"},
+                               .sources = two_sources()});
     writer.write(SpikeRecord{.step = 6,
                              .loss = 0.1,
                              .mean = 2.0,
@@ -128,6 +150,7 @@ TEST_CASE("every kind is read back as it was written") {
   CHECK(read.starts[0].version == "0.1");
   CHECK(read.starts[0].wall_time == "t");
   CHECK(read.starts[0].layout == eight_ranks());
+  CHECK(read.starts[0].sources == two_sources());
   REQUIRE(read.evaluations.size() == 1);
   CHECK(read.evaluations[0].dataset == "held \"out\"\n");
   CHECK(read.evaluations[0].loss == 2.0);
@@ -145,6 +168,7 @@ TEST_CASE("every kind is read back as it was written") {
   CHECK(read.restarts[0].checkpoint == "step-5");
   CHECK(read.restarts[0].fingerprint_changed);
   CHECK(read.restarts[0].layout == LayoutRecord{.world = 1, .data = 1, .schedule = "gpipe"});
+  CHECK(read.restarts[0].sources == two_sources());
   REQUIRE(read.spikes.size() == 1);
   CHECK(read.spikes[0].step == 6);
   CHECK(read.spikes[0].loss == 0.1);
@@ -167,7 +191,8 @@ TEST_CASE("a layout is one object of its own, and lines of older programs have n
   MetricsWriter(file).write(StartRecord{.world = 8, .layout = eight_ranks()});
   CHECK(TempFolder::read(file).find(
             R"("layout":{"world":8,"data":2,"tensor":1,"pipeline":4,"sequence":true,"schedule":"interleaved",)"
-            R"("chunks":3,"zero":2,"micro_batch":5,"micro_batches":6,"threads":7}})") != std::string::npos);
+            R"("chunks":3,"zero":2,"micro_batch":5,"micro_batches":6,"threads":7},"sources":[]})") !=
+        std::string::npos);
   const Metrics old = parse_metrics(R"({"kind":"start","world":2,"parameters":1,"seed":1,"version":"0","wall_time":""})"
                                     "\n",
                                     "m");
@@ -505,7 +530,15 @@ TEST_CASE("why training ended and started again is in the file") {
     restart.cause = "rank 3: worker 17 was killed by signal 9 (Killed) at step 5";
     writer.write(restart);
     writer.write(SpikeRecord{.step = 3, .action = "rollback", .within_window = true});
-    writer.write(EndRecord{.step = 3, .code = 5, .reason = "two\nlines", .wall_time = "now"});
+    writer.write(EndRecord{.step = 3,
+                           .code = 5,
+                           .reason = "two\nlines",
+                           .wall_time = "now",
+                           .tokens = 3072,
+                           .elapsed_seconds = 4.5,
+                           .best_loss = 1.25,
+                           .best_step = 2,
+                           .restarts = 1});
   }
   const Metrics read = read_metrics(file);
   CHECK(read.restarts.at(0).cause == "rank 3: worker 17 was killed by signal 9 (Killed) at step 5");
@@ -513,6 +546,11 @@ TEST_CASE("why training ended and started again is in the file") {
   CHECK(read.ends.at(0).code == 5);
   CHECK(read.ends.at(0).reason == "two\nlines");
   CHECK(read.ends.at(0).wall_time == "now");
+  CHECK(read.ends.at(0).tokens == 3072);
+  CHECK(read.ends.at(0).elapsed_seconds == 4.5);
+  CHECK(read.ends.at(0).best_loss == 1.25);
+  CHECK(read.ends.at(0).best_step == 2);
+  CHECK(read.ends.at(0).restarts == 1);
   // Lines of older programs have none of it.
   const Metrics old = parse_metrics(
       "{\"kind\":\"end\",\"step\":1,\"reason\":\"r\"}\n"

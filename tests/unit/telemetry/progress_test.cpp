@@ -35,7 +35,7 @@ std::string printed(const ProgressOptions& options, const std::function<void(Pro
   return out;
 }
 
-StepRecord step_at(std::int64_t step, double seconds = 2.0) {
+StepRecord timed_step(std::int64_t step, double seconds = 2.0) {
   return {.step = step,
           .tokens = step * 10,
           .loss = 3.25,
@@ -43,7 +43,8 @@ StepRecord step_at(std::int64_t step, double seconds = 2.0) {
           .grad_norm = 1.5,
           .step_seconds = seconds,
           .tokens_per_second = 12345.4,
-          .mfu = 0.4237};
+          .mfu = 0.4237,
+          .elapsed_seconds = seconds * static_cast<double>(step)};
 }
 
 constexpr const char* clear = "\r\x1b[K";
@@ -52,33 +53,70 @@ constexpr const char* clear = "\r\x1b[K";
 
 TEST_CASE("plain lines come at the first, every so many, and the last step") {
   const auto text = printed({.total_steps = 25, .every = 10}, [](ProgressPrinter& printer) {
-    for (int step = 1; step <= 25; ++step) printer.step(step_at(step));
+    for (int step = 1; step <= 25; ++step) printer.step(timed_step(step));
   });
   CHECK(text ==
-        "step 1/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak\n"
-        "step 10/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak  30.0 s left\n"
-        "step 20/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak  10.0 s left\n"
-        "step 25/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of peak\n");
+        "step 1/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of matmul peak\n"
+        "step 10/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of matmul peak  30.0 s left\n"
+        "step 20/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of matmul peak  10.0 s left\n"
+        "step 25/25  loss 3.2500  lr 0.0005  grad norm 1.5  12,345 tokens/s  42.4 % of matmul peak\n");
+}
+
+TEST_CASE("without a rhythm of their own plain lines grow rarer, but none is long in coming") {
+  const auto printed_steps = [](double interval) {
+    const auto text = printed({.total_steps = 1000, .plain_interval = interval}, [](ProgressPrinter& printer) {
+      for (int step = 101; step <= 1000; ++step) printer.step(timed_step(step));
+    });
+    std::vector<int> steps;
+    for (std::size_t at = text.find("step "); at != std::string::npos; at = text.find("step ", at + 1))
+      steps.push_back(std::stoi(text.substr(at + 5)));
+    return steps;
+  };
+  // The 1st, 2nd, 5th ... that this start makes, and the run's last.
+  CHECK(printed_steps(3600) == std::vector<int>{101, 102, 105, 110, 120, 150, 200, 300, 600, 1000});
+  CHECK(printed_steps(0).size() == 900);
+}
+
+TEST_CASE("the live line tells the best loss and the restarts of all starts, without what a rollback made void") {
+  RunSummary before;
+  before.add(timed_step(1));
+  StepRecord low = timed_step(2);
+  low.loss = 1.5;
+  before.add(low);
+  before.add_restart(2);
+  const auto text = printed({.live = true, .least_interval = 0}, [&](ProgressPrinter& printer) {
+    printer.begin(before);
+    printer.step(timed_step(3));
+    printer.went_back(1);
+    printer.step(timed_step(2));
+    CHECK(printer.summary().restarts() == 2);
+  });
+  CHECK(text.find("step 3  loss 3.2500 (best 1.5000)") != std::string::npos);
+  CHECK(text.find("1 restart") != std::string::npos);
+  CHECK(text.find("step 2  loss 3.2500 (best 3.2500)") != std::string::npos);
+  CHECK(text.find("2 restarts") != std::string::npos);
 }
 
 TEST_CASE("the live line is renewed in place, gives way to messages and ends with a line end") {
   const auto text = printed({.total_steps = 3, .live = true, .least_interval = 0}, [](ProgressPrinter& printer) {
     printer.message("starting");
-    printer.step(step_at(1));
-    printer.step(step_at(2));
+    printer.step(timed_step(1));
+    printer.step(timed_step(2));
     printer.message("saved");
     printer.finish();
     printer.message("done");
   });
-  const std::string first = "step 1/3  loss 3.2500  12,345 tokens/s  42.4 % of peak";
-  const std::string second = "step 2/3  loss 3.2500  12,345 tokens/s  42.4 % of peak  2.0 s left";
+  const std::string first =
+      "step 1/3  loss 3.2500 (best 3.2500)  12,345 tokens/s  10 tokens in 2.0 s  42.4 % of matmul peak";
+  const std::string second =
+      "step 2/3  loss 3.2500 (best 3.2500)  2.0 s left  12,345 tokens/s  20 tokens in 4.0 s  42.4 % of matmul peak";
   CHECK(text == "starting\n" + (clear + first) + clear + second + clear + "saved\n" + clear + second + clear + second +
                     "\ndone\n");
 }
 
 TEST_CASE("the live line is not renewed more often than asked, but the last step always shows") {
   const auto text = printed({.total_steps = 1000, .live = true, .least_interval = 3600}, [](ProgressPrinter& printer) {
-    for (int step = 1; step <= 1000; ++step) printer.step(step_at(step));
+    for (int step = 1; step <= 1000; ++step) printer.step(timed_step(step));
   });
   CHECK(text.find("step 1/") != std::string::npos);
   CHECK(text.find("step 500/") == std::string::npos);
@@ -87,14 +125,14 @@ TEST_CASE("the live line is not renewed more often than asked, but the last step
 
 TEST_CASE("colours are marked only when wanted") {
   for (const bool colours : {false, true}) {
-    const auto text = printed({.live = true, .colours = colours}, [](ProgressPrinter& p) { p.step(step_at(1)); });
+    const auto text = printed({.live = true, .colours = colours}, [](ProgressPrinter& p) { p.step(timed_step(1)); });
     CHECK((text.find("\x1b[0m") != std::string::npos) == colours);
   }
 }
 
 TEST_CASE("numbers that mean nothing are left out") {
   const auto text = printed({}, [](ProgressPrinter& printer) {
-    StepRecord record = step_at(7);
+    StepRecord record = timed_step(7);
     record.mfu = 0;
     record.tokens_per_second = std::nan("");
     record.loss = std::nan("");
@@ -134,9 +172,9 @@ TEST_CASE("a console that nobody reads holds nothing up, and what it missed is c
   REQUIRE(::pipe(ends.data()) == 0);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(::fdopen(ends[1], "w"), std::fclose);
   const FileDescriptor reader(ends[0]);
-  ProgressPrinter printer(out.get(), {});
+  ProgressPrinter printer(out.get(), {.every = 1});
   // Far more than any pipe holds. A write that waits would wait for ever.
-  for (int step = 1; step <= 30000; ++step) printer.step(step_at(step));
+  for (int step = 1; step <= 30000; ++step) printer.step(timed_step(step));
   CHECK((::fcntl(ends[1], F_GETFL) & O_NONBLOCK) == 0);  // as it was, for others that write there
   std::vector<char> buffer(1u << 20);
   REQUIRE(::read(reader.get(), buffer.data(), buffer.size()) > 0);

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <thread>
 
-#include "checkpoint/staging.h"
+#include "checkpoint/save/staging.h"
 #include "nn/init.h"
 #include "ranks_run.h"
-#include "train/checkpointer.h"
+#include "train/saving/checkpointer.h"
 
 using namespace scaletrain;
 
@@ -67,7 +67,7 @@ struct StateOfSize {
   void overwrite(float value) {
     for (OptimizerRange& range : store->optimizer_ranges()) {
       std::fill_n(range.param.as<float>(), range.param.num_elements(), value);
-      for (View& slot : range.slots) std::fill_n(slot.as<float>(), slot.num_elements(), value);
+      for (View& state : range.states) std::fill_n(state.as<float>(), state.num_elements(), value);
     }
   }
 
@@ -432,8 +432,16 @@ TEST_CASE("staging_memory_is_what_the_plan_says_and_none_without_saves_in_the_ba
       const ShardLayout shard = plan.layout(Rank(rank));
       const auto backend = make_reference_backend(DType::f32);
       const ParamStore store(*backend, plan.table, shard, plan.store_options(DType::f32));
-      const StateStaging staging(store);
+      WorkCount work{0};
+      StateStaging staging(store, &work);
       CHECK(staging.bytes() == plan.checkpoint_staging(Rank(rank)));
+      // Training may have to wait for both, and is seen to get further meanwhile.
+      staging.prefault();
+      // A rank whose parameters others save holds none of it.
+      CHECK((work > 0) == (staging.bytes() > 0));
+      work = 0;
+      staging.copy();
+      CHECK(work >= plan.save_plan(Rank(rank)).size());
       all += staging.bytes();
     }
     // Masters and two moments of each parameter once.

@@ -1,10 +1,10 @@
 // Ranks whose hosts hold other files under the same paths never train together.
-#include "train/data_agreement.h"
+#include "train/start/data_agreement.h"
 
 #include <functional>
 
 #include "ranks_run.h"
-#include "train/start_up.h"
+#include "train/start/start_up.h"
 
 using namespace scaletrain;
 
@@ -147,10 +147,12 @@ TEST_CASE("a_run_whose_ranks_find_other_text_takes_no_step") {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> console(std::fopen("/dev/null", "w"), &std::fclose);
     WorkerOptions options;
     options.place = {.rank = rank, .world = 2, .local_rank = rank.value(), .rendezvous = store.get()};
-    options.place.make_communicator = [&](const GroupSpec& spec) {
-      return make_direct_communicator(
-          world.make_transport(spec.name, spec.members, rank),
-          {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0});
+    options.place.make_communicators = [&](const PhasePlan&) -> CommunicatorFactory {
+      return [&](const GroupSpec& spec) {
+        return make_direct_communicator(
+            world.make_transport(spec.name, spec.members, rank),
+            {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0});
+      };
     };
     options.paths = run.paths;
     options.start = start;

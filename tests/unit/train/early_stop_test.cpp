@@ -1,9 +1,10 @@
 #include "train/early_stop.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
-#include "train/scalars.h"
+#include "train/step/scalars.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -75,6 +76,7 @@ TEST_CASE("early-stop state comes back from scalars to the bit") {
   state.best_step = 123456789012345;
   state.without_improvement = 4;
   state.stopped = "because";
+  state.measured_on = MeasuredOn{0xfedcba9876543210u, 640};
   Scalars scalars;
   write_scalars(state, scalars);
   const EarlyStopState back = read_early_stop(scalars, "w");
@@ -82,6 +84,9 @@ TEST_CASE("early-stop state comes back from scalars to the bit") {
   CHECK(back.best_step == state.best_step);
   CHECK(back.without_improvement == 4);
   CHECK(back.stopped == state.stopped);
+  CHECK(back.measured_on == state.measured_on);
+  scalars["early_stop.data"] = "no hash";
+  CHECK(contains(message_of<InputError>([&] { read_early_stop(scalars, "w"); }), "early_stop.data"));
   Scalars empty;
   write_scalars(EarlyStopState{}, empty);
   CHECK_FALSE(read_early_stop(empty, "w").best.has_value());
@@ -94,18 +99,71 @@ TEST_CASE("a changed policy decides what of the state a resume keeps") {
   state.best_step = 30;
   state.without_improvement = 3;
   state.stopped = "patience";
-  const EarlyStopConfig before{"a", 3, 0.0, {}};
+  Config before;
+  before.data.validation.resize(2);
+  before.data.validation[0].name = "a";
+  before.data.validation[1].name = "b";
+  before.early_stop = EarlyStopConfig{"validation/a/loss", 3, 0.0, {}};
   CHECK(continue_early_stop(state, before, before).stopped.has_value());
-  EarlyStopConfig patient = before;
-  patient.patience = 4;
+  Config patient = before;
+  patient.early_stop->patience = 4;
   const EarlyStopState on = continue_early_stop(state, before, patient);
   CHECK_FALSE(on.stopped.has_value());
   CHECK(on.without_improvement == 3);
   CHECK(*on.best == 2.0);
-  EarlyStopConfig other = before;
-  other.metric = "b";
+  Config other = before;
+  other.early_stop->metric = "validation/b/loss";
   CHECK_FALSE(continue_early_stop(state, before, other).best.has_value());
   CHECK(continue_early_stop(state, before, other).without_improvement == 0);
-  CHECK_FALSE(continue_early_stop(state, before, std::nullopt).stopped.has_value());
-  CHECK_FALSE(continue_early_stop(state, std::nullopt, before).best.has_value());
+  Config none = before;
+  none.early_stop.reset();
+  CHECK_FALSE(continue_early_stop(state, before, none).stopped.has_value());
+  CHECK_FALSE(continue_early_stop(state, none, before).best.has_value());
+}
+
+TEST_CASE("a stopped run goes on when what is evaluated changed") {
+  EarlyStopState state;
+  state.stopped = "patience";
+  Config before;
+  before.data.validation.resize(2);
+  before.data.validation[0].name = "a";
+  before.data.validation[1].name = "b";
+  before.early_stop = EarlyStopConfig{"validation/a/loss", 3, 0.0, {}};
+  const auto goes_on = [&](const std::function<void(Config&)>& change) {
+    Config now = before;
+    change(now);
+    return !continue_early_stop(state, before, now).stopped.has_value();
+  };
+  CHECK(goes_on([](Config& config) { config.evaluate.batches += 1; }));
+  CHECK(goes_on([](Config& config) { config.train.global_batch += 1; }));
+  CHECK(goes_on([](Config& config) { config.data.validation[0].path = "c.txt"; }));
+  CHECK(goes_on([](Config& config) { config.data.validation[0].separator = "--"; }));
+  CHECK(goes_on([](Config& config) { config.data.documents.loss_across = false; }));
+  CHECK_FALSE(goes_on([](Config& config) { config.data.validation[1].path = "c.txt"; }));
+  CHECK_FALSE(goes_on([](Config& config) { config.evaluate.every += 1; }));
+}
+
+TEST_CASE("losses over other data are not compared: the state starts afresh and says so") {
+  const EarlyStopConfig config{"m", 2, 0.0, {}};
+  EarlyStopState state;
+  CHECK_FALSE(measure_on({7, 40}, state));
+  observe(config, state, 10, 1.0);
+  observe(config, state, 20, 1.5);
+  CHECK_FALSE(measure_on({7, 40}, state));
+  CHECK(state.without_improvement == 1);
+  const auto fewer = measure_on({7, 20}, state);
+  REQUIRE(fewer);
+  for (const char* part : {"over 20 samples, before over 40", "evaluate.batches", "1 at step 10"})
+    CHECK(contains(*fewer, part));
+  CHECK_FALSE(state.best.has_value());
+  CHECK(state.without_improvement == 0);
+  CHECK(observe(config, state, 30, 9.0).improved);
+  const auto other = measure_on({8, 20}, state);
+  REQUIRE(other);
+  CHECK(contains(*other, "the set's files"));
+  // Of a checkpoint that did not say it yet: nothing is known to have changed.
+  EarlyStopState old;
+  old.best = 2.0;
+  CHECK_FALSE(measure_on({7, 40}, old));
+  CHECK(old.best == 2.0);
 }

@@ -1,6 +1,6 @@
 // Whoever chooses the checkpoint that training goes on from has read all of it: also behind the first block of a file's
 // checksums, which opening it reads anyway.
-#include "checkpoint/verified_file.h"
+#include "checkpoint/format/verified_file.h"
 #include "train/rollback.h"
 #include "train_helpers.h"
 
@@ -47,15 +47,15 @@ TEST_CASE("a_start_a_restart_and_a_rollback_pass_over_a_checkpoint_that_is_damag
   CHECK(contains(message_of<InputError>([&] { run.prepare(longer, newest); }), "checksum"));
   StartPoint start = run.prepare(longer);
   CHECK(start.step == 6);
-  CHECK(run.noticed("step-00000008: not usable, set aside"));
+  CHECK(run.noticed("step-00000008: not usable, quarantined"));
   // Damaged while the run went on from it, before the run saved one of its own.
   run.damage(6);
   start = restart_point(run.paths, start, run.report());
   CHECK(start.step == 4);
-  CHECK(run.noticed("step-00000006: not usable, set aside"));
+  CHECK(run.noticed("step-00000006: not usable, quarantined"));
   run.damage(4);
   const auto found = checkpoint_before(run.paths.checkpoints(), 9, 1, run.report());
   REQUIRE(found.has_value());
   CHECK(found->manifest().step == 2);
-  CHECK(run.noticed("step-00000004: not usable, set aside"));
+  CHECK(run.noticed("step-00000004: not usable, quarantined"));
 }

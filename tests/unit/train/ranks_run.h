@@ -36,10 +36,12 @@ struct RanksRun : TinyRun {
       options.place.world = world_size;
       options.place.local_rank = rank.value();
       options.place.rendezvous = store.get();
-      options.place.make_communicator = [&](const GroupSpec& spec) {
-        return make_direct_communicator(
-            world.make_transport(spec.name, spec.members, rank),
-            {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0});
+      options.place.make_communicators = [&](const PhasePlan&) -> CommunicatorFactory {
+        return [&](const GroupSpec& spec) {
+          return make_direct_communicator(
+              world.make_transport(spec.name, spec.members, rank),
+              {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0});
+        };
       };
       options.paths = paths;
       options.start = start;
@@ -52,10 +54,10 @@ struct RanksRun : TinyRun {
         options.hooks.entered = [&](std::int64_t step, bool waiting) { rank_entered(rank, step, waiting); };
       options.console = console.get();
       std::int64_t asked = 0;
-      std::atomic<std::uint64_t> progress{0};
-      options.progress = &progress;
+      WorkCount work{0};
+      options.work = &work;
       if (rank == Rank(voter))
-        options.hooks.interrupted = [&, stop_at] { return stop_at == 0 ? progress > 0 : ++asked >= stop_at; };
+        options.hooks.interrupted = [&, stop_at] { return stop_at == 0 ? work > 0 : ++asked >= stop_at; };
       codes[static_cast<std::size_t>(rank.value())] = train_run(options);
     });
     return codes;

@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "checkpoint/box_copy.h"
-#include "checkpoint/hugging_face.h"
+#include "checkpoint/hugging_face/hugging_face.h"
 #include "ranks_run.h"
-#include "train/start_up.h"
+#include "train/start/start_up.h"
 
 using namespace scaletrain;
 
@@ -164,7 +164,8 @@ TEST_CASE("a start from a Hugging Face folder fills every rank's part with the f
   request.model.vocab = plan.phases[0].model.vocab;
   export_hugging_face(
       plan.phases[0].table,
-      [&](const ParamRow& row, View out) { checkpoint.read(row.name, whole_box(row.shape), out); }, request);
+      [&](const Parameter& parameter, View out) { checkpoint.read(parameter.name, whole_box(parameter.shape), out); },
+      request);
 
   const auto from_folder = [&](RanksRun& run) {
     run.overrides_always = before.overrides_always;
@@ -203,12 +204,15 @@ TEST_CASE("start_up_lets_the_first_rank_of_the_host_open_the_data_before_the_oth
   std::vector<std::int64_t> order;
   std::atomic<int> arrived{0};
   std::vector<int> seen(4);
+  std::vector<std::string> words(4);
   run_threads(world, [&](Rank rank) {
     const auto store = world.make_store();
     StartUp start_up({.rank = rank, .world = 4, .local_rank = rank.value(), .rendezvous = store.get()}, 3);
-    start_up.first_on_host([&] {
+    start_up.first_on_host([&](const std::string& found_by_first) {
       const std::lock_guard lock(mutex);
       order.push_back(rank.value());
+      words[static_cast<std::size_t>(rank.value())] = found_by_first;
+      return "found by rank " + std::to_string(rank.value());
     });
     ++arrived;
     start_up.wait_for_all();
@@ -216,6 +220,8 @@ TEST_CASE("start_up_lets_the_first_rank_of_the_host_open_the_data_before_the_oth
   });
   REQUIRE(order.size() == 4);
   CHECK(order[0] == 0);
+  const std::string word = "found by rank 0";
+  CHECK(words == std::vector<std::string>{"", word, word, word});
   CHECK(seen == std::vector<int>(4, 4));
 }
 
@@ -227,8 +233,9 @@ TEST_CASE("start_up_that_fails_on_one_rank_ends_the_waits_of_all_others") {
       const auto store = world.make_store();
       StartUp start_up({.rank = rank, .world = 3, .local_rank = rank.value(), .rendezvous = store.get()}, 0);
       try {
-        start_up.first_on_host([&] {
+        start_up.first_on_host([&](const std::string&) {
           if (rank == Rank(bad)) throw InputError("the corpus is damaged");
+          return std::string();
         });
         start_up.wait_for_all();
       } catch (const InputError& error) {

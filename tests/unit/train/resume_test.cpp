@@ -67,7 +67,7 @@ TEST_CASE("a run that died before its first checkpoint begins again, with the sa
   CHECK(metrics.restarts[0].step == 0);
 }
 
-TEST_CASE("an older checkpoint that is asked for starts a new generation and sets the later ones aside") {
+TEST_CASE("an older checkpoint that is asked for starts a new generation and quarantines the later ones") {
   TinyRun run;
   run.run();
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
@@ -77,7 +77,7 @@ TEST_CASE("an older checkpoint that is asked for starts a new generation and set
   CHECK(start.step == 5);
   CHECK(start.generation == 1);
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{5});
-  CHECK(run.noticed("set aside"));
+  CHECK(run.noticed("quarantined"));
   CHECK(run.train(start) == ExitCode::finished);
   check_same_numbers(before, run.metrics());
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{12, 10, 5});
@@ -127,7 +127,7 @@ TEST_CASE("a resume of an older checkpoint of one's own, interrupted and given a
   run.notices.clear();
   CHECK(run.run({}, 1, old) == ExitCode::interrupted);
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{9, 8, 5});
-  CHECK_FALSE(run.noticed("set aside"));
+  CHECK_FALSE(run.noticed("quarantined"));
   // Another one is another branch, also of this branch.
   const StartPoint other = run.prepare(run.config(), run.checkpoint(8).string());
   CHECK(other.step == 8);
@@ -196,7 +196,7 @@ TEST_CASE("another micro-batch is said to change the fingerprint, and the losses
   CHECK(contains(TempFolder::read(changed.paths.folder / "logs" / "rank-00000.log"), "losses agree to rounding"));
 }
 
-TEST_CASE("a damaged newest checkpoint is set aside and the older one gives the same numbers") {
+TEST_CASE("a damaged newest checkpoint is quarantined and the older one gives the same numbers") {
   TinyRun whole;
   whole.run();
   TinyRun run;
@@ -210,7 +210,7 @@ TEST_CASE("a damaged newest checkpoint is set aside and the older one gives the 
   }
   const StartPoint start = run.prepare(run.config());
   CHECK(start.step == 10);
-  CHECK(run.noticed("set aside"));
+  CHECK(run.noticed("quarantined"));
   CHECK(run.train(start) == ExitCode::finished);
   check_same_numbers(whole.metrics(), run.metrics());
 }

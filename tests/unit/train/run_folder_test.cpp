@@ -1,24 +1,30 @@
-#include "train/run_folder.h"
+#include "train/start/run_folder.h"
 
 #include <sys/stat.h>
 
 #include "base/file.h"
-#include "config/keys.h"
+#include "config/keys/keys.h"
 #include "support/refused_files.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
 namespace fs = std::filesystem;
 
-TEST_CASE("a new run folder is made with its parts, for its owner and group") {
+TEST_CASE("a new run folder is made with its parts, for whom the umask says") {
   const TempFolder folder;
   const RunPaths paths(folder / "a/b/run");
   open_run_folder(paths);
   CHECK(fs::is_directory(paths.logs()));
   CHECK(fs::is_directory(paths.checkpoints()));
-  struct stat status {};
-  REQUIRE(::stat(paths.folder.c_str(), &status) == 0);
-  CHECK((status.st_mode & 0777) == 0750);
+  for (const mode_t mask : {mode_t(0), mode_t(022), mode_t(077)}) {
+    const mode_t before = ::umask(mask);
+    const RunPaths masked(folder / std::to_string(mask));
+    open_run_folder(masked);
+    ::umask(before);
+    struct stat status {};
+    REQUIRE(::stat(masked.folder.c_str(), &status) == 0);
+    CHECK((status.st_mode & 0777) == (0777 & ~mask));
+  }
   open_run_folder(paths);  // again: it is a run's
 }
 
@@ -213,17 +219,25 @@ TEST_CASE("keys that change with a notice are noticed, free ones are not") {
 
 TEST_CASE("a default warm-up stays what the run began with, one that is given does not") {
   TinyRun run;
-  run.run({"train.lr_schedule.warmup=1"});
-  LoadedConfig longer = run.config({"train.steps=40", "train.lr_schedule.warmup=4"});
-  longer.is_warmup_default = true;
-  CHECK(run.prepare(longer).step == 12);
-  CHECK(run.noticed("train.lr_schedule.warmup stays 1 as this run began, though the default is 4 now"));
+  run.overrides_always = {"train.lr_schedule.warmup=auto"};
+  run.run({"train.steps=40"}, 6);  // 2 steps by default
+  const LoadedConfig longer = run.config({"train.steps=80"});
+  CHECK(run.prepare(longer).step == 6);
+  CHECK(run.noticed("train.lr_schedule.warmup stays 2 as this run began, though the default is 4 now"));
   const auto written = [&run] { return parse_resolved_config(TempFolder::read(run.paths.config()), "config.yaml"); };
-  CHECK(written().train.lr_schedule.warmup == 1);
-  CHECK(written().train.steps == 40);
-  longer.is_warmup_default = false;
-  run.prepare(longer);
-  CHECK(run.noticed("this resume changes train.lr_schedule.warmup: 1 in the checkpoint, 4 now"));
+  CHECK_FALSE(written().train.lr_schedule.warmup.has_value());
+  CHECK(written().train.steps == 80);
+  // Again, from a checkpoint that was written under the longer config.
+  run.run({"train.steps=80"}, 2);
+  run.notices.clear();
+  run.run({"train.steps=400"}, 2);
+  CHECK(run.noticed("train.lr_schedule.warmup stays 2 as this run began, though the default is 20 now"));
+  const double peak = 1e-2;
+  for (const StepRecord& step : run.metrics().steps)
+    if (step.step > 1) CHECK(step.learning_rate > 0.9 * peak);
+  run.notices.clear();
+  run.prepare(run.config({"train.steps=400", "train.lr_schedule.warmup=4"}));
+  CHECK(run.noticed("this resume changes train.lr_schedule.warmup: auto in the checkpoint, 4 now"));
   CHECK(written().train.lr_schedule.warmup == 4);
 }
 

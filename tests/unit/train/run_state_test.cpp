@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "train/scalars.h"
+#include "train/step/scalars.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -12,10 +12,11 @@ namespace {
 
 RunState some_state() {
   RunState state;
-  state.history.continue_with(77, 16, 4);
-  for (int i = 0; i < 9; ++i) state.history.consume_batch();
+  state.history.continue_with({.hash = 77, .sources = {{.identity = 5, .samples_per_epoch = 1000}}}, 16, 4);
+  for (int i = 0; i < 9; ++i) state.history.consume_batch(64);
   state.step = 9;
   state.updates = 7;
+  state.warmup = 4;
   state.nonfinite = {.consecutive = 1, .total = 2};
   state.spike = {.losses = {1.0 / 3.0, 5e-324, 2.5}, .row = 1, .rollbacks = 2, .furthest = 12};
   state.generation = 3;
@@ -47,6 +48,7 @@ TEST_CASE("run state comes back from a manifest") {
   const RunState back = read_state(manifest, "m");
   CHECK(back.step == 9);
   CHECK(back.updates == 7);
+  CHECK(back.warmup == 4);
   CHECK(back.nonfinite == state.nonfinite);
   CHECK(back.spike == state.spike);
   CHECK(back.generation == 3);

@@ -3,10 +3,10 @@
 
 #include "base/file.h"
 #include "ranks_run.h"
-#include "train/checkpoint_room.h"
-#include "train/checkpointer.h"
-#include "train/retention.h"
-#include "train/save_notices.h"
+#include "train/saving/checkpoint_room.h"
+#include "train/saving/checkpointer.h"
+#include "train/saving/retention.h"
+#include "train/saving/save_notices.h"
 
 using namespace scaletrain;
 
@@ -17,6 +17,12 @@ using Steps = std::vector<std::int64_t>;
 
 std::string log_of(const TinyRun& run) {
   return TempFolder::read(run.paths.folder / "logs" / "rank-00000.log");
+}
+
+int occurrences(const std::string& text, std::string_view part) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
 }
 
 bool has_hidden(const TinyRun& run, std::string_view prefix) {
@@ -60,6 +66,10 @@ struct RisingRun : TinyRun {
     return read_state(read_manifest(newest), newest.string()).best_save_id;
   }
 };
+std::string save_id_of(const fs::path& checkpoint) {
+  return read_manifest(checkpoint).save_id;
+}
+
 const std::string stop_policy = "early_stop={metric: validation/a/loss, patience: 100}";
 
 }  // namespace
@@ -86,6 +96,17 @@ TEST_CASE("the_best_by_another_metric_takes_the_place_of_the_pinned_one") {
   CHECK(std::find(steps.begin(), steps.end(), 2) == steps.end());
   CHECK(run.best() != std::nullopt);
   CHECK(steps.size() >= 2);
+}
+
+TEST_CASE("after_the_evaluated_data_changed_the_best_of_before_stays_pinned_until_there_is_another") {
+  RisingRun run;
+  CHECK(run.run({stop_policy}, 7) == ExitCode::interrupted);
+  REQUIRE(run.best() == save_id_of(run.checkpoint(2)));
+  // Eight samples instead of four: every later loss is above that of step 2, and yet the first is the best so far.
+  CHECK(run.run({stop_policy, "evaluate.batches=2"}, 1) == ExitCode::interrupted);
+  CHECK(run.best() == save_id_of(run.checkpoint(8)));
+  CHECK(contains(log_of(run), "validation/a/loss: it is now measured over 8 samples, before over 4"));
+  CHECK(contains(log_of(run), "its checkpoint stays pinned until another is the best"));
 }
 
 TEST_CASE("a_best_state_whose_save_failed_is_told_as_lost_and_the_pinned_one_stays") {
@@ -158,6 +179,9 @@ TEST_CASE("a_disk_that_is_full_with_two_checkpoints_fails_saves_and_keeps_both")
     const std::string log = log_of(run);
     CHECK(contains(log, "step 6: the checkpoint was not saved, training goes on and tries again within 1 min"));
     CHECK(contains(log, "3 saves in a row have failed; what was trained since the checkpoint of step 4 would be lost"));
+    // Each of the three that training goes on from is told once; that of the run's end is thrown.
+    CHECK(occurrences(log, "writing failed: no space") == 3);
+    CHECK(occurrences(log, "was not saved") == 3);
     CHECK_FALSE(has_hidden(run, "."));
   }
 }
@@ -262,8 +286,8 @@ TEST_CASE("a_checkpoint_takes_what_its_ranks_write_together_whatever_the_layout"
     const PhasePlan plan = make_run_plan(config, 257, std::nullopt).phases.front();
     std::uint64_t all = 0;
     for (std::int64_t rank = 0; rank < plan.mesh.world(); ++rank)
-      all += saved_bytes(plan.table, plan.layout(Rank(rank)), plan.optimizer_slots.size(), plan.masters());
-    CHECK(checkpoint_bytes(plan.table, plan.optimizer_slots.size(), plan.masters()) == all);
+      all += saved_bytes(plan.table, plan.layout(Rank(rank)), plan.optimizer_states.size(), plan.masters());
+    CHECK(checkpoint_bytes(plan.table, plan.optimizer_states.size(), plan.masters()) == all);
   }
 }
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/format/manifest.h"
 #include "ranks_run.h"
 #include "support/sample_places.h"
 

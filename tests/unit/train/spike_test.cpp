@@ -102,7 +102,7 @@ TEST_CASE("a_run_that_ends_after_a_rollback_goes_on_from_there") {
 
 TEST_CASE("a_crash_after_a_rollback_restarts_from_the_same_branch") {
   NoisyRun run;
-  // From the checkpoint that the rollback will set aside.
+  // From the checkpoint that the rollback will quarantine.
   CHECK(run.run({policy("rollback")}, 20) == ExitCode::interrupted);
   const StartPoint start = run.prepare(run.config({policy("rollback")}));
   REQUIRE(start.step == 20);
@@ -198,7 +198,7 @@ TEST_CASE("a_mix_that_has_no_samples_to_spare_is_not_skipped_through") {
   CHECK(contains(run.log(), "epoch caps"));
 }
 
-TEST_CASE("a_process_that_lost_the_run_sets_nothing_aside") {
+TEST_CASE("a_process_that_lost_the_run_quarantines_nothing") {
   NoisyRun run;
   run.hooks.may_commit = [&run] { return run.checkpoint_steps().size() < 4; };
   message_of<InputError>([&] { run.run({policy("rollback")}); });
@@ -284,11 +284,18 @@ TEST_CASE("the_checkpoint_to_go_back_to_is_the_newest_whole_one_before_the_windo
 
 TEST_CASE("the_samples_from_the_checkpoint_to_the_spike_are_left_out_also_where_the_batch_or_the_mix_has_changed") {
   const auto consumed = [](ConsumptionHistory history, int batches) {
-    for (int i = 0; i < batches; ++i) history.consume_batch();
+    for (int i = 0; i < batches; ++i) history.consume_batch(64);
     return history;
   };
+  const auto history_without = [](const ConsumptionHistory& now, ConsumptionHistory went_back, std::int64_t last) {
+    went_back.go_on_like(now, last + 1);
+    return went_back;
+  };
+  const auto data = [](std::uint64_t hash) {
+    return DataDescription{.hash = hash, .sources = {{.identity = hash, .samples_per_epoch = 1000}}};
+  };
   ConsumptionHistory begin;
-  begin.continue_with(7, 16, 4);
+  begin.continue_with(data(7), 16, 4);
   const ConsumptionHistory restored = consumed(begin, 5);
   ConsumptionHistory left = history_without(consumed(restored, 3), restored, 31);
   CHECK(left.batch() == std::vector<std::int64_t>{32, 33, 34, 35});
@@ -299,12 +306,12 @@ TEST_CASE("the_samples_from_the_checkpoint_to_the_spike_are_left_out_also_where_
   CHECK(left.segments().back().skipped == std::vector<SkippedRange>{{.first = 20, .count = 20}});
   // Another global batch since the checkpoint: the numbers go on.
   ConsumptionHistory larger = restored;
-  larger.continue_with(7, 16, 8);
+  larger.continue_with(data(7), 16, 8);
   left = history_without(consumed(larger, 2), restored, 35);
   CHECK(left.batch() == std::vector<std::int64_t>{36, 37, 38, 39, 40, 41, 42, 43});
   // Another mix: the numbers are the new one's.
   ConsumptionHistory other = restored;
-  other.continue_with(8, 16, 4);
+  other.continue_with(data(8), 16, 4);
   const std::int64_t first = other.next_sample();
   other = consumed(other, 2);
   left = history_without(other, restored, first + 7);

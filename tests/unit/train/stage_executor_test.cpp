@@ -1,5 +1,5 @@
 // The executor on the reference backend in double precision.
-#include "train/stage_executor.h"
+#include "train/step/stage_executor.h"
 
 #include <algorithm>
 #include <cmath>
@@ -79,7 +79,7 @@ Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleS
   const auto backend = make_reference_backend(DType::f64);
   const auto stream = backend->make_stream();
   const ShardLayout layout = phase.layout(Rank(0));
-  ParamStore store(*backend, phase.table, layout, {.slot_names = {}, .gradients = true, .dtype = DType::f64});
+  ParamStore store(*backend, phase.table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64});
   initialise_parameters(store, 3, 1);
   store.values_changed();
   const Transformer model(phase.model);
@@ -87,22 +87,18 @@ Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleS
   StageMemory memory(*backend, make_activation_plan(model, chunks.empty() ? UnitLists{phase.units_of_stage(0)} : chunks,
                                                     phase.micro_batch, DType::f64, schedule_depth(steps)));
   std::atomic<std::uint64_t> progress{0};
-  StageExecutor executor({.backend = *backend,
-                          .stream = *stream,
-                          .model = model,
-                          .store = store,
-                          .memory = memory,
-                          .progress = &progress});
+  StageExecutor executor(
+      {.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory, .work = &progress});
   FixedSource source(micro_batch);
   Outcome outcome;
   outcome.result = executor.train(executor.order_of(steps), source, loss_gradient);
   store.settle(*stream);
   outcome.progress = progress.load();
-  for (const ParamRow& row : phase.table.rows()) {
-    const View gradient = store.gradient(row.name);
+  for (const Parameter& parameter : phase.table.parameters()) {
+    const View gradient = store.gradient(parameter.name);
     std::vector<double> values(static_cast<std::size_t>(gradient.num_elements()));
     convert_floats(gradient.dtype(), gradient.data(), DType::f64, values.data(), values.size());
-    outcome.gradients[row.name] = std::move(values);
+    outcome.gradients[parameter.name] = std::move(values);
   }
   return outcome;
 }
@@ -175,7 +171,7 @@ TEST_CASE("an evaluation in parts has the bits of one in a piece") {
   const auto backend = make_reference_backend(DType::f64);
   const auto stream = backend->make_stream();
   const ShardLayout layout = phase.layout(Rank(0));
-  ParamStore store(*backend, phase.table, layout, {.slot_names = {}, .gradients = true, .dtype = DType::f64});
+  ParamStore store(*backend, phase.table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64});
   initialise_parameters(store, 3, 1);
   store.values_changed();
   const Transformer model(phase.model);

@@ -16,7 +16,7 @@
 #include "config/load.h"
 #include "support/temp_folder.h"
 #include "telemetry/metrics_reader.h"
-#include "train/assembly.h"
+#include "train/start/assembly.h"
 
 namespace scaletrain {
 

@@ -53,6 +53,17 @@ TEST_CASE("a run writes its metrics, evaluations, checkpoints and logs") {
   CHECK(contains(TempFolder::read(run.paths.folder / "logs" / "rank-00000.log"), "step 12: saved"));
 }
 
+TEST_CASE("throughput counts the tokens that a batch trains on, not its padding") {
+  TinyRun run;
+  // Eight tokens are seven targets: a sample of 16 is more than half padding.
+  run.folder.write("short.txt", "abcdefg");
+  run.run({"data.train=[{path: short.txt}]"});
+  const Metrics metrics = run.metrics();
+  REQUIRE(metrics.steps.size() == 12);
+  for (const StepRecord& step : metrics.steps)
+    CHECK(step.tokens_per_second == doctest::Approx(4 * 7 / step.step_seconds));
+}
+
 TEST_CASE("the last step is evaluated and saved whatever the intervals") {
   TinyRun run;
   run.run({"evaluate.every=0", "checkpoint.every=0", "train.steps=3"});

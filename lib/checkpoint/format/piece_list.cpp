@@ -1,0 +1,139 @@
+#include "checkpoint/format/piece_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/text.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr unsigned bits_per_byte = 7;
+constexpr std::uint8_t more_follows = 0x80;
+constexpr std::uint64_t longest_suffix = 32;  // "@" and a number
+
+void append_number(std::uint64_t value, std::string& out) {
+  while (value >= more_follows) {
+    out.push_back(static_cast<char>((value & 0x7f) | more_follows));
+    value >>= bits_per_byte;
+  }
+  out.push_back(static_cast<char>(value));
+}
+
+class PieceReader {
+ public:
+  PieceReader(std::string_view bytes, const std::string& where) : left_(bytes), where_(where) {}
+
+  std::uint64_t number() {
+    std::uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += bits_per_byte) {
+      if (left_.empty()) refuse("it ends too early");
+      const auto byte = static_cast<std::uint8_t>(left_.front());
+      left_.remove_prefix(1);
+      const std::uint64_t bits = byte & 0x7f;
+      if ((bits << shift) >> shift != bits) break;
+      value |= bits << shift;
+      if ((byte & more_follows) == 0) return value;
+    }
+    refuse("a number does not fit 64 bits");
+  }
+  std::int64_t position() {
+    const std::uint64_t value = number();
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+      refuse("a number does not fit 63 bits");
+    return static_cast<std::int64_t>(value);
+  }
+  std::string_view text(std::uint64_t most) {
+    const std::uint64_t size = number();
+    if (size > most || size > left_.size()) refuse("a key is too long");
+    const std::string_view out = left_.substr(0, size);
+    left_.remove_prefix(size);
+    return out;
+  }
+  bool at_end() const { return left_.empty(); }
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw InputError(fmt::format("{}: its list of pieces is damaged: {}", where_, what));
+  }
+
+ private:
+  std::string_view left_;
+  const std::string& where_;
+};
+
+void check_keys_differ(const std::vector<TensorPiece>& pieces, const std::string& where) {
+  std::vector<std::pair<std::string_view, std::string_view>> keys;
+  keys.reserve(pieces.size());
+  for (const TensorPiece& piece : pieces) keys.emplace_back(piece.file, piece.key);
+  std::sort(keys.begin(), keys.end());
+  const auto twice = std::adjacent_find(keys.begin(), keys.end());
+  if (twice != keys.end())
+    throw InputError(fmt::format("{}: {} in {} is a piece twice", where, quoted(twice->second), quoted(twice->first)));
+}
+
+}  // namespace
+
+std::string encode_pieces(const ManifestTensor& tensor, const std::map<std::string, std::uint64_t>& file_index) {
+  std::string out;
+  for (const TensorPiece& piece : tensor.pieces) {
+    const auto file = file_index.find(piece.file);
+    SCALETRAIN_CHECK(file != file_index.end());
+    SCALETRAIN_CHECK(piece.key.starts_with(tensor.name));
+    append_number(file->second, out);
+    const std::string_view suffix = std::string_view(piece.key).substr(tensor.name.size());
+    SCALETRAIN_CHECK(suffix.size() <= longest_suffix);
+    append_number(suffix.size(), out);
+    out += suffix;
+    for (std::size_t dim = 0; dim < piece.box.first.size(); ++dim) {
+      append_number(static_cast<std::uint64_t>(piece.box.first[dim]), out);
+      append_number(static_cast<std::uint64_t>(piece.box.extent[dim]), out);
+    }
+  }
+  return out;
+}
+
+std::vector<TensorPiece> decode_pieces(std::string_view bytes, const ManifestTensor& tensor, const Manifest& manifest,
+                                       const std::string& where) {
+  SCALETRAIN_CHECK(tensor.listed.has_value());
+  PieceReader reader(bytes, where);
+  if (bytes.size() != tensor.listed->bytes || hash_text(bytes) != tensor.listed->hash)
+    reader.refuse("its hash does not match the manifest");
+  const std::uint64_t count = tensor.listed->count;
+  const std::vector<ManifestFile>& files = manifest.files;
+  const auto num_dims = static_cast<std::size_t>(tensor.shape.num_dims());
+  // File, length of the key and two numbers a dim: a byte each at least.
+  if (count == 0 || count > bytes.size() / (2 + 2 * num_dims))
+    reader.refuse(fmt::format("{} bytes cannot be {} pieces", bytes.size(), count));
+  const std::vector<std::string>& tokenizers = manifest.tokenizer_files;
+  std::vector<TensorPiece> pieces;
+  pieces.reserve(count);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t file = reader.number();
+    if (file >= files.size()) reader.refuse(fmt::format("file {} of {}", file, files.size()));
+    if (std::find(tokenizers.begin(), tokenizers.end(), files[file].name) != tokenizers.end())
+      reader.refuse(fmt::format("{} is a file of the tokenizer", quoted(std::as_const(files[file].name))));
+    TensorPiece piece{.file = files[file].name, .key = tensor.name, .box = {}};
+    piece.key += reader.text(longest_suffix);
+    for (std::size_t dim = 0; dim < num_dims; ++dim) {
+      const std::int64_t whole = tensor.shape[static_cast<int>(dim)];
+      const std::int64_t first = reader.position();
+      const std::int64_t extent = reader.position();
+      if (first > whole || extent > whole - first)
+        reader.refuse(fmt::format("a piece lies outside the shape {}", to_text(tensor.shape)));
+      piece.box.first.push_back(first);
+      piece.box.extent.push_back(extent);
+    }
+    pieces.push_back(std::move(piece));
+  }
+  if (!reader.at_end()) reader.refuse("bytes follow its last piece");
+  check_keys_differ(pieces, where);
+  check_pieces(tensor, pieces, where);
+  return pieces;
+}
+
+}  // namespace scaletrain

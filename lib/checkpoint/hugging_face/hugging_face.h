@@ -1,0 +1,56 @@
+// Hugging Face model folders of GPT-2 and Llama models: config.json with model.safetensors, or shards with
+// model.safetensors.index.json; f32, bf16 or f16. Import is exact (16-bit types widen); export writes the dtype it is
+// asked for.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "nn/model_spec.h"
+#include "parallel/store/param_store.h"
+
+namespace scaletrain {
+
+// True if the folder looks like one (has config.json and no manifest.json).
+bool is_hugging_face_folder(const std::filesystem::path& folder);
+
+class HuggingFaceModel {
+ public:
+  // Reads config.json, the index and the files' headers. What is not supported (other families, other rope scaling,
+  // sliding windows ...) is an InputError naming file and member.
+  explicit HuggingFaceModel(std::filesystem::path folder);
+  ~HuggingFaceModel();
+  HuggingFaceModel(HuggingFaceModel&&) noexcept;
+  HuggingFaceModel& operator=(HuggingFaceModel&&) noexcept;
+
+  const ModelConfig& model_config() const;  // vocab set; init left at its defaults
+  const std::filesystem::path& path() const;
+  DType dtype() const;  // of the stored tensors
+  // Fills every master the store holds. Tensors that are missing, superfluous or of another shape are InputErrors by
+  // name; known buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
+  void load(ParamStore& store) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct HuggingFaceExport {
+  std::filesystem::path folder;  // must not exist, or be empty
+  ModelConfig model;             // vocab set
+  DType dtype = DType::f32;      // f32 | bf16 | f16
+  std::vector<std::filesystem::path> tokenizer_files;
+  std::uint64_t max_shard_bytes = 5ull << 30;
+};
+
+// Reads one stored tensor (all of it, f32) by ParamTable parameter, into `out`.
+using TensorReader = std::function<void(const Parameter& parameter, View out)>;
+
+// Writes config.json, generation-ready weights and the index if there are several files. Complete or not at all.
+void export_hugging_face(const ParamTable& table, const TensorReader& read, const HuggingFaceExport& request);
+
+}  // namespace scaletrain

@@ -1,0 +1,280 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "checkpoint/box_copy.h"
+#include "checkpoint/format/confined_path.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/hugging_face/hugging_face.h"
+#include "checkpoint/hugging_face/hugging_face_config.h"
+#include "checkpoint/hugging_face/hugging_face_tensors.h"
+#include "checkpoint/range_boxes.h"
+
+namespace scaletrain {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* single_file = "model.safetensors";
+constexpr const char* index_file = "model.safetensors.index.json";
+constexpr std::uint64_t config_limit_bytes = 1 << 20;
+// Elements converted or transposed at once.
+constexpr std::int64_t staging_elements = 1 << 18;
+
+// Buffers of older files that are no parameters: the causal mask, and the rotary angles.
+bool is_known_buffer(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with(".rotary_emb.inv_freq");
+}
+
+}  // namespace
+
+struct HuggingFaceModel::Impl {
+  struct Stored {
+    const FileReader* file = nullptr;
+    SafetensorsEntry entry;
+  };
+
+  std::filesystem::path folder;
+  ModelConfig config;
+  DType dtype = DType::f32;
+  std::vector<std::unique_ptr<FileReader>> files;
+  std::map<std::string, Stored> tensors;  // by their full names
+
+  std::string place(const std::string& name) const { return (folder / name).string(); }
+  void open_file(const std::string& name, const std::map<std::string, std::string>* weight_map);
+  void open_shards();
+  void check_sizes() const;
+  void check_tensors();
+  void read(const HuggingFaceTensor& tensor, const Box& box, View out) const;
+  void load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box, View out) const;
+};
+
+void HuggingFaceModel::Impl::open_file(const std::string& name, const std::map<std::string, std::string>* weight_map) {
+  files.push_back(std::make_unique<FileReader>(confined_path(folder, name, place(index_file))));
+  const FileReader& file = *files.back();
+  const std::string where = file.path().string();
+  const SafetensorsHeader header = read_safetensors_header(
+      [&](std::uint64_t offset, std::span<std::byte> out) { file.read_at(offset, out); }, file.size(), where);
+  for (const auto& [stored_name, entry] : header.entries) {
+    if (weight_map != nullptr) {
+      const auto listed = weight_map->find(stored_name);
+      if (listed == weight_map->end() || listed->second != name) {
+        throw InputError(
+            fmt::format("{}: tensor {} is not listed for this file in {}", where, quoted(stored_name), index_file));
+      }
+    }
+    if (!tensors.emplace(full_hugging_face_name(stored_name), Stored{&file, entry}).second) {
+      throw InputError(fmt::format("{}: tensor {} appears twice, with and without its prefix or in two files", where,
+                                   quoted(stored_name)));
+    }
+  }
+}
+
+void HuggingFaceModel::Impl::open_shards() {
+  const std::string where = place(index_file);
+  const json index = read_json_file(confined_path(folder, index_file, where));
+  const json& listed = json_member(index, "weight_map", where);
+  if (!listed.is_object() || listed.empty()) throw InputError(where + ": \"weight_map\" is not an object with members");
+  std::map<std::string, std::string> weight_map;
+  std::map<std::string, std::size_t> counts;  // tensors by file
+  for (const auto& [name, file] : listed.items()) {
+    if (!file.is_string())
+      throw InputError(fmt::format("{}: {} is not a file name", where, quoted(std::string_view(name))));
+    weight_map.emplace(name, file.get<std::string>());
+    ++counts[file.get<std::string>()];
+  }
+  std::size_t expected = 0;
+  for (const auto& [name, count] : counts) {
+    open_file(name, &weight_map);
+    expected += count;
+    if (tensors.size() == expected) continue;
+    for (const auto& [tensor, file] : weight_map) {
+      if (file == name && !tensors.contains(full_hugging_face_name(tensor))) {
+        throw InputError(fmt::format("{}: tensor {} is missing, which {} lists for this file", place(name),
+                                     quoted(tensor), index_file));
+      }
+    }
+  }
+}
+
+// Before anything is made in the size that config.json claims: the files must hold as much.
+void HuggingFaceModel::Impl::check_sizes() const {
+  const std::string where = place("config.json");
+  if (static_cast<std::uint64_t>(config.layers) > tensors.size()) {
+    throw InputError(fmt::format("{}: {} layers, but the files hold {} tensors", where, config.layers, tensors.size()));
+  }
+  for (const char* name : {"transformer.wte.weight", "model.embed_tokens.weight"}) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) continue;
+    const Shape expected{config.vocab.value(), config.hidden};
+    if (found->second.entry.shape != expected) {
+      throw InputError(fmt::format("{}: tensor {} has the shape {}, config.json asks for {}",
+                                   found->second.file->path().string(), quoted(std::string(name)),
+                                   to_text(found->second.entry.shape), to_text(expected)));
+    }
+    return;
+  }
+  throw InputError(fmt::format("{}: the token embedding is missing in the files", folder.string()));
+}
+
+void HuggingFaceModel::Impl::check_tensors() {
+  const ParamTable table = make_param_table(make_model_spec(config, config.vocab.value()), InitConfig{});
+  std::map<std::string, Shape> expected;
+  for (const HuggingFaceTensor& tensor : hugging_face_tensors(table)) expected.emplace(tensor.name, tensor.shape);
+  // Files of tied models may repeat the embedding as the head; it is not read.
+  if (config.tie_embeddings) expected.emplace("lm_head.weight", Shape{config.vocab.value(), config.hidden});
+  for (const auto& [name, stored] : tensors) {
+    const std::string where = stored.file->path().string();
+    const auto found = expected.find(name);
+    if (found == expected.end()) {
+      if (is_known_buffer(name)) continue;
+      throw InputError(
+          fmt::format("{}: tensor {} is no part of the model that config.json describes", where, quoted(name)));
+    }
+    if (stored.entry.shape != found->second) {
+      throw InputError(fmt::format("{}: tensor {} has the shape {}, config.json asks for {}", where, quoted(name),
+                                   to_text(stored.entry.shape), to_text(found->second)));
+    }
+    const auto type = stored.entry.dtype;
+    if (type != DType::f32 && type != DType::bf16 && type != DType::f16) {
+      throw InputError(fmt::format("{}: tensor {} holds {}; supported are F32, BF16 and F16", where, quoted(name),
+                                   stored.entry.type_name));
+    }
+  }
+  for (const HuggingFaceTensor& tensor : hugging_face_tensors(table)) {
+    if (!tensors.contains(tensor.name)) {
+      throw InputError(
+          fmt::format("{}: tensor {} is missing in the files", folder.string(), quoted(std::as_const(tensor.name))));
+    }
+  }
+  dtype = *tensors.at(hugging_face_tensors(table).front().name).entry.dtype;
+}
+
+void HuggingFaceModel::Impl::read(const HuggingFaceTensor& tensor, const Box& box, View out) const {
+  const Stored& stored = tensors.at(tensor.name);
+  const DType from = *stored.entry.dtype;
+  const std::uint64_t size = size_of(from);
+  auto* target_bytes = static_cast<std::byte*>(out.data());
+  std::vector<std::byte> staging;
+  for_each_run(whole_box(tensor.shape), box, box, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
+    for (std::int64_t done = 0; done < count; done += staging_elements) {
+      const auto elements = static_cast<std::size_t>(std::min(staging_elements, count - done));
+      const std::uint64_t offset = stored.entry.offset + static_cast<std::uint64_t>(source + done) * size;
+      std::byte* const to = target_bytes + static_cast<std::size_t>(target + done) * size_of(out.dtype());
+      if (from == out.dtype()) {
+        stored.file->read_at(offset, {to, elements * size});
+        continue;
+      }
+      staging.resize(std::max<std::size_t>(staging.size(), elements * size));
+      stored.file->read_at(offset, {staging.data(), elements * size});
+      convert_floats(from, staging.data(), out.dtype(), to, elements);
+    }
+  });
+}
+
+void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box,
+                                       View out) const {
+  const Box box = hugging_face_box(tensor, part, row_box);
+  if (!tensor.is_transposed) {
+    read(tensor, box, out);
+    return;
+  }
+  // Some input features (rows of the file) at a time: [n, outputs] becomes columns of [outputs, inputs].
+  const std::int64_t inputs = box.extent[0];
+  const std::int64_t outputs = box.extent[1];
+  if (inputs == 0 || outputs == 0) return;
+  const std::int64_t most = std::clamp<std::int64_t>(staging_elements / outputs, 1, inputs);
+  std::vector<float> rows(static_cast<std::size_t>(most * outputs));
+  std::vector<float> turned(rows.size());
+  for (std::int64_t first = 0; first < inputs; first += most) {
+    Box piece = box;
+    piece.first[0] += first;
+    piece.extent[0] = std::min(most, inputs - first);
+    const std::int64_t count = piece.extent[0];
+    read(tensor, piece, View(rows.data(), DType::f32, shape_of_box(piece)));
+    transpose(rows.data(), count, outputs, turned.data());
+    for (std::int64_t output = 0; output < outputs; ++output) {
+      auto* const to = static_cast<std::byte*>(out.data()) +
+                       static_cast<std::size_t>(output * inputs + first) * size_of(out.dtype());
+      convert_floats(DType::f32, turned.data() + output * count, out.dtype(), to, static_cast<std::size_t>(count));
+    }
+  }
+}
+
+bool is_hugging_face_folder(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  return std::filesystem::exists(folder / "config.json", ignored) &&
+         !std::filesystem::exists(folder / "manifest.json", ignored);
+}
+
+HuggingFaceModel::HuggingFaceModel(std::filesystem::path folder) : impl_(std::make_unique<Impl>()) {
+  impl_->folder = std::move(folder);
+  const auto config_path = confined_path(impl_->folder, "config.json", impl_->folder.string());
+  impl_->config =
+      parse_hugging_face_config(read_json_file(config_path, {.bytes = config_limit_bytes}), config_path.string());
+  // lstat's view: a dangling link is refused by name rather than passed over.
+  const auto exists = [&](const char* name) {
+    std::error_code ignored;
+    return std::filesystem::exists(std::filesystem::symlink_status(impl_->folder / name, ignored));
+  };
+  if (exists(single_file)) {
+    impl_->open_file(single_file, nullptr);
+  } else if (exists(index_file)) {
+    impl_->open_shards();
+  } else {
+    throw InputError(fmt::format("{}: neither {} nor {} is there; weights in other formats are not read",
+                                 impl_->folder.string(), single_file, index_file));
+  }
+  impl_->check_sizes();
+  impl_->check_tensors();
+}
+
+HuggingFaceModel::~HuggingFaceModel() = default;
+HuggingFaceModel::HuggingFaceModel(HuggingFaceModel&&) noexcept = default;
+HuggingFaceModel& HuggingFaceModel::operator=(HuggingFaceModel&&) noexcept = default;
+
+const ModelConfig& HuggingFaceModel::model_config() const {
+  return impl_->config;
+}
+const std::filesystem::path& HuggingFaceModel::path() const {
+  return impl_->folder;
+}
+DType HuggingFaceModel::dtype() const {
+  return impl_->dtype;
+}
+
+void HuggingFaceModel::load(ParamStore& store) const {
+  const ParamTable& table = store.table();
+  std::map<int, std::pair<const HuggingFaceTensor*, HuggingFacePart>> by_parameter;
+  const std::vector<HuggingFaceTensor> tensors = hugging_face_tensors(table);
+  for (const HuggingFaceTensor& tensor : tensors) {
+    const auto stored = impl_->tensors.find(tensor.name);
+    if (stored == impl_->tensors.end() || stored->second.entry.shape != tensor.shape) {
+      throw InputError(fmt::format(
+          "{}: tensor {} is {}, the model to fill needs {}", impl_->folder.string(), quoted(tensor.name),
+          stored == impl_->tensors.end() ? "missing" : to_text(stored->second.entry.shape), to_text(tensor.shape)));
+    }
+    for (const HuggingFacePart& part : tensor.parts) by_parameter.emplace(part.parameter, std::pair(&tensor, part));
+  }
+  for (const ParamRange& range : store.held(StateKind::master)) {
+    const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
+    const int owner = parameter.tied_to ? table.index_of(*parameter.tied_to) : range.parameter;
+    const auto found = by_parameter.find(owner);
+    SCALETRAIN_CHECK(found != by_parameter.end());
+    for_each_box(*store.layout().find(range.parameter), range, [&](const Box& box, const ParamRange& part_of_range) {
+      impl_->load_part(*found->second.first, found->second.second, box, store.values(StateKind::master, part_of_range));
+    });
+  }
+  store.values_changed();
+}
+
+}  // namespace scaletrain

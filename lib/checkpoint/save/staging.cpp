@@ -1,0 +1,56 @@
+#include "checkpoint/save/staging.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+constexpr std::size_t smallest_page = 4096;
+// Of what is counted as one piece of work: milliseconds, even where every page is new.
+constexpr std::size_t counted_bytes = std::size_t{4} << 20;
+}  // namespace
+
+// The pieces lie one behind the other in the order in which they are written.
+StateStaging::StateStaging(const ParamStore& store, WorkCount* work) : store_(store), work_(work) {
+  std::size_t bytes = 0;
+  for (const SavePiece& piece : make_save_plan(table(), layout(), state_names(), dtype())) {
+    const ConstView stored = stored_values(store, piece);
+    bytes = align_up(bytes, size_of(stored.dtype()));
+    const bool is_new = parts_.emplace(place_of(piece), Part{stored, bytes}).second;
+    SCALETRAIN_CHECK(is_new);
+    bytes += stored.num_bytes();
+  }
+  memory_ = Buffer(bytes);
+}
+
+void StateStaging::prefault() {
+  for (std::size_t offset = 0; offset < memory_.size(); offset += smallest_page) {
+    volatile std::byte* const page = memory_.data() + offset;
+    *page = std::byte{0};
+    if (offset % counted_bytes == 0) count_work(work_);
+  }
+}
+
+void StateStaging::copy() {
+  for (const auto& [place, part] : parts_) {
+    const auto* from = static_cast<const std::byte*>(part.stored.data());
+    const std::size_t all = part.stored.num_bytes();
+    for (std::size_t done = 0; done < all; done += counted_bytes) {
+      std::memcpy(memory_.data() + part.offset + done, from + done, std::min(counted_bytes, all - done));
+      count_work(work_);
+    }
+  }
+}
+
+ConstView StateStaging::values(const SavePiece& piece) const {
+  const auto found = parts_.find(place_of(piece));
+  SCALETRAIN_CHECK(found != parts_.end());
+  const ConstView& stored = found->second.stored;
+  SCALETRAIN_CHECK_EQ(stored.num_elements(), piece.box.num_elements());
+  return {memory_.data() + found->second.offset, stored.dtype(), stored.shape()};
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,54 @@
+// A copy of what one rank saves, in host memory that was set aside for it beforehand: a checkpoint is written from
+// there while training changes the store.
+//
+// The copy is as large as the rank's pieces together (saved_bytes), which is a share of the replica's state and not
+// all of it where there are several replicas.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "checkpoint/save/save.h"
+#include "tensor/buffer.h"
+
+namespace scaletrain {
+
+class StateStaging final : public SavedState {
+ public:
+  // Sets the memory aside: std::bad_alloc. The store must outlive this. Pages become resident in prefault().
+  // work: counts what is touched and copied, some MiB at a time; must outlive this.
+  explicit StateStaging(const ParamStore& store, WorkCount* work = nullptr);
+
+  // Touches every page, which takes as long as a copy: before the first copy, on any thread, so that no save waits for
+  // the kernel to find memory.
+  void prefault();
+  // Takes the store's masters and states as they are. On any thread; the caller sees to it that until it returns nobody
+  // changes them (forward and backward passes and gathers do not; an optimizer's step and a load do), and that no save
+  // reads the copy before.
+  void copy();
+
+  const ParamTable& table() const override { return store_.table(); }
+  const ShardLayout& layout() const override { return store_.layout(); }
+  const std::vector<std::string>& state_names() const override { return store_.options().state_names; }
+  DType dtype() const override { return store_.options().dtype; }
+  ConstView values(const SavePiece& piece) const override;
+  std::size_t bytes() const { return memory_.size(); }
+
+ private:
+  struct Part {
+    ConstView stored;
+    std::size_t offset = 0;  // in memory_
+  };
+  using Place = std::tuple<int, int, std::int64_t>;  // state, parameter, first element of the range
+  static Place place_of(const SavePiece& piece) { return {piece.state, piece.parameter, piece.range.first}; }
+
+  const ParamStore& store_;
+  WorkCount* work_;
+  std::map<Place, Part> parts_;
+  Buffer memory_;
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,12 @@
+// What an optimizer state is called among a checkpoint's tensors.
+#pragma once
+
+#include <string>
+
+namespace scaletrain {
+
+inline std::string state_tensor_name(const std::string& parameter, const std::string& state) {
+  return parameter + "/" + state;
+}
+
+}  // namespace scaletrain

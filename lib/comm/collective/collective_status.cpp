@@ -1,0 +1,142 @@
+#include "comm/collective/collective_status.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace scaletrain {
+
+CollectiveStatus::Scope::Scope(CollectiveStatus& status, const Group& group, const Call& call) : status_(status) {
+  const std::lock_guard lock(status_.mutex_);
+  outer_group_ = std::exchange(status_.group_, &group);
+  outer_call_ = std::exchange(status_.call_, &call);
+  if (outer_call_ == nullptr) status_.since_ = monotonic_now();
+}
+
+CollectiveStatus::Scope::~Scope() {
+  const std::lock_guard lock(status_.mutex_);
+  status_.group_ = outer_group_;
+  status_.call_ = outer_call_;
+  if (outer_call_ == nullptr) status_.waited_seconds_ += seconds_since(status_.since_);
+}
+
+std::optional<CollectiveStatus::Wait> CollectiveStatus::wait() const {
+  const std::lock_guard lock(mutex_);
+  if (call_ == nullptr) return std::nullopt;
+  std::vector<std::int64_t> ranks;
+  for (const Rank rank : group_->ranks) ranks.push_back(rank.value());
+  // Of a large group the ends are enough.
+  const std::string members = ranks.size() <= 16
+                                  ? fmt::format("{}", fmt::join(ranks, ", "))
+                                  : fmt::format("{} ... {}, {} in all", ranks.front(), ranks.back(), ranks.size());
+  const std::string with = call_->with.empty() ? ""
+                                               : fmt::format(" with rank{} {}", call_->with.size() == 1 ? "" : "s",
+                                                             fmt::join(call_->with, ", "));
+  return Wait{.text = fmt::format("group {} (ranks {}): {} #{}{}", group_->name, members, call_->collective,
+                                  call_->sequence, with),
+              .seconds = seconds_since(since_)};
+}
+
+double CollectiveStatus::waited_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return waited_seconds_;
+}
+
+namespace {
+
+// What the tickets of a communicator, which may outlive it, need of it.
+struct Reporter {
+  CollectiveStatus& status;
+  CollectiveStatus::Group group;
+};
+
+class ReportingTicket final : public Ticket::State {
+ public:
+  ReportingTicket(Ticket inner, std::shared_ptr<const Reporter> reporter, CollectiveStatus::Call call)
+      : inner_(std::move(inner)), reporter_(std::move(reporter)), call_(std::move(call)) {}
+
+  void before(Stream& stream) override {
+    const CollectiveStatus::Scope scope(reporter_->status, reporter_->group, call_);
+    inner_.before(stream);
+  }
+  void wait() override {
+    const CollectiveStatus::Scope scope(reporter_->status, reporter_->group, call_);
+    inner_.wait();
+  }
+
+ private:
+  Ticket inner_;
+  std::shared_ptr<const Reporter> reporter_;
+  CollectiveStatus::Call call_;
+};
+
+class ReportingCommunicator final : public Communicator {
+ public:
+  ReportingCommunicator(std::unique_ptr<Communicator> inner, std::vector<Rank> ranks, CollectiveStatus& status)
+      : inner_(std::move(inner)),
+        reporter_(std::make_shared<const Reporter>(
+            Reporter{.status = status, .group = {.name = inner_->group_name(), .ranks = std::move(ranks)}})) {}
+
+  const std::string& group_name() const override { return inner_->group_name(); }
+  int size() const override { return inner_->size(); }
+  int rank_in_group() const override { return inner_->rank_in_group(); }
+
+  Ticket all_reduce(View data, ReduceOp op) override {
+    return reported("all_reduce", [&] { return inner_->all_reduce(data, op); });
+  }
+  Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) override {
+    return reported("reduce_scatter", [&] { return inner_->reduce_scatter(input, counts, output); });
+  }
+  Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) override {
+    return reported("all_gather", [&] { return inner_->all_gather(input, counts, output); });
+  }
+  Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+                    std::span<const std::int64_t> receive_counts) override {
+    return reported("all_to_all", [&] { return inner_->all_to_all(input, send_counts, output, receive_counts); });
+  }
+  Ticket broadcast(View data, int root) override {
+    return reported("broadcast", [&] { return inner_->broadcast(data, root); });
+  }
+  Ticket exchange(std::span<const Transfer> transfers) override {
+    CollectiveStatus::Call call{.collective = "exchange", .sequence = num_exchanges_++, .with = {}};
+    for (const Transfer& transfer : transfers) {
+      const std::int64_t peer = reporter_->group.ranks.at(static_cast<std::size_t>(transfer.peer)).value();
+      if (std::find(call.with.begin(), call.with.end(), peer) == call.with.end()) call.with.push_back(peer);
+    }
+    return reported(std::move(call), [&] { return inner_->exchange(transfers); });
+  }
+  void abort() noexcept override { inner_->abort(); }
+
+ private:
+  template <class Issue>
+  Ticket reported(const char* collective, Issue issue) {
+    return reported(CollectiveStatus::Call{.collective = collective, .sequence = num_collectives_++, .with = {}},
+                    issue);
+  }
+  template <class Issue>
+  Ticket reported(CollectiveStatus::Call call, Issue issue) {
+    Ticket ticket;
+    {
+      const CollectiveStatus::Scope scope(reporter_->status, reporter_->group, call);
+      ticket = issue();
+    }
+    return Ticket(std::make_unique<ReportingTicket>(std::move(ticket), reporter_, std::move(call)));
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  std::shared_ptr<const Reporter> reporter_;
+  std::uint64_t num_collectives_ = 0;
+  std::uint64_t num_exchanges_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_reporting_communicator(std::unique_ptr<Communicator> inner, std::vector<Rank> ranks,
+                                                          CollectiveStatus& status) {
+  return std::make_unique<ReportingCommunicator>(std::move(inner), std::move(ranks), status);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,607 @@
+#include "comm/collective/direct_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstring>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "comm/collective/call_queue.h"
+#include "comm/collective/ordered_reduction.h"
+#include "comm/deadline.h"
+#include "comm/first_error.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr std::size_t kibi = 1024;
+constexpr std::size_t mebi = kibi * kibi;
+// One stretch is summed while the next arrives, hence two of each peer. Large enough that a message costs little beside
+// its bytes, small enough to stay in a second- or third-level cache between arriving and being summed.
+constexpr std::size_t longest_stretch = mebi;
+constexpr std::size_t shortest_stretch = 64 * kibi;
+constexpr std::size_t staging_aim = 32 * mebi;
+// What needs no staging travels in messages of this size, so that the deadline, which starts anew with every message,
+// does not limit how much a call may carry.
+constexpr std::size_t longest_message = 16 * mebi;
+// Below this an all-reduce is one exchange of everything: half the waits, and the bytes cost less than a wait.
+constexpr std::size_t small_all_reduce = 8 * kibi;
+
+std::size_t at(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+// The same on all ranks of a group, for both sides of a message must agree on it.
+std::size_t stretch_bytes(int size) {
+  const auto peers = static_cast<std::size_t>(std::max(1, size - 1));
+  return std::clamp(staging_aim / (2 * peers) / 64 * 64, shortest_stretch, longest_stretch);
+}
+
+bool is_small(DType dtype, std::int64_t elements) {
+  return static_cast<std::size_t>(elements) * size_of(dtype) <= small_all_reduce;
+}
+
+// Equal pieces, the last ones shorter or empty.
+std::vector<std::int64_t> equal_pieces(std::int64_t elements, int size) {
+  const std::int64_t piece = ceil_div<std::int64_t>(elements, size);
+  std::vector<std::int64_t> counts;
+  counts.reserve(at(size));
+  for (int rank = 0; rank < size; ++rank) counts.push_back(std::clamp<std::int64_t>(elements - rank * piece, 0, piece));
+  return counts;
+}
+
+// Where each piece begins; one more entry for the end.
+std::vector<std::int64_t> offsets_of(std::span<const std::int64_t> counts) {
+  std::vector<std::int64_t> offsets{0};
+  for (const std::int64_t count : counts) {
+    SCALETRAIN_CHECK_LE(std::int64_t{0}, count);
+    offsets.push_back(checked_add(offsets.back(), count));
+  }
+  return offsets;
+}
+
+// Names a call in messages.
+struct CallName {
+  const char* collective;
+  std::uint64_t sequence;
+};
+
+// A message belongs to a phase of a collective, or is the n-th exchanged one of its pair and direction.
+enum class Phase : std::uint64_t { first = 0, second = 1 };
+std::uint64_t collective_tag(std::uint64_t sequence, Phase phase, std::uint64_t index) {
+  SCALETRAIN_CHECK(index < (std::uint64_t{1} << 23) && sequence < (std::uint64_t{1} << 39));
+  return sequence << 24 | static_cast<std::uint64_t>(phase) << 23 | index;
+}
+std::uint64_t exchange_tag(std::uint64_t index) {
+  return std::uint64_t{1} << 63 | index;
+}
+
+struct Posted {
+  std::unique_ptr<Transport::Pending> pending;
+  int peer = 0;
+};
+
+// A wait that has ended without an answer; the text says how long and for whom.
+class LateError : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
+
+// What the calls of one communicator share. The collectives run one at a time, on whatever thread; exchanges beside
+// them.
+class Engine {
+ public:
+  Engine(std::unique_ptr<Transport> transport, DirectOptions options)
+      : transport_(std::move(transport)), options_(std::move(options)) {
+    SCALETRAIN_CHECK_EQ(options_.ranks.size(), at(transport_->size()));
+  }
+
+  Transport& transport() { return *transport_; }
+  const DirectOptions& options() const { return options_; }
+  const std::shared_ptr<FirstError>& errors() const { return errors_; }
+  int size() const { return transport_->size(); }
+  int rank() const { return transport_->rank(); }
+
+  // Runs a part of a call; an error is named after it, stays, and is thrown.
+  template <class Body>
+  void run(const CallName& name, Body body) {
+    errors_->throw_if_any();
+    const auto named = [&](const char* what) {
+      return fmt::format("group {}: {} #{}{}", options_.group_name, name.collective, name.sequence, what);
+    };
+    try {
+      body();
+      return;
+    } catch (const LateError& error) {
+      errors_->keep_peer(named(" ") + error.what());
+    } catch (const PeerError& error) {
+      errors_->keep_peer(named(": ") + error.what());
+    } catch (...) {
+      errors_->keep_current();
+    }
+    errors_->throw_if_any();
+  }
+
+  // Every later call fails.
+  void give_up() noexcept {
+    try {
+      errors_->keep_peer(fmt::format("group {}: this rank has given it up", options_.group_name));
+    } catch (const std::bad_alloc&) {
+      return;  // they fail at the transport
+    }
+  }
+
+  // Waits for all, each as long as the options say since the last one that came; then forgets them.
+  void wait_all(std::vector<Posted>& posted) const {
+    for (std::size_t index = 0; index < posted.size(); ++index) {
+      const MonotonicTime begin = monotonic_now();
+      if (!wait_patiently(*posted[index].pending, begin)) throw late(std::span(posted).subspan(index), begin);
+      count_work(options_.work);
+    }
+    posted.clear();
+  }
+
+  // The other ranks, beginning after this one, so that not all turn to the same one first.
+  template <class Function>
+  void for_each_peer(Function function) const {
+    for (int step = 1; step < size(); ++step) function((rank() + step) % size());
+  }
+
+  // One message, unless it is empty: both sides know its size.
+  void send(std::vector<Posted>& posted, int peer, std::uint64_t tag, std::span<const std::byte> data) {
+    if (!data.empty()) posted.push_back({transport_->send(peer, tag, data), peer});
+  }
+  void receive(std::vector<Posted>& posted, int peer, std::uint64_t tag, std::span<std::byte> data) {
+    if (!data.empty()) posted.push_back({transport_->receive(peer, tag, data), peer});
+  }
+  // As many messages as it takes.
+  void send_all(std::vector<Posted>& posted, int peer, std::uint64_t sequence, std::span<const std::byte> data) {
+    for (std::size_t first = 0; first < data.size(); first += longest_message) {
+      send(posted, peer, collective_tag(sequence, Phase::first, first / longest_message),
+           data.subspan(first, std::min(longest_message, data.size() - first)));
+    }
+  }
+  void receive_all(std::vector<Posted>& posted, int peer, std::uint64_t sequence, std::span<std::byte> data) {
+    for (std::size_t first = 0; first < data.size(); first += longest_message) {
+      receive(posted, peer, collective_tag(sequence, Phase::first, first / longest_message),
+              data.subspan(first, std::min(longest_message, data.size() - first)));
+    }
+  }
+
+  // Memory for what the collective under way receives and sums; kept, for fresh pages cost more than the sums.
+  std::byte* staging(std::size_t bytes) {
+    if (bytes > staging_bytes_) {
+      staging_.reset();
+      staging_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      staging_bytes_ = bytes;
+    }
+    return staging_.get();
+  }
+
+ private:
+  // False when the deadline has passed since `begin` and since the last word of who looks after the ranks.
+  bool wait_patiently(Transport::Pending& pending, MonotonicTime begin) const {
+    for (MonotonicTime since = begin;;) {
+      if (pending.wait_until(deadline_after(options_.deadline, since))) return true;
+      const MonotonicTime word = options_.vouched ? options_.vouched() : since;
+      if (word <= since) return false;
+      since = word;
+    }
+  }
+
+  // All of them have had their time; those that have come all the same are not named.
+  LateError late(std::span<Posted> posted, MonotonicTime begin) const {
+    std::set<std::int64_t> missing;
+    for (const Posted& one : posted) {
+      if (missing.contains(options_.ranks[at(one.peer)].value())) continue;
+      bool complete = false;
+      try {
+        complete = one.pending->wait_until(monotonic_now());
+      } catch (const PeerError&) {
+        complete = false;
+      }
+      if (!complete) missing.insert(options_.ranks[at(one.peer)].value());
+    }
+    // It may have come since: then it was late, and still to blame.
+    if (missing.empty()) missing.insert(options_.ranks[at(posted.front().peer)].value());
+    const bool one = missing.size() == 1;
+    const double waited = seconds_since(begin);
+    const std::string unwatched =
+        waited < options_.deadline + 1.0
+            ? ""
+            : fmt::format(", the last {:g} of them without a word from who watches the ranks", options_.deadline);
+    return LateError(
+        fmt::format("waited {:g} s{} for {} {} (of the world); {} dead, stuck, or issued another collective",
+                    unwatched.empty() ? options_.deadline : std::round(waited), unwatched, one ? "rank" : "ranks",
+                    fmt::join(missing, ", "), one ? "it is" : "they are"));
+  }
+
+  std::unique_ptr<Transport> transport_;
+  DirectOptions options_;
+  std::shared_ptr<FirstError> errors_ = std::make_shared<FirstError>();
+  std::unique_ptr<std::byte[]> staging_;
+  std::size_t staging_bytes_ = 0;
+};
+
+// Reduce-scatter, and with `whole` an all-reduce: every stretch goes out to all ranks as soon as it is summed.
+struct Reduction {
+  DType dtype = DType::f32;
+  ReduceOp op = ReduceOp::sum;
+  const std::byte* input = nullptr;
+  std::vector<std::int64_t> counts{};
+  std::byte* output = nullptr;  // this rank's piece
+  std::byte* whole = nullptr;   // all pieces, then the same memory as the input
+};
+
+class RunningReduction {
+ public:
+  RunningReduction(Engine& engine, const Reduction& call, std::uint64_t sequence)
+      : engine_(engine),
+        call_(call),
+        sequence_(sequence),
+        width_(size_of(call.dtype)),
+        stretch_(static_cast<std::int64_t>(stretch_bytes(engine.size()) / width_)),
+        offsets_(offsets_of(call.counts)),
+        own_(call.counts[at(engine.rank())]) {
+    staged_bytes_ = static_cast<std::size_t>(std::min(own_, stretch_)) * width_;
+    staging_ = engine.staging(direct_reduce_scatter_staging(call.dtype, own_, engine.size()));
+  }
+
+  void run() {
+    const std::int64_t stretches = ceil_div(own_, stretch_);
+    for (std::int64_t index = 0; index < std::min<std::int64_t>(2, stretches); ++index) receive_stretch(index);
+    if (call_.whole != nullptr) receive_results();
+    send_operands();
+    for (std::int64_t index = 0; index < stretches; ++index) {
+      engine_.wait_all(arriving_[index % 2]);
+      sum_stretch(index);
+      if (index + 2 < stretches) receive_stretch(index + 2);
+      if (call_.whole != nullptr) send_result(index);
+    }
+    engine_.wait_all(results_);
+    engine_.wait_all(sends_);
+  }
+
+ private:
+  std::int64_t length(std::int64_t index, std::int64_t count) const {
+    return std::clamp<std::int64_t>(count - index * stretch_, 0, stretch_);
+  }
+  std::size_t bytes(std::int64_t elements) const { return static_cast<std::size_t>(elements) * width_; }
+  // Where a stretch of a piece lies among all pieces.
+  std::size_t place(int piece, std::int64_t index) const { return bytes(offsets_[at(piece)] + index * stretch_); }
+  std::byte* staged(std::int64_t index, int peer) const {
+    const auto slot = static_cast<std::size_t>(index % 2) * at(engine_.size() - 1);
+    return staging_ + (slot + at(peer < engine_.rank() ? peer : peer - 1)) * staged_bytes_;
+  }
+
+  void receive_stretch(std::int64_t index) {
+    const std::size_t size = bytes(length(index, own_));
+    engine_.for_each_peer([&](int peer) {
+      engine_.receive(arriving_[index % 2], peer, tag(Phase::first, index), {staged(index, peer), size});
+    });
+  }
+  void send_operands() {
+    const std::int64_t longest = *std::max_element(call_.counts.begin(), call_.counts.end());
+    for (std::int64_t index = 0; index < ceil_div(longest, stretch_); ++index) {
+      engine_.for_each_peer([&](int peer) {
+        const std::size_t size = bytes(length(index, call_.counts[at(peer)]));
+        engine_.send(sends_, peer, tag(Phase::first, index), {call_.input + place(peer, index), size});
+      });
+    }
+  }
+  // These land where the operands for the same peer lie: it sends a stretch only after it has received that operand.
+  void receive_results() {
+    engine_.for_each_peer([&](int peer) {
+      const std::int64_t count = call_.counts[at(peer)];
+      for (std::int64_t index = 0; index < ceil_div(count, stretch_); ++index) {
+        engine_.receive(results_, peer, tag(Phase::second, index),
+                        {call_.whole + place(peer, index), bytes(length(index, count))});
+      }
+    });
+  }
+  void sum_stretch(std::int64_t index) {
+    std::vector<const std::byte*> operands;
+    operands.reserve(at(engine_.size()));
+    for (int rank = 0; rank < engine_.size(); ++rank) {
+      operands.push_back(rank == engine_.rank() ? call_.input + place(rank, index) : staged(index, rank));
+    }
+    reduce_in_order(call_.dtype, call_.op, operands, call_.output + bytes(index * stretch_), length(index, own_));
+  }
+  void send_result(std::int64_t index) {
+    const std::span<const std::byte> data(call_.output + bytes(index * stretch_), bytes(length(index, own_)));
+    engine_.for_each_peer([&](int peer) { engine_.send(sends_, peer, tag(Phase::second, index), data); });
+  }
+  std::uint64_t tag(Phase phase, std::int64_t index) const {
+    return collective_tag(sequence_, phase, static_cast<std::uint64_t>(index));
+  }
+
+  Engine& engine_;
+  const Reduction& call_;
+  std::uint64_t sequence_;
+  std::size_t width_;
+  std::int64_t stretch_;  // elements
+  std::vector<std::int64_t> offsets_;
+  std::int64_t own_;  // elements of this rank's piece
+  std::size_t staged_bytes_ = 0;
+  std::byte* staging_ = nullptr;
+  std::vector<Posted> arriving_[2];
+  std::vector<Posted> results_;
+  std::vector<Posted> sends_;
+};
+
+// Everything to everybody, summed by each rank for itself, in the same order.
+void reduce_small(Engine& engine, std::span<std::byte> data, DType dtype, ReduceOp op, std::uint64_t sequence) {
+  std::byte* const staging = engine.staging(at(engine.size()) * data.size());
+  std::vector<Posted> receives;
+  std::vector<Posted> sends;
+  std::vector<const std::byte*> operands;
+  operands.reserve(at(engine.size()));
+  for (int rank = 0; rank < engine.size(); ++rank) {
+    operands.push_back(rank == engine.rank() ? data.data() : staging + at(rank) * data.size());
+  }
+  engine.for_each_peer([&](int peer) {
+    engine.receive_all(receives, peer, sequence, {staging + at(peer) * data.size(), data.size()});
+  });
+  engine.for_each_peer([&](int peer) { engine.send_all(sends, peer, sequence, data); });
+  engine.wait_all(receives);
+  // Not into `data` yet, which is being sent.
+  std::byte* const result = staging + at(engine.rank()) * data.size();
+  reduce_in_order(dtype, op, operands, result, static_cast<std::int64_t>(data.size() / size_of(dtype)));
+  engine.wait_all(sends);
+  if (!data.empty()) std::memcpy(data.data(), result, data.size());
+}
+
+// Pieces of bytes to and from every rank; the rank's own is copied unless it is in place.
+void exchange_pieces(Engine& engine, std::span<const std::span<const std::byte>> to,
+                     std::span<const std::span<std::byte>> from, std::uint64_t sequence) {
+  std::vector<Posted> receives;
+  std::vector<Posted> sends;
+  engine.for_each_peer([&](int peer) { engine.receive_all(receives, peer, sequence, from[at(peer)]); });
+  engine.for_each_peer([&](int peer) { engine.send_all(sends, peer, sequence, to[at(peer)]); });
+  const auto own_to = to[at(engine.rank())];
+  const auto own_from = from[at(engine.rank())];
+  SCALETRAIN_CHECK_EQ(own_to.size(), own_from.size());
+  if (!own_to.empty() && own_to.data() != own_from.data()) {
+    std::memcpy(own_from.data(), own_to.data(), own_to.size());
+  }
+  engine.wait_all(receives);
+  engine.wait_all(sends);
+}
+
+class ExchangeTicket final : public Ticket::State {
+ public:
+  ExchangeTicket(std::shared_ptr<Engine> engine, CallName name, std::vector<Posted> receives, std::vector<Posted> sends)
+      : engine_(std::move(engine)), name_(name), receives_(std::move(receives)), sends_(std::move(sends)) {}
+
+  // Work on host memory begins when it is issued, so that what is issued later must be issued after the transfer.
+  void before(Stream&) override { wait(); }
+  void wait() override {
+    if (receives_.empty() && sends_.empty()) return;
+    engine_->run(name_, [&] {
+      engine_->wait_all(receives_);
+      engine_->wait_all(sends_);
+    });
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;  // before the transfers, which are destroyed first
+  CallName name_;
+  std::vector<Posted> receives_;
+  std::vector<Posted> sends_;
+};
+
+template <class Byte, class AnyView>
+std::vector<std::span<Byte>> cut(const AnyView& view, std::span<const std::int64_t> counts) {
+  const auto offsets = offsets_of(counts);
+  SCALETRAIN_CHECK_EQ(offsets.back(), view.num_elements());
+  const std::size_t width = size_of(view.dtype());
+  std::vector<std::span<Byte>> pieces;
+  for (std::size_t index = 0; index < counts.size(); ++index) {
+    pieces.emplace_back(static_cast<Byte*>(view.data()) + static_cast<std::size_t>(offsets[index]) * width,
+                        static_cast<std::size_t>(counts[index]) * width);
+  }
+  return pieces;
+}
+
+void check_reducible(DType dtype) {
+  SCALETRAIN_CHECK(dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i64);
+}
+
+class DirectCommunicator final : public Communicator {
+ public:
+  DirectCommunicator(std::unique_ptr<Transport> transport, DirectOptions options)
+      : engine_(std::make_shared<Engine>(std::move(transport), std::move(options))),
+        sent_(at(engine_->size())),
+        received_(at(engine_->size())) {
+    if (engine_->options().mode == DirectOptions::Mode::caller) return;
+    queue_.emplace(engine_->errors());
+    queue_->interrupt_with([engine = engine_.get()] { engine->transport().stop(); });
+  }
+
+  const std::string& group_name() const override { return engine_->options().group_name; }
+  int size() const override { return engine_->size(); }
+  int rank_in_group() const override { return engine_->rank(); }
+
+  Ticket all_reduce(View data, ReduceOp op) override {
+    check_reducible(data.dtype());
+    auto* const bytes = static_cast<std::byte*>(data.data());
+    if (size() == 1) return issue("all_reduce", [](std::uint64_t) {});
+    if (is_small(data.dtype(), data.num_elements())) {
+      return issue("all_reduce", [this, data, bytes, op](std::uint64_t sequence) {
+        reduce_small(*engine_, {bytes, data.num_bytes()}, data.dtype(), op, sequence);
+      });
+    }
+    Reduction call{.dtype = data.dtype(),
+                   .op = op,
+                   .input = bytes,
+                   .counts = equal_pieces(data.num_elements(), size()),
+                   .output = nullptr,
+                   .whole = bytes};
+    const auto before = std::accumulate(call.counts.begin(), call.counts.begin() + rank_in_group(), std::int64_t{0});
+    call.output = bytes + static_cast<std::size_t>(before) * size_of(data.dtype());
+    return issue("all_reduce", std::move(call));
+  }
+
+  Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) override {
+    check_reducible(input.dtype());
+    SCALETRAIN_CHECK(input.dtype() == output.dtype());
+    check_counts(counts);
+    const auto offsets = offsets_of(counts);
+    SCALETRAIN_CHECK_EQ(offsets.back(), input.num_elements());
+    SCALETRAIN_CHECK_EQ(counts[at(rank_in_group())], output.num_elements());
+    return issue("reduce_scatter", Reduction{.dtype = input.dtype(),
+                                             .op = ReduceOp::sum,
+                                             .input = static_cast<const std::byte*>(input.data()),
+                                             .counts = {counts.begin(), counts.end()},
+                                             .output = static_cast<std::byte*>(output.data()),
+                                             .whole = nullptr});
+  }
+
+  Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) override {
+    SCALETRAIN_CHECK(input.dtype() == output.dtype());
+    check_counts(counts);
+    SCALETRAIN_CHECK_EQ(counts[at(rank_in_group())], input.num_elements());
+    const std::span<const std::byte> own(static_cast<const std::byte*>(input.data()), input.num_bytes());
+    return issue_pieces("all_gather", {at(size()), own}, cut<std::byte>(output, counts));
+  }
+
+  Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+                    std::span<const std::int64_t> receive_counts) override {
+    SCALETRAIN_CHECK(input.dtype() == output.dtype());
+    check_counts(send_counts);
+    check_counts(receive_counts);
+    SCALETRAIN_CHECK_EQ(send_counts[at(rank_in_group())], receive_counts[at(rank_in_group())]);
+    return issue_pieces("all_to_all", cut<const std::byte>(input, send_counts), cut<std::byte>(output, receive_counts));
+  }
+
+  Ticket broadcast(View data, int root) override {
+    SCALETRAIN_CHECK(root >= 0 && root < size());
+    const std::span<std::byte> all(static_cast<std::byte*>(data.data()), data.num_bytes());
+    std::vector<std::span<const std::byte>> to(at(size()));
+    std::vector<std::span<std::byte>> from(at(size()));
+    if (root == rank_in_group()) {
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != root) to[at(peer)] = all;
+      }
+    } else {
+      from[at(root)] = all;
+    }
+    return issue_pieces("broadcast", std::move(to), std::move(from));
+  }
+
+  Ticket exchange(std::span<const Transfer> transfers) override {
+    for (const Transfer& transfer : transfers) SCALETRAIN_CHECK(transfer.peer >= 0 && transfer.peer < size());
+    copy_own(transfers);
+    const CallName name{"exchange", exchanges_++};
+    std::vector<Posted> receives;
+    std::vector<Posted> sends;
+    engine_->run(name, [&] {
+      for (const Transfer& transfer : transfers) {
+        if (transfer.peer == rank_in_group() || transfer.direction != Transfer::Direction::receive) continue;
+        engine_->receive(receives, transfer.peer, exchange_tag(received_[at(transfer.peer)]++),
+                         {static_cast<std::byte*>(transfer.data.data()), transfer.data.num_bytes()});
+      }
+      for (const Transfer& transfer : transfers) {
+        if (transfer.peer == rank_in_group() || transfer.direction != Transfer::Direction::send) continue;
+        engine_->send(sends, transfer.peer, exchange_tag(sent_[at(transfer.peer)]++),
+                      {static_cast<const std::byte*>(transfer.data.data()), transfer.data.num_bytes()});
+      }
+    });
+    return Ticket(std::make_unique<ExchangeTicket>(engine_, name, std::move(receives), std::move(sends)));
+  }
+
+  // A call under way ends with what the transport says; those behind it do not begin.
+  void abort() noexcept override {
+    engine_->transport().stop();
+    engine_->give_up();
+  }
+
+ private:
+  void check_counts(std::span<const std::int64_t> counts) const { SCALETRAIN_CHECK_EQ(counts.size(), at(size())); }
+
+  // A rank's transfers with itself: the n-th send meets the n-th receive.
+  void copy_own(std::span<const Transfer> transfers) const {
+    std::vector<View> from;
+    std::vector<View> to;
+    for (const Transfer& transfer : transfers) {
+      if (transfer.peer != rank_in_group()) continue;
+      (transfer.direction == Transfer::Direction::send ? from : to).push_back(transfer.data);
+    }
+    SCALETRAIN_CHECK_EQ(from.size(), to.size());
+    for (std::size_t index = 0; index < from.size(); ++index) {
+      SCALETRAIN_CHECK_EQ(from[index].num_bytes(), to[index].num_bytes());
+      if (from[index].num_bytes() != 0) std::memmove(to[index].data(), from[index].data(), from[index].num_bytes());
+    }
+  }
+
+  Ticket issue(const char* collective, Reduction call) {
+    return issue(collective, [this, call = std::move(call)](std::uint64_t sequence) {
+      RunningReduction(*engine_, call, sequence).run();
+    });
+  }
+  Ticket issue_pieces(const char* collective, std::vector<std::span<const std::byte>> to,
+                      std::vector<std::span<std::byte>> from) {
+    return issue(collective, [this, to = std::move(to), from = std::move(from)](std::uint64_t sequence) {
+      exchange_pieces(*engine_, to, from, sequence);
+    });
+  }
+  // Gives the call its number, which makes its tags, at once; runs it now or in its turn.
+  template <class Body>
+  requires std::invocable<Body, std::uint64_t> Ticket issue(const char* collective, Body body) {
+    engine_->errors()->throw_if_any();
+    const CallName name{collective, collectives_++};
+    auto run = [this, name, body = std::move(body)] { engine_->run(name, [&] { body(name.sequence); }); };
+    if (queue_) return queue_->add(std::move(run));
+    run();
+    return {};
+  }
+
+  std::shared_ptr<Engine> engine_;
+  std::uint64_t collectives_ = 0;
+  std::uint64_t exchanges_ = 0;
+  std::vector<std::uint64_t> sent_;  // messages exchanged, per peer
+  std::vector<std::uint64_t> received_;
+  std::optional<CallQueue> queue_;  // destroyed first: its thread uses the rest
+};
+
+}  // namespace
+
+std::size_t direct_staging_bytes(int size) {
+  const std::size_t stretches = 2 * at(size - 1) * stretch_bytes(size);
+  return std::max(stretches, size == 1 ? 0 : at(size) * small_all_reduce);
+}
+
+std::size_t direct_reduce_scatter_staging(DType dtype, std::int64_t own_elements, int size) {
+  const auto stretch = static_cast<std::int64_t>(stretch_bytes(size) / size_of(dtype));
+  const std::int64_t slots = std::min<std::int64_t>(2, ceil_div(own_elements, stretch));
+  const std::int64_t elements =
+      checked_mul(slots * std::min(own_elements, stretch), static_cast<std::int64_t>(size - 1));
+  return static_cast<std::size_t>(elements) * size_of(dtype);
+}
+
+std::size_t direct_all_reduce_staging(DType dtype, std::int64_t elements, int size, int rank) {
+  if (size == 1) return 0;
+  if (is_small(dtype, elements)) return at(size) * static_cast<std::size_t>(elements) * size_of(dtype);
+  return direct_reduce_scatter_staging(dtype, equal_pieces(elements, size)[at(rank)], size);
+}
+
+std::int64_t direct_all_reduce_sent(DType dtype, std::int64_t elements, int size, int rank) {
+  const std::int64_t peers = size - 1;
+  if (is_small(dtype, elements)) return checked_mul(peers, elements);
+  const std::int64_t own = equal_pieces(elements, size)[at(rank)];
+  return elements - own + checked_mul(peers, own);
+}
+
+std::unique_ptr<Communicator> make_direct_communicator(std::unique_ptr<Transport> transport, DirectOptions options) {
+  return std::make_unique<DirectCommunicator>(std::move(transport), std::move(options));
+}
+
+}  // namespace scaletrain

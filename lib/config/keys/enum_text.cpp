@@ -1,0 +1,86 @@
+#include <array>
+#include <utility>
+
+#include "base/error.h"
+#include "config/keys/key_codecs.h"
+#include "config/keys/keys.h"
+
+namespace scaletrain {
+
+namespace {
+template <class E, std::size_t N>
+using Names = std::array<std::pair<E, std::string_view>, N>;
+
+constexpr Names<DeviceKind, 3> kDevices = {
+    {{DeviceKind::automatic, "auto"}, {DeviceKind::cpu, "cpu"}, {DeviceKind::cuda, "cuda"}}};
+constexpr Names<NormKind, 2> kNorms = {{{NormKind::layernorm, "layernorm"}, {NormKind::rmsnorm, "rmsnorm"}}};
+constexpr Names<ActivationKind, 3> kActivations = {
+    {{ActivationKind::gelu, "gelu"}, {ActivationKind::gelu_tanh, "gelu_tanh"}, {ActivationKind::swiglu, "swiglu"}}};
+constexpr Names<PositionKind, 2> kPositions = {{{PositionKind::learned, "learned"}, {PositionKind::rope, "rope"}}};
+constexpr Names<InitKind, 3> kInits = {
+    {{InitKind::normal, "normal"}, {InitKind::xavier, "xavier"}, {InitKind::he, "he"}}};
+constexpr Names<TokenizerKind, 4> kTokenizers = {{{TokenizerKind::bytes, "bytes"},
+                                                  {TokenizerKind::ids, "ids"},
+                                                  {TokenizerKind::bpe, "bpe"},
+                                                  {TokenizerKind::sentencepiece, "sentencepiece"}}};
+constexpr Names<DocumentAttention, 2> kAttentions = {
+    {{DocumentAttention::across, "across"}, {DocumentAttention::within, "within"}}};
+constexpr Names<SourceKind, 4> kSources = {{{SourceKind::automatic, "auto"},
+                                            {SourceKind::text, "text"},
+                                            {SourceKind::jsonl, "jsonl"},
+                                            {SourceKind::tokens, "tokens"}}};
+constexpr Names<DataCheck, 2> kDataChecks = {{{DataCheck::changed, "changed"}, {DataCheck::all, "all"}}};
+constexpr Names<OptimizerKind, 2> kOptimizers = {{{OptimizerKind::adamw, "adamw"}, {OptimizerKind::sgd, "sgd"}}};
+constexpr Names<LrScheduleKind, 4> kLrSchedules = {{{LrScheduleKind::cosine, "cosine"},
+                                                    {LrScheduleKind::linear, "linear"},
+                                                    {LrScheduleKind::constant, "constant"},
+                                                    {LrScheduleKind::wsd, "wsd"}}};
+constexpr Names<RecomputeKind, 3> kRecomputes = {
+    {{RecomputeKind::none, "none"}, {RecomputeKind::selective, "selective"}, {RecomputeKind::full, "full"}}};
+constexpr Names<SpikeAction, 3> kSpikeActions = {
+    {{SpikeAction::warn, "warn"}, {SpikeAction::skip, "skip"}, {SpikeAction::rollback, "rollback"}}};
+constexpr Names<ScheduleKind, 4> kSchedules = {{{ScheduleKind::gpipe, "gpipe"},
+                                                {ScheduleKind::one_f_one_b, "1f1b"},
+                                                {ScheduleKind::interleaved, "interleaved"},
+                                                {ScheduleKind::zb_h1, "zb-h1"}}};
+constexpr Names<Precision, 4> kPrecisions = {
+    {{Precision::fp32, "fp32"}, {Precision::tf32, "tf32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}}};
+
+template <class E>
+std::string_view name_of(E value) {
+  for (const auto& entry : enum_names<E>()) {
+    if (entry.first == value) return entry.second;
+  }
+  SCALETRAIN_CHECK(false && "an enumerator without a name");
+  return {};
+}
+}  // namespace
+
+// One line per enum ties its names to both directions.
+#define SCALETRAIN_ENUM_TEXT(Type, names) \
+  template <>                             \
+  EnumNames<Type> enum_names() {          \
+    return names;                         \
+  }                                       \
+  std::string_view to_text(Type value) {  \
+    return name_of(value);                \
+  }
+
+SCALETRAIN_ENUM_TEXT(DeviceKind, kDevices)
+SCALETRAIN_ENUM_TEXT(NormKind, kNorms)
+SCALETRAIN_ENUM_TEXT(ActivationKind, kActivations)
+SCALETRAIN_ENUM_TEXT(PositionKind, kPositions)
+SCALETRAIN_ENUM_TEXT(InitKind, kInits)
+SCALETRAIN_ENUM_TEXT(TokenizerKind, kTokenizers)
+SCALETRAIN_ENUM_TEXT(DocumentAttention, kAttentions)
+SCALETRAIN_ENUM_TEXT(SourceKind, kSources)
+SCALETRAIN_ENUM_TEXT(DataCheck, kDataChecks)
+SCALETRAIN_ENUM_TEXT(OptimizerKind, kOptimizers)
+SCALETRAIN_ENUM_TEXT(LrScheduleKind, kLrSchedules)
+SCALETRAIN_ENUM_TEXT(RecomputeKind, kRecomputes)
+SCALETRAIN_ENUM_TEXT(SpikeAction, kSpikeActions)
+SCALETRAIN_ENUM_TEXT(ScheduleKind, kSchedules)
+SCALETRAIN_ENUM_TEXT(Precision, kPrecisions)
+#undef SCALETRAIN_ENUM_TEXT
+
+}  // namespace scaletrain

@@ -1,0 +1,505 @@
+// The key table: one row per key, in the order of the file. A row's helper names the kind of value; FIELD names the
+// member.
+#include "config/keys/keys.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "config/keys/key_codecs.h"
+#include "config/keys/key_table.h"
+#include "config/keys/number_text.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr auto freely = ResumeRule::freely;
+constexpr auto with_notice = ResumeRule::with_notice;
+constexpr auto never = ResumeRule::never;
+
+// Large enough for any model or cluster, small enough that products of two or three of them stay below 2^63.
+constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxWidth = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxFfn = std::int64_t{1} << 22;
+constexpr std::int64_t kMaxContext = std::int64_t{1} << 28;
+constexpr std::int64_t kMaxVocab = (std::int64_t{1} << 31) - 1;  // token ids are 32-bit integers
+constexpr std::int64_t kMaxBatch = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxDegree = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 62;
+
+struct Words {
+  std::string path;
+  std::string unit;
+  std::string meaning;
+  ResumeRule resume = freely;
+  std::string fallback = {};  // where the default is no constant
+};
+
+// A generic member accessor: const in, const out.
+#define FIELD(member) ([](auto& record) -> auto& { return record.member; })
+
+template <class Record, class Codec, class Field>
+Key<Record> row(Words words, Codec codec, Field field) {
+  Key<Record> key;
+  if (words.fallback.empty()) {
+    const Record fresh{};
+    words.fallback = codec.text(field(fresh));
+  }
+  key.info = {words.path, codec.type(), words.unit, words.fallback, words.meaning, words.resume};
+  key.read = [codec, field](const YamlNode& node, const std::string& path, Record& record, ReadContext& context) {
+    const std::string problem = codec.parse(node, field(record));
+    if (!problem.empty()) context.refuse(node.place, path, problem);
+  };
+  key.write = [codec, field](const Record& record) { return codec.text(field(record)); };
+  return key;
+}
+
+// Rows of the whole config.
+template <class Codec, class Field>
+Key<Config> top(Words words, Codec codec, Field field) {
+  return row<Config>(std::move(words), std::move(codec), std::move(field));
+}
+
+template <class Codec>
+OptionalCodec<Codec> optional(Codec codec, std::string_view word = {}) {
+  return {std::move(codec), word};
+}
+
+IntegerCodec at_least(std::int64_t least, std::int64_t most = kMaxCount) {
+  return {least, most};
+}
+NumberCodec positive(double most = 1e12) {
+  return {0.0, most, Bounds::open_below};
+}
+TextCodec path_text() {
+  return {TextRule::path};
+}
+
+// A list of records that have a table of their own.
+template <class Item, class Field>
+Key<Config> list_row(const Words& words, const std::string& type, const KeyTable<Item>& table, Field field) {
+  Key<Config> key;
+  key.info = {words.path, type, words.unit, words.fallback, words.meaning, words.resume};
+  key.read = [&table, field](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
+    if (node.kind == YamlNode::Kind::null) return;
+    if (node.kind != YamlNode::Kind::list)
+      return context.refuse(node.place, path,
+                            "expected a list, found " + describe(node) + list_hint(table, node, path));
+    auto& items = field(config);
+    items.clear();
+    for (std::size_t i = 0; i < node.items.size(); ++i) {
+      const std::string item_path = fmt::format("{}.{}", path, i);
+      context.given[item_path] = node.items[i].place;
+      read_record(table, node.items[i], item_path, items.emplace_back(), context);
+    }
+  };
+  key.write_items = [&table, field](const Config& config) {
+    std::vector<std::string> out;
+    for (const Item& item : field(config)) out.push_back(write_record(table, item));
+    return out;
+  };
+  key.write = [write_items = key.write_items](const Config& config) {
+    std::string out = "[";
+    for (const std::string& item : write_items(config)) out += (out.size() > 1 ? ", " : "") + item;
+    return out + "]";
+  };
+  return key;
+}
+
+// An optional section: null, or a mapping with a table of its own.
+template <class Item, class Field>
+Key<Config> section_row(const Words& words, const KeyTable<Item>& table, Field field) {
+  Key<Config> key;
+  key.info = {words.path, "mapping or null", words.unit, "null", words.meaning, words.resume};
+  key.read = [&table, field](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
+    field(config).reset();
+    if (node.kind == YamlNode::Kind::null) return;
+    Item item{};
+    read_record(table, node, path, item, context);
+    field(config) = std::move(item);
+  };
+  key.write = [&table, field](const Config& config) {
+    const auto& item = field(config);
+    return item ? write_record(table, *item) : std::string("null");
+  };
+  return key;
+}
+
+Key<Config> betas_row() {
+  Key<Config> key;
+  const auto write = [](const Config& config) {
+    const OptimizerConfig& optimizer = config.train.optimizer;
+    return fmt::format("[{}, {}]", number_text(optimizer.beta1), number_text(optimizer.beta2));
+  };
+  key.info = {"train.optimizer.betas",
+              "list of two numbers",
+              "",
+              write(Config()),
+              "Decay of the running means of the gradient and of its square (AdamW).",
+              with_notice};
+  key.read = [](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
+    if (node.kind != YamlNode::Kind::list || node.items.size() != 2)
+      return context.refuse(node.place, path, "expected a list of two numbers such as [0.9, 0.95]");
+    double betas[2] = {0, 0};
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::string problem = NumberCodec{0.0, 1.0, Bounds::open_above}.parse(node.items[i], betas[i]);
+      if (!problem.empty()) return context.refuse(node.items[i].place, path, problem);
+    }
+    config.train.optimizer.beta1 = betas[0];
+    config.train.optimizer.beta2 = betas[1];
+  };
+  key.write = write;
+  return key;
+}
+
+// Steps, or a time: two members of which at most one is set; 0 leaves both empty.
+Key<Config> checkpoint_every_row() {
+  Key<Config> key;
+  const auto write = [](const Config& config) {
+    const CheckpointConfig& checkpoint = config.checkpoint;
+    if (checkpoint.every_seconds) return DurationCodec().text(*checkpoint.every_seconds);
+    return std::to_string(checkpoint.every_steps.value_or(0));
+  };
+  key.info = {"checkpoint.every",
+              "integer or time",
+              "steps",
+              write(Config()),
+              "Save after so many steps, or after a time such as 30m; 0: only at the end.",
+              freely};
+  key.read = [](const YamlNode& node, const std::string& path, Config& config, ReadContext& context) {
+    std::int64_t steps = 0;
+    double seconds = 0;
+    CheckpointConfig& checkpoint = config.checkpoint;
+    const bool is_plain = node.kind == YamlNode::Kind::scalar && !node.is_quoted;
+    if (is_plain && parse_duration(node.text)) {
+      const std::string problem = DurationCodec().parse(node, seconds);
+      if (!problem.empty()) return context.refuse(node.place, path, problem);
+      checkpoint.every_seconds = seconds;
+      checkpoint.every_steps.reset();
+      return;
+    }
+    if (!is_plain || !parse_integer(node.text))
+      return context.refuse(node.place, path, "expected steps or a time such as 30m, found " + describe(node));
+    const std::string problem = at_least(0).parse(node, steps);
+    if (!problem.empty()) return context.refuse(node.place, path, problem);
+    checkpoint.every_seconds.reset();
+    checkpoint.every_steps.reset();
+    if (steps > 0) checkpoint.every_steps = steps;
+  };
+  key.write = write;
+  return key;
+}
+
+void add_run(KeyTable<Config>& table) {
+  table.push_back(top({"run.name", "", "Names the run's folder where run.directory does not: runs/NAME."},
+                      TextCodec{TextRule::plain_name}, FIELD(run.name)));
+  Key<Config> directory =
+      top({"run.directory", "", "Folder of the run, relative to the working directory.", freely, "runs/NAME"},
+          path_text(), FIELD(run.directory));
+  // Nothing stands for the default, so that a config made in code can be written and read too.
+  directory.write = [](const Config& config) {
+    return config.run.directory.empty() ? std::string("null") : path_text().text(config.run.directory);
+  };
+  directory.read = [read = directory.read](const YamlNode& node, const std::string& path, Config& config,
+                                           ReadContext& context) {
+    if (node.kind != YamlNode::Kind::null) read(node, path, config, context);
+  };
+  table.push_back(std::move(directory));
+  table.push_back(
+      top({"run.seed", "", "Seed of initial weights, data order and dropout.", never}, SeedCodec(), FIELD(run.seed)));
+  table.push_back(top({"run.device", "", "Where to compute; auto: the processors of this machine."},
+                      EnumCodec<DeviceKind>(), FIELD(run.device)));
+}
+
+void add_model(KeyTable<Config>& table) {
+  table.push_back(top({"model.preset", "", "A known model; any other key of this section overrides it."},
+                      optional(PresetCodec()), FIELD(model.preset)));
+  table.push_back(
+      top({"model.layers", "", "Transformer layers.", never}, at_least(1, kMaxLayers), FIELD(model.layers)));
+  table.push_back(top({"model.hidden", "", "Width of the residual stream; a multiple of heads.", never},
+                      at_least(1, kMaxWidth), FIELD(model.hidden)));
+  table.push_back(top({"model.heads", "", "Attention heads.", never}, at_least(1, kMaxWidth), FIELD(model.heads)));
+  table.push_back(
+      top({"model.kv_heads", "", "Key and value heads; fewer than heads: grouped-query attention.", never, "heads"},
+          at_least(1, kMaxWidth), FIELD(model.kv_heads)));
+  table.push_back(top({"model.ffn_hidden", "", "Width inside the feed-forward block.", never, "4 * hidden"},
+                      at_least(1, kMaxFfn), FIELD(model.ffn_hidden)));
+  table.push_back(top({"model.context", "tokens", "Tokens per training sample.", never}, at_least(1, kMaxContext),
+                      FIELD(model.context)));
+  table.push_back(
+      top({"model.vocab", "tokens", "Vocabulary; auto: the tokenizer's size with its special tokens.", never},
+          optional(at_least(1, kMaxVocab), "auto"), FIELD(model.vocab)));
+  table.push_back(top({"model.norm", "", "Kind of normalisation.", never}, EnumCodec<NormKind>(), FIELD(model.norm)));
+  table.push_back(top({"model.norm_epsilon", "", "Added to the variance inside the normalisation.", never},
+                      positive(1.0), FIELD(model.norm_epsilon)));
+  table.push_back(top({"model.activation", "", "Activation of the feed-forward block.", never},
+                      EnumCodec<ActivationKind>(), FIELD(model.activation)));
+  table.push_back(
+      top({"model.position", "", "How positions enter: a learned table, or rotation of queries and keys.", never},
+          EnumCodec<PositionKind>(), FIELD(model.position)));
+  table.push_back(top({"model.rope_theta", "", "Base of the rotation frequencies (position: rope).", never}, positive(),
+                      FIELD(model.rope_theta)));
+  table.push_back(top({"model.bias", "", "Whether linear layers and layernorms have biases.", never}, BoolCodec(),
+                      FIELD(model.bias)));
+  table.push_back(top({"model.tie_embeddings", "", "Whether the output head is the token embedding.", never},
+                      BoolCodec(), FIELD(model.tie_embeddings)));
+  table.push_back(top({"model.dropout", "", "Probability of dropping an activation in training.", never},
+                      NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(model.dropout)));
+  table.push_back(top({"model.init.type", "", "Distribution of the initial weights.", never}, EnumCodec<InitKind>(),
+                      FIELD(model.init.type)));
+  table.push_back(
+      top({"model.init.std", "",
+           "Standard deviation of initial weights (type: normal) and, whatever the type, of embeddings.", never},
+          positive(1e3), FIELD(model.init.std)));
+  table.push_back(top(
+      {"model.init.scale_residual", "",
+       "Whether projections back into the residual stream start smaller by sqrt(2 * layers) (type: normal).", never},
+      BoolCodec(), FIELD(model.init.scale_residual)));
+  table.push_back(top({"model.init.from", "", "A Hugging Face folder to start from; read at the first start only."},
+                      optional(path_text()), FIELD(model.init.from)));
+}
+
+void add_data(KeyTable<Config>& table) {
+  table.push_back(top({"data.tokenizer.type", "", "How text becomes tokens; ids: token files bring their own.", never},
+                      EnumCodec<TokenizerKind>(), FIELD(data.tokenizer.type)));
+  table.push_back(top({"data.tokenizer.path", "", "The tokenizer's file or folder (bpe, sentencepiece)."},
+                      optional(path_text()), FIELD(data.tokenizer.path)));
+  table.push_back(
+      top({"data.tokenizer.end_of_document", "", "The token that ends a document in token files (ids).", never},
+          optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
+  table.push_back(
+      top({"data.documents.attention", "", "Whether attention crosses the documents of a sample.", with_notice},
+          EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
+  table.push_back(top({"data.documents.loss_across", "",
+                       "Whether a document's first token is predicted from the document before it.", with_notice},
+                      BoolCodec(), FIELD(data.documents.loss_across)));
+  table.push_back(list_row({"data.train", "", "The mix: text, JSONL or token files.", with_notice, "required"},
+                           "list of sources", source_table(), FIELD(data.train)));
+  table.push_back(list_row({"data.validation", "", "Data sets to evaluate on.", freely, "[]"},
+                           "list of validation sets", validation_table(), FIELD(data.validation)));
+  table.push_back(top({"data.cache", "", "Folder for tokenised text; null: SCALETRAIN_CACHE or ~/.cache/scaletrain."},
+                      optional(path_text()), FIELD(data.cache)));
+  table.push_back(top({"data.verify", "", "What a start reads in full to verify it: files that have changed, or all."},
+                      EnumCodec<DataCheck>(), FIELD(data.verify)));
+}
+
+void add_train(KeyTable<Config>& table) {
+  table.push_back(
+      top({"train.steps", "steps", "Optimizer steps of the run; exactly one of steps and tokens.", with_notice},
+          optional(at_least(1)), FIELD(train.steps)));
+  table.push_back(top({"train.tokens", "tokens", "Training tokens of the run, in place of steps.", with_notice},
+                      optional(at_least(1)), FIELD(train.tokens)));
+  table.push_back(top({"train.global_batch", "samples",
+                       "Samples per optimizer step; sizes that do not divide are padded.", with_notice},
+                      at_least(1, kMaxBatch), FIELD(train.global_batch)));
+  table.push_back(top({"train.micro_batch", "samples", "Samples per replica and pipeline slot, at most."},
+                      at_least(1, kMaxBatch), FIELD(train.micro_batch)));
+  table.push_back(top({"train.optimizer.type", "", "The update rule.", never}, EnumCodec<OptimizerKind>(),
+                      FIELD(train.optimizer.type)));
+  table.push_back(top({"train.optimizer.learning_rate", "", "The highest learning rate, after warm-up.", with_notice},
+                      NumberCodec{0.0, 1e6}, FIELD(train.optimizer.learning_rate)));
+  table.push_back(betas_row());
+  table.push_back(
+      top({"train.optimizer.epsilon", "", "Added to the root of the squared gradient's mean (AdamW).", with_notice},
+          positive(1.0), FIELD(train.optimizer.epsilon)));
+  table.push_back(
+      top({"train.optimizer.weight_decay", "", "Decoupled decay of matrices; not of biases and norms.", with_notice},
+          NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
+  table.push_back(top({"train.lr_schedule.type", "", "Course of the learning rate after warm-up.", with_notice},
+                      EnumCodec<LrScheduleKind>(), FIELD(train.lr_schedule.type)));
+  table.push_back(top({"train.lr_schedule.warmup", "steps",
+                       "Steps of linear warm-up; auto: a twentieth of the run's steps, at most 2000.", with_notice},
+                      optional(at_least(0), "auto"), FIELD(train.lr_schedule.warmup)));
+  table.push_back(
+      top({"train.lr_schedule.min_ratio", "", "Part of the learning rate that is left at the last step.", with_notice},
+          NumberCodec{0.0, 1.0}, FIELD(train.lr_schedule.min_ratio)));
+  table.push_back(
+      top({"train.clip_norm", "", "Longest gradient; a longer one is scaled down. null: no clipping.", with_notice},
+          optional(positive()), FIELD(train.clip_norm)));
+  table.push_back(
+      top({"train.label_smoothing", "", "Part of the target spread over the whole vocabulary.", with_notice},
+          NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.label_smoothing)));
+  table.push_back(top({"train.recompute", "", "Which activations are computed again in the backward pass."},
+                      EnumCodec<RecomputeKind>(), FIELD(train.recompute)));
+  table.push_back(top({"train.nonfinite.skip", "steps", "Non-finite steps in a row to skip before stopping."},
+                      at_least(0), FIELD(train.nonfinite.skip)));
+  table.push_back(section_row({"train.spike", "", "What to do when the loss jumps; null: nothing.", with_notice},
+                              spike_table(), FIELD(train.spike)));
+}
+
+void add_parallel(KeyTable<Config>& table) {
+  table.push_back(top({"parallel.data", "ranks", "Data-parallel degree; auto: what the world leaves."},
+                      optional(at_least(1, kMaxDegree), "auto"), FIELD(parallel.data)));
+  table.push_back(
+      top({"parallel.tensor", "ranks",
+           "Tensor-parallel degree: divides model.heads, and divides model.kv_heads or is a multiple of it."},
+          at_least(1, kMaxDegree), FIELD(parallel.tensor)));
+  table.push_back(
+      top({"parallel.sequence", "", "Divide norms and residuals among a tensor group by tokens (tensor: 2 or more)."},
+          BoolCodec(), FIELD(parallel.sequence)));
+  table.push_back(top({"parallel.pipeline", "ranks", "Pipeline stages; times chunks, no more than model.layers."},
+                      at_least(1, kMaxDegree), FIELD(parallel.pipeline)));
+  table.push_back(top({"parallel.schedule", "", "Order of micro-batches on the pipeline."}, EnumCodec<ScheduleKind>(),
+                      FIELD(parallel.schedule)));
+  table.push_back(top({"parallel.chunks", "", "Model chunks per stage (schedule: interleaved, which needs 2 or more)."},
+                      at_least(1, kMaxLayers), FIELD(parallel.chunks)));
+  table.push_back(top({"parallel.stage_layers", "",
+                       "Layers of each stage's chunk, in order of the model; only the first and the last may have 0."},
+                      optional(IntegerListCodec{0, kMaxLayers}, "auto"), FIELD(parallel.stage_layers)));
+  table.push_back(top(
+      {"parallel.zero", "",
+       "ZeRO stage: 1 divides optimizer state among replicas, 2 gradients too, 3 weights too; 1 sends as much as 0."},
+      at_least(0, 3), FIELD(parallel.zero)));
+  table.push_back(top({"precision.compute", "", "Type of activations and of weights in products."},
+                      EnumCodec<Precision>(), FIELD(precision.compute)));
+  table.push_back(top({"precision.reduce", "", "Type in which gradients are summed over ranks."},
+                      EnumCodec<Precision>(), FIELD(precision.reduce)));
+  table.push_back(top({"precision.loss_scale", "", "Fixed factor on the loss; dynamic: found as it goes (fp16)."},
+                      optional(positive(), "dynamic"), FIELD(precision.loss_scale)));
+}
+
+void add_rest(KeyTable<Config>& table) {
+  table.push_back(top({"evaluate.every", "steps", "Steps between evaluations; 0: only at the end."}, at_least(0),
+                      FIELD(evaluate.every)));
+  table.push_back(
+      top({"evaluate.batches", "global batches", "How much of each validation set an evaluation reads; 0: all of it."},
+          at_least(0), FIELD(evaluate.batches)));
+  table.push_back(section_row({"early_stop", "", "Stop when a metric no longer improves; null: never."},
+                              early_stop_table(), FIELD(early_stop)));
+  table.push_back(checkpoint_every_row());
+  table.push_back(top({"checkpoint.keep", "checkpoints", "How many of the newest stay; the best and keep_every more."},
+                      at_least(2), FIELD(checkpoint.keep)));
+  table.push_back(
+      top({"checkpoint.best", "", "Save whenever an evaluation improves the early-stop metric, and keep the best."},
+          BoolCodec(), FIELD(checkpoint.best)));
+  table.push_back(top({"checkpoint.background", "", "Write while training goes on; false: training waits."},
+                      BoolCodec(), FIELD(checkpoint.background)));
+  table.push_back(top({"checkpoint.keep_every", "steps", "Save after so many steps too, and keep those for good."},
+                      optional(at_least(1)), FIELD(checkpoint.keep_every)));
+  table.push_back(top(
+      {"supervise.max_restarts", "",
+       "Restarts after failures before giving up; a later checkpoint forgives those before it. A node that an elastic "
+       "run loses is no failure."},
+      at_least(0), FIELD(supervise.max_restarts)));
+  table.push_back(top(
+      {"supervise.heartbeat", "s",
+       "Longest time one layer of one micro-batch may take (1s at least); a worker without counted progress is hung."},
+      DurationCodec(), FIELD(supervise.heartbeat)));
+  table.push_back(section_row({"supervise.elastic", "", "Go on with fewer replicas when ranks are lost; null: no."},
+                              elastic_table(), FIELD(supervise.elastic_min_data)));
+  table.push_back(
+      top({"launch.interface", "",
+           "Interface (or its numeric address) that this host's ranks listen on; auto: loopback if all are here, else "
+           "the one towards rank 0."},
+          optional(TextCodec{TextRule::plain_name}, "auto"), FIELD(launch.interface)));
+  table.push_back(top({"launch.port", "", "Port of the rendezvous; auto: any free one."},
+                      optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
+  table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host; divides their number."},
+                      optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
+  table.push_back(top({"log.every", "steps",
+                       "Steps between lines for people, off a terminal; auto: some at first, then one every 30 s. "
+                       "metrics.jsonl has every step."},
+                      optional(at_least(1), "auto"), FIELD(log.every)));
+  table.push_back(top({"log.tensorboard", "", "Write TensorBoard event files."}, BoolCodec(), FIELD(log.tensorboard)));
+}
+
+// What a source and a validation set have in common.
+template <class Record>
+void add_source_rows(KeyTable<Record>& table, ResumeRule rule) {
+  table.push_back(row<Record>({"type", "", "Kind of the files; auto: by their names and contents.", rule},
+                              EnumCodec<SourceKind>(), FIELD(type)));
+  table.push_back(
+      row<Record>({"field", "", "The key that holds the document (jsonl).", rule}, TextCodec(), FIELD(field)));
+  table.push_back(
+      row<Record>({"separator", "", "A line that ends a document (text); null: a file is one document.", rule},
+                  optional(TextCodec{TextRule::may_be_empty}), FIELD(separator)));
+}
+
+}  // namespace
+
+const KeyTable<SourceConfig>& source_table() {
+  static const KeyTable<SourceConfig> table = [] {
+    KeyTable<SourceConfig> out;
+    out.push_back(row<SourceConfig>({"path", "", "A file, or a folder of files.", with_notice, "required"}, path_text(),
+                                    FIELD(path)));
+    out.push_back(row<SourceConfig>({"weight", "", "Share of the mix; weights need not sum to 1.", with_notice},
+                                    positive(), FIELD(weight)));
+    out.push_back(
+        row<SourceConfig>({"epochs", "", "Most passes over this source; the mix goes on without it.", with_notice},
+                          optional(positive()), FIELD(epochs)));
+    add_source_rows(out, with_notice);
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<ValidationConfig>& validation_table() {
+  static const KeyTable<ValidationConfig> table = [] {
+    KeyTable<ValidationConfig> out;
+    out.push_back(
+        row<ValidationConfig>({"name", "", "Name of the set; its metric is validation/NAME/loss.", freely, "required"},
+                              TextCodec{TextRule::plain_name}, FIELD(name)));
+    out.push_back(row<ValidationConfig>({"path", "", "A file, or a folder of files.", freely, "required"}, path_text(),
+                                        FIELD(path)));
+    add_source_rows(out, freely);
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<EarlyStopConfig>& early_stop_table() {
+  static const KeyTable<EarlyStopConfig> table = [] {
+    KeyTable<EarlyStopConfig> out;
+    out.push_back(row<EarlyStopConfig>({"metric", "", "What to watch: validation/NAME/loss.", freely, "required"},
+                                       TextCodec(), FIELD(metric)));
+    out.push_back(row<EarlyStopConfig>({"patience", "evaluations", "Evaluations without improvement before stopping."},
+                                       at_least(1), FIELD(patience)));
+    out.push_back(row<EarlyStopConfig>({"min_delta", "", "Smallest change that counts as an improvement."},
+                                       NumberCodec{0.0, 1e12}, FIELD(min_delta)));
+    out.push_back(row<EarlyStopConfig>({"target", "", "Stop as soon as the metric is at or below it."},
+                                       optional(NumberCodec()), FIELD(target)));
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<SpikeConfig>& spike_table() {
+  static const KeyTable<SpikeConfig> table = [] {
+    KeyTable<SpikeConfig> out;
+    out.push_back(row<SpikeConfig>({"window", "steps", "Steps whose losses a jump is measured against.", with_notice},
+                                   at_least(8, 1 << 20), FIELD(window)));
+    out.push_back(
+        row<SpikeConfig>({"zscore", "", "Standard deviations above their mean that count as a jump.", with_notice},
+                         positive(), FIELD(zscore)));
+    out.push_back(
+        row<SpikeConfig>({"action", "", "What to do then.", with_notice}, EnumCodec<SpikeAction>(), FIELD(action)));
+    return out;
+  }();
+  return table;
+}
+
+const KeyTable<std::int64_t>& elastic_table() {
+  static const KeyTable<std::int64_t> table = {row<std::int64_t>(
+      {"min_data", "ranks", "Smallest data-parallel degree to go on with; at most parallel.data.", freely, "required"},
+      at_least(1, kMaxDegree), [](auto& value) -> auto& { return value; })};
+  return table;
+}
+
+const KeyTable<Config>& config_table() {
+  static const KeyTable<Config> table = [] {
+    KeyTable<Config> out;
+    add_run(out);
+    add_model(out);
+    add_data(out);
+    add_train(out);
+    add_parallel(out);
+    add_rest(out);
+    return out;
+  }();
+  return table;
+}
+
+#undef FIELD
+
+}  // namespace scaletrain

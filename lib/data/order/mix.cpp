@@ -1,0 +1,264 @@
+#include "data/order/mix.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <queue>
+#include <set>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+namespace {
+
+std::size_t as_index(std::int64_t index) {
+  return static_cast<std::size_t>(index);
+}
+
+// Shares nearer than this to quota / length count as that ratio: far above the rounding of the division by the sum, and
+// it takes 10^9 table lengths until the difference would amount to a sample.
+constexpr double kExactQuota = 1e-9;
+
+constexpr std::int64_t kNoCap = std::numeric_limits<std::int64_t>::max();
+
+// Quotas by largest remainder, each at least 1.
+std::vector<std::int64_t> rounded_quotas(const std::vector<double>& shares, std::int64_t length) {
+  std::vector<std::int64_t> quotas(shares.size());
+  std::vector<std::pair<double, std::size_t>> remainders;
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i] == 0.0) continue;
+    const double exact = shares[i] * static_cast<double>(length);
+    quotas[i] = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::floor(exact)));
+    remainders.emplace_back(exact - static_cast<double>(quotas[i]), i);
+    sum += quotas[i];
+  }
+  std::sort(remainders.begin(), remainders.end(), std::greater<>());
+  for (std::size_t k = 0; sum < length; k = (k + 1) % remainders.size(), ++sum) ++quotas[remainders[k].second];
+  while (sum > length) {
+    --*std::max_element(quotas.begin(), quotas.end());
+    --sum;
+  }
+  return quotas;
+}
+
+// Slots of a source among the first `length` of the endlessly repeated table.
+std::int64_t slots_within(const MixTable& table, std::size_t source, std::int64_t length) {
+  const auto& positions = table.positions[source];
+  const auto rest = static_cast<std::int32_t>(length % table.length());
+  return length / table.length() * static_cast<std::int64_t>(positions.size()) +
+         (std::lower_bound(positions.begin(), positions.end(), rest) - positions.begin());
+}
+
+// How many samples a stretch has, which ends behind the first slot that takes a source to its cap; kNoCap: endless.
+std::int64_t length_of_stretch(const MixTable& table, const std::vector<std::int64_t>& left) {
+  std::int64_t length = kNoCap;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const auto& positions = table.positions[i];
+    if (positions.empty() || left[i] == kNoCap) continue;
+    const std::int64_t last = left[i] - 1;  // its last occurrence in this stretch
+    const auto quota = static_cast<std::int64_t>(positions.size());
+    const auto whole = try_mul(last / quota, table.length());
+    const auto end = whole ? try_add(*whole, positions[as_index(last % quota)] + std::int64_t{1}) : std::nullopt;
+    if (end) length = std::min(length, *end);
+  }
+  return length;
+}
+
+// `taken` samples of a source whose epoch had `before` samples, where it has `now`: whole epochs stay whole.
+std::int64_t as_much_of_an_epoch(std::int64_t taken, std::int64_t before, std::int64_t now) {
+  if (before == now) return taken;
+  const double part = static_cast<double>(taken % before) / static_cast<double>(before);
+  const auto rest = static_cast<std::int64_t>(std::ceil(part * static_cast<double>(now)));
+  return checked_add(checked_mul(taken / before, now), std::min(rest, now));
+}
+
+std::int64_t least_free(const std::set<std::int64_t>& used) {
+  std::int64_t free = 0;
+  for (const std::int64_t number : used) {
+    if (number != free) break;
+    ++free;
+  }
+  return free;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> mix_quotas(const std::vector<double>& weights, const std::vector<std::string>& names) {
+  SCALETRAIN_CHECK_EQ(weights.size(), names.size());
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  SCALETRAIN_CHECK(sum > 0.0 && std::isfinite(sum));
+  std::vector<double> shares(weights.size());
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    shares[i] = weights[i] / sum;
+    if (weights[i] > 0.0 && shares[i] * 2.0 * static_cast<double>(kMaxMixTable) < 1.0) {
+      throw UserError(
+          fmt::format("{}: the weight {} is a share of {:.3g} of the mix; the smallest that can be honoured is {:.3g}. "
+                      "Raise it or leave "
+                      "the source out.",
+                      names[i], weights[i], shares[i], 0.5 / static_cast<double>(kMaxMixTable)));
+    }
+  }
+  const auto num_positive = std::count_if(shares.begin(), shares.end(), [](double s) { return s > 0.0; });
+  if (num_positive > kMaxMixTable) throw UserError(fmt::format("data.train: more than {} sources", kMaxMixTable));
+
+  std::vector<std::int64_t> best = rounded_quotas(shares, kMaxMixTable);
+  double best_error = 1.0;
+  std::vector<std::int64_t> quotas(shares.size());
+  for (std::int64_t length = num_positive; length <= kMaxMixTable; ++length) {
+    const auto scale = static_cast<double>(length);
+    double off = 0.0;  // the largest distance from a whole quota
+    std::int64_t total = 0;
+    bool usable = true;
+    for (std::size_t i = 0; i < shares.size() && usable; ++i) {
+      const double exact = shares[i] * scale;
+      quotas[i] = std::llround(exact);
+      total += quotas[i];
+      off = std::max(off, std::abs(exact - static_cast<double>(quotas[i])));
+      usable = off < best_error * scale && (quotas[i] > 0 || shares[i] == 0.0);
+    }
+    if (!usable || total != length) continue;
+    best = quotas;
+    best_error = off / scale;
+    if (off < kExactQuota) break;
+  }
+  return best;
+}
+
+MixTable make_mix_table(const std::vector<std::int64_t>& quotas) {
+  const std::int64_t length = std::accumulate(quotas.begin(), quotas.end(), std::int64_t{0});
+  SCALETRAIN_CHECK(length > 0 && length <= kMaxMixTable);
+  MixTable table;
+  table.positions.resize(quotas.size());
+  std::vector<std::vector<std::size_t>> released(
+      as_index(length));  // sources whose next occurrence may stand here at the earliest
+  for (std::size_t source = 0; source < quotas.size(); ++source) {
+    SCALETRAIN_CHECK(quotas[source] >= 0);
+    if (quotas[source] > 0) released[0].push_back(source);
+  }
+  using Candidate = std::pair<std::int64_t, std::size_t>;  // deadline, source
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates;
+  const auto enter = [&](std::size_t source) {
+    const auto occurrence = static_cast<std::int64_t>(table.positions[source].size());
+    candidates.emplace(ceil_div((occurrence + 1) * length, quotas[source]), source);
+  };
+  for (std::int64_t slot = 0; slot < length; ++slot) {
+    for (const std::size_t source : released[as_index(slot)]) enter(source);
+    SCALETRAIN_CHECK(!candidates.empty());
+    const auto [deadline, source] = candidates.top();
+    candidates.pop();
+    // Earliest deadline first meets all deadlines when the shares sum to one.
+    SCALETRAIN_CHECK_LT(slot, deadline);
+    auto& positions = table.positions[source];
+    table.slots.push_back(static_cast<std::int32_t>(source));
+    table.ranks.push_back(static_cast<std::int32_t>(positions.size()));
+    positions.push_back(static_cast<std::int32_t>(slot));
+    const auto next = static_cast<std::int64_t>(positions.size());
+    if (next == quotas[source]) continue;
+    const std::int64_t release = next * length / quotas[source];
+    if (release <= slot) {
+      enter(source);
+    } else {
+      released[as_index(release)].push_back(source);
+    }
+  }
+  return table;
+}
+
+MixTurns::MixTurns(const Mix& mix, const std::vector<std::string>& names) : first_sample_(mix.first_sample) {
+  SCALETRAIN_CHECK_EQ(names.size(), mix.sources.size());
+  std::int64_t first = mix.first_sample;
+  std::vector<std::int64_t> taken;
+  for (const MixSource& source : mix.sources) taken.push_back(source.taken);
+  for (;;) {
+    std::vector<double> weights(mix.sources.size(), 0.0);
+    std::vector<std::int64_t> left(mix.sources.size(), kNoCap);
+    for (std::size_t i = 0; i < mix.sources.size(); ++i) {
+      const MixSource& source = mix.sources[i];
+      if (source.cap) left[i] = *source.cap - taken[i];
+      if (left[i] > 0) weights[i] = source.weight;
+    }
+    if (std::all_of(weights.begin(), weights.end(), [](double w) { return w == 0.0; })) {
+      end_ = first;
+      taken_at_end_ = std::move(taken);
+      return;
+    }
+    stretches_.push_back({first, taken, make_mix_table(mix_quotas(weights, names))});
+    const MixTable& table = stretches_.back().table;
+    const std::int64_t length = length_of_stretch(table, left);
+    // Behind the last number that there is: as good as endless.
+    if (length == kNoCap || !try_add(first, length)) return;
+    for (std::size_t i = 0; i < taken.size(); ++i) taken[i] += slots_within(table, i, length);
+    first += length;
+  }
+}
+
+const MixTurns::Stretch& MixTurns::stretch_of(std::int64_t sample) const {
+  const auto next = std::upper_bound(stretches_.begin(), stretches_.end(), sample,
+                                     [](std::int64_t s, const Stretch& stretch) { return s < stretch.first; });
+  return *std::prev(next);
+}
+
+MixTurns::Turn MixTurns::turn(std::int64_t sample) const {
+  SCALETRAIN_CHECK(sample >= first_sample_ && !(end_ && sample >= *end_));
+  const Stretch& stretch = stretch_of(sample);
+  const MixTable& table = stretch.table;
+  const std::int64_t cycle = (sample - stretch.first) / table.length();
+  const std::size_t slot = as_index((sample - stretch.first) % table.length());
+  const std::size_t source = as_index(table.slots[slot]);
+  const std::int64_t index =
+      stretch.taken[source] + cycle * static_cast<std::int64_t>(table.positions[source].size()) + table.ranks[slot];
+  return {.source = static_cast<std::int64_t>(source), .index = index};
+}
+
+std::vector<std::int64_t> MixTurns::taken(std::int64_t sample) const {
+  SCALETRAIN_CHECK(sample >= first_sample_);
+  if (end_ && sample >= *end_) return taken_at_end_;
+  const Stretch& stretch = stretch_of(sample);
+  std::vector<std::int64_t> taken = stretch.taken;
+  for (std::size_t i = 0; i < taken.size(); ++i) taken[i] += slots_within(stretch.table, i, sample - stretch.first);
+  return taken;
+}
+
+Mix following_mix(const Mix& before, std::int64_t sample, const std::vector<MixSource>& data) {
+  std::vector<MixSource> known = before.sources;
+  const MixTurns turns(before, std::vector<std::string>(known.size(), "a source of the mix before"));
+  const std::vector<std::int64_t> taken = turns.taken(sample);
+  for (std::size_t i = 0; i < known.size(); ++i) known[i].taken = taken[i];
+  known.insert(known.end(), before.absent.begin(), before.absent.end());
+
+  Mix mix;
+  mix.first_sample = sample;
+  mix.sources = data;
+  std::vector<bool> is_new(data.size(), true);
+  std::set<std::int64_t> orders;  // in use
+  for (const MixSource& source : known) orders.insert(source.order);
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    MixSource& source = mix.sources[i];
+    const auto found = std::find_if(known.begin(), known.end(),
+                                    [&](const MixSource& other) { return other.identity == source.identity; });
+    if (found == known.end()) continue;
+    source.order = found->order;
+    source.taken = as_much_of_an_epoch(found->taken, found->samples_per_epoch, source.samples_per_epoch);
+    is_new[i] = false;
+    known.erase(found);
+  }
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    if (!is_new[i]) continue;
+    MixSource& source = mix.sources[i];
+    source.order = orders.contains(static_cast<std::int64_t>(i)) ? least_free(orders) : static_cast<std::int64_t>(i);
+    source.taken = 0;
+    orders.insert(source.order);
+  }
+  // What was never read is forgotten without loss.
+  std::erase_if(known, [](const MixSource& source) { return source.taken == 0; });
+  mix.absent = std::move(known);
+  return mix;
+}
+
+}  // namespace scaletrain

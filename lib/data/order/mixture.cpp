@@ -1,0 +1,82 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "data/order/sampler.h"
+
+namespace scaletrain {
+namespace {
+
+// Samples that a cap allows; nothing: no cap, or one that no run reaches.
+std::optional<std::int64_t> cap_of(const SourceShape& source, std::int64_t samples_per_epoch) {
+  if (!source.epochs) return std::nullopt;
+  const double samples = std::round(*source.epochs * static_cast<double>(samples_per_epoch));
+  if (!(samples < 0x1p62)) return std::nullopt;
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(samples));
+}
+
+void check_shape(const SourceShape& source) {
+  if (!(source.weight > 0.0) || !std::isfinite(source.weight))
+    throw UserError(fmt::format("{}: the weight {} is not a positive number", source.name, source.weight));
+  if (source.epochs && !(*source.epochs > 0.0))
+    throw UserError(fmt::format("{}: epochs: {} is not a positive number", source.name, *source.epochs));
+}
+
+}  // namespace
+
+Mixture::Mixture(std::vector<SourceShape> sources, std::int64_t context, std::uint64_t seed, std::int64_t block_tokens)
+    : sources_(std::move(sources)),
+      samples_per_block_(scaletrain::samples_per_block(context, block_tokens)),
+      seed_(seed) {
+  SCALETRAIN_CHECK(!sources_.empty());
+  Mix mix;
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    const SourceShape& source = sources_[i];
+    names_.push_back(source.name);
+    check_shape(source);
+    const auto order = static_cast<std::int64_t>(i);
+    const std::int64_t samples = make_order(i, order).samples_per_epoch();
+    if (samples == 0)
+      throw UserError(fmt::format("{}: the source holds no sample; it needs at least two tokens", source.name));
+    mix.sources.push_back({.identity = source.identity,
+                           .order = order,
+                           .samples_per_epoch = samples,
+                           .weight = source.weight,
+                           .cap = cap_of(source, samples),
+                           .taken = 0});
+  }
+  enter(std::move(mix));
+}
+
+SourceOrder Mixture::make_order(std::size_t source, std::int64_t order) const {
+  return {sources_[source], samples_per_block_, philox_key(seed_, fmt::format("data.train[{}]", order))};
+}
+
+void Mixture::enter(Mix mix) {
+  SCALETRAIN_CHECK_EQ(mix.sources.size(), sources_.size());
+  orders_.clear();
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    orders_.push_back(make_order(i, mix.sources[i].order));
+    SCALETRAIN_CHECK_EQ(orders_.back().samples_per_epoch(), mix.sources[i].samples_per_epoch);
+  }
+  turns_.emplace(mix, names_);
+  mix_ = std::move(mix);
+}
+
+SampleLocation Mixture::locate(std::int64_t sample) const {
+  if (const auto end = num_samples(); end && sample >= *end) {
+    throw UserError(
+        fmt::format("the training data is used up: the epochs of data.train end before sample {}. Lower train.steps or "
+                    "train.tokens, raise data.train[].epochs, or leave one source without a cap.",
+                    sample));
+  }
+  const MixTurns::Turn turn = turns_->turn(sample);
+  SampleLocation out = orders_[static_cast<std::size_t>(turn.source)].locate(turn.index);
+  out.source = turn.source;
+  return out;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,169 @@
+// Which tokens make up training sample number n: a pure function of (seed, description of the sources, context, n).
+//
+// A source is one or more parts (token streams with documents). Each part is cut into blocks (BlockTable). A full block
+// yields exactly `samples_per_block` samples, the last block of a part what is left. In every epoch of a source all its
+// blocks come in a new order, in each block its documents come in a new order, and so do the windows of each stretch of
+// kShuffledBlocks blocks: keyed permutations, so no order is ever stored. Stride = context; the last window of a block
+// is padded and masked.
+//
+// Sources are mixed by a repeating table: with weights quantised to quotas q of a table of length L <= 65536 (exactly,
+// where the weights are in such a ratio), occurrence j of a source is placed in the slots [floor(j L / q), ceil((j + 1)
+// L / q)), earliest deadline first (Baruah et al., "Proportionate progress", 1996), so that every prefix holds each
+// source within one sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of
+// the remaining ones.
+//
+// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches)). Const members may be called
+// concurrently.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "data/order/mix.h"
+#include "data/tokens/token_file.h"
+
+namespace scaletrain {
+
+// A permutation of 0 .. size - 1 chosen by a key: a Feistel network over the next power of two, walked until it lands
+// inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). O(1), no state.
+class KeyedPermutation {
+ public:
+  KeyedPermutation(PhiloxKey key, std::int64_t size);
+  std::int64_t size() const { return size_; }
+  std::int64_t forward(std::int64_t index) const;
+  std::int64_t inverse(std::int64_t index) const;
+
+ private:
+  std::uint64_t walk(std::uint64_t value, bool backward) const;
+
+  PhiloxKey key_;
+  std::int64_t size_;
+  int left_bits_ = 0;
+  int right_bits_ = 0;
+};
+
+// How one part is cut into blocks. Block b starts at starts[b] and reaches to starts[b + 1] (num_tokens at the end). It
+// ends at a document's end if there is one within the last window, else inside a document; then the first token of the
+// next block is also the last target of this one.
+struct BlockTable {
+  std::vector<std::int64_t> starts;
+  std::int64_t num_tokens = 0;
+  std::int64_t full_blocks = 0;   // blocks with samples_per_block samples; at most one block follows them
+  std::int64_t last_samples = 0;  // samples of that one; 0: there is none
+
+  std::int64_t end(std::int64_t block) const {
+    return static_cast<std::size_t>(block) + 1 < starts.size() ? starts[static_cast<std::size_t>(block) + 1]
+                                                               : num_tokens;
+  }
+};
+
+// Tokens of a block, about: large enough that a block is read with few seeks, small enough that its documents fit in
+// memory.
+inline constexpr std::int64_t kBlockTokens = std::int64_t{2} << 20;
+
+// Windows are drawn from this many blocks at a time: neighbouring samples come from unrelated places, while reads stay
+// within a stretch of some tens of millions of tokens. One alone would let a small corpus be read file by file.
+inline constexpr std::int64_t kShuffledBlocks = 16;
+
+// max(1, block_tokens / context).
+std::int64_t samples_per_block(std::int64_t context, std::int64_t block_tokens = kBlockTokens);
+
+// O(blocks * log documents). UserError if context < 2: a window then holds no pair of tokens of one document.
+BlockTable make_block_table(const DocumentIndex& index, std::int64_t context, std::int64_t block_tokens = kBlockTokens);
+
+// Whether a block ends inside a document. O(log documents).
+bool ends_within_document(const DocumentIndex& index, const BlockTable& table, std::int64_t block);
+
+// The targets that a window of a block has: `context`, fewer where the last window is padded. O(log documents).
+std::int64_t window_targets(const DocumentIndex& index, const BlockTable& table, std::int64_t context,
+                            std::int64_t block, std::int64_t window, std::int64_t block_tokens = kBlockTokens);
+
+// What the order of samples depends on, and nothing else.
+struct PartShape {
+  std::int64_t full_blocks = 0;
+  std::int64_t last_samples = 0;
+};
+
+struct SourceShape {
+  std::vector<PartShape> parts;
+  double weight = 1.0;
+  std::optional<double> epochs;  // cap; may be fractional
+  std::string name;              // for messages
+  std::uint64_t identity = 0;    // of what is read and its order
+};
+
+struct SampleLocation {
+  std::int64_t source = 0;
+  std::int64_t epoch = 0;
+  std::int64_t position = 0;  // within the source's epoch
+  std::int64_t part = 0;
+  std::int64_t block = 0;  // of the part
+  std::int64_t window =
+      0;  // of the block: the tokens [window * context, (window + 1) * context] of its permuted documents
+};
+
+// The order of one source's samples.
+class SourceOrder {
+ public:
+  SourceOrder(const SourceShape& shape, std::int64_t samples_per_block, PhiloxKey key);
+  ~SourceOrder();
+  SourceOrder(SourceOrder&&) noexcept;
+  SourceOrder& operator=(SourceOrder&&) noexcept;
+
+  std::int64_t samples_per_epoch() const { return samples_per_epoch_; }
+  // The `index`-th sample that is taken from this source, counted over all epochs; source is left 0.
+  SampleLocation locate(std::int64_t index) const;
+  // The key for the documents of a block in an epoch.
+  PhiloxKey document_key(std::int64_t epoch, std::int64_t part, std::int64_t block) const;
+
+ private:
+  // Where the short blocks stand in an epoch's order; kept for the epochs used last, because it costs O(parts) to find.
+  struct EpochOrder;
+  struct EpochCache;
+  std::shared_ptr<const EpochOrder> epoch_order(std::int64_t epoch) const;
+
+  std::int64_t samples_per_block_;
+  PhiloxKey key_;
+  std::vector<std::int64_t> first_block_;    // of each part, in the numbering of all blocks; one more at the end
+  std::vector<std::int64_t> short_samples_;  // of each part's last block if it is short, else 0
+  std::int64_t samples_per_epoch_ = 0;
+  std::unique_ptr<EpochCache> cache_;
+};
+
+class Mixture {
+ public:
+  // Of a run that begins. UserError if a weight is not a positive number or a source holds no sample.
+  Mixture(std::vector<SourceShape> sources, std::int64_t context, std::uint64_t seed,
+          std::int64_t block_tokens = kBlockTokens);
+
+  // From now on the samples are those of `mix`, whose sources are this mixture's. Not while others use it.
+  void enter(Mix mix);
+  const Mix& mix() const { return mix_; }
+
+  std::int64_t num_sources() const { return static_cast<std::int64_t>(orders_.size()); }
+  // The number behind the last sample that there is; nothing: endlessly many (some source has no cap).
+  std::optional<std::int64_t> num_samples() const { return turns_->end(); }
+  const SourceOrder& order(std::int64_t source) const { return orders_[static_cast<std::size_t>(source)]; }
+
+  // Before the mix's first sample is a bug; beyond num_samples() a UserError that says which keys give more.
+  SampleLocation locate(std::int64_t sample) const;
+  // How many samples the run has taken of each source when `sample` is the next.
+  std::vector<std::int64_t> counts(std::int64_t sample) const { return turns_->taken(sample); }
+
+ private:
+  SourceOrder make_order(std::size_t source, std::int64_t order) const;
+
+  std::vector<SourceShape> sources_;
+  std::vector<std::string> names_;
+  std::int64_t samples_per_block_;
+  std::uint64_t seed_;
+  std::vector<SourceOrder> orders_;
+  Mix mix_;
+  std::optional<MixTurns> turns_;
+};
+
+}  // namespace scaletrain

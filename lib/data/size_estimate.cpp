@@ -1,0 +1,78 @@
+#include "data/size_estimate.h"
+
+#include <exception>
+#include <filesystem>
+
+namespace scaletrain {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+enum class EstimatedKind { text, jsonl, tokens };
+
+struct FoundBytes {
+  std::uint64_t bytes = 0;
+  EstimatedKind kind = EstimatedKind::text;
+};
+
+EstimatedKind estimated_kind(const fs::path& file, SourceKind type) {
+  switch (type) {
+    case SourceKind::text:
+      return EstimatedKind::text;
+    case SourceKind::jsonl:
+      return EstimatedKind::jsonl;
+    case SourceKind::tokens:
+      return EstimatedKind::tokens;
+    case SourceKind::automatic:
+      break;
+  }
+  const fs::path extension = file.extension();
+  if (extension == ".bin") return EstimatedKind::tokens;
+  return extension == ".jsonl" || extension == ".ndjson" ? EstimatedKind::jsonl : EstimatedKind::text;
+}
+
+// The files of a folder itself, as a run reads them; an index beside tokens holds none.
+FoundBytes find_bytes(const SourceConfig& source) {
+  FoundBytes found;
+  const auto add = [&](const fs::path& file) {
+    std::error_code error;
+    const auto bytes = fs::file_size(file, error);
+    if (error || file.extension() == ".idx") return;
+    found.bytes += bytes;
+    found.kind = estimated_kind(file, source.type);
+  };
+  std::error_code error;
+  const fs::path path = source.path;
+  if (!fs::is_directory(path, error)) {
+    add(fs::exists(path, error) ? path : fs::path(source.path + ".bin"));
+    return found;
+  }
+  for (fs::directory_iterator entry(path, error); !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    std::error_code problem;
+    if (!entry->path().filename().string().starts_with(".") && entry->is_regular_file(problem)) add(entry->path());
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<SizeEstimate> estimate_tokens(const SourceConfig& source, const TokenizerConfig& tokenizer,
+                                            std::int64_t vocab) noexcept {
+  try {
+    const FoundBytes found = find_bytes(source);
+    if (found.bytes == 0) return std::nullopt;
+    if (found.kind == EstimatedKind::tokens) {
+      // What token files keep is the smallest type that holds the vocabulary.
+      constexpr std::int64_t most_of_16_bits = 1 << 16;
+      const std::uint64_t width = vocab <= most_of_16_bits ? 2 : 4;
+      return SizeEstimate{found.bytes / width, width == 2 ? "2 bytes a token" : "4 bytes a token"};
+    }
+    if (tokenizer.type != TokenizerKind::bytes) return std::nullopt;
+    return SizeEstimate{found.bytes, found.kind == EstimatedKind::jsonl ? "at most a byte a token" : "a byte a token"};
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace scaletrain

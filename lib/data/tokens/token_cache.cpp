@@ -1,0 +1,335 @@
+#include "data/tokens/token_cache.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/text.h"
+#include "data/tokens/cache_format.h"
+#include "data/tokens/text_reader.h"
+#include "data/tokens/token_formats.h"
+#include "data/tokens/token_type.h"
+
+namespace scaletrain {
+namespace {
+
+// Changes when the same text would be cut or tokenised otherwise by a newer program.
+constexpr std::uint64_t kTextRules = 1;
+
+constexpr std::string_view kTemporarySuffix = ".tmp";
+constexpr std::string_view kEndsSuffix = ".tmp.ends";
+
+void tell(const Reporter& report, const std::string& message) {
+  if (report) report(message);
+}
+
+// Everything that decides the content of the cache.
+std::uint64_t cache_key(const TextSource& source, const Tokenizer& tokenizer,
+                        const std::vector<FileContent>& contents) {
+  const bool has_jsonl = std::any_of(source.files.begin(), source.files.end(),
+                                     [](const TextFile& file) { return file.kind == TextKind::jsonl; });
+  std::vector<std::uint64_t> numbers = {kTextRules, tokenizer.hash(), has_jsonl ? hash_text(source.field) : 0,
+                                        source.separator ? 1u : 0u,
+                                        source.separator ? hash_text(*source.separator) : 0};
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    numbers.push_back(static_cast<std::uint64_t>(source.files[i].kind));
+    numbers.push_back(contents[i].hash);
+  }
+  return hash_bytes(std::as_bytes(std::span(numbers)));
+}
+
+// Tokenises documents as they come and puts the end-of-document token behind each. Documents without a byte are left
+// out.
+class TokenSink final : public DocumentSink {
+ public:
+  TokenSink(const Tokenizer& tokenizer, CacheWriter& writer) : tokenizer_(tokenizer), writer_(writer) {}
+
+  void text(std::string_view piece) override {
+    pending_ += piece;
+    if (pending_.size() < kEncodeBytes) return;
+    const std::size_t cut = tokenizer_.safe_cut(pending_);
+    if (cut == 0) return;
+    writer_.append(tokenizer_.encode(std::string_view(pending_).substr(0, cut)));
+    pending_.erase(0, cut);
+    started_ = true;
+  }
+
+  void end_document() override {
+    if (!pending_.empty() || started_) {
+      writer_.append(tokenizer_.encode(pending_));
+      if (const auto end = tokenizer_.end_of_document()) writer_.append(std::array{*end});
+      writer_.end_document();
+    }
+    pending_.clear();
+    started_ = false;
+  }
+
+ private:
+  static constexpr std::size_t kEncodeBytes = 1u << 20;
+
+  const Tokenizer& tokenizer_;
+  CacheWriter& writer_;
+  std::string pending_;
+  bool started_ = false;  // some of the document was written already
+};
+
+enum class LockResult { held, taken_by_other, unsupported };
+
+LockResult try_lock(const FileDescriptor& file) {
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return LockResult::held;
+  return errno == EWOULDBLOCK || errno == EINTR ? LockResult::taken_by_other : LockResult::unsupported;
+}
+
+// A file under a temporary name, locked while its builder lives and removed with the builder unless it was renamed.
+class TemporaryCache {
+ public:
+  TemporaryCache(const std::filesystem::path& folder, const std::string& stem, std::int64_t vocab) {
+    // A cleaner may see the file before it is locked and remove it; then another name is tried.
+    constexpr int attempts = 100;
+    for (int i = 0; i < attempts; ++i) {
+      path_ = folder / ("." + stem + "." + random_id() + std::string(kTemporarySuffix));
+      writer_ = std::make_unique<CacheWriter>(path_, vocab);
+      lock_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+      if (lock_) {
+        const LockResult result = try_lock(lock_);
+        struct stat status {};
+        const bool linked = ::fstat(lock_.get(), &status) == 0 && status.st_nlink > 0;
+        if (linked && result != LockResult::taken_by_other) return;
+      }
+      remove();
+    }
+    throw InputError(
+        fmt::format("{}: {} temporary files in a row vanished while they were built", folder.string(), attempts));
+  }
+  ~TemporaryCache() { remove(); }
+  TemporaryCache(const TemporaryCache&) = delete;
+  TemporaryCache& operator=(const TemporaryCache&) = delete;
+
+  CacheWriter& writer() { return *writer_; }
+  void rename_to(const std::filesystem::path& path) {
+    rename_durably(path_, path);
+    path_.clear();
+  }
+
+ private:
+  void remove() {
+    writer_.reset();
+    if (!path_.empty()) ::unlink(path_.c_str());
+    path_.clear();
+  }
+
+  std::filesystem::path path_;
+  std::unique_ptr<CacheWriter> writer_;
+  FileDescriptor lock_;
+};
+
+// Removes a temporary file that no living builder holds. The lock is kept until the names are gone: a builder that has
+// just made the file takes it afterwards and sees that it is linked no more.
+void remove_if_abandoned(const std::filesystem::path& temporary) {
+  const FileDescriptor file(::open(temporary.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!file || try_lock(file) != LockResult::held) return;
+  ::unlink(temporary.c_str());
+  ::unlink((temporary.string() + ".ends").c_str());
+}
+
+void remove_leftovers(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(".")) continue;
+    if (name.ends_with(kEndsSuffix)) {
+      // Goes with its token file; alone it is left over.
+      auto tokens = entry->path();
+      tokens.replace_extension();
+      std::error_code ignored;
+      if (!std::filesystem::exists(tokens, ignored) && !ignored) ::unlink(entry->path().c_str());
+    } else if (name.ends_with(kTemporarySuffix)) {
+      remove_if_abandoned(entry->path());
+    }
+  }
+}
+
+void build(const TextSource& source, const Tokenizer& tokenizer, const std::vector<FileContent>& contents,
+           std::uint64_t key, const std::filesystem::path& path) {
+  TemporaryCache temporary(path.parent_path(), path.stem().string(), tokenizer.vocab_size());
+  TokenSink sink(tokenizer, temporary.writer());
+  for (std::size_t i = 0; i < source.files.size(); ++i) {
+    Hasher hasher;
+    read_documents(source.files[i], source, sink, hasher);
+    if (hasher.digest() != contents[i].hash) {
+      throw InputError(source.files[i].path.string() +
+                       ": the file changed while it was read; start again when it is complete");
+    }
+  }
+  temporary.writer().finish(key, tokenizer.hash());
+  temporary.rename_to(path);
+}
+
+// The cache of one source in one folder.
+class CachePlace {
+ public:
+  explicit CachePlace(const CacheRequest& request)
+      : source_(request.source),
+        contents_(request.contents),
+        tokenizer_(request.tokenizer),
+        record_(request.record),
+        report_(request.report),
+        key_(cache_key(request.source, request.tokenizer, request.contents)) {}
+
+  // Nothing: there is none, or none that is whole.
+  std::unique_ptr<TokenFile> find_in(const std::filesystem::path& folder) const {
+    const std::filesystem::path path = path_in(folder);
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) return nullptr;
+    try {
+      auto file = open_verified(path);
+      if (file->identity() == (key_ ^ tokenizer_.hash())) return file;
+      tell(report_, fmt::format("{}: the cache belongs to other text; it is built again", path.string()));
+    } catch (const InputError& error) {
+      tell(report_, fmt::format("damaged cache, it is built again: {}", error.what()));
+    }
+    return nullptr;
+  }
+
+  std::unique_ptr<TokenFile> build_in(const std::filesystem::path& folder) const {
+    remove_leftovers(folder);
+    const std::filesystem::path path = path_in(folder);
+    std::uint64_t bytes = 0;
+    for (const FileContent& content : contents_) bytes += content.bytes;
+    tell(report_, fmt::format("tokenising {} ({} file{}) into {}", bytes_text(bytes), source_.files.size(),
+                              source_.files.size() == 1 ? "" : "s", path.string()));
+    build(source_, tokenizer_, contents_, key_, path);
+    return open_verified(path);
+  }
+
+  // An open file outlives its name.
+  std::unique_ptr<TokenFile> build_without_trace() const {
+    std::error_code ignored;
+    std::filesystem::path temporary = std::filesystem::temp_directory_path(ignored);
+    if (temporary.empty()) temporary = "/tmp";
+    std::string name = (temporary / "scaletrain-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw_file_error(name, "creating the folder for tokenised text", errno);
+    const FolderRemoval removal{name};
+    return build_in(name);
+  }
+
+ private:
+  struct FolderRemoval {
+    std::filesystem::path folder;
+    ~FolderRemoval() {
+      std::error_code ignored;
+      std::filesystem::remove_all(folder, ignored);
+    }
+  };
+
+  std::unique_ptr<TokenFile> open_verified(const std::filesystem::path& path) const {
+    auto file = open_cache_file(path);
+    record_.hash_of(ContentKind::cache, {&path, 1}, file->bytes_to_verify(), [&file] {
+      file->verify();
+      return file->identity();
+    });
+    return file;
+  }
+
+  std::filesystem::path path_in(const std::filesystem::path& folder) const {
+    return folder / (to_hex(key_) + ".tokens");
+  }
+
+  const TextSource& source_;
+  const std::vector<FileContent>& contents_;
+  const Tokenizer& tokenizer_;
+  ContentRecord& record_;
+  const Reporter& report_;
+  std::uint64_t key_;
+};
+
+}  // namespace
+
+std::vector<std::filesystem::path> cache_folders(const std::optional<std::string>& configured) {
+  std::vector<std::filesystem::path> folders;
+  if (configured) folders.emplace_back(*configured);
+  if (const char* folder = std::getenv("SCALETRAIN_CACHE"); folder != nullptr && *folder != '\0')
+    folders.emplace_back(folder);
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    folders.push_back(std::filesystem::path(home) / ".cache" / "scaletrain");
+  return folders;
+}
+
+std::filesystem::path cache_folder(const std::optional<std::string>& configured) {
+  std::vector<std::filesystem::path> folders = cache_folders(configured);
+  if (!folders.empty()) return std::move(folders.front());
+  throw UserError("data.cache: no folder for tokenised text: give this key, or set SCALETRAIN_CACHE or HOME");
+}
+
+FileContent sampled_content_of(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  return {path, file.size(), sampled_identity(file)};
+}
+
+std::vector<FileContent> contents_of(const TextSource& source, ContentRecord& record) {
+  std::vector<FileContent> contents;
+  for (const TextFile& file : source.files) {
+    const std::span<const std::filesystem::path> path(&file.path, 1);
+    const std::uint64_t bytes = stamp_of(file.path).bytes;
+    const std::uint64_t hash = record.hash_of(ContentKind::bytes, path, bytes, [path] { return hash_of_files(path); });
+    contents.push_back({file.path, bytes, hash});
+  }
+  return contents;
+}
+
+std::unique_ptr<TokenFile> open_verified_cache(const std::filesystem::path& path, std::uint64_t identity) {
+  try {
+    auto file = open_cache_file(path);
+    return file->identity() == identity ? std::move(file) : nullptr;
+  } catch (const InputError&) {
+    return nullptr;
+  }
+}
+
+std::unique_ptr<TokenFile> open_token_cache(const CacheRequest& request, const std::filesystem::path& folder) {
+  const CachePlace place(request);
+  if (auto found = place.find_in(folder)) return found;
+  try {
+    create_folders(folder);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format(
+        "{} (tokenised text is kept there; data.cache or SCALETRAIN_CACHE name another folder)", error.what()));
+  }
+  return place.build_in(folder);
+}
+
+std::unique_ptr<TokenFile> open_token_cache_anywhere(const CacheRequest& request,
+                                                     const std::vector<std::filesystem::path>& folders) {
+  const CachePlace place(request);
+  for (const auto& folder : folders)
+    if (auto found = place.find_in(folder)) return found;
+  for (const auto& folder : folders) {
+    try {
+      create_folders(folder);
+    } catch (const InputError& error) {
+      tell(request.report, fmt::format("tokenised text is not kept in {}: {}", folder.string(), error.what()));
+      continue;
+    }
+    try {
+      return place.build_in(folder);
+    } catch (const FileAccessError& error) {
+      // Text that cannot be read is refused by the last attempt too.
+      tell(request.report, fmt::format("tokenised text is not kept in {}: {}", folder.string(), error.what()));
+    }
+  }
+  return place.build_without_trace();
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,76 @@
+// Text and JSONL, tokenised once.
+//
+// The token file of a list of text files lies in the cache folder under a name that is a hash of everything that
+// decides its content: the files' bytes, their kinds, field, separator, and the tokenizer. It is built under a
+// temporary name, synced and renamed, so it is complete or absent; several builders may work at once, the last rename
+// wins with equal content. Its checksums are verified when it is opened, unless it is known to be the one that was
+// verified before (content_record.h); a damaged one is built again, and the reporter told. Temporary files whose
+// builder is dead (it holds a lock on them while it lives) are removed.
+//
+// Memory is bounded: files are read in pieces, a JSONL line may have 64 MiB. Text is taken as bytes, valid UTF-8 or
+// not. Errors in the input are InputErrors that begin with "file:line".
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/tokens/content_record.h"
+#include "data/tokens/token_file.h"
+#include "data/tokens/tokenizer.h"
+
+namespace scaletrain {
+
+enum class TextKind { text, jsonl };
+
+struct TextFile {
+  std::filesystem::path path;
+  TextKind kind = TextKind::text;
+};
+
+struct TextSource {
+  std::vector<TextFile> files;           // in this order
+  std::string field = "text";            // JSONL: the member that is the document
+  std::optional<std::string> separator;  // text: a line that ends a document
+};
+
+// data.cache, else SCALETRAIN_CACHE, else ~/.cache/scaletrain. UserError if there is no home either.
+std::filesystem::path cache_folder(const std::optional<std::string>& configured);
+// All of these that there are, in this order; maybe none.
+std::vector<std::filesystem::path> cache_folders(const std::optional<std::string>& configured);
+
+// What a file holds, by which two hosts compare theirs: of text a hash of all its bytes, of token files
+// TokenFile::identity().
+struct FileContent {
+  std::filesystem::path path;
+  std::uint64_t bytes = 0;
+  std::uint64_t hash = 0;
+};
+
+// By size and TokenFile::identity()'s checksum.
+FileContent sampled_content_of(const std::filesystem::path& path);
+// Reads all of the files that have changed since the record was made.
+std::vector<FileContent> contents_of(const TextSource& source, ContentRecord& record);
+
+// All of it outlives the call.
+struct CacheRequest {
+  const TextSource& source;
+  const std::vector<FileContent>& contents;  // contents_of(source)
+  const Tokenizer& tokenizer;
+  ContentRecord& record;
+  const Reporter& report;
+};
+
+// Opens the cache of the source, building it if need be.
+std::unique_ptr<TokenFile> open_token_cache(const CacheRequest& request, const std::filesystem::path& folder);
+// The same in the first of the folders that has it or, if none has, that it can be written to; the reporter hears of
+// those that it cannot. Where all of them fail: in a folder for temporary files, gone as soon as it is open.
+std::unique_ptr<TokenFile> open_token_cache_anywhere(const CacheRequest& request,
+                                                     const std::vector<std::filesystem::path>& folders);
+// What another process has just verified; by its header. Nothing if there is no such file, or another one.
+std::unique_ptr<TokenFile> open_verified_cache(const std::filesystem::path& path, std::uint64_t identity);
+
+}  // namespace scaletrain

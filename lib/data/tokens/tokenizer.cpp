@@ -1,0 +1,144 @@
+#include "data/tokens/tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/text.h"
+
+namespace scaletrain {
+namespace {
+
+bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\v' || c == '\f';
+}
+
+[[noreturn]] void refuse_id(std::int32_t id, std::int64_t vocab) {
+  throw InputError(fmt::format("token {} cannot be decoded: the tokenizer has the tokens 0 to {}", id, vocab - 1));
+}
+
+}  // namespace
+
+std::uint64_t Tokenizer::hash() const {
+  return hash_text(description());
+}
+
+std::vector<std::int32_t> ByteTokenizer::encode(std::string_view text) const {
+  std::vector<std::int32_t> tokens(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) tokens[i] = static_cast<unsigned char>(text[i]);
+  return tokens;
+}
+
+std::string ByteTokenizer::decode(std::span<const std::int32_t> tokens) const {
+  std::string text;
+  text.reserve(tokens.size());
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token > kEndOfDocument) refuse_id(token, vocab_size());
+    if (token != kEndOfDocument) text.push_back(static_cast<char>(token));
+  }
+  return text;
+}
+
+std::string ByteTokenizer::description() const {
+  return "bytes, 257 tokens, end of document 256";
+}
+
+IdsTokenizer::IdsTokenizer(std::int64_t vocab, std::optional<std::int32_t> end_of_document)
+    : vocab_(vocab), end_of_document_(end_of_document) {
+  SCALETRAIN_CHECK(vocab > 0);
+  SCALETRAIN_CHECK(!end_of_document || (*end_of_document >= 0 && *end_of_document < vocab));
+}
+
+std::vector<std::int32_t> IdsTokenizer::encode(std::string_view text) const {
+  std::vector<std::int32_t> tokens;
+  std::size_t i = 0;
+  while (i < text.size()) {
+    if (is_space(text[i])) {
+      ++i;
+      continue;
+    }
+    std::size_t end = i;
+    while (end < text.size() && !is_space(text[end])) ++end;
+    const std::string_view word = text.substr(i, end - i);
+    std::int32_t id = 0;
+    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (error != std::errc() || stop != word.data() + word.size() || id < 0 || id >= vocab_) {
+      throw UserError(fmt::format(
+          "{} at byte {} is no token id: the tokenizer is ids, so text is a list of ids from 0 to {} separated by "
+          "spaces (for a Hugging Face folder, --tokenizer bytes reads text as bytes)",
+          quoted(word), i, vocab_ - 1));
+    }
+    tokens.push_back(id);
+    i = end;
+  }
+  return tokens;
+}
+
+std::string IdsTokenizer::decode(std::span<const std::int32_t> tokens) const {
+  std::string text;
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= vocab_) refuse_id(token, vocab_);
+    if (!text.empty()) text.push_back(' ');
+    text += std::to_string(token);
+  }
+  return text;
+}
+
+std::size_t IdsTokenizer::safe_cut(std::string_view text) const {
+  for (std::size_t i = text.size(); i > 0; --i) {
+    if (is_space(text[i - 1])) return i;
+  }
+  return 0;
+}
+
+std::string IdsTokenizer::description() const {
+  return fmt::format("ids, {} tokens, end of document {}", vocab_,
+                     end_of_document_ ? std::to_string(*end_of_document_) : "none");
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab) {
+  if (config.end_of_document && config.type != TokenizerKind::ids) {
+    throw UserError("data.tokenizer.end_of_document: only the tokenizer type ids takes it; remove the key");
+  }
+  if (config.path && (config.type == TokenizerKind::bytes || config.type == TokenizerKind::ids)) {
+    throw UserError("data.tokenizer.path: the tokenizer types bytes and ids read no file; remove the key");
+  }
+  switch (config.type) {
+    case TokenizerKind::bytes: {
+      auto tokenizer = std::make_unique<ByteTokenizer>();
+      if (model_vocab && *model_vocab < tokenizer->vocab_size()) {
+        throw UserError(fmt::format("model.vocab: {} is too small; the tokenizer has {} tokens (use auto)",
+                                    *model_vocab, tokenizer->vocab_size()));
+      }
+      return tokenizer;
+    }
+    case TokenizerKind::ids: {
+      if (!model_vocab) {
+        throw UserError(
+            "model.vocab: auto needs a tokenizer that knows its size; with data.tokenizer.type: ids give the number of "
+            "different tokens in the files");
+      }
+      constexpr std::int64_t largest_vocab = INT32_MAX;
+      if (*model_vocab < 1 || *model_vocab > largest_vocab) {
+        throw UserError(fmt::format("model.vocab: {} is not between 1 and {}", *model_vocab, largest_vocab));
+      }
+      std::optional<std::int32_t> end;
+      if (config.end_of_document) {
+        if (*config.end_of_document < 0 || *config.end_of_document >= *model_vocab) {
+          throw UserError(fmt::format("data.tokenizer.end_of_document: {} is not a token; model.vocab is {}",
+                                      *config.end_of_document, *model_vocab));
+        }
+        end = static_cast<std::int32_t>(*config.end_of_document);
+      }
+      return std::make_unique<IdsTokenizer>(*model_vocab, end);
+    }
+    case TokenizerKind::bpe:
+    case TokenizerKind::sentencepiece:
+      break;
+  }
+  throw UserError("data.tokenizer.type: only bytes and ids are supported");
+}
+
+}  // namespace scaletrain

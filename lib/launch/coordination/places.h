@@ -1,0 +1,59 @@
+// How the ranks of a run are spread over nodes, each with an agent of its own: pure arithmetic.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace scaletrain {
+
+// Of a run on all its nodes.
+struct PlaceLayout {
+  std::int64_t ranks_per_node = 1;
+  std::int64_t replica = 1;  // ranks of one replica: tensor times pipeline degree
+  std::int64_t data = 1;     // replicas
+  std::int64_t world() const { return replica * data; }
+};
+
+// launch.ranks_per_node: auto is what the degrees leave for each node; with parallel.data: auto too, one replica per
+// node, if it has that many processors. UserError, with the remedy, where degrees and nodes do not fit.
+PlaceLayout lay_out_nodes(const ParallelConfig& parallel, const LaunchConfig& launch, std::int64_t nodes,
+                          std::int64_t processors);
+
+// The ranks of one place: `count` from `first` on.
+struct PlaceShare {
+  std::int64_t node = 0;
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  // All ranks of its host, ascending, and those of them that run on the same processors: its own and, where each place
+  // has one worker, those of other places. Empty: its own.
+  std::vector<std::int64_t> on_host{};
+  std::vector<std::int64_t> on_processors{};
+  bool operator==(const PlaceShare&) const = default;
+};
+
+struct Allotment {
+  std::int64_t data = 0;             // replicas
+  std::vector<PlaceShare> shares{};  // nodes without a rank are left out
+};
+
+// The most replicas, none beyond the layout's, that these nodes can carry, filled in their order; nothing if they are
+// fewer than min_data.
+std::optional<Allotment> allot_ranks(const PlaceLayout& layout, const std::vector<std::int64_t>& nodes,
+                                     std::int64_t min_data);
+
+// What a place's agent says of the machine that it is on: equal texts stand for the same host (kernel, name and network
+// namespace), and for the same processors of it.
+struct PlaceMachine {
+  std::string host{};
+  std::string processors{};
+};
+PlaceMachine own_machine();
+
+// Fills in on_host and on_processors; machines[i] is that of shares[i]'s place.
+void find_neighbours(std::vector<PlaceShare>& shares, const std::vector<PlaceMachine>& machines);
+
+}  // namespace scaletrain

@@ -1,0 +1,110 @@
+#include "launch/coordination/roster.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/text.h"
+
+namespace scaletrain {
+namespace {
+
+constexpr double first_patience = 60.0;      // seconds, with a node that was lost twice
+constexpr double longest_patience = 3600.0;  // and as long a presence makes good what was before
+
+double patience_with(int losses) {
+  if (losses <= 1) return 0.0;
+  return std::min(longest_patience, std::ldexp(first_patience, std::min(losses - 2, 10)));
+}
+
+}  // namespace
+
+void Roster::observe(double clock, const std::vector<AgentStatus>& statuses, bool is_running) {
+  clock_ = clock;
+  for (const AgentStatus& status : statuses) {
+    if (is_given_up(status)) continue;
+    auto [found, is_new] = known_.try_emplace(status.node);
+    Agent& node = found->second;
+    if (is_new || node.status.incarnation != status.incarnation) {
+      welcome(node, is_new, status, is_running);
+      continue;
+    }
+    // A connection that was given up may bring an older one.
+    if (status.beat < node.status.beat) continue;
+    if (node.status.beat != status.beat) node.changed_at = clock_;
+    node.status = status;
+  }
+  for (auto& [index, node] : known_) {
+    // The agent of node 0 is in the coordinator's own process.
+    if (index == 0 || !node.is_present() || clock_ - node.changed_at < run_out_) continue;
+    node.is_lost = true;
+    given_up_.emplace(index, node.status.incarnation);
+    log_.warn(fmt::format("{} {} is lost: nothing was heard of its agent for {}", kind_, index,
+                          duration_text(clock_ - node.changed_at)));
+  }
+}
+
+void Roster::welcome(Agent& node, bool is_new, const AgentStatus& status, bool is_running) {
+  int losses = 0;
+  if (!is_new) {
+    given_up_.emplace(status.node, node.status.incarnation);
+    // Before the run begins nobody pays for it.
+    if (is_running) losses = node.changed_at - node.came_at >= longest_patience ? 1 : node.losses + 1;
+  }
+  node = {.status = status, .came_at = clock_, .changed_at = clock_, .losses = losses};
+  if (!is_running) return;
+  if (status.left) {
+    log_.warn(fmt::format("{} {} cannot take part: {}", kind_, status.node, status.left->message));
+    return;
+  }
+  log_.info(fmt::format("the agent of {} {} is {}", kind_, status.node, is_new ? "there" : "back"));
+  if (const double patience = patience_with(losses); patience > 0)
+    log_.info(fmt::format("{} {} has come and gone {} times: the run makes use of it once it has stayed for {}", kind_,
+                          status.node, losses, duration_text(patience)));
+}
+
+void Roster::dismiss(std::int64_t node) {
+  Agent& known = known_.at(node);
+  known.is_lost = true;
+  given_up_.emplace(node, known.status.incarnation);
+}
+
+const Roster::Agent* Roster::find(std::int64_t node) const {
+  const auto found = known_.find(node);
+  return found == known_.end() ? nullptr : &found->second;
+}
+
+std::vector<std::int64_t> Roster::present() const {
+  std::vector<std::int64_t> indices;
+  for (const auto& [index, node] : known_)
+    if (node.is_present()) indices.push_back(index);
+  return indices;
+}
+
+std::vector<std::int64_t> Roster::steady() const {
+  std::vector<std::int64_t> indices;
+  for (const auto& [index, node] : known_)
+    if (node.is_present() && clock_ - node.came_at >= patience_with(node.losses)) indices.push_back(index);
+  return indices;
+}
+
+std::vector<std::int64_t> Roster::missing() const {
+  std::vector<std::int64_t> indices;
+  for (std::int64_t index = 0; index < nodes_; ++index)
+    if (const Agent* const node = find(index); node == nullptr || !node->is_present()) indices.push_back(index);
+  return indices;
+}
+
+bool Roster::is_interrupted() const {
+  return std::any_of(known_.begin(), known_.end(),
+                     [](const auto& entry) { return entry.second.is_present() && entry.second.status.is_interrupted; });
+}
+
+bool Roster::have_all_left() const {
+  return has_seen_all() && std::all_of(known_.begin(), known_.end(), [](const auto& entry) {
+           return entry.first == 0 || (!entry.second.is_lost && entry.second.status.left);
+         });
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,56 @@
+// What a rank writes into its log when it is taken for hung: the collective that it is in, what each of its threads
+// does in the kernel, and a stack trace of each.
+//
+// The agent asks with SIGQUIT. It is blocked in every thread and read by one, as the signals of signals.h are. To see
+// other threads' stacks, a thread has a handler run on each of them: the only place where a handler ever runs on a
+// compute thread, whose generated code may keep data below the stack pointer. It is done only when the process is ended
+// afterwards whatever is found, by the agent that is its parent; and the handler does not return, so that nothing is
+// computed from what it may have overwritten. A SIGQUIT from anybody else is answered without it.
+//
+// A thread that comes to its handler late (it was in the kernel) finds that the report has gone on, and writes nowhere.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "base/file.h"
+#include "base/guarded_thread.h"
+
+namespace scaletrain {
+
+// Blocks SIGQUIT in the calling thread and those it starts; before the first thread is started.
+void block_hang_signal();
+
+// What a process knows of what it is in.
+struct HangPlace {
+  std::string text{};                       // for people
+  std::optional<std::string> collective{};  // nothing: in none
+};
+
+class HangReport {
+ public:
+  struct Options {
+    std::filesystem::path file;        // appended to; created if it is not there
+    std::function<HangPlace()> place;  // called by another thread
+    // A line "dumped", with the collective, is sent here when all is written; negative: nowhere. Not owned.
+    int told = -1;
+  };
+  // InputError if the kernel refuses what it needs.
+  explicit HangReport(Options options);
+  ~HangReport();
+  HangReport(const HangReport&) = delete;
+  HangReport& operator=(const HangReport&) = delete;
+
+ private:
+  void watch();
+  void write_report(const std::string& reason, bool with_stacks);
+
+  Options options_;
+  FileDescriptor signals_;
+  FileDescriptor stop_;
+  GuardedThread thread_;
+};
+
+}  // namespace scaletrain

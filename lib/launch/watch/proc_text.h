@@ -1,0 +1,25 @@
+// Small files of /proc.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "base/file.h"
+
+namespace scaletrain {
+
+// The beginning, without the end of its last line; empty where it cannot be read. Waits for no lock.
+inline std::string proc_text(const std::string& path) {
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 1024> buffer{};
+  const ssize_t n = file ? ::read(file.get(), buffer.data(), buffer.size()) : 0;
+  std::string text(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,37 @@
+#include "launch/workers/communicators.h"
+
+#include <algorithm>
+#include <string>
+
+#include "comm/collective/direct_communicator.h"
+#include "comm/communicator.h"
+
+namespace scaletrain {
+
+bool has_queue(GroupKind kind) {
+  return kind != GroupKind::tensor && kind != GroupKind::replication;
+}
+
+CommunicatorFactory process_communicators(const ProcessCommunication& communication) {
+  return [communication](const GroupSpec& group) -> std::unique_ptr<Communicator> {
+    if (group.members.size() == 1) return make_single_communicator(std::string(to_text(group.kind)));
+    auto transport = communication.device.connect(communication.store, group.name, group.members, communication.self,
+                                                  communication.connect_seconds);
+    auto direct = make_direct_communicator(
+        std::move(transport), {.group_name = std::string(to_text(group.kind)),
+                               .ranks = group.members,
+                               .deadline = communication.deadline,
+                               .mode = has_queue(group.kind) ? DirectOptions::Mode::queue : DirectOptions::Mode::caller,
+                               .vouched = communication.vouched,
+                               .work = communication.work});
+    if (communication.status == nullptr) return direct;
+    return make_reporting_communicator(std::move(direct), group.members, *communication.status);
+  };
+}
+
+double collective_deadline(double heartbeat, std::int64_t longest_wait) {
+  constexpr std::int64_t fewest_beats = 10;
+  return heartbeat * static_cast<double>(std::max(fewest_beats, longest_wait));
+}
+
+}  // namespace scaletrain

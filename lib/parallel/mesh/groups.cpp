@@ -1,0 +1,121 @@
+#include "parallel/mesh/groups.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Each key/value head is held by degree/kv_heads neighbours; with as many heads as ranks, nobody shares one.
+std::vector<Rank> holders_of(const Mesh& mesh, Rank rank, std::int64_t kv_heads) {
+  const std::int64_t degree = mesh.degree(Axis::tensor);
+  SCALETRAIN_CHECK_LE(std::int64_t{1}, kv_heads);
+  if (kv_heads >= degree) return {};
+  const std::int64_t holders = div_exact(degree, kv_heads);
+  const std::vector<Rank> tensor = mesh.group(Axis::tensor, rank);
+  const auto first = tensor.begin() + mesh.position_of(rank).tensor / holders * holders;
+  return {first, first + holders};
+}
+
+std::vector<Rank> tied_of(const Mesh& mesh, Rank rank, bool tied) {
+  const std::int64_t last = mesh.degree(Axis::pipeline) - 1;
+  const std::int64_t stage = mesh.position_of(rank).pipeline;
+  if (!tied || last == 0 || (stage != 0 && stage != last)) return {};
+  const std::vector<Rank> pipeline = mesh.group(Axis::pipeline, rank);
+  return {pipeline.front(), pipeline.back()};
+}
+
+std::vector<Rank> members_of(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts) {
+  switch (kind) {
+    case GroupKind::tensor:
+      return mesh.group(Axis::tensor, rank);
+    case GroupKind::replication:
+      return holders_of(mesh, rank, facts.kv_heads);
+    case GroupKind::data:
+      return mesh.group(Axis::data, rank);
+    case GroupKind::pipeline:
+      return mesh.group(Axis::pipeline, rank);
+    case GroupKind::tied:
+      return tied_of(mesh, rank, facts.tied);
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+}  // namespace
+
+std::string_view to_text(GroupKind kind) {
+  switch (kind) {
+    case GroupKind::tensor:
+      return "tensor";
+    case GroupKind::replication:
+      return "replication";
+    case GroupKind::data:
+      return "data";
+    case GroupKind::pipeline:
+      return "pipeline";
+    case GroupKind::tied:
+      return "tied";
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+std::optional<GroupSpec> group_of(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts) {
+  std::vector<Rank> members = members_of(mesh, kind, rank, facts);
+  if (members.size() < 2) return std::nullopt;
+  // All orders above ascend, so the first is the lowest.
+  std::string name = std::string(to_text(kind)) + "." + std::to_string(members.front().value());
+  const auto self = std::find(members.begin(), members.end(), rank);
+  SCALETRAIN_CHECK(self != members.end());
+  const int index = narrow<int>(self - members.begin());
+  return GroupSpec{.kind = kind, .name = std::move(name), .members = std::move(members), .index = index};
+}
+
+Communicator* RankGroups::find(GroupKind kind) const {
+  switch (kind) {
+    case GroupKind::tensor:
+      return tensor.get();
+    case GroupKind::replication:
+      return replication.get();
+    case GroupKind::data:
+      return data.get();
+    case GroupKind::pipeline:
+      return pipeline.get();
+    case GroupKind::tied:
+      return tied.get();
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+void RankGroups::abort() const noexcept {
+  for (Communicator* group : {tensor.get(), replication.get(), data.get(), pipeline.get(), tied.get()})
+    if (group != nullptr) group->abort();
+}
+
+RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make) {
+  const auto make_one = [&](GroupKind kind) -> std::unique_ptr<Communicator> {
+    const auto spec = group_of(mesh, kind, rank, facts);
+    return spec ? make(*spec) : nullptr;
+  };
+  // One statement each: connecting may block until all members have come, so that the order must be the same
+  // everywhere.
+  RankGroups groups;
+  groups.tensor = make_one(GroupKind::tensor);
+  groups.replication = make_one(GroupKind::replication);
+  groups.data = make_one(GroupKind::data);
+  groups.pipeline = make_one(GroupKind::pipeline);
+  groups.tied = make_one(GroupKind::tied);
+  return groups;
+}
+
+void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
+  if (numbers.empty()) return;
+  const View all(numbers.data(), DType::f64, {narrow<std::int64_t>(numbers.size())});
+  for (Communicator* group : {groups.tensor.get(), groups.data.get(), groups.pipeline.get()}) {
+    if (group != nullptr) group->all_reduce(all, ReduceOp::sum).wait();
+  }
+}
+
+}  // namespace scaletrain

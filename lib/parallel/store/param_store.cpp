@@ -1,0 +1,300 @@
+#include "parallel/store/param_store.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "parallel/store/store_gradients.h"
+#include "parallel/store/store_memory.h"
+#include "parallel/store/store_weights.h"
+
+namespace scaletrain {
+
+namespace {
+
+// The ranges of one division of the rank's parameters, and where each parameter's is: at most one, as a shard is
+// contiguous.
+struct Held {
+  std::vector<ParamRange> ranges;
+  std::vector<int> of_parameter;  // index into ranges; -1: none
+
+  Held(const ParamTable& table, const ShardLayout& layout, bool sharded, bool trained_only) {
+    ranges = sharded ? layout.shard_ranges(layout.position().data) : layout.unsharded_ranges();
+    if (trained_only) {
+      std::erase_if(ranges, [&](const ParamRange& range) {
+        return layout.buffers()[static_cast<std::size_t>(range.buffer)].role != ParamRole::trained;
+      });
+    }
+    of_parameter.assign(table.parameters().size(), -1);
+    for (std::size_t index = 0; index < ranges.size(); ++index)
+      of_parameter[static_cast<std::size_t>(ranges[index].parameter)] = narrow<int>(index);
+    // A copy that shares its owner's place has its owner's values.
+    for (std::size_t index = 0; index < table.parameters().size(); ++index) {
+      const auto& owner = table.parameters()[index].tied_to;
+      if (!owner || of_parameter[index] >= 0 || layout.find(narrow<int>(index)) == nullptr) continue;
+      of_parameter[index] = of_parameter[static_cast<std::size_t>(table.index_of(*owner))];
+    }
+  }
+  Held() = default;
+};
+
+}  // namespace
+
+Weight UnitWeights::find(std::string_view local_name) const {
+  for (const Entry& entry : entries_) {
+    if (entry.name == local_name) return entry.weight;
+  }
+  return {};
+}
+
+View UnitGradients::find(std::string_view local_name) const {
+  for (const Entry& entry : entries_) {
+    if (entry.name == local_name) return entry.gradient;
+  }
+  return {};
+}
+
+struct ParamStore::Impl {
+  Impl(Backend& backend, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in);
+
+  void allocate_states(Backend& backend);
+  void collect_ranges();
+  const Held& held(StateKind kind) const;
+  // The memory of a kind over a buffer, and whether it is the shard's.
+  const Buffer& memory_of(StateKind kind, int buffer, std::size_t state) const;
+  bool is_shard(StateKind kind) const;
+  View unsharded(StateKind kind, std::string_view name, std::size_t state) const;
+
+  const ParamTable& table;
+  const ShardLayout& layout;
+  Options options;
+  StoreMemory memory;
+  std::vector<UnitPlace> units;
+  std::optional<StoreWeights> weights;
+  std::optional<StoreGradients> gradients;
+  std::vector<std::vector<Buffer>> states;  // [state][buffer]
+  std::vector<OptimizerRange> ranges;
+  Held masters;
+  Held updated;  // what the optimizer works on: gradients and states
+};
+
+ParamStore::Impl::Impl(Backend& backend, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in)
+    : table(table_in),
+      layout(layout_in),
+      options(std::move(options_in)),
+      memory(plan_store_memory(table, layout, options)),
+      masters(table, layout, memory.zero.shard_parameters, false) {
+  for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
+  const bool communicates = options.groups != nullptr && memory.data_degree > 1;
+  weights.emplace(backend, layout, memory, units, communicates ? options.groups->data.get() : nullptr);
+  gradients.emplace(backend, layout, memory, units, options.groups);
+  if (!memory.gradients) {
+    updated.of_parameter.assign(table.parameters().size(), -1);
+    return;
+  }
+  updated = Held(table, layout, memory.zero.shard_optimizer, true);
+  allocate_states(backend);
+  collect_ranges();
+}
+
+void ParamStore::Impl::allocate_states(Backend& backend) {
+  for (std::size_t state = 0; state < memory.num_states; ++state) {
+    std::vector<Buffer>& buffers = states.emplace_back(layout.buffers().size());
+    for (std::size_t index = 0; index < buffers.size(); ++index) {
+      const FlatBuffer& flat = layout.buffers()[index];
+      if (flat.role != ParamRole::trained) continue;
+      const std::int64_t elements = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
+      buffers[index] = backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[index]));
+    }
+  }
+}
+
+// Whole: one range per buffer. Sharded: this rank's shard of each bucket.
+void ParamStore::Impl::collect_ranges() {
+  if (!memory.zero.shard_optimizer) {
+    for (int index = 0; index < narrow<int>(layout.buffers().size()); ++index) {
+      const FlatBuffer& flat = layout.buffers()[static_cast<std::size_t>(index)];
+      if (flat.role != ParamRole::trained || flat.num_elements == 0) continue;
+      const Shape shape{flat.num_elements};
+      const DType dtype = memory.dtypes[static_cast<std::size_t>(index)];
+      OptimizerRange range;
+      range.buffer = index;
+      range.param = weights->masters(index).view(0, dtype, shape);
+      range.gradient = gradients->gradients(index).view(0, dtype, shape);
+      for (const auto& state : states)
+        range.states.push_back(state[static_cast<std::size_t>(index)].view(0, dtype, shape));
+      ranges.push_back(std::move(range));
+    }
+    return;
+  }
+  for (int index = 0; index < narrow<int>(memory.buckets.size()); ++index) {
+    const BucketPlace& place = memory.buckets[static_cast<std::size_t>(index)];
+    const Bucket& bucket = place.bucket;
+    if (!place.trained) continue;
+    OptimizerRange range;
+    range.buffer = bucket.buffer;
+    range.first = bucket.first + memory.data_rank * bucket.shard_elements;
+    range.param = weights->shard(index);
+    range.gradient = gradients->shard(index);
+    for (const auto& state : states)
+      range.states.push_back(state[static_cast<std::size_t>(bucket.buffer)].view(
+          static_cast<std::size_t>(bucket.shard_first) * size_of(place.dtype), place.dtype, {bucket.shard_elements}));
+    ranges.push_back(std::move(range));
+  }
+}
+
+const Held& ParamStore::Impl::held(StateKind kind) const {
+  return kind == StateKind::master ? masters : updated;
+}
+
+bool ParamStore::Impl::is_shard(StateKind kind) const {
+  switch (kind) {
+    case StateKind::master:
+      return memory.zero.shard_parameters;
+    case StateKind::gradient:
+      return memory.zero.shard_gradients;
+    case StateKind::optimizer:
+      return memory.zero.shard_optimizer;
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+const Buffer& ParamStore::Impl::memory_of(StateKind kind, int buffer, std::size_t state) const {
+  switch (kind) {
+    case StateKind::master:
+      return weights->masters(buffer);
+    case StateKind::gradient:
+      return gradients->gradients(buffer);
+    case StateKind::optimizer:
+      SCALETRAIN_CHECK_LT(state, states.size());
+      return states[state][static_cast<std::size_t>(buffer)];
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+View ParamStore::Impl::unsharded(StateKind kind, std::string_view name, std::size_t state) const {
+  const int index = table.index_of(name);
+  const ParamSpan* span = index < 0 ? nullptr : layout.find(index);
+  const bool is_unsharded =
+      kind == StateKind::master ? !memory.zero.shard_parameters : memory.gradients && !memory.zero.shard_optimizer;
+  if (span == nullptr || !is_unsharded) return {};
+  const Buffer& bytes = memory_of(kind, span->buffer, state);
+  if (bytes.data() == nullptr) return {};
+  const DType dtype = memory.dtypes[static_cast<std::size_t>(span->buffer)];
+  return bytes.view(static_cast<std::size_t>(span->offset) * size_of(dtype), dtype, shape_of(span->box));
+}
+
+ParamStore::ParamStore(Backend& backend, const ParamTable& table, const ShardLayout& layout, Options options)
+    : impl_(std::make_unique<Impl>(backend, table, layout, std::move(options))) {}
+
+ParamStore::~ParamStore() = default;
+ParamStore::ParamStore(ParamStore&&) noexcept = default;
+ParamStore& ParamStore::operator=(ParamStore&&) noexcept = default;
+
+void ParamStore::prefetch(Stream& stream, int unit) {
+  impl_->weights->prefetch(stream, unit);
+}
+
+const UnitWeights& ParamStore::acquire(Stream& stream, int unit) {
+  return impl_->weights->acquire(stream, unit);
+}
+
+void ParamStore::release(int unit) {
+  impl_->weights->release(unit);
+}
+
+const UnitGradients& ParamStore::acquire_gradients(Stream& stream, int unit) {
+  return impl_->gradients->acquire(stream, unit);
+}
+
+void ParamStore::release_gradients(Stream& stream, int unit, bool last) {
+  impl_->gradients->release(stream, unit, last);
+}
+
+void ParamStore::finish_gradients(Stream& stream, std::span<const int> units) {
+  impl_->gradients->finish(stream, units);
+}
+
+void ParamStore::reduce_tied(Stream& stream) {
+  impl_->gradients->reduce_tied(stream);
+}
+
+void ParamStore::zero_gradients(Stream& stream) {
+  impl_->gradients->zero(stream);
+}
+
+std::span<OptimizerRange> ParamStore::optimizer_ranges() {
+  impl_->weights->settle();  // gathers read what the optimizer is about to write
+  return impl_->ranges;
+}
+
+void ParamStore::updated(Stream& stream) {
+  impl_->weights->updated(stream);
+}
+
+void ParamStore::values_changed() {
+  impl_->weights->values_changed();
+}
+
+void ParamStore::settle(Stream& stream) {
+  impl_->gradients->settle(stream);
+  impl_->weights->settle();
+  stream.synchronize();
+}
+
+std::span<const ParamRange> ParamStore::held(StateKind kind) const {
+  return impl_->held(kind).ranges;
+}
+
+View ParamStore::values(StateKind kind, const ParamRange& range, std::size_t state) const {
+  const Held& held = impl_->held(kind);
+  SCALETRAIN_CHECK(range.parameter >= 0 && static_cast<std::size_t>(range.parameter) < held.of_parameter.size());
+  const int index = held.of_parameter[static_cast<std::size_t>(range.parameter)];
+  SCALETRAIN_CHECK_LE(0, index);
+  const ParamRange& all = held.ranges[static_cast<std::size_t>(index)];
+  SCALETRAIN_CHECK_LE(all.first, range.first);
+  SCALETRAIN_CHECK_LE(range.first + range.count, all.first + all.count);
+  const Buffer& bytes = impl_->memory_of(kind, all.buffer, state);
+  const std::int64_t first = (impl_->is_shard(kind) ? all.shard_offset : all.flat_offset) + (range.first - all.first);
+  const DType dtype = impl_->memory.dtypes[static_cast<std::size_t>(all.buffer)];
+  return bytes.view(static_cast<std::size_t>(first) * size_of(dtype), dtype, {range.count});
+}
+
+View ParamStore::master(std::string_view name) const {
+  return impl_->unsharded(StateKind::master, name, 0);
+}
+
+View ParamStore::gradient(std::string_view name) const {
+  return impl_->unsharded(StateKind::gradient, name, 0);
+}
+
+View ParamStore::state(std::string_view name, std::size_t state) const {
+  SCALETRAIN_CHECK_LT(state, impl_->options.state_names.size());
+  return impl_->unsharded(StateKind::optimizer, name, state);
+}
+
+const ParamTable& ParamStore::table() const {
+  return impl_->table;
+}
+const ShardLayout& ParamStore::layout() const {
+  return impl_->layout;
+}
+const ParamStore::Options& ParamStore::options() const {
+  return impl_->options;
+}
+
+std::uint64_t ParamStore::bytes() const {
+  std::uint64_t total = impl_->weights->bytes() + impl_->gradients->bytes();
+  for (const auto& state : impl_->states) {
+    for (const Buffer& buffer : state) total += buffer.size();
+  }
+  return total;
+}
+
+std::uint64_t ParamStore::packed_bytes() const {
+  return impl_->weights->packed_bytes();
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,169 @@
+// The parameters of one rank: master weights, gradients, optimizer states in flat buffers, and the handles layers see.
+// The only place that knows what ZeRO divides, and what is gathered, reduced and freed when.
+//
+// acquire(unit) and release(unit) bracket every use of weights, acquire_gradients(unit) and release_gradients(unit)
+// every use of gradient accumulators, at every ZeRO stage. Layers never see flat buffers: they get a UnitWeights with
+// one Weight per parameter of the unit, or one per fused group (a matrix over the group's parameters), in table order;
+// a parameter that shares its tied owner's place is found under its own name. Compute forms are cached per version and
+// dropped when the optimizer (or a gather) changes the values. Not thread-safe: one executor uses it, and all ranks of
+// a group make the same calls in the same order.
+//
+// What a policy means, with buckets as shard_layout.h has them:
+//
+// Parameters whole: a full buffer; after an update of shards each bucket is all-gathered, under way until the unit is
+// next acquired. Sharded: the shard only; acquire() waits for the bucket's gather into a staging buffer, which
+// prefetch() begins ahead; after release() the place is free for another unit.
+//
+// Gradients whole: a full buffer; a unit's last release of the step begins its sum over the replicas, by all-reduce or,
+// where the optimizer is sharded, by reduce-scatter. Sharded: layers accumulate into staging, and every release begins
+// a reduce-scatter whose result is added to the shard; a tied tensor that two units of this rank share accumulates all
+// step and is reduced once, when both have had their last release.
+//
+// Optimizer: whole, or the shard only.
+//
+// Sums over tensor ranks come before those over replicas: replicated parameters that each tensor rank saw only its
+// sequence shard of (`sequence`), and grouped parameters over their replication group. The tied tensor's sum over first
+// and last stage comes last.
+//
+// Reductions go by buckets: a unit's, or a tied tensor's. The bits do not depend on that, as
+// every element is summed by itself in the order of the ranks (direct_communicator.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "parallel/mesh/groups.h"
+#include "parallel/param_table.h"
+#include "parallel/shard_layout.h"
+
+namespace scaletrain {
+
+// Handles of one acquired unit. Valid until release.
+class UnitWeights {
+ public:
+  // The weight, or fused matrix, of this name: the parameter's name without the unit's prefix
+  // ("attention.query.weight"), or the fused group's name ("attention.qkv.weight"). Absent parameters (no bias) give an
+  // empty Weight.
+  Weight find(std::string_view local_name) const;
+
+ private:
+  friend class StoreWeights;
+  struct Entry {
+    std::string name;
+    Weight weight;
+  };
+  std::vector<Entry> entries_;
+};
+
+// Gradient accumulators of one unit, by the same names. Valid until release_gradients.
+class UnitGradients {
+ public:
+  View find(std::string_view local_name) const;
+
+ private:
+  friend class StoreGradients;
+  struct Entry {
+    std::string name;
+    View gradient;
+  };
+  std::vector<Entry> entries_;
+};
+
+// A stretch of a flat buffer with everything that lives over it, owned by this rank: what an optimizer updates.
+struct OptimizerRange {
+  int buffer = 0;
+  std::int64_t first = 0;  // in the flat buffer
+  View param;              // master weights
+  View gradient;
+  std::vector<View> states;  // in the order of the names given to the constructor
+};
+
+enum class StateKind { master, gradient, optimizer };
+
+class ParamStore {
+ public:
+  struct Options {
+    std::vector<std::string>
+        state_names{};  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference
+    bool gradients = true;
+    DType dtype = DType::f32;  // of masters, gradients and states; f64 with the f64 reference
+    ZeroPolicy zero{};
+    bool sequence = false;  // activations between tensor-parallel parts are sequence shards
+    // Must outlive the store. Null: a single rank, or one whose gradients nobody sums; what needs a transfer is a bug.
+    const RankGroups* groups = nullptr;
+  };
+
+  // The table and layout must outlive the store. Allocates from the backend; zero-filled.
+  ParamStore(Backend& backend, const ParamTable& table, const ShardLayout& layout, Options options);
+  ~ParamStore();
+  ParamStore(ParamStore&&) noexcept;
+  ParamStore& operator=(ParamStore&&) noexcept;
+
+  // Begins what acquire(unit) would wait for; nothing where the unit is there already, or where there is no place for
+  // it yet. May be left out. With sharded parameters there is place for two units at once: acquiring a third is a bug.
+  void prefetch(Stream& stream, int unit);
+  // Nesting is counted; acquiring while acquired is free.
+  const UnitWeights& acquire(Stream& stream, int unit);
+  void release(int unit);
+  // Accumulators to add to; nesting is counted. A bug after the unit's last release, until the next zero_gradients.
+  const UnitGradients& acquire_gradients(Stream& stream, int unit);
+  // last: no more is added to this unit's accumulators in this step.
+  void release_gradients(Stream& stream, int unit, bool last);
+  // Blocks until every reduction that was begun for these units is done, that of reduce_tied included. A unit of this
+  // rank whose last release never came (no micro-batch passed it) is reduced now, so that its peers do not wait.
+  void finish_gradients(Stream& stream, std::span<const int> units);
+  // Begins the sum of the tied tensor's gradient over the stages that hold it, as soon as its own reductions are done;
+  // nothing on other ranks. After the last releases, before finish_gradients, which waits for it.
+  void reduce_tied(Stream& stream);
+
+  // Before the first micro-batch of a step.
+  void zero_gradients(Stream& stream);
+  // Everything the optimizer of this rank updates. Gradients are complete after reduce_tied and finish_gradients of
+  // all.
+  std::span<OptimizerRange> optimizer_ranges();
+  // After the optimizer has updated its ranges: begins the gathers that the policy needs; cached compute forms are
+  // stale.
+  void updated(Stream& stream);
+  // After a load or initialisation of all that this rank holds (settle() before it, if anything was under way): cached
+  // compute forms and gathered weights are stale, nothing is gathered.
+  void values_changed();
+  // Blocks until nothing that was begun is under way: before a checkpoint, an inspection, the end.
+  void settle(Stream& stream);
+
+  // The ranges of parameters whose values this rank holds, of this kind: whole parameters, or its shard's parts.
+  std::span<const ParamRange> held(StateKind kind) const;
+  // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer.
+  View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
+  // A held parameter's whole local box; empty where the parameter is not held whole. For tests and single ranks.
+  View master(std::string_view name) const;
+  View gradient(std::string_view name) const;
+  View state(std::string_view name, std::size_t state) const;
+
+  const ParamTable& table() const;
+  const ShardLayout& layout() const;
+  const Options& options() const;
+  std::uint64_t bytes() const;         // flat buffers, shards and staging
+  std::uint64_t packed_bytes() const;  // cached compute forms now
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Bytes a store takes, by purpose: pure, for the memory plan. Equal to what ParamStore allocates.
+struct StoreBytes {
+  std::size_t masters = 0;
+  std::size_t gradients = 0;
+  std::size_t states = 0;
+  std::size_t gathered = 0;          // staging of gathered weights
+  std::size_t gradient_staging = 0;  // accumulators of sharded gradients, and copies for sums over tensor ranks
+  std::size_t total() const { return masters + gradients + states + gathered + gradient_staging; }
+};
+StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
+
+}  // namespace scaletrain

@@ -1,0 +1,331 @@
+#include "parallel/store/store_gradients.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, const StoreMemory& memory,
+                               std::span<const UnitPlace> units, const RankGroups* groups)
+    : backend_(backend),
+      memory_(memory),
+      groups_(groups),
+      data_(groups == nullptr || memory.data_degree == 1 ? nullptr : groups->data.get()),
+      gradients_(layout.buffers().size()),
+      buckets_(memory.buckets.size()) {
+  for (const UnitPlace& unit_place : units) units_[unit_place.unit].place = &unit_place;
+  if (!memory.gradients) return;
+  const bool sharded = memory.zero.shard_gradients;
+  for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
+    const FlatBuffer& flat = layout.buffers()[buffer];
+    if (flat.role != ParamRole::trained) continue;
+    const std::int64_t elements = sharded ? flat.shard_elements : flat.num_elements;
+    gradients_[buffer] = backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[buffer]));
+  }
+  if (memory.shared_gradients > 0) shared_ = backend.allocate(memory.shared_gradients);
+  if (memory.sum_staging > 0) sums_ = backend.allocate(memory.sum_staging);
+  if (sharded) {
+    staging_.resize(static_cast<std::size_t>(memory.num_staging));
+    for (Staging& staging : staging_) staging.memory = backend.allocate(memory.gradient_staging);
+  }
+  for (int index = 0; index < narrow<int>(buckets_.size()); ++index) {
+    const BucketPlace& at = place(index);
+    BucketState& bucket = buckets_[static_cast<std::size_t>(index)];
+    if (!at.trained || is_staged(index)) continue;
+    bucket.data =
+        sharded ? shared_.data() + at.gradient_offset
+                : gradients(at.bucket.buffer).data() + static_cast<std::size_t>(at.bucket.first) * size_of(at.dtype);
+  }
+  for (auto& [index, unit] : units_) {
+    for (const int bucket : unit.place->buckets) {
+      ++buckets_[static_cast<std::size_t>(bucket)].num_users;
+      unit.needs_staging = unit.needs_staging || (place(bucket).trained && is_staged(bucket));
+    }
+    for (const MatrixPlace& matrix : unit.place->matrices) {
+      if (matrix.trained) unit.handles.entries_.push_back({matrix.name, {}});
+    }
+    point_handles(unit);
+  }
+  for (BucketState& bucket : buckets_) bucket.num_open = bucket.num_users;
+}
+
+// Transfers under way write to the memory that ends here. What they report has nowhere to go.
+StoreGradients::~StoreGradients() {
+  for (Reduction& reduction : under_way_) {
+    try {
+      reduction.ticket.wait();
+    } catch (...) {  // NOLINT: a destructor reports nothing
+    }
+  }
+}
+
+StoreGradients::UnitState& StoreGradients::state(int unit) {
+  const auto found = units_.find(unit);
+  SCALETRAIN_CHECK(found != units_.end());
+  return found->second;
+}
+
+View StoreGradients::shard(int bucket) const {
+  const BucketPlace& at = place(bucket);
+  const std::int64_t first = memory_.zero.shard_gradients
+                                 ? at.bucket.shard_first
+                                 : at.bucket.first + memory_.data_rank * at.bucket.shard_elements;
+  return gradients(at.bucket.buffer)
+      .view(static_cast<std::size_t>(first) * size_of(at.dtype), at.dtype, {at.bucket.shard_elements});
+}
+
+// Matrices whose accumulators are not there now get an empty view.
+void StoreGradients::point_handles(UnitState& unit) {
+  std::size_t entry = 0;
+  for (const MatrixPlace& matrix : unit.place->matrices) {
+    if (!matrix.trained) continue;
+    View& view = unit.handles.entries_[entry++].gradient;
+    std::byte* data = matrix.bucket < 0 ? nothing_ : buckets_[static_cast<std::size_t>(matrix.bucket)].data;
+    view = data == nullptr ? View()
+                           : View(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
+                                  matrix.shape);
+  }
+}
+
+int StoreGradients::take_staging(Stream& stream) {
+  while (true) {
+    for (std::size_t index = 0; index < staging_.size(); ++index) {
+      if (staging_[index].in_use) continue;
+      staging_[index].in_use = true;
+      return narrow<int>(index);
+    }
+    const bool staging_comes_free = !under_way_.empty();
+    SCALETRAIN_CHECK(staging_comes_free && "more units acquired at once than there is staging for gradients");
+    complete_first(stream);
+  }
+}
+
+void StoreGradients::open(Stream& stream, UnitState& unit) {
+  unit.staging = take_staging(stream);
+  const Staging& staging = staging_[static_cast<std::size_t>(unit.staging)];
+  for (const int index : unit.place->buckets) {
+    const BucketPlace& at = place(index);
+    if (!at.trained || !is_staged(index)) continue;
+    std::byte* data = staging.memory.data() + at.gradient_offset;
+    buckets_[static_cast<std::size_t>(index)].data = data;
+    backend_.run(stream, Fill{.output = View(data, at.dtype, {at.bucket.count})});
+  }
+  point_handles(unit);
+}
+
+const UnitGradients& StoreGradients::acquire(Stream& stream, int index) {
+  SCALETRAIN_CHECK(memory_.gradients);
+  UnitState& unit = state(index);
+  SCALETRAIN_CHECK(!unit.closed && !unit.ends);
+  if (unit.acquired == 0 && unit.needs_staging) open(stream, unit);
+  ++unit.acquired;
+  return unit.handles;
+}
+
+void StoreGradients::release(Stream& stream, int index, bool last) {
+  UnitState& unit = state(index);
+  SCALETRAIN_CHECK_LT(0, unit.acquired);
+  unit.ends = unit.ends || last;
+  if (--unit.acquired > 0) return;
+  if (unit.needs_staging) {
+    sum_over_tensor_ranks(stream, *unit.place);
+    const int staging = unit.staging;
+    unit.staging = -1;
+    for (const int bucket : unit.place->buckets) {
+      if (!place(bucket).trained || !is_staged(bucket)) continue;
+      begin_reduction(stream, bucket, staging);
+      buckets_[static_cast<std::size_t>(bucket)].data = nullptr;
+    }
+    point_handles(unit);
+  }
+  if (unit.ends) close(stream, unit);
+}
+
+// Nothing more comes from this unit: buckets that wait for no other one are reduced.
+void StoreGradients::close(Stream& stream, UnitState& unit) {
+  SCALETRAIN_CHECK(!unit.closed);
+  unit.closed = true;
+  // Reductions over replicas start with the sums over tensor ranks; without replicas those can wait for finish().
+  if (!memory_.zero.shard_gradients && memory_.data_degree > 1) sum_over_tensor_ranks(stream, *unit.place);
+  for (const int bucket : unit.place->buckets) {
+    const bool is_last = --buckets_[static_cast<std::size_t>(bucket)].num_open == 0;
+    if (is_last && place(bucket).trained && !is_staged(bucket)) begin_reduction(stream, bucket, -1);
+  }
+}
+
+void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Communicator* group) {
+  if (sums.empty() || group == nullptr) return;
+  const auto stretch = [&](const SumPlace& at) {
+    const DType dtype = place(at.bucket).dtype;
+    std::byte* data = buckets_[static_cast<std::size_t>(at.bucket)].data;
+    SCALETRAIN_CHECK(data != nullptr);
+    return View(data + static_cast<std::size_t>(at.offset) * size_of(dtype), dtype, {at.count});
+  };
+  // One type per call: gradients of all buffers have the same.
+  const DType dtype = place(sums.front().bucket).dtype;
+  const auto each_coalesced = [&](const auto& visit) {
+    std::int64_t end = 0;
+    for (const SumPlace& at : sums) {
+      if (!at.coalesced()) continue;
+      SCALETRAIN_CHECK(place(at.bucket).dtype == dtype);
+      visit(stretch(at), sums_.view(static_cast<std::size_t>(end) * size_of(dtype), dtype, {at.count}));
+      end += at.count;
+    }
+    return end;
+  };
+  const std::int64_t count = each_coalesced(
+      [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = gradient, .output = copy}); });
+  stream.synchronize();  // transfers read at once
+  std::vector<Ticket> tickets;
+  if (count > 0) tickets.push_back(group->all_reduce(sums_.view(0, dtype, {count}), ReduceOp::sum));
+  for (const SumPlace& at : sums) {
+    if (!at.coalesced()) tickets.push_back(group->all_reduce(stretch(at), ReduceOp::sum));
+  }
+  for (Ticket& ticket : tickets) ticket.before(stream);
+  each_coalesced(
+      [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = copy, .output = gradient}); });
+}
+
+void StoreGradients::sum_over_tensor_ranks(Stream& stream, const UnitPlace& unit) {
+  if (groups_ == nullptr) return;
+  sum(stream, unit.tensor_sums, groups_->tensor.get());
+  sum(stream, unit.replication_sums, groups_->replication.get());
+}
+
+// Where there are no replicas: the sums of all units in one call.
+void StoreGradients::sum_over_tensor_ranks(Stream& stream, std::span<const int> units) {
+  UnitPlace together;
+  const auto append = [](std::vector<SumPlace>& to, const std::vector<SumPlace>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  for (const int index : units) {
+    UnitState& unit = state(index);
+    if (std::exchange(unit.summed, true)) continue;
+    append(together.tensor_sums, unit.place->tensor_sums);
+    append(together.replication_sums, unit.place->replication_sums);
+  }
+  sum_over_tensor_ranks(stream, together);
+}
+
+void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
+  const BucketPlace& at = place(bucket);
+  std::byte* data = buckets_[static_cast<std::size_t>(bucket)].data;
+  const View all(data, at.dtype, {at.bucket.count});
+  if (data_ == nullptr) {
+    SCALETRAIN_CHECK(!memory_.zero.shard_optimizer && "sharded gradients need the data group");
+    return;
+  }
+  stream.synchronize();  // the transfer reads at once
+  Reduction reduction;
+  reduction.bucket = bucket;
+  reduction.staging = staging;
+  reduction.data = data;
+  if (memory_.zero.shard_optimizer) {
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), at.bucket.shard_elements);
+    reduction.ticket = data_->reduce_scatter(
+        all, counts, all.rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements));
+  } else {
+    reduction.ticket = data_->all_reduce(all, ReduceOp::sum);
+  }
+  under_way_.push_back(std::move(reduction));
+  if (staging >= 0) ++staging_[static_cast<std::size_t>(staging)].num_reductions;
+}
+
+void StoreGradients::complete_first(Stream& stream) {
+  Reduction& reduction = under_way_.front();
+  reduction.ticket.wait();
+  const BucketPlace& at = place(reduction.bucket);
+  if (memory_.zero.shard_gradients && !reduction.over_stages) {
+    const View own = shard(reduction.bucket);
+    const View received = View(reduction.data, at.dtype, {at.bucket.count})
+                              .rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements);
+    backend_.run(stream, Add{.a = own, .b = received, .output = own});
+  }
+  if (reduction.staging >= 0) {
+    Staging& staging = staging_[static_cast<std::size_t>(reduction.staging)];
+    if (--staging.num_reductions == 0) staging.in_use = false;
+  }
+  under_way_.pop_front();
+}
+
+void StoreGradients::finish(Stream& stream, std::span<const int> units) {
+  std::vector<char> is_finished(buckets_.size(), 0);
+  for (const int index : units) {
+    UnitState& unit = state(index);
+    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+    if (memory_.gradients && !unit.closed) close(stream, unit);
+    for (const int bucket : unit.place->buckets) is_finished[static_cast<std::size_t>(bucket)] = 1;
+  }
+  if (memory_.gradients && memory_.data_degree == 1) sum_over_tensor_ranks(stream, units);
+  const auto is_awaited = [&](const Reduction& reduction) {
+    return is_finished[static_cast<std::size_t>(reduction.bucket)] != 0;
+  };
+  while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
+  stream.synchronize();
+}
+
+void StoreGradients::reduce_tied(Stream& stream) {
+  if (groups_ == nullptr || groups_->tied == nullptr || !memory_.gradients) return;
+  for (auto& [index, unit] : units_) {
+    const std::vector<int>& used = unit.place->buckets;
+    const bool holds_tied = std::any_of(used.begin(), used.end(), [&](int bucket) { return is_tied(bucket); });
+    if (!holds_tied || unit.closed) continue;
+    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+    close(stream, unit);
+  }
+  const auto is_awaited = [&](const Reduction& reduction) { return is_tied(reduction.bucket); };
+  while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
+  stream.synchronize();  // the transfer reads at once
+  for (int bucket = 0; bucket < narrow<int>(buckets_.size()); ++bucket) {
+    const BucketPlace& at = place(bucket);
+    if (!is_tied(bucket)) continue;
+    // A staged one is reduced at every release.
+    SCALETRAIN_CHECK(is_staged(bucket) || buckets_[static_cast<std::size_t>(bucket)].num_open == 0);
+    const View unsharded(buckets_[static_cast<std::size_t>(bucket)].data, at.dtype, {at.bucket.count});
+    Reduction reduction;
+    reduction.bucket = bucket;
+    reduction.over_stages = true;
+    reduction.ticket =
+        groups_->tied->all_reduce(memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
+    under_way_.push_back(std::move(reduction));
+  }
+}
+
+void StoreGradients::zero(Stream& stream) {
+  settle(stream);
+  for (auto& [index, unit] : units_) {
+    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+    unit.ends = false;
+    unit.closed = false;
+    unit.summed = false;
+  }
+  for (BucketState& bucket : buckets_) bucket.num_open = bucket.num_users;
+  for (std::size_t buffer = 0; buffer < gradients_.size(); ++buffer) {
+    const DType dtype = memory_.dtypes[buffer];
+    if (gradients_[buffer].size() == 0) continue;
+    const auto count = narrow<std::int64_t>(gradients_[buffer].size() / size_of(dtype));
+    backend_.run(stream, Fill{.output = gradients_[buffer].view(0, dtype, {count})});
+  }
+  for (int index = 0; index < narrow<int>(buckets_.size()); ++index) {
+    const BucketPlace& at = place(index);
+    const BucketState& bucket = buckets_[static_cast<std::size_t>(index)];
+    if (memory_.zero.shard_gradients && at.shared && bucket.data != nullptr)
+      backend_.run(stream, Fill{.output = View(bucket.data, at.dtype, {at.bucket.count})});
+  }
+}
+
+void StoreGradients::settle(Stream& stream) {
+  while (!under_way_.empty()) complete_first(stream);
+}
+
+std::uint64_t StoreGradients::bytes() const {
+  std::uint64_t total = shared_.size() + sums_.size();
+  for (const Buffer& buffer : gradients_) total += buffer.size();
+  for (const Staging& staging : staging_) total += staging.memory.size();
+  return total;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,224 @@
+#include "parallel/store/store_memory.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Staging that a rank needs to gather one unit while it computes another.
+constexpr int staging_per_rank = 2;
+
+// Above this a reduction is bound by its volume and a copy costs more than another call.
+constexpr std::int64_t largest_coalesced = 1 << 16;
+
+// The name that layers use: without the unit's prefix.
+std::string local_name(std::string_view name, std::string_view unit) {
+  const bool is_prefixed = name.size() > unit.size() && name.starts_with(unit) && name[unit.size()] == '.';
+  return std::string(is_prefixed ? name.substr(unit.size() + 1) : name);
+}
+
+Shape stacked(const Shape& above, const Shape& below) {
+  SCALETRAIN_CHECK_EQ(above.num_dims(), below.num_dims());
+  Shape out{above[0] + below[0]};
+  for (int dim = 1; dim < below.num_dims(); ++dim) {
+    SCALETRAIN_CHECK_EQ(above[dim], below[dim]);
+    out.append(below[dim]);
+  }
+  return out;
+}
+
+ZeroPolicy effective_policy(const ZeroPolicy& asked, std::int64_t data_degree) {
+  // Each stage of ZeRO needs the one below it: gradients that are whole can be updated in parts, not the reverse.
+  SCALETRAIN_CHECK(!asked.shard_gradients || asked.shard_optimizer);
+  SCALETRAIN_CHECK(!asked.shard_parameters || asked.shard_gradients);
+  return data_degree == 1 ? ZeroPolicy{} : asked;
+}
+
+bool is_shared(const ShardLayout& layout, int bucket) {
+  const int owner = layout.buckets()[static_cast<std::size_t>(bucket)].unit;
+  return std::any_of(layout.units().begin(), layout.units().end(), [&](int unit) {
+    const std::vector<int> used = layout.buckets_used_by(unit);
+    return unit != owner && std::find(used.begin(), used.end(), bucket) != used.end();
+  });
+}
+
+// Parameters of a unit whose gradient is summed over a tensor group, as stretches: parameters that follow each other in
+// table and memory are one. Whether they do is the same on all tensor ranks: it depends on their own sizes only.
+std::vector<SumPlace> sums_of(const ParamTable& table, const ShardLayout& layout, int unit, GroupKind kind,
+                              bool sequence) {
+  const std::int64_t degree = layout.mesh().degree(Axis::tensor);
+  std::vector<SumPlace> sums;
+  int index = table.units()[static_cast<std::size_t>(unit)].first_parameter - 1;
+  int last_index = -2;
+  for (const Parameter& parameter : table.parameters_of(unit)) {
+    ++index;
+    if (parameter.role != ParamRole::trained) continue;
+    const bool is_replicated = parameter.split.kind == Split::Kind::replicated;
+    const bool is_summed = kind == GroupKind::tensor
+                               ? is_replicated && parameter.sequence_partial && sequence
+                               : !is_replicated && ParamTable::replication_degree(parameter, degree) > 1;
+    const ParamSpan* span = layout.find(index);
+    if (!is_summed || span->count == 0) continue;
+    const int bucket = layout.bucket_at(span->buffer, span->offset);
+    const Bucket& place = layout.buckets()[static_cast<std::size_t>(bucket)];
+    SCALETRAIN_CHECK(!place.tied);
+    const std::int64_t offset = span->offset - place.first;
+    if (last_index == index - 1 && sums.back().bucket == bucket && sums.back().offset + sums.back().count == offset) {
+      sums.back().count += span->count;
+    } else {
+      sums.push_back({.bucket = bucket, .offset = offset, .count = span->count});
+    }
+    last_index = index;
+  }
+  return sums;
+}
+
+std::vector<SumPlace> sums_of(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options,
+                              int unit, GroupKind kind) {
+  if (!options.gradients || layout.mesh().degree(Axis::tensor) == 1) return {};
+  return sums_of(table, layout, unit, kind, options.sequence);
+}
+
+std::size_t coalesced_bytes(const std::vector<SumPlace>& sums, const StoreMemory& memory) {
+  std::size_t bytes = 0;
+  for (const SumPlace& sum : sums) {
+    if (sum.coalesced())
+      bytes +=
+          static_cast<std::size_t>(sum.count) * size_of(memory.buckets[static_cast<std::size_t>(sum.bucket)].dtype);
+  }
+  return bytes;
+}
+
+// Lays out the staging of one unit's own buckets, and that of the shared ones.
+void place_staging(StoreMemory& memory, const ShardLayout& layout) {
+  std::size_t widest_unit = 0;
+  std::size_t widest_gradients = 0;
+  for (const int unit : layout.units()) {
+    std::size_t weights = 0;
+    std::size_t gradients = 0;
+    for (BucketPlace& place : memory.buckets) {
+      if (place.bucket.unit != unit) continue;
+      std::size_t& weight_end = place.shared ? memory.shared_weights : weights;
+      std::size_t& gradient_end = place.shared ? memory.shared_gradients : gradients;
+      place.weight_offset = weight_end;
+      place.gradient_offset = gradient_end;
+      weight_end += align_up(place.bytes());
+      if (place.trained) gradient_end += align_up(place.bytes());
+    }
+    widest_unit = std::max(widest_unit, weights);
+    widest_gradients = std::max(widest_gradients, gradients);
+  }
+  memory.num_staging = std::min(staging_per_rank, narrow<int>(layout.units().size()));
+  memory.weight_staging = memory.zero.shard_parameters ? widest_unit : 0;
+  memory.gradient_staging = memory.zero.shard_gradients && memory.gradients ? widest_gradients : 0;
+  if (!memory.zero.shard_parameters) memory.shared_weights = 0;
+  if (!memory.zero.shard_gradients || !memory.gradients) memory.shared_gradients = 0;
+}
+
+}  // namespace
+
+bool SumPlace::coalesced() const {
+  return count <= largest_coalesced;
+}
+
+Shape shape_of(const Box& box) {
+  Shape shape;
+  for (const std::int64_t extent : box.extent) shape.append(extent);
+  return shape;
+}
+
+StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
+  StoreMemory memory;
+  memory.data_degree = layout.mesh().degree(Axis::data);
+  memory.data_rank = layout.position().data;
+  memory.zero = effective_policy(options.zero, memory.data_degree);
+  memory.gradients = options.gradients;
+  memory.num_states = options.gradients ? options.state_names.size() : 0;
+  for (const FlatBuffer& flat : layout.buffers())
+    memory.dtypes.push_back(flat.dtype == DType::f32 ? options.dtype : flat.dtype);
+  for (int index = 0; index < narrow<int>(layout.buckets().size()); ++index) {
+    const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(index)];
+    const auto buffer = static_cast<std::size_t>(bucket.buffer);
+    BucketPlace place;
+    place.bucket = bucket;
+    place.dtype = memory.dtypes[buffer];
+    place.trained = layout.buffers()[buffer].role == ParamRole::trained;
+    place.shared = bucket.tied && is_shared(layout, index);
+    memory.buckets.push_back(place);
+  }
+  place_staging(memory, layout);
+  for (const GroupKind kind : {GroupKind::tensor, GroupKind::replication}) {
+    std::size_t together = 0;
+    for (const int unit : layout.units()) {
+      const std::size_t bytes = coalesced_bytes(sums_of(table, layout, options, unit, kind), memory);
+      together = memory.data_degree == 1 ? together + bytes : std::max(together, bytes);
+    }
+    memory.sum_staging = std::max(memory.sum_staging, together);
+  }
+  return memory;
+}
+
+UnitPlace place_unit(const ParamTable& table, const ShardLayout& layout, const StoreMemory& memory,
+                     const ParamStore::Options& options, int unit) {
+  const ParamUnit& held = table.units()[static_cast<std::size_t>(unit)];
+  UnitPlace out;
+  out.unit = unit;
+  out.buckets = layout.buckets_used_by(unit);
+  std::vector<const ParamSpan*> first_span;  // by matrix
+  const std::string* open_group = nullptr;
+  int index = held.first_parameter;
+  for (const Parameter& parameter : table.parameters_of(unit)) {
+    const ParamSpan* span = layout.find(index++);
+    SCALETRAIN_CHECK(span != nullptr);
+    const Shape shape = shape_of(span->box);
+    if (!parameter.fused.empty() && open_group != nullptr && *open_group == parameter.fused) {
+      MatrixPlace& group = out.matrices.back();
+      SCALETRAIN_CHECK_EQ(first_span.back()->offset + group.shape.num_elements(), span->offset);
+      group.shape = stacked(group.shape, shape);
+      continue;
+    }
+    open_group = parameter.fused.empty() ? nullptr : &parameter.fused;
+    first_span.push_back(span);
+    out.matrices.push_back({.name = local_name(parameter.fused.empty() ? parameter.name : parameter.fused, held.name),
+                            .bucket = -1,
+                            .offset = 0,
+                            .shape = shape,
+                            .dtype = memory.dtypes[static_cast<std::size_t>(span->buffer)],
+                            .trained = parameter.role == ParamRole::trained,
+                            .lookup_only = parameter.lookup_only});
+  }
+  for (std::size_t m = 0; m < out.matrices.size(); ++m) {
+    MatrixPlace& matrix = out.matrices[m];
+    if (matrix.shape.num_elements() == 0) continue;
+    matrix.bucket = layout.bucket_at(first_span[m]->buffer, first_span[m]->offset);
+    matrix.offset = first_span[m]->offset - memory.buckets[static_cast<std::size_t>(matrix.bucket)].bucket.first;
+  }
+  out.tensor_sums = sums_of(table, layout, options, unit, GroupKind::tensor);
+  out.replication_sums = sums_of(table, layout, options, unit, GroupKind::replication);
+  return out;
+}
+
+StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
+  const StoreMemory memory = plan_store_memory(table, layout, options);
+  const auto bytes_of = [&](std::size_t buffer, bool sharded) {
+    const FlatBuffer& flat = layout.buffers()[buffer];
+    return static_cast<std::size_t>(sharded ? flat.shard_elements : flat.num_elements) * size_of(memory.dtypes[buffer]);
+  };
+  StoreBytes bytes;
+  for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
+    bytes.masters += bytes_of(buffer, memory.zero.shard_parameters);
+    if (!memory.gradients || layout.buffers()[buffer].role != ParamRole::trained) continue;
+    bytes.gradients += bytes_of(buffer, memory.zero.shard_gradients);
+    bytes.states += memory.num_states * bytes_of(buffer, memory.zero.shard_optimizer);
+  }
+  const auto num_staging = static_cast<std::size_t>(memory.num_staging);
+  bytes.gathered = num_staging * memory.weight_staging + memory.shared_weights;
+  bytes.gradient_staging = num_staging * memory.gradient_staging + memory.shared_gradients + memory.sum_staging;
+  return bytes;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,76 @@
+// Internal to the parameter store: what it allocates, and where buckets, matrices and sums lie in it. Pure arithmetic
+// on the table, the layout and the options, so that the memory plan and the store cannot differ.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "parallel/store/param_store.h"
+
+namespace scaletrain {
+
+// A bucket of the layout as the store sees it.
+struct BucketPlace {
+  Bucket bucket;
+  DType dtype = DType::f32;
+  bool trained = false;             // has a gradient
+  bool shared = false;              // several units of this rank use it: its staging is its own
+  std::size_t weight_offset = 0;    // in the staging buffer of its unit, or of the shared buckets
+  std::size_t gradient_offset = 0;  // the same for gradients
+  std::size_t bytes() const { return static_cast<std::size_t>(bucket.count) * size_of(dtype); }
+};
+
+// One matrix (or vector) as layers see it: a parameter, or a fused group of parameters stacked along dim 0.
+struct MatrixPlace {
+  std::string name;
+  int bucket = -1;          // -1: no elements on this rank
+  std::int64_t offset = 0;  // in the bucket
+  Shape shape;
+  DType dtype = DType::f32;
+  bool trained = false;
+  bool lookup_only = false;
+};
+
+// A stretch of a unit's gradient that tensor ranks have computed parts of.
+struct SumPlace {
+  int bucket = 0;
+  std::int64_t offset = 0;  // in the bucket
+  std::int64_t count = 0;
+  // Short stretches are summed together through a copy, long ones where they lie.
+  bool coalesced() const;
+};
+
+struct UnitPlace {
+  int unit = 0;
+  std::vector<int> buckets;                // all that its parameters lie in
+  std::vector<MatrixPlace> matrices;       // in table order
+  std::vector<SumPlace> tensor_sums;       // over groups->tensor
+  std::vector<SumPlace> replication_sums;  // over groups->replication
+};
+
+struct StoreMemory {
+  ZeroPolicy zero;  // what is divided in fact: nothing where there is one data rank
+  std::int64_t data_degree = 1;
+  std::int64_t data_rank = 0;
+  bool gradients = false;
+  std::size_t num_states = 0;  // optimizer state per element
+  std::vector<DType> dtypes;   // by buffer
+  std::vector<BucketPlace> buckets;
+  int num_staging = 0;               // staging buffers of units, for weights and for gradients
+  std::size_t weight_staging = 0;    // bytes of each
+  std::size_t gradient_staging = 0;  // bytes of each
+  std::size_t shared_weights = 0;    // bytes of the staging of shared buckets
+  std::size_t shared_gradients = 0;
+  // Bytes of the copy of coalesced sums: of one unit, or of all where there are no replicas.
+  std::size_t sum_staging = 0;
+};
+
+Shape shape_of(const Box& box);
+
+StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
+UnitPlace place_unit(const ParamTable& table, const ShardLayout& layout, const StoreMemory& memory,
+                     const ParamStore::Options& options, int unit);
+
+}  // namespace scaletrain

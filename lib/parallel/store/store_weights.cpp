@@ -1,0 +1,200 @@
+#include "parallel/store/store_weights.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const StoreMemory& memory,
+                           std::span<const UnitPlace> units, Communicator* data)
+    : backend_(backend), memory_(memory), data_(data), residency_(memory), buckets_(memory.buckets.size()) {
+  const bool sharded = memory.zero.shard_parameters;
+  for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
+    const FlatBuffer& flat = layout.buffers()[buffer];
+    const std::int64_t elements = sharded ? flat.shard_elements : flat.num_elements;
+    masters_.push_back(backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[buffer])));
+  }
+  if (sharded) {
+    if (memory.shared_weights > 0) shared_ = backend.allocate(memory.shared_weights);
+    for (int i = 0; i < memory.num_staging; ++i) staging_.push_back(backend.allocate(memory.weight_staging));
+  } else {
+    for (std::size_t index = 0; index < buckets_.size(); ++index) {
+      const BucketPlace& place = memory.buckets[index];
+      buckets_[index].data =
+          masters(place.bucket.buffer).data() + static_cast<std::size_t>(place.bucket.first) * size_of(place.dtype);
+    }
+  }
+  for (const UnitPlace& place : units) {
+    UnitState& unit = units_[place.unit];
+    unit.place = &place;
+    for (const MatrixPlace& matrix : place.matrices) unit.handles.entries_.push_back({matrix.name, {}});
+  }
+}
+
+// Transfers under way write to the memory that ends here. What they report has nowhere to go.
+StoreWeights::~StoreWeights() {
+  for (BucketState& bucket : buckets_) {
+    try {
+      if (bucket.gathering) bucket.gather.wait();
+    } catch (...) {  // NOLINT: a destructor reports nothing
+    }
+  }
+}
+
+StoreWeights::UnitState& StoreWeights::state(int unit) {
+  const auto found = units_.find(unit);
+  SCALETRAIN_CHECK(found != units_.end());
+  return found->second;
+}
+
+View StoreWeights::shard(int bucket) const {
+  const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(bucket)];
+  const std::int64_t first = memory_.zero.shard_parameters
+                                 ? place.bucket.shard_first
+                                 : place.bucket.first + memory_.data_rank * place.bucket.shard_elements;
+  return masters(place.bucket.buffer)
+      .view(static_cast<std::size_t>(first) * size_of(place.dtype), place.dtype, {place.bucket.shard_elements});
+}
+
+void StoreWeights::begin_gather(Stream& stream, int bucket, std::byte* into) {
+  const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(bucket)];
+  BucketState& state = buckets_[static_cast<std::size_t>(bucket)];
+  SCALETRAIN_CHECK(data_ != nullptr && "sharded weights need the data group");
+  SCALETRAIN_CHECK(!state.gathering);
+  stream.synchronize();  // the transfer reads and writes at once
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), place.bucket.shard_elements);
+  state.data = into;
+  state.gather = data_->all_gather(shard(bucket), counts, View(into, place.dtype, {place.bucket.count}));
+  state.gathering = true;
+}
+
+// The unit's own buckets leave their staging.
+void StoreWeights::evict(UnitState& unit) {
+  SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+  for (const int index : unit.place->buckets) {
+    if (memory_.buckets[static_cast<std::size_t>(index)].shared) continue;
+    BucketState& bucket = buckets_[static_cast<std::size_t>(index)];
+    if (bucket.gathering) bucket.gather.wait();
+    bucket.gathering = false;
+    bucket.data = nullptr;
+  }
+  unit.is_current = false;
+}
+
+// Begins the gathers of what is not there; false if there is no place for it.
+bool StoreWeights::make_resident(Stream& stream, const UnitState& unit, Residency::Purpose purpose) {
+  const Residency::Change change = residency_.bring(unit.place->unit, unit.place->buckets, purpose);
+  if (!change.has_place) return false;
+  if (change.evicted >= 0) evict(state(change.evicted));
+  for (const int index : change.gathers) {
+    const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(index)];
+    const Buffer& memory =
+        place.shared ? shared_ : staging_[static_cast<std::size_t>(residency_.staging_of(unit.place->unit))];
+    begin_gather(stream, index, memory.data() + place.weight_offset);
+  }
+  return true;
+}
+
+void StoreWeights::prefetch(Stream& stream, int unit) {
+  make_resident(stream, state(unit), Residency::Purpose::prefetch);
+}
+
+const UnitWeights& StoreWeights::acquire(Stream& stream, int index) {
+  UnitState& unit = state(index);
+  if (unit.acquired == 0) {
+    const bool staging_is_free = make_resident(stream, unit, Residency::Purpose::acquire);
+    SCALETRAIN_CHECK(staging_is_free && "more units acquired at once than there is staging for gathered weights");
+    for (const int at : unit.place->buckets) {
+      BucketState& bucket = buckets_[static_cast<std::size_t>(at)];
+      if (bucket.gathering) bucket.gather.before(stream);
+      bucket.gathering = false;
+    }
+    if (!unit.is_current) refresh(stream, unit);
+    for (const int at : unit.place->buckets) ++buckets_[static_cast<std::size_t>(at)].acquired;
+    residency_.acquire(index);
+  }
+  ++unit.acquired;
+  return unit.handles;
+}
+
+void StoreWeights::release(int index) {
+  UnitState& unit = state(index);
+  SCALETRAIN_CHECK_LT(0, unit.acquired);
+  if (--unit.acquired > 0) return;
+  residency_.release(index);
+  for (const int at : unit.place->buckets) --buckets_[static_cast<std::size_t>(at)].acquired;
+  if (memory_.zero.shard_parameters) {
+    drop_packed(*unit.place);
+    unit.is_current = false;
+  }
+}
+
+void StoreWeights::refresh(Stream& stream, UnitState& unit) {
+  for (std::size_t index = 0; index < unit.place->matrices.size(); ++index) {
+    const MatrixPlace& matrix = unit.place->matrices[index];
+    Weight& weight = unit.handles.entries_[index].weight;
+    weight.packed = nullptr;
+    if (matrix.bucket < 0) {
+      weight.values = View(nothing_, matrix.dtype, matrix.shape);
+      continue;
+    }
+    const std::byte* data = buckets_[static_cast<std::size_t>(matrix.bucket)].data;
+    weight.values =
+        ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype, matrix.shape);
+    if (matrix.lookup_only || matrix.shape.num_dims() != 2) continue;
+    auto& form = packed_[{matrix.bucket, matrix.offset}];
+    if (!form) form = backend_.pack(stream, weight.values);
+    weight.packed = form.get();
+  }
+  unit.is_current = true;
+}
+
+void StoreWeights::drop_packed(const UnitPlace& place) {
+  for (const MatrixPlace& matrix : place.matrices) {
+    if (matrix.bucket >= 0 && buckets_[static_cast<std::size_t>(matrix.bucket)].acquired == 0)
+      packed_.erase({matrix.bucket, matrix.offset});
+  }
+}
+
+void StoreWeights::values_changed() {
+  for (const auto& [index, unit] : units_) SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+  settle();
+  if (memory_.zero.shard_parameters) {
+    residency_.clear();
+    for (BucketState& bucket : buckets_) bucket.data = nullptr;
+  }
+  for (auto& [index, unit] : units_) unit.is_current = false;
+  packed_.clear();
+}
+
+void StoreWeights::updated(Stream& stream) {
+  values_changed();
+  if (!memory_.zero.shard_optimizer || memory_.zero.shard_parameters) return;
+  for (std::size_t index = 0; index < buckets_.size(); ++index) {
+    if (memory_.buckets[index].trained) begin_gather(stream, narrow<int>(index), buckets_[index].data);
+  }
+}
+
+void StoreWeights::settle() {
+  for (BucketState& bucket : buckets_) {
+    if (bucket.gathering) bucket.gather.wait();
+    bucket.gathering = false;
+  }
+}
+
+std::uint64_t StoreWeights::bytes() const {
+  std::uint64_t total = shared_.size();
+  for (const Buffer& buffer : masters_) total += buffer.size();
+  for (const Buffer& staging : staging_) total += staging.size();
+  return total;
+}
+
+std::uint64_t StoreWeights::packed_bytes() const {
+  std::uint64_t total = 0;
+  for (const auto& [place, form] : packed_) total += form ? form->num_bytes() : 0;
+  return total;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,77 @@
+// Internal to the parameter store: the master weights of a rank, whole or as a shard, and the handles layers see.
+// Gathers what is sharded into staging, a few units at a time, as residency.h says.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "comm/communicator.h"
+#include "parallel/store/residency.h"
+#include "parallel/store/store_memory.h"
+
+namespace scaletrain {
+
+class StoreWeights {
+ public:
+  // All must outlive this. data: null where there is one replica, or no communication.
+  StoreWeights(Backend& backend, const ShardLayout& layout, const StoreMemory& memory, std::span<const UnitPlace> units,
+               Communicator* data);
+  ~StoreWeights();
+  StoreWeights(const StoreWeights&) = delete;
+  StoreWeights& operator=(const StoreWeights&) = delete;
+
+  void prefetch(Stream& stream, int unit);
+  const UnitWeights& acquire(Stream& stream, int unit);
+  void release(int unit);
+  void updated(Stream& stream);
+  void values_changed();
+  // Waits for every gather that is under way.
+  void settle();
+
+  // The flat buffer's memory, or the shard's.
+  const Buffer& masters(int buffer) const { return masters_[static_cast<std::size_t>(buffer)]; }
+  // This rank's shard of a bucket.
+  View shard(int bucket) const;
+  std::uint64_t bytes() const;
+  std::uint64_t packed_bytes() const;
+
+ private:
+  struct UnitState {
+    const UnitPlace* place = nullptr;
+    int acquired = 0;
+    bool is_current = false;  // the handles point to compute forms of the current values
+    UnitWeights handles;
+  };
+  struct BucketState {
+    std::byte* data = nullptr;  // all of its values, or where they are being gathered; null: not there
+    bool gathering = false;
+    Ticket gather;
+    int acquired = 0;  // units
+  };
+
+  UnitState& state(int unit);
+  bool make_resident(Stream& stream, const UnitState& unit, Residency::Purpose purpose);
+  void evict(UnitState& unit);
+  void begin_gather(Stream& stream, int bucket, std::byte* into);
+  void refresh(Stream& stream, UnitState& unit);
+  void drop_packed(const UnitPlace& place);
+
+  Backend& backend_;
+  const StoreMemory& memory_;
+  Communicator* data_;
+  Residency residency_;
+  std::vector<Buffer> masters_;
+  Buffer shared_;
+  std::vector<Buffer> staging_;
+  std::vector<BucketState> buckets_;
+  std::map<int, UnitState> units_;
+  // Compute forms of the current values by place: two units that share a tied tensor share its form too.
+  std::map<std::pair<int, std::int64_t>, std::unique_ptr<PackedWeight>> packed_;
+  alignas(buffer_alignment) std::byte nothing_[buffer_alignment]{};  // where matrices without elements point
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,142 @@
+// The beginning of what `scaletrain check` prints: does it fit, what would make it fit, how long does it take.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/magnitude.h"
+#include "base/text.h"
+#include "plan/describe/plan_facts.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr std::size_t line_width = 80;
+constexpr std::size_t key_width = 13;
+constexpr char no_break = '\x1f';  // a blank that no line ends at
+constexpr std::size_t max_settings = 6;
+constexpr std::size_t max_sources = 4;
+
+std::string who_needs(const PlanFacts& facts, const Verdict& verdict) {
+  const std::int64_t world = facts.phase.mesh.world();
+  if (verdict.budget.kind == MemoryBudget::Kind::device) {
+    if (world == 1) return "the rank needs";
+    return facts.stages.size() == 1 ? "each rank needs"
+                                    : fmt::format("each rank of stage {} needs", verdict.needs.stage);
+  }
+  if (world == 1) return "the rank needs";
+  if (verdict.ranks_per_host >= world) return fmt::format("the {} ranks need", world);
+  return fmt::format("a host of {} needs", count_text(verdict.ranks_per_host, "rank"));
+}
+
+std::string verdict_value(const PlanFacts& facts, const Verdict& verdict) {
+  const std::uint64_t has = verdict.budget.memory;
+  std::string text = fmt::format("{} {}, {} has {}: ", who_needs(facts, verdict), bytes_text(verdict.bytes),
+                                 verdict.budget.name, bytes_text(has));
+  text += verdict.fits ? fmt::format("{} to spare", bytes_text(has - verdict.bytes))
+                       : fmt::format("{} too much", bytes_text(verdict.bytes - has));
+  if (verdict.budget.kind == MemoryBudget::Kind::device && verdict.needs.rank_host > 0)
+    text += fmt::format("; and {} of host memory", bytes_text(verdict.needs.rank_host));
+  return text;
+}
+
+// further: what stands before each but the first.
+std::string settings_text(std::string_view key, std::string_view further, const std::vector<NearSetting>& settings) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(settings.size(), max_settings); ++i) {
+    const NearSetting& setting = settings[i];
+    text += fmt::format("{:<{}}{:<28} {:>8}{}\n", i == 0 ? key : further, key_width, setting.text,
+                        bytes_text(setting.bytes), setting.is_supported ? "" : "  (not supported yet)");
+  }
+  return text;
+}
+
+std::string verdict_text(const PlanFacts& facts) {
+  if (!facts.verdict) return {};
+  const Verdict& verdict = *facts.verdict;
+  std::string text = keyed_lines(verdict.fits ? "fits" : "DOES NOT FIT", verdict_value(facts, verdict));
+  if (verdict.fits) return text;
+  if (!verdict.fitting.empty()) return text + settings_text("fits with", "       or", verdict.fitting);
+  if (verdict.together.empty()) return text + keyed_lines("nearest", "no setting of one key makes it smaller");
+  return text + settings_text(verdict.fits_together ? "fits with" : "nearest", "      and", verdict.together);
+}
+
+// Three digits, as far as they say something.
+std::string epochs_text(double epochs) {
+  return epochs < 0.095  ? fmt::format("{:.1g}", epochs)
+         : epochs < 99.5 ? fmt::format("{:.3g}", epochs)
+                         : fmt::format("{:.0f}", epochs);
+}
+
+std::string short_duration(double seconds) {
+  return seconds < 0.9995 ? fmt::format("{:.3g} ms", 1000 * seconds) : duration_text(seconds);
+}
+
+// "227 GFLOP/s".
+std::string rate_text(double flops) {
+  constexpr std::array<const char*, 6> prefixes = {"", "K", "M", "G", "T", "P"};
+  std::size_t prefix = 0;
+  for (; flops >= 999.5 && prefix + 1 < prefixes.size(); flops /= 1000) ++prefix;
+  return fmt::format("{:.3g} {}FLOP/s", flops, prefixes[prefix]);
+}
+
+std::string data_value(const RunWork& work) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(work.epochs.size(), max_sources); ++i) {
+    const RunWork::Epochs& source = work.epochs[i];
+    text += fmt::format("{}about {} epochs of {} ({} tokens, {})", i == 0 ? "" : "; ", epochs_text(source.epochs),
+                        source.path, short_count(static_cast<double>(source.size.tokens)), source.size.basis);
+  }
+  if (work.epochs.size() > max_sources) text += fmt::format("; {} more sources", work.epochs.size() - max_sources);
+  return text;
+}
+
+std::string time_value(const PlanFacts& facts, const RunTime& time) {
+  const MemoryBudget& budget = *facts.options.budget;
+  const bool is_device = budget.kind == MemoryBudget::Kind::device;
+  std::string of = fmt::format("{} ({}{})", budget.name, rate_text(budget.peak_flops), time.devices > 1 ? " each" : "");
+  if (time.devices > 1) of = fmt::format("{} x {}", time.devices, of);
+  std::string text = fmt::format("{} a step, {} tokens/s, {} in all", short_duration(time.step_seconds),
+                                 short_count(time.tokens_per_second), short_duration(time.seconds));
+  if (is_device || time.devices > 1)
+    text += fmt::format(", {} {}-hours", short_count(time.seconds / 3600 * static_cast<double>(time.devices)),
+                        is_device ? "device" : "host");
+  return text + fmt::format("; at {:.0f} % (assumed) of the peak of {}", 100 * assumed_share_of_peak, of);
+}
+
+}  // namespace
+
+std::string keyed_lines(std::string_view key, const std::string& value) {
+  std::string text;
+  std::string line = fmt::format("{:<{}}", key, key_width);
+  std::size_t used = 0;  // of the line's words
+  for (const std::string& word : split_text(value, ' ')) {
+    if (used > 0 && line.size() + 1 + word.size() > line_width) {
+      text += line + "\n";
+      line.assign(key_width, ' ');
+      used = 0;
+    }
+    line += (used++ > 0 ? " " : "") + word;
+  }
+  std::replace(text.begin(), text.end(), no_break, ' ');
+  std::replace(line.begin(), line.end(), no_break, ' ');
+  return text + line + "\n";
+}
+
+std::string unbroken(std::string text) {
+  std::replace(text.begin(), text.end(), ' ', no_break);
+  return text;
+}
+
+std::string budget_text(const PlanFacts& facts) {
+  const RunWork& work = facts.work_of_run;
+  std::string text = verdict_text(facts);
+  text += keyed_lines("work", fmt::format("{} tokens in {} samples and {} steps, {:.3g} FLOP", short_count(work.tokens),
+                                          short_count(work.samples), short_count(work.steps), work.flops));
+  if (!work.epochs.empty()) text += keyed_lines("data", data_value(work));
+  if (facts.time) text += keyed_lines("time", time_value(facts, *facts.time));
+  return text;
+}
+
+}  // namespace scaletrain

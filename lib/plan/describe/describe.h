@@ -1,0 +1,43 @@
+// A plan for people and for programs: what `scaletrain check` prints.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "plan/describe/verdict.h"
+#include "plan/hosts.h"
+#include "plan/run_plan.h"
+
+namespace scaletrain {
+
+struct PlanDescription {
+  std::string text;
+  std::string json;  // one object, with the same facts
+  // Not empty where the ranks of this machine need more memory than it has: what `run` would say, in one line.
+  std::string refusal;
+};
+
+// Of a training source, without its files being opened.
+struct SourceSize {
+  std::uint64_t tokens = 0;
+  std::string basis;  // where the number is from: "2 bytes a token"
+};
+
+struct DescribeOptions {
+  std::size_t backend_workspace = 0;  // of one rank
+  bool all_on_one_host = true;        // as `run` starts them without a launcher, if launch.ranks_per_node allows it
+  std::optional<std::uint64_t> machine_memory{};  // of that one host; nothing: unknown
+  bool instructions = false;                      // list every instruction of every stage
+  // The text: ranks, groups, traffic, timeline and the meaning of words too. The JSON has all of it always.
+  bool verbose = false;
+  std::optional<MemoryBudget> budget{};              // what to judge the plan against; nothing: it is not judged
+  std::vector<std::optional<SourceSize>> sources{};  // by place in data.train; nothing: not known
+};
+
+// Size and time are bounded whatever the world: ranks are shown by pattern, long charts lose their middle.
+PlanDescription describe_plan(const Config& config, const RunPlan& plan, const DescribeOptions& options);
+
+}  // namespace scaletrain

@@ -1,0 +1,69 @@
+#include "plan/describe/devices.h"
+
+#include <array>
+#include <cctype>
+#include <string>
+
+namespace scaletrain {
+
+namespace {
+
+constexpr std::uint64_t mib = 1u << 20;
+constexpr double tera = 1e12;
+
+// Data sheets of NVIDIA, without sparsity.
+constexpr std::array<DeviceModel, 11> devices = {{
+    {"v100", "V100 SXM2 32 GB", 32'768 * mib, 125 * tera, false, 0, 15.7 * tera},
+    {"a100-40gb", "A100 SXM 40 GB", 40'960 * mib, 312 * tera, true, 156 * tera, 19.5 * tera},
+    {"a100", "A100 SXM 80 GB", 81'920 * mib, 312 * tera, true, 156 * tera, 19.5 * tera},
+    {"h100", "H100 SXM 80 GB", 81'559 * mib, 989 * tera, true, 494 * tera, 67 * tera},
+    {"h100-pcie", "H100 PCIe 80 GB", 81'559 * mib, 756 * tera, true, 378 * tera, 51 * tera},
+    {"h200", "H200 SXM 141 GB", 143'771 * mib, 989 * tera, true, 494 * tera, 67 * tera},
+    {"b200", "B200 180 GB", 183'359 * mib, 2'250 * tera, true, 1'125 * tera, 75 * tera},
+    {"l4", "L4 24 GB", 23'034 * mib, 121 * tera, true, 60 * tera, 30.3 * tera},
+    {"l40s", "L40S 48 GB", 46'068 * mib, 362 * tera, true, 183 * tera, 91.6 * tera},
+    {"rtx-3090", "RTX 3090 24 GB", 24'576 * mib, 71 * tera, true, 35.6 * tera, 35.6 * tera},
+    {"rtx-4090", "RTX 4090 24 GB", 24'564 * mib, 165 * tera, true, 82.6 * tera, 82.6 * tera},
+}};
+
+std::string folded(std::string_view name) {
+  std::string out;
+  for (const char c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0)
+      out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
+}
+
+}  // namespace
+
+std::span<const DeviceModel> known_devices() {
+  return devices;
+}
+
+const DeviceModel* find_device(std::string_view name) {
+  const std::string wanted = folded(name);
+  for (const DeviceModel& device : devices)
+    if (folded(device.name) == wanted) return &device;
+  return nullptr;
+}
+
+std::optional<double> peak_flops(const DeviceModel& device, Precision precision) {
+  double peak = 0;
+  switch (precision) {
+    case Precision::fp32:
+      peak = device.single;
+      break;
+    case Precision::tf32:
+      peak = device.tf32;
+      break;
+    case Precision::bf16:
+      peak = device.has_bf16 ? device.half : 0;
+      break;
+    case Precision::fp16:
+      peak = device.half;
+      break;
+  }
+  return peak > 0 ? std::optional(peak) : std::nullopt;
+}
+
+}  // namespace scaletrain

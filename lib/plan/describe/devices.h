@@ -1,0 +1,30 @@
+// What is known of common devices: their memory and how fast they multiply matrices.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "config/config.h"
+
+namespace scaletrain {
+
+struct DeviceModel {
+  std::string_view name;     // as --device takes it: "h100"
+  std::string_view title;    // "H100 SXM 80 GB"
+  std::uint64_t memory = 0;  // bytes, as the driver reports them
+  // FLOP/s of dense matrix products by the maker's data sheet; 0: not in hardware.
+  double half = 0;  // fp16, and bf16 where there is bf16
+  bool has_bf16 = true;
+  double tf32 = 0;
+  double single = 0;  // fp32
+};
+
+std::span<const DeviceModel> known_devices();
+// Case, and what is neither letter nor digit, does not count; null: not known.
+const DeviceModel* find_device(std::string_view name);
+// Nothing where the device has no units for it.
+std::optional<double> peak_flops(const DeviceModel& device, Precision precision);
+
+}  // namespace scaletrain

@@ -1,0 +1,399 @@
+#include "plan/describe/plan_facts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "comm/collective/direct_communicator.h"
+#include "config/keys/keys.h"
+
+namespace scaletrain {
+
+namespace {
+
+std::int64_t num_blocks(const PhasePlan& phase, std::int64_t stage) {
+  std::int64_t sum = 0;
+  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
+  for (std::int64_t chunk = 0; chunk < phase.chunks; ++chunk)
+    sum += phase.stages[static_cast<std::size_t>(chunk * degree + stage)].count;
+  return sum;
+}
+
+std::vector<StageFacts> stage_facts(const PlanFacts& facts) {
+  std::vector<StageFacts> stages;
+  for (StageSurvey& survey : survey_stages(facts.phase, facts.short_step, facts.options.backend_workspace)) {
+    const auto stage = static_cast<std::int64_t>(stages.size());
+    const Rank rank = facts.phase.mesh.rank_of({.pipeline = stage});
+    stages.push_back({.stage = stage,
+                      .blocks = contents_text(facts.phase, {stage, stage}),
+                      .parameters = facts.phase.layout(rank).num_elements(ParamRole::trained),
+                      .work = facts.work.stages[static_cast<std::size_t>(stage)],
+                      .survey = std::move(survey)});
+  }
+  return stages;
+}
+
+std::vector<GroupFact> group_facts_of(const PhasePlan& phase, std::int64_t ranks_per_host) {
+  std::vector<GroupFact> out;
+  for (const GroupKind kind :
+       {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+    const auto group = group_of(phase.mesh, kind, Rank(0), phase.group_facts());
+    if (!group) continue;
+    const auto size = static_cast<std::int64_t>(group->members.size());
+    const std::int64_t members =
+        kind == GroupKind::tied ? 2 * phase.mesh.world() / phase.mesh.degree(Axis::pipeline) : phase.mesh.world();
+    out.push_back({kind, size, members / size, group->members[0], group->members[1], group->members.back(),
+                   reach_of(kind, phase.mesh, phase.group_facts(), ranks_per_host)});
+  }
+  return out;
+}
+
+Balance balance_of(const StageWork& work) {
+  const auto most = std::max_element(work.stages.begin(), work.stages.end());
+  Balance balance{.slowest = most - work.stages.begin(),
+                  .ratio = *most,
+                  .least = *std::min_element(work.stages.begin(), work.stages.end())};
+  constexpr double alike = 1e-9;  // sums of the same numbers, but for rounding
+  balance.as_slow = std::count_if(work.stages.begin(), work.stages.end(),
+                                  [&](double stage) { return stage >= *most * (1 - alike); }) -
+                    1;
+  return balance;
+}
+
+// By stage, of one rank.
+std::vector<std::uint64_t> rank_totals(const PlanFacts& facts) {
+  std::vector<std::uint64_t> totals;
+  for (const StageFacts& stage : facts.stages) totals.push_back(stage.survey.memory.total());
+  return totals;
+}
+
+// What the run is, in samples, tokens and operations.
+RunWork run_work(const PlanFacts& facts) {
+  const PhasePlan& phase = facts.phase;
+  RunWork work;
+  work.steps = static_cast<double>(phase.num_steps);
+  work.samples = work.steps * static_cast<double>(phase.global_batch);
+  work.tokens = work.samples * static_cast<double>(phase.model.context);
+  work.flops = work.tokens * model_flops_per_token(phase.model);
+  double weights = 0;
+  for (const SourceConfig& source : facts.config.data.train) weights += source.weight;
+  const auto& sources = facts.config.data.train;
+  for (std::size_t i = 0; i < facts.options.sources.size() && i < sources.size(); ++i) {
+    const auto& size = facts.options.sources[i];
+    if (!size || size->tokens == 0) continue;
+    const double share = sources[i].weight / weights * work.tokens;
+    work.epochs.push_back({sources[i].path, *size, share / static_cast<double>(size->tokens)});
+  }
+  return work;
+}
+
+std::optional<RunTime> run_time(const PlanFacts& facts) {
+  const auto& budget = facts.options.budget;
+  if (!budget || budget->peak_flops <= 0 || facts.work_of_run.steps <= 0) return std::nullopt;
+  const std::int64_t world = facts.phase.mesh.world();
+  RunTime time;
+  const std::int64_t sharers =
+      place_on_hosts(facts.config, facts.phase.mesh, facts.options.all_on_one_host).ranks_per_host;
+  time.devices = budget->kind == MemoryBudget::Kind::device ? world : ceil_div(world, sharers);
+  const double rate = assumed_share_of_peak * budget->peak_flops * static_cast<double>(time.devices);
+  time.seconds = facts.work_of_run.flops / rate;
+  time.step_seconds = time.seconds / facts.work_of_run.steps;
+  time.tokens_per_second = facts.work_of_run.tokens / time.seconds;
+  return time;
+}
+
+std::vector<StageSurvey> surveys_of(const PlanFacts& facts) {
+  std::vector<StageSurvey> surveys;
+  for (const StageFacts& stage : facts.stages) surveys.push_back(stage.survey);
+  return surveys;
+}
+
+// What a stage has most of.
+template <class Measure>
+const StageFacts& stage_with_most(const PlanFacts& facts, Measure measure) {
+  return *std::max_element(facts.stages.begin(), facts.stages.end(),
+                           [&](const StageFacts& a, const StageFacts& b) { return measure(a) < measure(b); });
+}
+
+// Empty where nothing is gathered more often than once a step.
+std::string gather_cost(const PlanFacts& facts) {
+  const auto gathers_of = [](const StageFacts& stage) {
+    const CommunicationVolume* weights = find_volume(stage, GroupKind::data, "weights");
+    return weights == nullptr ? 0 : weights->calls;
+  };
+  const StageFacts& most = stage_with_most(facts, gathers_of);
+  const ShardLayout layout = facts.phase.layout(facts.phase.mesh.rank_of({.pipeline = most.stage}));
+  const auto once = std::count_if(layout.buckets().begin(), layout.buckets().end(), [&](const Bucket& bucket) {
+    return layout.buffers()[static_cast<std::size_t>(bucket.buffer)].role == ParamRole::trained;
+  });
+  if (gathers_of(most) <= once) return {};
+  return fmt::format("parallel.zero 3 gathers weights when they are needed: {} a step on stage {}, where 1 and 2 do {}",
+                     count_text(gathers_of(most), "gather"), most.stage, once);
+}
+
+// What the activations of a stage's first rank put on the tensor group, and what they would without sequence shards: an
+// all-reduce in place of each reduce-scatter, and no gathers.
+struct SequenceTraffic {
+  std::uint64_t with = 0;
+  std::uint64_t without = 0;
+};
+
+SequenceTraffic sequence_traffic(const PhasePlan& phase, const StageFacts& stage) {
+  const std::int64_t whole = checked_mul(phase.micro_batch.rows(), phase.model.hidden);
+  const auto sent = static_cast<std::uint64_t>(
+      direct_all_reduce_sent(phase.compute, whole, narrow<int>(phase.mesh.degree(Axis::tensor)), 0));
+  SequenceTraffic traffic;
+  for (const CommunicationVolume& volume : stage.survey.communication) {
+    if (volume.kind != GroupKind::tensor || volume.purpose != "activations") continue;
+    traffic.with += volume.bytes;
+    if (volume.collective == CollectiveKind::reduce_scatter)
+      traffic.without += static_cast<std::uint64_t>(volume.calls) * sent * size_of(phase.compute);
+  }
+  return traffic;
+}
+
+std::string sequence_cost(const PlanFacts& facts) {
+  const auto extra = [&](const StageFacts& stage) {
+    const SequenceTraffic traffic = sequence_traffic(facts.phase, stage);
+    return traffic.with - std::min(traffic.with, traffic.without);
+  };
+  const StageFacts& most = stage_with_most(facts, extra);
+  const SequenceTraffic traffic = sequence_traffic(facts.phase, most);
+  if (traffic.with <= traffic.without) return {};
+  return fmt::format(
+      "parallel.sequence gathers activations again in the backward{}: {} a step in the tensor group of "
+      "stage {}, without it {} (+{:.0f} %)",
+      facts.phase.schedule_kind == ScheduleKind::zb_h1 ? ", with zb-h1 in both of its parts" : "",
+      bytes_text(traffic.with), most.stage, bytes_text(traffic.without),
+      100.0 * static_cast<double>(traffic.with - traffic.without) / static_cast<double>(traffic.without));
+}
+
+// ZB-H1 puts off the weight part of each backward.
+std::vector<std::string> weight_phase_costs(const PlanFacts& facts) {
+  std::vector<std::string> lines;
+  const ModelSpec& model = facts.phase.model;
+  const double logits = 2.0 * static_cast<double>(model.vocab) * static_cast<double>(model.hidden);
+  lines.push_back(
+      fmt::format("zb-h1 computes the head's logits twice, for the input and for the weight part: {:.1f} % more work",
+                  100.0 * logits / model_flops_per_token(model)));
+  const auto bytes_of = [](const StageFacts& stage) {
+    const auto& items = stage.survey.memory.items;
+    const auto found = std::find_if(items.begin(), items.end(),
+                                    [](const MemoryItem& item) { return item.purpose == "deferred weight gradients"; });
+    return found == items.end() ? std::size_t{0} : found->bytes;
+  };
+  const StageFacts& most = stage_with_most(facts, bytes_of);
+  lines.push_back(fmt::format("zb-h1 keeps what the deferred weight gradients need: {} on stage {}",
+                              bytes_text(bytes_of(most)), most.stage));
+  return lines;
+}
+
+}  // namespace
+
+std::string count_text(std::int64_t count, std::string_view thing, std::string_view plural) {
+  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : plural);
+}
+
+std::string contents_text(const PhasePlan& phase, const StageRange& stages) {
+  std::string text;
+  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
+  const bool is_one = stages.first == stages.last;
+  for (std::int64_t chunk = 0; chunk < phase.chunks; ++chunk) {
+    const StageBlocks& first = phase.stages[static_cast<std::size_t>(chunk * degree + stages.first)];
+    const StageBlocks& last = phase.stages[static_cast<std::size_t>(chunk * degree + stages.last)];
+    const std::int64_t end = last.first + last.count;
+    if (!text.empty()) text += "; ";
+    if (first.embedding) text += "embedding, ";
+    if (end == first.first) {
+      text += "no blocks";
+    } else if (end == first.first + 1) {
+      text += fmt::format("block {}", first.first);
+    } else {
+      text += fmt::format("blocks {}-{}", first.first, end - 1);
+    }
+    if (!is_one && first.count > 0) text += fmt::format(", {} each", first.count);
+    if (last.head) text += ", head";
+  }
+  return text;
+}
+
+std::vector<StageRange> alike_stages(const PlanFacts& facts) {
+  const PhasePlan& phase = facts.phase;
+  const std::int64_t degree = phase.mesh.degree(Axis::pipeline);
+  const auto alike = [&](std::int64_t a, std::int64_t b) {
+    for (std::int64_t chunk = 0; chunk < phase.chunks; ++chunk) {
+      const StageBlocks& of_a = phase.stages[static_cast<std::size_t>(chunk * degree + a)];
+      const StageBlocks& of_b = phase.stages[static_cast<std::size_t>(chunk * degree + b)];
+      if (of_a.count != of_b.count || of_a.embedding != of_b.embedding || of_a.head != of_b.head) return false;
+    }
+    return facts.stages[static_cast<std::size_t>(a)].parameters == facts.stages[static_cast<std::size_t>(b)].parameters;
+  };
+  std::vector<StageRange> ranges;
+  for (std::int64_t stage = 0; stage < degree; ++stage) {
+    if (!ranges.empty() && alike(ranges.back().first, stage)) {
+      ranges.back().last = stage;
+    } else {
+      ranges.push_back({stage, stage});
+    }
+  }
+  return ranges;
+}
+
+std::string rank_pattern(const PhasePlan& phase) {
+  const std::int64_t tensor = phase.mesh.degree(Axis::tensor);
+  const std::int64_t data = phase.mesh.degree(Axis::data);
+  return fmt::format("rank = tensor + {} * (data + {} * pipeline)", tensor, data);
+}
+
+const CommunicationVolume* find_volume(const StageFacts& stage, GroupKind kind, const std::string& purpose) {
+  for (const CommunicationVolume& volume : stage.survey.communication)
+    if (volume.kind == kind && volume.purpose == purpose) return &volume;
+  return nullptr;
+}
+
+GroupReach reach_of(const PlanFacts& facts, GroupKind kind) {
+  return reach_of(kind, facts.phase.mesh, facts.phase.group_facts(), facts.hosts.ranks_per_host);
+}
+
+std::string collective_name(CollectiveKind kind) {
+  if (kind == CollectiveKind::exchange) return "send";
+  std::string name(to_text(kind));
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+std::vector<std::string> cost_lines(const PlanFacts& facts) {
+  const PhasePlan& phase = facts.phase;
+  const std::int64_t data = phase.mesh.degree(Axis::data);
+  const std::int64_t stages = phase.mesh.degree(Axis::pipeline);
+  const std::int64_t tensor = phase.mesh.degree(Axis::tensor);
+  const std::int64_t m = phase.num_micro_batches;
+  std::vector<std::string> lines;
+  const auto add = [&lines](std::string line) {
+    if (!line.empty()) lines.push_back(std::move(line));
+  };
+  if (phase.sequence) add(sequence_cost(facts));
+  if (data > 1 && phase.zero.shard_parameters) add(gather_cost(facts));
+  if (data > 1 && phase.zero.shard_gradients && m > 1)
+    lines.push_back(
+        fmt::format("parallel.zero {} sums gradients after every micro-batch: {} times a step, where 1 does once",
+                    facts.config.parallel.zero, m));
+  if (phase.chunks > 1 && stages > 1)
+    lines.push_back(fmt::format("parallel.chunks {} sends activations between stages {} times as often as 1f1b",
+                                phase.chunks, phase.chunks));
+  if (phase.schedule_kind == ScheduleKind::zb_h1) {
+    for (std::string& line : weight_phase_costs(facts)) lines.push_back(std::move(line));
+  }
+  if (phase.chunks > 1 && m % stages != 0)
+    lines.push_back(fmt::format(
+        "interleaved goes by groups of {} micro-batches, and {} is no multiple: the last group idles", stages, m));
+  if (stages > 1 && m < stages)
+    lines.push_back(
+        fmt::format("{} for {} stages: the pipeline is never full", count_text(m, "micro-batch", "es"), stages));
+  if (phase.model.kv_heads < tensor)
+    lines.push_back(fmt::format("{} key/value heads on {} tensor ranks: each is held and computed {} times",
+                                phase.model.kv_heads, tensor, tensor / phase.model.kv_heads));
+  return lines;
+}
+
+std::string balance_text(const PlanFacts& facts) {
+  const std::int64_t stages = facts.phase.mesh.degree(Axis::pipeline);
+  if (stages == 1) return {};
+  const Balance& balance = facts.balance;
+  constexpr double alike = 0.005;  // less than the printed digits show
+  if (balance.ratio < 1 + alike && balance.least > 1 - alike) return "all stages take equally long";
+  const std::string who =
+      balance.as_slow > 0 ? fmt::format("stage {} and {} are", balance.slowest, count_text(balance.as_slow, "other"))
+                          : fmt::format("stage {} is", balance.slowest);
+  const std::string why =
+      balance.slowest == stages - 1
+          ? fmt::format("{:.0f} % of its work is the head", 100.0 * facts.work.head_share)
+          : fmt::format("{} of {} blocks", num_blocks(facts.phase, balance.slowest), facts.phase.model.layers);
+  return fmt::format("{} the slowest, {:.2f} x the mean ({}); the fastest takes {:.2f} x", who, balance.ratio, why,
+                     balance.least);
+}
+
+std::string placement_text(const PlanFacts& facts) {
+  const std::int64_t world = facts.phase.mesh.world();
+  const std::int64_t size = facts.hosts.ranks_per_host;
+  switch (facts.hosts.basis) {
+    case HostPlacement::Basis::one_host:
+      return "all ranks on one";
+    case HostPlacement::Basis::configured:
+      return fmt::format("{} of {} (launch.ranks_per_node)", ceil_div(world, size), count_text(size, "rank"));
+    case HostPlacement::Basis::assumed:
+      return fmt::format("{} of {}{} are assumed; launch.ranks_per_node sets it", ceil_div(world, size),
+                         count_text(size, "rank"),
+                         size > 1 && size == facts.phase.mesh.degree(Axis::tensor) ? ", a tensor group each," : "");
+  }
+  SCALETRAIN_CHECK(false);
+}
+
+std::vector<std::string> host_memory_lines(const PlanFacts& facts) {
+  const std::int64_t world = facts.phase.mesh.world();
+  const std::string all = world == 1 ? "the rank needs" : fmt::format("the {} ranks need", world);
+  const auto& available = facts.options.machine_memory;
+  std::vector<std::string> lines;
+  if (facts.refused) {
+    lines.push_back(fmt::format("this machine has {} and {} {}: `scaletrain run` refuses to start them all here",
+                                bytes_text(*available), all, bytes_text(facts.world_memory)));
+  } else if (available && facts.hosts.basis == HostPlacement::Basis::one_host) {
+    lines.push_back(
+        fmt::format("this machine has {} and {} {}", bytes_text(*available), all, bytes_text(facts.world_memory)));
+  } else if (world > 1) {
+    lines.push_back(fmt::format("{} {} together", all, bytes_text(facts.world_memory)));
+  }
+  if (facts.hosts.basis != HostPlacement::Basis::one_host)
+    lines.push_back(fmt::format("a host of {} needs up to {}", count_text(facts.hosts.ranks_per_host, "rank"),
+                                bytes_text(facts.host_memory)));
+  return lines;
+}
+
+PlanFacts gather_facts(const Config& config, const RunPlan& plan, const DescribeOptions& options) {
+  SCALETRAIN_CHECK(!plan.phases.empty());
+  const PhasePlan& phase = plan.phases.front();
+  PlanFacts facts{.config = config,
+                  .plan = plan,
+                  .phase = phase,
+                  .options = options,
+                  .hosts = place_on_hosts(config, phase.mesh, options.all_on_one_host),
+                  .stages = {},
+                  .groups = {},
+                  .work = stage_work(phase),
+                  .balance = {},
+                  .short_step = shorten(phase),
+                  .replay = {},
+                  .save = save_size(phase)};
+  facts.stages = stage_facts(facts);
+  facts.balance = balance_of(facts.work);
+  facts.replay = replay_step(phase, facts.short_step, facts.work);
+  const std::vector<std::uint64_t> totals = rank_totals(facts);
+  facts.world_memory = most_memory_of_a_host(phase.mesh, totals, phase.mesh.world());
+  if (options.all_on_one_host && facts.hosts.basis == HostPlacement::Basis::one_host && options.machine_memory &&
+      facts.world_memory > *options.machine_memory) {
+    facts.refused = true;
+    // If they are to run, then on other hosts.
+    facts.hosts = place_on_hosts(config, phase.mesh, false);
+  }
+  facts.host_memory = most_memory_of_a_host(phase.mesh, totals, facts.hosts.ranks_per_host);
+  facts.groups = group_facts_of(phase, facts.hosts.ranks_per_host);
+  facts.work_of_run = run_work(facts);
+  facts.time = run_time(facts);
+  if (options.budget) {
+    const HostPlacement hosts = place_on_hosts(config, phase.mesh, options.all_on_one_host);
+    facts.verdict = judge({.config = config,
+                           .phase = phase,
+                           .stages = surveys_of(facts),
+                           .ranks_per_host = hosts.ranks_per_host,
+                           .all_on_one_host = hosts.basis == HostPlacement::Basis::one_host,
+                           .backend_workspace = options.backend_workspace},
+                          *options.budget);
+  }
+  return facts;
+}
+
+}  // namespace scaletrain

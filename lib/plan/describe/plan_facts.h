@@ -1,0 +1,134 @@
+// What is said about a plan, as values: the text and the JSON of describe.h are written from the same. Internal to
+// plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "parallel/schedule/simulate.h"
+#include "plan/describe/describe.h"
+#include "plan/describe/stage_survey.h"
+#include "plan/describe/verdict.h"
+#include "plan/hosts.h"
+#include "plan/run_plan.h"
+#include "plan/save_size.h"
+#include "plan/stage_work.h"
+
+namespace scaletrain {
+
+struct StageFacts {
+  std::int64_t stage = 0;
+  std::string blocks;
+  std::int64_t parameters = 0;  // held by the stage's first rank
+  double work = 1.0;            // of a micro-batch, in units of the mean stage
+  StageSurvey survey;
+};
+
+// Neighbouring stages that hold as much of the same: [first, last].
+struct StageRange {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+};
+
+struct GroupFact {
+  GroupKind kind = GroupKind::tensor;
+  std::int64_t size = 0;
+  std::int64_t count = 0;
+  Rank first{0}, second{0}, last{0};  // of the group of rank 0
+  GroupReach reach = GroupReach::inside_host;
+};
+
+// Which stages a micro-batch takes longest in.
+struct Balance {
+  std::int64_t slowest = 0;  // the first of them
+  std::int64_t as_slow = 0;  // so many more
+  double ratio = 1.0;        // to the mean
+  double least = 1.0;        // of the stage that works least
+};
+
+// What step time and days are told by.
+inline constexpr double assumed_share_of_peak = 0.4;
+
+// The whole run. As floating-point numbers: some are beyond 64 bits.
+struct RunWork {
+  double steps = 0;
+  double samples = 0;
+  double tokens = 0;
+  double flops = 0;
+  struct Epochs {
+    std::string path;
+    SourceSize size;
+    double epochs = 0;  // if the run draws from it by its weight
+  };
+  std::vector<Epochs> epochs;  // of the sources whose size is known
+};
+
+// At the assumed share of the budget's peak.
+struct RunTime {
+  std::int64_t devices = 0;  // or hosts, where the budget is a host's
+  double seconds = 0;
+  double step_seconds = 0;
+  double tokens_per_second = 0;
+};
+
+struct PlanFacts {
+  const Config& config;
+  const RunPlan& plan;
+  const PhasePlan& phase;  // its first
+  const DescribeOptions& options;
+  HostPlacement hosts;
+  std::vector<StageFacts> stages;
+  std::vector<GroupFact> groups;
+  StageWork work;
+  Balance balance;
+  ShortStep short_step;  // which the replay is of
+  StepReplay replay;
+  SaveSize save;
+  // Bytes of all ranks, and of those of the host that needs most.
+  std::uint64_t world_memory = 0;
+  std::uint64_t host_memory = 0;
+  bool refused = false;  // `run` on this machine would refuse for want of memory
+  std::optional<Verdict> verdict{};
+  RunWork work_of_run{};
+  std::optional<RunTime> time{};
+};
+
+PlanFacts gather_facts(const Config& config, const RunPlan& plan, const DescribeOptions& options);
+
+// All stages, in ranges of ones alike.
+std::vector<StageRange> alike_stages(const PlanFacts& facts);
+// "embedding, blocks 0-7", "blocks 8-119, 8 each"; model chunks apart by semicolons.
+std::string contents_text(const PhasePlan& phase, const StageRange& stages);
+
+const CommunicationVolume* find_volume(const StageFacts& stage, GroupKind kind, const std::string& purpose);
+GroupReach reach_of(const PlanFacts& facts, GroupKind kind);
+// "all-reduce"; a message between two ranks is "send".
+std::string collective_name(CollectiveKind kind);
+// "rank = tensor + 2 * (data + 2 * pipeline)"
+std::string rank_pattern(const PhasePlan& phase);
+// What a combination costs that another layout would not; a sentence each.
+std::vector<std::string> cost_lines(const PlanFacts& facts);
+// "stage 3 is the slowest, 1.31 x the mean (61 % of its work is the head) ..."; empty for one stage.
+std::string balance_text(const PlanFacts& facts);
+// What is known of hosts: "32 of 8 ranks (launch.ranks_per_node)".
+std::string placement_text(const PlanFacts& facts);
+// Sentences about the memory of hosts.
+std::vector<std::string> host_memory_lines(const PlanFacts& facts);
+
+std::string count_text(std::int64_t count, std::string_view thing, std::string_view plural = "s");
+
+// How the text begins: whether it fits, what would make it fit, the work of the run and the time it takes.
+std::string budget_text(const PlanFacts& facts);
+// "key          value", the value's lines within the page.
+std::string keyed_lines(std::string_view key, const std::string& value);
+// Text that keyed_lines leaves on one line.
+std::string unbroken(std::string text);
+
+// The two forms.
+std::string facts_text(const PlanFacts& facts);
+std::string facts_json(const PlanFacts& facts);
+
+}  // namespace scaletrain

@@ -1,0 +1,212 @@
+#include "plan/describe/verdict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <string_view>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "config/keys/keys.h"
+#include "config/keys/unsupported.h"
+
+namespace scaletrain {
+
+namespace {
+
+// What lies in host memory even where the ranks compute on devices.
+constexpr std::array<std::string_view, 2> on_host = {"checkpoint staging", "kernel workspace"};
+
+std::uint64_t host_bytes(const MemoryPlan& memory) {
+  std::uint64_t sum = 0;
+  for (const MemoryItem& item : memory.items)
+    if (std::find(on_host.begin(), on_host.end(), item.purpose) != on_host.end()) sum += item.bytes;
+  return sum;
+}
+
+// One key with another value.
+struct SettingChange {
+  std::string key;
+  std::string value;
+  std::function<void(Config&)> apply;
+  std::string text() const { return key + ": " + value; }
+};
+// Values of one key, the smallest change first.
+using Family = std::vector<SettingChange>;
+
+Family smaller_micro_batches(const Config& config) {
+  Family family;
+  for (std::int64_t samples = config.train.micro_batch / 2; samples >= 1; samples /= 2)
+    family.push_back(
+        {"train.micro_batch", std::to_string(samples), [samples](Config& c) { c.train.micro_batch = samples; }});
+  return family;
+}
+
+Family higher_zero(const Config& config, const Mesh& mesh) {
+  Family family;
+  if (mesh.degree(Axis::data) == 1) return family;
+  for (std::int64_t stage = config.parallel.zero + 1; stage <= 3; ++stage)
+    family.push_back({"parallel.zero", std::to_string(stage), [stage](Config& c) { c.parallel.zero = stage; }});
+  return family;
+}
+
+Family more_recomputation(const Config& config) {
+  Family family;
+  for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::full})
+    if (kind > config.train.recompute)
+      family.push_back(
+          {"train.recompute", std::string(to_text(kind)), [kind](Config& c) { c.train.recompute = kind; }});
+  return family;
+}
+
+Family half_precision(const Config& config) {
+  if (config.precision.compute != Precision::fp32) return {};
+  return {{"precision.compute", "bf16", [](Config& c) { c.precision.compute = Precision::bf16; }}};
+}
+
+// Twice as often as the layers and heads allow; what does not divide is left out when it is planned.
+Family higher_degrees(const std::string& key, std::int64_t degree, std::int64_t most,
+                      std::int64_t(ParallelConfig::*member)) {
+  Family family;
+  for (degree *= 2; degree <= most; degree *= 2)
+    family.push_back({key, std::to_string(degree), [degree, member](Config& c) { c.parallel.*member = degree; }});
+  return family;
+}
+
+std::vector<Family> families_of(const VerdictQuestion& question, MemoryBudget::Kind kind) {
+  const Config& config = question.config;
+  const Mesh& mesh = question.phase.mesh;
+  std::vector<Family> families = {smaller_micro_batches(config), higher_zero(config, mesh)};
+  if (config.parallel.tensor > 1 && !config.parallel.sequence)
+    families.push_back({{"parallel.sequence", "true", [](Config& c) { c.parallel.sequence = true; }}});
+  if (config.parallel.schedule == ScheduleKind::gpipe && config.parallel.pipeline > 1)
+    families.push_back(
+        {{"parallel.schedule", "1f1b", [](Config& c) { c.parallel.schedule = ScheduleKind::one_f_one_b; }}});
+  if (kind == MemoryBudget::Kind::host && config.checkpoint.background)
+    families.push_back({{"checkpoint.background", "false", [](Config& c) { c.checkpoint.background = false; }}});
+  families.push_back(more_recomputation(config));
+  families.push_back(half_precision(config));
+  // More ranks on one machine share the memory that there is.
+  if (!(kind == MemoryBudget::Kind::host && question.all_on_one_host)) {
+    constexpr std::int64_t common_host = 8;
+    constexpr std::int64_t most_stages = 64;
+    families.push_back(higher_degrees("parallel.tensor", config.parallel.tensor,
+                                      std::max(common_host, config.parallel.tensor), &ParallelConfig::tensor));
+    if (!config.parallel.stage_layers)
+      families.push_back(higher_degrees("parallel.pipeline", config.parallel.pipeline,
+                                        std::min(most_stages, config.model.layers), &ParallelConfig::pipeline));
+  }
+  std::erase_if(families, [](const Family& family) { return family.empty(); });
+  return families;
+}
+
+bool is_supported(const Config& config, const std::string& key) {
+  const std::vector<Refusal> refused = refusals(config);
+  return std::none_of(refused.begin(), refused.end(), [&](const Refusal& refusal) { return refusal.path == key; });
+}
+
+// Plans again. Nothing where the settings do not go together.
+class Replanner {
+ public:
+  Replanner(const VerdictQuestion& question, MemoryBudget::Kind kind) : question_(question), kind_(kind) {}
+
+  std::optional<std::uint64_t> bytes_of(const Config& config) const {
+    try {
+      // Degrees that are raised take replicas where their number is left to the world, else more ranks.
+      const auto world = config.parallel.data ? std::nullopt : std::optional(question_.phase.mesh.world());
+      const RunPlan plan = make_run_plan(config, question_.phase.model.vocab, world);
+      const PhasePlan& phase = plan.phases.front();
+      const HostPlacement hosts = place_on_hosts(config, phase.mesh, question_.all_on_one_host);
+      const auto stages = survey_stages(phase, shorten(phase), question_.backend_workspace);
+      const PlanNeeds needs = needs_of(phase.mesh, stages, hosts.ranks_per_host);
+      return kind_ == MemoryBudget::Kind::device ? needs.rank : needs.host;
+    } catch (const UserError&) {
+      return std::nullopt;
+    } catch (const SizeError&) {  // beyond 64 bits
+      return std::nullopt;
+    }
+  }
+
+ private:
+  const VerdictQuestion& question_;
+  MemoryBudget::Kind kind_;
+};
+
+// The change of a family that saves most.
+struct Strongest {
+  const SettingChange* change = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+void add_together(Verdict& verdict, const Config& config, std::vector<Strongest> strongest, const Replanner& replan) {
+  std::sort(strongest.begin(), strongest.end(),
+            [](const Strongest& a, const Strongest& b) { return a.bytes < b.bytes; });
+  Config changed = config;
+  std::uint64_t before = verdict.bytes;
+  for (const Strongest& next : strongest) {
+    Config more = changed;
+    next.change->apply(more);
+    const auto bytes = replan.bytes_of(more);
+    if (!bytes || *bytes >= before) continue;
+    changed = more;
+    before = *bytes;
+    verdict.together.push_back({next.change->text(), *bytes, is_supported(changed, next.change->key)});
+    verdict.fits_together = *bytes <= verdict.budget.memory;
+    if (verdict.fits_together) return;
+  }
+}
+
+}  // namespace
+
+PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std::int64_t ranks_per_host) {
+  PlanNeeds needs;
+  std::vector<std::uint64_t> totals;
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    const std::uint64_t beside = host_bytes(stages[stage].memory);
+    totals.push_back(stages[stage].memory.total());
+    const std::uint64_t bytes = totals.back() - beside;
+    if (bytes <= needs.rank) continue;
+    needs.rank = bytes;
+    needs.rank_host = beside;
+    needs.stage = static_cast<std::int64_t>(stage);
+  }
+  needs.host = most_memory_of_a_host(mesh, totals, ranks_per_host);
+  return needs;
+}
+
+Verdict judge(const VerdictQuestion& question, const MemoryBudget& budget) {
+  Verdict verdict{.budget = budget,
+                  .needs = needs_of(question.phase.mesh, question.stages, question.ranks_per_host),
+                  .ranks_per_host = question.ranks_per_host,
+                  .fitting = {},
+                  .together = {}};
+  verdict.bytes = budget.kind == MemoryBudget::Kind::device ? verdict.needs.rank : verdict.needs.host;
+  verdict.fits = verdict.bytes <= budget.memory;
+  if (verdict.fits) return verdict;
+  const Replanner replan(question, budget.kind);
+  const std::vector<Family> families = families_of(question, budget.kind);
+  std::vector<Strongest> strongest;
+  for (const Family& family : families) {
+    Strongest best{.bytes = verdict.bytes};
+    for (const SettingChange& change : family) {
+      Config changed = question.config;
+      change.apply(changed);
+      const auto bytes = replan.bytes_of(changed);
+      if (!bytes || *bytes >= best.bytes) continue;
+      best = {&change, *bytes};
+      if (*bytes > budget.memory) continue;
+      verdict.fitting.push_back({change.text(), *bytes, is_supported(changed, change.key)});
+      break;
+    }
+    if (best.change != nullptr) strongest.push_back(best);
+  }
+  // What can be done now stands first.
+  std::stable_sort(verdict.fitting.begin(), verdict.fitting.end(),
+                   [](const NearSetting& a, const NearSetting& b) { return a.is_supported && !b.is_supported; });
+  if (verdict.fitting.empty()) add_together(verdict, question.config, std::move(strongest), replan);
+  return verdict;
+}
+
+}  // namespace scaletrain

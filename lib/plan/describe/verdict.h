@@ -1,0 +1,68 @@
+// Whether a plan fits into the memory there is, and if not, which settings would make it fit: found by planning again
+// with each of them. Internal to plan, but for MemoryBudget.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "plan/describe/stage_survey.h"
+#include "plan/hosts.h"
+#include "plan/run_plan.h"
+
+namespace scaletrain {
+
+// What a plan is judged against.
+struct MemoryBudget {
+  enum class Kind {
+    device,  // each rank has a device of its own
+    host,    // the ranks of a host share its memory
+  };
+  Kind kind = Kind::host;
+  std::string name;          // "an H100 SXM 80 GB", "this machine"
+  std::uint64_t memory = 0;  // bytes, of one
+  // FLOP/s of one device, or of one host's processors together; 0: not known.
+  double peak_flops = 0;
+};
+
+// What a plan needs where it needs most.
+struct PlanNeeds {
+  std::uint64_t rank = 0;       // on the device of the rank that needs most
+  std::int64_t stage = 0;       // which that rank is of
+  std::uint64_t rank_host = 0;  // and in host memory beside it
+  std::uint64_t host = 0;       // of all ranks of the host that needs most, wherever it lies
+};
+PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std::int64_t ranks_per_host);
+
+struct NearSetting {
+  std::string text;  // "train.micro_batch: 2"
+  std::uint64_t bytes = 0;
+  bool is_supported = true;
+};
+
+struct Verdict {
+  MemoryBudget budget;
+  PlanNeeds needs;
+  std::int64_t ranks_per_host = 1;
+  std::uint64_t bytes = 0;  // of the needs, what the budget is for
+  bool fits = false;
+  // Where it does not fit: each of these alone would make it, the smallest change of each key.
+  std::vector<NearSetting> fitting;
+  // Where none does: these together, added up from the one that saves most; bytes: with those before it.
+  std::vector<NearSetting> together;
+  bool fits_together = false;
+};
+
+struct VerdictQuestion {
+  const Config& config;
+  const PhasePlan& phase;
+  const std::vector<StageSurvey>& stages;
+  std::int64_t ranks_per_host = 1;
+  bool all_on_one_host = false;
+  std::size_t backend_workspace = 0;
+};
+Verdict judge(const VerdictQuestion& question, const MemoryBudget& budget);
+
+}  // namespace scaletrain

@@ -1,0 +1,68 @@
+// Builds what a training worker needs out of a run folder, and runs it: the one place that knows every layer.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "base/exit_code.h"
+#include "base/work_count.h"
+#include "comm/rendezvous/key_value_store.h"
+#include "config/config.h"
+#include "parallel/mesh/groups.h"
+#include "plan/run_plan.h"
+#include "train/start/run_folder.h"
+#include "train/trainer.h"
+
+namespace scaletrain {
+
+// Which rank of how many, and what connects them. The default is a run of one rank.
+struct WorkerPlace {
+  Rank rank{0};
+  std::int64_t world = 1;
+  std::int64_t local_rank = 0;          // among the ranks of this host: the first one builds the token cache
+  KeyValueStore* rendezvous = nullptr;  // null: a single rank
+  // The same for the thread that writes checkpoints in the background; null: `rendezvous` serves any thread.
+  KeyValueStore* background_rendezvous = nullptr;
+  // How its communicators are made, once the plan is known: what a rank may have to wait for follows from it.
+  std::function<CommunicatorFactory(const PhasePlan&)> make_communicators{};
+  // Processors per thread of this rank's kernels: less than 1 where the ranks of a host are more than its processors.
+  // The device's peak is measured thread by thread, and no more of it is there to reach.
+  double processors_per_thread = 1.0;
+};
+
+struct WorkerOptions {
+  WorkerPlace place{};
+  RunPaths paths{std::filesystem::path()};
+  StartPoint start;
+  std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data: a world of another size
+  std::string version;                        // of the program
+  TrainerHooks hooks;
+  // Hears of an error, once, before anything is torn down; train_run throws it afterwards. A single rank finishes a
+  // save that is under way before it tells, since its end is all that is waited for then.
+  std::function<void(const std::exception_ptr&)> failed{};
+  // Hears, once the plan is known, what there is to say should memory run out: the plan of this rank's.
+  std::function<void(const std::string&)> knows_memory{};
+  WorkCount* work = nullptr;    // counts what this rank has done; null: nobody watches it
+  int threads = 0;              // of the backend; 0: the processors this process may run on
+  std::FILE* console = stderr;  // where people see the progress; not closed
+  // The device's peak is measured once, at start, for at most this long; 0: not measured, and mfu is 0.
+  double calibration_seconds = 0.2;
+};
+
+// Reads the run folder's config.yaml, trains, returns the exit code of a run that came to its end: finished or
+// interrupted. Everything else is thrown.
+ExitCode train_run(const WorkerOptions& options);
+
+// The tokenizer's vocabulary size and so the plan, without opening data: what check and run do before anything is
+// touched.
+RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
+
+// model.init.from must exist where a run would read it: when it has no checkpoint yet. UserError.
+void check_initial_weights(const Config& config);
+
+}  // namespace scaletrain

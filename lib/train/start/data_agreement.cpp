@@ -1,0 +1,202 @@
+#include "train/start/data_agreement.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/text.h"
+
+namespace scaletrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t named_files = 100;  // of a source
+constexpr std::size_t told_sources = 3;
+constexpr std::uint64_t largest_claim = 16 << 20;
+
+std::uint64_t hash_from(const nlohmann::json& object, const char* key, const std::string& where) {
+  std::uint64_t hash = 0;
+  if (!from_hex(json_string(object, key, where), hash))
+    throw InputError(fmt::format("{}: {}: expected 16 hexadecimal digits", where, key));
+  return hash;
+}
+
+FileContent parse_file(const nlohmann::json& object, const std::string& where) {
+  return {json_string(object, "path", where), json_unsigned(object, "bytes", where), hash_from(object, "hash", where)};
+}
+
+SourceContent parse_source(const nlohmann::json& object, const std::string& where) {
+  SourceContent source;
+  source.key = json_string(object, "key", where);
+  source.path = json_string(object, "path", where);
+  source.tokens = json_integer(object, "tokens", where);
+  source.identity = hash_from(object, "identity", where);
+  source.all_bytes = hash_from(object, "all_bytes", where);
+  source.stamps = hash_from(object, "stamps", where);
+  source.cache = json_string(object, "cache", where);
+  source.cache_identity = hash_from(object, "cache_identity", where);
+  for (const auto& file : json_member(object, "files", where)) source.files.push_back(parse_file(file, where));
+  return source;
+}
+
+std::string bytes_of(std::uint64_t bytes) {
+  return fmt::format("{} byte{}", grouped_digits(bytes), bytes == 1 ? "" : "s");
+}
+
+// By name; only what both sides have named of as many files as both have.
+std::string file_difference(const FileContent& here, const FileContent* there) {
+  if (there == nullptr) return fmt::format("{} is there on this host only", here.path.string());
+  if (here.bytes != there->bytes)
+    return fmt::format("{} has {} here and {} there", here.path.string(), bytes_of(here.bytes), bytes_of(there->bytes));
+  if (here.hash != there->hash)
+    return fmt::format("{} has other content ({} both)", here.path.string(), bytes_of(here.bytes));
+  return "";
+}
+
+// The first file that is not the same on both sides, and how many more there are. Empty: none of those that are named.
+std::string files_difference(const SourceContent& here, const SourceContent& there) {
+  std::map<fs::path, const FileContent*> theirs;
+  for (const FileContent& file : there.files) theirs.emplace(file.path, &file);
+  std::string first;
+  std::size_t count = 0;
+  const auto add = [&](const std::string& text) {
+    if (text.empty()) return;
+    if (count++ == 0) first = text;
+  };
+  // Where the names are cut, one that is missing may stand behind the cut.
+  const bool are_all_named = here.files.size() < named_files && there.files.size() < named_files;
+  for (const FileContent& file : here.files) {
+    const auto found = theirs.find(file.path);
+    if (found == theirs.end() && !are_all_named) continue;
+    add(file_difference(file, found == theirs.end() ? nullptr : found->second));
+    if (found != theirs.end()) theirs.erase(found);
+  }
+  if (are_all_named)
+    for (const auto& entry : theirs) add(fmt::format("{} is missing on this host", entry.first.string()));
+  if (count > 1) first += fmt::format(", and {} more file{}", count - 1, count == 2 ? "" : "s");
+  return first;
+}
+
+std::string source_difference(const SourceContent& here, const SourceContent& there, bool is_same_tokenizer) {
+  if (here.identity == there.identity && here.all_bytes == there.all_bytes) return "";
+  if (std::string text = files_difference(here, there); !text.empty())
+    return fmt::format("{}: {}", here.key, std::move(text));
+  if (!is_same_tokenizer) return "";  // the tokens of the same text are others, then
+  return fmt::format("{}: {} holds other tokens ({} here, {} there)", here.key, here.path,
+                     grouped_digits(static_cast<std::uint64_t>(here.tokens)),
+                     grouped_digits(static_cast<std::uint64_t>(there.tokens)));
+}
+
+bool is_weights_file(const fs::path& path) {
+  return path.extension() == ".safetensors" || path.filename() == "config.json" ||
+         path.filename() == "model.safetensors.index.json";
+}
+
+}  // namespace
+
+DataClaim make_data_claim(std::uint64_t tokenizer, std::vector<SourceContent> sources) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return {host.data(), tokenizer, std::move(sources)};
+}
+
+SourceContent content_of_weights(const std::string& folder) {
+  SourceContent content;
+  content.key = "model.init.from";
+  content.path = folder;
+  std::vector<fs::path> files;
+  std::error_code error;
+  // What is wrong with the folder itself is told by whoever loads it.
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (is_weights_file(entry->path())) files.push_back(entry->path());
+  std::sort(files.begin(), files.end());
+  Hasher hasher;
+  for (const fs::path& file : files) {
+    content.files.push_back(sampled_content_of(file));
+    const std::array<std::uint64_t, 3> numbers = {hash_text(file.filename().string()), content.files.back().bytes,
+                                                  content.files.back().hash};
+    hasher.update(std::as_bytes(std::span(numbers)));
+  }
+  content.identity = hasher.digest();
+  return content;
+}
+
+std::string claim_text(const DataClaim& claim) {
+  nlohmann::json sources = nlohmann::json::array();
+  for (const SourceContent& source : claim.sources) {
+    nlohmann::json files = nlohmann::json::array();
+    for (std::size_t i = 0; i < std::min(source.files.size(), named_files); ++i) {
+      const FileContent& file = source.files[i];
+      files.push_back({{"path", file.path.string()}, {"bytes", file.bytes}, {"hash", to_hex(file.hash)}});
+    }
+    sources.push_back({{"key", source.key},
+                       {"path", source.path},
+                       {"tokens", source.tokens},
+                       {"identity", to_hex(source.identity)},
+                       {"all_bytes", to_hex(source.all_bytes)},
+                       {"stamps", to_hex(source.stamps)},
+                       {"cache", source.cache},
+                       {"cache_identity", to_hex(source.cache_identity)},
+                       {"files", std::move(files)}});
+  }
+  const nlohmann::json object = {
+      {"host", claim.host}, {"tokenizer", to_hex(claim.tokenizer)}, {"sources", std::move(sources)}};
+  // A path may be any bytes.
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+DataClaim parse_claim(const std::string& text) {
+  const std::string where = "what another rank says of its data";
+  const nlohmann::json object = parse_json(text, where, {.depth = 8, .bytes = largest_claim});
+  DataClaim claim;
+  claim.host = json_string(object, "host", where);
+  claim.tokenizer = hash_from(object, "tokenizer", where);
+  for (const auto& source : json_member(object, "sources", where)) claim.sources.push_back(parse_source(source, where));
+  return claim;
+}
+
+std::string data_differences(const DataClaim& here, const DataClaim& there) {
+  std::string text;
+  std::size_t count = 0;
+  const auto add = [&](const std::string& difference) {
+    if (difference.empty()) return;
+    if (count < told_sources) text += (count > 0 ? "; " : "") + difference;
+    ++count;
+  };
+  const bool is_same_tokenizer = here.tokenizer == there.tokenizer;
+  if (!is_same_tokenizer) add("data.tokenizer is another one, or has other files");
+  if (here.sources.size() != there.sources.size())
+    add(fmt::format("{} sources here and {} there", here.sources.size(), there.sources.size()));
+  for (std::size_t i = 0; i < std::min(here.sources.size(), there.sources.size()); ++i)
+    add(source_difference(here.sources[i], there.sources[i], is_same_tokenizer));
+  if (count > told_sources)
+    text += fmt::format("; and {} more of data.train and data.validation", count - told_sources);
+  return text;
+}
+
+void agree_on_data(StartUp& start_up, Rank rank, const DataClaim& claim) {
+  const std::optional<std::string> first = start_up.data_of_first(rank == Rank(0) ? claim_text(claim) : "");
+  if (!first) return;
+  const DataClaim there = parse_claim(*first);
+  const std::string differences = data_differences(claim, there);
+  if (differences.empty()) return;
+  throw InputError(
+      fmt::format("rank {} on host {} has other data than rank 0 on host {}: {}. Copy the data again to the host that "
+                  "has it wrong, or have all hosts read one file system",
+                  rank.value(), claim.host, there.host, differences));
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,23 @@
+// What a run will read, said at its start: of each source what it holds, what the run has read of it, and how often it
+// will have read it by its end.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/order/history.h"
+#include "telemetry/metrics.h"
+
+namespace scaletrain {
+
+// In the order of data.train, whose paths are the first of `contents`. samples: that the run trains on from here to its
+// end. Where the caps of the mix allow fewer, those.
+std::vector<SourceRecord> source_records(const TrainingData& data, const std::vector<SourceContent>& contents,
+                                         const ConsumptionHistory& history, std::int64_t samples);
+
+// For people: a line for each of the first sources, and one for the rest. Of a run that goes on also what is left.
+std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, bool is_resumed);
+
+}  // namespace scaletrain

@@ -1,0 +1,89 @@
+// The run folder before training: made or checked, the configs written, the checkpoint to start from chosen. Done once
+// by the agent, under the run's lock, before a worker starts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+
+namespace scaletrain {
+
+class Checkpoint;
+
+// Which start of which job of a job system this is.
+struct JobStart {
+  std::string id{};           // empty: of none
+  std::int64_t restarts = 0;  // how often the job system has started the job again
+};
+
+// --resume
+struct ResumeRequest {
+  enum class Mode { automatic, never, required, from_checkpoint };
+  Mode mode = Mode::automatic;
+  std::filesystem::path checkpoint;  // from_checkpoint; absolute
+  JobStart job{};
+};
+
+// Paths inside a run folder, in one place.
+struct RunPaths {
+  explicit RunPaths(std::filesystem::path run_folder) : folder(std::move(run_folder)) {}
+  std::filesystem::path folder;
+  std::filesystem::path config() const { return folder / "config.yaml"; }
+  std::filesystem::path source_config() const { return folder / "config.source.yaml"; }
+  std::filesystem::path metrics() const { return folder / "metrics.jsonl"; }
+  std::filesystem::path logs() const { return folder / "logs"; }
+  std::filesystem::path checkpoints() const { return folder / "checkpoints"; }
+  std::filesystem::path lock() const { return folder / "lock.json"; }
+  // Of a run that a job began with --resume never: which start of the job that was.
+  std::filesystem::path begun() const { return folder / "begun.json"; }
+};
+
+// "auto", "never", "required", or a path: a checkpoint's folder, or what was one when the run of `paths` left from it.
+// UserError for anything else. InputError if the file system does not let it be told.
+ResumeRequest parse_resume(const std::string& text, const RunPaths& paths);
+
+// Where a worker begins.
+struct StartPoint {
+  std::optional<std::filesystem::path> checkpoint;  // nothing: from initial weights
+  std::int64_t step = 0;
+  std::int64_t generation = 0;  // of the checkpoints that will be written
+  std::string asked{};          // --resume's path, if this start is from it; see Branch in run_state.h
+  std::string cause{};          // why training starts again: what ended it; empty: somebody started the run
+};
+
+using Report = std::function<void(const std::string&)>;
+
+// Makes the folder (as the umask says) if it is not there. A folder that is there must be empty or a run's, which may
+// hold anything besides; else UserError: something that is not ours stays untouched. InputError if it cannot be written
+// to, or if
+// --resume required would have to make it.
+void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
+
+// Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml; a run that
+// is already complete is left as it is. A path that the run's newest checkpoint stems from means that newest one: the
+// same command goes on when it is given again, and so does --resume never in a later start of the job that began the
+// run with it. Notices go to `report`. UserError: --resume never over checkpoints otherwise, a key that a resume must
+// not change. InputError: --resume required without a checkpoint, none that is usable, none although the metrics know
+// of some. FileAccessError for one that cannot be read now: it may be whole, so the run neither quarantines it nor
+// falls back on an older one. What earlier starts have left unfinished is removed, and checkpoints that a smaller
+// checkpoint.keep lets go, or that leave no space for the next one.
+StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
+                              const Report& report);
+
+// If the start point already is the end of the run under this config: the sentence to tell the user.
+std::optional<std::string> already_complete(const StartPoint& start, const Config& config);
+
+// The config that a checkpoint was written under.
+Config config_of(const Checkpoint& checkpoint);
+
+// The start point after a worker died: the newest usable checkpoint that was written since `before`, else `before`
+// again; one generation on. Errors as for a start: FileAccessError is what may be read a moment later
+// (launch/coordination/restarts.h).
+StartPoint restart_point(const RunPaths& paths, const StartPoint& before, const Report& report);
+
+}  // namespace scaletrain

@@ -1,0 +1,461 @@
+#include "train/step/stage_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+StageExecutor::FreeList::FreeList(std::int64_t count) {
+  // The first ones are taken first.
+  for (std::int64_t place = count; place-- > 0;) free_.push_back(place);
+}
+
+std::int64_t StageExecutor::FreeList::take() {
+  SCALETRAIN_CHECK(!free_.empty());
+  const std::int64_t place = free_.back();
+  free_.pop_back();
+  return place;
+}
+
+StageExecutor::StageExecutor(const Parts& parts) : parts_(parts) {
+  const ActivationPlan& plan = parts.memory.plan();
+  bool embeds = false;
+  bool scores = false;
+  for (std::int64_t chunk = 0; chunk < narrow<std::int64_t>(plan.chunks.size()); ++chunk) {
+    SCALETRAIN_CHECK(!units_of(chunk).empty());
+    units_per_work_set_ = std::max(units_per_work_set_, units_of(chunk).size());
+    embeds = embeds || holds_embedding(chunk);
+    scores = scores || holds_head(chunk);
+  }
+  holds_both_ends_ = embeds && scores;
+  free_buffers_.resize(plan.chunks.size());
+  for (std::int64_t buffer = narrow<std::int64_t>(plan.buffers.size()); buffer-- > 0;)
+    free_buffers_[static_cast<std::size_t>(plan.chunk_of_buffer[static_cast<std::size_t>(buffer)])].add(buffer);
+  senders_.resize(plan.chunks.size());
+  work_sets_ = FreeList(narrow<std::int64_t>(plan.work.size() / units_per_work_set_));
+  inputs_ = FreeList(narrow<std::int64_t>(plan.inputs.size()));
+  gradient_inputs_ = FreeList(narrow<std::int64_t>(plan.gradient_inputs.size()));
+  gradient_outputs_ = FreeList(narrow<std::int64_t>(plan.gradient_outputs.size()));
+}
+
+ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps) const {
+  const ActivationPlan& plan = parts_.memory.plan();
+  ExecutionOrder order;
+  order.contributions.assign(plan.chunks.size(), 0);
+  for (const ScheduleStep& step : steps) {
+    for (const Instruction& instruction : step) {
+      SCALETRAIN_CHECK(instruction.chunk >= 0);
+      SCALETRAIN_CHECK_LT(static_cast<std::size_t>(instruction.chunk), plan.chunks.size());
+      if (instruction.op == Opcode::backward || instruction.op == Opcode::backward_weight)
+        ++order.contributions[static_cast<std::size_t>(instruction.chunk)];
+    }
+  }
+  order.steps = order_of_execution(
+      steps, {narrow<std::int64_t>(plan.inputs.size()), narrow<std::int64_t>(plan.gradient_inputs.size())});
+  order.next_unit.resize(order.steps.size());
+  int next = -1;
+  for (std::size_t i = order.steps.size(); i-- > 0;) {
+    order.next_unit[i] = next;
+    const ScheduleStep& step = order.steps[i];
+    for (auto instruction = step.rbegin(); instruction != step.rend(); ++instruction) {
+      // The weights change there: what is gathered before is old.
+      if (instruction->op == Opcode::optimizer_step) next = -1;
+      if (const int unit = first_unit_of(*instruction); unit >= 0) next = unit;
+    }
+  }
+  return order;
+}
+
+ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
+                                     const OptimizerStep& optimizer_step) {
+  phase_ = Phase::train;
+  loss_gradient_ = loss_gradient;
+  // loss_sum is written by kernels, so its address must hold until the stream has run them.
+  result_ = {};
+  return run(order, source, optimizer_step);
+}
+
+ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchSource& source,
+                                        const ExecutionResult& before) {
+  phase_ = Phase::evaluate;
+  loss_gradient_ = 0.0;
+  result_ = before;
+  return run(order, source, {});
+}
+
+ExecutionResult StageExecutor::run(const ExecutionOrder& order, MicroBatchSource& source,
+                                   const OptimizerStep& optimizer_step) {
+  SCALETRAIN_CHECK(in_flight_.empty() && activations_.empty() && gradients_.empty() && pending_sends_.empty());
+  source_ = &source;
+  contributions_left_ = order.contributions;
+  for (std::size_t i = 0; i < order.steps.size(); ++i) {
+    const ScheduleStep& step = order.steps[i];
+    next_unit_ = order.next_unit[i];
+    // The weights of the work that follows are gathered while the step's bookkeeping is done.
+    for (std::size_t k = 0; k < step.size(); ++k) {
+      if (step[k].op == Opcode::acquire && k + 1 < step.size()) prefetch(first_unit_of(step[k + 1]));
+      execute(step[k], optimizer_step);
+    }
+  }
+  finish();
+  return result_;
+}
+
+void StageExecutor::execute(const Instruction& instruction, const OptimizerStep& optimizer_step) {
+  const auto key = [&instruction] { return WorkKey{instruction.chunk, instruction.micro_batch.value()}; };
+  switch (instruction.op) {
+    case Opcode::forward:
+      return forward(key());
+    case Opcode::backward:
+    case Opcode::backward_input:
+      return backward(key(), instruction.op);
+    case Opcode::backward_weight:
+      return backward_weight(key());
+    case Opcode::send_activation:
+    case Opcode::receive_activation:
+    case Opcode::send_gradient:
+    case Opcode::receive_gradient:
+      return post(instruction);
+    case Opcode::acquire:  // run() has begun it
+    case Opcode::release:  // each unit was released right behind its use
+      return;
+    case Opcode::reduce_gradients:
+      // Begun by the chunk's last backward; waited for where the gradients are needed.
+      chunks_to_reduce_.push_back(instruction.chunk);
+      return;
+    case Opcode::reduce_tied:
+      parts_.store.reduce_tied(parts_.stream);
+      return;
+    case Opcode::optimizer_step:
+      finish_reductions();
+      parts_.stream.synchronize();
+      if (optimizer_step) optimizer_step(result_);
+      tick();
+      return;
+    case Opcode::recompute:
+      break;
+  }
+  SCALETRAIN_CHECK(false && "recomputation is never scheduled");
+}
+
+void StageExecutor::finish() {
+  finish_reductions();
+  while (!pending_sends_.empty()) complete_first_send();
+  for (std::int64_t chunk = 0; chunk < narrow<std::int64_t>(senders_.size()); ++chunk) {
+    auto& senders = senders_[static_cast<std::size_t>(chunk)];
+    for (; !senders.empty(); senders.pop_front()) retire({chunk, senders.front()});
+  }
+  SCALETRAIN_CHECK(in_flight_.empty() && activations_.empty() && gradients_.empty() && read_targets_.empty());
+  parts_.stream.synchronize();
+}
+
+void StageExecutor::tick() {
+  count_work(parts_.work);
+}
+
+const std::vector<int>& StageExecutor::units_of(std::int64_t chunk) const {
+  return parts_.memory.plan().chunks[static_cast<std::size_t>(chunk)];
+}
+
+bool StageExecutor::holds_embedding(std::int64_t chunk) const {
+  return units_of(chunk).front() == 0;
+}
+
+bool StageExecutor::holds_head(std::int64_t chunk) const {
+  return units_of(chunk).back() + 1 == narrow<int>(parts_.model.units().size());
+}
+
+UnitRun StageExecutor::unit_run(const InFlight& micro, const UnitWeights& weights,
+                                const UnitGradients* gradients) const {
+  return {.backend = parts_.backend,
+          .stream = parts_.stream,
+          .batch = micro.batch,
+          .weights = weights,
+          .gradients = gradients,
+          .tensor = parts_.tensor,
+          .scratch = parts_.memory.region(parts_.memory.plan().scratch)};
+}
+
+void StageExecutor::copy(const Bundle& from, const Bundle& to) {
+  parts_.backend.run(parts_.stream, Copy{.input = from.hidden, .output = to.hidden});
+}
+
+// ---- memory in use
+
+StageExecutor::InFlight& StageExecutor::find(const WorkKey& key) {
+  const auto found = in_flight_.find(key);
+  SCALETRAIN_CHECK(found != in_flight_.end());
+  return found->second;
+}
+
+void StageExecutor::retire(const WorkKey& key) {
+  const auto found = in_flight_.find(key);
+  SCALETRAIN_CHECK(found != in_flight_.end());
+  InFlight& micro = found->second;
+  if (micro.send) wait(*micro.send);
+  free_buffers_[static_cast<std::size_t>(key.chunk)].add(micro.buffer);
+  if (micro.work_set >= 0) work_sets_.add(micro.work_set);
+  if (micro.input >= 0) inputs_.add(micro.input);
+  in_flight_.erase(found);
+}
+
+// Where an evaluation has filled all of them, the oldest output must have been sent.
+std::int64_t StageExecutor::free_buffer(std::int64_t chunk) {
+  FreeList& buffers = free_buffers_[static_cast<std::size_t>(chunk)];
+  auto& senders = senders_[static_cast<std::size_t>(chunk)];
+  if (buffers.empty() && !senders.empty()) {
+    retire({chunk, senders.front()});
+    senders.pop_front();
+  }
+  return buffers.take();
+}
+
+std::int64_t StageExecutor::free_gradient_output() {
+  if (gradient_outputs_.empty() && !pending_sends_.empty()) complete_first_send();
+  return gradient_outputs_.take();
+}
+
+void StageExecutor::complete_first_send() {
+  PendingSend& send = pending_sends_.front();
+  wait(send.ticket.value());
+  gradient_outputs_.add(send.buffer);
+  pending_sends_.pop_front();
+}
+
+Bundle StageExecutor::input_bundle(std::int64_t buffer) const {
+  return parts_.memory.bundle(parts_.memory.plan().inputs[static_cast<std::size_t>(buffer)]);
+}
+
+Bundle StageExecutor::gradient_bundle(std::int64_t buffer) const {
+  return parts_.memory.bundle(parts_.memory.plan().gradient_inputs[static_cast<std::size_t>(buffer)]);
+}
+
+Bundle StageExecutor::output_of(const InFlight& micro) const {
+  return parts_.memory.bundle(parts_.memory.plan().buffers[static_cast<std::size_t>(micro.buffer)].back().output);
+}
+
+// ---- transfers
+
+void StageExecutor::post(const Instruction& transfer) {
+  SCALETRAIN_CHECK(parts_.pipeline != nullptr);
+  const WorkKey key{transfer.chunk, transfer.micro_batch.value()};
+  switch (transfer.op) {
+    case Opcode::send_activation: {
+      InFlight& micro = find(key);
+      micro.send = post(transfer, output_of(micro));
+      return;
+    }
+    case Opcode::receive_activation: {
+      const std::int64_t buffer = inputs_.take();
+      activations_[key] = {buffer, post(transfer, input_bundle(buffer))};
+      return;
+    }
+    case Opcode::send_gradient: {
+      const auto send = std::find_if(pending_sends_.begin(), pending_sends_.end(),
+                                     [&key](const PendingSend& d) { return d.key == key; });
+      SCALETRAIN_CHECK(send != pending_sends_.end() && !send->ticket);
+      const ArenaRange& range = parts_.memory.plan().gradient_outputs[static_cast<std::size_t>(send->buffer)];
+      send->ticket = post(transfer, parts_.memory.bundle(range));
+      return;
+    }
+    case Opcode::receive_gradient: {
+      const std::int64_t buffer = gradient_inputs_.take();
+      gradients_[key] = {buffer, post(transfer, gradient_bundle(buffer))};
+      return;
+    }
+    default:
+      SCALETRAIN_CHECK(false && "no transfer");
+  }
+}
+
+// A call for each one: who waits for a receive is not to wait for a send, which may need the peer to get further.
+Ticket StageExecutor::post(const Instruction& transfer, const Bundle& bundle) {
+  const bool sends = transfer.op == Opcode::send_activation || transfer.op == Opcode::send_gradient;
+  const Transfer call{.direction = sends ? Transfer::Direction::send : Transfer::Direction::receive,
+                      .peer = narrow<int>(transfer.peer.value().value()),
+                      .data = bundle.hidden};
+  return parts_.pipeline->exchange({&call, 1});
+}
+
+void StageExecutor::wait(Ticket& ticket) {
+  ticket.before(parts_.stream);
+  tick();
+}
+
+// The buffer that it lies in.
+std::int64_t StageExecutor::take_received(PendingReceives& pending, const WorkKey& key) {
+  auto received = pending.extract(key);
+  SCALETRAIN_CHECK(!received.empty());
+  if (received.mapped().ticket) wait(*received.mapped().ticket);
+  return received.mapped().buffer;
+}
+
+// ---- work
+
+// Whose weights a piece of work uses first; -1: none.
+int StageExecutor::first_unit_of(const Instruction& instruction) const {
+  if (instruction.op == Opcode::forward) return units_of(instruction.chunk).front();
+  const bool is_backward = instruction.op == Opcode::backward || instruction.op == Opcode::backward_input;
+  return is_backward ? units_of(instruction.chunk).back() : -1;
+}
+
+void StageExecutor::prefetch(int unit) {
+  if (unit >= 0) parts_.store.prefetch(parts_.stream, unit);
+}
+
+// Reads a sample once, though both of the model's ends may lie in different chunks of this stage.
+void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
+  const BatchBuffer buffer = parts_.memory.batch(micro.buffer);
+  const BatchTensors all = buffer.tensors();
+  const bool embeds = holds_embedding(key.chunk);
+  const bool scores = holds_head(key.chunk);
+  const bool reads_ahead = holds_both_ends_ && embeds && !scores;
+  const bool was_read = holds_both_ends_ && scores && !embeds;
+  BatchTensors wanted = all;
+  if (!embeds) wanted.ids = {};
+  if (!reads_ahead && (!scores || was_read)) wanted.targets = {};
+  const MicroBatchSource::Filled filled = source_->fill(key.micro_batch, wanted);
+  std::int64_t num_targets = scores ? filled.target_tokens : 0;
+  if (reads_ahead) read_targets_[key.micro_batch] = {{all.targets.begin(), all.targets.end()}, filled.target_tokens};
+  if (was_read) {
+    const auto read = read_targets_.extract(key.micro_batch);
+    SCALETRAIN_CHECK(!read.empty());
+    std::copy(read.mapped().values.begin(), read.mapped().values.end(), all.targets.begin());
+    num_targets = read.mapped().num_unmasked;
+  }
+  result_.target_tokens += num_targets;
+  micro.batch = {.shape = parts_.memory.plan().shape,
+                 .phase = phase_,
+                 .ids = embeds ? buffer.ids : View(),
+                 .targets = scores ? buffer.targets : View(),
+                 .positions = buffer.positions,
+                 .document_start = {},
+                 .first_sample = filled.first_sample,
+                 .loss_gradient = loss_gradient_,
+                 .loss_sum = &result_.loss_sum};
+}
+
+void StageExecutor::forward(const WorkKey& key) {
+  const ActivationPlan& plan = parts_.memory.plan();
+  const std::vector<int>& units = units_of(key.chunk);
+  const std::int64_t buffer = free_buffer(key.chunk);
+  const auto [place, is_new] = in_flight_.try_emplace(key);
+  SCALETRAIN_CHECK(is_new);
+  InFlight& micro = place->second;
+  micro.buffer = buffer;
+  fill(key, micro);
+  Bundle input;
+  if (!holds_embedding(key.chunk)) {
+    micro.input = take_received(activations_, key);
+    input = input_bundle(micro.input);
+  }
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const UnitBuffers& regions = plan.buffers[static_cast<std::size_t>(buffer)][i];
+    const Bundle output = parts_.memory.bundle(regions.output);
+    const UnitWeights& weights = parts_.store.acquire(parts_.stream, units[i]);
+    prefetch(i + 1 < units.size() ? units[i + 1] : next_unit_);
+    micro.saved.push_back(unit_at(units[i]).forward(unit_run(micro, weights, nullptr), input, output,
+                                                    parts_.memory.region(regions.saved)));
+    parts_.store.release(units[i]);
+    tick();
+    input = output;
+  }
+  const bool hands_over = parts_.pipeline == nullptr && !holds_head(key.chunk);
+  if (hands_over) {
+    const std::int64_t next_input = inputs_.take();
+    copy(output_of(micro), input_bundle(next_input));
+    activations_[{key.chunk + 1, key.micro_batch}] = {next_input, {}};
+  }
+  if (phase_ == Phase::train) return;
+  if (hands_over || holds_head(key.chunk)) return retire(key);
+  // Only its output is left, until it has been sent.
+  micro.saved.clear();
+  if (micro.input >= 0) inputs_.add(std::exchange(micro.input, -1));
+  senders_[static_cast<std::size_t>(key.chunk)].push_back(key.micro_batch);
+}
+
+void StageExecutor::backward(const WorkKey& key, Opcode op) {
+  const ActivationPlan& plan = parts_.memory.plan();
+  const std::vector<int>& units = units_of(key.chunk);
+  const bool splits = op == Opcode::backward_input;
+  // Gradients are complete when the last micro-batch has passed.
+  const bool is_last = !splits && --contributions_left_[static_cast<std::size_t>(key.chunk)] == 0;
+  InFlight& micro = find(key);
+  SCALETRAIN_CHECK_EQ(micro.saved.size(), units.size());
+  if (splits) {
+    micro.work_set = work_sets_.take();
+    micro.work.resize(units.size());
+  }
+  std::int64_t arrived = -1;
+  Bundle d_output;
+  if (!holds_head(key.chunk)) {
+    arrived = take_received(gradients_, key);
+    d_output = gradient_bundle(arrived);
+  }
+  const Bundle outgoing = outgoing_gradient(key);
+  std::size_t side = 0;
+  for (std::size_t i = units.size(); i-- > 0;) {
+    const Unit& unit = unit_at(units[i]);
+    const Bundle d_input = i == 0 ? outgoing : parts_.memory.bundle(plan.gradients[side]);
+    const UnitWeights& weights = parts_.store.acquire(parts_.stream, units[i]);
+    prefetch(i > 0 ? units[i - 1] : next_unit_);
+    if (splits) {
+      const std::size_t work = static_cast<std::size_t>(micro.work_set) * units_per_work_set_ + i;
+      micro.work[i] = unit.backward_input(unit_run(micro, weights, nullptr), std::move(micro.saved[i]), d_output,
+                                          d_input, parts_.memory.region(plan.work[work]));
+    } else {
+      const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, units[i]);
+      unit.backward(unit_run(micro, weights, &gradients), std::move(micro.saved[i]), d_output, d_input, Region{});
+      parts_.store.release_gradients(parts_.stream, units[i], is_last);
+    }
+    parts_.store.release(units[i]);
+    tick();
+    d_output = d_input;
+    side = 1 - side;
+  }
+  if (arrived >= 0) gradient_inputs_.add(arrived);
+  if (!splits) retire(key);
+}
+
+// Where the input's gradient of a chunk goes: to the stage before, or to the chunk before on this stage; nowhere for
+// the embedding.
+Bundle StageExecutor::outgoing_gradient(const WorkKey& key) {
+  if (holds_embedding(key.chunk)) return {};
+  if (parts_.pipeline == nullptr) {
+    const std::int64_t buffer = gradient_inputs_.take();
+    gradients_[{key.chunk - 1, key.micro_batch}] = {buffer, {}};
+    return gradient_bundle(buffer);
+  }
+  const std::int64_t buffer = free_gradient_output();
+  pending_sends_.push_back({key, buffer, {}});
+  return parts_.memory.bundle(parts_.memory.plan().gradient_outputs[static_cast<std::size_t>(buffer)]);
+}
+
+void StageExecutor::backward_weight(const WorkKey& key) {
+  const bool is_last = --contributions_left_[static_cast<std::size_t>(key.chunk)] == 0;
+  const UnitWeights none;
+  InFlight& micro = find(key);
+  const std::vector<int>& units = units_of(key.chunk);
+  SCALETRAIN_CHECK_EQ(micro.work.size(), units.size());
+  for (std::size_t i = units.size(); i-- > 0;) {
+    const Unit& unit = unit_at(units[i]);
+    const bool reads_weights = unit.weight_phase_reads_weights();
+    const UnitWeights& weights = reads_weights ? parts_.store.acquire(parts_.stream, units[i]) : none;
+    const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, units[i]);
+    unit.backward_weight(unit_run(micro, weights, &gradients), std::move(micro.work[i]));
+    parts_.store.release_gradients(parts_.stream, units[i], is_last);
+    if (reads_weights) parts_.store.release(units[i]);
+    tick();
+  }
+  retire(key);
+}
+
+void StageExecutor::finish_reductions() {
+  for (const std::int64_t chunk : chunks_to_reduce_) parts_.store.finish_gradients(parts_.stream, units_of(chunk));
+  chunks_to_reduce_.clear();
+}
+
+}  // namespace scaletrain

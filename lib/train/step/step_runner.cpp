@@ -1,0 +1,123 @@
+#include "train/step/step_runner.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "optim/gradient_norm.h"
+#include "plan/longest_wait.h"
+
+namespace scaletrain {
+
+namespace {
+
+StageExecutor::Parts executor_parts(const StepRunner::Parts& parts) {
+  return {.backend = parts.backend,
+          .stream = parts.stream,
+          .model = parts.model,
+          .store = parts.store,
+          .memory = parts.memory,
+          .tensor = parts.groups.tensor.get(),
+          .pipeline = parts.groups.pipeline.get(),
+          .work = parts.work};
+}
+
+// Every tensor rank of the last stage computes the whole loss; the first of them counts it.
+bool counts_loss(const PhasePlan& plan, Rank rank) {
+  const MeshPosition position = plan.mesh.position_of(rank);
+  return position.tensor == 0 && position.pipeline + 1 == plan.mesh.degree(Axis::pipeline);
+}
+
+// The micro-batches of a round.
+class RoundSource final : public MicroBatchSource {
+ public:
+  RoundSource(MicroBatchSource& all, std::int64_t first) : all_(all), first_(first) {}
+  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
+    return all_.fill(MicroBatch(first_ + micro_batch.value()), tensors);
+  }
+
+ private:
+  MicroBatchSource& all_;
+  std::int64_t first_;
+};
+
+}  // namespace
+
+StepRunner::StepRunner(const Parts& parts)
+    : parts_(parts), executor_(executor_parts(parts)), training_(executor_.order_of(parts.plan.schedule(parts.rank))) {}
+
+StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,
+                                    const BeforeUpdate& before_update) {
+  parts_.store.zero_gradients(parts_.stream);
+  Result result;
+  executor_.train(training_, source, parts_.plan.loss_gradient,
+                  [&](const ExecutionResult& sums) { result = update(sums, settings, votes, before_update); });
+  return result;
+}
+
+StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& ask,
+                                      const BeforeUpdate& before_update) {
+  const bool counts = counts_loss(parts_.plan, parts_.rank);
+  const double share = gradient_sum_of_squares_share(parts_.backend, parts_.stream, parts_.store);
+  const Votes votes = ask ? ask() : Votes();
+  // Doubles hold token counts exactly up to 2^53.
+  std::array<double, numbers_per_step> numbers = {share, counts ? sums.loss_sum : 0.0,
+                                                  counts ? static_cast<double>(sums.target_tokens) : 0.0,
+                                                  votes.interrupted ? 1.0 : 0.0, votes.save ? 1.0 : 0.0};
+  sum_over_world(parts_.groups, numbers);
+  Result result;
+  result.target_tokens = std::llround(numbers[2]);
+  result.votes = {.interrupted = numbers[3] > 0.0, .save = numbers[4] > 0.0};
+  result.outcome = make_step_scalars({.sum_of_squares = numbers[0],
+                                      .loss_sum = numbers[1],
+                                      .num_tokens = result.target_tokens,
+                                      .micro_scale = parts_.plan.loss_gradient},
+                                     settings);
+  if (before_update) before_update();
+  parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, result.outcome.block);
+  parts_.stream.synchronize();
+  return result;
+}
+
+// Kept: sets do not change their sizes, so that few lengths are asked for, and none longer than the longest round.
+const ExecutionOrder& StepRunner::evaluation_round(std::int64_t num_micro_batches) {
+  const auto known = evaluation_.find(num_micro_batches);
+  if (known != evaluation_.end()) return known->second;
+  const PhasePlan& plan = parts_.plan;
+  const Stage stage(plan.mesh.position_of(parts_.rank).pipeline);
+  const auto steps = make_evaluation_schedule(plan.mesh.degree(Axis::pipeline), num_micro_batches, plan.chunks, stage);
+  return evaluation_.emplace(num_micro_batches, executor_.order_of(steps)).first->second;
+}
+
+void StepRunner::wait_for_all() {
+  double nothing = 0.0;
+  try {
+    sum_over_world(parts_.groups, {&nothing, 1});
+  } catch (const PeerError&) {  // the reason to end stands, with or without that rank
+  }
+}
+
+StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,
+                                                const std::function<bool()>& wants_to_stop) {
+  const PhasePlan& plan = parts_.plan;
+  const std::int64_t longest = longest_evaluation_round(plan);
+  ExecutionResult sums;
+  for (std::int64_t first = 0; first < num_micro_batches; first += longest) {
+    if (wants_to_stop) {
+      double wishes = wants_to_stop() ? 1.0 : 0.0;
+      sum_over_world(parts_.groups, {&wishes, 1});
+      if (wishes > 0.0) return {.is_given_up = true};
+    }
+    RoundSource round(source, first);
+    sums = executor_.evaluate(evaluation_round(std::min(longest, num_micro_batches - first)), round, sums);
+  }
+  const bool counts = counts_loss(plan, parts_.rank);
+  std::array<double, 2> numbers = {counts ? sums.loss_sum : 0.0,
+                                   counts ? static_cast<double>(sums.target_tokens) : 0.0};
+  sum_over_world(parts_.groups, numbers);
+  return {.loss_sum = numbers[0], .target_tokens = std::llround(numbers[1])};
+}
+
+}  // namespace scaletrain

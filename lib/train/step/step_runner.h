@@ -1,0 +1,88 @@
+// One optimizer step of one rank, and evaluations between them: the schedule through the executor, the norm and the
+// decision, the update. What the trainer, the benchmark and the equivalence tests all run on.
+//
+// Decisions are taken from one sum over the world, so that every rank takes the same: the gradient's norm, the loss,
+// the token count, and the votes that ride along.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+
+#include "base/work_count.h"
+#include "optim/optimizer.h"
+#include "optim/step_scalars.h"
+#include "parallel/mesh/groups.h"
+#include "plan/run_plan.h"
+#include "train/step/stage_executor.h"
+
+namespace scaletrain {
+
+class StepRunner {
+ public:
+  struct Parts {
+    const PhasePlan& plan;
+    Rank rank;
+    Backend& backend;
+    Stream& stream;
+    const Transformer& model;
+    ParamStore& store;
+    Optimizer& optimizer;
+    StageMemory& memory;
+    const RankGroups& groups;
+    WorkCount* work = nullptr;  // of executed instructions
+  };
+
+  // What a rank wants after this step; any rank's wish is everyone's.
+  struct Votes {
+    bool interrupted = false;
+    bool save = false;
+  };
+  // Asked as late as it can be, right before the ranks agree: a wish of the step's last moment is one of this step.
+  using AskVotes = std::function<Votes()>;
+  // Called right before the optimizer changes master weights and its states: returns when nobody reads them any more.
+  using BeforeUpdate = std::function<void()>;
+
+  struct Result {
+    StepOutcome outcome;
+    std::int64_t target_tokens = 0;  // of the global batch
+    Votes votes;                     // of all ranks
+  };
+
+  explicit StepRunner(const Parts& parts);
+
+  // source: this replica's micro-batches. After it the store's gradients are those of the whole batch (held ranges),
+  // and the parameters are updated (or, with outcome.skip, as before).
+  Result step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes = {},
+              const BeforeUpdate& before_update = {});
+
+  // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
+  // Gradients and parameters stay as they are. They run in rounds of bounded length: a schedule's size, and the time to
+  // make one, do not grow with the set.
+  struct EvaluationSums {
+    double loss_sum = 0.0;
+    std::int64_t target_tokens = 0;
+    bool is_given_up = false;  // the sums are of no use
+  };
+  // wants_to_stop: asked before each round; where one rank says yes, all give the evaluation up. Empty: nobody is
+  // asked.
+  EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,
+                          const std::function<bool()>& wants_to_stop = {});
+
+  // Returns when all ranks have come here, or one of them is gone. Before all end for a reason that all have seen: who
+  // ends first would otherwise take from the others the time to say so.
+  void wait_for_all();
+
+ private:
+  // What the schedule's optimizer_step means.
+  Result update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& votes,
+                const BeforeUpdate& before_update);
+  const ExecutionOrder& evaluation_round(std::int64_t num_micro_batches);
+
+  Parts parts_;
+  StageExecutor executor_;
+  ExecutionOrder training_;
+  std::map<std::int64_t, ExecutionOrder> evaluation_;  // by the number of micro-batches
+};
+
+}  // namespace scaletrain

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Every row of tests/coverage.txt must be held by a test case of the gate; names the rows that are not and fails. A case is of the
+# gate when it exists, tests/nightly.txt leaves it in and nothing skips it. With --tests: prints each such case with its rows.
+source "$(dirname "$0")/common.sh"
+cd "$root"
+mapfile -t sources < <(git ls-files 'tests/*.cpp')
+exec perl scripts/coverage.pl "${1:-}" tests/coverage.txt tests/nightly.txt "${sources[@]}"

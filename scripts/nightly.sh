@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# nightly.sh [HOURS]: the net behind the gate, hours of it. Everything that .ci/run tests and all that it leaves out: clang-tidy on every
+# file, every test, layouts for 50 steps, all unit tests under the sanitizers, five minutes of each fuzz target, the soaks
+# (for so many hours at least; default 1). The first failure ends it.
+source "$(dirname "$0")/common.sh"
+cd "$root"
+hours=${1:-1}
+say "formatter"
+scripts/format.sh --check
+say "a test for every fault and trap"
+scripts/coverage.sh
+say "every test, layouts for 50 steps"
+SCALETRAIN_SOAK_STEPS=50 scripts/test.sh
+say "each source compiled by itself, as who works on it does"
+cmake --preset dev -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
+cmake --build --preset dev
+say "clang-tidy on every file"
+scripts/tidy.sh all
+say "address and undefined-behaviour sanitizers"
+cmake --preset asan >/dev/null
+cmake --build --preset asan
+ctest --preset asan-all --no-tests=error -j2
+say "thread sanitizer"
+cmake --preset tsan >/dev/null
+cmake --build --preset tsan
+ctest --preset tsan-all --no-tests=error -j2
+say "fuzz targets"
+scripts/fuzz.sh 300
+say "soaks"
+scripts/soak.sh "$hours"

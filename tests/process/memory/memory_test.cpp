@@ -1,0 +1,138 @@
+// Whatever asks for memory and gets none, and when: the process says that memory ran out, leaves with 3, and nothing is
+// lost. Never an abort, a bug that is to be reported, or a wait for somebody who is gone.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "process/ranks.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of each kind of process, at moments that are spread over all its requests; SCALETRAIN_MEMORY_TRIES asks for more.
+int num_tries() {
+  const char* const text = std::getenv("SCALETRAIN_MEMORY_TRIES");
+  return text == nullptr ? 8 : std::max(1, std::atoi(text));
+}
+
+// The processes of a launch whose command lines contain `process`: request number `at` is refused and, with
+// count = 0, all that follow.
+Launch with_scarce_memory(Launch launch, const std::string& process, long at, long count) {
+  launch.environment.emplace_back("LD_PRELOAD", SCARCE_MEMORY_LIBRARY);
+  launch.environment.emplace_back("SCARCE_PROCESS", process);
+  launch.environment.emplace_back("SCARCE_AT", std::to_string(at));
+  launch.environment.emplace_back("SCARCE_COUNT", std::to_string(count));
+  launch.environment.emplace_back("SCARCE_TOTAL", (workspace() / "memory-requests").string());
+  return launch;
+}
+
+// How many requests the process makes when none is refused.
+long count_requests(const Launch& launch, const std::string& process) {
+  const Ended end = run_program(with_scarce_memory(launch, process, 0, 0), ranks_patience);
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  return std::stol(read_file(workspace() / "memory-requests"));
+}
+
+// The n-th of the moments: they fall evenly however many there are.
+long moment(long requests, int n) {
+  const double place = std::fmod(0.618033988749895 * (n + 1), 1.0);
+  return 1 + static_cast<long>(place * static_cast<double>(requests));
+}
+
+// Zero: what was refused could be done without, as a line of a log or a save that the next one makes up for.
+void check_classified(const Ended& end) {
+  CAPTURE(end.errors);
+  CHECK_FALSE(end.timed_out);
+  CHECK(end.signal == 0);
+  CHECK((end.exit_code == 0 || end.exit_code == 3));
+  CHECK_FALSE(end.says("terminate called"));
+  CHECK_FALSE(end.says("a bug"));
+  if (end.exit_code == 3) CHECK((end.says("out of memory") || end.says("not enough memory")));
+}
+
+template <class Try>
+void at_many_moments(long requests, Try attempt) {
+  for (int n = 0; n < num_tries(); ++n) {
+    const long at = moment(requests, n);
+    for (const long count : {1L, 0L}) {
+      CAPTURE(at);
+      CAPTURE(count);
+      attempt(at, count);
+    }
+  }
+}
+
+void check_command(const std::vector<std::string>& arguments) {
+  CAPTURE(arguments.front());
+  const Launch launch = workspace().launch(arguments);
+  at_many_moments(count_requests(launch, arguments.front()), [&](long at, long count) {
+    check_classified(run_program(with_scarce_memory(launch, arguments.front(), at, count), ranks_patience));
+  });
+}
+
+const Settings six_steps = {"train.steps=6", "train.lr_schedule.warmup=2", "checkpoint={every: 2, keep: 100}",
+                            "evaluate={every: 3, batches: 2}", "supervise={heartbeat: 20s, max_restarts: 1}"};
+
+Settings six_steps_and(const Settings& more) {
+  Settings settings = six_steps;
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
+// Runs of these settings, in which `process` runs out of memory at many moments: the same command again ends as a run
+// that nothing disturbed.
+void check_runs(const std::string& name, const Settings& settings, const std::string& process) {
+  CAPTURE(process);
+  const std::string whole = name + "-whole";
+  const long requests = count_requests(layout_launch(whole, settings), process);
+  const Trajectory expected = trajectory_of(layout_folder(whole));
+  REQUIRE(expected.last_step() == 6);
+  at_many_moments(requests, [&](long at, long count) {
+    const Launch launch = layout_launch(name, settings);
+    const Ended end = run_program(with_scarce_memory(launch, process, at, count), ranks_patience);
+    check_classified(end);
+    if (end.exit_code != 0) {
+      const Ended again = run_program(launch, ranks_patience);
+      CHECK_MESSAGE(again.exit_code == 0, again.errors);
+    }
+    const Trajectory found = trajectory_of(layout_folder(name));
+    CHECK(found.steps == expected.steps);
+    CHECK(found.evaluations == expected.evaluations);
+    check_no_process_left(name);
+    fs::remove_all(layout_folder(name));
+  });
+}
+
+}  // namespace
+
+TEST_CASE("commands that read only say that memory ran out, whichever request is refused") {
+  const std::string checkpoint_path = checkpoint(undisturbed_run(), 200).string();
+  check_command({"check", "config.yaml"});
+  check_command({"schema", "--json"});
+  check_command({"evaluate", checkpoint_path, "--data", "held.txt"});
+  check_command({"generate", checkpoint_path, "--prompt", "the old", "--max-tokens", "8"});
+  check_command({"checkpoint", "verify", checkpoint_path});
+}
+
+TEST_CASE(
+    "a worker that runs out of memory ends the run with 3, and the next start goes on as if nothing had happened") {
+  check_runs("scarce-worker", six_steps_and({"checkpoint.background=false"}), " worker ");
+}
+
+TEST_CASE("so does one that writes its checkpoints in the background") {
+  check_runs("scarce-background", six_steps_and({"checkpoint.background=true"}), " worker ");
+}
+
+TEST_CASE("so does each of several ranks") {
+  const Settings two = six_steps_and({"parallel.pipeline=2"});
+  check_runs("scarce-rank-0", two, " --rank 0 ");
+  check_runs("scarce-rank-1", two, " --rank 1 ");
+}
+
+}  // namespace scaletrain

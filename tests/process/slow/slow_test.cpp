@@ -1,0 +1,37 @@
+// A run that gets further is not hung, however long one rank waits for another.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "process/ranks.h"
+
+namespace scaletrain {
+namespace {
+
+// Two stages of 40 layers. Each product of the first stage takes 20 ms, a layer about half a second, and
+// its forward pass of the one micro-batch longer than ten heartbeats.
+constexpr double heartbeat = 1.5;
+constexpr double slow_seconds = 17.0;
+static_assert(slow_seconds > 10 * heartbeat);
+
+Launch slow_first_stage(const std::string& run) {
+  Launch launch = layout_launch(run, {"model.layers=80", "parallel.pipeline=2", "train.steps=2",
+                                      "train.lr_schedule.warmup=1", "train.global_batch=2", "train.micro_batch=2",
+                                      "evaluate={every: 0}", "supervise={heartbeat: 1.5s, max_restarts: 0}"});
+  launch.environment.emplace_back("LD_PRELOAD", SLOW_KERNEL_LIBRARY);
+  launch.environment.emplace_back("SLOW_PROCESS", "scaletrain r0");
+  launch.environment.emplace_back("SLOW_MILLISECONDS", "20");
+  launch.environment.emplace_back("SLOW_SECONDS", "17");
+  return launch;
+}
+
+}  // namespace
+
+TEST_CASE("a stage whose layers take longer together than ten heartbeats, and each far less than one, is waited for") {
+  const Ended end = run_program(slow_first_stage("deep-stage"), ranks_patience);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.seconds > slow_seconds);
+  CHECK(trajectory_of(layout_folder("deep-stage")).last_step() == 2);
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,210 @@
+#include <nlohmann/json.hpp>
+
+#include "plan/describe/describe.h"
+#include "plan/describe/devices.h"
+#include "plan_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+using nlohmann::json;
+
+struct Told {
+  std::string text;
+  json plan;
+};
+
+Told told(const Config& config, const MemoryBudget& budget, std::vector<std::optional<SourceSize>> sources = {}) {
+  DescribeOptions options;
+  options.all_on_one_host = budget.kind == MemoryBudget::Kind::host;
+  options.budget = budget;
+  options.sources = std::move(sources);
+  const PlanDescription description = describe_plan(config, make_run_plan(config, 50257, std::nullopt), options);
+  return {description.text, json::parse(description.json)};
+}
+
+MemoryBudget device_of(std::uint64_t memory, double peak = 0) {
+  return {.kind = MemoryBudget::Kind::device, .name = "the device", .memory = memory, .peak_flops = peak};
+}
+
+// Planned apart from the verdict: of the rank that needs most, without what lies in host memory.
+std::uint64_t device_bytes(const Config& config) {
+  const RunPlan plan = make_run_plan(config, 50257, std::nullopt);
+  const PhasePlan& phase = plan.phases.front();
+  std::uint64_t most = 0;
+  for (std::int64_t stage = 0; stage < phase.mesh.degree(Axis::pipeline); ++stage) {
+    const MemoryPlan memory = phase.memory(phase.mesh.rank_of({.pipeline = stage}), 0);
+    std::uint64_t bytes = 0;
+    for (const MemoryItem& item : memory.items)
+      if (item.purpose != "checkpoint staging" && item.purpose != "kernel workspace") bytes += item.bytes;
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+Config gpt2() {
+  Config config = preset_config("gpt2-124m");
+  config.train.global_batch = 64;
+  config.train.micro_batch = 16;
+  return config;
+}
+
+std::string in_one_line(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if ((c != ' ' && c != '\n') || (!out.empty() && out.back() != ' ')) out += c == '\n' ? ' ' : c;
+  return out;
+}
+
+std::optional<std::uint64_t> bytes_with(const json& settings, const std::string& setting) {
+  for (const json& entry : settings)
+    if (entry.at("setting") == setting) return entry.at("bytes").get<std::uint64_t>();
+  return std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("a plan is judged by the device that needs most, to the byte") {
+  Config config = gpt2();
+  config.parallel.pipeline = 2;
+  const std::uint64_t needed = device_bytes(config);
+  const Told fitting = told(config, device_of(needed));
+  CHECK(fitting.plan.at("verdict").at("fits") == true);
+  CHECK(fitting.plan.at("verdict").at("needed") == needed);
+  CHECK(fitting.plan.at("verdict").at("fits_with").empty());
+  CHECK(fitting.text.starts_with("fits "));
+  const Told failing = told(config, device_of(needed - 1));
+  CHECK(failing.plan.at("verdict").at("fits") == false);
+  CHECK(failing.text.starts_with("DOES NOT FIT "));
+  CHECK(contains(in_one_line(failing.text), " 1 B too much"));
+}
+
+TEST_CASE("what would make a plan fit is the smallest change of each key, and has really been planned") {
+  const Config config = gpt2();
+  Config smaller = config;
+  smaller.train.micro_batch = 4;
+  const std::uint64_t memory = device_bytes(smaller);
+  const json verdict = told(config, device_of(memory)).plan.at("verdict");
+  CHECK(bytes_with(verdict.at("fits_with"), "train.micro_batch: 4") == memory);
+  CHECK_FALSE(bytes_with(verdict.at("fits_with"), "train.micro_batch: 8"));
+  CHECK_FALSE(bytes_with(verdict.at("fits_with"), "train.micro_batch: 2"));
+  // Supported first, and what cannot be run yet is said to be so.
+  CHECK(verdict.at("fits_with").front().at("supported") == true);
+  bool is_marked = false;
+  for (const json& entry : verdict.at("fits_with"))
+    if (entry.at("setting").get<std::string>().starts_with("train.recompute")) is_marked = !entry.at("supported");
+  CHECK(is_marked);
+  for (const json& entry : verdict.at("fits_with")) CHECK(entry.at("bytes").get<std::uint64_t>() <= memory);
+}
+
+TEST_CASE("where no single key is enough the settings that are so together are told, or the nearest to it") {
+  Config config = gpt2();
+  config.parallel.data = 4;
+  Config least = config;
+  least.train.micro_batch = 1;
+  least.checkpoint.background = false;
+  const std::uint64_t memory = 4 * make_run_plan(least, 50257, std::nullopt).phases.front().memory(Rank(0), 0).total();
+  Told answer = told(config, {.kind = MemoryBudget::Kind::host, .name = "this machine", .memory = memory});
+  json verdict = answer.plan.at("verdict");
+  CHECK(verdict.at("fits_with").empty());
+  CHECK(verdict.at("fits_together") == true);
+  CHECK(verdict.at("together").size() >= 2);
+  CHECK(verdict.at("together").back().at("bytes").get<std::uint64_t>() <= memory);
+  CHECK(contains(answer.text, "\nfits with "));
+  CHECK(contains(answer.text, "\n      and "));
+  // Far too little: the way there is told, and that it does not lead there.
+  answer = told(config, device_of(1 << 20));
+  verdict = answer.plan.at("verdict");
+  CHECK(verdict.at("fits_with").empty());
+  CHECK(verdict.at("fits_together") == false);
+  REQUIRE(verdict.at("together").size() >= 2);
+  std::uint64_t before = verdict.at("needed");
+  for (const json& entry : verdict.at("together")) {
+    CHECK(entry.at("bytes").get<std::uint64_t>() < before);
+    before = entry.at("bytes");
+  }
+  CHECK(contains(answer.text, "\nnearest "));
+}
+
+TEST_CASE("the ranks of one machine share its memory, and more of them are no remedy") {
+  Config config = gpt2();
+  config.parallel.data = 2;
+  const PhasePlan phase = make_run_plan(config, 50257, std::nullopt).phases.front();
+  const std::uint64_t both = 2 * phase.memory(Rank(0), 0).total();
+  const auto judged = [&](std::uint64_t memory) {
+    return told(config, {.kind = MemoryBudget::Kind::host, .name = "this machine", .memory = memory})
+        .plan.at("verdict");
+  };
+  CHECK(judged(both).at("fits") == true);
+  const json verdict = judged(both - 1);
+  CHECK(verdict.at("needed") == both);
+  for (const json& entry : verdict.at("fits_with"))
+    CHECK_FALSE(entry.at("setting").get<std::string>().starts_with("parallel.tensor"));
+  CHECK(bytes_with(verdict.at("fits_with"), "checkpoint.background: false"));
+}
+
+TEST_CASE("work, epochs and time follow from the model, the batch and the device") {
+  Config config = gpt2();
+  config.train.steps = 1000;
+  config.parallel.data = 8;
+  for (const auto& [path, weight] : {std::pair{"a", 3.0}, {"b", 1.0}, {"c", 0.5}}) {
+    config.data.train.emplace_back().path = path;
+    config.data.train.back().weight = weight;
+  }
+  const double tokens = 1000.0 * 64 * 1024;
+  const Told answer =
+      told(config, device_of(80ull << 30, 312e12),
+           {SourceSize{10'000'000, "2 bytes a token"}, SourceSize{30'000'000, "a byte a token"}, std::nullopt});
+  const json& work = answer.plan.at("work");
+  CHECK(work.at("tokens") == tokens);
+  CHECK(work.at("samples") == 64000.0);
+  // 6N + 6·L·C·T, N without the position table.
+  const double flops = 6.0 * (124'439'808 - 1024 * 768) + 6.0 * 12 * 768 * 1024;
+  CHECK(work.at("flops").get<double>() == doctest::Approx(tokens * flops).epsilon(1e-9));
+  REQUIRE(work.at("sources").size() == 2);
+  CHECK(work.at("sources")[0].at("epochs").get<double>() == doctest::Approx(tokens * 3 / 4.5 / 10e6));
+  CHECK(work.at("sources")[1].at("epochs").get<double>() == doctest::Approx(tokens * 1 / 4.5 / 30e6));
+  const json& time = answer.plan.at("time");
+  const double seconds = tokens * flops / (8 * 0.4 * 312e12);
+  CHECK(time.at("seconds").get<double>() == doctest::Approx(seconds).epsilon(1e-9));
+  CHECK(time.at("step_seconds").get<double>() == doctest::Approx(seconds / 1000).epsilon(1e-9));
+  CHECK(time.at("tokens_per_second").get<double>() == doctest::Approx(tokens / seconds).epsilon(1e-9));
+  CHECK(time.at("device_hours").get<double>() == doctest::Approx(seconds / 3600 * 8).epsilon(1e-9));
+  CHECK(contains(in_one_line(answer.text), "at 40 % (assumed) of the peak of 8 x the device (312 TFLOP/s each)"));
+}
+
+TEST_CASE("the short form keeps to 80 columns and the long one has all of it") {
+  Config config = gpt2();
+  config.parallel.data = 2;
+  config.parallel.tensor = 2;
+  config.parallel.pipeline = 2;
+  DescribeOptions options;
+  options.budget = device_of(1ull << 30, 312e12);
+  const RunPlan plan = make_run_plan(config, 50257, std::nullopt);
+  const std::string text = describe_plan(config, plan, options).text;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    CHECK_MESSAGE(end - begin <= 80, text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  CHECK_FALSE(contains(text, "timeline of"));
+  options.verbose = true;
+  const std::string verbose = describe_plan(config, plan, options).text;
+  for (const char* part : {"timeline of", "groups\n", "sent by the first rank", "stage 0: "})
+    CHECK(contains(verbose, part));
+}
+
+TEST_CASE("known devices have what a verdict needs, and are found however they are written") {
+  for (const DeviceModel& device : known_devices()) {
+    CAPTURE(device.name);
+    CHECK(device.memory > 20ull << 30);
+    CHECK(find_device(device.name) == &device);
+    CHECK(peak_flops(device, Precision::fp16).value_or(0) >= peak_flops(device, Precision::fp32).value_or(1e99));
+  }
+  REQUIRE(find_device("H100") != nullptr);
+  CHECK(peak_flops(*find_device("H100"), Precision::bf16) == 989e12);
+  CHECK(find_device("H100-PCIe") == find_device("h100 pcie"));
+  CHECK(find_device("h10") == nullptr);
+  CHECK_FALSE(peak_flops(*find_device("v100"), Precision::bf16));
+}

@@ -1,0 +1,110 @@
+#include "telemetry/run_summary.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "support/temp_folder.h"
+#include "telemetry/metrics_reader.h"
+
+using namespace scaletrain;
+
+namespace {
+
+StepRecord step_of(std::int64_t step, double loss, double elapsed) {
+  StepRecord record;
+  record.step = step;
+  record.tokens = step * 100;
+  record.loss = loss;
+  record.elapsed_seconds = elapsed;
+  return record;
+}
+
+void check_low(const std::optional<LossAtStep>& low, std::int64_t step, double loss) {
+  REQUIRE(low);
+  CHECK(low->step == step);
+  CHECK(low->loss == loss);
+}
+
+}  // namespace
+
+TEST_CASE("the lowest loss is forgotten with the steps that a restart makes void, the one before it is not") {
+  LowestLoss losses;
+  CHECK_FALSE(losses.lowest());
+  losses.add(1, 4.0);
+  losses.add(2, 3.0);
+  losses.add(3, std::nan(""));
+  losses.add(4, 3.5);
+  losses.add(5, 2.0);
+  check_low(losses.lowest(), 5, 2.0);
+  losses.go_back(4);
+  check_low(losses.lowest(), 2, 3.0);
+  losses.add(5, 2.5);
+  check_low(losses.lowest(), 5, 2.5);
+  losses.go_back(0);
+  CHECK_FALSE(losses.lowest());
+}
+
+TEST_CASE("a metrics file is summed up over starts, restarts and torn ends, and goes into the end line") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  CHECK(summarize_metrics(file).restarts() == 0);
+  {
+    MetricsWriter writer(file);
+    writer.write(StartRecord{});
+    writer.write(step_of(1, 9.0, 1.0));
+    writer.write(StartRecord{});  // begun anew: nothing before counts
+    for (int step = 1; step <= 10; ++step) writer.write(step_of(step, 5.0 - 0.25 * step, 2.0 * step));
+    writer.write(EvaluationRecord{.step = 5, .dataset = "b", .loss = 3.0});
+    writer.write(EvaluationRecord{.step = 10, .dataset = "b", .loss = 2.0});
+    writer.write(EvaluationRecord{.step = 10, .dataset = "a", .loss = 1.0});
+    RestartRecord restart;
+    restart.step = 6;
+    writer.write(restart);
+    writer.write(step_of(7, 4.5, 22.5));
+  }
+  std::ofstream(file, std::ios::app) << R"({"kind":"step","step":8,"loss":0.)";
+  const RunSummary summary = summarize_metrics(file);
+  CHECK(summary.restarts() == 1);
+  check_low(summary.lowest_loss(), 6, 3.5);
+  CHECK(summary.loss() == 4.5);
+  CHECK(summary.tokens() == 700);
+  CHECK(summary.elapsed_seconds() == 22.5);  // the time of the steps that are void was spent
+  REQUIRE(summary.validation().empty());     // b's last evaluation is void
+  EndRecord end;
+  summary.fill(end);
+  CHECK(end.best_loss == 3.5);
+  CHECK(end.best_step == 6);
+  CHECK(end.restarts == 1);
+  CHECK(end.tokens == 700);
+  CHECK(end.elapsed_seconds == 22.5);
+}
+
+TEST_CASE("the summary of a file that is longer than one look agrees with the whole file read") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    writer.write(StartRecord{});
+    for (int step = 1; step <= 20000; ++step) {
+      StepRecord record = step_of(step, 2.0 + std::sin(0.01 * step), 0.5 * step);
+      record.wall_time = "2026-01-01T00:00:00Z";
+      writer.write(record);
+      if (step % 5000 == 0) writer.write(EvaluationRecord{.step = step, .dataset = "v", .loss = 10.0 / step});
+    }
+  }
+  REQUIRE(std::filesystem::file_size(file) > (2u << 20));
+  const Metrics whole = read_metrics(file);
+  const auto lowest = std::min_element(whole.steps.begin(), whole.steps.end(),
+                                       [](const StepRecord& a, const StepRecord& b) { return a.loss < b.loss; });
+  const RunSummary summary = summarize_metrics(file);
+  check_low(summary.lowest_loss(), lowest->step, lowest->loss);
+  CHECK(summary.elapsed_seconds() == 10000.0);
+  REQUIRE(summary.validation().size() == 1);
+  CHECK(summary.validation()[0].lowest.loss == 10.0 / 20000);
+  CHECK(summary.validation()[0].last.step == 20000);
+}

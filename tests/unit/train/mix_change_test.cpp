@@ -1,0 +1,110 @@
+// A run whose data.train changes at a resume: each source goes on where it was left, and people are told so.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "train/run_state.h"
+#include "train_helpers.h"
+
+namespace scaletrain {
+namespace {
+
+// 48 samples of some 250 of train.txt are read in 12 steps; b.txt has 10.
+const std::string kAlone = "data.train=[{path: train.txt}]";
+const std::string kBoth = "data.train=[{path: b.txt, epochs: 1}, {path: train.txt}]";
+const std::string kOther = "data.train=[{path: b.txt, epochs: 1}]";
+
+// Samples taken of each source, in the order of data.train, at the newest checkpoint.
+std::vector<std::int64_t> taken(const TinyRun& run) {
+  const std::filesystem::path newest = list_checkpoints(run.paths.checkpoints()).front().path;
+  const RunState state = read_state(read_manifest(newest), newest.string());
+  const Mix& mix = state.history.mix();
+  const MixTurns turns(mix, std::vector<std::string>(mix.sources.size(), "source"));
+  return turns.taken(state.history.next_sample());
+}
+
+std::string log_of(const TinyRun& run) {
+  return TempFolder::read(run.paths.folder / "logs" / "rank-00000.log");
+}
+
+TEST_CASE("a source that joins a run is read from its beginning to its cap, the other one on from where it was") {
+  TinyRun run;
+  run.run({kAlone});
+  CHECK(taken(run) == std::vector<std::int64_t>{48});
+  CHECK(run.run({kBoth, "train.steps=24"}) == ExitCode::finished);
+  CHECK(taken(run) == std::vector<std::int64_t>{10, 48 + 38});
+  // And is gone on with by the next start, as every other state.
+  TinyRun whole;
+  whole.run({kAlone});
+  whole.run({kBoth, "train.steps=24"}, 3);
+  CHECK(whole.run({kBoth, "train.steps=24"}) == ExitCode::finished);
+  check_same_numbers(whole.metrics(), run.metrics());
+}
+
+TEST_CASE("a capped source that takes another's place needs only what it needs") {
+  TinyRun run;
+  run.run({kAlone});
+  const std::string refusal = message_of<UserError>([&] { run.run({kOther, "train.steps=15"}); });
+  CHECK(contains(refusal, "the 3 steps from here on need 12 samples and the epoch caps leave 10"));
+  CHECK(contains(refusal, "train.steps"));
+  CHECK(run.run({kOther, "train.steps=14"}) == ExitCode::finished);
+  CHECK(taken(run) == std::vector<std::int64_t>{8});
+}
+
+TEST_CASE("a start says what it will read and what is left, for people and in the metrics") {
+  TinyRun run;
+  run.run({kAlone});
+  const auto tokens = static_cast<std::int64_t>(std::filesystem::file_size(run.folder / "train.txt")) + 1;
+  const std::int64_t samples = (tokens - 1 + 15) / 16;
+  REQUIRE((samples >= 250 && samples <= 252));
+  const std::string holds = fmt::format("train.txt: 4,{:03} tokens in {} samples; ", tokens - 4000, samples);
+  CHECK(contains(log_of(run), holds + "this run = 0.19 epochs"));
+  REQUIRE(run.metrics().starts.size() == 1);
+  REQUIRE(run.metrics().starts[0].sources.size() == 1);
+  const SourceRecord first = run.metrics().starts[0].sources[0];
+  CHECK(first.key == "data.train.0");
+  CHECK(first.tokens == tokens);
+  CHECK(first.samples == samples);
+  CHECK(first.taken == 0);
+  CHECK(first.taken_at_end == 48);
+  CHECK(first.epochs == 48.0 / static_cast<double>(samples));
+  run.run({kBoth, "train.steps=24"}, 2);
+  CHECK(contains(log_of(run), "each source that the run knows goes on where it was left"));
+  CHECK(contains(log_of(run), "b.txt: 151 tokens in 10 samples; none of it read yet; this run = 1.00 epochs"));
+  CHECK(contains(log_of(run), holds + fmt::format("0.19 epochs read, {} samples of this epoch left; this run = "
+                                                  "0.34 epochs",
+                                                  samples - 48)));
+  run.run({kBoth, "train.steps=24"}, 1);
+  CHECK(contains(log_of(run), "0.40 epochs read, 6 samples of its cap left; this run = 1.00 epochs"));
+  const std::vector<SourceRecord> sources = run.metrics().restarts.back().sources;
+  REQUIRE(sources.size() == 2);
+  CHECK(sources[0].taken == 4);
+  CHECK(sources[0].cap == 10);
+  CHECK(sources[1].taken_at_end == 86);
+}
+
+TEST_CASE("a source that is left out stays counted, which is told") {
+  TinyRun run;
+  run.run({kBoth}, 4);
+  const std::vector<std::int64_t> before = taken(run);
+  run.run({kAlone}, 2);
+  CHECK(contains(log_of(run), "a source that the run has read from is not there now"));
+  run.run({kBoth}, 1);
+  CHECK(taken(run) == std::vector<std::int64_t>{before.front() + 2, before.back() + 8 + 2});
+}
+
+TEST_CASE("a path that holds other content is another source, which is told with what helps") {
+  TinyRun run;
+  run.run({kAlone}, 4);
+  run.folder.write("train.txt", sample_text(4000, 1) + "and more");
+  run.run({kAlone}, 2);
+  CHECK(taken(run) == std::vector<std::int64_t>{8});
+  CHECK(contains(log_of(run), "train.txt holds other content than at the checkpoint, and is read from its beginning"));
+  CHECK(contains(log_of(run), "name files that join as a source of their own"));
+  run.folder.write("train.txt", sample_text(4000, 1));
+  run.run({kAlone}, 2);
+  CHECK(taken(run) == std::vector<std::int64_t>{24});
+}
+
+}  // namespace
+}  // namespace scaletrain
