@@ -10,11 +10,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "host/address.h"
+#include "host/machine.h"
+#include "host/run_lock.h"
 #include "launch/agent/agent.h"
 #include "launch/coordination/coordinator.h"
 #include "launch/coordination/places.h"
-#include "launch/host/machine.h"
-#include "launch/host/run_lock.h"
 #include "launch/meeting/meeting.h"
 #include "run_checks.h"
 #include "start_agreement.h"

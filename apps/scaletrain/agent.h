@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/exit_code.h"
-#include "launch/host/launcher.h"
-#include "launch/host/signals.h"
+#include "host/launcher.h"
+#include "host/signals.h"
 
 namespace scaletrain {
 

@@ -13,7 +13,7 @@
 #include "config/keys/number_text.h"
 #include "config/load.h"
 #include "data/size_estimate.h"
-#include "launch/host/machine.h"
+#include "host/machine.h"
 #include "option_checks.h"
 #include "plan/describe/describe.h"
 #include "plan/describe/devices.h"

@@ -18,7 +18,7 @@
 #include "base/text.h"
 #include "commands.h"
 #include "completion.h"
-#include "launch/host/signals.h"
+#include "host/signals.h"
 #include "version.h"
 
 namespace scaletrain {

@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
-#include "launch/host/machine.h"
+#include "host/machine.h"
 #include "model_choice.h"
 
 namespace scaletrain {

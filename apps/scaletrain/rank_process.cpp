@@ -4,8 +4,8 @@
 
 #include "base/last_words.h"
 #include "commands.h"
-#include "launch/host/machine.h"
-#include "launch/host/run_lock.h"
+#include "host/machine.h"
+#include "host/run_lock.h"
 #include "launch/workers/communicators.h"
 #include "plan/longest_wait.h"
 #include "train/start/assembly.h"

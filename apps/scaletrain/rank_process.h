@@ -14,7 +14,7 @@
 #include "comm/collective/collective_status.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "launch/host/signals.h"
+#include "host/signals.h"
 #include "train/start/run_folder.h"
 
 namespace scaletrain {

@@ -8,8 +8,8 @@
 #include "agent.h"
 #include "commands.h"
 #include "config/load.h"
-#include "launch/host/launcher.h"
-#include "launch/host/signals.h"
+#include "host/launcher.h"
+#include "host/signals.h"
 
 namespace scaletrain {
 

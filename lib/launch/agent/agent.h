@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "base/exit_status.h"
+#include "host/signals.h"
 #include "launch/agent/agent_link.h"
 #include "launch/coordination/coordinator.h"
-#include "launch/host/signals.h"
 #include "launch/meeting/meeting.h"
 #include "launch/workers/worker_group.h"
 #include "telemetry/log.h"

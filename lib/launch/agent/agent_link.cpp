@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "launch/host/machine.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 namespace {

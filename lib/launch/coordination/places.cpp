@@ -8,7 +8,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/hash.h"
-#include "launch/host/machine.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "host/address.h"
 #include "launch/meeting/backoff.h"
 
 namespace scaletrain {

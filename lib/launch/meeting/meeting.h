@@ -15,8 +15,8 @@
 #include "comm/in_process/world.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "comm/rendezvous/rendezvous.h"
+#include "host/launcher.h"
 #include "launch/coordination/messages.h"
-#include "launch/host/launcher.h"
 #include "launch/meeting/rendezvous_file.h"
 #include "launch/watch/wait_notice.h"
 
@@ -77,13 +77,5 @@ class Meeting {
   std::unique_ptr<InProcessWorld> alone_{};  // the store of an agent without others
   std::unique_ptr<RendezvousServer> workers_{};
 };
-
-// The numeric address that launch.interface means: of the interface of that name, or the address itself. UserError if
-// this host has neither; it lists what there is.
-std::string address_of_interface(const std::string& interface);
-
-// The numeric address of this host's interface towards `host`, or towards the network at large if `host` is empty;
-// "127.0.0.1" where there is no network. PeerError if `host` cannot be resolved.
-std::string address_towards(const std::string& host);
 
 }  // namespace scaletrain

@@ -13,7 +13,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
-#include "launch/host/machine.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/exit_status.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "launch/host/launcher.h"
+#include "host/launcher.h"
 #include "train/start/run_folder.h"
 
 namespace scaletrain {

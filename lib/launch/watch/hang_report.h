@@ -1,13 +1,10 @@
 // What a rank writes into its log when it is taken for hung: the collective that it is in, what each of its threads
 // does in the kernel, and a stack trace of each.
 //
-// The agent asks with SIGQUIT. It is blocked in every thread and read by one, as the signals of signals.h are. To see
-// other threads' stacks, a thread has a handler run on each of them: the only place where a handler ever runs on a
-// compute thread, whose generated code may keep data below the stack pointer. It is done only when the process is ended
-// afterwards whatever is found, by the agent that is its parent; and the handler does not return, so that nothing is
-// computed from what it may have overwritten. A SIGQUIT from anybody else is answered without it.
-//
-// A thread that comes to its handler late (it was in the kernel) finds that the report has gone on, and writes nowhere.
+// The agent asks with SIGQUIT. It is blocked in every thread and read by one, as the signals of host/signals.h are. To
+// see other threads' stacks costs them their lives (host/thread_stacks.h): they are written only for the agent that is
+// its parent, which ends the process afterwards whatever is found. A SIGQUIT from anybody else is answered without
+// them.
 #pragma once
 
 #include <filesystem>

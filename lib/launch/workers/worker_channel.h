@@ -3,7 +3,7 @@
 //
 //   progress COUNTER STEP working|waiting
 //   collective SECONDS ESCAPED_TEXT    behind a progress line: since when it waits for its peers, and in what
-//   storage ACTIVITY BYTES SECONDS [ESCAPED_TEXT]   behind a progress line, where it can be told (storage_probe.h)
+//   storage ACTIVITY BYTES SECONDS [ESCAPED_TEXT]   behind a progress line, where it can be told (host/storage_probe.h)
 //   pace STEPS BUSY_SECONDS            whole steps so far, and the time in them that was not spent waiting for peers
 //   dumped [ESCAPED_TEXT]              what SIGQUIT asks for is in its log (hang_report.h); the collective named there
 //   error EXIT_CODE ESCAPED_MESSAGE
@@ -27,21 +27,13 @@
 #include "base/exit_code.h"
 #include "base/file.h"
 #include "base/guarded_thread.h"
+#include "host/storage_probe.h"
 
 namespace scaletrain {
 
 // A wait for peers.
 struct InCollective {
   std::string text;
-  double seconds = 0.0;
-};
-
-// What a worker does beside executing instructions.
-struct InStorage {
-  std::uint64_t activity = 0;  // moves while it computes, reads or writes
-  std::uint64_t bytes = 0;     // read and written so far
-  // The call to the storage in which one of its threads has been for so long, when nothing else moves; empty: none.
-  std::string text{};
   double seconds = 0.0;
 };
 

@@ -16,7 +16,7 @@
 #include "base/exit_code.h"
 #include "base/strong.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "launch/host/signals.h"
+#include "host/signals.h"
 #include "launch/workers/worker_channel.h"
 #include "telemetry/log.h"
 #include "train/start/run_folder.h"
@@ -90,7 +90,7 @@ struct GroupOptions {
   std::function<std::vector<std::string>(const StartPoint&, const WorkerSlot&)> arguments{};
   // Whether the run's lock is still held (asked about once a second); empty: always.
   std::function<bool()> holds_lock{};
-  // See memory_kills.h, which an empty one stands for.
+  // See host/memory_kills.h, which an empty one stands for.
   std::function<std::optional<std::int64_t>()> memory_kills{};
 
   // Called by the thread that supervises, between two looks: they must not block.

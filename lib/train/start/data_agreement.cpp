@@ -1,7 +1,6 @@
 #include "train/start/data_agreement.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +15,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 
@@ -108,9 +108,7 @@ bool is_weights_file(const fs::path& path) {
 }  // namespace
 
 DataClaim make_data_claim(std::uint64_t tokenizer, std::vector<SourceContent> sources) {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return {host.data(), tokenizer, std::move(sources)};
+  return {host_name(), tokenizer, std::move(sources)};
 }
 
 SourceContent content_of_weights(const std::string& folder) {

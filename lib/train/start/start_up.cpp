@@ -1,14 +1,12 @@
 #include "train/start/start_up.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <array>
 #include <exception>
-#include <fstream>
 #include <string_view>
 
 #include "base/error.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 
@@ -22,12 +20,8 @@ constexpr const char* first_data = "first-data";  // what rank 0 has opened
 // Where a host's first rank says that the data is open: the same for all processes that share a kernel, containers
 // included.
 std::string data_name() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  if (!id.empty()) return "data/" + id;
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return fmt::format("data/{}", name.data());
+  const std::string boot = boot_id();
+  return "data/" + (boot.empty() ? host_name() : boot);
 }
 
 }  // namespace

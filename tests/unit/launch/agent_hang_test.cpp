@@ -9,7 +9,7 @@
 
 #include "agent_scene.h"
 #include "base/clock.h"
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

@@ -16,8 +16,9 @@
 #include "launch/agent/agent.h"
 #include "launch/coordination/coordinator.h"
 #include "launch/meeting/meeting.h"
+#include "support/blocked_signals.h"
+#include "support/eventually.h"
 #include "support/temp_folder.h"
-#include "test_tools.h"
 
 namespace scaletrain {
 

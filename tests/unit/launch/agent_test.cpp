@@ -14,10 +14,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "launch/host/machine.h"
+#include "host/machine.h"
 #include "launch/workers/worker_channel.h"
 #include "launch/workers/worker_process.h"
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

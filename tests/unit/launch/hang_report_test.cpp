@@ -13,7 +13,7 @@
 #include "comm/communicator.h"
 #include "launch/workers/worker_channel.h"
 #include "launch/workers/worker_process.h"
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

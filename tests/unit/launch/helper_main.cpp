@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "host/machine.h"
+#include "host/signals.h"
 #include "launch/agent/agent.h"
 #include "launch/coordination/coordinator.h"
-#include "launch/host/machine.h"
-#include "launch/host/signals.h"
 #include "launch/meeting/meeting.h"
 #include "launch/watch/hang_report.h"
 #include "launch/workers/worker_channel.h"

@@ -14,9 +14,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "launch/meeting/backoff.h"
+#include "support/eventually.h"
 #include "support/held_port.h"
 #include "support/temp_folder.h"
-#include "test_tools.h"
 
 namespace scaletrain {
 namespace {
@@ -319,25 +319,6 @@ TEST_CASE("another start's rendezvous file is not removed") {
     write_rendezvous_file(places.paths(), theirs);
   }
   CHECK(read_rendezvous_file(places.paths()) == theirs);
-}
-
-TEST_CASE("an interface is found by name or address, and a wrong one is answered with those there are") {
-  CHECK(address_of_interface("lo") == "127.0.0.1");
-  CHECK(address_of_interface("127.0.0.1") == "127.0.0.1");
-  try {
-    address_of_interface("ib7");
-    FAIL("expected a UserError");
-  } catch (const UserError& error) {
-    CHECK(std::string(error.what()).find("launch.interface: ") == 0);
-    CHECK(says(error.what(), "\"ib7\""));
-    CHECK(says(error.what(), "lo (127.0.0.1)"));
-  }
-}
-
-TEST_CASE("the address towards this host is the one it is reached by") {
-  CHECK(address_towards("127.0.0.1") == "127.0.0.1");
-  CHECK_FALSE(address_towards("").empty());
-  CHECK_THROWS_AS(address_towards("no such host"), PeerError);
 }
 
 }  // namespace scaletrain

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

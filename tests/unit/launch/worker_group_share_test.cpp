@@ -11,8 +11,9 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "launch/workers/worker_group.h"
+#include "support/blocked_signals.h"
+#include "support/eventually.h"
 #include "support/temp_folder.h"
-#include "test_tools.h"
 
 namespace scaletrain {
 namespace {

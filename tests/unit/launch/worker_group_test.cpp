@@ -14,11 +14,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "host/machine.h"
 #include "launch/agent/agent.h"
-#include "launch/host/machine.h"
 #include "launch/workers/worker_channel.h"
 #include "launch/workers/worker_process.h"
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

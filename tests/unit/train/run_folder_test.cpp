@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "config/keys/keys.h"
+#include "host/run_lock.h"
 #include "support/refused_files.h"
 #include "train_helpers.h"
 
@@ -55,6 +56,16 @@ TEST_CASE("a run's own folder may hold anything besides") {
   run.folder.write("project/config.yaml", "");
   run.folder.write("project/notes.txt", "");
   CHECK(contains(message_of<UserError>([&] { open_run_folder(RunPaths(run.folder / "project")); }), "notes.txt"));
+}
+
+TEST_CASE("a folder with the run's lock, or with what it leaves behind, is still a run folder") {
+  const TempFolder folder;
+  const RunPaths paths(folder.path());
+  {
+    const RunLock lock = RunLock::acquire(paths.lock(), {});
+    CHECK_NOTHROW(open_run_folder(paths));
+  }
+  CHECK_NOTHROW(open_run_folder(paths));
 }
 
 TEST_CASE("lost checkpoints that the metrics know of end the start instead of beginning again") {

@@ -1,15 +1,12 @@
-// Small tools that the tests of launch share.
+// Small tools of tests that wait for other threads and processes, and read what they say.
 #pragma once
 
 #include <chrono>
-#include <csignal>
-#include <ctime>
 #include <functional>
 #include <string>
 #include <thread>
 
 #include "base/clock.h"
-#include "launch/host/signals.h"
 
 namespace scaletrain {
 
@@ -26,19 +23,5 @@ inline bool eventually(const std::function<bool()>& condition, double seconds = 
 inline bool says(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
-
-// Signals must be blocked before the watcher is made: base class first. What was sent to an earlier scene, and came too
-// late for it, is nothing to this one.
-struct BlockedSignals {
-  BlockedSignals() {
-    block_interrupt_signals();
-    sigset_t late;
-    ::sigemptyset(&late);
-    for (const int number : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) ::sigaddset(&late, number);
-    const timespec at_once{};
-    while (::sigtimedwait(&late, nullptr, &at_once) > 0) {
-    }
-  }
-};
 
 }  // namespace scaletrain

@@ -1,3 +1,5 @@
+#include "host/address.h"
+
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
@@ -8,14 +10,12 @@
 
 #include <array>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/text.h"
-#include "launch/host/machine.h"
-#include "launch/meeting/meeting.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 namespace {

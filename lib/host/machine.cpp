@@ -1,4 +1,4 @@
-#include "launch/host/machine.h"
+#include "host/machine.h"
 
 #include <fmt/core.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "launch/host/launcher.h"
+#include "host/launcher.h"
 
 #include <doctest/doctest.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

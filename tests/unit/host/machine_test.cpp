@@ -1,4 +1,4 @@
-#include "launch/host/machine.h"
+#include "host/machine.h"
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "launch/watch/storage_probe.h"
+#include "host/storage_probe.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
-#include "launch/watch/proc_text.h"
+#include "host/proc_text.h"
 
 namespace scaletrain {
 namespace {

@@ -1,4 +1,4 @@
-#include "launch/watch/storage_probe.h"
+#include "host/storage_probe.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -15,8 +15,8 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "support/eventually.h"
 #include "support/temp_folder.h"
-#include "test_tools.h"
 
 namespace scaletrain {
 namespace {

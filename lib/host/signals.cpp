@@ -1,4 +1,4 @@
-#include "launch/host/signals.h"
+#include "host/signals.h"
 
 #include <fmt/core.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "launch/host/launcher.h"
+#include "host/launcher.h"
 
 #include <fmt/format.h>
 

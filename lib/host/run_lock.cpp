@@ -1,4 +1,4 @@
-#include "launch/host/run_lock.h"
+#include "host/run_lock.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -28,7 +28,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "launch/host/machine.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 namespace {

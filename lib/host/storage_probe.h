@@ -6,7 +6,7 @@
 // lock is renewed. So it counts how much was moved within ten seconds, not since the beginning.
 //
 // That is told of calls that the storage does not answer: the kernel lets nobody interrupt them, and no deadline of
-// ours ends them. A sync that takes long moves nothing either; how long one may take is for the judge (hang_judge.h).
+// ours ends them. A sync that takes long moves nothing either; how long one may take, who asks has to know.
 #pragma once
 
 #include <sys/types.h>
@@ -17,9 +17,17 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "launch/workers/worker_channel.h"
 
 namespace scaletrain {
+
+// What this process does beside executing instructions.
+struct InStorage {
+  std::uint64_t activity = 0;  // moves while it computes, reads or writes
+  std::uint64_t bytes = 0;     // read and written so far
+  // The call to the storage in which one of its threads has been for so long, when nothing else moves; empty: none.
+  std::string text{};
+  double seconds = 0.0;
+};
 
 // Tells what comes to something from what trickles while a process only waits, however long it goes on.
 class ActivityMeter {

@@ -1,4 +1,4 @@
-#include "launch/watch/memory_kills.h"
+#include "host/memory_kills.h"
 
 #include <algorithm>
 #include <fstream>

@@ -1,14 +1,14 @@
 // What a start needs of its host beyond memory: threads, which the system counts as processes, and descriptors; and
-// what the system's limits leave of them. A limit that is met in the middle of a run ends workers alike, start after
+// whether the host's limits leave as much. A limit that is met in the middle of a run ends workers alike, start after
 // start; here it is found, and named, before any is started.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "host/thread_limits.h"
 #include "parallel/mesh/groups.h"
 
 namespace scaletrain {
@@ -33,23 +33,6 @@ struct HostNeeds {
   std::int64_t running = 0;  // threads of theirs that run already, and are counted among those in use
   std::int64_t threads() const;
 };
-
-// Something that bounds how many threads there may be.
-struct ThreadLimit {
-  std::string name;    // "RLIMIT_NPROC (ulimit -u) of this user"
-  std::string remedy;  // "raise it with ulimit -u, or LimitNPROC= of a systemd unit"
-  std::uint64_t most = 0;
-  std::uint64_t used = 0;
-};
-
-// Those that bind this process: its user's (not where the kernel exempts it), its control groups' (version 1 or 2), the
-// machine's. What cannot be read binds nothing. The arguments are for tests.
-std::vector<ThreadLimit> thread_limits(const std::filesystem::path& proc = "/proc",
-                                       const std::filesystem::path& mounts = "/sys/fs/cgroup");
-// Threads of this process now.
-std::int64_t running_threads(const std::filesystem::path& proc = "/proc");
-// Of RLIMIT_NOFILE; nothing where it is unlimited.
-std::optional<std::uint64_t> descriptor_limit();
 
 // Why the start would fail: the limit that leaves least, what is needed, what helps. Nothing: all have room.
 std::optional<std::string> beyond_limits(const HostNeeds& needs, const std::vector<ThreadLimit>& threads,

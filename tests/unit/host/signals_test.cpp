@@ -1,4 +1,4 @@
-#include "launch/host/signals.h"
+#include "host/signals.h"
 
 #include <doctest/doctest.h>
 #include <poll.h>
@@ -8,7 +8,7 @@
 #include <csignal>
 #include <thread>
 
-#include "test_tools.h"
+#include "support/eventually.h"
 
 namespace scaletrain {
 namespace {

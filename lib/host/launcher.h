@@ -1,18 +1,18 @@
-// Which agent of a run this process is: the only one (started by hand), one of several with a node each, or one of many
-// that a launcher has started with a worker each. Read from the environment alone.
+// Who has started this process, and which of how many it is: the only one (started by hand), one of several with a node
+// each, or one of many with a rank each. Read from the environment alone.
 //
-//   by hand           SCALETRAIN_NODE, SCALETRAIN_NODES [SCALETRAIN_JOB]: one agent per node, whatever starts them
+//   by hand           SCALETRAIN_NODE, SCALETRAIN_NODES [SCALETRAIN_JOB]: one process per node, whatever starts them
 //   torchrun          RANK, WORLD_SIZE, LOCAL_RANK [LOCAL_WORLD_SIZE]
 //   PyTorchJob        RANK, WORLD_SIZE, MASTER_ADDR: one rank per host
 //   Open MPI          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 //   MPICH, Intel MPI  PMI_RANK, PMI_SIZE [MPI_LOCALRANKID, MPI_LOCALNRANKS]
 //   SLURM (srun)      SLURM_STEP_ID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_PROCID, SLURM_LOCALID
 //                     [SLURM_STEP_TASKS_PER_NODE, SLURM_NODEID]: several tasks in the step. As many tasks as nodes
-//                     (SLURM_STEP_NUM_NODES, or SLURM_NNODES) are agents. A batch script has no step.
+//                     (SLURM_STEP_NUM_NODES, or SLURM_NNODES) have a node each. A batch script has no step.
 //
 // The first kind that is complete wins, in this order; SLURM fills in what PMI leaves open. If none is complete, a kind
 // that is there in part is a UserError that names its variables; so is one that says what cannot be (a rank not below
-// the world). A world of one is no launcher: the process is an agent.
+// the world). A world of one is no launcher: the process is as one that was started by hand.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@
 
 namespace scaletrain {
 
-// The place of this process's agent in a run: an agent is one of `world`, and has the workers of its place.
+// The place of this process among the `world` that were started together.
 struct LauncherPlace {
   std::string launcher{};    // "SCALETRAIN_NODE", "torchrun", "Open MPI", "MPI (PMI)", "SLURM"; empty: by hand
-  bool is_per_node = false;  // places are nodes, with as many workers as the config says; else each has one worker
+  bool is_per_node = false;  // places are nodes, with as many ranks as the config says; else each is one rank
   std::int64_t rank = 0;
   std::int64_t world = 1;
   std::int64_t local_rank = 0;
@@ -51,7 +51,7 @@ std::optional<LauncherPlace> detect_launcher(
     const std::function<std::optional<std::string>(const std::string&)>& variable);
 std::optional<LauncherPlace> detect_launcher();  // of this process
 
-// Variables that a child must not inherit, so that a worker started by an agent does not take itself for a launcher's.
+// Variables that a child must not inherit, so that it does not take itself for one that the launcher has started.
 std::vector<std::string> launcher_variables();
 
 }  // namespace scaletrain

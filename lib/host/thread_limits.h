@@ -1,0 +1,29 @@
+// How many threads, which the system counts as processes, and descriptors this process may have.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace scaletrain {
+
+// Something that bounds how many threads there may be.
+struct ThreadLimit {
+  std::string name;    // "RLIMIT_NPROC (ulimit -u) of this user"
+  std::string remedy;  // "raise it with ulimit -u, or LimitNPROC= of a systemd unit"
+  std::uint64_t most = 0;
+  std::uint64_t used = 0;
+};
+
+// Those that bind this process: its user's (not where the kernel exempts it), its control groups' (version 1 or 2), the
+// machine's. What cannot be read binds nothing. The arguments are for tests.
+std::vector<ThreadLimit> thread_limits(const std::filesystem::path& proc = "/proc",
+                                       const std::filesystem::path& mounts = "/sys/fs/cgroup");
+// Threads of this process now.
+std::int64_t running_threads(const std::filesystem::path& proc = "/proc");
+// Of RLIMIT_NOFILE; nothing where it is unlimited.
+std::optional<std::uint64_t> descriptor_limit();
+
+}  // namespace scaletrain
