@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -65,6 +66,22 @@ bool from_hex(std::string_view text, std::uint64_t& value) {
     sum = sum << 4 | digit;
   }
   value = sum;
+  return true;
+}
+
+std::string to_hex(std::span<const std::uint64_t> values) {
+  std::string text;
+  text.reserve(values.size() * 16);
+  for (const std::uint64_t value : values) text += to_hex(value);
+  return text;
+}
+
+bool from_hex(std::string_view text, std::vector<std::uint64_t>& values) {
+  if (text.size() % 16 != 0) return false;
+  std::vector<std::uint64_t> found(text.size() / 16);
+  for (std::size_t i = 0; i < found.size(); ++i)
+    if (!from_hex(text.substr(i * 16, 16), found[i])) return false;
+  values = std::move(found);
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace scaletrain {
 
@@ -31,6 +32,9 @@ class Hasher {
 // 16 lower-case hexadecimal digits, and back (nothing if the text is anything else).
 std::string to_hex(std::uint64_t value);
 bool from_hex(std::string_view text, std::uint64_t& value);
+// Many, with nothing between them.
+std::string to_hex(std::span<const std::uint64_t> values);
+bool from_hex(std::string_view text, std::vector<std::uint64_t>& values);
 
 // 128 random bits from the operating system as 32 hexadecimal digits: save ids, lock ids.
 std::string random_id();

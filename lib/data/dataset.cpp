@@ -6,6 +6,7 @@
 #include <bit>
 #include <list>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "base/checked.h"
@@ -20,10 +21,24 @@ namespace {
 // Changes when the same description would give other samples, so that a resume can say so.
 constexpr std::uint64_t kSamplingRules = 1;
 
-struct Source {
+// See MixPart. Without a token both are empty.
+struct Part {
   std::unique_ptr<JoinedTokens> tokens;
   BlockTable table;
 };
+using Source = std::vector<Part>;
+
+std::vector<std::unique_ptr<FoundSource>> find_sources(const DataConfig& config, const Tokenizer& tokenizer,
+                                                       const DataOptions& options) {
+  std::vector<std::unique_ptr<FoundSource>> found;
+  for (std::size_t i = 0; i < config.train.size(); ++i) {
+    const SourceConfig& source = config.train[i];
+    found.push_back(
+        find_source({fmt::format("data.train.{}", i), source.path, source.type, source.field, source.separator},
+                    tokenizer, config, options));
+  }
+  return found;
+}
 
 SampleRules sample_rules(const DataConfig& config, const Tokenizer& tokenizer, const DataOptions& options) {
   SCALETRAIN_CHECK(options.vocab > 0 && options.context > 0);
@@ -33,11 +48,12 @@ SampleRules sample_rules(const DataConfig& config, const Tokenizer& tokenizer, c
           .padding = padding < options.vocab ? padding : 0};
 }
 
-// Streams of the blocks in use: per source those of the stretch that samples are drawn from and, around its end, of the
-// next (sampler.h).
+// Streams of the blocks in use: for each part that samples are drawn from, those of a stretch and, around its end, of
+// the next (sampler.h).
 class StreamCache {
  public:
-  explicit StreamCache(std::size_t capacity) : capacity_(capacity) {}
+  // Room for more. Not while others use it.
+  void add(std::size_t streams) { capacity_ += streams; }
 
   template <class Make>
   std::shared_ptr<const BlockStream> get(const SampleLocation& at, Make make) {
@@ -66,7 +82,7 @@ class StreamCache {
  private:
   using Key = std::array<std::int64_t, 4>;
 
-  std::size_t capacity_;
+  std::size_t capacity_ = 0;
   std::mutex mutex_;
   std::list<std::pair<Key, std::shared_ptr<const BlockStream>>> entries_;  // the last used first
 };
@@ -76,28 +92,28 @@ class OpenTrainingData final : public TrainingData {
   OpenTrainingData(const DataConfig& config, const Tokenizer& tokenizer, const DataOptions& options)
       : context_(options.context),
         rules_(sample_rules(config, tokenizer, options)),
-        end_of_document_(tokenizer.end_of_document()),
-        cache_((kShuffledBlocks + 2) * config.train.size()) {
+        end_of_document_(tokenizer.end_of_document()) {
     if (config.train.empty()) throw UserError("data.train: at least one source is needed to train");
+    const std::vector<std::unique_ptr<FoundSource>> found = find_sources(config, tokenizer, options);
+    std::vector<std::vector<std::uint64_t>> files;
+    files.reserve(found.size());
+    for (const auto& source : found) files.push_back(source->files());
+    const auto parts = parts_of_sources(files, {options.read.begin(), options.read.end()});
     std::vector<std::uint64_t> numbers = {kSamplingRules, tokenizer.hash()};
     std::vector<SourceShape> shapes;
     for (std::size_t i = 0; i < config.train.size(); ++i) {
       const SourceConfig& source = config.train[i];
-      const std::string key = fmt::format("data.train.{}", i);
-      OpenedSource opened =
-          open_source({key, source.path, source.type, source.field, source.separator}, tokenizer, config, options);
+      OpenedSource opened = found[i]->open(parts[i]);
+      const std::string key = opened.content.key;
       const std::uint64_t identity = opened.content.identity;
-      numbers.push_back(identity);
+      report_short_source(source, key, opened.content.tokens, options);
       if (options.opened) options.opened(std::move(opened.content));
+      numbers.push_back(identity);
       numbers.push_back(std::bit_cast<std::uint64_t>(source.weight));
       numbers.push_back(source.epochs ? std::bit_cast<std::uint64_t>(*source.epochs) : 0);
-      report_short_source(source, key, opened.tokens->num_tokens(), options);
-      SourceShape shape{
-          .parts = {}, .weight = source.weight, .epochs = source.epochs, .name = key, .identity = identity};
-      BlockTable table = make_block_table(*opened.tokens, context_);
-      shape.parts.push_back({table.full_blocks, table.last_samples});
-      sources_.push_back({std::move(opened.tokens), std::move(table)});
-      shapes.push_back(std::move(shape));
+      shapes.push_back(
+          {.parts = {}, .weight = source.weight, .epochs = source.epochs, .name = key, .identity = identity});
+      add_parts(std::move(opened.parts), shapes.back());
     }
     hash_ = hash_bytes(std::as_bytes(std::span(numbers)));
     mixture_ = std::make_unique<Mixture>(std::move(shapes), context_, options.seed);
@@ -117,24 +133,27 @@ class OpenTrainingData final : public TrainingData {
 
   std::vector<std::int64_t> source_tokens() const override {
     std::vector<std::int64_t> tokens;
-    for (const Source& source : sources_) tokens.push_back(source.table.num_tokens);
+    for (const Source& source : sources_) {
+      tokens.push_back(0);
+      for (const Part& part : source) tokens.back() += part.table.num_tokens;
+    }
     return tokens;
   }
 
   std::int64_t sample_tokens(std::int64_t sample) const override {
     const SampleLocation at = mixture_->locate(sample);
-    const Source& source = sources_[static_cast<std::size_t>(at.source)];
-    return window_targets(*source.tokens, source.table, context_, at.block, at.window);
+    const Part& part = part_of(at);
+    return window_targets(*part.tokens, part.table, context_, at.block, at.window);
   }
 
   void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                    std::vector<std::int32_t>& document_starts) const override {
     SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context_);
     const SampleLocation at = mixture_->locate(sample);
-    const Source& source = sources_[static_cast<std::size_t>(at.source)];
+    const Part& part = part_of(at);
     const auto stream = cache_.get(at, [&] {
-      return make_block_stream({.tokens = source.tokens.get(),
-                                .table = &source.table,
+      return make_block_stream({.tokens = part.tokens.get(),
+                                .table = &part.table,
                                 .block = at.block,
                                 .context = context_,
                                 .vocab = rules_.vocab,
@@ -145,6 +164,20 @@ class OpenTrainingData final : public TrainingData {
   }
 
  private:
+  const Part& part_of(const SampleLocation& at) const {
+    return sources_[static_cast<std::size_t>(at.source)][static_cast<std::size_t>(at.part)];
+  }
+
+  void add_parts(std::vector<OpenedPart> opened, SourceShape& shape) {
+    Source& source = sources_.emplace_back();
+    for (OpenedPart& part : opened) {
+      BlockTable table = part.tokens ? make_block_table(*part.tokens, context_) : BlockTable();
+      shape.parts.push_back({table.full_blocks, table.last_samples, std::move(part.files)});
+      source.push_back({std::move(part.tokens), std::move(table)});
+    }
+    cache_.add(source.size() * (kShuffledBlocks + 2));
+  }
+
   // Less than one sample is rarely meant, and trains without a word: most of each sample would be masked.
   static void report_short_source(const SourceConfig& source, const std::string& key, std::int64_t tokens,
                                   const DataOptions& options) {
@@ -172,8 +205,11 @@ class OpenValidationSet final : public ValidationSet {
         context_(options.context),
         rules_(sample_rules(config, tokenizer, options)),
         end_of_document_(tokenizer.end_of_document()) {
-    OpenedSource opened = open_source({key, set.path, set.type, set.field, set.separator}, tokenizer, config, options);
-    tokens_ = std::move(opened.tokens);
+    const auto found = find_source({key, set.path, set.type, set.field, set.separator}, tokenizer, config, options);
+    std::vector<std::size_t> all(found->files().size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    OpenedSource opened = found->open({all});
+    tokens_ = std::move(opened.parts.front().tokens);
     num_samples_ = ceil_div(tokens_->num_tokens() - 1, context_);
     if (num_samples_ == 0) {
       throw InputError(fmt::format("{}: {}: the set holds no sample; it needs at least two tokens", key, set.path));

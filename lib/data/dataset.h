@@ -36,8 +36,15 @@ struct SourceContent {
   std::uint64_t all_bytes = 0;     // data.verify: all: a hash of all bytes of the token files; else 0
   std::vector<FileContent> files;  // token files, then text
   std::uint64_t stamps = 0;        // stamps_hash() of the files
-  std::string cache;               // the file of tokenised text; empty: there is none that others can open
-  std::uint64_t cache_identity = 0;
+  // What each file gives to train on, in the order of their names (MixPart::files): token files their identity, text
+  // with the tokenizer and what else cuts it. Of a validation set too.
+  std::vector<std::uint64_t> holds;
+  // Of each part of the source: the file of its tokenised text.
+  struct Cache {
+    std::string path;  // empty: there is no text, or no file that others can open
+    std::uint64_t identity = 0;
+  };
+  std::vector<Cache> caches;
 };
 
 struct DataOptions {
@@ -50,6 +57,9 @@ struct DataOptions {
   // What another process of this host has found in these sources, by their keys. A source whose files are the same here
   // (by their stamps) is opened without reading it.
   std::span<const SourceContent> known{};
+  // What the run has read so far (ConsumptionHistory::sources_read()): a source that has files of one of these, and
+  // maybe more, is read so that it goes on as that one.
+  std::span<const MixSource> read{};
   // Hears what each source holds once it is open; may be empty.
   std::function<void(SourceContent)> opened{};
 };

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -150,59 +152,58 @@ void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& f
 // such a number each file had samples of its own.
 constexpr std::uint64_t kJoiningRules = 1;
 
-// Of one token file, or of the cache of all text.
-struct OpenedPart {
-  fs::path path;
-  std::unique_ptr<TokenFile> file;
-  std::uint64_t identity = 0;  // TokenFile::identity(); not known of what another process has read
-};
-
-TextSource text_of(const std::vector<FoundFile>& files, const SourceSpec& spec) {
-  TextSource text{.files = {}, .field = spec.field, .separator = spec.separator};
-  for (const FoundFile& file : files)
-    if (file.kind != FileKind::tokens)
-      text.files.push_back({file.path, file.kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
-  return text;
-}
+// Changes when the parts of a source that grew would be cut or mixed otherwise.
+constexpr std::uint64_t kGrowingRules = 1;
 
 // All files that the source is read from, in order.
-std::vector<fs::path> paths_of(const std::vector<FoundFile>& files, const std::vector<OpenedPart>& tokens) {
+std::vector<fs::path> paths_of(const std::vector<FoundFile>& files,
+                               const std::vector<std::unique_ptr<TokenFile>>& tokens) {
   std::vector<fs::path> paths;
   for (const FoundFile& file : files)
     if (file.kind != FileKind::tokens) paths.push_back(file.path);
-  for (const OpenedPart& part : tokens) {
-    const std::vector<fs::path> more = part.file->files();
+  for (const auto& file : tokens) {
+    if (!file) continue;
+    const std::vector<fs::path> more = file->files();
     paths.insert(paths.end(), more.begin(), more.end());
   }
   return paths;
 }
 
-class SourceOpener {
+class OpenFoundSource final : public FoundSource {
  public:
-  SourceOpener(const SourceSpec& spec, const Tokenizer& tokenizer, const DataConfig& config, const DataOptions& options)
-      : spec_(spec),
+  OpenFoundSource(SourceSpec spec, const Tokenizer& tokenizer, const DataConfig& config, const DataOptions& options)
+      : spec_(std::move(spec)),
         tokenizer_(tokenizer),
         config_(config),
         options_(options),
-        files_(find_files(spec, options.report)),
-        text_(text_of(files_, spec)) {}
-
-  OpenedSource open() {
+        files_(find_files(spec_, options.report)) {
     check_keys_are_used(spec_, files_);
     for (const FoundFile& file : files_) {
       if (file.kind != FileKind::tokens && !tokenizer_.reads_text()) refuse_text(file);
-      if (file.kind == FileKind::tokens) parts_.push_back({file.path, open_token_file(file.path, FileCheck::header)});
+      token_files_.push_back(file.kind == FileKind::tokens ? open_token_file(file.path, FileCheck::header) : nullptr);
     }
     content_.key = spec_.key;
     content_.path = spec_.path;
-    content_.stamps = stamps_hash(paths_of(files_, parts_));
-    if (!open_known()) verify();
-    std::vector<std::unique_ptr<TokenFile>> files;
-    for (OpenedPart& part : parts_)
-      if (part.file->num_tokens() > 0) files.push_back(std::move(part.file));
-    auto tokens = std::make_unique<JoinedTokens>(std::move(files));
-    refuse_hidden_documents(*tokens);
-    return {std::move(tokens), std::move(content_)};
+    content_.stamps = stamps_hash(paths_of(files_, token_files_));
+    if (!take_known()) verify();
+  }
+
+  const std::vector<std::uint64_t>& files() const override { return content_.holds; }
+
+  OpenedSource open(const std::vector<std::vector<std::size_t>>& parts) override {
+    if (!record_ && !open_known_texts(parts)) verify();
+    if (record_) open_texts(parts);
+    std::vector<std::uint64_t> identities;
+    std::vector<OpenedPart> opened;
+    content_.tokens = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) opened.push_back(open_part(parts[i], i, identities));
+    if (content_.tokens == 0)
+      throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec_.key, spec_.path));
+    if (record_) {
+      if (identities.size() > 1) identities.push_back(kGrowingRules);
+      content_.identity = identities.size() == 1 ? identities[0] : hash_bytes(std::as_bytes(std::span(identities)));
+    }
+    return {std::move(opened), std::move(content_)};
   }
 
  private:
@@ -223,62 +224,49 @@ class SourceOpener {
                     file->path().string(), spec_.key, file->format()));
   }
 
-  // The cache of all text stands where the first text file stood.
-  void add_text(std::unique_ptr<TokenFile> cache) {
-    const auto first =
-        std::find_if(files_.begin(), files_.end(), [](const auto& file) { return file.kind != FileKind::tokens; });
-    const std::uint64_t identity = cache->identity();
-    content_.cache = cache->path().string();
-    content_.cache_identity = identity;
-    parts_.insert(parts_.begin() + (first - files_.begin()), {cache->path(), std::move(cache), identity});
-  }
-
   // Without reading: another process of this host has, and the files are the same ones. False if it has not.
-  bool open_known() {
+  bool take_known() {
     const auto known = std::find_if(options_.known.begin(), options_.known.end(), [this](const SourceContent& content) {
-      return content.key == spec_.key && content.path == spec_.path && content.stamps == content_.stamps;
+      return content.key == spec_.key && content.path == spec_.path && content.stamps == content_.stamps &&
+             content.holds.size() == files_.size();
     });
     if (known == options_.known.end()) return false;
-    if (!text_.files.empty()) {
-      auto cache = open_verified_cache(known->cache, known->cache_identity);
-      if (!cache) return false;
-      add_text(std::move(cache));
-    }
     content_ = *known;
     return true;
   }
 
+  // Reads what has to be read, which is then known by record_.
   void verify() {
     std::vector<fs::path> folders = cache_folders(config_.cache);
     if (!options_.caches_anywhere && !folders.empty()) folders.resize(1);
-    ContentRecord record(
-        {.source = spec_.path, .folders = folders, .check = config_.verify, .report = options_.report});
-    verify_tokens(record);
-    if (!text_.files.empty()) {
-      const std::vector<FileContent> contents = contents_of(text_, record);
-      record.save();  // what comes now may take hours
-      content_.files.insert(content_.files.end(), contents.begin(), contents.end());
-      const CacheRequest request{text_, contents, tokenizer_, record, options_.report};
-      add_text(options_.caches_anywhere ? open_token_cache_anywhere(request, folders)
-                                        : open_token_cache(request, cache_folder(config_.cache)));
-    }
-    record.save();
-    sum_up();
+    record_.emplace(ContentRecord::Options{
+        .source = spec_.path, .folders = std::move(folders), .check = config_.verify, .report = options_.report});
+    content_.holds.assign(files_.size(), 0);
+    content_.files.clear();
+    identities_.assign(files_.size(), 0);
+    texts_.assign(files_.size(), {});
+    verify_tokens();
+    verify_text();
+    record_->save();  // what comes now may take hours
   }
 
-  void verify_tokens(ContentRecord& record) {
+  void verify_tokens() {
     Hasher all_bytes;
-    for (OpenedPart& part : parts_) {
-      const std::vector<fs::path> files = part.file->files();
-      part.identity = record.hash_of(ContentKind::tokens, files, part.file->bytes_to_verify(), [&part] {
-        part.file->verify();
-        return part.file->identity();
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (!token_files_[i]) continue;
+      TokenFile& tokens = *token_files_[i];
+      const std::vector<fs::path> paths = tokens.files();
+      identities_[i] = record_->hash_of(ContentKind::tokens, paths, tokens.bytes_to_verify(), [&tokens] {
+        tokens.verify();
+        return tokens.identity();
       });
-      FileContent content{part.path, stamp_of(files.front()).bytes, part.identity};
+      const std::array<std::uint64_t, 2> numbers = {static_cast<std::uint64_t>(tokens.num_tokens()), identities_[i]};
+      content_.holds[i] = hash_bytes(std::as_bytes(std::span(numbers)));
+      FileContent content{files_[i].path, stamp_of(paths.front()).bytes, identities_[i]};
       if (config_.verify == DataCheck::all) {
         std::uint64_t bytes = 0;
-        for (const fs::path& file : files) bytes += stamp_of(file).bytes;
-        content.hash = record.hash_of(ContentKind::bytes, files, bytes, [&files] { return hash_of_files(files); });
+        for (const fs::path& file : paths) bytes += stamp_of(file).bytes;
+        content.hash = record_->hash_of(ContentKind::bytes, paths, bytes, [&paths] { return hash_of_files(paths); });
         all_bytes.update(std::as_bytes(std::span(&content.hash, 1)));
         content_.all_bytes = all_bytes.digest();
       }
@@ -286,36 +274,108 @@ class SourceOpener {
     }
   }
 
-  void sum_up() {
-    std::vector<std::uint64_t> numbers;  // of contents and order
-    for (const OpenedPart& part : parts_) {
-      const std::int64_t tokens = part.file->num_tokens();
-      if (tokens == 0) continue;
-      content_.tokens = checked_add(content_.tokens, tokens);
-      numbers.push_back(static_cast<std::uint64_t>(tokens));
-      numbers.push_back(part.identity);
+  void verify_text() {
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < files_.size(); ++i)
+      if (!token_files_[i]) places.push_back(i);
+    if (places.empty()) return;
+    const TextSource text = text_of(places);
+    const std::vector<FileContent> contents = contents_of(text, *record_);
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      texts_[places[k]] = contents[k];
+      content_.holds[places[k]] = text_identity(text, k, contents[k], tokenizer_);
     }
-    if (numbers.empty())
-      throw InputError(fmt::format("{}: {}: there is nothing to read: no document", spec_.key, spec_.path));
-    if (numbers.size() > 2) numbers.push_back(kJoiningRules);
-    content_.identity = hash_bytes(std::as_bytes(std::span(numbers)));
+    content_.files.insert(content_.files.end(), contents.begin(), contents.end());
   }
 
-  const SourceSpec& spec_;
+  TextSource text_of(const std::vector<std::size_t>& places) const {
+    TextSource text{.files = {}, .field = spec_.field, .separator = spec_.separator};
+    for (const std::size_t i : places)
+      if (!token_files_[i])
+        text.files.push_back({files_[i].path, files_[i].kind == FileKind::jsonl ? TextKind::jsonl : TextKind::text});
+    return text;
+  }
+
+  // False if one is not there as the other process has left it.
+  bool open_known_texts(const std::vector<std::vector<std::size_t>>& parts) {
+    caches_.clear();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      caches_.emplace_back();
+      if (text_of(parts[i]).files.empty()) continue;
+      if (content_.caches.size() == parts.size())
+        caches_[i] = open_verified_cache(content_.caches[i].path, content_.caches[i].identity);
+      if (!caches_[i]) return false;
+    }
+    return true;
+  }
+
+  void open_texts(const std::vector<std::vector<std::size_t>>& parts) {
+    caches_.clear();
+    content_.caches.clear();
+    for (const std::vector<std::size_t>& part : parts) {
+      caches_.emplace_back();
+      content_.caches.emplace_back();
+      const TextSource text = text_of(part);
+      if (text.files.empty()) continue;
+      std::vector<FileContent> contents;
+      for (const std::size_t i : part)
+        if (!token_files_[i]) contents.push_back(texts_[i]);
+      const CacheRequest request{text, contents, tokenizer_, *record_, options_.report};
+      caches_.back() = options_.caches_anywhere ? open_token_cache_anywhere(request, cache_folders(config_.cache))
+                                                : open_token_cache(request, cache_folder(config_.cache));
+      content_.caches.back() = {caches_.back()->path().string(), caches_.back()->identity()};
+    }
+    record_->save();
+  }
+
+  // In order: the token files, and the cache of all text where the first text file stands.
+  OpenedPart open_part(const std::vector<std::size_t>& places, std::size_t part,
+                       std::vector<std::uint64_t>& identities) {
+    OpenedPart opened;
+    std::vector<std::uint64_t> numbers;  // of contents and order
+    std::vector<std::unique_ptr<TokenFile>> files;
+    const auto add = [&](std::unique_ptr<TokenFile> file, std::uint64_t identity) {
+      if (file->num_tokens() == 0) return;
+      content_.tokens = checked_add(content_.tokens, file->num_tokens());
+      numbers.push_back(static_cast<std::uint64_t>(file->num_tokens()));
+      numbers.push_back(identity);
+      files.push_back(std::move(file));
+    };
+    for (const std::size_t i : places) {
+      opened.files.push_back(content_.holds[i]);
+      if (token_files_[i]) {
+        add(std::move(token_files_[i]), record_ ? identities_[i] : 0);
+      } else if (caches_[part]) {
+        add(std::move(caches_[part]), content_.caches[part].identity);
+      }
+    }
+    if (numbers.size() > 2) numbers.push_back(kJoiningRules);
+    identities.push_back(hash_bytes(std::as_bytes(std::span(numbers))));
+    if (files.empty()) return opened;
+    opened.tokens = std::make_unique<JoinedTokens>(std::move(files));
+    refuse_hidden_documents(*opened.tokens);
+    return opened;
+  }
+
+  SourceSpec spec_;
   const Tokenizer& tokenizer_;
   const DataConfig& config_;
   const DataOptions& options_;
   std::vector<FoundFile> files_;
-  TextSource text_;
-  std::vector<OpenedPart> parts_;
+  std::vector<std::unique_ptr<TokenFile>> token_files_;  // of each file; nothing: it is text
   SourceContent content_;
+  // Only where this process has read the files itself; then also, of each file:
+  std::optional<ContentRecord> record_;
+  std::vector<std::uint64_t> identities_;  // TokenFile::identity()
+  std::vector<FileContent> texts_;
+  std::vector<std::unique_ptr<TokenFile>> caches_;  // of each part
 };
 
 }  // namespace
 
-OpenedSource open_source(const SourceSpec& spec, const Tokenizer& tokenizer, const DataConfig& config,
-                         const DataOptions& options) {
-  return SourceOpener(spec, tokenizer, config, options).open();
+std::unique_ptr<FoundSource> find_source(const SourceSpec& spec, const Tokenizer& tokenizer, const DataConfig& config,
+                                         const DataOptions& options) {
+  return std::make_unique<OpenFoundSource>(spec, tokenizer, config, options);
 }
 
 }  // namespace scaletrain

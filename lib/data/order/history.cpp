@@ -17,8 +17,9 @@
 namespace scaletrain {
 namespace {
 
-// 1 was a list of segments; 2 has what was read of each source.
-constexpr std::int64_t kVersion = 2;
+// 1 was a list of segments; 2 has what was read of each source, 3 the files of each.
+constexpr std::int64_t kVersion = 3;
+constexpr std::int64_t kVersionWithoutFiles = 2;
 
 // The number that follows the last sample trained on and the skipped ones behind it.
 std::int64_t next_in(const HistorySegment& segment) {
@@ -83,6 +84,14 @@ nlohmann::json segment_json(const HistorySegment& segment) {
       {"skipped", std::move(skipped)}};
 }
 
+nlohmann::json parts_json(const std::vector<MixPart>& parts) {
+  auto out = nlohmann::json::array();
+  for (const MixPart& part : parts)
+    out.push_back(
+        {{"files", to_hex(part.files)}, {"samples", part.samples}, {"epoch", part.epoch}, {"position", part.position}});
+  return out;
+}
+
 nlohmann::json mix_json(const Mix& mix) {
   const auto list = [](const std::vector<MixSource>& sources) {
     auto out = nlohmann::json::array();
@@ -92,7 +101,8 @@ nlohmann::json mix_json(const Mix& mix) {
                      {"samples_per_epoch", source.samples_per_epoch},
                      {"weight", source.weight},
                      {"cap", source.cap ? nlohmann::json(*source.cap) : nlohmann::json()},
-                     {"taken", source.taken}});
+                     {"taken", source.taken},
+                     {"parts", parts_json(source.parts)}});
     return out;
   };
   return {{"first_sample", mix.first_sample}, {"sources", list(mix.sources)}, {"absent", list(mix.absent)}};
@@ -127,7 +137,41 @@ HistorySegment segment_from(const nlohmann::json& item, const std::string& where
   return segment;
 }
 
-std::vector<MixSource> sources_from(const nlohmann::json& array, const std::string& where) {
+// Of a source whose other values are read.
+std::vector<MixPart> parts_from(const nlohmann::json& array, const MixSource& source, const std::string& where) {
+  if (!array.is_array()) throw InputError(where + ": parts: a list is expected");
+  std::vector<MixPart> parts;
+  std::int64_t before = 0;  // samples of the parts before
+  for (const auto& item : array) {
+    const std::string place = fmt::format("{}: part {}", where, parts.size());
+    if (!item.is_object()) throw InputError(place + ": an object is expected");
+    MixPart part;
+    if (!from_hex(json_string(item, "files", place), part.files))
+      throw InputError(fmt::format("{}: files is no row of numbers of 16 hexadecimal digits", place));
+    part.samples = integer_from(item, "samples", 0, place);
+    part.epoch = integer_from(item, "epoch", 0, place);
+    part.position = integer_from(item, "position", 0, place);
+    const bool is_behind_last =
+        parts.empty() ? part.epoch == 0 && part.position == 0
+                      : std::pair(part.epoch, part.position) >= std::pair(parts.back().epoch, parts.back().position);
+    const std::int64_t read = source.taken / source.samples_per_epoch;
+    const bool is_read =
+        part.epoch < read || (part.epoch == read && part.position <= source.taken % source.samples_per_epoch);
+    if (!is_behind_last || part.position > before || !is_read)
+      throw InputError(
+          fmt::format("{}: it cannot have joined at sample {} of epoch {}", place, part.position, part.epoch));
+    if (part.samples > source.samples_per_epoch - before)
+      throw InputError(
+          fmt::format("{}: {} samples do not fit into an epoch of {}", place, part.samples, source.samples_per_epoch));
+    before += part.samples;
+    parts.push_back(std::move(part));
+  }
+  if (!parts.empty() && before != source.samples_per_epoch)
+    throw InputError(fmt::format("{}: parts: {} samples, of {} of an epoch", where, before, source.samples_per_epoch));
+  return parts;
+}
+
+std::vector<MixSource> sources_from(const nlohmann::json& array, const std::string& where, bool has_files) {
   if (!array.is_array()) throw InputError(where + ": a list is expected");
   // Leaves room for what is added to such numbers.
   constexpr std::int64_t most = std::int64_t{1} << 61;
@@ -147,17 +191,18 @@ std::vector<MixSource> sources_from(const nlohmann::json& array, const std::stri
     source.taken = integer_from(item, "taken", 0, place);
     if (std::max({source.order, source.samples_per_epoch, source.taken, source.cap.value_or(0)}) > most)
       throw InputError(place + ": a number is beyond what a run can count");
-    sources.push_back(source);
+    if (has_files) source.parts = parts_from(json_member(item, "parts", place), source, place);
+    sources.push_back(std::move(source));
   }
   return sources;
 }
 
-Mix mix_from(const nlohmann::json& object, const std::string& where) {
+Mix mix_from(const nlohmann::json& object, const std::string& where, bool has_files) {
   if (!object.is_object()) throw InputError(where + ": an object is expected");
   Mix mix;
   mix.first_sample = integer_from(object, "first_sample", 0, where);
-  mix.sources = sources_from(json_member(object, "sources", where), where + ": source");
-  mix.absent = sources_from(json_member(object, "absent", where), where + ": absent source");
+  mix.sources = sources_from(json_member(object, "sources", where), where + ": source", has_files);
+  mix.absent = sources_from(json_member(object, "absent", where), where + ": absent source", has_files);
   std::set<std::int64_t> orders;
   for (const auto* list : {&mix.sources, &mix.absent})
     for (const MixSource& source : *list)
@@ -196,6 +241,7 @@ bool ConsumptionHistory::continue_with(const DataDescription& data, std::int64_t
   if (is_same_data && last.context == context) {
     // An older program numbered the samples of each mix from 0.
     if (is_of_older_program) mix_ = following_mix({}, 0, data.sources);
+    note_parts(data.sources);
     change_batch(global_batch);
     return true;
   }
@@ -213,6 +259,13 @@ bool ConsumptionHistory::continue_with(const DataDescription& data, std::int64_t
                  .first_sample = sample,
                  .skipped = {}});
   return is_same_data;
+}
+
+// Of the same sources: an older program did not know them.
+void ConsumptionHistory::note_parts(const std::vector<MixSource>& sources) {
+  if (sources.size() != mix_.sources.size()) return;
+  for (std::size_t i = 0; i < sources.size(); ++i)
+    if (mix_.sources[i].parts.empty()) mix_.sources[i].parts = sources[i].parts;
 }
 
 void ConsumptionHistory::go_on_like(const ConsumptionHistory& now, std::int64_t next) {
@@ -305,6 +358,10 @@ std::int64_t ConsumptionHistory::next_sample() const {
   return next_in(current());
 }
 
+std::vector<MixSource> ConsumptionHistory::sources_read() const {
+  return segments_.empty() || mix_.sources.empty() ? std::vector<MixSource>() : known_sources(mix_, next_sample());
+}
+
 nlohmann::json ConsumptionHistory::to_json() const {
   auto segments = nlohmann::json::array();
   for (const HistorySegment& segment : segments_) segments.push_back(segment_json(segment));
@@ -317,12 +374,12 @@ ConsumptionHistory ConsumptionHistory::from_json(const nlohmann::json& value, co
   if (!is_first_version) {
     if (!value.is_object()) throw InputError(where + ": the consumption history is an object");
     const std::int64_t version = json_integer(value, "version", where);
-    if (version != kVersion)
+    if (version != kVersion && version != kVersionWithoutFiles)
       throw InputError(
           fmt::format("{}: version {} of the consumption history, this program reads up to {}: written by "
                       "a newer program?",
                       where, version, kVersion));
-    history.mix_ = mix_from(json_member(value, "mix", where), where + ": mix");
+    history.mix_ = mix_from(json_member(value, "mix", where), where + ": mix", version == kVersion);
   }
   const nlohmann::json& segments = is_first_version ? value : json_member(value, "segments", where);
   if (!segments.is_array()) throw InputError(where + ": segments: a list is expected");

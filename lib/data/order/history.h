@@ -70,15 +70,18 @@ class ConsumptionHistory {
   const std::vector<HistorySegment>& segments() const { return segments_; }
   // Of the last segment. In a history of an older program it is empty until continue_with().
   const Mix& mix() const { return mix_; }
+  // What was read of every source so far; see known_sources(). Empty before continue_with().
+  std::vector<MixSource> sources_read() const;
   bool operator==(const ConsumptionHistory&) const = default;
 
   nlohmann::json to_json() const;
-  // Version 2, or 1: an array of segments without a mix. Every value is checked; `where` begins each message
-  // (InputError).
+  // Version 3; 2, which does not know the files of a source; or 1: an array of segments without a mix. Every value is
+  // checked; `where` begins each message (InputError).
   static ConsumptionHistory from_json(const nlohmann::json& value, const std::string& where);
 
  private:
   const HistorySegment& current() const;
+  void note_parts(const std::vector<MixSource>& sources);
   void change_batch(std::int64_t global_batch);
   void begin_segment(HistorySegment segment);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <queue>
 #include <set>
@@ -70,12 +71,83 @@ std::int64_t length_of_stretch(const MixTable& table, const std::vector<std::int
   return length;
 }
 
-// `taken` samples of a source whose epoch had `before` samples, where it has `now`: whole epochs stay whole.
-std::int64_t as_much_of_an_epoch(std::int64_t taken, std::int64_t before, std::int64_t now) {
-  if (before == now) return taken;
-  const double part = static_cast<double>(taken % before) / static_cast<double>(before);
-  const auto rest = static_cast<std::int64_t>(std::ceil(part * static_cast<double>(now)));
-  return checked_add(checked_mul(taken / before, now), std::min(rest, now));
+// A position in an epoch of `before` samples, where it has `now`.
+std::int64_t as_much(std::int64_t position, std::int64_t before, std::int64_t now) {
+  if (before == now) return position;
+  const double part = static_cast<double>(position) / static_cast<double>(before);
+  return std::min(static_cast<std::int64_t>(std::ceil(part * static_cast<double>(now))), now);
+}
+
+// Has `source` go on where `before` was left, whose parts are its first ones.
+void go_on_as(const MixSource& before, MixSource& source) {
+  source.order = before.order;
+  std::int64_t now = source.samples_per_epoch;  // an epoch of the parts that are not new
+  std::int64_t least = 0;                       // the position in the epoch, at least
+  const std::int64_t epoch = before.taken / before.samples_per_epoch;
+  if (!before.parts.empty() && !source.parts.empty()) {
+    std::int64_t then = 0;
+    now = 0;
+    for (std::size_t i = 0; i < before.parts.size(); ++i) {
+      const MixPart& joined = before.parts[i];
+      MixPart& part = source.parts[i];
+      part.epoch = joined.epoch;
+      part.position = joined.position;
+      if (joined.position > 0) {
+        part.position = as_much(joined.position, then, now);
+        if (i > 0 && before.parts[i - 1].epoch == joined.epoch)
+          part.position = std::max(part.position, source.parts[i - 1].position);
+        if (joined.epoch == epoch) least = part.position;
+      }
+      then += joined.samples;
+      now += part.samples;
+    }
+  }
+  const std::int64_t position =
+      std::max(least, as_much(before.taken % before.samples_per_epoch, before.samples_per_epoch, now));
+  source.taken = checked_add(checked_mul(epoch, now), position);
+  if (source.taken == 0 || source.parts.size() <= before.parts.size() || before.parts.empty()) return;
+  // At an epoch's end they join the one that ends: else its cap could leave them unread.
+  const std::int64_t joined_epoch = (source.taken - 1) / now;
+  const std::int64_t joined_at = source.taken - joined_epoch * now;
+  for (std::size_t i = before.parts.size(); i < source.parts.size(); ++i) {
+    source.parts[i].epoch = joined_epoch;
+    source.parts[i].position = joined_at;
+  }
+  source.taken = checked_add(checked_mul(joined_epoch, source.samples_per_epoch), joined_at);
+}
+
+std::vector<std::uint64_t> sorted_files(const MixSource& source) {
+  std::vector<std::uint64_t> files;
+  for (const MixPart& part : source.parts) files.insert(files.end(), part.files.begin(), part.files.end());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// The parts of `known` by the places of their files, and one of what is left, if anything is. All its files are there.
+std::vector<std::vector<std::size_t>> parts_as_in(const MixSource& known, const std::vector<std::uint64_t>& files) {
+  std::multimap<std::uint64_t, std::size_t> places;  // equal files in their order
+  for (std::size_t i = 0; i < files.size(); ++i) places.emplace(files[i], i);
+  std::vector<std::vector<std::size_t>> parts;
+  for (const MixPart& part : known.parts) {
+    std::vector<std::size_t>& out = parts.emplace_back();
+    for (const std::uint64_t file : part.files) {
+      const auto place = places.find(file);
+      SCALETRAIN_CHECK(place != places.end());
+      out.push_back(place->second);
+      places.erase(place);
+    }
+  }
+  std::vector<std::size_t> rest;
+  for (const auto& place : places) rest.push_back(place.second);
+  std::sort(rest.begin(), rest.end());
+  if (!rest.empty()) parts.push_back(std::move(rest));
+  return parts;
+}
+
+bool begins_with_parts_of(const MixSource& source, const MixSource& known) {
+  return !known.parts.empty() && known.parts.size() < source.parts.size() &&
+         std::equal(known.parts.begin(), known.parts.end(), source.parts.begin(),
+                    [](const MixPart& a, const MixPart& b) { return a.files == b.files; });
 }
 
 std::int64_t least_free(const std::set<std::int64_t>& used) {
@@ -225,28 +297,77 @@ std::vector<std::int64_t> MixTurns::taken(std::int64_t sample) const {
   return taken;
 }
 
-Mix following_mix(const Mix& before, std::int64_t sample, const std::vector<MixSource>& data) {
-  std::vector<MixSource> known = before.sources;
-  const MixTurns turns(before, std::vector<std::string>(known.size(), "a source of the mix before"));
+std::vector<MixSource> known_sources(const Mix& mix, std::int64_t sample) {
+  std::vector<MixSource> known = mix.sources;
+  const MixTurns turns(mix, std::vector<std::string>(known.size(), "a source of the mix before"));
   const std::vector<std::int64_t> taken = turns.taken(sample);
   for (std::size_t i = 0; i < known.size(); ++i) known[i].taken = taken[i];
-  known.insert(known.end(), before.absent.begin(), before.absent.end());
+  known.insert(known.end(), mix.absent.begin(), mix.absent.end());
+  return known;
+}
 
+std::vector<std::vector<std::vector<std::size_t>>> parts_of_sources(
+    const std::vector<std::vector<std::uint64_t>>& sources, const std::vector<MixSource>& known) {
+  std::vector<std::vector<std::uint64_t>> sorted = sources;
+  for (auto& files : sorted) std::sort(files.begin(), files.end());
+  std::vector<std::vector<std::uint64_t>> of_known;
+  of_known.reserve(known.size());
+  for (const MixSource& source : known) of_known.push_back(sorted_files(source));
+
+  std::vector<std::vector<std::vector<std::size_t>>> parts(sources.size());
+  std::vector<bool> is_used(known.size(), false);
+  const auto read_as = [&](std::size_t source, std::size_t as) {
+    parts[source] = parts_as_in(known[as], sources[source]);
+    is_used[as] = true;
+  };
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    for (std::size_t k = 0; k < known.size() && parts[i].empty(); ++k)
+      if (!is_used[k] && !of_known[k].empty() && of_known[k] == sorted[i]) read_as(i, k);
+  }
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (!parts[i].empty()) continue;
+    std::size_t best = known.size();
+    for (std::size_t k = 0; k < known.size(); ++k) {
+      const bool is_part = !is_used[k] && known[k].taken > 0 && !of_known[k].empty() &&
+                           std::includes(sorted[i].begin(), sorted[i].end(), of_known[k].begin(), of_known[k].end());
+      if (is_part && (best == known.size() || of_known[k].size() > of_known[best].size())) best = k;
+    }
+    if (best < known.size()) {
+      read_as(i, best);
+    } else {
+      parts[i].emplace_back(sources[i].size());
+      std::iota(parts[i][0].begin(), parts[i][0].end(), std::size_t{0});
+    }
+  }
+  return parts;
+}
+
+Mix following_mix(const Mix& before, std::int64_t sample, const std::vector<MixSource>& data) {
+  std::vector<MixSource> known = known_sources(before, sample);
   Mix mix;
   mix.first_sample = sample;
   mix.sources = data;
   std::vector<bool> is_new(data.size(), true);
   std::set<std::int64_t> orders;  // in use
   for (const MixSource& source : known) orders.insert(source.order);
-  for (std::size_t i = 0; i < data.size(); ++i) {
-    MixSource& source = mix.sources[i];
-    const auto found = std::find_if(known.begin(), known.end(),
-                                    [&](const MixSource& other) { return other.identity == source.identity; });
-    if (found == known.end()) continue;
-    source.order = found->order;
-    source.taken = as_much_of_an_epoch(found->taken, found->samples_per_epoch, source.samples_per_epoch);
+  const auto go_on = [&](std::size_t i, std::vector<MixSource>::iterator as) {
+    go_on_as(*as, mix.sources[i]);
     is_new[i] = false;
-    known.erase(found);
+    known.erase(as);
+  };
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const auto same = std::find_if(known.begin(), known.end(),
+                                   [&](const MixSource& other) { return other.identity == data[i].identity; });
+    if (same != known.end()) go_on(i, same);
+  }
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    auto grown = known.end();
+    for (auto other = known.begin(); other != known.end() && is_new[i]; ++other) {
+      if (other->taken > 0 && begins_with_parts_of(data[i], *other) &&
+          (grown == known.end() || other->parts.size() > grown->parts.size()))
+        grown = other;
+    }
+    if (grown != known.end()) go_on(i, grown);
   }
   for (std::size_t i = 0; i < data.size(); ++i) {
     if (!is_new[i]) continue;

@@ -1,16 +1,29 @@
 // What a run reads in which order, as plain values: its sources, their weights and caps, and how much of each had been
 // read when the mix began. What a checkpoint keeps of a mix is this; the files are not needed to go on counting.
 //
-// A source is known by its identity (of its content and order, not of its place in data.train nor of its path). So
-// adding, removing and reordering sources and changing their weights and caps leaves what was read of each what it is.
+// A source is known by its content (not by its place in data.train nor by its path). So adding, removing and reordering
+// sources and changing their weights and caps leaves what was read of each what it is. A source that gains files is
+// still the same: the files that join do so in the epoch that is being read, which then ends later.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace scaletrain {
+
+// Files that became part of a source together. They are laid end to end and cut into blocks by themselves, so that what
+// was cut before stays as it is.
+struct MixPart {
+  std::vector<std::uint64_t> files{};  // what each holds, in the order in which they are laid
+  std::int64_t samples = 0;
+  // When they joined: after `position` samples of that epoch. 0: they have been there since an epoch's beginning.
+  std::int64_t epoch = 0;
+  std::int64_t position = 0;
+  bool operator==(const MixPart&) const = default;
+};
 
 struct MixSource {
   std::uint64_t identity = 0;
@@ -20,7 +33,10 @@ struct MixSource {
   std::int64_t samples_per_epoch = 0;
   double weight = 1.0;
   std::optional<std::int64_t> cap{};  // samples that the whole run may take of it
-  std::int64_t taken = 0;             // samples that the run took of it before this mix began
+  // Samples that the run took of it before this mix began, counted as if its epochs had always had so many: the epochs
+  // that were read times samples_per_epoch, and the samples of the epoch that is being read.
+  std::int64_t taken = 0;
+  std::vector<MixPart> parts{};  // in the order in which they joined; empty where an older program did not count them
   bool operator==(const MixSource&) const = default;
 };
 
@@ -86,9 +102,23 @@ class MixTurns {
   std::optional<std::int64_t> end_;
 };
 
+// All sources that a run has read from when the next sample is number `sample`, those of its mix first, as they then
+// stand.
+std::vector<MixSource> known_sources(const Mix& mix, std::int64_t sample);
+
+// How the files of a run's sources are to be read, so that what was read of them stays read.
+//
+// sources: what each file of each source holds. Returned are, for each source, the places of its files in their parts:
+// those of the known source that has the same files, whatever their names and order are now; else of the one with the
+// most files whose files are all there, and one more part of the rest in their order; else one part of all. A known
+// source goes on as one source only.
+std::vector<std::vector<std::vector<std::size_t>>> parts_of_sources(
+    const std::vector<std::vector<std::uint64_t>>& sources, const std::vector<MixSource>& known);
+
 // The mix that follows `before` when the next sample is number `sample`: each source of `data` goes on where any mix
-// of the run left it, new ones begin. Where a source has another number of samples an epoch now (another context), as
-// large a part of its epoch counts as read. Of equal sources the first goes on as the first.
+// of the run left it, new ones begin. One whose first parts are all those of a known source goes on as that one; its
+// other parts join the epoch of which the last sample was read. Where a source has another number of samples an epoch
+// now (another context), as large a part of its epoch counts as read. Of equal sources the first goes on as the first.
 Mix following_mix(const Mix& before, std::int64_t sample, const std::vector<MixSource>& data);
 
 }  // namespace scaletrain

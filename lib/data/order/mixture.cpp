@@ -18,6 +18,14 @@ std::optional<std::int64_t> cap_of(const SourceShape& source, std::int64_t sampl
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(samples));
 }
 
+std::vector<MixPart> parts_of(const SourceShape& source, std::int64_t samples_per_block) {
+  std::vector<MixPart> parts;
+  for (const PartShape& part : source.parts)
+    parts.push_back({.files = part.files,
+                     .samples = checked_add(checked_mul(part.full_blocks, samples_per_block), part.last_samples)});
+  return parts;
+}
+
 void check_shape(const SourceShape& source) {
   if (!(source.weight > 0.0) || !std::isfinite(source.weight))
     throw UserError(fmt::format("{}: the weight {} is not a positive number", source.name, source.weight));
@@ -38,7 +46,7 @@ Mixture::Mixture(std::vector<SourceShape> sources, std::int64_t context, std::ui
     names_.push_back(source.name);
     check_shape(source);
     const auto order = static_cast<std::int64_t>(i);
-    const std::int64_t samples = make_order(i, order).samples_per_epoch();
+    const std::int64_t samples = make_order(i, order, {}).samples_per_epoch();
     if (samples == 0)
       throw UserError(fmt::format("{}: the source holds no sample; it needs at least two tokens", source.name));
     mix.sources.push_back({.identity = source.identity,
@@ -46,20 +54,21 @@ Mixture::Mixture(std::vector<SourceShape> sources, std::int64_t context, std::ui
                            .samples_per_epoch = samples,
                            .weight = source.weight,
                            .cap = cap_of(source, samples),
-                           .taken = 0});
+                           .taken = 0,
+                           .parts = parts_of(source, samples_per_block_)});
   }
   enter(std::move(mix));
 }
 
-SourceOrder Mixture::make_order(std::size_t source, std::int64_t order) const {
-  return {sources_[source], samples_per_block_, philox_key(seed_, fmt::format("data.train[{}]", order))};
+SourceOrder Mixture::make_order(std::size_t source, std::int64_t order, std::span<const MixPart> joined) const {
+  return {sources_[source], joined, samples_per_block_, philox_key(seed_, fmt::format("data.train[{}]", order))};
 }
 
 void Mixture::enter(Mix mix) {
   SCALETRAIN_CHECK_EQ(mix.sources.size(), sources_.size());
   orders_.clear();
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    orders_.push_back(make_order(i, mix.sources[i].order));
+    orders_.push_back(make_order(i, mix.sources[i].order, mix.sources[i].parts));
     SCALETRAIN_CHECK_EQ(orders_.back().samples_per_epoch(), mix.sources[i].samples_per_epoch);
   }
   turns_.emplace(mix, names_);

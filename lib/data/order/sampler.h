@@ -1,10 +1,15 @@
 // Which tokens make up training sample number n: a pure function of (seed, description of the sources, context, n).
 //
-// A source is one or more parts (token streams with documents). Each part is cut into blocks (BlockTable). A full block
-// yields exactly `samples_per_block` samples, the last block of a part what is left. In every epoch of a source all its
+// A source is one part (a token stream with documents), and one more for each time that files joined it. Each part is
+// cut into blocks (BlockTable). A full block yields exactly `samples_per_block` samples, the last block of a part what
+// is left. In every epoch of a source all its
 // blocks come in a new order, in each block its documents come in a new order, and so do the windows of each stretch of
 // kShuffledBlocks blocks: keyed permutations, so no order is ever stored. Stride = context; the last window of a block
 // is padded and masked.
+//
+// A part that joins while an epoch is being read (MixPart) becomes part of it: the samples that are left, in the order
+// that they have, and those of the part, in an order of their own, take turns as evenly as they may until the epoch
+// ends, which so has each sample once. From the next epoch on all blocks are permuted together.
 //
 // Sources are mixed by a repeating table: with weights quantised to quotas q of a table of length L <= 65536 (exactly,
 // where the weights are in such a ratio), occurrence j of a source is placed in the slots [floor(j L / q), ceil((j + 1)
@@ -12,13 +17,15 @@
 // source within one sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of
 // the remaining ones.
 //
-// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches)). Const members may be called
+// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches) + parts that joined
+// in one epoch). Const members may be called
 // concurrently.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -86,6 +93,7 @@ std::int64_t window_targets(const DocumentIndex& index, const BlockTable& table,
 struct PartShape {
   std::int64_t full_blocks = 0;
   std::int64_t last_samples = 0;
+  std::vector<std::uint64_t> files{};  // see MixPart
 };
 
 struct SourceShape {
@@ -109,29 +117,35 @@ struct SampleLocation {
 // The order of one source's samples.
 class SourceOrder {
  public:
-  SourceOrder(const SourceShape& shape, std::int64_t samples_per_block, PhiloxKey key);
+  // joined: for each part of the shape when it joined; none: all of them have been there from the beginning.
+  SourceOrder(const SourceShape& shape, std::span<const MixPart> joined, std::int64_t samples_per_block, PhiloxKey key);
   ~SourceOrder();
   SourceOrder(SourceOrder&&) noexcept;
   SourceOrder& operator=(SourceOrder&&) noexcept;
 
-  std::int64_t samples_per_epoch() const { return samples_per_epoch_; }
-  // The `index`-th sample that is taken from this source, counted over all epochs; source is left 0.
+  std::int64_t samples_per_epoch() const;
+  // The `index`-th sample that is taken from this source, counted over all epochs (MixSource::taken); source is left 0.
+  // Not of what was read before the last part joined.
   SampleLocation locate(std::int64_t index) const;
   // The key for the documents of a block in an epoch.
   PhiloxKey document_key(std::int64_t epoch, std::int64_t part, std::int64_t block) const;
 
  private:
-  // Where the short blocks stand in an epoch's order; kept for the epochs used last, because it costs O(parts) to find.
-  struct EpochOrder;
-  struct EpochCache;
-  std::shared_ptr<const EpochOrder> epoch_order(std::int64_t epoch) const;
+  // Parts whose blocks are permuted together.
+  class Strand;
+  // Of the last epoch in which parts joined.
+  struct Joined {
+    std::int64_t position = 0;  // in the epoch
+    std::int64_t before = 0;    // samples of the epoch as it was until then
+    std::unique_ptr<const Strand> strand;
+  };
 
-  std::int64_t samples_per_block_;
   PhiloxKey key_;
-  std::vector<std::int64_t> first_block_;    // of each part, in the numbering of all blocks; one more at the end
-  std::vector<std::int64_t> short_samples_;  // of each part's last block if it is short, else 0
-  std::int64_t samples_per_epoch_ = 0;
-  std::unique_ptr<EpochCache> cache_;
+  std::vector<std::int64_t> first_block_;  // of each part, in the numbering of all blocks; one more at the end
+  std::unique_ptr<const Strand> all_;
+  std::int64_t joined_epoch_ = -1;
+  std::unique_ptr<const Strand> first_;  // the parts that joined before joined_epoch_
+  std::vector<Joined> joined_;
 };
 
 class Mixture {
@@ -155,7 +169,7 @@ class Mixture {
   std::vector<std::int64_t> counts(std::int64_t sample) const { return turns_->taken(sample); }
 
  private:
-  SourceOrder make_order(std::size_t source, std::int64_t order) const;
+  SourceOrder make_order(std::size_t source, std::int64_t order, std::span<const MixPart> joined) const;
 
   std::vector<SourceShape> sources_;
   std::vector<std::string> names_;

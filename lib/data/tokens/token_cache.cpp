@@ -289,6 +289,13 @@ std::vector<FileContent> contents_of(const TextSource& source, ContentRecord& re
   return contents;
 }
 
+std::uint64_t text_identity(const TextSource& source, std::size_t file, const FileContent& content,
+                            const Tokenizer& tokenizer) {
+  const TextFile& alone = source.files[file];
+  const bool is_text = alone.kind == TextKind::text;
+  return cache_key({{alone}, source.field, is_text ? source.separator : std::nullopt}, tokenizer, {content});
+}
+
 std::unique_ptr<TokenFile> open_verified_cache(const std::filesystem::path& path, std::uint64_t identity) {
   try {
     auto file = open_cache_file(path);

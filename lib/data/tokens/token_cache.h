@@ -11,6 +11,7 @@
 // not. Errors in the input are InputErrors that begin with "file:line".
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -54,6 +55,11 @@ struct FileContent {
 FileContent sampled_content_of(const std::filesystem::path& path);
 // Reads all of the files that have changed since the record was made.
 std::vector<FileContent> contents_of(const TextSource& source, ContentRecord& record);
+
+// What one file of the source gives to train on: its content and what decides how it is cut and tokenised. The same
+// wherever it stands and whatever stands beside it.
+std::uint64_t text_identity(const TextSource& source, std::size_t file, const FileContent& content,
+                            const Tokenizer& tokenizer);
 
 // All of it outlives the call.
 struct CacheRequest {

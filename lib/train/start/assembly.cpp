@@ -106,7 +106,8 @@ CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& 
 
 // Everything that lives as long as the training, in order of dependence.
 struct Parts {
-  Parts(const WorkerOptions& options, Config run_config, StartUp& start_up);
+  // read: what the run has read so far.
+  Parts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read, StartUp& start_up);
 
   bool is_first() const { return rank == Rank(0); }
   // With the plan of the memory beside it.
@@ -134,11 +135,11 @@ struct Parts {
  private:
   LogOptions log_options(const WorkerOptions& options);
   // Takes and returns what opening the data finds out, as claim_text() has it.
-  std::string open_data(const std::string& found_by_first, DataCheck check);
+  std::string open_data(const std::string& found_by_first, DataCheck check, const std::vector<MixSource>& read);
   void allocate();
 };
 
-Parts::Parts(const WorkerOptions& options, Config run_config, StartUp& start_up)
+Parts::Parts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read, StartUp& start_up)
     : config(std::move(run_config)),
       rank(options.place.rank),
       tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
@@ -155,7 +156,7 @@ Parts::Parts(const WorkerOptions& options, Config run_config, StartUp& start_up)
   if (options.knows_memory) options.knows_memory(out_of_memory("").what());
   // A restart after a failure need not make the full check of the start again.
   const DataCheck check = options.start.cause.empty() ? config.data.verify : DataCheck::changed;
-  start_up.first_on_host([&](const std::string& found) { return open_data(found, check); });
+  start_up.first_on_host([&](const std::string& found) { return open_data(found, check, read); });
   allocate();
 }
 
@@ -166,7 +167,7 @@ LogOptions Parts::log_options(const WorkerOptions& options) {
   return log_to;
 }
 
-std::string Parts::open_data(const std::string& found_by_first, DataCheck check) {
+std::string Parts::open_data(const std::string& found_by_first, DataCheck check, const std::vector<MixSource>& read) {
   DataConfig asked = config.data;
   asked.verify = check;
   const DataClaim found = found_by_first.empty() ? DataClaim() : parse_claim(found_by_first);
@@ -175,6 +176,7 @@ std::string Parts::open_data(const std::string& found_by_first, DataCheck check)
                                  .seed = config.run.seed,
                                  .report = [this](const std::string& text) { log.info(text); },
                                  .known = found.sources,
+                                 .read = read,
                                  .opened = [this](SourceContent content) { contents.push_back(std::move(content)); }};
   data = open_training_data(asked, *tokenizer, data_options);
   for (std::size_t i = 0; i < asked.validation.size(); ++i)
@@ -236,10 +238,22 @@ void tell_learning_rate(const Checkpoint& checkpoint, const Config& now, const R
                   state.step + 1, is, was, length_key(now)));
 }
 
-Resumed resumed_state(Parts& parts, const WorkerOptions& options, const std::string& fingerprint) {
-  // Whoever chose the checkpoint has verified all of it; each of many ranks looks at what it reads.
-  const Checkpoint checkpoint(*options.start.checkpoint,
-                              options.place.world == 1 ? OpenCheck::all_files : OpenCheck::none);
+// Nothing: the run has no checkpoint yet. Whoever chose the checkpoint has verified all of it; each of many ranks looks
+// at what it reads.
+std::unique_ptr<const Checkpoint> open_checkpoint(const WorkerOptions& options) {
+  if (!options.start.checkpoint) return nullptr;
+  return std::make_unique<const Checkpoint>(*options.start.checkpoint,
+                                            options.place.world == 1 ? OpenCheck::all_files : OpenCheck::none);
+}
+
+// Before the data is opened, since it says which of the files the run knows.
+std::vector<MixSource> sources_read(const Checkpoint* checkpoint) {
+  if (checkpoint == nullptr) return {};
+  return read_state(checkpoint->manifest(), checkpoint->path().string()).history.sources_read();
+}
+
+Resumed resumed_state(Parts& parts, const WorkerOptions& options, const Checkpoint& checkpoint,
+                      const std::string& fingerprint) {
   Resumed resumed;
   resumed.state = restore(checkpoint, parts.config, *parts.store, options.work);
   resumed.state.generation = options.start.generation;
@@ -307,37 +321,16 @@ bool has_begun(const fs::path& metrics) {
   return false;
 }
 
-// Paths that the run reads as a source that it does not know, though it has read something else by that path.
-void tell_changed_content(const Parts& parts, const Mix& mix, const std::vector<std::string>& paths_before, Log& log) {
-  for (std::size_t i = 0; i < mix.sources.size(); ++i) {
-    const SourceContent& content = parts.contents[i];
-    const bool is_known_path = std::find(paths_before.begin(), paths_before.end(), content.path) != paths_before.end();
-    if (mix.sources[i].taken > 0 || !is_known_path) continue;
-    log.warn(
-        fmt::format("{}: {} holds other content than at the checkpoint, and is read from its beginning. To go on "
-                    "where it was, restore it and name files that join as a source of their own",
-                    content.key, content.path));
-  }
-}
-
 // What the run reads from here on: what data.train says now, each source from where the run left it.
 void settle_data(Parts& parts, Resumed& begin) {
   ConsumptionHistory& history = begin.state.history;
+  const std::vector<MixSource> before = history.sources_read();
   const bool is_same =
       history.continue_with(parts.data->description(), parts.phase.model.context, parts.phase.global_batch);
   parts.data->enter(history.mix());
   if (is_same) return;
-  parts.log.warn(
-      "data.train or its mix is not what the checkpoint was trained on: each source that the run knows goes on where "
-      "it was left, others begin");
-  const std::size_t absent = history.mix().absent.size();
-  if (absent == 0) return;
-  tell_changed_content(parts, history.mix(), begin.paths_before, parts.log);
-  parts.log.warn(
-      fmt::format("data.train: {} that the run has read from {} not there now; what was read of {} stays "
-                  "counted, in case the same content comes back",
-                  absent == 1 ? "a source" : fmt::format("{} sources", absent), absent == 1 ? "is" : "are",
-                  absent == 1 ? "it" : "them"));
+  for (const std::string& line : joined_lines(history.mix(), before, parts.contents)) parts.log.info(line);
+  for (const std::string& line : change_lines(history.mix(), parts.contents, begin.paths_before)) parts.log.warn(line);
 }
 
 // A mix whose sources all have an epoch cap ends: better refused now than when it runs out.
@@ -443,7 +436,8 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   const fs::path config_file = options.paths.config();
   Config config = parse_resolved_config(read_text_file(config_file, 1u << 20), config_file.string());
   if (options.data_degree) config.parallel.data = options.data_degree;
-  run.parts = std::make_unique<Parts>(options, std::move(config), start_up);
+  const std::unique_ptr<const Checkpoint> checkpoint = open_checkpoint(options);
+  run.parts = std::make_unique<Parts>(options, std::move(config), sources_read(checkpoint.get()), start_up);
   Parts& parts = *run.parts;
   refuse_other_data(parts, options, start_up);
   run.fingerprint = fingerprint_of(parts.config, parts.phase, *parts.backend);
@@ -453,8 +447,8 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
         options.paths.metrics(), [&parts](const std::string& text) { parts.log.error(text); },
         options.hooks.may_commit);
   Resumed begin;
-  if (options.start.checkpoint) {
-    begin = resumed_state(parts, options, run.fingerprint);
+  if (checkpoint) {
+    begin = resumed_state(parts, options, *checkpoint, run.fingerprint);
   } else {
     begin.state = initial_state(parts, options);
   }

@@ -25,6 +25,8 @@ namespace {
 
 constexpr std::size_t named_files = 100;  // of a source
 constexpr std::size_t told_sources = 3;
+// Of how many files the others are told what each holds. For more they look into the record of what was read.
+constexpr std::size_t most_holds = std::size_t{1} << 18;
 constexpr std::uint64_t largest_claim = 16 << 20;
 
 std::uint64_t hash_from(const nlohmann::json& object, const char* key, const std::string& where) {
@@ -46,8 +48,10 @@ SourceContent parse_source(const nlohmann::json& object, const std::string& wher
   source.identity = hash_from(object, "identity", where);
   source.all_bytes = hash_from(object, "all_bytes", where);
   source.stamps = hash_from(object, "stamps", where);
-  source.cache = json_string(object, "cache", where);
-  source.cache_identity = hash_from(object, "cache_identity", where);
+  if (!from_hex(json_string(object, "holds", where), source.holds))
+    throw InputError(where + ": holds: numbers of 16 hexadecimal digits are expected");
+  for (const auto& cache : json_member(object, "caches", where))
+    source.caches.push_back({json_string(cache, "path", where), hash_from(cache, "identity", where)});
   for (const auto& file : json_member(object, "files", where)) source.files.push_back(parse_file(file, where));
   return source;
 }
@@ -134,20 +138,26 @@ SourceContent content_of_weights(const std::string& folder) {
 
 std::string claim_text(const DataClaim& claim) {
   nlohmann::json sources = nlohmann::json::array();
+  std::size_t num_holds = 0;
   for (const SourceContent& source : claim.sources) {
     nlohmann::json files = nlohmann::json::array();
     for (std::size_t i = 0; i < std::min(source.files.size(), named_files); ++i) {
       const FileContent& file = source.files[i];
       files.push_back({{"path", file.path.string()}, {"bytes", file.bytes}, {"hash", to_hex(file.hash)}});
     }
+    const bool has_room = num_holds + source.holds.size() <= most_holds;
+    if (has_room) num_holds += source.holds.size();
+    nlohmann::json caches = nlohmann::json::array();
+    for (const SourceContent::Cache& cache : source.caches)
+      caches.push_back({{"path", cache.path}, {"identity", to_hex(cache.identity)}});
     sources.push_back({{"key", source.key},
                        {"path", source.path},
                        {"tokens", source.tokens},
                        {"identity", to_hex(source.identity)},
                        {"all_bytes", to_hex(source.all_bytes)},
                        {"stamps", to_hex(source.stamps)},
-                       {"cache", source.cache},
-                       {"cache_identity", to_hex(source.cache_identity)},
+                       {"holds", has_room ? to_hex(source.holds) : ""},
+                       {"caches", std::move(caches)},
                        {"files", std::move(files)}});
   }
   const nlohmann::json object = {

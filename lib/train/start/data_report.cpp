@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -33,7 +34,75 @@ std::string left_text(const SourceRecord& source) {
   return read + counted(left, "sample") + " of its cap left";
 }
 
+std::string files_text(std::size_t count) {
+  return counted(static_cast<std::int64_t>(count), "file");
+}
+
+std::vector<std::uint64_t> files_of(const MixSource& source) {
+  std::vector<std::uint64_t> files;
+  for (const MixPart& part : source.parts) files.insert(files.end(), part.files.begin(), part.files.end());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// How many files are missing here of the absent source that had most of these.
+std::string lost_files(const MixSource& source, const std::vector<MixSource>& absent) {
+  const std::vector<std::uint64_t> files = files_of(source);
+  std::size_t most = 0;
+  std::string text;
+  for (const MixSource& other : absent) {
+    const std::vector<std::uint64_t> before = files_of(other);
+    std::vector<std::uint64_t> both;
+    std::set_intersection(files.begin(), files.end(), before.begin(), before.end(), std::back_inserter(both));
+    if (both.size() <= most) continue;
+    most = both.size();
+    text = fmt::format(" (of the {} that the run has read from, {} {} not there or changed)", files_text(before.size()),
+                       before.size() - most, before.size() - most == 1 ? "is" : "are");
+  }
+  return text;
+}
+
 }  // namespace
+
+std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSource>& before,
+                                      const std::vector<SourceContent>& contents) {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < mix.sources.size(); ++i) {
+    const MixSource& source = mix.sources[i];
+    const auto as = std::find_if(before.begin(), before.end(), [&](const auto& s) { return s.order == source.order; });
+    if (as == before.end() || as->parts.empty() || as->parts.size() >= source.parts.size()) continue;
+    const MixPart& joined = source.parts.back();
+    lines.push_back(fmt::format(
+        "{}: {}: {} joined, whose {} are read in the rest of this epoch; what was read of the "
+        "others stays read",
+        contents[i].key, contents[i].path, files_text(joined.files.size()), counted(joined.samples, "sample")));
+  }
+  return lines;
+}
+
+std::vector<std::string> change_lines(const Mix& mix, const std::vector<SourceContent>& contents,
+                                      const std::vector<std::string>& paths_before) {
+  std::vector<std::string> lines = {
+      "data.train or its mix is not what the checkpoint was trained on: each source that the run knows goes on where "
+      "it was left, others begin"};
+  const std::size_t absent = mix.absent.size();
+  if (absent == 0) return lines;
+  for (std::size_t i = 0; i < mix.sources.size(); ++i) {
+    const SourceContent& content = contents[i];
+    const bool is_known_path = std::find(paths_before.begin(), paths_before.end(), content.path) != paths_before.end();
+    if (mix.sources[i].taken > 0 || !is_known_path) continue;
+    lines.push_back(
+        fmt::format("{}: {} holds other content than at the checkpoint{}, and is read from its beginning. To go on "
+                    "where it was, restore its files; others may join them",
+                    content.key, content.path, lost_files(mix.sources[i], mix.absent)));
+  }
+  lines.push_back(
+      fmt::format("data.train: {} that the run has read from {} not there now; what was read of {} stays "
+                  "counted, in case the same content comes back",
+                  absent == 1 ? "a source" : fmt::format("{} sources", absent), absent == 1 ? "is" : "are",
+                  absent == 1 ? "it" : "them"));
+  return lines;
+}
 
 std::vector<SourceRecord> source_records(const TrainingData& data, const std::vector<SourceContent>& contents,
                                          const ConsumptionHistory& history, std::int64_t samples) {

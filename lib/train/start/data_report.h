@@ -20,4 +20,11 @@ std::vector<SourceRecord> source_records(const TrainingData& data, const std::ve
 // For people: a line for each of the first sources, and one for the rest. Of a run that goes on also what is left.
 std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, bool is_resumed);
 
+// Files that sources of the mix have gained. before: what the run knew. contents: of the sources, in their order.
+std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSource>& before,
+                                      const std::vector<SourceContent>& contents);
+// Of a mix that is not the checkpoint's: what of it people may not expect. paths_before: of data.train then.
+std::vector<std::string> change_lines(const Mix& mix, const std::vector<SourceContent>& contents,
+                                      const std::vector<std::string>& paths_before);
+
 }  // namespace scaletrain

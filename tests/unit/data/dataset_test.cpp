@@ -739,3 +739,110 @@ TEST_CASE("a full check sees a token file's bytes beyond its samples") {
   CHECK(full.contents[0].all_bytes != other.contents[0].all_bytes);
   CHECK(full.contents[0].files[0].hash != other.contents[0].files[0].hash);
 }
+
+namespace {
+
+// Of letters of its own, none like its neighbour, so that each window is told from every other.
+std::string numbered_words(char first, int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    text.push_back(first);
+    for (int digit = 0; digit < 4; ++digit) text.push_back(static_cast<char>('0' + (i >> (2 * digit)) % 4));
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("a folder that gains a file goes on: old samples are not repeated, new ones are read in this epoch") {
+  const TempFolder folder;
+  folder.write("d/m.txt", numbered_words('a', 100));
+  folder.write("d/p.txt", numbered_words('b', 60));
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "d")};
+  const ByteTokenizer tokenizer;
+  ConsumptionHistory history;
+  std::vector<SourceContent> contents;
+  const auto open = [&](const std::vector<SourceContent>& known = {}) {
+    const std::vector<MixSource> read = history.sources_read();
+    DataOptions o = options(16);
+    o.read = read;
+    o.known = known;
+    contents.clear();
+    o.opened = [&contents](SourceContent content) { contents.push_back(std::move(content)); };
+    auto data = open_training_data(config, tokenizer, o);
+    history = ConsumptionHistory::from_json(history.to_json(), "manifest");
+    history.continue_with(data->description(), 16, 4);
+    data->enter(history.mix());
+    return data;
+  };
+  std::vector<std::vector<std::int32_t>> windows;  // inputs, as they were read
+  const auto train = [&](const TrainingData& data, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      for (const std::int64_t sample : history.batch()) windows.push_back(read(data, sample).inputs);
+      history.consume_batch(4 * 16);
+    }
+  };
+  const auto first = open();
+  const std::int64_t old_samples = first->mixture().order(0).samples_per_epoch();
+  REQUIRE(old_samples == 51);
+  train(*first, 6);
+
+  // Between the others by its name. What holds the same is the same, whatever it is called.
+  folder.write("d/n.txt", numbered_words('c', 90));
+  std::filesystem::rename(folder / "d/m.txt", folder / "d/z.txt");
+  const auto second = open();
+  const std::int64_t samples = second->mixture().order(0).samples_per_epoch();
+  CHECK(samples == 51 + 29);
+  CHECK(second->mixture().counts(history.next_sample()) == std::vector<std::int64_t>{24});
+  CHECK(contents[0].tokens == 501 + 301 + 451);
+  CHECK(second->source_tokens() == std::vector<std::int64_t>{contents[0].tokens});
+  train(*second, 2);
+
+  // A restart: once more from the files, and by what another process has found.
+  const std::vector<SourceContent> known = contents;
+  const auto third = open(known);
+  CHECK(history.segments().size() == 2);
+  CHECK(contents[0].identity == known[0].identity);
+  train(*third, 12);
+  REQUIRE(windows.size() == 80);
+
+  const std::set<std::vector<std::int32_t>> different(windows.begin(), windows.end());
+  CHECK(different.size() == windows.size());
+  // All that was to be read was: each letter stands in the inputs, but for what is nobody's input, a stream's last.
+  std::map<std::int32_t, int> counts;
+  for (const auto& window : windows)
+    for (const std::int32_t token : window) ++counts[token];
+  CHECK(counts['a'] == 100);
+  CHECK(counts['b'] == 60);
+  CHECK(counts['c'] == 90);
+  // The next epoch has all of them, in an order of its own.
+  train(*third, 20);
+  std::sort(windows.begin(), windows.begin() + 80);
+  const std::set<std::vector<std::int32_t>> next(windows.begin() + 80, windows.end());
+  CHECK(next.size() == 80);
+}
+
+TEST_CASE("files that hold nothing may join a folder and change nothing that is read") {
+  const TempFolder folder;
+  folder.write("d/m.txt", numbered_words('a', 100));
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "d")};
+  const ByteTokenizer tokenizer;
+  ConsumptionHistory history;
+  const auto open = [&] {
+    const std::vector<MixSource> read = history.sources_read();
+    DataOptions o = options(16);
+    o.read = read;
+    auto data = open_training_data(config, tokenizer, o);
+    history.continue_with(data->description(), 16, 4);
+    data->enter(history.mix());
+    return data;
+  };
+  const auto first = open();
+  history.consume_batch(64);
+  folder.write("d/a.txt", "");
+  const auto second = open();
+  CHECK(history.next_sample() == 4);
+  for (std::int64_t sample = 4; sample < 100; ++sample) CHECK(read(*second, sample) == read(*first, sample));
+}

@@ -42,6 +42,18 @@ MixSource source_of(std::uint64_t identity, std::int64_t samples, double weight 
   return {.identity = identity, .samples_per_epoch = samples, .weight = weight, .cap = cap};
 }
 
+// A source of these parts: what their files hold, and their samples.
+MixSource filed_source(std::uint64_t identity,
+                       const std::vector<std::pair<std::vector<std::uint64_t>, std::int64_t>>& parts,
+                       std::optional<std::int64_t> cap = std::nullopt) {
+  MixSource source = source_of(identity, 0, 1.0, cap);
+  for (const auto& [files, samples] : parts) {
+    source.parts.push_back({.files = files, .samples = samples});
+    source.samples_per_epoch += samples;
+  }
+  return source;
+}
+
 // A run over sources of which every sample is counted.
 struct CountedRun {
   ConsumptionHistory history;
@@ -377,9 +389,122 @@ TEST_CASE("a damaged mix is an input error that names the source") {
   CHECK_THROWS_WITH_AS(ConsumptionHistory::from_json(bad, "manifest"), doctest::Contains("first_sample 100"),
                        InputError);
   bad = good;
-  bad["version"] = 3;
+  bad["version"] = 4;
   CHECK_THROWS_WITH_AS(ConsumptionHistory::from_json(bad, "manifest"), doctest::Contains("written by a newer program"),
                        InputError);
+}
+
+TEST_CASE("files that join a source are read in the epoch that is being read, and its cap counts for them") {
+  // 25 of 30 samples read, then 12 join.
+  CountedRun run;
+  run.go_on({filed_source(1, {{{7, 8}, 30}})}, 5, 5);
+  run.go_on({filed_source(2, {{{7, 8}, 30}, {{9}, 12}}, 84)}, 0);
+  const MixSource& source = run.history.mix().sources.at(0);
+  CHECK(source.taken == 25);
+  CHECK(source.parts.at(1).epoch == 0);
+  CHECK(source.parts.at(1).position == 25);
+  CHECK(MixTurns(run.history.mix(), {"source"}).end() == 25 + 17 + 42);
+  CHECK(run.history.mix().absent.empty());
+
+  // At the end of the second epoch, of which a cap would let nothing be left.
+  CountedRun all;
+  all.go_on({filed_source(1, {{{7, 8}, 30}}, 60)}, 12, 5);
+  all.go_on({filed_source(2, {{{7, 8}, 30}, {{9}, 12}}, 84)}, 0);
+  const MixSource& again = all.history.mix().sources.at(0);
+  CHECK(again.parts.at(1).epoch == 1);
+  CHECK(again.parts.at(1).position == 30);
+  CHECK(again.taken == 42 + 30);
+  CHECK(MixTurns(all.history.mix(), {"source"}).end() == 60 + 12);
+}
+
+TEST_CASE("a source that lost a file, or whose files changed, is another one") {
+  CountedRun run;
+  run.go_on({filed_source(1, {{{7, 8}, 30}})}, 5, 5);
+  run.go_on({filed_source(2, {{{7}, 20}, {{9}, 10}})}, 0);
+  CHECK(run.history.mix().sources.at(0).taken == 0);
+  CHECK(run.history.mix().sources.at(0).parts.at(1).position == 0);
+  REQUIRE(run.history.mix().absent.size() == 1);
+  CHECK(run.history.mix().absent.at(0).taken == 25);
+}
+
+TEST_CASE("another context leaves as much of an epoch that files joined as there was") {
+  CountedRun run;
+  run.go_on({filed_source(1, {{{7, 8}, 30}})}, 5, 5);
+  run.go_on({filed_source(2, {{{7, 8}, 30}, {{9}, 12}})}, 1, 5);  // 30 of 42
+  run.history.continue_with({.hash = 9, .sources = {filed_source(2, {{{7, 8}, 15}, {{9}, 6}})}}, 16, 5);
+  const MixSource& source = run.history.mix().sources.at(0);
+  CHECK(source.taken == 15);
+  CHECK(source.parts.at(1).position == 13);  // 12.5 of 15
+  const auto read = ConsumptionHistory::from_json(run.history.to_json(), "manifest");
+  CHECK(read == run.history);
+}
+
+TEST_CASE("files are given to the parts in which the run knows them, by what they hold") {
+  using Parts = std::vector<std::vector<std::size_t>>;
+  MixSource small = filed_source(1, {{{7, 8}, 30}});
+  small.taken = 5;
+  MixSource large = filed_source(2, {{{8, 7}, 30}, {{9}, 12}});
+  large.taken = 40;
+  MixSource unread = filed_source(3, {{{1}, 3}});
+  const std::vector<MixSource> known = {small, large, unread};
+  CHECK(parts_of_sources({{7, 8}}, {}) == std::vector<Parts>{{{0, 1}}});
+  // Renamed, so that they stand in another order.
+  CHECK(parts_of_sources({{9, 7, 8}}, known) == std::vector<Parts>{{{2, 1}, {0}}});
+  CHECK(parts_of_sources({{8, 7}}, known) == std::vector<Parts>{{{1, 0}}});
+  // More files; the source with most of them goes on, and one only.
+  CHECK(parts_of_sources({{5, 9, 7, 8, 4}}, known) == std::vector<Parts>{{{3, 2}, {1}, {0, 4}}});
+  CHECK(parts_of_sources({{7, 8, 5}, {7, 8, 5}}, known) == std::vector<Parts>{{{0, 1}, {2}}, {{0, 1, 2}}});
+  // The same files go before more of them, wherever they stand.
+  CHECK(parts_of_sources({{7, 8, 5}, {7, 8}}, known) == std::vector<Parts>{{{0, 1, 2}}, {{0, 1}}});
+  // One is not there; one was never read; one stands twice.
+  CHECK(parts_of_sources({{7, 9, 5}}, known) == std::vector<Parts>{{{0, 1, 2}}});
+  CHECK(parts_of_sources({{1, 2}}, known) == std::vector<Parts>{{{0, 1}}});
+  CHECK(parts_of_sources({{7, 7, 8}}, known) == std::vector<Parts>{{{0, 2}, {1}}});
+}
+
+TEST_CASE("a history that does not know the files of its sources learns them when it goes on") {
+  CountedRun run;
+  run.go_on({filed_source(1, {{{7, 8}, 30}})}, 2, 5);
+  nlohmann::json old = run.history.to_json();
+  old["version"] = 2;
+  for (nlohmann::json& source : old["mix"]["sources"]) source.erase("parts");
+  ConsumptionHistory history = ConsumptionHistory::from_json(old, "manifest");
+  CHECK(history.mix().sources.at(0).parts.empty());
+  CHECK(history.continue_with({.hash = 1, .sources = {filed_source(1, {{{7, 8}, 30}})}}, 8, 5));
+  CHECK(history == run.history);
+  // The same source in another mix, too.
+  ConsumptionHistory other = ConsumptionHistory::from_json(old, "manifest");
+  other.continue_with({.hash = 2, .sources = {filed_source(4, {{{3}, 9}}), filed_source(1, {{{7, 8}, 30}})}}, 8, 5);
+  CHECK(other.mix().sources.at(1).taken == 10);
+  CHECK(other.mix().sources.at(1).parts.at(0).files == std::vector<std::uint64_t>{7, 8});
+}
+
+TEST_CASE("damaged parts of a source are an input error that names them") {
+  CountedRun run;
+  run.go_on({filed_source(1, {{{7, 8}, 30}})}, 5, 5);
+  run.go_on({filed_source(2, {{{7, 8}, 30}, {{9}, 12}})}, 1, 5);
+  const nlohmann::json good = run.history.to_json();
+  CHECK(ConsumptionHistory::from_json(good, "manifest") == run.history);
+  const auto refused = [&](std::size_t part, const char* key, const nlohmann::json& value, const char* named) {
+    CAPTURE(key);
+    CAPTURE(value.dump());
+    nlohmann::json bad = good;
+    bad["mix"]["sources"][0]["parts"][part][key] = value;
+    CHECK_THROWS_WITH_AS(ConsumptionHistory::from_json(bad, "manifest"), doctest::Contains(named), InputError);
+  };
+  refused(0, "files", "123", "part 0: files is no row of numbers");
+  refused(0, "files", 7, "part 0");
+  refused(0, "samples", -1, "part 0");
+  refused(0, "samples", 43, "part 0: 43 samples do not fit into an epoch of 42");
+  refused(0, "position", 1, "part 0: it cannot have joined at sample 1 of epoch 0");
+  refused(1, "samples", 11, "parts: 41 samples, of 42 of an epoch");
+  refused(1, "position", 31, "part 1: it cannot have joined at sample 31 of epoch 0");
+  refused(1, "position", 27, "part 1: it cannot have joined");
+  refused(1, "epoch", 1, "part 1: it cannot have joined");
+  refused(1, "epoch", -1, "part 1");
+  nlohmann::json bad = good;
+  bad["mix"]["sources"][0]["parts"] = 3;
+  CHECK_THROWS_WITH_AS(ConsumptionHistory::from_json(bad, "manifest"), doctest::Contains("parts: a list"), InputError);
 }
 
 TEST_CASE("counts that would pass the 64-bit range are caught") {

@@ -248,6 +248,78 @@ TEST_CASE("a mix entered half-way reads on in each source's own order, wherever 
   CHECK_THROWS_AS(after.locate(entered - 1), BugError);
 }
 
+TEST_CASE("files that join a source come in the rest of the epoch, every sample of it once") {
+  const std::int64_t per_block = 8;
+  const std::vector<PartShape> parts = {{5, 3, {1, 2}}, {0, 6, {3}}, {0, 0, {4}}, {40, 1, {5}}};
+  const auto grown = [&](std::size_t count, std::uint64_t seed) {
+    SourceShape shape = source({parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(count)});
+    shape.identity = count;
+    return Mixture({shape}, 4, seed, 4 * per_block);
+  };
+  // Samples read before each part but the first: some within one epoch, some at its end, some epochs later.
+  const std::vector<std::vector<std::int64_t>> joins = {{1, 0, 1},   {20, 5, 30}, {43, 6, 49},  {42, 0, 0},
+                                                        {86, 49, 7}, {90, 1, 70}, {30, 70, 200}};
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    const std::vector<std::int64_t>& read = joins[seed % joins.size()];
+    CAPTURE(seed);
+    Mix mix;
+    std::int64_t sample = 0;
+    std::map<std::int64_t, std::multiset<Place>> epochs;
+    std::map<std::int64_t, std::int64_t> samples;  // of each epoch
+    for (std::size_t count = 1; count <= parts.size(); ++count) {
+      Mixture mixture = grown(count, seed);
+      mix = following_mix(mix, sample, mixture.mix().sources);
+      mixture.enter(mix);
+      const std::int64_t epoch_samples = mix.sources[0].samples_per_epoch;
+      const std::int64_t end = count < parts.size() ? sample + read[count - 1] : sample + 4 * epoch_samples;
+      for (; sample < end; ++sample) {
+        const SampleLocation at = mixture.locate(sample);
+        REQUIRE(epochs[at.epoch].emplace(at.part, at.block, at.window) != epochs[at.epoch].end());
+        REQUIRE(static_cast<std::int64_t>(epochs[at.epoch].size()) == at.position + 1);
+        samples[at.epoch] = epoch_samples;
+      }
+      // A start that is repeated goes on in the same place.
+      Mixture again = grown(count, seed);
+      again.enter(mix);
+      if (count == parts.size()) CHECK(again.counts(sample) == mixture.counts(sample));
+    }
+    for (const auto& [epoch, places] : epochs) {
+      CAPTURE(epoch);
+      CHECK(std::set<Place>(places.begin(), places.end()).size() == places.size());
+      if (epochs.contains(epoch + 1)) CHECK(static_cast<std::int64_t>(places.size()) == samples[epoch]);
+    }
+  }
+}
+
+TEST_CASE("files that join a source take turns with the rest of the epoch, which keeps its order") {
+  const auto grown = [](std::size_t count) {
+    const std::vector<PartShape> parts = {{50, 0, {1}}, {25, 0, {2}}};
+    SourceShape shape = source({parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(count)});
+    shape.identity = count;
+    return Mixture({shape}, 4, 3, 4 * 8);
+  };
+  const Mixture before = grown(1);
+  Mixture after = grown(2);
+  after.enter(following_mix(before.mix(), 100, after.mix().sources));  // 300 are left, and 200 join
+  std::int64_t old = 100;
+  std::int64_t joined = 0;
+  for (std::int64_t n = 100; n < 600; ++n) {
+    const SampleLocation at = after.locate(n);
+    if (at.part == 1) {
+      ++joined;
+    } else {
+      const SampleLocation was = before.locate(old++);
+      REQUIRE((at.block == was.block && at.window == was.window && at.epoch == was.epoch));
+      const PhiloxKey key = after.order(0).document_key(0, 0, at.block);
+      const PhiloxKey was_key = before.order(0).document_key(0, 0, at.block);
+      REQUIRE((key.low == was_key.low && key.high == was_key.high));
+    }
+    REQUIRE(std::abs(joined * 5 - (n - 99) * 2) <= 5);
+  }
+  CHECK(old == 400);
+  CHECK(joined == 200);
+}
+
 TEST_CASE("a seek equals a walk") {
   const auto make = [] {
     return Mixture({plain(50, 4, 0.7), source({{3, 1}, {2, 2}}, 0.2, 3.0), plain(9, 4, 0.1)}, 4, 77, 16);

@@ -107,13 +107,19 @@ TEST_CASE("a_claim_is_read_as_it_was_told_and_names_a_hundred_files_at_most") {
   std::vector<FileContent> files;
   files.reserve(250);
   for (int i = 0; i < 250; ++i) files.push_back({"/d/" + std::to_string(1000 + i), 10, static_cast<std::uint64_t>(i)});
-  const DataClaim claim = claim_of("a", {corpus(files, ~std::uint64_t{0}, 1LL << 60)});
+  DataClaim claim = claim_of("a", {corpus(files, ~std::uint64_t{0}, 1LL << 60)});
+  claim.sources[0].holds = {1, ~std::uint64_t{0}};
+  claim.sources[0].caches = {{"/c/1.tokens", 7}, {"", 0}};
   const DataClaim read = parse_claim(claim_text(claim));
   CHECK(read.host == "a");
   CHECK(read.tokenizer == 5);
   REQUIRE(read.sources.size() == 1);
   CHECK(read.sources[0].files.size() == 100);
   CHECK(read.sources[0].tokens == 1LL << 60);
+  CHECK(read.sources[0].holds == claim.sources[0].holds);
+  REQUIRE(read.sources[0].caches.size() == 2);
+  CHECK(read.sources[0].caches[0].path == "/c/1.tokens");
+  CHECK(read.sources[0].caches[0].identity == 7);
   CHECK(data_differences(claim, read).empty());
   // What stands behind the cut is not taken for missing.
   DataClaim changed = claim;

@@ -93,6 +93,51 @@ TEST_CASE("a source that is left out stays counted, which is told") {
   CHECK(taken(run) == std::vector<std::int64_t>{before.front() + 2, before.back() + 8 + 2});
 }
 
+TEST_CASE("a folder that gains a file goes on where it was, and reads the new file in the same epoch") {
+  const auto grow = [](TinyRun& run) { run.folder.write("corpus/b.txt", sample_text(400, 13).substr(0, 400)); };
+  const auto begin = [](TinyRun& run) {
+    run.overrides_always.push_back("data.train=[{path: corpus, epochs: 1}]");
+    run.folder.write("corpus/a.txt", sample_text(600, 11).substr(0, 600));
+    run.folder.write("corpus/c.txt", sample_text(500, 12).substr(0, 500));
+  };
+  TinyRun run;
+  begin(run);
+  run.run();
+  REQUIRE(taken(run) == std::vector<std::int64_t>{48});
+  grow(run);
+  // 600 + 500 and the ends of two documents make 69 samples, 400 and one end make 25.
+  CHECK(run.run({"train.steps=23"}) == ExitCode::finished);
+  CHECK(taken(run) == std::vector<std::int64_t>{92});
+  CHECK(contains(log_of(run), "corpus: 1 file joined, whose 25 samples are read in the rest of this epoch"));
+  CHECK(contains(log_of(run), "0.51 epochs read, 46 samples of its cap left; this run = 0.98 epochs"));
+  const std::string refusal = message_of<UserError>([&] { run.run({"train.steps=24"}); });
+  CHECK(contains(refusal, "the 1 steps from here on need 4 samples and the epoch caps leave 2"));
+  // The same where it is interrupted after the file joined.
+  TinyRun parts;
+  begin(parts);
+  parts.run();
+  grow(parts);
+  parts.run({"train.steps=23"}, 3);
+  CHECK(parts.run({"train.steps=23"}) == ExitCode::finished);
+  check_same_numbers(parts.metrics(), run.metrics());
+}
+
+TEST_CASE("a folder that lost a file is another source, which is told with how many are missing") {
+  TinyRun run;
+  run.overrides_always.push_back("data.train=[{path: corpus}]");
+  for (unsigned i = 0; i < 3; ++i) run.folder.write(fmt::format("corpus/{}.txt", i), sample_text(300, i + 20));
+  run.run({}, 4);
+  std::filesystem::remove(run.folder / "corpus/1.txt");
+  run.run({}, 2);
+  CHECK(taken(run) == std::vector<std::int64_t>{8});
+  CHECK(contains(log_of(run),
+                 "corpus holds other content than at the checkpoint (of the 3 files that the run has read "
+                 "from, 1 is not there or changed), and is read from its beginning"));
+  run.folder.write("corpus/1.txt", sample_text(300, 21));
+  run.run({}, 2);
+  CHECK(taken(run) == std::vector<std::int64_t>{24});
+}
+
 TEST_CASE("a path that holds other content is another source, which is told with what helps") {
   TinyRun run;
   run.run({kAlone}, 4);
@@ -100,7 +145,7 @@ TEST_CASE("a path that holds other content is another source, which is told with
   run.run({kAlone}, 2);
   CHECK(taken(run) == std::vector<std::int64_t>{8});
   CHECK(contains(log_of(run), "train.txt holds other content than at the checkpoint, and is read from its beginning"));
-  CHECK(contains(log_of(run), "name files that join as a source of their own"));
+  CHECK(contains(log_of(run), "restore its files; others may join them"));
   run.folder.write("train.txt", sample_text(4000, 1));
   run.run({kAlone}, 2);
   CHECK(taken(run) == std::vector<std::int64_t>{24});

@@ -55,6 +55,27 @@ TEST_CASE("a run resumed on other layouts continues the same losses") {
   for (const RestartRecord& restart : metrics.restarts) CHECK(restart.fingerprint_changed);
 }
 
+TEST_CASE("a folder that gains a file is gone on with alike on every layout") {
+  const auto begin = [](RanksRun& run) {
+    run.overrides_always.push_back("data.train=[{path: corpus}]");
+    run.folder.write("corpus/a.txt", sample_text(600, 11));
+    run.folder.write("corpus/c.txt", sample_text(500, 12));
+  };
+  const auto grow = [](RanksRun& run) { run.folder.write("corpus/b.txt", sample_text(400, 13)); };
+  RanksRun single;
+  begin(single);
+  REQUIRE(single.run({}, 4) == ExitCode::interrupted);
+  grow(single);
+  REQUIRE(single.run() == ExitCode::finished);
+  RanksRun run;
+  begin(run);
+  REQUIRE(all_are(run.run_ranks(4, data_by_pipeline, 0, 4), ExitCode::interrupted));
+  grow(run);
+  REQUIRE(all_are(run.run_ranks(4, {"parallel.data=4", "parallel.zero=3"}, 0, 4), ExitCode::interrupted));
+  REQUIRE(all_are(run.run_ranks(2, {"parallel.data=2"}), ExitCode::finished));
+  check_same_losses(run.metrics(), single.metrics());
+}
+
 TEST_CASE("a resume on the same layout gives the same bits as the run that was not interrupted") {
   RanksRun whole;
   REQUIRE(all_are(whole.run_ranks(4, data_by_pipeline), ExitCode::finished));
