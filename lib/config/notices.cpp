@@ -64,7 +64,8 @@ class Notices {
     const auto& warmup = train.lr_schedule.warmup;
     if (!warmup || train.steps.has_value() == train.tokens.has_value()) return;
     const std::int64_t steps = train.num_steps(config_.model.context);
-    if (*warmup <= steps / 2) return;
+    // Longer than a run in tokens that begins: one that is resumed may have more steps, or is refused.
+    if (*warmup <= steps / 2 || *warmup > steps) return;
     notices_.push_back(fmt::format(
         "train.lr_schedule.warmup: {} of the run's {} steps are warm-up; set a smaller number, or auto ({})", *warmup,
         steps, default_warmup(steps)));

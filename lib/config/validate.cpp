@@ -192,13 +192,13 @@ class Rules {
              "steps * global_batch * context is more tokens than 64 bits count");
       return;
     }
-    const std::int64_t steps = train.num_steps(config_.model.context);
+    // How many steps a run in tokens has depends on what it has trained on (check_warmup in train/run_length.h).
     const auto& warmup = train.lr_schedule.warmup;
-    if (are_fine({"train.lr_schedule.warmup"}) && warmup && *warmup > steps) {
-      refuse(
-          {"train.lr_schedule.warmup"},
-          fmt::format("warm-up of {} steps exceeds the run's {} steps; lower warmup, leave it out (auto) or raise {}",
-                      *warmup, steps, train.steps ? "steps" : "tokens"));
+    if (are_fine({"train.lr_schedule.warmup"}) && warmup && train.steps && *warmup > *train.steps) {
+      refuse({"train.lr_schedule.warmup"},
+             fmt::format(
+                 "warm-up of {} steps exceeds the run's {} steps; lower warmup, leave it out (auto) or raise steps",
+                 *warmup, *train.steps));
     }
   }
 

@@ -1,5 +1,7 @@
 #include "train/run_length.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/checked.h"
@@ -21,6 +23,17 @@ std::int64_t warmup_steps(const Config& config, const RunState& state) {
   if (config.train.lr_schedule.warmup) return *config.train.lr_schedule.warmup;
   const std::int64_t steps = last_step(config, state);
   return state.warmup && *state.warmup <= steps ? *state.warmup : default_warmup(steps);
+}
+
+void check_warmup(const Config& config, const RunState& state) {
+  const auto& warmup = config.train.lr_schedule.warmup;
+  const std::int64_t steps = last_step(config, state);
+  if (!warmup || *warmup <= steps) return;
+  throw UserError(
+      fmt::format("train.lr_schedule.warmup: warm-up of {} steps exceeds the run's {} steps; lower it, leave it out "
+                  "(auto) or raise "
+                  "{}",
+                  *warmup, steps, length_key(config)));
 }
 
 double next_learning_rate(const Config& config, const RunState& state) {

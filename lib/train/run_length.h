@@ -23,6 +23,9 @@ std::int64_t last_step(const Config& config, const RunState& state);
 // not begun, or where that is longer than the run now is.
 std::int64_t warmup_steps(const Config& config, const RunState& state);
 
+// UserError if the config names a warm-up that is longer than the run that goes on from `state`.
+void check_warmup(const Config& config, const RunState& state);
+
 // Of the update that follows `state`, whose warm-up is settled.
 double next_learning_rate(const Config& config, const RunState& state);
 

@@ -321,12 +321,13 @@ StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config,
                               const Report& report) {
   StartPoint start = choose_start(paths, config, resume, report);
   if (already_complete(start, config.config)) return start;
+  std::optional<Checkpoint> from;
+  if (start.checkpoint) from.emplace(*start.checkpoint);
+  check_warmup(config.config, from ? read_state(from->manifest(), manifest_path(*from)) : RunState());
   if (!start.asked.empty() && inside(*start.checkpoint, paths.checkpoints())) {
     for (const fs::path& aside : quarantine_later(paths.checkpoints(), start.step))
       report(fmt::format("notice: a later checkpoint of the abandoned branch was quarantined as {}", aside.string()));
   }
-  std::optional<Checkpoint> from;
-  if (start.checkpoint) from.emplace(*start.checkpoint);
   if (from) tidy_checkpoints(paths, config.config.checkpoint, *from, report);
   write_file_durably(paths.config(), resolved_yaml(config.config));
   write_file_durably(paths.source_config(), config.source);

@@ -38,6 +38,35 @@ TEST_CASE("a token budget is trained to its end when the batch changes at a resu
   }
 }
 
+TEST_CASE("a warm-up is held against the length of the run that is resumed, not of one that begins") {
+  TinyRun run;
+  const std::string half = "train.tokens=768";  // 6 of 12 steps of 4 samples of 16 tokens
+  run.run({half}, 6);
+  // 3 more steps of 8 samples; a run that began with them would have 6.
+  const std::string larger = "train.global_batch=8";
+  const std::string refusal = message_of<UserError>([&] {
+    run.prepare(run.config({half, larger, "train.lr_schedule.warmup=10"}));
+  });
+  CHECK(refusal ==
+        "train.lr_schedule.warmup: warm-up of 10 steps exceeds the run's 9 steps; lower it, leave it out (auto) or "
+        "raise train.tokens");
+  CHECK(run.run({half, larger, "train.lr_schedule.warmup=9"}) == ExitCode::finished);
+  CHECK(run.metrics().steps.size() == 9);
+  // 6 more steps of 4 samples after 3 of 8; one that began with them would have 12.
+  TinyRun smaller;
+  smaller.run({half, larger}, 3);
+  CHECK(contains(message_of<UserError>([&] {
+                   smaller.prepare(smaller.config({half, "train.lr_schedule.warmup=10"}));
+                 }),
+                 "exceeds the run's 9 steps"));
+  TinyRun fresh;
+  CHECK(contains(message_of<UserError>([&] {
+                   fresh.prepare(fresh.config({half, "train.lr_schedule.warmup=13"}));
+                 }),
+                 "warm-up of 13 steps exceeds the run's 12 steps"));
+  CHECK_FALSE(std::filesystem::exists(fresh.paths.config()));
+}
+
 TEST_CASE("a complete run says which key makes it longer, and following that works") {
   TinyRun run;
   run.run({"train.tokens=256"});
