@@ -1,9 +1,16 @@
-# coverage.sh calls this: coverage.pl [--tests] COVERAGE NIGHTLY SOURCE...
+# coverage.sh calls this: coverage.pl OPTION COVERAGE NIGHTLY FILE..., OPTION being --tests or empty, FILE the tests' sources and the
+# CMakeLists.txt that name them. tests/coverage_test.sh tests it.
 use strict;
 use warnings;
 
-my ($option, $coverage, $nightly, @sources) = @ARGV;
+my ($option, $coverage, $nightly, @files) = @ARGV;
 my @problems;
+
+sub text_of {
+  open(my $file, '<', $_[0]) or die "$_[0]: $!\n";
+  local $/;
+  return <$file>;
+}
 
 sub lines_of {
   open(my $file, '<', $_[0]) or die "$_[0]: $!\n";
@@ -18,9 +25,19 @@ sub matcher {
 
 # Every case's name, and whether it is always skipped.
 my %skipped;
-for my $source (@sources) {
-  open(my $file, '<', $source) or die "$source: $!\n";
-  my $text = do { local $/; <$file> };
+my %lists = map { (s/CMakeLists\.txt$//r => text_of($_)) } grep { /CMakeLists\.txt$/ } @files;
+sub is_compiled {
+  my ($source) = @_;
+  for my $folder (grep { $source =~ /^\Q$_\E/ } keys %lists) {
+    my $name = substr($source, length $folder);
+    return 1 if $lists{$folder} =~ /[\s(]\Q$name\E[\s)]/;
+  }
+  return 0;
+}
+for my $source (grep { !/CMakeLists\.txt$/ } @files) {
+  my $text = text_of($source);
+  push @problems, "$source: its test cases are in no program, for no CMakeLists.txt names it"
+    if $text =~ /TEST_CASE\(/ && !is_compiled($source);
   while ($text =~ /TEST_CASE\(\s*((?:"(?:[^"\\\n]|\\.)*"\s*)+)([^{;]*)\{/g) {
     my ($literals, $decorators) = ($1, $2);
     $literals =~ s/"\s*"//g;
@@ -40,7 +57,7 @@ for my $name (keys %skipped) {
 }
 
 # Rows begin a line; the names or patterns of the cases that hold a row follow it, indented.
-my ($row, %held_by, @rows, %rows_of);
+my ($row, %held_by, %named, @rows, %rows_of);
 for my $line (lines_of($coverage)) {
   if ($line =~ /^\S/) {
     $row = $line;
@@ -51,6 +68,7 @@ for my $line (lines_of($coverage)) {
   }
   my $pattern = $line =~ s/^\s+//r;
   my $matcher = matcher($pattern);
+  push @problems, "$coverage: \"$pattern\" stands twice under \"$row\"" if $named{$row}{$pattern}++;
   my @cases = grep { /$matcher/ } keys %skipped;
   push @problems, "$coverage: \"$pattern\", which is to hold \"$row\", is no test case" unless @cases;
   for my $case (grep { $in_gate{$_} } @cases) {
@@ -61,9 +79,9 @@ for my $line (lines_of($coverage)) {
 for (@rows) {
   push @problems, "\"$_\" is held by no test case of the gate" unless @{$held_by{$_}};
 }
-my %numbers = map { /^FAULTS (\d+) / ? ($1 => 1) : () } @rows;
-for my $number (1 .. 32) {
-  push @problems, "$coverage: FAULTS $number is missing" unless $numbers{$number};
+my %numbers = map { /^([A-Z]+ \d+) / ? ($1 => 1) : () } @rows;
+for my $number ((map { "FAULTS $_" } 1 .. 32), (map { "AUDIT $_" } 1 .. 13)) {
+  push @problems, "$coverage: $number is missing" unless $numbers{$number};
 }
 
 if ($option eq '--tests') {
@@ -75,5 +93,5 @@ if (@problems) {
   print STDERR "$_\n" for sort @problems;
   exit 1;
 }
-printf "%d rows of faults and traps are held by %d of the gate's %d test cases\n", scalar(@rows), scalar(keys %rows_of),
+printf "%d rows are held by %d of the gate's %d test cases\n", scalar(@rows), scalar(keys %rows_of),
   scalar(keys %in_gate);

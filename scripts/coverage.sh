@@ -3,5 +3,5 @@
 # gate when it exists, tests/nightly.txt leaves it in and nothing skips it. With --tests: prints each such case with its rows.
 source "$(dirname "$0")/common.sh"
 cd "$root"
-mapfile -t sources < <(git ls-files 'tests/*.cpp')
-exec perl scripts/coverage.pl "${1:-}" tests/coverage.txt tests/nightly.txt "${sources[@]}"
+mapfile -t files < <(git ls-files 'tests/*.cpp' 'tests/*CMakeLists.txt')
+exec perl scripts/coverage.pl "${1:-}" tests/coverage.txt tests/nightly.txt "${files[@]}"

@@ -7,7 +7,7 @@ cd "$root"
 hours=${1:-1}
 say "formatter"
 scripts/format.sh --check
-say "a test for every fault and trap"
+say "a test for every fault, trap and finding"
 scripts/coverage.sh
 say "every test, layouts for 50 steps"
 SCALETRAIN_SOAK_STEPS=50 scripts/test.sh
