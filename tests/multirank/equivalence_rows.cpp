@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "support/tiny_model.h"
 
 namespace scaletrain::equivalence {
 
@@ -122,14 +123,7 @@ Switch family_switch() {
               {.name = "gpt2", .is_possible = nullptr, .apply = [](const Row&, LayoutRun&) {}},
               {.name = "llama",
                .is_possible = nullptr,
-               .apply =
-                   [](const Row&, LayoutRun& run) {
-                     ModelConfig& model = run.config.model;
-                     model.norm = NormKind::rmsnorm;
-                     model.activation = ActivationKind::swiglu;
-                     model.position = PositionKind::rope;
-                     model.bias = false;
-                   }},
+               .apply = [](const Row&, LayoutRun& run) { make_llama(run.config.model); }},
           }};
 }
 

@@ -8,6 +8,7 @@
 
 #include "support/rank_trainer.h"
 #include "support/test_layout.h"
+#include "support/tiny_model.h"
 
 using namespace scaletrain;
 
@@ -43,17 +44,9 @@ class CountingSet final : public ValidationSet {
 };
 
 Config evaluation_config(const TestLayout& layout) {
-  Config config;
-  config.model.layers = 4;
-  config.model.hidden = 8;
-  config.model.heads = 2;
-  config.model.kv_heads = 2;
-  config.model.ffn_hidden = 12;
-  config.model.context = context;
-  config.model.vocab = vocab;
-  config.model.init.std = 0.3;
+  Config config =
+      tiny_config({.hidden = 8, .heads = 2, .ffn_hidden = 12, .context = context, .vocab = vocab, .std = 0.3});
   config.train.steps = 1;
-  config.train.global_batch = 12;
   config.train.micro_batch = 2;
   lay_out(config, layout);
   return config;

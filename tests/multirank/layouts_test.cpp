@@ -3,6 +3,7 @@
 
 #include "support/rank_trainer.h"
 #include "support/test_layout.h"
+#include "support/tiny_model.h"
 
 using namespace scaletrain;
 
@@ -10,19 +11,10 @@ namespace {
 
 // Sizes that nothing divides: vocabulary 61, ffn 36 on few ranks, two key/value heads, 7 tokens.
 Config small_config() {
-  Config config;
+  Config config = tiny_config({.layers = 6});
   config.run.seed = 5;
-  config.model.layers = 6;
-  config.model.hidden = 16;
-  config.model.heads = 4;
-  config.model.kv_heads = 2;
-  config.model.ffn_hidden = 36;
-  config.model.context = 7;
-  config.model.vocab = 61;
-  config.model.init.std = 0.2;
   config.train.steps = 50;
   config.train.global_batch = 8;
-  config.train.micro_batch = 1;
   config.train.lr_schedule.warmup = 10;
   config.train.optimizer.learning_rate = 1e-3;
   config.parallel.zero = 0;
@@ -57,11 +49,8 @@ void make_sgd(Config& config) {
   config.train.clip_norm.reset();
 }
 
-void make_llama(Config& config) {
-  config.model.norm = NormKind::rmsnorm;
-  config.model.activation = ActivationKind::swiglu;
-  config.model.position = PositionKind::rope;
-  config.model.bias = false;
+void make_untied_llama(Config& config) {
+  make_llama(config.model);
   config.model.tie_embeddings = false;
 }
 
@@ -85,7 +74,7 @@ TEST_CASE("first_step_gradients_of_every_layout_are_those_of_one_rank") {
   for (const bool llama : {false, true}) {
     Config base = small_config();
     make_sgd(base);
-    if (llama) make_llama(base);
+    if (llama) make_untied_llama(base);
     const LayoutOutcome one = run_config(base, 1);
     REQUIRE(one.problem == "");
     for (const TestLayout& layout : dozen_layouts()) {

@@ -10,6 +10,7 @@
 #include "support/rank_trainer.h"
 #include "support/temp_folder.h"
 #include "support/test_layout.h"
+#include "support/tiny_model.h"
 
 using namespace scaletrain;
 
@@ -36,27 +37,11 @@ const std::vector<TestLayout>& dozen() {
 
 // Two key/value heads, sizes that nothing divides.
 Config config_of(const TestLayout& layout, bool llama, bool tied) {
-  Config config;
+  Config config = tiny_config({.layers = 5, .ffn_hidden = 29, .vocab = 41});
   config.run.seed = 11;
-  ModelConfig& model = config.model;
-  model.layers = 5;
-  model.hidden = 16;
-  model.heads = 4;
-  model.kv_heads = 2;
-  model.ffn_hidden = 29;
-  model.context = 7;
-  model.vocab = 41;
-  model.init.std = 0.2;
-  model.tie_embeddings = tied;
-  if (llama) {
-    model.norm = NormKind::rmsnorm;
-    model.activation = ActivationKind::swiglu;
-    model.position = PositionKind::rope;
-    model.bias = false;
-  }
+  config.model.tie_embeddings = tied;
+  if (llama) make_llama(config.model);
   config.train.steps = 50;
-  config.train.global_batch = 12;
-  config.train.micro_batch = 1;
   config.train.lr_schedule.warmup = 10;
   config.train.optimizer.learning_rate = 1e-3;
   lay_out(config, layout);

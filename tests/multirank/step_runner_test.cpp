@@ -9,23 +9,16 @@
 
 #include "base/clock.h"
 #include "support/rank_trainer.h"
+#include "support/tiny_model.h"
 
 using namespace scaletrain;
 
 namespace {
 
 Config layout_config(std::int64_t data, std::int64_t tensor, std::int64_t pipeline, std::int64_t zero = 1) {
-  Config config;
+  Config config =
+      tiny_config({.layers = 3, .hidden = 8, .heads = 2, .ffn_hidden = 12, .context = 5, .vocab = 23, .std = 0.3});
   config.run.seed = 3;
-  config.model.layers = 3;
-  config.model.hidden = 8;
-  config.model.heads = 2;
-  config.model.kv_heads = 2;
-  config.model.ffn_hidden = 12;
-  config.model.context = 5;
-  config.model.vocab = 23;
-  config.model.init.std = 0.3;
-  config.train.steps = 10;
   config.train.global_batch = 8;
   config.train.micro_batch = 2;
   config.train.lr_schedule.warmup = 2;

@@ -11,6 +11,7 @@
 #include "support/rank_trainer.h"
 #include "support/temp_folder.h"
 #include "support/test_layout.h"
+#include "support/tiny_model.h"
 
 using namespace scaletrain;
 
@@ -39,19 +40,9 @@ const std::vector<Case>& cases() {
 }
 
 Config config_of(const Case& own) {
-  Config config;
+  Config config = tiny_config({.hidden = 8, .ffn_hidden = 12, .context = 5, .vocab = 23});
   config.run.seed = 9;
-  config.model.layers = 4;
-  config.model.hidden = 8;
-  config.model.heads = 4;
-  config.model.kv_heads = 2;
-  config.model.ffn_hidden = 12;
-  config.model.context = 5;
-  config.model.vocab = 23;
-  config.model.init.std = 0.2;
   config.model.tie_embeddings = own.tied;
-  config.train.steps = 10;
-  config.train.global_batch = 12;
   config.train.micro_batch = 2;
   config.train.optimizer.learning_rate = 1e-3;
   lay_out(config, own.layout);

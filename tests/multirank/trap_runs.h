@@ -9,24 +9,15 @@
 #include <vector>
 
 #include "support/rank_trainer.h"
+#include "support/tiny_model.h"
 
 namespace scaletrain {
 
-// Sizes that nothing divides, two key/value heads, biases, tied embeddings; uneven masks unless said otherwise.
+// With biases and tied embeddings; uneven masks unless said otherwise.
 inline Config trap_config() {
-  Config config;
+  Config config = tiny_config({.ffn_hidden = 21, .context = 5, .vocab = 23});
   config.run.seed = 7;
-  config.model.layers = 4;
-  config.model.hidden = 16;
-  config.model.heads = 4;
-  config.model.kv_heads = 2;
-  config.model.ffn_hidden = 21;
-  config.model.context = 5;
-  config.model.vocab = 23;
-  config.model.init.std = 0.2;
   config.train.steps = 50;
-  config.train.global_batch = 12;
-  config.train.micro_batch = 1;
   config.train.lr_schedule.warmup = 5;
   config.train.optimizer.learning_rate = 1e-2;
   config.parallel.zero = 0;

@@ -195,10 +195,7 @@ TEST_CASE("trap_norm_of_gradients_whose_squares_leave_the_range_of_their_type_is
 TEST_CASE("trap_ranks_that_own_no_parameters_take_part_in_the_norm_and_hang_nobody") {
   // Five classes and five ffn features on four tensor ranks, and a stage of the embedding or of the head alone.
   Config base = clipped_sgd(0.1);
-  base.model.norm = NormKind::rmsnorm;
-  base.model.activation = ActivationKind::swiglu;
-  base.model.position = PositionKind::rope;
-  base.model.bias = false;
+  make_llama(base.model);
   base.model.vocab = 5;
   base.model.ffn_hidden = 5;
   const NormRun one = run_norm(base, 2);

@@ -4,26 +4,21 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "nn/transformer.h"
-#include "parallel/store/param_store.h"
+#include "support/model_store.h"
 
 namespace scaletrain {
 
-class ModelRunner {
+class ModelRunner : public ModelStore {
  public:
   ModelRunner(const ModelSpec& spec, std::unique_ptr<Backend> used_backend, std::vector<std::string> state_names)
-      : table(make_param_table(spec, InitConfig{})),
-        layout(table, unit_indices(table), Mesh(), MeshPosition()),
-        backend(std::move(used_backend)),
-        stream(backend->make_stream()),
-        store(*backend, table, layout,
-              {.state_names = std::move(state_names), .gradients = true, .dtype = backend->compute_type()}),
+      : ModelStore(make_param_table(spec, InitConfig{}), std::move(used_backend),
+                   {.state_names = std::move(state_names)}),
         model(spec) {}
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T].
@@ -42,20 +37,9 @@ class ModelRunner {
     return run.loss_sum();
   }
 
-  ParamTable table;
-  ShardLayout layout;
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<Stream> stream;
-  ParamStore store;
   Transformer model;
 
  private:
-  static std::vector<int> unit_indices(const ParamTable& table) {
-    std::vector<int> units(table.units().size());
-    std::iota(units.begin(), units.end(), 0);
-    return units;
-  }
-
   // One micro-batch.
   class Run {
    public:

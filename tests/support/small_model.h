@@ -1,6 +1,6 @@
-// A small model that has every kind of parameter row, and exact gradients for it: whole numbers that depend on who
-// computes them, so that sums are exact in any order and every wrong sum shows. For tests of what is divided and summed
-// among ranks.
+// A table that has every kind of parameter, and exact gradients for it: whole numbers that depend on who computes them,
+// so that sums are exact in any order and every wrong sum shows. For tests of what is divided and summed among ranks;
+// its parameters are written out because the layers below `nn` know no models.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "parallel/store/param_store.h"
+#include "support/model_store.h"
 
 namespace scaletrain {
 
@@ -151,7 +151,7 @@ inline double initial_value(const ParamTable& table, const Parameter& parameter,
 // Calls visit(parameter, span, first element) for every parameter of a unit, in the memory of its handle: `find` gives
 // a handle's f64 view by its local name.
 template <class Find, class Visit>
-void for_each_row(const ParamStore& store, int unit, Find find, Visit visit) {
+void for_each_parameter(const ParamStore& store, int unit, Find find, Visit visit) {
   const ParamTable& table = store.table();
   const ParamUnit& place = table.units()[static_cast<std::size_t>(unit)];
   std::string group;
@@ -169,21 +169,18 @@ void for_each_row(const ParamStore& store, int unit, Find find, Visit visit) {
 }
 
 // One rank's store, filled with the initial values.
-struct RankModel {
-  RankModel(const ParamTable& table, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
+struct RankModel : ModelStore {
+  RankModel(const ParamTable& model, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
             bool sequence, std::vector<std::string> state_names = {}, bool gradients = true)
-      : backend(make_reference_backend(DType::f64)),
-        stream(backend->make_stream()),
+      : ModelStore(model, make_reference_backend(DType::f64),
+                   {.state_names = std::move(state_names),
+                    .gradients = gradients,
+                    .zero = ZeroPolicy::of_stage(zero),
+                    .sequence = sequence,
+                    .groups = groups},
+                   {mesh, mesh.position_of(rank), units_of(mesh, mesh.position_of(rank).pipeline)}),
         position(mesh.position_of(rank)),
-        units(units_of(mesh, position.pipeline)),
-        layout(table, units, mesh, position),
-        store(*backend, table, layout,
-              {.state_names = std::move(state_names),
-               .gradients = gradients,
-               .dtype = DType::f64,
-               .zero = ZeroPolicy::of_stage(zero),
-               .sequence = sequence,
-               .groups = groups}) {
+        units(units_of(mesh, position.pipeline)) {
     for (const ParamRange& range : store.held(StateKind::master)) {
       const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
       auto* values = store.values(StateKind::master, range).as<double>();
@@ -197,7 +194,7 @@ struct RankModel {
   // Adds what this rank contributes for one unit.
   void accumulate(int unit, const Contribution& from) {
     const UnitGradients& gradients = store.acquire_gradients(*stream, unit);
-    for_each_row(
+    for_each_parameter(
         store, unit, [&](std::string_view name) { return gradients.find(name).as<double>(); },
         [&](const Parameter& parameter, const ParamSpan& span, double* data) {
           Contribution own = from;
@@ -209,12 +206,8 @@ struct RankModel {
         });
   }
 
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<Stream> stream;
   MeshPosition position;
   std::vector<int> units;
-  ShardLayout layout;
-  ParamStore store;
 };
 
 }  // namespace small_model

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +18,9 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save/save.h"
 #include "nn/model_spec.h"
-#include "parallel/store/param_store.h"
+#include "support/model_store.h"
 #include "support/temp_folder.h"
+#include "support/tiny_model.h"
 
 namespace scaletrain {
 
@@ -40,45 +40,27 @@ inline bool contains(const std::string& text, const std::string& part) {
 }
 
 inline ModelConfig tiny_gpt2_config() {
-  ModelConfig model;
-  model.layers = 2;
-  model.hidden = 12;
-  model.heads = 3;
-  model.kv_heads = 3;
-  model.ffn_hidden = 20;
-  model.context = 5;
-  model.vocab = 11;
+  ModelConfig model =
+      tiny_model({.layers = 2, .hidden = 12, .heads = 3, .kv_heads = 3, .ffn_hidden = 20, .context = 5, .vocab = 11});
   model.activation = ActivationKind::gelu_tanh;
   return model;
 }
 
 inline ModelConfig tiny_llama_config(bool tied) {
   ModelConfig model = tiny_gpt2_config();
+  make_llama(model);
   model.kv_heads = 1;
-  model.norm = NormKind::rmsnorm;
   model.norm_epsilon = 1e-6;
-  model.activation = ActivationKind::swiglu;
-  model.position = PositionKind::rope;
   model.rope_theta = 50000.0;
-  model.bias = false;
   model.tie_embeddings = tied;
   return model;
 }
 
-inline std::vector<int> unit_range(const ParamTable& table) {
-  std::vector<int> units(table.units().size());
-  std::iota(units.begin(), units.end(), 0);
-  return units;
-}
-
-// A store over a table of its own.
-struct StoreFixture {
+// A store of a whole model.
+struct StoreFixture : ModelStore {
   explicit StoreFixture(ParamTable made_table, std::vector<std::string> states = {"exp_avg", "exp_avg_sq"},
                         DType dtype = DType::f32)
-      : table(std::move(made_table)),
-        layout(table, unit_range(table), Mesh(), MeshPosition()),
-        backend(make_reference_backend(dtype)),
-        store(*backend, table, layout, {.state_names = std::move(states), .gradients = true, .dtype = dtype}) {}
+      : ModelStore(std::move(made_table), make_reference_backend(dtype), {.state_names = std::move(states)}) {}
   explicit StoreFixture(const ModelConfig& model)
       : StoreFixture(make_param_table(make_model_spec(model, model.vocab.value()), InitConfig{})) {}
 
@@ -116,11 +98,6 @@ struct StoreFixture {
       }
     }
   }
-
-  ParamTable table;
-  ShardLayout layout;
-  std::unique_ptr<Backend> backend;
-  ParamStore store;
 };
 
 inline SaveRequest save_request(const std::filesystem::path& folder, std::int64_t step, std::int64_t generation = 0) {

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +17,9 @@
 #include "config/load.h"
 #include "infer/model.h"
 #include "nn/init.h"
+#include "support/model_store.h"
 #include "support/temp_folder.h"
+#include "support/tiny_model.h"
 
 namespace scaletrain {
 
@@ -37,35 +38,25 @@ std::string message_of(F f) {
   return {};
 }
 
-// A model for bytes; weights large enough that its predictions are far from uniform.
+// A model for bytes.
 inline Config byte_config() {
   Config config;
-  config.model.layers = 2;
-  config.model.hidden = 16;
-  config.model.heads = 2;
-  config.model.kv_heads = 2;
-  config.model.ffn_hidden = 24;
-  config.model.context = 12;
-  config.model.init.std = 0.4;
+  config.model =
+      tiny_model({.layers = 2, .heads = 2, .ffn_hidden = 24, .context = 12, .vocab = std::nullopt, .std = 0.4});
   config.train.steps = 1;
   config.train.lr_schedule.warmup = 0;
   return config;
 }
 
 // A store with initial weights of the config's model.
-struct TinyModel {
+struct TinyModel : ModelStore {
   explicit TinyModel(const Config& model_config, std::int64_t vocab = 257)
-      : config(model_config),
-        spec(make_model_spec(config.model, vocab)),
-        table(make_param_table(spec, config.model.init)),
-        units(table.units().size()),
-        backend(make_reference_backend(DType::f32)) {
-    std::iota(units.begin(), units.end(), 0);
-    layout = ShardLayout(table, units, Mesh(), MeshPosition{});
-    store = std::make_unique<ParamStore>(
-        *backend, table, layout, ParamStore::Options{.state_names = {}, .gradients = false, .dtype = DType::f32});
-    initialise_parameters(*store, 5, 1);
-    store->values_changed();
+      : ModelStore(make_param_table(make_model_spec(model_config.model, vocab), model_config.model.init),
+                   make_reference_backend(DType::f32), {.gradients = false}),
+        config(model_config),
+        spec(make_model_spec(config.model, vocab)) {
+    initialise_parameters(store, 5, 1);
+    store.values_changed();
   }
 
   std::filesystem::path save(const std::filesystem::path& folder, std::int64_t step = 3) const {
@@ -74,7 +65,7 @@ struct TinyModel {
     request.manifest.step = step;
     request.manifest.config = resolved_yaml(config);
     request.manifest.history = "[]";
-    return save_checkpoint(*store, request).path;
+    return save_checkpoint(store, request).path;
   }
 
   // Every weight in a map of its own, to compare with what was loaded.
@@ -90,11 +81,6 @@ struct TinyModel {
 
   Config config;
   ModelSpec spec;
-  ParamTable table;
-  std::vector<int> units;
-  std::unique_ptr<Backend> backend;
-  ShardLayout layout;
-  std::unique_ptr<ParamStore> store;
 };
 
 // A backend with its stream.

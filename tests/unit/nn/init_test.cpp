@@ -21,17 +21,11 @@ ModelSpec wide() {
 }
 
 // A rank's store, initialised.
-struct RankStore {
-  RankStore(const ParamTable& table, std::span<const int> units, const Mesh& mesh, const MeshPosition& position,
-            int threads, DType dtype = DType::f32)
-      : backend(make_reference_backend(dtype)),
-        layout(table, units, mesh, position),
-        store(*backend, table, layout, {.state_names = {}, .gradients = false, .dtype = dtype}) {
+struct RankStore : ModelStore {
+  RankStore(const ParamTable& model, const RankPlace& place, int threads, DType dtype = DType::f32)
+      : ModelStore(model, make_reference_backend(dtype), {.gradients = false}, place) {
     initialise_parameters(store, 42, threads);
   }
-  std::unique_ptr<Backend> backend;
-  ShardLayout layout;
-  ParamStore store;
 };
 
 struct Moments {
@@ -57,7 +51,7 @@ Moments moments(const View& values) {
 
 TEST_CASE("initial weights are seen to get further while they are made") {
   const ParamTable table = make_param_table(wide(), {});
-  RankStore whole(table, all_units(table), Mesh(), MeshPosition(), 1);
+  RankStore whole(table, RankPlace{}, 1);
   for (const int threads : {1, 2}) {
     WorkCount work{0};
     initialise_parameters(whole.store, 42, threads, &work);
@@ -68,7 +62,7 @@ TEST_CASE("initial weights are seen to get further while they are made") {
 
 TEST_CASE("an initial weight depends on seed, name and global index only") {
   const ParamTable table = make_param_table(wide(), {});
-  RankStore whole(table, all_units(table), Mesh(), MeshPosition(), 1);
+  RankStore whole(table, RankPlace{}, 1);
   for (const std::string name : {"embedding.token.weight", "blocks.1.ffn.down.weight"}) {
     CAPTURE(name);
     const View master = whole.store.master(name);
@@ -84,14 +78,14 @@ TEST_CASE("any number of threads, any tensor rank, any stage gives the same bits
     InitConfig init;
     init.type = kind;
     const ParamTable table = make_param_table(wide(), init);
-    RankStore whole(table, all_units(table), Mesh(), MeshPosition(), 1);
+    RankStore whole(table, RankPlace{}, 1);
     const Mesh mesh(1, 8, 1);  // more ranks than key/value heads
     std::vector<std::unique_ptr<RankStore>> others;
-    others.push_back(std::make_unique<RankStore>(table, all_units(table), Mesh(), MeshPosition(), 3));
+    others.push_back(std::make_unique<RankStore>(table, RankPlace{}, 3));
     const std::vector<int> last_stage{2, 3};
-    others.push_back(std::make_unique<RankStore>(table, last_stage, Mesh(), MeshPosition(), 2));
+    others.push_back(std::make_unique<RankStore>(table, RankPlace{.units = last_stage}, 2));
     for (std::int64_t rank = 0; rank < 8; ++rank)
-      others.push_back(std::make_unique<RankStore>(table, all_units(table), mesh, MeshPosition{.tensor = rank}, 1));
+      others.push_back(std::make_unique<RankStore>(table, RankPlace{mesh, {.tensor = rank}}, 1));
     std::int64_t compared = 0;
     for (const auto& other : others)
       for (const ParamSpan& span : other->layout.spans()) {
@@ -116,8 +110,8 @@ TEST_CASE("any number of threads, any tensor rank, any stage gives the same bits
 
 TEST_CASE("masters in f64 hold the values of those in f32") {
   const ParamTable table = make_param_table(tiny_gpt2(), {});
-  RankStore narrow_store(table, all_units(table), Mesh(), MeshPosition(), 1);
-  RankStore wide_store(table, all_units(table), Mesh(), MeshPosition(), 2, DType::f64);
+  RankStore narrow_store(table, RankPlace{}, 1);
+  RankStore wide_store(table, RankPlace{}, 2, DType::f64);
   for (const Parameter& parameter : table.parameters())
     CHECK(to_doubles(narrow_store.store.master(parameter.name)) == to_doubles(wide_store.store.master(parameter.name)));
 }
@@ -130,7 +124,7 @@ TEST_CASE("initial values have the mean and deviation that the config asks for")
     return make_param_table(spec, init);
   };
   const ParamTable normal_table = store_for(InitKind::normal);
-  RankStore normal(normal_table, all_units(normal_table), Mesh(), MeshPosition(), 2);
+  RankStore normal(normal_table, RankPlace{}, 2);
   const Moments token = moments(normal.store.master("embedding.token.weight"));  // 192 064 elements
   CHECK(std::abs(token.mean) < 5 * 0.02 / std::sqrt(192064.0));
   CHECK(token.deviation == doctest::Approx(0.02).epsilon(0.01));
@@ -141,7 +135,7 @@ TEST_CASE("initial values have the mean and deviation that the config asks for")
   CHECK(moments(normal.store.master("blocks.0.ffn.down.bias")).largest == 0.0);
 
   const ParamTable xavier_table = store_for(InitKind::xavier);
-  RankStore xavier(xavier_table, all_units(xavier_table), Mesh(), MeshPosition(), 2);
+  RankStore xavier(xavier_table, RankPlace{}, 2);
   const Moments up = moments(xavier.store.master("blocks.0.ffn.up.weight"));  // [96,64]: bound sqrt(6/160)
   const double bound = std::sqrt(6.0 / 160.0);
   CHECK(up.largest <= bound * (1 + 1e-6));
@@ -149,14 +143,14 @@ TEST_CASE("initial values have the mean and deviation that the config asks for")
   CHECK(up.deviation == doctest::Approx(bound / std::sqrt(3.0)).epsilon(0.03));
 
   const ParamTable he_table = store_for(InitKind::he);
-  RankStore he(he_table, all_units(he_table), Mesh(), MeshPosition(), 2);
+  RankStore he(he_table, RankPlace{}, 2);
   CHECK(moments(he.store.master("blocks.0.ffn.down.weight")).deviation ==
         doctest::Approx(std::sqrt(2.0 / 96)).epsilon(0.05));
 }
 
 TEST_CASE("two tensors and two seeds share no values") {
   const ParamTable table = make_param_table(wide(), {});
-  RankStore first(table, all_units(table), Mesh(), MeshPosition(), 1);
+  RankStore first(table, RankPlace{}, 1);
   const std::vector<double> query = to_doubles(first.store.master("blocks.0.attention.query.weight"));
   CHECK(query != to_doubles(first.store.master("blocks.1.attention.query.weight")));
   initialise_parameters(first.store, 43, 1);

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,15 +12,10 @@
 #include "base/philox.h"
 #include "nn/init.h"
 #include "nn/transformer.h"
-#include "parallel/store/param_store.h"
+#include "support/model_store.h"
+#include "support/tiny_model.h"
 
 namespace scaletrain {
-
-inline std::vector<int> all_units(const ParamTable& table) {
-  std::vector<int> units(table.units().size());
-  std::iota(units.begin(), units.end(), 0);
-  return units;
-}
 
 inline std::vector<double> to_doubles(const ConstView& view) {
   std::vector<double> out(static_cast<std::size_t>(view.num_elements()));
@@ -69,21 +63,14 @@ struct TestRank {
   const RankGroups* groups = nullptr;
 };
 
-struct TestModel {
+struct TestModel : ModelStore {
   TestModel(const ModelSpec& model_spec, std::unique_ptr<Backend> used_backend, const InitConfig& init = {},
             const TestRank& test_rank = {})
-      : spec(model_spec),
+      : ModelStore(make_param_table(model_spec, init), std::move(used_backend),
+                   {.sequence = test_rank.part.sequence, .groups = test_rank.groups},
+                   {Mesh(1, test_rank.part.degree, 1), {.tensor = test_rank.part.rank}}),
+        spec(model_spec),
         rank(test_rank),
-        table(make_param_table(spec, init)),
-        layout(table, all_units(table), Mesh(1, rank.part.degree, 1), MeshPosition{.tensor = rank.part.rank}),
-        backend(std::move(used_backend)),
-        stream(backend->make_stream()),
-        store(*backend, table, layout,
-              {.state_names = {},
-               .gradients = true,
-               .dtype = backend->compute_type(),
-               .sequence = rank.part.sequence,
-               .groups = rank.groups}),
         model(spec, rank.part) {}
 
   // Values far from those of initialisation, so that no gradient is small by symmetry.
@@ -116,11 +103,6 @@ struct TestModel {
 
   ModelSpec spec;
   TestRank rank;
-  ParamTable table;
-  ShardLayout layout;
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<Stream> stream;
-  ParamStore store;
   Transformer model;
 };
 
@@ -343,16 +325,8 @@ class ModelHarness {
 };
 
 inline ModelSpec tiny_gpt2() {
-  ModelSpec spec;
-  spec.layers = 2;
-  spec.hidden = 8;
-  spec.heads = 2;
-  spec.kv_heads = 2;
-  spec.head_size = 4;
-  spec.ffn_hidden = 10;
-  spec.context = 6;
-  spec.vocab = 7;
-  return spec;
+  constexpr std::int64_t vocab = 7;
+  return make_model_spec(tiny_model({.layers = 2, .hidden = 8, .heads = 2, .ffn_hidden = 10, .context = 6}), vocab);
 }
 
 // The sizes of GPT-2 124M, but for the number of layers and the context.
@@ -368,16 +342,12 @@ inline ModelSpec wide_gpt2() {
 }
 
 inline ModelSpec tiny_llama() {
-  ModelSpec spec = tiny_gpt2();
-  spec.hidden = 12;
-  spec.heads = 3;
-  spec.kv_heads = 1;
-  spec.norm = NormKind::rmsnorm;
-  spec.activation = ActivationKind::swiglu;
-  spec.position = PositionKind::rope;
-  spec.bias = false;
-  spec.tie_embeddings = false;
-  return spec;
+  constexpr std::int64_t vocab = 7;
+  ModelConfig model =
+      tiny_model({.layers = 2, .hidden = 12, .heads = 3, .kv_heads = 1, .ffn_hidden = 10, .context = 6});
+  make_llama(model);
+  model.tie_embeddings = false;
+  return make_model_spec(model, vocab);
 }
 
 inline double largest(const std::vector<double>& values) {

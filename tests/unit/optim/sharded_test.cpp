@@ -97,7 +97,7 @@ struct Outcome {
 void add_weights(RankModel& model, Elements& out) {
   for (const int unit : model.units) {
     const UnitWeights& weights = model.store.acquire(*model.stream, unit);
-    small_model::for_each_row(
+    small_model::for_each_parameter(
         model.store, unit, [&](std::string_view name) { return weights.find(name).values.as<double>(); },
         [&](const Parameter& parameter, const ParamSpan& span, const double* data) {
           for (std::int64_t n = 0; n < span.count; ++n)

@@ -58,7 +58,7 @@ double expected_weight(const Work& work, const Parameter& parameter, std::int64_
 
 void compare_weights(RankModel& model, const Work& work, int unit, std::int64_t updates, Findings& findings) {
   const UnitWeights& weights = model.store.acquire(*model.stream, unit);
-  small_model::for_each_row(
+  small_model::for_each_parameter(
       model.store, unit, [&](std::string_view name) { return weights.find(name).values.as<double>(); },
       [&](const Parameter& parameter, const ParamSpan& span, const double* data) {
         for (std::int64_t n = 0; n < span.count; ++n) {

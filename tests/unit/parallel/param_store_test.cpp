@@ -100,13 +100,11 @@ ParamTable small_table() {
   return table;
 }
 
-const int all_units[] = {0, 1, 2};
-
 struct Fixture {
   PackingBackend backend;
   std::unique_ptr<Stream> stream = backend.make_stream();
   ParamTable table = small_table();
-  ShardLayout layout{table, all_units, Mesh(), {}};
+  ShardLayout layout{table, all_units(table), Mesh(), {}};
   ParamStore store{
       backend, table, layout, {.state_names = {"first", "second"}, .gradients = true, .dtype = DType::f32}};
 };
@@ -242,7 +240,7 @@ TEST_CASE("compute forms of gathered weights are dropped on release and made of 
     std::string& error = errors[static_cast<std::size_t>(rank.value())];
     PackingBackend backend;
     const auto stream = backend.make_stream();
-    const ShardLayout layout(table, all_units, Mesh(2, 1, 1), {.data = rank.value()});
+    const ShardLayout layout(table, all_units(table), Mesh(2, 1, 1), {.data = rank.value()});
     ParamStore store(backend, table, layout, {.gradients = false, .zero = ZeroPolicy::of_stage(3), .groups = &groups});
     for (const ParamRange& range : store.held(StateKind::master)) {
       for (std::int64_t n = 0; n < range.count; ++n)

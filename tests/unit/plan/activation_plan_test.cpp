@@ -118,7 +118,7 @@ TEST_CASE("zb-h1 holds as many micro-batches as 1f1b on the first stage") {
 
 TEST_CASE("the ranges of every stage's plan are aligned, disjoint and fill the arena") {
   for (const ScheduleCase& c : schedule_cases()) {
-    Config config = tiny_config();
+    Config config = planned_config();
     config.parallel.schedule = c.kind;
     config.parallel.pipeline = c.stages;
     config.parallel.chunks = c.chunks;
@@ -291,7 +291,7 @@ TEST_CASE("a receive that has no free buffer waits for its own place") {
 }
 
 TEST_CASE("every region is as large as its unit asks for") {
-  const RunPlan run = make_run_plan(tiny_config(), 61, std::nullopt);
+  const RunPlan run = make_run_plan(planned_config(), 61, std::nullopt);
   const PhasePlan& phase = run.phases.front();
   const Transformer model(phase.model);
   const ActivationPlan plan = phase.activations(Rank(0));
@@ -307,7 +307,7 @@ TEST_CASE("every region is as large as its unit asks for") {
 }
 
 TEST_CASE("a plan for evaluation keeps one saved region and lets neighbours never share an output") {
-  const RunPlan run = make_run_plan(tiny_config(), 61, std::nullopt);
+  const RunPlan run = make_run_plan(planned_config(), 61, std::nullopt);
   const PhasePlan& phase = run.phases.front();
   const Transformer model(phase.model);
   const ActivationPlan plan = make_forward_plan(model, phase.micro_batch, DType::f32);

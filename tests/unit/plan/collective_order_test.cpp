@@ -27,7 +27,7 @@ std::string joined(const std::vector<std::string>& lines) {
 }
 
 Config two_layers() {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.layers = 2;
   return config;
 }
@@ -113,7 +113,7 @@ TEST_CASE("the calls of an order sum up to the volumes that are counted without 
        {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1}) {
     for (std::int64_t zero = 0; zero <= 3; ++zero) {
       for (const bool sequence : {false, true}) {
-        Config config = tiny_config();
+        Config config = planned_config();
         config.parallel.data = 2;
         config.parallel.tensor = 4;
         config.parallel.pipeline = 3;

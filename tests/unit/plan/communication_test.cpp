@@ -36,7 +36,7 @@ PhasePlan replicas(std::int64_t zero) {
 }  // namespace
 
 TEST_CASE("one rank sends nothing") {
-  const PhasePlan plan = make_run_plan(tiny_config(), 61, std::nullopt).phases.front();
+  const PhasePlan plan = make_run_plan(planned_config(), 61, std::nullopt).phases.front();
   CHECK(plan.communication(Rank(0)).empty());
   CHECK(plan.communication_staging(Rank(0)) == 0);
 }
@@ -58,7 +58,7 @@ TEST_CASE("replicas send as much as the literature says at every ZeRO stage") {
 TEST_CASE("gathers of any number of micro-batches are counted at once, and are those of few repeated") {
   for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1}) {
     const auto gathers = [&](std::int64_t micro_batches) {
-      Config config = tiny_config();
+      Config config = planned_config();
       config.parallel.data = 2;
       config.parallel.pipeline = 2;
       config.parallel.zero = 3;
@@ -80,7 +80,7 @@ TEST_CASE("gathers of any number of micro-batches are counted at once, and are t
 }
 
 TEST_CASE("a tensor group sums four activations per block and micro-batch, in each of its two forms") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.context = 8;
   config.parallel.tensor = 2;
   config.parallel.pipeline = 3;
@@ -107,7 +107,7 @@ TEST_CASE("a tensor group sums four activations per block and micro-batch, in ea
 }
 
 TEST_CASE("only the ends of a pipeline sum the tied embedding, and each rank its own share of it") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.pipeline = 3;
   const auto tied = [&](std::int64_t stage) {
     const PhasePlan plan = make_run_plan(config, 61, std::nullopt).phases.front();

@@ -106,7 +106,7 @@ TEST_CASE("a step of many micro-batches has its bubble, timeline and all stages 
 }
 
 TEST_CASE("a small pipeline shows its timeline, one rank does not") {
-  Config config = tiny_config();
+  Config config = planned_config();
   const std::string alone = describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).text;
   CHECK_FALSE(contains(alone, "timeline"));
   CHECK_FALSE(contains(alone, "groups"));
@@ -139,7 +139,7 @@ TEST_CASE("a small pipeline shows its timeline, one rank does not") {
 }
 
 TEST_CASE("instructions too wide to stand side by side stand one below the other") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.layers = 12;
   config.parallel.pipeline = 12;
   config.train.micro_batch = 1;
@@ -156,7 +156,7 @@ TEST_CASE("instructions too wide to stand side by side stand one below the other
 }
 
 TEST_CASE("the memory of all ranks of a machine is summed, and what run would refuse is said") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.pipeline = 2;
   const RunPlan plan = make_run_plan(config, 61, std::nullopt);
@@ -181,7 +181,7 @@ TEST_CASE("the memory of all ranks of a machine is summed, and what run would re
 }
 
 TEST_CASE("a host of a cluster needs the memory of the ranks on it, whichever host needs most") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 3;
   config.parallel.pipeline = 2;
   config.train.micro_batch = 1;
@@ -201,7 +201,7 @@ TEST_CASE("a host of a cluster needs the memory of the ranks on it, whichever ho
 }
 
 TEST_CASE("traffic is told by collective, and by whether it leaves a host") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.tensor = 2;
   config.parallel.pipeline = 2;
@@ -235,7 +235,7 @@ TEST_CASE("traffic is told by collective, and by whether it leaves a host") {
 }
 
 TEST_CASE("ranks and groups are shown by pattern, and one by one where they are few") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.tensor = 2;
   config.parallel.pipeline = 2;
@@ -256,7 +256,7 @@ TEST_CASE("ranks and groups are shown by pattern, and one by one where they are 
 }
 
 TEST_CASE("what a combination costs is said") {
-  Config config = tiny_config();
+  Config config = planned_config();
   const auto costs = [&] {
     return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).json)
         .at("costs");
@@ -289,7 +289,7 @@ TEST_CASE("what a combination costs is said") {
 }
 
 TEST_CASE("a cost is said only where there is one") {
-  Config config = tiny_config();
+  Config config = planned_config();
   const auto costs = [&] {
     return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).json)
         .at("costs");
@@ -350,7 +350,7 @@ TEST_CASE("what sequence shards send more than whole activations is said") {
 }
 
 TEST_CASE("the members of a small group are all named") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 3;
   CHECK(contains(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).text,
                  "that of rank 0: 0, 1, 2\n"));
@@ -360,7 +360,7 @@ TEST_CASE("the members of a small group are all named") {
 }
 
 TEST_CASE("stages in the description hold the blocks that the plan gives them") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.pipeline = 2;
   config.parallel.stage_layers = std::vector<std::int64_t>{2, 4};
   const auto json = nlohmann::json::parse(

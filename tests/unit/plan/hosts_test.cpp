@@ -47,7 +47,7 @@ TEST_CASE("groups lie inside hosts or across them as their members do") {
 }
 
 TEST_CASE("without a word about hosts a cluster is planned with a tensor group on each") {
-  Config config = tiny_config();
+  Config config = planned_config();
   const Mesh mesh(4, 2, 2);
   CHECK(place_on_hosts(config, mesh, true).basis == HostPlacement::Basis::one_host);
   CHECK(place_on_hosts(config, mesh, true).ranks_per_host == 16);
@@ -61,7 +61,7 @@ TEST_CASE("without a word about hosts a cluster is planned with a tensor group o
 }
 
 TEST_CASE("no host is assumed that nobody has") {
-  const Config config = tiny_config();
+  const Config config = planned_config();
   const auto assumed = [&](std::int64_t tensor) {
     return place_on_hosts(config, Mesh(4, tensor, 2), false).ranks_per_host;
   };
@@ -78,7 +78,7 @@ TEST_CASE("the ranks of a host are counted by stage") {
   CHECK(ranks_by_stage(mesh, 0, 12) == std::map<std::int64_t, std::int64_t>{{0, 6}, {1, 6}});
   CHECK(ranks_by_stage(mesh, 4, 4) == std::map<std::int64_t, std::int64_t>{{0, 2}, {1, 2}});
   CHECK(ranks_by_stage(mesh, 8, 4) == std::map<std::int64_t, std::int64_t>{{1, 4}});
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 3;
   config.parallel.tensor = 2;
   config.parallel.pipeline = 2;

@@ -28,7 +28,7 @@ double makespan_in_pieces(const PhasePlan& plan) {
 }
 
 PhasePlan plan_of(std::int64_t stages, ScheduleKind kind, std::int64_t chunks, std::int64_t batch) {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.layers = 12;
   config.parallel.pipeline = stages;
   config.parallel.schedule = kind;
@@ -56,7 +56,7 @@ TEST_CASE("no rank waits for more pieces of work than is said, whatever the sche
 }
 
 TEST_CASE("a deeper stage and more micro-batches are waited for longer, in proportion") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.layers = 120;
   config.parallel.pipeline = 2;
   config.train.global_batch = 1;

@@ -21,7 +21,7 @@ std::size_t bytes_of(const MemoryPlan& memory, const std::string& purpose) {
 TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
   for (const bool tied : {true, false})
     for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
-      Config config = tiny_config();
+      Config config = planned_config();
       config.model.tie_embeddings = tied;
       config.train.optimizer.type = optimizer;
       const RunPlan run = make_run_plan(config, 61, std::nullopt);

@@ -36,7 +36,7 @@ void check_golden(const std::string& name, const Config& config, std::int64_t vo
 }  // namespace
 
 TEST_CASE("the printed plan of one rank and of eight is what was reviewed") {
-  Config config = tiny_config();
+  Config config = planned_config();
   check_golden("tiny_one_rank", config, 61);
   config.parallel.data = 2;
   config.parallel.tensor = 2;

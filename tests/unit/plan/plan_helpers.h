@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "config/keys/keys.h"
 #include "plan/run_plan.h"
+#include "support/tiny_model.h"
 
 namespace scaletrain {
 
@@ -20,17 +21,8 @@ inline Config preset_config(const std::string& preset) {
   return config;
 }
 
-inline Config tiny_config() {
-  Config config;
-  config.model.layers = 6;
-  config.model.hidden = 24;
-  config.model.heads = 4;
-  config.model.kv_heads = 2;
-  config.model.ffn_hidden = 40;
-  config.model.context = 7;
-  config.model.vocab = 61;
-  config.train.steps = 10;
-  config.train.global_batch = 12;
+inline Config planned_config() {
+  Config config = tiny_config({.layers = 6, .hidden = 24, .ffn_hidden = 40});
   config.train.micro_batch = 3;
   return config;
 }

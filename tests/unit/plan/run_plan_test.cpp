@@ -32,14 +32,14 @@ TEST_CASE("presets have the parameters that their authors report") {
 }
 
 TEST_CASE("the tokenizer's size is used where the config says auto") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.vocab.reset();
   CHECK(make_run_plan(config, 99, std::nullopt).phases.front().model.vocab == 99);
-  CHECK(plan_of(tiny_config()).phases.front().model.vocab == 61);
+  CHECK(plan_of(planned_config()).phases.front().model.vocab == 61);
 }
 
 TEST_CASE("data: auto takes what the world leaves") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data.reset();
   config.parallel.tensor = 2;
   config.train.micro_batch = 1;
@@ -53,7 +53,7 @@ TEST_CASE("data: auto takes what the world leaves") {
 }
 
 TEST_CASE("a world that the degrees do not make up is refused with all numbers") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.tensor = 2;
   config.parallel.pipeline = 2;
@@ -65,7 +65,7 @@ TEST_CASE("a world that the degrees do not make up is refused with all numbers")
 }
 
 TEST_CASE("a world that does not fit is named together with the other degrees") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.pipeline = 7;
   const std::string given = user_error([&] { plan_of(config, 16); });
@@ -79,7 +79,7 @@ TEST_CASE("a world that does not fit is named together with the other degrees") 
 
 TEST_CASE("degrees that do not fit name their keys") {
   const auto refusal = [](auto change) {
-    Config config = tiny_config();
+    Config config = planned_config();
     change(config);
     return user_error([&] { plan_of(config); });
   };
@@ -133,7 +133,7 @@ TEST_CASE("degrees that do not fit name their keys") {
 
 TEST_CASE("every unit is on one stage, in order") {
   for (const std::int64_t chunks : {1, 3}) {
-    Config config = tiny_config();
+    Config config = planned_config();
     config.parallel.pipeline = 2;
     config.parallel.chunks = chunks;
     if (chunks > 1) config.parallel.schedule = ScheduleKind::interleaved;
@@ -150,7 +150,7 @@ TEST_CASE("every unit is on one stage, in order") {
 }
 
 TEST_CASE("layers per stage that the user gives are used") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.pipeline = 2;
   config.parallel.stage_layers = std::vector<std::int64_t>{4, 2};
   const PhasePlan phase = plan_of(config).phases.front();
@@ -166,7 +166,7 @@ TEST_CASE("layers per stage that the user gives are used") {
 }
 
 TEST_CASE("a stage with no layers is planned if it has the embedding or the head, and refused by name else") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.pipeline = 8;  // more stages than layers
   CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers which stage has none"));
   config.parallel.stage_layers = std::vector<std::int64_t>{0, 1, 1, 1, 1, 1, 1, 0};
@@ -179,7 +179,7 @@ TEST_CASE("a stage with no layers is planned if it has the embedding or the head
 }
 
 TEST_CASE("sequence shards of a tensor degree of one are no shards") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.sequence = true;
   CHECK_FALSE(plan_of(config).phases.front().sequence);
   CHECK_FALSE(plan_of(config).phases.front().tensor_part(Rank(0)).sequence);
@@ -193,7 +193,7 @@ TEST_CASE("sequence shards of a tensor degree of one are no shards") {
 }
 
 TEST_CASE("the store's options and the groups' facts are the plan's") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.zero = 2;
   const PhasePlan phase = plan_of(config).phases.front();
@@ -207,11 +207,11 @@ TEST_CASE("the store's options and the groups' facts are the plan's") {
 }
 
 TEST_CASE("the constant of the loss is one over the tokens of a full global batch") {
-  const PhasePlan phase = plan_of(tiny_config()).phases.front();
+  const PhasePlan phase = plan_of(planned_config()).phases.front();
   CHECK(phase.loss_gradient == doctest::Approx(1.0 / (12 * 7)));
   CHECK(phase.num_micro_batches == 4);
   CHECK(phase.micro_batch == BatchShape{3, 7});
-  CHECK(plan_of(tiny_config()).phase_at(9).num_steps == 10);
+  CHECK(plan_of(planned_config()).phase_at(9).num_steps == 10);
 }
 
 TEST_CASE("a batch that does not divide is padded, evenly and with a notice") {
@@ -240,7 +240,7 @@ TEST_CASE("a batch that does not divide is padded, evenly and with a notice") {
        "the work is idle"},
   };
   for (const Case& one : cases) {
-    Config config = tiny_config();
+    Config config = planned_config();
     config.train.global_batch = one.global_batch;
     config.train.micro_batch = one.micro_batch;
     config.parallel.data = one.data;
@@ -256,7 +256,7 @@ TEST_CASE("a batch that does not divide is padded, evenly and with a notice") {
 }
 
 TEST_CASE("every sample has a place in the plan's micro-batches, whatever the sizes") {
-  Config config = tiny_config();
+  Config config = planned_config();
   for (const std::int64_t global_batch : {1, 2, 5, 7, 12, 31})
     for (std::int64_t data = 1; data <= global_batch && data <= 9; ++data)
       for (const std::int64_t micro_batch : {1, 2, 3, 4, 40}) {
@@ -273,14 +273,14 @@ TEST_CASE("every sample has a place in the plan's micro-batches, whatever the si
 }
 
 TEST_CASE("tokens instead of steps round up") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.train.steps.reset();
   config.train.tokens = 12 * 7 * 3 + 1;
   CHECK(plan_of(config).phases.front().num_steps == 4);
 }
 
 TEST_CASE("the save plan of one rank writes every tensor and every optimizer slot") {
-  const RunPlan plan = make_run_plan(tiny_config(), 61, std::nullopt);
+  const RunPlan plan = make_run_plan(planned_config(), 61, std::nullopt);
   const PhasePlan& phase = plan.phases.front();
   CHECK(phase.optimizer_states == std::vector<std::string>{"exp_avg", "exp_avg_sq"});
   std::int64_t masters = 0;
@@ -294,7 +294,7 @@ TEST_CASE("the save plan of one rank writes every tensor and every optimizer slo
 }
 
 TEST_CASE("the save plans of all ranks write each element once, every rank into files of its own") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.tensor = 4;  // key/value heads are held twice
   config.parallel.pipeline = 2;

@@ -43,7 +43,7 @@ TEST_CASE("save_size_counts_what_the_save_plans_of_all_ranks_hold") {
   for (const bool tied : {false, true}) {
     for (const Degrees& degrees :
          {Degrees{1, 1, 1}, {5, 1, 1}, {1, 2, 3}, {4, 2, 2}, {3, 4, 1}, {64, 1, 2}, {7, 4, 3}}) {
-      Config config = tiny_config();
+      Config config = planned_config();
       config.model.tie_embeddings = tied;
       config.parallel.data = degrees.data;
       config.parallel.tensor = degrees.tensor;
@@ -90,7 +90,7 @@ TEST_CASE("a_checkpoint_whose_manifest_nobody_could_read_is_refused_by_name") {
 }
 
 TEST_CASE("sizes_that_are_legal_each_and_beyond_64_bits_together_are_refused_by_key") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.layers = 256;
   config.model.hidden = 1 << 16;
   config.model.heads = config.model.kv_heads = 64;

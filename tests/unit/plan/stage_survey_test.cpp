@@ -10,7 +10,7 @@ using namespace scaletrain;
 namespace {
 
 PhasePlan plan_of(ScheduleKind kind, std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches, int zero) {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.model.layers = 13;  // stages differ
   config.parallel.schedule = kind;
   config.parallel.pipeline = stages;

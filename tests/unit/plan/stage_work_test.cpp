@@ -16,7 +16,7 @@ PhasePlan phase_of(const Config& config) {
 }  // namespace
 
 TEST_CASE("stages weigh what their blocks and the head compute") {
-  Config config = tiny_config();
+  Config config = planned_config();
   config.parallel.pipeline = 2;
   config.parallel.stage_layers = std::vector<std::int64_t>{4, 2};
   const StageWork work = stage_work(phase_of(config));

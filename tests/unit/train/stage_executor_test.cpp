@@ -10,6 +10,7 @@
 #include "data/batch.h"
 #include "nn/init.h"
 #include "plan/run_plan.h"
+#include "support/tiny_model.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -47,16 +48,15 @@ class FixedSource final : public MicroBatchSource {
 };
 
 Config executor_config(std::int64_t micro_batch, bool tied) {
-  Config config;
-  config.model.layers = 2;
-  config.model.hidden = 8;
-  config.model.heads = 2;
-  config.model.kv_heads = 1;
-  config.model.ffn_hidden = 12;
-  config.model.context = context;
-  config.model.vocab = 11;
+  Config config = tiny_config({.layers = 2,
+                               .hidden = 8,
+                               .heads = 2,
+                               .kv_heads = 1,
+                               .ffn_hidden = 12,
+                               .context = context,
+                               .vocab = 11,
+                               .std = 0.3});
   config.model.tie_embeddings = tied;
-  config.model.init.std = 0.3;
   config.train.steps = 1;
   config.train.global_batch = batch_samples;
   config.train.micro_batch = micro_batch;

@@ -1,0 +1,55 @@
+// The small model of the tests, as a config: each test takes it and changes what it is about. By default sizes that nothing
+// divides, two key/value heads, and weights large enough that predictions are far from uniform.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "config/config.h"
+
+namespace scaletrain {
+
+struct TinySizes {
+  std::int64_t layers = 4;
+  std::int64_t hidden = 16;
+  std::int64_t heads = 4;
+  std::int64_t kv_heads = 2;
+  std::int64_t ffn_hidden = 36;
+  std::int64_t context = 7;
+  std::optional<std::int64_t> vocab = 61;  // nothing: the tokenizer's
+  double std = 0.2;                        // of the initial weights
+};
+
+// Of GPT-2's family.
+inline ModelConfig tiny_model(const TinySizes& sizes = {}) {
+  ModelConfig model;
+  model.layers = sizes.layers;
+  model.hidden = sizes.hidden;
+  model.heads = sizes.heads;
+  model.kv_heads = sizes.kv_heads;
+  model.ffn_hidden = sizes.ffn_hidden;
+  model.context = sizes.context;
+  model.vocab = sizes.vocab;
+  model.init.std = sizes.std;
+  return model;
+}
+
+// The same sizes in Llama's family.
+inline void make_llama(ModelConfig& model) {
+  model.norm = NormKind::rmsnorm;
+  model.activation = ActivationKind::swiglu;
+  model.position = PositionKind::rope;
+  model.bias = false;
+}
+
+// A run of it: batches of 12 samples, one sample a micro-batch.
+inline Config tiny_config(const TinySizes& sizes = {}) {
+  Config config;
+  config.model = tiny_model(sizes);
+  config.train.steps = 10;
+  config.train.global_batch = 12;
+  config.train.micro_batch = 1;
+  return config;
+}
+
+}  // namespace scaletrain
