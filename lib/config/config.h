@@ -132,7 +132,7 @@ struct TrainConfig {
   std::optional<std::int64_t> steps;  // exactly one of steps, tokens
   std::optional<std::int64_t> tokens;
   std::int64_t global_batch = 32;  // samples per optimizer step
-  std::int64_t micro_batch = 4;    // samples per replica and pipeline slot
+  std::int64_t micro_batch = 4;    // samples of a replica that go through its stages at once
   OptimizerConfig optimizer;
   LrScheduleConfig lr_schedule;
   std::optional<double> clip_norm = 1.0;  // nothing: no clipping

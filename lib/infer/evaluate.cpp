@@ -55,7 +55,7 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
     std::iota(samples.begin(), samples.end(), first);
     result.tokens += fill_batch(samples, shape.tokens, read, buffer.tensors());
     const BatchContext batch{.shape = shape,
-                             .phase = Phase::evaluate,
+                             .mode = Mode::evaluate,
                              .ids = buffer.ids,
                              .targets = buffer.targets,
                              .positions = buffer.positions,

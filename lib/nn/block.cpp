@@ -120,10 +120,10 @@ Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& outp
   const UnitOps ops(run, spec_, part_);
   RegionAllocator region(saved);
   const BlockTensors t = carve_block(region, extent(run));
-  const View whole = ops.sums().sequence() ? carve_scratch(run).whole : View();
-  block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t, whole);
+  const View unsharded = ops.sums().sequence() ? carve_scratch(run).unsharded : View();
+  block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t, unsharded);
   attention_forward(run, t);
-  block_forward_rest(ops, spec_, input.hidden, output.hidden, t, whole);
+  block_forward_rest(ops, spec_, input.hidden, output.hidden, t, unsharded);
   return {this, saved, input};
 }
 
@@ -139,36 +139,36 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const BlockScratch scratch = carve_scratch(run);
   const View input = held.second.hidden;
 
-  const View d_output_whole = sums.whole(d_output.hidden, scratch.whole);
-  ops.row_backward_weight("ffn.down", t.activation, d_output_whole, d_output.hidden);
+  const View d_output_unsharded = sums.unsharded(d_output.hidden, scratch.unsharded);
+  ops.row_backward_weight("ffn.down", t.activation, d_output_unsharded, d_output.hidden);
   const View d_activation = t.activation;
-  ops.linear_backward_input("ffn.down", d_output_whole, d_activation);
+  ops.linear_backward_input("ffn.down", d_output_unsharded, d_activation);
   const View d_pre_activation = part(scratch.wide, 0, {rows, pre_activation_features(spec_)});
   ops.run(ActivationBackward{.type = activation_type(spec_),
                              .input = t.pre_activation,
                              .d_output = d_activation,
                              .d_input = d_pre_activation});
-  ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, d_pre_activation, scratch.whole);
+  ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, d_pre_activation, scratch.unsharded);
   const View d_ffn_norm = t.ffn_norm.output;
-  ops.column_backward_input(ffn_input_layer(spec_), d_pre_activation, d_ffn_norm, scratch.whole);
+  ops.column_backward_input(ffn_input_layer(spec_), d_pre_activation, d_ffn_norm, scratch.unsharded);
   ops.norm_backward_weight("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm);
   const View d_middle = d_ffn_norm;
   ops.norm_backward_input("ffn_norm", d_ffn_norm, t.middle, t.ffn_norm, d_output.hidden, d_middle);
 
-  const View d_middle_whole = sums.whole(d_middle, scratch.whole_in_wide);
-  ops.row_backward_weight("attention.output", t.attention, d_middle_whole, d_middle);
-  const View d_attention = part(sums.sequence() ? scratch.whole : t.middle, 0, t.attention.shape());
-  ops.linear_backward_input("attention.output", d_middle_whole, d_attention);
+  const View d_middle_unsharded = sums.unsharded(d_middle, scratch.unsharded_in_wide);
+  ops.row_backward_weight("attention.output", t.attention, d_middle_unsharded, d_middle);
+  const View d_attention = part(sums.sequence() ? scratch.unsharded : t.middle, 0, t.attention.shape());
+  ops.linear_backward_input("attention.output", d_middle_unsharded, d_attention);
   const View d_qkv = part(scratch.wide, 0, {rows, qkv_features(spec_)});
   attention_backward(run, ops, t, d_attention, d_qkv);
-  ops.column_backward_weight("attention.qkv", t.attention_norm.output, d_qkv, scratch.whole);
+  ops.column_backward_weight("attention.qkv", t.attention_norm.output, d_qkv, scratch.unsharded);
   const View d_attention_norm = t.attention_norm.output;
-  ops.column_backward_input("attention.qkv", d_qkv, d_attention_norm, scratch.whole);
+  ops.column_backward_input("attention.qkv", d_qkv, d_attention_norm, scratch.unsharded);
   ops.norm_backward_weight("attention_norm", d_attention_norm, input, t.attention_norm);
   ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, d_middle, d_input.hidden);
 }
 
-// As backward(), but what the weight phase multiplies stays where it is: activations in Saved's region,
+// As backward(), but what the weight pass multiplies stays where it is: activations in Saved's region,
 // output-gradients in work.
 WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                                  Region work_region) const {
@@ -185,18 +185,18 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 
   ops.run(Copy{.input = d_output.hidden, .output = work.d_output});
   const View d_activation = part(scratch.wide, 0, {rows, spec_.ffn_hidden});
-  ops.linear_backward_input("ffn.down", sums.whole(work.d_output, scratch.whole), d_activation);
+  ops.linear_backward_input("ffn.down", sums.unsharded(work.d_output, scratch.unsharded), d_activation);
   ops.run(ActivationBackward{.type = activation_type(spec_),
                              .input = t.pre_activation,
                              .d_output = d_activation,
                              .d_input = work.d_pre_activation});
-  ops.column_backward_input(ffn_input_layer(spec_), work.d_pre_activation, work.d_ffn_norm, scratch.whole);
+  ops.column_backward_input(ffn_input_layer(spec_), work.d_pre_activation, work.d_ffn_norm, scratch.unsharded);
   ops.norm_backward_input("ffn_norm", work.d_ffn_norm, t.middle, t.ffn_norm, work.d_output, work.d_middle);
 
-  const View d_attention = part(sums.sequence() ? scratch.whole : scratch.wide, 0, t.attention.shape());
-  ops.linear_backward_input("attention.output", sums.whole(work.d_middle, scratch.whole_in_wide), d_attention);
+  const View d_attention = part(sums.sequence() ? scratch.unsharded : scratch.wide, 0, t.attention.shape());
+  ops.linear_backward_input("attention.output", sums.unsharded(work.d_middle, scratch.unsharded_in_wide), d_attention);
   attention_backward(run, ops, t, d_attention, work.d_qkv);
-  ops.column_backward_input("attention.qkv", work.d_qkv, work.d_attention_norm, scratch.whole);
+  ops.column_backward_input("attention.qkv", work.d_qkv, work.d_attention_norm, scratch.unsharded);
   ops.norm_backward_input("attention_norm", work.d_attention_norm, input, t.attention_norm, work.d_middle,
                           d_input.hidden);
   return {this, work_region, held.first, held.second};
@@ -210,13 +210,14 @@ void Block::backward_weight(const UnitRun& run, WeightWork work) const {
   RegionAllocator work_allocator(held.first);
   const BlockTensors t = carve_block(saved_allocator, extent(run));
   const BlockWork gradients = carve_block_work(work_allocator, extent(run), t);
-  const View whole = sums.sequence() ? carve_scratch(run).whole : View();
+  const View unsharded = sums.sequence() ? carve_scratch(run).unsharded : View();
 
-  ops.row_backward_weight("ffn.down", t.activation, sums.whole(gradients.d_output, whole), gradients.d_output);
-  ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation, whole);
+  ops.row_backward_weight("ffn.down", t.activation, sums.unsharded(gradients.d_output, unsharded), gradients.d_output);
+  ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation, unsharded);
   ops.norm_backward_weight("ffn_norm", gradients.d_ffn_norm, t.middle, t.ffn_norm);
-  ops.row_backward_weight("attention.output", t.attention, sums.whole(gradients.d_middle, whole), gradients.d_middle);
-  ops.column_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv, whole);
+  ops.row_backward_weight("attention.output", t.attention, sums.unsharded(gradients.d_middle, unsharded),
+                          gradients.d_middle);
+  ops.column_backward_weight("attention.qkv", t.attention_norm.output, gradients.d_qkv, unsharded);
   ops.norm_backward_weight("attention_norm", gradients.d_attention_norm, held.second.hidden, t.attention_norm);
 }
 

@@ -59,8 +59,8 @@ BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& ext
   }
   features = std::max(features, spec.hidden);
   scratch.wide = region.allocate(extent.compute, {rows, features});
-  scratch.whole_in_wide = part(scratch.wide, 0, {rows, spec.hidden});
-  scratch.whole = region.allocate(extent.compute, {rows, spec.hidden});
+  scratch.unsharded_in_wide = part(scratch.wide, 0, {rows, spec.hidden});
+  scratch.unsharded = region.allocate(extent.compute, {rows, spec.hidden});
   return scratch;
 }
 
@@ -87,19 +87,19 @@ void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv
 }
 
 void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
-                       const BlockTensors& t, View whole) {
+                       const BlockTensors& t, View unsharded) {
   ops.norm_forward("attention_norm", input, t.attention_norm);
-  ops.column_forward("attention.qkv", t.attention_norm.output, t.qkv, whole);
+  ops.column_forward("attention.qkv", t.attention_norm.output, t.qkv, unsharded);
   rotate_query_key(ops, spec, t.qkv, positions, false);
 }
 
 void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output, const BlockTensors& t,
-                        View whole) {
-  ops.row_forward("attention.output", t.attention, t.middle, input, whole);
+                        View unsharded) {
+  ops.row_forward("attention.output", t.attention, t.middle, input, unsharded);
   ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
-  ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, whole);
+  ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, unsharded);
   ops.run(ActivationForward{.type = activation_type(spec), .input = t.pre_activation, .output = t.activation});
-  ops.row_forward("ffn.down", t.activation, output, t.middle, whole);
+  ops.row_forward("ffn.down", t.activation, output, t.middle, unsharded);
 }
 
 }  // namespace scaletrain

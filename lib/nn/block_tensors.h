@@ -30,7 +30,7 @@ struct BlockTensors {
 };
 BlockTensors carve_block(RegionAllocator& region, const BlockExtent& extent);
 
-// Output-gradients that the split backward keeps for the weight phase.
+// Output-gradients that the split backward keeps for the weight pass.
 struct BlockWork {
   View d_output;          // [n,C]
   View d_pre_activation;  // as pre_activation
@@ -43,9 +43,9 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
 
 // Memory within one call; what lies in it has no overlapping lives.
 struct BlockScratch {
-  View wide;           // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
-  View whole;          // [N,C] with sequence shards: gathered rows, or a term of a sum
-  View whole_in_wide;  // the same in the memory of `wide`
+  View wide;       // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
+  View unsharded;  // [N,C] with sequence shards: gathered rows, or a partial sum
+  View unsharded_in_wide;  // the same in the memory of `wide`
 };
 BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& extent);
 
@@ -60,12 +60,12 @@ QkvHeads split_qkv(const View& qkv, const ModelSpec& spec, const BatchShape& sha
 
 // Rotates query and key in place; nothing without rotary positions.
 void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv, ConstView positions, bool inverse);
-// input → attention_norm, qkv (rotated). `whole`: as BlockScratch::whole, here and below.
+// input → attention_norm, qkv (rotated). `unsharded`: as BlockScratch::unsharded, here and below.
 void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
-                       const BlockTensors& t, View whole = {});
+                       const BlockTensors& t, View unsharded = {});
 // input, attention → middle, ffn_norm, pre_activation, activation, output.
 void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output, const BlockTensors& t,
-                        View whole = {});
+                        View unsharded = {});
 
 // The layer that feeds the activation: one matrix with the gate, or "ffn.up".
 std::string_view ffn_input_layer(const ModelSpec& spec);

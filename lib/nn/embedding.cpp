@@ -20,23 +20,23 @@ class Embedding : public Unit {
     RegionAllocator work = RegionAllocator::counting();
     carve_work(work, shape, compute);
     RegionAllocator scratch = RegionAllocator::counting();
-    carve_whole(scratch, shape, compute);
+    carve_unsharded(scratch, shape, compute);
     return {.saved = 0, .work = work.used(), .scratch = scratch.used()};
   }
 
   Saved forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const override {
     const UnitOps ops(run, spec_, part_);
     const TensorSums& sums = ops.sums();
-    const View term = sums.term(output.hidden, whole(run));
+    const View partial = sums.partial(output.hidden, unsharded(run));
     ops.run(EmbeddingForward{
         .table = run.weights.find("token.weight").values,
-        .position_table = sums.adds_shared_terms() ? run.weights.find("position.weight").values : ConstView(),
+        .position_table = sums.adds_shared_values() ? run.weights.find("position.weight").values : ConstView(),
         .ids = run.batch.ids,
         .positions = run.batch.positions,
-        .output = term,
+        .output = partial,
         .first_id = first_id_,
         .vocabulary = spec_.vocab});
-    sums.sum(term, output.hidden);
+    sums.sum(partial, output.hidden);
     return {this, saved, input};
   }
 
@@ -66,18 +66,18 @@ class Embedding : public Unit {
   }
 
   // Scratch for all rows [N,C], which only sequence shards need.
-  View carve_whole(RegionAllocator& region, const BatchShape& shape, DType compute) const {
+  View carve_unsharded(RegionAllocator& region, const BatchShape& shape, DType compute) const {
     return divides_rows(part_) ? region.allocate(compute, {shape.rows(), spec_.hidden}) : View();
   }
-  View whole(const UnitRun& run) const {
+  View unsharded(const UnitRun& run) const {
     RegionAllocator region(run.scratch);
-    return carve_whole(region, run.batch.shape, run.backend.compute_type());
+    return carve_unsharded(region, run.batch.shape, run.backend.compute_type());
   }
 
   void add_gradients(const UnitRun& run, View d_output) const {
     const UnitOps ops(run, spec_, part_);
     SCALETRAIN_CHECK(run.gradients != nullptr);
-    ops.run(EmbeddingBackward{.d_output = ops.sums().whole(d_output, whole(run)),
+    ops.run(EmbeddingBackward{.d_output = ops.sums().unsharded(d_output, unsharded(run)),
                               .ids = run.batch.ids,
                               .positions = run.batch.positions,
                               .d_table = run.gradients->find("token.weight"),

@@ -35,7 +35,7 @@ class Head : public Unit {
 
   const std::string& name() const override { return name_; }
   int index() const override { return index_; }
-  bool weight_phase_reads_weights() const override { return true; }
+  bool weight_pass_reads_weights() const override { return true; }
   UnitMemory memory(const BatchShape& shape, DType compute) const override;
   Saved forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const override;
   WeightWork backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
@@ -47,10 +47,10 @@ class Head : public Unit {
  private:
   struct Scratch {
     View logits;          // [chunk rows, V of this rank]
-    View loss_sum;        // [1] f64: where the weight phase's recomputation puts a loss that was counted before
+    View loss_sum;        // [1] f64: where the weight pass's recomputation puts a loss that was counted before
     View own_statistics;  // [chunk rows, 3] of a tensor group of several ranks
     View statistics;      // [t, chunk rows, 3]
-    View whole;           // [N,C] with sequence shards: the norm's gathered rows
+    View unsharded;       // [N,C] with sequence shards: the norm's gathered rows
   };
   Scratch carve_scratch(RegionAllocator& region, const BatchShape& shape, DType compute) const {
     Scratch scratch;
@@ -62,7 +62,7 @@ class Head : public Unit {
       scratch.own_statistics = region.allocate(statistics_type(compute), {chunk, 3});
       scratch.statistics = region.allocate(statistics_type(compute), {part_.degree, chunk, 3});
     }
-    if (divides_rows(part_)) scratch.whole = region.allocate(compute, {shape.rows(), spec_.hidden});
+    if (divides_rows(part_)) scratch.unsharded = region.allocate(compute, {shape.rows(), spec_.hidden});
     return scratch;
   }
   Scratch carve_scratch(const UnitRun& run) const {
@@ -136,7 +136,7 @@ class Head : public Unit {
 
 // The scale that CrossEntropy takes for "no gradient" cannot be asked for as a gradient's.
 double gradient_scale(const BatchContext& batch) {
-  SCALETRAIN_CHECK(batch.phase == Phase::train && batch.loss_gradient != 0.0);
+  SCALETRAIN_CHECK(batch.mode == Mode::train && batch.loss_gradient != 0.0);
   return batch.loss_gradient;
 }
 
@@ -154,10 +154,10 @@ Saved Head::forward(const UnitRun& run, const Bundle& input, const Bundle& /*out
   const UnitOps ops(run, spec_, part_);
   const NormTensors norm = norm_tensors(run, saved);
   ops.norm_forward("norm", input.hidden, norm);
-  if (run.batch.phase == Phase::evaluate) {
+  if (run.batch.mode == Mode::evaluate) {
     SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
     const Scratch scratch = carve_scratch(run);
-    for_each_chunk(run, ops, scratch, ops.sums().whole(norm.output, scratch.whole), 0.0, run.batch.loss_sum,
+    for_each_chunk(run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), 0.0, run.batch.loss_sum,
                    [](const View&, const View&, std::int64_t) {});
   }
   return {this, saved, input};
@@ -170,7 +170,7 @@ void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/,
   const NormTensors norm = norm_tensors(run, held.first);
   const Scratch scratch = carve_scratch(run);
   SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
-  const View rows = ops.sums().whole(norm.output, scratch.whole);
+  const View rows = ops.sums().unsharded(norm.output, scratch.unsharded);
   for_each_chunk(
       run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
       [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
@@ -194,14 +194,14 @@ WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /
   RegionAllocator region(work);
   const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
   SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
-  const View rows = sums.whole(norm.output, scratch.whole);
-  const View term = sums.term(d_norm, rows);  // gathered rows are a copy, whose place their gradient may take
+  const View rows = sums.unsharded(norm.output, scratch.unsharded);
+  const View partial = sums.partial(d_norm, rows);  // gathered rows are a copy, whose place their gradient may take
   for_each_chunk(run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
                  [&](const View& normed, const View& d_logits, std::int64_t first) {
                    ops.run(LinearBackwardInput{
-                       .weight = weight(run), .d_output = d_logits, .d_input = term.rows(first, normed.shape()[0])});
+                       .weight = weight(run), .d_output = d_logits, .d_input = partial.rows(first, normed.shape()[0])});
                  });
-  sums.sum(term, d_norm);
+  sums.sum(partial, d_norm);
   ops.norm_backward_input("norm", d_norm, held.second.hidden, norm, {}, d_input.hidden);
   return {this, work, held.first, held.second};
 }
@@ -214,7 +214,7 @@ void Head::backward_weight(const UnitRun& run, WeightWork work) const {
   RegionAllocator region(held.first);
   const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
   for_each_chunk(
-      run, ops, scratch, ops.sums().whole(norm.output, scratch.whole), gradient_scale(run.batch),
+      run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), gradient_scale(run.batch),
       scratch.loss_sum.as<double>(), [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
         ops.run(LinearBackwardWeight{.input = normed, .d_output = d_logits, .d_weight = d_weight(run), .d_bias = {}});
       });

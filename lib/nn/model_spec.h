@@ -1,5 +1,5 @@
 // The numbers that define a decoder-only transformer (GPT-2 and Llama families), and what follows from them alone: the
-// parameter table, counts, FLOPs. Pure values: building a 405B model's table allocates a few thousand rows and no
+// parameter table, counts, FLOPs. Pure values: building a 405B model's table allocates a few thousand parameters and no
 // weights.
 #pragma once
 
@@ -50,7 +50,7 @@ std::int64_t first_vocab_row(const ModelSpec& spec, const TensorPart& part);
 // How N rows are divided into sequence shards: counts by tensor rank, in order, as even as may be.
 std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree);
 
-// Unit 0 "embedding", units 1..L "blocks.0" .. "blocks.L-1", unit L+1 "head". Row names, shapes and order:
+// Unit 0 "embedding", units 1..L "blocks.0" .. "blocks.L-1", unit L+1 "head". Parameter names, shapes and order:
 //   embedding.token.weight [V,C]; embedding.position.weight [T,C] (learned positions)
 //   blocks.i.attention_norm.{weight,bias} [C]; norms have a bias for layernorm with `bias`
 //   blocks.i.attention.{query [H·D,C], key [G·D,C], value [G·D,C]}.weight, then their biases;
@@ -60,10 +60,10 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 //   swiglu: blocks.i.ffn.{gate,up}.weight [F,C], fused as ffn.gate_up.{weight,bias}; else blocks.i.ffn.up.{weight,bias}
 //   blocks.i.ffn.down.{weight [C,F], bias}
 //   head.norm.{weight,bias}; head.weight [V,C], tied to embedding.token.weight where the model ties them
-// Hugging Face names are those of GPT-2 for layernorm with learned positions, else of Llama. Rows with the same Hugging
-// Face name are parts of one tensor there (GPT-2's attn.c_attn), stacked along the output dim in the order of the rows.
-// Initial values per config: normal: std, output projections of the residual branches std/sqrt(2L) with scale_residual;
-// xavier, he as published; embeddings normal(std), norms one, biases zero.
+// Hugging Face names are those of GPT-2 for layernorm with learned positions, else of Llama. Parameters with the same
+// Hugging Face name are parts of one tensor there (GPT-2's attn.c_attn), stacked along the output dim in the order of
+// the parameters. Initial values per config: normal: std, output projections of the residual branches std/sqrt(2L) with
+// scale_residual; xavier, he as published; embeddings normal(std), norms one, biases zero.
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 
 // 6N + 6·L·C·T per token, forward and backward, N without the position table, tied head counted once in N (its product

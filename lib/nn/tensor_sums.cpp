@@ -20,13 +20,13 @@ TensorSums::TensorSums(Communicator* tensor, const TensorPart& part) : tensor_(t
   SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(tensor->rank_in_group()), part.rank);
 }
 
-std::vector<std::int64_t> TensorSums::element_counts(const Shape& whole) const {
-  std::vector<std::int64_t> counts = sequence_shards(whole[0], part_.degree);
-  for (std::int64_t& count : counts) count *= whole[1];
+std::vector<std::int64_t> TensorSums::element_counts(const Shape& unsharded) const {
+  std::vector<std::int64_t> counts = sequence_shards(unsharded[0], part_.degree);
+  for (std::int64_t& count : counts) count *= unsharded[1];
   return counts;
 }
 
-View TensorSums::whole(View own, View place) const {
+View TensorSums::unsharded(View own, View place) const {
   if (!sequence()) return own;
   const std::vector<std::int64_t> counts = element_counts(place.shape());
   SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
@@ -34,16 +34,16 @@ View TensorSums::whole(View own, View place) const {
   return place;
 }
 
-void TensorSums::sum(View term, View own) const {
+void TensorSums::sum(View partial, View own) const {
   if (!parallel()) return;
   if (!sequence()) {
-    SCALETRAIN_CHECK(term.data() == own.data());
+    SCALETRAIN_CHECK(partial.data() == own.data());
     tensor_->all_reduce(own, ReduceOp::sum).wait();
     return;
   }
-  const std::vector<std::int64_t> counts = element_counts(term.shape());
+  const std::vector<std::int64_t> counts = element_counts(partial.shape());
   SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
-  tensor_->reduce_scatter(term, counts, own).wait();
+  tensor_->reduce_scatter(partial, counts, own).wait();
 }
 
 void TensorSums::gather_equal(ConstView own, View all) const {

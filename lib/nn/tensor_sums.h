@@ -1,10 +1,10 @@
 // What the ranks of a tensor group tell each other inside a unit. A row-parallel map, the vocabulary-parallel lookup
-// and the input gradients of column-parallel maps leave each rank with a term of a sum; the sum goes to every rank
+// and the input gradients of column-parallel maps leave each rank with a partial sum; the sum goes to every rank
 // (Shoeybi et al. 2019) or, with sequence shards, each rank's rows of it go to that rank, and column-parallel maps
 // gather the rows first (Korthikanti et al. 2022). Internal to nn.
 //
 // N rows of the micro-batch, n of them this rank's own: with sequence shards its part, else all. With a tensor degree
-// of one nothing happens: rows are whole as they are, and a term is the sum.
+// of one nothing happens: rows are unsharded as they are, and a partial sum is the sum.
 #pragma once
 
 #include <cstdint>
@@ -28,22 +28,22 @@ class TensorSums {
 
   bool parallel() const { return part_.degree > 1; }
   bool sequence() const { return divides_rows(part_); }
-  // Whether this rank's term holds what the sum must hold once: a bias, a position embedding.
-  bool adds_shared_terms() const { return part_.rank == 0; }
+  // Whether this rank's partial sum holds what the sum must hold once: a bias, a position embedding.
+  bool adds_shared_values() const { return part_.rank == 0; }
 
   // All rows [N,C] of which `own` are this rank's [n,C]: `own` itself, or with sequence shards gathered into `place`
   // [N,C], which else may be absent.
-  View whole(View own, View place) const;
-  // Where this rank's term of a sum is to be computed, whose own rows belong in `own`: `own`, or with sequence shards
+  View unsharded(View own, View place) const;
+  // Where this rank's partial sum is to be computed, whose own rows belong in `own`: `own`, or with sequence shards
   // `place` [N,C].
-  View term(View own, View place) const { return sequence() ? place : own; }
-  // Sums the terms over the ranks into `own`. `term` is what term() gave.
-  void sum(View term, View own) const;
+  View partial(View own, View place) const { return sequence() ? place : own; }
+  // Sums the partial sums over the ranks into `own`. `partial` is what partial() gave.
+  void sum(View partial, View own) const;
   // all [t, ...] = the ranks' `own` [...] one after the other.
   void gather_equal(ConstView own, View all) const;
 
  private:
-  std::vector<std::int64_t> element_counts(const Shape& whole) const;
+  std::vector<std::int64_t> element_counts(const Shape& unsharded) const;
 
   Communicator* tensor_ = nullptr;
   TensorPart part_;

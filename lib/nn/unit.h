@@ -1,6 +1,6 @@
-// The three-phase layer. A unit is the piece of the model that is acquired, recomputed and scheduled as one: the
+// The three-pass layer. A unit is the piece of the model that is acquired, recomputed and scheduled as one: the
 // embedding, one transformer block, the head with the loss. Units are const and stateless: everything they remember
-// between phases is in memory regions that the plan sized with memory(), at addresses that repeat every step.
+// between passes is in memory regions that the plan sized with memory(), at addresses that repeat every step.
 //
 //   forward         computes the output; returns what the backward needs (Saved, in `saved`).
 //   backward_input  consumes Saved; computes the input's gradient; returns WeightWork, in `work`.
@@ -15,7 +15,7 @@
 // Tensor parallel (Shoeybi et al. 2019): a unit computes this rank's heads, ffn columns and vocabulary rows; the sums
 // over the tensor group are inside it. With sequence shards (Korthikanti et al. 2022) bundles hold this rank's rows
 // only and the sums become reduce-scatters, the inputs of parallel parts all-gathers. All ranks of the group call the
-// same phases in the same order.
+// same passes in the same order.
 #pragma once
 
 #include <cstdint>
@@ -42,15 +42,15 @@ struct BatchShape {
   bool operator==(const BatchShape&) const = default;
 };
 
-enum class Phase {
+enum class Mode {
   train,     // the loss and its gradient are computed in the head's backward
   evaluate,  // the loss is computed in the head's forward; no gradients
 };
 
-// What every unit may read of a micro-batch. Views of memory that outlives the micro-batch's last phase.
+// What every unit may read of a micro-batch. Views of memory that outlives the micro-batch's last pass.
 struct BatchContext {
   BatchShape shape;
-  Phase phase = Phase::train;
+  Mode mode = Mode::train;
   ConstView ids;                  // [B·T] i32
   ConstView targets;              // [B·T] i32, -1: masked
   ConstView positions;            // [B·T] i32, position within the sample
@@ -76,7 +76,7 @@ struct BundleEntry {
 struct UnitMemory {
   std::size_t saved = 0;    // from forward to backward, or to backward_weight
   std::size_t work = 0;     // from backward_input to backward_weight; backward() needs none
-  std::size_t scratch = 0;  // within one call, the largest of all phases
+  std::size_t scratch = 0;  // within one call, the largest of all passes
   // Of `saved`: what the backward would compute again under train.recompute; nothing of units that keep it all.
   std::size_t recomputed_selective = 0;
   std::size_t recomputed_full = 0;
@@ -148,7 +148,7 @@ class Unit {
   virtual const std::string& name() const = 0;
   virtual int index() const = 0;  // of the ParamTable's units
   // Whether backward_weight reads run.weights (a head that computes its logits again). Else it gets empty ones.
-  virtual bool weight_phase_reads_weights() const { return false; }
+  virtual bool weight_pass_reads_weights() const { return false; }
 
   // Regions' sizes for a backend that computes in `compute`. shape: the whole micro-batch, also with sequence shards.
   virtual UnitMemory memory(const BatchShape& shape, DType compute) const = 0;

@@ -97,44 +97,46 @@ void UnitOps::linear_backward_input(std::string_view layer, ConstView d_output, 
   run(LinearBackwardInput{.weight = weights_.find(weight_of(layer)), .d_output = d_output, .d_input = d_input});
 }
 
-void UnitOps::column_forward(std::string_view layer, View input, View output, View whole) const {
+void UnitOps::column_forward(std::string_view layer, View input, View output, View unsharded) const {
   run(LinearForward{.weight = weights_.find(weight_of(layer)),
                     .bias = weights_.find(bias_of(layer)).values,
-                    .input = sums_.whole(input, whole),
+                    .input = sums_.unsharded(input, unsharded),
                     .addend = {},
                     .output = output});
 }
 
-void UnitOps::column_backward_input(std::string_view layer, ConstView d_output, View d_input, View whole) const {
-  const View term = sums_.term(d_input, whole);
-  linear_backward_input(layer, d_output, term);
-  sums_.sum(term, d_input);
+void UnitOps::column_backward_input(std::string_view layer, ConstView d_output, View d_input, View unsharded) const {
+  const View partial = sums_.partial(d_input, unsharded);
+  linear_backward_input(layer, d_output, partial);
+  sums_.sum(partial, d_input);
 }
 
-void UnitOps::column_backward_weight(std::string_view layer, View input, ConstView d_output, View whole) const {
-  run(LinearBackwardWeight{.input = sums_.whole(input, whole),
+void UnitOps::column_backward_weight(std::string_view layer, View input, ConstView d_output, View unsharded) const {
+  run(LinearBackwardWeight{.input = sums_.unsharded(input, unsharded),
                            .d_output = d_output,
                            .d_weight = gradients().find(weight_of(layer)),
                            .d_bias = gradients().find(bias_of(layer))});
 }
 
-void UnitOps::row_forward(std::string_view layer, ConstView input, View output, ConstView addend, View whole) const {
-  const View term = sums_.term(output, whole);
+void UnitOps::row_forward(std::string_view layer, ConstView input, View output, ConstView addend,
+                          View unsharded) const {
+  const View partial = sums_.partial(output, unsharded);
   run(LinearForward{.weight = weights_.find(weight_of(layer)),
-                    .bias = sums_.adds_shared_terms() ? weights_.find(bias_of(layer)).values : ConstView(),
+                    .bias = sums_.adds_shared_values() ? weights_.find(bias_of(layer)).values : ConstView(),
                     .input = input,
                     .addend = sums_.parallel() ? ConstView() : addend,
-                    .output = term});
+                    .output = partial});
   if (!sums_.parallel()) return;
-  sums_.sum(term, output);
+  sums_.sum(partial, output);
   run(Add{.a = output, .b = addend, .output = output});
 }
 
-void UnitOps::row_backward_weight(std::string_view layer, ConstView input, ConstView d_whole, ConstView d_own) const {
+void UnitOps::row_backward_weight(std::string_view layer, ConstView input, ConstView d_unsharded,
+                                  ConstView d_own) const {
   const View d_weight = gradients().find(weight_of(layer));
   const View d_bias = gradients().find(bias_of(layer));
   run(LinearBackwardWeight{
-      .input = input, .d_output = d_whole, .d_weight = d_weight, .d_bias = sums_.sequence() ? View() : d_bias});
+      .input = input, .d_output = d_unsharded, .d_weight = d_weight, .d_bias = sums_.sequence() ? View() : d_bias});
   if (!sums_.sequence() || !d_bias) return;
   // The bias sees own rows only: their column sums, as a map without inputs.
   run(LinearBackwardWeight{.input = ConstView(nullptr, d_own.dtype(), {d_own.shape()[0], 0}),

@@ -45,16 +45,16 @@ class UnitOps {
 
   void linear_backward_input(std::string_view layer, ConstView d_output, View d_input) const;
 
-  // Maps whose output features the tensor ranks divide. Inputs and their gradients are this rank's own rows; `whole` is
-  // scratch [N,I] with sequence shards, and may be the same in all calls.
-  void column_forward(std::string_view layer, View input, View output, View whole) const;
-  void column_backward_input(std::string_view layer, ConstView d_output, View d_input, View whole) const;
-  void column_backward_weight(std::string_view layer, View input, ConstView d_output, View whole) const;
+  // Maps whose output features the tensor ranks divide. Inputs and their gradients are this rank's own rows;
+  // `unsharded` is scratch [N,I] with sequence shards, and may be the same in all calls.
+  void column_forward(std::string_view layer, View input, View output, View unsharded) const;
+  void column_backward_input(std::string_view layer, ConstView d_output, View d_input, View unsharded) const;
+  void column_backward_weight(std::string_view layer, View input, ConstView d_output, View unsharded) const;
 
   // Maps whose input features they divide. Output and addend are own rows; output = sum over ranks + bias + addend.
-  void row_forward(std::string_view layer, ConstView input, View output, ConstView addend, View whole) const;
-  // d_whole: sums().whole() of d_own, which gives the bias its gradient.
-  void row_backward_weight(std::string_view layer, ConstView input, ConstView d_whole, ConstView d_own) const;
+  void row_forward(std::string_view layer, ConstView input, View output, ConstView addend, View unsharded) const;
+  // d_unsharded: sums().unsharded() of d_own, which gives the bias its gradient.
+  void row_backward_weight(std::string_view layer, ConstView input, ConstView d_unsharded, ConstView d_own) const;
 
  private:
   const UnitGradients& gradients() const;

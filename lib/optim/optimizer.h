@@ -25,8 +25,8 @@ class Optimizer {
   virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
 };
 
-// adamw: states "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no states. Weight decay is on the rows
-// that the table says decay.
+// adamw: states "exp_avg", "exp_avg_sq" (the names of PyTorch's state). sgd: no states. Weight decay is on the
+// parameters that the table says decay.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config);
 
 }  // namespace scaletrain

@@ -24,8 +24,8 @@ Extent extent_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts) {
     case GroupKind::tensor:
       return {tensor, tensor};
     case GroupKind::replication: {
-      const std::int64_t holders = std::max<std::int64_t>(1, tensor / facts.kv_heads);
-      return {holders, holders};
+      const std::int64_t replication = std::max<std::int64_t>(1, tensor / facts.kv_heads);
+      return {replication, replication};
     }
     case GroupKind::data:
       return {stage, stage - tensor + 1};

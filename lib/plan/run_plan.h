@@ -36,7 +36,7 @@ struct CommunicationVolume {
 // Numbers (f64) that a step sums over all ranks: the norm, the loss, the tokens, and the votes.
 inline constexpr std::int64_t numbers_per_step = 5;
 
-// A stretch of a run with one layout.
+// A training phase: a stretch of a run with one layout, one context and one mix. Most runs have one.
 struct PhasePlan {
   std::int64_t first_step = 0;
   std::int64_t num_steps = 0;

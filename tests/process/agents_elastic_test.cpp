@@ -105,8 +105,8 @@ long times(const std::string& text, const std::string& words) {
   return count;
 }
 
-// How often the workers of the node have been asked to make room for more, and attempts have begun that they are in: a
-// worker that is still starting up then is ended without.
+// How often the workers of the node have been asked to make room for more, and restart rounds have begun that they are
+// in: a worker that is still starting up then is ended without.
 long changes_of_size(Agents& agents, const std::string& run, int node) {
   const std::string log = read_file(layout_folder(run) / "logs" / ("agent-0" + std::to_string(node) + ".log"));
   const std::string told = agents.node(0).errors();

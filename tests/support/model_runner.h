@@ -23,7 +23,7 @@ class ModelRunner : public ModelStore {
 
   // The sum of the token losses of a micro-batch. ids and targets: [B·T].
   double evaluate(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets) {
-    Run run(*this, shape, ids, targets, Phase::evaluate, 0.0);
+    Run run(*this, shape, ids, targets, Mode::evaluate, 0.0);
     run.forward();
     return run.loss_sum();
   }
@@ -31,7 +31,7 @@ class ModelRunner : public ModelStore {
   // The same, and adds the gradients of loss_gradient times that sum.
   double train(BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
                double loss_gradient) {
-    Run run(*this, shape, ids, targets, Phase::train, loss_gradient);
+    Run run(*this, shape, ids, targets, Mode::train, loss_gradient);
     run.forward();
     run.backward();
     return run.loss_sum();
@@ -44,7 +44,7 @@ class ModelRunner : public ModelStore {
   class Run {
    public:
     Run(ModelRunner& owner, BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
-        Phase phase, double loss_gradient)
+        Mode mode, double loss_gradient)
         : owner_(owner) {
       for (std::int64_t row = 0; row < shape.rows(); ++row) {
         positions_.push_back(static_cast<std::int32_t>(row % shape.tokens));
@@ -53,7 +53,7 @@ class ModelRunner : public ModelStore {
         return ConstView(values.data(), DType::i32, {shape.rows()});
       };
       context_.shape = shape;
-      context_.phase = phase;
+      context_.mode = mode;
       context_.ids = view(ids);
       context_.targets = view(targets);
       context_.positions = view(positions_);

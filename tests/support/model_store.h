@@ -1,5 +1,5 @@
-// One rank's part of a model with all that it needs to exist: the table, what of it the rank holds, a backend and the store. What
-// tests need beyond that (values, layers, files) they add to it.
+// One rank's part of a model with all that it needs to exist: the table, what of it the rank holds, a backend and the
+// store. What tests need beyond that (values, layers, files) they add to it.
 #pragma once
 
 #include <memory>

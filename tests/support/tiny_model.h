@@ -1,5 +1,5 @@
-// The small model of the tests, as a config: each test takes it and changes what it is about. By default sizes that nothing
-// divides, two key/value heads, and weights large enough that predictions are far from uniform.
+// The small model of the tests, as a config: each test takes it and changes what it is about. By default sizes that
+// nothing divides, two key/value heads, and weights large enough that predictions are far from uniform.
 #pragma once
 
 #include <cstdint>

@@ -100,10 +100,10 @@ class LocalStore final : public KeyValueStore {
 };
 
 struct Client {
-  enum class Phase { hello, proof, serving };
+  enum class State { hello, proof, serving };
 
   FileDescriptor socket{};
-  Phase phase = Phase::hello;
+  State state = State::hello;
   Nonce client_nonce{};
   Nonce server_nonce{};
   FrameReader reader{largest_handshake_frame};
@@ -184,7 +184,7 @@ class Server {
       client.interest = interest;
       watch(client.socket.get(), id, interest, EPOLL_CTL_MOD);
     }
-    if (client.phase != Client::Phase::serving || client.parked) return;  // these have theirs
+    if (client.state != Client::State::serving || client.parked) return;  // these have theirs
     const bool stalled = client.reply || !client.reader.empty();
     if (!stalled)
       set_timer(id, client, std::nullopt);
@@ -339,28 +339,28 @@ class Server {
       if (status == FrameReader::Status::incomplete) return true;
       if (status == FrameReader::Status::oversized) return false;
       // A frame is complete: the time of the next one starts anew.
-      if (client.phase == Client::Phase::serving) set_timer(id, client, std::nullopt);
+      if (client.state == Client::State::serving) set_timer(id, client, std::nullopt);
       if (!serve(id, client, body)) return false;
     }
     return true;
   }
 
   bool serve(ClientId id, Client& client, const std::string& body) {
-    switch (client.phase) {
-      case Client::Phase::hello: {
+    switch (client.state) {
+      case Client::State::hello: {
         const auto nonce = parse_hello(HelloSide::client, body);
         if (!nonce) return false;
         client.client_nonce = *nonce;
         client.server_nonce = make_nonce();
-        client.phase = Client::Phase::proof;
+        client.state = Client::State::proof;
         return reply(client, make_frame(encode_hello(HelloSide::server, client.server_nonce)));
       }
-      case Client::Phase::proof: {
+      case Client::State::proof: {
         const auto proof = parse_proof(body);
         if (!proof) return false;
         return judge(id, client, *proof);
       }
-      case Client::Phase::serving:
+      case Client::State::serving:
         break;
     }
     const auto request = parse_request(body);
@@ -377,7 +377,7 @@ class Server {
     }
     // Whoever is turned away finds its connection closed, and tries again.
     if (clients_.size() - unproven_.size() >= static_cast<std::size_t>(options_.max_clients)) return false;
-    client.phase = Client::Phase::serving;
+    client.state = Client::State::serving;
     client.reader.set_largest_body(largest_frame);
     unproven_.erase(id);
     set_timer(id, client, std::nullopt);

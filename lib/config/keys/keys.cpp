@@ -293,8 +293,9 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(top({"train.global_batch", "samples",
                        "Samples per optimizer step; sizes that do not divide are padded.", with_notice},
                       at_least(1, kMaxBatch), FIELD(train.global_batch)));
-  table.push_back(top({"train.micro_batch", "samples", "Samples per replica and pipeline slot, at most."},
-                      at_least(1, kMaxBatch), FIELD(train.micro_batch)));
+  table.push_back(
+      top({"train.micro_batch", "samples", "Samples of a replica that go through its stages at once, at most."},
+          at_least(1, kMaxBatch), FIELD(train.micro_batch)));
   table.push_back(top({"train.optimizer.type", "", "The update rule.", never}, EnumCodec<OptimizerKind>(),
                       FIELD(train.optimizer.type)));
   table.push_back(top({"train.optimizer.learning_rate", "", "The highest learning rate, after warm-up.", with_notice},

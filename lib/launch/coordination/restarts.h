@@ -22,7 +22,7 @@ class Restarts {
     std::int64_t first_step = 0;  // of the run's first start point
     Log& log;
     // The start after a failure; its errors are passed on. Without restarts it is not asked after a failure: nothing is
-    // to be looked for then, or set aside.
+    // to be looked for then, or quarantined.
     std::function<StartPoint(const StartPoint& before)> next_start;
     std::function<bool()> interrupted;  // by a signal: nothing is mended any more
     // Seconds for which a file system that does not let the checkpoints be read is asked again.

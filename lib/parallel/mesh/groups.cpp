@@ -10,14 +10,14 @@ namespace scaletrain {
 namespace {
 
 // Each key/value head is held by degree/kv_heads neighbours; with as many heads as ranks, nobody shares one.
-std::vector<Rank> holders_of(const Mesh& mesh, Rank rank, std::int64_t kv_heads) {
+std::vector<Rank> replication_group(const Mesh& mesh, Rank rank, std::int64_t kv_heads) {
   const std::int64_t degree = mesh.degree(Axis::tensor);
   SCALETRAIN_CHECK_LE(std::int64_t{1}, kv_heads);
   if (kv_heads >= degree) return {};
-  const std::int64_t holders = div_exact(degree, kv_heads);
+  const std::int64_t size = div_exact(degree, kv_heads);
   const std::vector<Rank> tensor = mesh.group(Axis::tensor, rank);
-  const auto first = tensor.begin() + mesh.position_of(rank).tensor / holders * holders;
-  return {first, first + holders};
+  const auto first = tensor.begin() + mesh.position_of(rank).tensor / size * size;
+  return {first, first + size};
 }
 
 std::vector<Rank> tied_of(const Mesh& mesh, Rank rank, bool tied) {
@@ -33,7 +33,7 @@ std::vector<Rank> members_of(const Mesh& mesh, GroupKind kind, Rank rank, const 
     case GroupKind::tensor:
       return mesh.group(Axis::tensor, rank);
     case GroupKind::replication:
-      return holders_of(mesh, rank, facts.kv_heads);
+      return replication_group(mesh, rank, facts.kv_heads);
     case GroupKind::data:
       return mesh.group(Axis::data, rank);
     case GroupKind::pipeline:

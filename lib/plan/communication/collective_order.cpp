@@ -61,7 +61,7 @@ class Calls {
   std::map<GroupKind, Member> members_;
 };
 
-// What units ask of the tensor group in each phase (block.cpp, embedding.cpp, head.cpp), for activations [N,C].
+// What units ask of the tensor group in each pass (block.cpp, embedding.cpp, head.cpp), for activations [N,C].
 class UnitCalls {
  public:
   UnitCalls(const PhasePlan& plan, Rank rank, const Calls& calls)
@@ -80,17 +80,17 @@ class UnitCalls {
 
  private:
   bool divided() const { return part_.sequence && part_.degree > 1; }
-  std::int64_t whole() const { return checked_mul(rows_, plan_.model.hidden); }
+  std::int64_t unsharded() const { return checked_mul(rows_, plan_.model.hidden); }
 
-  // All rows of what this rank has its own rows of; nothing where they are whole as they are.
+  // All rows of what this rank has its own rows of; nothing where they are unsharded as they are.
   void gather() const {
-    if (divided()) calls_.all_gather(GroupKind::tensor, "activations", plan_.compute, whole(), bundle());
+    if (divided()) calls_.all_gather(GroupKind::tensor, "activations", plan_.compute, unsharded(), bundle());
   }
   void sum() const {
     if (divided()) {
-      calls_.reduce_scatter(GroupKind::tensor, "activations", plan_.compute, whole(), bundle());
+      calls_.reduce_scatter(GroupKind::tensor, "activations", plan_.compute, unsharded(), bundle());
     } else {
-      calls_.all_reduce(GroupKind::tensor, "activations", plan_.compute, whole());
+      calls_.all_reduce(GroupKind::tensor, "activations", plan_.compute, unsharded());
     }
   }
   // Three numbers per row, for a chunk of rows at a time.
@@ -129,7 +129,7 @@ class UnitCalls {
           gather();
           break;
         default:
-          SCALETRAIN_CHECK(false && "a unit has no such phase");
+          SCALETRAIN_CHECK(false && "a unit has no such pass");
       }
     }
   }
@@ -367,7 +367,7 @@ class StepWalk {
     const bool is_last = takes_last_contribution(instruction.chunk);
     const std::vector<int>& units = units_[static_cast<std::size_t>(instruction.chunk)];
     for (std::size_t i = units.size(); i-- > 0;) {
-      const bool reads_weights = model_.units()[static_cast<std::size_t>(units[i])]->weight_phase_reads_weights();
+      const bool reads_weights = model_.units()[static_cast<std::size_t>(units[i])]->weight_pass_reads_weights();
       if (reads_weights) store_.acquire(units[i]);
       unit_calls_.run(units[i], instruction.op);
       store_.release_gradients(units[i], is_last);

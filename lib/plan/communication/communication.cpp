@@ -63,8 +63,8 @@ class Volumes {
   std::map<GroupKind, std::size_t> staging_;
 };
 
-// How often a chunk's units run each phase in one step.
-struct PhaseCounts {
+// How often a chunk's units run each pass in one step.
+struct PassCounts {
   std::int64_t forward = 0;
   std::int64_t backward = 0;  // both parts at once
   std::int64_t backward_input = 0;
@@ -75,11 +75,11 @@ struct PhaseCounts {
   std::int64_t contributions() const { return backward + backward_weight; }
 };
 
-std::vector<PhaseCounts> count_phases(const std::vector<ScheduleStep>& steps, std::int64_t chunks) {
-  std::vector<PhaseCounts> counts(static_cast<std::size_t>(chunks));
+std::vector<PassCounts> count_passes(const std::vector<ScheduleStep>& steps, std::int64_t chunks) {
+  std::vector<PassCounts> counts(static_cast<std::size_t>(chunks));
   for (const ScheduleStep& step : steps) {
     for (const Instruction& instruction : step) {
-      PhaseCounts& of = counts[static_cast<std::size_t>(instruction.chunk)];
+      PassCounts& of = counts[static_cast<std::size_t>(instruction.chunk)];
       switch (instruction.op) {
         case Opcode::forward:
           ++of.forward;
@@ -121,7 +121,7 @@ UnitKind kind_of(int unit, const ModelSpec& model) {
   return unit > model.layers ? UnitKind::head : UnitKind::block;
 }
 
-ActivationCalls activation_calls(UnitKind kind, const PhaseCounts& counts) {
+ActivationCalls activation_calls(UnitKind kind, const PassCounts& counts) {
   switch (kind) {
     case UnitKind::embedding:
       // The lookups are summed; the table's gradient needs all rows.
@@ -140,7 +140,7 @@ ActivationCalls activation_calls(UnitKind kind, const PhaseCounts& counts) {
 }
 
 void add_tensor_activations(Volumes& volumes, const PhasePlan& plan, const TensorPart& part,
-                            const std::vector<int>& units, const PhaseCounts& counts) {
+                            const std::vector<int>& units, const PassCounts& counts) {
   const std::int64_t rows = plan.micro_batch.rows();
   const std::int64_t whole = checked_mul(rows, plan.model.hidden);
   std::int64_t own = whole;
@@ -168,7 +168,7 @@ void add_tensor_activations(Volumes& volumes, const PhasePlan& plan, const Tenso
   }
 }
 
-void add_pipeline(Volumes& volumes, const PhasePlan& plan, const TensorPart& part, const PhaseCounts& counts) {
+void add_pipeline(Volumes& volumes, const PhasePlan& plan, const TensorPart& part, const PassCounts& counts) {
   std::int64_t rows = plan.micro_batch.rows();
   if (part.sequence) rows = sequence_shards(rows, part.degree)[static_cast<std::size_t>(part.rank)];
   const std::int64_t bundle = checked_mul(rows, plan.model.hidden);
@@ -250,10 +250,10 @@ class StoreVolumes {
  private:
   void add_tensor_sums(const UnitPlace& place, std::int64_t times) {
     const std::int64_t degree = plan_.mesh.degree(Axis::tensor);
-    const std::int64_t holders = std::max<std::int64_t>(1, degree / plan_.model.kv_heads);
+    const std::int64_t replication = std::max<std::int64_t>(1, degree / plan_.model.kv_heads);
     const std::int64_t rank = layout_.position().tensor;
     add_sums(GroupKind::tensor, place.tensor_sums, times, degree, rank);
-    add_sums(GroupKind::replication, place.replication_sums, times, holders, rank % holders);
+    add_sums(GroupKind::replication, place.replication_sums, times, replication, rank % replication);
   }
 
   // Short stretches are summed together.
@@ -296,13 +296,13 @@ void add_decisions(Volumes& volumes, const PhasePlan& plan, const MeshPosition& 
 Volumes volumes_of(const PhasePlan& plan, Rank rank, const std::vector<ScheduleStep>& steps) {
   const MeshPosition position = plan.mesh.position_of(rank);
   const TensorPart part = plan.tensor_part(rank);
-  const std::vector<PhaseCounts> counts = count_phases(steps, plan.chunks);
+  const std::vector<PassCounts> counts = count_passes(steps, plan.chunks);
   Volumes volumes;
   const ShardLayout shard = plan.layout(rank);
   StoreVolumes store(volumes, plan, shard);
   std::map<int, std::int64_t> contributions;
   for (std::int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
-    const PhaseCounts& of = counts[static_cast<std::size_t>(chunk)];
+    const PassCounts& of = counts[static_cast<std::size_t>(chunk)];
     const std::vector<int> units = plan.units_of_chunk(position.pipeline, chunk);
     for (const int unit : units) contributions[unit] = of.contributions();
     store.add_tensor_gradients(units, of.contributions());

@@ -81,7 +81,7 @@ class GatherCount {
     const std::size_t count = units.size();
     if (work.op == Opcode::backward_weight) {
       for (std::size_t i = count; i-- > 0;) {
-        if (model_.units()[static_cast<std::size_t>(units[i])]->weight_phase_reads_weights()) use(units[i], -1);
+        if (model_.units()[static_cast<std::size_t>(units[i])]->weight_pass_reads_weights()) use(units[i], -1);
       }
       return;
     }

@@ -173,7 +173,7 @@ std::string sequence_cost(const PlanFacts& facts) {
 }
 
 // ZB-H1 puts off the weight part of each backward.
-std::vector<std::string> weight_phase_costs(const PlanFacts& facts) {
+std::vector<std::string> weight_pass_costs(const PlanFacts& facts) {
   std::vector<std::string> lines;
   const ModelSpec& model = facts.phase.model;
   const double logits = 2.0 * static_cast<double>(model.vocab) * static_cast<double>(model.hidden);
@@ -286,7 +286,7 @@ std::vector<std::string> cost_lines(const PlanFacts& facts) {
     lines.push_back(fmt::format("parallel.chunks {} sends activations between stages {} times as often as 1f1b",
                                 phase.chunks, phase.chunks));
   if (phase.schedule_kind == ScheduleKind::zb_h1) {
-    for (std::string& line : weight_phase_costs(facts)) lines.push_back(std::move(line));
+    for (std::string& line : weight_pass_costs(facts)) lines.push_back(std::move(line));
   }
   if (phase.chunks > 1 && m % stages != 0)
     lines.push_back(fmt::format(

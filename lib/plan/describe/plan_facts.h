@@ -77,7 +77,7 @@ struct RunTime {
 struct PlanFacts {
   const Config& config;
   const RunPlan& plan;
-  const PhasePlan& phase;  // its first
+  const PhasePlan& phase;  // its first training phase
   const DescribeOptions& options;
   HostPlacement hosts;
   std::vector<StageFacts> stages;

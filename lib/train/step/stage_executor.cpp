@@ -71,7 +71,7 @@ ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps) cons
 
 ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
                                      const OptimizerStep& optimizer_step) {
-  phase_ = Phase::train;
+  mode_ = Mode::train;
   loss_gradient_ = loss_gradient;
   // loss_sum is written by kernels, so its address must hold until the stream has run them.
   result_ = {};
@@ -80,7 +80,7 @@ ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSour
 
 ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchSource& source,
                                         const ExecutionResult& before) {
-  phase_ = Phase::evaluate;
+  mode_ = Mode::evaluate;
   loss_gradient_ = 0.0;
   result_ = before;
   return run(order, source, {});
@@ -328,7 +328,7 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
   }
   result_.target_tokens += num_targets;
   micro.batch = {.shape = parts_.memory.plan().shape,
-                 .phase = phase_,
+                 .mode = mode_,
                  .ids = embeds ? buffer.ids : View(),
                  .targets = scores ? buffer.targets : View(),
                  .positions = buffer.positions,
@@ -369,7 +369,7 @@ void StageExecutor::forward(const WorkKey& key) {
     copy(output_of(micro), input_bundle(next_input));
     activations_[{key.chunk + 1, key.micro_batch}] = {next_input, {}};
   }
-  if (phase_ == Phase::train) return;
+  if (mode_ == Mode::train) return;
   if (hands_over || holds_head(key.chunk)) return retire(key);
   // Only its output is left, until it has been sent.
   micro.saved.clear();
@@ -442,7 +442,7 @@ void StageExecutor::backward_weight(const WorkKey& key) {
   SCALETRAIN_CHECK_EQ(micro.work.size(), units.size());
   for (std::size_t i = units.size(); i-- > 0;) {
     const Unit& unit = unit_at(units[i]);
-    const bool reads_weights = unit.weight_phase_reads_weights();
+    const bool reads_weights = unit.weight_pass_reads_weights();
     const UnitWeights& weights = reads_weights ? parts_.store.acquire(parts_.stream, units[i]) : none;
     const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, units[i]);
     unit.backward_weight(unit_run(micro, weights, &gradients), std::move(micro.work[i]));

@@ -185,7 +185,7 @@ class StageExecutor {
   std::map<MicroBatch, ReadTargets> read_targets_;
   int next_unit_ = -1;  // whose weights the work behind the step under way uses first; -1: none's
   MicroBatchSource* source_ = nullptr;
-  Phase phase_ = Phase::train;
+  Mode mode_ = Mode::train;
   double loss_gradient_ = 0.0;
   ExecutionResult result_;
 };

@@ -16,8 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr double patience = 150.0;
 
-// As few tensors as a model can have: each costs a call. No attempt but the first, so that a test sees what a death
-// left.
+// As few tensors as a model can have: each costs a call. Without restarts, so that a test sees what a death left.
 const std::vector<std::string>& settings() {
   static const std::vector<std::string> all = {"model.layers=1",
                                                "model.hidden=16",

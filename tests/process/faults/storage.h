@@ -46,10 +46,10 @@ const std::filesystem::path& undisturbed_steps();
 // an empty folder for step 0.
 std::filesystem::path run_of_step(const std::string& name, int step);
 // The same command that made that run, with or without a fault; throws if something was to be struck and nothing was.
-// Never more than one attempt.
+// Without restarts.
 Ended go_on(const std::string& name);
 Ended go_on(const std::string& name, const StorageFault& fault, const std::filesystem::path& trace = {});
-// The same without waiting for its end; its marks and attempts are the test's business.
+// The same without waiting for its end; its marks and restarts are the test's business.
 Launch launch_with(const std::string& name, const StorageFault& fault);
 // What a trace file says.
 std::vector<StorageCall> read_trace(const std::filesystem::path& trace, const std::filesystem::path& run);

@@ -12,7 +12,7 @@ namespace {
 void check_tiling(const ParamTable& table, const Layout& layout) {
   CAPTURE(layout.text());
   const std::int64_t world = layout.mesh().world();
-  std::map<std::pair<int, int>, std::vector<int>> times;  // by (state, row), per element
+  std::map<std::pair<int, int>, std::vector<int>> times;  // by (state, parameter), per element
   Manifest manifest;
   manifest.save_id = "x";
   manifest.history = "[]";
@@ -45,10 +45,10 @@ void check_tiling(const ParamTable& table, const Layout& layout) {
       tensor.pieces.push_back({.file = piece.file, .key = piece.key, .box = piece.box});
     }
   }
-  for (std::size_t row = 0; row < table.parameters().size(); ++row) {
+  for (std::size_t parameter = 0; parameter < table.parameters().size(); ++parameter) {
     for (int state = -1; state < 2; ++state) {
-      const auto found = times.find({state, static_cast<int>(row)});
-      REQUIRE((found == times.end()) == table.parameters()[row].tied_to.has_value());
+      const auto found = times.find({state, static_cast<int>(parameter)});
+      REQUIRE((found == times.end()) == table.parameters()[parameter].tied_to.has_value());
       if (found == times.end()) continue;
       REQUIRE(std::all_of(found->second.begin(), found->second.end(), [](int count) { return count == 1; }));
     }
@@ -103,7 +103,7 @@ TEST_CASE("save_plan_does_not_depend_on_the_zero_stage_and_a_single_rank_keeps_p
   CHECK(files.contains("optimizer-00005-002.safetensors"));
 }
 
-TEST_CASE("checkpoint_saved_by_any_layout_loads_on_any_other_to_the_bit_fused_rows_and_later_stages_too") {
+TEST_CASE("checkpoint_saved_by_any_layout_loads_on_any_other_to_the_bit_fused_parameters_and_later_stages_too") {
   for (const bool llama : {false, true}) {
     const TempFolder folder;
     const ParamTable table = layout_table(llama, !llama);

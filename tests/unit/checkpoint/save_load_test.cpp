@@ -58,7 +58,7 @@ std::filesystem::path write_pieces(const std::filesystem::path& folder, DType dt
 
 }  // namespace
 
-TEST_CASE("checkpoint_save_and_load_gives_back_every_bit_of_masters_and_slots") {
+TEST_CASE("checkpoint_save_and_load_gives_back_every_bit_of_masters_and_optimizer_states") {
   for (const ModelConfig& model : {tiny_gpt2_config(), tiny_llama_config(true), tiny_llama_config(false)}) {
     const TempFolder folder;
     StoreFixture saved(model);

@@ -61,7 +61,7 @@ class UnitCheck {
 
     model.store.zero_gradients(*model.stream);
     batch.loss_sum = 0.0;
-    Saved saved = harness_->forward(Phase::train, input_, output_);
+    Saved saved = harness_->forward(Mode::train, input_, output_);
     if (output_.hidden) assign(d_output_.hidden, direction_);
     harness_->backward(form, std::move(saved), d_output_, d_input_);
 
@@ -91,7 +91,7 @@ class UnitCheck {
 
   double evaluate() {
     batch.loss_sum = 0.0;
-    harness_->forward(Phase::evaluate, input_, output_);
+    harness_->forward(Mode::evaluate, input_, output_);
     if (!output_.hidden) return batch.loss_gradient * batch.loss_sum;
     double sum = 0.0;
     for (std::size_t i = 0; i < direction_.size(); ++i) sum += output_.hidden.as<double>()[i] * direction_[i];

@@ -11,7 +11,7 @@ using small_model::RankModel;
 
 TEST_CASE("the shard of any data, tensor and pipeline rank is initialised with the values of the whole model") {
   ParamTable plain = small_model::table(true);
-  ParamTable table;  // the same rows, drawn instead of zero
+  ParamTable table;  // the same parameters, drawn instead of zero
   for (const ParamUnit& unit : plain.units()) {
     table.begin_unit(unit.name);
     for (int index = unit.first_parameter; index < unit.first_parameter + unit.num_parameters; ++index) {

@@ -125,13 +125,13 @@ struct TestBatch {
     for (const std::int32_t position : positions) document_start.push_back(position >= start ? start : 0);
   }
 
-  BatchContext context(Phase phase) {
+  BatchContext context(Mode mode) {
     const auto view = [&](const std::vector<std::int32_t>& values) {
       return values.empty() ? ConstView() : ConstView(values.data(), DType::i32, {shape.rows()});
     };
     BatchContext batch;
     batch.shape = shape;
-    batch.phase = phase;
+    batch.mode = mode;
     batch.ids = view(ids);
     batch.targets = view(targets);
     batch.positions = view(positions);
@@ -163,7 +163,7 @@ class UnitHarness {
 
   // Calls use() with the handles of the unit acquired and poisoned scratch.
   template <class Use>
-  auto with_run(Phase phase, Use use) {
+  auto with_run(Mode mode, Use use) {
     struct Handles {  // released whatever happens
       Handles(TestModel& used_model, int used_unit)
           : model(used_model),
@@ -183,7 +183,7 @@ class UnitHarness {
     };
     const Handles handles(model_, unit_.index());
     scratch.poison();
-    const BatchContext context = batch_.context(phase);
+    const BatchContext context = batch_.context(mode);
     const UnitRun run{.backend = *model_.backend,
                       .stream = *model_.stream,
                       .batch = context,
@@ -194,16 +194,16 @@ class UnitHarness {
     return use(run);
   }
 
-  Saved forward(Phase phase, const Bundle& input, const Bundle& output) {
+  Saved forward(Mode mode, const Bundle& input, const Bundle& output) {
     saved.poison();
-    return with_run(phase, [&](const UnitRun& run) {
+    return with_run(mode, [&](const UnitRun& run) {
       return unit_.forward(with_handles(run, run.weights, nullptr), input, output, saved.region());
     });
   }
 
   void backward(BackwardForm form, Saved held, const Bundle& d_output, const Bundle& d_input) {
     if (form == BackwardForm::whole) {
-      with_run(Phase::train,
+      with_run(Mode::train,
                [&](const UnitRun& run) { unit_.backward(run, std::move(held), d_output, d_input, Region{}); });
       return;
     }
@@ -213,7 +213,7 @@ class UnitHarness {
 
   WeightWork backward_input(Saved held, const Bundle& d_output, const Bundle& d_input) {
     work.poison();
-    return with_run(Phase::train, [&](const UnitRun& run) {
+    return with_run(Mode::train, [&](const UnitRun& run) {
       return unit_.backward_input(with_handles(run, run.weights, nullptr), std::move(held), d_output, d_input,
                                   work.region());
     });
@@ -222,9 +222,9 @@ class UnitHarness {
     pending_ = backward_input(std::move(held), d_output, d_input);
   }
   void backward_weight() {
-    with_run(Phase::train, [&](const UnitRun& run) {
+    with_run(Mode::train, [&](const UnitRun& run) {
       const UnitWeights none;
-      const UnitWeights& weights = unit_.weight_phase_reads_weights() ? run.weights : none;
+      const UnitWeights& weights = unit_.weight_pass_reads_weights() ? run.weights : none;
       unit_.backward_weight(with_handles(run, weights, run.gradients), std::move(pending_));
     });
   }
@@ -233,7 +233,7 @@ class UnitHarness {
   const UnitMemory& memory() const { return memory_; }
 
  private:
-  // A phase gets no more than it may need.
+  // A pass gets no more than it may need.
   static UnitRun with_handles(const UnitRun& run, const UnitWeights& weights, const UnitGradients* gradients) {
     return {.backend = run.backend,
             .stream = run.stream,
@@ -280,14 +280,14 @@ class ModelHarness {
 
   double evaluate() {
     batch_.loss_sum = 0.0;
-    forward(Phase::evaluate);
+    forward(Mode::evaluate);
     return batch_.loss_sum;
   }
 
   // Adds to the gradients; returns the sum of the losses.
   double train(BackwardForm form) {
     batch_.loss_sum = 0.0;
-    std::vector<Saved> saved = forward(Phase::train);
+    std::vector<Saved> saved = forward(Mode::train);
     for (std::size_t i = units_.size(); i-- > 0;) {
       const Bundle d_input = i == 0 ? Bundle{} : d_bundles_[i - 1];
       const Bundle d_output = i + 1 == units_.size() ? Bundle{} : d_bundles_[i];
@@ -311,10 +311,10 @@ class ModelHarness {
  private:
   std::span<PoisonedRegion> d_memory() { return std::span(memory_).subspan(units_.size()); }
 
-  std::vector<Saved> forward(Phase phase) {
+  std::vector<Saved> forward(Mode mode) {
     std::vector<Saved> saved;
     for (std::size_t i = 0; i < units_.size(); ++i)
-      saved.push_back(units_[i]->forward(phase, i == 0 ? Bundle{} : bundles_[i - 1], bundles_[i]));
+      saved.push_back(units_[i]->forward(mode, i == 0 ? Bundle{} : bundles_[i - 1], bundles_[i]));
     return saved;
   }
 

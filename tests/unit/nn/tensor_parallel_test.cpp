@@ -223,7 +223,7 @@ TEST_CASE("a bias of a row-parallel map is added once") {
           for (std::int64_t r = 0; r < rank.part.rank; ++r)
             before += sequence_shards(shape.rows(), degree)[static_cast<std::size_t>(r)];
         if (own != 0) std::copy_n(input.begin() + before * spec.hidden, own * spec.hidden, in.as<double>());
-        block.forward(Phase::train, {in}, {out});
+        block.forward(Mode::train, {in}, {out});
         outputs[index] = to_doubles(out);
       };
       if (degree == 1)
@@ -288,7 +288,7 @@ TEST_CASE("the head's chunks are the same on every tensor rank") {
     const View d_input = both.rows(1, 1).reshape({50, 2});
     const std::vector<double> values = normal_values("input", 100, 0.0f, 1.0f);
     std::copy(values.begin(), values.end(), input.as<float>());
-    head.backward(BackwardForm::whole, head.forward(Phase::train, {input}, {}), {}, {d_input});
+    head.backward(BackwardForm::whole, head.forward(Mode::train, {input}, {}), {}, {d_input});
     return HeadOutcome{batch.loss_sum, to_doubles(d_input)};
   };
   const HeadOutcome expected = run({});
@@ -320,7 +320,7 @@ TEST_CASE("sequence shards divide what a block saves of C columns, heads and ffn
   CHECK(model.spec() == spec);
 }
 
-TEST_CASE("memory() of tensor ranks is what the phases use: one cache line less is refused") {
+TEST_CASE("memory() of tensor ranks is what the passes use: one cache line less is refused") {
   const ModelSpec spec = gpt2_of_eight_heads();
   const BatchShape shape{2, 5};
   for (const bool sequence : {false, true}) {
@@ -355,18 +355,18 @@ TEST_CASE("memory() of tensor ranks is what the phases use: one cache line less 
         };
         if (harness.memory().saved != 0)
           expect_refusal("saved", [&] {
-            harness.with_run(Phase::train, [&](const UnitRun& run) {
+            harness.with_run(Mode::train, [&](const UnitRun& run) {
               return harness.unit().forward(run, input, output, shortened(harness.saved));
             });
           });
-        Saved saved = harness.forward(Phase::train, input, output);
+        Saved saved = harness.forward(Mode::train, input, output);
         expect_refusal("work", [&] {
-          harness.with_run(Phase::train, [&](const UnitRun& run) {
+          harness.with_run(Mode::train, [&](const UnitRun& run) {
             return harness.unit().backward_input(run, std::move(saved), d_output, d_input, shortened(harness.work));
           });
         });
         if (harness.memory().scratch == 0) continue;
-        Saved again = harness.forward(Phase::train, input, output);
+        Saved again = harness.forward(Mode::train, input, output);
         const Region small = shortened(harness.scratch);
         harness.scratch_override = &small;
         expect_refusal("scratch", [&] { harness.backward(BackwardForm::whole, std::move(again), d_output, d_input); });

@@ -30,7 +30,7 @@ struct Bundles {
 
 }  // namespace
 
-TEST_CASE("memory() is what the phases use: exactly that is enough, one cache line less is refused") {
+TEST_CASE("memory() is what the passes use: exactly that is enough, one cache line less is refused") {
   for (const bool is_llama : {false, true}) {
     const ModelSpec spec = is_llama ? tiny_llama() : tiny_gpt2();
     const BatchShape shape{2, 5};
@@ -48,14 +48,14 @@ TEST_CASE("memory() is what the phases use: exactly that is enough, one cache li
       const Bundle d_input = index == 0 ? Bundle{} : b.bundles[3];
       const Unit& unit = harness.unit();
       if (harness.memory().saved != 0) {
-        CHECK_THROWS_AS(harness.with_run(Phase::train,
+        CHECK_THROWS_AS(harness.with_run(Mode::train,
                                          [&](const UnitRun& run) {
                                            return unit.forward(run, input, output, shortened(harness.saved));
                                          }),
                         BugError);
       }
-      Saved saved = harness.forward(Phase::train, input, output);
-      CHECK_THROWS_AS(harness.with_run(Phase::train,
+      Saved saved = harness.forward(Mode::train, input, output);
+      CHECK_THROWS_AS(harness.with_run(Mode::train,
                                        [&](const UnitRun& run) {
                                          return unit.backward_input(run, std::move(saved), d_output, d_input,
                                                                     shortened(harness.work));
@@ -63,7 +63,7 @@ TEST_CASE("memory() is what the phases use: exactly that is enough, one cache li
                       BugError);
       CHECK(harness.memory().work != 0);
       if (harness.memory().scratch == 0) continue;
-      Saved again = harness.forward(Phase::train, input, output);
+      Saved again = harness.forward(Mode::train, input, output);
       const Region small = shortened(harness.scratch);
       harness.scratch_override = &small;
       CHECK_THROWS_AS(harness.backward(BackwardForm::whole, std::move(again), d_output, d_input), BugError);
@@ -113,7 +113,7 @@ TEST_CASE("the head's chunks do not change loss or gradients") {
   Bundles b(spec, batch.shape, 2);
   UnitHarness harness(model, 2, batch);
   const auto train = [&](UnitHarness& unit, const Bundle& input, const Bundle& d_input) {
-    Saved saved = unit.forward(Phase::train, input, {});
+    Saved saved = unit.forward(Mode::train, input, {});
     unit.backward(BackwardForm::whole, std::move(saved), {}, d_input);
   };
   train(harness, b.bundles[0], b.bundles[1]);
@@ -147,10 +147,10 @@ TEST_CASE("gradients are added to, and the input's gradient may take the place o
     Bundles b(spec, shape, 4);
     UnitHarness harness(model, 1, batch);
     model.store.zero_gradients(*model.stream);
-    harness.backward(form, harness.forward(Phase::train, b.bundles[0], b.bundles[1]), b.bundles[2], b.bundles[3]);
+    harness.backward(form, harness.forward(Mode::train, b.bundles[0], b.bundles[1]), b.bundles[2], b.bundles[3]);
     const std::vector<double> d_input = to_doubles(b.bundles[3].hidden);
     std::map<std::string, std::vector<double>> once = model.gradients();
-    harness.backward(form, harness.forward(Phase::train, b.bundles[0], b.bundles[1]), b.bundles[2], b.bundles[2]);
+    harness.backward(form, harness.forward(Mode::train, b.bundles[0], b.bundles[1]), b.bundles[2], b.bundles[2]);
     CHECK(to_doubles(b.bundles[2].hidden) == d_input);
     for (auto& entry : once) {
       for (double& value : entry.second) value *= 2;
@@ -168,12 +168,12 @@ TEST_CASE("what a unit saved can only be consumed by that unit, and a loss gradi
   Bundles b(spec, shape, 4);
   UnitHarness first(model, 1, batch);
   UnitHarness second(model, 2, batch);
-  Saved saved = first.forward(Phase::train, b.bundles[0], b.bundles[1]);
+  Saved saved = first.forward(Mode::train, b.bundles[0], b.bundles[1]);
   CHECK(bool(saved));
   CHECK_THROWS_AS(second.backward(BackwardForm::whole, std::move(saved), b.bundles[2], b.bundles[3]), BugError);
   CHECK_THROWS_AS(first.backward(BackwardForm::whole, Saved(), b.bundles[2], b.bundles[3]), BugError);
   UnitHarness head(model, 3, batch);
   batch.loss_gradient = 0.0;
-  CHECK_THROWS_AS(head.backward(BackwardForm::whole, head.forward(Phase::train, b.bundles[0], {}), {}, b.bundles[3]),
+  CHECK_THROWS_AS(head.backward(BackwardForm::whole, head.forward(Mode::train, b.bundles[0], {}), {}, b.bundles[3]),
                   BugError);
 }

@@ -1,4 +1,4 @@
-// What a step does outside its layers is long where a model is large: each phase counts its parts as work.
+// What a step does outside its layers is long where a model is large: each piece of it counts its parts as work.
 #include <doctest/doctest.h>
 
 #include "backend/backend.h"

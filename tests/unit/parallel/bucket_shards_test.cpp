@@ -13,7 +13,7 @@ using namespace scaletrain;
 
 namespace {
 
-// A model of random sizes: units of a few rows each, one of them tied by the last unit.
+// A model of random sizes: units of a few parameters each, one of them tied by the last unit.
 ParamTable random_table(std::mt19937& random) {
   const auto number = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
@@ -25,8 +25,8 @@ ParamTable random_table(std::mt19937& random) {
   for (std::int64_t unit = 0; unit < num_units; ++unit) {
     const std::string prefix = "u" + std::to_string(unit);
     table.begin_unit(prefix);
-    const std::int64_t num_rows = number(unit == 0 ? 0 : 1, 4);
-    for (std::int64_t index = 0; index < num_rows; ++index) {
+    const std::int64_t num_parameters = number(unit == 0 ? 0 : 1, 4);
+    for (std::int64_t index = 0; index < num_parameters; ++index) {
       const std::string name = prefix + ".r" + std::to_string(index);
       Parameter parameter =
           small_model::parameter(name, {number(1, 40), number(1, 17)}, number(0, 1) == 0 ? Split{} : by_row);
@@ -49,7 +49,7 @@ std::vector<int> units_between(int first, int end) {
   return units;
 }
 
-// Counts how often each element of the rank's rows is in a range of a data rank, and checks where the ranges lie.
+// Counts how often each element of the rank's parameters is in a range of a data rank, and checks where the ranges lie.
 std::string check_shards(const ShardLayout& layout) {
   const std::int64_t data = layout.mesh().degree(Axis::data);
   std::vector<std::vector<int>> counts(layout.spans().size());
@@ -75,8 +75,8 @@ std::string check_shards(const ShardLayout& layout) {
         ++counts[index][static_cast<std::size_t>(n)];
     }
   }
-  for (const auto& of_row : counts) {
-    if (!std::all_of(of_row.begin(), of_row.end(), [](int count) { return count == 1; }))
+  for (const auto& of_parameter : counts) {
+    if (!std::all_of(of_parameter.begin(), of_parameter.end(), [](int count) { return count == 1; }))
       return "not owned exactly once";
   }
   return "";
@@ -103,7 +103,7 @@ std::string check_buckets(const ShardLayout& layout) {
 
 }  // namespace
 
-TEST_CASE("every element of every row is owned by exactly one data rank, whatever the sizes") {
+TEST_CASE("every element of every parameter is owned by exactly one data rank, whatever the sizes") {
   std::mt19937 random(3);  // NOLINT: the same cases on every run
   for (int trial = 0; trial < 300; ++trial) {
     const ParamTable table = random_table(random);
@@ -171,7 +171,7 @@ TEST_CASE("the place of a tied owner does not depend on whether its copy is on t
   CHECK(whole.buckets()[0].tied == first.buckets()[0].tied);
 }
 
-TEST_CASE("whole ranges are the rows in the order of the buffers, without copies that share a place") {
+TEST_CASE("unsharded ranges are the parameters in the order of the buffers, without copies that share a place") {
   const ParamTable table = small_model::table(true);
   const ShardLayout layout(table, small_model::units_of(Mesh(), 0), Mesh(), {});
   const std::vector<ParamRange> ranges = layout.unsharded_ranges();

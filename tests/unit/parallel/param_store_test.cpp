@@ -111,7 +111,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE("a unit gives its rows by local name and fused rows as one matrix in table order") {
+TEST_CASE("a unit gives its parameters by local name and fused ones as one matrix in table order") {
   Fixture f;
   for (int index = 0; index < 16; ++index) f.store.master("blocks.0.query.weight").as<float>()[index] = 1.0F;
   for (int index = 0; index < 8; ++index) f.store.master("blocks.0.key.weight").as<float>()[index] = 2.0F;
@@ -169,7 +169,7 @@ TEST_CASE("a tied head reads and accumulates in the embedding's memory, and only
   CHECK(f.backend.num_packs == 1);
 }
 
-TEST_CASE("gradients are views of the flat buffer, by matrix and by row, and are zeroed together") {
+TEST_CASE("gradients are views of the flat buffer, by matrix and by parameter, and are zeroed together") {
   Fixture f;
   const View matrix = f.store.acquire_gradients(*f.stream, 1).find("qkv.weight");
   f.store.release_gradients(*f.stream, 1, true);
@@ -205,7 +205,7 @@ TEST_CASE("a store for inference has neither gradients nor states, in the type t
   CHECK(store.bytes() == sizeof(double) * static_cast<std::uint64_t>(f.layout.buffers()[0].num_elements));
 }
 
-TEST_CASE("rows that a rank does not hold are empty views") {
+TEST_CASE("parameters that a rank does not hold are empty views") {
   Fixture f;
   const int units[] = {1};
   const ShardLayout part(f.table, units, Mesh(1, 1, 2), {});
@@ -214,7 +214,7 @@ TEST_CASE("rows that a rank does not hold are empty views") {
   CHECK(static_cast<bool>(store.master("blocks.0.key.bias")));
 }
 
-TEST_CASE("held ranges give the values of rows, and of any part of one, in memory") {
+TEST_CASE("held ranges give the values of parameters, and of any part of one, in memory") {
   Fixture f;
   const int value = f.table.index_of("blocks.0.value.weight");
   const auto held = f.store.held(StateKind::master);
@@ -263,7 +263,7 @@ TEST_CASE("compute forms of gathered weights are dropped on release and made of 
       if (store.packed_bytes() != 0) error = "released all";
       if (backend.num_packs != 3 * round) error = "number of packs";
     }
-    if (store.master("blocks.0.output.weight")) error = "a shard is not a whole row";
+    if (store.master("blocks.0.output.weight")) error = "a shard is not an unsharded parameter";
     store.settle(*stream);
   });
   for (const std::string& error : errors) CHECK(error == "");

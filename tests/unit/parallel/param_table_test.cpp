@@ -18,11 +18,11 @@ Parameter named(std::string name, Shape shape, Split split = {}) {
   return out;
 }
 
-// How often each element of the tensor is held, counting holders of the same part once or all.
-std::vector<int> coverage(const Parameter& of, std::int64_t degree, bool first_holders_only) {
+// How often each element of the tensor is held, counting replicas of the same part once or all.
+std::vector<int> coverage(const Parameter& of, std::int64_t degree, bool first_replicas_only) {
   std::vector<int> count(static_cast<std::size_t>(of.shape.num_elements()), 0);
   for (std::int64_t rank = 0; rank < degree; ++rank) {
-    if (first_holders_only && !ParamTable::is_first_replica(of, degree, rank)) continue;
+    if (first_replicas_only && !ParamTable::is_first_replica(of, degree, rank)) continue;
     const Box box = ParamTable::box_of(of, degree, rank);
     for (std::int64_t i = 0; i < box.extent[0]; ++i) {
       for (std::int64_t j = 0; j < box.extent[1]; ++j)
@@ -34,8 +34,8 @@ std::vector<int> coverage(const Parameter& of, std::int64_t degree, bool first_h
 
 }  // namespace
 
-TEST_CASE("the boxes of all tensor ranks tile a tensor exactly once when each part counts on its first holder") {
-  const Parameter rows[] = {
+TEST_CASE("the boxes of all tensor ranks tile a tensor exactly once when each part counts in its first replica") {
+  const Parameter parameters[] = {
       named("replicated", {6, 5}),
       named("cut rows", {16, 3}, {.kind = Split::Kind::cut, .dim = 0}),
       named("cut columns", {3, 16}, {.kind = Split::Kind::cut, .dim = 1}),
@@ -45,14 +45,14 @@ TEST_CASE("the boxes of all tensor ranks tile a tensor exactly once when each pa
       named("key heads, two", {8, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 2}),
       named("key heads, sixteen", {32, 2}, {.kind = Split::Kind::grouped, .dim = 0, .pieces = 16}),
   };
-  for (const Parameter& of : rows) {
+  for (const Parameter& of : parameters) {
     for (const std::int64_t degree : {1, 2, 4, 8, 16}) {
       for (const int count : coverage(of, degree, true)) {
         if (count != 1) FAIL_CHECK(of.name << " over " << degree << " ranks: an element counts " << count << " times");
       }
-      const auto holders = static_cast<int>(ParamTable::replication_degree(of, degree));
+      const auto replication = static_cast<int>(ParamTable::replication_degree(of, degree));
       for (const int count : coverage(of, degree, false)) {
-        if (count != holders) FAIL_CHECK(of.name << " over " << degree << " ranks: held " << count << " times");
+        if (count != replication) FAIL_CHECK(of.name << " over " << degree << " ranks: held " << count << " times");
       }
     }
   }
@@ -92,7 +92,7 @@ TEST_CASE("a tied copy is stored and counted once") {
   CHECK(table.num_parameters() == 44);
 }
 
-TEST_CASE("rows are found by name and by unit") {
+TEST_CASE("parameters are found by name and by unit") {
   ParamTable table;
   table.begin_unit("b");
   table.add(named("b.z", {1}));

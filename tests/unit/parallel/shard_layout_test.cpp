@@ -86,7 +86,7 @@ TEST_CASE("spans tile each flat buffer without overlap, aligned, and shards are 
   }
 }
 
-TEST_CASE("rows of a fused group lie side by side and groups start aligned") {
+TEST_CASE("parameters of a fused group lie side by side and groups start aligned") {
   const ParamTable table = layout_table();
   const ShardLayout layout(table, every_unit, Mesh(2, 2, 1), {.tensor = 1});
   const auto place = [&](const char* name) { return *layout.find(table.index_of(name)); };
@@ -102,7 +102,7 @@ TEST_CASE("rows of a fused group lie side by side and groups start aligned") {
   CHECK(place("blocks.1.norm.weight").offset % 16 == 0);
 }
 
-TEST_CASE("a tied row shares its owner's place on the same rank and has its own on another stage") {
+TEST_CASE("a tied parameter shares its owner's place on the same rank and has its own on another stage") {
   const ParamTable table = layout_table();
   const int head = table.index_of("head.weight");
   const int owner = table.index_of("embedding.token.weight");

@@ -279,7 +279,7 @@ TEST_CASE("tokens instead of steps round up") {
   CHECK(plan_of(config).phases.front().num_steps == 4);
 }
 
-TEST_CASE("the save plan of one rank writes every tensor and every optimizer slot") {
+TEST_CASE("the save plan of one rank writes every tensor and every optimizer state") {
   const RunPlan plan = make_run_plan(planned_config(), 61, std::nullopt);
   const PhasePlan& phase = plan.phases.front();
   CHECK(phase.optimizer_states == std::vector<std::string>{"exp_avg", "exp_avg_sq"});
