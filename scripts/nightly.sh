@@ -9,8 +9,8 @@ say "formatter"
 scripts/format.sh --check
 say "a test for every fault, trap and finding"
 scripts/coverage.sh
-say "every test, layouts for 50 steps"
-SCALETRAIN_SOAK_STEPS=50 scripts/test.sh
+say "every test, layouts for 50 steps, memory refused at 32 moments of each process"
+SCALETRAIN_SOAK_STEPS=50 SCALETRAIN_MEMORY_TRIES=32 scripts/test.sh
 say "each source compiled by itself, as who works on it does"
 cmake --preset dev -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
 cmake --build --preset dev

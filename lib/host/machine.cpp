@@ -9,22 +9,19 @@
 #include <charconv>
 #include <cmath>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "base/text.h"
 
 namespace scaletrain {
 namespace {
 
-namespace fs = std::filesystem;
-
-std::optional<std::string> first_line(const fs::path& path) {
+std::optional<std::string> first_line(const std::string& path) {
   std::ifstream in(path);
   std::string line;
   if (!in || !std::getline(in, line)) return std::nullopt;
@@ -40,7 +37,7 @@ std::optional<Number> parse_number(std::string_view text) {
 }
 
 template <class Number>
-std::optional<Number> number_in(const fs::path& path) {
+std::optional<Number> number_in(const std::string& path) {
   const auto line = first_line(path);
   return line ? parse_number<Number>(*line) : std::nullopt;
 }
@@ -51,16 +48,38 @@ bool lists(std::string_view controllers, std::string_view controller) {
 }
 
 // "pid:[4026531836]"
-std::string namespace_of_kind(const char* kind) {
-  std::error_code error;
-  const fs::path link = fs::read_symlink(fs::path("/proc/self/ns") / kind, error);
-  return error ? std::string() : link.string();
+std::string namespace_of_kind(const std::string& kind) {
+  std::array<char, 256> text{};
+  const ssize_t size = ::readlink(("/proc/self/ns/" + kind).c_str(), text.data(), text.size());
+  return {text.data(), static_cast<std::size_t>(std::max<ssize_t>(size, 0))};
+}
+
+// The names on the way to a control group, from the root of its hierarchy on. What leads out of what is mounted here
+// ("/../x", of a process in another namespace) leads to its root.
+std::vector<std::string> names_on_path(std::string_view path) {
+  std::vector<std::string> names;
+  for (std::string& name : split_text(path, '/')) {
+    if (name == "..") {
+      if (!names.empty()) names.pop_back();
+    } else if (!name.empty() && name != ".") {
+      names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
+// The group of this path below the root of its hierarchy, then those above it.
+void visit_upwards(const std::string& root, std::string_view path,
+                   const std::function<void(const std::string&)>& visit) {
+  std::vector<std::string> folders = {root};
+  for (const std::string& name : names_on_path(path)) folders.push_back(folders.back() + "/" + name);
+  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) visit(*folder);
 }
 
 }  // namespace
 
-void for_each_control_group(const fs::path& membership, const fs::path& mounts, std::string_view controller,
-                            const std::function<void(const fs::path&, bool)>& visit) {
+void for_each_control_group(const std::string& membership, const std::string& mounts, std::string_view controller,
+                            const std::function<void(const std::string&, bool)>& visit) {
   std::ifstream in(membership);
   std::string line;
   while (std::getline(in, line)) {
@@ -71,41 +90,43 @@ void for_each_control_group(const fs::path& membership, const fs::path& mounts, 
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool is_version_2 = controllers.empty();
     if (!is_version_2 && !lists(controllers, controller)) continue;
-    const fs::path root = is_version_2 ? mounts : mounts / controllers;
-    fs::path group = fs::path(line.substr(second + 1)).relative_path().lexically_normal();
-    for (;;) {
-      visit(root / group, is_version_2);
-      if (group.empty() || group == "." || !group.has_relative_path()) break;
-      group = group.parent_path();
+    const std::string path = line.substr(second + 1);
+    if (is_version_2) {
+      visit_upwards(mounts, path, [&visit](const std::string& folder) { visit(folder, true); });
+      continue;
     }
+    // Controllers that share a hierarchy are mounted under all their names together, or each has its own.
+    const auto visit_old = [&visit](const std::string& folder) { visit(folder, false); };
+    visit_upwards(mounts + "/" + controllers, path, visit_old);
+    if (controllers != controller) visit_upwards(fmt::format("{}/{}", mounts, controller), path, visit_old);
   }
 }
 
-std::optional<std::uint64_t> control_group_memory(const fs::path& membership, const fs::path& mounts) {
+std::optional<std::uint64_t> control_group_memory(const std::string& membership, const std::string& mounts) {
   std::optional<std::uint64_t> least;
-  for_each_control_group(membership, mounts, "memory", [&](const fs::path& folder, bool is_version_2) {
+  for_each_control_group(membership, mounts, "memory", [&](const std::string& folder, bool is_version_2) {
     // "max", or a number near 2^63 in version 1, means no limit.
-    const auto limit = number_in<std::uint64_t>(folder / (is_version_2 ? "memory.max" : "memory.limit_in_bytes"));
+    const auto limit = number_in<std::uint64_t>(folder + (is_version_2 ? "/memory.max" : "/memory.limit_in_bytes"));
     if (limit && *limit < (1ull << 62) && (!least || *limit < *least)) least = limit;
   });
   return least;
 }
 
-std::optional<double> control_group_processors(const fs::path& membership, const fs::path& mounts) {
+std::optional<double> control_group_processors(const std::string& membership, const std::string& mounts) {
   std::optional<double> least;
-  for_each_control_group(membership, mounts, "cpu", [&](const fs::path& folder, bool is_version_2) {
+  for_each_control_group(membership, mounts, "cpu", [&](const std::string& folder, bool is_version_2) {
     std::optional<std::int64_t> quota;
     std::optional<std::int64_t> period;
     if (is_version_2) {
       // "QUOTA PERIOD", both in microseconds, or "max PERIOD"
-      const auto parts = split_text(first_line(folder / "cpu.max").value_or(""), ' ');
+      const auto parts = split_text(first_line(folder + "/cpu.max").value_or(""), ' ');
       if (parts.size() == 2) {
         quota = parse_number<std::int64_t>(parts[0]);
         period = parse_number<std::int64_t>(parts[1]);
       }
     } else {
-      quota = number_in<std::int64_t>(folder / "cpu.cfs_quota_us");
-      period = number_in<std::int64_t>(folder / "cpu.cfs_period_us");
+      quota = number_in<std::int64_t>(folder + "/cpu.cfs_quota_us");
+      period = number_in<std::int64_t>(folder + "/cpu.cfs_period_us");
     }
     if (!quota || !period || *quota <= 0 || *period <= 0) return;
     const double processors = static_cast<double>(*quota) / static_cast<double>(*period);

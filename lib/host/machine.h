@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -50,16 +49,16 @@ std::string network_namespace();
 // and for every group above it, of version 2 and of this controller's hierarchy of version 1, below the folder
 // `mounts`. Inside a container the path that the kernel tells may be that of the host and not exist there: then only
 // the first folders upwards that do have anything in them.
-void for_each_control_group(const std::filesystem::path& membership, const std::filesystem::path& mounts,
-                            std::string_view controller,
-                            const std::function<void(const std::filesystem::path&, bool)>& visit);
+//
+// Paths are plain strings here and wherever the machine is asked: that happens while memory runs out, and the path of
+// the standard library (GCC 12) does not survive that everywhere.
+void for_each_control_group(const std::string& membership, const std::string& mounts, std::string_view controller,
+                            const std::function<void(const std::string&, bool)>& visit);
 
 // The smallest limit that the control groups named in `membership` (/proc/self/cgroup) set, below the folder `mounts`
 // (/sys/fs/cgroup); nothing if none does. available_memory() is this and /proc/meminfo.
-std::optional<std::uint64_t> control_group_memory(const std::filesystem::path& membership,
-                                                  const std::filesystem::path& mounts);
+std::optional<std::uint64_t> control_group_memory(const std::string& membership, const std::string& mounts);
 // The same for processors: quota divided by period.
-std::optional<double> control_group_processors(const std::filesystem::path& membership,
-                                               const std::filesystem::path& mounts);
+std::optional<double> control_group_processors(const std::string& membership, const std::string& mounts);
 
 }  // namespace scaletrain

@@ -1,6 +1,5 @@
 #include "host/storage_probe.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -175,13 +174,7 @@ std::optional<InStorage> StorageProbe::look() {
 
 std::vector<StorageProbe::Found> StorageProbe::find_calls() {
   std::vector<Found> all;
-  DIR* const folder = ::opendir("/proc/self/task");
-  if (folder == nullptr) return all;
-  std::vector<std::string> threads;
-  while (const dirent* const entry = ::readdir(folder))
-    if (entry->d_name[0] != '.') threads.emplace_back(entry->d_name);
-  ::closedir(folder);
-  for (const std::string& thread : threads) {
+  for (const std::string& thread : names_in("/proc/self/task")) {
     // "NUMBER 0xARGUMENT ...", "running", or "-1 ..." for a thread that is in the kernel for another reason.
     const std::string text = proc_text("/proc/self/task/" + thread + "/syscall");
     const std::vector<std::string> words = split_text(text, ' ');

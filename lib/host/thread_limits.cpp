@@ -9,13 +9,12 @@
 #include <string_view>
 
 #include "host/machine.h"
+#include "host/proc_text.h"
 
 namespace scaletrain {
 namespace {
 
-namespace fs = std::filesystem;
-
-std::optional<std::uint64_t> first_number(const fs::path& path) {
+std::optional<std::uint64_t> first_number(const std::string& path) {
   std::ifstream in(path);
   std::uint64_t number = 0;
   if (in >> number) return number;
@@ -23,7 +22,7 @@ std::optional<std::uint64_t> first_number(const fs::path& path) {
 }
 
 // Of /proc/PID/status: the first word behind "NAME:".
-std::string status_word(const fs::path& status, std::string_view name) {
+std::string status_word(const std::string& status, std::string_view name) {
   std::ifstream in(status);
   std::string line;
   while (std::getline(in, line)) {
@@ -44,31 +43,29 @@ std::uint64_t number_of(const std::string& text, int base = 10) {
 
 // The kernel counts no processes of the machine's root and of those with one of two capabilities; inside a user
 // namespace neither is had.
-bool is_exempt(const fs::path& proc) {
-  std::ifstream in(proc / "self/uid_map");
+bool is_exempt(const std::string& proc) {
+  std::ifstream in(proc + "/self/uid_map");
   std::uint64_t inside = 0;
   std::uint64_t outside = 0;
   if (in >> inside >> outside && (inside != 0 || outside != 0)) return false;
   constexpr std::uint64_t admin = std::uint64_t{1} << 21;
   constexpr std::uint64_t resource = std::uint64_t{1} << 24;
-  const fs::path status = proc / "self/status";
+  const std::string status = proc + "/self/status";
   return status_word(status, "Uid") == "0" || (number_of(status_word(status, "CapEff"), 16) & (admin | resource)) != 0;
 }
 
-std::uint64_t threads_of_user(const fs::path& proc) {
-  const std::string user = status_word(proc / "self/status", "Uid");
+std::uint64_t threads_of_user(const std::string& proc) {
+  const std::string user = status_word(proc + "/self/status", "Uid");
   std::uint64_t threads = 0;
-  std::error_code error;
-  for (fs::directory_iterator entry(proc, error); !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    const fs::path status = entry->path() / "status";
+  for (const std::string& process : names_in(proc)) {
+    if (process.find_first_not_of("0123456789") != std::string::npos) continue;
+    const std::string status = fmt::format("{}/{}/status", proc, process);
     if (status_word(status, "Uid") == user) threads += number_of(status_word(status, "Threads"));
   }
   return threads;
 }
 
-void add_user_limit(const fs::path& proc, std::vector<ThreadLimit>& limits) {
+void add_user_limit(const std::string& proc, std::vector<ThreadLimit>& limits) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NPROC, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || is_exempt(proc)) return;
   limits.push_back({.name = "RLIMIT_NPROC (ulimit -u) of this user",
@@ -77,12 +74,12 @@ void add_user_limit(const fs::path& proc, std::vector<ThreadLimit>& limits) {
                     .used = threads_of_user(proc)});
 }
 
-void add_group_limits(const fs::path& proc, const fs::path& mounts, std::vector<ThreadLimit>& limits) {
-  for_each_control_group(proc / "self/cgroup", mounts, "pids", [&](const fs::path& folder, bool /*is_version_2*/) {
-    const auto most = first_number(folder / "pids.max");  // "max": no number
-    const auto used = first_number(folder / "pids.current");
+void add_group_limits(const std::string& proc, const std::string& mounts, std::vector<ThreadLimit>& limits) {
+  for_each_control_group(proc + "/self/cgroup", mounts, "pids", [&](const std::string& folder, bool /*is_version_2*/) {
+    const auto most = first_number(folder + "/pids.max");  // "max": no number
+    const auto used = first_number(folder + "/pids.current");
     if (!most || !used) return;
-    limits.push_back({.name = fmt::format("pids.max of the control group {}", folder.string()),
+    limits.push_back({.name = fmt::format("pids.max of the control group {}", folder),
                       .remedy = "raise it (--pids-limit of a container, podPidsLimit of Kubernetes, TasksMax= of a "
                                 "systemd unit)",
                       .most = *most,
@@ -90,16 +87,16 @@ void add_group_limits(const fs::path& proc, const fs::path& mounts, std::vector<
   });
 }
 
-void add_machine_limits(const fs::path& proc, std::vector<ThreadLimit>& limits) {
+void add_machine_limits(const std::string& proc, std::vector<ThreadLimit>& limits) {
   // "0.00 0.01 0.05 1/345 6789": the number behind the stroke is that of all threads.
-  std::ifstream in(proc / "loadavg");
+  std::ifstream in(proc + "/loadavg");
   std::string word;
   for (int i = 0; i < 4; ++i) in >> word;
   const std::size_t stroke = word.find('/');
   if (!in || stroke == std::string::npos) return;
   const std::uint64_t used = number_of(word.substr(stroke + 1));
   for (const char* const name : {"threads-max", "pid_max"}) {
-    const auto most = first_number(proc / "sys/kernel" / name);
+    const auto most = first_number(fmt::format("{}/sys/kernel/{}", proc, name));
     if (!most) continue;
     limits.push_back({.name = fmt::format("kernel.{} of this machine", name),
                       .remedy = fmt::format("raise it (sysctl kernel.{})", name),
@@ -110,11 +107,11 @@ void add_machine_limits(const fs::path& proc, std::vector<ThreadLimit>& limits) 
 
 }  // namespace
 
-std::int64_t running_threads(const fs::path& proc) {
-  return static_cast<std::int64_t>(number_of(status_word(proc / "self/status", "Threads")));
+std::int64_t running_threads(const std::string& proc) {
+  return static_cast<std::int64_t>(number_of(status_word(proc + "/self/status", "Threads")));
 }
 
-std::vector<ThreadLimit> thread_limits(const fs::path& proc, const fs::path& mounts) {
+std::vector<ThreadLimit> thread_limits(const std::string& proc, const std::string& mounts) {
   std::vector<ThreadLimit> limits;
   add_user_limit(proc, limits);
   add_group_limits(proc, mounts, limits);

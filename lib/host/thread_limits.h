@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,10 +18,9 @@ struct ThreadLimit {
 
 // Those that bind this process: its user's (not where the kernel exempts it), its control groups' (version 1 or 2), the
 // machine's. What cannot be read binds nothing. The arguments are for tests.
-std::vector<ThreadLimit> thread_limits(const std::filesystem::path& proc = "/proc",
-                                       const std::filesystem::path& mounts = "/sys/fs/cgroup");
+std::vector<ThreadLimit> thread_limits(const std::string& proc = "/proc", const std::string& mounts = "/sys/fs/cgroup");
 // Threads of this process now.
-std::int64_t running_threads(const std::filesystem::path& proc = "/proc");
+std::int64_t running_threads(const std::string& proc = "/proc");
 // Of RLIMIT_NOFILE; nothing where it is unlimited.
 std::optional<std::uint64_t> descriptor_limit();
 

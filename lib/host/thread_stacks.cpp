@@ -1,6 +1,5 @@
 #include "host/thread_stacks.h"
 
-#include <dirent.h>
 #include <execinfo.h>
 #include <fmt/format.h>
 #include <sys/syscall.h>
@@ -72,14 +71,10 @@ int stack_signal() {
 // All but the caller's, ascending.
 std::vector<pid_t> other_threads() {
   std::vector<pid_t> threads;
-  DIR* const folder = ::opendir("/proc/self/task");
-  if (folder == nullptr) return threads;
-  while (const dirent* const entry = ::readdir(folder)) {
+  for (const std::string& name : names_in("/proc/self/task")) {
     pid_t thread = 0;
-    const std::string_view name = entry->d_name;
     if (std::from_chars(name.data(), name.data() + name.size(), thread).ec == std::errc()) threads.push_back(thread);
   }
-  ::closedir(folder);
   std::erase(threads, own_thread());
   std::sort(threads.begin(), threads.end());
   return threads;

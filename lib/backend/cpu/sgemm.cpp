@@ -2,7 +2,9 @@
 
 #include <dnnl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 
+#include <array>
 #include <new>
 
 #include "base/error.h"
@@ -35,6 +37,23 @@ class OneOpenMpThread {
   int before_;
 };
 
+// The first product makes the code of all kernels, in 6 MiB, and oneDNN does not survive that a part of them is refused
+// (SIGSEGV, under a limit on the address space): so they are seen to be there, and the code is made at once, by a
+// product that nobody needs. std::bad_alloc; then the next call tries again.
+bool make_kernels() {
+  constexpr std::size_t enough = std::size_t{16} << 20;
+  void* const room = ::mmap(nullptr, enough, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) throw std::bad_alloc();
+  ::munmap(room, enough);
+  constexpr dnnl_dim_t size = 16;
+  const std::array<float, size * size> factor{};
+  std::array<float, size * size> product{};
+  if (dnnl_sgemm('N', 'N', size, size, size, 1.0F, factor.data(), size, factor.data(), size, 0.0F, product.data(),
+                 size) == dnnl_out_of_memory)
+    throw std::bad_alloc();
+  return true;
+}
+
 }  // namespace
 
 void sgemm(const Sgemm& p) {
@@ -48,6 +67,8 @@ void sgemm(const Sgemm& p) {
     return;
   }
   const OneOpenMpThread one;
+  static const bool has_kernels = make_kernels();
+  SCALETRAIN_CHECK(has_kernels);
   const dnnl_status_t status = dnnl_sgemm(p.a.transposed ? 'T' : 'N', p.b.transposed ? 'T' : 'N', p.m, p.n, p.k,
                                           p.alpha, p.a.data, p.a.stride, p.b.data, p.b.stride, p.beta, p.c, p.c_stride);
   if (status == dnnl_out_of_memory) throw std::bad_alloc();

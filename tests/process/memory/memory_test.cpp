@@ -21,6 +21,11 @@ int num_tries() {
   return text == nullptr ? 8 : std::max(1, std::atoi(text));
 }
 
+// From one limit on the address space to the next.
+double address_space_growth() {
+  return 1.0 + 1.0 / num_tries();
+}
+
 // The processes of a launch whose command lines contain `process`: request number `at` is refused and, with
 // count = 0, all that follow.
 Launch with_scarce_memory(Launch launch, const std::string& process, long at, long count) {
@@ -68,11 +73,19 @@ void at_many_moments(long requests, Try attempt) {
   }
 }
 
-void check_command(const std::vector<std::string>& arguments) {
+// made: a folder that the command makes, and that is not to be there when it begins.
+void check_command(const std::vector<std::string>& arguments, const fs::path& made = {}) {
   CAPTURE(arguments.front());
   const Launch launch = workspace().launch(arguments);
+  const auto begin_anew = [&made] {
+    if (!made.empty()) fs::remove_all(made);
+  };
+  begin_anew();
   at_many_moments(count_requests(launch, arguments.front()), [&](long at, long count) {
-    check_classified(run_program(with_scarce_memory(launch, arguments.front(), at, count), ranks_patience));
+    begin_anew();
+    const Ended end = run_program(with_scarce_memory(launch, arguments.front(), at, count), ranks_patience);
+    check_classified(end);
+    if (!made.empty()) CHECK(fs::exists(made) == (end.exit_code == 0));
   });
 }
 
@@ -85,8 +98,20 @@ Settings six_steps_and(const Settings& more) {
   return settings;
 }
 
-// Runs of these settings, in which `process` runs out of memory at many moments: the same command again ends as a run
-// that nothing disturbed.
+// The run ends as one that nothing disturbed, if need be by the same command again; its folder is removed.
+void check_ends_as(const Trajectory& expected, const std::string& name, const Launch& launch, const Ended& end) {
+  if (end.exit_code != 0) {
+    const Ended again = run_program(launch, ranks_patience);
+    CHECK_MESSAGE(again.exit_code == 0, again.errors);
+  }
+  const Trajectory found = trajectory_of(layout_folder(name));
+  CHECK(found.steps == expected.steps);
+  CHECK(found.evaluations == expected.evaluations);
+  check_no_process_left(name);
+  fs::remove_all(layout_folder(name));
+}
+
+// Runs of these settings, in which `process` runs out of memory at many moments.
 void check_runs(const std::string& name, const Settings& settings, const std::string& process) {
   CAPTURE(process);
   const std::string whole = name + "-whole";
@@ -97,16 +122,57 @@ void check_runs(const std::string& name, const Settings& settings, const std::st
     const Launch launch = layout_launch(name, settings);
     const Ended end = run_program(with_scarce_memory(launch, process, at, count), ranks_patience);
     check_classified(end);
-    if (end.exit_code != 0) {
-      const Ended again = run_program(launch, ranks_patience);
-      CHECK_MESSAGE(again.exit_code == 0, again.errors);
-    }
-    const Trajectory found = trajectory_of(layout_folder(name));
-    CHECK(found.steps == expected.steps);
-    CHECK(found.evaluations == expected.evaluations);
-    check_no_process_left(name);
-    fs::remove_all(layout_folder(name));
+    check_ends_as(expected, name, launch, end);
   });
+}
+
+// Each process of the launch may have so much address space (ulimit -v), and no more.
+Launch with_address_space(const Launch& launch, long mebibytes) {
+  Launch limited = launch;
+  limited.executable = "/bin/sh";
+  limited.arguments = {"-c", "ulimit -v $0 && exec \"$@\"", std::to_string(mebibytes * 1024),
+                       launch.executable.string()};
+  limited.arguments.insert(limited.arguments.end(), launch.arguments.begin(), launch.arguments.end());
+  return limited;
+}
+
+// A process that cannot even be loaded (by the system, before a line of the program is run) says nothing of its own.
+bool can_be_loaded(long mebibytes) {
+  return run_program(with_address_space(workspace().launch({"--version"}), mebibytes)).exit_code == 0;
+}
+
+// Under each of these limits, up to the first under which the run ends: it is told that memory ran out, or that the
+// system refused a thread, which takes address space too. The same command without the limit ends as if undisturbed.
+void check_address_spaces(const std::string& name, const Settings& settings) {
+  const std::string whole = name + "-whole";
+  const Ended undisturbed = run_program(layout_launch(whole, settings), ranks_patience);
+  REQUIRE_MESSAGE(undisturbed.exit_code == 0, undisturbed.errors);
+  const Trajectory expected = trajectory_of(layout_folder(whole));
+  int num_refused = 0;
+  bool has_ended = false;
+  for (double limit = 32; limit < (1 << 20) && !has_ended; limit *= address_space_growth()) {
+    const auto mebibytes = static_cast<long>(limit);
+    CAPTURE(mebibytes);
+    if (!can_be_loaded(mebibytes)) continue;
+    const Launch launch = layout_launch(name, settings);
+    const Ended end = run_program(with_address_space(launch, mebibytes), ranks_patience);
+    CAPTURE(end.errors);
+    CHECK_FALSE(end.timed_out);
+    CHECK(end.signal == 0);
+    CHECK_FALSE(end.says("terminate called"));
+    CHECK_FALSE(end.says("a bug"));
+    CHECK_FALSE(end.says("killed by signal"));  // of a worker
+    has_ended = end.exit_code == 0;
+    if (!has_ended) {
+      ++num_refused;
+      const bool is_memory = end.exit_code == 3 && (end.says("out of memory") || end.says("not enough memory"));
+      const bool is_system = end.exit_code == 4 && end.says("the system refused");
+      CHECK((is_memory || is_system));
+    }
+    check_ends_as(expected, name, launch, end);
+  }
+  CHECK(has_ended);
+  CHECK(num_refused >= 4);
 }
 
 }  // namespace
@@ -118,6 +184,13 @@ TEST_CASE("commands that read only say that memory ran out, whichever request is
   check_command({"evaluate", checkpoint_path, "--data", "held.txt"});
   check_command({"generate", checkpoint_path, "--prompt", "the old", "--max-tokens", "8"});
   check_command({"checkpoint", "verify", checkpoint_path});
+}
+
+TEST_CASE("so does an export, and what it has not finished is not there") {
+  const fs::path folder = workspace() / "exported";
+  check_command({"checkpoint", "export", checkpoint(undisturbed_run(), 200).string(), "--to", "huggingface", "--output",
+                 folder.string()},
+                folder);
 }
 
 TEST_CASE(
@@ -133,6 +206,47 @@ TEST_CASE("so does each of several ranks") {
   const Settings two = six_steps_and({"parallel.pipeline=2"});
   check_runs("scarce-rank-0", two, " --rank 0 ");
   check_runs("scarce-rank-1", two, " --rank 1 ");
+}
+
+TEST_CASE("an agent that runs out of memory ends its workers and the run with 3, and the next start goes on") {
+  check_runs("scarce-agent", six_steps_and({"checkpoint.background=false"}), " run ");
+}
+
+TEST_CASE("so does one that serves the rendezvous of several ranks") {
+  check_runs("scarce-server", six_steps_and({"parallel.data=2"}), " run ");
+}
+
+TEST_CASE("so does one that resumes, and the next start resumes from the same checkpoint") {
+  const std::string source = "scarce-source";
+  const Ended first = run_program(layout_launch(source, six_steps), ranks_patience);
+  REQUIRE_MESSAGE(first.exit_code == 0, first.errors);
+  const std::string from = checkpoint(layout_folder(source), 4).string();
+  for (const std::string process : {" run ", " worker "}) {
+    CAPTURE(process);
+    const auto launch_of = [&](const std::string& name) {
+      Launch launch = layout_launch(name, six_steps);
+      launch.arguments.insert(launch.arguments.end(), {"--resume", from});
+      return launch;
+    };
+    const std::string whole = "scarce-resume-whole" + std::to_string(process.size());
+    const long requests = count_requests(launch_of(whole), process);
+    const Trajectory expected = trajectory_of(layout_folder(whole));
+    REQUIRE(expected.last_step() == 6);
+    at_many_moments(requests, [&](long at, long count) {
+      const Launch launch = launch_of("scarce-resume");
+      const Ended end = run_program(with_scarce_memory(launch, process, at, count), ranks_patience);
+      check_classified(end);
+      check_ends_as(expected, "scarce-resume", launch, end);
+    });
+  }
+}
+
+TEST_CASE("under any limit on its address space a run ends by saying so") {
+  check_address_spaces("narrow", six_steps_and({"checkpoint.background=true"}));
+}
+
+TEST_CASE("under any limit on their address space so do several ranks") {
+  check_address_spaces("narrow-ranks", six_steps_and({"parallel.pipeline=2"}));
 }
 
 }  // namespace scaletrain
