@@ -74,7 +74,6 @@ class Communicator {
   // Piece p of `input` goes to rank p; what comes from rank p is piece p of `output`. They do not overlap.
   virtual Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
                             std::span<const std::int64_t> receive_counts) = 0;
-  virtual Ticket broadcast(View data, int root) = 0;
   // Posted together and at once, beside the collectives: neither order nor direction can deadlock. The n-th send to a
   // peer meets that peer's n-th receive from this rank.
   virtual Ticket exchange(std::span<const Transfer> transfers) = 0;

@@ -237,16 +237,9 @@ void MetricsWriter::write(const EndRecord& record) {
 }
 
 void MetricsWriter::append(const std::string& line) {
-  if (is_ended_) {
-    ++lost_lines_;
-    return;
-  }
-  if (waiting_.size() + line.size() > most_waiting) {
-    // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
-    ++lost_lines_;
-  } else {
-    waiting_ += line;
-  }
+  if (is_ended_) return;
+  // The newest is given up, not the oldest: part of the oldest may be in the file already and must be completed.
+  if (waiting_.size() + line.size() <= most_waiting) waiting_ += line;
   flush();
 }
 
@@ -339,7 +332,6 @@ bool MetricsWriter::owns_still() {
   if (!owns_ || owns_()) return true;
   is_ended_ = true;
   ++failures_;
-  lost_lines_ += std::count(waiting_.begin(), waiting_.end(), '\n');
   waiting_.clear();
   if (report_)
     report_(fmt::format("{}: another process has taken the run over and writes here; this one writes nothing more",

@@ -181,8 +181,7 @@ class MetricsWriter {
   // Writes what is waiting and fsyncs: called at checkpoints. False if the lines are not safe on disk.
   bool sync();
 
-  std::int64_t failures() const { return failures_; }      // writes and syncs that failed
-  std::int64_t lost_lines() const { return lost_lines_; }  // given up because too much was waiting, or by is_ended()
+  std::int64_t failures() const { return failures_; }  // writes and syncs that failed
   // Another process owns the run: nothing more is written.
   bool is_ended() const { return is_ended_; }
   const std::filesystem::path& path() const { return path_; }
@@ -213,7 +212,6 @@ class MetricsWriter {
   bool failing_ = false;
   bool is_ended_ = false;
   std::int64_t failures_ = 0;
-  std::int64_t lost_lines_ = 0;
 };
 
 }  // namespace scaletrain

@@ -97,9 +97,6 @@ class ReportingCommunicator final : public Communicator {
                     std::span<const std::int64_t> receive_counts) override {
     return reported("all_to_all", [&] { return inner_->all_to_all(input, send_counts, output, receive_counts); });
   }
-  Ticket broadcast(View data, int root) override {
-    return reported("broadcast", [&] { return inner_->broadcast(data, root); });
-  }
   Ticket exchange(std::span<const Transfer> transfers) override {
     CollectiveStatus::Call call{.collective = "exchange", .sequence = num_exchanges_++, .with = {}};
     for (const Transfer& transfer : transfers) {

@@ -482,21 +482,6 @@ class DirectCommunicator final : public Communicator {
     return issue_pieces("all_to_all", cut<const std::byte>(input, send_counts), cut<std::byte>(output, receive_counts));
   }
 
-  Ticket broadcast(View data, int root) override {
-    SCALETRAIN_CHECK(root >= 0 && root < size());
-    const std::span<std::byte> all(static_cast<std::byte*>(data.data()), data.num_bytes());
-    std::vector<std::span<const std::byte>> to(at(size()));
-    std::vector<std::span<std::byte>> from(at(size()));
-    if (root == rank_in_group()) {
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer != root) to[at(peer)] = all;
-      }
-    } else {
-      from[at(root)] = all;
-    }
-    return issue_pieces("broadcast", std::move(to), std::move(from));
-  }
-
   Ticket exchange(std::span<const Transfer> transfers) override {
     for (const Transfer& transfer : transfers) SCALETRAIN_CHECK(transfer.peer >= 0 && transfer.peer < size());
     copy_own(transfers);
@@ -573,11 +558,6 @@ class DirectCommunicator final : public Communicator {
 };
 
 }  // namespace
-
-std::size_t direct_staging_bytes(int size) {
-  const std::size_t stretches = 2 * at(size - 1) * stretch_bytes(size);
-  return std::max(stretches, size == 1 ? 0 : at(size) * small_all_reduce);
-}
 
 std::size_t direct_reduce_scatter_staging(DType dtype, std::int64_t own_elements, int size) {
   const auto stretch = static_cast<std::int64_t>(stretch_bytes(size) / size_of(dtype));

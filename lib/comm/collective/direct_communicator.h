@@ -39,9 +39,8 @@ struct DirectOptions {
   WorkCount* work = nullptr;
 };
 
-// Bytes that a communicator of `size` ranks may hold for pieces under way, at most.
-std::size_t direct_staging_bytes(int size);
-// What it holds for a reduce-scatter whose own piece has so many elements, and for an all-reduce by rank `rank` of all.
+// Bytes that a communicator of `size` ranks holds for a reduce-scatter whose own piece has so many elements, and for an
+// all-reduce by rank `rank` of all.
 // The memory is kept and serves every call: a communicator holds the most that one of its calls has needed.
 std::size_t direct_reduce_scatter_staging(DType dtype, std::int64_t own_elements, int size);
 std::size_t direct_all_reduce_staging(DType dtype, std::int64_t elements, int size, int rank);
@@ -49,7 +48,7 @@ std::size_t direct_all_reduce_staging(DType dtype, std::int64_t elements, int si
 // Elements that rank `rank` of `size` sends for an all-reduce of so many.
 std::int64_t direct_all_reduce_sent(DType dtype, std::int64_t elements, int size, int rank);
 
-// ReduceOps and types as communicator.h says; f32, f64, i64, and any type for gathers, broadcasts and exchanges. Calls
+// ReduceOps and types as communicator.h says; f32, f64, i64, and any type for gathers and exchanges. Calls
 // by one thread, tickets too. A failure is final: every later call and every call still queued fails with the first
 // error. Destroying it waits for no peer: queued calls are given up.
 std::unique_ptr<Communicator> make_direct_communicator(std::unique_ptr<Transport> transport, DirectOptions options);

@@ -50,10 +50,6 @@ class SingleCommunicator final : public Communicator {
     copy_all(input, output);
     return {};
   }
-  Ticket broadcast(View, int root) override {
-    SCALETRAIN_CHECK_EQ(root, 0);
-    return {};
-  }
   // The n-th send meets the n-th receive.
   Ticket exchange(std::span<const Transfer> transfers) override {
     std::vector<const Transfer*> sends;

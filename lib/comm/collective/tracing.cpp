@@ -41,12 +41,6 @@ class TracingCommunicator final : public Communicator {
     add(CollectiveKind::all_to_all, input).sent_elements = to_others(send_counts);
     return inner_->all_to_all(input, send_counts, output, receive_counts);
   }
-  Ticket broadcast(View data, int root) override {
-    TraceRecord& record = add(CollectiveKind::broadcast, data);
-    record.root = root;
-    record.sent_elements = root == rank_in_group() ? data.num_elements() * (size() - 1) : 0;
-    return inner_->broadcast(data, root);
-  }
   Ticket exchange(std::span<const Transfer> transfers) override {
     TraceRecord& record = add(CollectiveKind::exchange, transfers.empty() ? View() : transfers.front().data);
     record.elements = 0;
@@ -129,14 +123,13 @@ Groups collect_groups(const std::vector<RankTrace>& ranks) {
 std::string text_of(const TraceRecord& record) {
   std::string text = fmt::format("{} of {} {}", to_text(record.kind), record.elements, to_text(record.dtype));
   if (record.op == ReduceOp::max) text += " (max)";
-  if (record.kind == CollectiveKind::broadcast) text += fmt::format(" from {}", record.root);
   return text;
 }
 
 bool same_collective(const TraceRecord& a, const TraceRecord& b) {
   // Every rank of an all-to-all has its own amount.
   const bool same_size = a.kind == CollectiveKind::all_to_all || a.elements == b.elements;
-  return a.kind == b.kind && a.dtype == b.dtype && same_size && a.op == b.op && a.root == b.root;
+  return a.kind == b.kind && a.dtype == b.dtype && same_size && a.op == b.op;
 }
 
 std::string compare_collectives(const std::vector<RankTrace>& ranks, const std::string& name, const Member& first,
@@ -293,8 +286,6 @@ std::string_view to_text(CollectiveKind kind) {
       return "all_gather";
     case CollectiveKind::all_to_all:
       return "all_to_all";
-    case CollectiveKind::broadcast:
-      return "broadcast";
     case CollectiveKind::exchange:
       return "exchange";
   }

@@ -13,7 +13,7 @@
 
 namespace scaletrain {
 
-enum class CollectiveKind { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange };
+enum class CollectiveKind { all_reduce, reduce_scatter, all_gather, all_to_all, exchange };
 std::string_view to_text(CollectiveKind kind);
 
 struct TraceRecord {
@@ -23,7 +23,6 @@ struct TraceRecord {
   std::int64_t elements = 0;       // of the whole operand (all pieces); all_to_all: of this rank's input
   std::int64_t sent_elements = 0;  // that this rank sends under direct exchange
   ReduceOp op = ReduceOp::sum;     // of the reductions
-  int root = 0;                    // of broadcast
   // exchange: its transfers in order.
   struct Message {
     Transfer::Direction direction = Transfer::Direction::send;

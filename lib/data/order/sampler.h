@@ -158,7 +158,6 @@ class Mixture {
   void enter(Mix mix);
   const Mix& mix() const { return mix_; }
 
-  std::int64_t num_sources() const { return static_cast<std::int64_t>(orders_.size()); }
   // The number behind the last sample that there is; nothing: endlessly many (some source has no cap).
   std::optional<std::int64_t> num_samples() const { return turns_->end(); }
   const SourceOrder& order(std::int64_t source) const { return orders_[static_cast<std::size_t>(source)]; }

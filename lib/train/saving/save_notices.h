@@ -40,7 +40,6 @@ class SaveNotices {
   // doubles with each failure in a row, to a quarter of an hour, and is never less than ten times what the failed save
   // took: trying costs little of training, nor much of a storage that is in trouble.
   bool retry_due(double seconds) const { return num_failed_ > 0 && seconds >= retry_pause_; }
-  std::int64_t num_failed() const { return num_failed_; }  // in a row, up to now
 
  private:
   void tell_grace(std::int64_t step, double seconds);

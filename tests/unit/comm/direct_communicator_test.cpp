@@ -220,11 +220,10 @@ TEST_CASE("all_reduce_and_reduce_scatter_with_all_gather_agree_to_the_bit_for_an
   }
 }
 
-TEST_CASE("all_to_all_and_broadcast_move_any_amounts") {
+TEST_CASE("all_to_all_moves_any_amounts") {
   constexpr int ranks = 4;
   // Rank r sends r*p numbers to rank p, each r*1000 + p*100 + place.
   std::vector<std::vector<std::int64_t>> results(ranks);
-  std::vector<std::vector<double>> told(ranks);
   run_group(ranks, Mode::queue, [&](Rank rank, Communicator& group) {
     const std::int64_t own = rank.value();
     Counts counts;
@@ -236,12 +235,6 @@ TEST_CASE("all_to_all_and_broadcast_move_any_amounts") {
     auto& output = results[at(rank)];
     output.resize(input.size());  // p*r from rank p: as much as is sent
     group.all_to_all(view(input), counts, view(output), counts).wait();
-    told[at(rank)].assign(5000, static_cast<double>(own));
-    for (int root = 0; root < ranks; ++root) {
-      auto& values = told[at(rank)];
-      if (own == root) values.assign(5000, root + 0.5);
-      group.broadcast(view(values), root).wait();
-    }
   });
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> expected;
@@ -249,7 +242,6 @@ TEST_CASE("all_to_all_and_broadcast_move_any_amounts") {
       for (std::int64_t i = 0; i < rank * peer; ++i) expected.push_back(peer * 1000 + rank * 100 + i);
     }
     CHECK(results[static_cast<std::size_t>(rank)] == expected);
-    CHECK(told[static_cast<std::size_t>(rank)] == std::vector<double>(5000, ranks - 0.5));
   }
 }
 
@@ -370,19 +362,19 @@ TEST_CASE("calls_that_do_not_fit_are_bugs_and_harm_nothing") {
     refuses([&] { group.reduce_scatter(view(wide), Counts{3, 3}, view(own)); });
     refuses([&] { group.reduce_scatter(view(wide), Counts{6, 2, 1}, view(own)); });
     refuses([&] { group.all_gather(view(own), Counts{4, 5}, view(wide)); });
-    refuses([&] { group.broadcast(view(own), 2); });
     refuses([&] { group.exchange(std::vector<Transfer>{{Transfer::Direction::send, 2, view(own)}}); });
     group.all_reduce(view(own), ReduceOp::sum).wait();
   });
-  CHECK(refused == std::vector<int>{6, 6});
+  CHECK(refused == std::vector<int>{5, 5});
   CHECK(sums[0] == std::vector<float>(3, 2.0f));
 }
 
 TEST_CASE("staging_memory_is_bounded_for_any_group") {
-  CHECK(direct_staging_bytes(2) == std::size_t{2} << 20);
-  CHECK(direct_staging_bytes(8) == std::size_t{14} << 20);
-  for (const int size : {16, 64, 256}) CHECK(direct_staging_bytes(size) <= std::size_t{32} << 20);
-  CHECK(direct_staging_bytes(1024) <= std::size_t{128} << 20);
+  const auto most = [](int size) { return direct_reduce_scatter_staging(DType::f32, 1'000'000'000, size); };
+  CHECK(most(2) == std::size_t{2} << 20);
+  CHECK(most(8) == std::size_t{14} << 20);
+  for (const int size : {16, 64, 256}) CHECK(most(size) <= std::size_t{32} << 20);
+  CHECK(most(1024) <= std::size_t{128} << 20);
 }
 
 TEST_CASE("a_call_stages_at_most_two_stretches_of_each_peer") {
@@ -394,8 +386,6 @@ TEST_CASE("a_call_stages_at_most_two_stretches_of_each_peer") {
   CHECK(direct_all_reduce_staging(DType::f64, 5, 4, 1) == 4 * 5 * 8);
   CHECK(direct_all_reduce_staging(DType::f32, 9'001, 3, 2) == 2 * 2'999 * 4);  // the last rank's piece is shorter
   CHECK(direct_all_reduce_staging(DType::f32, 9'001, 1, 0) == 0);
-  for (const int size : {2, 3, 8, 64})
-    CHECK(direct_reduce_scatter_staging(DType::f32, 100'000'000, size) <= direct_staging_bytes(size));
 }
 
 TEST_CASE("volume_of_a_large_all_reduce_is_that_of_a_ring") {

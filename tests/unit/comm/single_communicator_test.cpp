@@ -26,7 +26,6 @@ TEST_CASE("a group of one reduces and gathers by copying") {
   const std::array<std::int64_t, 1> counts{3};
   group->all_reduce(view(input), ReduceOp::sum).wait();
   group->all_reduce(view(input), ReduceOp::max).wait();
-  group->broadcast(view(input), 0).wait();
   CHECK(input == std::array<float, 3>{1, 2, 3});
   std::array<float, 3> output{};
   group->reduce_scatter(view(input), counts, view(output)).wait();
@@ -62,7 +61,6 @@ TEST_CASE("calls that do not fit a group of one are bugs") {
   std::array<float, 3> longer{};
   const std::array<std::int64_t, 1> wrong{3};
   CHECK_THROWS_AS(group->all_gather(view(values), wrong, view(longer)), BugError);
-  CHECK_THROWS_AS(group->broadcast(view(values), 1), BugError);
   const std::array<Transfer, 1> unanswered{{{Transfer::Direction::send, 0, view(values)}}};
   CHECK_THROWS_AS(group->exchange(unanswered), BugError);
 }

@@ -32,7 +32,6 @@ class Looking final : public Communicator {
   Ticket all_to_all(ConstView, std::span<const std::int64_t>, View, std::span<const std::int64_t>) override {
     return look();
   }
-  Ticket broadcast(View, int) override { return look(); }
   Ticket exchange(std::span<const Transfer>) override { return look(); }
   void abort() noexcept override {}
 
@@ -69,12 +68,12 @@ TEST_CASE("the status names the collective that is called or waited for, and cou
   communicator->all_reduce(View(), ReduceOp::sum).wait();
   CHECK(looking.seen_in_call == "group data (ranks 1, 3, 5): all_reduce #0");
   CHECK(looking.seen_in_wait == "group data (ranks 1, 3, 5): all_reduce #0");
-  Ticket second = communicator->broadcast(View(), 0);
+  Ticket second = communicator->all_reduce(View(), ReduceOp::max);
   const std::vector<Transfer> transfers = {{.direction = Transfer::Direction::receive, .peer = 2, .data = View()}};
   communicator->exchange(transfers).wait();
   CHECK(looking.seen_in_wait == "group data (ranks 1, 3, 5): exchange #0 with rank 5");
   second.wait();
-  CHECK(looking.seen_in_wait == "group data (ranks 1, 3, 5): broadcast #1");
+  CHECK(looking.seen_in_wait == "group data (ranks 1, 3, 5): all_reduce #1");
   CHECK_FALSE(status.wait());
   CHECK(status.waited_seconds() >= 0.06);
 }
