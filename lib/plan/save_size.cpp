@@ -60,13 +60,13 @@ class SaveCounter {
     size.bytes = bytes_;
     size.files = files_;
     std::uint64_t tensors = 0;
-    for (std::size_t row = 0; row < pieces_.size(); ++row) {
-      const std::int64_t copies = 1 + (is_trained(row) ? narrow<std::int64_t>(states_) : 0);
-      size.pieces = checked_add(size.pieces, checked_mul(pieces_[row], copies));
-      if (pieces_[row] > 0) tensors += static_cast<std::uint64_t>(copies);
-      if (pieces_[row] <= size.most_pieces) continue;
-      size.most_pieces = pieces_[row];
-      size.most_cut = phase_.table.parameters()[row].name;
+    for (std::size_t index = 0; index < pieces_.size(); ++index) {
+      const std::int64_t copies = 1 + (is_trained(index) ? narrow<std::int64_t>(states_) : 0);
+      size.pieces = checked_add(size.pieces, checked_mul(pieces_[index], copies));
+      if (pieces_[index] > 0) tensors += static_cast<std::uint64_t>(copies);
+      if (pieces_[index] <= size.most_pieces) continue;
+      size.most_pieces = pieces_[index];
+      size.most_cut = phase_.table.parameters()[index].name;
     }
     const auto pieces = static_cast<std::uint64_t>(size.pieces);
     const bool are_listed = pieces > most_pieces_in_manifest;
@@ -78,7 +78,7 @@ class SaveCounter {
   }
 
  private:
-  bool is_trained(std::size_t row) const { return phase_.table.parameters()[row].role == ParamRole::trained; }
+  bool is_trained(std::size_t index) const { return phase_.table.parameters()[index].role == ParamRole::trained; }
 
   void add_span(const ShardLayout& layout, const ParamSpan& span) {
     const Parameter& parameter = phase_.table.parameters()[static_cast<std::size_t>(span.parameter)];
@@ -111,7 +111,7 @@ class SaveCounter {
   }
 
   const PhasePlan& phase_;
-  std::vector<std::int64_t> pieces_;  // of each row's masters
+  std::vector<std::int64_t> pieces_;  // of each parameter's masters
   std::size_t states_;
   std::vector<std::uint64_t> masters_;  // bytes of each data rank of the layout at hand
   std::vector<std::uint64_t> trained_;  // of them trained
