@@ -1,3 +1,5 @@
+cmake_minimum_required(VERSION 3.25)
+
 # cmake -DSOURCE=... -DOUTPUT=... -P commit.cmake: writes a source file that knows the commit that is built. Run at every build;
 # the file is written only where it changes. Where the folder is no checkout (a released archive) the commit is empty.
 set(COMMIT "")
