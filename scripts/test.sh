@@ -9,5 +9,5 @@ say "building"
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
 cmake --build --preset release
 say "testing"
-# Three at a time: the two that wait most of their time, and one that computes.
-ctest --preset release --no-tests=error -j3 "$@"
+# Four at a time: the three that wait most of their time, and one that computes.
+ctest --preset release --no-tests=error -j4 "$@"
