@@ -27,6 +27,16 @@ constexpr std::int64_t conversion_elements = 1 << 14;
 // Read at once: a block of a checksum.
 constexpr std::int64_t stretch_bytes = std::int64_t{4} << 20;
 
+// pieces.list, if the manifest has one; of the size that the manifest says.
+std::unique_ptr<FileReader> open_list(const std::filesystem::path& folder, const Manifest& manifest) {
+  const std::uint64_t bytes = manifest.list_bytes();
+  if (bytes == 0) return nullptr;
+  auto list = std::make_unique<FileReader>(confined_path(folder, piece_list_name, (folder / "manifest.json").string()));
+  if (list->size() != bytes)
+    throw InputError(fmt::format("{}: {} bytes, the manifest says {}", list->path().string(), list->size(), bytes));
+  return list;
+}
+
 }  // namespace
 
 struct Checkpoint::Impl {
@@ -46,8 +56,6 @@ struct Checkpoint::Impl {
   VerifiedFile& open(const ManifestFile& file);
   // Of one tensor, the last that was asked for: from the manifest, or from the list beside it.
   const std::vector<TensorPiece>& pieces_of(const ManifestTensor& tensor);
-  // Compares the size of pieces.list, if there is one, with what the manifest says.
-  void open_list();
   // A box of a tensor that is wanted, and one of the pieces that have a part of it.
   struct Read {
     const ManifestTensor* tensor;
@@ -65,14 +73,6 @@ struct Checkpoint::Impl {
   void plan_range(const ParamStore& store, const ParamRange& range, StateKind kind, std::size_t state,
                   std::vector<Read>& reads);
 };
-
-void Checkpoint::Impl::open_list() {
-  const std::uint64_t bytes = manifest.list_bytes();
-  if (bytes == 0) return;
-  list = std::make_unique<FileReader>(confined_path(folder, piece_list_name, manifest_name()));
-  if (list->size() != bytes)
-    throw InputError(fmt::format("{}: {} bytes, the manifest says {}", list->path().string(), list->size(), bytes));
-}
 
 const std::vector<TensorPiece>& Checkpoint::Impl::pieces_of(const ManifestTensor& tensor) {
   if (!tensor.listed) return tensor.pieces;
@@ -197,9 +197,9 @@ void Checkpoint::Impl::plan_range(const ParamStore& store, const ParamRange& ran
 Checkpoint::Checkpoint(std::filesystem::path folder, OpenCheck check) : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->manifest = read_manifest(impl_->folder);
+  impl_->list = open_list(impl_->folder, impl_->manifest);
   for (const ManifestFile& file : impl_->manifest.files) impl_->files.emplace(file.name, &file);
   for (const ManifestTensor& tensor : impl_->manifest.tensors) impl_->tensors.emplace(tensor.name, &tensor);
-  impl_->open_list();
   if (check == OpenCheck::none) return;
   const auto& tokenizer_files = impl_->manifest.tokenizer_files;
   for (const ManifestFile& file : impl_->manifest.files) {
@@ -263,7 +263,15 @@ void Checkpoint::verify() const {
 
 Manifest read_manifest(const std::filesystem::path& folder) {
   const auto path = confined_path(folder, "manifest.json", folder.string());
-  return parse_manifest(read_text_file(path, manifest_limit_bytes), path.string());
+  Manifest manifest = parse_manifest(read_text_file(path, manifest_limit_bytes), path.string());
+  if (const auto& files = manifest.listed_files) {
+    const std::unique_ptr<FileReader> list = open_list(folder, manifest);
+    // No longer than the file.
+    std::string bytes(files->bytes, '\0');
+    list->read_at(files->first, std::as_writable_bytes(std::span(bytes)));
+    decode_files(bytes, manifest, list->path().string() + ": files");
+  }
+  return manifest;
 }
 
 }  // namespace scaletrain

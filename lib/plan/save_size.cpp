@@ -16,33 +16,65 @@ namespace {
 
 // Of the text: seen, rounded up.
 constexpr std::uint64_t bytes_per_piece = 260;  // in the manifest
-constexpr std::uint64_t bytes_per_listed_piece = 24;
 constexpr std::uint64_t bytes_per_tensor = 260;
 constexpr std::uint64_t bytes_per_file = 90;
 constexpr std::uint64_t bytes_per_block = 16;
 constexpr std::uint64_t bytes_besides = 16u << 10;  // the config, the history
+// Of the lists beside it (checkpoint/format/piece_list.h).
+constexpr std::uint64_t bytes_of_suffix = 3;         // "@0" and its length
+constexpr std::uint64_t bytes_per_listed_file = 36;  // "optimizer-00000-000.safetensors", its length, 4 for its size
+constexpr std::uint64_t bytes_per_listed_block = 8;
 
-// How many boxes boxes_of_range() would return, from this dim on.
-std::int64_t count_boxes(const Box& box, std::size_t dim, std::int64_t first, std::int64_t count) {
-  if (count == 0) return 0;
-  if (dim + 1 >= box.extent.size()) return 1;
+// Of a number in a list: 7 bits a byte.
+std::uint64_t number_bytes(std::int64_t value) {
+  std::uint64_t bytes = 1;
+  for (; value >= 128; value /= 128) ++bytes;
+  return bytes;
+}
+
+struct BoxCount {
+  std::int64_t boxes = 0;
+  std::uint64_t bytes = 0;  // of their numbers in a list
+};
+
+// Counts the boxes that boxes_of_range() would return, from this dim on. outer: bytes of the numbers of those before.
+void count_boxes(const Box& box, std::size_t dim, std::int64_t first, std::int64_t count, std::uint64_t outer,
+                 BoxCount& out) {
+  if (count == 0) return;
+  const auto numbers = [&box](std::size_t of, std::int64_t index, std::int64_t extent) {
+    return number_bytes(box.first[of] + index) + number_bytes(extent);
+  };
+  if (dim + 1 >= box.extent.size()) {
+    ++out.boxes;
+    out.bytes += outer + (box.extent.empty() ? 0 : numbers(dim, first, count));
+    return;
+  }
   std::int64_t inner = 1;
   for (std::size_t i = dim + 1; i < box.extent.size(); ++i) inner *= box.extent[i];
-  std::int64_t boxes = 0;
   const std::int64_t offset = first % inner;
+  std::int64_t index = first / inner;
   if (offset != 0) {
     const std::int64_t head = std::min(count, inner - offset);
-    boxes += count_boxes(box, dim + 1, offset, head);
+    count_boxes(box, dim + 1, offset, head, outer + numbers(dim, index, 1), out);
     count -= head;
+    ++index;
   }
-  if (count >= inner) ++boxes;
-  return boxes + count_boxes(box, dim + 1, 0, count % inner);
+  if (count >= inner) {
+    ++out.boxes;
+    out.bytes += outer + numbers(dim, index, count / inner);
+    for (std::size_t i = dim + 1; i < box.extent.size(); ++i) out.bytes += numbers(i, 0, box.extent[i]);
+    index += count / inner;
+  }
+  count_boxes(box, dim + 1, 0, count % inner, outer + numbers(dim, index, 1), out);
 }
 
 class SaveCounter {
  public:
   explicit SaveCounter(const PhasePlan& phase)
-      : phase_(phase), pieces_(phase.table.parameters().size()), states_(phase.optimizer_states.size()) {}
+      : phase_(phase),
+        pieces_(phase.table.parameters().size()),
+        number_bytes_(pieces_.size()),
+        states_(phase.optimizer_states.size()) {}
 
   // All data ranks of a stage that hold this tensor part.
   void add(const ShardLayout& layout) {
@@ -60,9 +92,11 @@ class SaveCounter {
     size.bytes = bytes_;
     size.files = files_;
     std::uint64_t tensors = 0;
+    std::uint64_t numbers = 0;
     for (std::size_t index = 0; index < pieces_.size(); ++index) {
       const std::int64_t copies = 1 + (is_trained(index) ? narrow<std::int64_t>(states_) : 0);
       size.pieces = checked_add(size.pieces, checked_mul(pieces_[index], copies));
+      numbers += number_bytes_[index] * static_cast<std::uint64_t>(copies);
       if (pieces_[index] > 0) tensors += static_cast<std::uint64_t>(copies);
       if (pieces_[index] <= size.most_pieces) continue;
       size.most_pieces = pieces_[index];
@@ -70,10 +104,14 @@ class SaveCounter {
     }
     const auto pieces = static_cast<std::uint64_t>(size.pieces);
     const bool are_listed = pieces > most_pieces_in_manifest;
-    size.manifest_bytes = bytes_besides + tensors * bytes_per_tensor +
-                          static_cast<std::uint64_t>(files_) * bytes_per_file + blocks_ * bytes_per_block +
-                          (are_listed ? 0 : pieces * bytes_per_piece);
-    size.list_bytes = are_listed ? pieces * bytes_per_listed_piece : 0;
+    const auto files = static_cast<std::uint64_t>(files_);
+    size.manifest_bytes = bytes_besides + tensors * bytes_per_tensor;
+    if (are_listed) {
+      size.list_bytes = numbers + pieces * (number_bytes(files_) + bytes_of_suffix) + files * bytes_per_listed_file +
+                        blocks_ * bytes_per_listed_block;
+    } else {
+      size.manifest_bytes += files * bytes_per_file + blocks_ * bytes_per_block + pieces * bytes_per_piece;
+    }
     return size;
   }
 
@@ -89,18 +127,19 @@ class SaveCounter {
     const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(layout.bucket_at(span.buffer, span.offset))];
     const bool trained = parameter.role == ParamRole::trained;
     const std::uint64_t element = size_of(trained ? phase_.masters() : parameter.dtype);
-    std::int64_t boxes = 0;
+    BoxCount boxes;
     for (std::int64_t done = 0; done < span.count;) {
       const std::int64_t at = span.offset + done - bucket.first;
       const std::int64_t rank = at / bucket.shard_elements;
       const std::int64_t count = std::min(span.count - done, (rank + 1) * bucket.shard_elements - at);
-      boxes += count_boxes(span.box, 0, done, count);
+      count_boxes(span.box, 0, done, count, 0, boxes);
       const std::uint64_t bytes = static_cast<std::uint64_t>(count) * element;
       masters_[static_cast<std::size_t>(rank)] += bytes;
       if (trained) trained_[static_cast<std::size_t>(rank)] += bytes;
       done += count;
     }
-    pieces_[static_cast<std::size_t>(span.parameter)] += boxes;
+    pieces_[static_cast<std::size_t>(span.parameter)] += boxes.boxes;
+    number_bytes_[static_cast<std::size_t>(span.parameter)] += boxes.bytes;
   }
 
   void add_files(std::uint64_t bytes) {
@@ -111,7 +150,8 @@ class SaveCounter {
   }
 
   const PhasePlan& phase_;
-  std::vector<std::int64_t> pieces_;  // of each parameter's masters
+  std::vector<std::int64_t> pieces_;         // of each parameter's masters
+  std::vector<std::uint64_t> number_bytes_;  // of their boxes in a list
   std::size_t states_;
   std::vector<std::uint64_t> masters_;  // bytes of each data rank of the layout at hand
   std::vector<std::uint64_t> trained_;  // of them trained
@@ -134,7 +174,7 @@ SaveSize save_size(const PhasePlan& phase) {
 std::string save_text(const SaveSize& size) {
   const auto pieces = static_cast<std::uint64_t>(size.pieces);
   if (pieces <= most_pieces_in_manifest) return {};
-  return fmt::format("{} in {} files; {} pieces of tensors, at most {} of one; manifest {}, list of pieces {}",
+  return fmt::format("{} in {} files; {} pieces of tensors, at most {} of one; manifest {}, pieces.list {}",
                      bytes_text(size.bytes), grouped_digits(static_cast<std::uint64_t>(size.files)),
                      grouped_digits(pieces), grouped_digits(static_cast<std::uint64_t>(size.most_pieces)),
                      bytes_text(size.manifest_bytes), bytes_text(size.list_bytes));

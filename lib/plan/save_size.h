@@ -14,8 +14,8 @@ struct SaveSize {
   std::int64_t pieces = 0;  // of all tensors
   std::int64_t most_pieces = 0;
   std::string most_cut;              // the tensor that has so many
-  std::uint64_t manifest_bytes = 0;  // about; without lists of pieces that lie beside it
-  std::uint64_t list_bytes = 0;      // about; of those lists
+  std::uint64_t manifest_bytes = 0;  // about; without lists that lie beside it
+  std::uint64_t list_bytes = 0;      // about; of those lists, of pieces and of files
 };
 
 // Takes time in proportion to the pieces: a second for ten million.

@@ -113,7 +113,8 @@ void save(const PhasePlan& phase, const fs::path& folder) {
   const std::string list = list_pieces(manifest);
   const std::string text = manifest_text(manifest);
   lap("as text and list");
-  const Manifest read = parse_manifest(text, "manifest.json");
+  Manifest read = parse_manifest(text, "manifest.json");
+  decode_files(std::string_view(list).substr(0, read.listed_files->bytes), read, "files");
   for (const ManifestTensor& tensor : read.tensors)
     decode_pieces(std::string_view(list).substr(tensor.listed->first, tensor.listed->bytes), tensor, read, tensor.name);
   lap("checked as a reader checks it");
@@ -128,7 +129,8 @@ void save(const PhasePlan& phase, const fs::path& folder) {
 void plan_load(const PhasePlan& phase, const fs::path& folder) {
   MonotonicTime start = monotonic_now();
   const Manifest manifest = read_manifest(folder);
-  fmt::print("  {:<42} {:7.2f} s\n", "manifest.json", seconds_since(std::exchange(start, monotonic_now())));
+  fmt::print("  {:<42} {:7.2f} s\n", "manifest.json and the files",
+             seconds_since(std::exchange(start, monotonic_now())));
   const FileReader list(folder / piece_list_name);
   const ShardLayout layout = phase.layout(Rank(0));
   std::uint64_t bytes = 0;

@@ -56,13 +56,6 @@ void check_members(const json& object, std::size_t expected, const std::string& 
   }
 }
 
-std::string file_name(const std::string& name, const std::string& where) {
-  if (!is_plain_file_name(name) || name.front() == '.' || name == "manifest.json" || name == piece_list_name) {
-    refuse(where, fmt::format("{} is not a usable file name (a plain name inside the folder)", quoted(name)));
-  }
-  return name;
-}
-
 std::vector<std::int64_t> numbers(const json& value, const std::string& where) {
   if (!value.is_array() || value.size() > static_cast<std::size_t>(Shape::max_dims)) {
     refuse(where, fmt::format("expected an array of at most {} numbers", Shape::max_dims));
@@ -105,18 +98,18 @@ Box parse_box(const json& first, const json& extent, const Shape& shape, const s
   return box;
 }
 
-// Where a tensor's pieces lie; `end`: where the list of the tensor before ends.
-PieceSection parse_section(const json& value, std::uint64_t& end, const std::string& where) {
+// Where the list of a tensor's pieces lies, or that of the files; `end`: where the list before ends.
+ListSection parse_section(const json& value, std::uint64_t& end, const std::string& where) {
   check_members(value, 4, where);
-  PieceSection section{.first = json_unsigned(value, "first", where),
-                       .bytes = json_unsigned(value, "bytes", where),
-                       .count = json_unsigned(value, "count", where)};
+  ListSection section{.first = json_unsigned(value, "first", where),
+                      .bytes = json_unsigned(value, "bytes", where),
+                      .count = json_unsigned(value, "count", where)};
   const std::string hash = json_string(value, "hash", where);
   if (hash.size() != hex_digits || !from_hex(hash, section.hash))
-    refuse(where, fmt::format("the hash of its pieces is {}", quoted(hash)));
-  if (section.bytes == 0) refuse(where, "its list of pieces is empty");
+    refuse(where, fmt::format("the hash of its list is {}", quoted(hash)));
+  if (section.bytes == 0) refuse(where, "its list is empty");
   if (section.first != end || section.bytes > static_cast<std::uint64_t>(INT64_MAX) - end)
-    refuse(where, fmt::format("its list of pieces begins at {}, expected {}", section.first, end));
+    refuse(where, fmt::format("its list begins at {}, expected {}", section.first, end));
   end += section.bytes;
   return section;
 }
@@ -162,7 +155,8 @@ ManifestTensor parse_tensor(const json& value, const std::set<std::string>& file
 
 ManifestFile parse_file(const json& value, const std::string& manifest) {
   ManifestFile file;
-  file.name = file_name(json_string(value, "name", manifest + ": files"), manifest + ": files");
+  file.name = json_string(value, "name", manifest + ": files");
+  check_file_name(file.name, manifest + ": files");
   const std::string where = fmt::format("{}: file {}", manifest, quoted(std::as_const(file.name)));
   check_members(value, 3, where);
   file.bytes = json_unsigned(value, "bytes", where);
@@ -181,20 +175,13 @@ ManifestFile parse_file(const json& value, const std::string& manifest) {
   return file;
 }
 
-std::string hashes_text(const std::vector<std::uint64_t>& hashes) {
-  std::string text;
-  text.reserve(hashes.size() * hex_digits);
-  for (const std::uint64_t hash : hashes) text += to_hex(hash);
-  return text;
+json section_json(const ListSection& section) {
+  return {{"first", section.first}, {"bytes", section.bytes}, {"count", section.count}, {"hash", to_hex(section.hash)}};
 }
 
 json tensor_json(const ManifestTensor& tensor) {
   json pieces = json::array();
-  if (tensor.listed)
-    pieces = {{"first", tensor.listed->first},
-              {"bytes", tensor.listed->bytes},
-              {"count", tensor.listed->count},
-              {"hash", to_hex(tensor.listed->hash)}};
+  if (tensor.listed) pieces = section_json(*tensor.listed);
   for (const TensorPiece& piece : tensor.pieces) {
     pieces.push_back(
         json{{"file", piece.file}, {"key", piece.key}, {"first", piece.box.first}, {"extent", piece.box.extent}});
@@ -240,6 +227,38 @@ void parse_head(const json& value, Manifest& manifest, const std::string& where)
   }
 }
 
+std::string tokenizer_name(const json& item, const std::string& where) {
+  if (!item.is_string()) refuse(where, "\"tokenizer_files\" is not a list of names");
+  return item.get<std::string>();
+}
+
+// tensor_files: those that may have pieces.
+void parse_files(const json& value, Manifest& manifest, std::set<std::string>& tensor_files, const std::string& where) {
+  for (const json& item : array_member(value, "files", where)) {
+    manifest.files.push_back(parse_file(item, where));
+    const std::string& name = manifest.files.back().name;
+    if (!tensor_files.insert(name).second) refuse(where, fmt::format("the file {} is listed twice", quoted(name)));
+  }
+  for (const json& item : array_member(value, "tokenizer_files", where)) {
+    const std::string name = tokenizer_name(item, where);
+    if (tensor_files.erase(name) == 0) {
+      refuse(where, fmt::format("the tokenizer file {} is missing in the list of files, or named twice", quoted(name)));
+    }
+    manifest.tokenizer_files.push_back(name);
+  }
+}
+
+// Whether they are among the files decode_files() looks.
+void parse_listed_tokenizers(const json& names, Manifest& manifest, const std::string& where) {
+  std::set<std::string> known;
+  for (const json& item : names) {
+    const std::string name = tokenizer_name(item, where);
+    check_file_name(name, where + ": tokenizer_files");
+    if (!known.insert(name).second) refuse(where, fmt::format("the tokenizer file {} is named twice", quoted(name)));
+    manifest.tokenizer_files.push_back(name);
+  }
+}
+
 }  // namespace
 
 const ManifestTensor* Manifest::find(const std::string& name) const {
@@ -249,7 +268,13 @@ const ManifestTensor* Manifest::find(const std::string& name) const {
 }
 
 std::uint64_t Manifest::list_bytes() const {
-  return tensors.empty() || !tensors.back().listed ? 0 : tensors.back().listed->first + tensors.back().listed->bytes;
+  const auto& last = tensors.empty() ? listed_files : tensors.back().listed;
+  return last ? last->first + last->bytes : 0;
+}
+
+void check_file_name(const std::string& name, const std::string& where) {
+  if (!is_plain_file_name(name) || name.front() == '.' || name == "manifest.json" || name == piece_list_name)
+    refuse(where, fmt::format("{} is not a usable file name (a plain name inside the folder)", quoted(name)));
 }
 
 void check_pieces(const ManifestTensor& tensor, const std::vector<TensorPiece>& pieces, const std::string& where) {
@@ -262,15 +287,17 @@ void check_pieces(const ManifestTensor& tensor, const std::vector<TensorPiece>& 
 }
 
 std::string list_pieces(Manifest& manifest) {
-  std::map<std::string, std::uint64_t> file_index;
-  for (const ManifestFile& file : manifest.files) file_index.emplace(file.name, file_index.size());
   std::string all;
-  for (ManifestTensor& tensor : manifest.tensors) {
-    const std::string list = encode_pieces(tensor, file_index);
-    tensor.listed = {.first = all.size(), .bytes = list.size(), .count = tensor.pieces.size(), .hash = hash_text(list)};
-    tensor.pieces.clear();
-    tensor.pieces.shrink_to_fit();
+  const auto add = [&all](const std::string& list, std::size_t count) {
+    const ListSection section{.first = all.size(), .bytes = list.size(), .count = count, .hash = hash_text(list)};
     all += list;
+    return section;
+  };
+  manifest.listed_files = add(encode_files(manifest.files), manifest.files.size());
+  const FileIndex file_index = index_of_files(manifest.files);
+  for (ManifestTensor& tensor : manifest.tensors) {
+    tensor.listed = add(encode_pieces(tensor, file_index), tensor.pieces.size());
+    tensor.pieces = {};
   }
   manifest.format_version = listed_format_version;
   return all;
@@ -278,8 +305,11 @@ std::string list_pieces(Manifest& manifest) {
 
 std::string manifest_text(const Manifest& manifest) {
   json files = json::array();
-  for (const ManifestFile& file : manifest.files) {
-    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"block_hashes", hashes_text(file.block_hashes)}});
+  if (manifest.listed_files) {
+    files = section_json(*manifest.listed_files);
+  } else {
+    for (const ManifestFile& file : manifest.files)
+      files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"block_hashes", to_hex(file.block_hashes)}});
   }
   json tensors = json::array();
   for (const ManifestTensor& tensor : manifest.tensors) tensors.push_back(tensor_json(tensor));
@@ -315,25 +345,17 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   if (json_unsigned(value, "checksum_block_bytes", where) != checksum_block_bytes) {
     refuse(where, fmt::format("checksums of blocks of other than {} bytes", checksum_block_bytes));
   }
-  std::set<std::string> files;
-  for (const json& item : array_member(value, "files", where)) {
-    manifest.files.push_back(parse_file(item, where));
-    const std::string& name = manifest.files.back().name;
-    if (!files.insert(name).second) refuse(where, fmt::format("the file {} is listed twice", quoted(name)));
-  }
-  std::set<std::string> tensor_files = files;
-  for (const json& item : array_member(value, "tokenizer_files", where)) {
-    if (!item.is_string()) refuse(where, "\"tokenizer_files\" is not a list of names");
-    const auto name = item.get<std::string>();
-    if (tensor_files.erase(name) == 0) {
-      refuse(where, fmt::format("the tokenizer file {} is missing in the list of files, or named twice", quoted(name)));
-    }
-    manifest.tokenizer_files.push_back(name);
+  std::set<std::string> tensor_files;
+  std::optional<std::uint64_t> list_end;
+  if (manifest.format_version == listed_format_version) {
+    list_end = 0;
+    manifest.listed_files = parse_section(json_member(value, "files", where), *list_end, where + ": files");
+    parse_listed_tokenizers(array_member(value, "tokenizer_files", where), manifest, where);
+  } else {
+    parse_files(value, manifest, tensor_files, where);
   }
   std::set<std::string> names;
   std::set<std::pair<std::string, std::string>> keys;
-  std::optional<std::uint64_t> list_end;
-  if (manifest.format_version == listed_format_version) list_end = 0;
   for (const json& item : array_member(value, "tensors", where)) {
     manifest.tensors.push_back(parse_tensor(item, tensor_files, list_end, where));
     const ManifestTensor& tensor = manifest.tensors.back();

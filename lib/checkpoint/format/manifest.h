@@ -4,9 +4,10 @@
 // names, boxes that tile each tensor exactly once, checksums that cover each file. Whatever is wrong is an InputError
 // that names the file and the member; nothing is allocated by a size that a file claims.
 //
-// Where the tensors have more than most_pieces_in_manifest pieces, they lie in a file beside the manifest, pieces.list,
-// and the manifest says of each tensor where its list lies there and what its hash is (format version 2): of the
-// millions of pieces of a checkpoint of 65,536 ranks each rank reads those of its tensors.
+// Where the tensors have more than most_pieces_in_manifest pieces, they lie in a file beside the manifest, pieces.list
+// (format version 2), and so do the entries of the files with their checksums. The manifest then says where in it the
+// list of the files and that of each tensor lie, and what their hashes are: of the millions of pieces of a checkpoint
+// of 65,536 ranks each rank reads those of its tensors. read_manifest() fills in the files.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ namespace scaletrain {
 inline constexpr std::int64_t checkpoint_format_version = 1;
 inline constexpr std::int64_t listed_format_version = 2;  // pieces.list
 inline constexpr std::uint64_t checksum_block_bytes = 4ull << 20;
-// A model of 400 billion parameters on 65,536 ranks has about 131,000 files and 1.2 million blocks: 32 MB.
+// Format version 1, of up to most_pieces_in_manifest pieces: some 5 MB, and 16 characters for each 4 MiB of the files.
 inline constexpr std::uint64_t manifest_limit_bytes = 512ull << 20;
 // Some 5 MB of text.
 inline constexpr std::uint64_t most_pieces_in_manifest = 20'000;
@@ -37,11 +38,11 @@ struct TensorPiece {
   Box box;
 };
 
-// Where in pieces.list the pieces of a tensor lie.
-struct PieceSection {
+// Where in pieces.list a list lies.
+struct ListSection {
   std::uint64_t first = 0;  // byte
   std::uint64_t bytes = 0;
-  std::uint64_t count = 0;  // of pieces
+  std::uint64_t count = 0;  // of pieces or files
   std::uint64_t hash = 0;   // XXH3-64 of those bytes
 };
 
@@ -51,7 +52,7 @@ struct ManifestTensor {
   DType dtype = DType::f32;
   Shape shape;  // global
   std::vector<TensorPiece> pieces;
-  std::optional<PieceSection> listed{};  // then `pieces` is empty
+  std::optional<ListSection> listed{};  // then `pieces` is empty
 
   std::uint64_t num_pieces() const { return listed ? listed->count : pieces.size(); }
 };
@@ -78,6 +79,7 @@ struct Manifest {
   std::map<std::string, std::string> scalars;
   std::vector<ManifestTensor> tensors;
   std::vector<ManifestFile> files;
+  std::optional<ListSection> listed_files{};  // then parse_manifest() leaves `files` empty; see decode_files()
 
   const ManifestTensor* find(const std::string& name) const;
   std::uint64_t list_bytes() const;  // the size of pieces.list; 0: there is none
@@ -85,11 +87,14 @@ struct Manifest {
 
 std::string manifest_text(const Manifest& manifest);
 Manifest parse_manifest(std::string_view text, const std::string& where);
-// Of a checkpoint's folder. The other files are not looked at.
+// Of a checkpoint's folder, with the files that pieces.list has. The other files are not looked at.
 Manifest read_manifest(const std::filesystem::path& folder);
 
-// Moves the pieces of all tensors out of the manifest; returns what pieces.list is to hold.
+// Moves the pieces of all tensors out of the manifest; returns what pieces.list is to hold. The files stay, for
+// decode_pieces(); manifest_text() leaves them out.
 std::string list_pieces(Manifest& manifest);
+// What parse_manifest checks of a file's name. InputError.
+void check_file_name(const std::string& name, const std::string& where);
 // What parse_manifest checks of the pieces of one tensor.
 void check_pieces(const ManifestTensor& tensor, const std::vector<TensorPiece>& pieces, const std::string& where);
 

@@ -241,6 +241,8 @@ void Save::write_piece_list() {
   if (pieces <= request_.max_manifest_pieces) return;
   const std::string list = list_pieces(manifest_);
   const std::filesystem::path path = temporary_ / piece_list_name;
+  Manifest again = manifest_;
+  decode_files(std::string_view(list).substr(0, manifest_.listed_files->bytes), again, path.string() + ": files");
   for (const ManifestTensor& tensor : manifest_.tensors)
     decode_pieces(std::string_view(list).substr(tensor.listed->first, tensor.listed->bytes), tensor, manifest_,
                   fmt::format("{}: tensor {}", path.string(), tensor.name));

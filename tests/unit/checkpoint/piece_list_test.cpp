@@ -31,9 +31,24 @@ std::string list_of(const std::string& all, const ManifestTensor& tensor) {
 std::string list_refusal(const std::string& bytes, std::uint64_t count) {
   Manifest manifest = two_halves();
   list_pieces(manifest);
-  manifest.tensors[0].listed =
-      PieceSection{.first = 0, .bytes = bytes.size(), .count = count, .hash = hash_text(bytes)};
+  manifest.tensors[0].listed = ListSection{.first = 0, .bytes = bytes.size(), .count = count, .hash = hash_text(bytes)};
   return input_error([&] { decode_pieces(bytes, manifest.tensors[0], manifest, "here"); });
+}
+
+std::string files_of(const std::string& all, const Manifest& manifest) {
+  return all.substr(manifest.listed_files->first, manifest.listed_files->bytes);
+}
+
+// What is said of other bytes for the list of files, which the manifest confirms.
+std::string files_refusal(const std::string& bytes, std::uint64_t count) {
+  Manifest manifest = two_halves();
+  list_pieces(manifest);
+  manifest.listed_files = ListSection{.first = 0, .bytes = bytes.size(), .count = count, .hash = hash_text(bytes)};
+  return input_error([&] { decode_files(bytes, manifest, "here"); });
+}
+
+std::string file_entry(const std::string& name, const std::string& size, const std::string& hashes = "") {
+  return static_cast<char>(name.size()) + name + size + hashes;
 }
 
 std::string list_bytes(std::initializer_list<int> values) {
@@ -48,8 +63,16 @@ TEST_CASE("pieces_read_back_from_the_list_beside_the_manifest") {
   const Manifest before = two_halves();
   Manifest listed = before;
   const std::string all = list_pieces(listed);
-  const Manifest read = parse_manifest(manifest_text(listed), "m");
+  Manifest read = parse_manifest(manifest_text(listed), "m");
   CHECK(manifest_text(read) == manifest_text(listed));
+  CHECK(read.files.empty());
+  decode_files(files_of(all, read), read, "m");
+  REQUIRE(read.files.size() == before.files.size());
+  for (std::size_t i = 0; i < read.files.size(); ++i) {
+    CHECK(read.files[i].name == before.files[i].name);
+    CHECK(read.files[i].bytes == before.files[i].bytes);
+    CHECK(read.files[i].block_hashes == before.files[i].block_hashes);
+  }
   CHECK(read.format_version == listed_format_version);
   CHECK(read.list_bytes() == all.size());
   for (std::size_t i = 0; i < read.tensors.size(); ++i) {
@@ -100,6 +123,51 @@ TEST_CASE("a_list_that_lies_is_refused_though_its_hash_is_right") {
   CHECK(contains(list_refusal(list_bytes({0, 0, 0, 2, 0, 0xac}), 1), "ends too early"));
 }
 
+TEST_CASE("the_files_of_a_large_checkpoint_lie_beside_its_manifest_which_stays_small") {
+  Manifest manifest = two_halves();
+  for (std::uint64_t i = 0; i < 20'000; ++i)
+    manifest.files.push_back({"f-" + std::to_string(i), 5 * checksum_block_bytes, {i, i, i, i, ~i}});
+  const std::vector<ManifestFile> before = manifest.files;
+  const std::string all = list_pieces(manifest);
+  const std::string text = manifest_text(manifest);
+  CHECK(text.size() < 2000);
+  Manifest read = parse_manifest(text, "m");
+  decode_files(files_of(all, read), read, "m");
+  REQUIRE(read.files.size() == before.size());
+  CHECK(read.files.back().block_hashes == before.back().block_hashes);
+  CHECK(read.files.back().name == "f-19999");
+}
+
+TEST_CASE("any_changed_byte_of_the_list_of_files_and_any_truncation_is_detected") {
+  Manifest manifest = two_halves();
+  const std::string list = files_of(list_pieces(manifest), manifest);
+  CHECK(input_error([&] { decode_files(list, manifest, "m"); }).empty());
+  for (std::size_t at = 0; at < list.size(); ++at) {
+    std::string changed = list;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    CHECK_FALSE(input_error([&] { decode_files(changed, manifest, "m"); }).empty());
+    CHECK_FALSE(input_error([&] { decode_files(list.substr(0, at), manifest, "m"); }).empty());
+  }
+}
+
+TEST_CASE("a_list_of_files_that_lies_is_refused_though_its_hash_is_right") {
+  const std::string nothing(1, '\0');
+  const std::string tokenizer = file_entry("vocab.json", nothing);
+  const std::string model = file_entry("m", "\x07", "01234567");
+  CHECK(files_refusal(tokenizer + model, 2).empty());
+  CHECK(contains(files_refusal(tokenizer + model, 1), "bytes follow its last file"));
+  CHECK(contains(files_refusal(tokenizer + model, 3), "ends too early"));
+  CHECK(contains(files_refusal(tokenizer, UINT64_MAX), "12 bytes cannot be"));
+  CHECK(contains(files_refusal(tokenizer, 0), "cannot be 0 files"));
+  CHECK(contains(files_refusal(model + model, 2), "a file is listed twice"));
+  CHECK(contains(files_refusal(model, 1), "the tokenizer file \"vocab.json\" is missing"));
+  CHECK(contains(files_refusal(tokenizer + file_entry("../m", nothing), 2), "not a usable file name"));
+  CHECK(contains(files_refusal(tokenizer + file_entry("pieces.list", nothing), 2), "not a usable file name"));
+  CHECK(contains(files_refusal(tokenizer + file_entry("m", "\x07", "0123456"), 2), "ends too early"));
+  CHECK(contains(files_refusal(tokenizer + file_entry("m", std::string(9, '\xff') + "\x01"), 2), "ends too early"));
+  CHECK(contains(files_refusal(tokenizer + std::string(1, '\x7f'), 2), "too long"));
+}
+
 TEST_CASE("where_lists_lie_is_checked_before_anything_is_read_from_there") {
   const auto changed = [](auto change) {
     Manifest manifest = two_halves();
@@ -111,6 +179,10 @@ TEST_CASE("where_lists_lie_is_checked_before_anything_is_read_from_there") {
   CHECK(contains(changed([](Manifest& m) { m.tensors[1].listed->first -= 1; }), "begins at"));
   CHECK(contains(changed([](Manifest& m) { m.tensors[0].listed->bytes = UINT64_MAX; }), "begins at"));
   CHECK(contains(changed([](Manifest& m) { m.tensors[0].listed->bytes = 0; }), "is empty"));
+  CHECK(contains(changed([](Manifest& m) { m.listed_files->first = 1; }), "files: its list begins at 1, expected 0"));
+  CHECK_FALSE(changed([](Manifest& m) { m.listed_files.reset(); }).empty());
+  CHECK(contains(changed([](Manifest& m) { m.tokenizer_files = {"../v"}; }), "not a usable file name"));
+  CHECK(contains(changed([](Manifest& m) { m.tokenizer_files = {"v", "v"}; }), "named twice"));
   CHECK_FALSE(changed([](Manifest& m) { m.tensors[1].listed.reset(); }).empty());
   CHECK_FALSE(changed([](Manifest& m) { m.format_version = checkpoint_format_version; }).empty());
   CHECK(contains(changed([](Manifest& m) { m.format_version = 3; }), "format version 3"));

@@ -3,6 +3,8 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/format/piece_list.h"
+#include "checkpoint/state_name.h"
 #include "plan/describe/describe.h"
 #include "plan_helpers.h"
 
@@ -34,6 +36,36 @@ CountedSave counted_save(const PhasePlan& phase) {
   return out;
 }
 
+// As a save makes it, with hashes of nothing.
+Manifest manifest_of(const PhasePlan& phase) {
+  Manifest manifest;
+  manifest.save_id = std::string(32, '0');
+  manifest.history = "[]";
+  std::map<std::pair<int, int>, std::vector<TensorPiece>> pieces;
+  for (std::int64_t rank = 0; rank < phase.mesh.world(); ++rank) {
+    std::map<std::string, std::uint64_t> files;
+    for (SavePiece& piece : phase.save_plan(Rank(rank))) {
+      files[piece.file] += static_cast<std::uint64_t>(piece.range.count) * size_of(phase.masters());
+      pieces[{piece.state, piece.parameter}].push_back(
+          {std::move(piece.file), std::move(piece.key), std::move(piece.box)});
+    }
+    for (const auto& [name, bytes] : files) {
+      const std::uint64_t blocks = (bytes + checksum_block_bytes - 1) / checksum_block_bytes;
+      manifest.files.push_back({name, bytes, std::vector<std::uint64_t>(blocks, ~std::uint64_t{0})});
+    }
+  }
+  for (auto& [place, list] : pieces) {
+    const auto [state, row] = place;
+    const Parameter& parameter = phase.table.parameters()[static_cast<std::size_t>(row)];
+    const std::string name =
+        state < 0 ? parameter.name
+                  : state_tensor_name(parameter.name, phase.optimizer_states[static_cast<std::size_t>(state)]);
+    manifest.tensors.push_back(
+        {name, state < 0 ? "trained" : "slot", phase.masters(), parameter.shape, std::move(list)});
+  }
+  return manifest;
+}
+
 }  // namespace
 
 TEST_CASE("save_size_counts_what_the_save_plans_of_all_ranks_hold") {
@@ -61,6 +93,28 @@ TEST_CASE("save_size_counts_what_the_save_plans_of_all_ranks_hold") {
   }
 }
 
+TEST_CASE("the_manifest_and_its_lists_are_about_as_large_as_save_size_says") {
+  for (const std::int64_t data : {2, 16}) {
+    Config config = preset_config("llama-405b");
+    config.parallel.data = data;
+    config.parallel.tensor = 8;
+    config.parallel.pipeline = 8;
+    config.train.global_batch = 4096;
+    config.train.micro_batch = 1;
+    const PhasePlan phase = make_run_plan(config, 128256, std::nullopt).phases.front();
+    CAPTURE(phase.mesh.text());
+    const SaveSize size = save_size(phase);
+    Manifest manifest = manifest_of(phase);
+    const bool is_listed = static_cast<std::uint64_t>(size.pieces) > most_pieces_in_manifest;
+    REQUIRE(is_listed);
+    const auto list_bytes = static_cast<double>(list_pieces(manifest).size());
+    CHECK(static_cast<double>(size.list_bytes) == doctest::Approx(list_bytes).epsilon(0.1));
+    const std::size_t manifest_bytes = manifest_text(manifest).size();
+    CHECK(manifest_bytes <= size.manifest_bytes);
+    CHECK(size.manifest_bytes <= 2 * manifest_bytes);
+  }
+}
+
 TEST_CASE("a_checkpoint_of_llama_405b_on_65536_ranks_can_be_saved_and_check_says_of_how_many_pieces") {
   Config config = preset_config("llama-405b");
   config.parallel.data = 1024;
@@ -75,6 +129,7 @@ TEST_CASE("a_checkpoint_of_llama_405b_on_65536_ranks_can_be_saved_and_check_says
   CHECK(size.most_pieces > 16'384);
   CHECK(size.most_pieces <= 3 * 8 * 1024);
   CHECK(size.files >= 2 * 65'536);
+  CHECK(size.manifest_bytes < std::uint64_t{4} << 20);
   CHECK(save_refusal(size).empty());
   const PlanDescription description = describe_plan(config, plan, {});
   CHECK(contains(description.text, " pieces of tensors, "));
