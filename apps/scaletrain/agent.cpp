@@ -70,7 +70,7 @@ PlaceLayout layout_of(const PlaceRun& run) {
   const LauncherPlace& place = run.place;
   if (!place.is_per_node) {
     const std::int64_t replica = config.parallel.tensor * config.parallel.pipeline;
-    return {.ranks_per_node = 1, .replica = replica, .data = std::max<std::int64_t>(1, place.world / replica)};
+    return {.ranks_per_place = 1, .replica = replica, .data = std::max<std::int64_t>(1, place.world / replica)};
   }
   // On the first node alone, so that all find the same; one host may be crowded, to try a layout out.
   const bool is_judge = run.is_first() && !place.is_alone();
@@ -98,8 +98,8 @@ void check_elastic(const PlaceRun& run) {
 // host only some launchers give account.
 void check_room(const PlaceRun& run) {
   const LauncherPlace& place = run.place;
-  std::int64_t first = place.rank * run.layout.ranks_per_node;
-  std::int64_t count = run.layout.ranks_per_node;
+  std::int64_t first = place.rank * run.layout.ranks_per_place;
+  std::int64_t count = run.layout.ranks_per_place;
   if (!place.is_per_node && (place.local_world == place.world || place.launcher == "torchrun")) {
     first = std::max<std::int64_t>(0, place.rank - place.local_rank);
     count = std::min(place.local_world, place.world - first);
@@ -128,7 +128,7 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
   }
   if (!place.is_alone()) run.secret = secret_of_environment();
   check_room(run);
-  if (run.is_first() && place.is_per_node) notice_crowd(run.layout.ranks_per_node);
+  if (run.is_first() && place.is_per_node) notice_crowd(run.layout.ranks_per_place);
   check_initial_weights(config);
   if (config.launch.interface) address_of_interface(*config.launch.interface);
 }
@@ -235,7 +235,7 @@ Coordinator::Options coordinator_options(const PlaceRun& run, const StartPoint& 
                                          const RunLock& lock, Log& log) {
   const SuperviseConfig& supervise = run.loaded.config.supervise;
   return {.layout = run.layout,
-          .nodes = run.place.world,
+          .places = run.place.world,
           .is_per_node = run.place.is_per_node,
           .stages = run.loaded.config.parallel.pipeline,
           .min_data = supervise.elastic_min_data,
@@ -251,7 +251,7 @@ Coordinator::Options coordinator_options(const PlaceRun& run, const StartPoint& 
           .serve =
               [&run, &meeting](std::int64_t world, bool is_one_host) {
                 // Before the round takes a thread: it would be refused with no name to it.
-                refuse_beyond_limits(*run.plan, {.count = run.layout.ranks_per_node, .serves = true});
+                refuse_beyond_limits(*run.plan, {.count = run.layout.ranks_per_place, .serves = true});
                 return meeting.serve_workers(world, is_one_host);
               },
           .holds_lock = [&lock] { return !lock.lost(); },

@@ -85,7 +85,7 @@ void take_part(const AgentOptions& options, AgentLink& link, const Orders& order
 AgentLink::Options link_options(const AgentOptions& options) {
   const Meeting& meeting = options.meeting;
   const InterruptWatcher& interrupts = options.interrupts;
-  AgentLink::Options link{.node = meeting.place().rank,
+  AgentLink::Options link{.place = meeting.place().rank,
                           .lease = meeting.lease(),
                           .num_places = meeting.place().world,
                           .interrupted = [&interrupts] { return interrupts.interrupted(); }};

@@ -28,7 +28,7 @@ double period_of(double lease, std::int64_t num_places) {
 AgentLink::AgentLink(Options options)
     : options_(std::move(options)), incarnation_(random_id()), renewed_at_(monotonic_now()) {
   SCALETRAIN_CHECK((options_.store || options_.reconnect) && options_.lease > 0);
-  status_.node = options_.node;
+  status_.place = options_.place;
   status_.host = host_name();
   status_.machine = own_machine();
   status_.incarnation = incarnation_;
@@ -124,12 +124,12 @@ bool AgentLink::exchange() {
   }
   try {
     if (!options_.store) options_.store = options_.reconnect();
-    options_.store->set(status_key(options_.node), text);
+    options_.store->set(status_key(options_.place), text);
     const auto serial = options_.store->find(orders_serial_key);
     note_contact(asked_at);
     if (options_.published) options_.published();
     if (!serial || *serial == orders_serial_) return true;
-    Orders parsed = fetch_orders(*options_.store, options_.node, options_.lease);
+    Orders parsed = fetch_orders(*options_.store, options_.place, options_.lease);
     {
       const std::lock_guard lock(mutex_);
       orders_ = std::move(parsed);

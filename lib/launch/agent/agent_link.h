@@ -1,8 +1,8 @@
-// An agent's connection with the coordinator: a thread that publishes this node's status and fetches the orders,
+// An agent's connection with the coordinator: a thread that publishes this place's status and fetches the orders,
 // several times in a lease, so that whoever supervises workers never waits for a network.
 //
 // The lease: who could not renew it in time is cut off, for good. The coordinator counts on it that no worker of this
-// node lives then.
+// place lives then.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +23,7 @@ namespace scaletrain {
 class AgentLink {
  public:
   struct Options {
-    std::int64_t node = 0;
+    std::int64_t place = 0;
     // In this process; nothing: `reconnect` gives the first one as well.
     std::unique_ptr<KeyValueStore> store{};
     // A new connection, or PeerError within a fraction of the lease. Asked again until the lease has run out.

@@ -48,7 +48,7 @@ std::string plural(std::size_t count, const char* noun) {
 
 Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
-      roster_(options_.nodes, lease_run_out(agent_lease(options_.heartbeat)), kind(), options_.log),
+      roster_(options_.places, lease_run_out(agent_lease(options_.heartbeat)), kind(), options_.log),
       restarts_(
           {.max_restarts = options_.max_restarts,
            .first_step = options_.start.step,
@@ -82,29 +82,29 @@ const Orders& Coordinator::look(double now, const std::vector<AgentStatus>& stat
   return orders_;
 }
 
-std::optional<Allotment> Coordinator::allotment(const std::vector<std::int64_t>& nodes) const {
-  return allot_ranks(options_.layout, nodes, options_.min_data.value_or(options_.layout.data));
+std::optional<Allotment> Coordinator::allotment(const std::vector<std::int64_t>& places) const {
+  return allot_ranks(options_.layout, places, options_.min_data.value_or(options_.layout.data));
 }
 
 void Coordinator::gather() {
-  for (const auto& [index, node] : roster_.nodes()) {
-    if (node.is_lost && !options_.is_per_node)
+  for (const auto& [index, agent] : roster_.agents()) {
+    if (agent.is_lost && !options_.is_per_node)
       return finish(ExitCode::peer, place_text(index) + " is lost: its process is gone, or its host or the network");
-    if (!node.status.left) continue;
-    if (options_.min_data && node.status.left->code == ExitCode::peer) continue;
-    return finish(node.status.left->code,
-                  fmt::format("{} could not start: {}", place_text(index), node.status.left->message));
+    if (!agent.status.left) continue;
+    if (options_.min_data && agent.status.left->code == ExitCode::peer) continue;
+    return finish(agent.status.left->code,
+                  fmt::format("{} could not start: {}", place_text(index), agent.status.left->message));
   }
   if (is_interrupted_)
     return finish(ExitCode::interrupted, "interrupted before any worker was running: run again to go on");
   const std::vector<std::int64_t> there = roster_.present();
-  if (static_cast<std::int64_t>(there.size()) == options_.nodes) return begin();
+  if (static_cast<std::int64_t>(there.size()) == options_.places) return begin();
   const std::vector<std::int64_t> absent = roster_.missing();
   const std::string agents = fmt::format("the {} of {}", plural(absent.size(), "agent"), places_text(absent));
   if (clock_ < options_.join_seconds) {
     if (notice_.is_due(clock_))
       options_.log.info(fmt::format("waiting for {}: {} of {} {} there after {}; {} {}", agents, there.size(),
-                                    options_.nodes, there.size() == 1 ? "is" : "are", duration_text(clock_),
+                                    options_.places, there.size() == 1 ? "is" : "are", duration_text(clock_),
                                     options_.min_data ? "the run begins without after" : "all must come within",
                                     duration_text(options_.join_seconds)));
     return;
@@ -143,11 +143,11 @@ void Coordinator::begin() {
   std::vector<PlaceMachine> machines;
   bool is_one_host = true;
   for (const PlaceShare& share : plan.shares) {
-    const AgentStatus& status = roster_.nodes().at(share.node).status;
+    const AgentStatus& status = roster_.agents().at(share.place).status;
     plan.incarnations.push_back(status.incarnation);
     machines.push_back(status.machine);
     is_one_host = is_one_host && status.machine.host == machines.front().host;
-    on.push_back(share.node);
+    on.push_back(share.place);
   }
   // A node is a host of its own.
   if (!options_.is_per_node) find_neighbours(plan.shares, machines);
@@ -166,7 +166,7 @@ void Coordinator::begin() {
   failed_before_ = std::exchange(failed_at_, std::nullopt);
   furthest_ = plan.start.step;
   is_running_ = true;
-  if (options_.nodes == 1) return;
+  if (options_.places == 1) return;
   options_.log.info(fmt::format("{} rank{}{}, {} replica{}{}, from {}", plan.world, plan.world == 1 ? "" : "s",
                                 options_.is_per_node ? " on " + places_text(on) : "", plan.data,
                                 plan.data == 1 ? "" : "s",
@@ -175,14 +175,14 @@ void Coordinator::begin() {
 }
 
 const AgentStatus& Coordinator::status_of(std::size_t share) const {
-  return roster_.nodes().at(orders_.plan.shares[share].node).status;
+  return roster_.agents().at(orders_.plan.shares[share].place).status;
 }
 
 Coordinator::Share Coordinator::state_of(std::size_t share) const {
   if (reports_[share]) return Share::reported;
-  const Roster::Agent* const node = roster_.find(orders_.plan.shares[share].node);
-  const bool is_same = node != nullptr && node->status.incarnation == orders_.plan.incarnations[share];
-  return is_same && node->is_present() ? Share::running : Share::gone;
+  const Roster::Agent* const agent = roster_.find(orders_.plan.shares[share].place);
+  const bool is_same = agent != nullptr && agent->status.incarnation == orders_.plan.incarnations[share];
+  return is_same && agent->is_present() ? Share::running : Share::gone;
 }
 
 void Coordinator::take_reports() {
@@ -211,7 +211,7 @@ void Coordinator::judge_stillness() {
     still = std::min(still, status.workers.still_seconds);
     stalled = std::min(stalled, status.workers.stalled_seconds);
     if (!status.workers.stalled_text.empty())
-      storage += fmt::format("; {}{}", options_.is_per_node ? place_text(status.node) + ": " : "",
+      storage += fmt::format("; {}{}", options_.is_per_node ? place_text(status.place) + ": " : "",
                              status.workers.stalled_text);
   }
   if (still >= options_.heartbeat) {
@@ -225,16 +225,16 @@ void Coordinator::judge_stillness() {
 
 std::optional<std::string> Coordinator::reason_to_end() {
   for (std::size_t i = 0; i < reports_.size(); ++i) {
-    const std::int64_t node = orders_.plan.shares[i].node;
+    const std::int64_t place = orders_.plan.shares[i].place;
     if (state_of(i) == Share::gone) {
-      const Roster::Agent* const found = roster_.find(node);
+      const Roster::Agent* const found = roster_.find(place);
       const bool is_silent = found != nullptr && found->is_lost;
       if (!failed_at_) failed_at_ = is_silent ? found->changed_at : clock_;
-      return place_text(node) + " is gone";
+      return place_text(place) + " is gone";
     }
     if (!reports_[i]) continue;
-    if (is_own_failure(*reports_[i])) return fmt::format("workers of {} failed", place_text(node));
-    if (!reports_[i]->started) return fmt::format("{} was interrupted while starting up", place_text(node));
+    if (is_own_failure(*reports_[i])) return fmt::format("workers of {} failed", place_text(place));
+    if (!reports_[i]->started) return fmt::format("{} was interrupted while starting up", place_text(place));
   }
   if (lost_peer_at_ && clock_ - *lost_peer_at_ >= settle_seconds) return "workers have lost their peers";
   judge_stillness();
@@ -266,9 +266,9 @@ void Coordinator::warn_about_slow_ranks() {
     std::size_t share = 0;
     while (rank >= orders_.plan.shares[share].first + orders_.plan.shares[share].count) ++share;
     const std::string where =
-        options_.nodes == 1
+        options_.places == 1
             ? ""
-            : fmt::format("{} ({}): ", place_text(orders_.plan.shares[share].node), status_of(share).host);
+            : fmt::format("{} ({}): ", place_text(orders_.plan.shares[share].place), status_of(share).host);
     options_.log.warn(where + slow_rank_text(rank, slow));
   }
 }
@@ -302,7 +302,7 @@ void Coordinator::supervise() {
   if (orders_.command != OrderKind::run) return;
   if (is_interrupted_) {
     orders_.command = OrderKind::leave;
-    if (options_.nodes > 1) options_.log.info("interrupted: all workers finish their step, save and leave");
+    if (options_.places > 1) options_.log.info("interrupted: all workers finish their step, save and leave");
   } else if (can_grow()) {
     is_growing_ = true;
     orders_.command = OrderKind::leave;
@@ -321,8 +321,8 @@ std::int64_t Coordinator::last_step() const {
 std::string Coordinator::reported_text(std::size_t share) const {
   const RoundResult& report = *reports_[share];
   const std::string place =
-      options_.nodes > 1 && options_.is_per_node ? place_text(orders_.plan.shares[share].node) + ": " : std::string();
-  const char* const all = options_.nodes > 1 ? "all its ranks: " : "all ranks: ";
+      options_.places > 1 && options_.is_per_node ? place_text(orders_.plan.shares[share].place) + ": " : std::string();
+  const char* const all = options_.places > 1 ? "all its ranks: " : "all ranks: ";
   return fmt::format("{}{}{}{}{}", place, report.is_alike ? all : "", report.message.value_or(""),
                      report.message ? "; " : "", report.description);
 }
@@ -359,7 +359,7 @@ std::string Coordinator::places_text() const {
   int count = 0;
   for (std::size_t i = 0; i < reports_.size(); ++i)
     if (reports_[i] && reports_[i]->ended_for_others && reports_[i]->message && ++count <= longest_list)
-      text += fmt::format("; {}{}", options_.is_per_node ? place_text(orders_.plan.shares[i].node) + ": " : "",
+      text += fmt::format("; {}{}", options_.is_per_node ? place_text(orders_.plan.shares[i].place) + ": " : "",
                           *reports_[i]->message);
   if (count > longest_list) text += fmt::format("; and {} more", count - longest_list);
   return text + "; each rank's log has its stack traces";
@@ -370,7 +370,7 @@ std::optional<std::string> Coordinator::lost_text() const {
   std::string told;
   for (std::size_t i = 0; i < reports_.size(); ++i) {
     if (state_of(i) != Share::gone) continue;
-    lost.push_back(orders_.plan.shares[i].node);
+    lost.push_back(orders_.plan.shares[i].place);
     const auto& left = status_of(i).left;
     if (left && !left->message.empty()) told += ": " + left->message;
   }
@@ -390,24 +390,24 @@ bool Coordinator::dismiss_newcomers() {
     if (!is_newcomer(share)) return false;  // what is wrong is wrong with all
     guilty.push_back(share);
   }
-  const auto is_guilty = [&](std::int64_t node) {
+  const auto is_guilty = [&](std::int64_t place) {
     return std::any_of(guilty.begin(), guilty.end(),
-                       [&](std::size_t share) { return orders_.plan.shares[share].node == node; });
+                       [&](std::size_t share) { return orders_.plan.shares[share].place == place; });
   };
   std::vector<std::int64_t> rest = roster_.present();
   rest.erase(std::remove_if(rest.begin(), rest.end(), is_guilty), rest.end());
   if (guilty.empty() || !allotment(rest)) return false;
   for (const std::size_t share : guilty) {
-    const std::int64_t node = orders_.plan.shares[share].node;
+    const std::int64_t place = orders_.plan.shares[share].place;
     options_.log.error(fmt::format("{}; the run made steps without {}, and goes on without it", reported_text(share),
-                                   place_text(node)));
-    roster_.dismiss(node);
+                                   place_text(place)));
+    roster_.dismiss(place);
     std::vector<Dismissal>& dismissed = orders_.dismissed;
     dismissed.erase(std::remove_if(dismissed.begin(), dismissed.end(),
-                                   [node](const Dismissal& before) { return before.node == node; }),
+                                   [place](const Dismissal& before) { return before.place == place; }),
                     dismissed.end());
     dismissed.push_back(
-        {.node = node,
+        {.place = place,
          .incarnation = orders_.plan.incarnations[share],
          .status = {.code = reports_[share]->result.value_or(ExitCode::peer), .message = reported_text(share)}});
   }
@@ -436,12 +436,12 @@ void Coordinator::conclude() {
       // Another round would meet what is wrong there, unless it can do without that node.
       if (is_telling && (!options_.min_data || left->code != ExitCode::peer))
         return finish(left->code,
-                      fmt::format("{} could not go on: {}", place_text(orders_.plan.shares[i].node), left->message));
+                      fmt::format("{} could not go on: {}", place_text(orders_.plan.shares[i].place), left->message));
     }
     if (!options_.min_data)
       return finish(options_.is_per_node ? ExitCode::interrupted : ExitCode::peer,
                     *lost + ": run again to go on from the newest checkpoint");
-    return conclude_failure({.what = *lost, .step = last_step(), .is_lost_node = true});
+    return conclude_failure({.what = *lost, .step = last_step(), .is_lost_place = true});
   }
   for (const std::size_t share : told_)
     if (is_failure(*reports_[share]))
@@ -456,7 +456,7 @@ void Coordinator::conclude_without_failure() {
   };
   const bool is_cut = is_any([](const RoundResult& report) { return !report.started || report.ended_for_others; });
   if (!is_cut && !is_any([](const RoundResult& report) { return report.result == ExitCode::interrupted; }))
-    return finish(ExitCode::finished, options_.nodes == 1
+    return finish(ExitCode::finished, options_.places == 1
                                           ? reports_.front()->description
                                           : fmt::format("all ranks ended at step {}", reports_.front()->step));
   if (is_growing_ && !is_interrupted_) {
@@ -502,7 +502,7 @@ bool Coordinator::is_done() const {
   const double over_for = clock_ - over_at_;
   if (!roster_.has_seen_all() && over_for < late_seconds) return false;
   if (over_for >= std::max(farewell_seconds, lease_run_out(agent_lease(options_.heartbeat)))) return true;
-  return std::all_of(roster_.nodes().begin(), roster_.nodes().end(),
+  return std::all_of(roster_.agents().begin(), roster_.agents().end(),
                      [](const auto& entry) { return entry.first == 0 || !entry.second.is_present(); });
 }
 

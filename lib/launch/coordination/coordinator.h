@@ -48,7 +48,7 @@ class Coordinator {
  public:
   struct Options {
     PlaceLayout layout{};
-    std::int64_t nodes = 1;
+    std::int64_t places = 1;
     bool is_per_node = true;                 // false: places with one worker each
     std::int64_t stages = 1;                 // of the pipeline
     std::optional<std::int64_t> min_data{};  // supervise.elastic
@@ -56,7 +56,7 @@ class Coordinator {
     std::string lock_id{};
     std::int64_t max_restarts = 3;
     double heartbeat = 60.0;      // seconds
-    double join_seconds = 300.0;  // for all nodes to come
+    double join_seconds = 300.0;  // for all places to come
     Log& log;
     std::function<StartPoint(const StartPoint& before)> next_start;
     // Serves a rendezvous for the workers of a new round, in place of the last one's; whether all are on one host.
@@ -67,9 +67,9 @@ class Coordinator {
   explicit Coordinator(Options options);
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
-  std::int64_t places() const { return options_.nodes; }
+  std::int64_t places() const { return options_.places; }
 
-  // now: seconds of a clock that does not go back. The statuses: the latest of each node that has any. Errors of
+  // now: seconds of a clock that does not go back. The statuses: the latest of each place that has any. Errors of
   // next_start and serve end the run with their code.
   const Orders& look(double now, const std::vector<AgentStatus>& statuses);
   const Orders& orders() const { return orders_; }
@@ -100,7 +100,7 @@ class Coordinator {
   void seek_start();
   void begin();
 
-  std::optional<Allotment> allotment(const std::vector<std::int64_t>& nodes) const;
+  std::optional<Allotment> allotment(const std::vector<std::int64_t>& places) const;
   bool can_grow() const;
   std::optional<std::string> lost_text() const;
   std::int64_t last_step() const;
@@ -120,7 +120,7 @@ class Coordinator {
   std::optional<double> last_look_;
   double clock_ = 0.0;  // seconds in which this coordinator was running: a pause of its own costs nobody a lease
   double over_at_ = 0.0;
-  WaitNotice notice_{};  // of the nodes that have not come
+  WaitNotice notice_{};  // of the places that have not come
   // By clock_: when the round under way failed, and when that before it did; nothing once it is made good.
   std::optional<double> failed_at_{};
   std::optional<double> failed_before_{};

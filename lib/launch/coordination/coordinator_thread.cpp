@@ -16,10 +16,10 @@ constexpr auto look_period = std::chrono::milliseconds(50);
 // That an agent which is given up has left.
 void publish_loss(KeyValueStore& store, const AgentStatus& status) {
   AgentStatus gone;
-  gone.node = status.node;
+  gone.place = status.place;
   gone.incarnation = status.incarnation;
   gone.left = ExitStatus{.code = ExitCode::interrupted, .message = "given up by the coordinator"};
-  store.set(status_key(status.node), to_text(gone));
+  store.set(status_key(status.place), to_text(gone));
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ void CoordinatorThread::look_once() {
   for (const AgentStatus& status : list) {
     if (!coordinator_.roster().is_given_up(status)) continue;
     if (!status.left) publish_loss(*store_, status);
-    statuses_.erase(status.node);
+    statuses_.erase(status.place);
   }
   std::string orders = to_text(coordinator_.orders());
   if (orders == published_text_) return;

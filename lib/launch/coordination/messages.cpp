@@ -45,15 +45,15 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GroupStatus, progress, working, waiting, step
                                    stalled_text, paces)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RoundResult, result, started, ended_for_others, lost_peer_only, rank, step,
                                    description, message, is_alike)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AgentStatus, node, host, machine, incarnation, beat, round, report, workers,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AgentStatus, place, host, machine, incarnation, beat, round, report, workers,
                                    is_interrupted, left)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StartPoint, checkpoint, step, generation, asked, cause)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RendezvousAddress, host, port)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkersRendezvous, address, salt)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RoundPlan, start, lock_id, world, data, rendezvous)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Dismissal, node, incarnation, status)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Dismissal, place, incarnation, status)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Orders, command, round, plan, reason, is_hang, code, dismissed)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlaceShare, node, first, count, on_host, on_processors)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlaceShare, place, first, count, on_host, on_processors)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RunBasis, config, version)
 
 namespace {
@@ -87,8 +87,8 @@ Message parse_message(const std::string& text, const std::string& where) {
 
 }  // namespace
 
-std::string status_key(std::int64_t node) {
-  return fmt::format("agents/{}", node);
+std::string status_key(std::int64_t place) {
+  return fmt::format("agents/{}", place);
 }
 
 std::string to_text(const AgentStatus& status) {
@@ -115,7 +115,7 @@ void publish_orders(KeyValueStore& store, const Orders& orders) {
   for (std::size_t i = 0; orders.command == OrderKind::run && i < orders.plan.shares.size(); ++i) {
     const PlaceShare& share = orders.plan.shares[i];
     store.set(
-        share_key(share.node),
+        share_key(share.place),
         message_text(ShareMessage{.round = orders.round, .incarnation = orders.plan.incarnations[i], .share = share}));
   }
   store.set(orders_key, to_text(orders));

@@ -1,5 +1,5 @@
-// What agents of several nodes say to each other through the rendezvous: each agent its status, again and again, and
-// the coordinator (the agent of node 0) its orders to all. Both are whole states, not events: whoever missed one
+// What agents of several places say to each other through the rendezvous: each agent its status, again and again, and
+// the coordinator (beside place 0's agent) its orders to all. Both are whole states, not events: whoever missed one
 // reading needs only the next.
 //
 //   agents/N       AgentStatus of place N
@@ -24,7 +24,7 @@
 namespace scaletrain {
 
 struct AgentStatus {
-  std::int64_t node = 0;
+  std::int64_t place = 0;
   std::string host{};  // its name
   PlaceMachine machine{};
   std::string incarnation{};            // random: of this agent's process
@@ -63,7 +63,7 @@ enum class OrderKind {
 
 // Of an agent that the run goes on without.
 struct Dismissal {
-  std::int64_t node = 0;
+  std::int64_t place = 0;
   std::string incarnation{};
   ExitStatus status{};  // what it leaves with
 };
@@ -75,16 +75,16 @@ struct Orders {
   std::string reason{};                // of end and over: for people
   bool is_hang = false;                // of end
   ExitCode code = ExitCode::finished;  // of over
-  std::vector<Dismissal> dismissed{};  // the last of each node
+  std::vector<Dismissal> dismissed{};  // the last of each place
 };
 
-// Node 0's config and program, for the others to compare with their own.
+// The first place's config and program, for the others to compare with their own.
 struct RunBasis {
   std::string config{};
   std::string version{};
 };
 
-std::string status_key(std::int64_t node);
+std::string status_key(std::int64_t place);
 inline constexpr const char* orders_key = "orders";
 inline constexpr const char* orders_serial_key = "orders/serial";
 inline constexpr const char* basis_key = "agents/start";

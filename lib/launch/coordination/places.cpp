@@ -23,14 +23,14 @@ PlaceLayout lay_out_nodes(const ParallelConfig& parallel, const LaunchConfig& la
           fmt::format("parallel.data: auto is one replica per node, and one of tensor {} x pipeline {} = {} ranks is "
                       "more than the {} processors of this node; set launch.ranks_per_node, or parallel.data",
                       parallel.tensor, parallel.pipeline, layout.replica, processors));
-    layout.ranks_per_node = launch.ranks_per_node.value_or(layout.replica);
-    const std::int64_t world = checked_mul(nodes, layout.ranks_per_node);
+    layout.ranks_per_place = launch.ranks_per_node.value_or(layout.replica);
+    const std::int64_t world = checked_mul(nodes, layout.ranks_per_place);
     if (world % layout.replica != 0)
       throw UserError(
           fmt::format("parallel.data: auto needs a world that tensor {} x pipeline {} = {} divides, but {} node{} with "
                       "launch.ranks_per_node: {} are {} ranks",
                       parallel.tensor, parallel.pipeline, layout.replica, nodes, nodes == 1 ? "" : "s",
-                      layout.ranks_per_node, world));
+                      layout.ranks_per_place, world));
     layout.data = world / layout.replica;
     return layout;
   }
@@ -39,12 +39,12 @@ PlaceLayout lay_out_nodes(const ParallelConfig& parallel, const LaunchConfig& la
   const std::string degrees = fmt::format("parallel: data {} x tensor {} x pipeline {} = {} ranks", layout.data,
                                           parallel.tensor, parallel.pipeline, world);
   if (launch.ranks_per_node) {
-    layout.ranks_per_node = *launch.ranks_per_node;
-    if (const std::int64_t there = checked_mul(nodes, layout.ranks_per_node); there != world)
+    layout.ranks_per_place = *launch.ranks_per_node;
+    if (const std::int64_t there = checked_mul(nodes, layout.ranks_per_place); there != world)
       throw UserError(
           fmt::format("{}, but {} node{} with launch.ranks_per_node: {} make {}; change a degree, the number of nodes "
                       "or launch.ranks_per_node, or set parallel.data: auto",
-                      degrees, nodes, nodes == 1 ? "" : "s", layout.ranks_per_node, there));
+                      degrees, nodes, nodes == 1 ? "" : "s", layout.ranks_per_place, there));
     return layout;
   }
   if (world % nodes != 0)
@@ -52,21 +52,21 @@ PlaceLayout lay_out_nodes(const ParallelConfig& parallel, const LaunchConfig& la
         fmt::format("{}, which {} nodes do not divide evenly; change a degree or the number of nodes, or set "
                     "parallel.data: auto",
                     degrees, nodes));
-  layout.ranks_per_node = world / nodes;
+  layout.ranks_per_place = world / nodes;
   return layout;
 }
 
-std::optional<Allotment> allot_ranks(const PlaceLayout& layout, const std::vector<std::int64_t>& nodes,
+std::optional<Allotment> allot_ranks(const PlaceLayout& layout, const std::vector<std::int64_t>& places,
                                      std::int64_t min_data) {
-  const std::int64_t places = checked_mul(layout.ranks_per_node, static_cast<std::int64_t>(nodes.size()));
-  Allotment allotment{.data = std::min(layout.data, places / layout.replica)};
+  const std::int64_t room = checked_mul(layout.ranks_per_place, static_cast<std::int64_t>(places.size()));
+  Allotment allotment{.data = std::min(layout.data, room / layout.replica)};
   if (allotment.data < std::max<std::int64_t>(1, min_data)) return std::nullopt;
   const std::int64_t world = allotment.data * layout.replica;
   std::int64_t first = 0;
-  for (const std::int64_t node : nodes) {
-    const std::int64_t count = std::min(layout.ranks_per_node, world - first);
+  for (const std::int64_t place : places) {
+    const std::int64_t count = std::min(layout.ranks_per_place, world - first);
     if (count == 0) break;
-    allotment.shares.push_back({.node = node, .first = first, .count = count});
+    allotment.shares.push_back({.place = place, .first = first, .count = count});
     first += count;
   }
   return allotment;

@@ -1,4 +1,4 @@
-// How the ranks of a run are spread over nodes, each with an agent of its own: pure arithmetic.
+// How the ranks of a run are spread over places, each with an agent of its own: pure arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace scaletrain {
 
-// Of a run on all its nodes.
+// Of a run at all its places.
 struct PlaceLayout {
-  std::int64_t ranks_per_node = 1;
+  std::int64_t ranks_per_place = 1;
   std::int64_t replica = 1;  // ranks of one replica: tensor times pipeline degree
   std::int64_t data = 1;     // replicas
   std::int64_t world() const { return replica * data; }
@@ -25,7 +25,7 @@ PlaceLayout lay_out_nodes(const ParallelConfig& parallel, const LaunchConfig& la
 
 // The ranks of one place: `count` from `first` on.
 struct PlaceShare {
-  std::int64_t node = 0;
+  std::int64_t place = 0;
   std::int64_t first = 0;
   std::int64_t count = 0;
   // All ranks of its host, ascending, and those of them that run on the same processors: its own and, where each place
@@ -37,12 +37,12 @@ struct PlaceShare {
 
 struct Allotment {
   std::int64_t data = 0;             // replicas
-  std::vector<PlaceShare> shares{};  // nodes without a rank are left out
+  std::vector<PlaceShare> shares{};  // places without a rank are left out
 };
 
-// The most replicas, none beyond the layout's, that these nodes can carry, filled in their order; nothing if they are
+// The most replicas, none beyond the layout's, that these places can carry, filled in their order; nothing if they are
 // fewer than min_data.
-std::optional<Allotment> allot_ranks(const PlaceLayout& layout, const std::vector<std::int64_t>& nodes,
+std::optional<Allotment> allot_ranks(const PlaceLayout& layout, const std::vector<std::int64_t>& places,
                                      std::int64_t min_data);
 
 // What a place's agent says of the machine that it is on: equal texts stand for the same host (kernel, name and network

@@ -6,7 +6,7 @@ RestartPolicy::Decision RestartPolicy::failed(std::int64_t step) {
   return ++failures_[step] >= failures_at_one_step ? Decision::no_progress : Decision::restart;
 }
 
-RestartPolicy::Decision RestartPolicy::lost_nodes(std::int64_t step) {
+RestartPolicy::Decision RestartPolicy::lost_places(std::int64_t step) {
   return ++losses_[step] >= losses_at_one_step ? Decision::no_progress : Decision::restart;
 }
 

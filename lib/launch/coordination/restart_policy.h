@@ -36,7 +36,7 @@ class RestartPolicy {
   Decision failed(std::int64_t step);
   // A start has ended at this step because nodes were lost, in an elastic run. no_progress, or restart: then
   // resuming() is told.
-  Decision lost_nodes(std::int64_t step);
+  Decision lost_places(std::int64_t step);
   // Before a restart from the newest checkpoint, which is of this step: used_up, or restart, which is counted.
   Decision restarting(std::int64_t from_step);
   // The same before a start that is no restart after a failure.

@@ -26,11 +26,11 @@ Restarts::Restarts(Options options)
 void Restarts::failed(Failure failure, const StartPoint& before) {
   resume(before, failure.what);
   using Decision = RestartPolicy::Decision;
-  const Decision decision = failure.is_lost_node ? policy_.lost_nodes(failure.step) : policy_.failed(failure.step);
+  const Decision decision = failure.is_lost_place ? policy_.lost_places(failure.step) : policy_.failed(failure.step);
   if (decision == Decision::no_progress) {
     decided_ = Outcome{
         .end = ExitCode::no_progress,
-        .reason = failure.is_lost_node
+        .reason = failure.is_lost_place
                       ? fmt::format("no progress: nodes were lost {} times at step {}, with no checkpoint beyond "
                                     "it; not started any more. The last time: {}",
                                     RestartPolicy::losses_at_one_step, failure.step, failure.what)
@@ -61,7 +61,7 @@ std::optional<Restarts::Outcome> Restarts::outcome(double now) {
         .end = ExitCode::interrupted,
         .reason = "interrupted while the checkpoints could not be read: run again to go on from the newest one"};
   // Where nothing is to be restarted, nothing is to be looked for.
-  const bool is_search_needed = !failure_ || failure_->is_lost_node || policy_.max_restarts() > 0;
+  const bool is_search_needed = !failure_ || failure_->is_lost_place || policy_.max_restarts() > 0;
   std::optional<StartPoint> start = is_search_needed ? look_for_start(now) : before_;
   if (!start) return std::nullopt;
   return conclude(std::move(*start));
@@ -70,7 +70,7 @@ std::optional<Restarts::Outcome> Restarts::outcome(double now) {
 Restarts::Outcome Restarts::conclude(StartPoint start) {
   start.cause = cause_;
   Outcome found{.start = std::move(start)};
-  if (!failure_ || failure_->is_lost_node) {
+  if (!failure_ || failure_->is_lost_place) {
     policy_.resuming(found.start.step);
     if (failure_)
       options_.log.info(fmt::format("going on without, from {}; a lost node uses up no restart ({} of {} are used)",

@@ -33,7 +33,7 @@ class Restarts {
   struct Failure {
     std::string what{};  // for people; already in the log
     std::int64_t step = 0;
-    bool is_lost_node = false;  // of an elastic run, which goes on without
+    bool is_lost_place = false;  // of an elastic run, which goes on without
   };
   struct Outcome {
     std::optional<ExitCode> end{};  // the run's; nothing: it goes on

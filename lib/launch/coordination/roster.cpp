@@ -24,75 +24,75 @@ void Roster::observe(double clock, const std::vector<AgentStatus>& statuses, boo
   clock_ = clock;
   for (const AgentStatus& status : statuses) {
     if (is_given_up(status)) continue;
-    auto [found, is_new] = known_.try_emplace(status.node);
-    Agent& node = found->second;
-    if (is_new || node.status.incarnation != status.incarnation) {
-      welcome(node, is_new, status, is_running);
+    auto [found, is_new] = known_.try_emplace(status.place);
+    Agent& agent = found->second;
+    if (is_new || agent.status.incarnation != status.incarnation) {
+      welcome(agent, is_new, status, is_running);
       continue;
     }
     // A connection that was given up may bring an older one.
-    if (status.beat < node.status.beat) continue;
-    if (node.status.beat != status.beat) node.changed_at = clock_;
-    node.status = status;
+    if (status.beat < agent.status.beat) continue;
+    if (agent.status.beat != status.beat) agent.changed_at = clock_;
+    agent.status = status;
   }
-  for (auto& [index, node] : known_) {
-    // The agent of node 0 is in the coordinator's own process.
-    if (index == 0 || !node.is_present() || clock_ - node.changed_at < run_out_) continue;
-    node.is_lost = true;
-    given_up_.emplace(index, node.status.incarnation);
+  for (auto& [index, agent] : known_) {
+    // The first place's agent is in the coordinator's own process.
+    if (index == 0 || !agent.is_present() || clock_ - agent.changed_at < run_out_) continue;
+    agent.is_lost = true;
+    given_up_.emplace(index, agent.status.incarnation);
     log_.warn(fmt::format("{} {} is lost: nothing was heard of its agent for {}", kind_, index,
-                          duration_text(clock_ - node.changed_at)));
+                          duration_text(clock_ - agent.changed_at)));
   }
 }
 
-void Roster::welcome(Agent& node, bool is_new, const AgentStatus& status, bool is_running) {
+void Roster::welcome(Agent& agent, bool is_new, const AgentStatus& status, bool is_running) {
   int losses = 0;
   if (!is_new) {
-    given_up_.emplace(status.node, node.status.incarnation);
+    given_up_.emplace(status.place, agent.status.incarnation);
     // Before the run begins nobody pays for it.
-    if (is_running) losses = node.changed_at - node.came_at >= longest_patience ? 1 : node.losses + 1;
+    if (is_running) losses = agent.changed_at - agent.came_at >= longest_patience ? 1 : agent.losses + 1;
   }
-  node = {.status = status, .came_at = clock_, .changed_at = clock_, .losses = losses};
+  agent = {.status = status, .came_at = clock_, .changed_at = clock_, .losses = losses};
   if (!is_running) return;
   if (status.left) {
-    log_.warn(fmt::format("{} {} cannot take part: {}", kind_, status.node, status.left->message));
+    log_.warn(fmt::format("{} {} cannot take part: {}", kind_, status.place, status.left->message));
     return;
   }
-  log_.info(fmt::format("the agent of {} {} is {}", kind_, status.node, is_new ? "there" : "back"));
+  log_.info(fmt::format("the agent of {} {} is {}", kind_, status.place, is_new ? "there" : "back"));
   if (const double patience = patience_with(losses); patience > 0)
     log_.info(fmt::format("{} {} has come and gone {} times: the run makes use of it once it has stayed for {}", kind_,
-                          status.node, losses, duration_text(patience)));
+                          status.place, losses, duration_text(patience)));
 }
 
-void Roster::dismiss(std::int64_t node) {
-  Agent& known = known_.at(node);
+void Roster::dismiss(std::int64_t place) {
+  Agent& known = known_.at(place);
   known.is_lost = true;
-  given_up_.emplace(node, known.status.incarnation);
+  given_up_.emplace(place, known.status.incarnation);
 }
 
-const Roster::Agent* Roster::find(std::int64_t node) const {
-  const auto found = known_.find(node);
+const Roster::Agent* Roster::find(std::int64_t place) const {
+  const auto found = known_.find(place);
   return found == known_.end() ? nullptr : &found->second;
 }
 
 std::vector<std::int64_t> Roster::present() const {
   std::vector<std::int64_t> indices;
-  for (const auto& [index, node] : known_)
-    if (node.is_present()) indices.push_back(index);
+  for (const auto& [index, agent] : known_)
+    if (agent.is_present()) indices.push_back(index);
   return indices;
 }
 
 std::vector<std::int64_t> Roster::steady() const {
   std::vector<std::int64_t> indices;
-  for (const auto& [index, node] : known_)
-    if (node.is_present() && clock_ - node.came_at >= patience_with(node.losses)) indices.push_back(index);
+  for (const auto& [index, agent] : known_)
+    if (agent.is_present() && clock_ - agent.came_at >= patience_with(agent.losses)) indices.push_back(index);
   return indices;
 }
 
 std::vector<std::int64_t> Roster::missing() const {
   std::vector<std::int64_t> indices;
-  for (std::int64_t index = 0; index < nodes_; ++index)
-    if (const Agent* const node = find(index); node == nullptr || !node->is_present()) indices.push_back(index);
+  for (std::int64_t index = 0; index < places_; ++index)
+    if (const Agent* const agent = find(index); agent == nullptr || !agent->is_present()) indices.push_back(index);
   return indices;
 }
 

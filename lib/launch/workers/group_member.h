@@ -11,8 +11,8 @@
 
 #include "base/exit_code.h"
 #include "base/strong.h"
+#include "host/child_process.h"
 #include "launch/workers/worker_channel.h"
-#include "launch/workers/worker_process.h"
 
 namespace scaletrain {
 
@@ -61,7 +61,7 @@ struct MemberState {
 
 // And the worker itself.
 struct GroupMember : MemberState {
-  GroupMember(Rank of, const WorkerLaunch& launch, ChannelPair pair)
+  GroupMember(Rank of, const ChildLaunch& launch, ChannelPair pair)
       : process(launch, pair.worker), channel(std::move(pair.agent)) {
     rank = of;
     pid = process.pid();
@@ -73,7 +73,7 @@ struct GroupMember : MemberState {
     status = channel.status();
   }
 
-  WorkerProcess process;
+  ChildProcess process;
   WorkerChannel channel;
   bool is_open = true;
 };

@@ -8,73 +8,73 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <utility>
-#include <vector>
 
 #include "base/error.h"
-#include "base/text.h"
+#include "base/json.h"
 
 namespace scaletrain {
 namespace {
 
-constexpr std::size_t longest_line = 16 << 10;
 constexpr std::size_t longest_message = 8 << 10;
+// A message each of whose bytes is written as six.
+constexpr std::size_t longest_line = 64 << 10;
 
-// A message on one line: '%' and control bytes become %XX.
-std::string escape_message(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, longest_message)) {
-    if (out.size() >= longest_line - 64) break;
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f || c == '%') {
-      out += fmt::format("%{:02X}", byte);
-    } else {
-      out += c;
-    }
-  }
-  return out;
+// InputError for what is none.
+ExitCode exit_code_of(std::int64_t code) {
+  for (const ExitCode known : {ExitCode::finished, ExitCode::bug, ExitCode::usage, ExitCode::input, ExitCode::peer,
+                               ExitCode::diverged, ExitCode::no_progress, ExitCode::interrupted})
+    if (static_cast<std::int64_t>(known) == code) return known;
+  throw InputError(fmt::format("{}: no exit code", code));
 }
 
-std::optional<std::string> unescape_message(std::string_view text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      out += text[i];
-      continue;
-    }
-    unsigned byte = 0;
-    if (i + 2 >= text.size()) return std::nullopt;
-    const auto [end, error] = std::from_chars(text.data() + i + 1, text.data() + i + 3, byte, 16);
-    if (error != std::errc() || end != text.data() + i + 3) return std::nullopt;
-    out += static_cast<char>(byte);
-    i += 2;
-  }
-  return out;
+// Texts may quote what is no text.
+std::string line_of(const nlohmann::json& object) {
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-template <class Number>
-bool parse_number(std::string_view text, Number& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-std::optional<ExitCode> known_exit_code(int code) {
-  switch (static_cast<ExitCode>(code)) {
-    case ExitCode::finished:
-    case ExitCode::bug:
-    case ExitCode::usage:
-    case ExitCode::input:
-    case ExitCode::peer:
-    case ExitCode::diverged:
-    case ExitCode::no_progress:
-    case ExitCode::interrupted:
-      return static_cast<ExitCode>(code);
+// What a line tells in place of what was told before. InputError if it is none of the protocol's.
+WorkerStatus updated(WorkerStatus status, std::string_view line) {
+  const std::string where = "a worker's line";
+  const nlohmann::json object = parse_json(line, where, {.depth = 4, .bytes = longest_line});
+  ++status.lines;
+  if (object.contains("error")) {
+    status.error = WorkerError{.kind = exit_code_of(json_integer(object, "error", where)),
+                               .message = json_string(object, "message", where)};
+    return status;
   }
-  return std::nullopt;
+  if (object.contains("dumped")) {
+    status.dumped = json_string(object, "dumped", where);
+    return status;
+  }
+  status.progress = json_unsigned(object, "progress", where);
+  status.step = json_integer(object, "step", where);
+  if (status.step < -1) throw InputError(where + ": a step below the first");
+  status.waiting = json_bool(object, "waiting", where);
+  status.has_worked = status.has_worked || !status.waiting;
+  status.collective.reset();
+  if (object.contains("collective")) {
+    const nlohmann::json& in = json_member(object, "collective", where);
+    status.collective =
+        InCollective{.text = json_string(in, "text", where), .seconds = json_number(in, "seconds", where)};
+  }
+  if (object.contains("storage")) {
+    const nlohmann::json& in = json_member(object, "storage", where);
+    status.storage = InStorage{.activity = json_unsigned(in, "activity", where),
+                               .bytes = json_unsigned(in, "bytes", where),
+                               .text = json_string(in, "text", where),
+                               .seconds = json_number(in, "seconds", where)};
+  }
+  if (object.contains("pace")) {
+    const nlohmann::json& pace = json_member(object, "pace", where);
+    status.pace =
+        Pace{.steps = json_integer(pace, "steps", where), .busy_seconds = json_number(pace, "busy_seconds", where)};
+  }
+  return status;
 }
 
 }  // namespace
@@ -127,7 +127,8 @@ void WorkerReporter::entered(std::int64_t step, bool waiting) {
 
 bool WorkerReporter::error(ExitCode kind, std::string_view message) {
   const std::lock_guard lock(mutex_);
-  return send_line(fmt::format("error {} {}\n", static_cast<int>(kind), escape_message(message)));
+  return send_line(line_of(nlohmann::json::object(
+      {{"error", static_cast<int>(kind)}, {"message", std::string(message.substr(0, longest_message))}})));
 }
 
 void WorkerReporter::run(double period_seconds) {
@@ -159,19 +160,17 @@ bool WorkerReporter::send_status() {
   if (collective_) status.collective = collective_();
   status.storage = std::exchange(last_storage_, std::nullopt);
   status.pace = pace_;
-  return send_line(status_lines(status));
+  return send_line(status_line(status));
 }
 
-std::string status_lines(const WorkerStatus& status) {
-  std::string lines =
-      fmt::format("progress {} {} {}\n", status.progress, status.step, status.waiting ? "waiting" : "working");
-  if (const auto& in = status.collective)
-    lines += fmt::format("collective {:.3f} {}\n", in->seconds, escape_message(in->text));
+std::string status_line(const WorkerStatus& status) {
+  nlohmann::json object{{"progress", status.progress}, {"step", status.step}, {"waiting", status.waiting}};
+  if (const auto& in = status.collective) object["collective"] = {{"text", in->text}, {"seconds", in->seconds}};
   if (const auto& in = status.storage)
-    lines += fmt::format("storage {} {} {:.3f}{}{}\n", in->activity, in->bytes, in->seconds,
-                         in->text.empty() ? "" : " ", escape_message(in->text));
-  if (const auto& pace = status.pace) lines += fmt::format("pace {} {:.6f}\n", pace->steps, pace->busy_seconds);
-  return lines;
+    object["storage"] = {
+        {"activity", in->activity}, {"bytes", in->bytes}, {"text", in->text}, {"seconds", in->seconds}};
+  if (const auto& pace = status.pace) object["pace"] = {{"steps", pace->steps}, {"busy_seconds", pace->busy_seconds}};
+  return line_of(object);
 }
 
 bool WorkerReporter::send_line(const std::string& line) {
@@ -196,7 +195,7 @@ bool WorkerReporter::send_line(const std::string& line) {
 }
 
 std::string dumped_line(std::string_view collective) {
-  return fmt::format("dumped{}{}\n", collective.empty() ? "" : " ", escape_message(collective));
+  return line_of(nlohmann::json::object({{"dumped", std::string(collective)}}));
 }
 
 void WorkerStatusParser::feed(std::string_view bytes) {
@@ -217,64 +216,10 @@ void WorkerStatusParser::feed(std::string_view bytes) {
 }
 
 void WorkerStatusParser::take_line(std::string_view line) {
-  const std::vector<std::string> words = split_text(line, ' ');
-  if (words.size() == 4 && words[0] == "progress") {
-    std::uint64_t progress = 0;
-    std::int64_t step = 0;
-    const bool is_waiting = words[3] == "waiting";
-    if (!parse_number(words[1], progress) || !parse_number(words[2], step)) return;
-    if (step < -1 || (!is_waiting && words[3] != "working")) return;
-    status_.progress = progress;
-    status_.step = step;
-    status_.waiting = is_waiting;
-    status_.has_worked = status_.has_worked || !is_waiting;
-    status_.collective.reset();
-    ++status_.lines;
+  try {
+    status_ = updated(status_, line);
+  } catch (const InputError&) {
     return;
-  }
-  if (words.size() >= 3 && words[0] == "collective") {
-    InCollective in;
-    auto text = unescape_message(line.substr(words[0].size() + words[1].size() + 2));
-    if (!parse_number(words[1], in.seconds) || !text) return;
-    in.text = std::move(*text);
-    status_.collective = std::move(in);
-    ++status_.lines;
-    return;
-  }
-  if (words.size() >= 4 && words[0] == "storage") {
-    InStorage in;
-    const std::size_t head = words[0].size() + words[1].size() + words[2].size() + words[3].size() + 4;
-    auto text = unescape_message(words.size() == 4 ? "" : line.substr(head));
-    const bool has_numbers =
-        parse_number(words[1], in.activity) && parse_number(words[2], in.bytes) && parse_number(words[3], in.seconds);
-    if (!has_numbers || !text) return;
-    in.text = std::move(*text);
-    status_.storage = std::move(in);
-    ++status_.lines;
-    return;
-  }
-  if (words.size() == 3 && words[0] == "pace") {
-    Pace pace;
-    if (!parse_number(words[1], pace.steps) || !parse_number(words[2], pace.busy_seconds)) return;
-    status_.pace = pace;
-    ++status_.lines;
-    return;
-  }
-  if (!words.empty() && words[0] == "dumped") {
-    auto text = unescape_message(words.size() == 1 ? "" : line.substr(words[0].size() + 1));
-    if (!text) return;
-    status_.dumped = std::move(*text);
-    ++status_.lines;
-    return;
-  }
-  if (words.size() >= 3 && words[0] == "error") {
-    int code = 0;
-    if (!parse_number(words[1], code)) return;
-    const auto kind = known_exit_code(code);
-    auto message = unescape_message(line.substr(words[0].size() + words[1].size() + 2));
-    if (!kind || !message) return;
-    status_.error = WorkerError{*kind, std::move(*message)};
-    ++status_.lines;
   }
 }
 

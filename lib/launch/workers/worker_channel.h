@@ -1,16 +1,16 @@
-// What a worker tells its agent, over a socket pair: lines of text, each complete in itself. The agent says one thing
-// only: that it looks after its workers, a byte every now and then as long as it does.
+// What a worker tells its agent, over a socket pair: lines, each a JSON object that is complete in itself. The agent
+// says one thing only: that it looks after its workers, a byte every now and then as long as it does.
 //
-//   progress COUNTER STEP working|waiting
-//   collective SECONDS ESCAPED_TEXT    behind a progress line: since when it waits for its peers, and in what
-//   storage ACTIVITY BYTES SECONDS [ESCAPED_TEXT]   behind a progress line, where it can be told (host/storage_probe.h)
-//   pace STEPS BUSY_SECONDS            whole steps so far, and the time in them that was not spent waiting for peers
-//   dumped [ESCAPED_TEXT]              what SIGQUIT asks for is in its log (hang_report.h); the collective named there
-//   error EXIT_CODE ESCAPED_MESSAGE
+//   {"progress": COUNTER, "step": STEP, "waiting": BOOL     what it does, once a second at least
+//    "collective": {"text", "seconds"},                     since when it waits for its peers, and in what; if it does
+//    "storage": {"activity", "bytes", "text", "seconds"},   where it can be told (host/storage_probe.h)
+//    "pace": {"steps", "busy_seconds"}}                     whole steps so far, and the time in them not spent waiting
+//   {"dumped": COLLECTIVE}                                  what SIGQUIT asks for is in its log (watch/hang_report.h)
+//   {"error": EXIT_CODE, "message": TEXT}                   why it will end
 //
-// COUNTER counts pieces of work (base/work_count.h): while the worker says `working` it must move within the heartbeat.
-// `waiting` means start-up or storage, where no progress is expected; then the lines themselves must keep coming, so
-// that a stopped process is still noticed, and ACTIVITY must move now and then.
+// COUNTER counts pieces of work (base/work_count.h): while the worker is not waiting it must move within the heartbeat.
+// Waiting means start-up or storage, where no progress is expected; then the lines themselves must keep coming, so that
+// a stopped process is still noticed, and the activity must move now and then.
 #pragma once
 
 #include <atomic>
@@ -118,10 +118,10 @@ struct WorkerStatus {
   std::optional<WorkerError> error;
 };
 
-// The lines for what they tell of a living worker.
-std::string status_lines(const WorkerStatus& status);
+// The line for what a living worker does.
+std::string status_line(const WorkerStatus& status);
 
-// Reads the lines in whatever pieces they arrive. What is no line of the form above is skipped, without an error: a
+// Reads the lines in whatever pieces they arrive. What is no line of a form above is skipped, without an error: a
 // worker that dies may leave half a line, one that is broken must not break its agent. Memory is bounded.
 class WorkerStatusParser {
  public:

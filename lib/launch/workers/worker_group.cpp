@@ -136,15 +136,16 @@ WorkerSlot WorkerGroup::slot_of(std::int64_t index) const {
 }
 
 void WorkerGroup::start_workers() {
-  WorkerLaunch launch{.executable = options_.executable, .arguments = {}, .removed = launcher_variables()};
+  ChildLaunch launch{.executable = options_.executable, .arguments = {}, .removed = launcher_variables()};
   if (options_.world > 1) launch.added = {"SCALETRAIN_SECRET=" + options_.rendezvous->secret};
   std::string pids;
   for (std::int64_t i = 0; i < options_.count; ++i) {
     const WorkerSlot slot = slot_of(i);
-    launch.arguments = options_.arguments ? options_.arguments(options_.start, slot)
-                                          : worker_arguments(options_, options_.start, slot);
+    launch.arguments = options_.arguments ? options_.arguments(options_.start, slot) : worker_arguments(options_, slot);
+    ChannelPair channel = make_channel();
+    launch.arguments.insert(launch.arguments.end(), {"--channel", fmt::format("{}", channel.worker.get())});
     launch.processors = slot.processors;
-    members_.push_back(std::make_unique<GroupMember>(slot.rank, launch, make_channel()));
+    members_.push_back(std::make_unique<GroupMember>(slot.rank, launch, std::move(channel)));
     pids += fmt::format(" {}", members_.back()->pid);
     // Without a process descriptor only the tick sees an end.
     if (members_.back()->process.descriptor() < 0) tick_ = std::min(tick_, 0.05);
@@ -369,7 +370,7 @@ void WorkerGroup::end_all() {
     if (!member->lives()) continue;
     if (!member->process.kill())
       options_.log.warn(fmt::format("{}worker {} was killed {:g} s ago and the kernel has not ended it; it is given up",
-                                    name_of(view(), *member), member->pid, WorkerProcess::kill_seconds));
+                                    name_of(view(), *member), member->pid, ChildProcess::kill_seconds));
     member->listen();
     member->end = member->process.ended();
     if (member->failed_at < 0 && member->failure() != Failure::none) member->failed_at = look_ + 1;
@@ -404,8 +405,8 @@ RoundResult run_worker_group(const GroupOptions& options) {
   return group->supervise();
 }
 
-std::vector<std::string> worker_arguments(const GroupOptions& options, const StartPoint& start,
-                                          const WorkerSlot& slot) {
+std::vector<std::string> worker_arguments(const GroupOptions& options, const WorkerSlot& slot) {
+  const StartPoint& start = options.start;
   std::vector<std::string> arguments = {"worker",        "--run-folder", options.paths.folder.string(),      "--lock",
                                         options.lock_id, "--generation", fmt::format("{}", start.generation)};
   const auto add = [&arguments](const char* name, std::string value) {

@@ -128,6 +128,6 @@ void require_lock(const GroupOptions& options);
 //   [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]] [--cause TEXT]
 // The second line for several ranks only; --local-rank where it is not the rank; --report where the heartbeat asks for
 // more lines than one a second.
-std::vector<std::string> worker_arguments(const GroupOptions& options, const StartPoint& start, const WorkerSlot& slot);
+std::vector<std::string> worker_arguments(const GroupOptions& options, const WorkerSlot& slot);
 
 }  // namespace scaletrain

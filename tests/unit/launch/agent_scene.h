@@ -52,7 +52,7 @@ struct AgentScene : BlockedSignals {
                 .interrupts = interrupts,
                 .executable = LAUNCH_TEST_HELPER} {
     const auto world = static_cast<std::int64_t>(scripts.front().size());
-    lead.layout = {.ranks_per_node = world, .replica = 1, .data = world};
+    lead.layout = {.ranks_per_place = world, .replica = 1, .data = world};
     options.arguments = [this](const StartPoint& start, const WorkerSlot& slot) {
       if (slot.rank == Rank(0)) starts.push_back(start);
       slots.push_back(slot);

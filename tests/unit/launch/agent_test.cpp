@@ -14,9 +14,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "host/child_process.h"
 #include "host/machine.h"
 #include "launch/workers/worker_channel.h"
-#include "launch/workers/worker_process.h"
 #include "support/eventually.h"
 
 namespace scaletrain {
@@ -219,8 +219,8 @@ TEST_CASE("the worker dies with a killed agent") {
   block_interrupt_signals();
   const TempFolder folder;
   const ChannelPair pair = make_channel();
-  WorkerProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent", folder.path().string(), "1"}},
-                      pair.worker);
+  ChildProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent", folder.path().string(), "1"}},
+                     pair.worker);
   const auto pid_file = folder / "worker.pid.0";
   REQUIRE(eventually([&] { return std::filesystem::exists(pid_file); }));
   const std::int64_t pid = std::stoll(TempFolder::read(pid_file));
@@ -232,23 +232,25 @@ TEST_CASE("the worker dies with a killed agent") {
 TEST_CASE("a lone worker's command line says folder, lock, generation and checkpoint") {
   Scene scene({Words{"exit", "0"}});
   const std::string folder = scene.folder.path().string();
-  const WorkerSlot slot;
-  CHECK(worker_arguments(group_options(scene), StartPoint{.checkpoint = std::nullopt, .step = 0, .generation = 1},
-                         slot) == Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "1"});
-  CHECK(
-      worker_arguments(group_options(scene), StartPoint{.checkpoint = "c/step-1", .step = 1, .generation = 2}, slot) ==
-      Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1"});
-  const StartPoint asked{.checkpoint = "c/step-1", .step = 1, .generation = 2, .asked = "/c/step-1"};
-  CHECK(worker_arguments(group_options(scene), asked, slot) == Words{"worker", "--run-folder", folder, "--lock", "0123",
-                                                                     "--generation", "2", "--from", "c/step-1",
-                                                                     "--asked", "/c/step-1"});
+  GroupOptions options = group_options(scene);
+  const auto arguments_of = [&options](const StartPoint& start) {
+    options.start = start;
+    return worker_arguments(options, WorkerSlot{});
+  };
+  CHECK(arguments_of({.checkpoint = std::nullopt, .step = 0, .generation = 1}) ==
+        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "1"});
+  CHECK(arguments_of({.checkpoint = "c/step-1", .step = 1, .generation = 2}) ==
+        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1"});
+  CHECK(arguments_of({.checkpoint = "c/step-1", .step = 1, .generation = 2, .asked = "/c/step-1"}) ==
+        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "2", "--from", "c/step-1", "--asked",
+              "/c/step-1"});
 }
 
 TEST_CASE("a worker reports eight times in a heartbeat, and once a second at least") {
   Scene scene({Words{"exit", "0"}});
   const auto report = [&](double heartbeat) {
     scene.lead.heartbeat = heartbeat;
-    const Words words = worker_arguments(group_options(scene), StartPoint{}, WorkerSlot{});
+    const Words words = worker_arguments(group_options(scene), WorkerSlot{});
     const auto at = std::find(words.begin(), words.end(), "--report");
     return at == words.end() ? std::string("each second") : *(at + 1);
   };
@@ -262,7 +264,7 @@ TEST_CASE("the command line of one of several workers says its place, never the 
   scene.lead.heartbeat = 10.0;
   WorkerSlot slot{.rank = Rank(3), .world = 8, .local_rank = 3, .sharers = 2};
   slot.rendezvous = RendezvousAddress{.host = "127.0.0.1", .port = 4567};
-  CHECK(worker_arguments(group_options(scene), StartPoint{}, slot) ==
+  CHECK(worker_arguments(group_options(scene), slot) ==
         Words{"worker", "--run-folder", scene.folder.path().string(), "--lock", "0123", "--generation", "0", "--rank",
               "3", "--world", "8", "--rendezvous", "127.0.0.1:4567", "--sharers", "2", "--heartbeat", "10"});
 }

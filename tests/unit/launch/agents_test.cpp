@@ -63,7 +63,7 @@ struct Network {
     return connect_store(server->address(), "secret", patience, std::nullopt, patience);
   }
   AgentLink::Options link(std::int64_t node, double lease = long_lease) const {
-    return {.node = node, .store = connect(), .reconnect = [this] { return connect(); }, .lease = lease};
+    return {.place = node, .store = connect(), .reconnect = [this] { return connect(); }, .lease = lease};
   }
   // Of a node whose connection ends once is_deaf is set.
   AgentLink::Options losing_link(std::int64_t node, double lease = long_lease) const {
@@ -148,14 +148,14 @@ TEST_CASE("a link whose first connections fail tries on until its lease has run 
     return network.connect();
   };
   {
-    AgentLink link({.node = 1, .reconnect = connect, .lease = 60.0});
+    AgentLink link({.place = 1, .reconnect = connect, .lease = 60.0});
     REQUIRE(eventually([&] { return rounds >= 3; }));
     CHECK_FALSE(link.is_cut_off());
     network.is_cut = false;
     CHECK(eventually([&] { return network.status(1).has_value(); }));
   }
   network.is_cut = true;
-  AgentLink link({.node = 2, .reconnect = connect, .lease = 0.2});
+  AgentLink link({.place = 2, .reconnect = connect, .lease = 0.2});
   CHECK(eventually([&] { return link.is_cut_off(); }));
 }
 
@@ -214,8 +214,8 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
   const Network network;
   Host host;
   constexpr std::int64_t nodes = 3;
-  Coordinator coordinator({.layout = {.ranks_per_node = 2, .replica = 1, .data = 6},
-                           .nodes = nodes,
+  Coordinator coordinator({.layout = {.ranks_per_place = 2, .replica = 1, .data = 6},
+                           .places = nodes,
                            .lock_id = "lock",
                            .heartbeat = long_lease,
                            .log = host.log,
@@ -318,7 +318,7 @@ TEST_CASE("a node's place is taken by one agent at a time, and free when nothing
   CHECK(second->basis().config == "config");
   CHECK(second->basis().version == "1");
   auto link = std::make_unique<AgentLink>(
-      AgentLink::Options{.node = 1, .reconnect = [&] { return second->connect(); }, .lease = long_lease});
+      AgentLink::Options{.place = 1, .reconnect = [&] { return second->connect(); }, .lease = long_lease});
   const auto store = first->connect();
   REQUIRE(eventually([&] { return store->find(status_key(1)).has_value(); }));
   CHECK_THROWS_AS(Meeting::join(node_options(folder, 1), {}, refused), UserError);
@@ -346,7 +346,7 @@ TEST_CASE(
       try {
         const auto world = Meeting::join(node_options(folder, 1, longest_heartbeat), {}, none);
         ++let_in;
-        const AgentLink link({.node = 1, .reconnect = [&] { return world->connect(); }, .lease = long_lease});
+        const AgentLink link({.place = 1, .reconnect = [&] { return world->connect(); }, .lease = long_lease});
         ++ended;
         eventually([&] { return ended == 4; });
       } catch (const UserError&) {
@@ -405,8 +405,8 @@ TEST_CASE("an agent that cannot take part ends the start for all, and knows whet
     std::optional<ExitStatus> noted;
     const auto first = Meeting::join(node_options(folder, 0), {"config", "1"}, noted);
     const auto second = Meeting::join(node_options(folder, 1), {}, noted);
-    Coordinator coordinator({.layout = {.ranks_per_node = 1, .replica = 1, .data = 2},
-                             .nodes = 2,
+    Coordinator coordinator({.layout = {.ranks_per_place = 1, .replica = 1, .data = 2},
+                             .places = 2,
                              .is_per_node = false,
                              .heartbeat = heartbeat,
                              .log = host.log,
@@ -433,8 +433,8 @@ TEST_CASE("what is wrong with a host is found by its agent before a worker start
   std::optional<ExitStatus> noted;
   const auto first = Meeting::join(node_options(folder, 0), {"config", "1"}, noted);
   const auto second = Meeting::join(node_options(folder, 1), {}, noted);
-  Coordinator coordinator({.layout = {.ranks_per_node = 1, .replica = 1, .data = 2},
-                           .nodes = 2,
+  Coordinator coordinator({.layout = {.ranks_per_place = 1, .replica = 1, .data = 2},
+                           .places = 2,
                            .is_per_node = false,
                            .heartbeat = heartbeat,
                            .log = host.log,

@@ -60,8 +60,8 @@ class CoordinatorScene {
                             std::int64_t max_restarts = 3, std::int64_t stages = 1, bool is_per_node = true)
       : nodes_(nodes),
         log_({.file = folder_.path() / "agent.log"}),
-        coordinator_({.layout = {.ranks_per_node = 1, .replica = 1, .data = nodes},
-                      .nodes = nodes,
+        coordinator_({.layout = {.ranks_per_place = 1, .replica = 1, .data = nodes},
+                      .places = nodes,
                       .is_per_node = is_per_node,
                       .stages = stages,
                       .min_data = min_data,
@@ -89,7 +89,7 @@ class CoordinatorScene {
 
   void come(std::int64_t node, const std::string& incarnation = "first") {
     AgentStatus status;
-    status.node = node;
+    status.place = node;
     status.host = "host-" + std::to_string(node);
     status.machine = {status.host, status.host + "/all"};
     status.incarnation = incarnation;
@@ -131,7 +131,7 @@ class CoordinatorScene {
   // The workers of all nodes of the round run, at this step.
   void run_all(std::int64_t step) {
     for (const PlaceShare& share : orders().plan.shares) {
-      AgentStatus& status = statuses_.at(share.node);
+      AgentStatus& status = statuses_.at(share.place);
       status.round = orders().round;
       status.report.reset();
       status.workers = {.progress = 10, .working = share.count, .step = step};
@@ -145,14 +145,14 @@ class CoordinatorScene {
     status.workers = {};
   }
   void report_all(const RoundResult& round) {
-    for (const PlaceShare& share : orders().plan.shares) report(share.node, round);
+    for (const PlaceShare& share : orders().plan.shares) report(share.place, round);
   }
   // A node of an elastic run is lost at this step; what is left goes on.
   void lose(std::int64_t node, std::int64_t step) {
     run_all(step);
     silence(node);
     for (const PlaceShare& share : orders().plan.shares)
-      if (share.node != node) report(share.node, lost_peer(step));
+      if (share.place != node) report(share.place, lost_peer(step));
     pass(run_out + 1);
   }
 

@@ -11,8 +11,8 @@
 #include "base/clock.h"
 #include "comm/collective/collective_status.h"
 #include "comm/communicator.h"
+#include "host/child_process.h"
 #include "launch/workers/worker_channel.h"
-#include "launch/workers/worker_process.h"
 #include "support/eventually.h"
 
 namespace scaletrain {
@@ -134,8 +134,8 @@ TEST_CASE("a worker that somebody else asks reports without touching its threads
   const ChannelPair pair = make_channel();
   const std::string file = (folder / "log").string();
   // The helper in between is the parent; this process is somebody else.
-  WorkerProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent-of-stuck", folder.path().string()}},
-                      pair.worker);
+  ChildProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent-of-stuck", folder.path().string()}},
+                     pair.worker);
   REQUIRE(eventually([&] { return std::filesystem::exists(folder / "pid"); }));
   const auto pid = static_cast<pid_t>(std::stoll(TempFolder::read(folder / "pid")));
   ::kill(pid, SIGQUIT);

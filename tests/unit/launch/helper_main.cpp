@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "host/child_process.h"
 #include "host/machine.h"
 #include "host/signals.h"
 #include "launch/agent/agent.h"
@@ -25,7 +26,6 @@
 #include "launch/meeting/meeting.h"
 #include "launch/watch/hang_report.h"
 #include "launch/workers/worker_channel.h"
-#include "launch/workers/worker_process.h"
 
 namespace scaletrain {
 namespace {
@@ -237,7 +237,10 @@ int stuck(const Call& call) {
 int agent_of_stuck(const Call& call) {
   const ChannelPair pair = make_channel();
   const std::string folder = call.words.at(1) + "/";
-  const WorkerProcess child({.executable = "/proc/self/exe", .arguments = {"stuck", "4", folder + "log"}}, pair.worker);
+  const ChildProcess child(
+      {.executable = "/proc/self/exe",
+       .arguments = {"stuck", "4", folder + "log", "--channel", std::to_string(pair.worker.get())}},
+      pair.worker);
   WorkerChannel channel(FileDescriptor(::dup(pair.agent.get())));
   while (channel.status().lines == 0) {
     channel.drain();
@@ -257,7 +260,7 @@ int agent(const Call& call) {
   const auto meeting = Meeting::join({.paths = paths, .place = lone_place()}, {}, noted);
   const std::int64_t world = std::stoll(call.words.at(2));
   Coordinator coordinator(
-      {.layout = {.ranks_per_node = world, .replica = 1, .data = world},
+      {.layout = {.ranks_per_place = world, .replica = 1, .data = world},
        .lock_id = "x",
        .log = log,
        .next_start = [](const StartPoint& before) { return before; },

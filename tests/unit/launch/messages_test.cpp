@@ -14,7 +14,7 @@ namespace scaletrain {
 
 TEST_CASE("statuses and orders read back as they were written") {
   AgentStatus status;
-  status.node = 3;
+  status.place = 3;
   status.incarnation = "x";
   status.beat = 1ull << 60;
   status.round = 2;

@@ -38,18 +38,18 @@ std::string refusal(const ParallelConfig& parallel, const LaunchConfig& launch, 
 
 TEST_CASE("given degrees are spread evenly over the nodes") {
   const PlaceLayout layout = lay_out_nodes(degrees(4, 2, 1), per_node({}), 4, 1);
-  CHECK(layout.ranks_per_node == 2);
+  CHECK(layout.ranks_per_place == 2);
   CHECK(layout.replica == 2);
   CHECK(layout.data == 4);
   CHECK(layout.world() == 8);
   // A replica may span nodes.
-  CHECK(lay_out_nodes(degrees(1, 1, 4), per_node({}), 4, 1).ranks_per_node == 1);
-  CHECK(lay_out_nodes(degrees(2, 2, 2), per_node(4), 2, 1).ranks_per_node == 4);
+  CHECK(lay_out_nodes(degrees(1, 1, 4), per_node({}), 4, 1).ranks_per_place == 1);
+  CHECK(lay_out_nodes(degrees(2, 2, 2), per_node(4), 2, 1).ranks_per_place == 4);
 }
 
 TEST_CASE("data auto is one replica per node, or what ranks_per_node leaves") {
   const PlaceLayout one_each = lay_out_nodes(degrees({}, 2, 2), per_node({}), 3, 4);
-  CHECK(one_each.ranks_per_node == 4);
+  CHECK(one_each.ranks_per_place == 4);
   CHECK(one_each.data == 3);
   const PlaceLayout given = lay_out_nodes(degrees({}, 2, 1), per_node(8), 3, 1);
   CHECK(given.data == 12);
@@ -70,7 +70,7 @@ TEST_CASE("degrees that the nodes do not carry are refused with the remedy") {
 }
 
 TEST_CASE("remaining nodes carry as many whole replicas as they can") {
-  const PlaceLayout layout{.ranks_per_node = 2, .replica = 2, .data = 4};
+  const PlaceLayout layout{.ranks_per_place = 2, .replica = 2, .data = 4};
   const auto all = allot_ranks(layout, {0, 1, 2, 3}, 4);
   REQUIRE(all);
   CHECK(all->data == 4);
@@ -86,12 +86,12 @@ TEST_CASE("remaining nodes carry as many whole replicas as they can") {
 
 TEST_CASE("nodes that no whole replica needs stay empty, and more nodes than ranks change nothing") {
   // Replicas of three ranks over nodes of two: of three nodes six places, of two nodes four.
-  const PlaceLayout layout{.ranks_per_node = 2, .replica = 3, .data = 2};
+  const PlaceLayout layout{.ranks_per_place = 2, .replica = 3, .data = 2};
   const auto two = allot_ranks(layout, {0, 2}, 1);
   REQUIRE(two);
   CHECK(two->data == 1);
   CHECK(two->shares == std::vector<PlaceShare>{{0, 0, 2}, {2, 2, 1}});
-  const PlaceLayout wide{.ranks_per_node = 4, .replica = 1, .data = 4};
+  const PlaceLayout wide{.ranks_per_place = 4, .replica = 1, .data = 4};
   const auto spare = allot_ranks(wide, {0, 1}, 1);
   REQUIRE(spare);
   CHECK(spare->data == 4);

@@ -76,14 +76,14 @@ TEST_CASE("without restarts the first is one too many") {
 TEST_CASE("lost nodes take nothing from the budget, and a checkpoint behind them is progress as any") {
   RestartPolicy policy(1, 0);
   for (const int step : {3, 4, 5, 6, 7}) {
-    CHECK(policy.lost_nodes(step) == Decision::restart);
+    CHECK(policy.lost_places(step) == Decision::restart);
     policy.resuming(0);
   }
   CHECK(policy.used() == 0);
   CHECK(policy.failed(8) == Decision::restart);
   CHECK(policy.restarting(0) == Decision::restart);
   CHECK(policy.used() == 1);
-  CHECK(policy.lost_nodes(12) == Decision::restart);
+  CHECK(policy.lost_places(12) == Decision::restart);
   policy.resuming(10);
   CHECK(policy.used() == 0);
 }
@@ -92,10 +92,10 @@ TEST_CASE("the tenth loss at one step is no progress, unless a checkpoint lies b
   for (const bool has_progress : {false, true}) {
     RestartPolicy policy(0, 0);
     for (int loss = 1; loss < RestartPolicy::losses_at_one_step; ++loss) {
-      CHECK(policy.lost_nodes(7) == Decision::restart);
+      CHECK(policy.lost_places(7) == Decision::restart);
       policy.resuming(has_progress && loss == 5 ? 8 : 0);
     }
-    CHECK(policy.lost_nodes(7) == (has_progress ? Decision::restart : Decision::no_progress));
+    CHECK(policy.lost_places(7) == (has_progress ? Decision::restart : Decision::no_progress));
   }
 }
 

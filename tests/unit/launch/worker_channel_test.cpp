@@ -17,6 +17,13 @@ WorkerStatus parse(std::string_view text) {
   return parser.status();
 }
 
+std::string doing(const std::string& progress, const std::string& step, const std::string& waiting) {
+  return R"({"progress":)" + progress + R"(,"step":)" + step + R"(,"waiting":)" + waiting + "}\n";
+}
+std::string doing(int progress, int step, bool waiting) {
+  return doing(std::to_string(progress), std::to_string(step), waiting ? "true" : "false");
+}
+
 }  // namespace
 
 TEST_CASE("before the first line a worker counts as starting up") {
@@ -28,7 +35,8 @@ TEST_CASE("before the first line a worker counts as starting up") {
 }
 
 TEST_CASE("lines mean the same in whatever pieces they arrive") {
-  const std::string text = "progress 12 3 waiting\nprogress 18446744073709551615 4 working\nerror 3 a%20b c\n";
+  const std::string text = doing(12, 3, true) + doing("18446744073709551615", "4", "false") +
+                           R"({"error": 3, "message": "a\u0020b c"})" + "\n";
   for (std::size_t size = 1; size <= text.size(); ++size) {
     CAPTURE(size);
     WorkerStatusParser parser;
@@ -44,7 +52,7 @@ TEST_CASE("lines mean the same in whatever pieces they arrive") {
   }
 }
 
-TEST_CASE("what a status tells is what its lines say") {
+TEST_CASE("what a status tells is what its line says") {
   WorkerStatus told;
   told.progress = 12;
   told.step = 3;
@@ -52,8 +60,8 @@ TEST_CASE("what a status tells is what its lines say") {
   told.collective = InCollective{.text = "group data: all_reduce #1", .seconds = 1.5};
   told.storage = InStorage{.activity = 7, .bytes = 1u << 20, .text = "fsync of a b%\n", .seconds = 61.25};
   told.pace = Pace{.steps = 4, .busy_seconds = 2.5};
-  const WorkerStatus heard = parse(status_lines(told));
-  CHECK(heard.lines == 4);
+  const WorkerStatus heard = parse(status_line(told));
+  CHECK(heard.lines == 1);
   CHECK(heard.progress == 12);
   CHECK(heard.step == 3);
   CHECK_FALSE(heard.waiting);
@@ -66,18 +74,19 @@ TEST_CASE("what a status tells is what its lines say") {
   CHECK(heard.pace->busy_seconds == 2.5);
   // In no call.
   told.storage->text.clear();
-  CHECK(parse(status_lines(told)).storage->text.empty());
-  CHECK_FALSE(parse("storage 7 x 1.0\n").storage);
+  CHECK(parse(status_line(told)).storage->text.empty());
+  told.storage.reset();
+  CHECK_FALSE(parse(status_line(told)).storage);
 }
 
 TEST_CASE("a half line changes nothing, wherever it is cut and whatever follows") {
-  const std::string line = "progress 1234 56 working\n";
+  const std::string line = doing(1234, 56, false);
   for (std::size_t cut = 0; cut + 1 < line.size(); ++cut) {
     CAPTURE(cut);
     const std::string half = line.substr(0, cut);
-    CHECK(parse("progress 7 5 working\n" + half).progress == 7);
+    CHECK(parse(doing(7, 5, false) + half).progress == 7);
     // Torn, then written over by the next line.
-    const WorkerStatus status = parse("progress 7 5 working\n" + half + (cut == 0 ? "" : "progress 8 6 waiting\n"));
+    const WorkerStatus status = parse(doing(7, 5, false) + half + (cut == 0 ? "" : doing(8, 6, true)));
     CHECK(status.progress == 7);
     CHECK(status.step == 5);
     CHECK(status.lines == 1);
@@ -85,23 +94,39 @@ TEST_CASE("a half line changes nothing, wherever it is cut and whatever follows"
 }
 
 TEST_CASE("what is no line of the protocol is skipped") {
-  const WorkerStatus status = parse(
-      "\n\nprogress\nprogress 1 2\nprogress 1 2 working 3\nprogress x 2 working\nprogress 1 -2 working\nprogress -1 2 "
-      "working\n"
-      "progress 1 2 asleep\nerror\nerror 3\nerror 99 x\nerror 3 %G0\nerror 3 %4\nhello\n\xff\xfe\n progress 1 2 "
-      "working\n"
-      "progress 9 8 working\n");
+  std::string text = "\n\n{}\n[]\n1\nhello\n\xff\xfe\n";
+  for (const std::string progress : {"-1", "1.5", "\"1\"", "null", "18446744073709551616"})
+    text += doing(progress, "2", "false");
+  for (const std::string step : {"-2", "x", "0.5", "9223372036854775808"}) text += doing("1", step, "false");
+  text += doing("1", "2", "1") + doing("1", "2", "asleep");
+  for (const char* const rest : {R"("collective":"x")", R"("collective":{"text":"x"})",
+                                 R"("storage":{"activity":7,"bytes":"x","text":"","seconds":1})",
+                                 R"("pace":{"steps":1})", R"("pace":[])", R"("step":3)"})
+    text += std::string(R"({"progress":1,"step":2,"waiting":false,)") + rest + "}\n";
+  text += R"({"error":99,"message":"x"})"
+          "\n"
+          R"({"error":3})"
+          "\n"
+          R"({"error":"3","message":"x"})"
+          "\n";
+  text += R"({"dumped":7})"
+          "\n"
+          R"({"error":3,"message":"x"} {})"
+          "\n";
+  const WorkerStatus status = parse(text + doing(9, 8, false));
   CHECK(status.lines == 1);
   CHECK(status.progress == 9);
   CHECK(status.step == 8);
   CHECK_FALSE(status.error);
+  CHECK_FALSE(status.dumped);
+  CHECK_FALSE(status.pace);
 }
 
 TEST_CASE("an endless line is dropped and the next one is read") {
   WorkerStatusParser parser;
   const std::string piece(4096, 'x');
   for (int i = 0; i < 1000; ++i) parser.feed(piece);
-  parser.feed("progress 1 1 working\nprogress 2 2 working\n");
+  parser.feed(doing(1, 1, false) + doing(2, 2, false));
   CHECK(parser.status().lines == 1);
   CHECK(parser.status().step == 2);
 }
@@ -157,8 +182,8 @@ TEST_CASE("an agent whose worker does not listen does not wait for it") {
 }
 
 TEST_CASE("a worker has worked once it was not waiting, whatever it does afterwards") {
-  CHECK_FALSE(parse("progress 12 3 waiting\n").has_worked);
-  CHECK(parse("progress 12 3 waiting\nprogress 13 3 working\nprogress 13 4 waiting\n").has_worked);
+  CHECK_FALSE(parse(doing(12, 3, true)).has_worked);
+  CHECK(parse(doing(12, 3, true) + doing(13, 3, false) + doing(13, 4, true)).has_worked);
 }
 
 TEST_CASE("without an agent nothing is sent and the caller knows") {
@@ -190,27 +215,39 @@ TEST_CASE("an agent that does not read does not block the worker, and later read
   CHECK(channel.status().step == 5);
 }
 
-TEST_CASE("a collective is told behind a progress line and forgotten with the next one") {
+TEST_CASE("a collective is forgotten with the next line, and a pace is not") {
   WorkerStatusParser parser;
-  parser.feed("progress 7 3 working\ncollective 1.5 group data: 100%25 \npace 12 3.25\n");
+  WorkerStatus told;
+  told.collective = InCollective{.text = "group data: 100% ", .seconds = 1.5};
+  told.pace = Pace{.steps = 12, .busy_seconds = 3.25};
+  parser.feed(status_line(told));
   REQUIRE(parser.status().collective);
   CHECK(parser.status().collective->text == "group data: 100% ");
   CHECK(parser.status().collective->seconds == 1.5);
+  CHECK_FALSE(parser.status().dumped);
+  parser.feed(doing(8, 3, false) + dumped_line(""));
+  CHECK_FALSE(parser.status().collective);
+  CHECK(parser.status().dumped == "");
   REQUIRE(parser.status().pace);
   CHECK(parser.status().pace->steps == 12);
   CHECK(parser.status().pace->busy_seconds == 3.25);
-  CHECK_FALSE(parser.status().dumped);
-  parser.feed("progress 8 3 working\ndumped\ncollective x y\npace 1\n");
-  CHECK_FALSE(parser.status().collective);
-  CHECK(parser.status().dumped == "");
-  CHECK(parser.status().pace->steps == 12);
 }
 
 TEST_CASE("a report's collective arrives behind half a line of another thread") {
   WorkerStatusParser parser;
-  parser.feed("progress 7 3 wor\n" + dumped_line("group data (ranks 0, 1): 100%\n#7"));
+  parser.feed(doing(7, 3, false).substr(0, 20) + "\n" + dumped_line("group data (ranks 0, 1): 100%\n#7"));
   CHECK(parser.status().dumped == "group data (ranks 0, 1): 100%\n#7");
   CHECK(parser.status().progress == 0);
+}
+
+TEST_CASE("the longest message of the least printable bytes arrives, cut where it is too long") {
+  const ChannelPair pair = make_channel();
+  WorkerReporter reporter(::dup(pair.worker.get()), 60.0);
+  WorkerChannel channel(FileDescriptor(::dup(pair.agent.get())));
+  CHECK(reporter.error(ExitCode::input, std::string(100'000, '\x01')));
+  CHECK(channel.drain());
+  REQUIRE(channel.status().error);
+  CHECK(channel.status().error->message == std::string(8192, '\x01'));
 }
 
 TEST_CASE("what a worker waits for and its pace arrive with its progress") {

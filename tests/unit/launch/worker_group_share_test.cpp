@@ -81,7 +81,7 @@ TEST_CASE("the command line of a share's worker says its place on the host and t
                         .sharers = 1,
                         .rendezvous = RendezvousAddress{.host = "10.1.2.3", .port = 4567},
                         .data_degree = 6};
-  const Words words = worker_arguments(share.options, StartPoint{}, slot);
+  const Words words = worker_arguments(share.options, slot);
   const auto value_of = [&words](const char* name) {
     const auto at = std::find(words.begin(), words.end(), name);
     return at == words.end() ? std::string("missing") : *(at + 1);

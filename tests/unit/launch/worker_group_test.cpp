@@ -14,10 +14,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "host/child_process.h"
 #include "host/machine.h"
 #include "launch/agent/agent.h"
 #include "launch/workers/worker_channel.h"
-#include "launch/workers/worker_process.h"
 #include "support/eventually.h"
 
 namespace scaletrain {
@@ -276,8 +276,8 @@ TEST_CASE("all workers die with a killed agent") {
   block_interrupt_signals();
   const TempFolder folder;
   const ChannelPair pair = make_channel();
-  WorkerProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent", folder.path().string(), "4"}},
-                      pair.worker);
+  ChildProcess agent({.executable = LAUNCH_TEST_HELPER, .arguments = {"agent", folder.path().string(), "4"}},
+                     pair.worker);
   std::vector<std::int64_t> pids;
   for (int rank = 0; rank < 4; ++rank) {
     const auto file = folder / ("worker.pid." + std::to_string(rank));

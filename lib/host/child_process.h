@@ -19,11 +19,11 @@ struct ProcessEnd {
 };
 
 // What to start.
-struct WorkerLaunch {
+struct ChildLaunch {
   std::filesystem::path executable;
   std::vector<std::string> arguments;  // without the program's name
   // The child has the caller's environment without `removed`, with `added` ("NAME=value", in place of what was there).
-  // What only the worker may know goes here: command lines are public.
+  // What only the child may know goes here: command lines are public.
   std::vector<std::string> added{};
   std::vector<std::string> removed{};
   std::vector<int> processors{};  // that it may run on; empty: those of the caller
@@ -31,14 +31,14 @@ struct WorkerLaunch {
 
 // Owns the process: the destructor kills it and takes its remains, so that neither orphan nor zombie is left. Used by
 // one thread, the one that made it; the kernel kills the process when that thread ends.
-class WorkerProcess {
+class ChildProcess {
  public:
-  // The child inherits standard streams, signal mask and `channel`, whose number in the child is appended to the
-  // arguments as "--channel N". PeerError if it cannot be started.
-  WorkerProcess(const WorkerLaunch& launch, const FileDescriptor& channel);
-  ~WorkerProcess();
-  WorkerProcess(const WorkerProcess&) = delete;
-  WorkerProcess& operator=(const WorkerProcess&) = delete;
+  // The child inherits standard streams, signal mask and `inherited`, under the number that it has here. PeerError if
+  // it cannot be started.
+  ChildProcess(const ChildLaunch& launch, const FileDescriptor& inherited);
+  ~ChildProcess();
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
 
   pid_t pid() const { return pid_; }
   // Readable once the process has ended; negative where the kernel has no such descriptors (before Linux 5.3).

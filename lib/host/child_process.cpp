@@ -1,4 +1,4 @@
-#include "launch/workers/worker_process.h"
+#include "host/child_process.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   return pointers;
 }
 
-std::vector<std::string> environment_of(const WorkerLaunch& launch) {
+std::vector<std::string> environment_of(const ChildLaunch& launch) {
   std::vector<std::string> variables;
   const auto name_of = [](std::string_view variable) { return variable.substr(0, variable.find('=')); };
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -67,12 +67,10 @@ std::string program_name(const std::filesystem::path& executable) {
 }
 
 // Not copied or moved afterwards: the pointers point into it.
-void prepare(Preparation& made, const WorkerLaunch& launch, int channel) {
+void prepare(Preparation& made, const ChildLaunch& launch) {
   made.executable = launch.executable.string();
   made.arguments = launch.arguments;
   made.arguments.insert(made.arguments.begin(), program_name(launch.executable));
-  made.arguments.emplace_back("--channel");
-  made.arguments.push_back(fmt::format("{}", channel));
   made.variables = environment_of(launch);
   made.argument_pointers = pointers_to(made.arguments);
   made.variable_pointers = pointers_to(made.variables);
@@ -83,17 +81,17 @@ void prepare(Preparation& made, const WorkerLaunch& launch, int channel) {
 
 // The child between fork and exec. The parent has threads, so only async-signal-safe calls are allowed here: no
 // allocation, no locks.
-[[noreturn]] void run_child(const Preparation& made, pid_t agent, int channel, int report) {
+[[noreturn]] void run_child(const Preparation& made, pid_t parent, int inherited, int report) {
   const auto give_up = [report] {
     const int error = errno;
     [[maybe_unused]] const ssize_t n = ::write(report, &error, sizeof error);
     ::_exit(127);
   };
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up();
-  // The agent may have ended before the line above; then nobody will kill this process any more.
-  if (::getppid() != agent) ::_exit(127);
-  if (::fcntl(channel, F_SETFD, 0) != 0) give_up();
-  // Where it is refused, the worker runs as well, only less evenly.
+  // The parent may have ended before the line above; then nobody will kill this process any more.
+  if (::getppid() != parent) ::_exit(127);
+  if (::fcntl(inherited, F_SETFD, 0) != 0) give_up();
+  // Where it is refused, the child runs as well, only less evenly.
   if (made.has_processors) ::sched_setaffinity(0, sizeof made.processors, &made.processors);
   ::execve(made.executable.c_str(), made.argument_pointers.data(), made.variable_pointers.data());
   give_up();
@@ -102,21 +100,21 @@ void prepare(Preparation& made, const WorkerLaunch& launch, int channel) {
 
 }  // namespace
 
-WorkerProcess::WorkerProcess(const WorkerLaunch& launch, const FileDescriptor& channel) {
+ChildProcess::ChildProcess(const ChildLaunch& launch, const FileDescriptor& inherited) {
   Preparation made;
-  prepare(made, launch, channel.get());
+  prepare(made, launch);
 
   // Closed by a successful exec; otherwise brings errno.
   std::array<int, 2> report{};
   if (::pipe2(report.data(), O_CLOEXEC) != 0)
-    throw PeerError(fmt::format("starting the worker: pipe failed: {}", std::strerror(errno)));
+    throw PeerError(fmt::format("starting a process: pipe failed: {}", std::strerror(errno)));
   const FileDescriptor report_read(report[0]);
   FileDescriptor report_write(report[1]);
 
-  const pid_t agent = ::getpid();
+  const pid_t parent = ::getpid();
   pid_ = ::fork();
-  if (pid_ == 0) run_child(made, agent, channel.get(), report_write.get());
-  if (pid_ < 0) throw PeerError(fmt::format("starting the worker: fork failed: {}", std::strerror(errno)));
+  if (pid_ == 0) run_child(made, parent, inherited.get(), report_write.get());
+  if (pid_ < 0) throw PeerError(fmt::format("starting a process: fork failed: {}", std::strerror(errno)));
   report_write = FileDescriptor();
 
   int error = 0;
@@ -126,19 +124,19 @@ WorkerProcess::WorkerProcess(const WorkerLaunch& launch, const FileDescriptor& c
   } while (n < 0 && errno == EINTR);
   if (n == static_cast<ssize_t>(sizeof error)) {
     reap(0);
-    throw PeerError(fmt::format("starting the worker: {} cannot be executed: {}", launch.executable.string(),
-                                std::strerror(error)));
+    throw PeerError(
+        fmt::format("starting a process: {} cannot be executed: {}", launch.executable.string(), std::strerror(error)));
   }
 #ifdef SYS_pidfd_open
   pidfd_ = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
 #endif
 }
 
-WorkerProcess::~WorkerProcess() {
+ChildProcess::~ChildProcess() {
   kill();
 }
 
-std::optional<ProcessEnd> WorkerProcess::reap(int flags) {
+std::optional<ProcessEnd> ChildProcess::reap(int flags) {
   if (end_) return end_;
   int status = 0;
   pid_t result = 0;
@@ -158,16 +156,16 @@ std::optional<ProcessEnd> WorkerProcess::reap(int flags) {
   return end_;
 }
 
-std::optional<ProcessEnd> WorkerProcess::ended() {
+std::optional<ProcessEnd> ChildProcess::ended() {
   return reap(WNOHANG);
 }
 
-void WorkerProcess::signal(int number) const {
+void ChildProcess::signal(int number) const {
   // Until its remains are taken, the pid belongs to it.
   if (!end_) ::kill(pid_, number);
 }
 
-bool WorkerProcess::is_stopped() const {
+bool ChildProcess::is_stopped() const {
   if (end_) return false;
   std::ifstream file(fmt::format("/proc/{}/stat", pid_));
   std::string text;
@@ -178,7 +176,7 @@ bool WorkerProcess::is_stopped() const {
   return text[name_end + 2] == 'T' || text[name_end + 2] == 't';
 }
 
-bool WorkerProcess::kill() {
+bool ChildProcess::kill() {
   signal(SIGKILL);
   const MonotonicTime begin = monotonic_now();
   for (auto pause = std::chrono::microseconds(200); !ended(); pause = std::min(2 * pause, longest_pause)) {
