@@ -283,7 +283,9 @@ TEST_CASE("files that join a source come in the rest of the epoch, every sample 
       again.enter(mix);
       if (count == parts.size()) CHECK(again.counts(sample) == mixture.counts(sample));
     }
-    for (const auto& [epoch, places] : epochs) {
+    for (const auto& entry : epochs) {
+      const auto epoch = entry.first;
+      const auto& places = entry.second;
       CAPTURE(epoch);
       CHECK(std::set<Place>(places.begin(), places.end()).size() == places.size());
       if (epochs.contains(epoch + 1)) CHECK(static_cast<std::int64_t>(places.size()) == samples[epoch]);
