@@ -114,7 +114,12 @@ ChildProcess::ChildProcess(const ChildLaunch& launch, const FileDescriptor& inhe
   const pid_t parent = ::getpid();
   pid_ = ::fork();
   if (pid_ == 0) run_child(made, parent, inherited.get(), report_write.get());
-  if (pid_ < 0) throw PeerError(fmt::format("starting a process: fork failed: {}", std::strerror(errno)));
+  if (pid_ < 0) {
+    throw PeerError(
+        fmt::format("starting a process: fork failed: {}; `ulimit -u`, the control group's pids.max and free memory "
+                    "limit how many there may be",
+                    std::strerror(errno)));
+  }
   report_write = FileDescriptor();
 
   int error = 0;

@@ -121,7 +121,7 @@ void save(const PhasePlan& phase, const fs::path& folder) {
   write(folder / "manifest.json", text);
   write(folder / piece_list_name, list);
   lap("written and synced");
-  fmt::print("  manifest {:.1f} MiB, list of pieces {:.1f} MiB\n", static_cast<double>(text.size()) / mebibyte,
+  fmt::print("  manifest {:.1f} MiB, pieces.list {:.1f} MiB\n", static_cast<double>(text.size()) / mebibyte,
              static_cast<double>(list.size()) / mebibyte);
 }
 

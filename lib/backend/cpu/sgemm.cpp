@@ -38,8 +38,9 @@ class OneOpenMpThread {
 };
 
 // The first product makes the code of all kernels, in 6 MiB, and oneDNN does not survive that a part of them is refused
-// (SIGSEGV, under a limit on the address space): so they are seen to be there, and the code is made at once, by a
-// product that nobody needs. std::bad_alloc; then the next call tries again.
+// (SIGSEGV, under a limit on the address space). So it is asked for room first, and the code is made at once, by a
+// product that nobody needs. Another thread may still take that room in between; this happens once, before a rank
+// trains. std::bad_alloc where there is none; then the next call tries again.
 bool make_kernels() {
   constexpr std::size_t enough = std::size_t{16} << 20;
   void* const room = ::mmap(nullptr, enough, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -48,9 +49,10 @@ bool make_kernels() {
   constexpr dnnl_dim_t size = 16;
   const std::array<float, size * size> factor{};
   std::array<float, size * size> product{};
-  if (dnnl_sgemm('N', 'N', size, size, size, 1.0F, factor.data(), size, factor.data(), size, 0.0F, product.data(),
-                 size) == dnnl_out_of_memory)
-    throw std::bad_alloc();
+  const dnnl_status_t status = dnnl_sgemm('N', 'N', size, size, size, 1.0F, factor.data(), size, factor.data(), size,
+                                          0.0F, product.data(), size);
+  if (status == dnnl_out_of_memory) throw std::bad_alloc();
+  SCALETRAIN_CHECK_EQ(status, dnnl_success);
   return true;
 }
 

@@ -108,8 +108,11 @@ ListSection parse_section(const json& value, std::uint64_t& end, const std::stri
   if (hash.size() != hex_digits || !from_hex(hash, section.hash))
     refuse(where, fmt::format("the hash of its list is {}", quoted(hash)));
   if (section.bytes == 0) refuse(where, "its list is empty");
-  if (section.first != end || section.bytes > static_cast<std::uint64_t>(INT64_MAX) - end)
-    refuse(where, fmt::format("its list begins at {}, expected {}", section.first, end));
+  if (section.bytes > list_limit_bytes) {
+    refuse(where, fmt::format("its list has {}; this program reads lists of up to {}", bytes_text(section.bytes),
+                              bytes_text(list_limit_bytes)));
+  }
+  if (section.first != end) refuse(where, fmt::format("its list begins at {}, expected {}", section.first, end));
   end += section.bytes;
   return section;
 }

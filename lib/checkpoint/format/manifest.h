@@ -27,6 +27,9 @@ inline constexpr std::int64_t listed_format_version = 2;  // pieces.list
 inline constexpr std::uint64_t checksum_block_bytes = 4ull << 20;
 // Format version 1, of up to most_pieces_in_manifest pieces: some 5 MB, and 16 characters for each 4 MiB of the files.
 inline constexpr std::uint64_t manifest_limit_bytes = 512ull << 20;
+// One list of pieces.list: that of the files of 65,536 ranks of a 405b model has 13 MiB. Who reads one takes it in
+// whole.
+inline constexpr std::uint64_t list_limit_bytes = 512ull << 20;
 // Some 5 MB of text.
 inline constexpr std::uint64_t most_pieces_in_manifest = 20'000;
 inline constexpr const char* piece_list_name = "pieces.list";

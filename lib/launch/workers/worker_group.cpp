@@ -145,7 +145,11 @@ void WorkerGroup::start_workers() {
     ChannelPair channel = make_channel();
     launch.arguments.insert(launch.arguments.end(), {"--channel", fmt::format("{}", channel.worker.get())});
     launch.processors = slot.processors;
-    members_.push_back(std::make_unique<GroupMember>(slot.rank, launch, std::move(channel)));
+    try {
+      members_.push_back(std::make_unique<GroupMember>(slot.rank, launch, std::move(channel)));
+    } catch (const PeerError& e) {
+      throw PeerError(fmt::format("rank {}: {}", slot.rank.value(), e.what()));
+    }
     pids += fmt::format(" {}", members_.back()->pid);
     // Without a process descriptor only the tick sees an end.
     if (members_.back()->process.descriptor() < 0) tick_ = std::min(tick_, 0.05);

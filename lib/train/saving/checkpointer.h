@@ -1,6 +1,6 @@
 // When a run saves, and what follows from it: what is due, the checkpoint, its record, pruning.
 //
-// A save in the background (checkpoint.background) copies the state to memory that was set aside for it, while the next
+// A save in the background (checkpoint.background) copies the state to memory that was allocated for it, while the next
 // step's forward and backward run, and writes it from there with less priority than training has. Training is held up
 // where it must be: for the copy, right before the optimizer changes what is copied; and for a save that is still being
 // written when the next one is due. Saves that a run ends with are not in the background:

@@ -55,8 +55,8 @@ Manifest manifest_of(const PhasePlan& phase) {
     }
   }
   for (auto& [place, list] : pieces) {
-    const auto [state, row] = place;
-    const Parameter& parameter = phase.table.parameters()[static_cast<std::size_t>(row)];
+    const auto [state, index] = place;
+    const Parameter& parameter = phase.table.parameters()[static_cast<std::size_t>(index)];
     const std::string name =
         state < 0 ? parameter.name
                   : state_tensor_name(parameter.name, phase.optimizer_states[static_cast<std::size_t>(state)]);
