@@ -64,7 +64,13 @@ class Notices {
     const auto& warmup = train.lr_schedule.warmup;
     if (!warmup || train.steps.has_value() == train.tokens.has_value()) return;
     const std::int64_t steps = train.num_steps(config_.model.context);
-    // Longer than a run in tokens that begins: one that is resumed may have more steps, or is refused.
+    if (*warmup > steps && train.tokens) {
+      notices_.push_back(
+          fmt::format("train.lr_schedule.warmup: a run that begins would be refused, because its train.tokens: {} are "
+                      "{} steps and {} are warm-up (one that is resumed may have more steps); lower "
+                      "train.lr_schedule.warmup, leave it out (auto) or raise train.tokens",
+                      *train.tokens, steps, *warmup));
+    }
     if (*warmup <= steps / 2 || *warmup > steps) return;
     notices_.push_back(fmt::format(
         "train.lr_schedule.warmup: {} of the run's {} steps are warm-up; set a smaller number, or auto ({})", *warmup,

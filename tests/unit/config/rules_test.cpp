@@ -174,6 +174,23 @@ TEST_CASE("a warm-up longer than the run is refused, one that is most of it is t
   }
 }
 
+TEST_CASE("a warm-up longer than a run in tokens that begins is told before the run refuses it") {
+  // 5 steps of 8 samples of 16 tokens.
+  const auto notices = [](const std::string& warmup) {
+    return load_text(kLeast, {"train.steps=null", "train.tokens=640", "train.global_batch=8", "model.context=16",
+                              "train.lr_schedule.warmup=" + warmup})
+        .notices;
+  };
+  CHECK(notices("2").empty());
+  REQUIRE(notices("6").size() == 1);
+  CHECK(notices("6")[0] ==
+        "train.lr_schedule.warmup: a run that begins would be refused, because its train.tokens: 640 are 5 steps and 6 "
+        "are warm-up (one that is resumed may have more steps); lower train.lr_schedule.warmup, leave it out (auto) or "
+        "raise train.tokens");
+  REQUIRE(notices("5").size() == 1);
+  CHECK(contains(notices("5")[0], "5 of the run's 5 steps are warm-up"));
+}
+
 TEST_CASE("an override of one of steps and tokens beats the file's other one") {
   const LoadedConfig tokens = load_text(kLeast, {"train.tokens=1M"});
   CHECK(tokens.config.train.tokens == 1000000);
