@@ -19,7 +19,9 @@ constexpr std::uint64_t bytes_per_piece = 260;  // in the manifest
 constexpr std::uint64_t bytes_per_tensor = 260;
 constexpr std::uint64_t bytes_per_file = 90;
 constexpr std::uint64_t bytes_per_block = 16;
-constexpr std::uint64_t bytes_besides = 16u << 10;  // the config, the history
+// The config, and the history without the names of the data's files: 16 characters each, which nobody knows before the
+// data is open. A million of them are 3 % of what the manifest may be (manifest_limit_bytes).
+constexpr std::uint64_t bytes_besides = 16u << 10;
 // Of the lists beside it (checkpoint/format/piece_list.h).
 constexpr std::uint64_t bytes_of_suffix = 3;         // "@0" and its length
 constexpr std::uint64_t bytes_per_listed_file = 36;  // "optimizer-00000-000.safetensors", its length, 4 for its size
