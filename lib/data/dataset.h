@@ -35,6 +35,7 @@ struct SourceContent {
   std::uint64_t identity = 0;      // of all that is read, in its order
   std::uint64_t all_bytes = 0;     // data.verify: all: a hash of all bytes of the token files; else 0
   std::vector<FileContent> files;  // token files, then text
+  bool has_all_files = true;       // false: `files` are the first of them
   std::uint64_t stamps = 0;        // stamps_hash() of the files
   // What each file gives to train on, in the order of their names (MixPart::files): token files their identity, text
   // with the tokenizer and what else cuts it. Of a validation set too.

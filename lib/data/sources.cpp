@@ -107,14 +107,16 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   }
   FolderEntries entries = read_folder(path);
   std::vector<fs::path>& files = entries.files;
-  std::sort(files.begin(), files.end(),
-            [](const fs::path& a, const fs::path& b) { return a.filename().string() < b.filename().string(); });
+  const auto is_before = [](const fs::path& a, const fs::path& b) {
+    return a.filename().string() < b.filename().string();
+  };
+  std::sort(files.begin(), files.end(), is_before);
   std::vector<FoundFile> found;
   for (fs::path& file : files) {
     if (file.extension() == ".idx") {
       auto bin = file;
       bin.replace_extension(".bin");
-      if (std::find(files.begin(), files.end(), bin) != files.end()) continue;  // comes with its .bin
+      if (std::binary_search(files.begin(), files.end(), bin, is_before)) continue;  // comes with its .bin
     }
     found.push_back({file, kind_of(file, spec)});
   }
@@ -243,6 +245,7 @@ class OpenFoundSource final : public FoundSource {
         .source = spec_.path, .folders = std::move(folders), .check = config_.verify, .report = options_.report});
     content_.holds.assign(files_.size(), 0);
     content_.files.clear();
+    content_.has_all_files = true;
     identities_.assign(files_.size(), 0);
     texts_.assign(files_.size(), {});
     verify_tokens();

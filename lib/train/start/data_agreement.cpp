@@ -24,6 +24,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t named_files = 100;  // of a source
+// Bytes of all that is named: with as much of holds (most_holds) half of what the store takes as one value, which
+// leaves the rest to the sources themselves.
+constexpr std::size_t most_named_bytes = std::size_t{4} << 20;
 constexpr std::size_t told_sources = 3;
 // Of how many files the others are told what each holds. For more they look into the record of what was read.
 constexpr std::size_t most_holds = std::size_t{1} << 18;
@@ -53,6 +56,7 @@ SourceContent parse_source(const nlohmann::json& object, const std::string& wher
   for (const auto& cache : json_member(object, "caches", where))
     source.caches.push_back({json_string(cache, "path", where), hash_from(cache, "identity", where)});
   for (const auto& file : json_member(object, "files", where)) source.files.push_back(parse_file(file, where));
+  source.has_all_files = json_bool(object, "has_all_files", where);
   return source;
 }
 
@@ -81,7 +85,7 @@ std::string files_difference(const SourceContent& here, const SourceContent& the
     if (count++ == 0) first = text;
   };
   // Where the names are cut, one that is missing may stand behind the cut.
-  const bool are_all_named = here.files.size() < named_files && there.files.size() < named_files;
+  const bool are_all_named = here.has_all_files && there.has_all_files;
   for (const FileContent& file : here.files) {
     const auto found = theirs.find(file.path);
     if (found == theirs.end() && !are_all_named) continue;
@@ -102,6 +106,33 @@ std::string source_difference(const SourceContent& here, const SourceContent& th
   return fmt::format("{}: {} holds other tokens ({} here, {} there)", here.key, here.path,
                      grouped_digits(static_cast<std::uint64_t>(here.tokens)),
                      grouped_digits(static_cast<std::uint64_t>(there.tokens)));
+}
+
+std::string text_of_json(const nlohmann::json& value) {
+  // A path may be any bytes.
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// As many of the first files as may be named; named_bytes: those of all sources so far.
+nlohmann::json files_json(const std::vector<FileContent>& files, std::size_t& named_bytes) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const FileContent& file : files) {
+    const nlohmann::json named = {{"path", file.path.string()}, {"bytes", file.bytes}, {"hash", to_hex(file.hash)}};
+    const std::size_t bytes = text_of_json(named).size();
+    if (out.size() == named_files || named_bytes + bytes > most_named_bytes) break;
+    named_bytes += bytes;
+    out.push_back(named);
+  }
+  return out;
+}
+
+// What only processes of one host need of each other.
+DataClaim without_findings(DataClaim claim) {
+  for (SourceContent& source : claim.sources) {
+    source.holds.clear();
+    source.caches.clear();
+  }
+  return claim;
 }
 
 bool is_weights_file(const fs::path& path) {
@@ -139,12 +170,9 @@ SourceContent content_of_weights(const std::string& folder) {
 std::string claim_text(const DataClaim& claim) {
   nlohmann::json sources = nlohmann::json::array();
   std::size_t num_holds = 0;
+  std::size_t named_bytes = 0;
   for (const SourceContent& source : claim.sources) {
-    nlohmann::json files = nlohmann::json::array();
-    for (std::size_t i = 0; i < std::min(source.files.size(), named_files); ++i) {
-      const FileContent& file = source.files[i];
-      files.push_back({{"path", file.path.string()}, {"bytes", file.bytes}, {"hash", to_hex(file.hash)}});
-    }
+    const nlohmann::json files = files_json(source.files, named_bytes);
     const bool has_room = num_holds + source.holds.size() <= most_holds;
     if (has_room) num_holds += source.holds.size();
     nlohmann::json caches = nlohmann::json::array();
@@ -158,12 +186,12 @@ std::string claim_text(const DataClaim& claim) {
                        {"stamps", to_hex(source.stamps)},
                        {"holds", has_room ? to_hex(source.holds) : ""},
                        {"caches", std::move(caches)},
-                       {"files", std::move(files)}});
+                       {"files", files},
+                       {"has_all_files", source.has_all_files && files.size() == source.files.size()}});
   }
   const nlohmann::json object = {
       {"host", claim.host}, {"tokenizer", to_hex(claim.tokenizer)}, {"sources", std::move(sources)}};
-  // A path may be any bytes.
-  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return text_of_json(object);
 }
 
 DataClaim parse_claim(const std::string& text) {
@@ -196,7 +224,8 @@ std::string data_differences(const DataClaim& here, const DataClaim& there) {
 }
 
 void agree_on_data(StartUp& start_up, Rank rank, const DataClaim& claim) {
-  const std::optional<std::string> first = start_up.data_of_first(rank == Rank(0) ? claim_text(claim) : "");
+  const std::optional<std::string> first =
+      start_up.data_of_first(rank == Rank(0) ? claim_text(without_findings(claim)) : "");
   if (!first) return;
   const DataClaim there = parse_claim(*first);
   const std::string differences = data_differences(claim, there);

@@ -31,7 +31,7 @@ DataClaim make_data_claim(std::uint64_t tokenizer, std::vector<SourceContent> so
 // The weights that a run starts from, below model.init.from, as one more source.
 SourceContent content_of_weights(const std::string& folder);
 
-// For the store. Of many files the first hundred of each source are named.
+// For the store. Of many files the first hundred of each source are named, of many sources 4 MiB of them.
 std::string claim_text(const DataClaim& claim);
 // Of text that claim_text() has made; InputError if it is other text.
 DataClaim parse_claim(const std::string& text);

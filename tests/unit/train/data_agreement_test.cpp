@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "comm/rendezvous/memory_store.h"
 #include "ranks_run.h"
 #include "train/start/start_up.h"
 
@@ -126,6 +127,50 @@ TEST_CASE("a_claim_is_read_as_it_was_told_and_names_a_hundred_files_at_most") {
   changed.sources[0].identity = 1;
   CHECK(contains(data_differences(changed, read), "other tokens ("));
   CHECK(contains(message_of<InputError>([] { parse_claim("{}"); }), "host"));
+}
+
+TEST_CASE("a_claim_about_any_number_of_files_fits_into_the_store_and_what_it_leaves_out_is_not_missing") {
+  // 1,000 folders of 100 files with long names are 30 MB, and each file holds something.
+  std::vector<SourceContent> sources;
+  for (int i = 0; i < 1000; ++i) {
+    std::vector<FileContent> files;
+    files.reserve(100);
+    for (int k = 0; k < 100; ++k)
+      files.push_back(
+          {"/d/" + std::string(240, 'x') + std::to_string(1000 * i + k), 10, static_cast<std::uint64_t>(k)});
+    sources.push_back(corpus(std::move(files), 7));
+    sources.back().holds.assign(300, 1);
+  }
+  const DataClaim claim = claim_of("a", std::move(sources));
+  const std::string text = claim_text(claim);
+  CHECK(text.size() <= MemoryStore::max_value_bytes);
+  const DataClaim read = parse_claim(text);
+  CHECK(read.sources[0].has_all_files);
+  CHECK(read.sources[0].files.size() == 100);
+  CHECK_FALSE(read.sources[999].has_all_files);
+  CHECK(data_differences(claim, read).empty());
+  DataClaim changed = claim;
+  changed.sources[999].identity = 1;
+  CHECK(contains(data_differences(changed, read), "other tokens ("));
+  // Whoever was told so by its host's first rank knows no more.
+  CHECK_FALSE(parse_claim(claim_text(read)).sources[999].has_all_files);
+}
+
+TEST_CASE("what_each_file_holds_is_told_within_the_host_only") {
+  InProcessWorld world(2);
+  run_threads(world, [&](Rank rank) {
+    const auto store = world.make_store();
+    StartUp start_up({.rank = rank, .world = 2, .local_rank = rank.value(), .rendezvous = store.get()}, 1);
+    DataClaim claim = claim_of("a", {corpus({{"/d/a.txt", 10, 1}}, 7)});
+    claim.sources[0].holds = {0xabcdef0123456789};
+    claim.sources[0].caches = {{"/c/1.tokens", 7}};
+    agree_on_data(start_up, rank, claim);
+    const std::string told = store->wait("start/1/first-data", 60.0);
+    CHECK(contains(told, "/d/a.txt"));
+    CHECK_FALSE(contains(told, "abcdef0123456789"));
+    CHECK_FALSE(contains(told, "/c/1.tokens"));
+    start_up.wait_for_all();
+  });
 }
 
 TEST_CASE("ranks_whose_folders_of_weights_differ_are_told") {
