@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -173,8 +172,6 @@ std::vector<MixPart> parts_from(const nlohmann::json& array, const MixSource& so
 
 std::vector<MixSource> sources_from(const nlohmann::json& array, const std::string& where, bool has_files) {
   if (!array.is_array()) throw InputError(where + ": a list is expected");
-  // Leaves room for what is added to such numbers.
-  constexpr std::int64_t most = std::int64_t{1} << 61;
   std::vector<MixSource> sources;
   for (const auto& item : array) {
     const std::string place = fmt::format("{} {}", where, sources.size());
@@ -185,11 +182,12 @@ std::vector<MixSource> sources_from(const nlohmann::json& array, const std::stri
     source.samples_per_epoch = integer_from(item, "samples_per_epoch", 1, place);
     const nlohmann::json& weight = json_member(item, "weight", place);
     source.weight = weight.is_number() ? weight.get<double>() : 0.0;
-    if (!(source.weight > 0.0) || !std::isfinite(source.weight))
-      throw InputError(fmt::format("{}: the weight {} is no positive number", place, weight.dump()));
+    if (!(source.weight > 0.0) || source.weight > kMostWeight)
+      throw InputError(
+          fmt::format("{}: the weight {} is no positive number up to {}", place, weight.dump(), kMostWeight));
     if (!json_member(item, "cap", place).is_null()) source.cap = integer_from(item, "cap", 1, place);
     source.taken = integer_from(item, "taken", 0, place);
-    if (std::max({source.order, source.samples_per_epoch, source.taken, source.cap.value_or(0)}) > most)
+    if (std::max({source.order, source.samples_per_epoch, source.taken, source.cap.value_or(0)}) > kMostCounted)
       throw InputError(place + ": a number is beyond what a run can count");
     if (has_files) source.parts = parts_from(json_member(item, "parts", place), source, place);
     sources.push_back(std::move(source));
@@ -209,6 +207,28 @@ Mix mix_from(const nlohmann::json& object, const std::string& where, bool has_fi
       if (!orders.insert(source.order).second)
         throw InputError(fmt::format("{}: two sources have order {}", where, source.order));
   return mix;
+}
+
+// Of data with the hash of the last segment's and its context, whose sources are then those of the mix, unless the
+// checkpoint is damaged.
+void check_same_sources(const std::vector<MixSource>& mix, const std::vector<MixSource>& data) {
+  const auto compare = [](const std::string& what, std::size_t then, std::size_t now) {
+    if (then == now) return;
+    throw InputError(
+        fmt::format("the checkpoint's history does not fit data.train, whose hash is the one that it was trained on: "
+                    "{}: {} in the checkpoint and {} now. The checkpoint is damaged; resume from another one",
+                    what, then, now));
+  };
+  compare("sources", mix.size(), data.size());
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const std::string source = fmt::format("source {}", i);
+    compare(source + ": samples per epoch", static_cast<std::size_t>(mix[i].samples_per_epoch),
+            static_cast<std::size_t>(data[i].samples_per_epoch));
+    compare(source + ": parts", mix[i].parts.size(), data[i].parts.size());
+    for (std::size_t k = 0; k < data[i].parts.size(); ++k)
+      compare(fmt::format("{}: samples of part {}", source, k), static_cast<std::size_t>(mix[i].parts[k].samples),
+              static_cast<std::size_t>(data[i].parts[k].samples));
+  }
 }
 
 }  // namespace
@@ -242,6 +262,7 @@ bool ConsumptionHistory::continue_with(const DataDescription& data, std::int64_t
     // An older program numbered the samples of each mix from 0.
     if (is_of_older_program) mix_ = following_mix({}, 0, data.sources);
     note_parts(data.sources);
+    check_same_sources(mix_.sources, data.sources);
     change_batch(global_batch);
     return true;
   }
@@ -391,6 +412,9 @@ ConsumptionHistory ConsumptionHistory::from_json(const nlohmann::json& value, co
     const auto total = try_add(tokens, segment.count * segment.context);
     if (!total) throw InputError(place + ": the number of tokens passes the 64-bit range");
     tokens = *total;
+    if (next_in(segment) > kMostCounted)
+      throw InputError(
+          fmt::format("{}: its next sample is number {}, beyond what a run can count", place, next_in(segment)));
   }
   const std::int64_t first = history.segments_.empty() ? 0 : history.segments_.back().first_sample;
   if (history.mix_.first_sample > first)

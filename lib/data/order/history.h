@@ -43,7 +43,8 @@ class ConsumptionHistory {
 
   // Says what the following steps train on: goes on in the last segment if nothing changed, else begins a new one.
   // Returns false if data.hash differs from the last segment's, so that the caller can say so. InputError for other
-  // data than before where the history is of an older program, which did not count by source.
+  // data than before where the history is of an older program, which did not count by source; and where what a
+  // checkpoint says of the sources does not fit the data: it is damaged.
   bool continue_with(const DataDescription& data, std::int64_t context, std::int64_t global_batch);
   // Goes on in the mix and the batch of `now` with its sample number `next`, as if those before it were skipped: for a
   // history that went back. What was trained on stays what this one says.

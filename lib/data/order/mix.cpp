@@ -78,6 +78,18 @@ std::int64_t as_much(std::int64_t position, std::int64_t before, std::int64_t no
   return std::min(static_cast<std::int64_t>(std::ceil(part * static_cast<double>(now))), now);
 }
 
+// MixSource::taken of a source that goes on. What a checkpoint says of its epochs may not fit those that it has now.
+std::int64_t taken_in(std::int64_t epoch, std::int64_t samples_per_epoch, std::int64_t position) {
+  const auto before = try_mul(epoch, samples_per_epoch);
+  const auto taken = before ? try_add(*before, position) : std::nullopt;
+  if (!taken || *taken > kMostCounted)
+    throw InputError(
+        fmt::format("the checkpoint's history does not fit data.train: {} epochs read of a source that now has {} "
+                    "samples an epoch are more than a run can count. Resume from another checkpoint",
+                    epoch, samples_per_epoch));
+  return *taken;
+}
+
 // Has `source` go on where `before` was left, whose parts are its first ones.
 void go_on_as(const MixSource& before, MixSource& source) {
   source.order = before.order;
@@ -104,7 +116,7 @@ void go_on_as(const MixSource& before, MixSource& source) {
   }
   const std::int64_t position =
       std::max(least, as_much(before.taken % before.samples_per_epoch, before.samples_per_epoch, now));
-  source.taken = checked_add(checked_mul(epoch, now), position);
+  source.taken = taken_in(epoch, now, position);
   if (source.taken == 0 || source.parts.size() <= before.parts.size() || before.parts.empty()) return;
   // At an epoch's end they join the one that ends: else its cap could leave them unread.
   const std::int64_t joined_epoch = (source.taken - 1) / now;
@@ -113,7 +125,7 @@ void go_on_as(const MixSource& before, MixSource& source) {
     source.parts[i].epoch = joined_epoch;
     source.parts[i].position = joined_at;
   }
-  source.taken = checked_add(checked_mul(joined_epoch, source.samples_per_epoch), joined_at);
+  source.taken = taken_in(joined_epoch, source.samples_per_epoch, joined_at);
 }
 
 std::vector<std::uint64_t> sorted_files(const MixSource& source) {
@@ -148,6 +160,13 @@ bool begins_with_parts_of(const MixSource& source, const MixSource& known) {
   return !known.parts.empty() && known.parts.size() < source.parts.size() &&
          std::equal(known.parts.begin(), known.parts.end(), source.parts.begin(),
                     [](const MixPart& a, const MixPart& b) { return a.files == b.files; });
+}
+
+// An identity is of so many parts, but a damaged checkpoint may give it to others. The files are not compared: one
+// without tokens may come and go.
+bool is_same_source(const MixSource& source, const MixSource& known) {
+  return source.identity == known.identity &&
+         (source.parts.empty() || known.parts.empty() || source.parts.size() == known.parts.size());
 }
 
 std::int64_t least_free(const std::set<std::int64_t>& used) {
@@ -264,7 +283,8 @@ MixTurns::MixTurns(const Mix& mix, const std::vector<std::string>& names) : firs
     const MixTable& table = stretches_.back().table;
     const std::int64_t length = length_of_stretch(table, left);
     // Behind the last number that there is: as good as endless.
-    if (length == kNoCap || !try_add(first, length)) return;
+    const std::int64_t most_taken = *std::max_element(taken.begin(), taken.end());
+    if (length == kNoCap || !try_add(first, length) || !try_add(most_taken, length)) return;
     for (std::size_t i = 0; i < taken.size(); ++i) taken[i] += slots_within(table, i, length);
     first += length;
   }
@@ -357,7 +377,7 @@ Mix following_mix(const Mix& before, std::int64_t sample, const std::vector<MixS
   };
   for (std::size_t i = 0; i < data.size(); ++i) {
     const auto same = std::find_if(known.begin(), known.end(),
-                                   [&](const MixSource& other) { return other.identity == data[i].identity; });
+                                   [&](const MixSource& other) { return is_same_source(data[i], other); });
     if (same != known.end()) go_on(i, same);
   }
   for (std::size_t i = 0; i < data.size(); ++i) {

@@ -14,6 +14,9 @@
 
 namespace scaletrain {
 
+// Of samples, epochs and orders: leaves room for what is added to such numbers.
+inline constexpr std::int64_t kMostCounted = std::int64_t{1} << 61;
+
 // Files that became part of a source together. They are laid end to end and cut into blocks by themselves, so that what
 // was cut before stays as it is.
 struct MixPart {
@@ -62,6 +65,9 @@ struct MixTable {
 };
 
 inline constexpr std::int64_t kMaxMixTable = 65536;
+
+// Of a source, as of data.train[].weight: sums of weights stay finite.
+inline constexpr double kMostWeight = 1e12;
 
 // Quotas with the smallest error over all table lengths up to kMaxMixTable, the shortest table among equals; sources
 // with weight 0 get none. Each other source gets at least one slot; a share below 1 / (2 kMaxMixTable) is a UserError.
@@ -119,6 +125,7 @@ std::vector<std::vector<std::vector<std::size_t>>> parts_of_sources(
 // of the run left it, new ones begin. One whose first parts are all those of a known source goes on as that one; its
 // other parts join the epoch of which the last sample was read. Where a source has another number of samples an epoch
 // now (another context), as large a part of its epoch counts as read. Of equal sources the first goes on as the first.
+// InputError if a source that goes on would have been read further than kMostCounted.
 Mix following_mix(const Mix& before, std::int64_t sample, const std::vector<MixSource>& data);
 
 }  // namespace scaletrain

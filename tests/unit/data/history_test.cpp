@@ -356,6 +356,11 @@ TEST_CASE("a damaged history is an input error that names the segment") {
     bad["segments"][0].erase(key);
     CHECK_THROWS_AS(ConsumptionHistory::from_json(bad, "manifest"), InputError);
   }
+  nlohmann::json far = good;
+  far["segments"][0]["first_sample"] = (std::int64_t{1} << 61) - 3;
+  far["segments"][0]["skipped"] = nlohmann::json::array();
+  CHECK_THROWS_WITH_AS(ConsumptionHistory::from_json(far, "manifest"),
+                       doctest::Contains("segment 0: its next sample is number 2305843009213693953"), InputError);
   CHECK_THROWS_AS(ConsumptionHistory::from_json(nlohmann::json::object(), "manifest"), InputError);
   CHECK_THROWS_AS(ConsumptionHistory::from_json(nlohmann::json::array({1}), "manifest"), InputError);
 }
@@ -379,6 +384,7 @@ TEST_CASE("a damaged mix is an input error that names the source") {
     refused(list, "samples_per_epoch", 0, named);
     refused(list, "weight", 0.0, named);
     refused(list, "weight", "1", named);
+    refused(list, "weight", 1.1e12, named);
     refused(list, "cap", 0, named);
     refused(list, "taken", -1, named);
     refused(list, "taken", std::numeric_limits<std::int64_t>::max(), named);
@@ -391,6 +397,47 @@ TEST_CASE("a damaged mix is an input error that names the source") {
   bad = good;
   bad["version"] = 4;
   CHECK_THROWS_WITH_AS(ConsumptionHistory::from_json(bad, "manifest"), doctest::Contains("written by a newer program"),
+                       InputError);
+}
+
+TEST_CASE("a mix that is damaged so that it does not fit the data is an input error, whichever path meets it") {
+  CountedRun run;
+  run.go_on({filed_source(1, {{{7, 8}, 30}}), source_of(2, 10)}, 4, 5);
+  const std::vector<MixSource> sources = {filed_source(1, {{{7, 8}, 30}}), source_of(2, 10)};
+  const nlohmann::json good = run.history.to_json();
+  const auto go_on = [&](const nlohmann::json& value, std::uint64_t hash, const std::vector<MixSource>& data) {
+    ConsumptionHistory history = ConsumptionHistory::from_json(value, "m");
+    history.continue_with({.hash = hash, .sources = data}, 8, 5);
+    return history;
+  };
+  CHECK(go_on(good, 1, sources) == run.history);
+  // The data's hash is the same, and the sources are not.
+  const auto refused = [&](const std::vector<MixSource>& data, const char* named) {
+    CAPTURE(named);
+    CHECK_THROWS_WITH_AS(go_on(good, 1, data), doctest::Contains(named), InputError);
+  };
+  refused({sources[0]}, "sources: 2 in the checkpoint and 1 now");
+  refused({sources[0], source_of(2, 11)}, "source 1: samples per epoch: 10 in the checkpoint and 11 now");
+  refused({filed_source(1, {{{7}, 20}, {{8}, 10}}), sources[1]}, "source 0: parts: 1 in the checkpoint and 2 now");
+  nlohmann::json bad = good;
+  nlohmann::json part = bad["mix"]["sources"][0]["parts"][0];
+  bad["mix"]["sources"][0]["parts"][0]["samples"] = 12;
+  part["samples"] = 18;
+  bad["mix"]["sources"][0]["parts"].push_back(part);
+  CHECK_THROWS_WITH_AS(go_on(bad, 1, {filed_source(1, {{{7, 8}, 10}, {{7, 8}, 20}}), sources[1]}),
+                       doctest::Contains("source 0: samples of part 0: 12 in the checkpoint and 10 now"), InputError);
+  // Other data: a source of more parts than its namesake is another one.
+  const ConsumptionHistory other = go_on(bad, 2, sources);
+  CHECK(other.mix().sources.at(0).taken == 0);
+  CHECK(other.mix().sources.at(1).taken == 10);
+  CHECK(other.mix().absent.size() == 1);
+  // More epochs of one sample than there can be of 30.
+  bad = good;
+  nlohmann::json& source = bad["mix"]["sources"][0];
+  source["samples_per_epoch"] = 1;
+  source["parts"][0]["samples"] = 1;
+  source["taken"] = std::int64_t{1} << 61;
+  CHECK_THROWS_WITH_AS(go_on(bad, 2, sources), doctest::Contains("30 samples an epoch are more than a run can count"),
                        InputError);
 }
 
