@@ -16,7 +16,7 @@ if [ ${#targets[@]} -eq 0 ]; then
   done
 fi
 
-install "${build_packages[@]}" "${test_packages[@]}" "${fuzz_packages[@]}"
+install "${build_packages[@]}" "${test_packages[@]}" "${sanitizer_packages[@]}"
 say "building the fuzz targets"
 cmake --preset fuzz >/dev/null
 cmake --build --preset fuzz

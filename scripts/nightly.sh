@@ -5,6 +5,7 @@
 source "$(dirname "$0")/common.sh"
 cd "$root"
 hours=${1:-1}
+install "${sanitizer_packages[@]}"
 say "formatter"
 scripts/format.sh --check
 say "a test for every fault, trap and finding"
@@ -23,7 +24,7 @@ cmake --build --preset asan-all
 ctest --preset asan-all --no-tests=error -j2
 say "thread sanitizer"
 cmake --preset tsan >/dev/null
-cmake --build --preset tsan
+cmake --build --preset tsan-all
 ctest --preset tsan-all --no-tests=error -j2
 say "fuzz targets"
 scripts/fuzz.sh 300

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "config/keys/keys.h"
+#include "config/keys/suggest.h"
 #include "config/keys/unsupported.h"
 
 namespace scaletrain {
@@ -33,16 +34,6 @@ std::string first_of_list(std::string path) {
   return path;
 }
 
-// "data.train.3.type" is a value of the key "data.train[].type".
-std::string with_brackets(std::string_view path) {
-  std::string out;
-  for (const std::string& part : split_text(path, '.')) {
-    const bool is_index = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
-    out += is_index && !out.empty() ? "[]" : (out.empty() ? "" : ".") + part;
-  }
-  return out;
-}
-
 // The words that a key's type lists: "one of: a | b", "true | false", "integer or auto".
 std::vector<std::string> words_of_type(std::string type) {
   constexpr std::string_view choice = "one of: ";
@@ -68,7 +59,7 @@ void add_keys(Offers& offers, const std::string& before) {
 }
 
 void add_values_of_key(Offers& offers, const std::string& before, std::string_view path) {
-  const std::string wanted = with_brackets(path);
+  const std::string wanted = table_path(path);
   for (const KeyInfo& key : config_keys()) {
     if (key.path != wanted) continue;
     const std::vector<std::string> not_yet = unsupported_values_of(key.path);

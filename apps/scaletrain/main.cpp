@@ -3,22 +3,29 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
+#include <iostream>
+#include <sstream>
 #include <string_view>
 #include <vector>
 
-#include "base/console.h"
 #include "base/error.h"
-#include "base/last_words.h"
+#include "base/process/console.h"
+#include "base/process/last_words.h"
 #include "base/text.h"
-#include "commands.h"
+#include "commands/commands.h"
 #include "completion.h"
-#include "host/signals.h"
+#include "help_format.h"
+#include "host/process/signals.h"
 #include "version.h"
 
 namespace scaletrain {
@@ -58,10 +65,37 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
          (nearest ? "; did you mean " + *nearest + "?" : "; the commands are: " + list);
 }
 
+// ", as in: scaletrain run my.yaml"
+std::string example_text(const CLI::App& command) {
+  constexpr std::array<std::string_view, 10> examples = {
+      "run my.yaml",
+      "check my.yaml",
+      "plot runs/first",
+      "evaluate runs/first",
+      "generate runs/first --prompt \"Once\"",
+      "completion bash",
+      "checkpoint list runs/first",
+      "checkpoint inspect runs/first",
+      "checkpoint verify runs/first",
+      "checkpoint export runs/first --to huggingface --output exported"};
+  const bool is_nested = command.get_parent() != nullptr && command.get_parent()->get_parent() != nullptr;
+  const std::string name = (is_nested ? command.get_parent()->get_name() + " " : "") + command.get_name() + " ";
+  for (const std::string_view example : examples)
+    if (example.starts_with(name)) return fmt::format(", as in: scaletrain {}", example);
+  return {};
+}
+
 // Why the program ends: nothing else waits, so that a reader that is slow gets it too.
 void write_last_message(const std::string& text) {
   constexpr double patience = 10.0;
   write_to_console(STDERR_FILENO, text + "\n", patience);
+}
+
+// The process's exit code.
+int finish(const Command& command) {
+  const CommandResult result = run_guarded(command);
+  if (!result.message.empty()) write_last_message("scaletrain: " + result.message);
+  return static_cast<int>(result.code);
 }
 
 // Descriptors 0 to 2 that are closed (a daemon's child, `2>&-`) would be given to files and events of the program,
@@ -87,52 +121,49 @@ void raise_descriptor_limit() {
 
 }  // namespace scaletrain
 
+// CLI11's own objects ask for memory before main begins. 101: the first that a program may have.
+[[gnu::constructor(101)]] static void speak_before_main() {
+  scaletrain::end_uncaught_with_last_words();
+}
+
 int main(int argc, char** argv) {
   using namespace scaletrain;  // NOLINT: main itself cannot live in the namespace
   open_standard_descriptors();
-  end_uncaught_with_last_words();
   raise_descriptor_limit();
   // Before anything else: a run that is signalled in its first moment leaves with its own exit code.
   if (argc > 1 && (std::string_view(argv[1]) == "run" || std::string_view(argv[1]) == "worker"))
     block_interrupt_signals();
   CLI::App app{"Trains large language models from one YAML file.", "scaletrain"};
-  app.set_version_flag("--version", version_text, "Version, build, libraries and kernels");
+  app.formatter(make_help_format());
+  app.set_version_flag("--version", version_text, "Version, build, libraries, kernels and processors");
   app.require_subcommand(1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     std::string text = "scaletrain: " + std::string(error.what());
     const CLI::App* last = failed;
     while (!last->get_subcommands().empty()) last = last->get_subcommands().back();
-    if (error.get_name() == "RequiredError" && !last->get_subcommands(nullptr).empty())
+    const bool lacks_something = error.get_name() == "RequiredError";
+    if (lacks_something && !last->get_subcommands(nullptr).empty()) {
       text = missing_command(*last, failed->remaining(true));
+    } else if (lacks_something) {
+      text += example_text(*last);
+    }
     return text + "\nRun with --help for the usage.\n";
   });
 
-  struct Entry {
-    CLI::App* parent;
-    Command (*add)(CLI::App&);
-  };
-  CLI::App* checkpoint = app.add_subcommand("checkpoint", "List, inspect, verify and export checkpoints");
-  checkpoint->require_subcommand(1);
-  const std::vector<Entry> entries = {
-      {&app, add_run},
-      {&app, add_check},
-      {&app, add_evaluate},
-      {&app, add_generate},
-      {&app, add_schema},
-      {&app, add_plot},
-      {&app, add_completion},
-      {checkpoint, add_checkpoint_list},
-      {checkpoint, add_checkpoint_inspect},
-      {checkpoint, add_checkpoint_verify},
-      {checkpoint, add_checkpoint_export},
-      {&app, add_worker},
-  };
   std::vector<std::pair<CLI::App*, Command>> commands;
-  try {
-    for (const Entry& entry : entries) {
-      Command command = entry.add(*entry.parent);
-      commands.emplace_back(entry.parent->get_subcommands(nullptr).back(), std::move(command));
+  const auto add = [&commands](CLI::App& parent, std::initializer_list<Command (*)(CLI::App&)> adders) {
+    for (const auto adder : adders) {
+      Command command = adder(parent);
+      commands.emplace_back(parent.get_subcommands(nullptr).back(), std::move(command));
     }
+  };
+  try {
+    // In the order of --help: as somebody meets them.
+    add(app, {add_run, add_check, add_schema, add_plot, add_evaluate, add_generate});
+    CLI::App* checkpoint = app.add_subcommand("checkpoint", "List, inspect, verify and export checkpoints");
+    checkpoint->require_subcommand(1);
+    add(*checkpoint, {add_checkpoint_list, add_checkpoint_inspect, add_checkpoint_verify, add_checkpoint_export});
+    add(app, {add_completion, add_worker});
     // A shell asks; words that are half typed are nothing for the parser.
     if (argc > 2 && std::string_view(argv[1]) == "complete" && std::string_view(argv[2]) == "--") {
       const std::vector<std::string> words(argv + 3, argv + argc);
@@ -144,14 +175,15 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const bool answered = error.get_exit_code() == 0;  // --help, --version
-    app.exit(error);
-    return static_cast<int>(answered ? ExitCode::finished : ExitCode::usage);
+    std::ostringstream answer;
+    app.exit(error, answer, std::cerr);
+    if (!answered) return static_cast<int>(ExitCode::usage);
+    return finish([&answer] {
+      write_output(answer.str());
+      return ExitCode::finished;
+    });
   }
   for (const auto& [subcommand, command] : commands)
-    if (subcommand->parsed()) {
-      const CommandResult result = run_guarded(command);
-      if (!result.message.empty()) write_last_message("scaletrain: " + result.message);
-      return static_cast<int>(result.code);
-    }
+    if (subcommand->parsed()) return finish(command);
   return static_cast<int>(ExitCode::usage);
 }

@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include "backend/backend.h"
-#include "commands.h"
+#include "base/text.h"
+#include "commands/commands.h"
+#include "help_format.h"
+#include "host/machine.h"
 
 namespace scaletrain {
 
@@ -19,13 +24,16 @@ constexpr const char* compiler = "GCC " __VERSION__;
 
 std::string version_text() {
   const std::string commit = *built_commit == '\0' ? "" : fmt::format(" (commit {})", built_commit);
+  constexpr std::size_t column = 12;
+  const auto wrapped = [](std::string_view text) { return wrapped_text(text, help_width, column); };
   return fmt::format(
       "scaletrain {}{}\n"
-      "built      by {}, {}\n"
-      "libraries  {}\n"
-      "kernels    {}",
-      program_version, commit, compiler, SCALETRAIN_BUILD_TYPE, SCALETRAIN_LIBRARIES,
-      make_cpu_backend({.threads = 1})->description());
+      "built       by {}, {}\n"
+      "libraries   {}\n"
+      "kernels     {}\n"
+      "processors  {} usable by this process",
+      program_version, commit, compiler, SCALETRAIN_BUILD_TYPE, wrapped(SCALETRAIN_LIBRARIES),
+      wrapped(cpu_kernels_text()), available_processors());
 }
 
 }  // namespace scaletrain

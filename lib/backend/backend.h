@@ -15,7 +15,7 @@
 #include <string>
 
 #include "backend/operations.h"
-#include "base/work_count.h"
+#include "base/process/work_count.h"
 #include "tensor/buffer.h"
 
 namespace scaletrain {
@@ -116,6 +116,10 @@ struct CpuOptions {
 // fp32 on the processor: oneDNN for matrix products, our kernels for the rest, on a pool of threads that the backend
 // owns.
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
+
+// What a cpu backend computes with on this processor, for people: "avx2 (avx2, fma); matrix products by oneDNN with
+// avx2".
+std::string cpu_kernels_text();
 
 // Bound of workspace_bytes() of a cpu backend without making one, for plans.
 std::size_t cpu_workspace_bytes(int threads);

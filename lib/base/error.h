@@ -1,4 +1,4 @@
-// Errors, told apart by who can mend them. Each kind ends the process with its own exit code (see exit_code.h).
+// Errors, told apart by who can mend them. Each kind ends the process with its own exit code (see process/exit_code.h).
 //
 // A message names the key, file, offset or rank, what was found, what was expected and what to do. Throwing is the only
 // way a function of this project reports failure; destructors never throw.
@@ -36,7 +36,7 @@ class DivergedError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A bug in this program. Thrown by SCALETRAIN_CHECK and base/checked.h only.
+// A bug in this program. Thrown by SCALETRAIN_CHECK and base/numbers/checked.h only.
 class BugError : public std::logic_error {
  public:
   using std::logic_error::logic_error;

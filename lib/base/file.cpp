@@ -164,6 +164,23 @@ void FileReader::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   }
 }
 
+void hash_samples(const FileReader& file, Hasher& hasher) {
+  constexpr std::uint64_t block_bytes = 4096;
+  constexpr std::uint64_t bytes_per_block = 16u << 20;
+  constexpr std::uint64_t most_blocks = 64;
+  std::array<std::byte, block_bytes> block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled by read_at
+  const std::uint64_t size = file.size();
+  const std::uint64_t last = size > block_bytes ? size - block_bytes : 0;
+  const std::uint64_t count = std::min(most_blocks, 2 + size / bytes_per_block);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    // Sizes beyond 2^57 bytes do not exist, so the product fits.
+    const std::uint64_t offset = last * i / (count - 1);
+    const auto part = std::span(block).first(static_cast<std::size_t>(std::min(block_bytes, size - offset)));
+    file.read_at(offset, part);
+    hasher.update(part);
+  }
+}
+
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t limit) {
   const FileReader reader(path);
   if (reader.size() > limit) {

@@ -4,6 +4,7 @@
 // pages may already be marked clean); the caller writes a new one.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -15,6 +16,8 @@
 #include "base/error.h"
 
 namespace scaletrain {
+
+class Hasher;
 
 // The system refused to look at a file or to change it: no permission, no descriptor or memory left, a disk or server
 // that fails. What the file holds is unknown, so whoever judges files must not take this for damage. A path that is not
@@ -87,6 +90,7 @@ class FileReader {
   // Reads exactly out.size() bytes; an end of file before that is an InputError with the offset.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
   const std::filesystem::path& path() const { return path_; }
+  int descriptor() const { return file_.get(); }
 
  private:
   std::filesystem::path path_;
@@ -94,11 +98,27 @@ class FileReader {
   std::uint64_t size_ = 0;
 };
 
+// Adds sampled blocks of the file to the hash, by which one that nobody has changed is told from another of its size:
+// 4 KiB each, the first, the last, one more for every 16 MiB, at most 64.
+void hash_samples(const FileReader& file, Hasher& hasher);
+
+// Of all files that are mapped at the same time so many are open, and so many mappings there are, in the whole process.
+inline constexpr std::int64_t kMostOpenMaps = 64;
+
 // A file mapped read-only. Reads go through read(), which turns a page that vanished (the file was truncated or its
 // disk failed while we run) into an InputError with file and offset instead of a SIGBUS. Concurrent reads are fine.
+//
+// A data set may have a hundred thousand files, and a process neither descriptors nor mappings for them all. So the
+// kMostOpenMaps that were read last stay open, the others are opened again by their next read. What is found then is
+// taken for the same file if device, inode, size and times are what they were, or else if size and sampled blocks are:
+// a file may be moved to another disk, or be replaced by a copy of itself. Anything else is an InputError. A file that
+// stays open may be deleted or replaced without harm.
 class MappedFile {
  public:
-  explicit MappedFile(std::filesystem::path path);
+  // stays_open: beside the kMostOpenMaps, for a file that is to lose its name while it is in use.
+  enum class Keeping { is_reopened, stays_open };
+
+  explicit MappedFile(std::filesystem::path path, Keeping keeping = Keeping::is_reopened);
   ~MappedFile();
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -108,10 +128,24 @@ class MappedFile {
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  class Mapping;
+  class OpenMaps;
+  // Equal for a file that nobody has touched. Times are nanoseconds since 1970.
+  struct Stamp {
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
+    std::int64_t modified = 0;
+    std::int64_t changed = 0;
+    bool operator==(const Stamp&) const = default;
+  };
+  std::shared_ptr<const Mapping> mapping() const;
+
   std::filesystem::path path_;
-  FileDescriptor file_;
-  const std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
+  std::uint64_t samples_ = 0;               // hash_samples() at first
+  std::shared_ptr<const Mapping> kept_;     // of a file that stays open
+  mutable std::weak_ptr<Mapping> mapping_;  // this and stamp_: for OpenMaps alone
+  mutable Stamp stamp_;                     // when it was opened last
 };
 
 // The whole file as text; one larger than limit bytes is an InputError, refused before it is read.

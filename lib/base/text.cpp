@@ -126,6 +126,30 @@ std::optional<std::size_t> first_invalid_utf8(std::string_view text) {
   return std::nullopt;
 }
 
+std::string wrapped_text(std::string_view text, std::size_t width, std::size_t indent) {
+  std::string out;
+  std::size_t column = indent;
+  std::size_t blanks = 0;  // before the next word
+  while (!text.empty()) {
+    const std::size_t end = text.find_first_of(" |");
+    const std::size_t length = end == std::string_view::npos ? text.size() : text[end] == '|' ? end + 1 : end;
+    if (length > 0) {
+      if (column > indent && column + blanks + length > width) {
+        out += "\n" + std::string(indent, ' ');
+        column = indent;
+      } else {
+        out.append(blanks, ' ');
+        column += blanks;
+      }
+      out += text.substr(0, length);
+      column += length;
+      text.remove_prefix(length);
+    }
+    for (blanks = 0; text.starts_with(' '); ++blanks) text.remove_prefix(1);
+  }
+  return out;
+}
+
 std::vector<std::string> split_text(std::string_view text, char separator) {
   std::vector<std::string> parts;
   for (;;) {

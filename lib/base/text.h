@@ -28,6 +28,11 @@ std::string duration_text(double seconds);
 // The offset of the first byte that is not well-formed UTF-8, or nothing.
 std::optional<std::size_t> first_invalid_utf8(std::string_view text);
 
+// The text in lines of at most `width` bytes, broken at blanks and behind '|'; a word that is longer gets a line of its
+// own. Each line but the first begins with `indent` blanks, which count; so do the first's, which the caller has
+// written.
+std::string wrapped_text(std::string_view text, std::size_t width, std::size_t indent);
+
 std::vector<std::string> split_text(std::string_view text, char separator);
 
 // Printable form for messages, in double quotes: control bytes and quotes escaped, at most `limit` bytes, then "...".

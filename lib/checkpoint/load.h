@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/work_count.h"
+#include "base/process/work_count.h"
 #include "checkpoint/format/manifest.h"
 #include "parallel/store/param_store.h"
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "tensor/view.h"
 
 namespace scaletrain {

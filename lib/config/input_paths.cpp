@@ -22,14 +22,19 @@ void make_absolute(std::optional<std::string>& path, const fs::path& folder) {
   if (path) make_absolute(*path, folder);
 }
 
+struct Absence {
+  std::string text;
+  bool is_certain = true;
+};
+
 // What is wrong with a path; nothing if something is there. A pair of token files may be named without its endings.
-std::string absence_of(const std::string& path) {
+std::optional<Absence> absence_of(const std::string& path) {
   std::error_code error;
-  if (fs::exists(path, error)) return {};
+  if (fs::exists(path, error)) return std::nullopt;
   // One that the system would not let be looked at may well be there.
-  if (error) return fmt::format("cannot be looked at ({})", error.message());
-  if (fs::exists(path + ".idx", error)) return {};
-  return "no such file or folder";
+  if (error) return Absence{fmt::format("cannot be looked at ({})", error.message()), false};
+  if (fs::exists(path + ".idx", error)) return std::nullopt;
+  return Absence{"no such file or folder"};
 }
 
 // What a shell would have replaced, had it seen the text.
@@ -49,20 +54,20 @@ void resolve_paths(Config& config, const fs::path& folder) {
   for (ValidationConfig& source : config.data.validation) make_absolute(source.path, folder);
 }
 
-std::vector<MissingPath> missing_paths(const Config& config, const fs::path& folder, const ReadContext& context,
-                                       bool with_initial_weights) {
-  std::vector<MissingPath> out;
+std::vector<InputProblem> missing_paths(const Config& config, const fs::path& folder, const ReadContext& context) {
+  std::vector<InputProblem> out;
   const auto look = [&](const std::string& key, const std::string& written) {
     if (written.empty() || is_broken(context, key)) return;
     std::string path = written;
     make_absolute(path, folder);
-    const std::string absence = absence_of(path);
-    if (absence.empty()) return;
+    const auto absence = absence_of(path);
+    if (!absence) return;
     const bool is_relative = path != written;
-    out.push_back(
-        {place_of(context, key),
-         fmt::format("{}: {}: {}{}{}", key, absence, quoted(path, 400),
-                     is_relative ? " (relative paths start at the config file's folder)" : "", shell_hint(written))});
+    out.push_back({.key = key,
+                   .message = fmt::format("{}: {}{}{}", absence->text, quoted(path, 400),
+                                          is_relative ? " (relative paths start at the config file's folder)" : "",
+                                          shell_hint(written)),
+                   .is_config = absence->is_certain});
   };
   for (std::size_t i = 0; i < config.data.train.size(); ++i)
     look(fmt::format("data.train.{}.path", i), config.data.train[i].path);
@@ -71,7 +76,6 @@ std::vector<MissingPath> missing_paths(const Config& config, const fs::path& fol
   const TokenizerConfig& tokenizer = config.data.tokenizer;
   const bool has_files = tokenizer.type == TokenizerKind::bpe || tokenizer.type == TokenizerKind::sentencepiece;
   if (tokenizer.path && has_files) look("data.tokenizer.path", *tokenizer.path);
-  if (with_initial_weights && config.model.init.from) look("model.init.from", *config.model.init.from);
   return out;
 }
 

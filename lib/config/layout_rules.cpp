@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "config/keys/keys.h"
 
 namespace scaletrain {

@@ -44,15 +44,33 @@ ReadResult read_tree(const YamlNode& root, Origin origin, const std::optional<Wo
   return out;
 }
 
-void report_missing_paths(const std::filesystem::path& folder, MissingPaths rule, ReadContext& context,
-                          ReadResult& result) {
-  if (rule == MissingPaths::ignore) return;
-  const bool is_notice = rule == MissingPaths::notice;
-  for (MissingPath& missing : missing_paths(result.config, folder, context, is_notice)) {
-    if (is_notice) {
-      result.notices.push_back(context.diagnostics.line(missing.place, missing.message));
+// With their places.
+std::vector<InputProblem> input_problems(const Config& config, const std::filesystem::path& folder,
+                                         const LoadOptions& options, const ReadContext& context) {
+  if (options.missing_paths == MissingPaths::ignore) return {};
+  std::vector<InputProblem> problems = missing_paths(config, folder, context);
+  if (!options.look_at_data) return problems;
+  Config resolved = config;
+  resolve_paths(resolved, folder);
+  for (InputProblem& problem : options.look_at_data(resolved.data))
+    if (!is_broken(context, problem.key)) problems.push_back(std::move(problem));
+  return problems;
+}
+
+void report_input_problems(const std::filesystem::path& folder, const LoadOptions& options, ReadContext& context,
+                           LoadedConfig& out) {
+  const std::vector<InputProblem> problems = input_problems(out.config, folder, options, context);
+  const bool lists = options.missing_paths == MissingPaths::list && context.diagnostics.empty();
+  out.is_unready_data =
+      context.diagnostics.empty() && !problems.empty() &&
+      std::none_of(problems.begin(), problems.end(), [](const InputProblem& problem) { return problem.is_config; });
+  for (const InputProblem& problem : problems) {
+    const Place place = place_of(context, problem.key);
+    const std::string text = fmt::format("{}: {}", problem.key, problem.message);
+    if (lists) {
+      out.unready.push_back(context.diagnostics.line(place, text));
     } else {
-      context.diagnostics.add(missing.place, std::move(missing.message));
+      context.diagnostics.add(place, text);
     }
   }
 }
@@ -64,16 +82,19 @@ bool stands_in_config(const ReadContext& context, std::string path) {
   return false;
 }
 
-std::map<std::string, std::string> places_of_keys(const ReadContext& context) {
+std::map<std::string, std::string> places_of_keys(const Config& config, const ReadContext& context) {
   std::map<std::string, std::string> places;
-  for (const Key<Config>& key : config_table()) {
-    for (std::string path = key.info.path; !path.empty() && !places.contains(path);) {
+  const auto add = [&](std::string path) {
+    while (!path.empty() && !places.contains(path)) {
       places[path] =
           context.diagnostics.line(stands_in_config(context, path) ? place_of(context, path) : Place{0, 0, 0}, "");
       const std::size_t dot = path.rfind('.');
       path.resize(dot == std::string::npos ? 0 : dot);
     }
-  }
+  };
+  for (const Key<Config>& key : config_table()) add(key.info.path);
+  for (std::size_t i = 0; i < config.data.train.size(); ++i)
+    if (config.data.train[i].epochs) add(fmt::format("data.train.{}.epochs", i));
   return places;
 }
 
@@ -117,8 +138,7 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
   LoadedConfig out;
   if (const auto root = build_tree(text, overrides, environment, diagnostics)) {
     ReadResult result = read_tree(*root, Origin::user, options.world, context);
-    report_missing_paths(folder, options.missing_paths, context, result);
-    out.places = places_of_keys(context);
+    out.places = places_of_keys(result.config, context);
     out.config = std::move(result.config);
     out.notices = std::move(result.notices);
     // Beside errors there is no plan to show, so that these are errors too.
@@ -131,7 +151,9 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
         diagnostics.add(place, refusal.message);
       }
     }
+    report_input_problems(folder, options, context, out);
   }
+  if (!diagnostics.empty() && out.is_unready_data) throw InputError(diagnostics.report());
   if (!diagnostics.empty()) throw UserError(diagnostics.report());
   resolve_paths(out.config, folder);
   out.source = text;

@@ -2,8 +2,8 @@
 //
 // load_config reads YAML events (yaml-cpp's tree drops duplicate keys silently), refuses anchors, aliases, tags,
 // unknown and duplicate keys, wrong types and ranges, and reports every error at once: UserError whose message has one
-// line per error, "file:line:column: message". Bounded: at most 1 MiB of valid UTF-8, 64 levels. Errors of --set name
-// the override instead.
+// line per error, "file:line:column: message"; InputError where all of them are the data's. Bounded: at most 1 MiB of
+// valid UTF-8, 64 levels. Errors of --set name the override instead.
 //
 // Order of precedence: defaults < preset < file < overrides. A value whose feature does not exist yet is an error like
 // any other ("not supported yet"), from one table (unsupported.h).
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/input_paths.h"
 #include "config/layout_rules.h"
 
 namespace scaletrain {
@@ -33,25 +34,35 @@ struct LoadedConfig {
   std::vector<std::string> notices;
   // With LoadOptions::allow_unsupported: the refusals of unsupported.h with their places, else empty.
   std::vector<std::string> unsupported;
-  // "config.yaml:3:5: " of every key and section, or of what stands above; "config.yaml: " if nothing does.
+  // With MissingPaths::list: what is wrong with the paths, with their places, else empty.
+  std::vector<std::string> unready;
+  bool is_unready_data = false;  // all of that is the data's, and none the config's
+  // "config.yaml:3:5: " of every key and section and of each data.train.N.epochs, or of what stands above;
+  // "config.yaml: " if nothing does.
   std::map<std::string, std::string> places;
 
   // Lines that begin with a key ("parallel.tensor: 3 does not ...", as a plan's problems do) with its place before it.
   std::string located(std::string_view problems) const;
 };
 
-// What a path of the data, the tokenizer or the initial weights that leads nowhere means.
+// What a path of the data or the tokenizer that leads nowhere, or to what cannot be read, means.
 enum class MissingPaths {
   ignore,
-  notice,  // for `check`, which may plan on another machine than the data's
-  refuse,  // an error among the others; model.init.from is left to whoever knows whether the run still needs it
+  list,    // for `check`, which has a plan to show also where the data is on another machine: LoadedConfig::unready,
+           // unless there are errors, which they join
+  refuse,  // an error among the others
 };
+
+// Looks at what the paths lead to: data/source_check.h.
+using DataLook = std::function<std::vector<InputProblem>(const DataConfig&)>;
 
 struct LoadOptions {
   // For `check`, which plans layouts that cannot run yet: values that are not supported yet are no errors but listed in
   // LoadedConfig::unsupported, unless there are errors, which they join.
   bool allow_unsupported = false;
   MissingPaths missing_paths = MissingPaths::ignore;
+  // Of a config whose paths are resolved; may be empty.
+  DataLook look_at_data{};
   // The ranks that there will be, where they are known before the config is: what does not fit them is an error among
   // the others.
   std::optional<WorldSize> world{};

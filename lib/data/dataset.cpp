@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <list>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/numbers/checked.h"
 #include "data/block_reader.h"
 #include "data/sources.h"
+#include "data/stream_cache.h"
 
 namespace scaletrain {
 namespace {
@@ -48,45 +47,6 @@ SampleRules sample_rules(const DataConfig& config, const Tokenizer& tokenizer, c
           .padding = padding < options.vocab ? padding : 0};
 }
 
-// Streams of the blocks in use: for each part that samples are drawn from, those of a stretch and, around its end, of
-// the next (sampler.h).
-class StreamCache {
- public:
-  // Room for more. Not while others use it.
-  void add(std::size_t streams) { capacity_ += streams; }
-
-  template <class Make>
-  std::shared_ptr<const BlockStream> get(const SampleLocation& at, Make make) {
-    const Key key{at.source, at.epoch, at.part, at.block};
-    {
-      const std::lock_guard lock(mutex_);
-      for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-        if (entry->first != key) continue;
-        entries_.splice(entries_.begin(), entries_, entry);
-        return entries_.front().second;
-      }
-    }
-    auto stream = std::make_shared<const BlockStream>(make());
-    const std::lock_guard lock(mutex_);
-    entries_.emplace_front(key, stream);
-    if (entries_.size() > capacity_) entries_.pop_back();
-    return stream;
-  }
-
-  // Other streams will go by the same keys.
-  void clear() {
-    const std::lock_guard lock(mutex_);
-    entries_.clear();
-  }
-
- private:
-  using Key = std::array<std::int64_t, 4>;
-
-  std::size_t capacity_ = 0;
-  std::mutex mutex_;
-  std::list<std::pair<Key, std::shared_ptr<const BlockStream>>> entries_;  // the last used first
-};
-
 class OpenTrainingData final : public TrainingData {
  public:
   OpenTrainingData(const DataConfig& config, const Tokenizer& tokenizer, const DataOptions& options)
@@ -118,6 +78,7 @@ class OpenTrainingData final : public TrainingData {
     hash_ = hash_bytes(std::as_bytes(std::span(numbers)));
     mixture_ = std::make_unique<Mixture>(std::move(shapes), context_, options.seed);
     description_ = mixture_->mix().sources;
+    cache_.begin(samples_in_use());
   }
 
   std::int64_t context() const override { return context_; }
@@ -128,7 +89,7 @@ class OpenTrainingData final : public TrainingData {
 
   void enter(const Mix& mix) override {
     mixture_->enter(mix);
-    cache_.clear();
+    cache_.begin(samples_in_use());
   }
 
   std::vector<std::int64_t> source_tokens() const override {
@@ -151,7 +112,9 @@ class OpenTrainingData final : public TrainingData {
     SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(inputs.size()), context_);
     const SampleLocation at = mixture_->locate(sample);
     const Part& part = part_of(at);
-    const auto stream = cache_.get(at, [&] {
+    const bool is_full = at.block < part.table.full_blocks;
+    const std::int64_t samples = is_full ? samples_per_block(context_) : part.table.last_samples;
+    const auto stream = cache_.get(at, samples, [&] {
       return make_block_stream({.tokens = part.tokens.get(),
                                 .table = &part.table,
                                 .block = at.block,
@@ -164,6 +127,13 @@ class OpenTrainingData final : public TrainingData {
   }
 
  private:
+  std::int64_t samples_in_use() const {
+    std::int64_t samples = 0;
+    for (std::int64_t source = 0; source < std::ssize(sources_); ++source)
+      samples = checked_add(samples, mixture_->order(source).samples_in_use());
+    return samples;
+  }
+
   const Part& part_of(const SampleLocation& at) const {
     return sources_[static_cast<std::size_t>(at.source)][static_cast<std::size_t>(at.part)];
   }
@@ -175,7 +145,6 @@ class OpenTrainingData final : public TrainingData {
       shape.parts.push_back({table.full_blocks, table.last_samples, std::move(part.files)});
       source.push_back({std::move(part.tokens), std::move(table)});
     }
-    cache_.add(source.size() * (kShuffledBlocks + 2));
   }
 
   // Less than one sample is rarely meant, and trains without a word: most of each sample would be masked.

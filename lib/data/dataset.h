@@ -48,6 +48,13 @@ struct SourceContent {
   std::vector<Cache> caches;
 };
 
+// Of a source that is a folder, the files in it.
+struct SourceFiles {
+  std::string key;                   // "data.train.0"
+  std::uint64_t path = 0;            // hash_text()
+  std::vector<std::uint64_t> names;  // the same of each, ascending
+};
+
 struct DataOptions {
   std::int64_t vocab = 0;    // of the model: a token at or above it is refused when it is read
   std::int64_t context = 0;  // tokens per sample
@@ -61,6 +68,8 @@ struct DataOptions {
   // What the run has read so far (ConsumptionHistory::sources_read()): a source that has files of one of these, and
   // maybe more, is read so that it goes on as that one.
   std::span<const MixSource> read{};
+  // What a folder has besides these files is left alone; one that is not named is read whole.
+  std::span<const SourceFiles> only{};
   // Hears what each source holds once it is open; may be empty.
   std::function<void(SourceContent)> opened{};
 };

@@ -7,148 +7,16 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-enum class FileKind { text, jsonl, tokens };
-
-struct FoundFile {
-  fs::path path;
-  FileKind kind = FileKind::text;
-};
-
-// Read as text these would train a model on compressed or binary noise.
-constexpr std::array<std::string_view, 24> kNotText = {
-    ".gz",  ".xz",  ".bz2", ".zst", ".lz4",  ".zip", ".7z",  ".tar",         ".tgz", ".parquet", ".arrow", ".feather",
-    ".npy", ".npz", ".pt",  ".pth", ".ckpt", ".h5",  ".pdf", ".safetensors", ".png", ".jpg",     ".rar",   ".so"};
-
-// What names the path in messages: a key of the config or an option of the command line.
-std::string path_key(const SourceSpec& spec) {
-  return spec.key + (spec.key.starts_with("--") ? " PATH" : ".path");
-}
-
-FileKind kind_of(const fs::path& path, const SourceSpec& spec) {
-  switch (spec.type) {
-    case SourceKind::text:
-      return FileKind::text;
-    case SourceKind::jsonl:
-      return FileKind::jsonl;
-    case SourceKind::tokens:
-      return FileKind::tokens;
-    case SourceKind::automatic:
-      break;
-  }
-  const std::string extension = path.extension().string();
-  if (extension == ".jsonl" || extension == ".ndjson") return FileKind::jsonl;
-  if (std::find(kNotText.begin(), kNotText.end(), extension) != kNotText.end() || extension == ".json") {
-    const bool is_option = spec.key.starts_with("--");
-    throw UserError(fmt::format("{}: {} looks like no text, JSONL or token file; unpack or convert it{}",
-                                is_option ? path_key(spec) : spec.key + ".type", path.string(),
-                                is_option ? "" : ", or name its type"));
-  }
-  return looks_like_token_file(path) ? FileKind::tokens : FileKind::text;
-}
-
-struct FolderEntries {
-  std::vector<fs::path> files;
-  std::vector<fs::path> others;  // pipes, sockets, devices
-  std::size_t folders = 0;
-};
-
-// In no order, without what is hidden. A file that is meant to be there and is not must not be left out unseen: a link
-// that leads to nothing is an InputError.
-FolderEntries read_folder(const fs::path& folder) {
-  FolderEntries entries;
-  std::error_code error;
-  fs::directory_iterator entry(folder, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (entry->path().filename().string().starts_with(".")) continue;
-    std::error_code problem;
-    const fs::file_status status = entry->status(problem);
-    if (fs::is_regular_file(status)) {
-      entries.files.push_back(entry->path());
-    } else if (fs::is_directory(status)) {
-      ++entries.folders;
-    } else if (fs::exists(status)) {
-      entries.others.push_back(entry->path());
-    } else {
-      throw InputError(fmt::format(
-          "{}: {}; mend or remove it", entry->path().string(),
-          fs::is_symlink(entry->symlink_status(problem)) ? "a link that leads to no file" : "it cannot be looked at"));
-    }
-  }
-  if (error) throw InputError(fmt::format("{}: reading the folder failed: {}", folder.string(), error.message()));
-  std::sort(entries.others.begin(), entries.others.end());
-  return entries;
-}
-
-std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report) {
-  const fs::path path = spec.path;
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (fs::is_regular_file(status)) return {{path, kind_of(path, spec)}};
-  if (!fs::status_known(status))
-    throw InputError(fmt::format("{}: {}: it cannot be looked at: {}", path_key(spec), spec.path, error.message()));
-  if (!fs::is_directory(status)) {
-    if (!fs::exists(status) && fs::is_regular_file(fs::path(spec.path + ".idx"), error)) {
-      return {{path, FileKind::tokens}};
-    }
-    throw UserError(fmt::format("{}: {}: {}", path_key(spec), spec.path,
-                                fs::exists(status) ? "neither a file nor a folder" : "no such file or folder"));
-  }
-  FolderEntries entries = read_folder(path);
-  std::vector<fs::path>& files = entries.files;
-  const auto is_before = [](const fs::path& a, const fs::path& b) {
-    return a.filename().string() < b.filename().string();
-  };
-  std::sort(files.begin(), files.end(), is_before);
-  std::vector<FoundFile> found;
-  for (fs::path& file : files) {
-    if (file.extension() == ".idx") {
-      auto bin = file;
-      bin.replace_extension(".bin");
-      if (std::binary_search(files.begin(), files.end(), bin, is_before)) continue;  // comes with its .bin
-    }
-    found.push_back({file, kind_of(file, spec)});
-  }
-  if (entries.folders > 0 && report) {
-    report(fmt::format("{}: {} sub-folder{} of {} {} not read; name each as a source of its own", path_key(spec),
-                       entries.folders, entries.folders == 1 ? "" : "s", spec.path,
-                       entries.folders == 1 ? "is" : "are"));
-  }
-  for (const fs::path& other : entries.others) {
-    if (report)
-      report(fmt::format("{}: {} is neither a file nor a folder and is not read", path_key(spec), other.string()));
-  }
-  if (found.empty()) throw UserError(fmt::format("{}: {}: the folder holds no file", path_key(spec), spec.path));
-  return found;
-}
-
-void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files) {
-  const auto none_is = [&](FileKind kind) {
-    return std::none_of(files.begin(), files.end(), [kind](const FoundFile& file) { return file.kind == kind; });
-  };
-  if (spec.separator && none_is(FileKind::text)) {
-    throw UserError(fmt::format("{}.separator: no file of {} is text, so nothing would use it; remove the key",
-                                spec.key, spec.path));
-  }
-  if (spec.separator && (spec.separator->empty() || spec.separator->find('\n') != std::string::npos)) {
-    throw UserError(fmt::format("{}.separator: one line that is not empty is expected", spec.key));
-  }
-  if (spec.field != SourceConfig().field && none_is(FileKind::jsonl)) {
-    throw UserError(
-        fmt::format("{}.field: no file of {} is JSONL, so nothing would use it; remove the key", spec.key, spec.path));
-  }
-}
 
 // Changes when the files of a source would be laid end to end otherwise, and so its samples be others. Before there was
 // such a number each file had samples of its own.
@@ -171,6 +39,13 @@ std::vector<fs::path> paths_of(const std::vector<FoundFile>& files,
   return paths;
 }
 
+const SourceFiles* find_only(const SourceSpec& spec, std::span<const SourceFiles> all) {
+  const auto found = std::find_if(all.begin(), all.end(), [&spec](const SourceFiles& files) {
+    return files.key == spec.key && files.path == hash_text(spec.path);
+  });
+  return found == all.end() ? nullptr : &*found;
+}
+
 class OpenFoundSource final : public FoundSource {
  public:
   OpenFoundSource(SourceSpec spec, const Tokenizer& tokenizer, const DataConfig& config, const DataOptions& options)
@@ -178,10 +53,11 @@ class OpenFoundSource final : public FoundSource {
         tokenizer_(tokenizer),
         config_(config),
         options_(options),
-        files_(find_files(spec_, options.report)) {
+        files_(find_files(spec_, options.report, find_only(spec_, options.only))) {
     check_keys_are_used(spec_, files_);
     for (const FoundFile& file : files_) {
-      if (file.kind != FileKind::tokens && !tokenizer_.reads_text()) refuse_text(file);
+      if (file.kind != FileKind::tokens && !tokenizer_.reads_text())
+        throw text_refusal(spec_, file, tokenizer_.description());
       token_files_.push_back(file.kind == FileKind::tokens ? open_token_file(file.path, FileCheck::header) : nullptr);
     }
     content_.key = spec_.key;
@@ -209,23 +85,6 @@ class OpenFoundSource final : public FoundSource {
   }
 
  private:
-  [[noreturn]] void refuse_text(const FoundFile& file) const {
-    throw UserError(fmt::format(
-        "{}: {} is text, but the tokenizer ({}) reads token files only{}", path_key(spec_), file.path.string(),
-        tokenizer_.description(),
-        spec_.key.starts_with("--") ? "; for a Hugging Face folder, --tokenizer bytes reads text as bytes" : ""));
-  }
-
-  void refuse_hidden_documents(const JoinedTokens& tokens) const {
-    const TokenFile* file = tokens.first_without_index();
-    if (config_.documents.loss_across || tokenizer_.end_of_document() || file == nullptr) return;
-    throw UserError(
-        fmt::format("data.documents.loss_across: false needs to know where documents end, and {} of {} ({}) does not "
-                    "say: name the token that ends a document in data.tokenizer.end_of_document, give a file that has "
-                    "an index of its documents (Megatron's .bin and .idx), or set loss_across to true",
-                    file->path().string(), spec_.key, file->format()));
-  }
-
   // Without reading: another process of this host has, and the files are the same ones. False if it has not.
   bool take_known() {
     const auto known = std::find_if(options_.known.begin(), options_.known.end(), [this](const SourceContent& content) {
@@ -356,7 +215,9 @@ class OpenFoundSource final : public FoundSource {
     identities.push_back(hash_bytes(std::as_bytes(std::span(numbers))));
     if (files.empty()) return opened;
     opened.tokens = std::make_unique<JoinedTokens>(std::move(files));
-    refuse_hidden_documents(*opened.tokens);
+    const TokenFile* unknown = opened.tokens->first_without_index();
+    if (!config_.documents.loss_across && !tokenizer_.end_of_document() && unknown != nullptr)
+      throw hidden_documents_refusal(spec_, *unknown);
     return opened;
   }
 

@@ -10,19 +10,12 @@
 
 #include "config/config.h"
 #include "data/dataset.h"
+#include "data/source_files.h"
 #include "data/tokens/joined_tokens.h"
 #include "data/tokens/token_cache.h"
 #include "data/tokens/tokenizer.h"
 
 namespace scaletrain {
-
-struct SourceSpec {
-  std::string key;  // for messages: "data.train.0", or an option: "--data"
-  std::string path;
-  SourceKind type = SourceKind::automatic;
-  std::string field;
-  std::optional<std::string> separator;
-};
 
 // Tokens laid end to end: of a source all of its files, or those that became part of it together.
 struct OpenedPart {

@@ -24,9 +24,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/guarded_thread.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/process/guarded_thread.h"
 #include "base/text.h"
 #include "host/machine.h"
 

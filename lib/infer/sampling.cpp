@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "nn/decode.h"
 
 namespace scaletrain {

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "nn/block_tensors.h"
 #include "nn/units.h"
 

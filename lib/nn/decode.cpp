@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "nn/block_tensors.h"
 
 namespace scaletrain {

@@ -5,7 +5,7 @@
 // (SoftmaxStatistics), which is all that loss and gradient need of the other parts; every rank adds the same loss.
 #include <algorithm>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "nn/transformer.h"
 #include "nn/unit_ops.h"
 #include "nn/units.h"

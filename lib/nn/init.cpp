@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/guarded_thread.h"
-#include "base/philox.h"
+#include "base/numbers/philox.h"
+#include "base/process/guarded_thread.h"
 
 namespace scaletrain {
 

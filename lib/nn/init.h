@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "base/work_count.h"
+#include "base/process/work_count.h"
 #include "parallel/store/param_store.h"
 
 namespace scaletrain {

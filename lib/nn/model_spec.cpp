@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

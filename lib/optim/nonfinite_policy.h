@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "optim/step_scalars.h"
 
 namespace scaletrain {

@@ -21,7 +21,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "config/config.h"
 
 namespace scaletrain {

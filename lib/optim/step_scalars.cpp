@@ -22,6 +22,22 @@ std::string_view to_text(SkipReason reason) {
   SCALETRAIN_CHECK(false);
 }
 
+std::string_view words_of(SkipReason reason) {
+  switch (reason) {
+    case SkipReason::none:
+      return "it was not";
+    case SkipReason::nonfinite_gradient:
+      return "its gradient is not finite (inf or nan)";
+    case SkipReason::nonfinite_loss:
+      return "its loss is not finite (inf or nan)";
+    case SkipReason::no_tokens:
+      return "its samples hold no token to learn from";
+    case SkipReason::spike:
+      return "its loss jumped (train.spike)";
+  }
+  SCALETRAIN_CHECK(false);
+}
+
 StepOutcome make_step_scalars(const StepMeasurements& measured, const StepSettings& settings) {
   SCALETRAIN_CHECK_LE(1, settings.update);
   SCALETRAIN_CHECK_LE(0, measured.num_tokens);

@@ -38,6 +38,8 @@ enum class SkipReason {
   spike,      // the loss is above the limit that the step was given (spike_policy.h)
 };
 std::string_view to_text(SkipReason reason);
+// Why a step was skipped, in words for people.
+std::string_view words_of(SkipReason reason);
 
 struct StepOutcome {
   StepScalars block;

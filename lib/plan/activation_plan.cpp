@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "tensor/buffer.h"
 
 namespace scaletrain {

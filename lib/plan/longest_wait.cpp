@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "config/keys/keys.h"
 #include "config/layout_rules.h"
 #include "optim/optimizer.h"

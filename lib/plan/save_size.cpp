@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest.h"
 

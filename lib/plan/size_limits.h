@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "config/config.h"
 
 namespace scaletrain {

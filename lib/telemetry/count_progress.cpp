@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <string>
 #include <utility>
 
 #include "base/text.h"
+#include "telemetry/live_line.h"
 
 namespace scaletrain {
 
@@ -32,11 +35,13 @@ void CountProgress::update(std::int64_t done, std::int64_t all) {
   any_ = true;
   last_ = monotonic_now();
   const double share = all > 0 ? static_cast<double>(done) / static_cast<double>(all) : 1.0;
-  std::string text =
+  const std::string count =
       fmt::format("{}: {} of {} {} ({:.0f} %)", options_.what, grouped_digits(static_cast<std::uint64_t>(done)),
                   grouped_digits(static_cast<std::uint64_t>(all)), options_.unit, 100.0 * share);
-  if (done > 0 && done < all) text += fmt::format(", {} left", duration_text(elapsed / share - elapsed));
-  text = options_.live ? clear_line + text : text + "\n";
+  const std::string left =
+      done > 0 && done < all ? fmt::format(", {} left", duration_text(elapsed / share - elapsed)) : std::string();
+  const std::string text =
+      options_.live ? clear_line + fields_that_fit(out_, std::array{count, left}) : count + left + "\n";
   std::fputs(text.c_str(), out_);
   std::fflush(out_);
 }

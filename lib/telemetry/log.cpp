@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/console.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/process/console.h"
 
 namespace scaletrain {
 namespace {

@@ -101,6 +101,9 @@ struct CheckpointRecord {
   std::string failure{};      // why it was not saved; empty when it was
 };
 
+// The `cause` of a restart that is none of the program's own: somebody, or the job system, started the run again.
+inline constexpr std::string_view started_again = "the run was started again";
+
 // Training continues from `checkpoint`: earlier lines beyond `step` are void.
 struct RestartRecord {
   std::int64_t step = 0;
@@ -112,6 +115,9 @@ struct RestartRecord {
   std::string wall_time{};
   LayoutRecord layout{};
   std::vector<SourceRecord> sources{};
+
+  // Older programs named no cause.
+  bool is_resume() const { return cause.empty() || cause == started_again; }
 };
 
 // A step whose update was not applied.
@@ -151,7 +157,8 @@ struct EndRecord {
   double elapsed_seconds = 0;
   double best_loss = 0;  // the lowest of a training step; not finite: there was none
   std::int64_t best_step = 0;
-  std::int64_t restarts = 0;
+  std::int64_t restarts = 0;  // by the program itself: after a failure or a rollback, or to take in nodes that came
+  std::int64_t resumes = 0;   // starts of a run that had begun before
 };
 
 // Not thread-safe: the thread that trains owns it.

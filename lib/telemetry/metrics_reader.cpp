@@ -187,13 +187,14 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                             .elapsed_seconds = in.number_or_zero("elapsed_seconds"),
                             .best_loss = in.number_or_zero("best_loss"),
                             .best_step = in.integer_or_zero("best_step"),
-                            .restarts = in.integer_or_zero("restarts")});
+                            .restarts = in.integer_or_zero("restarts"),
+                            .resumes = in.integer_or_zero("resumes")});
   }
 }
 
 }  // namespace
 
-Metrics parse_metrics(std::string_view text, const std::string& where) {
+Metrics parse_metrics(std::string_view text, const std::string& where, DamagedLines damaged) {
   Metrics metrics;
   for (std::int64_t line = 1; !text.empty(); ++line) {
     const std::size_t end = text.find('\n');
@@ -201,14 +202,20 @@ Metrics parse_metrics(std::string_view text, const std::string& where) {
       metrics.torn_last_line = true;
       break;
     }
-    add_line(metrics, text.substr(0, end), fmt::format("{}:{}", where, line));
+    try {
+      add_line(metrics, text.substr(0, end), fmt::format("{}:{}", where, line));
+    } catch (const InputError& error) {
+      if (damaged == DamagedLines::refuse) throw;
+      if (metrics.damaged_lines++ == 0) metrics.first_damage = error.what();
+    }
+    ++metrics.whole_lines;
     text.remove_prefix(end + 1);
   }
   return metrics;
 }
 
-Metrics read_metrics(const std::filesystem::path& file) {
-  return parse_metrics(read_text_file(file, largest_file), file.string());
+Metrics read_metrics(const std::filesystem::path& file, DamagedLines damaged) {
+  return parse_metrics(read_text_file(file, largest_file), file.string(), damaged);
 }
 
 namespace {

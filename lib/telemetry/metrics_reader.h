@@ -26,12 +26,20 @@ struct Metrics {
   std::vector<EarlyStopRecord> early_stops;
   std::vector<EndRecord> ends;
   bool torn_last_line = false;
+  std::int64_t whole_lines = 0;    // all but a torn last one
+  std::int64_t damaged_lines = 0;  // of those, where damage is skipped
+  std::string first_damage;        // file, line and what is wrong with the first of them
+};
+
+// What a line means that is not an object of its kind, other than a last one without its line end.
+enum class DamagedLines {
+  refuse,  // InputError with file and line
+  skip,    // it is counted, and the others are read
 };
 
 // A null number is read as NaN. Lines of an unknown kind are passed over, so that an older program reads a newer file.
-// A line that is not such an object, other than a last one without its line end, is an InputError with file and line.
-Metrics read_metrics(const std::filesystem::path& file);
-Metrics parse_metrics(std::string_view text, const std::string& where);
+Metrics read_metrics(const std::filesystem::path& file, DamagedLines damaged = DamagedLines::refuse);
+Metrics parse_metrics(std::string_view text, const std::string& where, DamagedLines damaged = DamagedLines::refuse);
 
 // What the last lines of a file say, without reading the others.
 struct MetricsTail {

@@ -1,7 +1,6 @@
 #include "telemetry/progress.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,9 +9,10 @@
 #include <limits>
 #include <utility>
 
-#include "base/console.h"
-#include "base/magnitude.h"
+#include "base/numbers/magnitude.h"
+#include "base/process/console.h"
 #include "base/text.h"
+#include "telemetry/live_line.h"
 #include "telemetry/loss_text.h"
 
 namespace scaletrain {
@@ -21,13 +21,6 @@ namespace {
 constexpr std::string_view start_of_line_and_clear = "\r\x1b[K";
 constexpr std::string_view live_colour = "\x1b[36m";
 constexpr std::string_view end_colour = "\x1b[0m";
-
-// Columns of the terminal behind the stream, 0 if it is none.
-std::size_t columns_of(std::FILE* out) {
-  struct winsize size {};
-  if (::ioctl(::fileno(out), TIOCGWINSZ, &size) != 0) return 0;
-  return size.ws_col;
-}
 
 // Longer than anything that reads at all takes, far shorter than a heartbeat.
 constexpr double patience = 0.5;
@@ -168,8 +161,11 @@ std::string share_text(const StepRecord& record) {
 }
 
 std::string step_text(const StepRecord& record, std::int64_t total) {
-  const std::string of = total > 0 ? fmt::format("/{}", total) : "";
-  return fmt::format("step {}{}  loss {}", record.step, of, loss_text(record.loss));
+  return total > 0 ? fmt::format("step {}/{}", record.step, total) : fmt::format("step {}", record.step);
+}
+
+std::string loss_field(const StepRecord& record) {
+  return "  loss " + loss_text(record.loss);
 }
 
 std::string left_text(const StepRecord& record, std::int64_t total, const TimeLeft& time_left) {
@@ -181,32 +177,30 @@ std::string left_text(const StepRecord& record, std::int64_t total, const TimeLe
 }  // namespace
 
 std::string ProgressPrinter::describe(const StepRecord& record) const {
-  return step_text(record, options_.total_steps) +
+  return step_text(record, options_.total_steps) + loss_field(record) +
          fmt::format("  lr {:.3g}  grad norm {:.3g}", record.learning_rate, without_sign_of_nan(record.grad_norm)) +
          speed_text(record) + share_text(record) + left_text(record, options_.total_steps, time_left_);
 }
 
-// What is asked for first stands first: a narrow terminal cuts the end off.
-std::string ProgressPrinter::describe_live(const StepRecord& record) const {
-  std::string text = step_text(record, options_.total_steps);
-  if (const auto lowest = summary_.lowest_loss()) text += fmt::format(" (best {})", loss_text(lowest->loss));
-  text += left_text(record, options_.total_steps, time_left_) + speed_text(record);
-  if (record.tokens > 0)
-    text += fmt::format("  {} tokens in {}", short_count(static_cast<double>(record.tokens)),
-                        duration_text(record.elapsed_seconds));
-  text += share_text(record);
+// What is asked for first stands first: a narrow terminal shows only so many.
+std::vector<std::string> ProgressPrinter::describe_live(const StepRecord& record) const {
+  std::vector<std::string> fields = {step_text(record, options_.total_steps), loss_field(record)};
+  if (const auto lowest = summary_.lowest_loss()) fields.push_back(fmt::format(" (best {})", loss_text(lowest->loss)));
+  fields.push_back(left_text(record, options_.total_steps, time_left_));
+  fields.push_back(speed_text(record));
   if (const std::int64_t restarts = summary_.restarts(); restarts > 0)
-    text += fmt::format("  {} restart{}", restarts, restarts == 1 ? "" : "s");
-  return text;
+    fields.push_back(fmt::format("  {} restart{}", restarts, restarts == 1 ? "" : "s"));
+  if (record.tokens > 0)
+    fields.push_back(fmt::format("  {} tokens in {}", short_count(static_cast<double>(record.tokens)),
+                                 duration_text(record.elapsed_seconds)));
+  fields.push_back(share_text(record));
+  return fields;
 }
 
 void ProgressPrinter::draw() {
   put(start_of_line_and_clear);
-  // A line that wraps could not be cleared again; the last column stays free, because some terminals wrap there.
-  const std::size_t columns = columns_of(out_);
-  const std::string_view shown = columns > 1 ? std::string_view(line_).substr(0, columns - 1) : std::string_view(line_);
   if (options_.colours) put(live_colour);
-  put(shown);
+  put(fields_that_fit(out_, line_));
   if (options_.colours) put(end_colour);
   flush();
   drawn_ = true;

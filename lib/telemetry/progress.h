@@ -1,5 +1,6 @@
-// What a person sees while training runs: on a terminal one line that renews itself, elsewhere (a file, a job's log)
-// plain lines, some in the beginning and then one every half minute, or every so many steps.
+// What a person sees while training runs: on a terminal one line that renews itself and shows as many whole fields as
+// its width takes, elsewhere (a file, a job's log) plain lines, some in the beginning and then one every half minute,
+// or every so many steps.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +74,7 @@ class ProgressPrinter {
 
  private:
   std::string describe(const StepRecord& record) const;
-  std::string describe_live(const StepRecord& record) const;
+  std::vector<std::string> describe_live(const StepRecord& record) const;
   bool is_plain_line_due(const StepRecord& record);
   void draw();
   void clear();
@@ -90,8 +91,9 @@ class ProgressPrinter {
   RunSummary summary_;
   std::int64_t seen_ = 0;       // steps
   std::int64_t next_line_ = 1;  // of the steps seen, where `every` is nothing
-  std::string line_;            // the live line's text, empty before the first step and after finish()
-  bool drawn_ = false;          // whether it is on the terminal, cursor at its end
+  // The live line's fields, the most important first; empty before the first step and after finish().
+  std::vector<std::string> line_;
+  bool drawn_ = false;  // whether it is on the terminal, cursor at its end
   MonotonicTime last_draw_{};
   MonotonicTime last_plain_{};
 };

@@ -48,7 +48,13 @@ void add_line(RunSummary& summary, std::string_view line, const std::string& whe
   try {
     const Metrics metrics = parse_metrics(std::string(line) + "\n", where);
     for (const EvaluationRecord& record : metrics.evaluations) summary.add(record);
-    for (const RestartRecord& record : metrics.restarts) summary.add_restart(record.step);
+    for (const RestartRecord& record : metrics.restarts) {
+      if (record.is_resume()) {
+        summary.add_resume(record.step);
+      } else {
+        summary.add_restart(record.step);
+      }
+    }
   } catch (const InputError&) {  // left out
   }
 }
@@ -81,6 +87,24 @@ void RunSummary::add(const EvaluationRecord& record) {
 
 void RunSummary::add_restart(std::int64_t step) {
   ++restarts_;
+  go_back(step);
+}
+
+void RunSummary::add_resume(std::int64_t step) {
+  ++resumes_;
+  go_back(step);
+}
+
+std::string RunSummary::starts_text() const {
+  std::string text = restarts_ == 1 ? "1 restart" : restarts_ > 1 ? std::to_string(restarts_) + " restarts" : "";
+  if (resumes_ == 0) return text.empty() ? "no restart" : text;
+  if (!text.empty()) text += ", ";
+  return text + (resumes_ == 1   ? "resumed once"
+                 : resumes_ == 2 ? "resumed twice"
+                                 : "resumed " + std::to_string(resumes_) + " times");
+}
+
+void RunSummary::go_back(std::int64_t step) {
   training_.go_back(step);
   for (auto& [name, set] : validation_) {
     set.losses.go_back(step);
@@ -101,6 +125,7 @@ void RunSummary::fill(EndRecord& record) const {
   record.tokens = tokens();
   record.elapsed_seconds = elapsed_seconds();
   record.restarts = restarts();
+  record.resumes = resumes();
   const auto lowest = lowest_loss();
   record.best_loss = lowest ? lowest->loss : std::numeric_limits<double>::quiet_NaN();
   record.best_step = lowest ? lowest->step : 0;

@@ -1,5 +1,5 @@
-// What a run has come to over all of its starts: the lowest losses, the tokens, the time and the restarts. Read once
-// from metrics.jsonl when a start begins, kept up to date from then on.
+// What a run has come to over all of its starts: the lowest losses, the tokens, the time, the restarts and the resumes.
+// Read once from metrics.jsonl when a start begins, kept up to date from then on.
 //
 // A restart at step s makes void what lies beyond s, also a lower loss; the time that was spent on it stays spent.
 #pragma once
@@ -38,11 +38,16 @@ class RunSummary {
  public:
   void add(const StepRecord& record);
   void add(const EvaluationRecord& record);
-  // A restart (or a rollback) at this step.
+  // A restart by the program itself at this step: after a failure or a rollback, or to take in nodes that came.
   void add_restart(std::int64_t step);
+  // Somebody started the run again, which went on at this step.
+  void add_resume(std::int64_t step);
 
   std::optional<LossAtStep> lowest_loss() const { return training_.lowest(); }
   std::int64_t restarts() const { return restarts_; }
+  std::int64_t resumes() const { return resumes_; }
+  // "no restart", "1 restart", "resumed twice", "3 restarts, resumed once".
+  std::string starts_text() const;
   std::int64_t tokens() const { return last_.tokens; }
   double loss() const { return last_.loss; }
   // Of training, over all starts, without the time between them.
@@ -60,6 +65,8 @@ class RunSummary {
   void fill(EndRecord& record) const;
 
  private:
+  void go_back(std::int64_t step);
+
   struct Validation {
     LowestLoss losses;
     LossAtStep last;
@@ -68,6 +75,7 @@ class RunSummary {
   std::map<std::string, Validation> validation_;
   StepRecord last_;
   std::int64_t restarts_ = 0;
+  std::int64_t resumes_ = 0;
 };
 
 // Of a file's whole lines, in memory that does not grow with it. Lines that cannot be read are left out: a summary is

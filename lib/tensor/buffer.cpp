@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

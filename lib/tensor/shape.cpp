@@ -1,6 +1,6 @@
 #include "tensor/shape.h"
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "base/exit_code.h"
+#include "base/process/exit_code.h"
 
 namespace scaletrain {
 

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/numbers/checked.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/quarantine.h"
 #include "train/early_stop.h"

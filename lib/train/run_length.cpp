@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "optim/lr_schedule.h"
 
 namespace scaletrain {

@@ -9,10 +9,10 @@
 #include <string>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/numbers/checked.h"
 #include "config/keys/keys.h"
 #include "optim/nonfinite_policy.h"
 #include "optim/spike_policy.h"
@@ -256,7 +256,7 @@ void Trainer::Impl::record_skip(const StepOutcome& outcome) {
   line.reason = to_text(outcome.skip);
   line.samples = batch_samples();
   record(line);
-  parts.log.warn(fmt::format("step {} was skipped, the weights are untouched: {}", state.step, line.reason));
+  parts.log.warn(fmt::format("step {} was skipped, the weights are untouched: {}", state.step, words_of(outcome.skip)));
 }
 
 std::vector<std::uint64_t> Trainer::Impl::batch_samples() const {

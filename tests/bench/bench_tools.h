@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "train/step/stage_executor.h"
 
 namespace scaletrain {

@@ -100,7 +100,7 @@ TEST_CASE("trap_norm_weights_and_row_parallel_biases_are_equal_on_all_tensor_ran
   }
 }
 
-TEST_CASE("trap_key_value_heads_fewer_than_tensor_ranks_are_equal_among_their_holders_after_twenty_steps") {
+TEST_CASE("trap_key_value_heads_fewer_than_tensor_ranks_are_equal_in_their_replication_group_after_twenty_steps") {
   for (const std::int64_t heads : {1, 2}) {
     for (const TrapLayout& layout : {TrapLayout{"tensor 4", 1, 4, 1}, TrapLayout{"tensor 4, data 2", 2, 4, 1},
                                      TrapLayout{"tensor 4, pipeline 2", 1, 4, 2}}) {

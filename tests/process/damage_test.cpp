@@ -238,8 +238,16 @@ TEST_CASE("evaluate_of_a_run_says_which_checkpoint_is_damaged") {
     const Ended end = workspace().run(command);
     CHECK_MESSAGE(end.exit_code == 3, end.errors);
     CHECK(end.says("step-00000180/model-00000.safetensors"));
+    CHECK(end.says("The next older one is step 160 (not verified); to use it, give " + checkpoint(run, 160).string()));
     CHECK(end.output.empty());
   }
+  // Which is not read for that, however large it is; so also of one whose manifest is broken.
+  flip_byte(checkpoint(run, 160) / "model-00000.safetensors", 100);
+  write_file(checkpoint(run, 180) / "manifest.json", "{");
+  const Ended inspect = workspace().run({"checkpoint", "inspect", checkpoint(run, 180).string()});
+  CHECK_MESSAGE(inspect.exit_code == 3, inspect.errors);
+  CHECK(
+      inspect.says("The next older one is step 160 (not verified); to use it, give " + checkpoint(run, 160).string()));
   // Commands that only look change nothing.
   CHECK(hidden_names(run, ".").empty());
 }

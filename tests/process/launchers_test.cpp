@@ -74,6 +74,15 @@ TEST_CASE("what_rank_0_refuses_ends_every_rank_with_its_code") {
   check_no_process_left("refused");
 }
 
+TEST_CASE("data_that_rank_0_alone_looks_at_and_refuses_leaves_nothing_behind") {
+  workspace().write("nothing-in-it.txt", "");
+  LaunchedRanks ranks(2, "refused-data", {"parallel.data=2", "data.train.0.path=nothing-in-it.txt"});
+  const std::vector<int> codes = ranks.wait();
+  CHECK_MESSAGE(codes == std::vector<int>(2, 3), ranks.errors());
+  CHECK(ranks.rank(0).errors().find("the file is empty") != std::string::npos);
+  CHECK_FALSE(fs::exists(layout_folder("refused-data")));
+}
+
 TEST_CASE("a_signal_to_one_launched_rank_makes_all_save_and_ask_to_be_run_again") {
   const Settings settings = {"parallel.data=1", "parallel.tensor=2", "train.steps=100000", "checkpoint.every=100000"};
   LaunchedRanks ranks(2, "signalled", settings);

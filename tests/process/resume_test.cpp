@@ -241,6 +241,8 @@ void check_interrupted_and_resumes(const std::string& name, const Ended& end) {
   REQUIRE(names.size() == 1);
   CHECK(trajectory_of(run).last_step() >= 30);
   CHECK(trajectory_of(run).last_step() < tiny_steps);
+  CHECK(end.says("is saved in " + (run / "checkpoints" / names.front()).string() +
+                 "; to go on: scaletrain run config.yaml --set run.directory="));
   // Nothing of what was computed is lost: the checkpoint is that of the last step.
   CHECK(checkpoint(run, static_cast<int>(trajectory_of(run).last_step())).filename() == names.front());
   check_no_process_left(run);

@@ -159,6 +159,18 @@ TEST_CASE("a_new_run_continues_from_another_runs_checkpoint") {
   for (const auto& [step, numbers] : found.steps) CHECK(expected.steps.at(step) == numbers);
 }
 
+TEST_CASE("a_run_from_anothers_checkpoint_that_is_interrupted_says_to_go_on_from_there") {
+  auto arguments = workspace().training("branch-interrupted", {"checkpoint.every=100000", "train.steps=100000"});
+  const std::string from = checkpoint(undisturbed_run(), 160).string();
+  arguments.insert(arguments.end(), {"--resume", from});
+  Program agent(workspace().launch(arguments));
+  REQUIRE(wait_until([&] { return newest_step(workspace() / "branch-interrupted") > 160; }, folder_patience));
+  agent.signal(SIGTERM);
+  const Ended end = agent.wait(folder_patience);
+  CHECK_MESSAGE(end.exit_code == 75, end.errors);
+  CHECK_MESSAGE(end.says(" --resume " + from), end.errors);
+}
+
 TEST_CASE("what_a_resume_must_not_change_is_refused_by_key") {
   run_until("changed", 120);
   const Ended end =
@@ -193,6 +205,10 @@ TEST_CASE("a_foreign_folder_is_refused_and_stays_untouched") {
   const Ended file = workspace().run(workspace().training("held.txt"));
   CHECK_MESSAGE(file.exit_code == 2, file.errors);
   CHECK(file.says("run.directory"));
+  const Ended below = workspace().run(workspace().training("held.txt/below"));
+  CHECK_MESSAGE(below.exit_code == 2, below.errors);
+  CHECK(below.says("--set run.directory="));
+  CHECK(below.says("Not a directory; choose another folder"));
 }
 
 TEST_CASE("a_read_only_run_folder_is_refused_before_the_first_step") {

@@ -4,7 +4,7 @@
 #include <csignal>
 #include <ctime>
 
-#include "host/signals.h"
+#include "host/process/signals.h"
 
 namespace scaletrain {
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "data/batch.h"
 #include "data/order/history.h"
 #include "nn/init.h"
@@ -210,7 +210,7 @@ class TensorAssembler {
     }
   }
 
-  // Empty if every element was held by someone and all holders agreed; else what is wrong.
+  // Empty if some rank has every element and all ranks of its replication group agree; else what is wrong.
   std::string problem() const {
     if (!problem_.empty()) return problem_;
     for (const auto& [name, values] : tensors_) {
@@ -235,7 +235,7 @@ class TensorAssembler {
       double& element = tensor[static_cast<std::size_t>(flat)];
       const double value = values[next++];
       if (!std::isnan(element) && element != value && problem_.empty())
-        problem_ = name + ": holders disagree about element " + std::to_string(flat);
+        problem_ = name + ": its replication group disagrees about element " + std::to_string(flat);
       element = value;
       for (std::size_t d = dims; d-- > 0;) {
         if (++index[d] < box.extent[d]) break;

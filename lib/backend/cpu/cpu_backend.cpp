@@ -433,6 +433,13 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   return std::make_unique<cpu::CpuBackend>(threads, cpu::choose_kernels(options.instruction_set), options.work);
 }
 
+std::string cpu_kernels_text() {
+  const cpu::Kernels& kernels = cpu::choose_kernels("auto");
+  const std::string_view instructions = cpu::instructions_of(kernels);
+  return fmt::format("{}{}; matrix products by oneDNN with {}", kernels.name,
+                     instructions.empty() ? "" : fmt::format(" ({})", instructions), cpu::sgemm_instructions());
+}
+
 std::size_t cpu_workspace_bytes(int threads) {
   const int count = resolve_threads(threads);
   return cpu::workspace_size(count) + static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;

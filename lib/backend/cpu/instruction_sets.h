@@ -11,4 +11,7 @@ namespace scaletrain::cpu {
 // build lacks.
 const Kernels& choose_kernels(std::string_view name);
 
+// What the processor must have for them, by the names that processors are described with: "avx2, fma". Empty: nothing.
+std::string_view instructions_of(const Kernels& kernels);
+
 }  // namespace scaletrain::cpu

@@ -13,4 +13,8 @@ const Kernels& choose_kernels(std::string_view name) {
   throw UserError(fmt::format("instruction set \"{}\" is unknown: expected auto, portable, avx2 or avx512", name));
 }
 
+std::string_view instructions_of(const Kernels&) {
+  return {};
+}
+
 }  // namespace scaletrain::cpu

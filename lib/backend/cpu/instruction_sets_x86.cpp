@@ -20,15 +20,16 @@ bool has_avx512() {
 
 struct InstructionSet {
   std::string_view name;
+  std::string_view instructions;
   bool (*supported)();
   const Kernels& (*kernels)();
 };
 
 // Best first.
 constexpr InstructionSet instruction_sets[] = {
-    {"avx512", has_avx512, kernels_avx512},
-    {"avx2", has_avx2, kernels_avx2},
-    {"portable", [] { return true; }, kernels_portable},
+    {"avx512", "avx512f, avx512dq, avx512bw, avx512vl, avx2, fma", has_avx512, kernels_avx512},
+    {"avx2", "avx2, fma", has_avx2, kernels_avx2},
+    {"portable", "", [] { return true; }, kernels_portable},
 };
 
 }  // namespace
@@ -41,6 +42,12 @@ const Kernels& choose_kernels(std::string_view name) {
       throw UserError(fmt::format("instruction set {}: this processor does not have it; use auto", name));
   }
   throw UserError(fmt::format("instruction set \"{}\" is unknown: expected auto, portable, avx2 or avx512", name));
+}
+
+std::string_view instructions_of(const Kernels& kernels) {
+  for (const InstructionSet& set : instruction_sets)
+    if (set.name == kernels.name) return set.instructions;
+  return {};
 }
 
 }  // namespace scaletrain::cpu

@@ -1,11 +1,13 @@
 #include "backend/cpu/sgemm.h"
 
 #include <dnnl.h>
+#include <dnnl_debug.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <array>
 #include <new>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -77,10 +79,16 @@ void sgemm(const Sgemm& p) {
   SCALETRAIN_CHECK_EQ(static_cast<int>(status), static_cast<int>(dnnl_success));
 }
 
+std::string sgemm_instructions() {
+  std::string name = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa());
+  constexpr std::string_view kind = "cpu_isa_";
+  if (name.starts_with(kind)) name.erase(0, kind.size());
+  return name;
+}
+
 std::string sgemm_description() {
   const dnnl_version_t* version = dnnl_version();
-  return fmt::format("oneDNN {}.{}.{} isa {:#x}", version->major, version->minor, version->patch,
-                     static_cast<unsigned>(dnnl_get_effective_cpu_isa()));
+  return fmt::format("oneDNN {}.{}.{} {}", version->major, version->minor, version->patch, sgemm_instructions());
 }
 
 }  // namespace scaletrain::cpu

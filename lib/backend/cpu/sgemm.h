@@ -25,7 +25,10 @@ struct Sgemm {
 
 void sgemm(const Sgemm& product);
 
-// "oneDNN 2.6.3 isa 0xe7": what the bits of a product depend on besides the shape.
+// oneDNN's name of the best instructions that it uses on this processor: "avx512_core_vnni".
+std::string sgemm_instructions();
+
+// "oneDNN 2.6.3 avx512_core_vnni": what the bits of a product depend on besides the shape.
 std::string sgemm_description();
 
 // What oneDNN may allocate inside one call for repacked blocks, whatever the shape.

@@ -19,8 +19,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/guarded_thread.h"
-#include "base/work_count.h"
+#include "base/process/guarded_thread.h"
+#include "base/process/work_count.h"
 
 namespace scaletrain {
 

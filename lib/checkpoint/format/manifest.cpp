@@ -11,11 +11,11 @@
 #include <string_view>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/format/piece_list.h"

@@ -6,9 +6,9 @@
 #include <limits>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 
 namespace scaletrain {

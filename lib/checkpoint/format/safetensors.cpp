@@ -9,11 +9,11 @@
 #include <set>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "checkpoint/format/manifest.h"
 

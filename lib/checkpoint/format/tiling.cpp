@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "checkpoint/box_copy.h"
 
 namespace scaletrain {

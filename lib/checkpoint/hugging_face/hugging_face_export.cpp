@@ -7,10 +7,10 @@
 #include <system_error>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/hugging_face/hugging_face.h"

@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

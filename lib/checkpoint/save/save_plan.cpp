@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "checkpoint/range_boxes.h"
 #include "checkpoint/save/save.h"
 #include "checkpoint/state_name.h"

@@ -4,7 +4,7 @@
 #include <deque>
 #include <mutex>
 
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 
 namespace scaletrain {
 

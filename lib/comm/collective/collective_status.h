@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "comm/communicator.h"
 
 namespace scaletrain {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <set>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "comm/collective/call_queue.h"
 #include "comm/collective/ordered_reduction.h"
 #include "comm/deadline.h"

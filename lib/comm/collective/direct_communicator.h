@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/strong.h"
-#include "base/work_count.h"
+#include "base/numbers/strong.h"
+#include "base/process/work_count.h"
 #include "comm/communicator.h"
 #include "comm/transport.h"
 

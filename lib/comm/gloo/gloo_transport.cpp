@@ -22,8 +22,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "comm/deadline.h"
 #include "comm/gloo/adopted_pair.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "comm/transport.h"
 

@@ -17,8 +17,8 @@
 #include <set>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "comm/deadline.h"
 #include "comm/rendezvous/rendezvous_proof.h"
 #include "comm/rendezvous/rendezvous_socket.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/file.h"
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "comm/rendezvous/key_value_store.h"
 
 namespace scaletrain {

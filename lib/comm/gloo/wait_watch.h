@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 
 namespace scaletrain {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "comm/collective/direct_communicator.h"
 #include "comm/rendezvous/key_value_store.h"
 

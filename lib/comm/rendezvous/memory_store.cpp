@@ -4,8 +4,8 @@
 
 #include <charconv>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "comm/deadline.h"
 
 namespace scaletrain {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "comm/rendezvous/memory_store.h"
 
 namespace scaletrain {

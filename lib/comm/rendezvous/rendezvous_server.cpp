@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 #include "comm/deadline.h"
 #include "comm/rendezvous/memory_store.h"
 #include "comm/rendezvous/rendezvous.h"
@@ -519,7 +519,7 @@ RendezvousServer::RendezvousServer(Options options) : state_(std::make_shared<St
       running->run();
     } catch (const std::bad_alloc&) {
       // Whoever it serves would know no reason, and nobody waits for this thread: the process ends and says it
-      // (base/last_words.h).
+      // (base/process/last_words.h).
       std::terminate();
     } catch (const std::exception& error) {
       // Clients see their connections close; the serving process itself is told here.

@@ -9,6 +9,7 @@
 #include "config/keys/key_codecs.h"
 #include "config/keys/key_table.h"
 #include "config/keys/number_text.h"
+#include "config/keys/unsupported.h"
 
 namespace scaletrain {
 
@@ -49,7 +50,9 @@ Key<Record> row(Words words, Codec codec, Field field) {
   key.info = {words.path, codec.type(), words.unit, words.fallback, words.meaning, words.resume};
   key.read = [codec, field](const YamlNode& node, const std::string& path, Record& record, ReadContext& context) {
     const std::string problem = codec.parse(node, field(record));
-    if (!problem.empty()) context.refuse(node.place, path, problem);
+    if (problem.empty()) return;
+    const std::string later = node.kind == YamlNode::Kind::scalar ? unsupported_word(path, node.text) : std::string();
+    context.refuse(node.place, path, later.empty() ? problem : later);
   };
   key.write = [codec, field](const Record& record) { return codec.text(field(record)); };
   return key;
@@ -268,9 +271,9 @@ void add_data(KeyTable<Config>& table) {
   table.push_back(
       top({"data.tokenizer.end_of_document", "", "The token that ends a document in token files (ids).", never},
           optional(at_least(0, kMaxVocab)), FIELD(data.tokenizer.end_of_document)));
-  table.push_back(
-      top({"data.documents.attention", "", "Whether attention crosses the documents of a sample.", with_notice},
-          EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
+  table.push_back(top({"data.documents.attention", "",
+                       "Attention across the documents of a sample, or attention within documents only.", with_notice},
+                      EnumCodec<DocumentAttention>(), FIELD(data.documents.attention)));
   table.push_back(top({"data.documents.loss_across", "",
                        "Whether a document's first token is predicted from the document before it.", with_notice},
                       BoolCodec(), FIELD(data.documents.loss_across)));
@@ -321,8 +324,9 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(
       top({"train.label_smoothing", "", "Part of the target spread over the whole vocabulary.", with_notice},
           NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.label_smoothing)));
-  table.push_back(top({"train.recompute", "", "Which activations are computed again in the backward pass."},
-                      EnumCodec<RecomputeKind>(), FIELD(train.recompute)));
+  table.push_back(
+      top({"train.recompute", "", "Recomputation of activations in the backward pass, instead of keeping them."},
+          EnumCodec<RecomputeKind>(), FIELD(train.recompute)));
   table.push_back(top({"train.nonfinite.skip", "steps", "Non-finite steps in a row to skip before stopping."},
                       at_least(0), FIELD(train.nonfinite.skip)));
   table.push_back(section_row({"train.spike", "", "What to do when the loss jumps; null: nothing.", with_notice},

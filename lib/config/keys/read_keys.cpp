@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <utility>
 
 #include "base/text.h"
 #include "config/keys/key_table.h"
 #include "config/keys/suggest.h"
+#include "config/keys/unsupported.h"
 #include "config/yaml/yaml_text.h"
 
 namespace scaletrain {
@@ -90,7 +92,7 @@ void read_section(const KeyTable<Record>& table, const YamlNode& node, const std
     } else if (is_one_name && is_section(table, inside)) {
       context.given[full] = entry.key_place;
       read_section(table, entry.value, inside, full, record, context);
-    } else if (const std::string_view feature = later_feature(full); !feature.empty()) {
+    } else if (const std::string_view feature = unsupported_feature(full); !feature.empty()) {
       context.diagnostics.add(entry.key_place,
                               fmt::format("{}: {} is not supported yet; remove the key", full, feature));
     } else {
@@ -98,6 +100,18 @@ void read_section(const KeyTable<Record>& table, const YamlNode& node, const std
       context.diagnostics.add(entry.key_place, fmt::format("unknown key {}{}", quoted(full), suggestion));
     }
   }
+}
+
+// "is missing: a file, or a folder of files, such as path: data/books".
+std::string missing_text(const KeyInfo& key) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 4> examples = {
+      {{"path", "data/books"}, {"name", "books"}, {"metric", "validation/books/loss"}, {"min_data", "1"}}};
+  std::string meaning = key.meaning.substr(0, key.meaning.rfind('.'));
+  if (!meaning.empty()) meaning[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(meaning[0])));
+  std::string text = "is missing: " + meaning;
+  for (const auto& [name, value] : examples)
+    if (key.path == name) text += fmt::format(", such as {}: {}", name, value);
+  return text;
 }
 
 // Appends the rows of a table under a prefix.
@@ -157,7 +171,7 @@ void read_record(const KeyTable<Record>& table, const YamlNode& node, const std:
   if (node.kind != YamlNode::Kind::map) return;
   for (const Key<Record>& key : table) {
     if (key.info.fallback == "required" && !context.given.contains(join(path, key.info.path)))
-      context.refuse(node.place, join(path, key.info.path), "is missing; " + key.info.meaning);
+      context.refuse(node.place, join(path, key.info.path), missing_text(key.info));
   }
 }
 

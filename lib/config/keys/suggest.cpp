@@ -20,7 +20,7 @@ struct Alias {
   std::string_view theirs;
   std::string_view ours;
 };
-constexpr std::array<Alias, 86> kAliases = {{{"lr", "train.optimizer.learning_rate"},
+constexpr std::array<Alias, 87> kAliases = {{{"lr", "train.optimizer.learning_rate"},
                                              {"max_lr", "train.optimizer.learning_rate"},
                                              {"min_lr", "train.lr_schedule.min_ratio"},
                                              {"wd", "train.optimizer.weight_decay"},
@@ -70,6 +70,7 @@ constexpr std::array<Alias, 86> kAliases = {{{"lr", "train.optimizer.learning_ra
                                              {"precision", "precision.compute"},
                                              {"mixed_precision", "precision.compute"},
                                              {"bf16", "precision.compute"},
+                                             {"fp8", "precision.compute"},
                                              {"fp16", "precision.compute"},
                                              {"amp", "precision.compute"},
                                              {"tensor_parallel", "parallel.tensor"},
@@ -107,31 +108,6 @@ constexpr std::array<Alias, 86> kAliases = {{{"lr", "train.optimizer.learning_ra
                                              {"log_interval", "log.every"},
                                              {"nproc_per_node", "launch.ranks_per_node"}}};
 
-// Keys of what is planned: a section (empty: any) and a name, and the feature behind it.
-struct LaterKey {
-  std::string_view section;
-  std::string_view name;
-  std::string_view feature;
-};
-constexpr std::string_view kContextParallelism = "context parallelism";
-constexpr std::string_view kExperts = "a mixture of experts";
-constexpr std::array<LaterKey, 16> kLaterKeys = {{{"parallel", "context", kContextParallelism},
-                                                  {"", "context_parallel", kContextParallelism},
-                                                  {"", "context_parallel_size", kContextParallelism},
-                                                  {"", "cp", kContextParallelism},
-                                                  {"", "expert", kExperts},
-                                                  {"", "experts", kExperts},
-                                                  {"", "num_experts", kExperts},
-                                                  {"", "num_local_experts", kExperts},
-                                                  {"", "num_experts_per_tok", kExperts},
-                                                  {"", "expert_parallel", kExperts},
-                                                  {"", "expert_model_parallel_size", kExperts},
-                                                  {"", "ep", kExperts},
-                                                  {"", "moe", kExperts},
-                                                  {"", "fp8", "fp8"},
-                                                  {"", "lora", "low-rank adaptation"},
-                                                  {"", "wandb", "logging to Weights & Biases"}}};
-
 std::string last_name(std::string_view path) {
   const std::size_t dot = path.rfind('.');
   return std::string(dot == std::string_view::npos ? path : path.substr(dot + 1));
@@ -140,20 +116,6 @@ std::string last_name(std::string_view path) {
 std::string parent_of(std::string_view path) {
   const std::size_t dot = path.rfind('.');
   return std::string(dot == std::string_view::npos ? std::string_view() : path.substr(0, dot));
-}
-
-// "data.train.0.weight" is "data.train[].weight" in the table.
-std::string table_path(std::string_view path) {
-  std::string out;
-  for (const std::string& name : split_text(path, '.')) {
-    const bool is_index = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
-    if (is_index && !out.empty()) {
-      out += "[]";
-    } else {
-      out += (out.empty() ? "" : ".") + name;
-    }
-  }
-  return out;
 }
 
 // A path of the table as one can write it: the item that the user's path names, else the first.
@@ -208,13 +170,17 @@ std::optional<std::string> exact_elsewhere(const std::string& word, const std::s
 
 }  // namespace
 
-std::string_view later_feature(std::string_view path) {
-  const std::string name = last_name(path);
-  const std::string section = parent_of(path);
-  const auto* found = std::find_if(kLaterKeys.begin(), kLaterKeys.end(), [&](const LaterKey& key) {
-    return key.name == name && (key.section.empty() || key.section == section);
-  });
-  return found == kLaterKeys.end() ? std::string_view() : found->feature;
+std::string table_path(std::string_view path) {
+  std::string out;
+  for (const std::string& name : split_text(path, '.')) {
+    const bool is_index = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+    if (is_index && !out.empty()) {
+      out += "[]";
+    } else {
+      out += (out.empty() ? "" : ".") + name;
+    }
+  }
+  return out;
 }
 
 std::string suggest_key(std::string_view path) {

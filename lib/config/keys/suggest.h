@@ -1,4 +1,4 @@
-// What the user may have meant by a key that does not exist.
+// What the user may have meant by a key, also by one that does not exist.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace scaletrain {
 // mean train.optimizer.learning_rate?", or a pointer to the list of keys.
 std::string suggest_key(std::string_view path);
 
-// The feature that an unknown key asks for, if it is one that does not exist yet ("context parallelism"); else empty.
-std::string_view later_feature(std::string_view path);
+// As the key table writes it: "data.train.0.weight" is "data.train[].weight".
+std::string table_path(std::string_view path);
 
 }  // namespace scaletrain

@@ -4,16 +4,18 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 
 #include "base/error.h"
 #include "config/keys/key_table.h"
+#include "config/keys/suggest.h"
 #include "config/load.h"
 
 namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 11> kTable = {{
+constexpr std::array<UnsupportedValue, 15> kTable = {{
     {"run.device", "cuda", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type", "bpe | sentencepiece",
@@ -21,8 +23,11 @@ constexpr std::array<UnsupportedValue, 11> kTable = {{
        return c.data.tokenizer.type == TokenizerKind::bpe || c.data.tokenizer.type == TokenizerKind::sentencepiece;
      },
      "bytes for text, or ids for token files"},
+    {"data.train[].type", "parquet", nullptr, "text, jsonl or tokens"},
+    {"data.validation[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"data.documents.attention", "within",
      [](const Config& c) { return c.data.documents.attention == DocumentAttention::within; }, "across"},
+    {"train.optimizer.type", "lion | lamb | lars | muon | adafactor", nullptr, "adamw or sgd"},
     {"train.lr_schedule.type", "wsd", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
      "cosine, linear or constant"},
     {"train.label_smoothing", "above 0", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
@@ -30,11 +35,42 @@ constexpr std::array<UnsupportedValue, 11> kTable = {{
      "none"},
     {"precision.compute", "tf32 | bf16 | fp16", [](const Config& c) { return c.precision.compute != Precision::fp32; },
      "fp32"},
+    {"precision.compute", "fp8", nullptr, "fp32"},
     {"precision.reduce", "tf32 | bf16 | fp16", [](const Config& c) { return c.precision.reduce != Precision::fp32; },
      "fp32"},
     {"precision.loss_scale", "a number", [](const Config& c) { return c.precision.loss_scale.has_value(); }, "dynamic"},
     {"log.tensorboard", "true", [](const Config& c) { return c.log.tensorboard; }, "false"},
 }};
+
+constexpr std::array<UnsupportedKey, 9> kKeys = {{
+    {"model.experts", "a mixture of experts",
+     "expert | experts | num_experts | num_local_experts | num_experts_per_tok | moe"},
+    {"parallel.expert", "expert parallelism", "expert_parallel | expert_model_parallel_size | ep"},
+    {"parallel.context", "context parallelism", "context_parallel | context_parallel_size | cp"},
+    {"train.optimizer.momentum", "momentum of SGD", "momentum | nesterov"},
+    {"train.lora", "low-rank adaptation (LoRA)", "lora"},
+    {"log.report", "an HTML report of the run", "html_report"},
+    {"log.wandb", "logging to Weights & Biases", "wandb"},
+    {"", "compressed files of data", ""},
+    {"", "Hugging Face models of other families than GPT-2 and Llama", ""},
+}};
+
+// Calls visit(part) for each part of "a | b | c".
+template <class Visit>
+void for_each_part(std::string_view list, Visit visit) {
+  constexpr std::string_view separator = " | ";
+  for (std::size_t end = list.find(separator); end != std::string_view::npos; end = list.find(separator)) {
+    visit(list.substr(0, end));
+    list.remove_prefix(end + separator.size());
+  }
+  if (!list.empty()) visit(list);
+}
+
+bool has_part(std::string_view list, std::string_view part) {
+  bool found = false;
+  for_each_part(list, [&](std::string_view known) { found |= known == part; });
+  return found;
+}
 
 }  // namespace
 
@@ -45,23 +81,39 @@ std::span<const UnsupportedValue> unsupported_table() {
 std::vector<std::string> unsupported_values_of(std::string_view path) {
   std::vector<std::string> out;
   for (const UnsupportedValue& row : unsupported_table()) {
-    if (row.path != path) continue;
-    std::string_view rest = row.values;
-    constexpr std::string_view separator = " | ";
-    for (std::size_t end = rest.find(separator); end != std::string_view::npos; end = rest.find(separator)) {
-      out.emplace_back(rest.substr(0, end));
-      rest.remove_prefix(end + separator.size());
-    }
-    out.emplace_back(rest);
+    if (row.path == path) for_each_part(row.values, [&out](std::string_view value) { out.emplace_back(value); });
   }
   return out;
+}
+
+std::string unsupported_word(std::string_view path, std::string_view word) {
+  const std::string key = table_path(path);
+  std::string plain(word);
+  std::transform(plain.begin(), plain.end(), plain.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const UnsupportedValue& row : unsupported_table())
+    if (row.is_asked == nullptr && row.path == key && has_part(row.values, plain))
+      return fmt::format("{} is not supported yet; use {}", plain, row.instead);
+  return {};
+}
+
+std::span<const UnsupportedKey> unsupported_keys() {
+  return kKeys;
+}
+
+std::string_view unsupported_feature(std::string_view path) {
+  for (const UnsupportedKey& key : kKeys)
+    if (!key.path.empty() && key.path == path) return key.feature;
+  const std::string_view name = path.substr(path.rfind('.') + 1);  // all of it where there is no dot
+  for (const UnsupportedKey& key : kKeys)
+    if (has_part(key.names, name)) return key.feature;
+  return {};
 }
 
 std::vector<Refusal> refusals(const Config& config) {
   std::vector<Refusal> out;
   const KeyTable<Config>& keys = config_table();
   for (const UnsupportedValue& value : unsupported_table()) {
-    if (!value.is_asked(config)) continue;
+    if (value.is_asked == nullptr || !value.is_asked(config)) continue;
     const auto key =
         std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
     SCALETRAIN_CHECK(key != keys.end());

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "data/order/sampler.h"
 
 namespace scaletrain {

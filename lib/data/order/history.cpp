@@ -8,10 +8,10 @@
 #include <set>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 namespace {
@@ -195,6 +195,16 @@ std::vector<MixSource> sources_from(const nlohmann::json& array, const std::stri
   return sources;
 }
 
+// Of a run that trained by them: others are damage.
+void check_weights(const Mix& mix, const std::string& where) {
+  const std::vector<double> weights = first_weights(mix);
+  if (std::all_of(weights.begin(), weights.end(), [](double weight) { return weight == 0.0; })) return;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < weights.size(); ++i) names.push_back(fmt::format("{}: source {}", where, i));
+  if (const std::string refusal = weights_refusal(weights, names); !refusal.empty())
+    throw InputError(refusal + ". The checkpoint is damaged; resume from another one");
+}
+
 Mix mix_from(const nlohmann::json& object, const std::string& where, bool has_files) {
   if (!object.is_object()) throw InputError(where + ": an object is expected");
   Mix mix;
@@ -206,6 +216,7 @@ Mix mix_from(const nlohmann::json& object, const std::string& where, bool has_fi
     for (const MixSource& source : *list)
       if (!orders.insert(source.order).second)
         throw InputError(fmt::format("{}: two sources have order {}", where, source.order));
+  check_weights(mix, where);
   return mix;
 }
 

@@ -11,8 +11,8 @@
 #include <set>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 namespace {
@@ -26,6 +26,19 @@ std::size_t as_index(std::int64_t index) {
 constexpr double kExactQuota = 1e-9;
 
 constexpr std::int64_t kNoCap = std::numeric_limits<std::int64_t>::max();
+
+std::vector<double> shares_of(const std::vector<double>& weights) {
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  SCALETRAIN_CHECK(sum > 0.0 && std::isfinite(sum));
+  std::vector<double> shares;
+  shares.reserve(weights.size());
+  for (const double weight : weights) shares.push_back(weight / sum);
+  return shares;
+}
+
+std::int64_t num_positive(const std::vector<double>& weights) {
+  return std::count_if(weights.begin(), weights.end(), [](double weight) { return weight > 0.0; });
+}
 
 // Quotas by largest remainder, each at least 1.
 std::vector<std::int64_t> rounded_quotas(const std::vector<double>& shares, std::int64_t length) {
@@ -180,28 +193,28 @@ std::int64_t least_free(const std::set<std::int64_t>& used) {
 
 }  // namespace
 
-std::vector<std::int64_t> mix_quotas(const std::vector<double>& weights, const std::vector<std::string>& names) {
+std::string weights_refusal(const std::vector<double>& weights, const std::vector<std::string>& names) {
   SCALETRAIN_CHECK_EQ(weights.size(), names.size());
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  SCALETRAIN_CHECK(sum > 0.0 && std::isfinite(sum));
-  std::vector<double> shares(weights.size());
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    shares[i] = weights[i] / sum;
-    if (weights[i] > 0.0 && shares[i] * 2.0 * static_cast<double>(kMaxMixTable) < 1.0) {
-      throw UserError(
-          fmt::format("{}: the weight {} is a share of {:.3g} of the mix; the smallest that can be honoured is {:.3g}. "
-                      "Raise it or leave "
-                      "the source out.",
-                      names[i], weights[i], shares[i], 0.5 / static_cast<double>(kMaxMixTable)));
-    }
-  }
-  const auto num_positive = std::count_if(shares.begin(), shares.end(), [](double s) { return s > 0.0; });
-  if (num_positive > kMaxMixTable) throw UserError(fmt::format("data.train: more than {} sources", kMaxMixTable));
+  constexpr double least = 0.5 / static_cast<double>(kMaxMixTable);
+  const std::vector<double> shares = shares_of(weights);
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    if (weights[i] > 0.0 && shares[i] < least)
+      return fmt::format(
+          "{}: the weight {} is a share of {:.3g} of the mix; the smallest that can be honoured is {:.3g}", names[i],
+          weights[i], shares[i], least);
+  if (num_positive(weights) > kMaxMixTable) return fmt::format("data.train: more than {} sources", kMaxMixTable);
+  return "";
+}
+
+std::vector<std::int64_t> mix_quotas(const std::vector<double>& weights, const std::vector<std::string>& names) {
+  if (const std::string refusal = weights_refusal(weights, names); !refusal.empty())
+    throw UserError(refusal + ". Raise it or leave the source out.");
+  const std::vector<double> shares = shares_of(weights);
 
   std::vector<std::int64_t> best = rounded_quotas(shares, kMaxMixTable);
   double best_error = 1.0;
   std::vector<std::int64_t> quotas(shares.size());
-  for (std::int64_t length = num_positive; length <= kMaxMixTable; ++length) {
+  for (std::int64_t length = num_positive(weights); length <= kMaxMixTable; ++length) {
     const auto scale = static_cast<double>(length);
     double off = 0.0;  // the largest distance from a whole quota
     std::int64_t total = 0;
@@ -315,6 +328,13 @@ std::vector<std::int64_t> MixTurns::taken(std::int64_t sample) const {
   std::vector<std::int64_t> taken = stretch.taken;
   for (std::size_t i = 0; i < taken.size(); ++i) taken[i] += slots_within(stretch.table, i, sample - stretch.first);
   return taken;
+}
+
+std::vector<double> first_weights(const Mix& mix) {
+  std::vector<double> weights;
+  for (const MixSource& source : mix.sources)
+    weights.push_back(source.cap && source.taken >= *source.cap ? 0.0 : source.weight);
+  return weights;
 }
 
 std::vector<MixSource> known_sources(const Mix& mix, std::int64_t sample) {

@@ -69,8 +69,12 @@ inline constexpr std::int64_t kMaxMixTable = 65536;
 // Of a source, as of data.train[].weight: sums of weights stay finite.
 inline constexpr double kMostWeight = 1e12;
 
+// Why no table can honour these weights, which are not all 0 and of which none is negative; empty: one can. `names`
+// stand in it.
+std::string weights_refusal(const std::vector<double>& weights, const std::vector<std::string>& names);
+
 // Quotas with the smallest error over all table lengths up to kMaxMixTable, the shortest table among equals; sources
-// with weight 0 get none. Each other source gets at least one slot; a share below 1 / (2 kMaxMixTable) is a UserError.
+// with weight 0 get none. Each other source gets at least one slot; what weights_refusal() tells is a UserError.
 std::vector<std::int64_t> mix_quotas(const std::vector<double>& weights, const std::vector<std::string>& names);
 MixTable make_mix_table(const std::vector<std::int64_t>& quotas);
 
@@ -107,6 +111,9 @@ class MixTurns {
   std::int64_t first_sample_ = 0;
   std::optional<std::int64_t> end_;
 };
+
+// The weights among which the mix begins: 0 for a source that was read up to its cap.
+std::vector<double> first_weights(const Mix& mix);
 
 // All sources that a run has read from when the next sample is number `sample`, those of its mix first, as they then
 // stand.

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "data/order/sampler.h"
 
 namespace scaletrain {

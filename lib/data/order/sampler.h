@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "data/order/mix.h"
 #include "data/tokens/token_file.h"
 
@@ -124,6 +124,10 @@ class SourceOrder {
   SourceOrder& operator=(SourceOrder&&) noexcept;
 
   std::int64_t samples_per_epoch() const;
+  // How many samples the blocks hold that samples are drawn from at one time, at the most: those of a stretch, with the
+  // two that its ends cut; as many again for each part that joined in the last epoch in which some did, and none for
+  // those before. No number of blocks would do, since any number of short ones may lie in a stretch.
+  std::int64_t samples_in_use() const;
   // The `index`-th sample that is taken from this source, counted over all epochs (MixSource::taken); source is left 0.
   // Not of what was read before the last part joined.
   SampleLocation locate(std::int64_t index) const;
@@ -140,6 +144,7 @@ class SourceOrder {
     std::unique_ptr<const Strand> strand;
   };
 
+  std::int64_t samples_per_block_;
   PhiloxKey key_;
   std::vector<std::int64_t> first_block_;  // of each part, in the numbering of all blocks; one more at the end
   std::unique_ptr<const Strand> all_;

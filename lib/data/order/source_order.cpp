@@ -3,8 +3,8 @@
 #include <mutex>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "data/order/sampler.h"
 
 namespace scaletrain {
@@ -149,7 +149,7 @@ SampleLocation SourceOrder::Strand::locate(std::int64_t epoch, std::int64_t at) 
 
 SourceOrder::SourceOrder(const SourceShape& shape, std::span<const MixPart> joined, std::int64_t samples_per_block,
                          PhiloxKey key)
-    : key_(key) {
+    : samples_per_block_(samples_per_block), key_(key) {
   SCALETRAIN_CHECK(samples_per_block > 0);
   SCALETRAIN_CHECK(joined.empty() || joined.size() == shape.parts.size());
   std::int64_t blocks = 0;
@@ -184,6 +184,10 @@ SourceOrder& SourceOrder::operator=(SourceOrder&&) noexcept = default;
 
 std::int64_t SourceOrder::samples_per_epoch() const {
   return all_->samples();
+}
+
+std::int64_t SourceOrder::samples_in_use() const {
+  return checked_mul(std::ssize(joined_) + 1, checked_mul(kShuffledBlocks + 2, samples_per_block_));
 }
 
 SampleLocation SourceOrder::locate(std::int64_t index) const {

@@ -52,24 +52,8 @@ std::vector<FileStamp> stamps_of(std::span<const fs::path> files) {
 }
 
 std::uint64_t samples_hash(std::span<const fs::path> files) {
-  constexpr std::uint64_t block_bytes = 4096;
-  constexpr std::uint64_t bytes_per_block = 16u << 20;
-  constexpr std::uint64_t most_blocks = 64;
   Hasher hasher;
-  std::array<std::byte, block_bytes> block;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled by read_at
-  for (const fs::path& file : files) {
-    const FileReader reader(file);
-    const std::uint64_t size = reader.size();
-    const std::uint64_t last = size > block_bytes ? size - block_bytes : 0;
-    const std::uint64_t count = std::min(most_blocks, 2 + size / bytes_per_block);
-    for (std::uint64_t i = 0; i < count; ++i) {
-      // Sizes beyond 2^57 bytes do not exist, so the product fits.
-      const std::uint64_t offset = last * i / (count - 1);
-      const auto part = std::span(block).first(static_cast<std::size_t>(std::min(block_bytes, size - offset)));
-      reader.read_at(offset, part);
-      hasher.update(part);
-    }
-  }
+  for (const fs::path& file : files) hash_samples(FileReader(file), hasher);
   return hasher.digest();
 }
 

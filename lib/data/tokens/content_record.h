@@ -8,7 +8,7 @@
 // since another change may have left the same time.
 //
 // What this cannot see: content that changed while size, both times and inode stayed, and outside the sampled blocks
-// (4 KiB each: the first, the last, one more for every 16 MiB, at most 64). No program that writes through the file
+// (hash_samples). No program that writes through the file
 // system does that, since it cannot set the time of change (ctime); a failing disk can. DataCheck::all reads everything
 // and refuses what differs from its record.
 //

@@ -194,7 +194,7 @@ class CachePlace {
     std::error_code ignored;
     if (!std::filesystem::exists(path, ignored)) return nullptr;
     try {
-      auto file = open_verified(path);
+      auto file = open_verified(path, MappedFile::Keeping::is_reopened);
       if (file->identity() == (key_ ^ tokenizer_.hash())) return file;
       tell(report_, fmt::format("{}: the cache belongs to other text; it is built again", path.string()));
     } catch (const InputError& error) {
@@ -203,7 +203,8 @@ class CachePlace {
     return nullptr;
   }
 
-  std::unique_ptr<TokenFile> build_in(const std::filesystem::path& folder) const {
+  std::unique_ptr<TokenFile> build_in(const std::filesystem::path& folder,
+                                      MappedFile::Keeping keeping = MappedFile::Keeping::is_reopened) const {
     remove_leftovers(folder);
     const std::filesystem::path path = path_in(folder);
     std::uint64_t bytes = 0;
@@ -211,10 +212,10 @@ class CachePlace {
     tell(report_, fmt::format("tokenising {} ({} file{}) into {}", bytes_text(bytes), source_.files.size(),
                               source_.files.size() == 1 ? "" : "s", path.string()));
     build(source_, tokenizer_, contents_, key_, path);
-    return open_verified(path);
+    return open_verified(path, keeping);
   }
 
-  // An open file outlives its name.
+  // A file that stays open outlives its name.
   std::unique_ptr<TokenFile> build_without_trace() const {
     std::error_code ignored;
     std::filesystem::path temporary = std::filesystem::temp_directory_path(ignored);
@@ -222,7 +223,7 @@ class CachePlace {
     std::string name = (temporary / "scaletrain-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw_file_error(name, "creating the folder for tokenised text", errno);
     const FolderRemoval removal{name};
-    return build_in(name);
+    return build_in(name, MappedFile::Keeping::stays_open);
   }
 
  private:
@@ -234,8 +235,8 @@ class CachePlace {
     }
   };
 
-  std::unique_ptr<TokenFile> open_verified(const std::filesystem::path& path) const {
-    auto file = open_cache_file(path);
+  std::unique_ptr<TokenFile> open_verified(const std::filesystem::path& path, MappedFile::Keeping keeping) const {
+    auto file = open_cache_file(path, keeping);
     record_.hash_of(ContentKind::cache, {&path, 1}, file->bytes_to_verify(), [&file] {
       file->verify();
       return file->identity();

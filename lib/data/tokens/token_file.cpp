@@ -145,7 +145,15 @@ std::int64_t document_of(const DocumentIndex& index, std::int64_t token) {
 bool looks_like_token_file(const std::filesystem::path& path) {
   const auto extension = path.extension();
   if (extension == ".bin" || extension == ".idx") return true;
-  return starts_with(path, kCacheMagic) || starts_with(path, kLlmcMagic16) || starts_with(path, kLlmcMagic32);
+  // One reading: a folder may hold a hundred thousand files.
+  const FileReader reader(path);
+  std::array<char, kCacheMagic.size()> head{};
+  const auto size = static_cast<std::size_t>(std::min<std::uint64_t>(head.size(), reader.size()));
+  reader.read_at(0, std::as_writable_bytes(std::span(head).first(size)));
+  const auto begins_with = [&](std::span<const char> magic) {
+    return size >= magic.size() && std::equal(magic.begin(), magic.end(), head.begin());
+  };
+  return begins_with(kCacheMagic) || begins_with(kLlmcMagic16) || begins_with(kLlmcMagic32);
 }
 
 namespace {

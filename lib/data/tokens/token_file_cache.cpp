@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "data/tokens/cache_format.h"
 #include "data/tokens/token_formats.h"
 #include "data/tokens/token_type.h"
@@ -30,7 +30,7 @@ std::uint64_t hash_section(const MappedFile& file, std::uint64_t begin, std::uin
 
 class CacheFile final : public TokenFile {
  public:
-  explicit CacheFile(const std::filesystem::path& path) : file_(path) {
+  CacheFile(const std::filesystem::path& path, MappedFile::Keeping keeping) : file_(path, keeping) {
     if (file_.size() < sizeof(CacheHeader)) refuse(file_.size(), "the file ends within its header");
     file_.read(0, std::as_writable_bytes(std::span(&header_, 1)));
     if (header_.magic != kCacheMagic) refuse(0, "no token file of this program");
@@ -118,8 +118,8 @@ class CacheFile final : public TokenFile {
 
 }  // namespace
 
-std::unique_ptr<TokenFile> open_cache_file(const std::filesystem::path& path) {
-  return std::make_unique<CacheFile>(path);
+std::unique_ptr<TokenFile> open_cache_file(const std::filesystem::path& path, MappedFile::Keeping keeping) {
+  return std::make_unique<CacheFile>(path, keeping);
 }
 
 std::uint64_t cache_header_hash(const CacheHeader& header) {

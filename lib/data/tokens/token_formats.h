@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "base/file.h"
 #include "data/tokens/token_file.h"
 
 namespace scaletrain {
@@ -18,6 +19,7 @@ inline constexpr std::array<char, 4> kLlmcMagic32 = {'\xA1', '\xD9', '\x34', '\x
 
 std::unique_ptr<TokenFile> open_megatron_file(const std::filesystem::path& bin, const std::filesystem::path& idx);
 std::unique_ptr<TokenFile> open_llmc_file(const std::filesystem::path& path);
-std::unique_ptr<TokenFile> open_cache_file(const std::filesystem::path& path);
+std::unique_ptr<TokenFile> open_cache_file(const std::filesystem::path& path,
+                                           MappedFile::Keeping keeping = MappedFile::Keeping::is_reopened);
 
 }  // namespace scaletrain

@@ -72,7 +72,7 @@ RoundResult never_begun(const Orders& orders) {
 }
 
 void take_part(const AgentOptions& options, AgentLink& link, const Orders& orders, const PlaceShare& share) {
-  link.begin_round(orders.round);
+  link.begin_round(orders.round, orders.plan.start.step);
   if (orders.command != OrderKind::run) return link.report(never_begun(orders));
   const GroupOptions group = group_of(options, link, orders, share);
   require_lock(group);
@@ -128,7 +128,10 @@ AgentEnd take_whole_part(const AgentOptions& options, AgentLink& link) {
 void tell_end(const AgentOptions& options, const ExitStatus& end) {
   if (end.message.empty()) return;
   const bool is_of_restarts = end.code == ExitCode::peer || end.code == ExitCode::no_progress;
-  if (end.code == ExitCode::finished || end.code == ExitCode::interrupted) {
+  const bool says_how = end.message.find("run again") != std::string::npos;
+  if (end.code == ExitCode::interrupted && !says_how) {
+    options.log.info(fmt::format("{}: {}", end.message, saved_text(options.paths, options.command)));
+  } else if (end.code == ExitCode::finished || end.code == ExitCode::interrupted) {
     options.log.info(end.message);
   } else if (is_of_restarts) {
     options.log.error(fmt::format("{}. More is in the logs in {}", end.message, options.paths.logs().string()));

@@ -23,8 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "base/exit_status.h"
-#include "host/signals.h"
+#include "base/process/exit_status.h"
+#include "host/process/signals.h"
 #include "launch/agent/agent_link.h"
 #include "launch/coordination/coordinator.h"
 #include "launch/meeting/meeting.h"
@@ -43,7 +43,8 @@ struct AgentOptions {
                                               // workers find it
   Log& log;
   const InterruptWatcher& interrupts;
-  std::function<bool()> holds_lock{};  // the first place's; asked about once a second. Empty: always
+  std::string command = "start it again";  // that goes on after an interruption, for people
+  std::function<bool()> holds_lock{};      // the first place's; asked about once a second. Empty: always
   // Looks at the first share of this place before a worker starts; throws what is wrong with its host.
   std::function<void(const PlaceShare&)> check_host{};
   // The same before the workers of every round are started: a failure that its cause would bring again at once takes no

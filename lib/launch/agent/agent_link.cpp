@@ -61,16 +61,23 @@ bool AgentLink::is_cut_off() const {
   return is_cut_off_ || (options_.reconnect && seconds_since(renewed_at_) > options_.lease);
 }
 
-void AgentLink::begin_round(std::int64_t round) {
+void AgentLink::begin_round(std::int64_t round, std::int64_t start_step) {
   const std::lock_guard lock(mutex_);
+  start_step_ = start_step;
   status_.round = round;
   status_.report.reset();
   status_.workers = {};
 }
 
 void AgentLink::set_workers(const GroupStatus& workers) {
-  const std::lock_guard lock(mutex_);
-  status_.workers = workers;
+  bool is_first_step = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_first_step = status_.workers.step <= start_step_ && workers.step > start_step_;
+    status_.workers = workers;
+    is_urgent_ = is_urgent_ || is_first_step;
+  }
+  if (is_first_step) wake_.notify_all();
 }
 
 void AgentLink::report(const RoundResult& round) {

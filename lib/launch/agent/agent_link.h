@@ -14,7 +14,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "launch/coordination/messages.h"
 
@@ -48,8 +48,9 @@ class AgentLink {
   // The lease has run out.
   bool is_cut_off() const;
 
-  // What the next statuses tell; a report is published at once.
-  void begin_round(std::int64_t round);
+  // What the next statuses tell; at once published are a report, and workers that have done the first step of the
+  // round: after a failure that is what people wait for. start_step: where the round begins.
+  void begin_round(std::int64_t round, std::int64_t start_step);
   void set_workers(const GroupStatus& workers);
   void report(const RoundResult& round);
   // There are other orders: they are fetched at once.
@@ -78,6 +79,7 @@ class AgentLink {
   MonotonicTime renewed_at_;
   bool is_cut_off_ = false;
   bool is_urgent_ = false;
+  std::int64_t start_step_ = 0;  // of the round
   bool is_stopping_ = false;
   GuardedThread thread_;
 };

@@ -31,7 +31,7 @@
 #include <string>
 #include <vector>
 
-#include "base/exit_code.h"
+#include "base/process/exit_code.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "launch/coordination/messages.h"
 #include "launch/coordination/places.h"

@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "base/exit_status.h"
+#include "base/process/exit_status.h"
 
 namespace scaletrain {
 
@@ -63,7 +63,7 @@ void CoordinatorThread::run() {
 }
 
 // Nobody is left who could give other orders. Of an end that cannot be told for want of memory nobody would hear: it
-// ends the process (base/last_words.h), and the others find their coordinator gone.
+// ends the process (base/process/last_words.h), and the others find their coordinator gone.
 void CoordinatorThread::tell_end() {
   try {
     const ExitStatus status = exit_status_of(error_);

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "launch/coordination/coordinator.h"
 #include "launch/coordination/messages.h"

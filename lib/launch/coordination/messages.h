@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "base/exit_status.h"
+#include "base/process/exit_status.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "launch/coordination/places.h"

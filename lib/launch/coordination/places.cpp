@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
-#include "base/checked.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/numbers/checked.h"
 #include "host/machine.h"
 
 namespace scaletrain {

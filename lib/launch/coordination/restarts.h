@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "base/exit_code.h"
+#include "base/process/exit_code.h"
 #include "launch/coordination/restart_policy.h"
 #include "telemetry/log.h"
 #include "train/start/run_folder.h"

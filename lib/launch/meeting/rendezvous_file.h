@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "base/exit_status.h"
+#include "base/process/exit_status.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "host/launcher.h"
 #include "train/start/run_folder.h"

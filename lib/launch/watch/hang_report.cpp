@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "host/thread_stacks.h"
+#include "host/process/thread_stacks.h"
 #include "launch/workers/worker_channel.h"
 
 namespace scaletrain {

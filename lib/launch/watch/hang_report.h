@@ -1,10 +1,10 @@
 // What a rank writes into its log when it is taken for hung: the collective that it is in, what each of its threads
 // does in the kernel, and a stack trace of each.
 //
-// The agent asks with SIGQUIT. It is blocked in every thread and read by one, as the signals of host/signals.h are. To
-// see other threads' stacks costs them their lives (host/thread_stacks.h): they are written only for the agent that is
-// its parent, which ends the process afterwards whatever is found. A SIGQUIT from anybody else is answered without
-// them.
+// The agent asks with SIGQUIT. It is blocked in every thread and read by one, as the signals of host/process/signals.h
+// are. To see other threads' stacks costs them their lives (host/process/thread_stacks.h): they are written only for
+// the agent that is its parent, which ends the process afterwards whatever is found. A SIGQUIT from anybody else is
+// answered without them.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/file.h"
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 
 namespace scaletrain {
 

@@ -5,8 +5,8 @@
 #include <functional>
 
 #include "base/clock.h"
-#include "base/strong.h"
-#include "base/work_count.h"
+#include "base/numbers/strong.h"
+#include "base/process/work_count.h"
 #include "comm/collective/collective_status.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/rendezvous/key_value_store.h"

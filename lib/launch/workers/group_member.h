@@ -9,9 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "base/exit_code.h"
-#include "base/strong.h"
-#include "host/child_process.h"
+#include "base/numbers/strong.h"
+#include "base/process/exit_code.h"
+#include "host/process/child_process.h"
 #include "launch/workers/worker_channel.h"
 
 namespace scaletrain {

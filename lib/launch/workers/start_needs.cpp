@@ -6,6 +6,7 @@
 #include <array>
 #include <string_view>
 
+#include "base/file.h"
 #include "launch/workers/communicators.h"
 
 namespace scaletrain {
@@ -18,9 +19,9 @@ constexpr std::int64_t worker_base_threads = 6;
 constexpr std::int64_t transport_threads = 2;
 // The main one, its signals, the lock, the rendezvous, the coordinator, the link to it, and the end of a dead storage.
 constexpr std::int64_t agent_threads = 8;
-// Streams, logs, locks, epoll, the channel, the checkpoint and the corpus as far as they are open at one time, and
-// connections of the rendezvous.
-constexpr std::int64_t worker_base_descriptors = 64;
+// Streams, logs, locks, epoll, the channel, the checkpoint as far as it is open at one time, connections of the
+// rendezvous, and the files of the corpus that are open at one time.
+constexpr std::int64_t worker_base_descriptors = 64 + kMostOpenMaps;
 constexpr std::int64_t agent_base_descriptors = 64;
 // A channel, a handle of its process, and while it is started a pipe.
 constexpr std::int64_t descriptors_per_worker = 4;

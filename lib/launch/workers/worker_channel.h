@@ -3,14 +3,14 @@
 //
 //   {"progress": COUNTER, "step": STEP, "waiting": BOOL     what it does, once a second at least
 //    "collective": {"text", "seconds"},                     since when it waits for its peers, and in what; if it does
-//    "storage": {"activity", "bytes", "text", "seconds"},   where it can be told (host/storage_probe.h)
+//    "storage": {"activity", "bytes", "text", "seconds"},   where it can be told (host/process/storage_probe.h)
 //    "pace": {"steps", "busy_seconds"}}                     whole steps so far, and the time in them not spent waiting
 //   {"dumped": COLLECTIVE}                                  what SIGQUIT asks for is in its log (watch/hang_report.h)
 //   {"error": EXIT_CODE, "message": TEXT}                   why it will end
 //
-// COUNTER counts pieces of work (base/work_count.h): while the worker is not waiting it must move within the heartbeat.
-// Waiting means start-up or storage, where no progress is expected; then the lines themselves must keep coming, so that
-// a stopped process is still noticed, and the activity must move now and then.
+// COUNTER counts pieces of work (base/process/work_count.h): while the worker is not waiting it must move within the
+// heartbeat. Waiting means start-up or storage, where no progress is expected; then the lines themselves must keep
+// coming, so that a stopped process is still noticed, and the activity must move now and then.
 #pragma once
 
 #include <atomic>
@@ -24,10 +24,10 @@
 #include <string_view>
 
 #include "base/clock.h"
-#include "base/exit_code.h"
 #include "base/file.h"
-#include "base/guarded_thread.h"
-#include "host/storage_probe.h"
+#include "base/process/exit_code.h"
+#include "base/process/guarded_thread.h"
+#include "host/process/storage_probe.h"
 
 namespace scaletrain {
 

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/exit_code.h"
-#include "base/strong.h"
+#include "base/numbers/strong.h"
+#include "base/process/exit_code.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "host/signals.h"
+#include "host/process/signals.h"
 #include "launch/workers/worker_channel.h"
 #include "telemetry/log.h"
 #include "train/start/run_folder.h"

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 
 namespace scaletrain {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <tuple>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "config/keys/keys.h"
 #include "parallel/schedule/schedule_order.h"
 

@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "config/config.h"
 
 namespace scaletrain {

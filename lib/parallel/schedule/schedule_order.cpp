@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

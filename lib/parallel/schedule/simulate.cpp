@@ -6,8 +6,8 @@
 #include <limits>
 #include <optional>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 
@@ -22,8 +22,8 @@ struct Cell {
   bool weight_done = false;
   bool activation_posted = false;  // the receive of its input stands before
   bool gradient_posted = false;
-  double activation_arrival = -1;
-  double gradient_arrival = -1;
+  double activation_received = -1;
+  double gradient_received = -1;
   bool activation_sent = false;
   bool gradient_sent = false;
 };
@@ -236,8 +236,8 @@ bool Simulator::execute_forward(std::size_t stage, const Instruction& instructio
     require(cell(own - 1, m).forward_end >= 0, stage, "its input has not been computed");
   } else if (own > 0) {
     require(here.activation_posted, stage, "its input has not been received");
-    if (here.activation_arrival < 0) return false;
-    state.clock = std::max(state.clock, here.activation_arrival);
+    if (here.activation_received < 0) return false;
+    state.clock = std::max(state.clock, here.activation_received);
   }
   compute(stage, instruction, costs_of(own).forward);
   here.forward_end = state.clock;
@@ -259,8 +259,8 @@ bool Simulator::execute_backward(std::size_t stage, const Instruction& instructi
     require(cell(own + 1, m).backward_end >= 0, stage, "its gradient has not been computed");
   } else if (own < virtual_stages_ - 1) {
     require(here.gradient_posted, stage, "its gradient has not been received");
-    if (here.gradient_arrival < 0) return false;
-    state.clock = std::max(state.clock, here.gradient_arrival);
+    if (here.gradient_received < 0) return false;
+    state.clock = std::max(state.clock, here.gradient_received);
   }
   const bool is_whole = instruction.op == Opcode::backward;
   const WorkCosts costs = costs_of(own);
@@ -435,7 +435,7 @@ void Simulator::post_head(std::size_t stage) {
     (is_send(instruction.op) ? meeting.send_posted : meeting.receive_posted) = time;
     if (meeting.send_posted < 0 || meeting.receive_posted < 0) continue;
     Cell& receiver = cells_[receiver_of(stage, instruction)];
-    (is_activation(instruction.op) ? receiver.activation_arrival : receiver.gradient_arrival) =
+    (is_activation(instruction.op) ? receiver.activation_received : receiver.gradient_received) =
         std::max(meeting.send_posted, meeting.receive_posted) + costs_.transfer;
   }
   state.head_is_posted = true;
@@ -447,9 +447,9 @@ std::optional<double> Simulator::head_completion(std::size_t stage) const {
   double completion = 0;
   for (const Instruction& instruction : schedule_.steps[stage][state.queue[state.head].step]) {
     const Cell& receiver = cells_[receiver_of(stage, instruction)];
-    const double arrival = is_activation(instruction.op) ? receiver.activation_arrival : receiver.gradient_arrival;
-    if (arrival < 0) return std::nullopt;
-    completion = std::max(completion, arrival);
+    const double received = is_activation(instruction.op) ? receiver.activation_received : receiver.gradient_received;
+    if (received < 0) return std::nullopt;
+    completion = std::max(completion, received);
   }
   return completion;
 }
@@ -507,7 +507,7 @@ std::string Simulator::deadlock_text() const {
       std::string waiting;
       for (const Instruction& instruction : schedule_.steps[stage][step]) {
         const Cell& receiver = cells_[receiver_of(stage, instruction)];
-        if ((is_activation(instruction.op) ? receiver.activation_arrival : receiver.gradient_arrival) >= 0) continue;
+        if ((is_activation(instruction.op) ? receiver.activation_received : receiver.gradient_received) >= 0) continue;
         waiting += (waiting.empty() ? "" : ", ") + to_text(instruction, schedule_.chunks);
       }
       text += fmt::format(" stage {}, step {} waits for the other side of {};", stage, step, waiting);

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "parallel/store/store_gradients.h"
 #include "parallel/store/store_memory.h"
 #include "parallel/store/store_weights.h"

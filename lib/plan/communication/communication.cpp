@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "comm/collective/direct_communicator.h"
 #include "parallel/store/store_memory.h"
 #include "plan/communication/gather_count.h"

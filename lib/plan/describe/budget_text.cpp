@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "base/magnitude.h"
+#include "base/numbers/magnitude.h"
 #include "base/text.h"
 #include "plan/describe/plan_facts.h"
 
@@ -13,7 +13,7 @@ namespace scaletrain {
 namespace {
 
 constexpr std::size_t line_width = 80;
-constexpr std::size_t key_width = 13;
+constexpr std::size_t key_width = 14;
 constexpr char no_break = '\x1f';  // a blank that no line ends at
 constexpr std::size_t max_settings = 6;
 constexpr std::size_t max_sources = 4;
@@ -73,6 +73,11 @@ std::string short_duration(double seconds) {
   return seconds < 0.9995 ? fmt::format("{:.3g} ms", 1000 * seconds) : duration_text(seconds);
 }
 
+std::string hours_text(double hours) {
+  constexpr double least = 0.001;  // less costs nobody anything
+  return hours < least ? fmt::format("under {:g}", least) : short_count(hours);
+}
+
 // "227 GFLOP/s".
 std::string rate_text(double flops) {
   constexpr std::array<const char*, 6> prefixes = {"", "K", "M", "G", "T", "P"};
@@ -100,7 +105,7 @@ std::string time_value(const PlanFacts& facts, const RunTime& time) {
   std::string text = fmt::format("{} a step, {} tokens/s, {} in all", short_duration(time.step_seconds),
                                  short_count(time.tokens_per_second), short_duration(time.seconds));
   if (is_device || time.devices > 1)
-    text += fmt::format(", {} {}-hours", short_count(time.seconds / 3600 * static_cast<double>(time.devices)),
+    text += fmt::format(", {} {}-hours", hours_text(time.seconds / 3600 * static_cast<double>(time.devices)),
                         is_device ? "device" : "host");
   return text + fmt::format("; at {:.0f} % (assumed) of the peak of {}", 100 * assumed_share_of_peak, of);
 }
@@ -127,6 +132,26 @@ std::string keyed_lines(std::string_view key, const std::string& value) {
 std::string unbroken(std::string text) {
   std::replace(text.begin(), text.end(), ' ', no_break);
   return text;
+}
+
+std::string misfit_text(const PlanFacts& facts) {
+  if (!facts.verdict || facts.verdict->fits) return {};
+  return "does not fit: " + verdict_value(facts, *facts.verdict);
+}
+
+bool is_clearly_short(const RunWork& work) {
+  constexpr double far = 2.0;  // token files may be wider or narrower than their vocabulary needs
+  return work.allowed_samples && work.samples > far * *work.allowed_samples;
+}
+
+std::string shortage_text(const PlanFacts& facts) {
+  const RunWork& work = facts.work_of_run;
+  if (!work.allowed_samples) return {};
+  return fmt::format(
+      "data.train.0.epochs: the run's {:.0f} steps need {:.0f} samples, and the epoch caps of data.train leave about "
+      "{:.0f}; raise "
+      "data.train[].epochs, reduce {}, or leave one source without a cap",
+      work.steps, work.samples, *work.allowed_samples, facts.config.train.tokens ? "train.tokens" : "train.steps");
 }
 
 std::string budget_text(const PlanFacts& facts) {

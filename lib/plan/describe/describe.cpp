@@ -310,10 +310,10 @@ std::string head_text(const PlanFacts& facts) {
   const ModelSpec& model = phase.model;
   std::string text;
   const auto line = [&text](std::string_view key, const std::string& value) { text += keyed_lines(key, value); };
-  line("model",
-       fmt::format("{} parameters; {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}, context {}",
-                   grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())), model.layers, model.hidden,
-                   model.heads, model.kv_heads, model.ffn_hidden, model.vocab, model.context));
+  line("model", fmt::format("{} parameters; {}, hidden {}, {} ({} key/value), ffn {}, vocabulary {}, context {}",
+                            grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())),
+                            count_text(model.layers, "layer"), model.hidden, count_text(model.heads, "head"),
+                            model.kv_heads, model.ffn_hidden, model.vocab, model.context));
   line("compute",
        fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model), to_text(facts.config.precision.compute)));
   line("steps", fmt::format("{} of {} samples ({} tokens each)", phase.num_steps, phase.global_batch,
@@ -420,7 +420,8 @@ PlanDescription describe_plan(const Config& config, const RunPlan& plan, const D
     const PlanFacts facts = gather_facts(config, plan, options);
     std::string refusal = save_refusal(facts.save);
     if (refusal.empty() && facts.refused) refusal = host_memory_lines(facts).front();
-    return {facts_text(facts), facts_json(facts), std::move(refusal)};
+    return {facts_text(facts),  facts_json(facts),    std::move(refusal),
+            misfit_text(facts), shortage_text(facts), is_clearly_short(facts.work_of_run)};
   });
 }
 

@@ -18,6 +18,12 @@ struct PlanDescription {
   std::string json;  // one object, with the same facts
   // Not empty where the ranks of this machine need more memory than it has: what `run` would say, in one line.
   std::string refusal;
+  // Not empty where the plan does not fit its budget: "does not fit: the rank needs ...".
+  std::string misfit;
+  // Not empty where the epoch caps of data.train leave fewer samples than the run takes, by the sizes of the sources:
+  // one line that begins with the key of the first cap.
+  std::string shortage;
+  bool is_clearly_short = false;  // so much fewer that no estimate is as wrong: `run` would refuse it
 };
 
 // Of a training source, without its files being opened.

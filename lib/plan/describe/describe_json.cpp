@@ -142,7 +142,11 @@ json work_json(const RunWork& work) {
                       {"tokens_estimated", source.size.tokens},
                       {"basis", source.size.basis},
                       {"epochs", source.epochs}});
-  return {{"samples", work.samples}, {"tokens", work.tokens}, {"flops", work.flops}, {"sources", epochs}};
+  return {{"samples", work.samples},
+          {"samples_that_caps_leave", work.allowed_samples ? json(*work.allowed_samples) : json(nullptr)},
+          {"tokens", work.tokens},
+          {"flops", work.flops},
+          {"sources", epochs}};
 }
 
 json time_json(const PlanFacts& facts) {

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "comm/collective/direct_communicator.h"
 #include "config/keys/keys.h"
+#include "plan/describe/source_draws.h"
 
 namespace scaletrain {
 
@@ -71,6 +72,31 @@ std::vector<std::uint64_t> rank_totals(const PlanFacts& facts) {
   return totals;
 }
 
+// The last sample of an epoch is padded.
+double samples_per_epoch(const SourceSize& size, std::int64_t context) {
+  return std::max(1.0, static_cast<double>(size.tokens) / static_cast<double>(context));
+}
+
+void add_epochs(RunWork& work, const PlanFacts& facts) {
+  const auto& sources = facts.config.data.train;
+  std::vector<std::optional<SourceSize>> sizes = facts.options.sources;
+  sizes.resize(sources.size());
+  std::vector<DrawnSource> drawn;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (sizes[i] && sizes[i]->tokens == 0) sizes[i].reset();
+    drawn.push_back({.weight = sources[i].weight});
+    if (!sizes[i] || !sources[i].epochs) continue;
+    drawn.back().cap = std::max(1.0, *sources[i].epochs * samples_per_epoch(*sizes[i], facts.phase.model.context));
+  }
+  const SourceDraws draws = draw_samples(drawn, work.samples);
+  if (!sources.empty() && draws.allowed && *draws.allowed < work.samples) work.allowed_samples = draws.allowed;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (!sizes[i]) continue;
+    const double epochs = draws.samples[i] / samples_per_epoch(*sizes[i], facts.phase.model.context);
+    work.epochs.push_back({sources[i].path, *sizes[i], epochs});
+  }
+}
+
 // What the run is, in samples, tokens and operations.
 RunWork run_work(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
@@ -79,15 +105,7 @@ RunWork run_work(const PlanFacts& facts) {
   work.samples = work.steps * static_cast<double>(phase.global_batch);
   work.tokens = work.samples * static_cast<double>(phase.model.context);
   work.flops = work.tokens * model_flops_per_token(phase.model);
-  double weights = 0;
-  for (const SourceConfig& source : facts.config.data.train) weights += source.weight;
-  const auto& sources = facts.config.data.train;
-  for (std::size_t i = 0; i < facts.options.sources.size() && i < sources.size(); ++i) {
-    const auto& size = facts.options.sources[i];
-    if (!size || size->tokens == 0) continue;
-    const double share = sources[i].weight / weights * work.tokens;
-    work.epochs.push_back({sources[i].path, *size, share / static_cast<double>(size->tokens)});
-  }
+  add_epochs(work, facts);
   return work;
 }
 

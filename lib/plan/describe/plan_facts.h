@@ -61,9 +61,10 @@ struct RunWork {
   struct Epochs {
     std::string path;
     SourceSize size;
-    double epochs = 0;  // if the run draws from it by its weight
+    double epochs = 0;  // that the run draws from it by its weight, up to its cap
   };
-  std::vector<Epochs> epochs;  // of the sources whose size is known
+  std::vector<Epochs> epochs;               // of the sources whose size is known
+  std::optional<double> allowed_samples{};  // by the epoch caps; nothing: as many as the run takes, or not known
 };
 
 // At the assumed share of the budget's peak.
@@ -122,6 +123,10 @@ std::string count_text(std::int64_t count, std::string_view thing, std::string_v
 
 // How the text begins: whether it fits, what would make it fit, the work of the run and the time it takes.
 std::string budget_text(const PlanFacts& facts);
+std::string misfit_text(const PlanFacts& facts);
+// Of PlanDescription, too.
+bool is_clearly_short(const RunWork& work);
+std::string shortage_text(const PlanFacts& facts);
 // "key          value", the value's lines within the page.
 std::string keyed_lines(std::string_view key, const std::string& value);
 // Text that keyed_lines leaves on one line.

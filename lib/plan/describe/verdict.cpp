@@ -7,8 +7,8 @@
 #include <functional>
 #include <string_view>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "config/keys/keys.h"
 #include "config/keys/unsupported.h"
 

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 #include "base/text.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/save/save.h"

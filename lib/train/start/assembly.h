@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
-#include "base/exit_code.h"
-#include "base/work_count.h"
+#include "base/process/exit_code.h"
+#include "base/process/work_count.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "config/config.h"
 #include "parallel/mesh/groups.h"

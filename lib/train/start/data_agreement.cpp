@@ -24,13 +24,19 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t named_files = 100;  // of a source
-// Bytes of all that is named: with as much of holds (most_holds) half of what the store takes as one value, which
-// leaves the rest to the sources themselves.
+// Bytes of all files and caches that are named: with as much of holds (most_holds) half of what the store takes as one
+// value, which leaves the rest to the sources themselves.
 constexpr std::size_t most_named_bytes = std::size_t{4} << 20;
 constexpr std::size_t told_sources = 3;
 // Of how many files the others are told what each holds. For more they look into the record of what was read.
 constexpr std::size_t most_holds = std::size_t{1} << 18;
 constexpr std::uint64_t largest_claim = 16 << 20;
+// Of one source: it has one for each time that files joined it.
+constexpr std::size_t most_caches = 1024;
+// Far more than a config holds, and than a path or a host's name may have.
+constexpr std::size_t most_sources = std::size_t{1} << 16;
+constexpr std::size_t most_path_bytes = std::size_t{1} << 15;
+constexpr std::size_t most_name_bytes = 1024;
 
 std::uint64_t hash_from(const nlohmann::json& object, const char* key, const std::string& where) {
   std::uint64_t hash = 0;
@@ -39,23 +45,41 @@ std::uint64_t hash_from(const nlohmann::json& object, const char* key, const std
   return hash;
 }
 
+std::string text_from(const nlohmann::json& object, const char* key, std::size_t most, const std::string& where) {
+  std::string text = json_string(object, key, where);
+  if (text.size() > most)
+    throw InputError(fmt::format("{}: {}: {} bytes, at most {} are expected", where, key, text.size(), most));
+  return text;
+}
+
+const nlohmann::json& list_from(const nlohmann::json& object, const char* key, std::size_t most,
+                                const std::string& where) {
+  const nlohmann::json& list = json_member(object, key, where);
+  if (!list.is_array()) throw InputError(fmt::format("{}: {}: a list is expected", where, key));
+  if (list.size() > most)
+    throw InputError(fmt::format("{}: {}: {} entries, at most {} are expected", where, key, list.size(), most));
+  return list;
+}
+
 FileContent parse_file(const nlohmann::json& object, const std::string& where) {
-  return {json_string(object, "path", where), json_unsigned(object, "bytes", where), hash_from(object, "hash", where)};
+  return {text_from(object, "path", most_path_bytes, where), json_unsigned(object, "bytes", where),
+          hash_from(object, "hash", where)};
 }
 
 SourceContent parse_source(const nlohmann::json& object, const std::string& where) {
   SourceContent source;
-  source.key = json_string(object, "key", where);
-  source.path = json_string(object, "path", where);
+  source.key = text_from(object, "key", most_name_bytes, where);
+  source.path = text_from(object, "path", most_path_bytes, where);
   source.tokens = json_integer(object, "tokens", where);
   source.identity = hash_from(object, "identity", where);
   source.all_bytes = hash_from(object, "all_bytes", where);
   source.stamps = hash_from(object, "stamps", where);
-  if (!from_hex(json_string(object, "holds", where), source.holds))
+  if (!from_hex(text_from(object, "holds", 16 * most_holds, where), source.holds))
     throw InputError(where + ": holds: numbers of 16 hexadecimal digits are expected");
-  for (const auto& cache : json_member(object, "caches", where))
-    source.caches.push_back({json_string(cache, "path", where), hash_from(cache, "identity", where)});
-  for (const auto& file : json_member(object, "files", where)) source.files.push_back(parse_file(file, where));
+  for (const auto& cache : list_from(object, "caches", most_caches, where))
+    source.caches.push_back({text_from(cache, "path", most_path_bytes, where), hash_from(cache, "identity", where)});
+  for (const auto& file : list_from(object, "files", named_files, where))
+    source.files.push_back(parse_file(file, where));
   source.has_all_files = json_bool(object, "has_all_files", where);
   return source;
 }
@@ -126,6 +150,18 @@ nlohmann::json files_json(const std::vector<FileContent>& files, std::size_t& na
   return out;
 }
 
+// All or none, as far as there is room: who is told of none finds them by the record of what was read.
+nlohmann::json caches_json(const std::vector<SourceContent::Cache>& caches, std::size_t& named_bytes) {
+  nlohmann::json out = nlohmann::json::array();
+  if (caches.size() > most_caches) return out;
+  for (const SourceContent::Cache& cache : caches)
+    out.push_back({{"path", cache.path}, {"identity", to_hex(cache.identity)}});
+  const std::size_t bytes = text_of_json(out).size();
+  if (named_bytes + bytes > most_named_bytes) return nlohmann::json::array();
+  named_bytes += bytes;
+  return out;
+}
+
 // What only processes of one host need of each other.
 DataClaim without_findings(DataClaim claim) {
   for (SourceContent& source : claim.sources) {
@@ -172,12 +208,10 @@ std::string claim_text(const DataClaim& claim) {
   std::size_t num_holds = 0;
   std::size_t named_bytes = 0;
   for (const SourceContent& source : claim.sources) {
+    nlohmann::json caches = caches_json(source.caches, named_bytes);
     const nlohmann::json files = files_json(source.files, named_bytes);
     const bool has_room = num_holds + source.holds.size() <= most_holds;
     if (has_room) num_holds += source.holds.size();
-    nlohmann::json caches = nlohmann::json::array();
-    for (const SourceContent::Cache& cache : source.caches)
-      caches.push_back({{"path", cache.path}, {"identity", to_hex(cache.identity)}});
     sources.push_back({{"key", source.key},
                        {"path", source.path},
                        {"tokens", source.tokens},
@@ -198,9 +232,10 @@ DataClaim parse_claim(const std::string& text) {
   const std::string where = "what another rank says of its data";
   const nlohmann::json object = parse_json(text, where, {.depth = 8, .bytes = largest_claim});
   DataClaim claim;
-  claim.host = json_string(object, "host", where);
+  claim.host = text_from(object, "host", most_name_bytes, where);
   claim.tokenizer = hash_from(object, "tokenizer", where);
-  for (const auto& source : json_member(object, "sources", where)) claim.sources.push_back(parse_source(source, where));
+  for (const auto& source : list_from(object, "sources", most_sources, where))
+    claim.sources.push_back(parse_source(source, where));
   return claim;
 }
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/strong.h"
+#include "base/numbers/strong.h"
 #include "data/dataset.h"
 #include "parallel/mesh/mesh.h"
 #include "train/start/start_up.h"
@@ -31,9 +31,9 @@ DataClaim make_data_claim(std::uint64_t tokenizer, std::vector<SourceContent> so
 // The weights that a run starts from, below model.init.from, as one more source.
 SourceContent content_of_weights(const std::string& folder);
 
-// For the store. Of many files the first hundred of each source are named, of many sources 4 MiB of them.
+// For the store. Of many files the first hundred of each source are named, of many sources 4 MiB of files and caches.
 std::string claim_text(const DataClaim& claim);
-// Of text that claim_text() has made; InputError if it is other text.
+// Of text that claim_text() has made; InputError if it is other text, or says more than that ever does.
 DataClaim parse_claim(const std::string& text);
 
 // What `here` has otherwise than `there`, in a few words: source, file, size. Empty: the same.

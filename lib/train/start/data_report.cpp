@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <optional>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 
 namespace scaletrain {
@@ -62,6 +64,22 @@ std::string lost_files(const MixSource& source, const std::vector<MixSource>& ab
   return text;
 }
 
+// The same sources in their order, with the same weights and caps, whatever files they have gained.
+bool has_same_mix(const std::vector<MixSource>& sources, const std::vector<MixSource>& before) {
+  return std::equal(
+      sources.begin(), sources.end(), before.begin(), before.end(), [](const MixSource& a, const MixSource& b) {
+        const auto epochs = [](const MixSource& source) {
+          return source.cap
+                     ? std::optional(static_cast<double>(*source.cap) / static_cast<double>(source.samples_per_epoch))
+                     : std::nullopt;
+        };
+        const auto one = epochs(a);
+        const auto other = epochs(b);
+        const bool is_same_cap = one && other ? std::abs(*one - *other) < 1e-6 : !one && !other;
+        return a.order == b.order && a.weight == b.weight && is_same_cap;
+      });
+}
+
 }  // namespace
 
 std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSource>& before,
@@ -72,22 +90,20 @@ std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSourc
     const auto as = std::find_if(before.begin(), before.end(), [&](const auto& s) { return s.order == source.order; });
     if (as == before.end() || as->parts.empty() || as->parts.size() >= source.parts.size()) continue;
     const MixPart& joined = source.parts.back();
-    lines.push_back(fmt::format(
-        "{}: {}: {} joined, whose {} are read in the rest of this epoch; what was read of the "
-        "others stays read",
-        contents[i].key, contents[i].path, files_text(joined.files.size()), counted(joined.samples, "sample")));
+    lines.push_back(
+        fmt::format("{}: {}: {} joined, whose {} {} read in the rest of this epoch; what was read of the "
+                    "others stays read",
+                    contents[i].key, contents[i].path, files_text(joined.files.size()),
+                    counted(joined.samples, "sample"), joined.samples == 1 ? "is" : "are"));
   }
   return lines;
 }
 
-std::vector<std::string> change_lines(const Mix& mix, const std::vector<SourceContent>& contents,
+std::vector<std::string> change_lines(const Mix& mix, const std::vector<MixSource>& before,
+                                      const std::vector<SourceContent>& contents,
                                       const std::vector<std::string>& paths_before) {
-  std::vector<std::string> lines = {
-      "data.train or its mix is not what the checkpoint was trained on: each source that the run knows goes on where "
-      "it was left, others begin"};
-  const std::size_t absent = mix.absent.size();
-  if (absent == 0) return lines;
-  for (std::size_t i = 0; i < mix.sources.size(); ++i) {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < mix.sources.size() && !mix.absent.empty(); ++i) {
     const SourceContent& content = contents[i];
     const bool is_known_path = std::find(paths_before.begin(), paths_before.end(), content.path) != paths_before.end();
     if (mix.sources[i].taken > 0 || !is_known_path) continue;
@@ -96,11 +112,17 @@ std::vector<std::string> change_lines(const Mix& mix, const std::vector<SourceCo
                     "where it was, restore its files; others may join them",
                     content.key, content.path, lost_files(mix.sources[i], mix.absent)));
   }
-  lines.push_back(
-      fmt::format("data.train: {} that the run has read from {} not there now; what was read of {} stays "
-                  "counted, in case the same content comes back",
-                  absent == 1 ? "a source" : fmt::format("{} sources", absent), absent == 1 ? "is" : "are",
-                  absent == 1 ? "it" : "them"));
+  // The others were said to have become those.
+  if (mix.absent.size() > lines.size()) {
+    const std::size_t left_out = mix.absent.size() - lines.size();
+    lines.push_back(
+        fmt::format("data.train: {} that the run has read from {} not there now; what was read of {} stays counted, in "
+                    "case the same content comes back",
+                    left_out == 1 ? "a source" : fmt::format("{} sources", left_out), left_out == 1 ? "is" : "are",
+                    left_out == 1 ? "it" : "them"));
+  }
+  if (lines.empty() && !has_same_mix(mix.sources, before))
+    lines.emplace_back("data.train has changed: each source goes on where the run left it, new ones begin");
   return lines;
 }
 

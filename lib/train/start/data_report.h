@@ -23,8 +23,10 @@ std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, 
 // Files that sources of the mix have gained. before: what the run knew. contents: of the sources, in their order.
 std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSource>& before,
                                       const std::vector<SourceContent>& contents);
-// Of a mix that is not the checkpoint's: what of it people may not expect. paths_before: of data.train then.
-std::vector<std::string> change_lines(const Mix& mix, const std::vector<SourceContent>& contents,
+// Of a mix that is not the checkpoint's: what of it people may not expect, beside the files that sources have gained.
+// paths_before: of data.train then.
+std::vector<std::string> change_lines(const Mix& mix, const std::vector<MixSource>& before,
+                                      const std::vector<SourceContent>& contents,
                                       const std::vector<std::string>& paths_before);
 
 }  // namespace scaletrain

@@ -28,9 +28,9 @@ namespace fs = std::filesystem;
 namespace {
 
 // What a run folder may hold before its first start: what a user or a scheduler puts there ahead (logs), and ours.
-constexpr std::array<std::string_view, 9> own_entries = {"config.yaml", "config.source.yaml", "metrics.jsonl",
-                                                         "logs",        "checkpoints",        "lock.json",
-                                                         "tensorboard", "rendezvous.json",    "begun.json"};
+constexpr std::array<std::string_view, 10> own_entries = {
+    "config.yaml", "config.source.yaml", "metrics.jsonl",   "logs",       "checkpoints",
+    "lock.json",   "tensorboard",        "rendezvous.json", "begun.json", "data_files.json"};
 
 bool is_own(const std::string& name) {
   return std::find(own_entries.begin(), own_entries.end(), name) != own_entries.end() ||
@@ -76,20 +76,27 @@ void tell_warmup(const Checkpoint& checkpoint, const Config& before, const Confi
                   warmup, fallback));
 }
 
+StartPoint start_after(const Checkpoint& checkpoint) {
+  return {checkpoint.path(), checkpoint.manifest().step, checkpoint.manifest().generation + 1, {}};
+}
+
 // Refuses a resume that changes what must not change; reports what changes with a notice.
 void check_resume(const Checkpoint& checkpoint, const LoadedConfig& loaded, const Report& report) {
   std::string refused;
   Config before = config_of(checkpoint);
   const Config& now = loaded.config;
   if (!now.train.lr_schedule.warmup) {
-    tell_warmup(checkpoint, before, now, report);
+    // Where nothing is left to do there is nothing to warm up.
+    if (!already_complete(start_after(checkpoint), now)) tell_warmup(checkpoint, before, now, report);
     before.train.lr_schedule.warmup.reset();
   }
   for (const KeyDifference& difference : compare_configs(before, now)) {
     const std::string text =
         fmt::format("{}: {} in the checkpoint, {} now", difference.path, difference.before, difference.after);
     if (difference.rule == ResumeRule::never) refused += "\n  " + text;
-    if (difference.rule == ResumeRule::with_notice) report("notice: this resume changes " + text);
+    // What another mix means is told by those who open the data (data_report.h).
+    if (difference.rule == ResumeRule::with_notice && difference.path != "data.train")
+      report("notice: this resume changes " + text);
   }
   if (!refused.empty())
     throw UserError(
@@ -133,10 +140,6 @@ std::optional<Checkpoint> newest_of_run(const RunPaths& paths, const Report& rep
   std::optional<Checkpoint> newest = newest_usable(paths.checkpoints(), report);
   if (!newest) refuse_lost_checkpoints(paths);
   return newest;
-}
-
-StartPoint start_after(const Checkpoint& checkpoint) {
-  return {checkpoint.path(), checkpoint.manifest().step, checkpoint.manifest().generation + 1, {}};
 }
 
 // The newest checkpoint, if the run already left from the one that is asked for: by its save id or, once it is gone, by
@@ -250,6 +253,20 @@ void refuse_foreign_entries(const RunPaths& paths) {
     throw InputError(fmt::format("run.directory: {} cannot be listed: {}", paths.folder.string(), error.message()));
 }
 
+// With the key that names the folder, and what helps.
+void make_run_folder(const RunPaths& paths) {
+  try {
+    create_folders(paths.folder);
+    create_folders(paths.logs());
+    create_folders(paths.checkpoints());
+  } catch (const FileAccessError& refused) {
+    throw FileAccessError(fmt::format(
+        "run.directory: {}; have the system let this user write there, or choose another folder", refused.what()));
+  } catch (const InputError& wrong) {
+    throw UserError(fmt::format("run.directory: {}; choose another folder", wrong.what()));
+  }
+}
+
 // FileAccessError: it cannot be read now, and may be whole.
 bool verifies(const fs::path& path) {
   try {
@@ -306,15 +323,17 @@ void open_run_folder(const RunPaths& paths, const ResumeRequest& resume) {
   const fs::file_status status = fs::status(paths.folder, error);
   if (fs::exists(status)) {
     if (!fs::is_directory(status))
-      throw UserError(fmt::format("run.directory: {} exists and is no folder", paths.folder.string()));
+      throw UserError(
+          fmt::format("run.directory: {} exists and is no folder; choose another one", paths.folder.string()));
     if (!is_run_folder(paths)) refuse_foreign_entries(paths);
     if (::access(paths.folder.c_str(), W_OK | X_OK) != 0)
-      throw InputError(fmt::format("run.directory: {} cannot be written to", paths.folder.string()));
+      throw InputError(
+          fmt::format("run.directory: {} cannot be written to; have the system let this user write there, "
+                      "or choose another folder",
+                      paths.folder.string()));
   }
   if (resume.mode == ResumeRequest::Mode::required && !path_exists(paths.checkpoints())) throw no_checkpoint(paths);
-  create_folders(paths.folder);
-  create_folders(paths.logs());
-  create_folders(paths.checkpoints());
+  make_run_folder(paths);
 }
 
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
@@ -332,6 +351,17 @@ StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config,
   write_file_durably(paths.config(), resolved_yaml(config.config));
   write_file_durably(paths.source_config(), config.source);
   return start;
+}
+
+std::string saved_text(const RunPaths& paths, const std::string& command) {
+  try {
+    for (const CatalogEntry& entry : list_readable_checkpoints(paths.checkpoints()))
+      if (entry.problem.empty())
+        return fmt::format("step {} is saved in {}; to go on: {}", entry.step, entry.path.string(), command);
+  } catch (const InputError&) {
+    return "to go on: " + command;
+  }
+  return "no checkpoint was written; to begin anew: " + command;
 }
 
 std::optional<std::string> already_complete(const StartPoint& start, const Config& config) {

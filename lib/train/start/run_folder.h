@@ -39,6 +39,8 @@ struct RunPaths {
   std::filesystem::path logs() const { return folder / "logs"; }
   std::filesystem::path checkpoints() const { return folder / "checkpoints"; }
   std::filesystem::path lock() const { return folder / "lock.json"; }
+  // Which files the folders of data.train and data.validation had when somebody started the run.
+  std::filesystem::path data_files() const { return folder / "data_files.json"; }
   // Of a run that a job began with --resume never: which start of the job that was.
   std::filesystem::path begun() const { return folder / "begun.json"; }
 };
@@ -59,9 +61,9 @@ struct StartPoint {
 using Report = std::function<void(const std::string&)>;
 
 // Makes the folder (as the umask says) if it is not there. A folder that is there must be empty or a run's, which may
-// hold anything besides; else UserError: something that is not ours stays untouched. InputError if it cannot be written
-// to, or if
-// --resume required would have to make it.
+// hold anything besides; else UserError: something that is not ours stays untouched. UserError also where a file is in
+// the way; FileAccessError if it cannot be made or written to, InputError if --resume required would have to make it.
+// Messages begin with the key.
 void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
 
 // Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml; a run that
@@ -74,6 +76,10 @@ void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
 // checkpoint.keep lets go, or that leave no space for the next one.
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report);
+
+// Of a run that was interrupted: which step its newest checkpoint has, where that is, and how to go on. Never throws
+// for what a file system refuses.
+std::string saved_text(const RunPaths& paths, const std::string& command);
 
 // If the start point already is the end of the run under this config: the sentence to tell the user.
 std::optional<std::string> already_complete(const StartPoint& start, const Config& config);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 

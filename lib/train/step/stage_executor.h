@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "base/work_count.h"
+#include "base/process/work_count.h"
 #include "infer/stage_memory.h"
 #include "nn/transformer.h"
 #include "parallel/schedule/schedule.h"

@@ -4,8 +4,8 @@
 #include <array>
 #include <cmath>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "optim/gradient_norm.h"
 #include "plan/longest_wait.h"
 

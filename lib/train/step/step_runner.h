@@ -9,7 +9,7 @@
 #include <functional>
 #include <map>
 
-#include "base/work_count.h"
+#include "base/process/work_count.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
 #include "parallel/mesh/groups.h"

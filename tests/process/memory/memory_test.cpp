@@ -186,6 +186,16 @@ TEST_CASE("commands that read only say that memory ran out, whichever request is
   check_command({"checkpoint", "verify", checkpoint_path});
 }
 
+TEST_CASE("the first requests of all, before main begins, are no exception") {
+  for (const long at : {1L, 2L, 10L})
+    for (const long count : {1L, 0L}) {
+      CAPTURE(at);
+      CAPTURE(count);
+      const Launch launch = workspace().launch({"check", "config.yaml"});
+      check_classified(run_program(with_scarce_memory(launch, "check", at, count), ranks_patience));
+    }
+}
+
 TEST_CASE("so does an export, and what it has not finished is not there") {
   const fs::path folder = workspace() / "exported";
   check_command({"checkpoint", "export", checkpoint(undisturbed_run(), 200).string(), "--to", "huggingface", "--output",

@@ -8,20 +8,21 @@
 namespace scaletrain {
 namespace {
 
-// Two stages of 40 layers. Each product of the first stage takes 20 ms, a layer about half a second, and
+// Two stages of 40 layers. Each product of the first stage takes 40 ms, a layer about a second, and
 // its forward pass of the one micro-batch longer than ten heartbeats.
-constexpr double heartbeat = 1.5;
-constexpr double slow_seconds = 17.0;
+// Long enough for a machine that lets a process wait for two seconds.
+constexpr double heartbeat = 3.0;
+constexpr double slow_seconds = 33.0;
 static_assert(slow_seconds > 10 * heartbeat);
 
 Launch slow_first_stage(const std::string& run) {
   Launch launch = layout_launch(run, {"model.layers=80", "parallel.pipeline=2", "train.steps=2",
                                       "train.lr_schedule.warmup=1", "train.global_batch=2", "train.micro_batch=2",
-                                      "evaluate={every: 0}", "supervise={heartbeat: 1.5s, max_restarts: 0}"});
+                                      "evaluate={every: 0}", "supervise={heartbeat: 3s, max_restarts: 0}"});
   launch.environment.emplace_back("LD_PRELOAD", SLOW_KERNEL_LIBRARY);
   launch.environment.emplace_back("SLOW_PROCESS", "scaletrain r0");
-  launch.environment.emplace_back("SLOW_MILLISECONDS", "20");
-  launch.environment.emplace_back("SLOW_SECONDS", "17");
+  launch.environment.emplace_back("SLOW_MILLISECONDS", "40");
+  launch.environment.emplace_back("SLOW_SECONDS", "33");
   return launch;
 }
 

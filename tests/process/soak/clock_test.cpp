@@ -6,7 +6,7 @@
 #include <csignal>
 #include <ctime>
 
-#include "tormented_run.h"
+#include "torment/tormented_run.h"
 
 namespace scaletrain {
 namespace {

@@ -5,9 +5,9 @@
 #include <csignal>
 
 #include "comm/rendezvous/rendezvous_frame.h"
-#include "hostile_loop.h"
-#include "strangers.h"
-#include "tormented_run.h"
+#include "torment/hostile_loop.h"
+#include "torment/strangers.h"
+#include "torment/tormented_run.h"
 
 namespace scaletrain {
 namespace {

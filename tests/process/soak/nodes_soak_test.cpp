@@ -8,7 +8,7 @@
 #include <iostream>
 #include <map>
 
-#include "tormented_nodes.h"
+#include "torment/tormented_nodes.h"
 
 namespace scaletrain {
 namespace {

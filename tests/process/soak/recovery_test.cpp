@@ -5,7 +5,7 @@
 #include <csignal>
 #include <iostream>
 
-#include "tormented.h"
+#include "torment/tormented.h"
 
 namespace scaletrain {
 namespace {

@@ -9,7 +9,7 @@
 #include <iostream>
 #include <map>
 
-#include "tormented_run.h"
+#include "torment/tormented_run.h"
 
 namespace scaletrain {
 namespace {

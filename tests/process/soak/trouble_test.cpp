@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "tormented_run.h"
+#include "torment/tormented_run.h"
 
 namespace scaletrain {
 namespace {

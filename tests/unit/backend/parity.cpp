@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "planted_error.h"
 
 namespace scaletrain::parity {

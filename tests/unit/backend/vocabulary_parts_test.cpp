@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/checked.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "parity.h"
 
 using namespace scaletrain;

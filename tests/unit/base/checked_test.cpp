@@ -1,4 +1,4 @@
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 
 #include <doctest/doctest.h>
 
@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "base/exit_code.h"
-#include "base/strong.h"
+#include "base/numbers/strong.h"
+#include "base/process/exit_code.h"
 
 using namespace scaletrain;
 

@@ -1,4 +1,4 @@
-#include "base/console.h"
+#include "base/process/console.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

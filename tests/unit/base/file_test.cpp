@@ -10,8 +10,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -256,6 +260,101 @@ TEST_CASE("a file truncated under its map is an error, not a signal") {
   std::filesystem::resize_file(file, page / 2);
   CHECK_THROWS_AS(map.read(page / 2 - 4, out), InputError);
   CHECK_NOTHROW(map.read(page / 2 - 16, out));
+}
+
+namespace {
+
+// Every file holds its number; more of them than stay open.
+std::vector<MappedFile> many_maps(const TempFolder& folder, int count) {
+  std::vector<MappedFile> maps;
+  maps.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i)
+    maps.emplace_back(folder.write("many/" + std::to_string(i), std::to_string(1000 + i)));
+  return maps;
+}
+
+std::string text_of(const MappedFile& map) {
+  std::string text(map.size(), ' ');
+  map.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+int open_descriptors() {
+  const std::filesystem::directory_iterator entries("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(entries), end(entries)));
+}
+
+}  // namespace
+
+TEST_CASE("more mapped files are read than the process may have descriptors") {
+  const TempFolder folder;
+  const int before = open_descriptors();
+  rlimit limit{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlimit tight{static_cast<rlim_t>(before + kMostOpenMaps + 8), limit.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &tight) == 0);
+  {
+    constexpr int count = 300;
+    const std::vector<MappedFile> maps = many_maps(folder, count);
+    for (int round = 0; round < 2; ++round)
+      for (int i = 0; i < count; ++i)
+        CHECK(text_of(maps[static_cast<std::size_t>(i * 7 % count)]) == std::to_string(1000 + i * 7 % count));
+    CHECK(open_descriptors() <= before + kMostOpenMaps);
+    // Threads open the same ones, and let others go that are being read.
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    threads.reserve(4);
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&] {
+        for (int i = 0; i < count; ++i)
+          wrong += text_of(maps[static_cast<std::size_t>(i)]) != std::to_string(1000 + i) ? 1 : 0;
+      });
+    for (auto& thread : threads) thread.join();
+    CHECK(wrong == 0);
+  }
+  CHECK(open_descriptors() == before);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+TEST_CASE("a mapped file that was replaced or cut while it was closed is refused by name, one that stays open is not") {
+  const TempFolder folder;
+  const std::vector<MappedFile> maps = many_maps(folder, 3 + static_cast<int>(kMostOpenMaps));
+  const auto path = [&](std::size_t i) { return maps[i].path(); };
+  folder.write("other", "2000");
+  std::filesystem::rename(folder.path() / "other", path(0));
+  std::filesystem::resize_file(path(1), 2);
+  std::filesystem::remove(path(2));
+  std::filesystem::remove(maps.back().path());
+  CHECK(text_of(maps.back()) == std::to_string(1002 + kMostOpenMaps));
+  for (const std::size_t i : {0u, 1u}) {
+    const std::string message = input_error([&] { text_of(maps[i]); });
+    CHECK(contains(message, path(i).string()));
+    CHECK(contains(message, "was replaced or truncated"));
+  }
+  CHECK(contains(input_error([&] { text_of(maps[2]); }), path(2).string() + ": opening the file failed"));
+}
+
+TEST_CASE("a mapped file that was closed may come back as a copy of itself, not as another of its size") {
+  const TempFolder folder;
+  const std::vector<MappedFile> maps = many_maps(folder, 3 + static_cast<int>(kMostOpenMaps));
+  const auto path = [&](std::size_t i) { return maps[i].path(); };
+  // A copy has another inode; one that was only touched has other times.
+  std::filesystem::copy_file(path(0), folder.path() / "copy");
+  std::filesystem::rename(folder.path() / "copy", path(0));
+  std::filesystem::last_write_time(path(1), std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  CHECK(text_of(maps[0]) == "1000");
+  CHECK(text_of(maps[1]) == "1001");
+  // The same device, inode and size, as when a removed file's inode is given to the next.
+  folder.write("many/2", "2002");
+  CHECK(contains(input_error([&] { text_of(maps[2]); }), "was replaced or truncated"));
+}
+
+TEST_CASE("a mapped file that stays open is read without its name, however many are opened after it") {
+  const TempFolder folder;
+  const MappedFile kept(folder.write("kept", "kept"), MappedFile::Keeping::stays_open);
+  std::filesystem::remove(kept.path());
+  const std::vector<MappedFile> maps = many_maps(folder, 3 + static_cast<int>(kMostOpenMaps));
+  CHECK(text_of(kept) == "kept");
 }
 
 TEST_CASE("threads meet a truncated file each on their own") {

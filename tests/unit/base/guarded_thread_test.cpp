@@ -1,5 +1,5 @@
 // Exceptions do not leave threads, and what finds nobody ends the process with its own exit code.
-#include "base/guarded_thread.h"
+#include "base/process/guarded_thread.h"
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/exit_code.h"
-#include "base/last_words.h"
+#include "base/process/exit_code.h"
+#include "base/process/last_words.h"
 
 using namespace scaletrain;
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "support/temp_folder.h"
 
 using namespace scaletrain;

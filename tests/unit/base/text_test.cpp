@@ -1,6 +1,6 @@
 #include "base/text.h"
 
-#include "base/magnitude.h"
+#include "base/numbers/magnitude.h"
 
 #include <doctest/doctest.h>
 
@@ -52,6 +52,9 @@ TEST_CASE("sizes are told with three digits") {
 
 TEST_CASE("a count is told in three digits") {
   CHECK(short_count(0) == "0");
+  CHECK(short_count(0.0351) == "0.0351");
+  CHECK(short_count(5) == "5");
+  CHECK(short_count(45.62) == "45.6");
   CHECK(short_count(999.4) == "999");
   CHECK(short_count(999.6) == "1.00K");
   CHECK(short_count(124439808) == "124M");
@@ -97,6 +100,17 @@ TEST_CASE("ill-formed UTF-8 is found at its first byte") {
   CHECK(first_invalid_utf8("\x80") == 0);               // a continuation alone
   CHECK(first_invalid_utf8("\xc3\xa9\xc3") == 2);
   CHECK_FALSE(first_invalid_utf8(std::string_view("\0", 1)));
+}
+
+TEST_CASE("text is wrapped at blanks and bars, below its first word") {
+  CHECK(wrapped_text("", 10, 2).empty());
+  CHECK(wrapped_text("one two three", 10, 2) == "one two\n  three");
+  CHECK(wrapped_text("one two three", 9, 2) == "one two\n  three");
+  CHECK(wrapped_text("one two three", 8, 2) == "one\n  two\n  three");
+  CHECK(wrapped_text("one,  two", 80, 4) == "one,  two");
+  CHECK(wrapped_text("gpipe|1f1b|zb-h1", 11, 0) == "gpipe|1f1b|\nzb-h1");
+  CHECK(wrapped_text("one of: a | b", 9, 0) == "one of: a\n| b");
+  CHECK(wrapped_text("a far-too-long-word b", 8, 1) == "a\n far-too-long-word\n b");
 }
 
 TEST_CASE("text is split at every separator") {

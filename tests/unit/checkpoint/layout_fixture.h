@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/checked.h"
+#include "base/numbers/checked.h"
 #include "checkpoint/state_name.h"
 #include "checkpoint_fixture.h"
 #include "support/ranks.h"

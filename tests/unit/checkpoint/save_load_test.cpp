@@ -1,7 +1,7 @@
 #include <bit>
 
 #include "base/file.h"
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint_fixture.h"
 

@@ -1,6 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "config/keys/keys.h"
+#include "config/keys/unsupported.h"
 #include "config_helpers.h"
 #include "support/temp_folder.h"
 
@@ -60,7 +63,8 @@ TEST_CASE("wrong kinds of values say what was found") {
                  "data.train: expected a list, found text \"corpus.txt\""));
   CHECK(contains(errors_of("data: {train: [corpus.txt]}\ntrain: {steps: 1}\n"),
                  "data.train.0: expected a mapping of keys, found text \"corpus.txt\""));
-  CHECK(contains(errors_of("data: {train: [{weight: 1}]}\ntrain: {steps: 1}\n"), "data.train.0.path: is missing"));
+  CHECK(contains(errors_of("data: {train: [{weight: 1}]}\ntrain: {steps: 1}\n"),
+                 "data.train.0.path: is missing: a file, or a folder of files, such as path: data/books"));
   CHECK(contains(errors_of(kLeast + "run: {seed: -1}\n"), "run.seed: expected an integer from 0"));
   CHECK(load_text(kLeast + "run: {seed: 18446744073709551615}\n").config.run.seed == 18446744073709551615u);
   CHECK(contains(errors_of("hello\n"), "expected sections"));
@@ -130,30 +134,57 @@ TEST_CASE("missing paths are errors among the others, in the order of the file")
                       "4:21: unknown key \"train.stepz\"; did you mean train.steps?");
 }
 
-TEST_CASE("missing paths can be notices, and what a shell would have expanded is told") {
-  const LoadOptions notice{.missing_paths = MissingPaths::notice};
+TEST_CASE("missing paths can be listed beside the config, and what a shell would have expanded is told") {
+  const LoadOptions list{.missing_paths = MissingPaths::list};
   const LoadedConfig loaded = load_text(
       "data:\n  train:\n    - path: ~/none\n    - path: $DATA/none\n    - path: /none/*.txt\n"
-      "model: {init: {from: /no/weights}}\ntrain: {steps: 200}\n",
-      {}, {}, notice);
-  REQUIRE(loaded.notices.size() == 4);
-  for (std::size_t i = 0; i < 3; ++i) {
-    CHECK(contains(loaded.notices[i], "no such file or folder"));
-    CHECK(contains(loaded.notices[i], "~, $NAME and * are not expanded, ${NAME} is"));
+      "train: {steps: 200}\n",
+      {}, {}, list);
+  REQUIRE(loaded.unready.size() == 3);
+  CHECK_FALSE(loaded.is_unready_data);
+  for (const std::string& line : loaded.unready) {
+    CHECK(contains(line, "no such file or folder"));
+    CHECK(contains(line, "~, $NAME and * are not expanded, ${NAME} is"));
   }
-  CHECK(loaded.notices[1].starts_with("c.yaml:4:13: data.train.1.path: "));
-  CHECK(contains(loaded.notices[3], "model.init.from: no such file or folder: \"/no/weights\""));
-  CHECK(!contains(loaded.notices[3], "expanded"));
+  CHECK(loaded.unready[1].starts_with("c.yaml:4:13: data.train.1.path: "));
   // A run that has a checkpoint needs the initial weights no more: that is not known here.
   CHECK(load_text("data: {train: [{path: /}]}\nmodel: {init: {from: /no/weights}}\ntrain: {steps: 200}\n", {}, {},
                   {.missing_paths = MissingPaths::refuse})
             .notices.empty());
 }
 
+TEST_CASE("what the data's own layer finds joins the errors, and alone it is the data's") {
+  const std::string data = "data:\n  train:\n    - {path: /, type: text}\n";
+  LoadOptions options{.missing_paths = MissingPaths::refuse};
+  options.look_at_data = [](const DataConfig& config) {
+    return std::vector<InputProblem>{{.key = "data.train.0.path", .message = config.train.front().path + ": empty"}};
+  };
+  CHECK_THROWS_WITH_AS(load_text(data + "train: {steps: 200}\n", {}, {}, options),
+                       "c.yaml:3:14: data.train.0.path: /: empty", InputError);
+  CHECK_THROWS_WITH_AS(load_text(data + "train: {steps: 200, stepz: 3}\n", {}, {}, options),
+                       "c.yaml:3:14: data.train.0.path: /: empty\n"
+                       "c.yaml:4:21: unknown key \"train.stepz\"; did you mean train.steps?",
+                       UserError);
+  options.missing_paths = MissingPaths::list;
+  const LoadedConfig loaded = load_text(data + "train: {steps: 200}\n", {}, {}, options);
+  CHECK(loaded.unready == std::vector<std::string>{"c.yaml:3:14: data.train.0.path: /: empty"});
+  CHECK(loaded.is_unready_data);
+}
+
 TEST_CASE("keys of features that do not exist yet say so") {
   CHECK(override_errors({"parallel.context=2"}) ==
         "--set parallel.context=2: parallel.context: context parallelism is not supported yet; remove the key");
-  for (const char* key : {"parallel.expert", "parallel.experts", "model.experts", "model.num_experts", "moe"}) {
+  CHECK(contains(override_errors({"parallel.expert=2"}), "parallel.expert: expert parallelism is not supported yet"));
+  CHECK(contains(override_errors({"train.optimizer.momentum=0.9"}), ": momentum of SGD is not supported yet"));
+  CHECK(contains(override_errors({"fp8=true"}), "did you mean precision.compute?"));
+  for (const UnsupportedKey& key : unsupported_keys()) {
+    if (key.path.empty()) continue;
+    const std::string path(key.path);
+    CHECK(contains(override_errors({path + "=2"}), path + ": " + std::string(key.feature) + " is not supported yet"));
+    CHECK(std::none_of(config_keys().begin(), config_keys().end(),
+                       [&](const auto& known) { return known.path == path; }));
+  }
+  for (const char* key : {"parallel.experts", "model.experts", "model.num_experts", "moe"}) {
     CHECK_MESSAGE(contains(override_errors({std::string(key) + "=2"}),
                            std::string(key) + ": a mixture of experts is not supported yet; remove the key"),
                   key);

@@ -215,7 +215,9 @@ TEST_CASE("early stopping watches a metric that exists") {
                  "early_stop.metric: \"validation/boks/loss\" is no metric of this run; there is validation/web/loss, "
                  "validation/books/loss"));
   CHECK(contains(override_errors({"early_stop={metric: validation/web/loss}"}), "there is no validation set to watch"));
-  CHECK(contains(errors_of(kWithSets, {"early_stop.patience=3"}), "early_stop.metric: is missing"));
+  CHECK(contains(
+      errors_of(kWithSets, {"early_stop.patience=3"}),
+      "early_stop.metric: is missing: what to watch: validation/NAME/loss, such as metric: validation/books/loss"));
   CHECK(contains(errors_of(kWithSets, {"early_stop={metric: validation/web/loss}", "evaluate.every=0"}),
                  "evaluate.every is 0"));
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "data/order/sampler.h"
 #include "support/processor_time.h"
 

@@ -400,6 +400,18 @@ TEST_CASE("a damaged mix is an input error that names the source") {
                        InputError);
 }
 
+TEST_CASE("a stored weight too small for any mix is an input error that names the source") {
+  CountedRun run;
+  run.go_on({source_of(1, 10), source_of(2, 10, 2.0, 7)}, 2);
+  nlohmann::json bad = run.history.to_json();
+  bad["mix"]["sources"][1]["weight"] = 1e-9;
+  CHECK_THROWS_WITH_AS(ConsumptionHistory::from_json(bad, "manifest"),
+                       doctest::Contains("manifest: mix: source 1: the weight 1e-09 is a share of 1e-09"), InputError);
+  // That of a source that has all it may take means nothing.
+  bad["mix"]["sources"][1]["taken"] = 7;
+  CHECK_NOTHROW(ConsumptionHistory::from_json(bad, "manifest"));
+}
+
 TEST_CASE("a mix that is damaged so that it does not fit the data is an input error, whichever path meets it") {
   CountedRun run;
   run.go_on({filed_source(1, {{{7, 8}, 30}}), source_of(2, 10)}, 4, 5);

@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <set>
 #include <tuple>
 #include <vector>
 
 #include "base/error.h"
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "data/order/sampler.h"
+#include "data/stream_cache.h"
 #include "support/processor_time.h"
+#include "support/sanitizers.h"
 
 using namespace scaletrain;
 
@@ -116,7 +119,7 @@ TEST_CASE("a share that the table cannot honour is refused, naming the source") 
 TEST_CASE("every prefix holds each source within one sample of its weight") {
   std::uint64_t draw = 0;
   const PhiloxKey key{5, 6};
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < (is_sanitized ? 8 : 60); ++round) {
     CAPTURE(round);
     const auto num = static_cast<std::size_t>(1 + philox_below(key, draw++, 12));
     std::vector<double> weights(num);
@@ -320,6 +323,52 @@ TEST_CASE("files that join a source take turns with the rest of the epoch, which
   }
   CHECK(old == 400);
   CHECK(joined == 200);
+}
+
+TEST_CASE("blocks are in use for the parts that joined in one epoch, not for all that ever did") {
+  std::vector<PartShape> parts = {{50, 0, {1}}};
+  Mixture mixture({source(parts)}, 4, 3, 4 * 8);
+  const std::int64_t of_stretch = (kShuffledBlocks + 2) * 8;
+  CHECK(mixture.order(0).samples_in_use() == of_stretch);
+  Mix mix = mixture.mix();
+  std::int64_t sample = 0;
+  const auto join_at = [&](std::int64_t next) {
+    sample += next;
+    parts.push_back({25, 0, {parts.size() + 1}});
+    Mixture grown({source(parts)}, 4, 3, 4 * 8);
+    mix = following_mix(mix, sample, grown.mix().sources);
+    grown.enter(mix);
+    return grown.order(0).samples_in_use();
+  };
+  for (int epoch = 0; epoch < 5; ++epoch) CHECK(join_at(mix.sources[0].samples_per_epoch) == 2 * of_stretch);
+  CHECK(join_at(1) == 3 * of_stretch);
+}
+
+TEST_CASE("of a source with many short parts too each block is made once for each stretch it lies in") {
+  const std::int64_t per_block = 8;
+  std::vector<PartShape> parts;
+  for (std::uint64_t i = 0; i < 60; ++i) parts.push_back({1, static_cast<std::int64_t>(1 + i % 3), {i + 1}});
+  const Mixture mixture({source(parts)}, 4, 9, 4 * per_block);
+  const std::int64_t samples = mixture.order(0).samples_per_epoch();
+  const std::int64_t stretch = per_block * kShuffledBlocks;
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> uses;  // stretch, part, block
+  std::size_t most = 0;                                                 // blocks in a stretch
+  std::size_t made = 0;
+  StreamCache cache;
+  cache.begin(mixture.order(0).samples_in_use());
+  for (std::int64_t n = 0; n < samples; ++n) {
+    const SampleLocation at = mixture.locate(n);
+    uses.emplace(n / stretch, at.part, at.block);
+    const auto of_this = uses.lower_bound({n / stretch, 0, 0});
+    most = std::max(most, static_cast<std::size_t>(std::distance(of_this, uses.end())));
+    const PartShape& part = parts[static_cast<std::size_t>(at.part)];
+    cache.get(at, at.block < part.full_blocks ? per_block : part.last_samples, [&] {
+      ++made;
+      return BlockStream{};
+    });
+  }
+  CHECK(static_cast<std::int64_t>(most) > kShuffledBlocks + 2);
+  CHECK(made <= uses.size());
 }
 
 TEST_CASE("a seek equals a walk") {

@@ -3,7 +3,7 @@
 #include <set>
 #include <vector>
 
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "data/order/sampler.h"
 
 using namespace scaletrain;

@@ -46,6 +46,26 @@ std::unique_ptr<TokenFile> open_cache(const TextSource& source, const Tokenizer&
   return open_token_cache({source, contents, tokenizer, record, report}, folder);
 }
 
+// Files without a place of their own go there while it lives.
+struct TemporaryFolder {
+  TempFolder folder;
+  std::optional<std::string> before;
+
+  TemporaryFolder() {
+    if (const char* const set = std::getenv("TMPDIR")) before = set;
+    ::setenv("TMPDIR", folder.path().c_str(), 1);
+  }
+  ~TemporaryFolder() {
+    if (before) {
+      ::setenv("TMPDIR", before->c_str(), 1);
+    } else {
+      ::unsetenv("TMPDIR");
+    }
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+};
+
 struct Builder {
   TempFolder folder;
   ByteTokenizer tokenizer;
@@ -297,21 +317,31 @@ TEST_CASE("a_cache_that_may_be_anywhere_is_taken_where_it_is_and_built_where_it_
   CHECK(b.messages[0].find((file / "below").string()) != std::string::npos);
   CHECK(b.messages[2].find("not kept in /sys/kernel") != std::string::npos);
   CHECK(fs::exists(second));
-  const TempFolder temporary;
-  const char* const before = std::getenv("TMPDIR");
-  const std::string kept = before == nullptr ? "" : before;
-  ::setenv("TMPDIR", temporary.path().c_str(), 1);
-  CHECK(open_in({file / "below"}) == expected);
-  if (before == nullptr) {
-    ::unsetenv("TMPDIR");
-  } else {
-    ::setenv("TMPDIR", kept.c_str(), 1);
+  {
+    const TemporaryFolder temporary;
+    CHECK(open_in({file / "below"}) == expected);
+    CHECK(fs::is_empty(temporary.folder.path()));
   }
-  CHECK(fs::is_empty(temporary.path()));
   // Text that is damaged is no reason to look for another folder.
   source.files = {{b.folder.write("t.jsonl", "{"), TextKind::jsonl}};
   CHECK_THROWS_AS(open_in({second, first}), InputError);
   CHECK_FALSE(fs::exists(first));
+}
+
+TEST_CASE("tokenised_text_that_no_folder_keeps_is_read_however_much_is_opened_after_it") {
+  const Builder b;
+  const TemporaryFolder temporary;
+  std::vector<std::unique_ptr<TokenFile>> files;
+  for (int i = 0; i < kMostOpenMaps + 3; ++i) {
+    TextSource source;
+    source.files = {{b.folder.write("t.txt", std::to_string(i)), TextKind::text}};
+    ContentRecord record({.source = b.folder.path(), .folders = {}});
+    const std::vector<FileContent> contents = contents_of(source, record);
+    files.push_back(open_token_cache_anywhere({source, contents, b.tokenizer, record, {}}, {}));
+  }
+  CHECK(fs::is_empty(temporary.folder.path()));
+  for (std::size_t i = 0; i < files.size(); ++i)
+    CHECK(documents_of(*files[i]) == std::vector<std::string>{std::to_string(i) + "|"});
 }
 
 TEST_CASE("the cache folder is the config's, the environment's, then the home's") {

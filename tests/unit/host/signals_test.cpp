@@ -1,4 +1,4 @@
-#include "host/signals.h"
+#include "host/process/signals.h"
 
 #include <doctest/doctest.h>
 #include <poll.h>

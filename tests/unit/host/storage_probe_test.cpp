@@ -1,4 +1,4 @@
-#include "host/storage_probe.h"
+#include "host/process/storage_probe.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "host/thread_stacks.h"
+#include "host/process/thread_stacks.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "host/child_process.h"
 #include "host/machine.h"
-#include "host/signals.h"
+#include "host/process/child_process.h"
+#include "host/process/signals.h"
 #include "launch/agent/agent.h"
 #include "launch/coordination/coordinator.h"
 #include "launch/meeting/meeting.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/philox.h"
+#include "base/numbers/philox.h"
 #include "nn/init.h"
 #include "nn/transformer.h"
 #include "support/model_store.h"

@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "backend/backend.h"
-#include "base/work_count.h"
+#include "base/process/work_count.h"
 #include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"

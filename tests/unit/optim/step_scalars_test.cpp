@@ -20,6 +20,12 @@ StepMeasurements measured() {
 
 }  // namespace
 
+TEST_CASE("why a step was skipped is told in words, not in the names of the metrics") {
+  for (const SkipReason reason : {SkipReason::nonfinite_gradient, SkipReason::nonfinite_loss, SkipReason::no_tokens})
+    CHECK(words_of(reason).find('_') == std::string_view::npos);
+  CHECK(words_of(SkipReason::nonfinite_gradient) == "its gradient is not finite (inf or nan)");
+}
+
 TEST_CASE("the loss and the gradient are means over the unmasked tokens, whatever the plan's constant") {
   const StepOutcome outcome = make_step_scalars(measured(), {.learning_rate = 0.5, .clip_norm = {}, .update = 3});
   CHECK(outcome.skip == SkipReason::none);

@@ -1,6 +1,7 @@
 // Volumes per rank and step against the published formulas (Rajbhandari et al. 2020, Shoeybi et al. 2019). Padding adds
 // less than a thousandth to what is proportional to the parameters.
 #include "plan_helpers.h"
+#include "support/sanitizers.h"
 
 using namespace scaletrain;
 
@@ -75,7 +76,8 @@ TEST_CASE("gathers of any number of micro-batches are counted at once, and are t
     const std::int64_t more = gathers(16) - gathers(8);
     CHECK(more > 0);
     CHECK(gathers(24) - gathers(16) == more);
-    CHECK(gathers(65'536) == gathers(16) + more * (65'536 - 16) / 8);
+    const std::int64_t many = is_sanitized ? 8'192 : 65'536;
+    CHECK(gathers(many) == gathers(16) + more * (many - 16) / 8);
   }
 }
 

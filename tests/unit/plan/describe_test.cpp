@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "plan_helpers.h"
 #include "support/processor_time.h"
+#include "support/sanitizers.h"
 
 using namespace scaletrain;
 
@@ -79,6 +80,7 @@ TEST_CASE("a step of many micro-batches has its bubble, timeline and all stages 
     std::int64_t micro_batches;
   };
   for (const Shape shape : {Shape{16, 4096}, Shape{126, 256}, Shape{2, 62'500}}) {
+    if (is_sanitized && shape.pipeline == 126) continue;
     CAPTURE(shape.pipeline);
     Config config = preset_config("llama-405b");
     config.parallel.tensor = 8;
@@ -196,7 +198,7 @@ TEST_CASE("a host of a cluster needs the memory of the ranks on it, whichever ho
   CHECK(hosts.at("ranks_per_host") == 2);
   CHECK(hosts.at("basis") == "launch.ranks_per_node");
   CHECK(hosts.at("run_refuses") == false);
-  CHECK(contains(description.text, "hosts        3 of 2 ranks (launch.ranks_per_node)\n"));
+  CHECK(contains(description.text, "hosts         3 of 2 ranks (launch.ranks_per_node)\n"));
   CHECK(contains(description.text, "a host of 2 ranks needs up to "));
 }
 

@@ -7,6 +7,7 @@
 #include "checkpoint/state_name.h"
 #include "plan/describe/describe.h"
 #include "plan_helpers.h"
+#include "support/sanitizers.h"
 
 using namespace scaletrain;
 
@@ -94,7 +95,7 @@ TEST_CASE("save_size_counts_what_the_save_plans_of_all_ranks_hold") {
 }
 
 TEST_CASE("the_manifest_and_its_lists_are_about_as_large_as_save_size_says") {
-  for (const std::int64_t data : {2, 16}) {
+  for (const std::int64_t data : is_sanitized ? std::vector{2} : std::vector{2, 16}) {
     Config config = preset_config("llama-405b");
     config.parallel.data = data;
     config.parallel.tensor = 8;

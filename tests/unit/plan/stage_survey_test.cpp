@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "plan_helpers.h"
+#include "support/sanitizers.h"
 
 using namespace scaletrain;
 
@@ -48,7 +49,7 @@ const Case cases[] = {{ScheduleKind::gpipe, 1, 1},       {ScheduleKind::gpipe, 4
 TEST_CASE("what stages hold and send in a long step is exactly what the whole schedule says") {
   for (const Case& each : cases)
     for (const int zero : {0, 1, 2, 3})
-      for (const std::int64_t micro_batches : {47, 60}) {
+      for (const std::int64_t micro_batches : is_sanitized ? std::vector{47} : std::vector{47, 60}) {
         const PhasePlan phase = plan_of(each.kind, each.stages, each.chunks, micro_batches, zero);
         CAPTURE(each.stages);
         CAPTURE(each.chunks);

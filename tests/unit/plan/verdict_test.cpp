@@ -13,6 +13,7 @@ using nlohmann::json;
 struct Told {
   std::string text;
   json plan;
+  std::string misfit;
 };
 
 Told told(const Config& config, const MemoryBudget& budget, std::vector<std::optional<SourceSize>> sources = {}) {
@@ -21,7 +22,7 @@ Told told(const Config& config, const MemoryBudget& budget, std::vector<std::opt
   options.budget = budget;
   options.sources = std::move(sources);
   const PlanDescription description = describe_plan(config, make_run_plan(config, 50257, std::nullopt), options);
-  return {description.text, json::parse(description.json)};
+  return {description.text, json::parse(description.json), description.misfit};
 }
 
 MemoryBudget device_of(std::uint64_t memory, double peak = 0) {
@@ -74,10 +75,23 @@ TEST_CASE("a plan is judged by the device that needs most, to the byte") {
   CHECK(fitting.plan.at("verdict").at("needed") == needed);
   CHECK(fitting.plan.at("verdict").at("fits_with").empty());
   CHECK(fitting.text.starts_with("fits "));
+  CHECK(fitting.misfit.empty());
   const Told failing = told(config, device_of(needed - 1));
   CHECK(failing.plan.at("verdict").at("fits") == false);
   CHECK(failing.text.starts_with("DOES NOT FIT "));
   CHECK(contains(in_one_line(failing.text), " 1 B too much"));
+  CHECK(failing.misfit.starts_with("does not fit: each rank of stage "));
+}
+
+TEST_CASE("what a tiny run costs is told in digits that say something, and one layer is no layers") {
+  Config config = gpt2();
+  config.model.layers = 1;
+  config.train.steps = 1;
+  const std::string fast = in_one_line(told(config, device_of(std::uint64_t{1} << 40, 1e18)).text);
+  CHECK(contains(fast, "under 0.001 device-hours"));
+  CHECK(contains(fast, " parameters; 1 layer, hidden "));
+  const std::string slow = in_one_line(told(config, device_of(std::uint64_t{1} << 40, 1e7)).text);
+  CHECK_FALSE(contains(slow, " 0 tokens/s"));
 }
 
 TEST_CASE("what would make a plan fit is the smallest change of each key, and has really been planned") {
@@ -172,6 +186,57 @@ TEST_CASE("work, epochs and time follow from the model, the batch and the device
   CHECK(time.at("tokens_per_second").get<double>() == doctest::Approx(tokens / seconds).epsilon(1e-9));
   CHECK(time.at("device_hours").get<double>() == doctest::Approx(seconds / 3600 * 8).epsilon(1e-9));
   CHECK(contains(in_one_line(answer.text), "at 40 % (assumed) of the peak of 8 x the device (312 TFLOP/s each)"));
+}
+
+TEST_CASE("a capped source is drawn from up to its cap and hands its weight to the rest") {
+  Config config = gpt2();
+  config.train.steps = 1000;
+  for (const auto& [path, weight] : {std::pair{"a", 2.0}, {"b", 1.0}, {"c", 1.0}}) {
+    config.data.train.emplace_back().path = path;
+    config.data.train.back().weight = weight;
+  }
+  config.data.train[1].epochs = 1.0;
+  config.data.train[2].epochs = 3.0;
+  const MemoryBudget device = device_of(80ull << 30);
+  const SourceSize large{100'000'000, "a byte a token"};
+  const SourceSize small{1'000'000, "a byte a token"};
+  const double tokens = 1000.0 * 64 * 1024;
+  const json sources = told(config, device, {large, small, small}).plan.at("work").at("sources");
+  CHECK(sources[0].at("epochs").get<double>() == doctest::Approx((tokens - 4e6) / 100e6));
+  CHECK(sources[1].at("epochs").get<double>() == doctest::Approx(1.0));
+  CHECK(sources[2].at("epochs").get<double>() == doctest::Approx(3.0));
+  // A cap that the run does not reach changes nothing.
+  const json far = told(config, device, {large, large, large}).plan.at("work").at("sources");
+  CHECK(far[0].at("epochs").get<double>() == doctest::Approx(tokens / 2 / 100e6));
+}
+
+TEST_CASE("epoch caps that leave too few samples are told, and refused where they clearly do") {
+  Config config = gpt2();
+  config.train.steps = 1000;
+  config.data.train.emplace_back().path = "a";
+  config.data.train.emplace_back().path = "b";
+  config.data.train[1].epochs = 2.0;
+  const auto told_of = [&](std::uint64_t first_tokens) {
+    DescribeOptions options;
+    options.budget = device_of(80ull << 30);
+    options.sources = {SourceSize{first_tokens, "a byte a token"}, SourceSize{1024, "a byte a token"}};
+    return describe_plan(config, make_run_plan(config, 50257, std::nullopt), options);
+  };
+  const std::uint64_t tokens = 1000 * 64 * 1024;
+  CHECK(told_of(tokens / 4).shortage.empty());  // without a cap it is read again
+  config.data.train[0].epochs = 1.0;
+  CHECK(told_of(tokens).shortage.empty());
+  const PlanDescription close = told_of(tokens / 10 * 6);
+  CHECK(close.shortage.starts_with("data.train.0.epochs: "));
+  CHECK_FALSE(close.is_clearly_short);
+  const PlanDescription clear = told_of(tokens / 4);
+  CHECK(clear.is_clearly_short);
+  CHECK(contains(clear.shortage, "64000 samples"));
+  CHECK(contains(clear.shortage, "about 16002"));
+  CHECK(contains(clear.shortage, "reduce train.steps"));
+  config.data.train[0].epochs.reset();
+  config.data.train.resize(1);
+  CHECK_FALSE(told_of(1024).is_clearly_short);
 }
 
 TEST_CASE("the short form keeps to 80 columns and the long one has all of it") {

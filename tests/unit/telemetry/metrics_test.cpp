@@ -514,6 +514,12 @@ TEST_CASE("damage inside the file is named by line and a torn end is not damage"
     }
     INFO(bad);
     CHECK(message.starts_with("m.jsonl:2: "));
+    // For who only looks, the other lines are worth reading.
+    const Metrics skipped = parse_metrics(text, "m.jsonl", DamagedLines::skip);
+    CHECK(skipped.ends.size() == 2);
+    CHECK(skipped.whole_lines == 3);
+    CHECK(skipped.damaged_lines == 1);
+    CHECK(skipped.first_damage == message);
   }
 }
 
@@ -535,7 +541,8 @@ TEST_CASE("why training ended and started again is in the file") {
                            .elapsed_seconds = 4.5,
                            .best_loss = 1.25,
                            .best_step = 2,
-                           .restarts = 1});
+                           .restarts = 1,
+                           .resumes = 2});
   }
   const Metrics read = read_metrics(file);
   CHECK(read.restarts.at(0).cause == "rank 3: worker 17 was killed by signal 9 (Killed) at step 5");
@@ -548,6 +555,7 @@ TEST_CASE("why training ended and started again is in the file") {
   CHECK(read.ends.at(0).best_loss == 1.25);
   CHECK(read.ends.at(0).best_step == 2);
   CHECK(read.ends.at(0).restarts == 1);
+  CHECK(read.ends.at(0).resumes == 2);
   // Lines of older programs have none of it.
   const Metrics old = parse_metrics(
       "{\"kind\":\"end\",\"step\":1,\"reason\":\"r\"}\n"

@@ -2,8 +2,10 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -48,6 +50,34 @@ StepRecord timed_step(std::int64_t step, double seconds = 2.0) {
 }
 
 constexpr const char* clear = "\r\x1b[K";
+
+class PseudoTerminal {
+ public:
+  PseudoTerminal() : reader_(::posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC)) {
+    std::array<char, 64> name{};
+    REQUIRE(reader_);
+    REQUIRE(::grantpt(reader_.get()) == 0);
+    REQUIRE(::unlockpt(reader_.get()) == 0);
+    REQUIRE(::ptsname_r(reader_.get(), name.data(), name.size()) == 0);
+    stream_.reset(std::fopen(name.data(), "w"));
+    REQUIRE(stream_);
+  }
+  std::FILE* stream() const { return stream_.get(); }
+  void resize(unsigned short columns) const {
+    const winsize size{.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
+    REQUIRE(::ioctl(reader_.get(), TIOCSWINSZ, &size) == 0);
+  }
+  // What has been written and not been read yet.
+  std::string read() const {
+    std::array<char, 4096> buffer{};
+    const ssize_t n = ::read(reader_.get(), buffer.data(), buffer.size());
+    return {buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(n, 0))};
+  }
+
+ private:
+  FileDescriptor reader_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream_{nullptr, std::fclose};
+};
 
 }  // namespace
 
@@ -112,6 +142,40 @@ TEST_CASE("the live line is renewed in place, gives way to messages and ends wit
       "step 2/3  loss 3.2500 (best 3.2500)  2.0 s left  12,345 tokens/s  20 tokens in 4.0 s  42.4 % of matmul peak";
   CHECK(text == "starting\n" + (clear + first) + clear + second + clear + "saved\n" + clear + second + clear + second +
                     "\ndone\n");
+}
+
+TEST_CASE("the live line shows as many whole fields as the terminal takes, also after its width has changed") {
+  const PseudoTerminal terminal;
+  StepRecord record = timed_step(1000);
+  record.mfu = 0.326;
+  ProgressPrinter printer(terminal.stream(), {.total_steps = 20000, .live = true, .least_interval = 0});
+  RunSummary before;
+  before.add_restart(900);
+  printer.begin(before);
+  printer.step(timed_step(999));
+  printer.step(record);
+  const auto shown_at = [&](unsigned short columns) {
+    terminal.resize(columns);
+    terminal.read();
+    printer.step(record);
+    const std::string text = terminal.read();
+    const std::size_t start = text.rfind(clear);
+    REQUIRE(start != std::string::npos);
+    return text.substr(start + std::string(clear).size());
+  };
+  const std::string step = "step 1000/20000";
+  const std::string loss = step + "  loss 3.2500";
+  const std::string left = loss + " (best 3.2500)  10 h 33 min left";
+  const std::string restarts = left + "  12,345 tokens/s  1 restart";
+  CHECK(shown_at(200) == restarts + "  10.0K tokens in 33 min 20 s  32.6 % of matmul peak");
+  CHECK(shown_at(80) == left + "  12,345 tokens/s");
+  CHECK(shown_at(61) == left);
+  CHECK(shown_at(30) == loss);
+  CHECK(shown_at(static_cast<unsigned short>(loss.size())) == step);  // the last column stays free
+  CHECK(shown_at(10) == step.substr(0, 9));
+  CHECK(shown_at(90) == restarts);
+  // A terminal that does not know its width takes all.
+  CHECK(shown_at(0).ends_with("of matmul peak"));
 }
 
 TEST_CASE("the live line is not renewed more often than asked, but the last step always shows") {

@@ -49,6 +49,26 @@ TEST_CASE("the lowest loss is forgotten with the steps that a restart makes void
   CHECK_FALSE(losses.lowest());
 }
 
+TEST_CASE("what the program restarted and what somebody resumed is told apart") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  const auto told_after = [&](const std::string& cause) {
+    RestartRecord restart;
+    restart.cause = cause;
+    MetricsWriter(file).write(restart);
+    return summarize_metrics(file).starts_text();
+  };
+  CHECK(RunSummary().starts_text() == "no restart");
+  CHECK(told_after(std::string(started_again)) == "resumed once");
+  CHECK(told_after("") == "resumed twice");  // of an older program
+  CHECK(told_after("worker 17 was killed") == "1 restart, resumed twice");
+  CHECK(told_after(std::string(started_again)) == "1 restart, resumed 3 times");
+  EndRecord end;
+  summarize_metrics(file).fill(end);
+  CHECK(end.restarts == 1);
+  CHECK(end.resumes == 3);
+}
+
 TEST_CASE("a metrics file is summed up over starts, restarts and torn ends, and goes into the end line") {
   const TempFolder folder;
   const auto file = folder / "metrics.jsonl";
@@ -64,12 +84,14 @@ TEST_CASE("a metrics file is summed up over starts, restarts and torn ends, and 
     writer.write(EvaluationRecord{.step = 10, .dataset = "a", .loss = 1.0});
     RestartRecord restart;
     restart.step = 6;
+    restart.cause = "worker 17 was killed";
     writer.write(restart);
     writer.write(step_of(7, 4.5, 22.5));
   }
   std::ofstream(file, std::ios::app) << R"({"kind":"step","step":8,"loss":0.)";
   const RunSummary summary = summarize_metrics(file);
   CHECK(summary.restarts() == 1);
+  CHECK(summary.resumes() == 0);
   check_low(summary.lowest_loss(), 6, 3.5);
   CHECK(summary.loss() == 4.5);
   CHECK(summary.tokens() == 700);

@@ -69,7 +69,7 @@ TEST_CASE("a start says what it will read and what is left, for people and in th
   CHECK(first.taken_at_end == 48);
   CHECK(first.epochs == 48.0 / static_cast<double>(samples));
   run.run({kBoth, "train.steps=24"}, 2);
-  CHECK(contains(log_of(run), "each source that the run knows goes on where it was left"));
+  CHECK(contains(log_of(run), "data.train has changed: each source goes on where the run left it, new ones begin"));
   CHECK(contains(log_of(run), "b.txt: 151 tokens in 10 samples; none of it read yet; this run = 1.00 epochs"));
   CHECK(contains(log_of(run), holds + fmt::format("0.19 epochs read, {} samples of this epoch left; this run = "
                                                   "0.34 epochs",
@@ -109,6 +109,7 @@ TEST_CASE("a folder that gains a file goes on where it was, and reads the new fi
   CHECK(run.run({"train.steps=23"}) == ExitCode::finished);
   CHECK(taken(run) == std::vector<std::int64_t>{92});
   CHECK(contains(log_of(run), "corpus: 1 file joined, whose 25 samples are read in the rest of this epoch"));
+  CHECK_FALSE(contains(log_of(run), "data.train has changed"));
   CHECK(contains(log_of(run), "0.51 epochs read, 46 samples of its cap left; this run = 0.98 epochs"));
   const std::string refusal = message_of<UserError>([&] { run.run({"train.steps=24"}); });
   CHECK(contains(refusal, "the 1 steps from here on need 4 samples and the epoch caps leave 2"));
@@ -120,6 +121,57 @@ TEST_CASE("a folder that gains a file goes on where it was, and reads the new fi
   parts.run({"train.steps=23"}, 3);
   CHECK(parts.run({"train.steps=23"}) == ExitCode::finished);
   check_same_numbers(parts.metrics(), run.metrics());
+}
+
+TEST_CASE(
+    "a restart after a failure keeps to the files that the run was started with, the next start reads the new ones") {
+  const std::string folder = "data.train=[{path: corpus}]";
+  TinyRun undisturbed;
+  TinyRun run;
+  for (TinyRun* each : {&undisturbed, &run}) {
+    each->overrides_always.push_back(folder);
+    each->folder.write("corpus/a.txt", sample_text(600, 11).substr(0, 600));
+    each->folder.write("corpus/c.txt", sample_text(500, 12).substr(0, 500));
+  }
+  undisturbed.run();
+  run.run({}, 7);
+  // Half of a token file: read, it would be refused.
+  run.folder.write("corpus/b.bin", std::string("\x88\xD8\x34\x01", 4));
+  StartPoint start = run.prepare(run.config());
+  start.cause = "rank 0 was killed";
+  CHECK(run.train(start) == ExitCode::finished);
+  check_same_numbers(run.metrics(), undisturbed.metrics());
+  CHECK(contains(log_of(run), "data.train.0.path: 1 file came to "));
+  // Whole, and somebody starts the run again.
+  std::filesystem::remove(run.folder.path() / "corpus/b.bin");
+  run.folder.write("corpus/b.txt", sample_text(400, 13).substr(0, 400));
+  CHECK(run.run({"train.steps=16"}) == ExitCode::finished);
+  CHECK(contains(log_of(run), "corpus: 1 file joined"));
+  // What that start found is what restarts keep to from then on; a note that cannot be read holds nothing up.
+  run.folder.write("corpus/d.txt", "new");
+  start = run.prepare(run.config({"train.steps=18"}));
+  start.cause = "rank 0 was killed";
+  run.folder.write("run/data_files.json", "[");
+  CHECK(run.train(start) == ExitCode::finished);
+  CHECK(contains(log_of(run), "since the run was started are read too: "));
+  CHECK(taken(run).size() == 1);
+}
+
+TEST_CASE("a run that failed before it had noted its files keeps to those of the restart that could") {
+  TinyRun run;
+  run.overrides_always.push_back("data.train=[{path: corpus}]");
+  run.folder.write("corpus/a.txt", sample_text(600, 11).substr(0, 600));
+  run.run({}, 3);
+  const auto restart = [&run](const std::string& steps) {
+    StartPoint start = run.prepare(run.config({steps}));
+    start.cause = "rank 0 was killed";
+    return run.train(start);
+  };
+  std::filesystem::remove(run.folder / "run/data_files.json");
+  CHECK(restart("train.steps=14") == ExitCode::finished);
+  run.folder.write("corpus/b.txt", "came later");
+  CHECK(restart("train.steps=16") == ExitCode::finished);
+  CHECK(contains(log_of(run), "data.train.0.path: 1 file came to "));
 }
 
 TEST_CASE("a folder that lost a file is another source, which is told with how many are missing") {
@@ -146,6 +198,9 @@ TEST_CASE("a path that holds other content is another source, which is told with
   CHECK(taken(run) == std::vector<std::int64_t>{8});
   CHECK(contains(log_of(run), "train.txt holds other content than at the checkpoint, and is read from its beginning"));
   CHECK(contains(log_of(run), "restore its files; others may join them"));
+  // Once: not also as a source that is gone, nor as a mix that is another.
+  CHECK_FALSE(contains(log_of(run), "that the run has read from"));
+  CHECK_FALSE(contains(log_of(run), "data.train has changed"));
   run.folder.write("train.txt", sample_text(4000, 1));
   run.run({kAlone}, 2);
   CHECK(taken(run) == std::vector<std::int64_t>{24});

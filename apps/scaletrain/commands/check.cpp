@@ -1,0 +1,250 @@
+// scaletrain check: the plan of a run, without starting anything.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cctype>
+#include <memory>
+#include <optional>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "commands.h"
+#include "config/keys/keys.h"
+#include "config/keys/number_text.h"
+#include "config/load.h"
+#include "data/size_estimate.h"
+#include "data/source_check.h"
+#include "host/machine.h"
+#include "option_checks.h"
+#include "plan/describe/describe.h"
+#include "plan/describe/devices.h"
+#include "plan/hosts.h"
+#include "plan/run_plan.h"
+#include "run/run_checks.h"
+#include "train/saving/checkpoint_room.h"
+#include "train/start/assembly.h"
+#include "train/start/run_folder.h"
+
+namespace scaletrain {
+
+namespace {
+
+struct CheckArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::int64_t world = 0;
+  std::string device;
+  std::string device_memory;
+  bool json = false;
+  bool verbose = false;
+  bool instructions = false;
+};
+
+std::string joined_lines(const std::vector<std::string>& lines) {
+  std::string out;
+  for (const std::string& line : lines) out += "\n" + line;
+  return out;
+}
+
+// Nothing where the vocabulary is that of a tokenizer that does not exist yet.
+std::optional<RunPlan> plan_without_data(const Config& config, std::optional<std::int64_t> world) {
+  const TokenizerKind tokenizer = config.data.tokenizer.type;
+  if (tokenizer == TokenizerKind::bytes || tokenizer == TokenizerKind::ids) return plan_for(config, world);
+  if (config.model.vocab) return make_run_plan(config, *config.model.vocab, world);
+  return std::nullopt;
+}
+
+// `run` without a launcher starts all ranks on this machine. Another world than the degrees alone make is a cluster's.
+bool is_for_this_machine(const Config& config, std::optional<std::int64_t> world) {
+  const ParallelConfig& parallel = config.parallel;
+  return !world || parallel.data || *world == parallel.tensor * parallel.pipeline;
+}
+
+bool judges_devices(const CheckArguments& arguments) {
+  return !arguments.device.empty() || !arguments.device_memory.empty();
+}
+
+// What one device of the command line is.
+MemoryBudget device_budget(const CheckArguments& arguments, Precision precision) {
+  MemoryBudget budget{.kind = MemoryBudget::Kind::device, .name = "the device"};
+  if (!arguments.device.empty()) {
+    const DeviceModel& device = *find_device(arguments.device);
+    budget.name = device.title;
+    budget.memory = device.memory;
+    budget.peak_flops = peak_flops(device, precision).value_or(0);
+    if (budget.peak_flops <= 0)
+      write_message(fmt::format("notice: --device {}: no {} in hardware: there is no time to tell", device.name,
+                                to_text(precision)));
+  }
+  if (!arguments.device_memory.empty()) budget.memory = *parse_size(arguments.device_memory);
+  return budget;
+}
+
+// Of this machine's processors together: products for a moment, on all of them.
+double measured_peak() {
+  constexpr double moment = 0.1;
+  const auto backend = make_cpu_backend({});
+  const auto stream = backend->make_stream();
+  return calibrate_matmul(*backend, *stream, moment);
+}
+
+// Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
+std::optional<MemoryBudget> budget_of(const Config& config, const CheckArguments& arguments, bool is_here) {
+  if (judges_devices(arguments)) return device_budget(arguments, config.precision.compute);
+  if (config.run.device == DeviceKind::cuda) {
+    write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
+    return std::nullopt;
+  }
+  return MemoryBudget{.kind = MemoryBudget::Kind::host,
+                      .name = is_here ? "this machine" : "a host like this machine",
+                      .memory = available_memory(),
+                      .peak_flops = measured_peak()};
+}
+
+std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::int64_t vocab) {
+  std::vector<std::optional<SourceSize>> sizes;
+  for (const SourceConfig& source : config.data.train) {
+    const auto estimate = estimate_tokens(source, config.data.tokenizer, vocab);
+    sizes.push_back(estimate ? std::optional(SourceSize{estimate->tokens, estimate->basis}) : std::nullopt);
+  }
+  return sizes;
+}
+
+DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
+                                 std::optional<std::int64_t> world) {
+  const Mesh& mesh = plan.phases.front().mesh;
+  const bool is_here = is_for_this_machine(config, world);
+  const std::int64_t sharers = place_on_hosts(config, mesh, is_here).ranks_per_host;
+  return {.backend_workspace = workspace_of_sharers(sharers),
+          .all_on_one_host = is_here,
+          .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
+          .instructions = arguments.instructions,
+          .verbose = arguments.verbose,
+          .budget = budget_of(config, arguments, is_here),
+          .sources = source_sizes(config, plan.phases.front().model.vocab)};
+}
+
+// Whether its checkpoints will fit. A folder that cannot be looked at is the run's business.
+void notice_room(const Config& config, const PhasePlan& phase) {
+  try {
+    const auto folder = RunPaths(config.run.directory).checkpoints();
+    const CheckpointRoom room = checkpoint_room(config, phase, folder, available_bytes(folder));
+    if (!room.fits()) write_message("notice: " + room.shortage());
+  } catch (const InputError&) {
+    return;
+  }
+}
+
+// What keeps a plan that has been printed from being run, all at once, so that `check && run` stops here.
+ExitCode refuse_unready(const CheckArguments& arguments, const LoadedConfig& loaded,
+                        const PlanDescription& description) {
+  std::vector<std::string> reasons = loaded.unsupported;
+  reasons.insert(reasons.end(), loaded.unready.begin(), loaded.unready.end());
+  const CommandResult weights = run_guarded([&] {
+    refuse_missing_weights(loaded);
+    return ExitCode::finished;
+  });
+  const bool is_config = !loaded.unsupported.empty() || (!loaded.unready.empty() && !loaded.is_unready_data) ||
+                         weights.code == ExitCode::usage;
+  if (!weights.message.empty()) reasons.push_back(weights.message);
+  std::vector<std::string> misfits;
+  // Where it is judged for other devices, what this machine has is by the way.
+  if (!description.refusal.empty() && judges_devices(arguments)) {
+    write_message("notice: " + description.refusal);
+  } else if (!description.refusal.empty()) {
+    misfits.push_back(description.refusal);
+  }
+  if (!description.misfit.empty() && (description.refusal.empty() || judges_devices(arguments)))
+    misfits.push_back(description.misfit);
+  if (description.is_clearly_short) misfits.push_back(loaded.located(description.shortage));
+  if (!description.is_clearly_short && !description.shortage.empty())
+    write_message("notice: " + loaded.located(description.shortage));
+  reasons.insert(reasons.end(), misfits.begin(), misfits.end());
+  if (reasons.empty()) return ExitCode::finished;
+  const std::string text = "this is the plan, but it cannot be run so:" + joined_lines(reasons);
+  if (!is_config && misfits.empty()) throw InputError(text);
+  throw UserError(text);
+}
+
+ExitCode check_config(const CheckArguments& arguments) {
+  const auto world = arguments.world > 0 ? std::optional(arguments.world) : std::nullopt;
+  LoadOptions options{.allow_unsupported = true,
+                      .missing_paths = MissingPaths::list,
+                      .look_at_data = [](const DataConfig& data) { return source_problems(data); }};
+  if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
+  const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment, options);
+  for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
+  std::optional<RunPlan> plan;
+  try {
+    plan = plan_without_data(loaded.config, world);
+  } catch (const UserError& error) {
+    throw UserError(loaded.located(error.what()) + joined_lines(loaded.unsupported) + joined_lines(loaded.unready));
+  }
+  if (!plan)
+    throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" +
+                    joined_lines(loaded.unsupported) + joined_lines(loaded.unready));
+  for (const std::string& notice : plan->notices) write_message("notice: " + notice);
+  const PlanDescription description =
+      describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world));
+  write_output(arguments.json ? description.json + "\n" : description.text);
+  if (is_for_this_machine(loaded.config, world)) notice_room(loaded.config, plan->phases.front());
+  return refuse_unready(arguments, loaded, description);
+}
+
+CLI::Validator known_device() {
+  return {[](const std::string& name) {
+            return find_device(name) != nullptr ? std::string() : fmt::format("unknown device {}", quoted(name));
+          },
+          ""};
+}
+
+CLI::Validator size_text() {
+  return {[](const std::string& text) {
+            if (parse_size(text).value_or(0) == 0) return "must be a size such as 80GiB, not " + quoted(text);
+            const bool has_unit = std::isalpha(static_cast<unsigned char>(text.back())) != 0;
+            return has_unit ? std::string()
+                            : fmt::format("{0} is {0} bytes; write {0}GiB, or {0}B if that is meant", text);
+          },
+          ""};
+}
+
+std::string device_names() {
+  std::string names;
+  for (const DeviceModel& device : known_devices()) names += (names.empty() ? "" : "|") + std::string(device.name);
+  return names;
+}
+
+}  // namespace
+
+Command add_check(CLI::App& app) {
+  auto arguments = std::make_shared<CheckArguments>();
+  CLI::App* command = app.add_subcommand("check", "Validate a config; print layout, schedule and memory");
+  command->footer(
+      "Exit code 0: it can be run. 2: the config is wrong, a path leads nowhere, or the\n"
+      "plan DOES NOT FIT the memory that it is judged by. 3: the data cannot be read.\n"
+      "The plan is printed all the same, as far as there is one.");
+  command->add_option("config", arguments->config, "The YAML file")->required();
+  command->add_option("--set", arguments->overrides, "Override a key: --set train.steps=100 (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  command->add_option("--world", arguments->world, "Plan for this many ranks")
+      ->transform(whole_number(1, std::uint64_t{1} << 40))
+      ->type_name("N");
+  command
+      ->add_option(
+          "--device", arguments->device,
+          "Judge and time the plan for devices of this kind; without, for this machine's memory and processors")
+      ->check(known_device())
+      ->type_name(device_names());
+  command
+      ->add_option("--device-memory", arguments->device_memory, "Judge the plan for devices of so much memory: 80GiB")
+      ->check(size_text())
+      ->type_name("SIZE");
+  command->add_flag("--json", arguments->json, "One JSON object on standard output");
+  command->add_flag("--verbose", arguments->verbose, "Stages, ranks, groups, traffic and timeline too");
+  command->add_flag("--instructions", arguments->instructions, "List what each stage does in one step");
+  return [arguments] { return check_config(*arguments); };
+}
+
+}  // namespace scaletrain

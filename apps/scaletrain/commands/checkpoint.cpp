@@ -1,0 +1,217 @@
+// scaletrain checkpoint list|verify|export.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/text.h"
+#include "checkpoint/catalog.h"
+#include "checkpoint/hugging_face/hugging_face.h"
+#include "checkpoint/load.h"
+#include "commands.h"
+#include "data/tokens/tokenizer.h"
+#include "infer/model.h"
+#include "model_choice.h"
+#include "train/run_state.h"
+#include "train/start/run_folder.h"
+
+namespace scaletrain {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+struct PathArguments {
+  std::string path;
+  bool best = false;
+  bool json = false;
+};
+
+bool is_run_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(RunPaths(path).source_config(), ignored);
+}
+
+// The folder of checkpoints that a path means: a run folder's, or itself.
+fs::path checkpoints_of(const fs::path& path) {
+  if (!path_exists(path)) throw InputError(fmt::format("{}: no such folder", path.string()));
+  if (path_exists(path / "checkpoints")) return path / "checkpoints";
+  if (path_exists(path / "manifest.json"))
+    throw InputError(
+        fmt::format("{} is one checkpoint: give the run folder, or use `checkpoint inspect`", path.string()));
+  return path;
+}
+
+// The save id of the best checkpoint by the newest one that can be read; empty if none counts as best.
+std::string best_save_id(const std::vector<CatalogEntry>& entries) {
+  if (entries.empty() || !entries.front().problem.empty()) return {};
+  const fs::path& newest = entries.front().path;
+  try {
+    return read_state(read_manifest(newest), newest.string()).best_save_id.value_or("");
+  } catch (const InputError& error) {
+    write_message(fmt::format("which checkpoint is the best is unknown: {}", error.what()));
+    return {};
+  }
+}
+
+// What the checkpoint takes on disk, as a run's metrics count it: the files that the manifest lists, and the manifest.
+std::uint64_t bytes_of(const CatalogEntry& entry) {
+  std::error_code error;
+  const std::uintmax_t manifest = fs::file_size(entry.path / "manifest.json", error);
+  return entry.bytes + (error || !entry.problem.empty() ? 0 : manifest);
+}
+
+// What list says of one folder; aside: "damaged" or "abandoned" where it was quarantined, else empty.
+nlohmann::json json_of(const CatalogEntry& entry, bool is_best, const std::string& aside) {
+  return {{"path", entry.path.string()},
+          {"step", entry.step},
+          {"generation", entry.generation},
+          {"tokens", entry.tokens},
+          {"bytes", bytes_of(entry)},
+          {"save_id", entry.save_id},
+          {"best", is_best},
+          {"problem", entry.problem},
+          {"unreadable", entry.unreadable},
+          {"quarantined", aside}};
+}
+
+std::string text_of(const CatalogEntry& entry, bool is_best, const std::string& aside) {
+  const std::string mark = aside.empty() ? "" : fmt::format("  quarantined: {}", aside);
+  if (entry.unreadable) return fmt::format("{}  cannot be read now: {}{}\n", entry.path.string(), entry.problem, mark);
+  if (!entry.problem.empty()) return fmt::format("{}  unusable: {}{}\n", entry.path.string(), entry.problem, mark);
+  return fmt::format("{}  step {}  generation {}  {} tokens  {}{}{}\n", entry.path.string(), entry.step,
+                     entry.generation, grouped_digits(static_cast<std::uint64_t>(entry.tokens)),
+                     bytes_text(bytes_of(entry)), is_best ? "  best" : "", mark);
+}
+
+ExitCode list(const PathArguments& arguments) {
+  nlohmann::json answer = nlohmann::json::array();
+  std::string text;
+  const fs::path folder = checkpoints_of(arguments.path);
+  const auto entries = list_checkpoints(folder);
+  if (entries.empty() && !is_run_folder(arguments.path) && !is_run_folder(fs::canonical(folder).parent_path()))
+    throw InputError(
+        fmt::format("{}: no checkpoints here: neither a run folder nor a folder of checkpoints", arguments.path));
+  const std::string best = best_save_id(entries);
+  for (const CatalogEntry& entry : entries) {
+    const bool is_best = entry.problem.empty() && entry.save_id == best;
+    answer.push_back(json_of(entry, is_best, ""));
+    text += text_of(entry, is_best, "");
+  }
+  for (const QuarantinedEntry& aside : list_quarantined(folder)) {
+    answer.push_back(json_of(aside.entry, false, aside.reason));
+    text += text_of(aside.entry, false, aside.reason);
+  }
+  write_output(arguments.json ? answer.dump(2) + "\n" : text);
+  if (entries.empty()) write_message("no checkpoints in " + arguments.path);
+  return ExitCode::finished;
+}
+
+ExitCode verify(const PathArguments& arguments) {
+  const LocatedModel located = choose_checkpoint(arguments.path, arguments.best);
+  std::optional<Checkpoint> opened;
+  with_older_named(located, [&] { opened.emplace(located.path); });
+  const Checkpoint& checkpoint = *opened;
+  with_older_named(located, [&checkpoint] { checkpoint.verify(); });
+  nlohmann::json unusable = nlohmann::json::array();
+  // Its manifest may say nothing any more, but its name does: a later one that is broken is what was asked for.
+  bool is_newest = located.checkpoints.empty() || located.checkpoints.front().path == located.path;
+  for (const CatalogEntry& entry : located.damaged) {
+    unusable.push_back({{"path", entry.path.string()}, {"problem", entry.problem}});
+    is_newest = is_newest && entry.path.filename() < checkpoint.path().filename();
+  }
+  if (arguments.json) {
+    const nlohmann::json answer = {{"path", checkpoint.path().string()},
+                                   {"step", checkpoint.manifest().step},
+                                   {"save_id", checkpoint.manifest().save_id},
+                                   {"verified", true},
+                                   {"is_newest", is_newest},
+                                   {"unusable", unusable}};
+    write_output(answer.dump(2) + "\n");
+  } else {
+    write_output(fmt::format("{}: every byte is as it was written (step {}, save {})\n", checkpoint.path().string(),
+                             checkpoint.manifest().step, checkpoint.manifest().save_id));
+  }
+  return is_newest || arguments.best ? ExitCode::finished : ExitCode::input;
+}
+
+struct ExportArguments {
+  std::string path;
+  bool best = false;
+  std::string output;
+  std::string format = "huggingface";
+  std::string dtype = "fp32";
+};
+
+// What a reader of the folder must know of the text, since no file there says it.
+std::string tokenizer_notice(const Tokenizer& tokenizer, const std::string& folder) {
+  if (!tokenizer.reads_text())
+    return "notice: the folder has no tokenizer files: the model was trained on ready-made token ids. Put the files of "
+           "the tokenizer that made them there";
+  return fmt::format(
+      "notice: the folder has no tokenizer files: the model reads bytes. A token's id is the byte, 0 to 255, and {} "
+      "ends a document; here that is --tokenizer bytes: scaletrain generate {} --tokenizer bytes --prompt \"Once\"",
+      ByteTokenizer::kEndOfDocument, folder);
+}
+
+ExitCode export_model(const ExportArguments& arguments) {
+  const LocatedModel located = choose_model(arguments.path, arguments.best);
+  const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
+  HuggingFaceExport request{.folder = arguments.output, .model = {}, .dtype = dtype, .tokenizer_files = {}};
+  const auto backend = make_reference_backend(DType::f32);
+  const auto stream = backend->make_stream();
+  std::optional<LoadedModel> loaded;
+  with_older_named(located, [&] { loaded.emplace(located, *backend, *stream); });
+  LoadedModel& model = *loaded;
+  request.model = model.config().model;
+  request.model.vocab = model.transformer().spec().vocab;
+  for (const fs::path& file : model.tokenizer().files()) request.tokenizer_files.push_back(file);
+  const TensorReader read = [&](const Parameter& parameter, View out) {
+    backend->run(*stream, Copy{.input = model.store().master(parameter.name), .output = out});
+  };
+  export_hugging_face(model.store().table(), read, request);
+  write_output(fmt::format("{}: a Hugging Face model, {}\n", arguments.output, arguments.dtype));
+  if (located.source == ModelSource::checkpoint && request.tokenizer_files.empty())
+    write_message(tokenizer_notice(model.tokenizer(), arguments.output));
+  return ExitCode::finished;
+}
+
+}  // namespace
+
+Command add_checkpoint_list(CLI::App& app) {
+  auto arguments = std::make_shared<PathArguments>();
+  CLI::App* command = app.add_subcommand("list", "The checkpoints of a run, newest first");
+  command->add_option("path", arguments->path, "A run folder")->required();
+  command->add_flag("--json", arguments->json, "JSON on standard output");
+  return [arguments] { return list(*arguments); };
+}
+
+Command add_checkpoint_verify(CLI::App& app) {
+  auto arguments = std::make_shared<PathArguments>();
+  CLI::App* command = app.add_subcommand("verify", "Read every byte against its checksums");
+  command->add_option("path", arguments->path, "A checkpoint, or a run folder (its newest)")->required();
+  declare_best(*command, arguments->best);
+  command->add_flag("--json", arguments->json, "JSON on standard output");
+  return [arguments] { return verify(*arguments); };
+}
+
+Command add_checkpoint_export(CLI::App& app) {
+  auto arguments = std::make_shared<ExportArguments>();
+  CLI::App* command = app.add_subcommand("export", "Write the model in another program's format");
+  command->add_option("path", arguments->path, "A checkpoint, a run folder (its newest) or a Hugging Face folder")
+      ->required();
+  declare_best(*command, arguments->best);
+  command->add_option("--to", arguments->format, "The format")->check(CLI::IsMember({"huggingface"}))->required();
+  command->add_option("--output", arguments->output, "A new folder")->required()->type_name("FOLDER");
+  command->add_option("--dtype", arguments->dtype, "Of the weights")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->capture_default_str();
+  return [arguments] { return export_model(*arguments); };
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,54 @@
+#include "rank_process.h"
+
+#include <optional>
+
+#include "base/process/last_words.h"
+#include "commands/commands.h"
+#include "host/machine.h"
+#include "host/run_lock.h"
+#include "launch/workers/communicators.h"
+#include "plan/longest_wait.h"
+#include "train/start/assembly.h"
+
+namespace scaletrain {
+
+ExitCode train_rank(const RankProcess& process) {
+  WorkerOptions options;
+  options.paths = process.paths;
+  options.start = process.start;
+  options.version = program_version;
+  const ProcessorShare share = share_processors(available_processors(), process.sharers);
+  options.threads = share.threads;
+  options.work = process.work;
+  options.knows_memory = [](const std::string& words) { set_memory_words(words); };
+  options.hooks.interrupted = [&process] { return process.interrupts.interrupted(); };
+  options.hooks.interrupts_evaluation = options.hooks.interrupted;
+  options.hooks.may_commit = [&process] { return lock_is_held(process.paths.lock(), process.lock_id); };
+  options.hooks.entered = process.entered;
+  options.failed = process.failed;
+  options.data_degree = process.data_degree;
+  std::optional<GlooDevice> device;
+  if (process.world > 1) {
+    device.emplace(process.address, process.secret);
+    options.place = {
+        .rank = process.rank,
+        .world = process.world,
+        .local_rank = process.local_rank,
+        .rendezvous = process.store,
+        .background_rendezvous = process.background_store,
+        .make_communicators =
+            [&process, &device](const PhasePlan& plan) {
+              return process_communicators({.device = *device,
+                                            .store = *process.store,
+                                            .self = process.rank,
+                                            .deadline = collective_deadline(process.heartbeat, longest_wait(plan)),
+                                            .vouched = process.vouched,
+                                            .work = process.work,
+                                            .status = process.collectives});
+            },
+        .processors_per_thread = share.processors_per_thread};
+  }
+  return train_run(options);
+}
+
+}  // namespace scaletrain

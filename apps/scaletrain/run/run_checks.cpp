@@ -1,0 +1,205 @@
+#include "run_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <string>
+#include <string_view>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "commands/commands.h"
+#include "host/machine.h"
+#include "host/run_lock.h"
+#include "launch/workers/start_needs.h"
+#include "plan/hosts.h"
+#include "plan/size_limits.h"
+#include "train/start/assembly.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Of ascending ranks: what each stretch of neighbours needs, added up by stage.
+HostMemory memory_together(const PhasePlan& phase, const std::vector<std::int64_t>& ranks, std::size_t workspace) {
+  HostMemory all;
+  for (std::size_t begin = 0; begin < ranks.size();) {
+    std::size_t end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    for (const HostMemory::Part& part :
+         memory_of_ranks(phase, ranks[begin], static_cast<std::int64_t>(end - begin), workspace).parts) {
+      const auto same = std::find_if(all.parts.begin(), all.parts.end(),
+                                     [&part](const HostMemory::Part& other) { return other.stage == part.stage; });
+      if (same == all.parts.end()) {
+        all.parts.push_back(part);
+      } else {
+        same->ranks += part.ranks;
+      }
+    }
+    begin = end;
+  }
+  return all;
+}
+
+// Ranks that need the same, whatever their stage.
+struct EqualRanks {
+  std::vector<std::int64_t> stages;
+  std::int64_t ranks = 0;
+  MemoryPlan each;
+};
+
+std::vector<EqualRanks> equal_ranks(const HostMemory& memory) {
+  std::vector<EqualRanks> groups;
+  for (const HostMemory::Part& part : memory.parts) {
+    const auto same = std::find_if(groups.begin(), groups.end(), [&part](const EqualRanks& group) {
+      return std::equal(group.each.items.begin(), group.each.items.end(), part.each.items.begin(),
+                        part.each.items.end(),
+                        [](const MemoryItem& a, const MemoryItem& b) { return a.bytes == b.bytes; });
+    });
+    EqualRanks& group = same == groups.end() ? groups.emplace_back() : *same;
+    group.stages.push_back(part.stage);
+    group.ranks += part.ranks;
+    group.each = part.each;
+  }
+  return groups;
+}
+
+// "stage 3", "stages 0 to 2 and 4".
+std::string stages_text(const std::vector<std::int64_t>& stages) {
+  std::vector<std::string> runs;
+  for (std::size_t begin = 0; begin < stages.size();) {
+    std::size_t end = begin + 1;
+    while (end < stages.size() && stages[end] == stages[end - 1] + 1) ++end;
+    runs.push_back(end - begin == 1 ? fmt::format("{}", stages[begin])
+                                    : fmt::format("{} to {}", stages[begin], stages[end - 1]));
+    begin = end;
+  }
+  std::string text = stages.size() == 1 ? "stage " : "stages ";
+  for (std::size_t i = 0; i < runs.size(); ++i) text += (i == 0 ? "" : i + 1 == runs.size() ? " and " : ", ") + runs[i];
+  return text;
+}
+
+std::string memory_by_ranks(const HostMemory& memory, std::int64_t count) {
+  const std::vector<EqualRanks> groups = equal_ranks(memory);
+  std::string text;
+  for (const EqualRanks& group : groups) {
+    if (groups.size() == 1 && count > 1) text += fmt::format("each of the {} ranks:\n", count);
+    if (groups.size() > 1)
+      text += fmt::format("{} rank{} of {}{}:\n", group.ranks, group.ranks == 1 ? "" : "s", stages_text(group.stages),
+                          group.ranks == 1 ? "" : ", each");
+    text += group.each.text();
+  }
+  return text;
+}
+
+// The key whose value weighs most, to name a place: that of the activations, or the model.
+std::string heaviest_key(const HostMemory& memory) {
+  constexpr std::array<std::string_view, 5> activations = {"saved activations", "activations between layers",
+                                                           "deferred weight gradients", "scratch", "batches"};
+  double share = 0.0;
+  for (const HostMemory::Part& part : memory.parts)
+    for (const MemoryItem& item : part.each.items)
+      if (std::find(activations.begin(), activations.end(), item.purpose) != activations.end())
+        share += static_cast<double>(item.bytes) * static_cast<double>(part.ranks);
+  return share > static_cast<double>(memory.total()) / 2 ? "train.micro_batch" : "model";
+}
+
+// Every key that would make the ranks of this host smaller, as far as it is not set so already.
+std::string remedies_text(const Config& config, const PhasePlan& phase, std::int64_t count) {
+  std::string text = "What helps: a smaller train.micro_batch, model.context or model";
+  const bool has_replicas = phase.mesh.degree(Axis::data) > 1;
+  if (has_replicas && config.parallel.zero < 3)
+    text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
+  if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
+  if (phase.background_saves) text += "; checkpoint.background: false";
+  if (count > 1) text += "; fewer ranks on this machine";
+  return text + "; more hosts, with parallel.tensor and parallel.pipeline dividing the model among them";
+}
+
+}  // namespace
+
+std::size_t workspace_of_sharers(std::int64_t sharers) {
+  return cpu_workspace_bytes(static_cast<int>(std::max<std::int64_t>(1, available_processors() / sharers)));
+}
+
+void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count) {
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), first);
+  refuse_too_large(loaded, plan, ranks);
+}
+
+void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks) {
+  const auto count = static_cast<std::int64_t>(ranks.size());
+  const PhasePlan& phase = plan.phases.front();
+  const HostMemory memory =
+      within_size_limits(loaded.config, [&] { return memory_together(phase, ranks, workspace_of_sharers(count)); });
+  const std::uint64_t available = available_memory();
+  if (memory.total() <= available) return;
+  throw UserError(loaded.located(fmt::format(
+      "{}: this run needs {} of memory and the machine has {}:\n{}{}", heaviest_key(memory), bytes_text(memory.total()),
+      bytes_text(available), memory_by_ranks(memory, count), remedies_text(loaded.config, phase, count))));
+}
+
+void refuse_beyond_limits(const RunPlan& plan, const HostShare& share) {
+  const PhasePlan& phase = plan.phases.front();
+  const int threads = share_processors(available_processors(), share.count).threads;
+  HostNeeds needs{.workers = share.count,
+                  .agents = share.agents,
+                  .agent = agent_needs(share.count / share.agents, share.serves ? phase.mesh.world() : 0),
+                  .running = share.agents * running_threads()};
+  for (std::int64_t rank = share.first; rank < share.first + share.count; ++rank) {
+    const ProcessNeeds one = worker_needs(phase.mesh, Rank(rank), phase.group_facts(), threads);
+    needs.worker.threads = std::max(needs.worker.threads, one.threads);
+    needs.worker.descriptors = std::max(needs.worker.descriptors, one.descriptors);
+  }
+  if (const auto reason = beyond_limits(needs, thread_limits(), descriptor_limit())) throw UserError(*reason);
+}
+
+void notice_crowd(std::int64_t ranks) {
+  const std::int64_t processors = available_processors();
+  if (ranks <= processors) return;
+  write_message(
+      fmt::format("notice: {} ranks share the {} processor{} of this machine, and each waits for the others'; "
+                  "start fewer here, or on more hosts, unless it is for trying a layout out",
+                  ranks, processors, processors == 1 ? "" : "s"));
+}
+
+void refuse_missing_weights(const LoadedConfig& loaded) {
+  try {
+    check_initial_weights(loaded.config);
+  } catch (const UserError& error) {
+    throw UserError(loaded.located(error.what()));
+  }
+}
+
+RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> world) {
+  try {
+    return plan_for(loaded.config, world);
+  } catch (const UserError& error) {
+    throw UserError(loaded.located(error.what()));
+  }
+}
+
+std::uint16_t rendezvous_port(const Config& config) {
+  return static_cast<std::uint16_t>(config.launch.port.value_or(0));
+}
+
+ResumeRequest requested_resume(const std::string& text, const RunPaths& paths) {
+  ResumeRequest request = parse_resume(text, paths);
+  const RunLockOptions job = run_lock_options_from_environment();
+  request.job = {job.job_id, job.restart_count};
+  return request;
+}
+
+void notice_never(const ResumeRequest& resume, ExitCode code) {
+  if (code != ExitCode::interrupted || resume.mode != ResumeRequest::Mode::never) return;
+  write_message(
+      fmt::format("notice: start again with --resume auto to go on: --resume never refuses a run folder that "
+                  "holds checkpoints{}",
+                  resume.job.id.empty() ? "" : ", but for this job when it is put back into the queue"));
+}
+
+}  // namespace scaletrain

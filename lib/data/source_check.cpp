@@ -1,0 +1,137 @@
+#include "data/source_check.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "data/source_files.h"
+#include "data/tokens/token_file.h"
+
+namespace scaletrain {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Throws what is wrong, as a start that reads the source would.
+class SourceCheck {
+ public:
+  SourceCheck(const SourceSpec& spec, const DataConfig& config, const std::function<bool()>& is_over)
+      : spec_(spec), config_(config), is_over_(is_over) {}
+
+  void run() {
+    const std::vector<FoundFile> files = find_files(spec_, {}, nullptr, is_over_);
+    // Of files that were not seen nothing can be told.
+    if (is_over_()) return;
+    check_keys_are_used(spec_, files);
+    for (const FoundFile& file : files) {
+      if (is_over_()) return;
+      try {
+        look_at(file);
+      } catch (const InputError&) {
+        if (!is_gone(file.path)) throw;
+      }
+    }
+    if (!has_content_) throw InputError(nothing_to_read(files));
+  }
+
+ private:
+  void look_at(const FoundFile& file) {
+    if (file.kind == FileKind::tokens) {
+      look_at_tokens(file);
+    } else {
+      look_at_text(file);
+    }
+  }
+
+  void look_at_tokens(const FoundFile& file) {
+    const auto tokens = open_token_file(file.path, FileCheck::header);
+    has_content_ = has_content_ || tokens->num_tokens() > 0;
+    if (!config_.documents.loss_across && !ends_documents() && tokens->num_tokens() > 0 && tokens->one_document())
+      throw hidden_documents_refusal(spec_, *tokens);
+  }
+
+  void look_at_text(const FoundFile& file) {
+    if (config_.tokenizer.type == TokenizerKind::ids) throw text_refusal(spec_, file, "ids");
+    // Those whose kind no key tells were opened to find it.
+    if (spec_.type != SourceKind::automatic && ::access(file.path.c_str(), R_OK) != 0)
+      throw_file_error(file.path, "open", errno);
+    std::error_code error;
+    has_content_ = has_content_ || fs::file_size(file.path, error) > 0;
+  }
+
+  bool ends_documents() const {
+    return config_.tokenizer.type == TokenizerKind::bytes || config_.tokenizer.end_of_document.has_value();
+  }
+
+  std::string nothing_to_read(const std::vector<FoundFile>& files) const {
+    const std::string what = files.size() > 1 ? fmt::format("all of its {} files are empty", files.size())
+                             : files.front().path == spec_.path
+                                 ? "the file is empty"
+                                 : fmt::format("its only file, {}, is empty", files.front().path.filename().string());
+    return fmt::format("{}: {}: {}; give it text, JSONL or token files, or name another path", path_key(spec_),
+                       spec_.path, what);
+  }
+
+  const SourceSpec& spec_;
+  const DataConfig& config_;
+  const std::function<bool()>& is_over_;
+  bool has_content_ = false;
+};
+
+// "KEY: what is wrong", where it begins with a key of the data; else with that of the path.
+InputProblem problem_of(const SourceSpec& spec, const std::string& text, bool is_config) {
+  const std::string key = text.substr(0, text.find(": "));
+  if (key.starts_with(spec.key + ".") || key == "data.documents.loss_across")
+    return {.key = key, .message = text.substr(key.size() + 2), .is_config = is_config};
+  return {.key = path_key(spec), .message = text, .is_config = is_config};
+}
+
+std::optional<InputProblem> look_at(const SourceSpec& spec, const DataConfig& config,
+                                    const std::function<bool()>& is_over) {
+  std::error_code error;
+  if (!fs::exists(spec.path, error) && !fs::exists(spec.path + ".idx", error)) return std::nullopt;
+  try {
+    SourceCheck(spec, config, is_over).run();
+    return std::nullopt;
+  } catch (const UserError& user) {
+    return problem_of(spec, user.what(), true);
+  } catch (const FileAccessError& refused) {
+    return problem_of(
+        spec, fmt::format("{}; have the system let this user read it, or name another path", refused.what()), false);
+  } catch (const InputError& input) {
+    return problem_of(spec, input.what(), false);
+  }
+}
+
+}  // namespace
+
+std::vector<InputProblem> source_problems(const DataConfig& config, const LookLimits& limits) {
+  const MonotonicTime begin = monotonic_now();
+  const std::function<bool()> is_over = [&limits, begin] {
+    return (limits.interrupted && limits.interrupted()) || seconds_since(begin) >= limits.seconds;
+  };
+  std::vector<InputProblem> problems;
+  const auto add = [&](const std::string& key, const auto& source) {
+    if (source.path.empty() || is_over()) return;
+    const auto problem = look_at({key, source.path, source.type, source.field, source.separator}, config, is_over);
+    if (problem) problems.push_back(*problem);
+  };
+  for (std::size_t i = 0; i < config.train.size(); ++i) add(fmt::format("data.train.{}", i), config.train[i]);
+  for (std::size_t i = 0; i < config.validation.size(); ++i)
+    add(fmt::format("data.validation.{}", i), config.validation[i]);
+  return problems;
+}
+
+}  // namespace scaletrain

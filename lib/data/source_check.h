@@ -1,0 +1,27 @@
+// Whether the data of a config can be read at all, told before anything is started.
+//
+// Folders are listed, files opened, and of token files the headers read. No content is read, tokenised or hashed: what
+// is wrong inside a file is told by whoever reads it (dataset.h).
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "config/config.h"
+#include "config/input_paths.h"
+
+namespace scaletrain {
+
+// When to leave off, asked before each file: there may be very many, on storage that is slow. Whoever reads the files
+// that were not looked at finds what is wrong with them.
+struct LookLimits {
+  double seconds = std::numeric_limits<double>::infinity();  // for all sources together
+  std::function<bool()> interrupted{};
+};
+
+// What is wrong with the sources of data.train and data.validation, whose paths are absolute: of each the first thing.
+// Paths that lead nowhere are left out: missing_paths() names them.
+std::vector<InputProblem> source_problems(const DataConfig& config, const LookLimits& limits = {});
+
+}  // namespace scaletrain

@@ -1,0 +1,57 @@
+// Internal to lib/data: the files behind a path of the config, and what each is read as. Nothing is read but the first
+// bytes of files that no key and no name tells the kind of.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "config/config.h"
+#include "data/dataset.h"
+#include "data/tokens/token_file.h"
+
+namespace scaletrain {
+
+struct SourceSpec {
+  std::string key;  // for messages: "data.train.0", or an option: "--data"
+  std::string path;
+  SourceKind type = SourceKind::automatic;
+  std::string field;
+  std::optional<std::string> separator;
+};
+
+enum class FileKind { text, jsonl, tokens };
+
+struct FoundFile {
+  std::filesystem::path path;
+  FileKind kind = FileKind::text;
+};
+
+// What names the path in messages: a key of the config or an option of the command line.
+std::string path_key(const SourceSpec& spec);
+
+// Nothing is under the name, not even a link: a file that was listed a moment ago had a temporary name.
+bool is_gone(const std::filesystem::path& file);
+
+// In the order of their names, at least one. What is left out is reported: sub-folders, pipes, sockets. What is gone
+// again when it is looked at is no file of the folder. UserError: no such path, a kind of file that cannot be read;
+// InputError: what cannot be looked at, a folder without files.
+//
+// only: of a folder's files those alone; null: all. How many that leaves out is reported.
+// is_over: asked before each file of a folder; once it is true the rest is left out, be it all. May be empty.
+std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report, const SourceFiles* only = nullptr,
+                                  const std::function<bool()>& is_over = {});
+
+// UserError for a separator or a field that no file of the source would use.
+void check_keys_are_used(const SourceSpec& spec, const std::vector<FoundFile>& files);
+
+// Text, where the tokenizer reads token files only.
+UserError text_refusal(const SourceSpec& spec, const FoundFile& file, const std::string& tokenizer);
+
+// A token file that does not say where its documents end, where data.documents needs to know.
+UserError hidden_documents_refusal(const SourceSpec& spec, const TokenFile& file);
+
+}  // namespace scaletrain

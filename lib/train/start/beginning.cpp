@@ -1,0 +1,156 @@
+#include "train/start/beginning.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/numbers/checked.h"
+#include "checkpoint/hugging_face/hugging_face.h"
+#include "config/keys/keys.h"
+#include "nn/init.h"
+#include "train/rollback.h"
+#include "train/run_length.h"
+#include "train/start/data_report.h"
+
+namespace scaletrain {
+
+namespace {
+
+// A start from somebody else's weights: the config's model must be the folder's.
+void load_initial_weights(const std::string& folder, const PhasePlan& plan, ParamStore& store) {
+  const HuggingFaceModel model(folder);
+  const ModelSpec theirs = make_model_spec(model.model_config(), model.model_config().vocab.value_or(plan.model.vocab));
+  ModelSpec comparable = plan.model;
+  comparable.context = theirs.position == PositionKind::rope ? theirs.context : comparable.context;
+  std::string differences;
+  const auto compare = [&differences](std::string_view key, const auto& ours, const auto& other) {
+    if (!(ours == other))
+      differences += fmt::format("\n  model.{}: {} in the config, {} in the folder", key, ours, other);
+  };
+  compare("layers", comparable.layers, theirs.layers);
+  compare("hidden", comparable.hidden, theirs.hidden);
+  compare("heads", comparable.heads, theirs.heads);
+  compare("kv_heads", comparable.kv_heads, theirs.kv_heads);
+  compare("ffn_hidden", comparable.ffn_hidden, theirs.ffn_hidden);
+  compare("context", comparable.context, theirs.context);
+  compare("vocab", comparable.vocab, theirs.vocab);
+  compare("norm", to_text(comparable.norm), to_text(theirs.norm));
+  compare("norm_epsilon", comparable.norm_epsilon, theirs.norm_epsilon);
+  compare("activation", to_text(comparable.activation), to_text(theirs.activation));
+  compare("position", to_text(comparable.position), to_text(theirs.position));
+  if (comparable.position == PositionKind::rope) compare("rope_theta", comparable.rope_theta, theirs.rope_theta);
+  compare("bias", comparable.bias, theirs.bias);
+  compare("tie_embeddings", comparable.tie_embeddings, theirs.tie_embeddings);
+  if (!differences.empty())
+    throw UserError(fmt::format("model.init.from: {} holds another model:{}\nSet these keys to the folder's values",
+                                folder, differences));
+  model.load(store);
+}
+
+RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
+  RunState state;
+  state.generation = options.start.generation;
+  if (parts.config.model.init.from) {
+    load_initial_weights(*parts.config.model.init.from, parts.phase, *parts.store);
+  } else {
+    initialise_parameters(*parts.store, parts.config.run.seed, parts.backend->num_threads(), options.work);
+  }
+  parts.store->values_changed();
+  state.warmup = warmup_steps(parts.config, state);
+  return state;
+}
+
+// A run that is made longer, say, jumps to another place of its schedule.
+void tell_learning_rate(const Checkpoint& checkpoint, const Config& now, const RunState& state, Log& log) {
+  constexpr double unnoticed = 0.01;
+  const Config before = config_of(checkpoint);
+  RunState as_before = state;
+  as_before.warmup = read_state(checkpoint.manifest(), checkpoint.path().string()).warmup;
+  as_before.warmup = warmup_steps(before, as_before);
+  const double was = next_learning_rate(before, as_before);
+  const double is = next_learning_rate(now, state);
+  if (std::abs(is - was) <= unnoticed * std::max(is, was)) return;
+  log.warn(
+      fmt::format("step {}: the learning rate is {:.3g}, and would be {:.3g} as the checkpoint's run was configured "
+                  "({}, train.optimizer.learning_rate and train.lr_schedule make it)",
+                  state.step + 1, is, was, length_key(now)));
+}
+
+Beginning resumed_state(WorkerParts& parts, const WorkerOptions& options, const Checkpoint& checkpoint,
+                        const std::string& fingerprint) {
+  Beginning resumed;
+  resumed.state = restore(checkpoint, parts.config, *parts.store, options.work);
+  resumed.state.generation = options.start.generation;
+  if (!options.start.asked.empty()) resumed.state.branch = {checkpoint.manifest().save_id, options.start.asked};
+  tell_learning_rate(checkpoint, parts.config, resumed.state, parts.log);
+  for (const SourceConfig& source : config_of(checkpoint).data.train) resumed.paths_before.push_back(source.path);
+  const std::string& before = checkpoint.manifest().fingerprint;
+  resumed.fingerprint_changed = before != fingerprint;
+  if (resumed.fingerprint_changed)
+    parts.log.warn(
+        fmt::format("resuming on another layout, processor or build: losses agree to rounding, not to the bit.\n"
+                    "  before: {}\n  now:    {}",
+                    before, fingerprint));
+  return resumed;
+}
+
+}  // namespace
+
+std::unique_ptr<const Checkpoint> open_checkpoint(const WorkerOptions& options) {
+  if (!options.start.checkpoint) return nullptr;
+  return std::make_unique<const Checkpoint>(*options.start.checkpoint,
+                                            options.place.world == 1 ? OpenCheck::all_files : OpenCheck::none);
+}
+
+std::vector<MixSource> sources_read(const Checkpoint* checkpoint) {
+  if (checkpoint == nullptr) return {};
+  return read_state(checkpoint->manifest(), checkpoint->path().string()).history.sources_read();
+}
+
+Beginning begin_from(const Checkpoint* checkpoint, WorkerParts& parts, const WorkerOptions& options,
+                     const std::string& fingerprint) {
+  if (checkpoint != nullptr) return resumed_state(parts, options, *checkpoint, fingerprint);
+  Beginning begin;
+  begin.state = initial_state(parts, options);
+  return begin;
+}
+
+void settle_data(WorkerParts& parts, Beginning& begin) {
+  ConsumptionHistory& history = begin.state.history;
+  const std::vector<MixSource> before = history.sources_read();
+  const bool is_same =
+      history.continue_with(parts.data->description(), parts.phase.model.context, parts.phase.global_batch);
+  parts.data->enter(history.mix());
+  if (is_same) return;
+  for (const std::string& line : joined_lines(history.mix(), before, parts.contents)) parts.log.info(line);
+  for (const std::string& line : change_lines(history.mix(), before, parts.contents, begin.paths_before))
+    parts.log.warn(line);
+}
+
+void check_samples_suffice(const WorkerParts& parts, const RunState& state) {
+  const std::optional<std::int64_t> all = parts.data->mixture().num_samples();
+  if (!all) return;
+  const std::int64_t steps = last_step(parts.config, state) - state.step;
+  const std::int64_t needed = checked_mul(steps, parts.phase.global_batch);
+  const std::int64_t left = std::max<std::int64_t>(0, *all - state.history.next_sample());
+  if (needed <= left) return;
+  throw UserError(
+      fmt::format("data.train: the {} steps from here on need {} samples and the epoch caps leave {}; raise "
+                  "data.train[].epochs or reduce {}",
+                  steps, needed, left, length_key(parts.config)));
+}
+
+std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {
+  const std::int64_t steps = std::max<std::int64_t>(0, last_step(parts.config, state) - state.step);
+  std::vector<SourceRecord> sources =
+      source_records(*parts.data, parts.contents, state.history, checked_mul(steps, parts.phase.global_batch));
+  for (const std::string& line : source_lines(sources, state.history.samples_consumed() > 0)) parts.log.info(line);
+  return sources;
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,16 @@
+// The peak of all ranks' devices together, in FLOP/s, of which mfu is a share. 0: not known.
+#pragma once
+
+#include "train/start/worker_parts.h"
+
+namespace scaletrain {
+
+// What the ranks of the start before this one went by, if the metrics' last step says it; else 0. A restart is to be
+// quick, and is on the same machines unless ranks may be spread anew. Every rank calls it.
+double peak_before(const WorkerParts& parts, const WorkerOptions& options);
+
+// Of WorkerOptions::calibration_seconds. The ranks measure at the same time, since they share memory and heat; every
+// rank calls it.
+double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread);
+
+}  // namespace scaletrain

@@ -1,0 +1,125 @@
+#include "train/start/run_records.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "telemetry/loss_text.h"
+#include "telemetry/metrics_reader.h"
+#include "telemetry/run_summary.h"
+
+namespace scaletrain {
+
+namespace {
+
+std::string outcome_text(TrainOutcome outcome) {
+  switch (outcome) {
+    case TrainOutcome::finished:
+      return "finished";
+    case TrainOutcome::stopped_early:
+      return "stopped early";
+    case TrainOutcome::interrupted:
+      return "interrupted";
+  }
+  return "";
+}
+
+}  // namespace
+
+LayoutRecord layout_of(const WorkerParts& parts) {
+  const PhasePlan& phase = parts.phase;
+  return {.world = phase.mesh.world(),
+          .data = phase.mesh.degree(Axis::data),
+          .tensor = phase.mesh.degree(Axis::tensor),
+          .pipeline = phase.mesh.degree(Axis::pipeline),
+          .sequence = phase.sequence,
+          .schedule = std::string(to_text(phase.schedule_kind)),
+          .chunks = phase.chunks,
+          .zero = parts.config.parallel.zero,
+          .micro_batch = phase.micro_batch.samples,
+          .micro_batches = phase.num_micro_batches,
+          .threads = parts.backend->num_threads()};
+}
+
+bool has_begun(const std::filesystem::path& metrics) {
+  constexpr std::string_view end_line = R"({"kind":"end")";
+  std::ifstream file(metrics);
+  for (std::string line; std::getline(file, line);)
+    if (!line.starts_with(end_line)) return true;
+  return false;
+}
+
+void write_opening(MetricsWriter& metrics, const WorkerParts& parts, const WorkerOptions& options,
+                   const Beginning& begin, bool restarted, std::vector<SourceRecord> sources) {
+  const LayoutRecord layout = layout_of(parts);
+  if (restarted) {
+    RestartRecord record;
+    record.step = begin.state.step;
+    record.generation = begin.state.generation;
+    record.checkpoint = options.start.checkpoint ? options.start.checkpoint->string() : "";
+    record.fingerprint_changed = begin.fingerprint_changed;
+    record.cause = options.start.cause.empty() ? std::string(started_again) : options.start.cause;
+    record.wall_time = wall_clock_text();
+    record.layout = layout;
+    record.sources = std::move(sources);
+    metrics.write(record);
+    return;
+  }
+  StartRecord record;
+  record.world = parts.phase.mesh.world();
+  record.parameters = parts.phase.table.num_parameters();
+  record.seed = parts.config.run.seed;
+  record.version = options.version;
+  record.wall_time = wall_clock_text();
+  record.layout = layout;
+  record.sources = std::move(sources);
+  metrics.write(record);
+}
+
+void continue_summary(WorkerParts& parts, const WorkerOptions& options, std::optional<std::int64_t> restarted_at) {
+  if (!restarted_at) return;
+  RunSummary summary;
+  try {
+    summary = summarize_metrics(options.paths.metrics());
+  } catch (const InputError& error) {
+    parts.log.warn(fmt::format("what the run came to before is not known: {}", error.what()));
+  }
+  if (options.start.cause.empty()) {
+    summary.add_resume(*restarted_at);
+  } else {
+    summary.add_restart(*restarted_at);
+  }
+  parts.progress.begin(std::move(summary));
+}
+
+void write_end(MetricsWriter& metrics, const WorkerParts& parts, TrainOutcome outcome, std::int64_t step) {
+  EndRecord end;
+  end.step = step;
+  end.reason = outcome_text(outcome);
+  end.wall_time = wall_clock_text();
+  parts.progress.summary().fill(end);
+  metrics.write(end);
+}
+
+void tell_outcome(WorkerParts& parts, TrainOutcome outcome, std::int64_t step) {
+  const RunSummary summary = parts.progress.summary();
+  std::string text = fmt::format("{} at step {}", outcome_text(outcome), step);
+  if (const auto lowest = summary.lowest_loss())
+    text += fmt::format("; loss {}, the lowest {} at step {}", loss_text(summary.loss()), loss_text(lowest->loss),
+                        lowest->step);
+  parts.log.info(text);
+  for (const RunSummary::ValidationLoss& set : summary.validation())
+    parts.log.info(fmt::format("validation/{}/loss {}, the lowest {} at step {}", set.dataset, loss_text(set.last.loss),
+                               loss_text(set.lowest.loss), set.lowest.step));
+  parts.log.info(fmt::format("{} tokens in {} of training, {}",
+                             grouped_digits(static_cast<std::uint64_t>(summary.tokens())),
+                             duration_text(summary.elapsed_seconds()), summary.starts_text()));
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,126 @@
+#include "train/start/worker_parts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+#include "train/start/data_agreement.h"
+#include "train/start/data_files.h"
+
+namespace scaletrain {
+
+namespace {
+
+RunPlan plan_of_place(const Config& config, const Tokenizer& tokenizer, const WorkerPlace& place) {
+  RunPlan plan = make_run_plan(config, tokenizer.vocab_size(), place.world);
+  for (const PhasePlan& phase : plan.phases) {
+    if (phase.mesh.world() == place.world) continue;
+    throw UserError(fmt::format("parallel: the layout {} needs {} ranks, {} were started", phase.mesh.text(),
+                                phase.mesh.world(), place.world));
+  }
+  return plan;
+}
+
+CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& phase) {
+  return place.make_communicators ? place.make_communicators(phase) : CommunicatorFactory();
+}
+
+// After a failure those that rank 0 has noted; nothing where somebody starts the run, since it will note them.
+std::vector<SourceFiles> files_to_keep_to(const WorkerOptions& options, Log& log) {
+  if (options.start.cause.empty()) return {};
+  try {
+    return read_data_files(options.paths.data_files());
+  } catch (const InputError& error) {
+    log.warn(
+        fmt::format("files that came to the data's folders since the run was started are read too: {}", error.what()));
+    return {};
+  }
+}
+
+}  // namespace
+
+WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read,
+                         StartUp& start_up)
+    : config(std::move(run_config)),
+      rank(options.place.rank),
+      tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
+      plan(plan_of_place(config, *tokenizer, options.place)),
+      phase(plan.phase_at(options.start.step)),
+      backend(make_cpu_backend({.threads = options.threads, .instruction_set = "auto", .work = options.work})),
+      stream(backend->make_stream()),
+      groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase))),
+      model(phase.model, phase.tensor_part(rank)),
+      optimizer(make_optimizer(config.train.optimizer)),
+      layout(phase.layout(rank)),
+      progress(options.console, progress_options_for(options.console, phase.num_steps, config.log.every)),
+      log(log_options(options)) {
+  if (options.knows_memory) options.knows_memory(out_of_memory("").what());
+  files_of_start = files_to_keep_to(options, log);
+  // A restart after a failure need not make the full check of the start again.
+  const DataCheck check = options.start.cause.empty() ? config.data.verify : DataCheck::changed;
+  start_up.first_on_host([&](const std::string& found) { return open_data(found, check, read); });
+  allocate();
+}
+
+// Every rank has its file; people see what the first one says, since the others say the same.
+LogOptions WorkerParts::log_options(const WorkerOptions& options) {
+  LogOptions log_to{.file = rank_log_path(options.paths.folder, rank.value())};
+  if (is_first()) log_to.console = [this](std::string_view text) { progress.message(text); };
+  return log_to;
+}
+
+std::string WorkerParts::open_data(const std::string& found_by_first, DataCheck check,
+                                   const std::vector<MixSource>& read) {
+  DataConfig asked = config.data;
+  asked.verify = check;
+  const DataClaim found = found_by_first.empty() ? DataClaim() : parse_claim(found_by_first);
+  const DataOptions data_options{.vocab = phase.model.vocab,
+                                 .context = phase.model.context,
+                                 .seed = config.run.seed,
+                                 .report = [this](const std::string& text) { log.info(text); },
+                                 .known = found.sources,
+                                 .read = read,
+                                 .only = files_of_start,
+                                 .opened = [this](SourceContent content) { contents.push_back(std::move(content)); }};
+  data = open_training_data(asked, *tokenizer, data_options);
+  for (std::size_t i = 0; i < asked.validation.size(); ++i)
+    validation.push_back(open_validation_set(asked.validation[i], asked, *tokenizer, data_options,
+                                             fmt::format("data.validation.{}", i)));
+  return claim_text(make_data_claim(tokenizer->hash(), contents));
+}
+
+void WorkerParts::allocate() {
+  try {
+    ParamStore::Options store_options = phase.store_options(backend->compute_type());
+    store_options.groups = &groups;
+    store = std::make_unique<ParamStore>(*backend, phase.table, layout, std::move(store_options));
+    memory = std::make_unique<StageMemory>(*backend, phase.activations(rank));
+  } catch (const std::bad_alloc&) {
+    throw out_of_memory("while allocating what the plan needs");
+  }
+}
+
+InputError WorkerParts::out_of_memory(std::string_view when) const {
+  const std::string who =
+      phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
+  return InputError(fmt::format("{}{}{}:\n{}Reduce train.micro_batch, model.context or the model", who,
+                                when.empty() ? "" : " ", when, phase.memory(rank, backend->workspace_bytes()).text()));
+}
+
+std::string fingerprint_of(const WorkerParts& parts) {
+  const PhasePlan& plan = parts.phase;
+  std::string layout = fmt::format("{}; {}; chunks {}; zero {}", plan.mesh.text(), to_text(plan.schedule_kind),
+                                   plan.chunks, parts.config.parallel.zero);
+  if (plan.sequence) layout += "; sequence";
+  if (plan.stages.size() > 1) {
+    std::vector<std::int64_t> layers;
+    for (const StageBlocks& stage : plan.stages) layers.push_back(stage.count);
+    layout += fmt::format("; layers {}", fmt::join(layers, "+"));
+  }
+  return fmt::format("{}; micro-batch {}; {}", layout, plan.micro_batch.samples, parts.backend->description());
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,65 @@
+// The parts of a worker: everything that lives as long as its training, made from the run's config in order of
+// dependence. Nothing here decides where the run goes on (beginning.h), nothing trains (trainer.h).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "config/config.h"
+#include "data/dataset.h"
+#include "infer/stage_memory.h"
+#include "optim/optimizer.h"
+#include "parallel/mesh/groups.h"
+#include "parallel/store/param_store.h"
+#include "plan/run_plan.h"
+#include "telemetry/log.h"
+#include "telemetry/progress.h"
+#include "train/start/assembly.h"
+#include "train/start/start_up.h"
+
+namespace scaletrain {
+
+struct WorkerParts {
+  // read: what the run has read so far.
+  WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read, StartUp& start_up);
+
+  bool is_first() const { return rank == Rank(0); }
+  // With the plan of the memory beside it.
+  InputError out_of_memory(std::string_view when) const;
+
+  Config config;
+  Rank rank;
+  std::unique_ptr<Tokenizer> tokenizer;
+  RunPlan plan;
+  const PhasePlan& phase;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Stream> stream;
+  RankGroups groups;
+  Transformer model;
+  std::unique_ptr<Optimizer> optimizer;
+  ShardLayout layout;
+  ProgressPrinter progress;
+  Log log;
+  std::unique_ptr<TrainingData> data;
+  std::vector<std::unique_ptr<ValidationSet>> validation;
+  std::vector<SourceContent> contents;  // of the training data, then of the sets
+  // To which a restart after a failure keeps (data_files.h); empty where somebody starts the run.
+  std::vector<SourceFiles> files_of_start;
+  std::unique_ptr<ParamStore> store;
+  std::unique_ptr<StageMemory> memory;
+
+ private:
+  LogOptions log_options(const WorkerOptions& options);
+  // Takes and returns what opening the data finds out, as claim_text() has it.
+  std::string open_data(const std::string& found_by_first, DataCheck check, const std::vector<MixSource>& read);
+  void allocate();
+};
+
+// Says which bits a run's results depend on.
+std::string fingerprint_of(const WorkerParts& parts);
+
+}  // namespace scaletrain

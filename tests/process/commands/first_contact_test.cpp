@@ -1,0 +1,168 @@
+// What somebody who meets the program sees: what it is, whether a run fits, how a run tells of itself, and its picture.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <regex>
+
+#include "base/text.h"
+#include "process/tiny_run.h"
+#include "refusal.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<nlohmann::json> metrics_of(const fs::path& run, const std::string& kind) {
+  std::vector<nlohmann::json> lines;
+  const std::string text = read_file(run / "metrics.jsonl");
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    nlohmann::json line = nlohmann::json::parse(text.substr(begin, end - begin));
+    if (line.at("kind") == kind) lines.push_back(std::move(line));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+bool says(const std::string& text, const std::string& pattern) {
+  return std::regex_search(text, std::regex(pattern));
+}
+
+TEST_CASE("the_version_tells_the_build_its_libraries_and_the_kernels_of_this_machine") {
+  const Ended end = workspace().run({"--version"});
+  REQUIRE(end.exit_code == 0);
+  CHECK(says(end.output, "^scaletrain [0-9]+\\.[0-9]+\\.[0-9]+( \\(commit [0-9a-f]{7,}( with local changes)?\\))?\n"));
+  CHECK(says(end.output, "\nbuilt +by (GCC|Clang) [0-9]+\\.[0-9]+.*, (Release|Debug)\n"));
+  for (const char* library :
+       {"oneDNN", "Gloo", "libsodium", "xxHash", "yaml-cpp", "CLI11", "nlohmann/json", "fmt", "spdlog"})
+    CHECK_MESSAGE(says(end.output, std::string(library) + "\\s+[0-9]+\\.[0-9]+"), library);
+  CHECK(says(end.output,
+             "\nkernels +(portable|avx2 \\(avx2, fma\\)|avx512 \\(avx512f, [a-z0-9, ]*\\)); matrix\\s+products\\s+"
+             "by\\s+oneDNN\\s+with\\s+[a-z]+[a-z0-9_]*\n"));
+  CHECK(says(end.output, "\nprocessors +[1-9][0-9]* usable"));
+  for (const std::string& line : split_text(end.output, '\n')) CHECK_MESSAGE(line.size() <= 80, line);
+}
+
+TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") {
+  const Ended here = workspace().run({"check", "config.yaml"});
+  CHECK_MESSAGE(here.exit_code == 0, here.errors);
+  CHECK(here.output.starts_with("fits "));
+  CHECK(says(here.output, "\ntime +.* a step, .* tokens/s, "));
+  // The workspace's text is a byte a token: its size is known without opening it.
+  const auto bytes = static_cast<double>(fs::file_size(workspace() / "train.txt"));
+  const Ended json = workspace().run({"check", "config.yaml", "--json"});
+  const nlohmann::json plan = nlohmann::json::parse(json.output);
+  REQUIRE(plan.at("work").at("sources").size() == 1);
+  CHECK(plan.at("work").at("sources")[0].at("epochs").get<double>() ==
+        doctest::Approx(plan.at("work").at("tokens").get<double>() / bytes));
+
+  const Ended gpu = workspace().run({"check", "config.yaml", "--set", "precision.compute=bf16", "--device", "H100"});
+  CHECK(gpu.output.starts_with("fits "));
+  CHECK(gpu.output.find("H100 SXM 80 GB has 79.6 GiB") != std::string::npos);
+  CHECK(gpu.output.find("(989") != std::string::npos);
+  const Ended small = workspace().run({"check", "config.yaml", "--device-memory", "200KiB", "--json"});
+  check_refused(small, 2, {"does not fit: the rank needs", "the device has 200 KiB"});
+  const nlohmann::json verdict = nlohmann::json::parse(small.output).at("verdict");
+  CHECK(verdict.at("fits") == false);
+  CHECK(verdict.at("available") == 200 * 1024);
+  CHECK(verdict.at("fits_with").size() + verdict.at("together").size() > 0);
+  CHECK(workspace().run({"check", "config.yaml", "--device", "h10000"}).exit_code == 2);
+  CHECK(workspace().run({"check", "config.yaml", "--device-memory", "much"}).exit_code == 2);
+  const Ended bare = workspace().run({"check", "config.yaml", "--device-memory", "80"});
+  check_refused(bare, 2, {"--device-memory: 80 is 80 bytes; write 80GiB"});
+  CHECK(bare.output.empty());
+}
+
+TEST_CASE("steps_and_the_end_tell_time_tokens_the_best_loss_and_restarts_over_all_starts") {
+  const fs::path run = workspace() / "told";
+  const Ended first = workspace().run(workspace().training("told", {"train.steps=40"}));
+  REQUIRE_MESSAGE(first.exit_code == 0, first.errors);
+  // Piped: far fewer lines than steps, the first and the last among them.
+  const auto lines = [](const Ended& end) {
+    const std::regex step("(^|\n)step [0-9]+/");
+    return std::distance(std::sregex_iterator(end.errors.begin(), end.errors.end(), step), std::sregex_iterator());
+  };
+  CHECK(lines(first) >= 3);
+  CHECK(lines(first) <= 15);
+  CHECK(first.says("step 1/40"));
+  CHECK(first.says("step 40/40"));
+  CHECK(says(first.errors, "finished at step 40; loss [0-9.]+, the lowest [0-9.]+ at step [0-9]+\n"));
+  CHECK(says(first.errors, "[0-9,]+ tokens in .* of training, no restart\n"));
+
+  const Ended second = workspace().run(workspace().training("told", {"train.steps=60", "log.every=1"}));
+  REQUIRE_MESSAGE(second.exit_code == 0, second.errors);
+  CHECK(lines(second) == 20);
+  CHECK(says(second.errors, "[0-9,]+ tokens in .* of training, resumed once\n"));
+  const auto steps = metrics_of(run, "step");
+  REQUIRE(steps.size() == 60);
+  double elapsed = 0.0;
+  for (const nlohmann::json& line : steps) {
+    CHECK(line.at("elapsed_seconds").get<double>() > elapsed);
+    elapsed = line.at("elapsed_seconds");
+    CHECK(says(line.at("wall_time"), "^20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"));
+  }
+  const auto lowest =
+      std::min_element(steps.begin(), steps.end(), [](const nlohmann::json& a, const nlohmann::json& b) {
+        return a.at("loss").get<double>() < b.at("loss").get<double>();
+      });
+  const auto ends = metrics_of(run, "end");
+  REQUIRE(ends.size() == 2);
+  CHECK(ends[0].at("restarts") == 0);
+  CHECK(ends[1].at("restarts") == 0);
+  CHECK(ends[1].at("resumes") == 1);
+  CHECK(ends[1].at("best_loss") == lowest->at("loss"));
+  CHECK(ends[1].at("best_step") == lowest->at("step"));
+  CHECK(ends[1].at("tokens") == steps.back().at("tokens"));
+  CHECK(ends[1].at("elapsed_seconds") == steps.back().at("elapsed_seconds"));
+}
+
+TEST_CASE("a_run_is_drawn_in_plain_characters_where_there_is_no_terminal") {
+  const Ended drawn = workspace().run({"plot", undisturbed_run().string()});
+  REQUIRE_MESSAGE(drawn.exit_code == 0, drawn.errors);
+  CHECK(drawn.output.find("step 200") != std::string::npos);
+  CHECK(std::count(drawn.output.begin(), drawn.output.end(), '*') > 40);
+  CHECK(std::all_of(drawn.output.begin(), drawn.output.end(),
+                    [](char c) { return c == '\n' || (c >= ' ' && c <= '~'); }));
+  CHECK(workspace().run({"plot", (undisturbed_run() / "metrics.jsonl").string()}).output == drawn.output);
+  const Ended missing = workspace().run({"plot", "no-such-run"});
+  CHECK(missing.exit_code == 3);
+  CHECK(missing.says("no such run folder"));
+}
+
+TEST_CASE("plot_leaves_out_a_damaged_line_and_says_which") {
+  const fs::path file = workspace() / "damaged.jsonl";
+  const std::string step = R"({"kind":"step","step":%,"tokens":1,"loss":2.5,"learning_rate":0,"grad_norm":0,)"
+                           R"("step_seconds":1,"tokens_per_second":1,"mfu":0})";
+  const auto step_line = [&](const std::string& number) {
+    return std::string(step).replace(step.find('%'), 1, number);
+  };
+  workspace().write("damaged.jsonl", step_line("1") + "\n" + step_line("2").substr(9) + "\n" + step_line("3") + "\n");
+  const Ended drawn = workspace().run({"plot", file.string()});
+  CHECK_MESSAGE(drawn.exit_code == 0, drawn.errors);
+  CHECK(drawn.output.find("step 3") != std::string::npos);
+  CHECK(drawn.says("notice: " + file.string() + ":2: "));
+  CHECK(drawn.says("this line is left out"));
+  workspace().write("damaged.jsonl", "no metrics\n");
+  CHECK(workspace().run({"plot", file.string()}).exit_code == 3);
+}
+
+TEST_CASE("plot_says_why_a_folder_cannot_be_looked_at") {
+  const fs::path loop = workspace() / "loop";
+  fs::create_directory_symlink(loop, loop);
+  const Ended looped = workspace().run({"plot", loop.string()});
+  CHECK(looped.exit_code == 3);
+  CHECK(looped.says("Too many levels of symbolic links"));
+  const fs::path closed = workspace() / "closed";
+  fs::create_directory(closed);
+  fs::permissions(closed, fs::perms::none);
+  const Ended refused = workspace().run({"plot", closed.string()});
+  fs::permissions(closed, fs::perms::owner_all);
+  CHECK(refused.exit_code == 3);
+  if (::geteuid() != 0) CHECK(refused.says("Permission denied"));  // of root nothing is kept
+}
+
+}  // namespace
+}  // namespace scaletrain

@@ -1,0 +1,210 @@
+// Losses and texts of a trained model: evaluate, generate, and models that are exported and begun from.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "models.h"
+#include "process/tiny_run.h"
+#include "refusal.h"
+
+namespace scaletrain {
+namespace {
+
+TEST_CASE("greedy_texts_repeat_and_sampled_ones_follow_their_seed") {
+  const auto generate = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", newest(), "--prompt", "the ", "--max-tokens", "24"});
+    const Ended end = workspace().run(more);
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.output.starts_with("the "));
+    return end.output;
+  };
+  const std::string greedy = generate({"--greedy"});
+  CHECK(generate({"--greedy", "--seed", "9"}) == greedy);
+  CHECK(generate({"--temperature", "0"}) == greedy);
+  const std::string seven = generate({"--seed", "7"});
+  CHECK(generate({"--seed", "7"}) == seven);
+  CHECK(generate({"--seed", "8"}) != seven);
+  CHECK(seven != greedy);
+}
+
+TEST_CASE("numbers_that_make_no_sense_are_refused_with_what_is_expected") {
+  const auto generate = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", newest(), "--prompt", "a"});
+    return workspace().run(more);
+  };
+  const auto evaluate = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"evaluate", newest(), "--data", held(), "--json"});
+    return workspace().run(more);
+  };
+  for (const char* temperature : {"nan", "inf", "-1", "1e9", "warm"})
+    check_refused(generate({"--temperature", temperature}), 2, {"--temperature: must be a number from 0 to 100"});
+  check_refused(generate({"--seed", "-3"}), 2, {"--seed: must be at least 0, not -3"});
+  check_refused(generate({"--seed", "18446744073709551616"}), 2, {"--seed: must be at most 18446744073709551615"});
+  CHECK(generate({"--seed", "18446744073709551615", "--max-tokens", "1"}).exit_code == 0);
+  check_refused(generate({"--max-tokens", "0"}), 2, {"--max-tokens: must be at least 1, not 0\n"});
+  check_refused(generate({"--max-tokens", "9223372036854775808"}), 2, {"--max-tokens: must be at most"});
+  check_refused(generate({"--max-tokens", "2.5"}), 2, {"--max-tokens: must be a whole number"});
+  check_refused(generate({"--greedy", "--temperature", "1"}), 2, {"--greedy", "--temperature"});
+  check_refused(evaluate({"--batches", "-1"}), 2, {"--batches: must be at least 0"});
+  check_refused(evaluate({"--micro-batch", "4097"}), 2, {"--micro-batch: must be at most 4096"});
+  // As many batches as a number can say are all there are.
+  CHECK(loss_of(evaluate({"--batches", "9223372036854775807"})) == loss_of(evaluate({})));
+}
+
+TEST_CASE("prompts_that_are_empty_too_long_or_beyond_the_context_are_met") {
+  // An empty prompt starts behind the end-of-document token.
+  const Ended empty = workspace().run({"generate", newest(), "--prompt", "", "--max-tokens", "8"});
+  CHECK_MESSAGE(empty.exit_code == 0, empty.errors);
+  const Ended twice = workspace().run({"generate", newest(), "--prompt", "", "--max-tokens", "8"});
+  CHECK(empty.output == twice.output);
+  const Ended longer = workspace().run({"generate", newest(), "--prompt", std::string(32, 'a')});
+  check_refused(longer, 2, {"--prompt", "32"});
+  CHECK(longer.output.empty());
+  const Ended full =
+      workspace().run({"generate", newest(), "--prompt", std::string(30, 'a'), "--max-tokens", "100", "--greedy"});
+  CHECK_MESSAGE(full.exit_code == 0, full.errors);
+  CHECK(full.says("context is full"));
+}
+
+TEST_CASE("evaluate_takes_a_run_a_checkpoint_and_data_of_the_users") {
+  const double of_data = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
+  CHECK(of_data > 0.0);
+  CHECK(of_data < std::log(257.0));
+  CHECK(loss_of(workspace().run({"evaluate", undisturbed_run().string(), "--json"})) == of_data);
+  // Samples are the same whatever their number at once; only the order of the sum may differ.
+  CHECK(loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json", "--micro-batch", "3"})) ==
+        doctest::Approx(of_data).epsilon(1e-6));
+  const Ended two = workspace().run({"evaluate", newest(), "--data", held(), "--data", "train.txt", "--json"});
+  REQUIRE(two.exit_code == 0);
+  CHECK(nlohmann::json::parse(two.output).size() == 2);
+  check_refused(workspace().run({"evaluate", newest(), "--data", "no-such.txt"}), 2, {"--data PATH: ", "no-such.txt"});
+  // A checkpoint has its tokenizer.
+  check_refused(workspace().run({"evaluate", newest(), "--tokenizer", "bytes"}), 2, {"--tokenizer", "its own"});
+  check_refused(workspace().run({"evaluate", "no-such-model"}), 3, {"no-such-model"});
+  check_refused(workspace().run({"evaluate", workspace().path().string()}), 3, {"manifest.json", "config.json"});
+}
+
+TEST_CASE("evaluate_needs_no_folder_of_the_runs_owner_for_tokenised_text") {
+  // The run keeps it where whoever evaluates the checkpoint cannot write, and neither has that user any other place.
+  const std::filesystem::path temporary = workspace().write("for-a-while/.keep", "").parent_path();
+  const std::filesystem::path cache = workspace() / "cache-of-the-owner";
+  const Ended trained =
+      workspace().run(workspace().training("of-the-owner", {"train.steps=20", "data.cache=" + cache.string()}));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const std::string model = checkpoint(workspace() / "of-the-owner", 20).string();
+  const double expected = loss_of(workspace().run({"evaluate", model, "--json"}));
+  std::filesystem::remove_all(cache);
+  write_file(cache, "no folder");
+  Launch launch = workspace().launch({"evaluate", model, "--data", held(), "--json"});
+  launch.environment.insert(
+      launch.environment.begin(),
+      {{"SCALETRAIN_CACHE", "/dev/null/cache"}, {"HOME", "/dev/null"}, {"TMPDIR", temporary.string()}});
+  const Ended end = run_program(launch);
+  CHECK(loss_of(end) == expected);
+  CHECK(end.says("tokenised text is not kept in " + cache.string()));
+  for (const auto& entry : std::filesystem::directory_iterator(temporary)) CHECK(entry.path().filename() == ".keep");
+}
+
+TEST_CASE("evaluate_and_generate_of_a_run_say_which_checkpoint_they_use_and_which_they_pass_over") {
+  const std::filesystem::path run = copy_run(undisturbed_run(), "half-damaged");
+  const Ended whole = workspace().run({"evaluate", run.string(), "--json", "--batches", "1"});
+  CHECK(whole.says("step-00000200 (step 200)"));
+  CHECK(nlohmann::json::parse(whole.output).at(0).at("step") == 200);
+  write_file(checkpoint(run, 200) / "manifest.json", "{");
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"evaluate", run.string(), "--json", "--batches", "1"},
+        {"generate", run.string(), "--prompt", "a", "--max-tokens", "2"}}) {
+    const Ended end = workspace().run(command);
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.says("step-00000180 (step 180)"));
+    CHECK(end.says("warning: a damaged checkpoint is passed over"));
+    CHECK(end.says("step-00000200"));
+  }
+}
+
+TEST_CASE("evaluate_gives_the_loss_of_the_last_evaluation_of_the_run_to_the_bit") {
+  const Ended end = workspace().run(workspace().training(
+      "whole-set", {"train.steps=20", "evaluate.every=10", "evaluate.batches=0", "checkpoint.every=20"}));
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const Trajectory found = trajectory_of(workspace() / "whole-set");
+  // The order of the sum is that of the micro-batches; the run's have two samples.
+  const double loss =
+      loss_of(workspace().run({"evaluate", (workspace() / "whole-set").string(), "--json", "--micro-batch", "2"}));
+  CHECK(std::stod(found.evaluations.at({20, "held"})) == loss);
+  CHECK(std::stod(found.evaluations.at({10, "held"})) != loss);
+}
+
+TEST_CASE("evaluate_says_where_its_loss_is_over_other_samples_than_those_of_the_run") {
+  const std::string run = undisturbed_run().string();
+  const Ended whole = workspace().run({"evaluate", run, "--json"});
+  REQUIRE_MESSAGE(whole.exit_code == 0, whole.errors);
+  const nlohmann::json set = nlohmann::json::parse(whole.output).at(0);
+  CHECK(set.at("samples_in_run") == 8);  // two global batches of four
+  const std::string all = std::to_string(set.at("samples").get<int>());
+  const Ended text = workspace().run({"evaluate", run});
+  CHECK_MESSAGE(
+      text.output.ends_with("\n    over all " + all + " samples; the run's own evaluations are over the first 8 of " +
+                            all + " samples (evaluate.batches: 2)\n"),
+      text.output);
+  // The same samples: nothing to say, and the loss of the run.
+  const Ended same = workspace().run({"evaluate", run, "--batches", "4", "--micro-batch", "2"});
+  CHECK(same.output.find("evaluate.batches") == std::string::npos);
+  CHECK(loss_of(workspace().run({"evaluate", run, "--batches", "4", "--micro-batch", "2", "--json"})) ==
+        std::stod(trajectory_of(run).evaluations.at({tiny_steps, "held"})));
+  // Of other data than the run's there is nothing to compare.
+  const Ended other = workspace().run({"evaluate", run, "--data", held()});
+  CHECK(other.output.find("evaluate.batches") == std::string::npos);
+}
+
+TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
+  const double ours = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
+  const std::string folder = (workspace() / "exported").string();
+  const Ended exported = workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder});
+  REQUIRE_MESSAGE(exported.exit_code == 0, exported.errors);
+  CHECK(
+      exported.says("the model reads bytes. A token's id is the byte, 0 to 255, and 256 ends a document; here that is "
+                    "--tokenizer bytes: scaletrain generate " +
+                    folder));
+  CHECK(loss_of(workspace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes", "--json"})) == ours);
+  for (const Ended& end : {workspace().run({"evaluate", folder, "--data", held()}),
+                           workspace().run({"generate", folder, "--prompt", "the "})})
+    check_refused(end, 2, {"--tokenizer bytes"});
+  // Rounding weights to 8 bits of mantissa moves the loss, a little.
+  const std::string half = (workspace() / "exported-bf16").string();
+  REQUIRE(workspace()
+              .run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", half, "--dtype", "bf16"})
+              .exit_code == 0);
+  const double rounded =
+      loss_of(workspace().run({"evaluate", half, "--data", held(), "--tokenizer", "bytes", "--json"}));
+  CHECK(rounded != ours);
+  CHECK(rounded == doctest::Approx(ours).epsilon(0.01));
+  const Ended generated = workspace().run(
+      {"generate", folder, "--prompt", "the ", "--tokenizer", "bytes", "--greedy", "--max-tokens", "16"});
+  CHECK(generated.output ==
+        workspace().run({"generate", newest(), "--prompt", "the ", "--greedy", "--max-tokens", "16"}).output);
+  // A folder that holds something is not written over.
+  const auto before = snapshot(folder);
+  CHECK(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code != 0);
+  CHECK(snapshot(folder) == before);
+}
+
+TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
+  const std::string folder = (workspace() / "start-from").string();
+  REQUIRE(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
+          0);
+  const Ended end = workspace().run(
+      workspace().training("from", {"model.init.from=" + folder, "train.steps=1", "train.lr_schedule.warmup=1",
+                                    "train.optimizer.learning_rate=1e-12", "evaluate.batches=1000"}));
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  const double ours = loss_of(workspace().run({"evaluate", newest(), "--data", held(), "--json"}));
+  const Trajectory found = trajectory_of(workspace() / "from");
+  CHECK(std::stod(found.evaluations.at({1, "held"})) == doctest::Approx(ours).epsilon(1e-6));
+  // Another shape than the folder's is refused by key.
+  const Ended other =
+      workspace().run(workspace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"}));
+  CHECK_MESSAGE(other.exit_code == 2, other.errors);
+  CHECK(other.says("model.hidden: 64 in the config, 32 in the folder"));
+}
+
+}  // namespace
+}  // namespace scaletrain

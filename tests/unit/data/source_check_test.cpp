@@ -1,0 +1,123 @@
+#include "data/source_check.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/bytes_read.h"
+#include "support/refused_files.h"
+#include "support/temp_folder.h"
+#include "token_files.h"
+
+using namespace scaletrain;
+using namespace scaletrain::test;
+
+namespace {
+
+DataConfig reading(const std::filesystem::path& path, SourceKind type = SourceKind::automatic) {
+  SourceConfig source;
+  source.path = path.string();
+  source.type = type;
+  DataConfig config;
+  config.train = {source};
+  return config;
+}
+
+// "data.train.0.path: what is wrong", of the one problem there is; "" of none.
+std::string problem_of(const DataConfig& config) {
+  const std::vector<InputProblem> problems = source_problems(config);
+  if (problems.empty()) return {};
+  CHECK(problems.size() == 1);
+  return problems.front().key + (problems.front().is_config ? " (config): " : ": ") + problems.front().message;
+}
+
+bool says(const std::string& text, const std::string& words) {
+  return text.find(words) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("an empty folder and empty files are told by the key of the path, with what helps") {
+  const TempFolder folder;
+  std::filesystem::create_directories(folder / "none" / "below");
+  folder.write("hollow/a.txt", "");
+  folder.write("hollow/b.txt", "");
+  const auto empty = folder.write("empty.txt", "");
+  const std::string none = problem_of(reading(folder / "none"));
+  CHECK(none.starts_with("data.train.0.path: " + (folder / "none").string() + ": the folder holds no file"));
+  CHECK(says(none, "(sub-folders are not read); put text, JSONL or token files into it"));
+  CHECK(says(problem_of(reading(folder / "hollow")), "all of its 2 files are empty; give it text"));
+  CHECK(says(problem_of(reading(empty)), "data.train.0.path: " + empty.string() + ": the file is empty"));
+  // A file that holds something is enough.
+  folder.write("hollow/c.txt", "x");
+  CHECK(problem_of(reading(folder / "hollow")).empty());
+}
+
+TEST_CASE("each source is told by its own key, and paths that lead nowhere are left to the config") {
+  const TempFolder folder;
+  DataConfig config = reading(folder / "nowhere");
+  config.train.push_back(config.train.front());
+  config.train.back().path = folder.write("empty.txt", "").string();
+  ValidationConfig held;
+  held.name = "held";
+  held.path = folder.write("archive.gz", "x").string();
+  config.validation = {held};
+  const auto problems = source_problems(config);
+  REQUIRE(problems.size() == 2);
+  CHECK(problems[0].key == "data.train.1.path");
+  CHECK_FALSE(problems[0].is_config);
+  CHECK(problems[1].key == "data.validation.0.type");
+  CHECK(problems[1].is_config);
+}
+
+TEST_CASE("a file that the system does not let be opened is told before anything reads it") {
+  const TempFolder folder;
+  const auto file = folder.write("a.txt", "text");
+  const FileLease lease(file);
+  if (!lease) return;
+  const std::string problem = problem_of(reading(file));
+  CHECK(problem.starts_with("data.train.0.path: " + file.string()));
+  CHECK(says(problem, "have the system let this user read it"));
+}
+
+TEST_CASE("token files are told by their headers, text where ids are expected by the key") {
+  const TempFolder folder;
+  CHECK(says(problem_of(reading(folder.write("no.bin", "no tokens"))), "not a token file"));
+  const auto short_of = folder.write("short.bin", llmc_file({1, 2, 3}, false).substr(0, 1026));
+  CHECK(problem_of(reading(short_of)).starts_with("data.train.0.path: " + short_of.string()));
+  CHECK(says(problem_of(reading(folder.write("none.bin", llmc_file({}, false)))), "the file is empty"));
+  DataConfig ids = reading(folder.write("a.txt", "text"));
+  ids.tokenizer.type = TokenizerKind::ids;
+  CHECK(says(problem_of(ids), "reads token files only; name token files, or set data.tokenizer.type: bytes"));
+  DataConfig apart = reading(folder.write("whole.bin", llmc_file({1, 2, 3}, false)));
+  apart.tokenizer.type = TokenizerKind::ids;
+  CHECK(problem_of(apart).empty());
+  apart.documents.loss_across = false;
+  CHECK(problem_of(apart).starts_with("data.documents.loss_across (config): false needs to know"));
+}
+
+TEST_CASE("looking at many files leaves off when it is interrupted or its time is over, and judges nothing unseen") {
+  const TempFolder folder;
+  for (int i = 0; i < 100; ++i) folder.write("many/" + std::to_string(i) + ".txt", "");
+  const DataConfig config = reading(folder / "many");
+  REQUIRE(source_problems(config).size() == 1);
+  CHECK(source_problems(config, {.seconds = 0.0}).empty());
+  // At any file: while the folder is listed, while kinds are told, while files are opened.
+  for (const int last : {0, 1, 50, 150, 250, 300}) {
+    CAPTURE(last);
+    int asked = 0;
+    CHECK(source_problems(config, {.interrupted = [&] { return asked++ >= last; }}).empty());
+    CHECK(asked <= last + 5);
+  }
+}
+
+TEST_CASE("looking at the data reads the beginnings of files and no more") {
+  const TempFolder folder;
+  for (int i = 0; i < 20; ++i) folder.write("many/" + std::to_string(i) + ".txt", std::string(100'000, 'x'));
+  const DataConfig config = reading(folder / "many");
+  source_problems(config);
+  const std::uint64_t before = bytes_read();
+  CHECK(problem_of(config).empty());
+  CHECK(bytes_read() - before < 20 * 4096);
+}
