@@ -141,7 +141,7 @@ std::optional<TrainOutcome> Trainer::Impl::conclude_step(const StepRunner::Votes
   // The checkpoint that the run left with says that the evaluation is due, and must not stay so.
   const bool is_saved_again = was_left_over && !state.is_evaluation_due;
   if (is_saved_again) {
-    checkpoints.save({.best = best});
+    checkpoints.save({.best = best, .again = true});
     checkpoints.settle();
   }
   // While no update is made there is nothing new to save, and what is there may be the last good state.

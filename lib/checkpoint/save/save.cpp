@@ -156,6 +156,7 @@ class Save {
   void write_manifest();
   void commit();
   bool is_committed() const;
+  bool is_superseded(const std::filesystem::path& older) const;
   void tell_unsynced(const InputError& error) const {
     if (!request_.warn) return;
     request_.warn(fmt::format("{}: committed, but a power cut now may undo that until the next save: {}",
@@ -268,14 +269,22 @@ void Save::write_manifest() {
   bytes_ += text.size();
 }
 
-// What the destination's manifest says decides whether a rename that reported an error took place. One that cannot be
-// read is no proof that it did.
-bool Save::is_committed() const {
+// One whose manifest cannot be read is not known to be that save.
+bool is_of_save(const std::filesystem::path& checkpoint, const std::string& save_id) {
   try {
-    return read_manifest(final_).save_id == manifest_.save_id;
+    return read_manifest(checkpoint).save_id == save_id;
   } catch (const InputError&) {
     return false;
   }
+}
+
+// What the destination's manifest says decides whether a rename that reported an error took place.
+bool Save::is_committed() const {
+  return is_of_save(final_, manifest_.save_id);
+}
+
+bool Save::is_superseded(const std::filesystem::path& older) const {
+  return !request_.supersedes.empty() && is_of_save(older, request_.supersedes);
 }
 
 void Save::commit() {
@@ -288,10 +297,11 @@ void Save::commit() {
       (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) == 0 || is_committed())) {
     committed_ = true;
     // Now the older checkpoint is under the temporary name. What fails from here on does not undo the save: a name that
-    // is not synced yet is a matter of a power cut, and the older checkpoint is of a branch that nobody continues.
+    // is not synced yet is a matter of a power cut, and nobody goes on from the older checkpoint.
     try {
       sync_folder(request_.folder);
-      rename_durably(temporary_, free_hidden_name(final_, abandoned_prefix));
+      rename_durably(temporary_,
+                     free_hidden_name(final_, is_superseded(temporary_) ? removing_prefix : abandoned_prefix));
     } catch (const InputError& failure) {  // the next pruning removes the older one
       tell_unsynced(failure);
     }
@@ -302,6 +312,7 @@ void Save::commit() {
   try {
     rename_durably(temporary_, final_);
     committed_ = true;
+    if (replaces && is_superseded(aside)) rename_durably(aside, free_hidden_name(final_, removing_prefix));
   } catch (const InputError& failure) {
     committed_ = is_committed();
     if (committed_) return tell_unsynced(failure);

@@ -83,6 +83,9 @@ struct SaveRequest {
   std::function<bool()> may_commit;
   // Asked between writes, by every rank; true ends the save as a failure. May be empty.
   std::function<bool()> is_abandoned{};
+  // The save id of a checkpoint that this one stands for in full; empty: none. Found under the same name it is removed
+  // when this one is committed, where any other is kept as abandoned.
+  std::string supersedes{};
   // Hears of what does not undo the save: that the commit may not survive a power cut. May be empty.
   std::function<void(const std::string&)> warn{};
   std::uint64_t max_file_bytes = default_max_file_bytes;

@@ -377,6 +377,7 @@ SaveJob Checkpointer::Impl::make_job(const Reason& reason, KeyValueStore* store)
   for (const auto& file : parts.tokenizer_files) request.manifest.tokenizer_files.push_back(file.filename().string());
   request.tokenizer_files = parts.tokenizer_files;
   request.may_commit = parts.may_commit;
+  if (reason.again) request.supersedes = state.parent_save_id;
   request.is_abandoned = [this] { return abandoned.load(); };
   request.warn = [this](const std::string& text) { parts.log.warn(text); };
   if (!is_alone()) {

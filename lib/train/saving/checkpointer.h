@@ -60,10 +60,11 @@ class Checkpointer {
   };
 
   // Of a save: whether the run ends with this state, so that a failure is an error; whether the last evaluation is the
-  // best so far.
+  // best so far; whether all that the newest checkpoint of this branch says of its step is in this one.
   struct Reason {
     bool must = false;
     bool best = false;
+    bool again = false;
   };
 
   // state: the trainer's, which outlives this. What it says of checkpoints (parent and best) is kept up to date here.

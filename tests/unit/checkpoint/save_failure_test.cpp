@@ -111,6 +111,22 @@ TEST_CASE("save_of_a_step_that_exists_quarantines_the_older_one_unchanged") {
   CHECK(verifies(run.folder / "step-00000010"));
 }
 
+TEST_CASE("save_that_stands_for_the_older_one_of_its_step_leaves_nothing_of_it_after_the_next_pruning") {
+  Run run;
+  const std::string before = read_manifest(run.folder / "step-00000010").save_id;
+  SaveRequest request = save_request(run.folder.path(), 10, 1);
+  request.supersedes = before;
+  const SaveResult result = save_checkpoint(run.store.store, request);
+  CHECK(names_in(run.folder.path()) == std::vector<std::string>{".removing-step-00000010-0", "step-00000010"});
+  CHECK(read_manifest(run.folder / "step-00000010").save_id == result.save_id);
+  CHECK(verifies(run.folder / "step-00000010"));
+  remove_leftovers(run.folder.path(), [](const std::string& text) { FAIL(text); }, {});
+  CHECK(names_in(run.folder.path()) == std::vector<std::string>{"step-00000010"});
+  // Of another save than the one that it stands for, the older one is kept.
+  save_checkpoint(run.store.store, request);
+  CHECK(names_in(run.folder.path()) == std::vector<std::string>{".abandoned-step-00000010-0", "step-00000010"});
+}
+
 TEST_CASE("save_where_the_checkpoints_folder_cannot_be_made_names_it") {
   Run run;
   const auto file = run.folder.write("file", "x");

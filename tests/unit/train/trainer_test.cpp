@@ -209,6 +209,9 @@ TEST_CASE("a run that is asked to leave during an evaluation saves first and eva
     };
     CHECK(scalars(run) == scalars(whole));
     CHECK(tensors_of(run.checkpoint(12)) == tensors_of(whole.checkpoint(12)));
+    // The checkpoint that it left with has made way for the one that knows of the evaluation: no branch was abandoned.
+    for (const auto& entry : std::filesystem::directory_iterator(run.paths.checkpoints()))
+      CHECK_FALSE(entry.path().filename().string().starts_with("."));
     const StartPoint start = run.prepare(run.config());
     CHECK(already_complete(start, run.config().config));
   }
