@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Measures the kernels, whole training steps and what parallelism costs on this machine. Never part of the tests: machines differ
-# and are noisy. Arguments go to bench_training: [steps] [threads] [micro-batch].
+# bench.sh [STEPS [THREADS [MICRO-BATCH]]]: measures the kernels, whole training steps (of so many, by so many threads) and what
+# parallelism costs on this machine. Never part of the tests: machines differ and are noisy.
 source "$(dirname "$0")/common.sh"
 cd "$root"
+for argument in "$@"; do is_number "$argument" || refuse "$argument"; done
+[ $# -le 3 ] || refuse "$4"
 install "${build_packages[@]}" "${test_packages[@]}"
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
 cmake --build --preset release --target bench_kernels bench_training bench_parallel bench_checkpoint

@@ -4,6 +4,21 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { printf '\n== %s\n' "$*"; }
 
+# What a script takes stands in the comment that it begins with.
+tell_usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
+# refuse ARGUMENT: one that the script does not know. Before anything is installed or built.
+refuse() {
+  echo "$(basename "$0"): unknown argument $1; --help tells what there is" >&2
+  exit 2
+}
+is_number() { [[ $1 =~ ^[0-9]+$ ]]; }
+case " $* " in
+  *' -h '* | *' --help '*)
+    tell_usage
+    exit 0
+    ;;
+esac
+
 # install PACKAGE...: what is missing, by apt; nothing is asked and nothing is done when all are there.
 install() {
   local missing=() package

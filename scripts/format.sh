@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Formats every source file in place; with --check, names those that are not formatted and fails.
+# format.sh [--check]: formats every source file in place; with --check, names those that are not formatted and fails.
 source "$(dirname "$0")/common.sh"
 cd "$root"
+[ "${1:---check}" = --check ] || refuse "$1"
+[ $# -le 1 ] || refuse "$2"
 install "${check_packages[@]}"
 mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.inc')
 if [ "${1:-}" = "--check" ]; then

@@ -15,6 +15,8 @@ if [ ${#targets[@]} -eq 0 ]; then
     targets+=("$name")
   done
 fi
+is_number "$seconds" || refuse "$seconds"
+for target in "${targets[@]}"; do [ -f "tests/fuzz/${target}_fuzz.cpp" ] || refuse "$target"; done
 
 install "${build_packages[@]}" "${test_packages[@]}" "${sanitizer_packages[@]}"
 say "building the fuzz targets"

@@ -5,6 +5,8 @@
 source "$(dirname "$0")/common.sh"
 cd "$root"
 hours=${1:-1}
+is_number "$hours" || refuse "$hours"
+[ $# -le 1 ] || refuse "$2"
 install "${sanitizer_packages[@]}"
 say "formatter"
 scripts/format.sh --check

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 machine to a trained model: installs, builds the program, trains on Vim's manual, shows the result.
+# quickstart.sh: from a fresh Debian 12 machine to a trained model: installs, builds the program, trains on Vim's manual, shows the result.
 # May be run again at any time: what is done already is not done again; a finished training is shown again.
 source "$(dirname "$0")/common.sh"
 cd "$root"
+[ $# -eq 0 ] || refuse "$1"
 install "${build_packages[@]}" "${quickstart_packages[@]}"
 
 say "building the program"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The long forms of the process tests. scripts/soak.sh [HOURS]: random faults until 300 ranks were killed, and for so many hours at least;
+# soak.sh [HOURS]: the long forms of the process tests. Random faults until 300 ranks were killed, and for so many hours at least;
 # the same to the agents of several nodes, 40 runs and 40 more for each hour; one of eight ranks killed at every system call of a save;
 # every state that a power cut may leave; the quickstart's recovery time; every layout as real processes for 50 steps.
 # SCALETRAIN_SOAK_SEED repeats the random faults, SCALETRAIN_SOAK_KILLS asks for more or fewer.
@@ -7,6 +7,8 @@
 source "$(dirname "$0")/common.sh"
 cd "$root"
 hours=${1:-0}
+is_number "$hours" || refuse "$hours"
+[ $# -le 1 ] || refuse "$2"
 install "${build_packages[@]}" "${test_packages[@]}"
 [ -d build/quickstart-data ] || { mkdir -p build && make_quickstart_data build/quickstart-data; }
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null

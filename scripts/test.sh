@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building and testing needs, builds everything, runs every test. Arguments go to ctest.
+# test.sh [OPTION OF CTEST]...: installs what building and testing needs, builds everything, runs every test.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 install "${build_packages[@]}" "${test_packages[@]}"

@@ -4,6 +4,8 @@
 # one, which takes as long as three of its sources do; of those that include a changed header, one is read: the nearest.
 source "$(dirname "$0")/common.sh"
 cd "$root"
+[ "${1:-all}" = all ] || git rev-parse --quiet --verify "$1^{commit}" >/dev/null || refuse "$1"
+[ $# -le 1 ] || refuse "$2"
 install "${check_packages[@]}"
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
 

@@ -8,7 +8,7 @@
 # TESTBED_PORT: where it begins to look for forty free ports (30 nodes); by default a number that follows from FOLDER.
 source "$(dirname "$0")/../common.sh"
 
-usage() { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+usage() { tell_usage >&2; exit 2; }
 [ $# -ge 2 ] || usage
 command=$1 folder=$(realpath -m "$2")
 export SLURM_CONF=$folder/slurm.conf

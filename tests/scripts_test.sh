@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Scripts tell how they are used, and refuse what they do not know, before they install, build or start anything: each runs in a copy of
+# the folder of scripts that holds nothing to build, with no program but those that print.
+set -euo pipefail
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cp -r "$source/scripts" "$folder/scripts"
+mkdir "$folder/bin"
+for program in bash basename cat dirname env sed; do ln -s "$(command -v "$program")" "$folder/bin/$program"; done
+cd "$folder"
+failures=0
+
+# expect CODE WORDS COMMAND...: WORDS are in what it says.
+expect() {
+  local code=0 wanted=$1 words=$2
+  shift 2
+  env -u SLURM_JOB_ID PATH="$folder/bin" "$@" >said 2>&1 || code=$?
+  if [ "$code" -ne "$wanted" ] || ! grep -qF -- "$words" said; then
+    echo "$*: expected exit code $wanted and \"$words\"; the exit code was $code and the output:"
+    sed 's/^/    /' said
+    failures=$((failures + 1))
+  fi
+}
+
+for script in scripts/*.sh scripts/slurm/testbed.sh scripts/slurm/train.sbatch; do
+  name=$(basename "$script")
+  if [ "$name" = common.sh ]; then continue; fi
+  expect 0 "$name" bash "$script" --help
+  expect 0 "$name" bash "$script" -h
+  # ctest has options that nobody else knows.
+  if [ "$name" = test.sh ] || [ "$name" = testbed.sh ] || [ "$name" = train.sbatch ]; then continue; fi
+  expect 2 "$name: unknown argument --hepl" bash "$script" --hepl
+done
+expect 2 'soak.sh: unknown argument two' bash scripts/soak.sh two
+expect 2 'soak.sh: unknown argument 2' bash scripts/soak.sh 1 2
+expect 2 'fuzz.sh: unknown argument nothing' bash scripts/fuzz.sh 1 nothing
+expect 2 'testbed.sh start FOLDER' bash scripts/slurm/testbed.sh --hepl
+
+expect 2 'submit it: sbatch --nodes=4 scripts/slurm/train.sbatch my.yaml' bash scripts/slurm/train.sbatch my.yaml
+expect 2 'scaletrain run my.yaml --set train.steps=1' bash scripts/slurm/train.sbatch my.yaml --set train.steps=1
+expect 0 'SCALETRAIN_STALLS' bash scripts/slurm/train.sbatch --help
+
+exit $((failures > 0))
