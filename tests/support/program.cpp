@@ -127,7 +127,7 @@ Program::Program(const Launch& launch) : output_(capture("output")), errors_(cap
   const std::vector<char*> variable_pointers = pointers_to(variables);
   int output = output_;
   if (launch.output_file) {
-    output = ::open(launch.output_file->c_str(), O_WRONLY | O_CLOEXEC);
+    output = ::open(launch.output_file->c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
     if (output < 0) fail(launch.output_file->string());
   }
   const int input = ::open("/dev/null", O_RDONLY | O_CLOEXEC);

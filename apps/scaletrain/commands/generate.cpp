@@ -1,10 +1,13 @@
 // scaletrain generate: text sampled from a model.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <limits>
 #include <memory>
 #include <utility>
 
 #include "base/error.h"
+#include "base/process/terminal_text.h"
 #include "commands.h"
 #include "infer/sampling.h"
 #include "model_argument.h"
@@ -23,22 +26,35 @@ struct GenerateArguments {
   bool greedy = false;
 };
 
+// What a model says may be any bytes. Those that would command a terminal are shown to it as text; whatever else
+// standard output is gets them as they are.
+class ModelOutput {
+ public:
+  void write(const std::string& text) { write_output(is_terminal_ ? shown_.add(text) : text); }
+  void finish() { write_output((is_terminal_ ? shown_.finish() : "") + "\n"); }
+
+ private:
+  bool is_terminal_ = ::isatty(STDOUT_FILENO) == 1;
+  TerminalText shown_;
+};
+
 ExitCode generate(const GenerateArguments& arguments) {
   OpenedModel model(arguments.model);
   const SamplingOptions options{.temperature = arguments.greedy ? 0.0 : arguments.temperature, .seed = arguments.seed};
   const bool spaced = !model.loaded.tokenizer().reads_text();  // ids are separated by spaces
   // Only once there is something to add to it: a prompt that is refused leaves the output empty.
   bool prompt_written = false;
+  ModelOutput output;
   const auto write_prompt = [&] {
-    if (!std::exchange(prompt_written, true)) write_output(arguments.prompt);
+    if (!std::exchange(prompt_written, true)) output.write(arguments.prompt);
   };
   const GenerationEnd end =
       generate_text(model.loaded, arguments.prompt, arguments.max_tokens, options, [&](const std::string& text) {
         write_prompt();
-        write_output(spaced ? " " + text : text);
+        output.write(spaced ? " " + text : text);
       });
   write_prompt();
-  write_output("\n");
+  output.finish();
   if (end == GenerationEnd::context_full) write_message("stopped: the model's context is full");
   return ExitCode::finished;
 }

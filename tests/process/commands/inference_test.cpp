@@ -1,14 +1,41 @@
 // Losses and texts of a trained model: evaluate, generate, and models that are exported and begun from.
 #include <doctest/doctest.h>
+#include <pty.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "base/process/terminal_text.h"
 #include "models.h"
 #include "process/tiny_run.h"
 #include "refusal.h"
 
 namespace scaletrain {
 namespace {
+
+// What the program writes to a terminal that it has as its standard output.
+std::string shown_by_terminal(const std::vector<std::string>& arguments) {
+  int terminal = -1;
+  int name = -1;
+  REQUIRE(::openpty(&terminal, &name, nullptr, nullptr, nullptr) == 0);
+  termios raw{};
+  ::cfmakeraw(&raw);  // newlines stay what they are
+  REQUIRE(::tcsetattr(name, TCSANOW, &raw) == 0);
+  Launch launch = workspace().launch(arguments);
+  launch.output_file = ::ttyname(name);
+  const Ended end = run_program(launch);
+  CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  ::close(name);
+  // All of it waits there, for it is little.
+  std::string shown;
+  std::array<char, 4096> buffer{};
+  for (ssize_t n = 0; (n = ::read(terminal, buffer.data(), buffer.size())) > 0;)
+    shown.append(buffer.data(), static_cast<std::size_t>(n));
+  ::close(terminal);
+  return shown;
+}
 
 TEST_CASE("greedy_texts_repeat_and_sampled_ones_follow_their_seed") {
   const auto generate = [](std::vector<std::string> more) {
@@ -25,6 +52,21 @@ TEST_CASE("greedy_texts_repeat_and_sampled_ones_follow_their_seed") {
   CHECK(generate({"--seed", "7"}) == seven);
   CHECK(generate({"--seed", "8"}) != seven);
   CHECK(seven != greedy);
+}
+
+TEST_CASE("a_terminal_gets_no_control_characters_of_a_models_text_and_a_pipe_every_byte") {
+  // So hot that every byte is as likely as any other.
+  const std::vector<std::string> arguments = {"generate", newest(),        "--prompt", "a\x1b[7mb", "--max-tokens",
+                                              "24",       "--temperature", "100",      "--seed",    "1"};
+  const Ended piped = workspace().run(arguments);
+  REQUIRE_MESSAGE(piped.exit_code == 0, piped.errors);
+  CHECK(piped.output.starts_with("a\x1b[7mb"));
+  const auto is_plain = [](char c) { return (c >= ' ' && c <= '~') || c == '\n'; };
+  CHECK_FALSE(std::all_of(piped.output.begin() + 6, piped.output.end(), is_plain));
+  TerminalText text;
+  std::string expected = text.add(piped.output.substr(0, piped.output.size() - 1));
+  expected += text.finish() + "\n";
+  CHECK(shown_by_terminal(arguments) == expected);
 }
 
 TEST_CASE("numbers_that_make_no_sense_are_refused_with_what_is_expected") {
@@ -142,6 +184,10 @@ TEST_CASE("evaluate_says_where_its_loss_is_over_other_samples_than_those_of_the_
   CHECK(set.at("samples_in_run") == 8);  // two global batches of four
   const std::string all = std::to_string(set.at("samples").get<int>());
   const Ended text = workspace().run({"evaluate", run});
+  std::string tokens = set.at("tokens").dump();
+  REQUIRE((tokens.size() > 3 && tokens.size() < 7));
+  tokens.insert(tokens.size() - 3, 1, ',');
+  CHECK_MESSAGE(text.output.find(" over " + tokens + " tokens\n") != std::string::npos, text.output);
   CHECK_MESSAGE(
       text.output.ends_with("\n    over all " + all + " samples; the run's own evaluations are over the first 8 of " +
                             all + " samples (evaluate.batches: 2)\n"),
@@ -184,7 +230,8 @@ TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
         workspace().run({"generate", newest(), "--prompt", "the ", "--greedy", "--max-tokens", "16"}).output);
   // A folder that holds something is not written over.
   const auto before = snapshot(folder);
-  CHECK(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code != 0);
+  check_refused(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}), 2,
+                {folder, "not an empty folder; name a new folder, or remove what is there"});
   CHECK(snapshot(folder) == before);
 }
 
