@@ -2,10 +2,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -66,7 +70,40 @@ std::uint64_t bytes_of(const CatalogEntry& entry) {
   return entry.bytes + (error || !entry.problem.empty() ? 0 : manifest);
 }
 
-// What list says of one folder; aside: "damaged" or "abandoned" where it was quarantined, else empty.
+// What list says of one folder.
+struct ListedFolder {
+  CatalogEntry entry;
+  std::string aside{};  // "damaged" or "abandoned" where it was quarantined, else empty
+};
+
+// What is broken says nothing of itself but its name.
+std::int64_t step_of(const CatalogEntry& entry) {
+  if (entry.problem.empty()) return entry.step;
+  constexpr std::string_view prefix = "step-";
+  const std::string name = entry.path.filename().string();
+  const std::size_t at = name.find(prefix);
+  std::int64_t step = 0;
+  if (at != std::string::npos) std::from_chars(name.data() + at + prefix.size(), name.data() + name.size(), step);
+  return step;
+}
+
+// Those that can be used as they follow each other; the others where their steps belong, behind the usable one of the
+// same step.
+std::vector<ListedFolder> listed_folders(const fs::path& checkpoints, const std::vector<CatalogEntry>& entries) {
+  std::vector<ListedFolder> usable;
+  std::vector<ListedFolder> others;
+  for (const CatalogEntry& entry : entries) (entry.problem.empty() ? usable : others).push_back({entry});
+  for (QuarantinedEntry& quarantined : list_quarantined(checkpoints))
+    others.push_back({std::move(quarantined.entry), std::move(quarantined.reason)});
+  for (ListedFolder& other : others) {
+    const std::int64_t step = step_of(other.entry);
+    const auto place = std::find_if(usable.begin(), usable.end(),
+                                    [step](const ListedFolder& listed) { return step_of(listed.entry) < step; });
+    usable.insert(place, std::move(other));
+  }
+  return usable;
+}
+
 nlohmann::json json_of(const CatalogEntry& entry, bool is_best, const std::string& aside) {
   return {{"path", entry.path.string()},
           {"step", entry.step},
@@ -98,14 +135,10 @@ ExitCode list(const PathArguments& arguments) {
     throw InputError(
         fmt::format("{}: no checkpoints here: neither a run folder nor a folder of checkpoints", arguments.path));
   const std::string best = best_save_id(entries);
-  for (const CatalogEntry& entry : entries) {
-    const bool is_best = entry.problem.empty() && entry.save_id == best;
-    answer.push_back(json_of(entry, is_best, ""));
-    text += text_of(entry, is_best, "");
-  }
-  for (const QuarantinedEntry& aside : list_quarantined(folder)) {
-    answer.push_back(json_of(aside.entry, false, aside.reason));
-    text += text_of(aside.entry, false, aside.reason);
+  for (const auto& [entry, aside] : listed_folders(folder, entries)) {
+    const bool is_best = aside.empty() && entry.problem.empty() && entry.save_id == best;
+    answer.push_back(json_of(entry, is_best, aside));
+    text += text_of(entry, is_best, aside);
   }
   write_output(arguments.json ? answer.dump(2) + "\n" : text);
   if (entries.empty()) write_message("no checkpoints in " + arguments.path);
@@ -161,6 +194,7 @@ std::string tokenizer_notice(const Tokenizer& tokenizer, const std::string& fold
 
 ExitCode export_model(const ExportArguments& arguments) {
   const LocatedModel located = choose_model(arguments.path, arguments.best);
+  check_export_folder(arguments.output);  // before a large model is read for nothing
   const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
   HuggingFaceExport request{.folder = arguments.output, .model = {}, .dtype = dtype, .tokenizer_files = {}};
   const auto backend = make_reference_backend(DType::f32);

@@ -50,6 +50,10 @@ struct HuggingFaceExport {
 // Reads one stored tensor (all of it, f32) by ParamTable parameter, into `out`.
 using TensorReader = std::function<void(const Parameter& parameter, View out)>;
 
+// UserError unless it does not exist or is an empty folder. The export itself looks too; this is for who reads a model
+// before it.
+void check_export_folder(const std::filesystem::path& folder);
+
 // Writes config.json, generation-ready weights and the index if there are several files. Complete or not at all.
 void export_hugging_face(const ParamTable& table, const TensorReader& read, const HuggingFaceExport& request);
 

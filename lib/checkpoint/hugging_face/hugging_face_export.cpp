@@ -93,10 +93,7 @@ class Export {
 
   void run() {
     const std::string config = hugging_face_config_text(request_.model, request_.dtype);
-    std::error_code error;
-    if (fs::exists(fs::symlink_status(target_, error)) && !(fs::is_directory(target_) && fs::is_empty(target_))) {
-      throw InputError(fmt::format("{}: already exists and is not an empty folder; choose another", target_.string()));
-    }
+    check_export_folder(target_);
     create_folders(temporary_);
     write("config.json", config);
     copy_tokenizer_files();
@@ -170,6 +167,14 @@ class Export {
 };
 
 }  // namespace
+
+void check_export_folder(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(folder, error))) return;
+  if (fs::is_directory(folder, error) && fs::is_empty(folder, error) && !error) return;
+  throw UserError(fmt::format(
+      "{}: already exists and is not an empty folder; name a new folder, or remove what is there", folder.string()));
+}
 
 void export_hugging_face(const ParamTable& table, const TensorReader& read, const HuggingFaceExport& request) {
   try {

@@ -49,6 +49,23 @@ TEST_CASE("list_inspect_and_verify_tell_what_is_there") {
   check_refused(workspace().run({"checkpoint", "list", (workspace() / "nowhere").string()}), 3, {"nowhere"});
 }
 
+TEST_CASE("list_tells_of_damaged_and_quarantined_checkpoints_where_their_steps_belong") {
+  const fs::path run = copy_run(undisturbed_run(), "list-of-damaged");
+  const fs::path checkpoints = run / "checkpoints";
+  for (const char* name : {"step-00000200", "step-00000120"})
+    std::ofstream(checkpoints / name / "manifest.json") << "no manifest";
+  fs::rename(checkpoints / "step-00000160", checkpoints / ".damaged-step-00000160-0");
+  const Ended list = workspace().run({"checkpoint", "list", run.string()});
+  REQUIRE_MESSAGE(list.exit_code == 0, list.errors);
+  std::size_t at = 0;
+  for (const char* words :
+       {"step-00000200  unusable", "step-00000180  step 180", "step-00000160-0  step 160", "quarantined: damaged",
+        "step-00000140  step 140", "step-00000120  unusable", "step-00000100  step 100", "step-00000020  step 20"}) {
+    at = list.output.find(words, at);
+    CHECK_MESSAGE(at != std::string::npos, words, " comes not next in\n", list.output);
+  }
+}
+
 TEST_CASE("list_of_a_folder_without_checkpoints_is_an_error_unless_it_is_a_run") {
   fs::create_directories(workspace() / "plain");
   check_refused(workspace().run({"checkpoint", "list", "plain"}), 3, {"plain", "no checkpoints here"});

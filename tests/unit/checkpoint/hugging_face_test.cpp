@@ -195,7 +195,7 @@ TEST_CASE("hugging_face_export_is_complete_or_not_there") {
   CHECK(contains(attempt(folder / "out", failing), "damaged"));
   CHECK(names_in(folder.path()).empty());
   folder.write("full/file", "mine");
-  CHECK(contains(attempt(folder / "full", working), "not an empty folder"));
+  CHECK_THROWS_AS(attempt(folder / "full", working), UserError);
   CHECK(TempFolder::read(folder / "full" / "file") == "mine");
   std::filesystem::create_directory(folder / "empty");
   CHECK(attempt(folder / "empty", working).empty());
