@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "telemetry/loss_text.h"
@@ -91,15 +93,34 @@ class Canvas {
   std::vector<std::string> rows_;
 };
 
-std::string legend(const Metrics& metrics, const std::vector<std::string>& sets) {
-  std::string text = fmt::format("{} training {}", training_mark, loss_text(metrics.steps.back().loss));
+std::string shortened(const std::string& text, std::size_t most) {
+  constexpr std::string_view dots = "...";
+  return text.size() <= most ? text : text.substr(0, most - dots.size()).append(dots);
+}
+
+// Lines of at most `columns`, which begin behind the margin.
+std::string legend(const Metrics& metrics, const std::vector<std::string>& sets, std::size_t margin,
+                   std::size_t columns) {
+  std::vector<std::string> items;
+  items.push_back(fmt::format("{} training {}", training_mark, loss_text(metrics.steps.back().loss)));
   for (std::size_t i = 0; i < sets.size(); ++i) {
     double last = std::numeric_limits<double>::quiet_NaN();
     for (const EvaluationRecord& record : metrics.evaluations)
       if (record.dataset == sets[i]) last = record.loss;
-    text += fmt::format("   {} validation/{} {}", validation_marks[i], sets[i], loss_text(last));
+    const std::string loss = " " + loss_text(last);
+    items.push_back(shortened(fmt::format("{} validation/{}", validation_marks[i], sets[i]), columns - loss.size()) +
+                    loss);
   }
-  return text + "   (the last losses)";
+  items.emplace_back("(the last losses)");
+  constexpr std::string_view gap = "   ";
+  std::string text;
+  std::string line;
+  for (const std::string& item : items) {
+    const bool begins = line.empty() || line.size() + gap.size() + item.size() > columns;
+    if (begins && !line.empty()) text += std::string(margin, ' ') + std::exchange(line, {}) + "\n";
+    line += (begins ? "" : std::string(gap)) + item;
+  }
+  return text + std::string(margin, ' ') + line + "\n";
 }
 
 }  // namespace
@@ -151,7 +172,7 @@ std::string draw_loss_curve(const Metrics& metrics, const CurveOptions& options)
   const std::string begin = fmt::format("step {}", first);
   const std::string end = fmt::format("step {}", last);
   text += fmt::format("{:>{}}{}{:>{}}\n", "", margin, begin, end, columns - std::min(columns, begin.size()));
-  return text + fmt::format("{:>{}}{}\n", "", margin, legend(metrics, sets));
+  return text + legend(metrics, sets, margin, columns);
 }
 
 }  // namespace scaletrain

@@ -14,8 +14,8 @@ struct CurveOptions {
 };
 
 // Training as the mean of each column's steps ('*'), and up to three validation sets ('o', 'x', '+'), over the steps,
-// in plain characters: at most `width` columns (at least 40) and height + 3 lines beside the legend. A single line
-// where there is nothing to draw yet.
+// in plain characters: at most `width` columns (at least 40) and height + 3 lines above the legend, which takes the
+// lines that it needs. A single line where there is nothing to draw yet.
 std::string draw_loss_curve(const Metrics& metrics, const CurveOptions& options);
 
 }  // namespace scaletrain

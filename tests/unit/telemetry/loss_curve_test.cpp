@@ -38,8 +38,8 @@ TEST_CASE("a curve that falls is drawn from the upper left to the lower right wi
   metrics.evaluations.push_back({.step = 225, .dataset = "held-out", .loss = 2.0, .tokens = 1});
   metrics.evaluations.push_back({.step = 450, .dataset = "held-out", .loss = 1.5, .tokens = 1});
   const auto lines = lines_of(draw_loss_curve(metrics, {.width = 60, .height = 9}));
-  REQUIRE(lines.size() == 13);  // "loss", nine rows, the axis, its numbers, the legend
-  for (std::size_t i = 0; i + 1 < lines.size(); ++i) CHECK(lines[i].size() <= 60);
+  REQUIRE(lines.size() == 14);  // "loss", nine rows, the axis, its numbers, the legend of two lines
+  for (const std::string& line : lines) CHECK(line.size() <= 60);
   for (const std::string& line : lines)
     CHECK(std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; }));
   // The first column is the mean of four steps or so, the last of as many.
@@ -57,7 +57,22 @@ TEST_CASE("a curve that falls is drawn from the upper left to the lower right wi
   CHECK(row_of(12 + 23) > 0);
   CHECK(lines[11].find("step 1 ") != std::string::npos);
   CHECK(lines[11].ends_with("step 450"));
-  CHECK(lines[12].find("* training 1.0089   o validation/held-out 1.5000") != std::string::npos);
+  CHECK(lines[12] == "            * training 1.0089   o validation/held-out 1.5000");
+  CHECK(lines[13] == "            (the last losses)");
+}
+
+TEST_CASE("the legend of a curve fits its columns whatever the sets are called") {
+  Metrics metrics = falling(10);
+  for (const char* name : {"web", "a-name-that-is-longer-than-the-whole-of-a-narrow-picture", "books"})
+    metrics.evaluations.push_back({.step = 5, .dataset = name, .loss = 2.0, .tokens = 1});
+  for (const std::size_t width : {40, 60, 80, 120}) {
+    const std::string picture = draw_loss_curve(metrics, {.width = width, .height = 4});
+    for (const std::string& line : lines_of(picture)) CHECK(line.size() <= width);
+    for (const char* item : {"* training 1.4000", "o validation/web 2.0000", "x validation/a-na",
+                             "+ validation/books 2.0000", "(the last losses)"})
+      CHECK_MESSAGE(picture.find(item) != std::string::npos, item);
+    CHECK((picture.find("... 2.0000") != std::string::npos) == (width < 120));  // the long name
+  }
 }
 
 TEST_CASE("a curve of one step, of equal losses or of none is drawn without a division by nothing") {
@@ -69,5 +84,5 @@ TEST_CASE("a curve of one step, of equal losses or of none is drawn without a di
   for (StepRecord& record : metrics.steps) record.loss = std::nan("");
   CHECK(draw_loss_curve(metrics, {}) == "no step has a finite loss\n");
   // Too small a picture is drawn at the least size.
-  CHECK(lines_of(draw_loss_curve(falling(10), {.width = 1, .height = 0})).size() == 8);
+  CHECK(lines_of(draw_loss_curve(falling(10), {.width = 1, .height = 0})).size() == 9);
 }
