@@ -64,9 +64,8 @@ void add_values_of_key(Offers& offers, const std::string& before, std::string_vi
     if (key.path != wanted) continue;
     const std::vector<std::string> not_yet = unsupported_values_of(key.path);
     for (const std::string& word : words_of_type(key.type)) {
-      const bool is_supported = std::find(not_yet.begin(), not_yet.end(), word) == not_yet.end();
-      offers.add(before + std::string(path) + "=" + word,
-                 is_supported ? (word == key.fallback ? "the default" : "") : "not supported yet");
+      if (std::find(not_yet.begin(), not_yet.end(), word) != not_yet.end()) continue;
+      offers.add(before + std::string(path) + "=" + word, word == key.fallback ? "the default" : "");
     }
   }
 }

@@ -209,8 +209,8 @@ void add_run(KeyTable<Config>& table) {
     if (node.kind != YamlNode::Kind::null) read(node, path, config, context);
   };
   table.push_back(std::move(directory));
-  table.push_back(
-      top({"run.seed", "", "Seed of initial weights, data order and dropout.", never}, SeedCodec(), FIELD(run.seed)));
+  table.push_back(top({"run.seed", "", "Seed of the initial weights and the order of the data.", never}, SeedCodec(),
+                      FIELD(run.seed)));
   table.push_back(top({"run.device", "", "Where to compute; auto: the processors of this machine."},
                       EnumCodec<DeviceKind>(), FIELD(run.device)));
 }

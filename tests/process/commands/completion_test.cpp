@@ -131,10 +131,16 @@ TEST_CASE("commands, options, keys, values and files are offered where they may 
   CHECK(has(keys, "data.train.0.weight="));
   CHECK(offered({"run", "c.yaml", "--set", "train.lr_schedule.type=co"}) ==
         std::vector<std::string>{"train.lr_schedule.type=cosine", "train.lr_schedule.type=constant"});
-  CHECK(offered({"run", "c.yaml", "--set=log.tensorboard=t"}) ==
-        std::vector<std::string>{"--set=log.tensorboard=true"});
+  CHECK(offered({"run", "c.yaml", "--set=checkpoint.best=t"}) ==
+        std::vector<std::string>{"--set=checkpoint.best=true"});
   CHECK(offered({"check", "c.yaml", "--set", "parallel.data="}) == std::vector<std::string>{"parallel.data=auto"});
   CHECK(has(offered({"check", "c.yaml", "--set", "data.train.3.type="}), "data.train.3.type=jsonl"));
+  // What would be refused is not offered.
+  CHECK(offered({"check", "c.yaml", "--set", "train.lr_schedule.type="}) ==
+        std::vector<std::string>{"train.lr_schedule.type=cosine", "train.lr_schedule.type=linear",
+                                 "train.lr_schedule.type=constant"});
+  CHECK(offered({"check", "c.yaml", "--set", "precision.compute="}) ==
+        std::vector<std::string>{"precision.compute=fp32"});
   // A value is no key, and behind `--` there are no options.
   CHECK(offered({"check", "c.yaml", "--set", "nothing=x"}).empty());
   CHECK(offered({"check", "--", "--"}) == std::vector<std::string>{":files"});
