@@ -247,7 +247,7 @@ std::vector<QuarantinedEntry> list_quarantined(const fs::path& checkpoints) {
 std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
                                         const std::function<void(const std::string&)>& report) {
   const std::vector<CatalogEntry> entries = list_readable_checkpoints(checkpoints);
-  std::string reasons;
+  std::string told;
   std::optional<Checkpoint> found;
   for (const CatalogEntry& entry : entries) {
     // Unreadable ones come last; they are named even when a good one was found before.
@@ -262,20 +262,21 @@ std::optional<Checkpoint> newest_usable(const fs::path& checkpoints,
     const auto aside = rename_to_hidden(entry.path, damaged_prefix);
     report(
         fmt::format("{}: not usable, quarantined as {}: {}", entry.path.string(), aside.filename().string(), problem));
-    reasons += fmt::format("\n  {}", problem);
+    told = " for the reasons above";
   }
   if (found) return found;
   // Those that an earlier start quarantined count too: training never begins anew by itself.
+  std::string names;
   for (const fs::path& path : sub_folders(checkpoints)) {
     if (begins_with(path, damaged_prefix) || begins_with(path, abandoned_prefix)) {
-      reasons += fmt::format("\n  {}: quarantined", path.string());
+      names += fmt::format("\n  {}: quarantined", path.string());
     }
   }
-  if (reasons.empty()) return std::nullopt;
+  if (names.empty()) return std::nullopt;
   throw InputError(
-      fmt::format("{}: there were checkpoints, and none is usable; restore one, or start anew in another "
+      fmt::format("{}: there were checkpoints, and none is usable{}; restore one, or start anew in another "
                   "run.directory:{}",
-                  checkpoints.string(), reasons));
+                  checkpoints.string(), told, names));
 }
 
 std::vector<fs::path> quarantine_later(const fs::path& checkpoints, std::int64_t step) {

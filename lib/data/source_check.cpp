@@ -35,14 +35,13 @@ class SourceCheck {
     // Of files that were not seen nothing can be told.
     if (is_over_()) return;
     check_keys_are_used(spec_, files);
+    UnreadableFiles unreadable;
     for (const FoundFile& file : files) {
-      if (is_over_()) return;
-      try {
-        look_at(file);
-      } catch (const InputError&) {
-        if (!is_gone(file.path)) throw;
-      }
+      if (is_over_()) break;
+      unreadable.look_at(file.path, [&] { look_at(file); });
     }
+    unreadable.refuse();
+    if (is_over_()) return;
     if (!has_content_) throw InputError(nothing_to_read(files));
   }
 

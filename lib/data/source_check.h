@@ -20,8 +20,9 @@ struct LookLimits {
   std::function<bool()> interrupted{};
 };
 
-// What is wrong with the sources of data.train and data.validation, whose paths are absolute: of each the first thing.
-// Paths that lead nowhere are left out: missing_paths() names them.
+// What is wrong with the sources of data.train and data.validation, whose paths are absolute: of each the first thing,
+// and where that is a file that cannot be read, the names and number of the others. Paths that lead nowhere are left
+// out: missing_paths() names them.
 std::vector<InputProblem> source_problems(const DataConfig& config, const LookLimits& limits = {});
 
 }  // namespace scaletrain

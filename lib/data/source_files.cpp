@@ -1,6 +1,7 @@
 #include "data/source_files.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -110,6 +111,30 @@ void leave_only(const SourceFiles& only, const SourceSpec& spec, std::vector<fs:
 
 }  // namespace
 
+void UnreadableFiles::add(const fs::path& file, const std::string& problem, bool is_refused_access) {
+  constexpr std::size_t most_named = 3;
+  if (is_gone(file)) return;
+  if (first_.empty()) {
+    first_ = problem;
+    is_refused_access_ = is_refused_access;
+    return;
+  }
+  ++num_others_;
+  if (others_.size() < most_named) others_.push_back(file.filename().string());
+}
+
+void UnreadableFiles::refuse() const {
+  if (first_.empty()) return;
+  std::string text = first_;
+  if (num_others_ > 0) {
+    text +=
+        fmt::format("; and {} more file{} of this folder cannot be read: {}{}", num_others_,
+                    num_others_ == 1 ? "" : "s", fmt::join(others_, ", "), num_others_ > others_.size() ? " ..." : "");
+  }
+  if (is_refused_access_) throw FileAccessError(text);
+  throw InputError(text);
+}
+
 std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report, const SourceFiles* only,
                                   const std::function<bool()>& is_over) {
   const fs::path path = spec.path;
@@ -143,14 +168,12 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   if (only != nullptr) leave_only(*only, spec, read, report);
   std::vector<FoundFile> found;
   found.reserve(read.size());
+  UnreadableFiles unreadable;
   for (const fs::path& file : read) {
-    if (is_over && is_over()) return found;
-    try {
-      found.push_back({file, kind_of(file, spec)});
-    } catch (const InputError&) {
-      if (!is_gone(file)) throw;
-    }
+    if (is_over && is_over()) break;
+    unreadable.look_at(file, [&] { found.push_back({file, kind_of(file, spec)}); });
   }
+  unreadable.refuse();
   if (is_over && is_over()) return found;
   if (entries.folders > 0 && report) {
     report(fmt::format("{}: {} sub-folder{} of {} {} not read; name each as a source of its own", path_key(spec),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "config/config.h"
 #include "data/dataset.h"
 #include "data/tokens/token_file.h"
@@ -35,6 +36,33 @@ std::string path_key(const SourceSpec& spec);
 
 // Nothing is under the name, not even a link: a file that was listed a moment ago had a temporary name.
 bool is_gone(const std::filesystem::path& file);
+
+// The files of a folder that cannot be read. The error that is thrown tells why of the first, and names a few of the
+// others.
+class UnreadableFiles {
+ public:
+  // What `look` throws of a file: an InputError is kept unless the file is gone meanwhile, all else passes through.
+  template <class Look>
+  void look_at(const std::filesystem::path& file, Look look) {
+    try {
+      look();
+    } catch (const FileAccessError& error) {
+      add(file, error.what(), true);
+    } catch (const InputError& error) {
+      add(file, error.what(), false);
+    }
+  }
+  // InputError if there was one; FileAccessError if the first was.
+  void refuse() const;
+
+ private:
+  void add(const std::filesystem::path& file, const std::string& problem, bool is_refused_access);
+
+  std::string first_;
+  bool is_refused_access_ = false;
+  std::vector<std::string> others_;  // the names of some
+  std::size_t num_others_ = 0;
+};
 
 // In the order of their names, at least one. What is left out is reported: sub-folders, pipes, sockets. What is gone
 // again when it is looked at is no file of the folder. UserError: no such path, a kind of file that cannot be read;

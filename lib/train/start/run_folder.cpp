@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "checkpoint/catalog.h"
 #include "config/keys/keys.h"
 #include "telemetry/metrics_reader.h"
@@ -57,6 +58,10 @@ void tidy_checkpoints(const RunPaths& paths, const CheckpointConfig& config, con
   std::set<std::string> known = {manifest.save_id};
   for (const fs::path& path : prune_checkpoints(folder, policy, known, report))
     report(fmt::format("notice: {} was removed: checkpoint.keep is {}", path.string(), config.keep));
+}
+
+std::string grouped_count(std::int64_t count) {
+  return grouped_digits(static_cast<std::uint64_t>(count));
 }
 
 std::string manifest_path(const Checkpoint& checkpoint) {
@@ -267,6 +272,18 @@ void make_run_folder(const RunPaths& paths) {
   }
 }
 
+// What to give in place of a folder that holds checkpoints or is a run's; empty for any other.
+std::string checkpoint_hint(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) return {};
+  const bool is_run = path_exists(folder / "checkpoints");
+  for (const CatalogEntry& entry : list_checkpoints(is_run ? folder / "checkpoints" : folder))
+    if (entry.problem.empty())
+      return fmt::format("this folder holds checkpoints and is none; give one of them: {} is the newest",
+                         entry.path.string());
+  return is_run ? "this is the folder of a run that has no usable checkpoint; give a checkpoint's folder" : "";
+}
+
 // FileAccessError: it cannot be read now, and may be whole.
 bool verifies(const fs::path& path) {
   try {
@@ -311,7 +328,10 @@ ResumeRequest parse_resume(const std::string& text, const RunPaths& paths) {
   // "step-00000200/" and "step-00000200" are the same folder.
   fs::path whole = text.empty() ? fs::path() : fs::absolute(text).lexically_normal();
   if (!whole.has_filename()) whole = whole.parent_path();
-  if (text.empty() || (!is_checkpoint(whole) && newest_branch(paths.checkpoints()).path != whole.string()))
+  const bool is_known = is_checkpoint(whole) || newest_branch(paths.checkpoints()).path == whole.string();
+  if (const std::string hint = text.empty() || is_known ? "" : checkpoint_hint(whole); !hint.empty())
+    throw UserError(fmt::format("--resume {}: {}", text, hint));
+  if (text.empty() || !is_known)
     throw UserError(
         fmt::format("--resume {}: expected auto, never, required or a checkpoint's folder, and {} does not exist", text,
                     (fs::path(text) / "manifest.json").string()));
@@ -372,7 +392,8 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
   if (start.step >= last_step(config, state)) {
     const std::string done = config.train.steps ? fmt::format("step {} of {}", start.step, *config.train.steps)
                                                 : fmt::format("step {}, and {} of {} tokens are trained on", start.step,
-                                                              state.history.tokens_consumed(), *config.train.tokens);
+                                                              grouped_count(state.history.tokens_consumed()),
+                                                              grouped_count(*config.train.tokens));
     return fmt::format("already complete: {} holds {}; raise {} to go on", start.checkpoint->string(), done,
                        length_key(config));
   }

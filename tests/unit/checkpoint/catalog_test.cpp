@@ -56,6 +56,11 @@ TEST_CASE("catalog_when_none_is_usable_it_never_starts_from_scratch") {
   CHECK(contains(message, "none is usable"));
   CHECK(contains(message, "step-00000001"));
   CHECK(contains(message, "step-00000002"));
+  // What is wrong with each was reported, and is not told again.
+  REQUIRE(run.reports.size() == 2);
+  for (const std::string& report : run.reports) CHECK(contains(report, "checksum"));
+  CHECK_FALSE(contains(message, "checksum"));
+  CHECK(contains(message, "for the reasons above"));
   // Nor at the next start, when all have been quarantined.
   CHECK(contains(input_error([&] { newest_usable(run.folder.path(), run.report()); }), "none is usable"));
 }

@@ -81,6 +81,30 @@ TEST_CASE("a file that the system does not let be opened is told before anything
   CHECK(says(problem, "have the system let this user read it"));
 }
 
+TEST_CASE(
+    "of a folder's files that cannot be read the first is told with its reason, a few by name and all by number") {
+  const TempFolder folder;
+  for (const char* name : {"a", "b", "d", "e", "f"}) folder.write("one/" + std::string(name) + ".bin", "no tokens");
+  folder.write("one/c.bin", llmc_file({1, 2, 3}, false));
+  const std::string problem = problem_of(reading(folder / "one"));
+  CHECK(problem.starts_with("data.train.0.path: " + (folder / "one" / "a.bin").string()));
+  CHECK(says(problem, "; and 4 more files of this folder cannot be read: b.bin, d.bin, e.bin ..."));
+  for (const char* name : {"d", "e", "f"}) std::filesystem::remove(folder / "one" / (std::string(name) + ".bin"));
+  CHECK(says(problem_of(reading(folder / "one")), "; and 1 more file of this folder cannot be read: b.bin"));
+  std::filesystem::remove(folder / "one" / "b.bin");
+  CHECK_FALSE(says(problem_of(reading(folder / "one")), "more file"));
+}
+
+TEST_CASE("files that the system does not let be opened are counted too") {
+  const TempFolder folder;
+  const FileLease first(folder.write("two/a.txt", "text"));
+  const FileLease second(folder.write("two/b.txt", "text"));
+  if (!first || !second) return;
+  const std::string problem = problem_of(reading(folder / "two"));
+  CHECK(says(problem, "; and 1 more file of this folder cannot be read: b.txt"));
+  CHECK(says(problem, "have the system let this user read it"));
+}
+
 TEST_CASE("token files are told by their headers, text where ids are expected by the key") {
   const TempFolder folder;
   CHECK(says(problem_of(reading(folder.write("no.bin", "no tokens"))), "not a token file"));

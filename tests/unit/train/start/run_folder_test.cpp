@@ -160,6 +160,22 @@ TEST_CASE("--resume takes its words and checkpoint folders, nothing else") {
   }
 }
 
+TEST_CASE("--resume with the folder of a run or of checkpoints names the checkpoint to give") {
+  TinyRun run;
+  run.run({}, 1);
+  const RunPaths other(run.folder / "other");
+  for (const fs::path& given : {run.paths.folder, run.paths.checkpoints()}) {
+    const std::string text = message_of<UserError>([&] { parse_resume(given.string(), other); });
+    CHECK(contains(text, "--resume " + given.string() + ": "));
+    CHECK(contains(text, "give one of them: " + run.checkpoint(1).string() + " is the newest"));
+  }
+  fs::remove(run.checkpoint(1) / "manifest.json");
+  CHECK(contains(message_of<UserError>([&] { parse_resume(run.paths.folder.string(), other); }),
+                 "the folder of a run that has no usable checkpoint"));
+  // What is no folder is still told by what was expected.
+  CHECK(contains(message_of<UserError>([&] { parse_resume(run.paths.metrics().string(), other); }), "expected auto"));
+}
+
 TEST_CASE("required needs a checkpoint, never forbids one, auto takes the newest") {
   TinyRun run;
   CHECK(contains(message_of<InputError>([&] { run.prepare(run.config(), "required"); }), "--resume required"));
