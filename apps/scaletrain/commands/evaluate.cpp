@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "base/text.h"
 #include "commands.h"
 #include "data/dataset.h"
 #include "infer/evaluate.h"
@@ -68,6 +70,10 @@ EvaluationResult evaluate_set(LoadedModel& model, const NamedSet& named, std::in
                         [&progress](std::int64_t done, std::int64_t all) { progress.update(done, all); });
 }
 
+std::string grouped(std::int64_t count) {
+  return grouped_digits(static_cast<std::uint64_t>(count));
+}
+
 // Of a set of the config, how many of its samples the run's own evaluations measure.
 std::int64_t samples_of_run(const Config& config, std::int64_t all) {
   const std::int64_t some = try_mul(config.evaluate.batches, config.train.global_batch).value_or(all);
@@ -79,7 +85,8 @@ std::string difference_from_run(const Config& config, std::int64_t samples, std:
   const std::int64_t in_run = samples_of_run(config, all);
   if (samples == in_run) return {};
   const auto share = [all](std::int64_t some) {
-    return some == all ? fmt::format("all {} samples", all) : fmt::format("the first {} of {} samples", some, all);
+    return some == all ? fmt::format("all {} samples", grouped(all))
+                       : fmt::format("the first {} of {} samples", grouped(some), grouped(all));
   };
   return fmt::format("    over {}; the run's own evaluations are over {} (evaluate.batches: {})\n", share(samples),
                      share(in_run), config.evaluate.batches);
@@ -106,7 +113,7 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
     if (arguments.data.empty()) answer.back()["samples_in_run"] = samples_of_run(model.loaded.config(), all);
     if (const auto step = model.loaded.step()) answer.back()["step"] = *step;
     text += fmt::format("{}: loss {:.7g} (perplexity {:.4g}) over {} tokens\n", named.name, result.loss,
-                        std::exp(result.loss), result.tokens);
+                        std::exp(result.loss), grouped(result.tokens));
     if (arguments.data.empty()) text += difference_from_run(model.loaded.config(), samples, all);
   }
   write_output(arguments.json ? answer.dump(2) + "\n" : text);

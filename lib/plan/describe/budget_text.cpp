@@ -90,17 +90,31 @@ std::string data_value(const RunWork& work) {
   std::string text;
   for (std::size_t i = 0; i < std::min(work.epochs.size(), max_sources); ++i) {
     const RunWork::Epochs& source = work.epochs[i];
-    text += fmt::format("{}about {} epochs of {} ({} tokens, {})", i == 0 ? "" : "; ", epochs_text(source.epochs),
-                        source.path, short_count(static_cast<double>(source.size.tokens)), source.size.basis);
+    const std::string epochs = epochs_text(source.epochs);
+    text +=
+        fmt::format("{}about {} epoch{} of {} ({} tokens, {})", i == 0 ? "" : "; ", epochs, epochs == "1" ? "" : "s",
+                    source.path, short_count(static_cast<double>(source.size.tokens)), source.size.basis);
   }
   if (work.epochs.size() > max_sources) text += fmt::format("; {} more sources", work.epochs.size() - max_sources);
+  for (std::size_t i = 0; i < std::min(work.uncounted_caps.size(), max_sources); ++i)
+    text += fmt::format("{}the size of {} is not known, nor what its epoch cap leaves", text.empty() ? "" : "; ",
+                        work.uncounted_caps[i]);
   return text;
+}
+
+// What fits and ends for want of data is not told as if all were well.
+std::string shortage_verdict(const RunWork& work) {
+  if (!work.allowed_samples) return {};
+  return keyed_lines(is_clearly_short(work) ? "DOES NOT RUN" : "MAY NOT RUN",
+                     fmt::format("the epoch caps of data.train leave about {} of the {} samples that it takes",
+                                 short_count(*work.allowed_samples), short_count(work.samples)));
 }
 
 std::string time_value(const PlanFacts& facts, const RunTime& time) {
   const MemoryBudget& budget = *facts.options.budget;
   const bool is_device = budget.kind == MemoryBudget::Kind::device;
-  std::string of = fmt::format("{} ({}{})", budget.name, rate_text(budget.peak_flops), time.devices > 1 ? " each" : "");
+  std::string of = fmt::format("{} ({}{}{})", budget.name, rate_text(budget.peak_flops),
+                               time.devices > 1 ? " each" : "", is_device ? "" : ", measured now");
   if (time.devices > 1) of = fmt::format("{} x {}", time.devices, of);
   std::string text = fmt::format("{} a step, {} tokens/s, {} in all", short_duration(time.step_seconds),
                                  short_count(time.tokens_per_second), short_duration(time.seconds));
@@ -147,19 +161,20 @@ bool is_clearly_short(const RunWork& work) {
 std::string shortage_text(const PlanFacts& facts) {
   const RunWork& work = facts.work_of_run;
   if (!work.allowed_samples) return {};
+  const auto grouped = [](double count) { return grouped_digits(static_cast<std::uint64_t>(count + 0.5)); };
   return fmt::format(
-      "data.train.0.epochs: the run's {:.0f} steps need {:.0f} samples, and the epoch caps of data.train leave about "
-      "{:.0f}; raise "
+      "data.train.0.epochs: the run's {} steps need {} samples, and the epoch caps of data.train leave about {}; raise "
       "data.train[].epochs, reduce {}, or leave one source without a cap",
-      work.steps, work.samples, *work.allowed_samples, facts.config.train.tokens ? "train.tokens" : "train.steps");
+      grouped(work.steps), grouped(work.samples), grouped(*work.allowed_samples),
+      facts.config.train.tokens ? "train.tokens" : "train.steps");
 }
 
 std::string budget_text(const PlanFacts& facts) {
   const RunWork& work = facts.work_of_run;
-  std::string text = verdict_text(facts);
+  std::string text = shortage_verdict(work) + verdict_text(facts);
   text += keyed_lines("work", fmt::format("{} tokens in {} samples and {} steps, {:.3g} FLOP", short_count(work.tokens),
                                           short_count(work.samples), short_count(work.steps), work.flops));
-  if (!work.epochs.empty()) text += keyed_lines("data", data_value(work));
+  if (!work.epochs.empty() || !work.uncounted_caps.empty()) text += keyed_lines("data", data_value(work));
   if (facts.time) text += keyed_lines("time", time_value(facts, *facts.time));
   return text;
 }

@@ -143,6 +143,7 @@ json work_json(const RunWork& work) {
                       {"basis", source.size.basis},
                       {"epochs", source.epochs}});
   return {{"samples", work.samples},
+          {"sources_of_unknown_caps", work.uncounted_caps},
           {"samples_that_caps_leave", work.allowed_samples ? json(*work.allowed_samples) : json(nullptr)},
           {"tokens", work.tokens},
           {"flops", work.flops},

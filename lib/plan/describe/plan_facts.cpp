@@ -85,7 +85,11 @@ void add_epochs(RunWork& work, const PlanFacts& facts) {
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sizes[i] && sizes[i]->tokens == 0) sizes[i].reset();
     drawn.push_back({.weight = sources[i].weight});
-    if (!sizes[i] || !sources[i].epochs) continue;
+    if (!sources[i].epochs) continue;
+    if (!sizes[i]) {
+      work.uncounted_caps.push_back(sources[i].path);
+      continue;
+    }
     drawn.back().cap = std::max(1.0, *sources[i].epochs * samples_per_epoch(*sizes[i], facts.phase.model.context));
   }
   const SourceDraws draws = draw_samples(drawn, work.samples);

@@ -64,6 +64,7 @@ struct RunWork {
     double epochs = 0;  // that the run draws from it by its weight, up to its cap
   };
   std::vector<Epochs> epochs;               // of the sources whose size is known
+  std::vector<std::string> uncounted_caps;  // paths of the sources that have a cap, and whose size is not known
   std::optional<double> allowed_samples{};  // by the epoch caps; nothing: as many as the run takes, or not known
 };
 

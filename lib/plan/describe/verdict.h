@@ -23,7 +23,7 @@ struct MemoryBudget {
   Kind kind = Kind::host;
   std::string name;          // "an H100 SXM 80 GB", "this machine"
   std::uint64_t memory = 0;  // bytes, of one
-  // FLOP/s of one device, or of one host's processors together; 0: not known.
+  // FLOP/s of one device, or of one host's processors together, as they were measured for this; 0: not known.
   double peak_flops = 0;
 };
 

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "base/text.h"
 #include "checkpoint/hugging_face/hugging_face.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
@@ -139,10 +140,12 @@ void check_samples_suffice(const WorkerParts& parts, const RunState& state) {
   const std::int64_t needed = checked_mul(steps, parts.phase.global_batch);
   const std::int64_t left = std::max<std::int64_t>(0, *all - state.history.next_sample());
   if (needed <= left) return;
+  const auto grouped = [](std::int64_t count) { return grouped_digits(static_cast<std::uint64_t>(count)); };
   throw UserError(
-      fmt::format("data.train: the {} steps from here on need {} samples and the epoch caps leave {}; raise "
+      fmt::format("data.train: the {} from here on need{} {} samples and the epoch caps leave {}; raise "
                   "data.train[].epochs or reduce {}",
-                  steps, needed, left, length_key(parts.config)));
+                  steps == 1 ? "step" : grouped(steps) + " steps", steps == 1 ? "s" : "", grouped(needed),
+                  grouped(left), length_key(parts.config)));
 }
 
 std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {

@@ -231,12 +231,36 @@ TEST_CASE("epoch caps that leave too few samples are told, and refused where the
   CHECK_FALSE(close.is_clearly_short);
   const PlanDescription clear = told_of(tokens / 4);
   CHECK(clear.is_clearly_short);
-  CHECK(contains(clear.shortage, "64000 samples"));
-  CHECK(contains(clear.shortage, "about 16002"));
+  CHECK(contains(clear.shortage, "1,000 steps need 64,000 samples"));
+  CHECK(contains(clear.shortage, "about 16,002"));
   CHECK(contains(clear.shortage, "reduce train.steps"));
   config.data.train[0].epochs.reset();
   config.data.train.resize(1);
   CHECK_FALSE(told_of(1024).is_clearly_short);
+}
+
+TEST_CASE("a plan that fits opens with the epoch caps that do not let it run") {
+  Config config = gpt2();
+  config.train.steps = 1000;
+  config.data.train.emplace_back().path = "a";
+  config.data.train[0].epochs = 1.0;
+  const std::uint64_t tokens = 1000 * 64 * 1024;
+  const auto told_of = [&](std::optional<SourceSize> size) {
+    return told(config, device_of(1ull << 40), {std::move(size)});
+  };
+  const auto text_of = [&](std::optional<SourceSize> size) { return told_of(std::move(size)).text; };
+  const std::string enough = text_of(SourceSize{tokens, "a byte a token"});
+  CHECK(enough.starts_with("fits "));
+  CHECK(contains(enough, "about 1 epoch of a ("));
+  CHECK(text_of(SourceSize{tokens / 10 * 6, "a byte a token"}).starts_with("MAY NOT RUN "));
+  const std::string clear = text_of(SourceSize{tokens / 4, "a byte a token"});
+  CHECK(clear.starts_with("DOES NOT RUN  the epoch caps"));
+  CHECK(contains(in_one_line(clear), "leave about 16.0K of the 64.0K samples that it takes fits "));
+  // What is not known is said to be so, and is no cap that has been counted.
+  const std::string unknown = text_of(std::nullopt);
+  CHECK(unknown.starts_with("fits "));
+  CHECK(contains(in_one_line(unknown), "data the size of a is not known, nor what its epoch cap leaves"));
+  CHECK(told_of(std::nullopt).plan.at("work").at("sources_of_unknown_caps") == json::array({"a"}));
 }
 
 TEST_CASE("the short form keeps to 80 columns and the long one has all of it") {

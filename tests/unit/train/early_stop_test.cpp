@@ -65,9 +65,9 @@ TEST_CASE("reasons name the metric and the best") {
   observe(config, state, 100, 2.5);
   const std::string reason = observe(config, state, 200, 2.4).reason;
   CHECK(contains(reason, "validation/web/loss"));
-  CHECK(contains(reason, "best 2.5 at step 100"));
+  CHECK(contains(reason, "for 1 evaluation; best 2.5 at step 100"));
   EarlyStopState never;
-  CHECK(contains(observe(config, never, 5, not_a_number).reason, "never a finite number"));
+  CHECK(observe(config, never, 5, not_a_number).reason.ends_with("was never a finite number in 1 evaluation"));
 }
 
 TEST_CASE("early-stop state comes back from scalars to the bit") {

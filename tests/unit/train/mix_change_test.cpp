@@ -112,7 +112,7 @@ TEST_CASE("a folder that gains a file goes on where it was, and reads the new fi
   CHECK_FALSE(contains(log_of(run), "data.train has changed"));
   CHECK(contains(log_of(run), "0.51 epochs read, 46 samples of its cap left; this run = 0.98 epochs"));
   const std::string refusal = message_of<UserError>([&] { run.run({"train.steps=24"}); });
-  CHECK(contains(refusal, "the 1 steps from here on need 4 samples and the epoch caps leave 2"));
+  CHECK(contains(refusal, "the step from here on needs 4 samples and the epoch caps leave 2"));
   // The same where it is interrupted after the file joined.
   TinyRun parts;
   begin(parts);
