@@ -28,7 +28,8 @@ TEST_CASE("a_terminal_is_shown_text_and_no_control_characters") {
   CHECK(shown("\x1b]0;title\x07\x1b[31m") == "\\x1b]0;title\\x07\\x1b[31m");
   CHECK(shown("\r\x08\x7f") == "\\x0d\\x08\\x7f");
   CHECK(shown(std::string("a\0b", 3)) == "a\\x00b");
-  CHECK(shown("\xc2\x9b" "31m\xc2\x80\xc2\x9f\xc2\xa0") == "\\xc2\\x9b31m\\xc2\\x80\\xc2\\x9f\xc2\xa0");
+  CHECK(shown("\xc2\x9b"
+              "31m\xc2\x80\xc2\x9f\xc2\xa0") == "\\xc2\\x9b31m\\xc2\\x80\\xc2\\x9f\xc2\xa0");
 }
 
 TEST_CASE("a_terminal_is_shown_characters_of_several_bytes_and_what_is_not_utf8_as_bytes") {
