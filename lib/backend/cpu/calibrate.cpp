@@ -14,6 +14,8 @@ namespace {
 constexpr std::int64_t smallest_size = 128;
 constexpr std::int64_t largest_size = 2048;
 constexpr double share_of_one = 1.0 / 30;
+// Repetitions that bring nothing more, after which a start waits no longer for it.
+constexpr int settled_after = 2;
 
 double processor_seconds() {
   timespec time{};
@@ -59,8 +61,13 @@ double calibrate_matmul(Backend& backend, Stream& stream, double seconds) {
     // The next size takes eight times as long, twice.
     const bool last =
         size == largest_size || taken > share_of_one * seconds || seconds_since(start) + 20 * waited > seconds;
-    while (last && seconds_since(start) + waited < seconds) measure();
-    if (last) break;
+    if (!last) continue;
+    for (int settled = 0; settled < settled_after && seconds_since(start) + waited < seconds;) {
+      const double before = best;
+      measure();
+      settled = best > 1.01 * before ? 0 : settled + 1;
+    }
+    break;
   }
   return best;
 }
