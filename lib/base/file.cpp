@@ -249,4 +249,22 @@ void create_folders(const std::filesystem::path& folder) {
   }
 }
 
+void check_folder_is_writable(const std::filesystem::path& folder) {
+  std::filesystem::path current;
+  for (const auto& part : folder) {
+    current /= part;
+    struct stat status {};
+    if (::stat(current.c_str(), &status) == 0) {
+      if (!S_ISDIR(status.st_mode)) throw_file_error(current, "creating the folder", ENOTDIR);
+      continue;
+    }
+    // A link that leads nowhere is there, and no folder can be made in its place.
+    const bool is_absent = errno == ENOENT && ::lstat(current.c_str(), &status) != 0;
+    if (!is_absent || ::access(parent_of(current).c_str(), W_OK | X_OK) != 0)
+      throw_file_error(current, "creating the folder", errno);
+    return;
+  }
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) throw_file_error(folder, "writing to the folder", errno);
+}
+
 }  // namespace scaletrain

@@ -167,5 +167,8 @@ bool is_plain_file_name(std::string_view name);
 
 // create_directories whose failure is an InputError with the path and the reason. New folders are as the umask says.
 void create_folders(const std::filesystem::path& folder);
+// Makes nothing: the InputError that making the folder, or a file in it, would end with, as far as the system tells
+// ahead.
+void check_folder_is_writable(const std::filesystem::path& folder);
 
 }  // namespace scaletrain

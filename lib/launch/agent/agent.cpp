@@ -125,16 +125,20 @@ AgentEnd take_whole_part(const AgentOptions& options, AgentLink& link) {
   return end;
 }
 
-void tell_end(const AgentOptions& options, const ExitStatus& end) {
+// start: where the last workers began.
+void tell_end(const AgentOptions& options, const ExitStatus& end, const StartPoint& start) {
   if (end.message.empty()) return;
-  const bool is_of_restarts = end.code == ExitCode::peer || end.code == ExitCode::no_progress;
-  const bool says_how = end.message.find("run again") != std::string::npos;
-  if (end.code == ExitCode::interrupted && !says_how) {
-    options.log.info(fmt::format("{}: {}", end.message, saved_text(options.paths, options.command)));
+  // A run that another start has taken over is not this one's to go on with.
+  const bool is_ours = !options.holds_lock || options.holds_lock();
+  const auto saved = [&] { return saved_text(options.paths, start, options.command); };
+  if (end.code == ExitCode::interrupted && is_ours) {
+    options.log.info(fmt::format("{}: {}", end.message, saved()));
   } else if (end.code == ExitCode::finished || end.code == ExitCode::interrupted) {
     options.log.info(end.message);
-  } else if (is_of_restarts) {
+  } else if (end.code == ExitCode::peer || end.code == ExitCode::no_progress) {
     options.log.error(fmt::format("{}. More is in the logs in {}", end.message, options.paths.logs().string()));
+    // Why it ended is said before anything is looked for: that the storage does not answer may be the reason.
+    if (end.code == ExitCode::peer && is_ours) options.log.info(saved());
   } else {
     options.log.error(end.message);
   }
@@ -180,7 +184,7 @@ AgentEnd run_first_agent(const AgentOptions& options, Coordinator& coordinator) 
   AgentEnd end = take_whole_part(options, link);
   thread.join();
   if (const std::exception_ptr error = thread.error()) end = {exit_status_of(error), true, false, error};
-  if (!end.error) tell_end(options, end.status);
+  if (!end.error) tell_end(options, end.status, coordinator.orders().plan.start);
   return end;
 }
 

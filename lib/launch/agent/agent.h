@@ -43,7 +43,7 @@ struct AgentOptions {
                                               // workers find it
   Log& log;
   const InterruptWatcher& interrupts;
-  std::string command = "start it again";  // that goes on after an interruption, for people
+  std::string command = "start it again";  // that goes on, for people
   std::function<bool()> holds_lock{};      // the first place's; asked about once a second. Empty: always
   // Looks at the first share of this place before a worker starts; throws what is wrong with its host.
   std::function<void(const PlaceShare&)> check_host{};

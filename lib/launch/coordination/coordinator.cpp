@@ -95,8 +95,7 @@ void Coordinator::gather() {
     return finish(agent.status.left->code,
                   fmt::format("{} could not start: {}", place_text(index), agent.status.left->message));
   }
-  if (is_interrupted_)
-    return finish(ExitCode::interrupted, "interrupted before any worker was running: run again to go on");
+  if (is_interrupted_) return finish(ExitCode::interrupted, "interrupted before any worker was running");
   const std::vector<std::int64_t> there = roster_.present();
   if (static_cast<std::int64_t>(there.size()) == options_.places) return begin();
   const std::vector<std::int64_t> absent = roster_.missing();
@@ -112,8 +111,7 @@ void Coordinator::gather() {
   const std::string text = fmt::format("{} {} not come within {}", agents, absent.size() == 1 ? "has" : "have",
                                        duration_text(options_.join_seconds));
   if (!options_.min_data || !allotment(there))
-    return finish(ExitCode::peer,
-                  text + ": was each started, with the same run folder and SCALETRAIN_SECRET? Run again to go on");
+    return finish(ExitCode::peer, text + ": see that each is started, with the same run folder and SCALETRAIN_SECRET");
   options_.log.warn(text + ": the run begins without");
   begin();
 }
@@ -129,8 +127,7 @@ void Coordinator::begin() {
                                  ? fmt::format("supervise.elastic.min_data: {} replicas", *options_.min_data)
                                  : fmt::format("{} replicas", options_.layout.data);
     return finish(ExitCode::interrupted,
-                  fmt::format("{} are left, which cannot carry {}: run again to go on from the newest checkpoint",
-                              places_text(roster_.present()), need));
+                  fmt::format("{} are left, which cannot carry {}", places_text(roster_.present()), need));
   }
   ++orders_.round;
   RoundPlan& plan = orders_.plan;
@@ -438,9 +435,7 @@ void Coordinator::conclude() {
         return finish(left->code,
                       fmt::format("{} could not go on: {}", place_text(orders_.plan.shares[i].place), left->message));
     }
-    if (!options_.min_data)
-      return finish(options_.is_per_node ? ExitCode::interrupted : ExitCode::peer,
-                    *lost + ": run again to go on from the newest checkpoint");
+    if (!options_.min_data) return finish(options_.is_per_node ? ExitCode::interrupted : ExitCode::peer, *lost);
     return conclude_failure({.what = *lost, .step = last_step(), .is_lost_place = true});
   }
   for (const std::size_t share : told_)

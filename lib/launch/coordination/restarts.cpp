@@ -57,9 +57,7 @@ void Restarts::resume(const StartPoint& before, const std::string& cause) {
 std::optional<Restarts::Outcome> Restarts::outcome(double now) {
   if (decided_) return decided_;
   if (searching_since_ && options_.interrupted())
-    return Outcome{
-        .end = ExitCode::interrupted,
-        .reason = "interrupted while the checkpoints could not be read: run again to go on from the newest one"};
+    return Outcome{.end = ExitCode::interrupted, .reason = "interrupted while the checkpoints could not be read"};
   // Where nothing is to be restarted, nothing is to be looked for.
   const bool is_search_needed = !failure_ || failure_->is_lost_place || policy_.max_restarts() > 0;
   std::optional<StartPoint> start = is_search_needed ? look_for_start(now) : before_;
@@ -79,9 +77,8 @@ Restarts::Outcome Restarts::conclude(StartPoint start) {
   }
   if (policy_.restarting(found.start.step) == RestartPolicy::Decision::used_up)
     return {.end = ExitCode::peer,
-            .reason = fmt::format("all {} restarts since the furthest checkpoint are used up (supervise.max_restarts); "
-                                  "run again to go on from the newest checkpoint, if there is one. The last failure: "
-                                  "{}",
+            .reason = fmt::format("all {} restarts since the furthest checkpoint are used up (supervise.max_restarts). "
+                                  "The last failure: {}",
                                   policy_.max_restarts(), cause_)};
   options_.log.info(
       fmt::format("restart {} of {}, from {}", policy_.used(), policy_.max_restarts(), origin_text(found.start)));

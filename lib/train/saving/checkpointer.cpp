@@ -549,7 +549,8 @@ void Checkpointer::Impl::save(const Reason& reason) {
   if (parts.metrics != nullptr) parts.metrics->sync();
   if (!job.line.failure.empty()) {
     if (reason.must)
-      throw InputError(fmt::format("step {}: the checkpoint was not saved: {}", job.line.step, job.line.failure));
+      throw InputError(fmt::format("step {}: the checkpoint was not saved: {}\n  {}", job.line.step, job.line.failure,
+                                   notices.last_loss(job.line.step)));
     notices.failed(job.line.step, job.best, job.all_seconds, job.line.failure);
   }
   last_save = monotonic_now();

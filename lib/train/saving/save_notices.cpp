@@ -73,6 +73,18 @@ void SaveNotices::failed(std::int64_t step, bool best, double seconds, const std
       loss, duration_text(seconds_since(last_good_))));
 }
 
+std::string SaveNotices::last_loss(std::int64_t step) const {
+  const std::int64_t lost = saved_step_ < 0 ? step : step - saved_step_;
+  const std::string steps = fmt::format("{} step{}", lost, lost == 1 ? "" : "s");
+  constexpr const char* remedy =
+      "Mend that (where the disk is full, free space or lower checkpoint.keep) and start the run again: it ";
+  if (saved_step_ < 0)
+    return fmt::format("No checkpoint was written before: the {} that were trained are lost. {}begins anew", steps,
+                       remedy);
+  return fmt::format("The {} since the checkpoint of step {} are lost. {}goes on from there", steps, saved_step_,
+                     remedy);
+}
+
 void SaveNotices::waited(std::int64_t step, double seconds) {
   if (!options_.is_first || seconds < std::max(unnoticed_wait, 2.0 * longest_wait_)) return;
   longest_wait_ = seconds;

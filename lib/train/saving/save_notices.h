@@ -31,6 +31,8 @@ class SaveNotices {
   void saved(std::int64_t step, double seconds);
   // It failed after so many seconds; best: it would have been of the best state so far.
   void failed(std::int64_t step, bool best, double seconds, const std::string& failure);
+  // Of a last save that failed at this step: what is lost with it, and what to do.
+  std::string last_loss(std::int64_t step) const;
   // Training waited for the save before.
   void waited(std::int64_t step, double seconds);
   // Training went back to an older checkpoint.

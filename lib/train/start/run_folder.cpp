@@ -86,7 +86,7 @@ StartPoint start_after(const Checkpoint& checkpoint) {
 }
 
 // Refuses a resume that changes what must not change; reports what changes with a notice.
-void check_resume(const Checkpoint& checkpoint, const LoadedConfig& loaded, const Report& report) {
+void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded, const Report& report) {
   std::string refused;
   Config before = config_of(checkpoint);
   const Config& now = loaded.config;
@@ -98,7 +98,7 @@ void check_resume(const Checkpoint& checkpoint, const LoadedConfig& loaded, cons
   for (const KeyDifference& difference : compare_configs(before, now)) {
     const std::string text =
         fmt::format("{}: {} in the checkpoint, {} now", difference.path, difference.before, difference.after);
-    if (difference.rule == ResumeRule::never) refused += "\n  " + text;
+    if (difference.rule == ResumeRule::never) refused += "\n  " + loaded.located(text);
     // What another mix means is told by those who open the data (data_report.h).
     if (difference.rule == ResumeRule::with_notice && difference.path != "data.train")
       report("notice: this resume changes " + text);
@@ -170,14 +170,14 @@ StartPoint start_from(const RunPaths& paths, const fs::path& path, const LoadedC
   std::optional<Checkpoint> asked;
   if (is_checkpoint(path)) asked.emplace(path);
   if (const auto newest = newest_since(paths, path, asked ? asked->manifest().save_id : "", report)) {
-    check_resume(*newest, config, report);
+    check_resume_from(*newest, config, report);
     report(
         fmt::format("notice: this run already went on from {}: continuing with its newest checkpoint", path.string()));
     return start_after(*newest);
   }
   if (!asked) throw InputError(fmt::format("--resume {}: the checkpoint does not exist", path.string()));
   asked->verify();
-  check_resume(*asked, config, report);
+  check_resume_from(*asked, config, report);
   std::int64_t generation = asked->manifest().generation;
   for (const CatalogEntry& entry : list_readable_checkpoints(paths.checkpoints())) {
     if (!entry.problem.empty()) continue;
@@ -234,7 +234,7 @@ StartPoint choose_start(const RunPaths& paths, const LoadedConfig& config, const
     if (resume.mode == ResumeRequest::Mode::required) throw no_checkpoint(paths);
     return {};
   }
-  check_resume(*newest, config, report);
+  check_resume_from(*newest, config, report);
   return start_after(*newest);
 }
 
@@ -258,12 +258,26 @@ void refuse_foreign_entries(const RunPaths& paths) {
     throw InputError(fmt::format("run.directory: {} cannot be listed: {}", paths.folder.string(), error.message()));
 }
 
-// With the key that names the folder, and what helps.
-void make_run_folder(const RunPaths& paths) {
+// What is there already, as open_run_folder says.
+void check_present_folder(const RunPaths& paths) {
+  std::error_code error;
+  const fs::file_status status = fs::status(paths.folder, error);
+  if (!fs::exists(status)) return;
+  if (!fs::is_directory(status))
+    throw UserError(
+        fmt::format("run.directory: {} exists and is no folder; choose another one", paths.folder.string()));
+  if (!is_run_folder(paths)) refuse_foreign_entries(paths);
+  if (::access(paths.folder.c_str(), W_OK | X_OK) != 0)
+    throw InputError(
+        fmt::format("run.directory: {} cannot be written to; have the system let this user write there, "
+                    "or choose another folder",
+                    paths.folder.string()));
+}
+
+// Its errors with the key that names the folder, and what helps.
+void for_each_folder(const RunPaths& paths, void (*make_or_check)(const fs::path&)) {
   try {
-    create_folders(paths.folder);
-    create_folders(paths.logs());
-    create_folders(paths.checkpoints());
+    for (const fs::path& folder : {paths.folder, paths.logs(), paths.checkpoints()}) make_or_check(folder);
   } catch (const FileAccessError& refused) {
     throw FileAccessError(fmt::format(
         "run.directory: {}; have the system let this user write there, or choose another folder", refused.what()));
@@ -339,21 +353,22 @@ ResumeRequest parse_resume(const std::string& text, const RunPaths& paths) {
 }
 
 void open_run_folder(const RunPaths& paths, const ResumeRequest& resume) {
-  std::error_code error;
-  const fs::file_status status = fs::status(paths.folder, error);
-  if (fs::exists(status)) {
-    if (!fs::is_directory(status))
-      throw UserError(
-          fmt::format("run.directory: {} exists and is no folder; choose another one", paths.folder.string()));
-    if (!is_run_folder(paths)) refuse_foreign_entries(paths);
-    if (::access(paths.folder.c_str(), W_OK | X_OK) != 0)
-      throw InputError(
-          fmt::format("run.directory: {} cannot be written to; have the system let this user write there, "
-                      "or choose another folder",
-                      paths.folder.string()));
-  }
+  check_present_folder(paths);
   if (resume.mode == ResumeRequest::Mode::required && !path_exists(paths.checkpoints())) throw no_checkpoint(paths);
-  make_run_folder(paths);
+  for_each_folder(paths, create_folders);
+}
+
+void check_run_folder(const RunPaths& paths) {
+  check_present_folder(paths);
+  for_each_folder(paths, check_folder_is_writable);
+}
+
+void check_resume(const RunPaths& paths, const LoadedConfig& config, const Report& report) {
+  const std::vector<CatalogEntry> entries = list_readable_checkpoints(paths.checkpoints());
+  if (entries.empty()) return refuse_lost_checkpoints(paths);
+  const auto newest =
+      std::find_if(entries.begin(), entries.end(), [](const CatalogEntry& entry) { return entry.problem.empty(); });
+  if (newest != entries.end()) check_resume_from(Checkpoint(newest->path, OpenCheck::none), config, report);
 }
 
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
@@ -373,15 +388,20 @@ StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config,
   return start;
 }
 
-std::string saved_text(const RunPaths& paths, const std::string& command) {
+std::string saved_text(const RunPaths& paths, const StartPoint& start, const std::string& command) {
   try {
-    for (const CatalogEntry& entry : list_readable_checkpoints(paths.checkpoints()))
-      if (entry.problem.empty())
-        return fmt::format("step {} is saved in {}; to go on: {}", entry.step, entry.path.string(), command);
+    for (const CatalogEntry& entry : list_readable_checkpoints(paths.checkpoints())) {
+      if (!entry.problem.empty()) continue;
+      // Of another branch than the one that was asked for.
+      if (!start.asked.empty() && entry.generation < start.generation) break;
+      return fmt::format("step {} is saved in {}; to go on: {}", entry.step, entry.path.string(), command);
+    }
   } catch (const InputError&) {
     return "to go on: " + command;
   }
-  return "no checkpoint was written; to begin anew: " + command;
+  if (start.asked.empty()) return "no checkpoint was written; to begin anew: " + command;
+  return fmt::format("no checkpoint was written since {} (step {}); to begin there again: {}", start.asked, start.step,
+                     command);
 }
 
 std::optional<std::string> already_complete(const StartPoint& start, const Config& config) {

@@ -65,6 +65,11 @@ using Report = std::function<void(const std::string&)>;
 // the way; FileAccessError if it cannot be made or written to, InputError if --resume required would have to make it.
 // Messages begin with the key.
 void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
+// Makes nothing: what open_run_folder would refuse, as far as the system tells ahead.
+void check_run_folder(const RunPaths& paths);
+// Changes nothing: what a start with --resume auto would refuse of the run's checkpoints and say of its config, by the
+// newest manifest. Damage in the files is found by the start.
+void check_resume(const RunPaths& paths, const LoadedConfig& config, const Report& report);
 
 // Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml; a run that
 // is already complete is left as it is. A path that the run's newest checkpoint stems from means that newest one: the
@@ -77,9 +82,9 @@ void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report);
 
-// Of a run that was interrupted: which step its newest checkpoint has, where that is, and how to go on. Never throws
-// for what a file system refuses.
-std::string saved_text(const RunPaths& paths, const std::string& command);
+// Of a run that has ended before its time: which step its newest checkpoint has, where that is, and how to go on.
+// start: where its workers began last. Never throws for what a file system refuses.
+std::string saved_text(const RunPaths& paths, const StartPoint& start, const std::string& command);
 
 // If the start point already is the end of the run under this config: the sentence to tell the user.
 std::optional<std::string> already_complete(const StartPoint& start, const Config& config);

@@ -214,6 +214,22 @@ TEST_CASE("folders are made and renamed, and a file in the way is named") {
   CHECK_THROWS_AS(sync_folder(folder / "absent"), InputError);
 }
 
+TEST_CASE("whether a folder can be made or written to is told without making anything") {
+  const TempFolder folder;
+  CHECK_NOTHROW(check_folder_is_writable(folder.path()));
+  CHECK_NOTHROW(check_folder_is_writable(folder / "a/b"));
+  CHECK_FALSE(std::filesystem::exists(folder / "a"));
+  folder.write("file", "x");
+  for (const char* name : {"file", "file/b"}) {
+    const auto message = input_error([&] { check_folder_is_writable(folder / name); });
+    CHECK(message == input_error([&] { create_folders(folder / name); }));
+    CHECK(message.starts_with((folder / "file").string() + ": "));
+  }
+  std::filesystem::create_symlink(folder / "nowhere", folder / "link");
+  CHECK_THROWS_AS(check_folder_is_writable(folder / "link"), InputError);
+  CHECK_THROWS_AS(create_folders(folder / "link"), InputError);
+}
+
 TEST_CASE("plain file names stay inside their folder") {
   for (const char* good : {"a", "model-00001-of-00002.safetensors", "..a", "a..", ".hidden", "a b"}) {
     CHECK(is_plain_file_name(good));

@@ -86,6 +86,26 @@ TEST_CASE("a worker that lost its peer is restarted; used-up restarts end with 4
   CHECK(scene.run() == ExitCode::peer);
   CHECK(scene.starts.size() == 3);
   CHECK(scene.logged("supervise.max_restarts"));
+  CHECK(scene.log_text().ends_with("no checkpoint was written; to begin anew: start it again\n"));
+}
+
+TEST_CASE("a start whose run another one has taken over names no command to go on") {
+  Scene scene({Words{"exit", "0"}});
+  scene.lead.holds_lock = [] { return false; };
+  scene.options.holds_lock = scene.lead.holds_lock;
+  CHECK(scene.run() == ExitCode::peer);
+  CHECK(scene.logged("taken over by another start"));
+  CHECK_FALSE(scene.logged("start it again"));
+}
+
+TEST_CASE("who interrupts a run before any worker is there is told how to go on") {
+  Scene scene({Words{"exit", "0"}});
+  ::kill(::getpid(), SIGTERM);
+  REQUIRE(eventually([&] { return scene.interrupts.interrupted(); }));
+  CHECK(scene.run() == ExitCode::interrupted);
+  CHECK(scene.starts.empty());
+  CHECK(scene.log_text().ends_with(
+      "interrupted before any worker was running: no checkpoint was written; to begin anew: start it again\n"));
 }
 
 TEST_CASE("without restarts the first failure ends the run with 4") {

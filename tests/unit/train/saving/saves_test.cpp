@@ -119,6 +119,20 @@ TEST_CASE("a_best_state_whose_save_failed_is_told_as_lost_and_the_pinned_one_sta
   CHECK(run.best() == std::nullopt);  // none of the later evaluations is better than that of step 2
 }
 
+TEST_CASE("a_last_save_that_fails_says_what_is_lost_and_what_to_do") {
+  TinyRun run;
+  run.hooks.may_commit = [&run] { return !has_hidden(run, ".saving-step-00000012"); };
+  const std::string told = message_of<InputError>([&run] { run.run({}); });
+  CHECK(contains(told, "step 12: the checkpoint was not saved: "));
+  CHECK(contains(told,
+                 "The 2 steps since the checkpoint of step 10 are lost. Mend that (where the disk is full, free "
+                 "space or lower checkpoint.keep) and start the run again: it goes on from there"));
+  TinyRun first;
+  first.hooks.may_commit = [&first] { return !has_hidden(first, ".saving-step-00000003"); };
+  CHECK(contains(message_of<InputError>([&first] { first.run({}, 3); }),
+                 "No checkpoint was written before: the 3 steps that were trained are lost. "));
+}
+
 TEST_CASE("a_process_that_resumes_does_not_read_again_what_was_read_for_it") {
   TinyRun run;
   CHECK(run.run({"checkpoint.keep=2"}, 6) == ExitCode::interrupted);

@@ -280,11 +280,63 @@ TEST_CASE("of a warm-up nothing is said where nothing is left to do") {
 
 TEST_CASE("who was interrupted is told what is saved, where, and how to go on") {
   TinyRun run;
-  CHECK(saved_text(run.paths, "scaletrain run c.yaml") ==
+  CHECK(saved_text(run.paths, {}, "scaletrain run c.yaml") ==
         "no checkpoint was written; to begin anew: scaletrain run c.yaml");
   run.run({}, 3);
-  CHECK(saved_text(run.paths, "scaletrain run c.yaml") ==
+  CHECK(saved_text(run.paths, {}, "scaletrain run c.yaml") ==
         "step 3 is saved in " + run.checkpoint(3).string() + "; to go on: scaletrain run c.yaml");
+}
+
+TEST_CASE("who was interrupted before the first save of a branch is not told of another branch's checkpoint") {
+  TinyRun run;
+  run.run({}, 7);
+  REQUIRE(run.checkpoint_steps() == std::vector<std::int64_t>{7, 5});
+  StartPoint start = run.prepare(run.config(), run.checkpoint(5).string());
+  const fs::path abandoned = run.paths.checkpoints() / ".abandoned-step-00000007-0";
+  REQUIRE(fs::exists(abandoned));
+  // Back to the branch that was left: what lies there, of step 5, is not what the same command goes on from.
+  start = run.prepare(run.config(), abandoned.string());
+  REQUIRE(start.step == 7);
+  CHECK(saved_text(run.paths, start, "CMD") ==
+        "no checkpoint was written since " + abandoned.string() + " (step 7); to begin there again: CMD");
+  REQUIRE(run.train(start, 2) == ExitCode::interrupted);
+  CHECK(saved_text(run.paths, start, "CMD") == "step 9 is saved in " + run.checkpoint(9).string() + "; to go on: CMD");
+}
+
+TEST_CASE("what a start would refuse of the run folder is told without making anything") {
+  const TempFolder folder;
+  check_run_folder(RunPaths(folder / "a/b/run"));
+  CHECK(fs::is_empty(folder.path()));
+  folder.write("file", "x");
+  folder.write("thesis/chapter1.tex", "years of work");
+  folder.write("run/checkpoints", "x");
+  folder.write("run/config.source.yaml", "");
+  for (const char* name : {"file", "file/below", "thesis", "run"}) {
+    CAPTURE(name);
+    const std::string told = message_of<UserError>([&] { check_run_folder(RunPaths(folder / name)); });
+    CHECK(told.starts_with("run.directory: "));
+    CHECK(told == message_of<UserError>([&] { open_run_folder(RunPaths(folder / name)); }));
+  }
+}
+
+TEST_CASE("that a folder's checkpoints are of another model is told without a change") {
+  TinyRun run;
+  const auto report = [](const std::string&) {};
+  check_resume(run.paths, run.config({"model.layers=2"}), report);
+  run.run({}, 6);
+  check_resume(run.paths, run.config(), report);
+  const LoadedConfig other = run.config({"model.layers=2"});
+  const std::string told = message_of<UserError>([&] { check_resume(run.paths, other, report); });
+  CHECK(contains(told, "\n  --set model.layers=2: model.layers: 1 in the checkpoint, 2 now\n"));
+  CHECK(told == message_of<UserError>([&] { run.prepare(other); }));
+  // A damaged one is the start's to find, which goes on with the one before.
+  const fs::path newest = run.checkpoint(6);
+  fs::resize_file(newest / "manifest.json", 20);
+  CHECK(contains(message_of<UserError>([&] { check_resume(run.paths, other, report); }), "step-00000005"));
+  REQUIRE(fs::exists(newest));
+  fs::remove_all(newest);
+  fs::remove_all(run.checkpoint(5));
+  CHECK(contains(message_of<InputError>([&] { check_resume(run.paths, run.config(), report); }), "was saved; restore"));
 }
 
 TEST_CASE("another mix is told by what it means, and not as two lists of sources") {
