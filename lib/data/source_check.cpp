@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "data/source_files.h"
+#include "data/tokens/token_cache.h"
 #include "data/tokens/token_file.h"
 
 namespace scaletrain {
@@ -44,6 +45,8 @@ class SourceCheck {
     if (is_over_()) return;
     if (!has_content_) throw InputError(nothing_to_read(files));
   }
+  // Of what was seen.
+  bool has_text() const { return has_text_; }
 
  private:
   void look_at(const FoundFile& file) {
@@ -67,7 +70,8 @@ class SourceCheck {
     if (spec_.type != SourceKind::automatic && ::access(file.path.c_str(), R_OK) != 0)
       throw_file_error(file.path, "open", errno);
     std::error_code error;
-    has_content_ = has_content_ || fs::file_size(file.path, error) > 0;
+    has_text_ = has_text_ || fs::file_size(file.path, error) > 0;
+    has_content_ = has_content_ || has_text_;
   }
 
   bool ends_documents() const {
@@ -87,6 +91,7 @@ class SourceCheck {
   const DataConfig& config_;
   const std::function<bool()>& is_over_;
   bool has_content_ = false;
+  bool has_text_ = false;
 };
 
 // "KEY: what is wrong", where it begins with a key of the data; else with that of the path.
@@ -97,12 +102,38 @@ InputProblem problem_of(const SourceSpec& spec, const std::string& text, bool is
   return {.key = path_key(spec), .message = text, .is_config = is_config};
 }
 
+bool holds_tokenised_text(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error); !error && it != fs::directory_iterator(); it.increment(error))
+    if (it->path().extension() == token_cache_extension) return true;
+  return false;
+}
+
+// A folder that cannot be written to serves as long as all of the text is tokenised there: whoever reads it finds out.
+std::optional<InputProblem> look_at_cache(const DataConfig& config) {
+  const std::string key = "data.cache";
+  try {
+    const fs::path folder = cache_folder(config.cache);
+    if (!holds_tokenised_text(folder)) check_folder_is_writable(folder);
+    return std::nullopt;
+  } catch (const UserError& user) {
+    return InputProblem{.key = key, .message = std::string(user.what()).substr(key.size() + 2), .is_config = true};
+  } catch (const InputError& input) {
+    return InputProblem{
+        .key = key,
+        .message = fmt::format("{}; tokenised text is kept there: name another folder, here or in SCALETRAIN_CACHE",
+                               input.what())};
+  }
+}
+
 std::optional<InputProblem> look_at(const SourceSpec& spec, const DataConfig& config,
-                                    const std::function<bool()>& is_over) {
+                                    const std::function<bool()>& is_over, bool& has_text) {
   std::error_code error;
   if (!fs::exists(spec.path, error) && !fs::exists(spec.path + ".idx", error)) return std::nullopt;
   try {
-    SourceCheck(spec, config, is_over).run();
+    SourceCheck source(spec, config, is_over);
+    source.run();
+    has_text = has_text || source.has_text();
     return std::nullopt;
   } catch (const UserError& user) {
     return problem_of(spec, user.what(), true);
@@ -122,14 +153,18 @@ std::vector<InputProblem> source_problems(const DataConfig& config, const LookLi
     return (limits.interrupted && limits.interrupted()) || seconds_since(begin) >= limits.seconds;
   };
   std::vector<InputProblem> problems;
+  bool has_text = false;
   const auto add = [&](const std::string& key, const auto& source) {
     if (source.path.empty() || is_over()) return;
-    const auto problem = look_at({key, source.path, source.type, source.field, source.separator}, config, is_over);
+    const auto problem =
+        look_at({key, source.path, source.type, source.field, source.separator}, config, is_over, has_text);
     if (problem) problems.push_back(*problem);
   };
   for (std::size_t i = 0; i < config.train.size(); ++i) add(fmt::format("data.train.{}", i), config.train[i]);
   for (std::size_t i = 0; i < config.validation.size(); ++i)
     add(fmt::format("data.validation.{}", i), config.validation[i]);
+  if (!has_text) return problems;
+  if (const auto problem = look_at_cache(config)) problems.push_back(*problem);
   return problems;
 }
 

@@ -21,8 +21,8 @@ struct LookLimits {
 };
 
 // What is wrong with the sources of data.train and data.validation, whose paths are absolute: of each the first thing,
-// and where that is a file that cannot be read, the names and number of the others. Paths that lead nowhere are left
-// out: missing_paths() names them.
+// and where that is a file that cannot be read, the names and number of the others; and with the folder for tokenised
+// text, where there is text. Paths that lead nowhere are left out: missing_paths() names them.
 std::vector<InputProblem> source_problems(const DataConfig& config, const LookLimits& limits = {});
 
 }  // namespace scaletrain

@@ -3,6 +3,8 @@
 
 #include <CLI/CLI.hpp>
 #include <cctype>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -15,6 +17,7 @@
 #include "config/load.h"
 #include "data/size_estimate.h"
 #include "data/source_check.h"
+#include "host/address.h"
 #include "host/machine.h"
 #include "option_checks.h"
 #include "plan/describe/describe.h"
@@ -24,6 +27,7 @@
 #include "run/run_checks.h"
 #include "train/saving/checkpoint_room.h"
 #include "train/start/assembly.h"
+#include "train/start/initial_weights.h"
 #include "train/start/run_folder.h"
 
 namespace scaletrain {
@@ -136,35 +140,81 @@ void notice_room(const Config& config, const PhasePlan& phase) {
   }
 }
 
-// What keeps a plan that has been printed from being run, all at once, so that `check && run` stops here.
-ExitCode refuse_unready(const CheckArguments& arguments, const LoadedConfig& loaded,
-                        const PlanDescription& description) {
-  std::vector<std::string> reasons = loaded.unsupported;
-  reasons.insert(reasons.end(), loaded.unready.begin(), loaded.unready.end());
-  const CommandResult weights = run_guarded([&] {
-    refuse_missing_weights(loaded);
-    return ExitCode::finished;
-  });
-  const bool is_config = !loaded.unsupported.empty() || (!loaded.unready.empty() && !loaded.is_unready_data) ||
-                         weights.code == ExitCode::usage;
-  if (!weights.message.empty()) reasons.push_back(weights.message);
-  std::vector<std::string> misfits;
+// What keeps the config from being run, all at once, so that `check && run` stops here.
+class Reasons {
+ public:
+  explicit Reasons(const LoadedConfig& loaded)
+      : loaded_(loaded),
+        lines_(loaded.unsupported),
+        is_config_(!loaded.unsupported.empty() || (!loaded.unready.empty() && !loaded.is_unready_data)) {
+    lines_.insert(lines_.end(), loaded.unready.begin(), loaded.unready.end());
+  }
+
+  void add(const std::string& config_line) {
+    lines_.push_back(config_line);
+    is_config_ = true;
+  }
+  // What the look throws; a notice where another machine is to run the plan. False if it has thrown.
+  bool look(const std::function<void()>& look, bool is_here = true) {
+    const CommandResult found = run_guarded([&] {
+      with_places(loaded_, look);
+      return ExitCode::finished;
+    });
+    if (found.message.empty()) return true;
+    if (!is_here) {
+      write_message("notice: " + found.message);
+      return false;
+    }
+    lines_.push_back(found.message);
+    is_config_ = is_config_ || found.code == ExitCode::usage;
+    return false;
+  }
+
+  std::string text() const { return joined_lines(lines_); }
+  // UserError where the config is to be mended, InputError where it is the data or a folder.
+  void refuse(const std::string& opening) const {
+    if (lines_.empty()) return;
+    if (is_config_) throw UserError(opening + text());
+    throw InputError(opening + text());
+  }
+
+ private:
+  const LoadedConfig& loaded_;
+  std::vector<std::string> lines_;
+  bool is_config_;
+};
+
+// What the start of the run finds in its folder.
+void look_at_run_folder(const LoadedConfig& loaded, bool is_here, Reasons& reasons) {
+  const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
+  if (!reasons.look([&] { check_run_folder(paths); }, is_here)) return;
+  reasons.look([&] { check_resume(paths, loaded, write_message); });
+}
+
+// Those that run will have it, or not: this host may be where somebody only looks.
+void notice_interface(const LoadedConfig& loaded) {
+  const auto& interface = loaded.config.launch.interface;
+  if (!interface) return;
+  try {
+    address_of_interface(*interface);
+  } catch (const UserError& error) {
+    write_message(fmt::format("notice: {}. A start on this host is refused", loaded.located(error.what())));
+  }
+}
+
+void judge(const CheckArguments& arguments, const LoadedConfig& loaded, const PlanDescription& description,
+           Reasons& reasons) {
   // Where it is judged for other devices, what this machine has is by the way.
   if (!description.refusal.empty() && judges_devices(arguments)) {
     write_message("notice: " + description.refusal);
   } else if (!description.refusal.empty()) {
-    misfits.push_back(description.refusal);
+    reasons.add(description.refusal);
   }
   if (!description.misfit.empty() && (description.refusal.empty() || judges_devices(arguments)))
-    misfits.push_back(description.misfit);
-  if (description.is_clearly_short) misfits.push_back(loaded.located(description.shortage));
+    reasons.add(description.misfit);
+  if (description.is_clearly_short) reasons.add(loaded.located(description.shortage));
   if (!description.is_clearly_short && !description.shortage.empty())
     write_message("notice: " + loaded.located(description.shortage));
-  reasons.insert(reasons.end(), misfits.begin(), misfits.end());
-  if (reasons.empty()) return ExitCode::finished;
-  const std::string text = "this is the plan, but it cannot be run so:" + joined_lines(reasons);
-  if (!is_config && misfits.empty()) throw InputError(text);
-  throw UserError(text);
 }
 
 ExitCode check_config(const CheckArguments& arguments) {
@@ -175,21 +225,27 @@ ExitCode check_config(const CheckArguments& arguments) {
   if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment, options);
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
+  const bool is_here = is_for_this_machine(loaded.config, world) && !judges_devices(arguments);
+  Reasons reasons(loaded);
+  look_at_run_folder(loaded, is_here, reasons);
+  notice_interface(loaded);
   std::optional<RunPlan> plan;
   try {
     plan = plan_without_data(loaded.config, world);
   } catch (const UserError& error) {
-    throw UserError(loaded.located(error.what()) + joined_lines(loaded.unsupported) + joined_lines(loaded.unready));
+    throw UserError(loaded.located(error.what()) + reasons.text());
   }
   if (!plan)
-    throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" +
-                    joined_lines(loaded.unsupported) + joined_lines(loaded.unready));
+    throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" + reasons.text());
   for (const std::string& notice : plan->notices) write_message("notice: " + notice);
   const PlanDescription description =
       describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world));
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (is_for_this_machine(loaded.config, world)) notice_room(loaded.config, plan->phases.front());
-  return refuse_unready(arguments, loaded, description);
+  reasons.look([&] { check_initial_weights(loaded.config, plan->phases.front().model); });
+  judge(arguments, loaded, description, reasons);
+  reasons.refuse("this is the plan, but it cannot be run so:");
+  return ExitCode::finished;
 }
 
 CLI::Validator known_device() {
@@ -222,7 +278,8 @@ Command add_check(CLI::App& app) {
   CLI::App* command = app.add_subcommand("check", "Validate a config; print layout, schedule and memory");
   command->footer(
       "Exit code 0: it can be run. 2: the config is wrong, a path leads nowhere, or the\n"
-      "plan DOES NOT FIT the memory that it is judged by. 3: the data cannot be read.\n"
+      "plan DOES NOT FIT the memory that it is judged by. 3: the data cannot be read,\n"
+      "or a folder not be written. Nothing is made or changed.\n"
       "The plan is printed all the same, as far as there is one.");
   command->add_option("config", arguments->config, "The YAML file")->required();
   command->add_option("--set", arguments->overrides, "Override a key: --set train.steps=100 (repeatable)")

@@ -134,7 +134,7 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
   if (!place.is_alone()) run.secret = secret_of_environment();
   check_room(run);
   if (run.is_first() && place.is_per_node) notice_crowd(run.layout.ranks_per_place);
-  refuse_missing_weights(run.loaded);
+  refuse_unfit_weights(run.loaded, *run.plan);
   if (config.launch.interface) address_of_interface(*config.launch.interface);
 }
 
@@ -319,13 +319,7 @@ AgentEnd lead(const PlaceRun& run, Meeting& meeting, const RunLock& lock, const 
 
 // Its problems with the place of the key.
 void open_folder(const PlaceRun& run) {
-  try {
-    open_run_folder(run.paths, run.resume);
-  } catch (const UserError& error) {
-    throw UserError(run.loaded.located(error.what()));
-  } catch (const InputError& error) {
-    throw InputError(run.loaded.located(error.what()));
-  }
+  with_places(run.loaded, [&] { open_run_folder(run.paths, run.resume); });
 }
 
 ExitCode run_alone(const AgentCommand& command) {

@@ -18,6 +18,7 @@
 #include "plan/hosts.h"
 #include "plan/size_limits.h"
 #include "train/start/assembly.h"
+#include "train/start/initial_weights.h"
 
 namespace scaletrain {
 
@@ -167,12 +168,18 @@ void notice_crowd(std::int64_t ranks) {
                   ranks, processors, processors == 1 ? "" : "s"));
 }
 
-void refuse_missing_weights(const LoadedConfig& loaded) {
+void with_places(const LoadedConfig& loaded, const std::function<void()>& check) {
   try {
-    check_initial_weights(loaded.config);
+    check();
   } catch (const UserError& error) {
     throw UserError(loaded.located(error.what()));
+  } catch (const InputError& error) {
+    throw InputError(loaded.located(error.what()));
   }
+}
+
+void refuse_unfit_weights(const LoadedConfig& loaded, const RunPlan& plan) {
+  with_places(loaded, [&] { check_initial_weights(loaded.config, plan.phases.front().model); });
 }
 
 RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> world) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,8 +18,12 @@ namespace scaletrain {
 // The plan for this world; its refusals with the places of their keys.
 RunPlan checked_plan(const LoadedConfig& loaded, std::optional<std::int64_t> world);
 
-// Where model.init.from leads nowhere and the run has no checkpoint yet: UserError with the place of the key.
-void refuse_missing_weights(const LoadedConfig& loaded);
+// What the check throws that begins with a key gets the key's place.
+void with_places(const LoadedConfig& loaded, const std::function<void()>& check);
+
+// Where the run will begin from model.init.from, and the folder is missing or holds another model: UserError or
+// InputError with the place of the key.
+void refuse_unfit_weights(const LoadedConfig& loaded, const RunPlan& plan);
 
 // A run that cannot fit is refused before it starts to swap: UserError. The ranks of this host are `count` from `first`
 // on.

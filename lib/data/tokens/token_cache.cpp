@@ -245,7 +245,7 @@ class CachePlace {
   }
 
   std::filesystem::path path_in(const std::filesystem::path& folder) const {
-    return folder / (to_hex(key_) + ".tokens");
+    return folder / (to_hex(key_) + std::string(token_cache_extension));
   }
 
   const TextSource& source_;

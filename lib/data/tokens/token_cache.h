@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/tokens/content_record.h"
@@ -37,6 +38,8 @@ struct TextSource {
   std::string field = "text";            // JSONL: the member that is the document
   std::optional<std::string> separator;  // text: a line that ends a document
 };
+
+inline constexpr std::string_view token_cache_extension = ".tokens";
 
 // data.cache, else SCALETRAIN_CACHE, else ~/.cache/scaletrain. UserError if there is no home either.
 std::filesystem::path cache_folder(const std::optional<std::string>& configured);

@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "checkpoint/catalog.h"
 #include "config/load.h"
 #include "telemetry/metrics.h"
 #include "train/run_length.h"
@@ -192,15 +191,6 @@ ExitCode train_within_memory(const WorkerOptions& options, Started& run) {
 RunPlan plan_for(const Config& config, std::optional<std::int64_t> world) {
   const auto tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
   return make_run_plan(config, tokenizer->vocab_size(), world);
-}
-
-void check_initial_weights(const Config& config) {
-  const auto& from = config.model.init.from;
-  if (!from || path_exists(*from) || !list_checkpoints(RunPaths(config.run.directory).checkpoints()).empty()) return;
-  throw UserError(
-      fmt::format("model.init.from: no such folder: {}; a run that has a checkpoint no longer needs it, this one has "
-                  "none",
-                  *from));
 }
 
 ExitCode train_run(const WorkerOptions& options) {

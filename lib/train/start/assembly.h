@@ -62,7 +62,4 @@ ExitCode train_run(const WorkerOptions& options);
 // touched.
 RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
 
-// model.init.from must exist where a run would read it: when it has no checkpoint yet. UserError.
-void check_initial_weights(const Config& config);
-
 }  // namespace scaletrain

@@ -11,53 +11,22 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
-#include "checkpoint/hugging_face/hugging_face.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
 #include "train/rollback.h"
 #include "train/run_length.h"
 #include "train/start/data_report.h"
+#include "train/start/initial_weights.h"
 
 namespace scaletrain {
 
 namespace {
 
-// A start from somebody else's weights: the config's model must be the folder's.
-void load_initial_weights(const std::string& folder, const PhasePlan& plan, ParamStore& store) {
-  const HuggingFaceModel model(folder);
-  const ModelSpec theirs = make_model_spec(model.model_config(), model.model_config().vocab.value_or(plan.model.vocab));
-  ModelSpec comparable = plan.model;
-  comparable.context = theirs.position == PositionKind::rope ? theirs.context : comparable.context;
-  std::string differences;
-  const auto compare = [&differences](std::string_view key, const auto& ours, const auto& other) {
-    if (!(ours == other))
-      differences += fmt::format("\n  model.{}: {} in the config, {} in the folder", key, ours, other);
-  };
-  compare("layers", comparable.layers, theirs.layers);
-  compare("hidden", comparable.hidden, theirs.hidden);
-  compare("heads", comparable.heads, theirs.heads);
-  compare("kv_heads", comparable.kv_heads, theirs.kv_heads);
-  compare("ffn_hidden", comparable.ffn_hidden, theirs.ffn_hidden);
-  compare("context", comparable.context, theirs.context);
-  compare("vocab", comparable.vocab, theirs.vocab);
-  compare("norm", to_text(comparable.norm), to_text(theirs.norm));
-  compare("norm_epsilon", comparable.norm_epsilon, theirs.norm_epsilon);
-  compare("activation", to_text(comparable.activation), to_text(theirs.activation));
-  compare("position", to_text(comparable.position), to_text(theirs.position));
-  if (comparable.position == PositionKind::rope) compare("rope_theta", comparable.rope_theta, theirs.rope_theta);
-  compare("bias", comparable.bias, theirs.bias);
-  compare("tie_embeddings", comparable.tie_embeddings, theirs.tie_embeddings);
-  if (!differences.empty())
-    throw UserError(fmt::format("model.init.from: {} holds another model:{}\nSet these keys to the folder's values",
-                                folder, differences));
-  model.load(store);
-}
-
 RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
   RunState state;
   state.generation = options.start.generation;
   if (parts.config.model.init.from) {
-    load_initial_weights(*parts.config.model.init.from, parts.phase, *parts.store);
+    load_initial_weights(*parts.config.model.init.from, parts.phase.model, *parts.store);
   } else {
     initialise_parameters(*parts.store, parts.config.run.seed, parts.backend->num_threads(), options.work);
   }

@@ -154,6 +154,45 @@ TEST_CASE("check_prints_the_plan_and_names_what_is_wrong_with_the_data_and_run_s
                 {hollow, "did you mean train.steps"});
 }
 
+TEST_CASE("check_finds_folders_that_cannot_be_made_with_its_other_mistakes_and_makes_nothing") {
+  workspace().write("bad.yaml", tiny_with("run: {directory: train.txt/run}\nlaunch: {interface: nowhere7}\n"));
+  const auto before = snapshot(workspace().path());
+  const std::string cache = "--set data.cache=train.txt/cache: data.cache: " + (workspace() / "train.txt").string() +
+                            ": creating the folder failed: Not a directory; ";
+  const Ended end = workspace().run({"check", "bad.yaml", "--set", "data.cache=train.txt/cache", "--set",
+                                     "data.validation=[{name: none, path: no/such/file}]"});
+  check_refused(end, 2,
+                {"data.validation.0.path: no such file or folder", cache,
+                 "bad.yaml:3:18: run.directory: " + (workspace() / "train.txt").string(),
+                 "notice: bad.yaml:4:21: launch.interface: the host "});
+  const std::vector<std::string> good = {"--set", "run.directory=never", "--set", "launch.interface=auto"};
+  for (const char* command : {"check", "run"}) {
+    std::vector<std::string> arguments = {command, "bad.yaml", "--set", "data.cache=train.txt/cache"};
+    arguments.insert(arguments.end(), good.begin(), good.end());
+    const Ended refused = workspace().run(arguments);
+    check_refused(refused, 3, {cache});
+    CHECK_FALSE(refused.says("worker"));
+  }
+  // For other machines it is by the way.
+  const Ended elsewhere = workspace().run({"check", "bad.yaml", "--device", "h100"});
+  CHECK_MESSAGE(elsewhere.exit_code == 0, elsewhere.errors);
+  CHECK(elsewhere.says("notice: bad.yaml:3:18: run.directory: "));
+  CHECK(snapshot(workspace().path()) == before);
+}
+
+TEST_CASE("check_refuses_checkpoints_of_another_model_as_run_does") {
+  const fs::path run = undisturbed_run();
+  const auto before = snapshot(run);
+  for (const char* command : {"check", "run"}) {
+    const Ended end =
+        workspace().run({command, "config.yaml", "--set", "run.directory=undisturbed", "--set", "model.layers=1"});
+    check_refused(end, 2,
+                  {checkpoint(run, 200).string() + " cannot be resumed with another value of:\n",
+                   "--set model.layers=1: model.layers: 2 in the checkpoint, 1 now"});
+  }
+  CHECK(snapshot(run) == before);
+}
+
 TEST_CASE("check_names_all_that_is_unsupported_also_without_a_tokenizer") {
   workspace().write("bad.yaml",
                     tiny_with("model: {vocab: auto}\nprecision: {compute: bf16}\n") + "parallel: {tensor: 5}\n");

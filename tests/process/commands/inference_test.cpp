@@ -247,10 +247,22 @@ TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
   const Trajectory found = trajectory_of(workspace() / "from");
   CHECK(std::stod(found.evaluations.at({1, "held"})) == doctest::Approx(ours).epsilon(1e-6));
   // Another shape than the folder's is refused by key.
-  const Ended other =
-      workspace().run(workspace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"}));
-  CHECK_MESSAGE(other.exit_code == 2, other.errors);
-  CHECK(other.says("model.hidden: 64 in the config, 32 in the folder"));
+  std::vector<std::string> other = workspace().training("from-other", {"model.init.from=" + folder, "model.hidden=64"});
+  std::vector<std::string> hollow = workspace().training("from-other", {"model.init.from=hollow"});
+  std::filesystem::create_directories(workspace() / "hollow");
+  for (const char* command : {"check", "run"}) {
+    other.front() = command;
+    hollow.front() = command;
+    const Ended shape = workspace().run(other);
+    CHECK_MESSAGE(shape.exit_code == 2, shape.errors);
+    CHECK(shape.says("--set model.init.from=" + folder + ": model.init.from: "));
+    CHECK(shape.says("model.hidden: 64 in the config, 32 in the folder"));
+    const Ended empty = workspace().run(hollow);
+    CHECK_MESSAGE(empty.exit_code == 3, empty.errors);
+    CHECK(empty.says("--set model.init.from=hollow: model.init.from: " + (workspace() / "hollow").string() +
+                     ": the file \"config.json\" is missing"));
+  }
+  CHECK_FALSE(std::filesystem::exists(workspace() / "from-other"));
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ DataConfig reading(const std::filesystem::path& path, SourceKind type = SourceKi
   source.type = type;
   DataConfig config;
   config.train = {source};
+  config.cache = (path.parent_path() / "cache").string();
   return config;
 }
 
@@ -52,6 +53,22 @@ TEST_CASE("an empty folder and empty files are told by the key of the path, with
   // A file that holds something is enough.
   folder.write("hollow/c.txt", "x");
   CHECK(problem_of(reading(folder / "hollow")).empty());
+}
+
+TEST_CASE("a folder for tokenised text that cannot be there is told where there is text") {
+  const TempFolder folder;
+  const auto text = folder.write("a.txt", "words");
+  DataConfig config = reading(text);
+  CHECK(problem_of(config).empty());
+  CHECK_FALSE(std::filesystem::exists(*config.cache));
+  config.cache = text.string();
+  CHECK(problem_of(config) == "data.cache: " + text.string() +
+                                  ": creating the folder failed: Not a directory; tokenised text is kept there: name "
+                                  "another folder, here or in SCALETRAIN_CACHE");
+  DataConfig tokens = reading(folder.write("a.bin", llmc_file({1, 2, 3}, false)));
+  tokens.tokenizer.type = TokenizerKind::ids;
+  tokens.cache = text.string();
+  CHECK(problem_of(tokens).empty());
 }
 
 TEST_CASE("each source is told by its own key, and paths that lead nowhere are left to the config") {

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "train/start/initial_weights.h"
 #include "train_helpers.h"
 
 using namespace scaletrain;
@@ -349,9 +350,18 @@ TEST_CASE("training stops as soon as the target is reached") {
 
 TEST_CASE("initial weights that do not exist are refused by name while the run still needs them") {
   TinyRun run;
-  check_initial_weights(run.config().config);
+  run.overrides_always = {"run.directory=" + run.paths.folder.string()};
+  const Config plain = run.config().config;
+  const ModelSpec model = make_model_spec(plain.model, 257);
+  check_initial_weights(plain, model);
   const Config config = run.config({"model.init.from=nowhere"}).config;
-  CHECK(contains(message_of<UserError>([&] { check_initial_weights(config); }), "model.init.from"));
+  CHECK(contains(message_of<UserError>([&] { check_initial_weights(config, model); }), "model.init.from"));
+  run.folder.write("nowhere/notes.txt", "");
+  CHECK(message_of<InputError>([&] {
+          check_initial_weights(config, model);
+        }).starts_with("model.init.from: " + *config.model.init.from + ": the file \"config.json\" is missing"));
+  run.run({}, 1);
+  CHECK_NOTHROW(check_initial_weights(config, model));
 }
 
 TEST_CASE("pruning at a save reads neither what this process has written nor what it went on from") {
