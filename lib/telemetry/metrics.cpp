@@ -233,6 +233,7 @@ void MetricsWriter::write(const EndRecord& record) {
              .add("best_loss", record.best_loss)
              .add("best_step", record.best_step)
              .add("restarts", record.restarts)
+             .add("growths", record.growths)
              .add("resumes", record.resumes)
              .finish());
 }

@@ -103,6 +103,8 @@ struct CheckpointRecord {
 
 // The `cause` of a restart that is none of the program's own: somebody, or the job system, started the run again.
 inline constexpr std::string_view started_again = "the run was started again";
+// That of one that takes in nodes which have come.
+inline constexpr std::string_view grown = "there are nodes for more replicas";
 
 // Training continues from `checkpoint`: earlier lines beyond `step` are void.
 struct RestartRecord {
@@ -115,9 +117,6 @@ struct RestartRecord {
   std::string wall_time{};
   LayoutRecord layout{};
   std::vector<SourceRecord> sources{};
-
-  // Older programs named no cause.
-  bool is_resume() const { return cause.empty() || cause == started_again; }
 };
 
 // A step whose update was not applied.
@@ -157,7 +156,8 @@ struct EndRecord {
   double elapsed_seconds = 0;
   double best_loss = 0;  // the lowest of a training step; not finite: there was none
   std::int64_t best_step = 0;
-  std::int64_t restarts = 0;  // by the program itself: after a failure or a rollback, or to take in nodes that came
+  std::int64_t restarts = 0;  // by the program itself, after a failure or a rollback
+  std::int64_t growths = 0;   // by the program itself, to take in nodes that came
   std::int64_t resumes = 0;   // starts of a run that had begun before
 };
 

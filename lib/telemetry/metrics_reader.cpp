@@ -188,6 +188,7 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                             .best_loss = in.number_or_zero("best_loss"),
                             .best_step = in.integer_or_zero("best_step"),
                             .restarts = in.integer_or_zero("restarts"),
+                            .growths = in.integer_or_zero("growths"),
                             .resumes = in.integer_or_zero("resumes")});
   }
 }

@@ -103,7 +103,7 @@ void ProgressPrinter::evaluation(const EvaluationRecord& record) {
 
 void ProgressPrinter::went_back(std::int64_t step) {
   const std::lock_guard lock(mutex_);
-  summary_.add_restart(step);
+  summary_.add_restart(step, "training went back");
 }
 
 RunSummary ProgressPrinter::summary() const {

@@ -48,13 +48,7 @@ void add_line(RunSummary& summary, std::string_view line, const std::string& whe
   try {
     const Metrics metrics = parse_metrics(std::string(line) + "\n", where);
     for (const EvaluationRecord& record : metrics.evaluations) summary.add(record);
-    for (const RestartRecord& record : metrics.restarts) {
-      if (record.is_resume()) {
-        summary.add_resume(record.step);
-      } else {
-        summary.add_restart(record.step);
-      }
-    }
+    for (const RestartRecord& record : metrics.restarts) summary.add_restart(record.step, record.cause);
   } catch (const InputError&) {  // left out
   }
 }
@@ -85,23 +79,23 @@ void RunSummary::add(const EvaluationRecord& record) {
   set.last = {record.step, record.loss};
 }
 
-void RunSummary::add_restart(std::int64_t step) {
-  ++restarts_;
-  go_back(step);
-}
-
-void RunSummary::add_resume(std::int64_t step) {
-  ++resumes_;
+void RunSummary::add_restart(std::int64_t step, std::string_view cause) {
+  // Older programs named no cause where somebody had started the run.
+  const bool is_resume = cause.empty() || cause == started_again;
+  ++(is_resume ? resumes_ : cause == grown ? growths_ : restarts_);
   go_back(step);
 }
 
 std::string RunSummary::starts_text() const {
   std::string text = restarts_ == 1 ? "1 restart" : restarts_ > 1 ? std::to_string(restarts_) + " restarts" : "";
-  if (resumes_ == 0) return text.empty() ? "no restart" : text;
-  if (!text.empty()) text += ", ";
-  return text + (resumes_ == 1   ? "resumed once"
-                 : resumes_ == 2 ? "resumed twice"
-                                 : "resumed " + std::to_string(resumes_) + " times");
+  const auto add = [&text](const std::string& what, std::int64_t count) {
+    if (count == 0) return;
+    if (!text.empty()) text += ", ";
+    text += what + (count == 1 ? " once" : count == 2 ? " twice" : " " + std::to_string(count) + " times");
+  };
+  add("grown", growths_);
+  add("resumed", resumes_);
+  return text.empty() ? "no restart" : text;
 }
 
 void RunSummary::go_back(std::int64_t step) {
@@ -125,6 +119,7 @@ void RunSummary::fill(EndRecord& record) const {
   record.tokens = tokens();
   record.elapsed_seconds = elapsed_seconds();
   record.restarts = restarts();
+  record.growths = growths();
   record.resumes = resumes();
   const auto lowest = lowest_loss();
   record.best_loss = lowest ? lowest->loss : std::numeric_limits<double>::quiet_NaN();

@@ -38,15 +38,17 @@ class RunSummary {
  public:
   void add(const StepRecord& record);
   void add(const EvaluationRecord& record);
-  // A restart by the program itself at this step: after a failure or a rollback, or to take in nodes that came.
-  void add_restart(std::int64_t step);
-  // Somebody started the run again, which went on at this step.
-  void add_resume(std::int64_t step);
+  // Training went on at this step, for the cause that a `restart` line has.
+  void add_restart(std::int64_t step, std::string_view cause);
 
   std::optional<LossAtStep> lowest_loss() const { return training_.lowest(); }
+  // By the program itself, after a failure or a rollback.
   std::int64_t restarts() const { return restarts_; }
+  // Nodes that came were taken in.
+  std::int64_t growths() const { return growths_; }
+  // Somebody started the run again.
   std::int64_t resumes() const { return resumes_; }
-  // "no restart", "1 restart", "resumed twice", "3 restarts, resumed once".
+  // "no restart", "1 restart", "resumed twice", "3 restarts, grown once, resumed once".
   std::string starts_text() const;
   std::int64_t tokens() const { return last_.tokens; }
   double loss() const { return last_.loss; }
@@ -75,6 +77,7 @@ class RunSummary {
   std::map<std::string, Validation> validation_;
   StepRecord last_;
   std::int64_t restarts_ = 0;
+  std::int64_t growths_ = 0;
   std::int64_t resumes_ = 0;
 };
 

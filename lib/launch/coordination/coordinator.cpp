@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "launch/watch/hang_judge.h"
+#include "telemetry/metrics.h"
 
 namespace scaletrain {
 namespace {
@@ -455,7 +456,7 @@ void Coordinator::conclude_without_failure() {
                                           ? reports_.front()->description
                                           : fmt::format("all ranks ended at step {}", reports_.front()->step));
   if (is_growing_ && !is_interrupted_) {
-    restarts_.resume(orders_.plan.start, "there are nodes for more replicas");
+    restarts_.resume(orders_.plan.start, std::string(grown));
     failed_at_.reset();
     return seek_start();
   }

@@ -90,11 +90,7 @@ void continue_summary(WorkerParts& parts, const WorkerOptions& options, std::opt
   } catch (const InputError& error) {
     parts.log.warn(fmt::format("what the run came to before is not known: {}", error.what()));
   }
-  if (options.start.cause.empty()) {
-    summary.add_resume(*restarted_at);
-  } else {
-    summary.add_restart(*restarted_at);
-  }
+  summary.add_restart(*restarted_at, options.start.cause);
   parts.progress.begin(std::move(summary));
 }
 

@@ -542,6 +542,7 @@ TEST_CASE("why training ended and started again is in the file") {
                            .best_loss = 1.25,
                            .best_step = 2,
                            .restarts = 1,
+                           .growths = 3,
                            .resumes = 2});
   }
   const Metrics read = read_metrics(file);
@@ -555,6 +556,7 @@ TEST_CASE("why training ended and started again is in the file") {
   CHECK(read.ends.at(0).best_loss == 1.25);
   CHECK(read.ends.at(0).best_step == 2);
   CHECK(read.ends.at(0).restarts == 1);
+  CHECK(read.ends.at(0).growths == 3);
   CHECK(read.ends.at(0).resumes == 2);
   // Lines of older programs have none of it.
   const Metrics old = parse_metrics(

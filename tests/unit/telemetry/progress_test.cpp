@@ -113,7 +113,7 @@ TEST_CASE("the live line tells the best loss and the restarts of all starts, wit
   StepRecord low = timed_step(2);
   low.loss = 1.5;
   before.add(low);
-  before.add_restart(2);
+  before.add_restart(2, "worker 17 was killed");
   const auto text = printed({.live = true, .least_interval = 0}, [&](ProgressPrinter& printer) {
     printer.begin(before);
     printer.step(timed_step(3));
@@ -150,7 +150,7 @@ TEST_CASE("the live line shows as many whole fields as the terminal takes, also 
   record.mfu = 0.326;
   ProgressPrinter printer(terminal.stream(), {.total_steps = 20000, .live = true, .least_interval = 0});
   RunSummary before;
-  before.add_restart(900);
+  before.add_restart(900, "worker 17 was killed");
   printer.begin(before);
   printer.step(timed_step(999));
   printer.step(record);

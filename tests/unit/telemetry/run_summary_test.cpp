@@ -49,7 +49,7 @@ TEST_CASE("the lowest loss is forgotten with the steps that a restart makes void
   CHECK_FALSE(losses.lowest());
 }
 
-TEST_CASE("what the program restarted and what somebody resumed is told apart") {
+TEST_CASE("restarts, growths and what somebody resumed are told apart") {
   const TempFolder folder;
   const auto file = folder / "metrics.jsonl";
   const auto told_after = [&](const std::string& cause) {
@@ -63,9 +63,11 @@ TEST_CASE("what the program restarted and what somebody resumed is told apart") 
   CHECK(told_after("") == "resumed twice");  // of an older program
   CHECK(told_after("worker 17 was killed") == "1 restart, resumed twice");
   CHECK(told_after(std::string(started_again)) == "1 restart, resumed 3 times");
+  CHECK(told_after(std::string(grown)) == "1 restart, grown once, resumed 3 times");
   EndRecord end;
   summarize_metrics(file).fill(end);
   CHECK(end.restarts == 1);
+  CHECK(end.growths == 1);
   CHECK(end.resumes == 3);
 }
 
