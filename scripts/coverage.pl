@@ -83,6 +83,17 @@ my %numbers = map { /^([A-Z]+ \d+) / ? ($1 => 1) : () } @rows;
 for my $number ((map { "FAULTS $_" } 1 .. 32), (map { "AUDIT $_" } 1 .. 13)) {
   push @problems, "$coverage: $number is missing" unless $numbers{$number};
 }
+# Traps have no numbers: how many rows each kind has at least.
+my %fewest = (
+  'gradient norm' => 5, 'tied embeddings' => 4, 'accumulation' => 5, 'partial gradients' => 4, 'data on resume' => 8,
+  'state on resume' => 5, 'checkpoints' => 6, 'collectives' => 6, 'evaluation' => 3, 'metrics' => 3, 'configuration' => 4,
+  'devices' => 2);
+my %num_traps;
+for (@rows) { $num_traps{$1}++ if /^TRAPS ([^:]+):/ }
+for my $kind (sort keys %fewest) {
+  my $found = $num_traps{$kind} // 0;
+  push @problems, "$coverage: of the traps \"$kind\" $found rows are left, of $fewest{$kind}" if $found < $fewest{$kind};
+}
 
 if ($option eq '--tests') {
   for my $case (sort keys %rows_of) {

@@ -18,11 +18,15 @@ TEST_CASE("a_case_that_cannot_run_everywhere" * doctest::skip(no_processors)) {
 CASES
 echo 'a_test(cases SOURCES cases.cpp)' >CMakeLists.txt
 printf '# Left out of the gate.\nprogram a_nightly_*\n' >nightly.txt
-# Every number has a row, held by the first case.
+# Every number has a row, and every kind of trap eight, held by the first case.
 complete() {
-  local number
+  local number kind
   for number in {1..32}; do printf 'FAULTS %d a fault\n  first_case\n' "$number"; done
   for number in {1..13}; do printf 'AUDIT %d a finding\n  first_case\n' "$number"; done
+  for kind in 'gradient norm' 'tied embeddings' accumulation 'partial gradients' 'data on resume' 'state on resume' checkpoints \
+    collectives evaluation metrics configuration devices; do
+    for number in {1..8}; do printf 'TRAPS %s: the trap %d\n  first_case\n' "$kind" "$number"; done
+  done
 }
 
 # expect CODE WORDS: of coverage.txt and nightly.txt as they are; WORDS are in what it says.
@@ -37,10 +41,10 @@ expect() {
 }
 
 complete >coverage.txt
-expect 0 '45 rows are held by 1 of the gate'"'"'s 3 test cases'
+expect 0 '141 rows are held by 1 of the gate'"'"'s 3 test cases'
 
 { complete; printf 'TRAPS a row of two\n  a case whose name is cut in two\n  a_case_that_cannot_*\n'; } >coverage.txt
-expect 0 '46 rows are held by 3 of'
+expect 0 '142 rows are held by 3 of'
 
 { complete; printf 'TRAPS nobody holds this\n'; } >coverage.txt
 expect 1 '"TRAPS nobody holds this" is held by no test case of the gate'
@@ -55,7 +59,7 @@ expect 1 '"TRAPS of the net alone" is held by no test case of the gate'
 expect 1 '"TRAPS of nobody" is held by no test case of the gate'
 
 { complete; printf 'TRAPS of both\n  a_nightly_case\n  first_case\n'; } >coverage.txt
-expect 0 '46 rows'
+expect 0 '142 rows'
 
 { complete; printf 'TRAPS twice\n  first_case\nTRAPS twice\n  first_case\n'; } >coverage.txt
 expect 1 'the row "TRAPS twice" stands twice'
@@ -67,6 +71,10 @@ complete | sed '/^AUDIT 7 /,+1d' >coverage.txt
 expect 1 'AUDIT 7 is missing'
 complete | sed '/^FAULTS 32 /,+1d' >coverage.txt
 expect 1 'FAULTS 32 is missing'
+complete | sed '/^TRAPS data on resume: the trap 3$/,+1d' >coverage.txt
+expect 1 'of the traps "data on resume" 7 rows are left, of 8'
+complete | sed '/^TRAPS devices: /,+1d' >coverage.txt
+expect 1 'of the traps "devices" 0 rows are left, of 2'
 
 complete >coverage.txt
 printf 'program a_case_that_went_*\n' >nightly.txt

@@ -60,8 +60,8 @@ class Guard {
   // Waits up to `patience` seconds. InputError if the guard file cannot be opened.
   Guard(const fs::path& lock_path, double patience) {
     const fs::path path = lock_path.parent_path() / fmt::format(".{}.guard", lock_path.filename().string());
-    // Whatever the umask: whoever may open it can hold it, and keep a start waiting.
-    file_ = open_retried(path, O_RDWR | O_CREAT, 0640);
+    // Not for everybody, whatever the umask: whoever may open it can hold it, and keep a start waiting.
+    file_ = open_retried(path, O_RDWR | O_CREAT, 0660);
     if (!file_) throw_file_error(path, "opening the lock's guard", errno);
     const MonotonicTime start = monotonic_now();
     while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -150,6 +151,9 @@ TEST_CASE("trap_the_last_partial_accumulation_of_an_epoch_is_filled_from_the_nex
       for (std::size_t step = 0; step < per_epoch; ++step) {
         read_step(*data, history.batch(), replicas, micro_batch, consumed);
         history.consume_batch(4 * batch_size);
+        // As a start after each step would go on: the epoch's end is also met in the first step after a resume.
+        history = ConsumptionHistory::from_json(history.to_json(), "history");
+        CHECK(history.continue_with(data->description(), 4, batch_size));
         CHECK(consumed.windows.size() == (step + 1) * static_cast<std::size_t>(batch_size));
       }
       CHECK(consumed.target_tokens == epochs * 35);

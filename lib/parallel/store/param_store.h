@@ -10,16 +10,16 @@
 //
 // What a policy means, with buckets as shard_layout.h has them:
 //
-// Parameters whole: a full buffer; after an update of shards each bucket is all-gathered, under way until the unit is
-// next acquired. Sharded: the shard only; acquire() waits for the bucket's gather into a staging buffer, which
+// Parameters unsharded: a full buffer; after an update of shards each bucket is all-gathered, under way until the unit
+// is next acquired. Sharded: the shard only; acquire() waits for the bucket's gather into a staging buffer, which
 // prefetch() begins ahead; after release() the place is free for another unit.
 //
-// Gradients whole: a full buffer; a unit's last release of the step begins its sum over the replicas, by all-reduce or,
-// where the optimizer is sharded, by reduce-scatter. Sharded: layers accumulate into staging, and every release begins
-// a reduce-scatter whose result is added to the shard; a tied tensor that two units of this rank share accumulates all
-// step and is reduced once, when both have had their last release.
+// Gradients unsharded: a full buffer; a unit's last release of the step begins its sum over the replicas, by all-reduce
+// or, where the optimizer is sharded, by reduce-scatter. Sharded: layers accumulate into staging, and every release
+// begins a reduce-scatter whose result is added to the shard; a tied tensor that two units of this rank share
+// accumulates all step and is reduced once, when both have had their last release.
 //
-// Optimizer: whole, or the shard only.
+// Optimizer: unsharded, or the shard only.
 //
 // Sums over tensor ranks come before those over replicas: replicated parameters that each tensor rank saw only its
 // sequence shard of (`sequence`), and grouped parameters over their replication group. The tied tensor's sum over first
@@ -135,11 +135,11 @@ class ParamStore {
   // Blocks until nothing that was begun is under way: before a checkpoint, an inspection, the end.
   void settle(Stream& stream);
 
-  // The ranges of parameters whose values this rank holds, of this kind: whole parameters, or its shard's parts.
+  // The ranges of parameters whose values this rank holds, of this kind: unsharded parameters, or its shard's parts.
   std::span<const ParamRange> held(StateKind kind) const;
   // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer.
   View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
-  // A held parameter's whole local box; empty where the parameter is not held whole. For tests and single ranks.
+  // A held parameter's local box; empty where the parameter is not held unsharded. For tests and single ranks.
   View master(std::string_view name) const;
   View gradient(std::string_view name) const;
   View state(std::string_view name, std::size_t state) const;
