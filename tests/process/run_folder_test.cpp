@@ -181,6 +181,37 @@ TEST_CASE("what_a_resume_must_not_change_is_refused_by_key") {
   CHECK(end.says("notice: this resume changes train.steps"));
 }
 
+TEST_CASE("check_judges_epoch_caps_by_what_a_resume_has_left_to_do_as_run_does") {
+  run_until("capped", 200);
+  // 60 samples of 32 tokens, for what comes behind 800 of train.txt.
+  workspace().write("few.txt", read_file(workspace() / "train.txt").substr(100, 1920));
+  const auto settings = [](const std::string& steps) {
+    return std::vector<std::string>{"data.train=[{path: few.txt, epochs: 1}]", "train.steps=" + steps};
+  };
+  const auto ends = [&](const std::string& command, const std::string& steps) {
+    std::vector<std::string> arguments = workspace().training("capped", settings(steps));
+    arguments.front() = command;
+    return workspace().run(arguments);
+  };
+  const Ended fits = ends("check", "210");
+  CHECK_MESSAGE(fits.exit_code == 0, fits.errors);
+  CHECK_FALSE(fits.says("epoch caps"));
+  CHECK_MESSAGE(fits.output.find("data          from step 200 on about 0.667 epochs of") != std::string::npos,
+                fits.output);
+  for (const char* command : {"check", "run"}) {
+    const Ended short_of = ends(command, "240");
+    CHECK_MESSAGE(short_of.exit_code == 2, short_of.errors);
+    CHECK(short_of.says("160 samples"));
+  }
+  const Ended run = ends("run", "210");
+  CHECK_MESSAGE(run.exit_code == 0, run.errors);
+  const Ended close = ends("check", "218");  // 20 are left, unless the file has been replaced
+  CHECK_MESSAGE(close.exit_code == 0, close.errors);
+  CHECK(
+      close.says("notice: --set data.train=[{path: few.txt, epochs: 1}]: data.train.0.epochs: the run's 8 steps from "
+                 "step 210 on need 32 samples, and the epoch caps of data.train leave about 20"));
+}
+
 TEST_CASE("a_run_whose_checkpoints_are_gone_is_not_begun_again") {
   const fs::path run = run_until("lost", 120);
   fs::remove_all(run / "checkpoints");

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "backend/backend.h"
 #include "base/error.h"
@@ -116,7 +117,7 @@ std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::i
 }
 
 DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
-                                 std::optional<std::int64_t> world) {
+                                 std::optional<std::int64_t> world, std::optional<RunSoFar> so_far) {
   const Mesh& mesh = plan.phases.front().mesh;
   const bool is_here = is_for_this_machine(config, world);
   const std::int64_t sharers = place_on_hosts(config, mesh, is_here).ranks_per_host;
@@ -126,7 +127,8 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
           .instructions = arguments.instructions,
           .verbose = arguments.verbose,
           .budget = budget_of(config, arguments, is_here),
-          .sources = source_sizes(config, plan.phases.front().model.vocab)};
+          .sources = source_sizes(config, plan.phases.front().model.vocab),
+          .so_far = std::move(so_far)};
 }
 
 // Whether its checkpoints will fit. A folder that cannot be looked at is the run's business.
@@ -184,11 +186,15 @@ class Reasons {
   bool is_config_;
 };
 
-// What the start of the run finds in its folder.
-void look_at_run_folder(const LoadedConfig& loaded, bool is_here, Reasons& reasons) {
+// What the start of the run finds in its folder; where it would go on there.
+std::optional<RunSoFar> look_at_run_folder(const LoadedConfig& loaded, bool is_here, Reasons& reasons) {
   const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
-  if (!reasons.look([&] { check_run_folder(paths); }, is_here)) return;
-  reasons.look([&] { check_resume(paths, loaded, write_message); });
+  if (!reasons.look([&] { check_run_folder(paths); }, is_here)) return std::nullopt;
+  std::optional<Resumption> resumption;
+  reasons.look([&] { resumption = check_resume(paths, loaded, write_message); }, is_here);
+  if (!resumption) return std::nullopt;
+  return RunSoFar{
+      .step = resumption->step, .last_step = resumption->last_step, .epochs_read = std::move(resumption->epochs_read)};
 }
 
 // Those that run will have it, or not: this host may be where somebody only looks.
@@ -227,7 +233,7 @@ ExitCode check_config(const CheckArguments& arguments) {
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   const bool is_here = is_for_this_machine(loaded.config, world) && !judges_devices(arguments);
   Reasons reasons(loaded);
-  look_at_run_folder(loaded, is_here, reasons);
+  std::optional<RunSoFar> so_far = look_at_run_folder(loaded, is_here, reasons);
   notice_interface(loaded);
   std::optional<RunPlan> plan;
   try {
@@ -239,7 +245,7 @@ ExitCode check_config(const CheckArguments& arguments) {
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" + reasons.text());
   for (const std::string& notice : plan->notices) write_message("notice: " + notice);
   const PlanDescription description =
-      describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world));
+      describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world, std::move(so_far)));
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (is_for_this_machine(loaded.config, world)) notice_room(loaded.config, plan->phases.front());
   reasons.look([&] { check_initial_weights(loaded.config, plan->phases.front().model); });

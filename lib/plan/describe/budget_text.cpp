@@ -69,6 +69,10 @@ std::string epochs_text(double epochs) {
                          : fmt::format("{:.0f}", epochs);
 }
 
+std::string whole_digits(double count) {
+  return grouped_digits(static_cast<std::uint64_t>(count + 0.5));
+}
+
 std::string short_duration(double seconds) {
   return seconds < 0.9995 ? fmt::format("{:.3g} ms", 1000 * seconds) : duration_text(seconds);
 }
@@ -86,6 +90,11 @@ std::string rate_text(double flops) {
   return fmt::format("{:.3g} {}FLOP/s", flops, prefixes[prefix]);
 }
 
+// " from step 100 on"; nothing where the run begins.
+std::string from_step(const RunWork& work) {
+  return work.first_step > 0 ? fmt::format(" from step {} on", whole_digits(work.first_step)) : "";
+}
+
 std::string data_value(const RunWork& work) {
   std::string text;
   for (std::size_t i = 0; i < std::min(work.epochs.size(), max_sources); ++i) {
@@ -95,6 +104,7 @@ std::string data_value(const RunWork& work) {
         fmt::format("{}about {} epoch{} of {} ({} tokens, {})", i == 0 ? "" : "; ", epochs, epochs == "1" ? "" : "s",
                     source.path, short_count(static_cast<double>(source.size.tokens)), source.size.basis);
   }
+  if (const std::string from = from_step(work); !text.empty() && !from.empty()) text = from.substr(1) + " " + text;
   if (work.epochs.size() > max_sources) text += fmt::format("; {} more sources", work.epochs.size() - max_sources);
   for (std::size_t i = 0; i < std::min(work.uncounted_caps.size(), max_sources); ++i)
     text += fmt::format("{}the size of {} is not known, nor what its epoch cap leaves", text.empty() ? "" : "; ",
@@ -106,8 +116,8 @@ std::string data_value(const RunWork& work) {
 std::string shortage_verdict(const RunWork& work) {
   if (!work.allowed_samples) return {};
   return keyed_lines(is_clearly_short(work) ? "DOES NOT RUN" : "MAY NOT RUN",
-                     fmt::format("the epoch caps of data.train leave about {} of the {} samples that it takes",
-                                 short_count(*work.allowed_samples), short_count(work.samples)));
+                     fmt::format("the epoch caps of data.train leave about {} of the {} samples that it takes{}",
+                                 short_count(*work.allowed_samples), short_count(work.samples_left), from_step(work)));
 }
 
 std::string time_value(const PlanFacts& facts, const RunTime& time) {
@@ -155,17 +165,19 @@ std::string misfit_text(const PlanFacts& facts) {
 
 bool is_clearly_short(const RunWork& work) {
   constexpr double far = 2.0;  // token files may be wider or narrower than their vocabulary needs
-  return work.allowed_samples && work.samples > far * *work.allowed_samples;
+  // What was read is known by content, and here by path only: a file may have been replaced.
+  return work.allowed_samples && work.samples_left > far * work.most_allowed;
 }
 
 std::string shortage_text(const PlanFacts& facts) {
   const RunWork& work = facts.work_of_run;
   if (!work.allowed_samples) return {};
-  const auto grouped = [](double count) { return grouped_digits(static_cast<std::uint64_t>(count + 0.5)); };
+  const bool is_one = work.steps_left == 1;
   return fmt::format(
-      "data.train.0.epochs: the run's {} steps need {} samples, and the epoch caps of data.train leave about {}; raise "
+      "data.train.0.epochs: the run's {}{}{} need{} {} samples, and the epoch caps of data.train leave about {}; raise "
       "data.train[].epochs, reduce {}, or leave one source without a cap",
-      grouped(work.steps), grouped(work.samples), grouped(*work.allowed_samples),
+      is_one ? "" : whole_digits(work.steps_left) + " ", is_one ? "step" : "steps", from_step(work), is_one ? "s" : "",
+      whole_digits(work.samples_left), whole_digits(*work.allowed_samples),
       facts.config.train.tokens ? "train.tokens" : "train.steps");
 }
 

@@ -32,6 +32,13 @@ struct SourceSize {
   std::string basis;  // where the number is from: "2 bytes a token"
 };
 
+// What a run that goes on has behind it.
+struct RunSoFar {
+  std::int64_t step = 0;
+  std::int64_t last_step = 0;
+  std::vector<double> epochs_read{};  // by place in data.train
+};
+
 struct DescribeOptions {
   std::size_t backend_workspace = 0;  // of one rank
   bool all_on_one_host = true;        // as `run` starts them without a launcher, if launch.ranks_per_node allows it
@@ -41,6 +48,8 @@ struct DescribeOptions {
   bool verbose = false;
   std::optional<MemoryBudget> budget{};              // what to judge the plan against; nothing: it is not judged
   std::vector<std::optional<SourceSize>> sources{};  // by place in data.train; nothing: not known
+  // Where a start would go on, which the sources and their caps are told from; nothing: it begins.
+  std::optional<RunSoFar> so_far{};
 };
 
 // Size and time are bounded whatever the world: ranks are shown by pattern, long charts lose their middle.

@@ -144,6 +144,7 @@ json work_json(const RunWork& work) {
                       {"epochs", source.epochs}});
   return {{"samples", work.samples},
           {"sources_of_unknown_caps", work.uncounted_caps},
+          {"read_from_step", work.first_step},
           {"samples_that_caps_leave", work.allowed_samples ? json(*work.allowed_samples) : json(nullptr)},
           {"tokens", work.tokens},
           {"flops", work.flops},

@@ -81,6 +81,9 @@ void add_epochs(RunWork& work, const PlanFacts& facts) {
   const auto& sources = facts.config.data.train;
   std::vector<std::optional<SourceSize>> sizes = facts.options.sources;
   sizes.resize(sources.size());
+  const auto& so_far = facts.options.so_far;
+  const bool goes_on = work.first_step > 0;
+  const bool is_complete = so_far && so_far->step >= so_far->last_step;
   std::vector<DrawnSource> drawn;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sizes[i] && sizes[i]->tokens == 0) sizes[i].reset();
@@ -90,10 +93,15 @@ void add_epochs(RunWork& work, const PlanFacts& facts) {
       work.uncounted_caps.push_back(sources[i].path);
       continue;
     }
-    drawn.back().cap = std::max(1.0, *sources[i].epochs * samples_per_epoch(*sizes[i], facts.phase.model.context));
+    const double an_epoch = samples_per_epoch(*sizes[i], facts.phase.model.context);
+    const double cap = std::max(1.0, *sources[i].epochs * an_epoch);
+    const double read = goes_on ? so_far->epochs_read.at(i) * an_epoch : 0.0;
+    drawn.back().cap = std::max(0.0, cap - read);
+    work.most_allowed += cap;
   }
-  const SourceDraws draws = draw_samples(drawn, work.samples);
-  if (!sources.empty() && draws.allowed && *draws.allowed < work.samples) work.allowed_samples = draws.allowed;
+  const SourceDraws draws = draw_samples(drawn, work.samples_left);
+  if (!sources.empty() && !is_complete && draws.allowed && *draws.allowed < work.samples_left)
+    work.allowed_samples = draws.allowed;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (!sizes[i]) continue;
     const double epochs = draws.samples[i] / samples_per_epoch(*sizes[i], facts.phase.model.context);
@@ -109,6 +117,12 @@ RunWork run_work(const PlanFacts& facts) {
   work.samples = work.steps * static_cast<double>(phase.global_batch);
   work.tokens = work.samples * static_cast<double>(phase.model.context);
   work.flops = work.tokens * model_flops_per_token(phase.model);
+  work.steps_left = work.steps;
+  if (const auto& so_far = facts.options.so_far; so_far && so_far->step < so_far->last_step) {
+    work.first_step = static_cast<double>(so_far->step);
+    work.steps_left = static_cast<double>(so_far->last_step - so_far->step);
+  }
+  work.samples_left = work.steps_left * static_cast<double>(phase.global_batch);
   add_epochs(work, facts);
   return work;
 }

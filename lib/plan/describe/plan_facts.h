@@ -52,12 +52,15 @@ struct Balance {
 // What step time and days are told by.
 inline constexpr double assumed_share_of_peak = 0.4;
 
-// The whole run. As floating-point numbers: some are beyond 64 bits.
+// The whole run, but what it reads: that is from first_step on. As floating-point numbers: some are beyond 64 bits.
 struct RunWork {
   double steps = 0;
   double samples = 0;
   double tokens = 0;
   double flops = 0;
+  double first_step = 0;  // 0 and the whole run where nothing is left to do, too
+  double steps_left = 0;
+  double samples_left = 0;
   struct Epochs {
     std::string path;
     SourceSize size;
@@ -66,6 +69,7 @@ struct RunWork {
   std::vector<Epochs> epochs;               // of the sources whose size is known
   std::vector<std::string> uncounted_caps;  // paths of the sources that have a cap, and whose size is not known
   std::optional<double> allowed_samples{};  // by the epoch caps; nothing: as many as the run takes, or not known
+  double most_allowed = 0;                  // the same, should the sources that were read hold other content by now
 };
 
 // At the assumed share of the budget's peak.

@@ -110,6 +110,25 @@ void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded,
                     checkpoint.path().string(), refused));
 }
 
+Resumption resumption_from(const Checkpoint& checkpoint, const Config& now) {
+  const RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
+  Resumption resumption{.step = state.step, .last_step = last_step(now, state), .epochs_read = {}};
+  const std::vector<SourceConfig> before = config_of(checkpoint).data.train;
+  // Those of the last mix stand first, in the order of its data.train; sources that were left out have no path.
+  const std::vector<MixSource> known = state.history.sources_read();
+  std::vector<bool> is_used(std::min(before.size(), known.size()), false);
+  for (const SourceConfig& source : now.data.train) {
+    double& read = resumption.epochs_read.emplace_back(0.0);
+    for (std::size_t i = 0; i < is_used.size(); ++i) {
+      if (is_used[i] || before[i].path != source.path) continue;
+      is_used[i] = true;
+      read = static_cast<double>(known[i].taken) / static_cast<double>(known[i].samples_per_epoch);
+      break;
+    }
+  }
+  return resumption;
+}
+
 InputError no_checkpoint(const RunPaths& paths) {
   return InputError(fmt::format("--resume required: {} holds no checkpoint", paths.checkpoints().string()));
 }
@@ -363,12 +382,15 @@ void check_run_folder(const RunPaths& paths) {
   for_each_folder(paths, check_folder_is_writable);
 }
 
-void check_resume(const RunPaths& paths, const LoadedConfig& config, const Report& report) {
+std::optional<Resumption> check_resume(const RunPaths& paths, const LoadedConfig& config, const Report& report) {
   const std::vector<CatalogEntry> entries = list_readable_checkpoints(paths.checkpoints());
-  if (entries.empty()) return refuse_lost_checkpoints(paths);
+  if (entries.empty()) refuse_lost_checkpoints(paths);
   const auto newest =
       std::find_if(entries.begin(), entries.end(), [](const CatalogEntry& entry) { return entry.problem.empty(); });
-  if (newest != entries.end()) check_resume_from(Checkpoint(newest->path, OpenCheck::none), config, report);
+  if (newest == entries.end()) return std::nullopt;
+  const Checkpoint checkpoint(newest->path, OpenCheck::none);
+  check_resume_from(checkpoint, config, report);
+  return resumption_from(checkpoint, config.config);
 }
 
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,

@@ -67,9 +67,16 @@ using Report = std::function<void(const std::string&)>;
 void open_run_folder(const RunPaths& paths, const ResumeRequest& resume = {});
 // Makes nothing: what open_run_folder would refuse, as far as the system tells ahead.
 void check_run_folder(const RunPaths& paths);
+// Where a resume goes on, by the manifest alone.
+struct Resumption {
+  std::int64_t step = 0;
+  std::int64_t last_step = 0;
+  // By place in data.train. A source goes by its path here, since nothing is read; one that is new begins at 0.
+  std::vector<double> epochs_read;
+};
 // Changes nothing: what a start with --resume auto would refuse of the run's checkpoints and say of its config, by the
-// newest manifest. Damage in the files is found by the start.
-void check_resume(const RunPaths& paths, const LoadedConfig& config, const Report& report);
+// newest manifest. Damage in the files is found by the start. Nothing where the run has no usable checkpoint.
+std::optional<Resumption> check_resume(const RunPaths& paths, const LoadedConfig& config, const Report& report);
 
 // Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml; a run that
 // is already complete is left as it is. A path that the run's newest checkpoint stems from means that newest one: the

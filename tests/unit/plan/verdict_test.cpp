@@ -239,6 +239,31 @@ TEST_CASE("epoch caps that leave too few samples are told, and refused where the
   CHECK_FALSE(told_of(1024).is_clearly_short);
 }
 
+TEST_CASE("epoch caps are judged by the steps that are left, and refused as if nothing had been read") {
+  Config config = gpt2();
+  config.train.steps = 1000;
+  config.data.train.emplace_back().path = "a";
+  config.data.train[0].epochs = 1.0;
+  const auto told_at = [&](std::int64_t step, double epochs_read, std::uint64_t samples) {
+    DescribeOptions options;
+    options.budget = device_of(80ull << 30);
+    options.sources = {SourceSize{samples * 1024, "a byte a token"}};
+    options.so_far = RunSoFar{.step = step, .last_step = 1000, .epochs_read = {epochs_read}};
+    return describe_plan(config, make_run_plan(config, 50257, std::nullopt), options);
+  };
+  CHECK(told_at(990, 0.0, 640).shortage.empty());
+  CHECK(contains(in_one_line(told_at(990, 0.0, 640).text), "data from step 990 on about 1 epoch of a "));
+  const PlanDescription read = told_at(990, 0.75, 640);
+  CHECK(contains(read.shortage,
+                 "10 steps from step 990 on need 640 samples, and the epoch caps of data.train leave about 160;"));
+  CHECK_FALSE(read.is_clearly_short);
+  CHECK(contains(in_one_line(read.text), "about 160 of the 640 samples that it takes from step 990 on"));
+  CHECK(told_at(990, 0.75, 319).is_clearly_short);
+  CHECK(contains(told_at(999, 1.0, 20).shortage, "the run's step from step 999 on needs 64 samples"));
+  // Where nothing is left to do nothing is short.
+  CHECK(told_at(1000, 1.0, 640).shortage.empty());
+}
+
 TEST_CASE("a plan that fits opens with the epoch caps that do not let it run") {
   Config config = gpt2();
   config.train.steps = 1000;

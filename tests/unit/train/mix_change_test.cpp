@@ -51,6 +51,25 @@ TEST_CASE("a capped source that takes another's place needs only what it needs")
   CHECK(taken(run) == std::vector<std::int64_t>{8});
 }
 
+TEST_CASE("where a resume goes on and what it has read of each source is told ahead") {
+  TinyRun run;
+  const auto ahead = [&](const std::string& mix) {
+    return check_resume(run.paths, run.config({mix, "train.steps=24"}), [](const std::string&) {});
+  };
+  CHECK_FALSE(ahead(kBoth).has_value());
+  run.run({kAlone});
+  run.run({kBoth, "train.steps=24"}, 3);  // six samples of each
+  const auto both = ahead(kBoth);
+  REQUIRE(both.has_value());
+  CHECK(both->step == 15);
+  CHECK(both->last_step == 24);
+  REQUIRE(both->epochs_read.size() == 2);
+  CHECK(both->epochs_read[0] == 0.6);
+  CHECK(both->epochs_read[1] == doctest::Approx(54.0 / 251).epsilon(0.01));
+  CHECK(ahead(kAlone)->epochs_read == std::vector<double>{both->epochs_read[1]});
+  CHECK(ahead("data.train=[{path: c.txt}]")->epochs_read == std::vector<double>{0.0});
+}
+
 TEST_CASE("a start says what it will read and what is left, for people and in the metrics") {
   TinyRun run;
   run.run({kAlone});
