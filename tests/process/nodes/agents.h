@@ -14,7 +14,7 @@
 namespace scaletrain {
 
 // The heartbeat of these runs, short so that leases are: an agent's is a third, and after half of it a node is lost.
-inline constexpr double agents_heartbeat = 12.0;
+inline constexpr double agents_heartbeat = 15.0;
 
 class Agents {
  public:
