@@ -114,7 +114,7 @@ std::string duration_text(double seconds) {
   if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
   const std::int64_t minutes = whole / 60;
   if (minutes < 24 * 60) return fmt::format("{} h {} min", minutes / 60, minutes % 60);
-  return fmt::format("{} d {} h", minutes / (24 * 60), minutes / 60 % 24);
+  return fmt::format("{} d {} h", grouped_digits(static_cast<std::uint64_t>(minutes / (24 * 60))), minutes / 60 % 24);
 }
 
 std::optional<std::size_t> first_invalid_utf8(std::string_view text) {

@@ -77,6 +77,11 @@ std::string short_duration(double seconds) {
   return seconds < 0.9995 ? fmt::format("{:.3g} ms", 1000 * seconds) : duration_text(seconds);
 }
 
+// "1 step", "1.20M tokens".
+std::string short_count_text(double count, std::string_view thing) {
+  return fmt::format("{} {}{}", short_count(count), thing, count == 1 ? "" : "s");
+}
+
 std::string hours_text(double hours) {
   constexpr double least = 0.001;  // less costs nobody anything
   return hours < least ? fmt::format("under {:g}", least) : short_count(hours);
@@ -184,8 +189,9 @@ std::string shortage_text(const PlanFacts& facts) {
 std::string budget_text(const PlanFacts& facts) {
   const RunWork& work = facts.work_of_run;
   std::string text = shortage_verdict(work) + verdict_text(facts);
-  text += keyed_lines("work", fmt::format("{} tokens in {} samples and {} steps, {:.3g} FLOP", short_count(work.tokens),
-                                          short_count(work.samples), short_count(work.steps), work.flops));
+  text += keyed_lines(
+      "work", fmt::format("{} in {} and {}, {:.3g} FLOP", short_count_text(work.tokens, "token"),
+                          short_count_text(work.samples, "sample"), short_count_text(work.steps, "step"), work.flops));
   if (!work.epochs.empty() || !work.uncounted_caps.empty()) text += keyed_lines("data", data_value(work));
   if (facts.time) text += keyed_lines("time", time_value(facts, *facts.time));
   return text;

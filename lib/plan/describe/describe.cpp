@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "config/keys/keys.h"
 #include "plan/describe/instruction_list.h"
@@ -305,6 +306,16 @@ std::string bubble_text(const PlanFacts& facts) {
   return text;
 }
 
+std::string grouped_count_text(std::int64_t count, std::string_view thing) {
+  return fmt::format("{} {}{}", grouped_digits(static_cast<std::uint64_t>(count)), thing, count == 1 ? "" : "s");
+}
+
+// The verdict is of all ranks on this machine, which they do not fit; what follows is of the hosts that they would
+// need.
+bool is_refused_here(const PlanFacts& facts) {
+  return facts.refused && facts.verdict && facts.verdict->budget.kind == MemoryBudget::Kind::host;
+}
+
 std::string head_text(const PlanFacts& facts) {
   const PhasePlan& phase = facts.phase;
   const ModelSpec& model = phase.model;
@@ -316,8 +327,9 @@ std::string head_text(const PlanFacts& facts) {
                             model.kv_heads, model.ffn_hidden, model.vocab, model.context));
   line("compute",
        fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model), to_text(facts.config.precision.compute)));
-  line("steps", fmt::format("{} of {} samples ({} tokens each)", phase.num_steps, phase.global_batch,
-                            grouped_digits(static_cast<std::uint64_t>(phase.global_batch * model.context))));
+  line("steps", fmt::format("{} of {} ({} each)", grouped_digits(static_cast<std::uint64_t>(phase.num_steps)),
+                            grouped_count_text(phase.global_batch, "sample"),
+                            grouped_count_text(checked_mul(phase.global_batch, model.context), "token")));
   const bool is_alone = phase.mesh.world() == 1;
   line("mesh", fmt::format("{} = {}{}", phase.mesh.text(), count_text(phase.mesh.world(), "rank"),
                            is_alone ? "" : "; " + unbroken(rank_pattern(phase))));
@@ -325,7 +337,8 @@ std::string head_text(const PlanFacts& facts) {
                             count_text(phase.micro_batch.samples, "sample")));
   line("zero", fmt::format("stage {}{}", facts.config.parallel.zero,
                            phase.mesh.degree(Axis::data) > 1 ? "" : " (one replica: nothing to divide)"));
-  if (!is_alone) line("hosts", placement_text(facts));
+  if (!is_alone && !is_refused_here(facts)) line("hosts", placement_text(facts));
+  if (is_refused_here(facts) && facts.options.verbose) line("hosts", "from here on " + placement_text(facts));
   if (phase.mesh.degree(Axis::tensor) > 1)
     line("sequence",
          phase.sequence ? "norms and residuals are divided among tensor ranks" : "whole on every tensor rank");

@@ -81,6 +81,7 @@ TEST_CASE("durations are told in two units") {
   CHECK(duration_text(3599.7) == "1 h 0 min");
   CHECK(duration_text(7500) == "2 h 5 min");
   CHECK(duration_text(86400 * 3 + 3600 * 4) == "3 d 4 h");
+  CHECK(duration_text(86400.0 * 2'180'204) == "2,180,204 d 0 h");
   CHECK(duration_text(-1) == "unknown");
   CHECK(duration_text(0.0 / 0.0) == "unknown");
 }

@@ -179,6 +179,15 @@ TEST_CASE("the memory of all ranks of a machine is summed, and what run would re
   CHECK(contains(described(sum - 1).text, described(sum - 1).refusal));
   // What does not fit one machine must run on several: the traffic is told for those.
   CHECK(json(sum - 1).at("basis") == "assumed");
+  // But a verdict on this machine is not of those.
+  const auto judged = [&](MemoryBudget::Kind kind, bool verbose) {
+    const MemoryBudget budget{.kind = kind, .name = "it", .memory = sum - 1};
+    return describe_plan(config, plan,
+                         {.backend_workspace = 5, .machine_memory = sum - 1, .verbose = verbose, .budget = budget});
+  };
+  CHECK_FALSE(contains(judged(MemoryBudget::Kind::host, false).text, "hosts  "));
+  CHECK(contains(judged(MemoryBudget::Kind::host, true).text, "\nhosts         from here on "));
+  CHECK(contains(judged(MemoryBudget::Kind::device, false).text, "are assumed; launch.ranks_per_node"));
   CHECK(described(std::nullopt).refusal.empty());
 }
 

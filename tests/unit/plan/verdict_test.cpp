@@ -239,6 +239,21 @@ TEST_CASE("epoch caps that leave too few samples are told, and refused where the
   CHECK_FALSE(told_of(1024).is_clearly_short);
 }
 
+TEST_CASE("one of a thing is told as one, and many with their digits grouped") {
+  Config config = gpt2();
+  config.train.steps = 1;
+  config.train.global_batch = 1;
+  config.train.micro_batch = 1;
+  const auto text_of = [&] {
+    return in_one_line(describe_plan(config, make_run_plan(config, 50257, std::nullopt), DescribeOptions{}).text);
+  };
+  CHECK(contains(text_of(), "work 1.02K tokens in 1 sample and 1 step, "));
+  CHECK(contains(text_of(), "steps 1 of 1 sample (1,024 tokens each)"));
+  config.train.steps = 1'000'000;
+  config.train.global_batch = 4;
+  CHECK(contains(text_of(), "steps 1,000,000 of 4 samples (4,096 tokens each)"));
+}
+
 TEST_CASE("epoch caps are judged by the steps that are left, and refused as if nothing had been read") {
   Config config = gpt2();
   config.train.steps = 1000;
