@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -145,13 +146,16 @@ double without_sign_of_nan(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
+// Empty where it is not known.
+std::string speed_number(const StepRecord& record) {
+  const double speed = record.tokens_per_second;
+  if (!std::isfinite(speed) || speed < 0 || speed >= 1e18) return {};
+  return grouped_digits(static_cast<std::uint64_t>(std::llround(speed)));
+}
+
 std::string speed_text(const StepRecord& record) {
-  std::string text;
-  if (std::isfinite(record.tokens_per_second) && record.tokens_per_second >= 0 && record.tokens_per_second < 1e18) {
-    text += fmt::format("  {} tokens/s",
-                        grouped_digits(static_cast<std::uint64_t>(std::llround(record.tokens_per_second))));
-  }
-  return text;
+  const std::string speed = speed_number(record);
+  return speed.empty() ? speed : fmt::format("  {} tokens/s", speed);
 }
 
 // The peak is that of matrix products, as measured at start (calibrate_matmul).
@@ -174,6 +178,24 @@ std::string left_text(const StepRecord& record, std::int64_t total, const TimeLe
   return left ? fmt::format("  {} left", duration_text(*left)) : std::string();
 }
 
+// "95s", "33m", "60h", "12d": in two digits, but of days.
+std::string terse_duration(double seconds) {
+  if (!(seconds >= 0) || seconds > 1e15) return "?";
+  constexpr std::array<std::pair<double, char>, 3> units = {{{1.0, 's'}, {60.0, 'm'}, {3600.0, 'h'}}};
+  constexpr double three_digits = 99.5;
+  for (const auto& [unit, name] : units)
+    if (seconds < three_digits * unit) return fmt::format("{:.0f}{}", seconds / unit, name);
+  return fmt::format("{:.0f}d", seconds / 86400);
+}
+
+// Behind it and before it, where that is known: "33m, 10h left".
+std::string time_text(const StepRecord& record, std::int64_t total, const TimeLeft& time_left) {
+  std::string text = "  " + terse_duration(record.elapsed_seconds);
+  if (total <= record.step) return text;
+  const auto left = time_left.seconds(total - record.step);
+  return left ? text + fmt::format(", {} left", terse_duration(*left)) : text;
+}
+
 }  // namespace
 
 std::string ProgressPrinter::describe(const StepRecord& record) const {
@@ -182,17 +204,16 @@ std::string ProgressPrinter::describe(const StepRecord& record) const {
          speed_text(record) + share_text(record) + left_text(record, options_.total_steps, time_left_);
 }
 
-// What is asked for first stands first: a narrow terminal shows only so many.
+// What is asked for first stands first, and in few letters: a terminal of 80 columns takes all up to the tokens.
 std::vector<std::string> ProgressPrinter::describe_live(const StepRecord& record) const {
   std::vector<std::string> fields = {step_text(record, options_.total_steps), loss_field(record)};
   if (const auto lowest = summary_.lowest_loss()) fields.push_back(fmt::format(" (best {})", loss_text(lowest->loss)));
-  fields.push_back(left_text(record, options_.total_steps, time_left_));
-  fields.push_back(speed_text(record));
+  fields.push_back(time_text(record, options_.total_steps, time_left_));
   if (const std::int64_t restarts = summary_.restarts(); restarts > 0)
     fields.push_back(fmt::format("  {} restart{}", restarts, restarts == 1 ? "" : "s"));
-  if (record.tokens > 0)
-    fields.push_back(fmt::format("  {} tokens in {}", short_count(static_cast<double>(record.tokens)),
-                                 duration_text(record.elapsed_seconds)));
+  if (record.tokens > 0) fields.push_back(fmt::format("  {} tok", short_count(static_cast<double>(record.tokens))));
+  if (const std::string speed = speed_number(record); !speed.empty())
+    fields.push_back(fmt::format("  {} tok/s", speed));
   fields.push_back(share_text(record));
   return fields;
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "support/eventually.h"
 #include "support/temp_folder.h"
 
 using namespace scaletrain;
@@ -136,10 +137,9 @@ TEST_CASE("the live line is renewed in place, gives way to messages and ends wit
     printer.finish();
     printer.message("done");
   });
-  const std::string first =
-      "step 1/3  loss 3.2500 (best 3.2500)  12,345 tokens/s  10 tokens in 2.0 s  42.4 % of matmul peak";
+  const std::string first = "step 1/3  loss 3.2500 (best 3.2500)  2s  10 tok  12,345 tok/s  42.4 % of matmul peak";
   const std::string second =
-      "step 2/3  loss 3.2500 (best 3.2500)  2.0 s left  12,345 tokens/s  20 tokens in 4.0 s  42.4 % of matmul peak";
+      "step 2/3  loss 3.2500 (best 3.2500)  4s, 2s left  20 tok  12,345 tok/s  42.4 % of matmul peak";
   CHECK(text == "starting\n" + (clear + first) + clear + second + clear + "saved\n" + clear + second + clear + second +
                     "\ndone\n");
 }
@@ -165,17 +165,46 @@ TEST_CASE("the live line shows as many whole fields as the terminal takes, also 
   };
   const std::string step = "step 1000/20000";
   const std::string loss = step + "  loss 3.2500";
-  const std::string left = loss + " (best 3.2500)  10 h 33 min left";
-  const std::string restarts = left + "  12,345 tokens/s  1 restart";
-  CHECK(shown_at(200) == restarts + "  10.0K tokens in 33 min 20 s  32.6 % of matmul peak");
-  CHECK(shown_at(80) == left + "  12,345 tokens/s");
+  const std::string left = loss + " (best 3.2500)  33m, 11h left";
+  const std::string restarts = left + "  1 restart";
+  const std::string tokens = restarts + "  10.0K tok";
+  CHECK(shown_at(200) == tokens + "  12,345 tok/s  32.6 % of matmul peak");
+  CHECK(shown_at(80) == tokens);
+  CHECK(shown_at(79) == restarts);
   CHECK(shown_at(61) == left);
   CHECK(shown_at(30) == loss);
   CHECK(shown_at(static_cast<unsigned short>(loss.size())) == step);  // the last column stays free
   CHECK(shown_at(10) == step.substr(0, 9));
-  CHECK(shown_at(90) == restarts);
+  CHECK(shown_at(94) == tokens + "  12,345 tok/s");
   // A terminal that does not know its width takes all.
   CHECK(shown_at(0).ends_with("of matmul peak"));
+}
+
+TEST_CASE("at 80 columns the live line tells the time, the tokens and the restarts of a long run") {
+  RunSummary before;
+  before.add_restart(900, "worker 17 was killed");
+  const auto shown = [&](double step_seconds, double elapsed) {
+    const PseudoTerminal terminal;
+    terminal.resize(80);
+    ProgressPrinter printer(terminal.stream(), {.total_steps = 20000, .live = true, .least_interval = 0});
+    printer.begin(before);
+    printer.step(timed_step(9999, step_seconds));
+    StepRecord record = timed_step(10000, step_seconds);
+    record.tokens = 123'456'789;
+    record.elapsed_seconds = elapsed;
+    printer.step(record);
+    printer.finish();
+    std::string text;
+    CHECK(eventually([&] { return (text += terminal.read()).ends_with("\r\n"); }));
+    const std::size_t start = text.rfind(clear);
+    REQUIRE(start != std::string::npos);
+    return text.substr(start + std::string(clear).size());
+  };
+  const std::string begin = "step 10000/20000  loss 3.2500 (best 3.2500)  ";
+  CHECK(shown(0.001, 9.4) == begin + "9s, 10s left  1 restart  123M tok\r\n");
+  CHECK(shown(0.559, 99.4) == begin + "99s, 93m left  1 restart  123M tok\r\n");
+  CHECK(shown(1.872, 3600) == begin + "60m, 5h left  1 restart  123M tok\r\n");
+  CHECK(shown(36.0, 86400 * 3) == begin + "72h, 4d left  1 restart  123M tok\r\n");
 }
 
 TEST_CASE("the live line is not renewed more often than asked, but the last step always shows") {
