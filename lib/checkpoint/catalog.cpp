@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/process/memory_limit.h"
 #include "checkpoint/format/confined_path.h"
 #include "checkpoint/quarantine.h"
 #include "checkpoint/save/save.h"
@@ -62,7 +63,7 @@ Verdict judge(const fs::path& path, Look look) {
   } catch (const InputError& error) {
     return {error.what(), false};
   } catch (const std::bad_alloc&) {
-    return {path.string() + ": not enough memory to read it", true};
+    return {fmt::format("{}: not enough memory to read it{}", path.string(), MemoryLimitText().view()), true};
   }
 }
 

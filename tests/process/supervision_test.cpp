@@ -233,6 +233,7 @@ TEST_CASE("a rank that runs out of memory ends the run with 3 and the plan of it
   CHECK_MESSAGE(end.exit_code == 3, end.errors);
   CHECK_MESSAGE(end.says("out of memory"), end.errors);
   CHECK_MESSAGE(end.says("Reduce train.micro_batch"), end.errors);
+  CHECK_MESSAGE(end.says("ulimit -v gives each process 2000000 KiB"), end.errors);
   CHECK_FALSE(end.says("restart 1 of"));
   check_no_process_left(run);
 }

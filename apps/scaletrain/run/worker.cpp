@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/process/last_words.h"
 #include "base/text.h"
 #include "checkpoint/load.h"
 #include "comm/rendezvous/locked_store.h"
@@ -20,6 +21,7 @@
 #include "commands/commands.h"
 #include "commands/option_checks.h"
 #include "host/address.h"
+#include "host/machine.h"
 #include "host/process/signals.h"
 #include "host/process/storage_probe.h"
 #include "launch/watch/hang_report.h"
@@ -27,6 +29,7 @@
 #include "observed.h"
 #include "rank_process.h"
 #include "telemetry/log.h"
+#include "train/start/assembly.h"
 
 namespace scaletrain {
 
@@ -136,12 +139,27 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
   }
 }
 
+// Before the first thread, which may find no room.
+void set_early_memory_words(const WorkerArguments& arguments) {
+  WorkerOptions options;
+  options.place.rank = Rank(arguments.rank);
+  options.place.world = arguments.world;
+  options.paths = RunPaths(arguments.run_folder);
+  options.data_degree = arguments.data;
+  options.threads = share_processors(available_processors(), arguments.sharers).threads;
+  try {
+    set_memory_words(early_memory_words(options));
+  } catch (const std::exception&) {  // what is wrong is told by the training
+  }
+}
+
 // The agent shows the error and returns its exit code; without an agent main() does.
 ExitCode work(const WorkerArguments& arguments) {
   // In lists of processes; started from /proc/self/exe it would be "exe". The kernel keeps 15 bytes.
   ::prctl(PR_SET_NAME, fmt::format("scaletrain r{}", arguments.rank).c_str());
   block_interrupt_signals();
   block_hang_signal();
+  set_early_memory_words(arguments);
   const InterruptWatcher signals;
   Observed observed;
   WorkerReporter reporter(arguments.channel, arguments.report);

@@ -79,6 +79,9 @@ ThreadPool::ThreadPool(int threads, WorkCount* work) : work_(work) {
         fmt::format("could not start {} threads (started {}): {}; ask for fewer threads or raise the limit "
                     "of processes (ulimit -u)",
                     threads, workers_.size() + 1, error.what()));
+  } catch (...) {
+    stop();
+    throw;
   }
 }
 

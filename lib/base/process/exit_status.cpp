@@ -3,10 +3,23 @@
 #include <filesystem>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
+#include "base/process/last_words.h"
+#include "base/process/memory_limit.h"
 
 namespace scaletrain {
+namespace {
+
+ExitStatus out_of_memory_status() {
+  std::string words = memory_words();
+  if (words.empty())
+    words = "out of memory; `scaletrain check` prints what a run needs" + std::string(MemoryLimitText().view());
+  return {ExitCode::input, std::move(words)};
+}
+
+}  // namespace
 
 ExitStatus exit_status_of(const std::exception_ptr& error) {
   try {
@@ -20,14 +33,14 @@ ExitStatus exit_status_of(const std::exception_ptr& error) {
   } catch (const DivergedError& diverged) {
     return {ExitCode::diverged, diverged.what()};
   } catch (const std::bad_alloc&) {
-    return {ExitCode::input, "out of memory; `scaletrain check` prints what a run needs"};
+    return out_of_memory_status();
   } catch (const std::filesystem::filesystem_error& files) {
     return {ExitCode::input, files.what()};
   } catch (const std::system_error& system) {
     // A thread that could not be started, above all.
-    return {ExitCode::peer,
-            std::string("the system refused what the program asked for: ") + system.what() +
-                "; raise the limits on processes, threads and memory (ulimit -u, the container's pids.max)"};
+    if (is_out_of_memory(system)) return out_of_memory_status();
+    return {ExitCode::peer, std::string("the system refused what the program asked for: ") + system.what() +
+                                "; raise the limits on processes and threads (ulimit -u, the container's pids.max)"};
   } catch (const std::exception& bug) {
     return {ExitCode::bug, std::string("a bug: ") + bug.what() + "\nPlease report it with the config and this line."};
   } catch (...) {

@@ -14,7 +14,8 @@ namespace scaletrain {
 class GuardedThread {
  public:
   GuardedThread() = default;  // none
-  // std::system_error if the system grants no thread, std::bad_alloc; then nothing runs.
+  // std::system_error if the system grants no thread, std::bad_alloc if there is no room for its stack or what is noted
+  // of it; then nothing runs.
   explicit GuardedThread(std::function<void()> body);
   // Joins. An exception that nobody has asked for is lost.
   ~GuardedThread();

@@ -13,12 +13,13 @@
 
 #include "base/error.h"
 #include "base/process/exit_code.h"
+#include "base/process/memory_limit.h"
 
 namespace scaletrain {
 namespace {
 
 // In static memory: there may be no other.
-std::array<char, 8192> memory_words{};
+std::array<char, 8192> memory_words_room{};
 std::atomic<std::size_t> num_memory_words{0};
 std::atomic<bool> is_ending{false};
 // A request for memory was refused, and has been thrown. An exception that leaves a destructor while another is on its
@@ -49,8 +50,9 @@ void say(std::string_view text) {
 
 [[noreturn]] void end_without_memory() {
   const std::size_t count = num_memory_words.load(std::memory_order_acquire);
-  if (count == 0) end_with(ExitCode::input, "out of memory; `scaletrain check` prints what a run needs", "");
-  end_with(ExitCode::input, {memory_words.data(), count}, "");
+  if (count == 0)
+    end_with(ExitCode::input, "out of memory; `scaletrain check` prints what a run needs", MemoryLimitText().view());
+  end_with(ExitCode::input, {memory_words_room.data(), count}, "");
 }
 
 [[noreturn]] void last_words() {
@@ -74,6 +76,7 @@ void say(std::string_view text) {
   } catch (const DivergedError& error) {
     end_with(ExitCode::diverged, error.what(), "");
   } catch (const std::system_error& error) {
+    if (is_out_of_memory(error)) end_without_memory();
     end_with(ExitCode::peer, "the system refused what the program asked for: ", error.what());
   } catch (const std::exception& error) {
     end_with(ExitCode::bug, "a bug: an exception that nobody caught: ", error.what());
@@ -91,9 +94,13 @@ void end_uncaught_with_last_words() {
 
 void set_memory_words(std::string_view text) noexcept {
   num_memory_words.store(0, std::memory_order_release);
-  const std::size_t count = std::min(text.size(), memory_words.size());
-  std::memcpy(memory_words.data(), text.data(), count);
+  const std::size_t count = std::min(text.size(), memory_words_room.size());
+  std::memcpy(memory_words_room.data(), text.data(), count);
   num_memory_words.store(count, std::memory_order_release);
+}
+
+std::string memory_words() {
+  return {memory_words_room.data(), num_memory_words.load(std::memory_order_acquire)};
 }
 
 }  // namespace scaletrain

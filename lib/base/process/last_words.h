@@ -3,6 +3,7 @@
 // (exit_code.h), and says why, without asking for memory; not by SIGABRT, which tells a user nothing.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace scaletrain {
@@ -14,5 +15,7 @@ void end_uncaught_with_last_words();
 // What is said when memory runs out, of which some KiB are kept: that it did, and what this process needs, as soon as
 // that is known. Replaces what was given before. By one thread.
 void set_memory_words(std::string_view text) noexcept;
+// Empty: none were given.
+std::string memory_words();
 
 }  // namespace scaletrain

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/process/memory_limit.h"
 #include "base/text.h"
 #include "checkpoint/box_copy.h"
 #include "checkpoint/format/piece_list.h"
@@ -343,7 +344,8 @@ auto as_input_errors(const SaveRequest& request, F f) {
     const bool no_space = error.code() == std::errc::no_space_on_device;
     throw_failure({fmt::format("{}: saving failed: {}", request.folder.string(), error.what()), no_space});
   } catch (const std::bad_alloc&) {
-    throw InputError(fmt::format("{}: saving failed: not enough memory", request.folder.string()));
+    throw InputError(
+        fmt::format("{}: saving failed: not enough memory{}", request.folder.string(), MemoryLimitText().view()));
   }
 }
 

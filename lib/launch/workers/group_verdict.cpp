@@ -46,6 +46,11 @@ std::vector<std::int64_t> told_alike(const GroupView& group, const MemberState& 
   return ranks;
 }
 
+// Words about memory begin with the rank's name already: they may be all that a process leaves.
+std::string told_by(const std::string& who, const std::string& words) {
+  return words.starts_with(who) ? words : who + words;
+}
+
 // Whose error it is, and its words.
 void tell_error(const GroupView& group, const MemberState& culprit, RoundResult& round) {
   const std::vector<std::int64_t> ranks = told_alike(group, culprit);
@@ -56,7 +61,7 @@ void tell_error(const GroupView& group, const MemberState& culprit, RoundResult&
     round.description = fmt::format("{} {} workers failed alike at step {}", round.is_alike ? "all" : "some of the",
                                     group.members.size(), round.step);
   }
-  round.message = who + culprit.status.error->message;
+  round.message = told_by(who, culprit.status.error->message);
 }
 
 // What may be behind a SIGKILL that nobody here sent.
@@ -121,7 +126,7 @@ RoundResult verdict_of(const GroupView& group, bool started) {
   } else {
     for (const MemberState* const member : group.members) {
       if (!member->status.error) continue;
-      round.message = name_of(group, *member) + member->status.error->message;
+      round.message = told_by(name_of(group, *member), member->status.error->message);
       break;
     }
   }

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/process/guarded_thread.h"
+#include "base/process/memory_limit.h"
 #include "base/text.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/save/save.h"
@@ -247,8 +248,8 @@ Checkpointer::Impl::Impl(const Parts& checkpointer_parts, RunState& run_state)
   } catch (const std::bad_alloc&) {
     throw InputError(fmt::format(
         "rank {}: out of memory: {} for a copy of the state that checkpoints are written from while training goes on; "
-        "checkpoint.background: false needs none",
-        parts.rank.value(), bytes_text(plan.checkpoint_staging(parts.rank))));
+        "checkpoint.background: false needs none{}",
+        parts.rank.value(), bytes_text(plan.checkpoint_staging(parts.rank)), MemoryLimitText().view()));
   }
   // Beside the first step, which takes longer than the others anyway.
   prefault = GuardedThread([this] { staging->prefault(); });

@@ -67,12 +67,17 @@ void note_data_files(WorkerParts& parts, const WorkerOptions& options) {
   }
 }
 
+Config config_of_run(const WorkerOptions& options) {
+  const fs::path file = options.paths.config();
+  Config config = parse_resolved_config(read_text_file(file, 1u << 20), file.string());
+  if (options.data_degree) config.parallel.data = options.data_degree;
+  return config;
+}
+
 // Fills `run` as it goes, so that what fails on the way is told before it is torn down.
 void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
-  const fs::path config_file = options.paths.config();
-  Config config = parse_resolved_config(read_text_file(config_file, 1u << 20), config_file.string());
-  if (options.data_degree) config.parallel.data = options.data_degree;
+  Config config = config_of_run(options);
   const std::unique_ptr<const Checkpoint> checkpoint = open_checkpoint(options);
   forget_data_files(options);
   run.parts = std::make_unique<WorkerParts>(options, std::move(config), sources_read(checkpoint.get()), start_up);
@@ -191,6 +196,12 @@ ExitCode train_within_memory(const WorkerOptions& options, Started& run) {
 RunPlan plan_for(const Config& config, std::optional<std::int64_t> world) {
   const auto tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
   return make_run_plan(config, tokenizer->vocab_size(), world);
+}
+
+std::string early_memory_words(const WorkerOptions& options) {
+  const Config config = config_of_run(options);
+  const PhasePlan phase = plan_for(config, options.place.world).phases.front();
+  return out_of_memory_text(phase, options.place.rank, cpu_workspace_bytes(options.threads), "");
 }
 
 ExitCode train_run(const WorkerOptions& options) {

@@ -62,4 +62,8 @@ ExitCode train_run(const WorkerOptions& options);
 // touched.
 RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
 
+// What there is to say of the rank of these options should memory run out before its plan is known to knows_memory:
+// that of the run's beginning. Reads the run folder's config.yaml.
+std::string early_memory_words(const WorkerOptions& options);
+
 }  // namespace scaletrain

@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "base/process/memory_limit.h"
 #include "train/start/data_agreement.h"
 #include "train/start/data_files.h"
 
@@ -41,6 +42,13 @@ std::vector<SourceFiles> files_to_keep_to(const WorkerOptions& options, Log& log
 }
 
 }  // namespace
+
+std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t workspace, std::string_view when) {
+  const std::string who =
+      phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
+  return fmt::format("{}{}{}:\n{}Reduce train.micro_batch, model.context or the model{}", who, when.empty() ? "" : " ",
+                     when, phase.memory(rank, workspace).text(), MemoryLimitText().view());
+}
 
 WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read,
                          StartUp& start_up)
@@ -104,10 +112,7 @@ void WorkerParts::allocate() {
 }
 
 InputError WorkerParts::out_of_memory(std::string_view when) const {
-  const std::string who =
-      phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
-  return InputError(fmt::format("{}{}{}:\n{}Reduce train.micro_batch, model.context or the model", who,
-                                when.empty() ? "" : " ", when, phase.memory(rank, backend->workspace_bytes()).text()));
+  return InputError(out_of_memory_text(phase, rank, backend->workspace_bytes(), when));
 }
 
 std::string fingerprint_of(const WorkerParts& parts) {

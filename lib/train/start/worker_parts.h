@@ -23,6 +23,9 @@
 
 namespace scaletrain {
 
+// With the plan of the memory beside it, and the limit of this process if it has one.
+std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t workspace, std::string_view when);
+
 struct WorkerParts {
   // read: what the run has read so far.
   WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read, StartUp& start_up);

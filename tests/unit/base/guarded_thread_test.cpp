@@ -2,20 +2,24 @@
 #include "base/process/guarded_thread.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <fstream>
 #include <functional>
 #include <new>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
 #include "base/process/exit_code.h"
+#include "base/process/exit_status.h"
 #include "base/process/last_words.h"
 
 using namespace scaletrain;
@@ -55,6 +59,32 @@ End end_of(const std::function<void()>& deed) {
 template <class Error>
 End end_by(const Error& error) {
   return end_of([&error] { std::thread([&error] { throw error; }).join(); });
+}
+
+// Of this process: it has as much as it ever had, and no room for a thread.
+void limit_address_space(rlim_t more_kibibytes) {
+  std::ifstream in("/proc/self/status");
+  std::string word;
+  while (in >> word && word != "VmPeak:") continue;
+  rlim_t kibibytes = 0;
+  in >> kibibytes;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = (kibibytes + more_kibibytes) << 10;
+  ::setrlimit(RLIMIT_AS, &limit);
+}
+
+void refuse_thread() {
+  throw std::system_error(EAGAIN, std::generic_category());
+}
+
+ExitStatus status_of_refused_thread() {
+  try {
+    refuse_thread();
+  } catch (const std::system_error&) {
+    return exit_status_of(std::current_exception());
+  }
+  return {};
 }
 
 void find_no_memory() {
@@ -113,6 +143,31 @@ TEST_CASE("an exception that nobody can catch ends the process with the exit cod
   CHECK(end_by(17).exit_code == static_cast<int>(ExitCode::bug));
   CHECK(end_by(PeerError("rank 3 is gone")).errors == "scaletrain: rank 3 is gone\n");
   CHECK(end_by(std::runtime_error("surprise")).errors.find("a bug") != std::string::npos);
+}
+
+TEST_CASE(
+    "a thread that is refused while address space is used up has found no memory, with room left a limit on threads") {
+  const auto tell_status = [](rlim_t more_kibibytes) {
+    return end_of([more_kibibytes] {
+      limit_address_space(more_kibibytes);
+      const ExitStatus status = status_of_refused_thread();
+      std::ignore = ::write(STDERR_FILENO, status.message.data(), status.message.size());
+      ::_exit(static_cast<int>(status.code));
+    });
+  };
+  const End narrow = tell_status(1 << 10);
+  CHECK(narrow.exit_code == static_cast<int>(ExitCode::input));
+  CHECK(narrow.errors.starts_with("out of memory; "));
+  CHECK(narrow.errors.find("; ulimit -v gives each process ") != std::string::npos);
+  const End wide = tell_status(1 << 20);
+  CHECK(wide.exit_code == static_cast<int>(ExitCode::peer));
+  CHECK(wide.errors.find("ulimit -u") != std::string::npos);
+  const End uncaught = end_of([] {
+    limit_address_space(1 << 10);
+    []() noexcept { refuse_thread(); }();
+  });
+  CHECK(uncaught.exit_code == static_cast<int>(ExitCode::input));
+  CHECK(uncaught.errors.find("; ulimit -v gives each process ") != std::string::npos);
 }
 
 TEST_CASE("memory that runs out where nothing can be caught is told with what the process needs") {
