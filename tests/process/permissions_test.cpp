@@ -40,11 +40,12 @@ std::map<std::string, mode_t> modes_below(const fs::path& folder) {
   return modes;
 }
 
-// But for secrets, and for the lock's guard: whoever may open that can keep a start waiting.
+// But for secrets, and for the guard of the lock, which is never for others: whoever may open it can keep a start
+// waiting.
 void check_follows(mode_t mask, const std::map<std::string, mode_t>& modes) {
   for (const auto& entry : modes) {
     mode_t expected = (S_ISDIR(entry.second) ? 0777 : 0666) & ~mask;
-    if (entry.first == ".lock.json.guard") expected = 0640 & ~mask;
+    if (entry.first == ".lock.json.guard") expected = 0660 & ~mask;
     if (entry.first == "rendezvous.json" || entry.first == ".lock.json.refused") expected = 0600;
     CHECK_MESSAGE((entry.second & 07777) == expected, entry.first, " has the mode ",
                   std::to_string(entry.second & 07777), " (decimal)");
