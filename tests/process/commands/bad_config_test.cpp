@@ -181,7 +181,7 @@ TEST_CASE("check_finds_folders_that_cannot_be_made_with_its_other_mistakes_and_m
 }
 
 TEST_CASE("check_refuses_checkpoints_of_another_model_as_run_does") {
-  const fs::path run = undisturbed_run();
+  const fs::path& run = undisturbed_run();
   const auto before = snapshot(run);
   for (const char* command : {"check", "run"}) {
     const Ended end =
