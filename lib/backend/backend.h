@@ -17,16 +17,9 @@
 #include "backend/operations.h"
 #include "base/process/work_count.h"
 #include "tensor/buffer.h"
+#include "tensor/stream.h"
 
 namespace scaletrain {
-
-// An in-order queue of one backend's work. There is no default stream.
-class Stream {
- public:
-  virtual ~Stream() = default;
-  // Blocks the host until everything issued so far has run. For shutdown, tests and the host's backends.
-  virtual void synchronize() = 0;
-};
 
 class Backend {
  public:

@@ -10,7 +10,7 @@
 
 #include "base/process/work_count.h"
 #include "checkpoint/format/manifest.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

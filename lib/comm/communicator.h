@@ -16,11 +16,10 @@
 #include <vector>
 
 #include "base/numbers/strong.h"
+#include "tensor/stream.h"
 #include "tensor/view.h"
 
 namespace scaletrain {
-
-class Stream;
 
 enum class ReduceOp { sum, max };
 

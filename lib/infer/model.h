@@ -15,7 +15,7 @@
 #include "config/config.h"
 #include "data/tokens/tokenizer.h"
 #include "nn/transformer.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/process/work_count.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -29,7 +29,7 @@
 #include "backend/backend.h"
 #include "comm/communicator.h"
 #include "nn/model_spec.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 #include "tensor/buffer.h"
 
 namespace scaletrain {

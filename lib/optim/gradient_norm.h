@@ -7,7 +7,7 @@
 #pragma once
 
 #include "backend/backend.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "optim/decay_spans.h"
 
 namespace scaletrain {
 
@@ -20,8 +21,9 @@ class ElementwiseOptimizer : public Optimizer {
     SCALETRAIN_CHECK(store.options().state_names == state_names_);
     spans_.clear();
     for (const OptimizerRange& range : store.optimizer_ranges()) {
-      spans_.push_back(store.layout().decay_spans(range.buffer, range.first, range.param.num_elements(),
-                                                  config_.weight_decay, store.table()));
+      spans_.push_back(decay_spans(store.layout(), store.table(),
+                                   {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
+                                   config_.weight_decay));
     }
     std::size_t index = 0;
     for (const OptimizerRange& range : store.optimizer_ranges()) update(backend, stream, range, spans_[index++], step);

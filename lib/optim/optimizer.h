@@ -8,7 +8,7 @@
 
 #include "backend/backend.h"
 #include "config/config.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -246,24 +246,6 @@ const ParamSpan* ShardLayout::find(int parameter) const {
   return place >= 0 ? &spans_[static_cast<std::size_t>(place)] : &tied_[static_cast<std::size_t>(-2 - place)];
 }
 
-std::vector<DecaySpan> ShardLayout::decay_spans(int buffer, std::int64_t first, std::int64_t count, double weight_decay,
-                                                const ParamTable& table) const {
-  std::vector<DecaySpan> out;
-  for (const ParamSpan& span : spans_) {
-    if (span.buffer != buffer) continue;
-    const std::int64_t begin = std::max(span.offset, first);
-    const std::int64_t end = std::min(span.offset + span.count, first + count);
-    if (begin >= end) continue;
-    const double decay = table.parameters()[static_cast<std::size_t>(span.parameter)].decays ? weight_decay : 0.0;
-    if (!out.empty() && out.back().weight_decay == decay && out.back().first + out.back().count == begin - first) {
-      out.back().count += end - begin;
-    } else {
-      out.push_back({.first = begin - first, .count = end - begin, .weight_decay = decay});
-    }
-  }
-  return out;
-}
-
 std::int64_t ShardLayout::num_elements(ParamRole role) const {
   std::int64_t count = 0;
   for (const ParamSpan& span : spans_) {

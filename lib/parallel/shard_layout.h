@@ -20,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "backend/operations.h"
 #include "parallel/param_table.h"
 
 namespace scaletrain {
@@ -99,9 +98,6 @@ class ShardLayout {
   std::vector<ParamRange> shard_ranges(std::int64_t data_rank) const;
   // Every parameter as one range: what a rank holds under a policy that does not shard.
   std::vector<ParamRange> unsharded_ranges() const;
-  // Decay spans of buffer b within [first, first + count), offsets relative to `first`.
-  std::vector<DecaySpan> decay_spans(int buffer, std::int64_t first, std::int64_t count, double weight_decay,
-                                     const ParamTable& table) const;
   // Elements of the tensors that this rank holds, without padding.
   std::int64_t num_elements(ParamRole role) const;
 

@@ -17,9 +17,9 @@
 #include "parallel/schedule/schedule.h"
 #include "parallel/schedule/stage_split.h"
 #include "parallel/shard_layout.h"
-#include "parallel/store/param_store.h"
 #include "plan/activation_plan.h"
 #include "plan/memory_plan.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -20,7 +20,7 @@
 #include "config/config.h"
 #include "data/dataset.h"
 #include "parallel/mesh/mesh.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 #include "telemetry/log.h"
 #include "train/run_state.h"
 

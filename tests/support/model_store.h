@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

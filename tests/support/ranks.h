@@ -16,7 +16,7 @@
 #include "comm/collective/direct_communicator.h"
 #include "comm/collective/tracing.h"
 #include "comm/in_process/world.h"
-#include "parallel/mesh/groups.h"
+#include "store/rank_groups.h"
 
 namespace scaletrain {
 

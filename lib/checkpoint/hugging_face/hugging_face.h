@@ -11,7 +11,7 @@
 
 #include "config/config.h"
 #include "nn/model_spec.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

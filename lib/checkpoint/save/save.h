@@ -11,7 +11,7 @@
 
 #include "checkpoint/format/manifest.h"
 #include "comm/rendezvous/key_value_store.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -10,7 +10,7 @@
 #include "comm/collective/collective_status.h"
 #include "comm/gloo/gloo_transport.h"
 #include "comm/rendezvous/key_value_store.h"
-#include "parallel/mesh/groups.h"
+#include "store/rank_groups.h"
 
 namespace scaletrain {
 

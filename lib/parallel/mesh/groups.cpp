@@ -73,49 +73,4 @@ std::optional<GroupSpec> group_of(const Mesh& mesh, GroupKind kind, Rank rank, c
   return GroupSpec{.kind = kind, .name = std::move(name), .members = std::move(members), .index = index};
 }
 
-Communicator* RankGroups::find(GroupKind kind) const {
-  switch (kind) {
-    case GroupKind::tensor:
-      return tensor.get();
-    case GroupKind::replication:
-      return replication.get();
-    case GroupKind::data:
-      return data.get();
-    case GroupKind::pipeline:
-      return pipeline.get();
-    case GroupKind::tied:
-      return tied.get();
-  }
-  SCALETRAIN_CHECK(false);
-}
-
-void RankGroups::abort() const noexcept {
-  for (Communicator* group : {tensor.get(), replication.get(), data.get(), pipeline.get(), tied.get()})
-    if (group != nullptr) group->abort();
-}
-
-RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make) {
-  const auto make_one = [&](GroupKind kind) -> std::unique_ptr<Communicator> {
-    const auto spec = group_of(mesh, kind, rank, facts);
-    return spec ? make(*spec) : nullptr;
-  };
-  // One statement each: connecting may block until all members have come, so that the order must be the same
-  // everywhere.
-  RankGroups groups;
-  groups.tensor = make_one(GroupKind::tensor);
-  groups.replication = make_one(GroupKind::replication);
-  groups.data = make_one(GroupKind::data);
-  groups.pipeline = make_one(GroupKind::pipeline);
-  groups.tied = make_one(GroupKind::tied);
-  return groups;
-}
-
-void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
-  if (numbers.empty()) return;
-  const View all(numbers.data(), DType::f64, {narrow<std::int64_t>(numbers.size())});
-  for (Communicator* group : {groups.tensor.get(), groups.data.get(), groups.pipeline.get()}) {
-    if (group != nullptr) group->all_reduce(all, ReduceOp::sum).wait();
-  }
-}
-
 }  // namespace scaletrain

@@ -1,16 +1,12 @@
-// Which groups a rank is in, and its communicators for them. There is none of all ranks: every group is a full mesh of
-// connections, which a large world cannot afford. What all ranks decide together they sum axis by axis.
+// Which groups a rank is in. There is none of all ranks: every group is a full mesh of connections, which a large world
+// cannot afford. What all ranks decide together they sum axis by axis (store/rank_groups.h).
 #pragma once
 
-#include <exception>
-#include <functional>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "parallel/mesh/mesh.h"
 
 namespace scaletrain {
@@ -39,37 +35,5 @@ struct GroupFacts {
 // The group of this kind that `rank` is in; nothing if it would have one member, or the rank is in none (a middle stage
 // has no tied group).
 std::optional<GroupSpec> group_of(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts);
-
-// One rank's communicators; null where there is no group. Constructed in the order of GroupKind by every rank.
-struct RankGroups {
-  std::unique_ptr<Communicator> tensor, replication, data, pipeline, tied;
-  Communicator* find(GroupKind kind) const;
-  // Of all of them.
-  void abort() const noexcept;
-};
-
-// Aborts a rank's communicators if its scope is left by an exception: to be declared behind what waits for transfers
-// when it is destroyed, which would otherwise wait for peers that may in turn wait for this rank. They must outlive it.
-class AbortOnException {
- public:
-  explicit AbortOnException(const RankGroups& groups) : groups_(groups), before_(std::uncaught_exceptions()) {}
-  ~AbortOnException() {
-    if (std::uncaught_exceptions() > before_) groups_.abort();
-  }
-  AbortOnException(const AbortOnException&) = delete;
-  AbortOnException& operator=(const AbortOnException&) = delete;
-
- private:
-  const RankGroups& groups_;
-  int before_;
-};
-
-using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(const GroupSpec&)>;
-RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make);
-
-// Sums a few numbers over all ranks of the mesh, in place: shares of the norm and the loss, token counts, votes. Over
-// the tensor, then the data, then the pipeline groups, each in the order of its ranks: all ranks get the same bits.
-// Blocks.
-void sum_over_world(const RankGroups& groups, std::span<double> numbers);
 
 }  // namespace scaletrain

@@ -8,9 +8,9 @@
 #include "base/numbers/checked.h"
 #include "comm/collective/direct_communicator.h"
 #include "nn/transformer.h"
-#include "parallel/store/residency.h"
-#include "parallel/store/store_memory.h"
 #include "plan/communication/gather_count.h"
+#include "store/residency.h"
+#include "store/store_memory.h"
 
 namespace scaletrain {
 

@@ -7,9 +7,9 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "comm/collective/direct_communicator.h"
-#include "parallel/store/store_memory.h"
 #include "plan/communication/gather_count.h"
 #include "plan/run_plan.h"
+#include "store/store_memory.h"
 
 namespace scaletrain {
 

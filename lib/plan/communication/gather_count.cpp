@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "nn/transformer.h"
-#include "parallel/store/residency.h"
+#include "store/residency.h"
 
 namespace scaletrain {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "parallel/store/store_memory.h"
 #include "plan/run_plan.h"
+#include "store/store_memory.h"
 
 namespace scaletrain {
 

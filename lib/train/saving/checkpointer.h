@@ -25,8 +25,8 @@
 
 #include "comm/rendezvous/key_value_store.h"
 #include "config/config.h"
-#include "parallel/store/param_store.h"
 #include "plan/run_plan.h"
+#include "store/param_store.h"
 #include "telemetry/log.h"
 #include "telemetry/metrics.h"
 #include "train/run_state.h"

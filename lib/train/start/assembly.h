@@ -13,8 +13,8 @@
 #include "base/process/work_count.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "config/config.h"
-#include "parallel/mesh/groups.h"
 #include "plan/run_plan.h"
+#include "store/rank_groups.h"
 #include "train/start/run_folder.h"
 #include "train/trainer.h"
 

@@ -6,7 +6,7 @@
 
 #include "config/config.h"
 #include "nn/model_spec.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

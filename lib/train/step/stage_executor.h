@@ -19,7 +19,7 @@
 #include "infer/stage_memory.h"
 #include "nn/transformer.h"
 #include "parallel/schedule/schedule.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -12,8 +12,8 @@
 #include "base/process/work_count.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
-#include "parallel/mesh/groups.h"
 #include "plan/run_plan.h"
+#include "store/rank_groups.h"
 #include "train/step/stage_executor.h"
 
 namespace scaletrain {

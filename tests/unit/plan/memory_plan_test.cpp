@@ -2,8 +2,8 @@
 
 #include "backend/backend.h"
 #include "infer/stage_memory.h"
-#include "parallel/store/param_store.h"
 #include "plan_helpers.h"
+#include "store/param_store.h"
 
 using namespace scaletrain;
 

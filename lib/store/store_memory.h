@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 namespace scaletrain {
 

@@ -1,5 +1,5 @@
 // Groups of ranks against brute force: who is in a group with whom follows from positions alone.
-#include "parallel/mesh/groups.h"
+#include "store/rank_groups.h"
 
 #include <doctest/doctest.h>
 

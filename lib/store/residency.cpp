@@ -1,4 +1,4 @@
-#include "parallel/store/residency.h"
+#include "store/residency.h"
 
 #include <algorithm>
 #include <numeric>

@@ -37,9 +37,9 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "parallel/mesh/groups.h"
 #include "parallel/param_table.h"
 #include "parallel/shard_layout.h"
+#include "store/rank_groups.h"
 
 namespace scaletrain {
 

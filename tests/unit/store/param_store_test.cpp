@@ -1,4 +1,4 @@
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // Who is in staging, by hand: units 0 to 3 with a bucket of their own each, and bucket 4, which units 0 and 3 share.
-#include "parallel/store/residency.h"
+#include "store/residency.h"
 
 #include <doctest/doctest.h>
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 #include "support/ranks.h"
 #include "support/small_model.h"
 

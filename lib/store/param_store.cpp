@@ -1,4 +1,4 @@
-#include "parallel/store/param_store.h"
+#include "store/param_store.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
-#include "parallel/store/store_gradients.h"
-#include "parallel/store/store_memory.h"
-#include "parallel/store/store_weights.h"
+#include "store/store_gradients.h"
+#include "store/store_memory.h"
+#include "store/store_weights.h"
 
 namespace scaletrain {
 

@@ -1,4 +1,4 @@
-#include "parallel/store/store_gradients.h"
+#include "store/store_gradients.h"
 
 #include <algorithm>
 #include <utility>

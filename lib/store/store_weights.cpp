@@ -1,4 +1,4 @@
-#include "parallel/store/store_weights.h"
+#include "store/store_weights.h"
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
-#include "parallel/store/residency.h"
-#include "parallel/store/store_memory.h"
+#include "store/residency.h"
+#include "store/store_memory.h"
 
 namespace scaletrain {
 

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "parallel/mesh/groups.h"
-#include "parallel/store/store_memory.h"
+#include "store/rank_groups.h"
+#include "store/store_memory.h"
 
 namespace scaletrain {
 

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "parallel/store/store_memory.h"
+#include "store/store_memory.h"
 
 namespace scaletrain {
 

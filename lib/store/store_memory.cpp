@@ -1,4 +1,4 @@
-#include "parallel/store/store_memory.h"
+#include "store/store_memory.h"
 
 #include <algorithm>
 
