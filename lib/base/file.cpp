@@ -64,10 +64,27 @@ mode_t type_of(const std::filesystem::path& path) {
 }  // namespace
 
 void throw_file_error(const std::filesystem::path& path, std::string_view operation, int error) {
-  const std::string text = fmt::format("{}: {} failed: {}", path.string(), operation, std::strerror(error));
+  const std::string text =
+      fmt::format("{}: {} failed: {}{}", path.string(), operation, std::strerror(error), descriptor_remedy(error));
   if (is_path_error(error)) throw InputError(text);
   if (error == ENOSPC || error == EDQUOT) throw NoSpaceError(text);
   throw FileAccessError(text);
+}
+
+std::string_view descriptor_remedy(int error) {
+  // The program raises the soft limit itself, as far as the hard one allows.
+  if (error == EMFILE)
+    return "; RLIMIT_NOFILE (ulimit -n) allows this process no more descriptors: raise its hard limit (ulimit -Hn; "
+           "limits.conf; LimitNOFILE= of a systemd unit)";
+  if (error == ENFILE)
+    return "; this machine has no more descriptors: raise fs.file-max (sysctl), or end what holds them";
+  return {};
+}
+
+void throw_descriptor_error(std::string_view what, int error) {
+  const std::string text = fmt::format("{} failed: {}{}", what, std::strerror(error), descriptor_remedy(error));
+  if (error == EMFILE) throw UserError(text);
+  throw InputError(text);
 }
 
 bool path_exists(const std::filesystem::path& path) {
@@ -76,6 +93,10 @@ bool path_exists(const std::filesystem::path& path) {
 
 bool is_folder(const std::filesystem::path& path) {
   return S_ISDIR(type_of(path));
+}
+
+bool is_plain_file(const std::filesystem::path& path) {
+  return S_ISREG(type_of(path));
 }
 
 FileDescriptor::~FileDescriptor() {

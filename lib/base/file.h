@@ -32,12 +32,20 @@ class NoSpaceError : public FileAccessError {
   using FileAccessError::FileAccessError;
 };
 
-// Throws the one that fits this errno: "PATH: OPERATION failed: REASON".
+// Throws the one that fits this errno: "PATH: OPERATION failed: REASON", and what to do where descriptors have run out.
 [[noreturn]] void throw_file_error(const std::filesystem::path& path, std::string_view operation, int error);
+
+// What to do where the system has no descriptor left, for this process (EMFILE) or at all (ENFILE), after a semicolon;
+// empty for any other errno.
+std::string_view descriptor_remedy(int error);
+// The system has refused a descriptor that is no file's: UserError where this process may have no more, InputError
+// otherwise. "WHAT failed: REASON", and what to do.
+[[noreturn]] void throw_descriptor_error(std::string_view what, int error);
 
 // Whether there is something under the path, behind links. FileAccessError if that cannot be told.
 bool path_exists(const std::filesystem::path& path);
 bool is_folder(const std::filesystem::path& path);
+bool is_plain_file(const std::filesystem::path& path);
 
 // Owns a file descriptor. Move-only. The destructor closes without reporting; writers call close() to learn of errors.
 class FileDescriptor {

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/fsuid.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
+#include <system_error>
+#include <utility>
 
 #include "support/sanitizers.h"
 
@@ -32,6 +35,28 @@ class FileLease {
   void (*handler_)(int);
   int fd_;
   bool is_held_ = false;
+};
+
+// While it lives, what is below the folder cannot be looked at by this thread (EACCES): nobody is let in, and root
+// gives up being let in everywhere.
+class ClosedFolder {
+ public:
+  explicit ClosedFolder(std::filesystem::path folder) : folder_(std::move(folder)) {
+    std::filesystem::permissions(folder_, std::filesystem::perms::none);
+    constexpr uid_t nobody = 65534;
+    before_ = ::setfsuid(nobody);
+  }
+  ~ClosedFolder() {
+    ::setfsuid(static_cast<uid_t>(before_));
+    std::error_code ignored;
+    std::filesystem::permissions(folder_, std::filesystem::perms::owner_all, ignored);
+  }
+  ClosedFolder(const ClosedFolder&) = delete;
+  ClosedFolder& operator=(const ClosedFolder&) = delete;
+
+ private:
+  std::filesystem::path folder_;
+  int before_ = 0;
 };
 
 // The sanitizers' own checks open pipes.

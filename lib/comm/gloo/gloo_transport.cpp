@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <exception>
@@ -338,7 +339,8 @@ void require_bindable(const std::string& address) {
   if (list) {
     const FileDescriptor socket = make_socket(*list);
     if (socket && ::bind(socket.get(), list->ai_addr, list->ai_addrlen) == 0) return;
-    reason = std::strerror(errno);
+    const int error = errno;
+    throw_refused(fmt::format("cannot bind to {}", address), error);
   }
   throw PeerError(fmt::format("cannot bind to {}: {}", address, reason));
 }

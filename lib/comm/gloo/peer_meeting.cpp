@@ -116,8 +116,10 @@ FileDescriptor listen_at(const std::string& host, std::uint16_t& port) {
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
   if (!socket || ::bind(socket.get(), list->ai_addr, list->ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||
-      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0)
-    throw PeerError(fmt::format("cannot listen at {}: {}", host, std::strerror(errno)));
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+    const int error = errno;
+    throw_refused(fmt::format("cannot listen at {}", host), error);
+  }
   port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&bound)->sin6_port
                                            : reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
   return socket;
@@ -138,7 +140,7 @@ class Round {
   std::vector<FileDescriptor> run() {
     if (num_missing_ == 0) return std::move(sockets_);
     epoll_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
-    if (!epoll_) throw PeerError(fmt::format("epoll failed: {}", std::strerror(errno)));
+    if (!epoll_) throw_refused("no epoll is to be had", errno);
     tell_place();
     while (num_missing_ > 0) {
       if (monotonic_now() >= deadline_) throw PeerError(missing_text());
@@ -258,8 +260,10 @@ class Round {
     epoll_event event{};
     event.events = interest;
     event.data.u64 = id;
-    if (::epoll_ctl(epoll_.get(), operation, fd, &event) != 0)
-      throw PeerError(fmt::format("epoll failed: {}", std::strerror(errno)));
+    if (::epoll_ctl(epoll_.get(), operation, fd, &event) == 0) return;
+    const int error = errno;
+    throw_refused(error == ENOSPC ? "epoll watches no more (raise fs.epoll.max_user_watches)" : "epoll watches no more",
+                  error);
   }
 
   // Those who call this member.
@@ -443,6 +447,8 @@ std::vector<FileDescriptor> meet_peers(KeyValueStore& store, const PeerMeeting& 
     return Round(store, meeting).run();
   } catch (const PeerError& error) {
     throw PeerError(fmt::format("group {}, within {:g} s: {}", meeting.name, meeting.seconds, error.what()));
+  } catch (const UserError& error) {
+    throw UserError(fmt::format("group {}: {}", meeting.name, error.what()));
   }
 }
 

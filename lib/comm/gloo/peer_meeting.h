@@ -33,8 +33,8 @@ struct PeerMeeting {
 };
 
 // The connections by place, non-blocking; this process's own place has none. Nothing listens any more when it returns,
-// and nothing of it stays in the store. PeerError that names the group and who is missing. One thread per meeting; the
-// store is used by no other meanwhile.
+// and nothing of it stays in the store. PeerError that names the group and who is missing; UserError where this process
+// may have no more descriptors. One thread per meeting; the store is used by no other meanwhile.
 std::vector<FileDescriptor> meet_peers(KeyValueStore& store, const PeerMeeting& meeting);
 
 }  // namespace scaletrain

@@ -1,6 +1,5 @@
 #include "comm/gloo/post_queue.h"
 
-#include <fmt/format.h>
 #include <gloo/transport/tcp/device.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -10,13 +9,12 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <mutex>
 #include <utility>
 
-#include "base/error.h"
 #include "base/file.h"
+#include "comm/rendezvous/rendezvous_socket.h"
 
 namespace scaletrain {
 
@@ -42,7 +40,7 @@ class PostQueue::Handler final : public gloo::transport::tcp::Handler {
 
 PostQueue::Handler::Handler(std::shared_ptr<gloo::transport::tcp::Device> device)
     : device_(std::move(device)), bell_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (!bell_) throw PeerError(fmt::format("eventfd failed: {}", std::strerror(errno)));
+  if (!bell_) throw_refused("no eventfd is to be had", errno);
   device_->registerDescriptor(bell_.get(), EPOLLIN, this);
 }
 

@@ -42,7 +42,7 @@ constexpr double pause_seconds = 0.1;
 class Doorbell {
  public:
   Doorbell() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    if (!event_) throw PeerError(fmt::format("rendezvous server: eventfd failed: {}", std::strerror(errno)));
+    if (!event_) throw_refused("the rendezvous server has no eventfd", errno);
   }
   int fd() const { return event_.get(); }
   void ring() const {
@@ -124,7 +124,7 @@ class Server {
   Server(SharedStore& shared, FileDescriptor listener, RendezvousServer::Options options)
       : shared_(shared), listener_(std::move(listener)), options_(std::move(options)) {
     epoll_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
-    if (!epoll_) throw PeerError(fmt::format("rendezvous server: epoll failed: {}", std::strerror(errno)));
+    if (!epoll_) throw_refused("the rendezvous server has no epoll", errno);
     watch(listener_.get(), listener_id, EPOLLIN, EPOLL_CTL_ADD);
     watch(shared_.doorbell.fd(), doorbell_id, EPOLLIN, EPOLL_CTL_ADD);
   }
@@ -482,6 +482,7 @@ FileDescriptor listen_on(const RendezvousAddress& address) {
         ::bind(socket.get(), entry->ai_addr, entry->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) {
       return socket;
     }
+    if (errno == EMFILE) throw_refused("the rendezvous server cannot listen", errno);
     error = std::strerror(errno);
   }
   throw PeerError(

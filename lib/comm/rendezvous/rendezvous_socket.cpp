@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/error.h"
+
 namespace scaletrain {
 
 std::string address_text(const RendezvousAddress& address) {
@@ -31,6 +33,12 @@ AddressList look_up(const RendezvousAddress& address, bool to_bind, std::string&
     return nullptr;
   }
   return AddressList(list);
+}
+
+void throw_refused(std::string_view what, int error) {
+  const std::string text = fmt::format("{}: {}{}", what, std::strerror(error), descriptor_remedy(error));
+  if (error == EMFILE) throw UserError(text);
+  throw PeerError(text);
 }
 
 FileDescriptor make_socket(const addrinfo& address) {

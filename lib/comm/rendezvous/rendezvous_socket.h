@@ -26,6 +26,10 @@ using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 // not answer may block for as long as the system's resolver does.
 AddressList look_up(const RendezvousAddress& address, bool to_bind, std::string& error);
 
+// The system has refused a descriptor, a watch on one, or an address: UserError where this process may have no more
+// descriptors, which is no fault of a peer's and stays so; PeerError otherwise. "WHAT: REASON", and what to do.
+[[noreturn]] void throw_refused(std::string_view what, int error);
+
 // A new socket for one of them; without one, errno says why.
 FileDescriptor make_socket(const addrinfo& address);
 // Small messages at once, and an end to connections whose host has vanished.

@@ -1,6 +1,5 @@
 #include "host/process/signals.h"
 
-#include <fmt/core.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -11,7 +10,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <cstring>
 
 #include "base/error.h"
 
@@ -37,7 +35,7 @@ sigset_t signal_set(bool with_ignored) {
 
 FileDescriptor event_descriptor() {
   FileDescriptor event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event) throw InputError(fmt::format("eventfd failed: {}", std::strerror(errno)));
+  if (!event) throw_descriptor_error("eventfd, which tells of signals,", errno);
   return event;
 }
 
@@ -70,7 +68,7 @@ InterruptWatcher::InterruptWatcher(std::function<void(int)> on_signal)
   // Unblocked, they would end the process before anyone reads them.
   for (const int signal : interrupt_signals) SCALETRAIN_CHECK_EQ(::sigismember(&blocked, signal), 1);
   signals_ = FileDescriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_) throw InputError(fmt::format("signalfd failed: {}", std::strerror(errno)));
+  if (!signals_) throw_descriptor_error("signalfd, by which signals come,", errno);
   thread_ = GuardedThread([this] { watch(); });
 }
 

@@ -31,12 +31,13 @@ void block_hang_signal() {
 }
 
 HangReport::HangReport(Options options) : options_(std::move(options)), stop_(::eventfd(0, EFD_CLOEXEC)) {
+  if (!stop_) throw_descriptor_error("eventfd, which ends the watch over hangs,", errno);
   prepare_thread_stacks();
   sigset_t set;
   ::sigemptyset(&set);
   ::sigaddset(&set, SIGQUIT);
   signals_ = FileDescriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!stop_ || !signals_) throw InputError(fmt::format("signalfd failed: {}", std::strerror(errno)));
+  if (!signals_) throw_descriptor_error("signalfd, which asks what a hang is in,", errno);
   thread_ = GuardedThread([this] { watch(); });
 }
 

@@ -455,6 +455,31 @@ TEST_CASE("file_refused_by_the_system_is_told_from_one_that_is_not_there") {
   CHECK_FALSE(is_access_error([&] { FileReader reader(folder.path()); }));  // a folder
   CHECK(is_folder(folder.path()));
   CHECK_FALSE(is_folder(path));
+  CHECK(is_plain_file(path));
+  CHECK_FALSE(is_plain_file(folder.path()));
+  CHECK_FALSE(is_plain_file(folder / "absent"));
+  folder.write("closed/file", "content");
+  const ClosedFolder closed(folder / "closed");
+  CHECK(is_access_error([&] { is_plain_file(folder / "closed" / "file"); }));
+  CHECK(is_access_error([&] { path_exists(folder / "closed" / "file"); }));
+}
+
+TEST_CASE("descriptors_that_have_run_out_are_told_with_the_limit_to_raise") {
+  const auto told = [](int error) {
+    try {
+      throw_file_error("corpus.txt", "opening the file", error);
+    } catch (const FileAccessError& refused) {
+      return std::string(refused.what());
+    }
+  };
+  // This process's limit, the machine's, and what is neither.
+  CHECK(
+      told(EMFILE).starts_with("corpus.txt: opening the file failed: Too many open files; RLIMIT_NOFILE (ulimit -n)"));
+  CHECK(told(ENFILE).find("raise fs.file-max") != std::string::npos);
+  CHECK(told(EACCES) == "corpus.txt: opening the file failed: Permission denied");
+  CHECK_THROWS_WITH_AS(throw_descriptor_error("eventfd", EMFILE),
+                       doctest::Contains("eventfd failed: Too many open files; RLIMIT_NOFILE"), UserError);
+  CHECK_THROWS_WITH_AS(throw_descriptor_error("eventfd", ENFILE), doctest::Contains("fs.file-max"), InputError);
 }
 
 TEST_CASE("writing_back_early_changes_nothing_of_what_a_file_holds") {

@@ -12,8 +12,10 @@
 #include "base/error.h"
 #include "comm/deadline.h"
 #include "comm/gloo/gloo_transport.h"
+#include "comm/gloo/peer_meeting.h"
 #include "comm/gloo/wait_watch.h"
 #include "gloo_world.h"
+#include "support/refused_files.h"
 
 using namespace scaletrain;
 
@@ -371,4 +373,29 @@ TEST_CASE("addresses that this host cannot bind are refused by name") {
   CHECK(contains(error_of([] { GlooDevice("localhost", gloo_secret); }), "\"localhost\""));
   CHECK(contains(error_of([] { GlooDevice("", gloo_secret); }), "numeric"));
   CHECK(contains(error_of([] { GlooDevice("192.0.2.1", gloo_secret); }), "192.0.2.1"));
+}
+
+TEST_CASE("a member that finds no descriptor names the limit of its process and its group, and waits for nobody" *
+          doctest::skip(!descriptors_may_run_out)) {
+  InProcessWorld stores(2);
+  const auto store = stores.make_store();
+  for (const rlim_t free : {0, 1}) {  // an epoll and a listening socket are needed
+    CAPTURE(free);
+    std::string message;
+    {
+      const DescriptorLimit limit(free);
+      try {
+        meet_peers(*store, {.name = "data",
+                            .members = world_ranks(2),
+                            .own = 0,
+                            .address = "127.0.0.1",
+                            .secret = gloo_secret,
+                            .seconds = 60.0});
+      } catch (const UserError& error) {
+        message = error.what();
+      }
+    }
+    CHECK(message.starts_with("group data: "));
+    CHECK(contains(message, "Too many open files; RLIMIT_NOFILE (ulimit -n)"));
+  }
 }

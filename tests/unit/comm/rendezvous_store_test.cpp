@@ -12,6 +12,7 @@
 #include "comm/rendezvous/memory_store.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "support/held_port.h"
+#include "support/refused_files.h"
 
 using namespace scaletrain;
 
@@ -226,4 +227,21 @@ TEST_CASE("IPv6 addresses serve as IPv4 ones do") {
   const std::uint16_t port = server->address().port;
   server.reset();
   CHECK(mentions(failure_text([&] { connect_store({"::1", port}, store_secret, 0.0); }), "[::1]:"));
+}
+
+TEST_CASE("a server that finds no descriptor names the limit of its process, which is no peer's failure" *
+          doctest::skip(!descriptors_may_run_out)) {
+  for (const rlim_t free : {0, 1, 2}) {  // a socket, an eventfd and an epoll are needed
+    CAPTURE(free);
+    std::string message;
+    {
+      const DescriptorLimit limit(free);
+      try {
+        const RendezvousServer server({.secret = store_secret});
+      } catch (const UserError& error) {
+        message = error.what();
+      }
+    }
+    CHECK(mentions(message, "Too many open files; RLIMIT_NOFILE (ulimit -n)"));
+  }
 }

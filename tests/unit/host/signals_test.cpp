@@ -6,9 +6,12 @@
 
 #include <atomic>
 #include <csignal>
+#include <string>
 #include <thread>
 
+#include "base/error.h"
 #include "support/eventually.h"
+#include "support/refused_files.h"
 
 namespace scaletrain {
 namespace {
@@ -53,6 +56,24 @@ TEST_CASE("a signal from before the watcher is not lost") {
   ::kill(::getpid(), SIGTERM);
   const InterruptWatcher watcher;
   CHECK(eventually([&] { return watcher.interrupted(); }));
+}
+
+TEST_CASE("a watcher that finds no descriptor names the limit of this process" *
+          doctest::skip(!descriptors_may_run_out)) {
+  block_interrupt_signals();
+  for (const rlim_t free : {0, 1, 2}) {  // of the three that it needs
+    CAPTURE(free);
+    std::string message;
+    {
+      const DescriptorLimit limit(free);
+      try {
+        const InterruptWatcher watcher;
+      } catch (const UserError& error) {
+        message = error.what();
+      }
+    }
+    CHECK(message.find("failed: Too many open files; RLIMIT_NOFILE (ulimit -n)") != std::string::npos);
+  }
 }
 
 TEST_CASE("threads started after the blocking are never chosen for delivery") {
