@@ -20,12 +20,14 @@
 
 #include "base/error.h"
 #include "base/process/console.h"
+#include "base/process/exit_status.h"
 #include "base/process/last_words.h"
 #include "base/text.h"
 #include "commands/commands.h"
 #include "completion.h"
 #include "help_format.h"
 #include "host/process/signals.h"
+#include "host/thread_limits.h"
 #include "version.h"
 
 namespace scaletrain {
@@ -130,6 +132,7 @@ int main(int argc, char** argv) {
   using namespace scaletrain;  // NOLINT: main itself cannot live in the namespace
   open_standard_descriptors();
   raise_descriptor_limit();
+  set_limit_finder([] { return met_limit_text(thread_limits()); });
   // Before anything else: a run that is signalled in its first moment leaves with its own exit code.
   if (argc > 1 && (std::string_view(argv[1]) == "run" || std::string_view(argv[1]) == "worker"))
     block_interrupt_signals();

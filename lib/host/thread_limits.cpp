@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <sstream>
@@ -106,6 +107,18 @@ void add_machine_limits(const std::string& proc, std::vector<ThreadLimit>& limit
 }
 
 }  // namespace
+
+std::string met_limit_text(const std::vector<ThreadLimit>& limits) {
+  const auto left_of = [](const ThreadLimit& limit) { return limit.most - std::min(limit.most, limit.used); };
+  const auto nearest = std::min_element(limits.begin(), limits.end(), [&](const ThreadLimit& a, const ThreadLimit& b) {
+    return left_of(a) < left_of(b);
+  });
+  if (nearest == limits.end()) return "raise the limits on processes and threads (ulimit -u, pids.max)";
+  if (left_of(*nearest) == 0)
+    return fmt::format("{} allows {}, and all are in use: {}", nearest->name, nearest->most, nearest->remedy);
+  return fmt::format("the nearest limit is {}, which allows {}, and {} are in use: {}", nearest->name, nearest->most,
+                     nearest->used, nearest->remedy);
+}
 
 std::int64_t running_threads(const std::string& proc) {
   return static_cast<std::int64_t>(number_of(status_word(proc + "/self/status", "Threads")));

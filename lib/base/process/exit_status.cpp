@@ -1,11 +1,13 @@
 #include "base/process/exit_status.h"
 
+#include <atomic>
 #include <filesystem>
 #include <new>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/process/last_words.h"
 #include "base/process/memory_limit.h"
 
@@ -19,7 +21,20 @@ ExitStatus out_of_memory_status() {
   return {ExitCode::input, std::move(words)};
 }
 
+std::atomic<std::string (*)()> limit_finder{nullptr};
+
+std::string limit_words(const std::system_error& error) {
+  if (error.code() != std::errc::resource_unavailable_try_again)
+    return std::string(descriptor_remedy(error.code().value()));
+  const auto find = limit_finder.load();
+  return "; " + (find != nullptr ? find() : "raise the limits on processes and threads (ulimit -u, pids.max)");
+}
+
 }  // namespace
+
+void set_limit_finder(std::string (*find)()) {
+  limit_finder.store(find);
+}
 
 ExitStatus exit_status_of(const std::exception_ptr& error) {
   try {
@@ -39,8 +54,8 @@ ExitStatus exit_status_of(const std::exception_ptr& error) {
   } catch (const std::system_error& system) {
     // A thread that could not be started, above all.
     if (is_out_of_memory(system)) return out_of_memory_status();
-    return {ExitCode::peer, std::string("the system refused what the program asked for: ") + system.what() +
-                                "; raise the limits on processes and threads (ulimit -u, the container's pids.max)"};
+    return {ExitCode::peer,
+            std::string("the system refused what the program asked for: ") + system.what() + limit_words(system)};
   } catch (const std::exception& bug) {
     return {ExitCode::bug, std::string("a bug: ") + bug.what() + "\nPlease report it with the config and this line."};
   } catch (...) {

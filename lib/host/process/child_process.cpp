@@ -20,6 +20,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/file.h"
+#include "host/thread_limits.h"
 
 namespace scaletrain {
 namespace {
@@ -107,7 +109,8 @@ ChildProcess::ChildProcess(const ChildLaunch& launch, const FileDescriptor& inhe
   // Closed by a successful exec; otherwise brings errno.
   std::array<int, 2> report{};
   if (::pipe2(report.data(), O_CLOEXEC) != 0)
-    throw PeerError(fmt::format("starting a process: pipe failed: {}", std::strerror(errno)));
+    throw PeerError(
+        fmt::format("starting a process: pipe failed: {}{}", std::strerror(errno), descriptor_remedy(errno)));
   const FileDescriptor report_read(report[0]);
   FileDescriptor report_write(report[1]);
 
@@ -115,10 +118,10 @@ ChildProcess::ChildProcess(const ChildLaunch& launch, const FileDescriptor& inhe
   pid_ = ::fork();
   if (pid_ == 0) run_child(made, parent, inherited.get(), report_write.get());
   if (pid_ < 0) {
-    throw PeerError(
-        fmt::format("starting a process: fork failed: {}; `ulimit -u`, the control group's pids.max and free memory "
-                    "limit how many there may be",
-                    std::strerror(errno)));
+    const int reason = errno;
+    throw PeerError(fmt::format(
+        "starting a process: fork failed: {}; {}", std::strerror(reason),
+        reason == EAGAIN ? met_limit_text(thread_limits()) : "end something here, or give the container more memory"));
   }
   report_write = FileDescriptor();
 

@@ -71,12 +71,30 @@ RoundResult never_begun(const Orders& orders) {
   return round;
 }
 
+// Workers that tell of nothing but somebody who is gone, or of a thread that the system refused them, may have met a
+// limit. Where it leaves no room for their next start, it is what ends the run: before a restart is counted, and also
+// where none is allowed. An interruption has its own end.
+void look_for_limit(const AgentOptions& options, const PlaceShare& share, RoundResult& round) {
+  if (!round.lost_peer_only || !options.check_round || options.interrupts.interrupted()) return;
+  try {
+    options.check_round(share);
+  } catch (const UserError& limit) {
+    round.result = ExitCode::usage;
+    round.lost_peer_only = false;
+    round.message = fmt::format("{}. What the workers told: {}{}", limit.what(), round.is_alike ? "all ranks: " : "",
+                                round.message.value_or("nothing"));
+    round.is_alike = false;
+    round.rank.reset();
+  }
+}
+
 void take_part(const AgentOptions& options, AgentLink& link, const Orders& orders, const PlaceShare& share) {
   link.begin_round(orders.round, orders.plan.start.step);
   if (orders.command != OrderKind::run) return link.report(never_begun(orders));
   const GroupOptions group = group_of(options, link, orders, share);
   require_lock(group);
-  const RoundResult round = options.run_workers ? options.run_workers(group) : run_worker_group(group);
+  RoundResult round = options.run_workers ? options.run_workers(group) : run_worker_group(group);
+  look_for_limit(options, share, round);
   // Where there are no others the coordinator tells it, in the same log.
   if (!options.meeting.place().is_alone()) options.log.info(round.description);
   link.report(round);

@@ -47,8 +47,8 @@ struct AgentOptions {
   std::function<bool()> holds_lock{};      // the first place's; asked about once a second. Empty: always
   // Looks at the first share of this place before a worker starts; throws what is wrong with its host.
   std::function<void(const PlaceShare&)> check_host{};
-  // The same before the workers of every round are started: a failure that its cause would bring again at once takes no
-  // restart.
+  // The same before the workers of every round are started, and after they have failed without a cause of their own:
+  // what would bring their failure again at once takes no restart. What it throws then as a UserError is the run's end.
   std::function<void(const PlaceShare&)> check_round{};
 
   // For tests: see GroupOptions; empty run_workers: run_worker_group.

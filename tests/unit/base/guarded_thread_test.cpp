@@ -8,6 +8,8 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <new>
@@ -168,6 +170,20 @@ TEST_CASE(
   });
   CHECK(uncaught.exit_code == static_cast<int>(ExitCode::input));
   CHECK(uncaught.errors.find("; ulimit -v gives each process ") != std::string::npos);
+}
+
+TEST_CASE("a thread that is refused is told with the limit that was met, anything else without one") {
+  const End told = end_of([] {
+    set_limit_finder([] { return std::string("pids.max allows 7, and all are in use"); });
+    const ExitStatus status = status_of_refused_thread();
+    std::ignore = ::write(STDERR_FILENO, status.message.data(), status.message.size());
+    ::_exit(static_cast<int>(status.code));
+  });
+  CHECK(told.exit_code == static_cast<int>(ExitCode::peer));
+  CHECK(told.errors.ends_with("; pids.max allows 7, and all are in use"));
+  const auto other = exit_status_of(std::make_exception_ptr(std::system_error(EMFILE, std::generic_category())));
+  CHECK(other.message.find("ulimit -n") != std::string::npos);
+  CHECK(other.message.find("ulimit -u") == std::string::npos);
 }
 
 TEST_CASE("memory that runs out where nothing can be caught is told with what the process needs") {

@@ -92,3 +92,16 @@ TEST_CASE("a limit of the user counts the threads of all that is the user's, and
   folder.write("proc/self/uid_map", "         0     100000      65536\n");
   CHECK(user().has_value());
 }
+
+TEST_CASE("of the limits on threads the one that is used up is named, in words that every process finds alike") {
+  const ThreadLimit user{.name = "RLIMIT_NPROC", .remedy = "raise it (ulimit -u)", .most = 50, .used = 57};
+  const ThreadLimit group{.name = "pids.max", .remedy = "raise it (--pids-limit)", .most = 100, .used = 98};
+  CHECK(met_limit_text({group, user}) == "RLIMIT_NPROC allows 50, and all are in use: raise it (ulimit -u)");
+  // Who looks later finds more of them, or a few that have ended meanwhile.
+  ThreadLimit later = user;
+  later.used = 50;
+  CHECK(met_limit_text({group, later}) == met_limit_text({group, user}));
+  CHECK(met_limit_text({group}) ==
+        "the nearest limit is pids.max, which allows 100, and 98 are in use: raise it (--pids-limit)");
+  CHECK(met_limit_text({}).find("ulimit -u") != std::string::npos);
+}

@@ -89,6 +89,36 @@ TEST_CASE("a worker that lost its peer is restarted; used-up restarts end with 4
   CHECK(scene.log_text().ends_with("no checkpoint was written; to begin anew: start it again\n"));
 }
 
+TEST_CASE("a limit that leaves a failed run no room for another start ends it by name, whatever restarts are left") {
+  for (const std::int64_t max_restarts : {0, 3}) {
+    CAPTURE(max_restarts);
+    Scene scene({Words{"fail", "4", "the system refused a thread"}, Words{"exit", "0"}});
+    scene.lead.max_restarts = max_restarts;
+    scene.options.check_round = [&](const PlaceShare&) {
+      if (!scene.starts.empty()) throw UserError("RLIMIT_NPROC leaves no room");
+    };
+    CHECK(scene.run() == ExitCode::usage);
+    CHECK(scene.starts.size() == 1);
+    CHECK(scene.logged("RLIMIT_NPROC leaves no room. What the workers told: the system refused a thread"));
+    CHECK_FALSE(scene.logged("restart 1"));
+  }
+}
+
+TEST_CASE("a limit is no cause of what has another one: a killed worker is restarted, or ends the run, as ever") {
+  Scene killed({Words{"die", "2", "9"}});
+  killed.lead.max_restarts = 0;
+  killed.options.check_round = [&](const PlaceShare&) {
+    if (!killed.starts.empty()) throw UserError("RLIMIT_NPROC leaves no room");
+  };
+  CHECK(killed.run() == ExitCode::peer);
+  CHECK_FALSE(killed.logged("RLIMIT_NPROC"));
+  // And a shortage that has passed is no reason to end.
+  Scene passed({Words{"fail", "4", "the system refused a thread"}, Words{"exit", "0"}});
+  passed.options.check_round = [](const PlaceShare&) {};
+  CHECK(passed.run() == ExitCode::finished);
+  CHECK(passed.logged("restart 1 of 3"));
+}
+
 TEST_CASE("a start whose run another one has taken over names no command to go on") {
   Scene scene({Words{"exit", "0"}});
   scene.lead.holds_lock = [] { return false; };

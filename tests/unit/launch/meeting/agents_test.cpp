@@ -281,6 +281,54 @@ TEST_CASE("agents follow the coordinator through a failure to the end") {
                                          "1: 0+2 of 6 from 4", "1: 2+2 of 6 from 4", "1: 4+2 of 6 from 4"});
 }
 
+TEST_CASE("a limit that one node has met ends the run of all by name and uses up no restart") {
+  const Network network;
+  Host host;
+  constexpr std::int64_t nodes = 2;
+  Coordinator coordinator({.layout = {.ranks_per_place = 1, .replica = 1, .data = nodes},
+                           .places = nodes,
+                           .lock_id = "lock",
+                           .heartbeat = long_lease,
+                           .log = host.log,
+                           .next_start = [](const StartPoint& before) { return before; },
+                           .serve =
+                               [](std::int64_t, bool) {
+                                 return WorkersRendezvous{{"127.0.0.1", 1}, "s"};
+                               }});
+  std::vector<ExitCode> codes(nodes, ExitCode::bug);
+  std::atomic<int> begun{0};
+  // Neither node's workers can say more than that something is gone.
+  const auto work = [&](const GroupOptions&) {
+    ++begun;
+    eventually([&] { return begun >= nodes; });
+    RoundResult round;
+    round.step = 5;
+    round.lost_peer_only = true;
+    round.message = "gone";
+    return round;
+  };
+  CoordinatorThread coordinating(coordinator, network.local());
+  coordinating.start();
+  std::vector<std::thread> threads;
+  for (std::int64_t node = 0; node < nodes; ++node) {
+    threads.emplace_back([&, node] {
+      AgentLink link(network.link(node));
+      AgentOptions options = host.agent(work);
+      options.check_round = [&begun, node](const PlaceShare&) {
+        if (node == 1 && begun >= nodes) throw UserError("pids.max leaves no room");
+      };
+      const ExitStatus end = follow_orders(options, link);
+      codes[static_cast<std::size_t>(node)] = end.code;
+      link.leave(end);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  coordinating.join();
+  CHECK(codes == std::vector<ExitCode>(nodes, ExitCode::usage));
+  CHECK(coordinator.orders().reason.starts_with("node 1: pids.max leaves no room"));
+  CHECK(TempFolder::read(host.folder / "agent.log").find("restart 1") == std::string::npos);
+}
+
 TEST_CASE("an agent that is cut off ends its workers and leaves with 75") {
   Network network;
   Host host;
