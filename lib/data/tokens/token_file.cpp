@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/hash.h"
 #include "data/tokens/token_formats.h"
 #include "data/tokens/token_type.h"
@@ -54,11 +55,6 @@ bool starts_with(const std::filesystem::path& path, std::span<const char> magic)
 
 std::filesystem::path with_suffix(const std::filesystem::path& path, const char* suffix) {
   return std::filesystem::path(path.string() + suffix);
-}
-
-bool is_file(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(path, ignored);
 }
 
 }  // namespace
@@ -164,10 +160,11 @@ std::unique_ptr<TokenFile> open_by_header(const std::filesystem::path& path) {
   if (extension == ".bin" || extension == ".idx") stem.replace_extension();
   const auto idx = with_suffix(stem, ".idx");
   const auto bin = with_suffix(stem, ".bin");
-  if (extension == ".idx" || (extension == ".bin" && is_file(idx)) || (!is_file(path) && is_file(idx))) {
+  if (extension == ".idx" || (extension == ".bin" && is_plain_file(idx)) ||
+      (!is_plain_file(path) && is_plain_file(idx))) {
     return open_megatron_file(bin, idx);
   }
-  if (!is_file(path)) throw InputError(path.string() + ": no such file (nor a pair with .bin and .idx)");
+  if (!is_plain_file(path)) throw InputError(path.string() + ": no such file (nor a pair with .bin and .idx)");
   if (starts_with(path, kCacheMagic)) return open_cache_file(path);
   if (starts_with(path, kLlmcMagic16) || starts_with(path, kLlmcMagic32)) return open_llmc_file(path);
   throw InputError(

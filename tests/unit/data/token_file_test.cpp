@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "support/refused_files.h"
 #include "support/temp_folder.h"
 #include "token_files.h"
 
@@ -102,6 +104,22 @@ TEST_CASE("a token outside the vocabulary is named with its file and offset") {
   folder.write("n.idx", megatron_index({{2}}, 4, 4));
   const auto negative = open_token_file(folder / "n.bin");
   CHECK_THROWS_WITH_AS(negative->read(0, two, 257), doctest::Contains("token 1 (byte offset 4) is -1"), InputError);
+}
+
+TEST_CASE("a token file that cannot be looked at is not said to be missing") {
+  const TempFolder folder;
+  folder.write("closed/t.bin", packed<std::uint16_t>(kTokens));
+  folder.write("closed/t.idx", megatron_index(kDocuments, 8, 2));
+  {
+    const ClosedFolder closed(folder / "closed");
+    for (const char* name : {"t.bin", "t.idx", "t"}) {
+      CAPTURE(name);
+      CHECK_THROWS_WITH_AS(open_token_file(folder / "closed" / name), doctest::Contains("Permission denied"),
+                           FileAccessError);
+    }
+  }
+  CHECK(opens(folder / "closed" / "t.bin"));
+  CHECK_THROWS_WITH_AS(open_token_file(folder / "closed" / "u"), doctest::Contains("u: no such file"), InputError);
 }
 
 TEST_CASE("a token file cut anywhere is an input error and nothing worse") {
