@@ -171,6 +171,7 @@ class OpenValidationSet final : public ValidationSet {
   OpenValidationSet(const ValidationConfig& set, const DataConfig& config, const Tokenizer& tokenizer,
                     const DataOptions& options, const std::string& key)
       : name_(set.name),
+        place_(key + ": " + set.path),
         context_(options.context),
         rules_(sample_rules(config, tokenizer, options)),
         end_of_document_(tokenizer.end_of_document()) {
@@ -181,7 +182,7 @@ class OpenValidationSet final : public ValidationSet {
     tokens_ = std::move(opened.parts.front().tokens);
     num_samples_ = ceil_div(tokens_->num_tokens() - 1, context_);
     if (num_samples_ == 0) {
-      throw InputError(fmt::format("{}: {}: the set holds no sample; it needs at least two tokens", key, set.path));
+      throw InputError(place_ + ": the set holds no sample; it needs at least two tokens");
     }
     const std::array<std::uint64_t, 3> numbers = {kSamplingRules, tokenizer.hash(), opened.content.identity};
     hash_ = hash_bytes(std::as_bytes(std::span(numbers)));
@@ -189,6 +190,7 @@ class OpenValidationSet final : public ValidationSet {
   }
 
   const std::string& name() const override { return name_; }
+  std::string place() const override { return place_; }
   std::int64_t context() const override { return context_; }
   std::int64_t num_samples() const override { return num_samples_; }
   std::int64_t num_tokens() const override { return tokens_->num_tokens(); }
@@ -211,6 +213,7 @@ class OpenValidationSet final : public ValidationSet {
 
  private:
   std::string name_;
+  std::string place_;
   std::int64_t context_;
   SampleRules rules_;
   std::optional<std::int32_t> end_of_document_;
@@ -224,6 +227,13 @@ class OpenValidationSet final : public ValidationSet {
 std::unique_ptr<TrainingData> open_training_data(const DataConfig& config, const Tokenizer& tokenizer,
                                                  const DataOptions& options) {
   return std::make_unique<OpenTrainingData>(config, tokenizer, options);
+}
+
+void throw_no_target(const ValidationSet& set) {
+  throw InputError(set.place() +
+                   ": no token of what was read has a loss: data.documents.loss_across is false, so the first token of "
+                   "a document has "
+                   "none, and no document here holds a second one; give it longer documents");
 }
 
 std::unique_ptr<ValidationSet> open_validation_set(const ValidationConfig& set, const DataConfig& config,

@@ -108,13 +108,18 @@ class ValidationSet {
   virtual ~ValidationSet() = default;
 
   virtual const std::string& name() const = 0;
+  // For messages: "data.validation.0: /data/held-out".
+  virtual std::string place() const { return name(); }
   virtual std::int64_t context() const = 0;
-  virtual std::int64_t num_samples() const = 0;
+  virtual std::int64_t num_samples() const = 0;  // at least 1
   virtual std::int64_t num_tokens() const = 0;
   virtual std::uint64_t hash() const = 0;
   virtual void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                            std::vector<std::int32_t>& document_starts) const = 0;
 };
+
+// Its samples were read, and every target is masked.
+[[noreturn]] void throw_no_target(const ValidationSet& set);
 
 // `key` stands in messages: "data.validation.0", or "--data".
 std::unique_ptr<ValidationSet> open_validation_set(const ValidationConfig& set, const DataConfig& config,

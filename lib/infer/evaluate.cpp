@@ -38,7 +38,7 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
                                 const std::function<void(std::int64_t done, std::int64_t all)>& progress) {
   const std::int64_t all = std::min(num_samples, set.num_samples());
   SCALETRAIN_CHECK_LT(0, micro_batch);
-  if (all <= 0) throw InputError("validation set " + set.name() + " holds no sample");
+  SCALETRAIN_CHECK_LT(0, all);
   const BatchShape shape{std::min(micro_batch, all), set.context()};
   const DType compute = model.backend().compute_type();
   const StageMemory memory(model.backend(), make_forward_plan(model.transformer(), shape, compute));
@@ -67,7 +67,7 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
     model.stream().synchronize();
     if (progress) progress(std::min(first + shape.samples, all), all);
   }
-  if (result.tokens == 0) throw InputError("validation set " + set.name() + " holds no token with a loss");
+  if (result.tokens == 0) throw_no_target(set);
   result.loss = loss_sum / static_cast<double>(result.tokens);
   return result;
 }

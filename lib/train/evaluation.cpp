@@ -61,7 +61,7 @@ std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const Phas
         std::max<std::int64_t>(1, ceil_div(ceil_div(samples, micro_batch), replicas));
     const StepRunner::EvaluationSums sums = runner.evaluate(source, num_micro_batches, wants_to_stop);
     if (sums.is_given_up) return std::nullopt;
-    if (sums.target_tokens == 0) throw InputError("validation set " + set->name() + " holds no token with a loss");
+    if (sums.target_tokens == 0) throw_no_target(*set);
     losses.push_back(
         {set->name(), sums.loss_sum / static_cast<double>(sums.target_tokens), sums.target_tokens, samples});
   }

@@ -4,6 +4,7 @@
 
 #include "infer_helpers.h"
 #include "nn/decode.h"
+#include "unit/data/token_files.h"
 
 using namespace scaletrain;
 
@@ -97,7 +98,7 @@ TEST_CASE("only the first samples are read where fewer are asked for, and progre
     done.push_back(now);
   });
   CHECK(done == std::vector<std::int64_t>{0, 2, 4, 5});  // told before the first micro-batch too
-  CHECK_THROWS_AS(fixture.evaluate(4, 0), InputError);
+  CHECK_THROWS_AS(fixture.evaluate(4, 0), BugError);
 }
 
 TEST_CASE("evaluation changes no weight and gives the same bits again") {
@@ -106,4 +107,20 @@ TEST_CASE("evaluation changes no weight and gives the same bits again") {
   const double first = fixture.evaluate(3).loss;
   CHECK(fixture.evaluate(3).loss == first);
   CHECK(fixture.tiny.weights(fixture.model.store()) == before);
+}
+
+TEST_CASE("a set whose every target is masked is named with its key, its path and what to do") {
+  EvaluateFixture fixture(make_reference_backend(DType::f32), some_text(100));
+  DataConfig data;
+  data.cache = (fixture.folder / "cache").string();
+  data.documents.loss_across = false;
+  fixture.folder.write("one.idx", test::megatron_index({{1}, {1}, {1}}, 8, 2));
+  ValidationConfig config;
+  config.name = "v";
+  config.path = fixture.folder.write("one.bin", test::packed<std::uint16_t>({5, 6, 7})).string();
+  const auto set = open_validation_set(config, data, fixture.model.tokenizer(),
+                                       {.vocab = 257, .context = 12, .seed = 1, .report = {}}, "--data");
+  const std::string message = message_of<InputError>([&] { evaluate_model(fixture.model, *set, 100, 4, {}); });
+  CHECK(message.starts_with("--data: " + config.path + ": no token of what was read has a loss: "));
+  CHECK(message.ends_with("give it longer documents"));
 }
