@@ -20,6 +20,7 @@ class Notices {
   void add_all() {
     add_vocab();
     add_parallel();
+    add_port();
     add_warmup();
     add_spike();
     add_evaluation();
@@ -57,6 +58,16 @@ class Notices {
       notices_.push_back(
           fmt::format("parallel.tensor: groups of {} ranks span hosts of {} (launch.ranks_per_node), which is slow",
                       parallel.tensor, *per_node));
+  }
+
+  // Of data: auto only the start knows.
+  void add_port() {
+    const ParallelConfig& parallel = config_.parallel;
+    const bool is_one_rank = parallel.data == 1 && parallel.tensor == 1 && parallel.pipeline == 1;
+    if (config_.launch.port && is_one_rank)
+      notices_.push_back(
+          fmt::format("launch.port: {} has no effect, because the run is one rank: nobody meets it at a port",
+                      *config_.launch.port));
   }
 
   void add_warmup() {

@@ -304,8 +304,9 @@ Command add_check(CLI::App& app) {
       ->add_option("--device-memory", arguments->device_memory, "Judge the plan for devices of so much memory: 80GiB")
       ->check(size_text())
       ->type_name("SIZE");
-  command->add_flag("--json", arguments->json, "One JSON object on standard output");
-  command->add_flag("--verbose", arguments->verbose, "Stages, ranks, groups, traffic and timeline too");
+  CLI::Option* json = command->add_flag("--json", arguments->json, "One JSON object on standard output");
+  // The object holds all of that as it is.
+  command->add_flag("--verbose", arguments->verbose, "Stages, ranks, groups, traffic and timeline too")->excludes(json);
   command->add_flag("--instructions", arguments->instructions, "List what each stage does in one step");
   return [arguments] { return check_config(*arguments); };
 }

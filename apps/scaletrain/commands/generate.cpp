@@ -73,10 +73,10 @@ Command add_generate(CLI::App& app) {
       command->add_option("--temperature", arguments->temperature, "Spread of the choice, 0 to 100; 0 is greedy")
           ->check(number_between(0, 100))
           ->capture_default_str();
-  command->add_option("--seed", arguments->seed, "Equal seeds give equal texts")
-      ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
-      ->capture_default_str();
-  command->add_flag("--greedy", arguments->greedy, "Always the likeliest token")->excludes(temperature);
+  CLI::Option* seed = command->add_option("--seed", arguments->seed, "Equal seeds give equal texts")
+                          ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+                          ->capture_default_str();
+  command->add_flag("--greedy", arguments->greedy, "Always the likeliest token")->excludes(temperature)->excludes(seed);
   return [arguments] { return generate(*arguments); };
 }
 

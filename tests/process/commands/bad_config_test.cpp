@@ -279,6 +279,8 @@ TEST_CASE("mistakes_on_the_command_line_end_with_2_and_say_what_is_expected") {
       {{"generate", "x", "--prompt", "a", "--temperature", "-1"}, {"--temperature"}},
       {{"generate", "x", "--prompt", "a", "--max-tokens", "0"}, {"--max-tokens"}},
       {{"generate", "x", "--prompt", "a", "--seed", "seven"}, {"--seed"}},
+      {{"generate", "x", "--prompt", "a", "--greedy", "--seed", "7"}, {"--greedy", "--seed"}},
+      {{"check", "config.yaml", "--verbose", "--json"}, {"--verbose", "--json"}},
   };
   for (const Case& bad : cases) {
     CAPTURE(bad.arguments.size());
