@@ -337,3 +337,22 @@ TEST_CASE("known devices have what a verdict needs, and are found however they a
   CHECK(find_device("h10") == nullptr);
   CHECK_FALSE(peak_flops(*find_device("v100"), Precision::bf16));
 }
+
+TEST_CASE("half precision is offered to both precisions that are kept in four bytes, and to no other") {
+  Config half = gpt2();
+  half.precision.compute = Precision::bf16;
+  const std::uint64_t memory = device_bytes(half);
+  for (const Precision precision : {Precision::fp32, Precision::tf32}) {
+    Config config = gpt2();
+    config.precision.compute = precision;
+    REQUIRE(device_bytes(config) > memory);
+    const json verdict = told(config, device_of(memory)).plan.at("verdict");
+    CHECK(bytes_with(verdict.at("fits_with"), "precision.compute: bf16") == memory);
+  }
+  Config other = gpt2();
+  other.precision.compute = Precision::fp16;
+  const json verdict = told(other, device_of(memory / 2)).plan.at("verdict");
+  REQUIRE(verdict.at("fits") == false);
+  CHECK_FALSE(bytes_with(verdict.at("fits_with"), "precision.compute: bf16"));
+  CHECK_FALSE(bytes_with(verdict.at("together"), "precision.compute: bf16"));
+}
