@@ -1,10 +1,12 @@
 // Collectives and point-to-point transfers among the ranks of one group.
 //
-// Each call returns a Ticket: work under way. ticket.before(stream) orders what is issued to that stream later behind
-// the transfer without blocking the host; ticket.wait() blocks and is for tests, shutdown and the CPU. The buffers
-// named by a call must stay valid until the ticket has completed; the ticket owns whatever staging memory the transfer
-// needs. All ranks of a group issue the same calls in the same order (one in-order queue per group). A peer that fails,
-// or a deadline that passes, is a PeerError naming group, collective, sequence number and missing ranks.
+// Each call takes the stream whose issued work it follows and returns a Ticket: a transfer under way. It reads and
+// writes the buffers named by the call when all that was issued to the stream before has run; ticket.before(stream)
+// orders what is issued to a stream later behind the transfer. Neither blocks the host, but where a stream's operations
+// run when they are issued (HostStream). ticket.wait() blocks and is for tests and shutdown. The buffers must stay
+// valid until the ticket has completed; the ticket owns whatever staging memory the transfer needs. All ranks of a
+// group issue the same calls in the same order (one in-order queue per group). A peer that fails, or a deadline that
+// passes, is a PeerError naming group, collective, sequence number and missing ranks.
 //
 // A group of one is a communicator like any other: its reductions and gathers copy.
 #pragma once
@@ -29,6 +31,7 @@ class Ticket {
   class State {
    public:
     virtual ~State() = default;
+    // What the stream runs of it later must not need this object.
     virtual void before(Stream& stream) = 0;
     virtual void wait() = 0;
   };
@@ -64,18 +67,18 @@ class Communicator {
   virtual int rank_in_group() const = 0;
 
   // In place over data (f32, f64, i64). A maximum with a NaN is NaN.
-  virtual Ticket all_reduce(View data, ReduceOp op) = 0;
+  virtual Ticket all_reduce(Stream& stream, View data, ReduceOp op) = 0;
   // Rank r of the group receives the sum of piece r; pieces lie one after the other in `input` with these element
   // counts. `output` may be this rank's own piece of `input` (in place); otherwise they do not overlap.
-  virtual Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) = 0;
+  virtual Ticket reduce_scatter(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) = 0;
   // Piece r of `output` is rank r's input, which may be that very piece (in place); otherwise they do not overlap.
-  virtual Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) = 0;
+  virtual Ticket all_gather(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) = 0;
   // Piece p of `input` goes to rank p; what comes from rank p is piece p of `output`. They do not overlap.
-  virtual Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+  virtual Ticket all_to_all(Stream& stream, ConstView input, std::span<const std::int64_t> send_counts, View output,
                             std::span<const std::int64_t> receive_counts) = 0;
-  // Posted together and at once, beside the collectives: neither order nor direction can deadlock. The n-th send to a
-  // peer meets that peer's n-th receive from this rank.
-  virtual Ticket exchange(std::span<const Transfer> transfers) = 0;
+  // Posted together, as soon as the stream comes to them, beside the collectives: neither order nor direction can
+  // deadlock. The n-th send to a peer meets that peer's n-th receive from this rank.
+  virtual Ticket exchange(Stream& stream, std::span<const Transfer> transfers) = 0;
   // Ends what is under way and every later call with a PeerError, on this rank at once: for a rank that has failed, so
   // that nothing it still waits for holds it up. The memory of calls under way may go when their tickets have been
   // waited for. Any thread; may be called twice.

@@ -23,8 +23,8 @@ bool divides_rows(const TensorPart& part);
 class TensorSums {
  public:
   TensorSums() = default;  // a tensor degree of one
-  // `tensor` is not owned; null for a degree of one.
-  TensorSums(Communicator* tensor, const TensorPart& part);
+  // Neither is owned. tensor: null for a degree of one. stream: whose work the sums stand between.
+  TensorSums(Communicator* tensor, Stream& stream, const TensorPart& part);
 
   bool parallel() const { return part_.degree > 1; }
   bool sequence() const { return divides_rows(part_); }
@@ -46,6 +46,7 @@ class TensorSums {
   std::vector<std::int64_t> element_counts(const Shape& unsharded) const;
 
   Communicator* tensor_ = nullptr;
+  Stream* stream_ = nullptr;
   TensorPart part_;
 };
 

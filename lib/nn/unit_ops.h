@@ -29,7 +29,7 @@ class UnitOps {
   UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const UnitWeights& weights,
           const UnitGradients* gradients, TensorSums sums = {});
   UnitOps(const UnitRun& run, const ModelSpec& spec, const TensorPart& part)
-      : UnitOps(run.backend, run.stream, spec, run.weights, run.gradients, TensorSums(run.tensor, part)) {}
+      : UnitOps(run.backend, run.stream, spec, run.weights, run.gradients, TensorSums(run.tensor, run.stream, part)) {}
 
   const TensorSums& sums() const { return sums_; }
 

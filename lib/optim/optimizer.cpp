@@ -20,13 +20,14 @@ class ElementwiseOptimizer : public Optimizer {
   void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {
     SCALETRAIN_CHECK(store.options().state_names == state_names_);
     spans_.clear();
-    for (const OptimizerRange& range : store.optimizer_ranges()) {
+    const std::span<OptimizerRange> ranges = store.optimizer_ranges(stream);
+    for (const OptimizerRange& range : ranges) {
       spans_.push_back(decay_spans(store.layout(), store.table(),
                                    {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
                                    config_.weight_decay));
     }
     std::size_t index = 0;
-    for (const OptimizerRange& range : store.optimizer_ranges()) update(backend, stream, range, spans_[index++], step);
+    for (const OptimizerRange& range : ranges) update(backend, stream, range, spans_[index++], step);
     store.updated(stream);
   }
 

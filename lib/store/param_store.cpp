@@ -225,8 +225,8 @@ void ParamStore::zero_gradients(Stream& stream) {
   impl_->gradients->zero(stream);
 }
 
-std::span<OptimizerRange> ParamStore::optimizer_ranges() {
-  impl_->weights->settle();  // gathers read what the optimizer is about to write
+std::span<OptimizerRange> ParamStore::optimizer_ranges(Stream& stream) {
+  impl_->weights->settle(stream);  // gathers read what the optimizer is about to write
   return impl_->ranges;
 }
 
@@ -240,7 +240,7 @@ void ParamStore::values_changed() {
 
 void ParamStore::settle(Stream& stream) {
   impl_->gradients->settle(stream);
-  impl_->weights->settle();
+  impl_->weights->settle(stream);
   stream.synchronize();
 }
 

@@ -114,8 +114,8 @@ class ParamStore {
   const UnitGradients& acquire_gradients(Stream& stream, int unit);
   // last: no more is added to this unit's accumulators in this step.
   void release_gradients(Stream& stream, int unit, bool last);
-  // Blocks until every reduction that was begun for these units is done, that of reduce_tied included. A unit of this
-  // rank whose last release never came (no micro-batch passed it) is reduced now, so that its peers do not wait.
+  // Orders the stream behind every reduction that was begun for these units, that of reduce_tied included. A unit of
+  // this rank whose last release never came (no micro-batch passed it) is reduced now, so that its peers do not wait.
   void finish_gradients(Stream& stream, std::span<const int> units);
   // Begins the sum of the tied tensor's gradient over the stages that hold it, as soon as its own reductions are done;
   // nothing on other ranks. After the last releases, before finish_gradients, which waits for it.
@@ -125,14 +125,14 @@ class ParamStore {
   void zero_gradients(Stream& stream);
   // Everything the optimizer of this rank updates. Gradients are complete after reduce_tied and finish_gradients of
   // all.
-  std::span<OptimizerRange> optimizer_ranges();
+  std::span<OptimizerRange> optimizer_ranges(Stream& stream);
   // After the optimizer has updated its ranges: begins the gathers that the policy needs; cached compute forms are
   // stale.
   void updated(Stream& stream);
   // After a load or initialisation of all that this rank holds (settle() before it, if anything was under way): cached
   // compute forms and gathered weights are stale, nothing is gathered.
   void values_changed();
-  // Blocks until nothing that was begun is under way: before a checkpoint, an inspection, the end.
+  // Blocks the host until nothing that was begun is under way: before a checkpoint, an inspection, the end.
   void settle(Stream& stream);
 
   // The ranges of parameters whose values this rank holds, of this kind: unsharded parameters, or its shard's parts.

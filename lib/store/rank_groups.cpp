@@ -44,9 +44,10 @@ RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, con
 
 void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
   if (numbers.empty()) return;
+  HostStream now;  // the host's numbers are there
   const View all(numbers.data(), DType::f64, {narrow<std::int64_t>(numbers.size())});
   for (Communicator* group : {groups.tensor.get(), groups.data.get(), groups.pipeline.get()}) {
-    if (group != nullptr) group->all_reduce(all, ReduceOp::sum).wait();
+    if (group != nullptr) group->all_reduce(now, all, ReduceOp::sum).wait();
   }
 }
 

@@ -178,11 +178,10 @@ void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Comm
   };
   const std::int64_t count = each_coalesced(
       [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = gradient, .output = copy}); });
-  stream.synchronize();  // transfers read at once
   std::vector<Ticket> tickets;
-  if (count > 0) tickets.push_back(group->all_reduce(sums_.view(0, dtype, {count}), ReduceOp::sum));
+  if (count > 0) tickets.push_back(group->all_reduce(stream, sums_.view(0, dtype, {count}), ReduceOp::sum));
   for (const SumPlace& at : sums) {
-    if (!at.coalesced()) tickets.push_back(group->all_reduce(stretch(at), ReduceOp::sum));
+    if (!at.coalesced()) tickets.push_back(group->all_reduce(stream, stretch(at), ReduceOp::sum));
   }
   for (Ticket& ticket : tickets) ticket.before(stream);
   each_coalesced(
@@ -218,7 +217,6 @@ void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
     SCALETRAIN_CHECK(!memory_.zero.shard_optimizer && "sharded gradients need the data group");
     return;
   }
-  stream.synchronize();  // the transfer reads at once
   Reduction reduction;
   reduction.bucket = bucket;
   reduction.staging = staging;
@@ -226,9 +224,9 @@ void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
   if (memory_.zero.shard_optimizer) {
     const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), at.bucket.shard_elements);
     reduction.ticket = data_->reduce_scatter(
-        all, counts, all.rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements));
+        stream, all, counts, all.rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements));
   } else {
-    reduction.ticket = data_->all_reduce(all, ReduceOp::sum);
+    reduction.ticket = data_->all_reduce(stream, all, ReduceOp::sum);
   }
   under_way_.push_back(std::move(reduction));
   if (staging >= 0) ++staging_[static_cast<std::size_t>(staging)].num_reductions;
@@ -236,7 +234,7 @@ void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
 
 void StoreGradients::complete_first(Stream& stream) {
   Reduction& reduction = under_way_.front();
-  reduction.ticket.wait();
+  reduction.ticket.before(stream);
   const BucketPlace& at = place(reduction.bucket);
   if (memory_.zero.shard_gradients && !reduction.over_stages) {
     const View own = shard(reduction.bucket);
@@ -264,7 +262,6 @@ void StoreGradients::finish(Stream& stream, std::span<const int> units) {
     return is_finished[static_cast<std::size_t>(reduction.bucket)] != 0;
   };
   while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
-  stream.synchronize();
 }
 
 void StoreGradients::reduce_tied(Stream& stream) {
@@ -278,7 +275,6 @@ void StoreGradients::reduce_tied(Stream& stream) {
   }
   const auto is_awaited = [&](const Reduction& reduction) { return is_tied(reduction.bucket); };
   while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
-  stream.synchronize();  // the transfer reads at once
   for (int bucket = 0; bucket < narrow<int>(buckets_.size()); ++bucket) {
     const BucketPlace& at = place(bucket);
     if (!is_tied(bucket)) continue;
@@ -289,7 +285,7 @@ void StoreGradients::reduce_tied(Stream& stream) {
     reduction.bucket = bucket;
     reduction.over_stages = true;
     reduction.ticket =
-        groups_->tied->all_reduce(memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
+        groups_->tied->all_reduce(stream, memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
     under_way_.push_back(std::move(reduction));
   }
 }

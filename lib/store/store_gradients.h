@@ -43,7 +43,7 @@ class StoreGradients {
   void finish(Stream& stream, std::span<const int> units);
   void reduce_tied(Stream& stream);
   void zero(Stream& stream);
-  // Completes every reduction that is under way.
+  // Orders the stream behind every reduction that is under way.
   void settle(Stream& stream);
 
   // The flat buffer's memory, or the shard's; none where the role has no gradient.

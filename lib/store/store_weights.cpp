@@ -63,20 +63,19 @@ void StoreWeights::begin_gather(Stream& stream, int bucket, std::byte* into) {
   BucketState& state = buckets_[static_cast<std::size_t>(bucket)];
   SCALETRAIN_CHECK(data_ != nullptr && "sharded weights need the data group");
   SCALETRAIN_CHECK(!state.gathering);
-  stream.synchronize();  // the transfer reads and writes at once
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), place.bucket.shard_elements);
   state.data = into;
-  state.gather = data_->all_gather(shard(bucket), counts, View(into, place.dtype, {place.bucket.count}));
+  state.gather = data_->all_gather(stream, shard(bucket), counts, View(into, place.dtype, {place.bucket.count}));
   state.gathering = true;
 }
 
 // The unit's own buckets leave their staging.
-void StoreWeights::evict(UnitState& unit) {
+void StoreWeights::evict(Stream& stream, UnitState& unit) {
   SCALETRAIN_CHECK_EQ(unit.acquired, 0);
   for (const int index : unit.place->buckets) {
     if (memory_.buckets[static_cast<std::size_t>(index)].shared) continue;
     BucketState& bucket = buckets_[static_cast<std::size_t>(index)];
-    if (bucket.gathering) bucket.gather.wait();
+    if (bucket.gathering) bucket.gather.before(stream);
     bucket.gathering = false;
     bucket.data = nullptr;
   }
@@ -87,7 +86,7 @@ void StoreWeights::evict(UnitState& unit) {
 bool StoreWeights::make_resident(Stream& stream, const UnitState& unit, Residency::Purpose purpose) {
   const Residency::Change change = residency_.bring(unit.place->unit, unit.place->buckets, purpose);
   if (!change.has_place) return false;
-  if (change.evicted >= 0) evict(state(change.evicted));
+  if (change.evicted >= 0) evict(stream, state(change.evicted));
   for (const int index : change.gathers) {
     const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(index)];
     const Buffer& memory =
@@ -160,7 +159,7 @@ void StoreWeights::drop_packed(const UnitPlace& place) {
 
 void StoreWeights::values_changed() {
   for (const auto& [index, unit] : units_) SCALETRAIN_CHECK_EQ(unit.acquired, 0);
-  settle();
+  for (const BucketState& bucket : buckets_) SCALETRAIN_CHECK(!bucket.gathering);
   if (memory_.zero.shard_parameters) {
     residency_.clear();
     for (BucketState& bucket : buckets_) bucket.data = nullptr;
@@ -170,6 +169,7 @@ void StoreWeights::values_changed() {
 }
 
 void StoreWeights::updated(Stream& stream) {
+  settle(stream);
   values_changed();
   if (!memory_.zero.shard_optimizer || memory_.zero.shard_parameters) return;
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
@@ -177,9 +177,9 @@ void StoreWeights::updated(Stream& stream) {
   }
 }
 
-void StoreWeights::settle() {
+void StoreWeights::settle(Stream& stream) {
   for (BucketState& bucket : buckets_) {
-    if (bucket.gathering) bucket.gather.wait();
+    if (bucket.gathering) bucket.gather.before(stream);
     bucket.gathering = false;
   }
 }

@@ -29,8 +29,8 @@ class StoreWeights {
   void release(int unit);
   void updated(Stream& stream);
   void values_changed();
-  // Waits for every gather that is under way.
-  void settle();
+  // Orders the stream behind every gather that is under way.
+  void settle(Stream& stream);
 
   // The flat buffer's memory, or the shard's.
   const Buffer& masters(int buffer) const { return masters_[static_cast<std::size_t>(buffer)]; }
@@ -55,7 +55,7 @@ class StoreWeights {
 
   UnitState& state(int unit);
   bool make_resident(Stream& stream, const UnitState& unit, Residency::Purpose purpose);
-  void evict(UnitState& unit);
+  void evict(Stream& stream, UnitState& unit);
   void begin_gather(Stream& stream, int bucket, std::byte* into);
   void refresh(Stream& stream, UnitState& unit);
   void drop_packed(const UnitPlace& place);

@@ -175,6 +175,13 @@ Switch mask_switch() {
                      {.name = "none", .is_possible = nullptr, .apply = set(Masks::none)}}};
 }
 
+Switch stream_switch() {
+  const auto set = [](TestBackend backend) { return [backend](const Row&, LayoutRun& run) { run.backend = backend; }; };
+  return {.name = "streams",
+          .values = {{.name = "at once", .is_possible = nullptr, .apply = set(TestBackend::cpu)},
+                     {.name = "late", .is_possible = nullptr, .apply = set(TestBackend::late_cpu)}}};
+}
+
 std::vector<Row> all_meshes() {
   std::vector<Row> out;
   for (std::int64_t data = 1; data <= max_ranks; ++data)
@@ -342,9 +349,9 @@ LayoutRun base_run(const Row& row) {
 }  // namespace
 
 const std::vector<Switch>& switches() {
-  static const std::vector<Switch> all = {zero_switch(),        schedule_switch(), sequence_switch(),
-                                          micro_batch_switch(), tied_switch(),     family_switch(),
-                                          kv_switch(),          sizes_switch(),    mask_switch()};
+  static const std::vector<Switch> all = {zero_switch(), schedule_switch(), sequence_switch(), micro_batch_switch(),
+                                          tied_switch(), family_switch(),   kv_switch(),       sizes_switch(),
+                                          mask_switch(), stream_switch()};
   return all;
 }
 

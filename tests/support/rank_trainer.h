@@ -22,6 +22,7 @@
 #include "nn/init.h"
 #include "optim/lr_schedule.h"
 #include "plan/run_plan.h"
+#include "support/late_backend.h"
 #include "support/ranks.h"
 #include "train/step/step_runner.h"
 
@@ -82,10 +83,12 @@ class SyntheticSource final : public MicroBatchSource {
   std::vector<std::int64_t> batch_;
 };
 
-enum class TestBackend { reference_f64, reference_f32, cpu };  // cpu: one thread a rank
+// cpu: one thread a rank; late_cpu: the same behind late streams (late_backend.h).
+enum class TestBackend { reference_f64, reference_f32, cpu, late_cpu };
 
 inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
   if (kind == TestBackend::cpu) return make_cpu_backend({.threads = 1, .instruction_set = "auto"});
+  if (kind == TestBackend::late_cpu) return std::make_unique<LateBackend>(make_test_backend(TestBackend::cpu));
   return make_reference_backend(kind == TestBackend::reference_f64 ? DType::f64 : DType::f32);
 }
 

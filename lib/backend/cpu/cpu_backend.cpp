@@ -27,11 +27,6 @@ constexpr std::size_t partial_bytes = partial_sums * sizeof(double);
 
 constexpr int max_threads = 4096;
 
-class CpuStream final : public Stream {
- public:
-  void synchronize() override {}  // every operation is done when it returns
-};
-
 // Ids are indices into memory: a wrong one must not read or write elsewhere.
 void check_indices(const ConstView& indices, std::int64_t lowest, std::int64_t end) {
   const auto* ids = indices.as<std::int32_t>();
@@ -64,7 +59,7 @@ std::string CpuBackend::description() const {
 }
 
 std::unique_ptr<Stream> CpuBackend::make_stream() {
-  return std::make_unique<CpuStream>();
+  return std::make_unique<HostStream>();
 }
 
 std::size_t CpuBackend::workspace_bytes() const {

@@ -5,11 +5,6 @@ namespace scaletrain {
 
 namespace {
 
-class HostStream final : public Stream {
- public:
-  void synchronize() override {}
-};
-
 template <class T>
 class ReferenceBackend final : public Backend {
  public:

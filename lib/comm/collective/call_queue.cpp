@@ -11,6 +11,7 @@ namespace scaletrain {
 namespace {
 
 struct Entry {
+  Event ready;
   std::function<void()> call;
   bool done = false;    // run, failed or given up
   bool failed = false;  // with what the queue's FirstError holds
@@ -30,6 +31,7 @@ struct CallQueue::State {
     bool failed = false;
     try {
       errors->throw_if_any();
+      entry->ready.wait();
       entry->call();
     } catch (...) {
       errors->keep_current();
@@ -82,8 +84,9 @@ class QueuedCall final : public Ticket::State {
   QueuedCall(std::shared_ptr<Queue> queue, std::shared_ptr<Entry> entry)
       : queue_(std::move(queue)), entry_(std::move(entry)) {}
 
-  // Work on host memory begins when it is issued, so that what is issued later must be issued after the transfer.
-  void before(Stream&) override { wait(); }
+  void before(Stream& stream) override {
+    stream.call([queue = queue_, entry = entry_] { queue->wait(entry); });
+  }
   void wait() override { queue_->wait(entry_); }
 
  private:
@@ -113,8 +116,9 @@ void CallQueue::interrupt_with(std::function<void()> interrupt) {
   interrupt_ = std::move(interrupt);
 }
 
-Ticket CallQueue::add(std::function<void()> call) {
+Ticket CallQueue::add(Event ready, std::function<void()> call) {
   auto entry = std::make_shared<Entry>();
+  entry->ready = std::move(ready);
   entry->call = std::move(call);
   {
     const std::lock_guard lock(state_->mutex);

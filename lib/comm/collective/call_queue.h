@@ -21,9 +21,9 @@ class CallQueue {
   CallQueue& operator=(const CallQueue&) = delete;
 
   void interrupt_with(std::function<void()> interrupt);
-  // The ticket's wait ends when the call has run, and throws its error. A call that is next is run by the thread that
-  // waits for it, which saves two changes of threads.
-  Ticket add(std::function<void()> call);
+  // The call begins when those before it have run and `ready` is done. The ticket's wait ends when it has run, and
+  // throws its error. A call that is next is run by the thread that waits for it, which saves two changes of threads.
+  Ticket add(Event ready, std::function<void()> call);
 
  private:
   struct State;

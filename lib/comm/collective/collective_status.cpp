@@ -84,26 +84,27 @@ class ReportingCommunicator final : public Communicator {
   int size() const override { return inner_->size(); }
   int rank_in_group() const override { return inner_->rank_in_group(); }
 
-  Ticket all_reduce(View data, ReduceOp op) override {
-    return reported("all_reduce", [&] { return inner_->all_reduce(data, op); });
+  Ticket all_reduce(Stream& stream, View data, ReduceOp op) override {
+    return reported("all_reduce", [&] { return inner_->all_reduce(stream, data, op); });
   }
-  Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) override {
-    return reported("reduce_scatter", [&] { return inner_->reduce_scatter(input, counts, output); });
+  Ticket reduce_scatter(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
+    return reported("reduce_scatter", [&] { return inner_->reduce_scatter(stream, input, counts, output); });
   }
-  Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) override {
-    return reported("all_gather", [&] { return inner_->all_gather(input, counts, output); });
+  Ticket all_gather(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
+    return reported("all_gather", [&] { return inner_->all_gather(stream, input, counts, output); });
   }
-  Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+  Ticket all_to_all(Stream& stream, ConstView input, std::span<const std::int64_t> send_counts, View output,
                     std::span<const std::int64_t> receive_counts) override {
-    return reported("all_to_all", [&] { return inner_->all_to_all(input, send_counts, output, receive_counts); });
+    return reported("all_to_all",
+                    [&] { return inner_->all_to_all(stream, input, send_counts, output, receive_counts); });
   }
-  Ticket exchange(std::span<const Transfer> transfers) override {
+  Ticket exchange(Stream& stream, std::span<const Transfer> transfers) override {
     CollectiveStatus::Call call{.collective = "exchange", .sequence = num_exchanges_++, .with = {}};
     for (const Transfer& transfer : transfers) {
       const std::int64_t peer = reporter_->group.ranks.at(static_cast<std::size_t>(transfer.peer)).value();
       if (std::find(call.with.begin(), call.with.end(), peer) == call.with.end()) call.with.push_back(peer);
     }
-    return reported(std::move(call), [&] { return inner_->exchange(transfers); });
+    return reported(std::move(call), [&] { return inner_->exchange(stream, transfers); });
   }
   void abort() noexcept override { inner_->abort(); }
 

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "comm/collective/call_queue.h"
+#include "comm/collective/event_ticket.h"
 #include "comm/collective/ordered_reduction.h"
 #include "comm/deadline.h"
 #include "comm/first_error.h"
@@ -376,14 +377,40 @@ void exchange_pieces(Engine& engine, std::span<const std::span<const std::byte>>
   engine.wait_all(sends);
 }
 
-class ExchangeTicket final : public Ticket::State {
+// The messages of one exchange, from when the stream comes to them.
+class Exchange {
  public:
-  ExchangeTicket(std::shared_ptr<Engine> engine, CallName name, std::vector<Posted> receives, std::vector<Posted> sends)
-      : engine_(std::move(engine)), name_(name), receives_(std::move(receives)), sends_(std::move(sends)) {}
+  struct Message {
+    Transfer transfer;
+    std::uint64_t tag = 0;
+  };
+  struct OwnCopy {
+    View from;
+    View to;
+  };
 
-  // Work on host memory begins when it is issued, so that what is issued later must be issued after the transfer.
-  void before(Stream&) override { wait(); }
-  void wait() override {
+  Exchange(std::shared_ptr<Engine> engine, CallName name, std::vector<Message> messages, std::vector<OwnCopy> own)
+      : engine_(std::move(engine)), name_(name), messages_(std::move(messages)), own_(std::move(own)) {}
+
+  void post() {
+    for (const OwnCopy& copy : own_) {
+      if (copy.from.num_bytes() != 0) std::memmove(copy.to.data(), copy.from.data(), copy.from.num_bytes());
+    }
+    engine_->run(name_, [&] {
+      for (const Message& message : messages_) {
+        if (message.transfer.direction == Transfer::Direction::receive)
+          engine_->receive(receives_, message.transfer.peer, message.tag, bytes_of(message));
+      }
+      for (const Message& message : messages_) {
+        if (message.transfer.direction == Transfer::Direction::send)
+          engine_->send(sends_, message.transfer.peer, message.tag, bytes_of(message));
+      }
+    });
+  }
+  void posted_by(Event event) { posted_ = std::move(event); }
+
+  void wait() {
+    posted_.wait();
     if (receives_.empty() && sends_.empty()) return;
     engine_->run(name_, [&] {
       engine_->wait_all(receives_);
@@ -392,10 +419,30 @@ class ExchangeTicket final : public Ticket::State {
   }
 
  private:
-  std::shared_ptr<Engine> engine_;  // before the transfers, which are destroyed first
+  static std::span<std::byte> bytes_of(const Message& message) {
+    return {static_cast<std::byte*>(message.transfer.data.data()), message.transfer.data.num_bytes()};
+  }
+
+  std::shared_ptr<Engine> engine_;  // before the messages, which are destroyed first
   CallName name_;
+  std::vector<Message> messages_;
+  std::vector<OwnCopy> own_;
+  Event posted_;
   std::vector<Posted> receives_;
   std::vector<Posted> sends_;
+};
+
+class ExchangeTicket final : public Ticket::State {
+ public:
+  explicit ExchangeTicket(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
+
+  void before(Stream& stream) override {
+    stream.call([exchange = exchange_] { exchange->wait(); });
+  }
+  void wait() override { exchange_->wait(); }
+
+ private:
+  std::shared_ptr<Exchange> exchange_;
 };
 
 template <class Byte, class AnyView>
@@ -430,13 +477,13 @@ class DirectCommunicator final : public Communicator {
   int size() const override { return engine_->size(); }
   int rank_in_group() const override { return engine_->rank(); }
 
-  Ticket all_reduce(View data, ReduceOp op) override {
+  Ticket all_reduce(Stream& stream, View data, ReduceOp op) override {
     check_reducible(data.dtype());
     auto* const bytes = static_cast<std::byte*>(data.data());
-    if (size() == 1) return issue("all_reduce", [](std::uint64_t) {});
+    if (size() == 1) return issue(stream, "all_reduce", [](Engine&, std::uint64_t) {});
     if (is_small(data.dtype(), data.num_elements())) {
-      return issue("all_reduce", [this, data, bytes, op](std::uint64_t sequence) {
-        reduce_small(*engine_, {bytes, data.num_bytes()}, data.dtype(), op, sequence);
+      return issue(stream, "all_reduce", [data, bytes, op](Engine& engine, std::uint64_t sequence) {
+        reduce_small(engine, {bytes, data.num_bytes()}, data.dtype(), op, sequence);
       });
     }
     Reduction call{.dtype = data.dtype(),
@@ -447,60 +494,59 @@ class DirectCommunicator final : public Communicator {
                    .whole = bytes};
     const auto before = std::accumulate(call.counts.begin(), call.counts.begin() + rank_in_group(), std::int64_t{0});
     call.output = bytes + static_cast<std::size_t>(before) * size_of(data.dtype());
-    return issue("all_reduce", std::move(call));
+    return issue(stream, "all_reduce", std::move(call));
   }
 
-  Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) override {
+  Ticket reduce_scatter(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
     check_reducible(input.dtype());
     SCALETRAIN_CHECK(input.dtype() == output.dtype());
     check_counts(counts);
     const auto offsets = offsets_of(counts);
     SCALETRAIN_CHECK_EQ(offsets.back(), input.num_elements());
     SCALETRAIN_CHECK_EQ(counts[at(rank_in_group())], output.num_elements());
-    return issue("reduce_scatter", Reduction{.dtype = input.dtype(),
-                                             .op = ReduceOp::sum,
-                                             .input = static_cast<const std::byte*>(input.data()),
-                                             .counts = {counts.begin(), counts.end()},
-                                             .output = static_cast<std::byte*>(output.data()),
-                                             .whole = nullptr});
+    return issue(stream, "reduce_scatter",
+                 Reduction{.dtype = input.dtype(),
+                           .op = ReduceOp::sum,
+                           .input = static_cast<const std::byte*>(input.data()),
+                           .counts = {counts.begin(), counts.end()},
+                           .output = static_cast<std::byte*>(output.data()),
+                           .whole = nullptr});
   }
 
-  Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) override {
+  Ticket all_gather(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
     SCALETRAIN_CHECK(input.dtype() == output.dtype());
     check_counts(counts);
     SCALETRAIN_CHECK_EQ(counts[at(rank_in_group())], input.num_elements());
     const std::span<const std::byte> own(static_cast<const std::byte*>(input.data()), input.num_bytes());
-    return issue_pieces("all_gather", {at(size()), own}, cut<std::byte>(output, counts));
+    return issue_pieces(stream, "all_gather", {at(size()), own}, cut<std::byte>(output, counts));
   }
 
-  Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+  Ticket all_to_all(Stream& stream, ConstView input, std::span<const std::int64_t> send_counts, View output,
                     std::span<const std::int64_t> receive_counts) override {
     SCALETRAIN_CHECK(input.dtype() == output.dtype());
     check_counts(send_counts);
     check_counts(receive_counts);
     SCALETRAIN_CHECK_EQ(send_counts[at(rank_in_group())], receive_counts[at(rank_in_group())]);
-    return issue_pieces("all_to_all", cut<const std::byte>(input, send_counts), cut<std::byte>(output, receive_counts));
+    return issue_pieces(stream, "all_to_all", cut<const std::byte>(input, send_counts),
+                        cut<std::byte>(output, receive_counts));
   }
 
-  Ticket exchange(std::span<const Transfer> transfers) override {
-    for (const Transfer& transfer : transfers) SCALETRAIN_CHECK(transfer.peer >= 0 && transfer.peer < size());
-    copy_own(transfers);
+  Ticket exchange(Stream& stream, std::span<const Transfer> transfers) override {
+    engine_->errors()->throw_if_any();
     const CallName name{"exchange", exchanges_++};
-    std::vector<Posted> receives;
-    std::vector<Posted> sends;
-    engine_->run(name, [&] {
-      for (const Transfer& transfer : transfers) {
-        if (transfer.peer == rank_in_group() || transfer.direction != Transfer::Direction::receive) continue;
-        engine_->receive(receives, transfer.peer, exchange_tag(received_[at(transfer.peer)]++),
-                         {static_cast<std::byte*>(transfer.data.data()), transfer.data.num_bytes()});
-      }
-      for (const Transfer& transfer : transfers) {
-        if (transfer.peer == rank_in_group() || transfer.direction != Transfer::Direction::send) continue;
-        engine_->send(sends, transfer.peer, exchange_tag(sent_[at(transfer.peer)]++),
-                      {static_cast<const std::byte*>(transfer.data.data()), transfer.data.num_bytes()});
-      }
-    });
-    return Ticket(std::make_unique<ExchangeTicket>(engine_, name, std::move(receives), std::move(sends)));
+    std::vector<Exchange::Message> messages;
+    for (const Transfer& transfer : transfers) {
+      SCALETRAIN_CHECK(transfer.peer >= 0 && transfer.peer < size());
+      if (transfer.peer == rank_in_group()) continue;
+      auto& counts = transfer.direction == Transfer::Direction::send ? sent_ : received_;
+      // Both sides know which messages are empty.
+      const bool is_empty = transfer.data.num_bytes() == 0;
+      messages.push_back({transfer, exchange_tag(is_empty ? 0 : counts[at(transfer.peer)]++)});
+    }
+    const auto exchange = std::make_shared<Exchange>(engine_, name, std::move(messages), own_copies(transfers));
+    stream.call([exchange] { exchange->post(); });
+    exchange->posted_by(stream.record());
+    return Ticket(std::make_unique<ExchangeTicket>(exchange));
   }
 
   // A call under way ends with what the transport says; those behind it do not begin.
@@ -513,7 +559,7 @@ class DirectCommunicator final : public Communicator {
   void check_counts(std::span<const std::int64_t> counts) const { SCALETRAIN_CHECK_EQ(counts.size(), at(size())); }
 
   // A rank's transfers with itself: the n-th send meets the n-th receive.
-  void copy_own(std::span<const Transfer> transfers) const {
+  std::vector<Exchange::OwnCopy> own_copies(std::span<const Transfer> transfers) const {
     std::vector<View> from;
     std::vector<View> to;
     for (const Transfer& transfer : transfers) {
@@ -521,32 +567,39 @@ class DirectCommunicator final : public Communicator {
       (transfer.direction == Transfer::Direction::send ? from : to).push_back(transfer.data);
     }
     SCALETRAIN_CHECK_EQ(from.size(), to.size());
+    std::vector<Exchange::OwnCopy> copies;
     for (std::size_t index = 0; index < from.size(); ++index) {
       SCALETRAIN_CHECK_EQ(from[index].num_bytes(), to[index].num_bytes());
-      if (from[index].num_bytes() != 0) std::memmove(to[index].data(), from[index].data(), from[index].num_bytes());
+      copies.push_back({from[index], to[index]});
     }
+    return copies;
   }
 
-  Ticket issue(const char* collective, Reduction call) {
-    return issue(collective, [this, call = std::move(call)](std::uint64_t sequence) {
-      RunningReduction(*engine_, call, sequence).run();
+  Ticket issue(Stream& stream, const char* collective, Reduction call) {
+    return issue(stream, collective, [call = std::move(call)](Engine& engine, std::uint64_t sequence) {
+      RunningReduction(engine, call, sequence).run();
     });
   }
-  Ticket issue_pieces(const char* collective, std::vector<std::span<const std::byte>> to,
+  Ticket issue_pieces(Stream& stream, const char* collective, std::vector<std::span<const std::byte>> to,
                       std::vector<std::span<std::byte>> from) {
-    return issue(collective, [this, to = std::move(to), from = std::move(from)](std::uint64_t sequence) {
-      exchange_pieces(*engine_, to, from, sequence);
-    });
+    return issue(stream, collective,
+                 [to = std::move(to), from = std::move(from)](Engine& engine, std::uint64_t sequence) {
+                   exchange_pieces(engine, to, from, sequence);
+                 });
   }
-  // Gives the call its number, which makes its tags, at once; runs it now or in its turn.
+  // Gives the call its number, which makes its tags, at once; it runs in the stream's turn, or on the queue's thread
+  // when that has come.
   template <class Body>
-  requires std::invocable<Body, std::uint64_t> Ticket issue(const char* collective, Body body) {
+  requires std::invocable<Body, Engine&, std::uint64_t> Ticket issue(Stream& stream, const char* collective,
+                                                                     Body body) {
     engine_->errors()->throw_if_any();
     const CallName name{collective, collectives_++};
-    auto run = [this, name, body = std::move(body)] { engine_->run(name, [&] { body(name.sequence); }); };
-    if (queue_) return queue_->add(std::move(run));
-    run();
-    return {};
+    auto run = [engine = engine_, name, body = std::move(body)] {
+      engine->run(name, [&] { body(*engine, name.sequence); });
+    };
+    if (queue_) return queue_->add(stream.record(), std::move(run));
+    stream.call(std::move(run));
+    return ticket_of(stream.record());
   }
 
   std::shared_ptr<Engine> engine_;

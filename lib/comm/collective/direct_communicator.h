@@ -28,8 +28,9 @@ struct DirectOptions {
   // nothing came.
   double deadline = 60.0;
   // queue: calls run one after the other on a thread of the communicator, beside the caller's compute.
-  // caller: a call has finished when it returns: no thread changes, for small transfers that are waited for at once.
-  // exchange() is posted at once in both and needs neither.
+  // caller: a call runs in its stream's turn, which on the host's own streams is by the caller, before it returns: no
+  // thread changes, for small transfers that are waited for at once. All calls by one stream.
+  // exchange() is posted in its stream's turn in both and needs neither.
   enum class Mode { queue, caller };
   Mode mode = Mode::queue;
   // When somebody who sees all ranks, and ends them if they hang, last let them go on. While they are looked after, a

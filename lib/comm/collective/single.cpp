@@ -1,18 +1,33 @@
-// The communicator of a group of one rank: every result is a copy of the rank's own input, complete on return.
+// The communicator of a group of one rank: every result is a copy of the rank's own input.
 #include <cstring>
 #include <vector>
 
 #include "base/error.h"
+#include "comm/collective/event_ticket.h"
 #include "comm/communicator.h"
 
 namespace scaletrain {
 
 namespace {
 
-void copy_all(const ConstView& from, const View& to) {
-  SCALETRAIN_CHECK(from.dtype() == to.dtype());
-  SCALETRAIN_CHECK_EQ(from.num_elements(), to.num_elements());
-  if (from.num_bytes() != 0 && from.data() != to.data()) std::memmove(to.data(), from.data(), from.num_bytes());
+struct Copied {
+  ConstView from;
+  View to;
+};
+
+// In the stream's turn, so that nothing is left to wait for: another stream would have to wait for this one.
+Ticket copied(Stream& stream, std::vector<Copied> copies) {
+  for (const Copied& copy : copies) {
+    SCALETRAIN_CHECK(copy.from.dtype() == copy.to.dtype());
+    SCALETRAIN_CHECK_EQ(copy.from.num_elements(), copy.to.num_elements());
+  }
+  stream.call([copies = std::move(copies)] {
+    for (const Copied& copy : copies) {
+      if (copy.from.num_bytes() != 0 && copy.from.data() != copy.to.data())
+        std::memmove(copy.to.data(), copy.from.data(), copy.from.num_bytes());
+    }
+  });
+  return ticket_of(stream.record());
 }
 
 void check_counts(std::span<const std::int64_t> counts, std::int64_t num_elements) {
@@ -28,30 +43,27 @@ class SingleCommunicator final : public Communicator {
   int size() const override { return 1; }
   int rank_in_group() const override { return 0; }
 
-  Ticket all_reduce(View data, ReduceOp) override {
+  Ticket all_reduce(Stream&, View data, ReduceOp) override {
     const DType type = data.dtype();
     SCALETRAIN_CHECK(type == DType::f32 || type == DType::f64 || type == DType::i64);
     return {};
   }
-  Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) override {
+  Ticket reduce_scatter(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
     check_counts(counts, input.num_elements());
-    copy_all(input, output);
-    return {};
+    return copied(stream, {{input, output}});
   }
-  Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) override {
+  Ticket all_gather(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
     check_counts(counts, input.num_elements());
-    copy_all(input, output);
-    return {};
+    return copied(stream, {{input, output}});
   }
-  Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+  Ticket all_to_all(Stream& stream, ConstView input, std::span<const std::int64_t> send_counts, View output,
                     std::span<const std::int64_t> receive_counts) override {
     check_counts(send_counts, input.num_elements());
     check_counts(receive_counts, output.num_elements());
-    copy_all(input, output);
-    return {};
+    return copied(stream, {{input, output}});
   }
   // The n-th send meets the n-th receive.
-  Ticket exchange(std::span<const Transfer> transfers) override {
+  Ticket exchange(Stream& stream, std::span<const Transfer> transfers) override {
     std::vector<const Transfer*> sends;
     std::vector<const Transfer*> receives;
     for (const Transfer& transfer : transfers) {
@@ -59,8 +71,9 @@ class SingleCommunicator final : public Communicator {
       (transfer.direction == Transfer::Direction::send ? sends : receives).push_back(&transfer);
     }
     SCALETRAIN_CHECK_EQ(sends.size(), receives.size());
-    for (std::size_t n = 0; n < sends.size(); ++n) copy_all(sends[n]->data, receives[n]->data);
-    return {};
+    std::vector<Copied> copies;
+    for (std::size_t n = 0; n < sends.size(); ++n) copies.push_back({sends[n]->data, receives[n]->data});
+    return copied(stream, std::move(copies));
   }
   void abort() noexcept override {}  // nothing is ever waited for
 

@@ -22,26 +22,26 @@ class TracingCommunicator final : public Communicator {
   int size() const override { return inner_->size(); }
   int rank_in_group() const override { return inner_->rank_in_group(); }
 
-  Ticket all_reduce(View data, ReduceOp op) override {
+  Ticket all_reduce(Stream& stream, View data, ReduceOp op) override {
     TraceRecord& record = add(CollectiveKind::all_reduce, data);
     record.op = op;
     record.sent_elements = direct_all_reduce_sent(data.dtype(), data.num_elements(), size(), rank_in_group());
-    return inner_->all_reduce(data, op);
+    return inner_->all_reduce(stream, data, op);
   }
-  Ticket reduce_scatter(ConstView input, std::span<const std::int64_t> counts, View output) override {
+  Ticket reduce_scatter(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
     add(CollectiveKind::reduce_scatter, input).sent_elements = to_others(counts);
-    return inner_->reduce_scatter(input, counts, output);
+    return inner_->reduce_scatter(stream, input, counts, output);
   }
-  Ticket all_gather(ConstView input, std::span<const std::int64_t> counts, View output) override {
+  Ticket all_gather(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
     add(CollectiveKind::all_gather, output).sent_elements = input.num_elements() * (size() - 1);
-    return inner_->all_gather(input, counts, output);
+    return inner_->all_gather(stream, input, counts, output);
   }
-  Ticket all_to_all(ConstView input, std::span<const std::int64_t> send_counts, View output,
+  Ticket all_to_all(Stream& stream, ConstView input, std::span<const std::int64_t> send_counts, View output,
                     std::span<const std::int64_t> receive_counts) override {
     add(CollectiveKind::all_to_all, input).sent_elements = to_others(send_counts);
-    return inner_->all_to_all(input, send_counts, output, receive_counts);
+    return inner_->all_to_all(stream, input, send_counts, output, receive_counts);
   }
-  Ticket exchange(std::span<const Transfer> transfers) override {
+  Ticket exchange(Stream& stream, std::span<const Transfer> transfers) override {
     TraceRecord& record = add(CollectiveKind::exchange, transfers.empty() ? View() : transfers.front().data);
     record.elements = 0;
     for (const Transfer& transfer : transfers) {
@@ -51,7 +51,7 @@ class TracingCommunicator final : public Communicator {
       const bool sends = transfer.direction == Transfer::Direction::send && transfer.peer != rank_in_group();
       if (sends) record.sent_elements += elements;
     }
-    return inner_->exchange(transfers);
+    return inner_->exchange(stream, transfers);
   }
   void abort() noexcept override { inner_->abort(); }
 

@@ -170,6 +170,7 @@ struct Checkpointer::Impl {
   std::mutex mutex;
   std::condition_variable changed;
   bool is_copied = true;
+  Event state_ready;  // when the stream has made the state that is being copied
   bool is_done = true;
 };
 
@@ -431,6 +432,7 @@ void Checkpointer::Impl::write_in_background() {
 void Checkpointer::Impl::copy_and_write() {
   const MonotonicTime start = monotonic_now();
   if (prefault.joinable()) prefault.join();
+  state_ready.wait();
   staging->copy();
   const double copy_seconds = seconds_since(start);
   {
@@ -463,6 +465,7 @@ void Checkpointer::Impl::begin_in_background(SaveJob next) {
   running = std::move(next);
   is_copied = false;
   is_done = false;
+  state_ready = parts.stream.record();
   writer = GuardedThread([this] { write_in_background(); });
 }
 

@@ -41,6 +41,13 @@ StageExecutor::StageExecutor(const Parts& parts) : parts_(parts) {
   gradient_outputs_ = FreeList(narrow<std::int64_t>(plan.gradient_outputs.size()));
 }
 
+StageExecutor::~StageExecutor() {
+  try {
+    parts_.stream.synchronize();
+  } catch (...) {  // NOLINT: a destructor reports nothing
+  }
+}
+
 ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps) const {
   const ActivationPlan& plan = parts_.memory.plan();
   ExecutionOrder order;
@@ -75,7 +82,9 @@ ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSour
   loss_gradient_ = loss_gradient;
   // loss_sum is written by kernels, so its address must hold until the stream has run them.
   result_ = {};
-  return run(order, source, optimizer_step);
+  run(order, source, optimizer_step);
+  if (!optimizer_step) parts_.stream.synchronize();
+  return result_;
 }
 
 ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchSource& source,
@@ -83,11 +92,12 @@ ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchS
   mode_ = Mode::evaluate;
   loss_gradient_ = 0.0;
   result_ = before;
-  return run(order, source, {});
+  run(order, source, {});
+  parts_.stream.synchronize();
+  return result_;
 }
 
-ExecutionResult StageExecutor::run(const ExecutionOrder& order, MicroBatchSource& source,
-                                   const OptimizerStep& optimizer_step) {
+void StageExecutor::run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step) {
   SCALETRAIN_CHECK(in_flight_.empty() && activations_.empty() && gradients_.empty() && pending_sends_.empty());
   source_ = &source;
   contributions_left_ = order.contributions;
@@ -101,7 +111,6 @@ ExecutionResult StageExecutor::run(const ExecutionOrder& order, MicroBatchSource
     }
   }
   finish();
-  return result_;
 }
 
 void StageExecutor::execute(const Instruction& instruction, const OptimizerStep& optimizer_step) {
@@ -131,7 +140,6 @@ void StageExecutor::execute(const Instruction& instruction, const OptimizerStep&
       return;
     case Opcode::optimizer_step:
       finish_reductions();
-      parts_.stream.synchronize();
       if (optimizer_step) optimizer_step(result_);
       tick();
       return;
@@ -149,7 +157,6 @@ void StageExecutor::finish() {
     for (; !senders.empty(); senders.pop_front()) retire({chunk, senders.front()});
   }
   SCALETRAIN_CHECK(in_flight_.empty() && activations_.empty() && gradients_.empty() && read_targets_.empty());
-  parts_.stream.synchronize();
 }
 
 void StageExecutor::tick() {
@@ -277,7 +284,7 @@ Ticket StageExecutor::post(const Instruction& transfer, const Bundle& bundle) {
   const Transfer call{.direction = sends ? Transfer::Direction::send : Transfer::Direction::receive,
                       .peer = narrow<int>(transfer.peer.value().value()),
                       .data = bundle.hidden};
-  return parts_.pipeline->exchange({&call, 1});
+  return parts_.pipeline->exchange(parts_.stream, {&call, 1});
 }
 
 void StageExecutor::wait(Ticket& ticket) {
@@ -306,10 +313,24 @@ void StageExecutor::prefetch(int unit) {
   if (unit >= 0) parts_.store.prefetch(parts_.stream, unit);
 }
 
+StageExecutor::HostBatch& StageExecutor::free_host_batch() {
+  if (!host_batches_.empty() && host_batches_.front().copied.is_done()) {
+    host_batches_.push_back(std::move(host_batches_.front()));
+    host_batches_.pop_front();
+  } else {
+    const auto rows = static_cast<std::size_t>(parts_.memory.plan().shape.rows());
+    host_batches_.push_back({std::vector<std::int32_t>(3 * rows), {}});
+  }
+  return host_batches_.back();
+}
+
 // Reads a sample once, though both of the model's ends may lie in different chunks of this stage.
 void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
   const BatchBuffer buffer = parts_.memory.batch(micro.buffer);
-  const BatchTensors all = buffer.tensors();
+  HostBatch& host = free_host_batch();
+  const std::span<std::int32_t> values(host.values);
+  const std::size_t rows = values.size() / 3;
+  const BatchTensors all{values.first(rows), values.subspan(rows, rows), values.last(rows)};
   const bool embeds = holds_embedding(key.chunk);
   const bool scores = holds_head(key.chunk);
   const bool reads_ahead = holds_both_ends_ && embeds && !scores;
@@ -327,6 +348,13 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
     num_targets = read.mapped().num_unmasked;
   }
   result_.target_tokens += num_targets;
+  const auto copy_to = [&](const View& to, std::span<const std::int32_t> from) {
+    parts_.backend.run(parts_.stream, Copy{.input = ConstView(from.data(), DType::i32, to.shape()), .output = to});
+  };
+  if (embeds) copy_to(buffer.ids, all.ids);
+  if (scores) copy_to(buffer.targets, all.targets);
+  copy_to(buffer.positions, all.positions);
+  host.copied = parts_.stream.record();
   micro.batch = {.shape = parts_.memory.plan().shape,
                  .mode = mode_,
                  .ids = embeds ? buffer.ids : View(),

@@ -65,12 +65,18 @@ class StageExecutor {
   };
 
   explicit StageExecutor(const Parts& parts);
+  // Waits for the stream, whose work uses this object's memory. After a failure the communicators must have been
+  // aborted (AbortOnException), or it waits for peers.
+  ~StageExecutor();
+  StageExecutor(const StageExecutor&) = delete;
+  StageExecutor& operator=(const StageExecutor&) = delete;
 
   // For the memory of this executor's stage.
   ExecutionOrder order_of(std::span<const ScheduleStep> steps) const;
 
-  // What the optimizer_step instruction does: called where the schedule has it, with the step's sums, when the stream
-  // has run everything before it, gradients are reduced and no unit is acquired.
+  // What the optimizer_step instruction does: called where the schedule has it, when no unit is acquired and what is
+  // issued to the stream finds reduced gradients. The step's sums are there when the stream has run what was issued
+  // before: who wants them waits for it, which is the one time in a step that the host does.
   using OptimizerStep = std::function<void(const ExecutionResult&)>;
 
   // Runs the instructions of one step. Recomputation and transfers on a single stage are bugs here.
@@ -133,13 +139,20 @@ class StageExecutor {
     std::int64_t num_unmasked = 0;
   };
 
-  ExecutionResult run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step);
+  // A batch on the host until the stream has copied it.
+  struct HostBatch {
+    std::vector<std::int32_t> values;  // ids, targets, positions
+    Event copied;
+  };
+
+  void run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step);
   void execute(const Instruction& instruction, const OptimizerStep& optimizer_step);
   void finish();
   int first_unit_of(const Instruction& instruction) const;
   void prefetch(int unit);
   void forward(const WorkKey& key);
   void fill(const WorkKey& key, InFlight& micro);
+  HostBatch& free_host_batch();
   void backward(const WorkKey& key, Opcode op);
   void backward_weight(const WorkKey& key);
   Bundle outgoing_gradient(const WorkKey& key);
@@ -183,7 +196,8 @@ class StageExecutor {
   std::vector<std::int64_t> contributions_left_;  // by chunk: backwards that add to its gradients, still to come
   std::vector<std::int64_t> chunks_to_reduce_;
   std::map<MicroBatch, ReadTargets> read_targets_;
-  int next_unit_ = -1;  // whose weights the work behind the step under way uses first; -1: none's
+  std::deque<HostBatch> host_batches_;  // as many as are under way at once, oldest first
+  int next_unit_ = -1;                  // whose weights the work behind the step under way uses first; -1: none's
   MicroBatchSource* source_ = nullptr;
   Mode mode_ = Mode::train;
   double loss_gradient_ = 0.0;

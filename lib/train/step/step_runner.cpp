@@ -60,6 +60,7 @@ StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings
 StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& ask,
                                       const BeforeUpdate& before_update) {
   const bool counts = counts_loss(parts_.plan, parts_.rank);
+  // The one wait of a step: from here on the sums are there.
   const double share = gradient_sum_of_squares_share(parts_.backend, parts_.stream, parts_.store);
   const Votes votes = ask ? ask() : Votes();
   // Doubles hold token counts exactly up to 2^53.
@@ -76,8 +77,9 @@ StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSet
                                       .micro_scale = parts_.plan.loss_gradient},
                                      settings);
   if (before_update) before_update();
-  parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, result.outcome.block);
-  parts_.stream.synchronize();
+  // Kernels read them after this has returned; the next step's wait comes before they change again.
+  scalars_ = result.outcome.block;
+  parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, scalars_);
   return result;
 }
 

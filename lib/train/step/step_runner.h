@@ -80,6 +80,7 @@ class StepRunner {
   const ExecutionOrder& evaluation_round(std::int64_t num_micro_batches);
 
   Parts parts_;
+  StepScalars scalars_;  // of the newest update; before the executor, which waits for what reads it
   StageExecutor executor_;
   ExecutionOrder training_;
   std::map<std::int64_t, ExecutionOrder> evaluation_;  // by the number of micro-batches

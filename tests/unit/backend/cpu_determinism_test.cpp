@@ -401,6 +401,8 @@ class StandingStream : public Stream {
     inner_->synchronize();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+  void call(std::function<void()> function) override { inner_->call(std::move(function)); }
+  Event record() override { return inner_->record(); }
 
  private:
   std::unique_ptr<Stream> inner_;

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "comm/collective/ordered_reduction.h"
+#include "support/host_stream.h"
 #include "support/ranks.h"
 
 using namespace scaletrain;
@@ -84,7 +85,9 @@ template <class T>
 void check_all_reduce(int ranks, std::int64_t count, ReduceOp op, Mode mode) {
   auto values = operands<T>(ranks, count);
   const auto expected = plain(values, op);
-  run_group(ranks, mode, [&](Rank rank, Communicator& group) { group.all_reduce(view(values[at(rank)]), op).wait(); });
+  run_group(ranks, mode, [&](Rank rank, Communicator& group) {
+    group.all_reduce(host_stream(), view(values[at(rank)]), op).wait();
+  });
   for (int rank = 0; rank < ranks; ++rank) {
     CAPTURE(rank);
     CHECK(same_bits(values[static_cast<std::size_t>(rank)], expected));
@@ -103,7 +106,7 @@ void check_reduce_scatter(const Counts& counts, bool in_place, Mode mode) {
     result.resize(static_cast<std::size_t>(counts[at(rank)]));
     const auto before = std::accumulate(counts.begin(), counts.begin() + rank.value(), 0L);
     const View output = in_place ? View(own.data() + before, dtype_of<T>(), Shape{counts[at(rank)]}) : view(result);
-    group.reduce_scatter(view(own), counts, output).wait();
+    group.reduce_scatter(host_stream(), view(own), counts, output).wait();
     if (in_place) result.assign(own.begin() + before, own.begin() + before + counts[at(rank)]);
   });
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
@@ -145,8 +148,9 @@ TEST_CASE("a_maximum_with_a_nan_is_nan_whoever_has_it") {
     std::vector<std::vector<float>> values(3, std::vector<float>(3000, 1.0f));
     values[holder][0] = nan;
     values[holder][2999] = nan;
-    run_group(3, Mode::caller,
-              [&](Rank rank, Communicator& group) { group.all_reduce(view(values[at(rank)]), ReduceOp::max).wait(); });
+    run_group(3, Mode::caller, [&](Rank rank, Communicator& group) {
+      group.all_reduce(host_stream(), view(values[at(rank)]), ReduceOp::max).wait();
+    });
     for (const auto& result : values) {
       CHECK(std::isnan(result[0]));
       CHECK(result[1] == 1.0f);
@@ -181,7 +185,7 @@ TEST_CASE("all_gather_joins_pieces_of_any_length_and_type_in_place_too") {
         const auto before = std::accumulate(counts.begin(), counts.begin() + rank.value(), 0L);
         const View place(result.data() + before, DType::u16, Shape{counts[at(rank)]});
         if (in_place) std::copy(own.begin(), own.end(), result.begin() + before);
-        group.all_gather(in_place ? place : view(own), counts, view(result)).wait();
+        group.all_gather(host_stream(), in_place ? place : view(own), counts, view(result)).wait();
       });
       for (const auto& result : results) CHECK(result == expected);
     }
@@ -200,17 +204,18 @@ TEST_CASE("all_reduce_and_reduce_scatter_with_all_gather_agree_to_the_bit_for_an
   run_group(ranks, Mode::queue, [&](Rank rank, Communicator& group) {
     const std::size_t own = at(rank);
     std::vector<Ticket> tickets;
-    tickets.push_back(group.all_reduce(view(whole[own]), ReduceOp::sum));
+    tickets.push_back(group.all_reduce(host_stream(), view(whole[own]), ReduceOp::sum));
     std::int64_t first = 0;
     for (const std::int64_t size : {1L, 2500L, 17L, 0L, 6483L}) {  // small and large ones
-      tickets.push_back(group.all_reduce({buckets[own].data() + first, DType::f32, Shape{size}}, ReduceOp::sum));
+      tickets.push_back(
+          group.all_reduce(host_stream(), {buckets[own].data() + first, DType::f32, Shape{size}}, ReduceOp::sum));
       first += size;
     }
     auto input = values[own];
     const auto before = std::accumulate(counts.begin(), counts.begin() + rank.value(), 0L);
     const View piece_view(scattered[own].data() + before, DType::f32, Shape{counts[own]});
-    tickets.push_back(group.reduce_scatter(view(input), counts, piece_view));
-    tickets.push_back(group.all_gather(piece_view, counts, view(scattered[own])));
+    tickets.push_back(group.reduce_scatter(host_stream(), view(input), counts, piece_view));
+    tickets.push_back(group.all_gather(host_stream(), piece_view, counts, view(scattered[own])));
     for (Ticket& ticket : tickets) ticket.wait();
   });
   for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -234,7 +239,7 @@ TEST_CASE("all_to_all_moves_any_amounts") {
     }
     auto& output = results[at(rank)];
     output.resize(input.size());  // p*r from rank p: as much as is sent
-    group.all_to_all(view(input), counts, view(output), counts).wait();
+    group.all_to_all(host_stream(), view(input), counts, view(output), counts).wait();
   });
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> expected;
@@ -254,7 +259,7 @@ TEST_CASE("queued_calls_run_in_the_order_of_issue") {
     std::vector<Ticket> tickets;
     tickets.reserve(rounds);
     for (int round = 0; round < rounds; ++round) {
-      tickets.push_back(group.all_reduce(view(values[at(rank)]), ReduceOp::sum));
+      tickets.push_back(group.all_reduce(host_stream(), view(values[at(rank)]), ReduceOp::sum));
     }
     tickets.back().wait();
   });
@@ -277,7 +282,7 @@ TEST_CASE("exchange_in_both_directions_at_once_does_not_deadlock") {
                                       {Transfer::Direction::receive, before, view(from_before[at(rank)])},
                                       {Transfer::Direction::receive, after, view(from_after[at(rank)])}};
       if (own == 0) std::reverse(transfers.begin(), transfers.end());
-      group.exchange(transfers).wait();
+      group.exchange(host_stream(), transfers).wait();
     });
     for (int rank = 0; rank < ranks; ++rank) {
       const auto index = static_cast<std::size_t>(rank);
@@ -298,11 +303,12 @@ TEST_CASE("exchanged_messages_meet_in_order_per_pair_however_they_are_batched") 
     if (rank == Rank(0)) {
       const std::vector<Transfer> all{one(Transfer::Direction::send, data, 0), one(Transfer::Direction::send, data, 1),
                                       one(Transfer::Direction::send, data, 2)};
-      tickets.push_back(group.exchange(all));
-      tickets.push_back(group.exchange(std::vector<Transfer>{one(Transfer::Direction::send, data, 3)}));
+      tickets.push_back(group.exchange(host_stream(), all));
+      tickets.push_back(group.exchange(host_stream(), std::vector<Transfer>{one(Transfer::Direction::send, data, 3)}));
     } else {
       for (int place = 0; place < 4; ++place) {
-        tickets.push_back(group.exchange(std::vector<Transfer>{one(Transfer::Direction::receive, got, place)}));
+        tickets.push_back(
+            group.exchange(host_stream(), std::vector<Transfer>{one(Transfer::Direction::receive, got, place)}));
       }
       std::reverse(tickets.begin(), tickets.end());  // in whatever order they are waited for
     }
@@ -318,12 +324,12 @@ TEST_CASE("exchange_is_not_held_up_by_queued_collectives") {
   run_group(2, Mode::queue, [&](Rank rank, Communicator& group) {
     std::vector<float> data{42};
     if (rank == Rank(0)) {
-      Ticket sum = group.all_reduce(view(sums[0]), ReduceOp::sum);
-      group.exchange(std::vector<Transfer>{{Transfer::Direction::send, 1, view(data)}}).wait();
+      Ticket sum = group.all_reduce(host_stream(), view(sums[0]), ReduceOp::sum);
+      group.exchange(host_stream(), std::vector<Transfer>{{Transfer::Direction::send, 1, view(data)}}).wait();
       sum.wait();
     } else {
-      group.exchange(std::vector<Transfer>{{Transfer::Direction::receive, 0, view(got)}}).wait();
-      group.all_reduce(view(sums[1]), ReduceOp::sum).wait();
+      group.exchange(host_stream(), std::vector<Transfer>{{Transfer::Direction::receive, 0, view(got)}}).wait();
+      group.all_reduce(host_stream(), view(sums[1]), ReduceOp::sum).wait();
     }
   });
   CHECK(got == std::vector<float>{42});
@@ -336,8 +342,8 @@ TEST_CASE("a_rank_exchanges_with_itself_in_a_larger_group_too") {
     std::vector<float> data{static_cast<float>(rank.value()) + 5};
     const int own = static_cast<int>(rank.value());
     group
-        .exchange(std::vector<Transfer>{{Transfer::Direction::receive, own, view(got[at(rank)])},
-                                        {Transfer::Direction::send, own, view(data)}})
+        .exchange(host_stream(), std::vector<Transfer>{{Transfer::Direction::receive, own, view(got[at(rank)])},
+                                                       {Transfer::Direction::send, own, view(data)}})
         .wait();
   });
   CHECK(got[0][0] == 5.0f);
@@ -358,12 +364,12 @@ TEST_CASE("calls_that_do_not_fit_are_bugs_and_harm_nothing") {
     };
     std::vector<std::uint16_t> halves(3);
     std::vector<float> wide(9);
-    refuses([&] { group.all_reduce(view(halves), ReduceOp::sum); });
-    refuses([&] { group.reduce_scatter(view(wide), Counts{3, 3}, view(own)); });
-    refuses([&] { group.reduce_scatter(view(wide), Counts{6, 2, 1}, view(own)); });
-    refuses([&] { group.all_gather(view(own), Counts{4, 5}, view(wide)); });
-    refuses([&] { group.exchange(std::vector<Transfer>{{Transfer::Direction::send, 2, view(own)}}); });
-    group.all_reduce(view(own), ReduceOp::sum).wait();
+    refuses([&] { group.all_reduce(host_stream(), view(halves), ReduceOp::sum); });
+    refuses([&] { group.reduce_scatter(host_stream(), view(wide), Counts{3, 3}, view(own)); });
+    refuses([&] { group.reduce_scatter(host_stream(), view(wide), Counts{6, 2, 1}, view(own)); });
+    refuses([&] { group.all_gather(host_stream(), view(own), Counts{4, 5}, view(wide)); });
+    refuses([&] { group.exchange(host_stream(), std::vector<Transfer>{{Transfer::Direction::send, 2, view(own)}}); });
+    group.all_reduce(host_stream(), view(own), ReduceOp::sum).wait();
   });
   CHECK(refused == std::vector<int>{5, 5});
   CHECK(sums[0] == std::vector<float>(3, 2.0f));

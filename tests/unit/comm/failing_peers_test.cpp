@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/deadline.h"
+#include "support/host_stream.h"
 #include "support/ranks.h"
 
 using namespace scaletrain;
@@ -64,10 +65,11 @@ TEST_CASE("a_missing_rank_is_named_at_the_deadline_with_group_collective_and_num
       run_threads(world, [&](Rank rank) {
         auto group = make_world_group(world, rank, told.mode, rank == Rank(2) ? 60.0 : patient, "data");
         std::vector<float> values(5000, 1.0f);
-        group->all_reduce(view(values), ReduceOp::sum).wait();
+        group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait();
         if (rank == Rank(2)) return;  // stays away from the second
-        told.errors[place_of(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::sum).wait(); });
-        told.later[place_of(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::max); });
+        told.errors[place_of(rank)] =
+            peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait(); });
+        told.later[place_of(rank)] = peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::max); });
       });
     });
   }
@@ -92,8 +94,8 @@ TEST_CASE("several_missing_ranks_are_all_named") {
     std::vector<float> values(5);
     const int other = rank == Rank(0) ? 2 : 0;
     const auto direction = rank == Rank(0) ? Transfer::Direction::receive : Transfer::Direction::send;
-    group->exchange(std::vector<Transfer>{{direction, other, view(values)}}).wait();
-    const std::string text = peer_error([&] { group->all_reduce(view(values), ReduceOp::max).wait(); });
+    group->exchange(host_stream(), std::vector<Transfer>{{direction, other, view(values)}}).wait();
+    const std::string text = peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::max).wait(); });
     if (rank != Rank(0)) return;
     error = text;
     for (const Rank missing : {Rank(1), Rank(3)}) world.fail(missing, "never came");  // ends rank 2
@@ -107,11 +109,11 @@ TEST_CASE("a_late_exchange_names_its_peer") {
   auto group = make_world_group(world, Rank(0), Mode::queue, brief, "pipeline");
   std::vector<float> values(5);
   const std::vector<Transfer> transfers{{Transfer::Direction::send, 2, view(values)}};
-  Ticket ticket = group->exchange(transfers);
+  Ticket ticket = group->exchange(host_stream(), transfers);
   error = peer_error([&] { ticket.wait(); });
   CHECK(contains(error, "group pipeline: exchange #0 waited 0.3 s for rank 2 (of the world)"));
   CHECK(peer_error([&] { ticket.wait(); }) == error);
-  CHECK(peer_error([&] { group->exchange(transfers); }) == error);
+  CHECK(peer_error([&] { group->exchange(host_stream(), transfers); }) == error);
 }
 
 // Two ranks, of which the second sends what the first waits for as late as it is told.
@@ -134,11 +136,11 @@ struct LateMessage {
         std::this_thread::sleep_for(std::chrono::duration<double>(after));
         // The first rank may have given up.
         const std::vector<Transfer> sends{{Transfer::Direction::send, 0, view(values)}};
-        peer_error([&] { group->exchange(sends).wait(); });
+        peer_error([&] { group->exchange(host_stream(), sends).wait(); });
         return;
       }
       const std::vector<Transfer> receives{{Transfer::Direction::receive, 1, view(values)}};
-      text = peer_error([&] { group->exchange(receives).wait(); });
+      text = peer_error([&] { group->exchange(host_stream(), receives).wait(); });
       if (!text.empty()) world.fail(rank, "gave up");
     });
     return text;
@@ -177,18 +179,20 @@ TEST_CASE("a_rank_that_aborts_waits_for_nobody_and_its_peers_do_not_wait_for_it"
       std::vector<float> received(5000);
       if (rank == Rank(0)) {
         // A message and, where they queue, a reduction that rank 1 never joins.
-        Ticket message = group->exchange(std::vector<Transfer>{{Transfer::Direction::receive, 1, view(received)}});
-        Ticket sum = mode == Mode::queue ? group->all_reduce(view(values), ReduceOp::sum) : Ticket();
+        Ticket message =
+            group->exchange(host_stream(), std::vector<Transfer>{{Transfer::Direction::receive, 1, view(received)}});
+        Ticket sum = mode == Mode::queue ? group->all_reduce(host_stream(), view(values), ReduceOp::sum) : Ticket();
         group->abort();
         group->abort();
         first[0] = peer_error([&] { message.wait(); });
         if (mode == Mode::queue) reduction = peer_error([&] { sum.wait(); });
       } else {
         first[1] = peer_error([&] {
-          group->exchange(std::vector<Transfer>{{Transfer::Direction::receive, 0, view(received)}}).wait();
+          group->exchange(host_stream(), std::vector<Transfer>{{Transfer::Direction::receive, 0, view(received)}})
+              .wait();
         });
       }
-      later[place_of(rank)] = peer_error([&] { group->all_reduce(view(values), ReduceOp::sum).wait(); });
+      later[place_of(rank)] = peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait(); });
     });
     for (const std::size_t rank : {0, 1}) {
       CHECK_FALSE(first[rank].empty());
@@ -206,7 +210,7 @@ TEST_CASE("ranks_that_issue_different_collectives_of_other_sizes_do_not_exchange
                               [&](Rank rank) {
                                 auto group = make_world_group(world, rank, Mode::caller);
                                 std::vector<float> values(rank == Rank(0) ? 5 : 7);
-                                group->all_reduce(view(values), ReduceOp::sum).wait();
+                                group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait();
                               }),
                   BugError);
 }
@@ -216,19 +220,20 @@ TEST_CASE("a_failing_rank_ends_the_others_with_its_reason") {
     InProcessWorld world(4);
     std::vector<std::unique_ptr<Communicator>> groups(4);
     std::vector<std::string> errors(4);
-    CHECK_THROWS_WITH_AS(run_threads(world,
-                                     [&](Rank rank) {
-                                       groups[place_of(rank)] = make_world_group(world, rank, mode);
-                                       if (rank == Rank(3)) throw InputError("shard 7 is damaged");
-                                       std::vector<float> values(5000);
-                                       try {
-                                         groups[place_of(rank)]->all_reduce(view(values), ReduceOp::sum).wait();
-                                       } catch (const PeerError& error) {
-                                         errors[place_of(rank)] = error.what();
-                                         throw;
-                                       }
-                                     }),
-                         "shard 7 is damaged", InputError);
+    CHECK_THROWS_WITH_AS(
+        run_threads(world,
+                    [&](Rank rank) {
+                      groups[place_of(rank)] = make_world_group(world, rank, mode);
+                      if (rank == Rank(3)) throw InputError("shard 7 is damaged");
+                      std::vector<float> values(5000);
+                      try {
+                        groups[place_of(rank)]->all_reduce(host_stream(), view(values), ReduceOp::sum).wait();
+                      } catch (const PeerError& error) {
+                        errors[place_of(rank)] = error.what();
+                        throw;
+                      }
+                    }),
+        "shard 7 is damaged", InputError);
     for (std::size_t rank = 0; rank < 3; ++rank) {
       CHECK(contains(errors[rank], "group world: all_reduce #0: "));
       CHECK(contains(errors[rank], "shard 7 is damaged"));
@@ -242,7 +247,7 @@ TEST_CASE("calls_queued_behind_a_failure_fail_with_the_same_error") {
   std::vector<float> values(5000);
   std::vector<Ticket> tickets;
   tickets.reserve(3);
-  for (int call = 0; call < 3; ++call) tickets.push_back(group->all_reduce(view(values), ReduceOp::sum));
+  for (int call = 0; call < 3; ++call) tickets.push_back(group->all_reduce(host_stream(), view(values), ReduceOp::sum));
   std::vector<std::string> errors;
   for (int call = 2; call >= 0; --call) {
     errors.push_back(peer_error([&] { tickets[static_cast<std::size_t>(call)].wait(); }));
@@ -260,8 +265,8 @@ TEST_CASE("closing_a_communicator_waits_for_no_peer") {
   tickets.reserve(2);
   {
     auto group = make_world_group(world, Rank(0), Mode::queue, 600.0);
-    tickets.push_back(group->all_reduce(view(values), ReduceOp::sum));
-    tickets.push_back(group->all_reduce(view(values), ReduceOp::sum));
+    tickets.push_back(group->all_reduce(host_stream(), view(values), ReduceOp::sum));
+    tickets.push_back(group->all_reduce(host_stream(), view(values), ReduceOp::sum));
   }
   for (Ticket& ticket : tickets) CHECK(!peer_error([&] { ticket.wait(); }).empty());
 }

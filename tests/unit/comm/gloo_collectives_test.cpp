@@ -8,6 +8,7 @@
 #include "comm/collective/direct_communicator.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "gloo_world.h"
+#include "support/host_stream.h"
 #include "tensor/view.h"
 
 using namespace scaletrain;
@@ -45,7 +46,7 @@ TEST_CASE("collectives over Gloo give the sums and pieces of all ranks") {
         std::vector<float> values(static_cast<std::size_t>(count));
         for (int i = 0; i < count; ++i)
           values[static_cast<std::size_t>(i)] = static_cast<float>((rank + 1) * (i % 100));
-        group->all_reduce(view(values), ReduceOp::sum).wait();
+        group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait();
         for (int i = 0; i < count; ++i) {
           differences += values[static_cast<std::size_t>(i)] != static_cast<float>(triangle * (i % 100));
         }
@@ -56,12 +57,12 @@ TEST_CASE("collectives over Gloo give the sums and pieces of all ranks") {
       const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
       std::vector<float> own(static_cast<std::size_t>(rank), static_cast<float>(rank));
       std::vector<float> all(static_cast<std::size_t>(total));
-      group->all_gather(view(own), counts, view(all)).wait();
+      group->all_gather(host_stream(), view(own), counts, view(all)).wait();
       std::size_t at = 0;
       for (int piece = 0; piece < num_ranks; ++piece) {
         for (int i = 0; i < piece; ++i) differences += all[at++] != static_cast<float>(piece);
       }
-      group->reduce_scatter(view(all), counts, view(own)).wait();
+      group->reduce_scatter(host_stream(), view(all), counts, view(own)).wait();
       for (const float value : own) differences += value != static_cast<float>(rank * num_ranks);
       // Round the ring: to the next, from the one before.
       std::vector<float> out(5, static_cast<float>(rank));
@@ -69,7 +70,7 @@ TEST_CASE("collectives over Gloo give the sums and pieces of all ranks") {
       const std::vector<Transfer> transfers{
           {.direction = Transfer::Direction::send, .peer = (rank + 1) % num_ranks, .data = view(out)},
           {.direction = Transfer::Direction::receive, .peer = (rank + num_ranks - 1) % num_ranks, .data = view(in)}};
-      group->exchange(transfers).wait();
+      group->exchange(host_stream(), transfers).wait();
       for (const float value : in) differences += value != static_cast<float>((rank + num_ranks - 1) % num_ranks);
     });
     for (const auto& error : errors) CHECK(error == "");
@@ -84,7 +85,7 @@ TEST_CASE("the others of a group learn soon that a member is gone") {
     const auto group = communicator_of(world, rank, 600.0);
     if (rank == 2) return;  // its communicator goes
     std::vector<float> values(1000);
-    for (;;) group->all_reduce(view(values), ReduceOp::sum).wait();
+    for (;;) group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait();
   });
   CHECK(seconds_since(start) < 120.0);  // far from the deadline
   for (const int rank : {0, 1, 3}) {
@@ -104,7 +105,7 @@ TEST_CASE("a silent member is named at the deadline, and only that one") {
   const auto errors = run_each(4, [&](int rank) {
     if (rank == 2) return;  // there, and does nothing
     std::vector<float> values(1000);
-    groups[static_cast<std::size_t>(rank)]->all_reduce(view(values), ReduceOp::sum).wait();
+    groups[static_cast<std::size_t>(rank)]->all_reduce(host_stream(), view(values), ReduceOp::sum).wait();
   });
   for (const int rank : {0, 1, 3}) {
     const auto& error = errors[static_cast<std::size_t>(rank)];

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
+#include "support/host_stream.h"
 
 using namespace scaletrain;
 
@@ -24,19 +25,19 @@ TEST_CASE("a group of one reduces and gathers by copying") {
   CHECK(group->rank_in_group() == 0);
   std::array<float, 3> input{1, 2, 3};
   const std::array<std::int64_t, 1> counts{3};
-  group->all_reduce(view(input), ReduceOp::sum).wait();
-  group->all_reduce(view(input), ReduceOp::max).wait();
+  group->all_reduce(host_stream(), view(input), ReduceOp::sum).wait();
+  group->all_reduce(host_stream(), view(input), ReduceOp::max).wait();
   CHECK(input == std::array<float, 3>{1, 2, 3});
   std::array<float, 3> output{};
-  group->reduce_scatter(view(input), counts, view(output)).wait();
+  group->reduce_scatter(host_stream(), view(input), counts, view(output)).wait();
   CHECK(output == input);
   output = {};
-  group->all_gather(view(input), counts, view(output)).wait();
+  group->all_gather(host_stream(), view(input), counts, view(output)).wait();
   CHECK(output == input);
   output = {};
-  group->all_to_all(view(input), counts, view(output), counts).wait();
+  group->all_to_all(host_stream(), view(input), counts, view(output), counts).wait();
   CHECK(output == input);
-  group->all_gather(view(input), counts, view(input)).wait();  // in place
+  group->all_gather(host_stream(), view(input), counts, view(input)).wait();  // in place
   CHECK(input == std::array<float, 3>{1, 2, 3});
 }
 
@@ -50,7 +51,7 @@ TEST_CASE("a rank exchanges with itself, the n-th send meeting the n-th receive"
                                            {Transfer::Direction::send, 0, view(a)},
                                            {Transfer::Direction::send, 0, view(b)},
                                            {Transfer::Direction::receive, 0, view(to_b)}}};
-  group->exchange(transfers).wait();
+  group->exchange(host_stream(), transfers).wait();
   CHECK(to_a == a);
   CHECK(to_b == b);
 }
@@ -60,9 +61,9 @@ TEST_CASE("calls that do not fit a group of one are bugs") {
   std::array<float, 2> values{};
   std::array<float, 3> longer{};
   const std::array<std::int64_t, 1> wrong{3};
-  CHECK_THROWS_AS(group->all_gather(view(values), wrong, view(longer)), BugError);
+  CHECK_THROWS_AS(group->all_gather(host_stream(), view(values), wrong, view(longer)), BugError);
   const std::array<Transfer, 1> unanswered{{{Transfer::Direction::send, 0, view(values)}}};
-  CHECK_THROWS_AS(group->exchange(unanswered), BugError);
+  CHECK_THROWS_AS(group->exchange(host_stream(), unanswered), BugError);
 }
 
 TEST_CASE("a ticket without work is complete") {

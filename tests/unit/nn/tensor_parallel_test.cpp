@@ -7,6 +7,7 @@
 
 #include "model_fixture.h"
 #include "nn/tensor_sums.h"
+#include "support/host_stream.h"
 #include "support/ranks.h"
 
 using namespace scaletrain;
@@ -378,8 +379,8 @@ TEST_CASE("memory() of tensor ranks is what the passes use: one cache line less 
 
 TEST_CASE("a unit of several tensor ranks refuses to run without its group") {
   const TensorPart part{.degree = 2, .rank = 0, .sequence = false};
-  CHECK_THROWS_AS(TensorSums(nullptr, part), BugError);
+  CHECK_THROWS_AS(TensorSums(nullptr, host_stream(), part), BugError);
   const auto single = make_single_communicator("tensor");
-  CHECK_THROWS_AS(TensorSums(single.get(), part), BugError);
-  CHECK_FALSE(TensorSums(nullptr, {.degree = 1, .rank = 0, .sequence = true}).sequence());
+  CHECK_THROWS_AS(TensorSums(single.get(), host_stream(), part), BugError);
+  CHECK_FALSE(TensorSums(nullptr, host_stream(), {.degree = 1, .rank = 0, .sequence = true}).sequence());
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/host_stream.h"
 #include "support/ranks.h"
 
 using namespace scaletrain;
@@ -145,7 +146,8 @@ TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
         own.assign(std::size(kinds), rank.value());
         std::vector<Ticket> tickets;
         for (std::size_t index = 0; index < std::size(kinds); ++index) {
-          tickets.push_back(groups.find(kinds[index])->all_reduce({&own[index], DType::i64, Shape{1}}, ReduceOp::sum));
+          tickets.push_back(
+              groups.find(kinds[index])->all_reduce(host_stream(), {&own[index], DType::i64, Shape{1}}, ReduceOp::sum));
         }
         for (Ticket& ticket : tickets) ticket.wait();
         if (world.size() != 8) throw BugError("a world of another size");
@@ -187,7 +189,7 @@ TEST_CASE("the_helper_for_ranks_rethrows_the_cause_and_not_its_echo") {
                   [&](Rank rank, RankGroups& groups, InProcessWorld&) {
                     if (rank == Rank(culprit)) throw InputError("a bad shard");
                     std::vector<float> values(3);
-                    groups.data->all_reduce({values.data(), DType::f32, Shape{3}}, ReduceOp::sum).wait();
+                    groups.data->all_reduce(host_stream(), {values.data(), DType::f32, Shape{3}}, ReduceOp::sum).wait();
                   }),
         "a bad shard", InputError);
   }

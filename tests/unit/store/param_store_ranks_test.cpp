@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "store/param_store.h"
+#include "support/host_stream.h"
 #include "support/ranks.h"
 #include "support/small_model.h"
 
@@ -99,7 +100,7 @@ void compare_gradients(const RankModel& model, const Work& work, std::int64_t st
 }
 
 void update(RankModel& model) {
-  for (const OptimizerRange& range : model.store.optimizer_ranges()) {
+  for (const OptimizerRange& range : model.store.optimizer_ranges(host_stream())) {
     for (std::int64_t n = 0; n < range.param.num_elements(); ++n)
       range.param.as<double>()[n] -= rate * range.gradient.as<double>()[n];
   }
@@ -299,7 +300,7 @@ TEST_CASE("a rank whose units have no elements has handles without elements and 
     store.release_gradients(*stream, 0, true);
     store.release(0);
     store.finish_gradients(*stream, units);
-    CHECK(store.optimizer_ranges().empty());
+    CHECK(store.optimizer_ranges(host_stream()).empty());
     store.updated(*stream);
     CHECK(store.bytes() == 0);
   }

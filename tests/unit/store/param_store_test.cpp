@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "support/host_stream.h"
 #include "support/ranks.h"
 
 using namespace scaletrain;
@@ -17,10 +18,6 @@ struct FakePacked final : PackedWeight {
   std::size_t num_bytes() const override { return bytes; }
 };
 
-struct FakeStream final : Stream {
-  void synchronize() override {}
-};
-
 // Packs matrices by noting their first value, fills, and refuses everything else.
 class PackingBackend final : public Backend {
  public:
@@ -29,7 +26,7 @@ class PackingBackend final : public Backend {
   DType compute_type() const override { return DType::f32; }
   std::string description() const override { return "packing fake"; }
   int num_threads() const override { return 1; }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<FakeStream>(); }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<HostStream>(); }
   Buffer allocate(std::size_t bytes) override { return Buffer(bytes); }
   std::size_t workspace_bytes() const override { return 0; }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView values) override {
@@ -184,8 +181,8 @@ TEST_CASE("gradients are views of the flat buffer, by matrix and by parameter, a
 
 TEST_CASE("the optimizer's ranges cover every buffer with its gradient and states at the same offsets") {
   Fixture f;
-  REQUIRE(f.store.optimizer_ranges().size() == 1);
-  const OptimizerRange& range = f.store.optimizer_ranges()[0];
+  REQUIRE(f.store.optimizer_ranges(host_stream()).size() == 1);
+  const OptimizerRange& range = f.store.optimizer_ranges(host_stream())[0];
   const ParamSpan& span = *f.layout.find(f.table.index_of("blocks.0.value.weight"));
   CHECK(range.param.num_elements() == f.layout.buffers()[0].num_elements);
   CHECK(range.states.size() == 2);

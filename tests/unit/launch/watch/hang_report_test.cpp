@@ -13,6 +13,7 @@
 #include "host/process/child_process.h"
 #include "launch/workers/worker_channel.h"
 #include "support/eventually.h"
+#include "support/host_stream.h"
 #include "unit/launch/agent_scene.h"
 
 namespace scaletrain {
@@ -26,13 +27,13 @@ class Looking final : public Communicator {
   const std::string& group_name() const override { return name_; }
   int size() const override { return 3; }
   int rank_in_group() const override { return 0; }
-  Ticket all_reduce(View, ReduceOp) override { return look(); }
-  Ticket reduce_scatter(ConstView, std::span<const std::int64_t>, View) override { return look(); }
-  Ticket all_gather(ConstView, std::span<const std::int64_t>, View) override { return look(); }
-  Ticket all_to_all(ConstView, std::span<const std::int64_t>, View, std::span<const std::int64_t>) override {
+  Ticket all_reduce(Stream&, View, ReduceOp) override { return look(); }
+  Ticket reduce_scatter(Stream&, ConstView, std::span<const std::int64_t>, View) override { return look(); }
+  Ticket all_gather(Stream&, ConstView, std::span<const std::int64_t>, View) override { return look(); }
+  Ticket all_to_all(Stream&, ConstView, std::span<const std::int64_t>, View, std::span<const std::int64_t>) override {
     return look();
   }
-  Ticket exchange(std::span<const Transfer>) override { return look(); }
+  Ticket exchange(Stream&, std::span<const Transfer>) override { return look(); }
   void abort() noexcept override {}
 
   std::string seen_in_call;
@@ -65,12 +66,12 @@ TEST_CASE("the status names the collective that is called or waited for, and cou
   Looking& looking = *owned;
   const auto communicator = make_reporting_communicator(std::move(owned), {Rank(1), Rank(3), Rank(5)}, status);
   CHECK_FALSE(status.wait());
-  communicator->all_reduce(View(), ReduceOp::sum).wait();
+  communicator->all_reduce(host_stream(), View(), ReduceOp::sum).wait();
   CHECK(looking.seen_in_call == "group data (ranks 1, 3, 5): all_reduce #0");
   CHECK(looking.seen_in_wait == "group data (ranks 1, 3, 5): all_reduce #0");
-  Ticket second = communicator->all_reduce(View(), ReduceOp::max);
+  Ticket second = communicator->all_reduce(host_stream(), View(), ReduceOp::max);
   const std::vector<Transfer> transfers = {{.direction = Transfer::Direction::receive, .peer = 2, .data = View()}};
-  communicator->exchange(transfers).wait();
+  communicator->exchange(host_stream(), transfers).wait();
   CHECK(looking.seen_in_wait == "group data (ranks 1, 3, 5): exchange #0 with rank 5");
   second.wait();
   CHECK(looking.seen_in_wait == "group data (ranks 1, 3, 5): all_reduce #1");

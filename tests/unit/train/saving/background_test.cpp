@@ -6,6 +6,8 @@
 
 #include "checkpoint/save/staging.h"
 #include "nn/init.h"
+#include "support/host_stream.h"
+#include "support/late_backend.h"
 #include "support/sanitizers.h"
 #include "train/saving/checkpointer.h"
 #include "unit/train/ranks_run.h"
@@ -66,7 +68,7 @@ struct StateOfSize {
 
   // What an optimizer does: everything changes.
   void overwrite(float value) {
-    for (OptimizerRange& range : store->optimizer_ranges()) {
+    for (OptimizerRange& range : store->optimizer_ranges(host_stream())) {
       std::fill_n(range.param.as<float>(), range.param.num_elements(), value);
       for (View& state : range.states) std::fill_n(state.as<float>(), state.num_elements(), value);
     }
@@ -161,6 +163,28 @@ TEST_CASE("what_the_optimizer_does_after_before_update_is_not_in_the_checkpoint"
     for (const float value : tensors_of(entry.path)) wrong += value == static_cast<float>(entry.step) ? 0 : 1;
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE("a_checkpoint_holds_the_update_that_the_stream_had_still_to_make_when_its_save_began") {
+  StateOfSize run(64);
+  run.stream = LateBackend(make_reference_backend(DType::f32)).make_stream();
+  RunState state;
+  Checkpointer checkpoints(run.parts(), state);
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    run.stream->call([&run, step] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      run.overwrite(static_cast<float>(step));
+    });
+    state.step = step;
+    checkpoints.save({});
+    checkpoints.before_update();
+  }
+  checkpoints.settle();
+  for (const CatalogEntry& entry : list_checkpoints(run.paths->checkpoints())) {
+    const std::vector<float> values = tensors_of(entry.path);
+    CHECK(std::count(values.begin(), values.end(), static_cast<float>(entry.step)) == std::ssize(values));
+  }
+  CHECK(checkpoints.saved_step() == 3);
 }
 
 TEST_CASE("the_hook_before_the_update_sees_the_old_weights") {

@@ -1,0 +1,13 @@
+// The ticket of a transfer that a stream makes in its turn.
+#pragma once
+
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace scaletrain {
+
+// Complete when the event is done.
+Ticket ticket_of(Event event);
+
+}  // namespace scaletrain
