@@ -6,7 +6,7 @@
 
 namespace scaletrain {
 
-std::int64_t longest_evaluation_round(const PhasePlan& plan) {
+std::int64_t longest_evaluation_part(const PhasePlan& plan) {
   return std::max<std::int64_t>(
       8, checked_mul<std::int64_t>(4, checked_mul(plan.mesh.degree(Axis::pipeline), plan.chunks)));
 }
@@ -19,7 +19,7 @@ std::int64_t longest_wait(const PhasePlan& plan) {
   for (std::int64_t stage = 0; stage < stages; ++stage)
     largest_stage = std::max(largest_stage, narrow<std::int64_t>(plan.units_of_stage(stage).size()));
   const std::int64_t turns = std::max(checked_mul(passes, checked_add(plan.num_micro_batches, stages - 1)),
-                                      checked_add(longest_evaluation_round(plan), stages - 1));
+                                      checked_add(longest_evaluation_part(plan), stages - 1));
   return checked_add(checked_mul(turns, largest_stage),
                      checked_mul(tensor_updates, narrow<std::int64_t>(plan.table.parameters().size())));
 }

@@ -76,8 +76,8 @@ struct WeightBytes {
   std::size_t computed = 0;  // a form of its own for the layers
 };
 
-// Masters that layers can read themselves are whole until ZeRO 3. Where layers compute in another type they read a copy
-// in that type, whole until ZeRO 3, and the masters are the optimizer's alone: divided with its state.
+// Masters that layers can read themselves are unsharded until ZeRO 3. Where layers compute in another type they read a
+// copy in that type, unsharded until ZeRO 3, and the masters are the optimizer's alone: divided with its state.
 WeightBytes weight_bytes(const ShardLayout& layout, const ParamStore::Options& options, DType compute) {
   const bool has_replicas = layout.mesh().degree(Axis::data) > 1;
   const bool is_same = compute == options.dtype;

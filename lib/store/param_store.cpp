@@ -111,7 +111,7 @@ void ParamStore::Impl::allocate_states(Backend& backend) {
   }
 }
 
-// Whole: one range per buffer. Sharded: this rank's shard of each bucket.
+// Unsharded: one range per buffer. Sharded: this rank's shard of each bucket.
 void ParamStore::Impl::collect_ranges() {
   if (!memory.zero.shard_optimizer) {
     for (int index = 0; index < narrow<int>(layout.buffers().size()); ++index) {

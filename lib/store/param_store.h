@@ -25,8 +25,8 @@
 // sequence shard of (`sequence`), and grouped parameters over their replication group. The tied tensor's sum over first
 // and last stage comes last.
 //
-// Reductions go by buckets: a unit's, or a tied tensor's. The bits do not depend on that, as
-// every element is summed by itself in the order of the ranks (direct_communicator.h).
+// Reductions go by buckets: a unit's, or a tied tensor's. The bits do not depend on that, as every element is summed by
+// itself in the order of the ranks (direct_communicator.h).
 #pragma once
 
 #include <cstdint>

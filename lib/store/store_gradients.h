@@ -1,12 +1,12 @@
 // Internal to the parameter store: the gradient accumulators of a rank, unsharded or as a shard, and the reductions
 // that complete them.
 //
-// A bucket is what one call reduces, begun as soon as all of it is there. It is reduced once per
-// step, when the last unit that uses it is closed, where its accumulators live all step: unsharded gradients, and a
-// tied tensor that two units of this rank share. Where units accumulate into staging, it is reduced at every release,
-// and the result is added to the shard in the order in which the reductions were begun. All reductions are in place: a
-// reduce-scatter leaves the sum in this rank's own shard. A tensor that is tied across stages is reduced over them
-// right behind, while other reductions are still under way.
+// A bucket is what one call reduces, begun as soon as all of it is there. It is reduced once per step, when the last
+// unit that uses it is closed, where its accumulators live all step: unsharded gradients, and a tied tensor that two
+// units of this rank share. Where units accumulate into staging, it is reduced at every release, and the result is
+// added to the shard in the order in which the reductions were begun. All reductions are in place: a reduce-scatter
+// leaves the sum in this rank's own shard. A tensor that is tied across stages is reduced over them right behind, while
+// other reductions are still under way.
 //
 // Sums over tensor ranks come before the same parameters' reduction over replicas, and what is issued behind them waits
 // for them on the stream: the tensor ranks go in step anyway, by the sums of every unit's activations in the same

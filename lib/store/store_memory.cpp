@@ -32,7 +32,7 @@ Shape stacked(const Shape& above, const Shape& below) {
 }
 
 ZeroPolicy effective_policy(const ZeroPolicy& asked, std::int64_t data_degree) {
-  // Each stage of ZeRO needs the one below it: gradients that are whole can be updated in parts, not the reverse.
+  // Each stage of ZeRO needs the one below it: unsharded gradients can be updated in shards, not the reverse.
   SCALETRAIN_CHECK(!asked.shard_gradients || asked.shard_optimizer);
   SCALETRAIN_CHECK(!asked.shard_parameters || asked.shard_gradients);
   return data_degree == 1 ? ZeroPolicy{} : asked;

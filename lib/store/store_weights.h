@@ -1,4 +1,4 @@
-// Internal to the parameter store: the master weights of a rank, whole or as a shard, and the handles layers see.
+// Internal to the parameter store: the master weights of a rank, unsharded or its shard, and the handles layers see.
 // Gathers what is sharded into staging, a few units at a time, as residency.h says.
 #pragma once
 

@@ -75,11 +75,11 @@ struct CallName {
   std::uint64_t sequence;
 };
 
-// A message belongs to one of the two rounds of a collective, or is the n-th exchanged one of its pair and direction.
-enum class Round : std::uint64_t { first = 0, second = 1 };
-std::uint64_t collective_tag(std::uint64_t sequence, Round round, std::uint64_t index) {
+// A message carries an operand or a result of a collective, or is the n-th exchanged one of its pair and direction.
+enum class Content : std::uint64_t { operand = 0, result = 1 };
+std::uint64_t collective_tag(std::uint64_t sequence, Content content, std::uint64_t index) {
   SCALETRAIN_CHECK(index < (std::uint64_t{1} << 23) && sequence < (std::uint64_t{1} << 39));
-  return sequence << 24 | static_cast<std::uint64_t>(round) << 23 | index;
+  return sequence << 24 | static_cast<std::uint64_t>(content) << 23 | index;
 }
 std::uint64_t exchange_tag(std::uint64_t index) {
   return std::uint64_t{1} << 63 | index;
@@ -166,13 +166,13 @@ class Engine {
   // As many messages as it takes.
   void send_all(std::vector<Posted>& posted, int peer, std::uint64_t sequence, std::span<const std::byte> data) {
     for (std::size_t first = 0; first < data.size(); first += longest_message) {
-      send(posted, peer, collective_tag(sequence, Round::first, first / longest_message),
+      send(posted, peer, collective_tag(sequence, Content::operand, first / longest_message),
            data.subspan(first, std::min(longest_message, data.size() - first)));
     }
   }
   void receive_all(std::vector<Posted>& posted, int peer, std::uint64_t sequence, std::span<std::byte> data) {
     for (std::size_t first = 0; first < data.size(); first += longest_message) {
-      receive(posted, peer, collective_tag(sequence, Round::first, first / longest_message),
+      receive(posted, peer, collective_tag(sequence, Content::operand, first / longest_message),
               data.subspan(first, std::min(longest_message, data.size() - first)));
     }
   }
@@ -286,7 +286,7 @@ class RunningReduction {
   void receive_stretch(std::int64_t index) {
     const std::size_t size = bytes(length(index, own_));
     engine_.for_each_peer([&](int peer) {
-      engine_.receive(arriving_[index % 2], peer, tag(Round::first, index), {staged(index, peer), size});
+      engine_.receive(arriving_[index % 2], peer, tag(Content::operand, index), {staged(index, peer), size});
     });
   }
   void send_operands() {
@@ -294,7 +294,7 @@ class RunningReduction {
     for (std::int64_t index = 0; index < ceil_div(longest, stretch_); ++index) {
       engine_.for_each_peer([&](int peer) {
         const std::size_t size = bytes(length(index, call_.counts[at(peer)]));
-        engine_.send(sends_, peer, tag(Round::first, index), {call_.input + place(peer, index), size});
+        engine_.send(sends_, peer, tag(Content::operand, index), {call_.input + place(peer, index), size});
       });
     }
   }
@@ -303,7 +303,7 @@ class RunningReduction {
     engine_.for_each_peer([&](int peer) {
       const std::int64_t count = call_.counts[at(peer)];
       for (std::int64_t index = 0; index < ceil_div(count, stretch_); ++index) {
-        engine_.receive(results_, peer, tag(Round::second, index),
+        engine_.receive(results_, peer, tag(Content::result, index),
                         {call_.whole + place(peer, index), bytes(length(index, count))});
       }
     });
@@ -318,10 +318,10 @@ class RunningReduction {
   }
   void send_result(std::int64_t index) {
     const std::span<const std::byte> data(call_.output + bytes(index * stretch_), bytes(length(index, own_)));
-    engine_.for_each_peer([&](int peer) { engine_.send(sends_, peer, tag(Round::second, index), data); });
+    engine_.for_each_peer([&](int peer) { engine_.send(sends_, peer, tag(Content::result, index), data); });
   }
-  std::uint64_t tag(Round round, std::int64_t index) const {
-    return collective_tag(sequence_, round, static_cast<std::uint64_t>(index));
+  std::uint64_t tag(Content content, std::int64_t index) const {
+    return collective_tag(sequence_, content, static_cast<std::uint64_t>(index));
   }
 
   Engine& engine_;

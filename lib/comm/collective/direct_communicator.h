@@ -1,8 +1,8 @@
 // The collectives, by direct exchange between all ranks of a group: each rank sends piece r to rank r, which sums what
 // it gets in the order of the ranks. Volume is that of a ring, 2·S·(N-1)/N per rank for an all-reduce of S bytes, in
-// two rounds instead of 2(N-1); and since every element is summed once, by one rank, in rank order, the result has the
-// same bits on all ranks, whatever arrives first, and reduce-scatter, all-reduce and any division into buckets agree to
-// the bit. Large pieces travel in stretches, so that staging memory stays bounded.
+// two exchanges instead of 2(N-1); and since every element is summed once, by one rank, in rank order, the result has
+// the same bits on all ranks, whatever arrives first, and reduce-scatter, all-reduce and any division into buckets
+// agree to the bit. Large pieces travel in stretches, so that staging memory stays bounded.
 #pragma once
 
 #include <cstddef>

@@ -62,8 +62,8 @@ constexpr auto never = std::chrono::hours(24 * 365);
 constexpr auto health_interval = std::chrono::milliseconds(200);
 // Gloo can be asked only by waiting: a message that is complete already must have the time to say so.
 constexpr auto shortest_wait = std::chrono::milliseconds(5);
-// A round of a wait, which lasts a health_interval, takes longer than this only if the process stood still.
-constexpr auto longest_round = std::chrono::seconds(2);
+// One turn of a wait, which lasts a health_interval, takes longer than this only if the process stood still.
+constexpr auto longest_turn = std::chrono::seconds(2);
 
 // Gloo's messages begin with a place in its sources.
 std::string reason_text(const std::exception& error) {
@@ -168,9 +168,9 @@ class Message final : public Transport::Pending, private WaitWatch::Target, priv
   }
 
   bool wait_until(MonotonicTime deadline) override {
-    constexpr int rounds_after_loss = 2;
+    constexpr int turns_after_loss = 2;
     std::optional<std::string> loss;
-    int rounds = 0;
+    int turns = 0;
     while (!complete_) {
       group_->require_running();
       throw_if_not_posted();
@@ -179,10 +179,10 @@ class Message final : public Transport::Pending, private WaitWatch::Target, priv
       if (wait_once(std::clamp(deadline, now + shortest_wait, latest))) break;
       // Nothing completes on a broken connection; but what had completed on it before counts, and the watch may have
       // rung before Gloo was asked.
-      if (loss && ++rounds == rounds_after_loss) group_->lost(peer_, *loss);
+      if (loss && ++turns == turns_after_loss) group_->lost(peer_, *loss);
       if (!loss) loss = group_->broken(peer_);
       // In a job that was suspended the peers stood still as well.
-      if (const auto round = monotonic_now() - now; round > longest_round) deadline += round;
+      if (const auto turn = monotonic_now() - now; turn > longest_turn) deadline += turn;
       if (!loss && monotonic_now() >= deadline) return false;
     }
     return true;

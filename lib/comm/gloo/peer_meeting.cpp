@@ -125,9 +125,9 @@ FileDescriptor listen_at(const std::string& host, std::uint16_t& port) {
   return socket;
 }
 
-class Round {
+class Gathering {
  public:
-  Round(KeyValueStore& store, const PeerMeeting& meeting)
+  Gathering(KeyValueStore& store, const PeerMeeting& meeting)
       : store_(store),
         meeting_(meeting),
         deadline_(deadline_after(meeting.seconds)),
@@ -444,7 +444,7 @@ std::vector<FileDescriptor> meet_peers(KeyValueStore& store, const PeerMeeting& 
   SCALETRAIN_CHECK(meeting.own >= 0 && meeting.own < narrow<int>(meeting.members.size()));
   SCALETRAIN_CHECK(!meeting.secret.empty());
   try {
-    return Round(store, meeting).run();
+    return Gathering(store, meeting).run();
   } catch (const PeerError& error) {
     throw PeerError(fmt::format("group {}, within {:g} s: {}", meeting.name, meeting.seconds, error.what()));
   } catch (const UserError& error) {

@@ -165,7 +165,7 @@ class Server {
     if (id == listener_id) return accept_clients();
     if (id == doorbell_id) return handle_changes();
     const auto found = clients_.find(id);
-    if (found == clients_.end()) return;  // dropped by an earlier event of this round
+    if (found == clients_.end()) return;  // dropped by an earlier event of this wait
     Client& client = found->second;
     bool keep = (event.events & (EPOLLERR | EPOLLHUP)) == 0 || (event.events & EPOLLIN) != 0;
     if (keep && client.parked) keep = (event.events & EPOLLRDHUP) == 0;

@@ -213,7 +213,7 @@ class StoreCalls {
     }
   }
 
-  // The optimizer has changed its shards of weights that ranks hold whole.
+  // The optimizer has changed its shards of weights that ranks hold unsharded.
   void updated() const {
     if (!memory_.zero.shard_optimizer || memory_.zero.shard_parameters) return;
     for (int index = 0; index < num_buckets(); ++index)

@@ -31,8 +31,8 @@ struct Explanation {
 };
 constexpr Explanation memory_words[] = {
     {"weights in compute precision", "a second copy, which the layers read"},
-    {"gathered weights", "whole weights of the layers in use, gathered from the replicas' shards"},
-    {"gradient staging", "whole gradients of the layers whose sum over the replicas is under way"},
+    {"gathered weights", "unsharded weights of the layers in use, gathered from the replicas' shards"},
+    {"gradient staging", "unsharded gradients of the layers whose sum over the replicas is under way"},
     {"saved activations", "inside the layers, from the forward to the backward of each micro-batch under way"},
     {"activations between layers", "layer outputs, with a pipeline also what is received and sent"},
     {"deferred weight gradients", "what the weight parts that zb-h1 puts off still need"},
@@ -341,7 +341,7 @@ std::string head_text(const PlanFacts& facts) {
   if (is_refused_here(facts) && facts.options.verbose) line("hosts", "from here on " + placement_text(facts));
   if (phase.mesh.degree(Axis::tensor) > 1)
     line("sequence",
-         phase.sequence ? "norms and residuals are divided among tensor ranks" : "whole on every tensor rank");
+         phase.sequence ? "norms and residuals are divided among tensor ranks" : "unsharded on every tensor rank");
   if (phase.mesh.degree(Axis::pipeline) > 1 || phase.chunks > 1) {
     const std::int64_t saved = facts.stages.front().survey.saved;
     // With several chunks a micro-batch is held once for each chunk that it has passed.

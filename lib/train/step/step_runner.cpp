@@ -30,10 +30,10 @@ bool counts_loss(const PhasePlan& plan, Rank rank) {
   return position.tensor == 0 && position.pipeline + 1 == plan.mesh.degree(Axis::pipeline);
 }
 
-// The micro-batches of a round.
-class RoundSource final : public MicroBatchSource {
+// The micro-batches of an evaluation part.
+class PartSource final : public MicroBatchSource {
  public:
-  RoundSource(MicroBatchSource& all, std::int64_t first) : all_(all), first_(first) {}
+  PartSource(MicroBatchSource& all, std::int64_t first) : all_(all), first_(first) {}
   Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
     return all_.fill(MicroBatch(first_ + micro_batch.value()), tensors);
   }
@@ -83,8 +83,8 @@ StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSet
   return result;
 }
 
-// Kept: sets do not change their sizes, so that few lengths are asked for, and none longer than the longest round.
-const ExecutionOrder& StepRunner::evaluation_round(std::int64_t num_micro_batches) {
+// Kept: sets do not change their sizes, so that few lengths are asked for, and none longer than the longest part.
+const ExecutionOrder& StepRunner::evaluation_part(std::int64_t num_micro_batches) {
   const auto known = evaluation_.find(num_micro_batches);
   if (known != evaluation_.end()) return known->second;
   const PhasePlan& plan = parts_.plan;
@@ -104,7 +104,7 @@ void StepRunner::wait_for_all() {
 StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,
                                                 const std::function<bool()>& wants_to_stop) {
   const PhasePlan& plan = parts_.plan;
-  const std::int64_t longest = longest_evaluation_round(plan);
+  const std::int64_t longest = longest_evaluation_part(plan);
   ExecutionResult sums;
   for (std::int64_t first = 0; first < num_micro_batches; first += longest) {
     if (wants_to_stop) {
@@ -112,8 +112,8 @@ StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::i
       sum_over_world(parts_.groups, {&wishes, 1});
       if (wishes > 0.0) return {.is_given_up = true};
     }
-    RoundSource round(source, first);
-    sums = executor_.evaluate(evaluation_round(std::min(longest, num_micro_batches - first)), round, sums);
+    PartSource part(source, first);
+    sums = executor_.evaluate(evaluation_part(std::min(longest, num_micro_batches - first)), part, sums);
   }
   const bool counts = counts_loss(plan, parts_.rank);
   std::array<double, 2> numbers = {counts ? sums.loss_sum : 0.0,

@@ -57,14 +57,14 @@ class StepRunner {
               const BeforeUpdate& before_update = {});
 
   // Sums over all micro-batches of all replicas: every replica runs num_micro_batches of its own (some may be empty).
-  // Gradients and parameters stay as they are. They run in rounds of bounded length: a schedule's size, and the time to
+  // Gradients and parameters stay as they are. They run in parts of bounded length: a schedule's size, and the time to
   // make one, do not grow with the set.
   struct EvaluationSums {
     double loss_sum = 0.0;
     std::int64_t target_tokens = 0;
     bool is_given_up = false;  // the sums are of no use
   };
-  // wants_to_stop: asked before each round; where one rank says yes, all give the evaluation up. Empty: nobody is
+  // wants_to_stop: asked before each part; where one rank says yes, all give the evaluation up. Empty: nobody is
   // asked.
   EvaluationSums evaluate(MicroBatchSource& source, std::int64_t num_micro_batches,
                           const std::function<bool()>& wants_to_stop = {});
@@ -77,7 +77,7 @@ class StepRunner {
   // What the schedule's optimizer_step means.
   Result update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& votes,
                 const BeforeUpdate& before_update);
-  const ExecutionOrder& evaluation_round(std::int64_t num_micro_batches);
+  const ExecutionOrder& evaluation_part(std::int64_t num_micro_batches);
 
   Parts parts_;
   StepScalars scalars_;  // of the newest update; before the executor, which waits for what reads it

@@ -65,7 +65,7 @@ TEST_CASE("a deeper stage and more micro-batches are waited for longer, in propo
   const std::int64_t one = wait_of();
   // The other stage's 60 layers and more, there and back.
   CHECK(one >= 3 * 60);
-  // No more than all passes of both stages, an evaluation round through the larger one, and the tensors.
+  // No more than all passes of both stages, an evaluation part through the larger one, and the tensors.
   CHECK(one < 3 * 2 * 61 + 10 * 61 + 2 * (120 * 16 + 6));
   config.train.global_batch = 64;
   const std::int64_t many = wait_of();
