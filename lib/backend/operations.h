@@ -134,9 +134,8 @@ struct ConstHeadsView {
 };
 
 // What attention sees. Query row t of a batch is at position first_query + t, key row s at first_key + s. Causal: key
-// position
-// <= query position. Optional document_start[B, Tq] (i32): the smallest key position that query t may see. Every query
-// must see at least one key. Query head h reads key/value head h / (H/G).
+// position <= query position. Optional document_start[B, Tq] (i32): the smallest key position that query t may see.
+// Every query must see at least one key. Query head h reads key/value head h / (H/G).
 struct AttentionShape {
   std::int64_t batch = 0;
   std::int64_t num_queries = 0;  // Tq

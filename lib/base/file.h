@@ -1,7 +1,7 @@
 // Files whose content must survive: written under a temporary name, synced, renamed. Every failure is an InputError
 // that names the path, the operation and the system's reason; a FileAccessError where the reason says nothing about the
-// file itself. A failed fsync is never retried on the same file (its
-// pages may already be marked clean); the caller writes a new one.
+// file itself. A failed fsync is never retried on the same file (its pages may already be marked clean); the caller
+// writes a new one.
 #pragma once
 
 #include <array>

@@ -59,8 +59,8 @@ struct RetentionPolicy {
   std::int64_t keep_abandoned = 2;  // newest of those that were quarantined with the branch they are of
 };
 
-// How many checkpoints the policy lets go, if enough others verify. By the manifests alone,
-// which are not read where there are no more than policy.keep.
+// How many checkpoints the policy lets go, if enough others verify. By the manifests alone, which are not read where
+// there are no more than policy.keep.
 std::size_t count_let_go(const std::filesystem::path& checkpoints, const RetentionPolicy& policy);
 
 // Removes what dead saves and prunings have left: their hidden folders. `report` and `may_remove` as below.

@@ -120,8 +120,7 @@ class LayoutRules {
     const std::string problem = [&]() -> std::string {
       if (static_cast<std::int64_t>(counts.size()) != wanted)
         return fmt::format(
-            "{} number{}, but parallel.pipeline {} x parallel.chunks {} = {}; write one for each, or "
-            "auto",
+            "{} number{}, but parallel.pipeline {} x parallel.chunks {} = {}; write one for each, or auto",
             counts.size(), counts.size() == 1 ? "" : "s", parallel_.pipeline, parallel_.chunks, wanted);
       for (std::size_t i = 0; i < counts.size(); ++i)
         if (counts[i] < 0 || counts[i] > layers)

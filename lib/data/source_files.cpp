@@ -186,8 +186,7 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   }
   if (found.empty())
     throw InputError(
-        fmt::format("{}: {}: the folder holds no file{}; put text, JSONL or token files into it, or name "
-                    "another path",
+        fmt::format("{}: {}: the folder holds no file{}; put text, JSONL or token files into it, or name another path",
                     path_key(spec), spec.path, entries.folders > 0 ? " (sub-folders are not read)" : ""));
   return found;
 }

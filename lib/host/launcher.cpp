@@ -197,8 +197,7 @@ void refuse_partial(const Lookup& variable) {
     for (const std::string& name : dialect.required) (is_set(variable, name) ? found : missing).push_back(name);
     if (found.empty()) continue;
     throw UserError(
-        fmt::format("{}: the environment has {} but not {}; start with the launcher, or unset {} to start "
-                    "without one",
+        fmt::format("{}: the environment has {} but not {}; start with the launcher, or unset {} to start without one",
                     dialect.launcher, joined(found, ", "), joined(missing, ", "), joined(found, ", ")));
   }
 }

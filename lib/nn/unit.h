@@ -56,8 +56,8 @@ struct BatchContext {
   ConstView positions;            // [B·T] i32, position within the sample
   ConstView document_start;       // [B·T] i32, optional: the first position a token may attend to
   std::int64_t first_sample = 0;  // global sample id of row 0 of this micro-batch (dropout's key, later)
-  double loss_gradient =
-      0.0;  // the plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens
+  // The plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens.
+  double loss_gradient = 0.0;
   double* loss_sum = nullptr;  // the head adds the sum of the micro-batch's token losses
 };
 

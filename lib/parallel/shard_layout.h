@@ -51,8 +51,8 @@ struct FlatBuffer {
   std::int64_t shard_elements = 0;
 };
 
-// A part of a buffer that is divided among the data ranks by itself: rank r owns elements
-// [first + r * shard_elements, first + (r + 1) * shard_elements).
+// A part of a buffer that is divided among the data ranks by itself: rank r owns elements [first + r * shard_elements,
+// first + (r + 1) * shard_elements).
 struct Bucket {
   int unit = 0;
   int buffer = 0;

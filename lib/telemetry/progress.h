@@ -20,8 +20,7 @@ namespace scaletrain {
 struct ProgressOptions {
   std::int64_t total_steps = 0;  // 0: unknown; neither the total nor the time left is shown
   // Plain lines come at the first and the last step seen, and at multiples of this. Nothing: at the 2nd, 5th, 10th,
-  // 20th
-  // ... step seen, and whenever plain_interval has passed since the last one.
+  // 20th ... step seen, and whenever plain_interval has passed since the last one.
   std::optional<std::int64_t> every{};
   bool live = false;  // one line renewed in place, for a terminal
   bool colours = false;

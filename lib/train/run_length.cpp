@@ -31,8 +31,7 @@ void check_warmup(const Config& config, const RunState& state) {
   if (!warmup || *warmup <= steps) return;
   throw UserError(
       fmt::format("train.lr_schedule.warmup: warm-up of {} steps exceeds the run's {} steps; lower it, leave it out "
-                  "(auto) or raise "
-                  "{}",
+                  "(auto) or raise {}",
                   *warmup, steps, length_key(config)));
 }
 

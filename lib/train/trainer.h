@@ -63,8 +63,8 @@ struct TrainerParts {
   std::string fingerprint;
   LayoutRecord layout{};      // for the metrics
   WorkCount* work = nullptr;  // of what is loaded, and copied to be saved
-  double peak_flops =
-      0.0;  // FLOP/s of all ranks, calibrated at start; raised where a step reaches more; 0: unknown, and no share
+  // FLOP/s of all ranks, calibrated at start; raised where a step reaches more. 0: unknown, and no share.
+  double peak_flops = 0.0;
   double elapsed_before = 0.0;  // seconds of training that earlier starts of the run took
   TrainerHooks hooks;
 };

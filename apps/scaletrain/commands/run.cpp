@@ -53,8 +53,7 @@ Command add_run(CLI::App& app) {
   command
       ->add_option("--resume", arguments->resume,
                    "auto: from the newest checkpoint if there is one; never: refuse if there is one; required: refuse "
-                   "if there is "
-                   "none; or a checkpoint's folder")
+                   "if there is none; or a checkpoint's folder")
       ->type_name("auto|never|required|CHECKPOINT");
   command->add_flag("--print-directory", arguments->print_directory, "Print the run's folder, and start nothing");
   return [arguments] { return run_config(*arguments); };

@@ -415,8 +415,7 @@ namespace {
 int resolve_threads(int threads) {
   if (threads < 0 || threads > cpu::max_threads)
     throw UserError(
-        fmt::format("threads is {}: expected a number from 1 to {}, or 0 for the processors this process may "
-                    "run on",
+        fmt::format("threads is {}: expected a number from 1 to {}, or 0 for the processors this process may run on",
                     threads, cpu::max_threads));
   return threads == 0 ? num_usable_processors() : threads;
 }

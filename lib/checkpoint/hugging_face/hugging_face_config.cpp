@@ -186,8 +186,7 @@ nlohmann::ordered_json gpt2_json(const ModelConfig& model) {
   if (!model.bias || model.kv_heads != model.heads || model.activation == ActivationKind::swiglu) {
     throw UserError(
         "a GPT-2 of Hugging Face has biases, as many key/value heads as heads, and gelu or gelu_tanh: this model "
-        "cannot be "
-        "exported as one");
+        "cannot be exported as one");
   }
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"model_type", "gpt2"},
@@ -209,8 +208,7 @@ nlohmann::ordered_json llama_json(const ModelConfig& model) {
       model.activation != ActivationKind::swiglu) {
     throw UserError(
         "Hugging Face has GPT-2 (layernorm, learned positions) and Llama (rmsnorm, rope, swiglu): this model is a "
-        "mixture of "
-        "both and cannot be exported");
+        "mixture of both and cannot be exported");
   }
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},

@@ -102,10 +102,9 @@ struct SaveResult {
 
 // The same result, or the same InputError, on every rank (a rank that cannot reach the store, or hears nothing from
 // rank 0: PeerError). Any failure of a file or of memory is an InputError, NoSpaceError (base/file.h) where more space
-// would have saved it; whatever else a rank throws keeps its kind
-// there and is an InputError on the others. After a failure the temporary folder is removed, by a rank that was too
-// late for the others as well, and no checkpoint is changed. An existing checkpoint of the same step (of an abandoned
-// branch) is quarantined first.
+// would have saved it; whatever else a rank throws keeps its kind there and is an InputError on the others. After a
+// failure the temporary folder is removed, by a rank that was too late for the others as well, and no checkpoint is
+// changed. An existing checkpoint of the same step (of an abandoned branch) is quarantined first.
 SaveResult save_checkpoint(const SavedState& state, const SaveRequest& request);
 // What the store holds, which nobody changes until this returns.
 SaveResult save_checkpoint(const ParamStore& store, const SaveRequest& request);

@@ -1,6 +1,5 @@
 // A rank's view of the rendezvous whose waits end early: when a member of the world is gone without a farewell, or when
-// this rank is asked to leave. Everything that waits through it is so guarded,
-// whatever it waits for.
+// this rank is asked to leave. Everything that waits through it is so guarded, whatever it waits for.
 #pragma once
 
 #include <cstdint>

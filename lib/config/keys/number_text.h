@@ -10,9 +10,8 @@
 namespace scaletrain {
 
 // Decimal suffixes K, M, B (or G), T and binary Ki, Mi, Gi, Ti. A fraction or exponent is fine where the result is
-// whole
-// ("2.5M", "1e9"). A leading zero is refused ("010": eight in one YAML, ten in another), as is what 64 bits do not
-// hold.
+// whole ("2.5M", "1e9"). A leading zero is refused ("010": eight in one YAML, ten in another), as is what 64 bits do
+// not hold.
 std::optional<std::int64_t> parse_integer(std::string_view text);
 
 // The same suffixes on a decimal number; never infinite or NaN, and never a non-zero text rounded to zero.

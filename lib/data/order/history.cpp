@@ -280,8 +280,7 @@ bool ConsumptionHistory::continue_with(const DataDescription& data, std::int64_t
   if (is_of_older_program)
     throw InputError(
         "data.train is not what the checkpoint was trained on, and the checkpoint is of an older program, which did "
-        "not "
-        "count what it read of each source. Restore data.train as it was, let this program save a checkpoint, and "
+        "not count what it read of each source. Restore data.train as it was, let this program save a checkpoint, and "
         "change it then");
   const std::int64_t sample = next_sample();
   mix_ = following_mix(mix_, sample, data.sources);

@@ -2,10 +2,9 @@
 //
 // A source is one part (a token stream with documents), and one more for each time that files joined it. Each part is
 // cut into blocks (BlockTable). A full block yields exactly `samples_per_block` samples, the last block of a part what
-// is left. In every epoch of a source all its
-// blocks come in a new order, in each block its documents come in a new order, and so do the windows of each stretch of
-// kShuffledBlocks blocks: keyed permutations, so no order is ever stored. Stride = context; the last window of a block
-// is padded and masked.
+// is left. In every epoch of a source all its blocks come in a new order, in each block its documents come in a new
+// order, and so do the windows of each stretch of kShuffledBlocks blocks: keyed permutations, so no order is ever
+// stored. Stride = context; the last window of a block is padded and masked.
 //
 // A part that joins while an epoch is being read (MixPart) becomes part of it: the samples that are left, in the order
 // that they have, and those of the part, in an order of their own, take turns as evenly as they may until the epoch
@@ -17,9 +16,8 @@
 // source within one sample of its share. When a source reaches its cap of epochs a new stretch begins with a table of
 // the remaining ones.
 //
-// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches) + parts that joined
-// in one epoch). Const members may be called
-// concurrently.
+// Memory: one number per block. Time of a look-up: O(log(parts) + log(stretches) + parts that joined in one epoch).
+// Const members may be called concurrently.
 #pragma once
 
 #include <cstdint>
@@ -110,8 +108,8 @@ struct SampleLocation {
   std::int64_t position = 0;  // within the source's epoch
   std::int64_t part = 0;
   std::int64_t block = 0;  // of the part
-  std::int64_t window =
-      0;  // of the block: the tokens [window * context, (window + 1) * context] of its permuted documents
+  // Of the block: the tokens [window * context, (window + 1) * context] of its permuted documents.
+  std::int64_t window = 0;
 };
 
 // The order of one source's samples.

@@ -8,9 +8,8 @@
 // since another change may have left the same time.
 //
 // What this cannot see: content that changed while size, both times and inode stayed, and outside the sampled blocks
-// (hash_samples). No program that writes through the file
-// system does that, since it cannot set the time of change (ctime); a failing disk can. DataCheck::all reads everything
-// and refuses what differs from its record.
+// (hash_samples). No program that writes through the file system does that, since it cannot set the time of change
+// (ctime); a failing disk can. DataCheck::all reads everything and refuses what differs from its record.
 //
 // A record that is damaged or missing costs time, nothing else. It is replaced by a rename, so that starts at the same
 // time never see half of one; where two write at once one of them may be lost, and what it held is read once more.

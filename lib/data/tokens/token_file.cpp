@@ -34,8 +34,7 @@ void convert_tokens(const MappedFile& file, std::uint64_t begin, std::int64_t fi
       if (value < 0 || value >= vocab) {
         throw InputError(
             fmt::format("{}: token {} (byte offset {}) is {}, but the vocabulary has the tokens 0 to {}; the file was "
-                        "made with another "
-                        "tokenizer, or model.vocab is too small",
+                        "made with another tokenizer, or model.vocab is too small",
                         file.path().string(), static_cast<std::uint64_t>(first) + done + i, offset + i * sizeof(Stored),
                         value, vocab - 1));
       }
@@ -169,8 +168,7 @@ std::unique_ptr<TokenFile> open_by_header(const std::filesystem::path& path) {
   if (starts_with(path, kLlmcMagic16) || starts_with(path, kLlmcMagic32)) return open_llmc_file(path);
   throw InputError(
       fmt::format("{}: not a token file: it begins neither as this program's nor as llm.c's files do, and there is no "
-                  "{} that would "
-                  "make it a Megatron file",
+                  "{} that would make it a Megatron file",
                   path.string(), idx.filename().string()));
 }
 

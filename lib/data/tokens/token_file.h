@@ -3,10 +3,9 @@
 // Formats, told apart by their first bytes and their name:
 //   cache      written by lib/data (token_cache.h): header, tokens (uint16 or uint32), document ends (int64), checksums
 //   Megatron   NAME.bin (tokens) and NAME.idx: "MMIDIDX\0\0", version 1, type code, sequence lengths (int32), byte
-//   offsets
-//              (int64), document index (int64: first sequence of each document, then the number of sequences)
+//              offsets (int64), document index (int64: first sequence of each document, then the number of sequences)
 //   llm.c      256 int32 (magic 20240520, version 1: uint16 tokens; magic 20240801, version 7: uint32; number of
-//   tokens)
+//              tokens)
 //
 // All numbers are little endian. Every size in a header is compared with the file's size before it is used; lengths,
 // offsets and documents must follow each other without gap or overlap. Nothing is copied but what is asked for, so

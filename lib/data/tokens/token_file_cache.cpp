@@ -98,9 +98,8 @@ class CacheFile final : public TokenFile {
       for (std::size_t i = 0; i < part.size(); ++i) {
         if (part[i] < previous || part[i] > num_tokens()) {
           refuse(documents_begin_ + (first + i) * 8,
-                 fmt::format("document {} ends at token {}, the one before it at {}; "
-                             "the file has {} tokens",
-                             first + i, part[i], previous, num_tokens()));
+                 fmt::format("document {} ends at token {}, the one before it at {}; the file has {} tokens", first + i,
+                             part[i], previous, num_tokens()));
         }
         previous = part[i];
       }

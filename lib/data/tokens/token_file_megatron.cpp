@@ -176,8 +176,7 @@ class MegatronFile final : public TokenFile {
         });
     if (total != num_tokens_) {
       refuse(kIndexHeaderBytes,
-             fmt::format("the sequences have {} tokens together, {} has {}; the two files do not belong "
-                         "together",
+             fmt::format("the sequences have {} tokens together, {} has {}; the two files do not belong together",
                          total, bin_.path().filename().string(), num_tokens_));
     }
   }

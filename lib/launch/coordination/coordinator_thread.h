@@ -18,8 +18,8 @@
 
 namespace scaletrain {
 
-// Reads the statuses, looks, and publishes orders, until is_done(). Of agents that are given
-// up it publishes that they have left: their places are free.
+// Reads the statuses, looks, and publishes orders, until is_done(). Of agents that are given up it publishes that they
+// have left: their places are free.
 class CoordinatorThread {
  public:
   // The store is the thread's own.

@@ -2,9 +2,9 @@
 //
 // A hang is one of these:
 //   mute      a rank says nothing for a heartbeat: it is stopped, or its machine is
-//   still     nobody who works has finished a piece of work (base/process/work_count.h) for a heartbeat. A rank that
-//   stands while another moves may
-//             only be waiting for it: the bubble of a pipeline, or a peer's longer stage
+//   still     nobody who works has finished a piece of work (base/process/work_count.h) for a heartbeat. A rank
+//             that stands while another moves may only be waiting for it: the bubble of a pipeline, or a peer's
+//             longer stage
 //   storage   nobody computes, reads or writes for ten heartbeats and the time that what was written since the
 //             beginning of the wait may take to reach a slow disk. A save or a start-up may last as long as it goes on
 // Only time counts in which the judge itself was running: a machine that slept, or a job that was stopped as a whole

@@ -192,8 +192,7 @@ std::string hang_text(const GroupView& group, const MemberState& member, const H
   std::string place = group.world > 1 ? ", in no collective" : "";
   if (const auto in = member.collective()) place = ", in " + *in;
   return fmt::format(
-      "{}worker {} {} for {} at step {} (supervise.heartbeat){} and was killed{}; {}; stack traces are "
-      "in {}",
+      "{}worker {} {} for {} at step {} (supervise.heartbeat){} and was killed{}; {}; stack traces are in {}",
       name_of(group, member), member.pid, words.what, duration_text(hang.seconds), member.hang_step, place, others,
       words.remedy, rank_log_path("", member.rank.value()).string());
 }

@@ -52,8 +52,7 @@ std::string CheckpointRoom::shortage() const {
   if (fits()) return {};
   return fmt::format(
       "{}: the checkpoints of this run take up to {}, {} of {} each ({}); {} of that is there and the file system has "
-      "{} "
-      "left. Free space, lower checkpoint.keep or choose another run.directory",
+      "{} left. Free space, lower checkpoint.keep or choose another run.directory",
       folder.string(), bytes_text(static_cast<std::uint64_t>(most) * each), most, bytes_text(each), kept,
       bytes_text(present), bytes_text(*available));
 }

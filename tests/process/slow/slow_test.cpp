@@ -8,9 +8,8 @@
 namespace scaletrain {
 namespace {
 
-// Two stages of 40 layers. Each product of the first stage takes 40 ms, a layer about a second, and
-// its forward pass of the one micro-batch longer than ten heartbeats.
-// Long enough for a machine that lets a process wait for two seconds.
+// Two stages of 40 layers. Each product of the first stage takes 40 ms, a layer about a second, and its forward pass of
+// the one micro-batch longer than ten heartbeats. Long enough for a machine that lets a process wait for two seconds.
 constexpr double heartbeat = 3.0;
 constexpr double slow_seconds = 33.0;
 static_assert(slow_seconds > 10 * heartbeat);

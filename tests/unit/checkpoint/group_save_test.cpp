@@ -236,8 +236,8 @@ TEST_CASE("group_save_gives_up_a_rank_that_does_not_come_which_hears_of_it_when_
 }
 
 TEST_CASE("group_save_rank_that_writes_after_it_was_given_up_fails_like_the_others_and_leaves_nothing") {
-  // The folder is gone when it begins to write; or it makes files after all the others have left, as
-  // when its next file met rank 0's removal.
+  // The folder is gone when it begins to write; or it makes files after all the others have left, as when its next file
+  // met rank 0's removal.
   for (const bool folder_is_there : {false, true}) {
     CAPTURE(folder_is_there);
     FourRanks ranks;
