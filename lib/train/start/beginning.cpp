@@ -13,9 +13,9 @@
 #include "base/text.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
+#include "train/data/data_report.h"
 #include "train/rollback.h"
 #include "train/run_length.h"
-#include "train/start/data_report.h"
 #include "train/start/initial_weights.h"
 
 namespace scaletrain {

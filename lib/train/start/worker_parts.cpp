@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/process/memory_limit.h"
-#include "train/start/data_agreement.h"
-#include "train/start/data_files.h"
+#include "train/data/data_agreement.h"
+#include "train/data/data_files.h"
 
 namespace scaletrain {
 

@@ -1,4 +1,4 @@
-#include "train/start/data_files.h"
+#include "train/data/data_files.h"
 
 #include <doctest/doctest.h>
 

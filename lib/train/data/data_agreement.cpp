@@ -1,4 +1,4 @@
-#include "train/start/data_agreement.h"
+#include "train/data/data_agreement.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "train/start/data_report.h"
+#include "train/data/data_report.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // Ranks whose hosts hold other files under the same paths never train together.
-#include "train/start/data_agreement.h"
+#include "train/data/data_agreement.h"
 
 #include <functional>
 #include <nlohmann/json.hpp>
