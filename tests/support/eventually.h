@@ -1,9 +1,8 @@
-// Small tools of tests that wait for other threads and processes, and read what they say.
+// For tests that wait for other threads and processes.
 #pragma once
 
 #include <chrono>
 #include <functional>
-#include <string>
 #include <thread>
 
 #include "base/clock.h"
@@ -18,10 +17,6 @@ inline bool eventually(const std::function<bool()>& condition, double seconds = 
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return true;
-}
-
-inline bool says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace scaletrain

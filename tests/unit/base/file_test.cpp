@@ -23,24 +23,11 @@
 #include "base/error.h"
 #include "support/refused_files.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 
 using namespace scaletrain;
 
 namespace {
-
-template <class Call>
-std::string input_error(Call call) {
-  try {
-    call();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no InputError";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::vector<std::byte> bytes_of(std::size_t size, int value) {
   return std::vector<std::byte>(size, static_cast<std::byte>(value));
@@ -104,22 +91,22 @@ TEST_CASE("what is written is read back") {
 TEST_CASE("a writer never touches an existing file and readers refuse what is no file") {
   const TempFolder folder;
   const auto file = folder.write("data", "old");
-  CHECK(contains(input_error([&] { FileWriter writer(file); }), "File exists"));
+  CHECK(contains(message_of<InputError>([&] { FileWriter writer(file); }), "File exists"));
   CHECK(TempFolder::read(file) == "old");
-  CHECK(contains(input_error([&] { FileReader reader(folder.path()); }), "not a regular file"));
-  CHECK(contains(input_error([&] { FileReader reader("/dev/null"); }), "not a regular file"));
-  CHECK(contains(input_error([&] { MappedFile map("/dev/null"); }), "not a regular file"));
+  CHECK(contains(message_of<InputError>([&] { FileReader reader(folder.path()); }), "not a regular file"));
+  CHECK(contains(message_of<InputError>([&] { FileReader reader("/dev/null"); }), "not a regular file"));
+  CHECK(contains(message_of<InputError>([&] { MappedFile map("/dev/null"); }), "not a regular file"));
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  CHECK(contains(input_error([&] { FileReader reader(folder / "pipe"); }), "not a regular file"));
-  CHECK(contains(input_error([&] { FileReader reader(folder / "absent"); }), "No such file"));
-  CHECK(contains(input_error([&] { FileReader reader(folder / "absent"); }), (folder / "absent").string()));
+  CHECK(contains(message_of<InputError>([&] { FileReader reader(folder / "pipe"); }), "not a regular file"));
+  CHECK(contains(message_of<InputError>([&] { FileReader reader(folder / "absent"); }), "No such file"));
+  CHECK(contains(message_of<InputError>([&] { FileReader reader(folder / "absent"); }), (folder / "absent").string()));
 }
 
 TEST_CASE("reading past the end names file and offset") {
   const TempFolder folder;
   const FileReader reader(folder.write("data", "0123456789"));
   std::vector<std::byte> out(4);
-  const auto message = input_error([&] { reader.read_at(8, out); });
+  const auto message = message_of<InputError>([&] { reader.read_at(8, out); });
   CHECK(contains(message, "data"));
   CHECK(contains(message, "offset 10"));
   CHECK_THROWS_AS(reader.read_at(~0ull - 1, out), InputError);
@@ -130,7 +117,7 @@ TEST_CASE("a disk that fills up is reported with path, operation and reason") {
   const TempFolder folder;
   const FileSizeLimit limit(1000);
   FileWriter writer(folder / "data");
-  const auto message = input_error([&] { writer.write(bytes_of(5000, 1)); });
+  const auto message = message_of<InputError>([&] { writer.write(bytes_of(5000, 1)); });
   CHECK(contains(message, (folder / "data").string()));
   CHECK(contains(message, "writing"));
   CHECK(contains(message, "offset 1000"));
@@ -190,7 +177,7 @@ TEST_CASE("read_text_file refuses a large file before it reads it") {
   const TempFolder folder;
   const auto file = folder.write("text", "12345");
   CHECK(read_text_file(file, 5) == "12345");
-  CHECK(contains(input_error([&] { read_text_file(file, 4); }), "at most 4"));
+  CHECK(contains(message_of<InputError>([&] { read_text_file(file, 4); }), "at most 4"));
   std::filesystem::resize_file(file, 1ull << 40);  // sparse: reading it would end the process
   CHECK_THROWS_AS(read_text_file(file, 1 << 20), InputError);
   CHECK(read_text_file(folder.write("empty", ""), 0).empty());
@@ -205,12 +192,12 @@ TEST_CASE("folders are made and renamed, and a file in the way is named") {
   REQUIRE(::stat((folder / "a").c_str(), &status) == 0);
   CHECK((status.st_mode & 0777) == (0777 & ~current_umask()));
   folder.write("file", "x");
-  const auto message = input_error([&] { create_folders(folder / "file/b"); });
+  const auto message = message_of<InputError>([&] { create_folders(folder / "file/b"); });
   CHECK(contains(message, (folder / "file").string()));
   CHECK(contains(message, "Not a directory"));
   rename_durably(folder / "a/b", folder / "moved");
   CHECK(std::filesystem::is_directory(folder / "moved/c"));
-  CHECK(contains(input_error([&] { rename_durably(folder / "absent", folder / "x"); }), "absent"));
+  CHECK(contains(message_of<InputError>([&] { rename_durably(folder / "absent", folder / "x"); }), "absent"));
   CHECK_THROWS_AS(sync_folder(folder / "absent"), InputError);
 }
 
@@ -221,8 +208,8 @@ TEST_CASE("whether a folder can be made or written to is told without making any
   CHECK_FALSE(std::filesystem::exists(folder / "a"));
   folder.write("file", "x");
   for (const char* name : {"file", "file/b"}) {
-    const auto message = input_error([&] { check_folder_is_writable(folder / name); });
-    CHECK(message == input_error([&] { create_folders(folder / name); }));
+    const auto message = message_of<InputError>([&] { check_folder_is_writable(folder / name); });
+    CHECK(message == message_of<InputError>([&] { create_folders(folder / name); }));
     CHECK(message.starts_with((folder / "file").string() + ": "));
   }
   std::filesystem::create_symlink(folder / "nowhere", folder / "link");
@@ -246,7 +233,7 @@ TEST_CASE("a mapped file is read like a file") {
   std::vector<std::byte> out(4);
   map.read(6, out);
   CHECK(std::memcmp(out.data(), "6789", 4) == 0);
-  CHECK(contains(input_error([&] { map.read(7, out); }), "offset 7"));
+  CHECK(contains(message_of<InputError>([&] { map.read(7, out); }), "offset 7"));
   CHECK_THROWS_AS(map.read(~0ull, out), InputError);
   MappedFile moved = std::move(map);
   moved.read(0, out);
@@ -266,7 +253,7 @@ TEST_CASE("a file truncated under its map is an error, not a signal") {
   map.read(3 * page, out);
   std::filesystem::resize_file(file, page);
   for (int again = 0; again < 3; ++again) {
-    const auto message = input_error([&] { map.read(3 * page + 5, out); });
+    const auto message = message_of<InputError>([&] { map.read(3 * page + 5, out); });
     CHECK(contains(message, file.string()));
     CHECK(contains(message, "offset " + std::to_string(3 * page + 5)));
   }
@@ -343,11 +330,11 @@ TEST_CASE("a mapped file that was replaced or cut while it was closed is refused
   std::filesystem::remove(maps.back().path());
   CHECK(text_of(maps.back()) == std::to_string(1002 + kMostOpenMaps));
   for (const std::size_t i : {0u, 1u}) {
-    const std::string message = input_error([&] { text_of(maps[i]); });
+    const std::string message = message_of<InputError>([&] { text_of(maps[i]); });
     CHECK(contains(message, path(i).string()));
     CHECK(contains(message, "was replaced or truncated"));
   }
-  CHECK(contains(input_error([&] { text_of(maps[2]); }), path(2).string() + ": opening the file failed"));
+  CHECK(contains(message_of<InputError>([&] { text_of(maps[2]); }), path(2).string() + ": opening the file failed"));
 }
 
 TEST_CASE("a mapped file that was closed may come back as a copy of itself, not as another of its size") {
@@ -362,7 +349,7 @@ TEST_CASE("a mapped file that was closed may come back as a copy of itself, not 
   CHECK(text_of(maps[1]) == "1001");
   // The same device, inode and size, as when a removed file's inode is given to the next.
   folder.write("many/2", "2002");
-  CHECK(contains(input_error([&] { text_of(maps[2]); }), "was replaced or truncated"));
+  CHECK(contains(message_of<InputError>([&] { text_of(maps[2]); }), "was replaced or truncated"));
 }
 
 TEST_CASE("a mapped file that stays open is read without its name, however many are opened after it") {
@@ -497,5 +484,5 @@ TEST_CASE("writing_back_early_changes_nothing_of_what_a_file_holds") {
   writer.finish();
   CHECK(TempFolder::read(path) == expected);
   sync_file(path);
-  CHECK(contains(input_error([&] { sync_file(folder / "absent"); }), "absent"));
+  CHECK(contains(message_of<InputError>([&] { sync_file(folder / "absent"); }), "absent"));
 }

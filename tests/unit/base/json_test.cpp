@@ -12,22 +12,18 @@
 #include "base/error.h"
 #include "base/numbers/philox.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 
 using namespace scaletrain;
 
 namespace {
 
-std::string message_of(const std::string& text, JsonLimits limits = {}) {
-  try {
-    parse_json(text, "file.json", limits);
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "";
+std::string refusal_of(const std::string& text, JsonLimits limits = {}) {
+  return message_of<InputError>([&] { parse_json(text, "file.json", limits); });
 }
 
 bool refused(const std::string& text, JsonLimits limits = {}) {
-  return message_of(text, limits).starts_with("file.json: ");
+  return refusal_of(text, limits).starts_with("file.json: ");
 }
 
 std::string nested(std::size_t depth) {
@@ -76,17 +72,17 @@ TEST_CASE("malformed JSON is refused with its place") {
     CHECK(refused(bad));
   }
   CHECK(refused(std::string("[1]\0", 4)));
-  CHECK(message_of("[1, x]").find("byte 5") != std::string::npos);
+  CHECK(refusal_of("[1, x]").find("byte 5") != std::string::npos);
 }
 
 TEST_CASE("a message stays short when the damaged text is long") {
-  CHECK(message_of("\"" + std::string(100000, 'a')).size() < 1000);
+  CHECK(refusal_of("\"" + std::string(100000, 'a')).size() < 1000);
 }
 
 TEST_CASE("depth is bounded before it can hurt") {
   CHECK_FALSE(refused(nested(64)));
   CHECK(refused(nested(65)));
-  CHECK(message_of(nested(65)).find("deeper than 64") != std::string::npos);
+  CHECK(refusal_of(nested(65)).find("deeper than 64") != std::string::npos);
   std::string brackets;
   brackets.resize(5'000'000, '[');
   CHECK(refused(brackets));
@@ -111,7 +107,7 @@ TEST_CASE("duplicate keys are refused at any level and only within one object") 
   CHECK(refused(R"({"b":[{"a":1,"c":{},"a":2}]})"));
   CHECK(refused(R"({"a":{"x":1},"b":2,"a":{}})"));
   CHECK(refused(R"({"a":1,"\u0061":1})"));
-  CHECK(message_of(R"({"key":1,"key":1})").find("\"key\"") != std::string::npos);
+  CHECK(refusal_of(R"({"key":1,"key":1})").find("\"key\"") != std::string::npos);
   CHECK_FALSE(refused(R"({"a":{"a":{"a":1}},"b":[{"a":1},{"a":2}]})"));
 }
 

@@ -3,21 +3,11 @@
 #include "catalog_run.h"
 #include "checkpoint/catalog.h"
 #include "support/refused_files.h"
+#include "support/text.h"
 
 using namespace scaletrain;
 
 namespace {
-
-// The message of the FileAccessError that f throws; empty if it throws nothing.
-template <class F>
-std::string access_error(F f) {
-  try {
-    f();
-  } catch (const FileAccessError& error) {
-    return error.what();
-  }
-  return {};
-}
 
 constexpr const char* model_file = "model-00000.safetensors";
 
@@ -34,7 +24,7 @@ TEST_CASE("access_without_descriptors_newest_usable_stops_and_quarantines_nothin
     std::string message;
     {
       const DescriptorLimit limit(free);
-      message = access_error([&] { newest_usable(run.folder.path(), run.report()); });
+      message = message_of<FileAccessError>([&] { newest_usable(run.folder.path(), run.report()); });
     }
     CAPTURE(free);
     CHECK(contains(message, "Too many open files"));
@@ -64,10 +54,10 @@ TEST_CASE("access_to_a_manifest_that_is_refused_stops_every_decision") {
     CHECK(contains(entries[2].problem, "step-00000003"));
     CHECK_FALSE(entries[1].unreadable);
     const auto is_named = [](const std::string& message) { return contains(message, "step-00000003"); };
-    CHECK(is_named(access_error([&] { list_readable_checkpoints(run.folder.path()); })));
+    CHECK(is_named(message_of<FileAccessError>([&] { list_readable_checkpoints(run.folder.path()); })));
     // An older one is not used, and the damaged one is not judged before the newest is known.
-    CHECK(is_named(access_error([&] { newest_usable(run.folder.path(), run.report()); })));
-    CHECK(is_named(access_error([&] { quarantine_later(run.folder.path(), 1); })));
+    CHECK(is_named(message_of<FileAccessError>([&] { newest_usable(run.folder.path(), run.report()); })));
+    CHECK(is_named(message_of<FileAccessError>([&] { quarantine_later(run.folder.path(), 1); })));
     CHECK(names_in(run.folder.path()) == names);
     CHECK(run.reports.empty());
   }
@@ -87,7 +77,8 @@ TEST_CASE("access_to_a_tensor_file_that_is_refused_stops_the_fall_back_there") {
       MESSAGE("no leases on the file system of temporary files: not tested");
       return;
     }
-    CHECK(contains(access_error([&] { newest_usable(run.folder.path(), run.report()); }), "step-00000002"));
+    CHECK(contains(message_of<FileAccessError>([&] { newest_usable(run.folder.path(), run.report()); }),
+                   "step-00000002"));
   }
   CHECK(run.steps() == std::vector<std::int64_t>{2, 1});
   CHECK(std::filesystem::exists(run.folder / ".damaged-step-00000003-0"));

@@ -52,7 +52,7 @@ TEST_CASE("catalog_when_none_is_usable_it_never_starts_from_scratch") {
   CatalogRun run;
   run.damage(run.save(1));
   run.damage(run.save(2));
-  const std::string message = input_error([&] { newest_usable(run.folder.path(), run.report()); });
+  const std::string message = message_of<InputError>([&] { newest_usable(run.folder.path(), run.report()); });
   CHECK(contains(message, "none is usable"));
   CHECK(contains(message, "step-00000001"));
   CHECK(contains(message, "step-00000002"));
@@ -62,7 +62,7 @@ TEST_CASE("catalog_when_none_is_usable_it_never_starts_from_scratch") {
   CHECK_FALSE(contains(message, "checksum"));
   CHECK(contains(message, "for the reasons above"));
   // Nor at the next start, when all have been quarantined.
-  CHECK(contains(input_error([&] { newest_usable(run.folder.path(), run.report()); }), "none is usable"));
+  CHECK(contains(message_of<InputError>([&] { newest_usable(run.folder.path(), run.report()); }), "none is usable"));
 }
 
 TEST_CASE("catalog_quarantine_later_leaves_the_branch_resumable") {

@@ -20,24 +20,10 @@
 #include "nn/model_spec.h"
 #include "support/model_store.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 #include "support/tiny_model.h"
 
 namespace scaletrain {
-
-// The message of the InputError that f throws; empty if it throws nothing. Any other exception fails the test.
-template <class F>
-std::string input_error(F f) {
-  try {
-    f();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return {};
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 inline ModelConfig tiny_gpt2_config() {
   ModelConfig model =
@@ -131,7 +117,7 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
 }
 
 inline bool verifies(const std::filesystem::path& folder) {
-  return input_error([&] { Checkpoint(folder).verify(); }).empty();
+  return message_of<InputError>([&] { Checkpoint(folder).verify(); }).empty();
 }
 
 }  // namespace scaletrain

@@ -27,7 +27,7 @@ TEST_CASE("damage_any_flipped_byte_of_any_file_is_detected") {
   constexpr std::uint64_t stride = is_sanitized ? 5 : 1;
   for (std::uint64_t at = 0; at < std::filesystem::file_size(manifest); at += stride) {
     flip_byte(manifest, at);
-    REQUIRE_FALSE(input_error([&] { read_manifest(path); }).empty());
+    REQUIRE_FALSE(message_of<InputError>([&] { read_manifest(path); }).empty());
     flip_byte(manifest, at);
   }
   for (const char* name : {"model-00000.safetensors", "optimizer-00000.safetensors"}) {
@@ -39,7 +39,7 @@ TEST_CASE("damage_any_flipped_byte_of_any_file_is_detected") {
     const std::uint64_t header_stride = std::string(name).starts_with("model") ? stride : 13 * stride;
     for (std::uint64_t at = 0; at < reader.size(); at += at < header.data_offset ? header_stride : 397 * stride) {
       flip_byte(file, at);
-      const std::string message = input_error([&] { Checkpoint(path).verify(); });
+      const std::string message = message_of<InputError>([&] { Checkpoint(path).verify(); });
       REQUIRE(contains(message, name));
       flip_byte(file, at);
     }
@@ -55,7 +55,7 @@ TEST_CASE("damage_truncated_and_extended_files_are_detected_when_opened") {
     for (const std::size_t size :
          {std::size_t{0}, std::size_t{1}, whole.size() / 2, whole.size() - 1, whole.size() + 1}) {
       std::filesystem::resize_file(path / name, size);
-      CHECK(contains(input_error([&] { Checkpoint{path}; }), name));
+      CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), name));
     }
     std::ofstream(path / name, std::ios::binary) << whole;
     CHECK(verifies(path));
@@ -69,10 +69,10 @@ TEST_CASE("damage_missing_files_are_named_and_files_of_a_larger_world_beside_are
   folder.write("step-00000001/optimizer-00009.safetensors", "garbage");
   CHECK(verifies(path));
   std::filesystem::remove(path / "optimizer-00000.safetensors");
-  CHECK(contains(input_error([&] { Checkpoint{path}; }), "\"optimizer-00000.safetensors\" is missing"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), "\"optimizer-00000.safetensors\" is missing"));
   std::filesystem::remove(path / "manifest.json");
-  CHECK(contains(input_error([&] { Checkpoint{path}; }), "manifest.json"));
-  CHECK(contains(input_error([&] { Checkpoint{folder / "absent"}; }), "absent"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), "manifest.json"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint{folder / "absent"}; }), "absent"));
 }
 
 TEST_CASE("damage_a_file_of_another_save_with_the_same_size_is_refused") {
@@ -92,7 +92,7 @@ TEST_CASE("damage_links_that_leave_the_folder_are_refused_even_to_the_right_byte
   for (const char* name : {"model-00000.safetensors", "manifest.json"}) {
     std::filesystem::rename(path / name, folder / name);
     std::filesystem::create_symlink(folder / name, path / name);
-    CHECK(contains(input_error([&] { Checkpoint{path}; }), "a link that leaves the folder"));
+    CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), "a link that leaves the folder"));
     std::filesystem::remove(path / name);
     std::filesystem::rename(folder / name, path / ("real-" + std::string(name)));
     std::filesystem::create_symlink("real-" + std::string(name), path / name);
@@ -108,5 +108,5 @@ TEST_CASE("damage_a_pipe_or_folder_in_place_of_a_file_is_refused_at_once") {
   const auto path = save(folder, 1);
   std::filesystem::remove(path / "model-00000.safetensors");
   std::filesystem::create_directory(path / "model-00000.safetensors");
-  CHECK(contains(input_error([&] { Checkpoint{path}; }), "model-00000.safetensors"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), "model-00000.safetensors"));
 }

@@ -123,7 +123,7 @@ struct FourRanks {
         const auto index = static_cast<std::size_t>(rank.value());
         Attempt& attempt = out[static_cast<std::size_t>(number)];
         attempt.messages[index] =
-            input_error([&] { attempt.results[index] = save_checkpoint(store.store(), request); });
+            message_of<InputError>([&] { attempt.results[index] = save_checkpoint(store.store(), request); });
         afterwards(rank, number, rendezvous);
       }
     });
@@ -206,7 +206,8 @@ TEST_CASE("group_save_error_of_another_kind_keeps_it_where_it_was_thrown_and_fai
     request.group = save_group(ranks.table, four, rank, rendezvous);
     request.may_commit = []() -> bool { throw PeerError("the lease is lost"); };
     try {
-      messages[static_cast<std::size_t>(rank.value())] = input_error([&] { save_checkpoint(store.store(), request); });
+      messages[static_cast<std::size_t>(rank.value())] =
+          message_of<InputError>([&] { save_checkpoint(store.store(), request); });
     } catch (const PeerError&) {
       ++peer_errors;
     }

@@ -66,7 +66,7 @@ class HuggingFaceFolder {
     return refusal_as_it_is();
   }
   std::string refusal_as_it_is() const {
-    return input_error([&] { HuggingFaceModel{folder_.path()}; });
+    return message_of<InputError>([&] { HuggingFaceModel{folder_.path()}; });
   }
   const std::filesystem::path& path() const { return folder_.path(); }
 

@@ -105,7 +105,7 @@ TEST_CASE("hugging_face_missing_files_are_named") {
   std::filesystem::remove(folder.path() / "model.safetensors");
   CHECK(contains(folder.refusal_as_it_is(), "neither model.safetensors nor"));
   CHECK_FALSE(is_hugging_face_folder(folder.path() / "absent"));
-  CHECK(contains(input_error([&] { HuggingFaceModel{folder.path() / "absent"}; }), "config.json"));
+  CHECK(contains(message_of<InputError>([&] { HuggingFaceModel{folder.path() / "absent"}; }), "config.json"));
 }
 
 TEST_CASE("hugging_face_index_may_not_lead_out_of_the_folder_or_contradict_the_files") {

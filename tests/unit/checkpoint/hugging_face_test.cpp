@@ -181,7 +181,7 @@ TEST_CASE("hugging_face_export_is_complete_or_not_there") {
   const ModelConfig model = tiny_gpt2_config();
   StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
   const auto attempt = [&](const std::filesystem::path& target, const TensorReader& read) {
-    return input_error([&] {
+    return message_of<InputError>([&] {
       export_hugging_face(
           saved.table, read,
           {.folder = target, .model = model, .dtype = DType::f32, .tokenizer_files = {}, .max_shard_bytes = 1 << 20});

@@ -36,7 +36,7 @@ TEST_CASE("large_files_are_verified_to_their_end_when_a_run_looks_for_its_newest
       CHECK(Checkpoint(newest).manifest().step == 2);
       const std::string block =
           "bytes at offset " + std::to_string(at / checksum_block_bytes * checksum_block_bytes) + " does not match";
-      const std::string problem = input_error([&] { Checkpoint(newest).verify(); });
+      const std::string problem = message_of<InputError>([&] { Checkpoint(newest).verify(); });
       CHECK(contains(problem, name));
       CHECK(contains(problem, block));
       run.reports.clear();

@@ -55,7 +55,7 @@ void check_tiling(const ParamTable& table, const Layout& layout) {
   }
   for (const std::string& file : files) manifest.files.push_back({.name = file, .bytes = 1, .block_hashes = {1}});
   for (auto& [place, tensor] : tensors) manifest.tensors.push_back(std::move(tensor));
-  REQUIRE(input_error([&] { parse_manifest(manifest_text(manifest), "manifest"); }).empty());
+  REQUIRE(message_of<InputError>([&] { parse_manifest(manifest_text(manifest), "manifest"); }).empty());
 }
 
 const std::vector<Layout>& dozen() {
@@ -141,13 +141,13 @@ TEST_CASE("checkpoint_a_rank_reads_only_the_files_that_have_its_part") {
   std::vector<std::string> differences(2);
   run_layout(table, layout, [&](Rank rank, RankStore& store, KeyValueStore&) {
     const auto index = static_cast<std::size_t>(rank.value());
-    messages[index] = input_error([&] { Checkpoint(path, OpenCheck::none).load(store.store(), true); });
+    messages[index] = message_of<InputError>([&] { Checkpoint(path, OpenCheck::none).load(store.store(), true); });
     differences[index] = store.difference(7);
   });
   CHECK(messages[0].empty());
   CHECK(differences[0].empty());
   CHECK(contains(messages[1], "model-00001-000.safetensors"));
-  CHECK(contains(input_error([&] { Checkpoint{path}; }), "model-00001-000.safetensors"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), "model-00001-000.safetensors"));
 }
 
 TEST_CASE("trap_files_of_an_older_larger_world_are_not_read") {
@@ -166,8 +166,9 @@ TEST_CASE("trap_files_of_an_older_larger_world_are_not_read") {
   // One of them in the place of the newer file is refused by its save id or size, not read.
   const char* const shared = "model-00001-000.safetensors";
   std::filesystem::copy(older / shared, path / shared, std::filesystem::copy_options::overwrite_existing);
-  CHECK(contains(input_error([&] { Checkpoint{path}; }), shared));
-  CHECK(contains(input_error([&] { Checkpoint(path, OpenCheck::none).load(single.store(), true); }), shared));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), shared));
+  CHECK(
+      contains(message_of<InputError>([&] { Checkpoint(path, OpenCheck::none).load(single.store(), true); }), shared));
 }
 
 TEST_CASE("trap_ranks_are_ordered_as_numbers_not_as_text") {

@@ -41,7 +41,7 @@ Manifest example() {
 }
 
 std::string refusal(const Manifest& manifest) {
-  return input_error([&] { parse_manifest(manifest_text(manifest), "manifest.json"); });
+  return message_of<InputError>([&] { parse_manifest(manifest_text(manifest), "manifest.json"); });
 }
 
 }  // namespace
@@ -64,10 +64,10 @@ TEST_CASE("manifest_any_changed_byte_and_any_truncation_is_detected") {
   for (std::size_t at = 0; at < text.size(); ++at) {
     std::string changed = text;
     changed[at] = static_cast<char>(changed[at] ^ 1);
-    CHECK_FALSE(input_error([&] { parse_manifest(changed, "m"); }).empty());
-    CHECK_FALSE(input_error([&] { parse_manifest(text.substr(0, at), "m"); }).empty());
+    CHECK_FALSE(message_of<InputError>([&] { parse_manifest(changed, "m"); }).empty());
+    CHECK_FALSE(message_of<InputError>([&] { parse_manifest(text.substr(0, at), "m"); }).empty());
   }
-  CHECK(contains(input_error([&] { parse_manifest(text + "\n", "m"); }), "damaged"));
+  CHECK(contains(message_of<InputError>([&] { parse_manifest(text + "\n", "m"); }), "damaged"));
 }
 
 TEST_CASE("manifest_file_names_that_leave_the_folder_are_refused") {
@@ -128,7 +128,7 @@ TEST_CASE("manifest_text_with_a_valid_digest_but_other_content_is_refused") {
   // What someone with the digest's recipe could write: correct digest, hostile or foreign JSON.
   const auto sealed = [](const std::string& rest) { return "{\"digest\":\"" + to_hex(hash_text(rest)) + rest; };
   const auto refuses = [&](const std::string& rest) {
-    return !input_error([&] { parse_manifest(sealed(rest), "m"); }).empty();
+    return !message_of<InputError>([&] { parse_manifest(sealed(rest), "m"); }).empty();
   };
   CHECK(refuses("\"}"));
   CHECK(refuses(""));

@@ -32,7 +32,7 @@ std::string list_refusal(const std::string& bytes, std::uint64_t count) {
   Manifest manifest = two_halves();
   list_pieces(manifest);
   manifest.tensors[0].listed = ListSection{.first = 0, .bytes = bytes.size(), .count = count, .hash = hash_text(bytes)};
-  return input_error([&] { decode_pieces(bytes, manifest.tensors[0], manifest, "here"); });
+  return message_of<InputError>([&] { decode_pieces(bytes, manifest.tensors[0], manifest, "here"); });
 }
 
 std::string files_of(const std::string& all, const Manifest& manifest) {
@@ -44,7 +44,7 @@ std::string files_refusal(const std::string& bytes, std::uint64_t count) {
   Manifest manifest = two_halves();
   list_pieces(manifest);
   manifest.listed_files = ListSection{.first = 0, .bytes = bytes.size(), .count = count, .hash = hash_text(bytes)};
-  return input_error([&] { decode_files(bytes, manifest, "here"); });
+  return message_of<InputError>([&] { decode_files(bytes, manifest, "here"); });
 }
 
 std::string file_entry(const std::string& name, const std::string& size, const std::string& hashes = "") {
@@ -96,8 +96,8 @@ TEST_CASE("any_changed_byte_of_a_list_and_any_truncation_is_detected") {
   for (std::size_t at = 0; at < list.size(); ++at) {
     std::string changed = list;
     changed[at] = static_cast<char>(changed[at] ^ 1);
-    CHECK_FALSE(input_error([&] { decode_pieces(changed, tensor, manifest, "m"); }).empty());
-    CHECK_FALSE(input_error([&] { decode_pieces(list.substr(0, at), tensor, manifest, "m"); }).empty());
+    CHECK_FALSE(message_of<InputError>([&] { decode_pieces(changed, tensor, manifest, "m"); }).empty());
+    CHECK_FALSE(message_of<InputError>([&] { decode_pieces(list.substr(0, at), tensor, manifest, "m"); }).empty());
   }
 }
 
@@ -141,12 +141,12 @@ TEST_CASE("the_files_of_a_large_checkpoint_lie_beside_its_manifest_which_stays_s
 TEST_CASE("any_changed_byte_of_the_list_of_files_and_any_truncation_is_detected") {
   Manifest manifest = two_halves();
   const std::string list = files_of(list_pieces(manifest), manifest);
-  CHECK(input_error([&] { decode_files(list, manifest, "m"); }).empty());
+  CHECK(message_of<InputError>([&] { decode_files(list, manifest, "m"); }).empty());
   for (std::size_t at = 0; at < list.size(); ++at) {
     std::string changed = list;
     changed[at] = static_cast<char>(changed[at] ^ 1);
-    CHECK_FALSE(input_error([&] { decode_files(changed, manifest, "m"); }).empty());
-    CHECK_FALSE(input_error([&] { decode_files(list.substr(0, at), manifest, "m"); }).empty());
+    CHECK_FALSE(message_of<InputError>([&] { decode_files(changed, manifest, "m"); }).empty());
+    CHECK_FALSE(message_of<InputError>([&] { decode_files(list.substr(0, at), manifest, "m"); }).empty());
   }
 }
 
@@ -173,7 +173,7 @@ TEST_CASE("where_lists_lie_is_checked_before_anything_is_read_from_there") {
     Manifest manifest = two_halves();
     list_pieces(manifest);
     change(manifest);
-    return input_error([&] { parse_manifest(manifest_text(manifest), "m"); });
+    return message_of<InputError>([&] { parse_manifest(manifest_text(manifest), "m"); });
   };
   CHECK(changed([](Manifest&) {}).empty());
   CHECK(contains(changed([](Manifest& m) { m.tensors[1].listed->first -= 1; }), "begins at"));
@@ -210,9 +210,9 @@ TEST_CASE("a_checkpoint_with_a_list_of_pieces_loads_and_its_list_is_part_of_it")
   Checkpoint(result.path, OpenCheck::none).load(of_rank.store, true);
   CHECK(of_rank.content() == saved.content());
   flip_byte(list, std::filesystem::file_size(list) - 1);
-  CHECK(contains(input_error([&] { Checkpoint(result.path).verify(); }), "pieces.list"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint(result.path).verify(); }), "pieces.list"));
   std::filesystem::resize_file(list, std::filesystem::file_size(list) - 1);
-  CHECK(contains(input_error([&] { Checkpoint(result.path, OpenCheck::none); }), "the manifest says"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint(result.path, OpenCheck::none); }), "the manifest says"));
   std::filesystem::remove(list);
-  CHECK(contains(input_error([&] { Checkpoint(result.path, OpenCheck::none); }), "is missing"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint(result.path, OpenCheck::none); }), "is missing"));
 }

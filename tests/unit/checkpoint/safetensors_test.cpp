@@ -25,7 +25,7 @@ SafetensorsHeader parse(const std::string& file) {
 
 // The message for a file of this header and `data_bytes` bytes of tensors.
 std::string refusal(const std::string& header, std::size_t data_bytes) {
-  std::string message = input_error([&] { parse(with_length(header) + std::string(data_bytes, '\0')); });
+  std::string message = message_of<InputError>([&] { parse(with_length(header) + std::string(data_bytes, '\0')); });
   CHECK(contains(message, "x.safetensors"));
   return message;
 }
@@ -80,10 +80,10 @@ TEST_CASE("safetensors_header_length_beyond_the_file_is_refused_before_allocatio
        {UINT64_MAX, UINT64_MAX - 7, std::uint64_t{1} << 63, std::uint64_t{100'000'001}, std::uint64_t{9}}) {
     std::string file(16, '\0');
     std::memcpy(file.data(), &length, sizeof length);
-    CHECK(contains(input_error([&] { parse(file); }), "header claims " + std::to_string(length)));
+    CHECK(contains(message_of<InputError>([&] { parse(file); }), "header claims " + std::to_string(length)));
   }
-  CHECK(contains(input_error([&] { parse("1234567"); }), "too short"));
-  CHECK(contains(input_error([&] { parse(""); }), "too short"));
+  CHECK(contains(message_of<InputError>([&] { parse("1234567"); }), "too short"));
+  CHECK(contains(message_of<InputError>([&] { parse(""); }), "too short"));
 }
 
 TEST_CASE("safetensors_header_above_100_MB_is_refused_even_in_a_file_that_long") {
@@ -93,7 +93,8 @@ TEST_CASE("safetensors_header_above_100_MB_is_refused_even_in_a_file_that_long")
     const std::uint64_t length = 100'000'001;
     std::memcpy(out.data(), &length, sizeof length);
   };
-  CHECK(contains(input_error([&] { read_safetensors_header(source, 1ull << 40, "x"); }), "at most 100000000"));
+  CHECK(
+      contains(message_of<InputError>([&] { read_safetensors_header(source, 1ull << 40, "x"); }), "at most 100000000"));
 }
 
 TEST_CASE("safetensors_duplicate_names_are_refused") {

@@ -60,7 +60,7 @@ TEST_CASE("save_that_runs_out_of_space_at_any_write_leaves_the_old_checkpoint_an
     std::string message;
     {
       const FileSizeLimit full(limit);
-      message = input_error([&] { save_checkpoint(run.store.store, request); });
+      message = message_of<InputError>([&] { save_checkpoint(run.store.store, request); });
     }
     if (message.empty()) break;
     run.check_unchanged(message);
@@ -80,7 +80,7 @@ TEST_CASE("save_that_may_not_commit_is_abandoned_without_a_trace") {
   for (const std::int64_t step : {10, 20}) {
     SaveRequest request = save_request(run.folder.path(), step);
     request.may_commit = [] { return false; };
-    run.check_unchanged(input_error([&] { save_checkpoint(run.store.store, request); }));
+    run.check_unchanged(message_of<InputError>([&] { save_checkpoint(run.store.store, request); }));
     request.may_commit = []() -> bool { throw PeerError("lease lost"); };
     CHECK_THROWS_AS(save_checkpoint(run.store.store, request), PeerError);
     run.check_unchanged("thrown");
@@ -97,7 +97,7 @@ TEST_CASE("save_whose_rename_fails_puts_the_older_checkpoint_of_that_step_back")
     return true;
   };
   const std::string before = read_manifest(run.folder / "step-00000010").save_id;
-  run.check_unchanged(input_error([&] { save_checkpoint(run.store.store, request); }));
+  run.check_unchanged(message_of<InputError>([&] { save_checkpoint(run.store.store, request); }));
   CHECK(read_manifest(run.folder / "step-00000010").save_id == before);
 }
 
@@ -130,6 +130,7 @@ TEST_CASE("save_that_stands_for_the_older_one_of_its_step_leaves_nothing_of_it_a
 TEST_CASE("save_where_the_checkpoints_folder_cannot_be_made_names_it") {
   Run run;
   const auto file = run.folder.write("file", "x");
-  CHECK(contains(input_error([&] { save_checkpoint(run.store.store, save_request(file, 1)); }), "file"));
-  CHECK(contains(input_error([&] { save_checkpoint(run.store.store, save_request(file / "below", 1)); }), "file"));
+  CHECK(contains(message_of<InputError>([&] { save_checkpoint(run.store.store, save_request(file, 1)); }), "file"));
+  CHECK(contains(message_of<InputError>([&] { save_checkpoint(run.store.store, save_request(file / "below", 1)); }),
+                 "file"));
 }

@@ -111,7 +111,7 @@ TEST_CASE("checkpoint_load_without_optimizer_state_leaves_it_alone_and_an_infere
   CHECK(*inference.store.master(name).as<float>() == *saved.store.master(name).as<float>());
   // The other way round, states that the checkpoint lacks are named.
   const Checkpoint without(save_checkpoint(inference.store, save_request(folder.path(), 2)).path);
-  CHECK(contains(input_error([&] { without.load(other.store, true); }), "embedding.token.weight/exp_avg"));
+  CHECK(contains(message_of<InputError>([&] { without.load(other.store, true); }), "embedding.token.weight/exp_avg"));
 }
 
 TEST_CASE("checkpoint_of_another_model_is_refused_by_tensor") {
@@ -121,12 +121,12 @@ TEST_CASE("checkpoint_of_another_model_is_refused_by_tensor") {
   ModelConfig wider = tiny_gpt2_config();
   wider.ffn_hidden = 24;
   StoreFixture other(wider);
-  CHECK(contains(input_error([&] { checkpoint.load(other.store, false); }),
+  CHECK(contains(message_of<InputError>([&] { checkpoint.load(other.store, false); }),
                  "\"blocks.0.ffn.up.weight\" has the shape [20, 12], this model needs [24, 12]"));
   ModelConfig deeper = tiny_gpt2_config();
   deeper.layers = 3;
   StoreFixture third(deeper);
-  CHECK(contains(input_error([&] { checkpoint.load(third.store, false); }), "blocks.2"));
+  CHECK(contains(message_of<InputError>([&] { checkpoint.load(third.store, false); }), "blocks.2"));
 }
 
 TEST_CASE("checkpoint_float64_store_reads_a_float32_checkpoint_exactly") {
@@ -194,7 +194,7 @@ TEST_CASE("checkpoint_any_box_is_read_from_any_pieces_and_converted") {
 TEST_CASE("checkpoint_files_of_two_saves_mixed_are_refused_by_save_id") {
   const TempFolder folder;
   const auto path = write_pieces(folder / "mixed", DType::f32, "two");
-  const std::string message = input_error([&] { Checkpoint{path}; });
+  const std::string message = message_of<InputError>([&] { Checkpoint{path}; });
   CHECK(contains(message, "part-1.safetensors"));
   CHECK(contains(message, "two saves are mixed"));
 }
@@ -208,7 +208,7 @@ TEST_CASE("checkpoint_load_reads_and_verifies_only_the_blocks_it_needs") {
   const Checkpoint checkpoint(save_checkpoint(saved.store, save_request(folder.path(), 1)).path);
   checkpoint.verify();
   flip_byte(checkpoint.path() / "model-00000.safetensors", 5ull << 20);
-  CHECK(contains(input_error([&] { checkpoint.verify(); }), "at offset 4194304"));
+  CHECK(contains(message_of<InputError>([&] { checkpoint.verify(); }), "at offset 4194304"));
   const auto read_rows = [&](std::int64_t first, std::int64_t count) {
     std::vector<float> out(static_cast<std::size_t>(count * columns));
     Checkpoint(checkpoint.path())
@@ -217,7 +217,7 @@ TEST_CASE("checkpoint_load_reads_and_verifies_only_the_blocks_it_needs") {
   };
   CHECK(read_rows(0, 1000));
   CHECK(read_rows(2048, 952));
-  CHECK(contains(input_error([&] { read_rows(1000, 100); }), "at offset 4194304"));
+  CHECK(contains(message_of<InputError>([&] { read_rows(1000, 100); }), "at offset 4194304"));
 }
 
 TEST_CASE("checkpoint_tokenizer_files_are_copied_and_covered_by_checksums") {
@@ -229,12 +229,12 @@ TEST_CASE("checkpoint_tokenizer_files_are_copied_and_covered_by_checksums") {
   CHECK(TempFolder::read(path / "tokenizer.json") == "{\"a\": 1}");
   CHECK(Checkpoint(path).manifest().tokenizer_files == std::vector<std::string>{"tokenizer.json", "merges.txt"});
   flip_byte(path / "tokenizer.json", 3);
-  CHECK(contains(input_error([&] { Checkpoint(path).verify(); }), "tokenizer.json"));
+  CHECK(contains(message_of<InputError>([&] { Checkpoint(path).verify(); }), "tokenizer.json"));
 
   request.tokenizer_files = {folder.write("manifest.json", "{}")};
-  CHECK(contains(input_error([&] { save_checkpoint(saved.store, request); }), "manifest.json"));
+  CHECK(contains(message_of<InputError>([&] { save_checkpoint(saved.store, request); }), "manifest.json"));
   request.tokenizer_files = {folder / "absent.json"};
-  CHECK(contains(input_error([&] { save_checkpoint(saved.store, request); }), "absent.json"));
+  CHECK(contains(message_of<InputError>([&] { save_checkpoint(saved.store, request); }), "absent.json"));
   CHECK(names_in(folder / "checkpoints") == std::vector<std::string>{"step-00000001"});
 }
 

@@ -14,6 +14,7 @@
 #include "comm/deadline.h"
 #include "support/host_stream.h"
 #include "support/ranks.h"
+#include "support/text.h"
 
 using namespace scaletrain;
 
@@ -27,21 +28,6 @@ View view(std::vector<float>& values) {
 
 std::size_t place_of(Rank rank) {
   return static_cast<std::size_t>(rank.value());
-}
-
-// The PeerError of a call; empty if there is none.
-template <class Function>
-std::string peer_error(Function function) {
-  try {
-    function();
-  } catch (const PeerError& error) {
-    return error.what();
-  }
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // For a peer that does not exist, and for peers of which others must come on a busy machine meanwhile.
@@ -68,8 +54,9 @@ TEST_CASE("a_missing_rank_is_named_at_the_deadline_with_group_collective_and_num
         group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait();
         if (rank == Rank(2)) return;  // stays away from the second
         told.errors[place_of(rank)] =
-            peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait(); });
-        told.later[place_of(rank)] = peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::max); });
+            message_of<PeerError>([&] { group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait(); });
+        told.later[place_of(rank)] =
+            message_of<PeerError>([&] { group->all_reduce(host_stream(), view(values), ReduceOp::max); });
       });
     });
   }
@@ -95,7 +82,8 @@ TEST_CASE("several_missing_ranks_are_all_named") {
     const int other = rank == Rank(0) ? 2 : 0;
     const auto direction = rank == Rank(0) ? Transfer::Direction::receive : Transfer::Direction::send;
     group->exchange(host_stream(), std::vector<Transfer>{{direction, other, view(values)}}).wait();
-    const std::string text = peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::max).wait(); });
+    const std::string text =
+        message_of<PeerError>([&] { group->all_reduce(host_stream(), view(values), ReduceOp::max).wait(); });
     if (rank != Rank(0)) return;
     error = text;
     for (const Rank missing : {Rank(1), Rank(3)}) world.fail(missing, "never came");  // ends rank 2
@@ -110,10 +98,10 @@ TEST_CASE("a_late_exchange_names_its_peer") {
   std::vector<float> values(5);
   const std::vector<Transfer> transfers{{Transfer::Direction::send, 2, view(values)}};
   Ticket ticket = group->exchange(host_stream(), transfers);
-  error = peer_error([&] { ticket.wait(); });
+  error = message_of<PeerError>([&] { ticket.wait(); });
   CHECK(contains(error, "group pipeline: exchange #0 waited 0.3 s for rank 2 (of the world)"));
-  CHECK(peer_error([&] { ticket.wait(); }) == error);
-  CHECK(peer_error([&] { group->exchange(host_stream(), transfers); }) == error);
+  CHECK(message_of<PeerError>([&] { ticket.wait(); }) == error);
+  CHECK(message_of<PeerError>([&] { group->exchange(host_stream(), transfers); }) == error);
 }
 
 // Two ranks, of which the second sends what the first waits for as late as it is told.
@@ -136,11 +124,11 @@ struct LateMessage {
         std::this_thread::sleep_for(std::chrono::duration<double>(after));
         // The first rank may have given up.
         const std::vector<Transfer> sends{{Transfer::Direction::send, 0, view(values)}};
-        peer_error([&] { group->exchange(host_stream(), sends).wait(); });
+        message_of<PeerError>([&] { group->exchange(host_stream(), sends).wait(); });
         return;
       }
       const std::vector<Transfer> receives{{Transfer::Direction::receive, 1, view(values)}};
-      text = peer_error([&] { group->exchange(host_stream(), receives).wait(); });
+      text = message_of<PeerError>([&] { group->exchange(host_stream(), receives).wait(); });
       if (!text.empty()) world.fail(rank, "gave up");
     });
     return text;
@@ -184,15 +172,16 @@ TEST_CASE("a_rank_that_aborts_waits_for_nobody_and_its_peers_do_not_wait_for_it"
         Ticket sum = mode == Mode::queue ? group->all_reduce(host_stream(), view(values), ReduceOp::sum) : Ticket();
         group->abort();
         group->abort();
-        first[0] = peer_error([&] { message.wait(); });
-        if (mode == Mode::queue) reduction = peer_error([&] { sum.wait(); });
+        first[0] = message_of<PeerError>([&] { message.wait(); });
+        if (mode == Mode::queue) reduction = message_of<PeerError>([&] { sum.wait(); });
       } else {
-        first[1] = peer_error([&] {
+        first[1] = message_of<PeerError>([&] {
           group->exchange(host_stream(), std::vector<Transfer>{{Transfer::Direction::receive, 0, view(received)}})
               .wait();
         });
       }
-      later[place_of(rank)] = peer_error([&] { group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait(); });
+      later[place_of(rank)] =
+          message_of<PeerError>([&] { group->all_reduce(host_stream(), view(values), ReduceOp::sum).wait(); });
     });
     for (const std::size_t rank : {0, 1}) {
       CHECK_FALSE(first[rank].empty());
@@ -250,7 +239,7 @@ TEST_CASE("calls_queued_behind_a_failure_fail_with_the_same_error") {
   for (int call = 0; call < 3; ++call) tickets.push_back(group->all_reduce(host_stream(), view(values), ReduceOp::sum));
   std::vector<std::string> errors;
   for (int call = 2; call >= 0; --call) {
-    errors.push_back(peer_error([&] { tickets[static_cast<std::size_t>(call)].wait(); }));
+    errors.push_back(message_of<PeerError>([&] { tickets[static_cast<std::size_t>(call)].wait(); }));
   }
   CHECK(contains(errors[0], "group data: all_reduce #0 waited 0.3 s for rank 1"));
   CHECK(errors[1] == errors[0]);
@@ -268,7 +257,7 @@ TEST_CASE("closing_a_communicator_waits_for_no_peer") {
     tickets.push_back(group->all_reduce(host_stream(), view(values), ReduceOp::sum));
     tickets.push_back(group->all_reduce(host_stream(), view(values), ReduceOp::sum));
   }
-  for (Ticket& ticket : tickets) CHECK(!peer_error([&] { ticket.wait(); }).empty());
+  for (Ticket& ticket : tickets) CHECK(!message_of<PeerError>([&] { ticket.wait(); }).empty());
 }
 
 TEST_CASE("a_message_given_up_leaves_its_memory_alone") {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <latch>
 #include <span>
 #include <thread>
@@ -16,6 +15,7 @@
 #include "comm/gloo/wait_watch.h"
 #include "gloo_world.h"
 #include "support/refused_files.h"
+#include "support/text.h"
 
 using namespace scaletrain;
 
@@ -28,15 +28,6 @@ Bytes content(std::size_t size, unsigned seed) {
   Bytes bytes(size);
   for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>((i * 131 + i / 251 + seed * 17) & 0xff);
   return bytes;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const PeerError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 struct CountingTarget final : WaitWatch::Target {
@@ -229,13 +220,15 @@ TEST_CASE("a peer that is gone is a PeerError that names its rank in the world")
   const auto send = world.rank(0).send(2, 0, data);
   const auto from_one = world.rank(0).receive(1, 0, received_from_one);
   world.transports[2].reset();
-  const std::string message = error_of([&] { receive->wait_until(deadline_after(600.0)); });
+  const std::string message = message_of<PeerError>([&] { receive->wait_until(deadline_after(600.0)); });
   CHECK(contains(message, "rank 12"));
   CHECK(contains(message, "lost"));
-  CHECK(contains(error_of([&] { send->wait_until(deadline_after(600.0)); }), "rank 12"));
+  CHECK(contains(message_of<PeerError>([&] { send->wait_until(deadline_after(600.0)); }), "rank 12"));
   CHECK(
-      contains(error_of([&] { world.rank(0).receive(2, 1, received)->wait_until(deadline_after(600.0)); }), "rank 12"));
-  CHECK(contains(error_of([&] { world.rank(0).send(2, 1, data)->wait_until(deadline_after(600.0)); }), "rank 12"));
+      contains(message_of<PeerError>([&] { world.rank(0).receive(2, 1, received)->wait_until(deadline_after(600.0)); }),
+               "rank 12"));
+  CHECK(contains(message_of<PeerError>([&] { world.rank(0).send(2, 1, data)->wait_until(deadline_after(600.0)); }),
+                 "rank 12"));
   // The connection with the other rank is as before.
   CHECK_FALSE(from_one->wait_until(deadline_after(0.01)));
   const auto to_zero = world.rank(1).send(0, 0, data);
@@ -252,7 +245,7 @@ TEST_CASE("a peer that goes in the middle of a message is seen by receiver and s
     auto send = world.rank(1).send(0, 0, source);
     send.reset();
     world.transports[1].reset();
-    const std::string message = error_of([&] { receive->wait_until(deadline_after(600.0)); });
+    const std::string message = message_of<PeerError>([&] { receive->wait_until(deadline_after(600.0)); });
     // It may have come whole on a machine that was busy elsewhere; then nothing was lost.
     if (message.empty())
       CHECK(receive->wait_until(monotonic_now()));
@@ -264,7 +257,7 @@ TEST_CASE("a peer that goes in the middle of a message is seen by receiver and s
     auto receive = world.rank(1).receive(0, 0, target);
     receive.reset();
     world.transports[1].reset();
-    const std::string message = error_of([&] { send->wait_until(deadline_after(600.0)); });
+    const std::string message = message_of<PeerError>([&] { send->wait_until(deadline_after(600.0)); });
     // As above.
     if (message.empty())
       CHECK(send->wait_until(monotonic_now()));
@@ -319,7 +312,7 @@ TEST_CASE("stopping a transport ends the waits of other threads") {
   Bytes memory(10);
   std::string message;
   const auto receive = world.rank(0).receive(1, 0, memory);
-  std::thread waiting([&] { message = error_of([&] { receive->wait_until(deadline_after(600.0)); }); });
+  std::thread waiting([&] { message = message_of<PeerError>([&] { receive->wait_until(deadline_after(600.0)); }); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   world.rank(0).stop();
   world.rank(0).stop();
@@ -370,9 +363,9 @@ TEST_CASE("one device serves several groups, and a group of one") {
 }
 
 TEST_CASE("addresses that this host cannot bind are refused by name") {
-  CHECK(contains(error_of([] { GlooDevice("localhost", gloo_secret); }), "\"localhost\""));
-  CHECK(contains(error_of([] { GlooDevice("", gloo_secret); }), "numeric"));
-  CHECK(contains(error_of([] { GlooDevice("192.0.2.1", gloo_secret); }), "192.0.2.1"));
+  CHECK(contains(message_of<PeerError>([] { GlooDevice("localhost", gloo_secret); }), "\"localhost\""));
+  CHECK(contains(message_of<PeerError>([] { GlooDevice("", gloo_secret); }), "numeric"));
+  CHECK(contains(message_of<PeerError>([] { GlooDevice("192.0.2.1", gloo_secret); }), "192.0.2.1"));
 }
 
 TEST_CASE("a member that finds no descriptor names the limit of its process and its group, and waits for nobody" *

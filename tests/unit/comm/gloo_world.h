@@ -10,6 +10,7 @@
 
 #include "comm/gloo/gloo_transport.h"
 #include "comm/in_process/world.h"
+#include "support/text.h"
 
 namespace scaletrain {
 
@@ -30,10 +31,6 @@ std::vector<std::string> run_each(int num_ranks, Function function) {
   }
   for (auto& thread : threads) thread.join();
   return errors;
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // The ranks of the world, [10, 10 + num_ranks): unlike their places in the group, so that messages tell them apart.

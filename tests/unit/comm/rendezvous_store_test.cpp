@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,25 +12,13 @@
 #include "comm/rendezvous/rendezvous.h"
 #include "support/held_port.h"
 #include "support/refused_files.h"
+#include "support/text.h"
 
 using namespace scaletrain;
 
 namespace {
 
 const std::string store_secret = "0123456789abcdef";
-
-std::string failure_text(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const PeerError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool mentions(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 }  // namespace
 
@@ -131,9 +118,9 @@ TEST_CASE("a wait that is not answered ends at its deadline and names the key") 
   RendezvousServer server({.secret = store_secret});
   const auto store = connect_store(server.address(), store_secret, 10.0);
   const MonotonicTime start = monotonic_now();
-  CHECK(mentions(failure_text([&] { store->wait("gloo/data/3", 0.2); }), "gloo/data/3"));
+  CHECK(contains(message_of<PeerError>([&] { store->wait("gloo/data/3", 0.2); }), "gloo/data/3"));
   CHECK(seconds_since(start) >= 0.2);
-  CHECK(mentions(failure_text([&] { store->wait("at once", 0.0); }), "at once"));
+  CHECK(contains(message_of<PeerError>([&] { store->wait("at once", 0.0); }), "at once"));
   // The connection is as before.
   store->set("gloo/data/3", "late");
   CHECK(store->wait("gloo/data/3", 0.0) == "late");
@@ -149,17 +136,17 @@ TEST_CASE("a client that waits learns at once that the server is gone") {
     const auto address = server.address();
     std::shared_ptr<KeyValueStore> store = connect_store(address, store_secret, 10.0);
     thread = std::thread([store, &message] {
-      message = failure_text([&] { store->wait("never", 600.0); });
-      message += "; then " + failure_text([&] { store->set("a", "b"); });
+      message = message_of<PeerError>([&] { store->wait("never", 600.0); });
+      message += "; then " + message_of<PeerError>([&] { store->set("a", "b"); });
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   thread.join();
-  CHECK(mentions(message, "gone"));
-  CHECK(mentions(message, "127.0.0.1"));
-  CHECK(mentions(message, "never"));
-  CHECK(mentions(message, "; then rendezvous server"));
-  CHECK(mentions(failure_text([&] { local->wait("never", 600.0); }), "stopped"));
+  CHECK(contains(message, "gone"));
+  CHECK(contains(message, "127.0.0.1"));
+  CHECK(contains(message, "never"));
+  CHECK(contains(message, "; then rendezvous server"));
+  CHECK(contains(message_of<PeerError>([&] { local->wait("never", 600.0); }), "stopped"));
 }
 
 TEST_CASE("a client may come before the server") {
@@ -183,10 +170,10 @@ TEST_CASE("a client may come before the server") {
 TEST_CASE("where no server comes, the client gives up at the deadline and names the address") {
   const HeldPort held;
   const std::uint16_t port = held.port();
-  const std::string message = failure_text([&] { connect_store({"127.0.0.1", port}, store_secret, 0.2); });
-  CHECK(mentions(message, "127.0.0.1:" + std::to_string(port)));
-  CHECK(mentions(message, "refused"));
-  CHECK(mentions(failure_text([&] {
+  const std::string message = message_of<PeerError>([&] { connect_store({"127.0.0.1", port}, store_secret, 0.2); });
+  CHECK(contains(message, "127.0.0.1:" + std::to_string(port)));
+  CHECK(contains(message, "refused"));
+  CHECK(contains(message_of<PeerError>([&] {
                    connect_store({"no-such-host.invalid", 1}, store_secret, 0.1);
                  }),
                  "no-such-host.invalid:1"));
@@ -195,21 +182,22 @@ TEST_CASE("where no server comes, the client gives up at the deadline and names 
 TEST_CASE("an address that cannot be bound is named") {
   RendezvousServer server({.secret = store_secret});
   const std::uint16_t port = server.address().port;
+  CHECK(contains(message_of<PeerError>([&] { RendezvousServer({.port = port, .secret = store_secret}); }),
+                 std::to_string(port)));
   CHECK(
-      mentions(failure_text([&] { RendezvousServer({.port = port, .secret = store_secret}); }), std::to_string(port)));
-  CHECK(mentions(failure_text([&] { RendezvousServer({.bind_address = "192.0.2.1", .secret = store_secret}); }),
-                 "192.0.2.1"));
+      contains(message_of<PeerError>([&] { RendezvousServer({.bind_address = "192.0.2.1", .secret = store_secret}); }),
+               "192.0.2.1"));
 }
 
 TEST_CASE("a wrong secret is refused at once and in words, and the secrets are not in them") {
   RendezvousServer server({.secret = store_secret});
   server.local_store()->set("private", "value");
   const MonotonicTime start = monotonic_now();
-  const std::string message = failure_text([&] { connect_store(server.address(), "another secret", 60.0); });
+  const std::string message = message_of<PeerError>([&] { connect_store(server.address(), "another secret", 60.0); });
   CHECK(seconds_since(start) < 30.0);
-  CHECK(mentions(message, "refused this process's secret"));
-  CHECK_FALSE(mentions(message, store_secret));
-  CHECK_FALSE(mentions(message, "another secret"));
+  CHECK(contains(message, "refused this process's secret"));
+  CHECK_FALSE(contains(message, store_secret));
+  CHECK_FALSE(contains(message, "another secret"));
   CHECK(connect_store(server.address(), store_secret, 10.0)->find("private") == "value");
 }
 
@@ -226,7 +214,7 @@ TEST_CASE("IPv6 addresses serve as IPv4 ones do") {
   CHECK(server->local_store()->find("a") == "six");
   const std::uint16_t port = server->address().port;
   server.reset();
-  CHECK(mentions(failure_text([&] { connect_store({"::1", port}, store_secret, 0.0); }), "[::1]:"));
+  CHECK(contains(message_of<PeerError>([&] { connect_store({"::1", port}, store_secret, 0.0); }), "[::1]:"));
 }
 
 TEST_CASE("a server that finds no descriptor names the limit of its process, which is no peer's failure" *
@@ -242,6 +230,6 @@ TEST_CASE("a server that finds no descriptor names the limit of its process, whi
         message = error.what();
       }
     }
-    CHECK(mentions(message, "Too many open files; RLIMIT_NOFILE (ulimit -n)"));
+    CHECK(contains(message, "Too many open files; RLIMIT_NOFILE (ulimit -n)"));
   }
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "config/load.h"
+#include "support/text.h"
 
 namespace scaletrain {
 
@@ -30,21 +31,13 @@ inline LoadedConfig load_text(std::string_view text, const std::vector<std::stri
 // The report of a config that is refused, or "accepted".
 inline std::string errors_of(std::string_view text, const std::vector<std::string>& overrides = {},
                              std::map<std::string, std::string> variables = {}) {
-  try {
-    load_text(text, overrides, std::move(variables));
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "accepted";
+  const std::string errors = message_of<UserError>([&] { load_text(text, overrides, std::move(variables)); });
+  return errors.empty() ? "accepted" : errors;
 }
 
 // The report for kLeast with overrides, without the "--set" lines' heads.
 inline std::string override_errors(const std::vector<std::string>& overrides) {
   return errors_of(kLeast, overrides);
-}
-
-inline bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
 }
 
 inline std::size_t line_count(std::string_view text) {

@@ -8,6 +8,7 @@
 #include "support/bytes_read.h"
 #include "support/refused_files.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 #include "token_files.h"
 
 using namespace scaletrain;
@@ -33,10 +34,6 @@ std::string problem_of(const DataConfig& config) {
   return problems.front().key + (problems.front().is_config ? " (config): " : ": ") + problems.front().message;
 }
 
-bool says(const std::string& text, const std::string& words) {
-  return text.find(words) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("an empty folder and empty files are told by the key of the path, with what helps") {
@@ -47,9 +44,9 @@ TEST_CASE("an empty folder and empty files are told by the key of the path, with
   const auto empty = folder.write("empty.txt", "");
   const std::string none = problem_of(reading(folder / "none"));
   CHECK(none.starts_with("data.train.0.path: " + (folder / "none").string() + ": the folder holds no file"));
-  CHECK(says(none, "(sub-folders are not read); put text, JSONL or token files into it"));
-  CHECK(says(problem_of(reading(folder / "hollow")), "all of its 2 files are empty; give it text"));
-  CHECK(says(problem_of(reading(empty)), "data.train.0.path: " + empty.string() + ": the file is empty"));
+  CHECK(contains(none, "(sub-folders are not read); put text, JSONL or token files into it"));
+  CHECK(contains(problem_of(reading(folder / "hollow")), "all of its 2 files are empty; give it text"));
+  CHECK(contains(problem_of(reading(empty)), "data.train.0.path: " + empty.string() + ": the file is empty"));
   // A file that holds something is enough.
   folder.write("hollow/c.txt", "x");
   CHECK(problem_of(reading(folder / "hollow")).empty());
@@ -95,7 +92,7 @@ TEST_CASE("a file that the system does not let be opened is told before anything
   if (!lease) return;
   const std::string problem = problem_of(reading(file));
   CHECK(problem.starts_with("data.train.0.path: " + file.string()));
-  CHECK(says(problem, "have the system let this user read it"));
+  CHECK(contains(problem, "have the system let this user read it"));
 }
 
 TEST_CASE(
@@ -105,11 +102,11 @@ TEST_CASE(
   folder.write("one/c.bin", llmc_file({1, 2, 3}, false));
   const std::string problem = problem_of(reading(folder / "one"));
   CHECK(problem.starts_with("data.train.0.path: " + (folder / "one" / "a.bin").string()));
-  CHECK(says(problem, "; and 4 more files of this folder cannot be read: b.bin, d.bin, e.bin ..."));
+  CHECK(contains(problem, "; and 4 more files of this folder cannot be read: b.bin, d.bin, e.bin ..."));
   for (const char* name : {"d", "e", "f"}) std::filesystem::remove(folder / "one" / (std::string(name) + ".bin"));
-  CHECK(says(problem_of(reading(folder / "one")), "; and 1 more file of this folder cannot be read: b.bin"));
+  CHECK(contains(problem_of(reading(folder / "one")), "; and 1 more file of this folder cannot be read: b.bin"));
   std::filesystem::remove(folder / "one" / "b.bin");
-  CHECK_FALSE(says(problem_of(reading(folder / "one")), "more file"));
+  CHECK_FALSE(contains(problem_of(reading(folder / "one")), "more file"));
 }
 
 TEST_CASE("files that the system does not let be opened are counted too") {
@@ -118,19 +115,19 @@ TEST_CASE("files that the system does not let be opened are counted too") {
   const FileLease second(folder.write("two/b.txt", "text"));
   if (!first || !second) return;
   const std::string problem = problem_of(reading(folder / "two"));
-  CHECK(says(problem, "; and 1 more file of this folder cannot be read: b.txt"));
-  CHECK(says(problem, "have the system let this user read it"));
+  CHECK(contains(problem, "; and 1 more file of this folder cannot be read: b.txt"));
+  CHECK(contains(problem, "have the system let this user read it"));
 }
 
 TEST_CASE("token files are told by their headers, text where ids are expected by the key") {
   const TempFolder folder;
-  CHECK(says(problem_of(reading(folder.write("no.bin", "no tokens"))), "not a token file"));
+  CHECK(contains(problem_of(reading(folder.write("no.bin", "no tokens"))), "not a token file"));
   const auto short_of = folder.write("short.bin", llmc_file({1, 2, 3}, false).substr(0, 1026));
   CHECK(problem_of(reading(short_of)).starts_with("data.train.0.path: " + short_of.string()));
-  CHECK(says(problem_of(reading(folder.write("none.bin", llmc_file({}, false)))), "the file is empty"));
+  CHECK(contains(problem_of(reading(folder.write("none.bin", llmc_file({}, false)))), "the file is empty"));
   DataConfig ids = reading(folder.write("a.txt", "text"));
   ids.tokenizer.type = TokenizerKind::ids;
-  CHECK(says(problem_of(ids), "reads token files only; name token files, or set data.tokenizer.type: bytes"));
+  CHECK(contains(problem_of(ids), "reads token files only; name token files, or set data.tokenizer.type: bytes"));
   DataConfig apart = reading(folder.write("whole.bin", llmc_file({1, 2, 3}, false)));
   apart.tokenizer.type = TokenizerKind::ids;
   CHECK(problem_of(apart).empty());

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "support/eventually.h"
+#include "support/text.h"
 
 namespace scaletrain {
 
@@ -17,8 +17,8 @@ TEST_CASE("an interface is found by name or address, and a wrong one is answered
     FAIL("expected a UserError");
   } catch (const UserError& error) {
     CHECK(std::string(error.what()).find("launch.interface: ") == 0);
-    CHECK(says(error.what(), "\"ib7\""));
-    CHECK(says(error.what(), "lo (127.0.0.1)"));
+    CHECK(contains(error.what(), "\"ib7\""));
+    CHECK(contains(error.what(), "lo (127.0.0.1)"));
   }
 }
 

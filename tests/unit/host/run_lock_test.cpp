@@ -22,6 +22,7 @@
 #include "support/eventually.h"
 #include "support/refused_files.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 
 namespace scaletrain {
 namespace {
@@ -74,12 +75,7 @@ pid_t ended_process() {
 }
 
 std::string refusal(const std::filesystem::path& path, const RunLockOptions& options) {
-  try {
-    RunLock::acquire(path, options);
-  } catch (const UserError& error) {
-    return error.what();
-  }
-  return "";
+  return message_of<UserError>([&] { RunLock::acquire(path, options); });
 }
 
 std::size_t count_files(const std::filesystem::path& folder) {

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "support/eventually.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 
 namespace scaletrain {
 namespace {
@@ -67,8 +68,8 @@ TEST_CASE("what other threads do is told without touching them") {
   const CountingThread thread;
   REQUIRE(eventually([&] { return thread.count() > 0; }));
   const std::string text = other_threads_text();
-  CHECK(says(text, "(counting): state "));
-  CHECK_FALSE(says(text, ", main)"));  // it is this one that asks
+  CHECK(contains(text, "(counting): state "));
+  CHECK_FALSE(contains(text, ", main)"));  // it is this one that asks
   const long before = thread.count();
   CHECK(eventually([&] { return thread.count() > before; }));
 }
@@ -82,7 +83,7 @@ TEST_CASE("each other thread's stack is written below its line, and the thread s
   const std::size_t line = text.find("(counting): state ");
   REQUIRE(line != std::string::npos);
   CHECK(text.find("test_host", line) != std::string::npos);  // the program, in one of its frames
-  CHECK_FALSE(says(text, "no stack"));
+  CHECK_FALSE(contains(text, "no stack"));
 }
 
 }  // namespace scaletrain

@@ -19,24 +19,10 @@
 #include "nn/init.h"
 #include "support/model_store.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 #include "support/tiny_model.h"
 
 namespace scaletrain {
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-// The message of the Error that f throws; empty if it throws nothing.
-template <class Error, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
 
 // A model for bytes.
 inline Config byte_config() {

@@ -17,7 +17,6 @@
 #include "launch/coordination/coordinator.h"
 #include "launch/meeting/meeting.h"
 #include "support/blocked_signals.h"
-#include "support/eventually.h"
 #include "support/temp_folder.h"
 
 namespace scaletrain {

@@ -4,8 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <functional>
 #include <string>
+
+#include "support/text.h"
 
 using namespace scaletrain;
 
@@ -15,10 +16,6 @@ using Steps = std::vector<ScheduleStep>;
 
 Schedule two_stages() {
   return make_schedule(ScheduleKind::one_f_one_b, 2, 3, 1);
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Removes the n-th instruction of this opcode from a stage.

@@ -266,12 +266,19 @@ TEST_CASE("ranks and groups are shown by pattern, and one by one where they are 
   CHECK(groups[1] == nlohmann::json{{"group", "data"}, {"size", 12}, {"count", 4}, {"stride", 2}, {"hosts", "inside"}});
 }
 
+namespace {
+
+std::vector<std::string> costs_of(const Config& config) {
+  return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).json)
+      .at("costs")
+      .get<std::vector<std::string>>();
+}
+
+}  // namespace
+
 TEST_CASE("what a combination costs is said") {
   Config config = planned_config();
-  const auto costs = [&] {
-    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).json)
-        .at("costs");
-  };
+  const auto costs = [&] { return costs_of(config); };
   CHECK(costs().empty());
   config.parallel.data = 2;
   config.parallel.zero = 3;
@@ -301,10 +308,7 @@ TEST_CASE("what a combination costs is said") {
 
 TEST_CASE("a cost is said only where there is one") {
   Config config = planned_config();
-  const auto costs = [&] {
-    return nlohmann::json::parse(describe_plan(config, make_run_plan(config, 61, std::nullopt), {.verbose = true}).json)
-        .at("costs");
-  };
+  const auto costs = [&] { return costs_of(config); };
   // Chunks of one stage send nothing.
   config.parallel.schedule = ScheduleKind::interleaved;
   config.parallel.chunks = 2;

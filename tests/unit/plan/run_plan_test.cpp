@@ -47,9 +47,11 @@ TEST_CASE("data: auto takes what the world leaves") {
   const PhasePlan phase = plan_of(config, 12).phases.front();
   CHECK(phase.mesh.degree(Axis::data) == 6);
   CHECK(phase.num_micro_batches == 2);
-  CHECK(contains(user_error([&] { plan_of(config, 7); }), "take 6 or 8 ranks"));
-  CHECK(contains(user_error([&] { plan_of(config, 0); }), "the world has 0 ranks, and parallel.data: auto needs"));
-  CHECK(contains(user_error([&] { plan_of(config, -4); }), "the world has -4 ranks, and parallel.data: auto needs"));
+  CHECK(contains(message_of<UserError>([&] { plan_of(config, 7); }), "take 6 or 8 ranks"));
+  CHECK(contains(message_of<UserError>([&] { plan_of(config, 0); }),
+                 "the world has 0 ranks, and parallel.data: auto needs"));
+  CHECK(contains(message_of<UserError>([&] { plan_of(config, -4); }),
+                 "the world has -4 ranks, and parallel.data: auto needs"));
 }
 
 TEST_CASE("a world that the degrees do not make up is refused with all numbers") {
@@ -57,7 +59,7 @@ TEST_CASE("a world that the degrees do not make up is refused with all numbers")
   config.parallel.data = 2;
   config.parallel.tensor = 2;
   config.parallel.pipeline = 2;
-  const std::string text = user_error([&] { plan_of(config, 16); });
+  const std::string text = message_of<UserError>([&] { plan_of(config, 16); });
   CHECK(contains(text, "data 2 x tensor 2 x pipeline 2 = 8"));
   CHECK(contains(text, "16"));
   CHECK(contains(text, "parallel.data"));
@@ -68,11 +70,11 @@ TEST_CASE("a world that does not fit is named together with the other degrees") 
   Config config = planned_config();
   config.parallel.data = 2;
   config.parallel.pipeline = 7;
-  const std::string given = user_error([&] { plan_of(config, 16); });
+  const std::string given = message_of<UserError>([&] { plan_of(config, 16); });
   CHECK(contains(given, "= 14 ranks, but the world has 16"));
   CHECK(contains(given, "model.layers is 6"));
   config.parallel.data.reset();
-  const std::string automatic = user_error([&] { plan_of(config, 16); });
+  const std::string automatic = message_of<UserError>([&] { plan_of(config, 16); });
   CHECK(contains(automatic, "parallel.data: auto needs a multiple of"));
   CHECK(contains(automatic, "model.layers is 6"));
 }
@@ -81,7 +83,7 @@ TEST_CASE("degrees that do not fit name their keys") {
   const auto refusal = [](auto change) {
     Config config = planned_config();
     change(config);
-    return user_error([&] { plan_of(config); });
+    return message_of<UserError>([&] { plan_of(config); });
   };
   CHECK(refusal([](Config&) {}).empty());
   std::string text = refusal([](Config& c) { c.parallel.tensor = 3; });
@@ -160,7 +162,7 @@ TEST_CASE("layers per stage that the user gives are used") {
   CHECK(plan_of(config).phases.front().units_of_stage(1) == std::vector<int>{7});
   config.parallel.stage_layers = std::vector<std::int64_t>{4, 3};
   config.parallel.tensor = 3;
-  const std::string text = user_error([&] { plan_of(config); });
+  const std::string text = message_of<UserError>([&] { plan_of(config); });
   CHECK(contains(text, "parallel.stage_layers: the numbers sum to 7"));
   CHECK(contains(text, "parallel.tensor: 3"));  // all at once
 }
@@ -168,14 +170,14 @@ TEST_CASE("layers per stage that the user gives are used") {
 TEST_CASE("a stage with no layers is planned if it has the embedding or the head, and refused by name else") {
   Config config = planned_config();
   config.parallel.pipeline = 8;  // more stages than layers
-  CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers which stage has none"));
+  CHECK(contains(message_of<UserError>([&] { plan_of(config); }), "parallel.stage_layers which stage has none"));
   config.parallel.stage_layers = std::vector<std::int64_t>{0, 1, 1, 1, 1, 1, 1, 0};
   const PhasePlan phase = plan_of(config).phases.front();
   CHECK(phase.units_of_stage(0) == std::vector<int>{0});
   CHECK(phase.units_of_stage(6) == std::vector<int>{6});
   CHECK(phase.units_of_stage(7) == std::vector<int>{7});
   config.parallel.stage_layers = std::vector<std::int64_t>{1, 1, 1, 0, 1, 1, 1, 0};
-  CHECK(contains(user_error([&] { plan_of(config); }), "parallel.stage_layers: number 4 is 0"));
+  CHECK(contains(message_of<UserError>([&] { plan_of(config); }), "parallel.stage_layers: number 4 is 0"));
 }
 
 TEST_CASE("sequence shards of a tensor degree of one are no shards") {

@@ -154,7 +154,7 @@ TEST_CASE("sizes_that_are_legal_each_and_beyond_64_bits_together_are_refused_by_
   config.train.micro_batch = 1 << 15;
   config.train.global_batch = 1 << 24;
   config.parallel.data = 512;
-  const std::string text = user_error([&] {
+  const std::string text = message_of<UserError>([&] {
     const RunPlan plan = make_run_plan(config, 61, std::nullopt);
     describe_plan(config, plan, {});
   });

@@ -15,25 +15,11 @@
 #include "checkpoint/catalog.h"
 #include "config/load.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 #include "telemetry/metrics_reader.h"
 #include "train/start/assembly.h"
 
 namespace scaletrain {
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-// The message of the Error that f throws; empty if it throws nothing. Any other exception fails the test.
-template <class Error, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
 
 // Text with some structure, different for each seed.
 inline std::string sample_text(std::size_t bytes, unsigned seed) {

@@ -11,8 +11,8 @@
 
 #include "base/file.h"
 #include "launch/coordination/coordinator.h"
-#include "support/eventually.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 
 namespace scaletrain {
 

@@ -17,6 +17,7 @@
 #include "support/eventually.h"
 #include "support/held_port.h"
 #include "support/temp_folder.h"
+#include "support/text.h"
 
 namespace scaletrain {
 namespace {
@@ -108,7 +109,7 @@ TEST_CASE("a secret that all were given is not written down") {
   places.secret = make_secret();
   const auto first = join(places.options(0), "c");
   CHECK(config_of_first(places.options(1)) == "c");
-  CHECK_FALSE(says(TempFolder::read(places.file()), places.secret));
+  CHECK_FALSE(contains(TempFolder::read(places.file()), places.secret));
 }
 
 TEST_CASE("what another start has left behind is not taken for this one") {
@@ -172,8 +173,8 @@ TEST_CASE("an agent that nobody calls in names the folder and gives up, or leave
   Meeting::Options options = places.options(1);
   options.seconds = 0.3;
   const std::string error = config_of_first(options);
-  CHECK(says(error, "rank 1 of 2"));
-  CHECK(says(error, places.file().string()));
+  CHECK(contains(error, "rank 1 of 2"));
+  CHECK(contains(error, places.file().string()));
   options.seconds = 20.0;
   options.interrupted = [] { return true; };
   CHECK(config_of_first(options) == "interrupted");
@@ -201,7 +202,7 @@ TEST_CASE("whom an agent waits for is told after a while, then seldom") {
   options.seconds = 2.0;
   options.notice = WaitNotice(0.1, 60.0);
   options.waiting = [&told](const std::string& text) { told.push_back(text); };
-  CHECK(says(config_of_first(options), "error: "));
+  CHECK(contains(config_of_first(options), "error: "));
   REQUIRE(told.size() == 1);
   CHECK(told[0].find("waiting for rank 0: no rendezvous of this start in ") == 0);
 }
@@ -292,8 +293,8 @@ TEST_CASE("without the secret that the others have, an agent says so at the dead
     options.seconds = 0.5;
     return config_of_first(options);
   };
-  CHECK(says(reason(""), "rank 0 was given SCALETRAIN_SECRET and this rank was not"));
-  CHECK(says(reason("another secret, as long"), "refused this process's secret"));
+  CHECK(contains(reason(""), "rank 0 was given SCALETRAIN_SECRET and this rank was not"));
+  CHECK(contains(reason("another secret, as long"), "refused this process's secret"));
 }
 
 TEST_CASE("the first serves on the interface and port that it is told") {

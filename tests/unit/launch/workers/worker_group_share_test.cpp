@@ -11,7 +11,6 @@
 #include "base/text.h"
 #include "launch/workers/worker_group.h"
 #include "support/blocked_signals.h"
-#include "support/eventually.h"
 #include "support/temp_folder.h"
 #include "unit/launch/agent_scene.h"
 
