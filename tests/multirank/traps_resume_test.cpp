@@ -13,8 +13,8 @@ using namespace scaletrain;
 namespace {
 
 // Overfits: set a holds bytes that training never sees, so that its loss rises after the first evaluations.
-struct RisingRun : RanksRun {
-  RisingRun() {
+struct ImpatientRun : RanksRun {
+  ImpatientRun() {
     folder.write("train.txt", std::string(2000, 'x'));
     folder.write("a.txt", std::string(200, 'q'));
     overrides_always = {"model.layers=2",     "train.micro_batch=1",
@@ -27,7 +27,7 @@ struct RisingRun : RanksRun {
 }  // namespace
 
 TEST_CASE("trap_early_stop_patience_goes_on_after_a_resume_on_another_layout") {
-  RisingRun whole;
+  ImpatientRun whole;
   REQUIRE(whole.run() == ExitCode::finished);
   REQUIRE(whole.metrics().early_stops.size() == 1);
   const std::int64_t stop = whole.metrics().early_stops[0].step;
@@ -35,7 +35,7 @@ TEST_CASE("trap_early_stop_patience_goes_on_after_a_resume_on_another_layout") {
   for (const int interrupted : {5, 7}) {
     CAPTURE(interrupted);
     REQUIRE(interrupted < stop);
-    RisingRun parts;
+    ImpatientRun parts;
     REQUIRE(
         all_are(parts.run_ranks(4, {"parallel.data=2", "parallel.pipeline=2"}, 3, interrupted), ExitCode::interrupted));
     REQUIRE(all_are(parts.run_ranks(4, {"parallel.data=4", "parallel.zero=3"}), ExitCode::finished));

@@ -3,6 +3,8 @@
 // launch, files and checkpoints is what a real run executes.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -360,6 +362,18 @@ inline double largest_relative(const std::vector<double>& values, const std::vec
     if (!(error <= largest)) largest = error;
   }
   return largest;
+}
+
+// Steps of several ranks are those of one: the same samples, and losses, norms and gradients of the first step that
+// differ by the order of sums in f64 alone.
+inline void check_like_one_rank(const LayoutOutcome& many, const LayoutOutcome& one) {
+  CHECK(many.problem == "");
+  CHECK(many.target_tokens == one.target_tokens);
+  CHECK(largest_relative(many.losses, one.losses) <= 1e-12);
+  CHECK(largest_relative(many.grad_norms, one.grad_norms) <= 1e-10);
+  const TensorDifference difference = largest_difference(many.gradients, one.gradients);
+  CAPTURE(difference.tensor);
+  CHECK(difference.error <= 1e-9);
 }
 
 }  // namespace scaletrain

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/file_size_limit.h"
 #include "support/refused_files.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
@@ -40,27 +41,6 @@ std::size_t entries(const std::filesystem::path& folder) {
 bool closes_on_exec(int fd) {
   return (::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0;
 }
-
-// Files may grow to `bytes` only: the write that crosses the limit is short, the next one fails with EFBIG, as writes
-// do on a disk that fills up.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  void (*handler_)(int);
-  rlimit before_{};
-};
 
 mode_t current_umask() {
   const mode_t mask = ::umask(0);

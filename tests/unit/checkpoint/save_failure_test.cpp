@@ -1,37 +1,13 @@
 // A save that fails at any of its writes, or is stopped before its commit, changes nothing.
-#include <sys/resource.h>
-
-#include <csignal>
 #include <set>
 
 #include "checkpoint/catalog.h"
 #include "checkpoint_fixture.h"
+#include "support/file_size_limit.h"
 
 using namespace scaletrain;
 
 namespace {
-
-// Files of this process may not grow beyond `bytes`: a write past it fails with EFBIG.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    previous_handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &previous_);
-    rlimit limit = previous_;
-    limit.rlim_cur = bytes;
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    setrlimit(RLIMIT_FSIZE, &previous_);
-    std::signal(SIGXFSZ, previous_handler_);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  rlimit previous_{};
-  void (*previous_handler_)(int) = SIG_DFL;
-};
 
 struct Run {
   TempFolder folder;

@@ -3,10 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <string>
 
+#include "support/stream_text.h"
 #include "telemetry/loss_text.h"
 
 using namespace scaletrain;
@@ -14,17 +14,10 @@ using namespace scaletrain;
 namespace {
 
 std::string count_output(const CountProgressOptions& options, const std::function<void(CountProgress&)>& use) {
-  char* text = nullptr;
-  std::size_t size = 0;
-  std::FILE* stream = ::open_memstream(&text, &size);
-  {
+  return stream_text([&](std::FILE* stream) {
     CountProgress progress(stream, options);
     use(progress);
-  }
-  std::fclose(stream);
-  std::string out(text, size);
-  std::free(text);  // NOLINT(cppcoreguidelines-no-malloc): open_memstream's buffer is the caller's to free
-  return out;
+  });
 }
 
 void count_to_four(CountProgress& progress) {

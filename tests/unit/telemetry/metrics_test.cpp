@@ -1,14 +1,12 @@
 #include "telemetry/metrics.h"
 
 #include <doctest/doctest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -17,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/file_size_limit.h"
 #include "support/temp_folder.h"
 #include "telemetry/metrics_reader.h"
 
@@ -47,26 +46,6 @@ std::vector<std::int64_t> steps_of(const Metrics& metrics) {
   for (const auto& record : metrics.steps) out.push_back(record.step);
   return out;
 }
-
-// Files may grow to `bytes` only; the write that crosses the limit is short and the next one fails, as on a full disk.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  void (*handler_)(int);
-  rlimit before_{};
-};
 
 std::vector<SourceRecord> two_sources() {
   return {{.key = "data.train.0",

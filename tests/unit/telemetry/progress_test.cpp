@@ -17,6 +17,7 @@
 
 #include "base/file.h"
 #include "support/eventually.h"
+#include "support/stream_text.h"
 #include "support/temp_folder.h"
 
 using namespace scaletrain;
@@ -25,17 +26,10 @@ namespace {
 
 // What the calls print to a stream that is no terminal.
 std::string printed(const ProgressOptions& options, const std::function<void(ProgressPrinter&)>& use) {
-  char* text = nullptr;
-  std::size_t size = 0;
-  std::FILE* stream = ::open_memstream(&text, &size);
-  {
+  return stream_text([&](std::FILE* stream) {
     ProgressPrinter printer(stream, options);
     use(printer);
-  }
-  std::fclose(stream);
-  std::string out(text, size);
-  std::free(text);  // NOLINT(cppcoreguidelines-no-malloc): open_memstream's buffer is the caller's to free
-  return out;
+  });
 }
 
 StepRecord timed_step(std::int64_t step, double seconds = 2.0) {

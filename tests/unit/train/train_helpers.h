@@ -119,6 +119,17 @@ checkpoint: {every: 5, keep: 3}
   std::function<void(const std::exception_ptr&)> failed;
 };
 
+// Overfits: set a holds bytes that training never sees, so its loss rises after the first evaluation, and the best
+// checkpoint is that of step 2.
+struct RisingRun : TinyRun {
+  RisingRun() {
+    folder.write("train.txt", std::string(2000, 'x'));
+    folder.write("a.txt", std::string(200, 'q'));
+    overrides_always = {"evaluate.every=2", "checkpoint.every=3", "checkpoint.keep=2", "train.steps=14",
+                        "train.optimizer.learning_rate=3e-2"};
+  }
+};
+
 // What must not differ between two runs of the same fingerprint: everything but the clock.
 inline void check_same_numbers(const Metrics& a, const Metrics& b) {
   REQUIRE(a.steps.size() == b.steps.size());

@@ -267,20 +267,6 @@ TEST_CASE("a process that lost the run's lock commits no checkpoint") {
   CHECK(run.checkpoint_steps().empty());
 }
 
-namespace {
-
-// Overfits: set a holds bytes that training never sees, so its loss rises after the first evaluations.
-struct RisingRun : TinyRun {
-  RisingRun() {
-    folder.write("train.txt", std::string(2000, 'x'));
-    folder.write("a.txt", std::string(200, 'q'));
-    overrides_always = {"evaluate.every=2", "checkpoint.every=3", "checkpoint.keep=2", "train.steps=14",
-                        "train.optimizer.learning_rate=3e-2"};
-  }
-};
-
-}  // namespace
-
 TEST_CASE("the best checkpoint by the early-stop metric stays, however old it gets") {
   RisingRun run;
   CHECK(run.run({"early_stop={metric: validation/a/loss, patience: 100}"}) == ExitCode::finished);

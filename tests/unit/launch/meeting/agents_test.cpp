@@ -97,6 +97,16 @@ struct Host : BlockedSignals {
             .interrupts = watcher,
             .run_workers = std::move(run_workers)};
   }
+  // A coordinator's, of two ranks with an agent each, whose workers need not meet.
+  Coordinator::Options two_ranks() {
+    return {.layout = {.ranks_per_place = 1, .replica = 1, .data = 2},
+            .places = 2,
+            .is_per_node = false,
+            .heartbeat = heartbeat,
+            .log = log,
+            .next_start = [](const StartPoint& before) { return before; },
+            .serve = [](std::int64_t, bool) { return WorkersRendezvous{}; }};
+  }
 
   TempFolder folder;
   Log log{{.file = folder.path() / "agent.log"}};
@@ -467,13 +477,7 @@ TEST_CASE("an agent that cannot take part ends the start for all, and knows whet
     std::optional<ExitStatus> noted;
     const auto first = Meeting::join(node_options(folder, 0), {"config", "1"}, noted);
     const auto second = Meeting::join(node_options(folder, 1), {}, noted);
-    Coordinator coordinator({.layout = {.ranks_per_place = 1, .replica = 1, .data = 2},
-                             .places = 2,
-                             .is_per_node = false,
-                             .heartbeat = heartbeat,
-                             .log = host.log,
-                             .next_start = [](const StartPoint& before) { return before; },
-                             .serve = [](std::int64_t, bool) { return WorkersRendezvous{}; }});
+    Coordinator coordinator(host.two_ranks());
     if (is_alike) coordinator.finish(ExitCode::usage, "c.yaml:3: unknown key");
     AgentEnd other;
     std::thread thread([&] {
@@ -495,13 +499,7 @@ TEST_CASE("what is wrong with a host is found by its agent before a worker start
   std::optional<ExitStatus> noted;
   const auto first = Meeting::join(node_options(folder, 0), {"config", "1"}, noted);
   const auto second = Meeting::join(node_options(folder, 1), {}, noted);
-  Coordinator coordinator({.layout = {.ranks_per_place = 1, .replica = 1, .data = 2},
-                           .places = 2,
-                           .is_per_node = false,
-                           .heartbeat = heartbeat,
-                           .log = host.log,
-                           .next_start = [](const StartPoint& before) { return before; },
-                           .serve = [](std::int64_t, bool) { return WorkersRendezvous{}; }});
+  Coordinator coordinator(host.two_ranks());
   const auto obedient = [](const GroupOptions& group) {
     RoundResult round;
     round.ended_for_others = eventually([&] { return group.told_to_end().has_value(); });

@@ -53,14 +53,7 @@ void flip_a_byte(const fs::path& checkpoint) {
   file.put(static_cast<char>(byte ^ 1));
 }
 
-// Overfits: the loss on set a rises after the first evaluation, so that the best checkpoint is that of step 2.
-struct RisingRun : TinyRun {
-  RisingRun() {
-    folder.write("train.txt", std::string(2000, 'x'));
-    folder.write("a.txt", std::string(200, 'q'));
-    overrides_always = {"evaluate.every=2", "checkpoint.every=3", "checkpoint.keep=2", "train.steps=14",
-                        "train.optimizer.learning_rate=3e-2"};
-  }
+struct BestRun : RisingRun {
   std::optional<std::string> best() const {
     const fs::path newest = list_checkpoints(paths.checkpoints()).front().path;
     return read_state(read_manifest(newest), newest.string()).best_save_id;
@@ -78,7 +71,7 @@ TEST_CASE("the_best_checkpoint_stays_pinned_under_a_config_that_asks_for_none") 
   for (const std::vector<std::string>& later :
        {std::vector<std::string>{}, {stop_policy, "checkpoint.best=false"}, {"early_stop=null"}}) {
     CAPTURE(later);
-    RisingRun run;
+    BestRun run;
     CHECK(run.run({stop_policy}, 7) == ExitCode::interrupted);
     const std::string best = Checkpoint(run.checkpoint(2)).manifest().save_id;
     CHECK(run.best() == best);
@@ -89,7 +82,7 @@ TEST_CASE("the_best_checkpoint_stays_pinned_under_a_config_that_asks_for_none") 
 }
 
 TEST_CASE("the_best_by_another_metric_takes_the_place_of_the_pinned_one") {
-  RisingRun run;
+  BestRun run;
   CHECK(run.run({stop_policy}, 7) == ExitCode::interrupted);
   CHECK(run.run({"early_stop={metric: validation/b/loss, patience: 100}"}) == ExitCode::finished);
   const Steps steps = run.checkpoint_steps();
@@ -99,7 +92,7 @@ TEST_CASE("the_best_by_another_metric_takes_the_place_of_the_pinned_one") {
 }
 
 TEST_CASE("after_the_evaluated_data_changed_the_best_of_before_stays_pinned_until_there_is_another") {
-  RisingRun run;
+  BestRun run;
   CHECK(run.run({stop_policy}, 7) == ExitCode::interrupted);
   REQUIRE(run.best() == save_id_of(run.checkpoint(2)));
   // Eight samples instead of four: every later loss is above that of step 2, and yet the first is the best so far.
@@ -110,7 +103,7 @@ TEST_CASE("after_the_evaluated_data_changed_the_best_of_before_stays_pinned_unti
 }
 
 TEST_CASE("a_best_state_whose_save_failed_is_told_as_lost_and_the_pinned_one_stays") {
-  RisingRun run;
+  BestRun run;
   run.overrides_always.emplace_back("checkpoint.background=false");
   run.hooks.may_commit = [&run] { return !(has_hidden(run, ".saving-step-00000002")); };
   CHECK(run.run({stop_policy}) == ExitCode::finished);

@@ -71,31 +71,46 @@ struct Outcome {
   std::uint64_t progress = 0;
 };
 
-// One step's forward and backward over the fixed batch; by `steps`, or the plan's schedule where that is empty.
+// An executor with all that it works with. By the given steps and units, or the plan's where there are none.
+struct ExecutorFixture {
+  ExecutorFixture(std::int64_t micro_batch, bool tied, const std::vector<ScheduleStep>& given = {},
+                  const UnitLists& chunks = {})
+      : run(make_run_plan(executor_config(micro_batch, tied), 11, std::nullopt)),
+        steps(given.empty() ? phase.schedule(Rank(0)) : given),
+        memory(*backend, make_activation_plan(model, chunks.empty() ? UnitLists{phase.units_of_stage(0)} : chunks,
+                                              phase.micro_batch, DType::f64, schedule_depth(steps))),
+        source(micro_batch) {
+    initialise_parameters(store, 3, 1);
+    store.values_changed();
+  }
+  ExecutorFixture(const ExecutorFixture&) = delete;
+  ExecutorFixture& operator=(const ExecutorFixture&) = delete;
+
+  RunPlan run;
+  const PhasePlan& phase = run.phases.front();
+  std::unique_ptr<Backend> backend = make_reference_backend(DType::f64);
+  std::unique_ptr<Stream> stream = backend->make_stream();
+  ShardLayout layout = phase.layout(Rank(0));
+  ParamStore store{*backend, phase.table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64}};
+  Transformer model{phase.model};
+  std::vector<ScheduleStep> steps;
+  StageMemory memory;
+  std::atomic<std::uint64_t> progress{0};
+  StageExecutor executor{
+      {.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory, .work = &progress}};
+  FixedSource source;
+};
+
+// One step's forward and backward over the fixed batch.
 Outcome execute(std::int64_t micro_batch, bool tied, const std::vector<ScheduleStep>& given = {},
                 const UnitLists& chunks = {}) {
-  const RunPlan run = make_run_plan(executor_config(micro_batch, tied), 11, std::nullopt);
-  const PhasePlan& phase = run.phases.front();
-  const auto backend = make_reference_backend(DType::f64);
-  const auto stream = backend->make_stream();
-  const ShardLayout layout = phase.layout(Rank(0));
-  ParamStore store(*backend, phase.table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64});
-  initialise_parameters(store, 3, 1);
-  store.values_changed();
-  const Transformer model(phase.model);
-  const std::vector<ScheduleStep> steps = given.empty() ? phase.schedule(Rank(0)) : given;
-  StageMemory memory(*backend, make_activation_plan(model, chunks.empty() ? UnitLists{phase.units_of_stage(0)} : chunks,
-                                                    phase.micro_batch, DType::f64, schedule_depth(steps)));
-  std::atomic<std::uint64_t> progress{0};
-  StageExecutor executor(
-      {.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory, .work = &progress});
-  FixedSource source(micro_batch);
+  ExecutorFixture f(micro_batch, tied, given, chunks);
   Outcome outcome;
-  outcome.result = executor.train(executor.order_of(steps), source, loss_gradient);
-  store.settle(*stream);
-  outcome.progress = progress.load();
-  for (const Parameter& parameter : phase.table.parameters()) {
-    const View gradient = store.gradient(parameter.name);
+  outcome.result = f.executor.train(f.executor.order_of(f.steps), f.source, loss_gradient);
+  f.store.settle(*f.stream);
+  outcome.progress = f.progress.load();
+  for (const Parameter& parameter : f.phase.table.parameters()) {
+    const View gradient = f.store.gradient(parameter.name);
     std::vector<double> values(static_cast<std::size_t>(gradient.num_elements()));
     convert_floats(gradient.dtype(), gradient.data(), DType::f64, values.data(), values.size());
     outcome.gradients[parameter.name] = std::move(values);
@@ -166,23 +181,11 @@ TEST_CASE("chunks of one stage hand their results to each other in place") {
 }
 
 TEST_CASE("an evaluation in parts has the bits of one in a piece") {
-  const RunPlan run = make_run_plan(executor_config(1, true), 11, std::nullopt);
-  const PhasePlan& phase = run.phases.front();
-  const auto backend = make_reference_backend(DType::f64);
-  const auto stream = backend->make_stream();
-  const ShardLayout layout = phase.layout(Rank(0));
-  ParamStore store(*backend, phase.table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64});
-  initialise_parameters(store, 3, 1);
-  store.values_changed();
-  const Transformer model(phase.model);
-  StageMemory memory(*backend, make_activation_plan(model, {phase.units_of_stage(0)}, phase.micro_batch, DType::f64,
-                                                    schedule_depth(phase.schedule(Rank(0)))));
-  StageExecutor executor({.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory});
+  ExecutorFixture f(1, true);
   const auto order = [&](std::int64_t micro_batches) {
-    return executor.order_of(make_evaluation_schedule(1, micro_batches, 1, Stage(0)));
+    return f.executor.order_of(make_evaluation_schedule(1, micro_batches, 1, Stage(0)));
   };
-  FixedSource source(1);
-  const ExecutionResult whole = executor.evaluate(order(8), source);
+  const ExecutionResult whole = f.executor.evaluate(order(8), f.source);
   ExecutionResult parts;
   for (const auto& part : {std::pair{0, 3}, {3, 1}, {4, 4}}) {
     class Later final : public MicroBatchSource {
@@ -196,8 +199,8 @@ TEST_CASE("an evaluation in parts has the bits of one in a piece") {
       MicroBatchSource& all_;
       std::int64_t begin_;
     };
-    Later later(source, part.first);
-    parts = executor.evaluate(order(part.second), later, parts);
+    Later later(f.source, part.first);
+    parts = f.executor.evaluate(order(part.second), later, parts);
   }
   CHECK(parts.loss_sum == whole.loss_sum);
   CHECK(parts.target_tokens == whole.target_tokens);
