@@ -136,10 +136,10 @@ std::int64_t input_columns(ActivationType type, std::int64_t features) {
   return type == ActivationType::swiglu ? 2 * features : features;
 }
 
-}  // namespace
+// ---- what each operation requires
 
-void Backend::run(Stream& stream, const LinearForward& op) {
-  const Checker check("LinearForward", *this);
+void check_operation(const Backend& backend, const LinearForward& op) {
+  const Checker check("LinearForward", backend);
   check.matrix("weight", op.weight.values, check.compute());
   check.matrix("input", op.input, check.compute());
   const std::int64_t rows = op.input.shape()[0];
@@ -150,22 +150,20 @@ void Backend::run(Stream& stream, const LinearForward& op) {
   check.optional("addend", op.addend, check.compute(), Shape{rows, outputs});
   check.disjoint("output", op.output, {op.weight.values, op.input, op.bias});
   check.disjoint_or_same("output", op.output, op.addend);
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const LinearBackwardInput& op) {
-  const Checker check("LinearBackwardInput", *this);
+void check_operation(const Backend& backend, const LinearBackwardInput& op) {
+  const Checker check("LinearBackwardInput", backend);
   check.matrix("weight", op.weight.values, check.compute());
   check.matrix("d_output", op.d_output, check.compute());
   check.require("d_output", op.d_output.shape()[1] == op.weight.values.shape()[0],
                 "as many columns as the weight has rows");
   check.operand("d_input", op.d_input, check.compute(), Shape{op.d_output.shape()[0], op.weight.values.shape()[1]});
   check.disjoint("d_input", op.d_input, {op.weight.values, op.d_output});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const LinearBackwardWeight& op) {
-  const Checker check("LinearBackwardWeight", *this);
+void check_operation(const Backend& backend, const LinearBackwardWeight& op) {
+  const Checker check("LinearBackwardWeight", backend);
   check.matrix("input", op.input, check.compute());
   check.matrix("d_output", op.d_output, check.compute());
   check.require("d_output", op.d_output.shape()[0] == op.input.shape()[0], "as many rows as the input");
@@ -173,11 +171,10 @@ void Backend::run(Stream& stream, const LinearBackwardWeight& op) {
   check.optional("d_bias", op.d_bias, check.master(), Shape{op.d_output.shape()[1]});
   check.disjoint("d_weight", op.d_weight, {op.input, op.d_output, op.d_bias});
   check.disjoint("d_bias", op.d_bias, {op.input, op.d_output});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const NormForward& op) {
-  const Checker check("NormForward", *this);
+void check_operation(const Backend& backend, const NormForward& op) {
+  const Checker check("NormForward", backend);
   check.matrix("input", op.input, check.compute());
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t columns = op.input.shape()[1];
@@ -194,11 +191,10 @@ void Backend::run(Stream& stream, const NormForward& op) {
   }
   check.operand("rstd", op.rstd, check.master(), Shape{rows});
   check.disjoint("output", op.output, {op.input, op.weight, op.bias, op.mean, op.rstd});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const NormBackwardInput& op) {
-  const Checker check("NormBackwardInput", *this);
+void check_operation(const Backend& backend, const NormBackwardInput& op) {
+  const Checker check("NormBackwardInput", backend);
   check.matrix("input", op.input, check.compute());
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t columns = op.input.shape()[1];
@@ -212,11 +208,10 @@ void Backend::run(Stream& stream, const NormBackwardInput& op) {
   check.disjoint("d_input", op.d_input, {op.input, op.weight, op.mean, op.rstd});
   check.disjoint_or_same("d_input", op.d_input, op.addend);
   check.disjoint_or_same("d_input", op.d_input, op.d_output);
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const NormBackwardWeight& op) {
-  const Checker check("NormBackwardWeight", *this);
+void check_operation(const Backend& backend, const NormBackwardWeight& op) {
+  const Checker check("NormBackwardWeight", backend);
   check.matrix("input", op.input, check.compute());
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t columns = op.input.shape()[1];
@@ -227,30 +222,27 @@ void Backend::run(Stream& stream, const NormBackwardWeight& op) {
   check.optional("d_bias", op.d_bias, check.master(), Shape{columns});
   check.disjoint("d_weight", op.d_weight, {op.input, op.d_output, op.mean, op.rstd, op.d_bias});
   check.disjoint("d_bias", op.d_bias, {op.input, op.d_output, op.mean, op.rstd});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const ActivationForward& op) {
-  const Checker check("ActivationForward", *this);
+void check_operation(const Backend& backend, const ActivationForward& op) {
+  const Checker check("ActivationForward", backend);
   check.matrix("output", op.output, check.compute());
   const Shape& shape = op.output.shape();
   check.operand("input", op.input, check.compute(), Shape{shape[0], input_columns(op.type, shape[1])});
   check.disjoint("output", op.output, {op.input});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const ActivationBackward& op) {
-  const Checker check("ActivationBackward", *this);
+void check_operation(const Backend& backend, const ActivationBackward& op) {
+  const Checker check("ActivationBackward", backend);
   check.matrix("d_output", op.d_output, check.compute());
   const Shape input_shape{op.d_output.shape()[0], input_columns(op.type, op.d_output.shape()[1])};
   check.operand("input", op.input, check.compute(), input_shape);
   check.operand("d_input", op.d_input, check.compute(), input_shape);
   check.disjoint("d_input", op.d_input, {op.input, op.d_output});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const RopeRotate& op) {
-  const Checker check("RopeRotate", *this);
+void check_operation(const Backend& backend, const RopeRotate& op) {
+  const Checker check("RopeRotate", backend);
   check.present("positions", op.positions);
   check.dims("positions", op.positions, 1);
   check.dtype("positions", op.positions, DType::i32);
@@ -258,11 +250,10 @@ void Backend::run(Stream& stream, const RopeRotate& op) {
   check.require("head_size", op.head_size > 0 && op.head_size % 2 == 0, "an even number of at least 2");
   check.require("theta", op.theta > 0 && std::isfinite(op.theta), "a finite number above 0");
   check_heads(check, "values", op.values, op.row_stride, Shape{1, op.positions.shape()[0], op.num_heads, op.head_size});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const AttentionForward& op) {
-  const Checker check("AttentionForward", *this);
+void check_operation(const Backend& backend, const AttentionForward& op) {
+  const Checker check("AttentionForward", backend);
   const AttentionShape& shape = op.shape;
   check_attention_shape(check, shape, op.document_start);
   const Shape queries{shape.batch, shape.num_queries, shape.heads, shape.head_size};
@@ -272,11 +263,10 @@ void Backend::run(Stream& stream, const AttentionForward& op) {
   check_heads(check, "value", op.value.values, op.value.row_stride, keys);
   check_heads(check, "output", op.output.values, op.output.row_stride, queries);
   check.optional("log_sum_exp", op.log_sum_exp, check.master(), Shape{shape.batch, shape.heads, shape.num_queries});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const AttentionBackward& op) {
-  const Checker check("AttentionBackward", *this);
+void check_operation(const Backend& backend, const AttentionBackward& op) {
+  const Checker check("AttentionBackward", backend);
   const AttentionShape& shape = op.shape;
   check_attention_shape(check, shape, op.document_start);
   const Shape queries{shape.batch, shape.num_queries, shape.heads, shape.head_size};
@@ -290,11 +280,10 @@ void Backend::run(Stream& stream, const AttentionBackward& op) {
   check_heads(check, "d_key", op.d_key.values, op.d_key.row_stride, keys);
   check_heads(check, "d_value", op.d_value.values, op.d_value.row_stride, keys);
   check.operand("log_sum_exp", op.log_sum_exp, check.master(), Shape{shape.batch, shape.heads, shape.num_queries});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const EmbeddingForward& op) {
-  const Checker check("EmbeddingForward", *this);
+void check_operation(const Backend& backend, const EmbeddingForward& op) {
+  const Checker check("EmbeddingForward", backend);
   check.matrix("output", op.output, check.compute());
   const std::int64_t rows = op.output.shape()[0];
   const std::int64_t columns = op.output.shape()[1];
@@ -305,11 +294,10 @@ void Backend::run(Stream& stream, const EmbeddingForward& op) {
   check.operand("ids", op.ids, DType::i32, Shape{rows});
   check_positions(check, "position_table", op.position_table, op.positions, check.compute(), rows, columns);
   check.disjoint("output", op.output, {op.table, op.position_table, op.ids, op.positions});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const EmbeddingBackward& op) {
-  const Checker check("EmbeddingBackward", *this);
+void check_operation(const Backend& backend, const EmbeddingBackward& op) {
+  const Checker check("EmbeddingBackward", backend);
   check.matrix("d_output", op.d_output, check.compute());
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t columns = op.d_output.shape()[1];
@@ -321,32 +309,29 @@ void Backend::run(Stream& stream, const EmbeddingBackward& op) {
   check_positions(check, "d_position_table", op.d_position_table, op.positions, check.master(), rows, columns);
   check.disjoint("d_table", op.d_table, {op.d_output, op.ids, op.positions, op.d_position_table});
   check.disjoint("d_position_table", op.d_position_table, {op.d_output, op.ids, op.positions});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const CrossEntropy& op) {
-  const Checker check("CrossEntropy", *this);
+void check_operation(const Backend& backend, const CrossEntropy& op) {
+  const Checker check("CrossEntropy", backend);
   check.matrix("logits", op.logits, check.compute());
   check.require("logits", op.logits.shape()[1] > 0, "at least one column");
   check.operand("targets", op.targets, DType::i32, Shape{op.logits.shape()[0]});
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
   check.require("loss_sum", op.loss_sum != nullptr, "a place for the sum");
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const SoftmaxStatistics& op) {
-  const Checker check("SoftmaxStatistics", *this);
+void check_operation(const Backend& backend, const SoftmaxStatistics& op) {
+  const Checker check("SoftmaxStatistics", backend);
   check.matrix("logits", op.logits, check.compute());
   const std::int64_t rows = op.logits.shape()[0];
   check_part(check, "first_class", op.first_class, op.logits.shape()[1], op.vocabulary);
   check.operand("targets", op.targets, DType::i32, Shape{rows});
   check.operand("statistics", op.statistics, check.master(), Shape{rows, 3});
   check.disjoint("statistics", op.statistics, {op.logits, op.targets});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const CrossEntropyParts& op) {
-  const Checker check("CrossEntropyParts", *this);
+void check_operation(const Backend& backend, const CrossEntropyParts& op) {
+  const Checker check("CrossEntropyParts", backend);
   check.matrix("logits", op.logits, check.compute());
   const std::int64_t rows = op.logits.shape()[0];
   check_part(check, "first_class", op.first_class, op.logits.shape()[1], op.vocabulary);
@@ -357,22 +342,20 @@ void Backend::run(Stream& stream, const CrossEntropyParts& op) {
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
   check.require("loss_sum", op.loss_sum != nullptr, "a place for the sum");
   check.disjoint("logits", op.logits, {op.targets, op.statistics});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const Add& op) {
-  const Checker check("Add", *this);
+void check_operation(const Backend& backend, const Add& op) {
+  const Checker check("Add", backend);
   check.present("a", op.a);
   check.dtype("a", op.a, check.compute());
   check.operand("b", op.b, check.compute(), op.a.shape());
   check.operand("output", op.output, check.compute(), op.a.shape());
   check.disjoint_or_same("output", op.output, op.a);
   check.disjoint_or_same("output", op.output, op.b);
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const Copy& op) {
-  const Checker check("Copy", *this);
+void check_operation(const Backend& backend, const Copy& op) {
+  const Checker check("Copy", backend);
   check.present("input", op.input);
   check.present("output", op.output);
   check.require("output", op.output.num_elements() == op.input.num_elements(), "as many elements as the input");
@@ -381,28 +364,25 @@ void Backend::run(Stream& stream, const Copy& op) {
       op.input.dtype() == op.output.dtype() || (is_floating(op.input.dtype()) && is_floating(op.output.dtype())),
       "the input's type, or floating types on both sides");
   check.disjoint("output", op.output, {op.input});
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const Fill& op) {
-  const Checker check("Fill", *this);
+void check_operation(const Backend& backend, const Fill& op) {
+  const Checker check("Fill", backend);
   check.present("output", op.output);
   check.require("output", op.output.dtype() == check.compute() || op.output.dtype() == DType::f32,
                 "F32 or the compute type");
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const SumOfSquares& op) {
-  const Checker check("SumOfSquares", *this);
+void check_operation(const Backend& backend, const SumOfSquares& op) {
+  const Checker check("SumOfSquares", backend);
   check.present("values", op.values);
   check.require("values", op.values.dtype() == check.compute() || op.values.dtype() == DType::f32,
                 "F32 or the compute type");
   check.require("result", op.result != nullptr, "a place for the result");
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const AdamWStep& op) {
-  const Checker check("AdamWStep", *this);
+void check_operation(const Backend& backend, const AdamWStep& op) {
+  const Checker check("AdamWStep", backend);
   check.dims("param", op.param, 1);
   const Shape& shape = op.param.shape();
   check.operand("param", op.param, check.master(), shape);
@@ -412,23 +392,28 @@ void Backend::run(Stream& stream, const AdamWStep& op) {
   check.require("beta1", op.beta1 >= 0 && op.beta1 < 1, "a number in [0, 1)");
   check.require("beta2", op.beta2 >= 0 && op.beta2 < 1, "a number in [0, 1)");
   check.require("epsilon", op.epsilon >= 0, "a number of at least 0");
-  check.require("step", op.step != nullptr, "a step scalars");
+  check.require("step", op.step != nullptr, "step scalars");
   check.disjoint("param", op.param, {op.first_moment, op.second_moment, op.gradient});
   check.disjoint("first_moment", op.first_moment, {op.second_moment, op.gradient});
   check.disjoint("second_moment", op.second_moment, {op.gradient});
   check_spans(check, op.spans, shape[0]);
-  launch(stream, op);
 }
 
-void Backend::run(Stream& stream, const SgdStep& op) {
-  const Checker check("SgdStep", *this);
+void check_operation(const Backend& backend, const SgdStep& op) {
+  const Checker check("SgdStep", backend);
   check.dims("param", op.param, 1);
   const Shape& shape = op.param.shape();
   check.operand("param", op.param, check.master(), shape);
   check.operand("gradient", op.gradient, check.master(), shape);
-  check.require("step", op.step != nullptr, "a step scalars");
+  check.require("step", op.step != nullptr, "step scalars");
   check.disjoint("param", op.param, {op.gradient});
   check_spans(check, op.spans, shape[0]);
+}
+
+}  // namespace
+
+void Backend::run(Stream& stream, const Operation& op) {
+  std::visit([&](const auto& descriptor) { check_operation(*this, descriptor); }, op);
   launch(stream, op);
 }
 

@@ -42,57 +42,16 @@ class Backend {
   // The compute form of a weight [O,I], or nothing where kernels read the values as they are.
   virtual std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) = 0;
 
-  void run(Stream& stream, const LinearForward& op);
-  void run(Stream& stream, const LinearBackwardInput& op);
-  void run(Stream& stream, const LinearBackwardWeight& op);
-  void run(Stream& stream, const NormForward& op);
-  void run(Stream& stream, const NormBackwardInput& op);
-  void run(Stream& stream, const NormBackwardWeight& op);
-  void run(Stream& stream, const ActivationForward& op);
-  void run(Stream& stream, const ActivationBackward& op);
-  void run(Stream& stream, const RopeRotate& op);
-  void run(Stream& stream, const AttentionForward& op);
-  void run(Stream& stream, const AttentionBackward& op);
-  void run(Stream& stream, const EmbeddingForward& op);
-  void run(Stream& stream, const EmbeddingBackward& op);
-  void run(Stream& stream, const CrossEntropy& op);
-  void run(Stream& stream, const SoftmaxStatistics& op);
-  void run(Stream& stream, const CrossEntropyParts& op);
-  void run(Stream& stream, const Add& op);
-  void run(Stream& stream, const Copy& op);
-  void run(Stream& stream, const Fill& op);
-  void run(Stream& stream, const SumOfSquares& op);
-  void run(Stream& stream, const AdamWStep& op);
-  void run(Stream& stream, const SgdStep& op);
+  // Checks an operation's descriptor and issues it.
+  void run(Stream& stream, const Operation& op);
 
  protected:
   Backend() = default;
 
  private:
-  // The device's kernels. Descriptors have been checked; no view is empty that the operation requires, and sizes may be
-  // zero.
-  virtual void launch(Stream& stream, const LinearForward& op) = 0;
-  virtual void launch(Stream& stream, const LinearBackwardInput& op) = 0;
-  virtual void launch(Stream& stream, const LinearBackwardWeight& op) = 0;
-  virtual void launch(Stream& stream, const NormForward& op) = 0;
-  virtual void launch(Stream& stream, const NormBackwardInput& op) = 0;
-  virtual void launch(Stream& stream, const NormBackwardWeight& op) = 0;
-  virtual void launch(Stream& stream, const ActivationForward& op) = 0;
-  virtual void launch(Stream& stream, const ActivationBackward& op) = 0;
-  virtual void launch(Stream& stream, const RopeRotate& op) = 0;
-  virtual void launch(Stream& stream, const AttentionForward& op) = 0;
-  virtual void launch(Stream& stream, const AttentionBackward& op) = 0;
-  virtual void launch(Stream& stream, const EmbeddingForward& op) = 0;
-  virtual void launch(Stream& stream, const EmbeddingBackward& op) = 0;
-  virtual void launch(Stream& stream, const CrossEntropy& op) = 0;
-  virtual void launch(Stream& stream, const SoftmaxStatistics& op) = 0;
-  virtual void launch(Stream& stream, const CrossEntropyParts& op) = 0;
-  virtual void launch(Stream& stream, const Add& op) = 0;
-  virtual void launch(Stream& stream, const Copy& op) = 0;
-  virtual void launch(Stream& stream, const Fill& op) = 0;
-  virtual void launch(Stream& stream, const SumOfSquares& op) = 0;
-  virtual void launch(Stream& stream, const AdamWStep& op) = 0;
-  virtual void launch(Stream& stream, const SgdStep& op) = 0;
+  // The device's kernels. The descriptor has been checked; no view is empty that the operation requires, and sizes may
+  // be zero.
+  virtual void launch(Stream& stream, const Operation& op) = 0;
 };
 
 // The oracle: naive loops, one thread. compute: f32 or f64.

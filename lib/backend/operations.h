@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <span>
+#include <variant>
 
 #include "tensor/view.h"
 
@@ -281,5 +282,12 @@ struct SgdStep {
   std::span<const DecaySpan> spans;
   const StepScalars* step = nullptr;
 };
+
+// Every operation. A new one joins here; it needs a check in backend.cpp and a kernel in the folder of each device, and
+// nothing compiles without them.
+using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
+                               NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
+                               AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
+                               CrossEntropyParts, Add, Copy, Fill, SumOfSquares, AdamWStep, SgdStep>;
 
 }  // namespace scaletrain

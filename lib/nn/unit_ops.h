@@ -33,10 +33,7 @@ class UnitOps {
 
   const TensorSums& sums() const { return sums_; }
 
-  template <class Operation>
-  void run(const Operation& op) const {
-    backend_.run(stream_, op);
-  }
+  void run(const Operation& op) const { backend_.run(stream_, op); }
 
   void norm_forward(std::string_view layer, ConstView input, const NormTensors& norm) const;
   void norm_backward_input(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm,

@@ -146,33 +146,9 @@ class LateBackend final : public Backend {
 
  private:
   // A descriptor is plain values: a copy of it is all that the stream needs, beside the memory that it names.
-  template <class Operation>
-  void later(Stream& stream, const Operation& op) {
+  void launch(Stream& stream, const Operation& op) override {
     stream.call([this, op] { inner_->run(*now_, op); });
   }
-
-  void launch(Stream& stream, const LinearForward& op) override { later(stream, op); }
-  void launch(Stream& stream, const LinearBackwardInput& op) override { later(stream, op); }
-  void launch(Stream& stream, const LinearBackwardWeight& op) override { later(stream, op); }
-  void launch(Stream& stream, const NormForward& op) override { later(stream, op); }
-  void launch(Stream& stream, const NormBackwardInput& op) override { later(stream, op); }
-  void launch(Stream& stream, const NormBackwardWeight& op) override { later(stream, op); }
-  void launch(Stream& stream, const ActivationForward& op) override { later(stream, op); }
-  void launch(Stream& stream, const ActivationBackward& op) override { later(stream, op); }
-  void launch(Stream& stream, const RopeRotate& op) override { later(stream, op); }
-  void launch(Stream& stream, const AttentionForward& op) override { later(stream, op); }
-  void launch(Stream& stream, const AttentionBackward& op) override { later(stream, op); }
-  void launch(Stream& stream, const EmbeddingForward& op) override { later(stream, op); }
-  void launch(Stream& stream, const EmbeddingBackward& op) override { later(stream, op); }
-  void launch(Stream& stream, const CrossEntropy& op) override { later(stream, op); }
-  void launch(Stream& stream, const SoftmaxStatistics& op) override { later(stream, op); }
-  void launch(Stream& stream, const CrossEntropyParts& op) override { later(stream, op); }
-  void launch(Stream& stream, const Add& op) override { later(stream, op); }
-  void launch(Stream& stream, const Copy& op) override { later(stream, op); }
-  void launch(Stream& stream, const Fill& op) override { later(stream, op); }
-  void launch(Stream& stream, const SumOfSquares& op) override { later(stream, op); }
-  void launch(Stream& stream, const AdamWStep& op) override { later(stream, op); }
-  void launch(Stream& stream, const SgdStep& op) override { later(stream, op); }
 
   std::unique_ptr<Backend> inner_;
   std::unique_ptr<Stream> now_;

@@ -1,5 +1,4 @@
-#include "backend/cpu/cpu_backend.h"
-
+// The cpu backend: hands each operation, cut into items, to the pool.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,10 +7,13 @@
 #include <limits>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backend/cpu/attention.h"
 #include "backend/cpu/instruction_sets.h"
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/sgemm.h"
+#include "backend/cpu/thread_pool.h"
 
 namespace scaletrain::cpu {
 
@@ -48,187 +50,177 @@ const float* offset_or_null(const float* data, std::int64_t offset) {
   return data ? data + offset : nullptr;
 }
 
-}  // namespace
+// What the kernels share.
+struct Device {
+  const Kernels& kernels;
+  Buffer workspace;  // partial sums, then each thread's scratch
+  ThreadPool pool;
 
-CpuBackend::CpuBackend(int threads, const Kernels& kernels, WorkCount* work)
-    : kernels_(kernels), workspace_(workspace_size(threads)), pool_(threads, work) {}
-
-std::string CpuBackend::description() const {
-  return fmt::format("cpu {}, {} thread{}, {}", kernels_.name, pool_.size(), pool_.size() == 1 ? "" : "s",
-                     sgemm_description());
-}
-
-std::unique_ptr<Stream> CpuBackend::make_stream() {
-  return std::make_unique<HostStream>();
-}
-
-std::size_t CpuBackend::workspace_bytes() const {
-  return cpu_workspace_bytes(pool_.size());
-}
-
-std::unique_ptr<PackedWeight> CpuBackend::pack(Stream&, ConstView) {
-  return nullptr;
-}
-
-template <class Body>
-void CpuBackend::for_pieces(std::int64_t total, std::int64_t piece, Body&& body) {
-  pool_.for_each((total + piece - 1) / piece, [&](std::int64_t item, int) {
-    const std::int64_t first = item * piece;
-    body(first, std::min(piece, total - first));
-  });
-}
-
-template <class Body>
-void CpuBackend::for_rows(std::int64_t rows, std::int64_t columns, Body&& body) {
-  for_pieces(rows, std::clamp<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1, 1024), body);
-}
-
-template <class Value>
-double CpuBackend::ordered_sum(std::int64_t count, std::int64_t at_a_time, Value&& value) {
-  auto* partial = reinterpret_cast<double*>(workspace_.data());
-  double sum = 0;
-  for (std::int64_t begin = 0; begin < count; begin += partial_sums) {
-    const std::int64_t part = std::min(partial_sums, count - begin);
-    for_pieces(part, at_a_time, [&](std::int64_t first, std::int64_t values) {
-      for (std::int64_t i = first; i < first + values; ++i) partial[i] = value(begin + i);
+  // body(first, count) for pieces of [0, total) of a size that does not depend on the number of threads.
+  template <class Body>
+  void for_pieces(std::int64_t total, std::int64_t piece, Body&& body) {
+    pool.for_each((total + piece - 1) / piece, [&](std::int64_t item, int) {
+      const std::int64_t first = item * piece;
+      body(first, std::min(piece, total - first));
     });
-    for (std::int64_t i = 0; i < part; ++i) sum += partial[i];
   }
-  return sum;
+
+  // The same for rows of `columns` elements, in pieces of about as many elements.
+  template <class Body>
+  void for_rows(std::int64_t rows, std::int64_t columns, Body&& body) {
+    for_pieces(rows, std::clamp<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1, 1024), body);
+  }
+
+  // The sum in order of value(i) for i in [0, count), which threads compute some at a time: the same bits for any
+  // number of threads.
+  template <class Value>
+  double ordered_sum(std::int64_t count, std::int64_t at_a_time, Value&& value) {
+    auto* partial = reinterpret_cast<double*>(workspace.data());
+    double sum = 0;
+    for (std::int64_t begin = 0; begin < count; begin += partial_sums) {
+      const std::int64_t part = std::min(partial_sums, count - begin);
+      for_pieces(part, at_a_time, [&](std::int64_t first, std::int64_t values) {
+        for (std::int64_t i = first; i < first + values; ++i) partial[i] = value(begin + i);
+      });
+      for (std::int64_t i = 0; i < part; ++i) sum += partial[i];
+    }
+    return sum;
+  }
+};
+
+void compute(Device& device, const LinearForward& op) {
+  linear_forward(device.pool, device.kernels, op);
+}
+void compute(Device& device, const LinearBackwardInput& op) {
+  linear_backward_input(device.pool, op);
+}
+void compute(Device& device, const LinearBackwardWeight& op) {
+  linear_backward_weight(device.pool, device.kernels, op);
 }
 
-void CpuBackend::launch(Stream&, const LinearForward& op) {
-  linear_forward(pool_, kernels_, op);
-}
-void CpuBackend::launch(Stream&, const LinearBackwardInput& op) {
-  linear_backward_input(pool_, op);
-}
-void CpuBackend::launch(Stream&, const LinearBackwardWeight& op) {
-  linear_backward_weight(pool_, kernels_, op);
-}
-
-void CpuBackend::launch(Stream&, const NormForward& op) {
+void compute(Device& device, const NormForward& op) {
   const std::int64_t columns = op.input.shape()[1];
   float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
-  for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
-    kernels_.norm_forward({.input = op.input.as<float>() + row * columns,
-                           .weight = op.weight.as<float>(),
-                           .bias = floats_or_null(op.bias),
-                           .output = op.output.as<float>() + row * columns,
-                           .mean = mean ? mean + row : nullptr,
-                           .rstd = op.rstd.as<float>() + row,
-                           .rows = static_cast<std::size_t>(rows),
-                           .columns = static_cast<std::size_t>(columns),
-                           .epsilon = op.epsilon});
+  device.for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+    device.kernels.norm_forward({.input = op.input.as<float>() + row * columns,
+                                 .weight = op.weight.as<float>(),
+                                 .bias = floats_or_null(op.bias),
+                                 .output = op.output.as<float>() + row * columns,
+                                 .mean = mean ? mean + row : nullptr,
+                                 .rstd = op.rstd.as<float>() + row,
+                                 .rows = static_cast<std::size_t>(rows),
+                                 .columns = static_cast<std::size_t>(columns),
+                                 .epsilon = op.epsilon});
   });
 }
 
-void CpuBackend::launch(Stream&, const NormBackwardInput& op) {
+void compute(Device& device, const NormBackwardInput& op) {
   const std::int64_t columns = op.input.shape()[1];
   const float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
-  for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
-    kernels_.norm_backward_input({.d_output = op.d_output.as<float>() + row * columns,
-                                  .input = op.input.as<float>() + row * columns,
-                                  .weight = op.weight.as<float>(),
-                                  .mean = offset_or_null(mean, row),
-                                  .rstd = op.rstd.as<float>() + row,
-                                  .addend = offset_or_null(floats_or_null(op.addend), row * columns),
-                                  .d_input = op.d_input.as<float>() + row * columns,
-                                  .rows = static_cast<std::size_t>(rows),
-                                  .columns = static_cast<std::size_t>(columns)});
+  device.for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+    device.kernels.norm_backward_input({.d_output = op.d_output.as<float>() + row * columns,
+                                        .input = op.input.as<float>() + row * columns,
+                                        .weight = op.weight.as<float>(),
+                                        .mean = offset_or_null(mean, row),
+                                        .rstd = op.rstd.as<float>() + row,
+                                        .addend = offset_or_null(floats_or_null(op.addend), row * columns),
+                                        .d_input = op.d_input.as<float>() + row * columns,
+                                        .rows = static_cast<std::size_t>(rows),
+                                        .columns = static_cast<std::size_t>(columns)});
   });
 }
 
-void CpuBackend::launch(Stream&, const NormBackwardWeight& op) {
+void compute(Device& device, const NormBackwardWeight& op) {
   const std::int64_t columns = op.input.shape()[1];
-  for_pieces(columns, column_share(columns, pool_.size()), [&](std::int64_t first, std::int64_t count) {
-    kernels_.norm_backward_weight({.d_output = op.d_output.as<float>(),
-                                   .input = op.input.as<float>(),
-                                   .mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr,
-                                   .rstd = op.rstd.as<float>(),
-                                   .rows = static_cast<std::size_t>(op.input.shape()[0]),
-                                   .columns = static_cast<std::size_t>(columns),
-                                   .first = static_cast<std::size_t>(first),
-                                   .last = static_cast<std::size_t>(first + count),
-                                   .d_weight = op.d_weight.as<float>(),
-                                   .d_bias = op.d_bias ? op.d_bias.as<float>() : nullptr});
+  device.for_pieces(columns, column_share(columns, device.pool.size()), [&](std::int64_t first, std::int64_t count) {
+    device.kernels.norm_backward_weight({.d_output = op.d_output.as<float>(),
+                                         .input = op.input.as<float>(),
+                                         .mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr,
+                                         .rstd = op.rstd.as<float>(),
+                                         .rows = static_cast<std::size_t>(op.input.shape()[0]),
+                                         .columns = static_cast<std::size_t>(columns),
+                                         .first = static_cast<std::size_t>(first),
+                                         .last = static_cast<std::size_t>(first + count),
+                                         .d_weight = op.d_weight.as<float>(),
+                                         .d_bias = op.d_bias ? op.d_bias.as<float>() : nullptr});
   });
 }
 
-void CpuBackend::launch(Stream&, const ActivationForward& op) {
+void compute(Device& device, const ActivationForward& op) {
   const auto* input = op.input.as<float>();
   auto* output = op.output.as<float>();
   if (op.type == ActivationType::swiglu) {
     const std::int64_t features = op.output.shape()[1];
-    for_rows(op.output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
+    device.for_rows(op.output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
       for (std::int64_t r = row; r < row + rows; ++r) {
         const float* gate = input + r * 2 * features;
-        kernels_.swiglu_forward(gate, gate + features, output + r * features, static_cast<std::size_t>(features));
+        device.kernels.swiglu_forward(gate, gate + features, output + r * features, static_cast<std::size_t>(features));
       }
     });
     return;
   }
-  const auto kernel = op.type == ActivationType::gelu ? kernels_.gelu_forward : kernels_.gelu_tanh_forward;
-  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+  const auto kernel = op.type == ActivationType::gelu ? device.kernels.gelu_forward : device.kernels.gelu_tanh_forward;
+  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
     kernel(input + first, output + first, static_cast<std::size_t>(count));
   });
 }
 
-void CpuBackend::launch(Stream&, const ActivationBackward& op) {
+void compute(Device& device, const ActivationBackward& op) {
   const auto* input = op.input.as<float>();
   const auto* d_output = op.d_output.as<float>();
   auto* d_input = op.d_input.as<float>();
   if (op.type == ActivationType::swiglu) {
     const std::int64_t features = op.d_output.shape()[1];
-    for_rows(op.d_output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
+    device.for_rows(op.d_output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
       for (std::int64_t r = row; r < row + rows; ++r) {
         const float* gate = input + r * 2 * features;
         float* d_gate = d_input + r * 2 * features;
-        kernels_.swiglu_backward(gate, gate + features, d_output + r * features, d_gate, d_gate + features,
-                                 static_cast<std::size_t>(features));
+        device.kernels.swiglu_backward(gate, gate + features, d_output + r * features, d_gate, d_gate + features,
+                                       static_cast<std::size_t>(features));
       }
     });
     return;
   }
-  const auto kernel = op.type == ActivationType::gelu ? kernels_.gelu_backward : kernels_.gelu_tanh_backward;
-  for_pieces(op.d_output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+  const auto kernel =
+      op.type == ActivationType::gelu ? device.kernels.gelu_backward : device.kernels.gelu_tanh_backward;
+  device.for_pieces(op.d_output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
     kernel(input + first, d_output + first, d_input + first, static_cast<std::size_t>(count));
   });
 }
 
-void CpuBackend::launch(Stream&, const RopeRotate& op) {
+void compute(Device& device, const RopeRotate& op) {
   const std::int64_t half = op.head_size / 2;
   std::vector<double> frequencies(static_cast<std::size_t>(half));
   for (std::int64_t d = 0; d < half; ++d)
     frequencies[static_cast<std::size_t>(d)] =
         std::pow(op.theta, -2.0 * static_cast<double>(d) / static_cast<double>(op.head_size));
-  for_rows(op.positions.num_elements(), op.num_heads * op.head_size, [&](std::int64_t row, std::int64_t rows) {
-    kernels_.rope({.values = op.values.as<float>() + row * op.row_stride,
-                   .row_stride = op.row_stride,
-                   .rows = static_cast<std::size_t>(rows),
-                   .heads = static_cast<std::size_t>(op.num_heads),
-                   .half = static_cast<std::size_t>(half),
-                   .positions = op.positions.as<std::int32_t>() + row,
-                   .frequencies = frequencies.data(),
-                   .direction = op.inverse ? -1.0F : 1.0F});
+  device.for_rows(op.positions.num_elements(), op.num_heads * op.head_size, [&](std::int64_t row, std::int64_t rows) {
+    device.kernels.rope({.values = op.values.as<float>() + row * op.row_stride,
+                         .row_stride = op.row_stride,
+                         .rows = static_cast<std::size_t>(rows),
+                         .heads = static_cast<std::size_t>(op.num_heads),
+                         .half = static_cast<std::size_t>(half),
+                         .positions = op.positions.as<std::int32_t>() + row,
+                         .frequencies = frequencies.data(),
+                         .direction = op.inverse ? -1.0F : 1.0F});
   });
 }
 
-void CpuBackend::launch(Stream&, const AttentionForward& op) {
-  attention_forward(pool_, kernels_, workspace_.data() + partial_bytes, op);
+void compute(Device& device, const AttentionForward& op) {
+  attention_forward(device.pool, device.kernels, device.workspace.data() + partial_bytes, op);
 }
 
-void CpuBackend::launch(Stream&, const AttentionBackward& op) {
-  attention_backward(pool_, kernels_, workspace_.data() + partial_bytes, op);
+void compute(Device& device, const AttentionBackward& op) {
+  attention_backward(device.pool, device.kernels, device.workspace.data() + partial_bytes, op);
 }
 
-void CpuBackend::launch(Stream&, const EmbeddingForward& op) {
+void compute(Device& device, const EmbeddingForward& op) {
   const std::int64_t columns = op.output.shape()[1];
   const auto width = static_cast<std::size_t>(columns);
   const std::int64_t held = op.table.shape()[0];
   check_indices(op.ids, 0, op.vocabulary != 0 ? op.vocabulary : held);
   if (op.position_table) check_indices(op.positions, 0, op.position_table.shape()[0]);
-  for_rows(op.output.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+  device.for_rows(op.output.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
     for (std::int64_t r = row; r < row + rows; ++r) {
       const std::int64_t id = op.ids.as<std::int32_t>()[r] - op.first_id;
       const float* token = id >= 0 && id < held ? op.table.as<float>() + id * columns : nullptr;
@@ -236,28 +228,28 @@ void CpuBackend::launch(Stream&, const EmbeddingForward& op) {
           op.position_table ? op.position_table.as<float>() + op.positions.as<std::int32_t>()[r] * columns : nullptr;
       float* output = op.output.as<float>() + r * columns;
       if (token && position)
-        kernels_.add(token, position, output, width);
+        device.kernels.add(token, position, output, width);
       else if (token || position)
         std::memcpy(output, token ? token : position, width * sizeof(float));
       else
-        kernels_.fill(output, 0.0F, width);
+        device.kernels.fill(output, 0.0F, width);
     }
   });
 }
 
 // Threads share the columns, so that each row of a table is summed in order of n.
-void CpuBackend::launch(Stream&, const EmbeddingBackward& op) {
+void compute(Device& device, const EmbeddingBackward& op) {
   const std::int64_t columns = op.d_output.shape()[1];
   const auto scatter = [&](const View& d_table, const ConstView& indices, std::int64_t first_index, std::int64_t end) {
     check_indices(indices, 0, end);
     const auto* ids = indices.as<std::int32_t>();
     const std::int64_t held = d_table.shape()[0];
-    for_pieces(columns, column_share(columns, pool_.size()), [&](std::int64_t first, std::int64_t count) {
+    device.for_pieces(columns, column_share(columns, device.pool.size()), [&](std::int64_t first, std::int64_t count) {
       for (std::int64_t n = 0; n < indices.num_elements(); ++n) {
         const std::int64_t index = ids[n] - first_index;
         if (index < 0 || index >= held) continue;
         float* sum = d_table.as<float>() + index * columns + first;
-        kernels_.add(sum, op.d_output.as<float>() + n * columns + first, sum, static_cast<std::size_t>(count));
+        device.kernels.add(sum, op.d_output.as<float>() + n * columns + first, sum, static_cast<std::size_t>(count));
       }
     });
   };
@@ -265,26 +257,27 @@ void CpuBackend::launch(Stream&, const EmbeddingBackward& op) {
   if (op.d_position_table) scatter(op.d_position_table, op.positions, 0, op.d_position_table.shape()[0]);
 }
 
-void CpuBackend::launch(Stream&, const CrossEntropy& op) {
+void compute(Device& device, const CrossEntropy& op) {
   const std::int64_t columns = op.logits.shape()[1];
   const auto width = static_cast<std::size_t>(columns);
   const bool gradient = op.d_scale != 0.0;
   check_indices(op.targets, -1, columns);
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / columns, 1);
-  *op.loss_sum += ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row) {
+  *op.loss_sum += device.ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
     float* logits = op.logits.as<float>() + row * columns;
     if (target >= 0)
-      return kernels_.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale, gradient ? 1 : 0);
-    if (gradient) kernels_.fill(logits, 0.0F, width);
+      return device.kernels.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale,
+                                              gradient ? 1 : 0);
+    if (gradient) device.kernels.fill(logits, 0.0F, width);
     return 0.0;
   });
 }
 
-void CpuBackend::launch(Stream&, const SoftmaxStatistics& op) {
+void compute(Device& device, const SoftmaxStatistics& op) {
   const std::int64_t columns = op.logits.shape()[1];
   check_indices(op.targets, -1, op.vocabulary);
-  for_rows(op.logits.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
+  device.for_rows(op.logits.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
     for (std::int64_t r = row; r < row + rows; ++r) {
       float* statistics = op.statistics.as<float>() + r * 3;
       statistics[0] = -std::numeric_limits<float>::infinity();
@@ -293,7 +286,7 @@ void CpuBackend::launch(Stream&, const SoftmaxStatistics& op) {
       if (columns == 0) continue;
       const float* logits = op.logits.as<float>() + r * columns;
       statistics[1] = static_cast<float>(
-          kernels_.softmax_statistics_row(logits, static_cast<std::size_t>(columns), &statistics[0]));
+          device.kernels.softmax_statistics_row(logits, static_cast<std::size_t>(columns), &statistics[0]));
       const std::int64_t target = op.targets.as<std::int32_t>()[r] - op.first_class;
       if (target >= 0 && target < columns) statistics[2] = logits[target];
     }
@@ -301,7 +294,7 @@ void CpuBackend::launch(Stream&, const SoftmaxStatistics& op) {
 }
 
 // The loss is computed from the statistics alone, in double and in the order of the ranks: all get the same bits.
-void CpuBackend::launch(Stream&, const CrossEntropyParts& op) {
+void compute(Device& device, const CrossEntropyParts& op) {
   const std::int64_t ranks = op.statistics.shape()[0];
   const std::int64_t rows = op.logits.shape()[0];
   const std::int64_t columns = op.logits.shape()[1];
@@ -309,11 +302,11 @@ void CpuBackend::launch(Stream&, const CrossEntropyParts& op) {
   const bool gradient = op.d_scale != 0.0;
   check_indices(op.targets, -1, op.vocabulary);
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1);
-  *op.loss_sum += ordered_sum(rows, rows_at_a_time, [&](std::int64_t row) {
+  *op.loss_sum += device.ordered_sum(rows, rows_at_a_time, [&](std::int64_t row) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
     float* logits = op.logits.as<float>() + row * columns;
     if (target < 0) {
-      if (gradient) kernels_.fill(logits, 0.0F, width);
+      if (gradient) device.kernels.fill(logits, 0.0F, width);
       return 0.0;
     }
     const auto statistics = [&](std::int64_t rank) { return op.statistics.as<float>() + (rank * rows + row) * 3; };
@@ -327,7 +320,7 @@ void CpuBackend::launch(Stream&, const CrossEntropyParts& op) {
       wanted += static_cast<double>(of_rank[2]);
     }
     if (gradient && columns > 0) {
-      kernels_.softmax_row(logits, width, maximum, static_cast<float>(op.d_scale / sum));
+      device.kernels.softmax_row(logits, width, maximum, static_cast<float>(op.d_scale / sum));
       const std::int64_t local = target - op.first_class;
       if (local >= 0 && local < columns) logits[local] -= static_cast<float>(op.d_scale);
     }
@@ -335,17 +328,17 @@ void CpuBackend::launch(Stream&, const CrossEntropyParts& op) {
   });
 }
 
-void CpuBackend::launch(Stream&, const Add& op) {
-  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    kernels_.add(op.a.as<float>() + first, op.b.as<float>() + first, op.output.as<float>() + first,
-                 static_cast<std::size_t>(count));
+void compute(Device& device, const Add& op) {
+  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    device.kernels.add(op.a.as<float>() + first, op.b.as<float>() + first, op.output.as<float>() + first,
+                       static_cast<std::size_t>(count));
   });
 }
 
-void CpuBackend::launch(Stream&, const Copy& op) {
+void compute(Device& device, const Copy& op) {
   const DType from = op.input.dtype();
   const DType to = op.output.dtype();
-  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
     const auto* input =
         static_cast<const std::byte*>(op.input.data()) + static_cast<std::size_t>(first) * size_of(from);
     auto* output = static_cast<std::byte*>(op.output.data()) + static_cast<std::size_t>(first) * size_of(to);
@@ -356,22 +349,22 @@ void CpuBackend::launch(Stream&, const Copy& op) {
   });
 }
 
-void CpuBackend::launch(Stream&, const Fill& op) {
-  for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    kernels_.fill(op.output.as<float>() + first, static_cast<float>(op.value), static_cast<std::size_t>(count));
+void compute(Device& device, const Fill& op) {
+  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+    device.kernels.fill(op.output.as<float>() + first, static_cast<float>(op.value), static_cast<std::size_t>(count));
   });
 }
 
-void CpuBackend::launch(Stream&, const SumOfSquares& op) {
+void compute(Device& device, const SumOfSquares& op) {
   const std::int64_t total = op.values.num_elements();
-  *op.result = ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
+  *op.result = device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
     const std::int64_t first = piece * piece_elements;
-    return kernels_.sum_of_squares(op.values.as<float>() + first,
-                                   static_cast<std::size_t>(std::min(piece_elements, total - first)));
+    return device.kernels.sum_of_squares(op.values.as<float>() + first,
+                                         static_cast<std::size_t>(std::min(piece_elements, total - first)));
   });
 }
 
-void CpuBackend::launch(Stream&, const AdamWStep& op) {
+void compute(Device& device, const AdamWStep& op) {
   if (op.step->skip != 0) return;
   AdamWScalars scalars{.beta1 = static_cast<float>(op.beta1),
                        .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
@@ -385,26 +378,52 @@ void CpuBackend::launch(Stream&, const AdamWStep& op) {
                        .weight_decay = 0.0F};
   for (const DecaySpan& span : op.spans) {
     scalars.weight_decay = static_cast<float>(span.weight_decay);
-    for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       const std::int64_t first = span.first + piece;
-      kernels_.adamw(op.param.as<float>() + first, op.first_moment.as<float>() + first,
-                     op.second_moment.as<float>() + first, op.gradient.as<float>() + first,
-                     static_cast<std::size_t>(count), scalars);
+      device.kernels.adamw(op.param.as<float>() + first, op.first_moment.as<float>() + first,
+                           op.second_moment.as<float>() + first, op.gradient.as<float>() + first,
+                           static_cast<std::size_t>(count), scalars);
     });
   }
 }
 
-void CpuBackend::launch(Stream&, const SgdStep& op) {
+void compute(Device& device, const SgdStep& op) {
   if (op.step->skip != 0) return;
   for (const DecaySpan& span : op.spans) {
-    for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
+    device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       const std::int64_t first = span.first + piece;
-      kernels_.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first, static_cast<std::size_t>(count),
-                   static_cast<float>(op.step->gradient_scale), static_cast<float>(op.step->learning_rate),
-                   static_cast<float>(span.weight_decay));
+      device.kernels.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first, static_cast<std::size_t>(count),
+                         static_cast<float>(op.step->gradient_scale), static_cast<float>(op.step->learning_rate),
+                         static_cast<float>(span.weight_decay));
     });
   }
 }
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(int threads, const Kernels& kernels, WorkCount* work)
+      : device_{.kernels = kernels, .workspace = Buffer(workspace_size(threads)), .pool = ThreadPool(threads, work)} {}
+
+  DType compute_type() const override { return DType::f32; }
+  std::string description() const override {
+    return fmt::format("cpu {}, {} thread{}, {}", device_.kernels.name, num_threads(), num_threads() == 1 ? "" : "s",
+                       sgemm_description());
+  }
+  int num_threads() const override { return device_.pool.size(); }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<HostStream>(); }
+  Buffer allocate(std::size_t bytes) override { return Buffer(bytes); }
+  std::size_t workspace_bytes() const override { return cpu_workspace_bytes(num_threads()); }
+  std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
+
+ private:
+  void launch(Stream&, const Operation& op) override {
+    std::visit([&](const auto& descriptor) { compute(device_, descriptor); }, op);
+  }
+
+  Device device_;
+};
+
+}  // namespace
 
 }  // namespace scaletrain::cpu
 

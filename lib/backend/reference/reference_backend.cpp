@@ -1,5 +1,10 @@
+// The loops, one per operation, over elements of type T (float or double), are in the files that are included here.
+// Every sum and every function is computed in double whatever T is: the float reference differs from the double one
+// only by the rounding of what it stores. What only the values of an operand can tell (ids in range) is checked there.
 #include "backend/backend.h"
-#include "backend/reference/kernels.h"
+#include "backend/reference/attention.inc"
+#include "backend/reference/elementwise.inc"
+#include "backend/reference/layers.inc"
 
 namespace scaletrain {
 
@@ -17,28 +22,9 @@ class ReferenceBackend final : public Backend {
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
 
  private:
-  void launch(Stream&, const LinearForward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const LinearBackwardInput& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const LinearBackwardWeight& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const NormForward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const NormBackwardInput& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const NormBackwardWeight& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const ActivationForward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const ActivationBackward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const RopeRotate& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const AttentionForward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const AttentionBackward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const EmbeddingForward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const EmbeddingBackward& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const CrossEntropy& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const SoftmaxStatistics& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const CrossEntropyParts& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const Add& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const Copy& op) override { reference::compute(op); }
-  void launch(Stream&, const Fill& op) override { reference::compute(op); }
-  void launch(Stream&, const SumOfSquares& op) override { reference::compute(op); }
-  void launch(Stream&, const AdamWStep& op) override { reference::compute<T>(op); }
-  void launch(Stream&, const SgdStep& op) override { reference::compute<T>(op); }
+  void launch(Stream&, const Operation& op) override {
+    std::visit([](const auto& descriptor) { reference::compute<T>(descriptor); }, op);
+  }
 };
 
 }  // namespace

@@ -21,11 +21,11 @@ class SharedBuffers {
   View ids(Shape shape) { return device_.put_ids(Ids(static_cast<std::size_t>(shape.num_elements())), shape); }
 
   // Runs `good`, then expects a BugError that names `operand` after `break_it` changed a copy.
-  template <class Operation, class Change>
-  void refuses(const Operation& good, const std::string& operand, Change break_it) {
+  template <class Descriptor, class Change>
+  void refuses(const Descriptor& good, const std::string& operand, Change break_it) {
     CAPTURE(operand);
     CHECK_NOTHROW(device_.run(good));
-    Operation bad = good;
+    Descriptor bad = good;
     break_it(bad);
     std::string message;
     try {

@@ -43,8 +43,8 @@ class Device {
   bool guards_intact() const;
   Backend& backend() { return backend_; }
 
-  template <class Operation>
-  void run(const Operation& op) {
+  template <class Descriptor>
+  void run(const Descriptor& op) {
     backend_.run(*stream_, op);
     stream_->synchronize();
   }

@@ -9,44 +9,45 @@ using namespace scaletrain::parity;
 
 namespace {
 
-struct Operation {
+struct ParityOfOperation {
   const char* name;
   std::vector<Case> (*cases)();
 };
 
-const Operation operations[] = {{"linear_forward", linear_forward_cases},
-                                {"linear_backward_input", linear_backward_input_cases},
-                                {"linear_backward_weight", linear_backward_weight_cases},
-                                {"norm_forward", norm_forward_cases},
-                                {"norm_backward_input", norm_backward_input_cases},
-                                {"norm_backward_weight", norm_backward_weight_cases},
-                                {"activation_forward", activation_forward_cases},
-                                {"activation_backward", activation_backward_cases},
-                                {"rope", rope_cases},
-                                {"attention_forward", attention_forward_cases},
-                                {"attention_backward", attention_backward_cases},
-                                {"embedding_forward", embedding_forward_cases},
-                                {"embedding_backward", embedding_backward_cases},
-                                {"embedding_part_forward", embedding_part_forward_cases},
-                                {"embedding_part_backward", embedding_part_backward_cases},
-                                {"cross_entropy", cross_entropy_cases},
-                                {"softmax_statistics", softmax_statistics_cases},
-                                {"cross_entropy_parts", cross_entropy_parts_cases},
-                                {"add", add_cases},
-                                {"copy", copy_cases},
-                                {"fill", fill_cases},
-                                {"sum_of_squares", sum_of_squares_cases},
-                                {"adamw", adamw_cases},
-                                {"sgd", sgd_cases}};
+const ParityOfOperation operations[] = {{"linear_forward", linear_forward_cases},
+                                        {"linear_backward_input", linear_backward_input_cases},
+                                        {"linear_backward_weight", linear_backward_weight_cases},
+                                        {"norm_forward", norm_forward_cases},
+                                        {"norm_backward_input", norm_backward_input_cases},
+                                        {"norm_backward_weight", norm_backward_weight_cases},
+                                        {"activation_forward", activation_forward_cases},
+                                        {"activation_backward", activation_backward_cases},
+                                        {"rope", rope_cases},
+                                        {"attention_forward", attention_forward_cases},
+                                        {"attention_backward", attention_backward_cases},
+                                        {"embedding_forward", embedding_forward_cases},
+                                        {"embedding_backward", embedding_backward_cases},
+                                        {"embedding_part_forward", embedding_part_forward_cases},
+                                        {"embedding_part_backward", embedding_part_backward_cases},
+                                        {"cross_entropy", cross_entropy_cases},
+                                        {"softmax_statistics", softmax_statistics_cases},
+                                        {"cross_entropy_parts", cross_entropy_parts_cases},
+                                        {"add", add_cases},
+                                        {"copy", copy_cases},
+                                        {"fill", fill_cases},
+                                        {"sum_of_squares", sum_of_squares_cases},
+                                        {"adamw", adamw_cases},
+                                        {"sgd", sgd_cases}};
 
 }  // namespace
 
 TEST_CASE("every_backend_agrees_with_the_f64_reference_on_every_operation") {
-  for (const Operation& operation : operations) check_parity(operation.name, operation.cases());
+  for (const ParityOfOperation& operation : operations) check_parity(operation.name, operation.cases());
 }
 
 TEST_CASE("an_error_planted_in_one_element_of_any_output_is_found") {
-  for (const Operation& operation : operations) check_that_planted_errors_are_found(operation.name, operation.cases());
+  for (const ParityOfOperation& operation : operations)
+    check_that_planted_errors_are_found(operation.name, operation.cases());
 }
 
 TEST_CASE("a_nan_or_a_missing_element_is_a_mismatch") {

@@ -45,8 +45,8 @@ class PlantedError final : public Backend {
     return at(heads.values, (rows - 1) * heads.row_stride + width - 1);
   }
 
-  template <class Operation>
-  void run_and_spoil(Stream& stream, const Operation& op, std::initializer_list<Element> outputs) {
+  template <class Descriptor>
+  void run_and_spoil(Stream& stream, const Descriptor& op, std::initializer_list<Element> outputs) {
     inner_.run(stream, op);
     int number = 0;
     for (const Element& element : outputs) {
@@ -66,55 +66,53 @@ class PlantedError final : public Backend {
       *static_cast<std::byte*>(element.data) ^= std::byte{1};
   }
 
-  void launch(Stream& s, const LinearForward& op) override { run_and_spoil(s, op, {last(op.output)}); }
-  void launch(Stream& s, const LinearBackwardInput& op) override { run_and_spoil(s, op, {last(op.d_input)}); }
-  void launch(Stream& s, const LinearBackwardWeight& op) override {
+  void spoiled(Stream& s, const LinearForward& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const LinearBackwardInput& op) { run_and_spoil(s, op, {last(op.d_input)}); }
+  void spoiled(Stream& s, const LinearBackwardWeight& op) {
     run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)});
   }
-  void launch(Stream& s, const NormForward& op) override {
+  void spoiled(Stream& s, const NormForward& op) {
     run_and_spoil(s, op, {last(op.output), last(op.mean), last(op.rstd)});
   }
-  void launch(Stream& s, const NormBackwardInput& op) override { run_and_spoil(s, op, {last(op.d_input)}); }
-  void launch(Stream& s, const NormBackwardWeight& op) override {
-    run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)});
-  }
-  void launch(Stream& s, const ActivationForward& op) override { run_and_spoil(s, op, {last(op.output)}); }
-  void launch(Stream& s, const ActivationBackward& op) override { run_and_spoil(s, op, {last(op.d_input)}); }
-  void launch(Stream& s, const RopeRotate& op) override {
+  void spoiled(Stream& s, const NormBackwardInput& op) { run_and_spoil(s, op, {last(op.d_input)}); }
+  void spoiled(Stream& s, const NormBackwardWeight& op) { run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)}); }
+  void spoiled(Stream& s, const ActivationForward& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const ActivationBackward& op) { run_and_spoil(s, op, {last(op.d_input)}); }
+  void spoiled(Stream& s, const RopeRotate& op) {
     run_and_spoil(s, op,
                   {last(HeadsView{op.values, op.row_stride}, op.positions.shape()[0], op.num_heads * op.head_size)});
   }
-  void launch(Stream& s, const AttentionForward& op) override {
+  void spoiled(Stream& s, const AttentionForward& op) {
     const AttentionShape& shape = op.shape;
     run_and_spoil(
         s, op, {last(op.output, shape.batch * shape.num_queries, shape.heads * shape.head_size), last(op.log_sum_exp)});
   }
-  void launch(Stream& s, const AttentionBackward& op) override {
+  void spoiled(Stream& s, const AttentionBackward& op) {
     const AttentionShape& shape = op.shape;
     run_and_spoil(s, op,
                   {last(op.d_query, shape.batch * shape.num_queries, shape.heads * shape.head_size),
                    last(op.d_key, shape.batch * shape.num_keys, shape.kv_heads * shape.head_size),
                    last(op.d_value, shape.batch * shape.num_keys, shape.kv_heads * shape.head_size)});
   }
-  void launch(Stream& s, const EmbeddingForward& op) override { run_and_spoil(s, op, {last(op.output)}); }
-  void launch(Stream& s, const EmbeddingBackward& op) override {
+  void spoiled(Stream& s, const EmbeddingForward& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const EmbeddingBackward& op) {
     run_and_spoil(s, op, {last(op.d_table), last(op.d_position_table)});
   }
-  void launch(Stream& s, const CrossEntropy& op) override {
-    run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)});
-  }
-  void launch(Stream& s, const SoftmaxStatistics& op) override { run_and_spoil(s, op, {last(op.statistics)}); }
-  void launch(Stream& s, const CrossEntropyParts& op) override {
-    run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)});
-  }
-  void launch(Stream& s, const Add& op) override { run_and_spoil(s, op, {last(op.output)}); }
-  void launch(Stream& s, const Copy& op) override { run_and_spoil(s, op, {last(op.output)}); }
-  void launch(Stream& s, const Fill& op) override { run_and_spoil(s, op, {last(op.output)}); }
-  void launch(Stream& s, const SumOfSquares& op) override { run_and_spoil(s, op, {last(op.result)}); }
-  void launch(Stream& s, const AdamWStep& op) override {
+  void spoiled(Stream& s, const CrossEntropy& op) { run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)}); }
+  void spoiled(Stream& s, const SoftmaxStatistics& op) { run_and_spoil(s, op, {last(op.statistics)}); }
+  void spoiled(Stream& s, const CrossEntropyParts& op) { run_and_spoil(s, op, {last(op.loss_sum), last(op.logits)}); }
+  void spoiled(Stream& s, const Add& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const Copy& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const Fill& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const SumOfSquares& op) { run_and_spoil(s, op, {last(op.result)}); }
+  void spoiled(Stream& s, const AdamWStep& op) {
     run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment)});
   }
-  void launch(Stream& s, const SgdStep& op) override { run_and_spoil(s, op, {last(op.param)}); }
+  void spoiled(Stream& s, const SgdStep& op) { run_and_spoil(s, op, {last(op.param)}); }
+
+  void launch(Stream& stream, const Operation& op) override {
+    std::visit([&](const auto& descriptor) { spoiled(stream, descriptor); }, op);
+  }
 
   Backend& inner_;
   int output_ = -1;

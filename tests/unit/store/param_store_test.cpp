@@ -38,35 +38,12 @@ class PackingBackend final : public Backend {
   }
 
  private:
-  void launch(Stream&, const Fill& op) override {
-    SCALETRAIN_CHECK(op.value == 0);
-    std::memset(op.output.data(), 0, op.output.num_bytes());
+  void launch(Stream&, const Operation& op) override {
+    const Fill* const fill = std::get_if<Fill>(&op);
+    if (fill == nullptr) throw BugError("the parameter store must not compute");
+    SCALETRAIN_CHECK(fill->value == 0);
+    std::memset(fill->output.data(), 0, fill->output.num_bytes());
   }
-  template <class Op>
-  [[noreturn]] static void refuse(const Op&) {
-    throw BugError("the parameter store must not compute");
-  }
-  void launch(Stream&, const LinearForward& op) override { refuse(op); }
-  void launch(Stream&, const LinearBackwardInput& op) override { refuse(op); }
-  void launch(Stream&, const LinearBackwardWeight& op) override { refuse(op); }
-  void launch(Stream&, const NormForward& op) override { refuse(op); }
-  void launch(Stream&, const NormBackwardInput& op) override { refuse(op); }
-  void launch(Stream&, const NormBackwardWeight& op) override { refuse(op); }
-  void launch(Stream&, const ActivationForward& op) override { refuse(op); }
-  void launch(Stream&, const ActivationBackward& op) override { refuse(op); }
-  void launch(Stream&, const RopeRotate& op) override { refuse(op); }
-  void launch(Stream&, const AttentionForward& op) override { refuse(op); }
-  void launch(Stream&, const AttentionBackward& op) override { refuse(op); }
-  void launch(Stream&, const EmbeddingForward& op) override { refuse(op); }
-  void launch(Stream&, const EmbeddingBackward& op) override { refuse(op); }
-  void launch(Stream&, const CrossEntropy& op) override { refuse(op); }
-  void launch(Stream&, const SoftmaxStatistics& op) override { refuse(op); }
-  void launch(Stream&, const CrossEntropyParts& op) override { refuse(op); }
-  void launch(Stream&, const Add& op) override { refuse(op); }
-  void launch(Stream&, const Copy& op) override { refuse(op); }
-  void launch(Stream&, const SumOfSquares& op) override { refuse(op); }
-  void launch(Stream&, const AdamWStep& op) override { refuse(op); }
-  void launch(Stream&, const SgdStep& op) override { refuse(op); }
 };
 
 Parameter parameter(std::string name, Shape shape, std::string fused = "") {
