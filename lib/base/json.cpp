@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/text.h"
 
 namespace scaletrain {
@@ -140,6 +141,13 @@ double json_number(const json& object, std::string_view key, const std::string& 
   const json& value = json_member(object, key, where);
   if (!value.is_number()) wrong_type(value, key, where, "a number");
   return value.get<double>();
+}
+
+std::uint64_t json_hash(const json& object, std::string_view key, const std::string& where) {
+  std::uint64_t hash = 0;
+  const std::string text = json_string(object, key, where);
+  if (!from_hex(text, hash)) throw InputError(fmt::format("{}: {} {} is not 16 hexadecimal digits", where, key, text));
+  return hash;
 }
 
 bool json_bool(const json& object, std::string_view key, const std::string& where) {

@@ -26,6 +26,8 @@ std::string json_string(const nlohmann::json& object, std::string_view key, cons
 std::int64_t json_integer(const nlohmann::json& object, std::string_view key, const std::string& where);
 std::uint64_t json_unsigned(const nlohmann::json& object, std::string_view key, const std::string& where);
 double json_number(const nlohmann::json& object, std::string_view key, const std::string& where);
+// What to_hex() made of one number.
+std::uint64_t json_hash(const nlohmann::json& object, std::string_view key, const std::string& where);
 bool json_bool(const nlohmann::json& object, std::string_view key, const std::string& where);
 
 // A double or float as the shortest decimal text that reads back to the same bits; "NaN", "Infinity" become null.

@@ -107,6 +107,10 @@ std::string grouped_digits(std::uint64_t value) {
   return text;
 }
 
+std::string grouped_count(std::uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", grouped_digits(count), noun, count == 1 ? "" : "s");
+}
+
 std::string duration_text(double seconds) {
   if (!(seconds >= 0) || seconds > 1e15) return "unknown";
   if (seconds < 59.95) return fmt::format("{:.1f} s", seconds);

@@ -1,6 +1,7 @@
 // Small text tools that messages share.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -21,6 +22,18 @@ std::string bytes_text(std::uint64_t bytes);
 
 // "124,439,808".
 std::string grouped_digits(std::uint64_t value);
+
+// "1 rank", "1200 ranks"; with "es" for the ending "3 batches".
+template <std::integral T>
+std::string counted(T count, std::string_view noun, std::string_view ending = "s") {
+  std::string text = std::to_string(count);
+  text.append(1, ' ').append(noun);
+  if (count != 1) text.append(ending);
+  return text;
+}
+
+// "1 token", "124,439,808 tokens".
+std::string grouped_count(std::uint64_t count, std::string_view noun);
 
 // "2 h 5 min", "3 min 20 s", "4.2 s".
 std::string duration_text(double seconds);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/numbers/checked.h"
+#include "base/text.h"
 #include "config/keys/keys.h"
 
 namespace scaletrain {
@@ -15,10 +16,6 @@ namespace {
 // A schedule is a list of instructions: far more micro-batches than any run has would be a mistake in the config, and a
 // list that fills the memory.
 constexpr std::int64_t max_micro_batches = 1 << 16;
-
-std::string ranks_text(std::int64_t ranks) {
-  return fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
-}
 
 bool fits_kv_heads(const ModelConfig& model, std::int64_t tensor) {
   return model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0;
@@ -64,18 +61,18 @@ class LayoutRules {
     if (!world_) return;
     const std::int64_t others = parallel_.tensor * parallel_.pipeline;
     const std::int64_t ranks = world_->ranks;
-    const std::string there = fmt::format("{} {}", world_->told, ranks_text(ranks));
+    const std::string there = fmt::format("{} {}", world_->told, counted(ranks, "rank"));
     if (parallel_.data) {
       const std::int64_t product = others * *parallel_.data;
       if (ranks != product)
         refuse({"parallel.data", "parallel.tensor", "parallel.pipeline", "parallel"},
                fmt::format("parallel: data {} x tensor {} x pipeline {} = {}, but {}; change a degree, the number of "
                            "ranks, or set parallel.data: auto",
-                           *parallel_.data, parallel_.tensor, parallel_.pipeline, ranks_text(product), there));
+                           *parallel_.data, parallel_.tensor, parallel_.pipeline, counted(product, "rank"), there));
     } else if (ranks < 1 || ranks % others != 0) {
       const std::int64_t fewer = ranks < others ? 0 : ranks / others * others;
       const std::string fitting =
-          fewer == 0 ? ranks_text(others) : fmt::format("{} or {} ranks", fewer, fewer + others);
+          fewer == 0 ? counted(others, "rank") : fmt::format("{} or {} ranks", fewer, fewer + others);
       problems_.push_back({.keys = {"parallel.data", "parallel.tensor", "parallel.pipeline"},
                            .text = fmt::format("{}, and parallel.data: auto needs a multiple of tensor {} x pipeline "
                                                "{} = {}; take {}, or change a degree",
@@ -106,7 +103,7 @@ class LayoutRules {
   void check_stages() {
     const std::int64_t layers = config_.model.layers;
     if (parallel_.pipeline * parallel_.chunks <= layers) return;
-    const std::string stages = fmt::format("{} stage{}", parallel_.pipeline, parallel_.pipeline == 1 ? "" : "s") +
+    const std::string stages = counted(parallel_.pipeline, "stage") +
                                (parallel_.chunks == 1 ? "" : fmt::format(" x {} chunks", parallel_.chunks));
     refuse({"parallel.pipeline", "parallel.chunks", "model.layers", "model.preset"},
            fmt::format("parallel.pipeline: {} need as many layers, but model.layers is {}; use fewer, or say in "
@@ -119,9 +116,8 @@ class LayoutRules {
     const std::int64_t wanted = parallel_.pipeline * parallel_.chunks;
     const std::string problem = [&]() -> std::string {
       if (static_cast<std::int64_t>(counts.size()) != wanted)
-        return fmt::format(
-            "{} number{}, but parallel.pipeline {} x parallel.chunks {} = {}; write one for each, or auto",
-            counts.size(), counts.size() == 1 ? "" : "s", parallel_.pipeline, parallel_.chunks, wanted);
+        return fmt::format("{}, but parallel.pipeline {} x parallel.chunks {} = {}; write one for each, or auto",
+                           counted(counts.size(), "number"), parallel_.pipeline, parallel_.chunks, wanted);
       for (std::size_t i = 0; i < counts.size(); ++i)
         if (counts[i] < 0 || counts[i] > layers)
           return fmt::format("number {} is {}, expected 0 to {} (model.layers)", i + 1, counts[i], layers);
@@ -146,9 +142,9 @@ class LayoutRules {
     const std::int64_t batch = config_.train.global_batch;
     if (data > batch) {
       refuse({"parallel.data", "train.global_batch"},
-             fmt::format("parallel.data: {} replicas share the {} sample{} of a step (train.global_batch), and some "
+             fmt::format("parallel.data: {} replicas share the {} of a step (train.global_batch), and some "
                          "would never have one; use at most {}, or raise train.global_batch",
-                         data, batch, batch == 1 ? "" : "s", batch));
+                         data, counted(batch, "sample"), batch));
     } else if (const std::int64_t count = micro_batches_of_replica(config_.train, data); count > max_micro_batches) {
       refuse({"train.global_batch", "train.micro_batch", "parallel.data"},
              fmt::format("train.global_batch: {} is {} micro-batches per replica and step, and at most {} are "

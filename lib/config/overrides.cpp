@@ -46,8 +46,8 @@ YamlNode* step_into(YamlNode& node, const std::string& name, const std::string& 
     const bool is_number = std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
     const auto index = is_number ? parse_integer(name) : std::nullopt;
     if (!index || *index >= static_cast<std::int64_t>(node.items.size())) {
-      diagnostics.add(place, fmt::format("{} has {} item{}; {} is none of them (they count from 0)", path,
-                                         node.items.size(), node.items.size() == 1 ? "" : "s", quoted(name)));
+      diagnostics.add(place, fmt::format("{} has {}; {} is none of them (they count from 0)", path,
+                                         counted(node.items.size(), "item"), quoted(name)));
       return nullptr;
     }
     return &node.items[static_cast<std::size_t>(*index)];

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "base/numbers/checked.h"
 #include "data/block_reader.h"
+#include "base/text.h"
 #include "data/sources.h"
 #include "data/stream_cache.h"
 
@@ -152,8 +153,8 @@ class OpenTrainingData final : public TrainingData {
                                   const DataOptions& options) {
     if (tokens > options.context || !options.report) return;
     options.report(fmt::format(
-        "{}: {} holds {} token{}; a sample of {} needs {} (its last target too), so the rest of each sample is masked",
-        key, source.path, tokens, tokens == 1 ? "" : "s", options.context, options.context + 1));
+        "{}: {} holds {}; a sample of {} needs {} (its last target too), so the rest of each sample is masked", key,
+        source.path, counted(tokens, "token"), options.context, options.context + 1));
   }
 
   std::int64_t context_;

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/text.h"
 
 namespace scaletrain {
 
@@ -104,8 +105,8 @@ namespace {
 void leave_only(const SourceFiles& only, const SourceSpec& spec, std::vector<fs::path>& files, const Reporter& report) {
   const std::size_t left_out = std::erase_if(files, [&only](const fs::path& file) { return !is_among(only, file); });
   if (left_out == 0 || !report) return;
-  report(fmt::format("{}: {} file{} came to {} after the run was started, and {} not read; the next start reads {}",
-                     path_key(spec), left_out, left_out == 1 ? "" : "s", spec.path, left_out == 1 ? "is" : "are",
+  report(fmt::format("{}: {} came to {} after the run was started, and {} not read; the next start reads {}",
+                     path_key(spec), counted(left_out, "file"), spec.path, left_out == 1 ? "is" : "are",
                      left_out == 1 ? "it" : "them"));
 }
 
@@ -127,9 +128,8 @@ void UnreadableFiles::refuse() const {
   if (first_.empty()) return;
   std::string text = first_;
   if (num_others_ > 0) {
-    text +=
-        fmt::format("; and {} more file{} of this folder cannot be read: {}{}", num_others_,
-                    num_others_ == 1 ? "" : "s", fmt::join(others_, ", "), num_others_ > others_.size() ? " ..." : "");
+    text += fmt::format("; and {} of this folder cannot be read: {}{}", counted(num_others_, "more file"),
+                        fmt::join(others_, ", "), num_others_ > others_.size() ? " ..." : "");
   }
   if (is_refused_access_) throw FileAccessError(text);
   throw InputError(text);
@@ -176,9 +176,8 @@ std::vector<FoundFile> find_files(const SourceSpec& spec, const Reporter& report
   unreadable.refuse();
   if (is_over && is_over()) return found;
   if (entries.folders > 0 && report) {
-    report(fmt::format("{}: {} sub-folder{} of {} {} not read; name each as a source of its own", path_key(spec),
-                       entries.folders, entries.folders == 1 ? "" : "s", spec.path,
-                       entries.folders == 1 ? "is" : "are"));
+    report(fmt::format("{}: {} of {} {} not read; name each as a source of its own", path_key(spec),
+                       counted(entries.folders, "sub-folder"), spec.path, entries.folders == 1 ? "is" : "are"));
   }
   for (const fs::path& other : entries.others) {
     if (report)

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "base/text.h"
 #include "config/keys/keys.h"
 #include "config/layout_rules.h"
 #include "optim/optimizer.h"
@@ -39,15 +40,12 @@ std::string padding_notice(const TrainConfig& train, std::int64_t replicas) {
   if (room == train.global_batch) return text;
   const double idle = 100.0 * static_cast<double>(room - train.global_batch) / static_cast<double>(room);
   if (!text.empty()) text += "; ";
-  const auto count = [](std::int64_t number, const char* thing, const char* plural) {
-    return fmt::format("{} {}{}", number, thing, number == 1 ? "" : plural);
-  };
   return text + fmt::format(
                     "train.global_batch: {} leave {} of {} places empty ({} x {} x {}): {:.1f} % of the work is "
                     "idle",
-                    count(train.global_batch, "sample", "s"), room - train.global_batch, room,
-                    count(replicas, "replica", "s"), count(cut.count, "micro-batch", "es"),
-                    count(cut.samples, "sample", "s"), idle);
+                    counted(train.global_batch, "sample"), room - train.global_batch, room,
+                    counted(replicas, "replica"), counted(cut.count, "micro-batch", "es"),
+                    counted(cut.samples, "sample"), idle);
 }
 
 // Everything that does not fit is named at once.

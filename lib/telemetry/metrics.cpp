@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/text.h"
 
 namespace scaletrain {
 namespace {
@@ -105,10 +106,8 @@ std::uint64_t end_of_whole_lines(const FileReader& file) {
 }  // namespace
 
 std::string layout_text(const LayoutRecord& layout) {
-  const auto counted = [](std::int64_t count, std::string_view what) {
-    return fmt::format("{} {}{}", count, what, count == 1 ? "" : what.ends_with("ch") ? "es" : "s");
-  };
-  const std::string batches = fmt::format("{} of {}", counted(layout.micro_batches, "micro-batch"), layout.micro_batch);
+  const std::string batches =
+      fmt::format("{} of {}", counted(layout.micro_batches, "micro-batch", "es"), layout.micro_batch);
   if (layout.world <= 1) return fmt::format("1 rank, {}, {}", batches, counted(layout.threads, "thread"));
   std::string schedule;
   if (layout.pipeline > 1) schedule = fmt::format(", schedule {}", layout.schedule);

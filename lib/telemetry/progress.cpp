@@ -210,7 +210,7 @@ std::vector<std::string> ProgressPrinter::describe_live(const StepRecord& record
   if (const auto lowest = summary_.lowest_loss()) fields.push_back(fmt::format(" (best {})", loss_text(lowest->loss)));
   fields.push_back(time_text(record, options_.total_steps, time_left_));
   if (const std::int64_t restarts = summary_.restarts(); restarts > 0)
-    fields.push_back(fmt::format("  {} restart{}", restarts, restarts == 1 ? "" : "s"));
+    fields.push_back("  " + counted(restarts, "restart"));
   if (record.tokens > 0) fields.push_back(fmt::format("  {} tok", short_count(static_cast<double>(record.tokens))));
   if (const std::string speed = speed_number(record); !speed.empty())
     fields.push_back(fmt::format("  {} tok/s", speed));

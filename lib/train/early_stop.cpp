@@ -58,14 +58,6 @@ std::optional<std::string> measure_on(const MeasuredOn& data, EarlyStopState& st
   return fmt::format("it is now measured {}, so early stopping starts afresh{}", change, best);
 }
 
-namespace {
-
-std::string evaluations_text(std::int64_t count) {
-  return fmt::format("{} evaluation{}", count, count == 1 ? "" : "s");
-}
-
-}  // namespace
-
 EarlyStopVerdict observe(const EarlyStopConfig& config, EarlyStopState& state, std::int64_t step, double value) {
   EarlyStopVerdict verdict;
   const bool finite = std::isfinite(value);
@@ -82,11 +74,12 @@ EarlyStopVerdict observe(const EarlyStopConfig& config, EarlyStopState& state, s
     verdict.reason = fmt::format("{} {:.6g} reached early_stop.target {:.6g}", config.metric, value, *config.target);
   } else if (state.without_improvement >= config.patience) {
     verdict.stop = true;
-    verdict.reason = state.best ? fmt::format("{} has not improved by more than {:.6g} for {}; best {:.6g} at step {}",
-                                              config.metric, config.min_delta,
-                                              evaluations_text(state.without_improvement), *state.best, state.best_step)
-                                : fmt::format("{} was never a finite number in {}", config.metric,
-                                              evaluations_text(state.without_improvement));
+    verdict.reason = state.best
+                         ? fmt::format("{} has not improved by more than {:.6g} for {}; best {:.6g} at step {}",
+                                       config.metric, config.min_delta,
+                                       counted(state.without_improvement, "evaluation"), *state.best, state.best_step)
+                         : fmt::format("{} was never a finite number in {}", config.metric,
+                                       counted(state.without_improvement, "evaluation"));
   }
   if (verdict.stop) state.stopped = verdict.reason;
   return verdict;

@@ -100,9 +100,8 @@ std::string early_stop_text(const RunState& state, const Manifest& manifest) {
   std::string text;
   const EarlyStopState& early = state.early_stop;
   if (early.best)
-    text += summary_line("best loss",
-                         fmt::format("{} at step {}, {} evaluation{} since", loss_text(*early.best), early.best_step,
-                                     early.without_improvement, early.without_improvement == 1 ? "" : "s"));
+    text += summary_line("best loss", fmt::format("{} at step {}, {} since", loss_text(*early.best), early.best_step,
+                                                  counted(early.without_improvement, "evaluation")));
   if (state.best_save_id)
     text +=
         summary_line("pinned", *state.best_save_id == manifest.save_id ? "this checkpoint is the best one"

@@ -89,7 +89,7 @@ std::string memory_by_ranks(const HostMemory& memory, std::int64_t count) {
   for (const EqualRanks& group : groups) {
     if (groups.size() == 1 && count > 1) text += fmt::format("each of the {} ranks:\n", count);
     if (groups.size() > 1)
-      text += fmt::format("{} rank{} of {}{}:\n", group.ranks, group.ranks == 1 ? "" : "s", stages_text(group.stages),
+      text += fmt::format("{} of {}{}:\n", counted(group.ranks, "rank"), stages_text(group.stages),
                           group.ranks == 1 ? "" : ", each");
     text += group.each.text();
   }
@@ -163,9 +163,9 @@ void notice_crowd(std::int64_t ranks) {
   const std::int64_t processors = available_processors();
   if (ranks <= processors) return;
   write_message(
-      fmt::format("notice: {} ranks share the {} processor{} of this machine, and each waits for the others'; "
+      fmt::format("notice: {} ranks share the {} of this machine, and each waits for the others'; "
                   "start fewer here, or on more hosts, unless it is for trying a layout out",
-                  ranks, processors, processors == 1 ? "" : "s"));
+                  ranks, counted(processors, "processor")));
 }
 
 void with_places(const LoadedConfig& loaded, const std::function<void()>& check) {

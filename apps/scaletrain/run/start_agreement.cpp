@@ -44,9 +44,9 @@ std::string secret_of_environment() {
   std::string secret = text == nullptr ? "" : text;
   if (!secret.empty() && secret.size() < shortest_secret)
     throw UserError(
-        fmt::format("SCALETRAIN_SECRET has {} byte{}: at least {} are needed, such as from `openssl rand -hex 32`; or "
+        fmt::format("SCALETRAIN_SECRET has {}: at least {} are needed, such as from `openssl rand -hex 32`; or "
                     "unset it for all, then the first one leaves one in the run folder",
-                    secret.size(), secret.size() == 1 ? "" : "s", shortest_secret));
+                    counted(secret.size(), "byte"), shortest_secret));
   return secret;
 }
 

@@ -1,15 +1,25 @@
 // Which kernels the processor at hand can run.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <string_view>
 
 #include "backend/cpu/kernels.h"
+#include "base/error.h"
 
 namespace scaletrain::cpu {
 
 // name: auto (the best one) | portable | avx2 | avx512. UserError for another name, or a set that the processor or this
 // build lacks.
 const Kernels& choose_kernels(std::string_view name);
+
+inline UserError missing_instruction_set(std::string_view name) {
+  return UserError(fmt::format("instruction set {}: this processor does not have it; use auto", name));
+}
+inline UserError unknown_instruction_set(std::string_view name) {
+  return UserError(fmt::format("instruction set \"{}\" is unknown: expected auto, portable, avx2 or avx512", name));
+}
 
 // What the processor must have for them, by the names that processors are described with: "avx2, fma". Empty: nothing.
 std::string_view instructions_of(const Kernels& kernels);

@@ -1,8 +1,5 @@
 // For x86-64: kernels for AVX2 and AVX-512 are in the program, the processor decides.
-#include <fmt/format.h>
-
 #include "backend/cpu/instruction_sets.h"
-#include "base/error.h"
 
 namespace scaletrain::cpu {
 
@@ -38,10 +35,9 @@ const Kernels& choose_kernels(std::string_view name) {
   for (const InstructionSet& set : instruction_sets) {
     if (name != "auto" && name != set.name) continue;
     if (set.supported()) return set.kernels();
-    if (name == set.name)
-      throw UserError(fmt::format("instruction set {}: this processor does not have it; use auto", name));
+    if (name == set.name) throw missing_instruction_set(name);
   }
-  throw UserError(fmt::format("instruction set \"{}\" is unknown: expected auto, portable, avx2 or avx512", name));
+  throw unknown_instruction_set(name);
 }
 
 std::string_view instructions_of(const Kernels& kernels) {

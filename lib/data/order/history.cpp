@@ -107,18 +107,11 @@ nlohmann::json mix_json(const Mix& mix) {
   return {{"first_sample", mix.first_sample}, {"sources", list(mix.sources)}, {"absent", list(mix.absent)}};
 }
 
-std::uint64_t hash_from(const nlohmann::json& object, const char* key, const std::string& where) {
-  std::uint64_t hash = 0;
-  const std::string text = json_string(object, key, where);
-  if (!from_hex(text, hash)) throw InputError(fmt::format("{}: {} {} is not 16 hexadecimal digits", where, key, text));
-  return hash;
-}
-
 // first_version: without tokens, which were counted with the padding.
 HistorySegment segment_from(const nlohmann::json& item, const std::string& where, bool first_version) {
   if (!item.is_object()) throw InputError(where + ": an object is expected");
   HistorySegment segment;
-  segment.data_hash = hash_from(item, "data_hash", where);
+  segment.data_hash = json_hash(item, "data_hash", where);
   segment.context = integer_from(item, "context", 1, where);
   segment.global_batch = integer_from(item, "global_batch", 1, where);
   segment.first_sample = integer_from(item, "first_sample", 0, where);
@@ -177,7 +170,7 @@ std::vector<MixSource> sources_from(const nlohmann::json& array, const std::stri
     const std::string place = fmt::format("{} {}", where, sources.size());
     if (!item.is_object()) throw InputError(place + ": an object is expected");
     MixSource source;
-    source.identity = hash_from(item, "identity", place);
+    source.identity = json_hash(item, "identity", place);
     source.order = integer_from(item, "order", 0, place);
     source.samples_per_epoch = integer_from(item, "samples_per_epoch", 1, place);
     const nlohmann::json& weight = json_member(item, "weight", place);

@@ -209,8 +209,8 @@ class CachePlace {
     const std::filesystem::path path = path_in(folder);
     std::uint64_t bytes = 0;
     for (const FileContent& content : contents_) bytes += content.bytes;
-    tell(report_, fmt::format("tokenising {} ({} file{}) into {}", bytes_text(bytes), source_.files.size(),
-                              source_.files.size() == 1 ? "" : "s", path.string()));
+    tell(report_, fmt::format("tokenising {} ({}) into {}", bytes_text(bytes), counted(source_.files.size(), "file"),
+                              path.string()));
     build(source_, tokenizer_, contents_, key_, path);
     return open_verified(path, keeping);
   }

@@ -165,9 +165,8 @@ void Coordinator::begin() {
   furthest_ = plan.start.step;
   is_running_ = true;
   if (options_.places == 1) return;
-  options_.log.info(fmt::format("{} rank{}{}, {} replica{}{}, from {}", plan.world, plan.world == 1 ? "" : "s",
-                                options_.is_per_node ? " on " + places_text(on) : "", plan.data,
-                                plan.data == 1 ? "" : "s",
+  options_.log.info(fmt::format("{}{}, {}{}, from {}", counted(plan.world, "rank"),
+                                options_.is_per_node ? " on " + places_text(on) : "", counted(plan.data, "replica"),
                                 plan.data < options_.layout.data ? fmt::format(" of {}", options_.layout.data) : "",
                                 plan.start.checkpoint ? plan.start.checkpoint->string() : "the initial weights"));
 }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/numbers/checked.h"
+#include "base/text.h"
 #include "host/machine.h"
 
 namespace scaletrain {
@@ -26,11 +27,10 @@ PlaceLayout lay_out_nodes(const ParallelConfig& parallel, const LaunchConfig& la
     layout.ranks_per_place = launch.ranks_per_node.value_or(layout.replica);
     const std::int64_t world = checked_mul(nodes, layout.ranks_per_place);
     if (world % layout.replica != 0)
-      throw UserError(
-          fmt::format("parallel.data: auto needs a world that tensor {} x pipeline {} = {} divides, but {} node{} with "
-                      "launch.ranks_per_node: {} are {} ranks",
-                      parallel.tensor, parallel.pipeline, layout.replica, nodes, nodes == 1 ? "" : "s",
-                      layout.ranks_per_place, world));
+      throw UserError(fmt::format(
+          "parallel.data: auto needs a world that tensor {} x pipeline {} = {} divides, but {} with "
+          "launch.ranks_per_node: {} are {} ranks",
+          parallel.tensor, parallel.pipeline, layout.replica, counted(nodes, "node"), layout.ranks_per_place, world));
     layout.data = world / layout.replica;
     return layout;
   }
@@ -42,9 +42,9 @@ PlaceLayout lay_out_nodes(const ParallelConfig& parallel, const LaunchConfig& la
     layout.ranks_per_place = *launch.ranks_per_node;
     if (const std::int64_t there = checked_mul(nodes, layout.ranks_per_place); there != world)
       throw UserError(
-          fmt::format("{}, but {} node{} with launch.ranks_per_node: {} make {}; change a degree, the number of nodes "
+          fmt::format("{}, but {} with launch.ranks_per_node: {} make {}; change a degree, the number of nodes "
                       "or launch.ranks_per_node, or set parallel.data: auto",
-                      degrees, nodes, nodes == 1 ? "" : "s", layout.ranks_per_place, there));
+                      degrees, counted(nodes, "node"), layout.ranks_per_place, there));
     return layout;
   }
   if (world % nodes != 0)

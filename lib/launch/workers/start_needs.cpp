@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "launch/workers/communicators.h"
 
 namespace scaletrain {
@@ -33,10 +34,6 @@ constexpr std::array<GroupKind, 5> all_kinds{GroupKind::tensor, GroupKind::repli
 
 std::uint64_t left_of(const ThreadLimit& limit) {
   return limit.most > limit.used ? limit.most - limit.used : 0;
-}
-
-std::string counted(std::int64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
 }  // namespace

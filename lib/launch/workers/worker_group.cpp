@@ -161,9 +161,9 @@ void WorkerGroup::start_workers() {
   }
   const int threads = share_processors(available_processors(), num_sharers()).threads;
   const std::string share = options_.count == options_.world ? "" : fmt::format(" of {}", options_.world);
-  options_.log.info(fmt::format("{}{} workers started at step {}, generation {}, {} thread{} each; rank {} and on:{}",
-                                options_.count, share, options_.start.step, options_.start.generation, threads,
-                                threads == 1 ? "" : "s", options_.first_rank, pids));
+  options_.log.info(fmt::format("{}{} workers started at step {}, generation {}, {} each; rank {} and on:{}",
+                                options_.count, share, options_.start.step, options_.start.generation,
+                                counted(threads, "thread"), options_.first_rank, pids));
 }
 
 RoundResult WorkerGroup::supervise() {

@@ -27,7 +27,7 @@ std::string who_needs(const PlanFacts& facts, const Verdict& verdict) {
   }
   if (world == 1) return "the rank needs";
   if (verdict.ranks_per_host >= world) return fmt::format("the {} ranks need", world);
-  return fmt::format("a host of {} needs", count_text(verdict.ranks_per_host, "rank"));
+  return fmt::format("a host of {} needs", counted(verdict.ranks_per_host, "rank"));
 }
 
 std::string verdict_value(const PlanFacts& facts, const Verdict& verdict) {

@@ -67,7 +67,7 @@ std::string groups_text(const PlanFacts& facts) {
     std::string members = fmt::format("{}, {}", group.first.value(), group.second.value());
     if (group.size > 2) members += fmt::format("{}{}", group.size > 3 ? " .. " : ", ", group.last.value());
     text += fmt::format("  {:<10} {} of {} ranks; that of rank 0: {}\n", to_text(group.kind),
-                        count_text(group.count, "group"), group.size, members);
+                        counted(group.count, "group"), group.size, members);
   }
   if (text.empty()) return text;
   for (const GroupFact& group : facts.groups) {
@@ -306,10 +306,6 @@ std::string bubble_text(const PlanFacts& facts) {
   return text;
 }
 
-std::string grouped_count_text(std::int64_t count, std::string_view thing) {
-  return fmt::format("{} {}{}", grouped_digits(static_cast<std::uint64_t>(count)), thing, count == 1 ? "" : "s");
-}
-
 // The verdict is of all ranks on this machine, which they do not fit; what follows is of the hosts that they would
 // need.
 bool is_refused_here(const PlanFacts& facts) {
@@ -323,18 +319,19 @@ std::string head_text(const PlanFacts& facts) {
   const auto line = [&text](std::string_view key, const std::string& value) { text += keyed_lines(key, value); };
   line("model", fmt::format("{} parameters; {}, hidden {}, {} ({} key/value), ffn {}, vocabulary {}, context {}",
                             grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())),
-                            count_text(model.layers, "layer"), model.hidden, count_text(model.heads, "head"),
-                            model.kv_heads, model.ffn_hidden, model.vocab, model.context));
+                            counted(model.layers, "layer"), model.hidden, counted(model.heads, "head"), model.kv_heads,
+                            model.ffn_hidden, model.vocab, model.context));
   line("compute",
        fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model), to_text(facts.config.precision.compute)));
-  line("steps", fmt::format("{} of {} ({} each)", grouped_digits(static_cast<std::uint64_t>(phase.num_steps)),
-                            grouped_count_text(phase.global_batch, "sample"),
-                            grouped_count_text(checked_mul(phase.global_batch, model.context), "token")));
+  line("steps",
+       fmt::format("{} of {} ({} each)", grouped_digits(static_cast<std::uint64_t>(phase.num_steps)),
+                   grouped_count(static_cast<std::uint64_t>(phase.global_batch), "sample"),
+                   grouped_count(static_cast<std::uint64_t>(checked_mul(phase.global_batch, model.context)), "token")));
   const bool is_alone = phase.mesh.world() == 1;
-  line("mesh", fmt::format("{} = {}{}", phase.mesh.text(), count_text(phase.mesh.world(), "rank"),
+  line("mesh", fmt::format("{} = {}{}", phase.mesh.text(), counted(phase.mesh.world(), "rank"),
                            is_alone ? "" : "; " + unbroken(rank_pattern(phase))));
-  line("batch", fmt::format("{} of {} per replica and step", count_text(phase.num_micro_batches, "micro-batch", "es"),
-                            count_text(phase.micro_batch.samples, "sample")));
+  line("batch", fmt::format("{} of {} per replica and step", counted(phase.num_micro_batches, "micro-batch", "es"),
+                            counted(phase.micro_batch.samples, "sample")));
   line("zero", fmt::format("stage {}{}", facts.config.parallel.zero,
                            phase.mesh.degree(Axis::data) > 1 ? "" : " (one replica: nothing to divide)"));
   if (!is_alone && !is_refused_here(facts)) line("hosts", placement_text(facts));
@@ -345,11 +342,11 @@ std::string head_text(const PlanFacts& facts) {
   if (phase.mesh.degree(Axis::pipeline) > 1 || phase.chunks > 1) {
     const std::int64_t saved = facts.stages.front().survey.saved;
     // With several chunks a micro-batch is held once for each chunk that it has passed.
-    const std::string held =
-        phase.chunks > 1 ? fmt::format("{} (counted once per model chunk)", count_text(saved, "micro-batch", "es"))
-                         : count_text(saved, "micro-batch", "es");
+    const std::string held = phase.chunks > 1
+                                 ? fmt::format("{} (counted once per model chunk)", counted(saved, "micro-batch", "es"))
+                                 : counted(saved, "micro-batch", "es");
     line("schedule", fmt::format("{}, {} per stage; stage 0 holds the activations of up to {}",
-                                 to_text(phase.schedule_kind), count_text(phase.chunks, "model chunk"), held));
+                                 to_text(phase.schedule_kind), counted(phase.chunks, "model chunk"), held));
   }
   if (phase.mesh.degree(Axis::pipeline) > 1) {
     line("bubble", bubble_text(facts));
@@ -403,7 +400,7 @@ std::string chart_text(const PlanFacts& facts) {
   }
   if (chart.columns_left_out > 0)
     text += fmt::format("  '~': {} columns of the middle are left out; a typical forward takes {}\n",
-                        chart.columns_left_out, count_text(chart.columns_per_forward, "column"));
+                        chart.columns_left_out, counted(chart.columns_per_forward, "column"));
   return text + chart.rows;
 }
 

@@ -168,7 +168,7 @@ std::string gather_cost(const PlanFacts& facts) {
   });
   if (gathers_of(most) <= once) return {};
   return fmt::format("parallel.zero 3 gathers weights when they are needed: {} a step on stage {}, where 1 and 2 do {}",
-                     count_text(gathers_of(most), "gather"), most.stage, once);
+                     counted(gathers_of(most), "gather"), most.stage, once);
 }
 
 // What the activations of a stage's first rank put on the tensor group, and what they would without sequence shards: an
@@ -229,10 +229,6 @@ std::vector<std::string> weight_pass_costs(const PlanFacts& facts) {
 }
 
 }  // namespace
-
-std::string count_text(std::int64_t count, std::string_view thing, std::string_view plural) {
-  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : plural);
-}
 
 std::string contents_text(const PhasePlan& phase, const StageRange& stages) {
   std::string text;
@@ -329,7 +325,7 @@ std::vector<std::string> cost_lines(const PlanFacts& facts) {
         "interleaved goes by groups of {} micro-batches, and {} is no multiple: the last group idles", stages, m));
   if (stages > 1 && m < stages)
     lines.push_back(
-        fmt::format("{} for {} stages: the pipeline is never full", count_text(m, "micro-batch", "es"), stages));
+        fmt::format("{} for {} stages: the pipeline is never full", counted(m, "micro-batch", "es"), stages));
   if (phase.model.kv_heads < tensor)
     lines.push_back(fmt::format("{} key/value heads on {} tensor ranks: each is held and computed {} times",
                                 phase.model.kv_heads, tensor, tensor / phase.model.kv_heads));
@@ -342,9 +338,9 @@ std::string balance_text(const PlanFacts& facts) {
   const Balance& balance = facts.balance;
   constexpr double alike = 0.005;  // less than the printed digits show
   if (balance.ratio < 1 + alike && balance.least > 1 - alike) return "all stages take equally long";
-  const std::string who =
-      balance.as_slow > 0 ? fmt::format("stage {} and {} are", balance.slowest, count_text(balance.as_slow, "other"))
-                          : fmt::format("stage {} is", balance.slowest);
+  const std::string who = balance.as_slow > 0
+                              ? fmt::format("stage {} and {} are", balance.slowest, counted(balance.as_slow, "other"))
+                              : fmt::format("stage {} is", balance.slowest);
   const std::string why =
       balance.slowest == stages - 1
           ? fmt::format("{:.0f} % of its work is the head", 100.0 * facts.work.head_share)
@@ -360,10 +356,10 @@ std::string placement_text(const PlanFacts& facts) {
     case HostPlacement::Basis::one_host:
       return "all ranks on one";
     case HostPlacement::Basis::configured:
-      return fmt::format("{} of {} (launch.ranks_per_node)", ceil_div(world, size), count_text(size, "rank"));
+      return fmt::format("{} of {} (launch.ranks_per_node)", ceil_div(world, size), counted(size, "rank"));
     case HostPlacement::Basis::assumed:
       return fmt::format("{} of {}{} are assumed; launch.ranks_per_node sets it", ceil_div(world, size),
-                         count_text(size, "rank"),
+                         counted(size, "rank"),
                          size > 1 && size == facts.phase.mesh.degree(Axis::tensor) ? ", a tensor group each," : "");
   }
   SCALETRAIN_CHECK(false);
@@ -384,7 +380,7 @@ std::vector<std::string> host_memory_lines(const PlanFacts& facts) {
     lines.push_back(fmt::format("{} {} together", all, bytes_text(facts.world_memory)));
   }
   if (facts.hosts.basis != HostPlacement::Basis::one_host)
-    lines.push_back(fmt::format("a host of {} needs up to {}", count_text(facts.hosts.ranks_per_host, "rank"),
+    lines.push_back(fmt::format("a host of {} needs up to {}", counted(facts.hosts.ranks_per_host, "rank"),
                                 bytes_text(facts.host_memory)));
   return lines;
 }

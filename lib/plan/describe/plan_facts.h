@@ -124,8 +124,6 @@ std::string placement_text(const PlanFacts& facts);
 // Sentences about the memory of hosts.
 std::vector<std::string> host_memory_lines(const PlanFacts& facts);
 
-std::string count_text(std::int64_t count, std::string_view thing, std::string_view plural = "s");
-
 // How the text begins: whether it fits, what would make it fit, the work of the run and the time it takes.
 std::string budget_text(const PlanFacts& facts);
 std::string misfit_text(const PlanFacts& facts);

@@ -38,13 +38,6 @@ constexpr std::size_t most_sources = std::size_t{1} << 16;
 constexpr std::size_t most_path_bytes = std::size_t{1} << 15;
 constexpr std::size_t most_name_bytes = 1024;
 
-std::uint64_t hash_from(const nlohmann::json& object, const char* key, const std::string& where) {
-  std::uint64_t hash = 0;
-  if (!from_hex(json_string(object, key, where), hash))
-    throw InputError(fmt::format("{}: {}: expected 16 hexadecimal digits", where, key));
-  return hash;
-}
-
 std::string text_from(const nlohmann::json& object, const char* key, std::size_t most, const std::string& where) {
   std::string text = json_string(object, key, where);
   if (text.size() > most)
@@ -63,7 +56,7 @@ const nlohmann::json& list_from(const nlohmann::json& object, const char* key, s
 
 FileContent parse_file(const nlohmann::json& object, const std::string& where) {
   return {text_from(object, "path", most_path_bytes, where), json_unsigned(object, "bytes", where),
-          hash_from(object, "hash", where)};
+          json_hash(object, "hash", where)};
 }
 
 SourceContent parse_source(const nlohmann::json& object, const std::string& where) {
@@ -71,30 +64,27 @@ SourceContent parse_source(const nlohmann::json& object, const std::string& wher
   source.key = text_from(object, "key", most_name_bytes, where);
   source.path = text_from(object, "path", most_path_bytes, where);
   source.tokens = json_integer(object, "tokens", where);
-  source.identity = hash_from(object, "identity", where);
-  source.all_bytes = hash_from(object, "all_bytes", where);
-  source.stamps = hash_from(object, "stamps", where);
+  source.identity = json_hash(object, "identity", where);
+  source.all_bytes = json_hash(object, "all_bytes", where);
+  source.stamps = json_hash(object, "stamps", where);
   if (!from_hex(text_from(object, "holds", 16 * most_holds, where), source.holds))
     throw InputError(where + ": holds: numbers of 16 hexadecimal digits are expected");
   for (const auto& cache : list_from(object, "caches", most_caches, where))
-    source.caches.push_back({text_from(cache, "path", most_path_bytes, where), hash_from(cache, "identity", where)});
+    source.caches.push_back({text_from(cache, "path", most_path_bytes, where), json_hash(cache, "identity", where)});
   for (const auto& file : list_from(object, "files", named_files, where))
     source.files.push_back(parse_file(file, where));
   source.has_all_files = json_bool(object, "has_all_files", where);
   return source;
 }
 
-std::string bytes_of(std::uint64_t bytes) {
-  return fmt::format("{} byte{}", grouped_digits(bytes), bytes == 1 ? "" : "s");
-}
-
 // By name; only what both sides have named of as many files as both have.
 std::string file_difference(const FileContent& here, const FileContent* there) {
   if (there == nullptr) return fmt::format("{} is there on this host only", here.path.string());
   if (here.bytes != there->bytes)
-    return fmt::format("{} has {} here and {} there", here.path.string(), bytes_of(here.bytes), bytes_of(there->bytes));
+    return fmt::format("{} has {} here and {} there", here.path.string(), grouped_count(here.bytes, "byte"),
+                       grouped_count(there->bytes, "byte"));
   if (here.hash != there->hash)
-    return fmt::format("{} has other content ({} both)", here.path.string(), bytes_of(here.bytes));
+    return fmt::format("{} has other content ({} both)", here.path.string(), grouped_count(here.bytes, "byte"));
   return "";
 }
 
@@ -233,7 +223,7 @@ DataClaim parse_claim(const std::string& text) {
   const nlohmann::json object = parse_json(text, where, {.depth = 8, .bytes = largest_claim});
   DataClaim claim;
   claim.host = text_from(object, "host", most_name_bytes, where);
-  claim.tokenizer = hash_from(object, "tokenizer", where);
+  claim.tokenizer = json_hash(object, "tokenizer", where);
   for (const auto& source : list_from(object, "sources", most_sources, where))
     claim.sources.push_back(parse_source(source, where));
   return claim;

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t reported_sources = 12;  // the metrics have all
 
-std::string counted(std::int64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", grouped_digits(static_cast<std::uint64_t>(count)), what, count == 1 ? "" : "s");
+std::string grouped(std::int64_t count, std::string_view noun) {
+  return grouped_count(static_cast<std::uint64_t>(count), noun);
 }
 
 // 3.84, 1.00, 0.0031: three digits that say something.
@@ -31,13 +31,13 @@ std::string left_text(const SourceRecord& source) {
   if (source.taken == 0) return "none of it read yet";
   const std::string read = fmt::format("{} epochs read, ", epochs_text(source.taken, source.samples));
   if (!source.cap)
-    return read + counted(source.samples - source.taken % source.samples, "sample") + " of this epoch left";
+    return read + grouped(source.samples - source.taken % source.samples, "sample") + " of this epoch left";
   const std::int64_t left = std::max<std::int64_t>(0, *source.cap - source.taken);
-  return read + counted(left, "sample") + " of its cap left";
+  return read + grouped(left, "sample") + " of its cap left";
 }
 
 std::string files_text(std::size_t count) {
-  return counted(static_cast<std::int64_t>(count), "file");
+  return grouped_count(count, "file");
 }
 
 std::vector<std::uint64_t> files_of(const MixSource& source) {
@@ -94,7 +94,7 @@ std::vector<std::string> joined_lines(const Mix& mix, const std::vector<MixSourc
         fmt::format("{}: {}: {} joined, whose {} {} read in the rest of this epoch; what was read of the "
                     "others stays read",
                     contents[i].key, contents[i].path, files_text(joined.files.size()),
-                    counted(joined.samples, "sample"), joined.samples == 1 ? "is" : "are"));
+                    grouped(joined.samples, "sample"), joined.samples == 1 ? "is" : "are"));
   }
   return lines;
 }
@@ -154,13 +154,13 @@ std::vector<std::string> source_lines(const std::vector<SourceRecord>& sources, 
   for (std::size_t i = 0; i < std::min(sources.size(), reported_sources); ++i) {
     const SourceRecord& source = sources[i];
     lines.push_back(fmt::format("{}: {}: {} in {}; {}this run = {} epochs", source.key, source.path,
-                                counted(source.tokens, "token"), counted(source.samples, "sample"),
+                                grouped(source.tokens, "token"), grouped(source.samples, "sample"),
                                 is_resumed ? left_text(source) + "; " : "",
                                 epochs_text(source.taken_at_end, source.samples)));
   }
   if (sources.size() > reported_sources)
     lines.push_back(fmt::format("data.train: and {}, all of them in metrics.jsonl",
-                                counted(static_cast<std::int64_t>(sources.size() - reported_sources), "more source")));
+                                grouped_count(sources.size() - reported_sources, "more source")));
   return lines;
 }
 

@@ -49,8 +49,7 @@ GraceOrigin grace_origin() {
 
 void SaveNotices::saved(std::int64_t step, double seconds) {
   if (num_failed_ > 0)
-    options_.log.warn(fmt::format("step {}: saved again, after {} save{} that failed", step, num_failed_,
-                                  num_failed_ == 1 ? "" : "s"));
+    options_.log.warn(fmt::format("step {}: saved again, after {} that failed", step, counted(num_failed_, "save")));
   num_failed_ = 0;
   saved_step_ = step;
   last_good_ = monotonic_now();
@@ -75,7 +74,7 @@ void SaveNotices::failed(std::int64_t step, bool best, double seconds, const std
 
 std::string SaveNotices::last_loss(std::int64_t step) const {
   const std::int64_t lost = saved_step_ < 0 ? step : step - saved_step_;
-  const std::string steps = fmt::format("{} step{}", lost, lost == 1 ? "" : "s");
+  const std::string steps = counted(lost, "step");
   constexpr const char* remedy =
       "Mend that (where the disk is full, free space or lower checkpoint.keep) and start the run again: it ";
   if (saved_step_ < 0)

@@ -60,7 +60,7 @@ void tidy_checkpoints(const RunPaths& paths, const CheckpointConfig& config, con
     report(fmt::format("notice: {} was removed: checkpoint.keep is {}", path.string(), config.keep));
 }
 
-std::string grouped_count(std::int64_t count) {
+std::string grouped_number(std::int64_t count) {
   return grouped_digits(static_cast<std::uint64_t>(count));
 }
 
@@ -243,9 +243,9 @@ StartPoint choose_start(const RunPaths& paths, const LoadedConfig& config, const
     }
     if (!has_begun(paths, resume.job))
       throw UserError(
-          fmt::format("--resume never: {} holds {} checkpoint{} that a new run would lose; choose another "
+          fmt::format("--resume never: {} holds {} that a new run would lose; choose another "
                       "run.directory or remove the folder, or go on from the newest with --resume auto",
-                      paths.folder.string(), entries.size(), entries.size() == 1 ? "" : "s"));
+                      paths.folder.string(), counted(entries.size(), "checkpoint")));
     report(fmt::format("notice: --resume never: job {} began this run itself and goes on with it", resume.job.id));
   }
   const std::optional<Checkpoint> newest = newest_of_run(paths, report);
@@ -434,8 +434,8 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
   if (start.step >= last_step(config, state)) {
     const std::string done = config.train.steps ? fmt::format("step {} of {}", start.step, *config.train.steps)
                                                 : fmt::format("step {}, and {} of {} tokens are trained on", start.step,
-                                                              grouped_count(state.history.tokens_consumed()),
-                                                              grouped_count(*config.train.tokens));
+                                                              grouped_number(state.history.tokens_consumed()),
+                                                              grouped_number(*config.train.tokens));
     return fmt::format("already complete: {} holds {}; raise {} to go on", start.checkpoint->string(), done,
                        length_key(config));
   }

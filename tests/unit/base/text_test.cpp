@@ -73,6 +73,17 @@ TEST_CASE("digits are grouped by three") {
   CHECK(grouped_digits(~0ull) == "18,446,744,073,709,551,615");
 }
 
+TEST_CASE("things are counted in the singular and the plural") {
+  CHECK(counted(0, "rank") == "0 ranks");
+  CHECK(counted(1, "rank") == "1 rank");
+  CHECK(counted(std::size_t{1200}, "rank") == "1200 ranks");
+  CHECK(counted(1, "micro-batch", "es") == "1 micro-batch");
+  CHECK(counted(2, "micro-batch", "es") == "2 micro-batches");
+  CHECK(grouped_count(0, "token") == "0 tokens");
+  CHECK(grouped_count(1, "token") == "1 token");
+  CHECK(grouped_count(124439808, "token") == "124,439,808 tokens");
+}
+
 TEST_CASE("durations are told in two units") {
   CHECK(duration_text(4.23) == "4.2 s");
   CHECK(duration_text(0) == "0.0 s");
