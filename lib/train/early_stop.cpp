@@ -14,12 +14,6 @@ namespace scaletrain {
 
 namespace {
 
-const ValidationConfig* watched_set(const Config& config) {
-  for (const ValidationConfig& set : config.data.validation)
-    if (config.early_stop->metric == "validation/" + set.name + "/loss") return &set;
-  return nullptr;
-}
-
 // As far as the configs say; the files themselves are known when they are opened.
 bool evaluate_alike(const Config& a, const Config& b) {
   const ValidationConfig* const of_a = watched_set(a);
@@ -31,6 +25,13 @@ bool evaluate_alike(const Config& a, const Config& b) {
 }
 
 }  // namespace
+
+const ValidationConfig* watched_set(const Config& config) {
+  if (!config.early_stop) return nullptr;
+  for (const ValidationConfig& set : config.data.validation)
+    if (config.early_stop->metric == "validation/" + set.name + "/loss") return &set;
+  return nullptr;
+}
 
 EarlyStopState continue_early_stop(const EarlyStopState& state, const Config& before, const Config& now) {
   if (!before.early_stop || !now.early_stop || before.early_stop->metric != now.early_stop->metric) return {};

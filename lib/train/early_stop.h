@@ -25,9 +25,12 @@ struct EarlyStopState {
   std::optional<std::string> stopped;    // why, once it has stopped
 };
 
+// The set whose loss is the metric; null: early stopping is off.
+const ValidationConfig* watched_set(const Config& config);
+
 // The state with which a resume goes on when the config was `before` and is `now`. Another metric (or none) starts
 // anew; any other change, of the policy or of what is evaluated, lets a stopped run go on under the new config, which
-// judges from the next evaluation.
+// judges from the next evaluation. What the files of the set hold now, which lets it go on too, measure_on() finds.
 EarlyStopState continue_early_stop(const EarlyStopState& state, const Config& before, const Config& now);
 
 // Right before observe(): what the value to come is measured on. If that is not what the state was measured on, the

@@ -1,9 +1,13 @@
 #include "train/evaluation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/numbers/checked.h"
 #include "data/batch.h"
 
@@ -40,7 +44,29 @@ class SetSource final : public MicroBatchSource {
   Share share_;
 };
 
+std::int64_t evaluated_samples(const ValidationSet& set, std::int64_t max_samples) {
+  return max_samples == 0 ? set.num_samples() : std::min(set.num_samples(), max_samples);
+}
+
 }  // namespace
+
+std::int64_t max_evaluated(const Config& config) {
+  // More than 63 bits count is more than any set holds: all of it.
+  return try_mul(config.evaluate.batches, config.train.global_batch).value_or(0);
+}
+
+MeasuredOn measured_on(const ValidationSet& set, const Config& config) {
+  const std::array<std::uint64_t, 3> data = {set.hash(), static_cast<std::uint64_t>(set.context()),
+                                             config.data.documents.loss_across ? 1u : 0u};
+  return {hash_bytes(std::as_bytes(std::span(data))), evaluated_samples(set, max_evaluated(config))};
+}
+
+std::optional<std::string> measure_set(const ValidationSet& set, const Config& config, RunState& state) {
+  const auto afresh = measure_on(measured_on(set, config), state.early_stop);
+  if (!afresh) return std::nullopt;
+  return fmt::format("step {}: {}: {}{}", state.step, config.early_stop->metric, *afresh,
+                     state.best_save_id ? "; its checkpoint stays pinned until another is the best" : "");
+}
 
 std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const PhasePlan& plan, Rank rank,
                                                   std::span<const std::unique_ptr<ValidationSet>> sets,
@@ -50,8 +76,7 @@ std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const Phas
   const std::int64_t replicas = plan.mesh.degree(Axis::data);
   std::vector<SetLoss> losses;
   for (const auto& set : sets) {
-    const std::int64_t all = set->num_samples();
-    const std::int64_t samples = max_samples == 0 ? all : std::min(all, max_samples);
+    const std::int64_t samples = evaluated_samples(*set, max_samples);
     SetSource source(*set, {.num_samples = samples,
                             .micro_batch = micro_batch,
                             .replicas = replicas,

@@ -12,6 +12,7 @@
 
 #include "data/dataset.h"
 #include "plan/run_plan.h"
+#include "train/run_state.h"
 #include "train/step/step_runner.h"
 
 namespace scaletrain {
@@ -31,5 +32,14 @@ std::optional<std::vector<SetLoss>> evaluate_sets(StepRunner& runner, const Phas
                                                   std::span<const std::unique_ptr<ValidationSet>> sets,
                                                   std::int64_t max_samples,
                                                   const std::function<bool()>& wants_to_stop = {});
+
+// The samples of each set that an evaluation takes at most; 0: all.
+std::int64_t max_evaluated(const Config& config);
+
+// What the loss of a set is the mean over.
+MeasuredOn measured_on(const ValidationSet& set, const Config& config);
+// Early stopping goes by this set from here on: if that is not what it was measured on, its state starts afresh, and
+// the text (for people) says so.
+std::optional<std::string> measure_set(const ValidationSet& set, const Config& config, RunState& state);
 
 }  // namespace scaletrain

@@ -3,15 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/hash.h"
 #include "base/numbers/checked.h"
 #include "config/keys/keys.h"
 #include "optim/nonfinite_policy.h"
@@ -344,10 +341,8 @@ bool Trainer::Impl::go_back(SpikeRecord line) {
 }
 
 std::optional<bool> Trainer::Impl::evaluate() {
-  // More than 63 bits count is more than any set holds: all of it.
-  const std::int64_t samples = try_mul(config.evaluate.batches, plan.global_batch).value_or(0);
-  const auto losses =
-      evaluate_sets(parts.runner, plan, parts.rank, parts.validation, samples, parts.hooks.interrupts_evaluation);
+  const auto losses = evaluate_sets(parts.runner, plan, parts.rank, parts.validation, max_evaluated(config),
+                                    parts.hooks.interrupts_evaluation);
   if (!losses) return std::nullopt;
   bool improved = false;
   for (std::size_t i = 0; i < losses->size(); ++i) {
@@ -369,12 +364,7 @@ std::optional<bool> Trainer::Impl::evaluate() {
 
 bool Trainer::Impl::judge_metric(const SetLoss& loss, const ValidationSet& set) {
   const std::string& metric = config.early_stop->metric;
-  const std::array<std::uint64_t, 3> data = {set.hash(), static_cast<std::uint64_t>(set.context()),
-                                             config.data.documents.loss_across ? 1u : 0u};
-  const auto afresh = measure_on({hash_bytes(std::as_bytes(std::span(data))), loss.samples}, state.early_stop);
-  if (afresh)
-    parts.log.warn(fmt::format("step {}: {}: {}{}", state.step, metric, *afresh,
-                               state.best_save_id ? "; its checkpoint stays pinned until another is the best" : ""));
+  if (const auto afresh = measure_set(set, config, state)) parts.log.warn(*afresh);
   const EarlyStopVerdict verdict = observe(*config.early_stop, state.early_stop, state.step, loss.loss);
   if (!verdict.stop) return verdict.improved;
   EarlyStopRecord stop;

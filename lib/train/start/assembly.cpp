@@ -92,6 +92,7 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
         options.hooks.may_commit);
   Beginning begin = begin_from(checkpoint.get(), parts, options, run.fingerprint);
   settle_data(parts, begin);
+  settle_early_stop(parts, begin.state);
   parts.plan.phases.back().num_steps = last_step(parts.config, begin.state) - parts.phase.first_step;
   parts.progress.set_total_steps(last_step(parts.config, begin.state));
   check_samples_suffice(parts, begin.state);

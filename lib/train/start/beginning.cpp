@@ -14,6 +14,8 @@
 #include "config/keys/keys.h"
 #include "nn/init.h"
 #include "train/data/data_report.h"
+#include "train/early_stop.h"
+#include "train/evaluation.h"
 #include "train/rollback.h"
 #include "train/run_length.h"
 #include "train/start/initial_weights.h"
@@ -100,6 +102,13 @@ void settle_data(WorkerParts& parts, Beginning& begin) {
   for (const std::string& line : joined_lines(history.mix(), before, parts.contents)) parts.log.info(line);
   for (const std::string& line : change_lines(history.mix(), before, parts.contents, begin.paths_before))
     parts.log.warn(line);
+}
+
+void settle_early_stop(WorkerParts& parts, RunState& state) {
+  const ValidationConfig* const watched = watched_set(parts.config);
+  if (!state.early_stop.stopped || watched == nullptr) return;
+  const auto& set = *parts.validation[static_cast<std::size_t>(watched - parts.config.data.validation.data())];
+  if (const auto afresh = measure_set(set, parts.config, state)) parts.log.warn(*afresh);
 }
 
 void check_samples_suffice(const WorkerParts& parts, const RunState& state) {

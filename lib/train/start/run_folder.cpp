@@ -21,6 +21,7 @@
 #include "train/run_state.h"
 #include "train/saving/checkpoint_room.h"
 #include "train/saving/retention.h"
+#include "train/start/stop_verdict.h"
 
 namespace scaletrain {
 
@@ -85,6 +86,13 @@ StartPoint start_after(const Checkpoint& checkpoint) {
   return {checkpoint.path(), checkpoint.manifest().step, checkpoint.manifest().generation + 1, {}};
 }
 
+// As far as the configs say: what the evaluation sets hold now is not looked at.
+bool seems_complete(const Checkpoint& checkpoint, const Config& before, const Config& now) {
+  const RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
+  if (state.is_evaluation_due && !now.data.validation.empty()) return false;
+  return state.step >= last_step(now, state) || continue_early_stop(state.early_stop, before, now).stopped;
+}
+
 // Refuses a resume that changes what must not change; reports what changes with a notice.
 void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded, const Report& report) {
   std::string refused;
@@ -92,7 +100,7 @@ void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded,
   const Config& now = loaded.config;
   if (!now.train.lr_schedule.warmup) {
     // Where nothing is left to do there is nothing to warm up.
-    if (!already_complete(start_after(checkpoint), now)) tell_warmup(checkpoint, before, now, report);
+    if (!seems_complete(checkpoint, before, now)) tell_warmup(checkpoint, before, now, report);
     before.train.lr_schedule.warmup.reset();
   }
   for (const KeyDifference& difference : compare_configs(before, now)) {
@@ -439,9 +447,9 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
     return fmt::format("already complete: {} holds {}; raise {} to go on", start.checkpoint->string(), done,
                        length_key(config));
   }
-  if (continue_early_stop(state.early_stop, config_of(checkpoint), config).stopped)
+  if (const auto verdict = stop_verdict(state.early_stop, config_of(checkpoint), config))
     return fmt::format("already complete: the run stopped early at step {} ({}); change or remove early_stop to go on",
-                       state.step, *state.early_stop.stopped);
+                       state.step, *verdict);
   return std::nullopt;
 }
 

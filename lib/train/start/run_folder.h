@@ -93,7 +93,8 @@ StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config,
 // start: where its workers began last. Never throws for what a file system refuses.
 std::string saved_text(const RunPaths& paths, const StartPoint& start, const std::string& command);
 
-// If the start point already is the end of the run under this config: the sentence to tell the user.
+// If the start point already is the end of the run under this config: the sentence to tell the user. Of a run that has
+// stopped early the evaluation set is opened (stop_verdict.h).
 std::optional<std::string> already_complete(const StartPoint& start, const Config& config);
 
 // The config that a checkpoint was written under.

@@ -374,3 +374,29 @@ TEST_CASE("pruning at a save reads neither what this process has written nor wha
   CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{14, 12});
   CHECK_FALSE(contains(TempFolder::read(log), "does not verify"));
 }
+
+TEST_CASE("a stopped run goes on when the files of its evaluation set hold other data, and says so") {
+  const std::string policy = "early_stop={metric: validation/a/loss, patience: 3}";
+  RisingRun run;
+  CHECK(run.run({policy}) == ExitCode::finished);
+  REQUIRE(run.metrics().steps.size() == 8);
+  const LoadedConfig same = run.config({policy});
+  const auto complete = [&] { return already_complete(run.prepare(same), same.config); };
+  REQUIRE(complete().has_value());
+  // The same bytes written anew are the same data; a set that cannot be opened is no other data either.
+  const std::string before = TempFolder::read(run.folder / "a.txt");
+  run.folder.write("a.txt", before);
+  CHECK(complete().has_value());
+  run.folder.write("a.txt", "");
+  REQUIRE(complete().has_value());
+  CHECK(contains(*complete(), "over the set as it was then, which cannot be opened now: "));
+  run.folder.write("a.txt", std::string(200, 'z'));
+  const StartPoint start = run.prepare(same);
+  REQUIRE_FALSE(already_complete(start, same.config).has_value());
+  CHECK(run.train(start) == ExitCode::finished);
+  CHECK(run.metrics().steps.size() > 8);
+  const std::string log = TempFolder::read(run.paths.logs() / "rank-00000.log");
+  CHECK(contains(log, "step 8: validation/a/loss: it is now measured over other data than before"));
+  // Judged anew: no sooner than after three more evaluations without improvement.
+  for (const EarlyStopRecord& stop : run.metrics().early_stops) CHECK((stop.step == 8 || stop.step >= 8 + 2 * 3));
+}

@@ -1,0 +1,40 @@
+#include "train/start/stop_verdict.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "data/dataset.h"
+#include "train/evaluation.h"
+
+namespace scaletrain {
+
+namespace {
+
+// As a worker opens it, except that nothing is read that has not changed.
+MeasuredOn measured_now(const Config& config, const ValidationConfig& set) {
+  const auto tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
+  DataConfig data = config.data;
+  data.verify = DataCheck::changed;
+  const DataOptions options{
+      .vocab = tokenizer->vocab_size(), .context = config.model.context, .seed = config.run.seed, .report = {}};
+  const std::string key = fmt::format("data.validation.{}", &set - config.data.validation.data());
+  return measured_on(*open_validation_set(set, data, *tokenizer, options, key), config);
+}
+
+}  // namespace
+
+std::optional<std::string> stop_verdict(const EarlyStopState& state, const Config& before, const Config& now) {
+  const EarlyStopState next = continue_early_stop(state, before, now);
+  const ValidationConfig* const set = watched_set(now);
+  if (!next.stopped) return std::nullopt;
+  // Not of a checkpoint of an older program, which does not say what it was measured on.
+  if (set == nullptr || !next.measured_on) return next.stopped;
+  try {
+    if (measured_now(now, *set) != *next.measured_on) return std::nullopt;
+  } catch (const InputError& error) {
+    return fmt::format("{}; over the set as it was then, which cannot be opened now: {}", *next.stopped, error.what());
+  }
+  return next.stopped;
+}
+
+}  // namespace scaletrain
