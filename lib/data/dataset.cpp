@@ -4,14 +4,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/numbers/checked.h"
-#include "data/block_reader.h"
 #include "base/text.h"
+#include "data/block_reader.h"
 #include "data/sources.h"
 #include "data/stream_cache.h"
 
@@ -20,6 +21,9 @@ namespace {
 
 // Changes when the same description would give other samples, so that a resume can say so.
 constexpr std::uint64_t kSamplingRules = 1;
+
+// What a sum of tokens stays at that 64 bits do not hold: a cap of epochs may be any number.
+constexpr std::int64_t kManyTokens = std::numeric_limits<std::int64_t>::max();
 
 // See MixPart. Without a token both are empty.
 struct Part {
@@ -102,10 +106,15 @@ class OpenTrainingData final : public TrainingData {
     return tokens;
   }
 
-  std::int64_t sample_tokens(std::int64_t sample) const override {
-    const SampleLocation at = mixture_->locate(sample);
-    const Part& part = part_of(at);
-    return window_targets(*part.tokens, part.table, context_, at.block, at.window);
+  std::int64_t sample_tokens(std::int64_t sample) const override { return targets_at(mixture_->locate(sample)); }
+
+  std::vector<TokenBounds> tokens_between(std::int64_t first, std::int64_t end, std::int64_t looked_up) const override {
+    const std::vector<std::int64_t> from = mixture_->counts(first);
+    const std::vector<std::int64_t> to = mixture_->counts(end);
+    std::vector<TokenBounds> bounds;
+    for (std::size_t i = 0; i < sources_.size(); ++i)
+      bounds.push_back(tokens_of(static_cast<std::int64_t>(i), from[i], to[i], looked_up));
+    return bounds;
   }
 
   void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
@@ -137,6 +146,63 @@ class OpenTrainingData final : public TrainingData {
 
   const Part& part_of(const SampleLocation& at) const {
     return sources_[static_cast<std::size_t>(at.source)][static_cast<std::size_t>(at.part)];
+  }
+
+  std::int64_t targets_at(const SampleLocation& at) const {
+    const Part& part = part_of(at);
+    return window_targets(*part.tokens, part.table, context_, at.block, at.window);
+  }
+
+  std::int64_t epoch_tokens(std::int64_t source) const {
+    std::int64_t tokens = 0;
+    for (const Part& part : sources_[static_cast<std::size_t>(source)])
+      if (part.tokens) tokens = checked_add(tokens, all_targets(*part.tokens, part.table));
+    return tokens;
+  }
+
+  // Of the source's samples [first, end), counted over all epochs.
+  TokenBounds tokens_of(std::int64_t source, std::int64_t first, std::int64_t end, std::int64_t looked_up) const {
+    const std::int64_t samples = mixture_->order(source).samples_per_epoch();
+    const std::int64_t whole = epoch_tokens(source);
+    TokenBounds sum;
+    while (first < end) {
+      const std::int64_t epochs = first % samples == 0 ? (end - first) / samples : 0;
+      const std::int64_t stop = epochs > 0 ? first + epochs * samples : std::min(end, (first / samples + 1) * samples);
+      const std::int64_t all = try_mul(whole, epochs).value_or(kManyTokens);
+      const TokenBounds more = epochs > 0 ? TokenBounds{all, all} : tokens_in_epoch(source, first, stop, looked_up);
+      sum = {try_add(sum.least, more.least).value_or(kManyTokens), try_add(sum.most, more.most).value_or(kManyTokens)};
+      first = stop;
+    }
+    return sum;
+  }
+
+  // Of samples of one epoch, not all of it.
+  TokenBounds tokens_in_epoch(std::int64_t source, std::int64_t first, std::int64_t end, std::int64_t looked_up) const {
+    const std::int64_t samples = mixture_->order(source).samples_per_epoch();
+    const std::int64_t whole = epoch_tokens(source);
+    const std::int64_t count = end - first;
+    const auto look_up = [&](std::int64_t from, std::int64_t to) {
+      std::int64_t tokens = 0;
+      for (std::int64_t index = from; index < to; ++index) {
+        SampleLocation at = mixture_->order(source).locate(index);
+        at.source = source;
+        tokens += targets_at(at);
+      }
+      return tokens;
+    };
+    // What lies before `first` cannot always be looked up: parts may have joined since.
+    const std::int64_t rest = first % samples == 0 ? samples - count : count;
+    if (rest < count && rest <= looked_up) {
+      const std::int64_t tokens = whole - look_up(end, end + rest);
+      return {tokens, tokens};
+    }
+    if (count <= looked_up) {
+      const std::int64_t tokens = look_up(first, end);
+      return {tokens, tokens};
+    }
+    const std::int64_t padding = checked_mul(samples, context_) - whole;
+    const std::int64_t most = checked_mul(count, context_);
+    return {.least = std::max(count, most - padding), .most = std::min(most, whole)};
   }
 
   void add_parts(std::vector<OpenedPart> opened, SourceShape& shape) {

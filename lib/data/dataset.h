@@ -74,6 +74,13 @@ struct DataOptions {
   std::function<void(SourceContent)> opened{};
 };
 
+// A number of tokens that is known to lie between two.
+struct TokenBounds {
+  std::int64_t least = 0;
+  std::int64_t most = 0;
+  bool operator==(const TokenBounds&) const = default;
+};
+
 // The training mix.
 class TrainingData {
  public:
@@ -92,6 +99,10 @@ class TrainingData {
   // How many tokens a sample trains on: its targets, without padding behind the last token, with those that are masked
   // as a document's first. Reads no tokens.
   virtual std::int64_t sample_tokens(std::int64_t sample) const = 0;
+  // The sum of it over the samples [first, end) of each source; end: at most the mixture's. Exact for an epoch that is
+  // read whole, and for a part of one where that takes no more than so many samples to be looked up.
+  virtual std::vector<TokenBounds> tokens_between(std::int64_t first, std::int64_t end,
+                                                  std::int64_t looked_up) const = 0;
   // inputs and targets have context() elements. `document_starts` receives, ascending, the input positions at which a
   // document begins; the first is always 0.
   virtual void read_sample(std::int64_t sample, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,

@@ -11,6 +11,7 @@
 #include "base/numbers/checked.h"
 #include "checkpoint/catalog.h"
 #include "checkpoint/quarantine.h"
+#include "train/data/data_left.h"
 #include "train/early_stop.h"
 #include "train/run_length.h"
 #include "train/start/run_folder.h"
@@ -32,12 +33,6 @@ std::vector<CatalogEntry> candidates(std::vector<CatalogEntry> entries, std::int
                                                 [&](const CatalogEntry& entry) { return entry.step < step - reach; });
   std::reverse(recent_end, entries.end());
   return entries;
-}
-
-// The sample behind the last one that training from `step` on needs.
-bool suffices(const TrainingData& data, std::int64_t first_sample, std::int64_t steps, std::int64_t global_batch) {
-  const std::optional<std::int64_t> all = data.mixture().num_samples();
-  return !all || checked_add(first_sample, checked_mul(steps, global_batch)) <= *all;
 }
 
 }  // namespace
@@ -128,9 +123,9 @@ Rollback::Choice Rollback::choose(const RunState& now, std::int64_t last) const 
         parts_.checkpoints, now.step, reach(now), [this](const std::string& text) { parts_.log.warn(text); });
     if (!found) return {{}, "there is no checkpoint to go back to"};
     const std::int64_t from = found->manifest().step;
-    const std::int64_t global_batch = now.history.segments().back().global_batch;
-    const RunState then = read_state(found->manifest(), (found->path() / "manifest.json").string());
-    if (!suffices(parts_.data, last + 1, last_step(parts_.config, then) - from, global_batch))
+    RunState then = read_state(found->manifest(), (found->path() / "manifest.json").string());
+    then.history.go_on_like(now.history, last + 1);
+    if (!data_shortage(parts_.data, parts_.config, then).empty())
       return {{}, "the epoch caps of data.train leave too few samples to skip any"};
     // Older than the checkpoint that --resume named: by those that stem from that one the same command, given again,
     // knows its run.

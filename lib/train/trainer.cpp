@@ -15,6 +15,7 @@
 #include "optim/spike_policy.h"
 #include "optim/step_scalars.h"
 #include "telemetry/loss_text.h"
+#include "train/data/data_left.h"
 #include "train/evaluation.h"
 #include "train/rollback.h"
 #include "train/run_length.h"
@@ -51,6 +52,8 @@ struct Trainer::Impl {
   // False if there is nothing to go back to.
   bool go_back(SpikeRecord line);
   [[noreturn]] void diverge(const DivergedError& error);
+  // Nothing is lost: the state is saved first.
+  [[noreturn]] void end_without_data();
   std::string advice() const;
   // True if the evaluation improved the early-stop metric; nothing if a rank was asked to leave before its end.
   std::optional<bool> evaluate();
@@ -109,6 +112,7 @@ TrainOutcome Trainer::Impl::run() {
       if (checkpoints.saved_step() != state.step) checkpoints.save({.must = true});
       return TrainOutcome::interrupted;
     }
+    if (!has_next_batch(parts.data, state)) end_without_data();
     const std::optional<StepRunner::Votes> votes = train_step();
     if (!votes) continue;
     if (const auto outcome = conclude_step(*votes)) return *outcome;
@@ -229,6 +233,15 @@ void Trainer::Impl::diverge(const DivergedError& error) {
   parts.runner.wait_for_all();
   throw DivergedError(
       fmt::format("{}; the batch's sample ids are in {}. {}", error.what(), parts.paths.metrics().string(), advice()));
+}
+
+// The start counts what the caps leave (data_left.h), but may only have known bounds of it.
+void Trainer::Impl::end_without_data() {
+  checkpoints.save({.must = true});
+  parts.runner.wait_for_all();
+  throw UserError(fmt::format("{}. The run ends with step {}, which is saved in {}",
+                              data_shortage(parts.data, config, state), state.step,
+                              parts.paths.checkpoints().string()));
 }
 
 // Started again as it was, the run comes to the same step.

@@ -30,6 +30,12 @@ std::int64_t last_document_within(const DocumentIndex& index, std::int64_t from,
   return low;
 }
 
+// A block that ends inside a document has the next one's first token as its last target.
+std::int64_t block_targets(const DocumentIndex& index, const BlockTable& table, std::int64_t block) {
+  const std::int64_t tokens = table.end(block) - table.starts[static_cast<std::size_t>(block)];
+  return tokens - (ends_within_document(index, table, block) ? 0 : 1);
+}
+
 }  // namespace
 
 std::int64_t samples_per_block(std::int64_t context, std::int64_t block_tokens) {
@@ -75,9 +81,13 @@ std::int64_t window_targets(const DocumentIndex& index, const BlockTable& table,
   const std::int64_t samples = is_full ? samples_per_block(context, block_tokens) : table.last_samples;
   SCALETRAIN_CHECK(window >= 0 && window < samples);
   if (window + 1 < samples) return context;
-  const std::int64_t tokens = table.end(block) - table.starts[static_cast<std::size_t>(block)];
-  const std::int64_t targets = tokens - (ends_within_document(index, table, block) ? 0 : 1);
-  return targets - window * context;
+  return block_targets(index, table, block) - window * context;
+}
+
+std::int64_t all_targets(const DocumentIndex& index, const BlockTable& table) {
+  std::int64_t targets = 0;
+  for (std::int64_t block = 0; block < std::ssize(table.starts); ++block) targets += block_targets(index, table, block);
+  return targets;
 }
 
 }  // namespace scaletrain

@@ -87,6 +87,9 @@ bool ends_within_document(const DocumentIndex& index, const BlockTable& table, s
 std::int64_t window_targets(const DocumentIndex& index, const BlockTable& table, std::int64_t context,
                             std::int64_t block, std::int64_t window, std::int64_t block_tokens = kBlockTokens);
 
+// The targets that all windows of a part have. O(blocks * log documents).
+std::int64_t all_targets(const DocumentIndex& index, const BlockTable& table);
+
 // What the order of samples depends on, and nothing else.
 struct PartShape {
   std::int64_t full_blocks = 0;

@@ -95,7 +95,8 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   settle_early_stop(parts, begin.state);
   parts.plan.phases.back().num_steps = last_step(parts.config, begin.state) - parts.phase.first_step;
   parts.progress.set_total_steps(last_step(parts.config, begin.state));
-  check_samples_suffice(parts, begin.state);
+  const std::string shortage = data_shortage(*parts.data, parts.config, begin.state, options.looked_up_samples);
+  if (!shortage.empty()) throw UserError(shortage);
   start_up.wait_for_all();
   run.peak_flops = peak_before(parts, options);
   if (run.metrics) continue_summary(parts, options, restarted ? std::optional(begin.state.step) : std::nullopt);

@@ -15,6 +15,7 @@
 #include "config/config.h"
 #include "plan/run_plan.h"
 #include "store/rank_groups.h"
+#include "train/data/data_left.h"
 #include "train/start/run_folder.h"
 #include "train/trainer.h"
 
@@ -52,6 +53,7 @@ struct WorkerOptions {
   std::FILE* console = stderr;  // where people see the progress; not closed
   // The device's peak is measured once, at start, for at most this long; 0: not measured, and mfu is 0.
   double calibration_seconds = 0.2;
+  std::int64_t looked_up_samples = most_looked_up;  // to count what the epoch caps leave
 };
 
 // Reads the run folder's config.yaml, trains, returns the exit code of a run that came to its end: finished or

@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
-#include "base/text.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
 #include "train/data/data_report.h"
@@ -109,21 +107,6 @@ void settle_early_stop(WorkerParts& parts, RunState& state) {
   if (!state.early_stop.stopped || watched == nullptr) return;
   const auto& set = *parts.validation[static_cast<std::size_t>(watched - parts.config.data.validation.data())];
   if (const auto afresh = measure_set(set, parts.config, state)) parts.log.warn(*afresh);
-}
-
-void check_samples_suffice(const WorkerParts& parts, const RunState& state) {
-  const std::optional<std::int64_t> all = parts.data->mixture().num_samples();
-  if (!all) return;
-  const std::int64_t steps = last_step(parts.config, state) - state.step;
-  const std::int64_t needed = checked_mul(steps, parts.phase.global_batch);
-  const std::int64_t left = std::max<std::int64_t>(0, *all - state.history.next_sample());
-  if (needed <= left) return;
-  const auto grouped = [](std::int64_t count) { return grouped_digits(static_cast<std::uint64_t>(count)); };
-  throw UserError(
-      fmt::format("data.train: the {} from here on need{} {} samples and the epoch caps leave {}; raise "
-                  "data.train[].epochs or reduce {}",
-                  steps == 1 ? "step" : grouped(steps) + " steps", steps == 1 ? "s" : "", grouped(needed),
-                  grouped(left), length_key(parts.config)));
 }
 
 std::vector<SourceRecord> tell_sources(WorkerParts& parts, const RunState& state) {

@@ -34,9 +34,6 @@ Beginning begin_from(const Checkpoint* checkpoint, WorkerParts& parts, const Wor
 // What the run reads from here on: what data.train says now, each source from where the run left it.
 void settle_data(WorkerParts& parts, Beginning& begin);
 
-// A mix whose sources all have an epoch cap ends: better refused now, by a UserError, than when it runs out.
-void check_samples_suffice(const WorkerParts& parts, const RunState& state);
-
 // A run that had stopped early, and is begun all the same, is measured on other data than then: it goes on, which
 // people are told.
 void settle_early_stop(WorkerParts& parts, RunState& state);

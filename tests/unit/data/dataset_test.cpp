@@ -427,3 +427,63 @@ TEST_CASE("files that hold nothing may join a folder and change nothing that is 
   CHECK(history.next_sample() == 4);
   for (std::int64_t sample = 4; sample < 100; ++sample) CHECK(read(*second, sample) == read(*first, sample));
 }
+
+TEST_CASE("what a range of samples trains on is what its samples do, across epochs, sources and files that joined") {
+  const TempFolder folder;
+  folder.write("d/m.txt", numbered_words('a', 100));
+  folder.write("b.txt", numbered_words('b', 20));
+  auto config = config_for(folder);
+  config.train = {source_at(folder / "d"), source_at(folder / "b.txt", 0.5)};
+  config.train[0].epochs = 2.5;
+  config.train[1].epochs = 3.0;
+  const ByteTokenizer tokenizer;
+  ConsumptionHistory history;
+  const auto open = [&] {
+    const std::vector<MixSource> read = history.sources_read();
+    DataOptions o = options(16);
+    o.read = read;
+    auto data = open_training_data(config, tokenizer, o);
+    history.continue_with(data->description(), 16, 4);
+    data->enter(history.mix());
+    return data;
+  };
+  const auto check = [&](const TrainingData& data) {
+    const std::int64_t all = data.mixture().num_samples().value();
+    REQUIRE(all - history.next_sample() > 60);
+    std::int64_t padded = 0;
+    for (std::int64_t first = history.next_sample(); first < all; first += 7) {
+      std::vector<std::int64_t> tokens(2);
+      for (std::int64_t end = first; end <= all; ++end) {
+        const std::vector<TokenBounds> exact = data.tokens_between(first, end, all);
+        const std::vector<TokenBounds> bounds = data.tokens_between(first, end, 0);
+        for (std::size_t source = 0; source < 2; ++source) {
+          CHECK(exact[source] == TokenBounds{tokens[source], tokens[source]});
+          CHECK(bounds[source].least <= tokens[source]);
+          CHECK(bounds[source].most >= tokens[source]);
+        }
+        if (end == all) continue;
+        const std::int64_t of_sample = data.sample_tokens(end);
+        tokens[static_cast<std::size_t>(data.mixture().locate(end).source)] += of_sample;
+        padded += of_sample < 16 ? 1 : 0;
+      }
+    }
+    CHECK(padded > 0);
+  };
+  check(*open());
+  for (int step = 0; step < 4; ++step) history.consume_batch(64);
+  folder.write("d/a.txt", numbered_words('c', 51));
+  const auto grown = open();
+  REQUIRE(history.mix().sources[0].parts.size() == 2);
+  check(*grown);
+  // Whole epochs are counted without looking at a sample.
+  const auto alone = [&] {
+    config.train.pop_back();
+    config.train[0].epochs = 1e12;
+    history = {};
+    return open();
+  }();
+  const std::int64_t samples = alone->mixture().order(0).samples_per_epoch();
+  const std::int64_t tokens = alone->source_tokens()[0] - 1;
+  CHECK(alone->tokens_between(0, 3 * samples, 0)[0] == TokenBounds{3 * tokens, 3 * tokens});
+  CHECK(alone->tokens_between(0, alone->mixture().num_samples().value(), 0)[0].least > tokens);
+}

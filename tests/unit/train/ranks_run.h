@@ -48,6 +48,7 @@ struct RanksRun : TinyRun {
       options.version = "test";
       options.threads = 1;
       options.calibration_seconds = 0.01;
+      options.looked_up_samples = looked_up_samples;
       options.hooks = hooks;
       if (rank_failed) options.failed = [&, rank](const std::exception_ptr&) { rank_failed(rank); };
       if (rank_entered)

@@ -271,3 +271,21 @@ TEST_CASE("start_up_that_fails_on_one_rank_ends_the_waits_of_all_others") {
     }
   }
 }
+
+TEST_CASE("ranks that the data does not suffice for end together, and what they trained is saved") {
+  RanksRun run;
+  run.looked_up_samples = 0;
+  const auto settings = [](int seed) {
+    return std::vector<std::string>{"data.train=[{path: b.txt, epochs: 1}]", "train.tokens=128",
+                                    "train.lr_schedule.warmup=1", "parallel.data=2",
+                                    "run.seed=" + std::to_string(seed)};
+  };
+  // 10 samples of 16, one padded: where it is among the 8 of two steps they are short of tokens.
+  std::string end;
+  for (int seed = 1; seed < 20 && end.empty(); ++seed) {
+    std::filesystem::remove_all(run.paths.folder);
+    end = message_of<UserError>([&] { run.run_ranks(2, settings(seed)); });
+  }
+  CHECK(contains(end, "The run ends with step 2, which is saved in "));
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{2});
+}

@@ -106,5 +106,64 @@ TEST_CASE("an explicit warm-up that is over does not come back with a larger bat
   CHECK(next_learning_rate(config, state) == doctest::Approx(before).epsilon(1e-4));
 }
 
+TEST_CASE("a token budget that the epoch caps give only with the padding is refused before the first step") {
+  // 150 targets in 10 samples of 16, the last of them padded.
+  const std::string capped = "data.train=[{path: b.txt, epochs: 1}]";
+  TinyRun run;
+  const std::string refusal = message_of<UserError>([&] {
+    run.run({capped, "train.global_batch=2", "train.tokens=160"});
+  });
+  CHECK(refusal ==
+        "data.train: 160 of train.tokens 160 are still to be trained on and the epoch caps leave 150 in whole steps of "
+        "2 samples, without padding (data.train.0: 150); raise data.train[].epochs or reduce train.tokens to at most "
+        "150");
+  CHECK(run.checkpoint_steps().empty());
+  CHECK(run.metrics().steps.empty());
+  // As it says; and from the middle of it too, where only the rest counts.
+  CHECK(run.run({capped, "train.global_batch=2", "train.tokens=150"}, 3) == ExitCode::interrupted);
+  const std::int64_t done = run.metrics().steps.back().tokens;
+  CHECK(contains(message_of<UserError>([&] {
+                   run.run({capped, "train.global_batch=2", "train.tokens=151"});
+                 }),
+                 std::to_string(151 - done) +
+                     " of train.tokens 151 are still to be trained on and the epoch caps leave " +
+                     std::to_string(150 - done)));
+  CHECK(run.run({capped, "train.global_batch=2", "train.tokens=150"}) == ExitCode::finished);
+  CHECK(run.metrics().steps.back().tokens == 150);
+  CHECK(run.metrics().steps.size() == 5);
+}
+
+// Steps of 4 of the 10 samples: two, of which one has the padded sample if the seed says so.
+std::vector<std::string> short_of_data(TinyRun& run) {
+  for (int seed = 1; seed < 20; ++seed) {
+    std::vector<std::string> settings = {"data.train=[{path: b.txt, epochs: 1}]", "train.tokens=128",
+                                         "run.seed=" + std::to_string(seed)};
+    std::filesystem::remove_all(run.paths.folder);
+    if (contains(message_of<UserError>([&] { run.run(settings, 0); }), "the epoch caps leave 118")) return settings;
+  }
+  FAIL("no seed puts the padded sample into the first steps");
+  return {};
+}
+
+TEST_CASE("a step that the data does not suffice for is not begun: what was trained is saved, and said") {
+  TinyRun probe;
+  const std::vector<std::string> settings = short_of_data(probe);
+  TinyRun run;
+  run.looked_up_samples = 0;  // as if the epoch were too long to be counted at the start
+  const std::string end = message_of<UserError>([&] { run.run(settings); });
+  CHECK(contains(end,
+                 "data.train: 10 of train.tokens 128 are still to be trained on and the epoch caps leave 0 in "
+                 "whole steps of 4 samples"));
+  CHECK(contains(end, "reduce train.tokens to at most 118. The run ends with step 2, which is saved in " +
+                          run.paths.checkpoints().string()));
+  CHECK(run.checkpoint_steps() == std::vector<std::int64_t>{2});
+  CHECK(run.metrics().steps.size() == 2);
+  // Started again it is told so at once; and what it says helps.
+  CHECK(contains(message_of<UserError>([&] { run.run(settings); }), "10 of train.tokens 128"));
+  CHECK(run.metrics().steps.size() == 2);
+  const LoadedConfig less = run.config({settings[0], settings[2], "train.tokens=118"});
+  CHECK(already_complete(run.prepare(less), less.config).has_value());
+}
+
 }  // namespace
 }  // namespace scaletrain

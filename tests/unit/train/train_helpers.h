@@ -79,6 +79,7 @@ checkpoint: {every: 5, keep: 3}
     options.version = "test";
     options.threads = 1;
     options.calibration_seconds = 0.0;
+    options.looked_up_samples = looked_up_samples;
     options.hooks = hooks;
     options.failed = failed;
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> console(std::fopen("/dev/null", "w"), &std::fclose);
@@ -116,6 +117,7 @@ checkpoint: {every: 5, keep: 3}
   std::vector<std::string> overrides_always;
   std::vector<std::string> notices;
   TrainerHooks hooks;
+  std::int64_t looked_up_samples = most_looked_up;
   std::function<void(const std::exception_ptr&)> failed;
 };
 

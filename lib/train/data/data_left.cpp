@@ -1,0 +1,89 @@
+#include "train/data/data_left.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "base/numbers/checked.h"
+#include "base/text.h"
+#include "train/run_length.h"
+
+namespace scaletrain {
+
+namespace {
+
+std::int64_t batch_of(const RunState& state) {
+  return state.history.segments().back().global_batch;
+}
+
+std::int64_t samples_left(std::int64_t all, const RunState& state) {
+  return std::max<std::int64_t>(0, all - state.history.next_sample());
+}
+
+std::string digits(std::int64_t count) {
+  return grouped_digits(static_cast<std::uint64_t>(count));
+}
+
+TokenBounds sum_of(const std::vector<TokenBounds>& sources) {
+  constexpr std::int64_t many = std::numeric_limits<std::int64_t>::max();
+  TokenBounds sum;
+  for (const TokenBounds& source : sources)
+    sum = {try_add(sum.least, source.least).value_or(many), try_add(sum.most, source.most).value_or(many)};
+  return sum;
+}
+
+// "data.train.0: 123, data.train.1: 45 and 3 more sources".
+std::string sources_text(const std::vector<TokenBounds>& sources) {
+  constexpr std::size_t named = 4;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(sources.size(), named); ++i)
+    text += fmt::format("{}data.train.{}: {}", i == 0 ? "" : ", ", i, digits(sources[i].most));
+  if (sources.size() > named) text += " and " + counted(sources.size() - named, "more source");
+  return text;
+}
+
+std::string step_shortage(const Config& config, const RunState& state, std::int64_t left) {
+  const std::int64_t steps = last_step(config, state) - state.step;
+  const std::int64_t needed = checked_mul(steps, batch_of(state));
+  if (needed <= left) return {};
+  return fmt::format(
+      "data.train: the {} from here on need{} {} samples and the epoch caps leave {}; raise data.train[].epochs or "
+      "reduce {}",
+      steps == 1 ? "step" : digits(steps) + " steps", steps == 1 ? "s" : "", digits(needed), digits(left),
+      length_key(config));
+}
+
+}  // namespace
+
+std::string data_shortage(const TrainingData& data, const Config& config, const RunState& state,
+                          std::int64_t looked_up) {
+  const std::optional<std::int64_t> all = data.mixture().num_samples();
+  if (!all) return {};
+  const std::int64_t left = samples_left(*all, state);
+  if (!config.train.tokens) return step_shortage(config, state, left);
+  const std::int64_t consumed = state.history.tokens_consumed();
+  const std::int64_t wanted = *config.train.tokens - consumed;
+  if (wanted <= 0) return {};
+  const std::int64_t next = state.history.next_sample();
+  const std::int64_t whole = left - left % batch_of(state);
+  const auto count = [&](std::int64_t samples) { return data.tokens_between(next, next + whole, samples); };
+  if (sum_of(count(0)).least >= wanted) return {};
+  const std::vector<TokenBounds> sources = count(looked_up);
+  const std::int64_t most = sum_of(sources).most;
+  if (most >= wanted) return {};
+  return fmt::format(
+      "data.train: {} of train.tokens {} are still to be trained on and the epoch caps leave {} in whole steps of {} "
+      "samples, without padding ({}); raise data.train[].epochs or reduce train.tokens to at most {}",
+      digits(wanted), digits(*config.train.tokens), digits(most), batch_of(state), sources_text(sources),
+      digits(consumed + most));
+}
+
+bool has_next_batch(const TrainingData& data, const RunState& state) {
+  const std::optional<std::int64_t> all = data.mixture().num_samples();
+  return !all || samples_left(*all, state) >= batch_of(state);
+}
+
+}  // namespace scaletrain
