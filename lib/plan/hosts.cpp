@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/save_size.h"
 
 namespace scaletrain {
 
@@ -84,7 +85,7 @@ std::map<std::int64_t, std::int64_t> ranks_by_stage(const Mesh& mesh, std::int64
 }
 
 std::uint64_t most_memory_of_a_host(const Mesh& mesh, const std::vector<std::uint64_t>& bytes_of_rank,
-                                    std::int64_t ranks_per_host) {
+                                    std::int64_t ranks_per_host, std::uint64_t more) {
   const std::int64_t world = mesh.world();
   const std::int64_t size = std::min(world, ranks_per_host);
   const std::int64_t stage_size = world / mesh.degree(Axis::pipeline);
@@ -92,7 +93,7 @@ std::uint64_t most_memory_of_a_host(const Mesh& mesh, const std::vector<std::uin
   const auto consider = [&](std::int64_t host) {
     const std::int64_t first = host * size;
     if (first >= world) return;
-    std::uint64_t sum = 0;
+    std::uint64_t sum = host == 0 ? more : 0;
     for (const auto& [stage, ranks] : ranks_by_stage(mesh, first, std::min(size, world - first)))
       sum += bytes_of_rank[static_cast<std::size_t>(stage)] * static_cast<std::uint64_t>(ranks);
     most = std::max(most, sum);
@@ -111,11 +112,24 @@ std::uint64_t HostMemory::total() const {
   return sum;
 }
 
+MemoryPlan memory_of_rank(const PhasePlan& phase, Rank rank, std::size_t backend_workspace) {
+  MemoryPlan memory = phase.memory(rank, backend_workspace);
+  if (rank != Rank(0)) return memory;
+  if (const std::uint64_t bytes = manifest_memory(save_size(phase)); bytes > 0)
+    memory.items.push_back({"checkpoint manifest", bytes});
+  return memory;
+}
+
 HostMemory memory_of_ranks(const PhasePlan& phase, std::int64_t first, std::int64_t count,
                            std::size_t backend_workspace) {
   HostMemory memory;
   for (const auto& [stage, ranks] : ranks_by_stage(phase.mesh, first, count))
     memory.parts.push_back({stage, ranks, phase.memory(phase.mesh.rank_of({.pipeline = stage}), backend_workspace)});
+  if (first > 0 || count == 0) return memory;
+  MemoryPlan of_first = memory_of_rank(phase, Rank(0), backend_workspace);
+  if (of_first.items.size() == memory.parts.front().each.items.size()) return memory;
+  if (--memory.parts.front().ranks == 0) memory.parts.erase(memory.parts.begin());
+  memory.parts.insert(memory.parts.begin(), {0, 1, std::move(of_first)});
   return memory;
 }
 

@@ -35,12 +35,16 @@ GroupReach reach_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts, s
 // How many ranks of each stage are among the `count` from `first` on.
 std::map<std::int64_t, std::int64_t> ranks_by_stage(const Mesh& mesh, std::int64_t first, std::int64_t count);
 
-// Of the host whose ranks need most together. bytes_of_rank: of one rank, by stage.
+// Of the host whose ranks need most together. bytes_of_rank: of one rank, by stage; rank 0 needs `more` than its
+// stage's.
 std::uint64_t most_memory_of_a_host(const Mesh& mesh, const std::vector<std::uint64_t>& bytes_of_rank,
-                                    std::int64_t ranks_per_host);
+                                    std::int64_t ranks_per_host, std::uint64_t more);
+
+// The plan of one rank, with what rank 0 needs for the manifest of a checkpoint (save_size.h).
+MemoryPlan memory_of_rank(const PhasePlan& phase, Rank rank, std::size_t backend_workspace);
 
 // What the ranks [first, first + count) need together. The ranks of a stage differ by padding at most, so that the
-// first one stands for all.
+// first one stands for all; but rank 0, where it needs more, is a part of its own.
 struct HostMemory {
   struct Part {
     std::int64_t stage = 0;

@@ -21,6 +21,10 @@ struct SaveSize {
 // Takes time in proportion to the pieces: a second for ten million.
 SaveSize save_size(const PhasePlan& phase);
 
+// Memory that rank 0 needs beside its plan while it makes the manifest, with what it reads back to check it. A bound;
+// 0 where the pieces are so few that it is lost in the rest.
+std::uint64_t manifest_memory(const SaveSize& size);
+
 // "4.4 TiB in 131,072 files; 9,012,000 pieces, ..."; empty where there are few of them.
 std::string save_text(const SaveSize& size);
 

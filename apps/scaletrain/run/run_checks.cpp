@@ -32,8 +32,9 @@ HostMemory memory_together(const PhasePlan& phase, const std::vector<std::int64_
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
     for (const HostMemory::Part& part :
          memory_of_ranks(phase, ranks[begin], static_cast<std::int64_t>(end - begin), workspace).parts) {
-      const auto same = std::find_if(all.parts.begin(), all.parts.end(),
-                                     [&part](const HostMemory::Part& other) { return other.stage == part.stage; });
+      const auto same = std::find_if(all.parts.begin(), all.parts.end(), [&part](const HostMemory::Part& other) {
+        return other.stage == part.stage && other.each.items.size() == part.each.items.size();
+      });
       if (same == all.parts.end()) {
         all.parts.push_back(part);
       } else {

@@ -404,14 +404,15 @@ PlanFacts gather_facts(const Config& config, const RunPlan& plan, const Describe
   facts.balance = balance_of(facts.work);
   facts.replay = replay_step(phase, facts.short_step, facts.work);
   const std::vector<std::uint64_t> totals = rank_totals(facts);
-  facts.world_memory = most_memory_of_a_host(phase.mesh, totals, phase.mesh.world());
+  const std::uint64_t of_manifest = manifest_memory(facts.save);
+  facts.world_memory = most_memory_of_a_host(phase.mesh, totals, phase.mesh.world(), of_manifest);
   if (options.all_on_one_host && facts.hosts.basis == HostPlacement::Basis::one_host && options.machine_memory &&
       facts.world_memory > *options.machine_memory) {
     facts.refused = true;
     // If they are to run, then on other hosts.
     facts.hosts = place_on_hosts(config, phase.mesh, false);
   }
-  facts.host_memory = most_memory_of_a_host(phase.mesh, totals, facts.hosts.ranks_per_host);
+  facts.host_memory = most_memory_of_a_host(phase.mesh, totals, facts.hosts.ranks_per_host, of_manifest);
   facts.groups = group_facts_of(phase, facts.hosts.ranks_per_host);
   facts.work_of_run = run_work(facts);
   facts.time = run_time(facts);
@@ -422,7 +423,8 @@ PlanFacts gather_facts(const Config& config, const RunPlan& plan, const Describe
                            .stages = surveys_of(facts),
                            .ranks_per_host = hosts.ranks_per_host,
                            .all_on_one_host = hosts.basis == HostPlacement::Basis::one_host,
-                           .backend_workspace = options.backend_workspace},
+                           .backend_workspace = options.backend_workspace,
+                           .of_manifest = of_manifest},
                           *options.budget);
   }
   return facts;

@@ -121,7 +121,7 @@ class Replanner {
       const PhasePlan& phase = plan.phases.front();
       const HostPlacement hosts = place_on_hosts(config, phase.mesh, question_.all_on_one_host);
       const auto stages = survey_stages(phase, shorten(phase), question_.backend_workspace);
-      const PlanNeeds needs = needs_of(phase.mesh, stages, hosts.ranks_per_host);
+      const PlanNeeds needs = needs_of(phase.mesh, stages, hosts.ranks_per_host, question_.of_manifest);
       return kind_ == MemoryBudget::Kind::device ? needs.rank : needs.host;
     } catch (const UserError&) {
       return std::nullopt;
@@ -161,7 +161,8 @@ void add_together(Verdict& verdict, const Config& config, std::vector<Strongest>
 
 }  // namespace
 
-PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std::int64_t ranks_per_host) {
+PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std::int64_t ranks_per_host,
+                   std::uint64_t of_manifest) {
   PlanNeeds needs;
   std::vector<std::uint64_t> totals;
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
@@ -173,16 +174,17 @@ PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std
     needs.rank_host = beside;
     needs.stage = static_cast<std::int64_t>(stage);
   }
-  needs.host = most_memory_of_a_host(mesh, totals, ranks_per_host);
+  needs.host = most_memory_of_a_host(mesh, totals, ranks_per_host, of_manifest);
   return needs;
 }
 
 Verdict judge(const VerdictQuestion& question, const MemoryBudget& budget) {
-  Verdict verdict{.budget = budget,
-                  .needs = needs_of(question.phase.mesh, question.stages, question.ranks_per_host),
-                  .ranks_per_host = question.ranks_per_host,
-                  .fitting = {},
-                  .together = {}};
+  Verdict verdict{
+      .budget = budget,
+      .needs = needs_of(question.phase.mesh, question.stages, question.ranks_per_host, question.of_manifest),
+      .ranks_per_host = question.ranks_per_host,
+      .fitting = {},
+      .together = {}};
   verdict.bytes = budget.kind == MemoryBudget::Kind::device ? verdict.needs.rank : verdict.needs.host;
   verdict.fits = verdict.bytes <= budget.memory;
   if (verdict.fits) return verdict;

@@ -34,7 +34,9 @@ struct PlanNeeds {
   std::uint64_t rank_host = 0;  // and in host memory beside it
   std::uint64_t host = 0;       // of all ranks of the host that needs most, wherever it lies
 };
-PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std::int64_t ranks_per_host);
+// of_manifest: see manifest_memory().
+PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std::int64_t ranks_per_host,
+                   std::uint64_t of_manifest);
 
 struct NearSetting {
   std::string text;  // "train.micro_batch: 2"
@@ -62,6 +64,7 @@ struct VerdictQuestion {
   std::int64_t ranks_per_host = 1;
   bool all_on_one_host = false;
   std::size_t backend_workspace = 0;
+  std::uint64_t of_manifest = 0;  // of the plan at hand, and about that of others: to count their pieces takes long
 };
 Verdict judge(const VerdictQuestion& question, const MemoryBudget& budget);
 

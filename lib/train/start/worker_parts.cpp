@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/process/memory_limit.h"
+#include "plan/hosts.h"
 #include "train/data/data_agreement.h"
 #include "train/data/data_files.h"
 
@@ -47,7 +48,7 @@ std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t wo
   const std::string who =
       phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
   return fmt::format("{}{}{}:\n{}Reduce train.micro_batch, model.context or the model{}", who, when.empty() ? "" : " ",
-                     when, phase.memory(rank, workspace).text(), MemoryLimitText().view());
+                     when, memory_of_rank(phase, rank, workspace).text(), MemoryLimitText().view());
 }
 
 WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read,

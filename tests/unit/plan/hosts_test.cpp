@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "plan/save_size.h"
 #include "plan_helpers.h"
 
 using namespace scaletrain;
@@ -85,4 +86,33 @@ TEST_CASE("the ranks of a host are counted by stage") {
   const PhasePlan phase = make_run_plan(config, 61, std::nullopt).phases.front();
   CHECK(memory_of_ranks(phase, 4, 4, 9).total() ==
         2 * (phase.memory(Rank(0), 9).total() + phase.memory(Rank(6), 9).total()));
+}
+
+TEST_CASE("rank 0 needs memory for the manifest of many pieces, which counts for its host and no other") {
+  Config config = preset_config("gpt2-124m");
+  config.train.global_batch = 4096;
+  config.train.micro_batch = 1;
+  const auto phase_of = [&](std::int64_t data) {
+    config.parallel.data = data;
+    return make_run_plan(config, 50257, std::nullopt).phases.front();
+  };
+  const PhasePlan few = phase_of(4);
+  CHECK(manifest_memory(save_size(few)) == 0);
+  CHECK(memory_of_rank(few, Rank(0), 9).total() == few.memory(Rank(0), 9).total());
+  CHECK(memory_of_ranks(few, 0, 4, 9).parts.size() == 1);
+  const PhasePlan many = phase_of(4096);
+  const std::uint64_t more = manifest_memory(save_size(many));
+  REQUIRE(more > 0);
+  const std::uint64_t each = many.memory(Rank(0), 9).total();
+  CHECK(memory_of_rank(many, Rank(0), 9).total() == each + more);
+  CHECK(contains(memory_of_rank(many, Rank(0), 9).text(), "checkpoint manifest"));
+  CHECK(memory_of_rank(many, Rank(1), 9).total() == each);
+  const HostMemory first = memory_of_ranks(many, 0, 8, 9);
+  CHECK(first.total() == 8 * each + more);
+  REQUIRE(first.parts.size() == 2);
+  CHECK(first.parts[0].ranks == 1);
+  CHECK(first.parts[1].ranks == 7);
+  CHECK(memory_of_ranks(many, 0, 1, 9).parts.size() == 1);
+  CHECK(memory_of_ranks(many, 8, 8, 9).total() == 8 * each);
+  CHECK(most_memory_of_a_host(many.mesh, {each}, 8, more) == 8 * each + more);
 }
