@@ -189,6 +189,11 @@ TEST_CASE("commands that read only say that memory ran out, whichever request is
   check_command({"evaluate", checkpoint_path, "--data", "held.txt"});
   check_command({"generate", checkpoint_path, "--prompt", "the old", "--max-tokens", "8"});
   check_command({"checkpoint", "verify", checkpoint_path});
+  check_command({"checkpoint", "list", undisturbed_run().string()});
+  check_command({"checkpoint", "inspect", checkpoint_path});
+  check_command({"plot", undisturbed_run().string()});
+  check_command({"completion", "bash"});
+  check_command({"--version"});
 }
 
 TEST_CASE("the first requests of all, before main begins, are no exception") {
@@ -215,6 +220,21 @@ TEST_CASE(
 
 TEST_CASE("so does one that writes its checkpoints in the background") {
   check_runs("scarce-background", six_steps_and({"checkpoint.background=true"}), " worker ");
+}
+
+TEST_CASE("so does one that begins from somebody else's weights, and the agent that looks at them before") {
+  const std::string source = "scarce-weights-source";
+  const Ended trained = run_program(layout_launch(source, six_steps), ranks_patience);
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const fs::path folder = workspace() / "weights-to-begin-from";
+  const Ended exported =
+      run_program(workspace().launch({"checkpoint", "export", checkpoint(layout_folder(source), 6).string(), "--to",
+                                      "huggingface", "--output", folder.string()}),
+                  ranks_patience);
+  REQUIRE_MESSAGE(exported.exit_code == 0, exported.errors);
+  const Settings settings = six_steps_and({"checkpoint.background=false", "model.init.from=" + folder.string()});
+  check_runs("scarce-weights-worker", settings, " worker ");
+  check_runs("scarce-weights-agent", settings, " run ");
 }
 
 TEST_CASE("so does each of several ranks") {
