@@ -25,7 +25,6 @@ namespace scaletrain {
 enum class ParamRole {
   trained,  // master weights in f32, a gradient and optimizer states
   frozen,   // its own dtype, no gradient
-  state,    // neither, but stored
 };
 
 // How a tensor is divided among the ranks of the tensor axis.

@@ -19,8 +19,6 @@ std::string_view role_name(ParamRole role) {
       return "trained.data";
     case ParamRole::frozen:
       return "frozen";
-    case ParamRole::state:
-      return "state";
   }
   SCALETRAIN_CHECK(false);
 }

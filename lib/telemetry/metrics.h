@@ -189,8 +189,6 @@ class MetricsWriter {
   bool sync();
 
   std::int64_t failures() const { return failures_; }  // writes and syncs that failed
-  // Another process owns the run: nothing more is written.
-  bool is_ended() const { return is_ended_; }
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -217,7 +215,7 @@ class MetricsWriter {
   std::string waiting_;    // whole lines that are not known to be in the file
   std::uint64_t end_ = 0;  // of the last whole line in the file
   bool failing_ = false;
-  bool is_ended_ = false;
+  bool is_ended_ = false;  // another process owns the run: nothing more is written
   std::int64_t failures_ = 0;
 };
 

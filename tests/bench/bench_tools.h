@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/numbers/philox.h"
+#include "support/philox_below.h"
 #include "train/step/stage_executor.h"
 
 namespace scaletrain {

@@ -25,6 +25,7 @@
 #include "optim/lr_schedule.h"
 #include "plan/run_plan.h"
 #include "support/late_backend.h"
+#include "support/philox_below.h"
 #include "support/ranks.h"
 #include "train/step/step_runner.h"
 

@@ -160,12 +160,6 @@ double philox_uniform(PhiloxKey key, std::uint64_t index) {
   return static_cast<double>(philox_u64(key, index) >> 11) * 0x1p-53;
 }
 
-std::uint64_t philox_below(PhiloxKey key, std::uint64_t index, std::uint64_t bound) {
-  SCALETRAIN_CHECK(bound > 0);
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<std::uint64_t>(static_cast<Wide>(philox_u64(key, index)) * bound >> 64);
-}
-
 void fill_normal(PhiloxKey key, std::uint64_t first, float mean, float deviation, std::span<float> out) {
   const double offset = mean;
   const double scale = deviation;

@@ -29,9 +29,6 @@ std::uint64_t philox_u64(PhiloxKey key, std::uint64_t index);
 // A double in [0, 1) with 53 random bits.
 double philox_uniform(PhiloxKey key, std::uint64_t index);
 
-// Uniform in [0, bound) without bias that matters (64-bit multiply-shift). bound > 0.
-std::uint64_t philox_below(PhiloxKey key, std::uint64_t index, std::uint64_t bound);
-
 // out[i] = mean + deviation * z(first + i), z standard normal: element e is word e % 4 of block e / 4, mapped by the
 // inverse of the normal distribution function (Wichura, algorithm AS 241), so a range may start anywhere.
 void fill_normal(PhiloxKey key, std::uint64_t first, float mean, float deviation, std::span<float> out);

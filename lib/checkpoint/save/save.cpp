@@ -40,8 +40,6 @@ std::string_view role_text(ParamRole role) {
       return "trained";
     case ParamRole::frozen:
       return "frozen";
-    case ParamRole::state:
-      return "state";
   }
   SCALETRAIN_CHECK(false);
 }

@@ -14,7 +14,6 @@
 namespace scaletrain {
 
 enum class Axis { tensor, data, pipeline };
-inline constexpr int num_axes = 3;
 std::string_view to_text(Axis axis);
 
 // A rank's position: one index per axis.

@@ -9,6 +9,7 @@
 
 #include "base/numbers/philox.h"
 #include "planted_error.h"
+#include "support/philox_below.h"
 
 namespace scaletrain::parity {
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "support/philox_below.h"
 
 using namespace scaletrain;
 

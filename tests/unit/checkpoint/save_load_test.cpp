@@ -4,6 +4,7 @@
 #include "base/numbers/philox.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint_fixture.h"
+#include "support/philox_below.h"
 
 using namespace scaletrain;
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/numbers/philox.h"
 #include "data/order/sampler.h"
+#include "support/philox_below.h"
 #include "support/processor_time.h"
 
 using namespace scaletrain;

@@ -12,6 +12,7 @@
 #include "base/numbers/philox.h"
 #include "data/order/sampler.h"
 #include "data/stream_cache.h"
+#include "support/philox_below.h"
 #include "support/processor_time.h"
 #include "support/sanitizers.h"
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "model_fixture.h"
+#include "support/philox_below.h"
 
 using namespace scaletrain;
 

@@ -13,6 +13,7 @@
 #include "nn/init.h"
 #include "nn/transformer.h"
 #include "support/model_store.h"
+#include "support/philox_below.h"
 #include "support/tiny_model.h"
 
 namespace scaletrain {

@@ -1,5 +1,6 @@
 // The executor on the reference backend in double precision.
 #include "train/step/stage_executor.h"
+#include "support/philox_below.h"
 
 #include <algorithm>
 #include <cmath>
