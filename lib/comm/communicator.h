@@ -50,12 +50,18 @@ class Ticket {
   std::unique_ptr<State> state_;
 };
 
-// One transfer of a batched point-to-point call; peer is the index in the group.
+// One transfer of a batched point-to-point call; peer is the index in the group. Between two ranks there is an in-order
+// queue for each direction and channel: the n-th send in it meets the peer's n-th receive, and no queue holds up
+// another. So a transport that has nothing but ordered queues can carry whatever stands in the same order on both ends.
 struct Transfer {
   enum class Direction { send, receive };
+  enum class Channel { activations, gradients };  // what the stages of a pipeline say to each other
+  static constexpr int num_channels = 2;
+
   Direction direction = Direction::send;
   int peer = 0;
   View data;
+  Channel channel = Channel::activations;
 };
 
 class Communicator {
@@ -77,7 +83,7 @@ class Communicator {
   virtual Ticket all_to_all(Stream& stream, ConstView input, std::span<const std::int64_t> send_counts, View output,
                             std::span<const std::int64_t> receive_counts) = 0;
   // Posted together, as soon as the stream comes to them, beside the collectives: neither order nor direction can
-  // deadlock. The n-th send to a peer meets that peer's n-th receive from this rank.
+  // deadlock. In each channel the n-th send to a peer meets that peer's n-th receive from this rank.
   virtual Ticket exchange(Stream& stream, std::span<const Transfer> transfers) = 0;
   // Ends what is under way and every later call with a PeerError, on this rank at once: for a rank that has failed, so
   // that nothing it still waits for holds it up. The memory of calls under way may go when their tickets have been

@@ -18,7 +18,7 @@
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
-#include "support/model_runner.h"
+#include "support/models/model_runner.h"
 
 using namespace scaletrain;
 

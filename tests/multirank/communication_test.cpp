@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "support/rank_trainer.h"
-#include "support/test_layout.h"
-#include "support/tiny_model.h"
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
+#include "support/ranks/test_layout.h"
 #include "traffic.h"
 
 using namespace scaletrain;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "support/tiny_model.h"
+#include "support/models/tiny_model.h"
 
 namespace scaletrain::equivalence {
 

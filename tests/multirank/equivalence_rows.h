@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "support/rank_trainer.h"
+#include "support/ranks/rank_trainer.h"
 
 namespace scaletrain::equivalence {
 

@@ -1,9 +1,11 @@
 // Any layout, the same gradients and losses: a dozen layouts in double precision against one rank.
 #include <doctest/doctest.h>
 
-#include "support/rank_trainer.h"
-#include "support/test_layout.h"
-#include "support/tiny_model.h"
+#include <initializer_list>
+
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
+#include "support/ranks/test_layout.h"
 
 using namespace scaletrain;
 
@@ -124,7 +126,7 @@ TEST_CASE("the_vectorised_backend_on_eight_ranks_stays_within_single_precision")
   CHECK(difference.error <= 1e-5);
 }
 
-// What is left out of an edge between a stream and a transfer shows here (support/late_backend.h).
+// What is left out of an edge between a stream and a transfer shows here (support/ranks/late_backend.h).
 TEST_CASE("streams_that_run_late_change_no_bit_of_any_layout") {
   const Config base = small_config();
   for (const TestLayout& layout : dozen_layouts()) {
@@ -140,5 +142,55 @@ TEST_CASE("streams_that_run_late_change_no_bit_of_any_layout") {
     CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
     CHECK(late.gradients == at_once.gradients);
     CHECK(late.parameters == at_once.parameters);
+  }
+}
+
+TEST_CASE("the_host_waits_for_its_stream_once_in_a_step_of_any_layout") {
+  for (const TestLayout& layout : dozen_layouts()) {
+    CAPTURE(layout.name);
+    Config config = small_config();
+    lay_out(config, layout);
+    const PhasePlan plan = make_test_plan(config, TestBackend::late_cpu);
+    std::vector<std::uint64_t> waits(static_cast<std::size_t>(plan.mesh.world()));
+    run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+      RankTrainer trainer(config, plan, rank, groups, TestBackend::late_cpu);
+      trainer.step();
+      auto& stream = dynamic_cast<LateStream&>(trainer.stream());
+      const std::uint64_t before = stream.host_waits();
+      trainer.step();
+      waits[static_cast<std::size_t>(rank.value())] = stream.host_waits() - before;
+    });
+    CHECK(waits == std::vector<std::uint64_t>(waits.size(), 1));
+  }
+}
+
+// What a network needs to offer is no more than that (support/ranks/queue_transport.h), also to streams that run late.
+TEST_CASE("every_schedule_trains_and_evaluates_where_stages_have_nothing_but_ordered_queues_between_them") {
+  Config base = small_config();
+  base.model.layers = 16;
+  base.train.global_batch = 16;
+  base.train.micro_batch = 1;
+  for (const std::int64_t stages : {2, 4, 8}) {
+    for (const TestLayout& layout : std::initializer_list<TestLayout>{
+             {"gpipe", 1, 1, stages, 0, ScheduleKind::gpipe},
+             {"1f1b", 1, 1, stages, 0},
+             {"1f1b, fewer micro-batches than stages", 1, 1, stages, 0, ScheduleKind::one_f_one_b, 1, false, 16},
+             {"interleaved", 1, 1, stages, 0, ScheduleKind::interleaved, 2},
+             {"zb-h1", 1, 1, stages, 0, ScheduleKind::zb_h1}}) {
+      CAPTURE(stages);
+      CAPTURE(layout.name);
+      LayoutRun run{.config = base, .backend = TestBackend::cpu, .steps = 2, .evaluation_samples = 13};
+      lay_out(run.config, layout);
+      const LayoutOutcome free = run_layout(run);
+      run.queues_only = true;
+      for (const TestBackend backend : {TestBackend::cpu, TestBackend::late_cpu}) {
+        run.backend = backend;
+        const LayoutOutcome queued = run_layout(run);
+        CHECK(queued.problem == "");
+        CHECK(queued.losses == free.losses);
+        CHECK(queued.evaluation.loss_sum == free.evaluation.loss_sum);
+        CHECK(queued.parameters == free.parameters);
+      }
+    }
   }
 }

@@ -8,8 +8,8 @@
 #include <limits>
 
 #include "base/clock.h"
-#include "support/rank_trainer.h"
-#include "support/tiny_model.h"
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
 
 using namespace scaletrain;
 

@@ -8,10 +8,10 @@
 
 #include "checkpoint/load.h"
 #include "checkpoint/save/save.h"
-#include "support/rank_trainer.h"
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
+#include "support/ranks/test_layout.h"
 #include "support/temp_folder.h"
-#include "support/test_layout.h"
-#include "support/tiny_model.h"
 
 using namespace scaletrain;
 

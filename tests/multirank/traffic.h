@@ -70,7 +70,7 @@ inline TraceRecord record_of(const PlannedCall& call) {
   record.elements = call.elements;
   record.sent_elements = call.sent;
   if (call.kind == CollectiveKind::exchange)
-    record.messages.push_back({call.direction, call.peer, call.dtype, call.elements});
+    record.messages.push_back({call.direction, call.peer, call.dtype, call.elements, call.channel});
   return record;
 }
 

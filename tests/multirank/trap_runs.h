@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "support/rank_trainer.h"
-#include "support/tiny_model.h"
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
 
 namespace scaletrain {
 

@@ -81,8 +81,8 @@ std::uint64_t collective_tag(std::uint64_t sequence, Content content, std::uint6
   SCALETRAIN_CHECK(index < (std::uint64_t{1} << 23) && sequence < (std::uint64_t{1} << 39));
   return sequence << 24 | static_cast<std::uint64_t>(content) << 23 | index;
 }
-std::uint64_t exchange_tag(std::uint64_t index) {
-  return std::uint64_t{1} << 63 | index;
+std::uint64_t exchange_tag(int channel, std::uint64_t index) {
+  return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(channel) << 56 | index;
 }
 
 struct Posted {
@@ -466,8 +466,8 @@ class DirectCommunicator final : public Communicator {
  public:
   DirectCommunicator(std::unique_ptr<Transport> transport, DirectOptions options)
       : engine_(std::make_shared<Engine>(std::move(transport), std::move(options))),
-        sent_(at(engine_->size())),
-        received_(at(engine_->size())) {
+        sent_(Transfer::num_channels, std::vector<std::uint64_t>(at(engine_->size()))),
+        received_(sent_) {
     if (engine_->options().mode == DirectOptions::Mode::caller) return;
     queue_.emplace(engine_->errors());
     queue_->interrupt_with([engine = engine_.get()] { engine->transport().stop(); });
@@ -537,11 +537,12 @@ class DirectCommunicator final : public Communicator {
     std::vector<Exchange::Message> messages;
     for (const Transfer& transfer : transfers) {
       SCALETRAIN_CHECK(transfer.peer >= 0 && transfer.peer < size());
+      const auto channel = static_cast<int>(transfer.channel);
       if (transfer.peer == rank_in_group()) continue;
-      auto& counts = transfer.direction == Transfer::Direction::send ? sent_ : received_;
+      auto& counts = (transfer.direction == Transfer::Direction::send ? sent_ : received_)[at(channel)];
       // Both sides know which messages are empty.
       const bool is_empty = transfer.data.num_bytes() == 0;
-      messages.push_back({transfer, exchange_tag(is_empty ? 0 : counts[at(transfer.peer)]++)});
+      messages.push_back({transfer, exchange_tag(channel, is_empty ? 0 : counts[at(transfer.peer)]++)});
     }
     const auto exchange = std::make_shared<Exchange>(engine_, name, std::move(messages), own_copies(transfers));
     stream.call([exchange] { exchange->post(); });
@@ -605,8 +606,8 @@ class DirectCommunicator final : public Communicator {
   std::shared_ptr<Engine> engine_;
   std::uint64_t collectives_ = 0;
   std::uint64_t exchanges_ = 0;
-  std::vector<std::uint64_t> sent_;  // messages exchanged, per peer
-  std::vector<std::uint64_t> received_;
+  std::vector<std::vector<std::uint64_t>> sent_;  // messages exchanged, per channel and peer
+  std::vector<std::vector<std::uint64_t>> received_;
   std::optional<CallQueue> queue_;  // destroyed first: its thread uses the rest
 };
 

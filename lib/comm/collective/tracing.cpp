@@ -46,7 +46,7 @@ class TracingCommunicator final : public Communicator {
     record.elements = 0;
     for (const Transfer& transfer : transfers) {
       const std::int64_t elements = transfer.data.num_elements();
-      record.messages.push_back({transfer.direction, transfer.peer, transfer.data.dtype(), elements});
+      record.messages.push_back({transfer.direction, transfer.peer, transfer.data.dtype(), elements, transfer.channel});
       record.elements += elements;
       const bool sends = transfer.direction == Transfer::Direction::send && transfer.peer != rank_in_group();
       if (sends) record.sent_elements += elements;
@@ -156,21 +156,23 @@ struct PlacedMessage {
 };
 
 std::vector<PlacedMessage> messages_of(const std::vector<RankTrace>& ranks, const Member& member,
-                                       Transfer::Direction direction, std::size_t peer) {
+                                       Transfer::Direction direction, std::size_t peer, int channel) {
   std::vector<PlacedMessage> found;
   for (const std::size_t call : member.exchanges) {
     for (const auto& message : record_at(ranks, {member.rank, call}).messages) {
-      if (message.direction == direction && message.peer == static_cast<int>(peer)) found.push_back({message, call});
+      if (message.direction == direction && message.peer == static_cast<int>(peer) &&
+          message.channel == static_cast<Transfer::Channel>(channel))
+        found.push_back({message, call});
     }
   }
   return found;
 }
 
-// The messages from one member to another, against what that one receives from it.
+// The messages from one member to another in one channel, against what that one receives from it there.
 std::string compare_messages(const std::vector<RankTrace>& ranks, const std::string& name,
-                             const std::vector<Member>& members, std::size_t from, std::size_t to) {
-  const auto sent = messages_of(ranks, members[from], Transfer::Direction::send, to);
-  const auto received = messages_of(ranks, members[to], Transfer::Direction::receive, from);
+                             const std::vector<Member>& members, std::size_t from, std::size_t to, int channel) {
+  const auto sent = messages_of(ranks, members[from], Transfer::Direction::send, to, channel);
+  const auto received = messages_of(ranks, members[to], Transfer::Direction::receive, from, channel);
   const auto side = [&](const std::vector<PlacedMessage>& messages, std::size_t index) {
     if (index >= messages.size()) return std::string("missing");
     const PlacedMessage& placed = messages[index];
@@ -181,8 +183,9 @@ std::string compare_messages(const std::vector<RankTrace>& ranks, const std::str
                       sent[index].message.elements == received[index].message.elements &&
                       sent[index].message.dtype == received[index].message.dtype;
     if (same) continue;
-    return fmt::format("group {}: message #{} from rank {} to rank {} is sent as {}, received as {}", name, index,
-                       members[from].rank, members[to].rank, side(sent, index), side(received, index));
+    return fmt::format("group {}: message #{} of channel {} from rank {} to rank {} is sent as {}, received as {}",
+                       name, index, channel, members[from].rank, members[to].rank, side(sent, index),
+                       side(received, index));
   }
   return {};
 }
@@ -195,8 +198,10 @@ std::string compare_group(const std::vector<RankTrace>& ranks, const std::string
   }
   for (std::size_t from = 0; from < members.size(); ++from) {
     for (std::size_t to = 0; to < members.size(); ++to) {
-      std::string difference = compare_messages(ranks, name, members, from, to);
-      if (!difference.empty()) return difference;
+      for (int channel = 0; channel < Transfer::num_channels; ++channel) {
+        std::string difference = compare_messages(ranks, name, members, from, to, channel);
+        if (!difference.empty()) return difference;
+      }
     }
   }
   return {};

@@ -29,6 +29,7 @@ struct TraceRecord {
     int peer = 0;
     DType dtype = DType::f32;
     std::int64_t elements = 0;
+    Transfer::Channel channel = Transfer::Channel::activations;
     bool operator==(const Message&) const = default;
   };
   std::vector<Message> messages;

@@ -44,11 +44,12 @@ class Calls {
                   std::int64_t own) const {
     visit_({group, CollectiveKind::all_gather, purpose, dtype, elements, own * (members_.at(group).size - 1)});
   }
-  void exchange(std::string_view purpose, DType dtype, std::int64_t elements, Transfer::Direction direction,
+  void exchange(Transfer::Channel channel, DType dtype, std::int64_t elements, Transfer::Direction direction,
                 int peer) const {
     const bool sends = direction == Transfer::Direction::send;
+    const char* const purpose = channel == Transfer::Channel::activations ? "activations" : "activation gradients";
     visit_({GroupKind::pipeline, CollectiveKind::exchange, purpose, dtype, elements, sends ? elements : 0, direction,
-            peer});
+            peer, channel});
   }
 
  private:
@@ -379,8 +380,8 @@ class StepWalk {
     const Opcode op = instruction.op;
     const bool sends = op == Opcode::send_activation || op == Opcode::send_gradient;
     const bool forward = op == Opcode::send_activation || op == Opcode::receive_activation;
-    calls_.exchange(forward ? "activations" : "activation gradients", plan_.compute, unit_calls_.bundle(),
-                    sends ? Transfer::Direction::send : Transfer::Direction::receive,
+    calls_.exchange(forward ? Transfer::Channel::activations : Transfer::Channel::gradients, plan_.compute,
+                    unit_calls_.bundle(), sends ? Transfer::Direction::send : Transfer::Direction::receive,
                     narrow<int>(instruction.peer.value().value()));
   }
 

@@ -26,9 +26,10 @@ struct PlannedCall {
   DType dtype = DType::f32;
   std::int64_t elements = 0;  // of the whole operand: all shards
   std::int64_t sent = 0;      // elements that this rank sends
-  // An exchange is one message: its direction, and its peer as an index in the group, that is its stage.
+  // An exchange is one message: its direction, its peer as an index in the group, that is its stage, and its channel.
   Transfer::Direction direction = Transfer::Direction::send;
   int peer = -1;
+  Transfer::Channel channel = Transfer::Channel::activations;
   bool operator==(const PlannedCall&) const = default;
 };
 

@@ -281,9 +281,11 @@ void StageExecutor::post(const Instruction& transfer) {
 // A call for each one: who waits for a receive is not to wait for a send, which may need the peer to get further.
 Ticket StageExecutor::post(const Instruction& transfer, const Bundle& bundle) {
   const bool sends = transfer.op == Opcode::send_activation || transfer.op == Opcode::send_gradient;
+  const bool forward = transfer.op == Opcode::send_activation || transfer.op == Opcode::receive_activation;
   const Transfer call{.direction = sends ? Transfer::Direction::send : Transfer::Direction::receive,
                       .peer = narrow<int>(transfer.peer.value().value()),
-                      .data = bundle.hidden};
+                      .data = bundle.hidden,
+                      .channel = forward ? Transfer::Channel::activations : Transfer::Channel::gradients};
   return parts_.pipeline->exchange(parts_.stream, {&call, 1});
 }
 

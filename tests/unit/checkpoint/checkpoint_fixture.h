@@ -18,10 +18,10 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save/save.h"
 #include "nn/model_spec.h"
-#include "support/model_store.h"
+#include "support/models/model_store.h"
+#include "support/models/tiny_model.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
-#include "support/tiny_model.h"
 
 namespace scaletrain {
 

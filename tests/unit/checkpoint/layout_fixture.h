@@ -14,7 +14,7 @@
 #include "base/numbers/checked.h"
 #include "checkpoint/state_name.h"
 #include "checkpoint_fixture.h"
-#include "support/ranks.h"
+#include "support/ranks/ranks.h"
 
 namespace scaletrain {
 

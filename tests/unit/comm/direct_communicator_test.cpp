@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "comm/collective/ordered_reduction.h"
-#include "support/host_stream.h"
-#include "support/ranks.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 

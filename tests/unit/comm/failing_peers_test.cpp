@@ -12,8 +12,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/deadline.h"
-#include "support/host_stream.h"
-#include "support/ranks.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/ranks.h"
 #include "support/text.h"
 
 using namespace scaletrain;

@@ -8,7 +8,7 @@
 #include "comm/collective/direct_communicator.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "gloo_world.h"
-#include "support/host_stream.h"
+#include "support/ranks/host_stream.h"
 #include "tensor/view.h"
 
 using namespace scaletrain;

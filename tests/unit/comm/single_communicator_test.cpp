@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
-#include "support/host_stream.h"
+#include "support/ranks/host_stream.h"
 
 using namespace scaletrain;
 

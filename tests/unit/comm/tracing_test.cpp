@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "support/host_stream.h"
-#include "support/ranks.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 
@@ -107,10 +107,11 @@ TEST_CASE("exchanged_messages_are_matched_per_ordered_pair") {
   CHECK(compare({{exchange("a", {">1:8", "<1:4", ">2:5"})},
                  {exchange("a", {"<0:8"}), exchange("a", {">0:4"})},
                  {exchange("a", {"<0:5"})}}) == "");
-  CHECK(compare({{exchange("a", {">1:8", ">1:4"})}, {exchange("a", {"<0:4", "<0:8"})}}) ==
-        "group a.0: message #0 from rank 0 to rank 1 is sent as 8 F32 (call 0), received as 4 F32 (call 0)");
+  CHECK(
+      compare({{exchange("a", {">1:8", ">1:4"})}, {exchange("a", {"<0:4", "<0:8"})}}) ==
+      "group a.0: message #0 of channel 0 from rank 0 to rank 1 is sent as 8 F32 (call 0), received as 4 F32 (call 0)");
   CHECK(compare({{exchange("a", {">1:8"})}, {}}) ==
-        "group a.0: message #0 from rank 0 to rank 1 is sent as 8 F32 (call 0), received as missing");
+        "group a.0: message #0 of channel 0 from rank 0 to rank 1 is sent as 8 F32 (call 0), received as missing");
   CHECK(compare({{}, {exchange("a", {"<0:8"})}}) != "");
 }
 

@@ -17,10 +17,10 @@
 #include "config/load.h"
 #include "infer/model.h"
 #include "nn/init.h"
-#include "support/model_store.h"
+#include "support/models/model_store.h"
+#include "support/models/tiny_model.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
-#include "support/tiny_model.h"
 
 namespace scaletrain {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "nn/init.h"
-#include "support/small_model.h"
+#include "support/models/small_model.h"
 
 using namespace scaletrain;
 using small_model::RankModel;

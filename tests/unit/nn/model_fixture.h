@@ -12,9 +12,9 @@
 #include "base/numbers/philox.h"
 #include "nn/init.h"
 #include "nn/transformer.h"
-#include "support/model_store.h"
+#include "support/models/model_store.h"
+#include "support/models/tiny_model.h"
 #include "support/philox_below.h"
-#include "support/tiny_model.h"
 
 namespace scaletrain {
 

@@ -7,8 +7,8 @@
 
 #include "model_fixture.h"
 #include "nn/tensor_sums.h"
-#include "support/host_stream.h"
-#include "support/ranks.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 

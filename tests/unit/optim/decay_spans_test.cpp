@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "support/small_model.h"
+#include "support/models/small_model.h"
 
 using namespace scaletrain;
 

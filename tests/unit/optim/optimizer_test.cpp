@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "optim/step_scalars.h"
-#include "support/host_stream.h"
+#include "support/ranks/host_stream.h"
 
 using namespace scaletrain;
 

@@ -9,8 +9,8 @@
 
 #include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
-#include "support/ranks.h"
-#include "support/small_model.h"
+#include "support/models/small_model.h"
+#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 using small_model::RankModel;

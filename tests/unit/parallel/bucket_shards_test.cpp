@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "parallel/shard_layout.h"
-#include "support/small_model.h"
+#include "support/models/small_model.h"
 
 using namespace scaletrain;
 

@@ -8,8 +8,8 @@
 #include "base/error.h"
 #include "config/keys/keys.h"
 #include "plan/run_plan.h"
+#include "support/models/tiny_model.h"
 #include "support/text.h"
-#include "support/tiny_model.h"
 
 namespace scaletrain {
 

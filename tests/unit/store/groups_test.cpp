@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "support/host_stream.h"
-#include "support/ranks.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 

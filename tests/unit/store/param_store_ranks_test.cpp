@@ -5,9 +5,9 @@
 
 #include "base/error.h"
 #include "store/param_store.h"
-#include "support/host_stream.h"
-#include "support/ranks.h"
-#include "support/small_model.h"
+#include "support/models/small_model.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 using small_model::RankModel;

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "support/host_stream.h"
-#include "support/ranks.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 

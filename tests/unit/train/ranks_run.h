@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "support/ranks.h"
+#include "support/ranks/ranks.h"
 #include "train_helpers.h"
 
 namespace scaletrain {

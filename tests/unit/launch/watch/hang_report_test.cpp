@@ -13,7 +13,7 @@
 #include "host/process/child_process.h"
 #include "launch/workers/worker_channel.h"
 #include "support/eventually.h"
-#include "support/host_stream.h"
+#include "support/ranks/host_stream.h"
 #include "unit/launch/agent_scene.h"
 
 namespace scaletrain {

@@ -6,8 +6,8 @@
 
 #include "checkpoint/save/staging.h"
 #include "nn/init.h"
-#include "support/host_stream.h"
-#include "support/late_backend.h"
+#include "support/ranks/host_stream.h"
+#include "support/ranks/late_backend.h"
 #include "support/sanitizers.h"
 #include "train/saving/checkpointer.h"
 #include "unit/train/ranks_run.h"

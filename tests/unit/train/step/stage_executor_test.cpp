@@ -11,7 +11,7 @@
 #include "data/batch.h"
 #include "nn/init.h"
 #include "plan/run_plan.h"
-#include "support/tiny_model.h"
+#include "support/models/tiny_model.h"
 #include "unit/train/train_helpers.h"
 
 using namespace scaletrain;

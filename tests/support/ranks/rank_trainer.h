@@ -24,9 +24,9 @@
 #include "nn/init.h"
 #include "optim/lr_schedule.h"
 #include "plan/run_plan.h"
-#include "support/late_backend.h"
 #include "support/philox_below.h"
-#include "support/ranks.h"
+#include "support/ranks/late_backend.h"
+#include "support/ranks/ranks.h"
 #include "train/step/step_runner.h"
 
 namespace scaletrain {
@@ -162,6 +162,7 @@ class RankTrainer {
   StepRunner& runner() { return runner_; }
   SyntheticSource& source() { return source_; }
   StageMemory& memory() { return memory_; }
+  Stream& stream() { return *stream_; }
   std::uint64_t progress() const { return progress_.load(); }
 
  private:
@@ -263,6 +264,7 @@ struct LayoutRun {
   std::int64_t steps = 1;
   std::int64_t evaluation_samples = 0;  // after the last step; 0: no evaluation
   bool traced = false;
+  bool queues_only = false;  // see RanksOptions
 };
 
 struct LayoutOutcome {
@@ -294,6 +296,7 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
   std::vector<StepRunner::EvaluationSums> evaluations(results.size());
   RanksOptions options;
   if (run.traced) options.traces = &outcome.traces;
+  options.queues_only = run.queues_only;
   run_ranks(
       plan.mesh, plan.group_facts(),
       [&](Rank rank, RankGroups& groups, InProcessWorld&) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "nn/transformer.h"
-#include "support/model_store.h"
+#include "support/models/model_store.h"
 
 namespace scaletrain {
 

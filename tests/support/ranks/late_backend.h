@@ -52,8 +52,15 @@ class LateStream final : public Stream {
 
   void synchronize() override {
     std::unique_lock lock(mutex_);
+    ++host_waits_;
     wait_for(lock, issued_);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+  // How often the host has waited for all that it had issued.
+  std::uint64_t host_waits() {
+    const std::lock_guard lock(mutex_);
+    return host_waits_;
   }
 
  private:
@@ -124,6 +131,7 @@ class LateStream final : public Stream {
   std::uint64_t issued_ = 0;
   std::uint64_t done_ = 0;    // run or left out
   std::uint64_t wanted_ = 0;  // somebody waits for so many
+  std::uint64_t host_waits_ = 0;
   std::exception_ptr error_;
   std::uint64_t first_left_out_ = 0;
   bool ends_ = false;

@@ -17,6 +17,7 @@
 #include "comm/collective/tracing.h"
 #include "comm/in_process/world.h"
 #include "store/rank_groups.h"
+#include "support/ranks/queue_transport.h"
 
 namespace scaletrain {
 
@@ -70,6 +71,8 @@ struct RanksOptions {
   std::vector<Trace>* traces = nullptr;
   // Instead of the default (tensor and replication: caller, all others: queue).
   std::optional<DirectOptions::Mode> mode;
+  // The stages of a pipeline have nothing but ordered queues between them (queue_transport.h).
+  bool queues_only = false;
 };
 
 // The communicators of one rank in an in-process world.
@@ -79,11 +82,13 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
     // Tensor parallel transfers are waited for at once; the others run beside the compute.
     const bool waited_at_once = spec.kind == GroupKind::tensor || spec.kind == GroupKind::replication;
     const auto mode = waited_at_once ? DirectOptions::Mode::caller : DirectOptions::Mode::queue;
-    auto group = make_direct_communicator(world.make_transport(spec.name, spec.members, rank),
-                                          {.group_name = std::string(to_text(spec.kind)),
-                                           .ranks = spec.members,
-                                           .deadline = options.deadline,
-                                           .mode = options.mode.value_or(mode)});
+    auto transport = world.make_transport(spec.name, spec.members, rank);
+    if (options.queues_only && spec.kind == GroupKind::pipeline)
+      transport = std::make_unique<QueueTransport>(std::move(transport));
+    auto group = make_direct_communicator(std::move(transport), {.group_name = std::string(to_text(spec.kind)),
+                                                                 .ranks = spec.members,
+                                                                 .deadline = options.deadline,
+                                                                 .mode = options.mode.value_or(mode)});
     if (options.traces == nullptr) return group;
     return make_tracing_communicator(std::move(group), options.traces->at(static_cast<std::size_t>(rank.value())));
   });

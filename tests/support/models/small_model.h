@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "support/model_store.h"
+#include "support/models/model_store.h"
 
 namespace scaletrain {
 
