@@ -53,6 +53,12 @@ CommandResult run_guarded(const Command& command) {
 
 namespace {
 
+// Commands that somebody who has read of the project, or knows its like, will try.
+bool is_planned(std::string_view parent, std::string_view word) {
+  if (parent == "checkpoint") return word == "import";
+  return word == "plan" || word == "data" || word == "report";
+}
+
 // What to say when no subcommand was recognised: the one that was meant, if there was a word.
 std::string missing_command(const CLI::App& app, const std::vector<std::string>& words) {
   std::vector<std::string> names;
@@ -62,6 +68,9 @@ std::string missing_command(const CLI::App& app, const std::vector<std::string>&
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
   const std::string after = app.get_parent() == nullptr ? "" : " behind " + app.get_name();
   if (words.empty()) return "scaletrain: name a command" + after + ": " + list;
+  if (is_planned(after.empty() ? "" : app.get_name(), words.front()))
+    return fmt::format("scaletrain: {} is not supported yet; the commands{} are: {}", quoted(words.front()), after,
+                       list);
   const auto nearest = nearest_word(words.front(), names);
   return "scaletrain: unknown command " + quoted(words.front()) +
          (nearest ? "; did you mean " + *nearest + "?" : "; the commands are: " + list);

@@ -320,6 +320,11 @@ TEST_CASE("a_disk_on_which_not_even_one_checkpoint_fits_is_refused_before_the_fi
   }
   // Somebody else's data, so that 0.2 MiB are left.
   write_file(checkpoints / "other.bin", std::string(1'000'000, 'x'));
+  std::vector<std::string> look = workspace().training("no-room");
+  look.front() = "check";
+  const Ended looked = workspace().run(look);
+  CHECK(looked.exit_code == 3);
+  CHECK_MESSAGE(looked.says("Not even one fits"), looked.errors);
   const Ended end = workspace().run(workspace().training("no-room"));
   INFO(end.errors);
   CHECK(end.exit_code == 3);

@@ -78,6 +78,8 @@ MemoryBudget device_budget(const CheckArguments& arguments, Precision precision)
     budget.name = device.title;
     budget.memory = device.memory;
     budget.peak_flops = peak_flops(device, precision).value_or(0);
+    write_message(fmt::format(
+        "notice: --device {}: training on GPUs is not supported yet; this is what the plan needs there", device.name));
     if (budget.peak_flops <= 0)
       write_message(fmt::format("notice: --device {}: no {} in hardware: there is no time to tell", device.name,
                                 to_text(precision)));
@@ -131,15 +133,22 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
           .so_far = std::move(so_far)};
 }
 
-// Whether its checkpoints will fit. A folder that cannot be looked at is the run's business.
-void notice_room(const Config& config, const PhasePlan& phase) {
+// Whether its checkpoints will fit. Where not even one does, a run that begins is refused, and one that goes on only
+// told. A folder that cannot be looked at is the run's business.
+void judge_room(const Config& config, const PhasePlan& phase, bool begins) {
+  std::string refusal;
   try {
     const auto folder = RunPaths(config.run.directory).checkpoints();
     const CheckpointRoom room = checkpoint_room(config, phase, folder, available_bytes(folder));
-    if (!room.fits()) write_message("notice: " + room.shortage());
+    if (room.fits()) return;
+    if (room.fits_none() && begins)
+      refusal = room.shortage() + ". Not even one fits";
+    else
+      write_message("notice: " + room.shortage());
   } catch (const InputError&) {
     return;
   }
+  if (!refusal.empty()) throw InputError(refusal);
 }
 
 // What keeps the config from being run, all at once, so that `check && run` stops here.
@@ -234,6 +243,7 @@ ExitCode check_config(const CheckArguments& arguments) {
   const bool is_here = is_for_this_machine(loaded.config, world) && !judges_devices(arguments);
   Reasons reasons(loaded);
   std::optional<RunSoFar> so_far = look_at_run_folder(loaded, is_here, reasons);
+  const bool begins = !so_far || so_far->step == 0;
   notice_interface(loaded);
   std::optional<RunPlan> plan;
   try {
@@ -247,7 +257,8 @@ ExitCode check_config(const CheckArguments& arguments) {
   const PlanDescription description =
       describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world, std::move(so_far)));
   write_output(arguments.json ? description.json + "\n" : description.text);
-  if (is_for_this_machine(loaded.config, world)) notice_room(loaded.config, plan->phases.front());
+  if (is_for_this_machine(loaded.config, world))
+    reasons.look([&] { judge_room(loaded.config, plan->phases.front(), begins); }, is_here);
   reasons.look([&] { check_initial_weights(loaded.config, plan->phases.front().model); });
   judge(arguments, loaded, description, reasons);
   reasons.refuse("this is the plan, but it cannot be run so:");
