@@ -14,6 +14,9 @@ namespace {
 constexpr std::int64_t smallest_size = 128;
 constexpr std::int64_t largest_size = 2048;
 constexpr double share_of_one = 1.0 / 30;
+// On a busy machine the processor time that is asked for takes so many times as long, and no longer: by the clock alone
+// it would be measured at a size that is too small to run at full speed.
+constexpr double longest_by_clock = 10.0;
 // Repetitions that bring nothing more, after which a start waits no longer for it.
 constexpr int settled_after = 2;
 
@@ -45,6 +48,10 @@ double time_product(Backend& backend, Stream& stream, const Buffer& memory, std:
 double calibrate_matmul(Backend& backend, Stream& stream, double seconds) {
   SCALETRAIN_CHECK(seconds > 0);
   const MonotonicTime start = monotonic_now();
+  const double threads = std::max(1, backend.num_threads());
+  const double begin = processor_seconds();
+  const auto spent = [&] { return (processor_seconds() - begin) / threads; };
+  const auto is_late = [&] { return seconds_since(start) > longest_by_clock * seconds; };
   double best = 0;
   for (std::int64_t size = smallest_size; size <= largest_size; size *= 2) {
     const Buffer memory = backend.allocate(3 * static_cast<std::size_t>(size * size) * size_of(backend.compute_type()));
@@ -55,14 +62,12 @@ double calibrate_matmul(Backend& backend, Stream& stream, double seconds) {
       return taken;
     };
     measure();  // touches the memory and starts the threads
-    const MonotonicTime begin = monotonic_now();
     const double taken = measure();
-    const double waited = seconds_since(begin);
     // The next size takes eight times as long, twice.
     const bool last =
-        size == largest_size || taken > share_of_one * seconds || seconds_since(start) + 20 * waited > seconds;
+        size == largest_size || taken > share_of_one * seconds || spent() + 20 * taken > seconds || is_late();
     if (!last) continue;
-    for (int settled = 0; settled < settled_after && seconds_since(start) + waited < seconds;) {
+    for (int settled = 0; settled < settled_after && spent() + taken < seconds && !is_late();) {
       const double before = best;
       measure();
       settled = best > 1.01 * before ? 0 : settled + 1;

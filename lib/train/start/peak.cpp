@@ -30,7 +30,9 @@ double measure_peak(WorkerParts& parts, double seconds, double processors_per_th
   if (seconds <= 0.0) return 0.0;
   double peak = std::numeric_limits<double>::quiet_NaN();
   try {
-    peak = calibrate_matmul(*parts.backend, *parts.stream, seconds) * std::min(1.0, processors_per_thread);
+    // Of that processor time ranks that share processors have a part each, so that together they take no longer.
+    const double share = std::min(1.0, processors_per_thread);
+    peak = calibrate_matmul(*parts.backend, *parts.stream, seconds * share) * share;
   } catch (const std::exception& error) {
     // No memory for it, say: a share of peak is not worth a run. The others learn by the sum that it is not known.
     parts.log.warn(fmt::format("the processor's peak could not be measured, mfu is not known: {}", error.what()));

@@ -417,5 +417,37 @@ TEST_CASE("time in which others have the processors does not lower the calibrati
   CHECK(calibrate_matmul(*backend, standing, 0.2) > 0.6 * alone);
 }
 
+// Notes the largest product that it is asked for.
+class ProductSizes final : public Backend {
+ public:
+  std::int64_t largest = 0;
+
+  DType compute_type() const override { return inner_->compute_type(); }
+  std::string description() const override { return inner_->description(); }
+  int num_threads() const override { return inner_->num_threads(); }
+  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
+  Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
+  std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
+  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) override { return inner_->pack(stream, values); }
+
+ private:
+  void launch(Stream& stream, const Operation& op) override {
+    if (const auto* const product = std::get_if<LinearForward>(&op))
+      largest = std::max(largest, product->output.shape()[0]);
+    inner_->run(stream, op);
+  }
+
+  std::unique_ptr<Backend> inner_ = make_cpu_backend({.threads = 1});
+};
+
+// The smallest takes a tenth of a millisecond of the processor, and stands for twenty: by the clock it would be the
+// last.
+TEST_CASE("time in which others have the processors does not make the calibration stop at the smallest product") {
+  ProductSizes backend;
+  StandingStream standing(backend.make_stream());
+  calibrate_matmul(backend, standing, 0.2);
+  CHECK(backend.largest >= 256);
+}
+
 }  // namespace
 }  // namespace scaletrain
