@@ -1,8 +1,6 @@
 // The ticket of a transfer that a stream makes in its turn.
 #pragma once
 
-#include <memory>
-
 #include "comm/communicator.h"
 
 namespace scaletrain {

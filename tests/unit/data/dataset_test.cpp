@@ -333,6 +333,18 @@ std::string numbered_words(char first, int count) {
   return text;
 }
 
+// As a run that goes on from what `history` has read.
+auto open_where(ConsumptionHistory& history, const DataConfig& config) {
+  static const ByteTokenizer tokenizer;
+  const std::vector<MixSource> read = history.sources_read();
+  DataOptions o = options(16);
+  o.read = read;
+  auto data = open_training_data(config, tokenizer, o);
+  history.continue_with(data->description(), 16, 4);
+  data->enter(history.mix());
+  return data;
+}
+
 }  // namespace
 
 TEST_CASE("a folder that gains a file goes on: old samples are not repeated, new ones are read in this epoch") {
@@ -409,21 +421,11 @@ TEST_CASE("files that hold nothing may join a folder and change nothing that is 
   folder.write("d/m.txt", numbered_words('a', 100));
   auto config = config_for(folder);
   config.train = {source_at(folder / "d")};
-  const ByteTokenizer tokenizer;
   ConsumptionHistory history;
-  const auto open = [&] {
-    const std::vector<MixSource> read = history.sources_read();
-    DataOptions o = options(16);
-    o.read = read;
-    auto data = open_training_data(config, tokenizer, o);
-    history.continue_with(data->description(), 16, 4);
-    data->enter(history.mix());
-    return data;
-  };
-  const auto first = open();
+  const auto first = open_where(history, config);
   history.consume_batch(64);
   folder.write("d/a.txt", "");
-  const auto second = open();
+  const auto second = open_where(history, config);
   CHECK(history.next_sample() == 4);
   for (std::int64_t sample = 4; sample < 100; ++sample) CHECK(read(*second, sample) == read(*first, sample));
 }
@@ -436,17 +438,7 @@ TEST_CASE("what a range of samples trains on is what its samples do, across epoc
   config.train = {source_at(folder / "d"), source_at(folder / "b.txt", 0.5)};
   config.train[0].epochs = 2.5;
   config.train[1].epochs = 3.0;
-  const ByteTokenizer tokenizer;
   ConsumptionHistory history;
-  const auto open = [&] {
-    const std::vector<MixSource> read = history.sources_read();
-    DataOptions o = options(16);
-    o.read = read;
-    auto data = open_training_data(config, tokenizer, o);
-    history.continue_with(data->description(), 16, 4);
-    data->enter(history.mix());
-    return data;
-  };
   const auto check = [&](const TrainingData& data) {
     const std::int64_t all = data.mixture().num_samples().value();
     REQUIRE(all - history.next_sample() > 60);
@@ -469,10 +461,10 @@ TEST_CASE("what a range of samples trains on is what its samples do, across epoc
     }
     CHECK(padded > 0);
   };
-  check(*open());
+  check(*open_where(history, config));
   for (int step = 0; step < 4; ++step) history.consume_batch(64);
   folder.write("d/a.txt", numbered_words('c', 51));
-  const auto grown = open();
+  const auto grown = open_where(history, config);
   REQUIRE(history.mix().sources[0].parts.size() == 2);
   check(*grown);
   // Whole epochs are counted without looking at a sample.
@@ -480,7 +472,7 @@ TEST_CASE("what a range of samples trains on is what its samples do, across epoc
     config.train.pop_back();
     config.train[0].epochs = 1e12;
     history = {};
-    return open();
+    return open_where(history, config);
   }();
   const std::int64_t samples = alone->mixture().order(0).samples_per_epoch();
   const std::int64_t tokens = alone->source_tokens()[0] - 1;
