@@ -13,7 +13,7 @@ namespace {
 class Checker {
  public:
   Checker(std::string_view operation, const Backend& backend)
-      : operation_(operation), compute_(backend.compute_type()) {}
+      : operation_(operation), compute_(backend.compute_type()), space_(backend.space()) {}
 
   DType compute() const { return compute_; }
   // Statistics, gradients of parameters and optimizer state: f32 or better under every compute type.
@@ -27,9 +27,13 @@ class Checker {
     if (!condition) fail(operand, "expected " + std::string(expected));
   }
 
-  // An operand of no elements needs no memory.
+  // An operand of no elements needs no memory. Any other lies where kernels read and write.
   void present(std::string_view operand, const ConstView& view) const {
-    if (!view && view.num_elements() != 0) fail(operand, "is required and absent");
+    if (view.num_elements() == 0) return;
+    if (!view) fail(operand, "is required and absent");
+    if (view.space() != space_)
+      fail(operand, "is in " + std::string(to_text(view.space())) + " memory, expected " +
+                        std::string(to_text(space_)) + " memory");
   }
 
   void dtype(std::string_view operand, const ConstView& view, DType expected) const {
@@ -80,6 +84,7 @@ class Checker {
  private:
   std::string_view operation_;
   DType compute_;
+  Space space_;
 };
 
 // An operand of attention. The view's own shape may be the logical [B,T,heads,D] or the rest of a fused matrix: only a
@@ -415,6 +420,20 @@ void check_operation(const Backend& backend, const SgdStep& op) {
 void Backend::run(Stream& stream, const Operation& op) {
   std::visit([&](const auto& descriptor) { check_operation(*this, descriptor); }, op);
   launch(stream, op);
+}
+
+void Backend::copy(Stream& stream, ConstView from, View to) {
+  const Checker check("copy", *this);
+  check.dtype("to", to, from.dtype());
+  check.require("to", to.num_elements() == from.num_elements(), "as many elements as there are to copy");
+  if (from.num_elements() == 0) return;
+  check.require("from", static_cast<bool>(from), "memory to copy from");
+  check.require("to", static_cast<bool>(to), "memory to copy to");
+  // Memory of another device is out of reach.
+  check.require("from", is_host_accessible(from.space()) || from.space() == space(), "memory of this device or a host");
+  check.require("to", is_host_accessible(to.space()) || to.space() == space(), "memory of this device or a host");
+  check.disjoint("to", to, {from});
+  transfer(stream, from, to);
 }
 
 }  // namespace scaletrain

@@ -3,7 +3,8 @@
 // threaded).
 //
 // Work is issued to a Stream and runs in order on it; memory named by a descriptor must stay valid until the stream has
-// run it. On the host's backends the call returns when the work is done. A Backend may be used by one thread at a time
+// run it. On the host's backends the call returns when the work is done. Every view of a descriptor is of the device's
+// memory (space()); copy() takes values there and back. A Backend may be used by one thread at a time
 // (kernels use the backend's own pool inside). All kernels are deterministic: same inputs, same threads, same
 // processor: same bits; and where a descriptor says so, for any number of threads.
 //
@@ -34,8 +35,13 @@ class Backend {
   virtual std::string description() const = 0;
   virtual int num_threads() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
+  // Of the memory that kernels read and write. Space::host where the device is the host's processor: such a backend's
+  // memory is the host's too, and nothing needs to be copied to be read there.
+  virtual Space space() const = 0;
   // Zero-filled memory of the device. std::bad_alloc when there is not enough.
   virtual Buffer allocate(std::size_t bytes) = 0;
+  // Zero-filled memory of the host, pinned where the device has memory of its own. std::bad_alloc as above.
+  virtual Buffer allocate_pinned(std::size_t bytes) = 0;
   // Upper bound of the memory that kernels hold for themselves, allocated at construction or first use: part of the
   // memory plan.
   virtual std::size_t workspace_bytes() const = 0;
@@ -44,6 +50,9 @@ class Backend {
 
   // Checks an operation's descriptor and issues it.
   void run(Stream& stream, const Operation& op);
+  // Issues a copy between any two spaces: as many elements of the same type, which do not overlap. From and to memory
+  // that is not pinned it may hold up the host.
+  void copy(Stream& stream, ConstView from, View to);
 
  protected:
   Backend() = default;
@@ -52,6 +61,8 @@ class Backend {
   // The device's kernels. The descriptor has been checked; no view is empty that the operation requires, and sizes may
   // be zero.
   virtual void launch(Stream& stream, const Operation& op) = 0;
+  // The same of a copy; there is at least one element.
+  virtual void transfer(Stream& stream, const ConstView& from, const View& to) = 0;
 };
 
 // The oracle: naive loops, one thread. compute: f32 or f64.

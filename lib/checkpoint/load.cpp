@@ -134,7 +134,7 @@ void Checkpoint::Impl::run(const Read& read, WorkCount* work) {
   const DType to_type = read.out.dtype();
   const auto from_size = static_cast<std::int64_t>(size_of(from));
   const auto to_size = static_cast<std::int64_t>(size_of(to_type));
-  auto* target_bytes = static_cast<std::byte*>(read.out.data());
+  std::byte* const target_bytes = read.out.bytes();
   std::vector<std::byte> staging;
   if (to_type != from) staging.resize(static_cast<std::size_t>(conversion_elements * from_size));
   const Box part = intersect(read.piece.box, read.box).value();

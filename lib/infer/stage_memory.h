@@ -25,7 +25,7 @@ class StageMemory {
 
   const ActivationPlan& plan() const { return plan_; }
   const BatchShape& shape() const { return plan_.shape; }
-  Region region(const ArenaRange& range) const { return {arena_.data() + range.offset, range.bytes}; }
+  Region region(const ArenaRange& range) const { return {arena_.data() + range.offset, range.bytes, arena_.space()}; }
   // The hidden bundle in a range; an empty range gives an empty bundle.
   Bundle bundle(const ArenaRange& range) const;
   BatchBuffer batch(std::int64_t buffer) const;

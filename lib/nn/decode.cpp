@@ -128,12 +128,12 @@ struct Decoder::Impl {
             .weight = weights.find("weight"), .bias = {}, .input = t.norm.output, .addend = {}, .output = t.logits});
     store.release(unit);
     stream.synchronize();
-    convert_floats(compute, t.logits.data(), DType::f32, logits.data(), logits.size());
+    convert_floats(compute, t.logits.bytes(), DType::f32, logits.data(), logits.size());
   }
 
   void append(std::span<const std::int32_t> tokens, bool wants_logits) {
     const auto n = static_cast<std::int64_t>(tokens.size());
-    RegionAllocator region({buffer.data(), buffer.size()});
+    RegionAllocator region(buffer.region());
     PieceTensors t = carve_piece(region, n);
     embed(tokens, t);
     for (std::int64_t layer = 0; layer < spec.layers; ++layer) {

@@ -93,7 +93,7 @@ void fill(const Piece& piece, std::uint64_t seed, std::vector<float>& scratch) {
     return;
   }
   fill(piece, seed, std::span<float>(scratch.data(), count));
-  convert_floats(DType::f32, scratch.data(), piece.out.dtype(), piece.out.data(), count);
+  convert_floats(DType::f32, scratch.data(), piece.out.dtype(), piece.out.bytes(), count);
 }
 
 }  // namespace

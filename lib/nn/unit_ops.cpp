@@ -47,7 +47,7 @@ View part(const View& whole, std::int64_t first, Shape shape) {
   SCALETRAIN_CHECK(first >= 0);
   SCALETRAIN_CHECK_LE(first + shape.num_elements(), whole.num_elements());
   const std::size_t offset = static_cast<std::size_t>(first) * size_of(whole.dtype());
-  return {static_cast<std::byte*>(whole.data()) + offset, whole.dtype(), shape};
+  return {static_cast<std::byte*>(whole.data()) + offset, whole.dtype(), shape, whole.space()};
 }
 
 UnitOps::UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const UnitWeights& weights,

@@ -86,7 +86,7 @@ void StoreGradients::point_handles(UnitState& unit) {
     std::byte* data = matrix.bucket < 0 ? nothing_ : buckets_[static_cast<std::size_t>(matrix.bucket)].data;
     view = data == nullptr ? View()
                            : View(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
-                                  matrix.shape);
+                                  matrix.shape, backend_.space());
   }
 }
 
@@ -111,7 +111,7 @@ void StoreGradients::open(Stream& stream, UnitState& unit) {
     if (!at.trained || !is_staged(index)) continue;
     std::byte* data = staging.memory.data() + at.gradient_offset;
     buckets_[static_cast<std::size_t>(index)].data = data;
-    backend_.run(stream, Fill{.output = View(data, at.dtype, {at.bucket.count})});
+    backend_.run(stream, Fill{.output = View(data, at.dtype, {at.bucket.count}, backend_.space())});
   }
   point_handles(unit);
 }
@@ -162,7 +162,7 @@ void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Comm
     const DType dtype = place(at.bucket).dtype;
     std::byte* data = buckets_[static_cast<std::size_t>(at.bucket)].data;
     SCALETRAIN_CHECK(data != nullptr);
-    return View(data + static_cast<std::size_t>(at.offset) * size_of(dtype), dtype, {at.count});
+    return View(data + static_cast<std::size_t>(at.offset) * size_of(dtype), dtype, {at.count}, backend_.space());
   };
   // One type per call: gradients of all buffers have the same.
   const DType dtype = place(sums.front().bucket).dtype;
@@ -212,7 +212,7 @@ void StoreGradients::sum_over_tensor_ranks(Stream& stream, std::span<const int> 
 void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
   const BucketPlace& at = place(bucket);
   std::byte* data = buckets_[static_cast<std::size_t>(bucket)].data;
-  const View all(data, at.dtype, {at.bucket.count});
+  const View all(data, at.dtype, {at.bucket.count}, backend_.space());
   if (data_ == nullptr) {
     SCALETRAIN_CHECK(!memory_.zero.shard_optimizer && "sharded gradients need the data group");
     return;
@@ -238,7 +238,7 @@ void StoreGradients::complete_first(Stream& stream) {
   const BucketPlace& at = place(reduction.bucket);
   if (memory_.zero.shard_gradients && !reduction.over_stages) {
     const View own = shard(reduction.bucket);
-    const View received = View(reduction.data, at.dtype, {at.bucket.count})
+    const View received = View(reduction.data, at.dtype, {at.bucket.count}, backend_.space())
                               .rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements);
     backend_.run(stream, Add{.a = own, .b = received, .output = own});
   }
@@ -280,7 +280,8 @@ void StoreGradients::reduce_tied(Stream& stream) {
     if (!is_tied(bucket)) continue;
     // A staged one is reduced at every release.
     SCALETRAIN_CHECK(is_staged(bucket) || buckets_[static_cast<std::size_t>(bucket)].num_open == 0);
-    const View unsharded(buckets_[static_cast<std::size_t>(bucket)].data, at.dtype, {at.bucket.count});
+    const View unsharded(buckets_[static_cast<std::size_t>(bucket)].data, at.dtype, {at.bucket.count},
+                         backend_.space());
     Reduction reduction;
     reduction.bucket = bucket;
     reduction.over_stages = true;
@@ -309,7 +310,7 @@ void StoreGradients::zero(Stream& stream) {
     const BucketPlace& at = place(index);
     const BucketState& bucket = buckets_[static_cast<std::size_t>(index)];
     if (memory_.zero.shard_gradients && at.shared && bucket.data != nullptr)
-      backend_.run(stream, Fill{.output = View(bucket.data, at.dtype, {at.bucket.count})});
+      backend_.run(stream, Fill{.output = View(bucket.data, at.dtype, {at.bucket.count}, backend_.space())});
   }
 }
 

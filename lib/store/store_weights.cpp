@@ -65,7 +65,8 @@ void StoreWeights::begin_gather(Stream& stream, int bucket, std::byte* into) {
   SCALETRAIN_CHECK(!state.gathering);
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), place.bucket.shard_elements);
   state.data = into;
-  state.gather = data_->all_gather(stream, shard(bucket), counts, View(into, place.dtype, {place.bucket.count}));
+  state.gather =
+      data_->all_gather(stream, shard(bucket), counts, View(into, place.dtype, {place.bucket.count}, backend_.space()));
   state.gathering = true;
 }
 
@@ -136,12 +137,12 @@ void StoreWeights::refresh(Stream& stream, UnitState& unit) {
     Weight& weight = unit.handles.entries_[index].weight;
     weight.packed = nullptr;
     if (matrix.bucket < 0) {
-      weight.values = View(nothing_, matrix.dtype, matrix.shape);
+      weight.values = View(nothing_, matrix.dtype, matrix.shape, backend_.space());
       continue;
     }
     const std::byte* data = buckets_[static_cast<std::size_t>(matrix.bucket)].data;
-    weight.values =
-        ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype, matrix.shape);
+    weight.values = ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
+                              matrix.shape, backend_.space());
     if (matrix.lookup_only || matrix.shape.num_dims() != 2) continue;
     auto& form = packed_[{matrix.bucket, matrix.offset}];
     if (!form) form = backend_.pack(stream, weight.values);

@@ -20,14 +20,26 @@ std::pair<Shape, std::size_t> row_range(const Shape& shape, DType dtype, std::in
 
 }  // namespace
 
+std::string_view to_text(Space space) {
+  switch (space) {
+    case Space::host:
+      return "host";
+    case Space::pinned:
+      return "pinned";
+    case Space::device:
+      return "device";
+  }
+  SCALETRAIN_CHECK(false);
+}
+
 View View::rows(std::int64_t first, std::int64_t count) const {
   const auto range = row_range(shape_, dtype_, first, count);
-  return {static_cast<std::byte*>(data_) + range.second, dtype_, range.first};
+  return {static_cast<std::byte*>(data_) + range.second, dtype_, range.first, space_};
 }
 
 ConstView ConstView::rows(std::int64_t first, std::int64_t count) const {
   const auto range = row_range(shape_, dtype_, first, count);
-  return {static_cast<const std::byte*>(data_) + range.second, dtype_, range.first};
+  return {static_cast<const std::byte*>(data_) + range.second, dtype_, range.first, space_};
 }
 
 }  // namespace scaletrain

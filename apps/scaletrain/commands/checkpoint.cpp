@@ -206,7 +206,8 @@ ExitCode export_model(const ExportArguments& arguments) {
   request.model.vocab = model.transformer().spec().vocab;
   for (const fs::path& file : model.tokenizer().files()) request.tokenizer_files.push_back(file);
   const TensorReader read = [&](const Parameter& parameter, View out) {
-    backend->run(*stream, Copy{.input = model.store().master(parameter.name), .output = out});
+    backend->copy(*stream, model.store().master(parameter.name), out);
+    stream->synchronize();
   };
   export_hugging_face(model.store().table(), read, request);
   write_output(fmt::format("{}: a Hugging Face model, {}\n", arguments.output, arguments.dtype));

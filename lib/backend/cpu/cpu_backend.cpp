@@ -7,13 +7,13 @@
 #include <limits>
 #include <vector>
 
-#include "backend/backend.h"
 #include "backend/cpu/attention.h"
 #include "backend/cpu/instruction_sets.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/sgemm.h"
 #include "backend/cpu/thread_pool.h"
+#include "backend/host_backend.h"
 
 namespace scaletrain::cpu {
 
@@ -399,7 +399,7 @@ void compute(Device& device, const SgdStep& op) {
   }
 }
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public HostBackend {
  public:
   CpuBackend(int threads, const Kernels& kernels, WorkCount* work)
       : device_{.kernels = kernels, .workspace = Buffer(workspace_size(threads)), .pool = ThreadPool(threads, work)} {}
@@ -410,8 +410,6 @@ class CpuBackend final : public Backend {
                        sgemm_description());
   }
   int num_threads() const override { return device_.pool.size(); }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<HostStream>(); }
-  Buffer allocate(std::size_t bytes) override { return Buffer(bytes); }
   std::size_t workspace_bytes() const override { return cpu_workspace_bytes(num_threads()); }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
 

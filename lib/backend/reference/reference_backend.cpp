@@ -1,7 +1,7 @@
 // The loops, one per operation, over elements of type T (float or double), are in the files that are included here.
 // Every sum and every function is computed in double whatever T is: the float reference differs from the double one
 // only by the rounding of what it stores. What only the values of an operand can tell (ids in range) is checked there.
-#include "backend/backend.h"
+#include "backend/host_backend.h"
 #include "backend/reference/attention.inc"
 #include "backend/reference/elementwise.inc"
 #include "backend/reference/layers.inc"
@@ -11,13 +11,11 @@ namespace scaletrain {
 namespace {
 
 template <class T>
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public HostBackend {
  public:
   DType compute_type() const override { return dtype_of<T>(); }
   std::string description() const override { return "reference " + std::string(to_text(compute_type())); }
   int num_threads() const override { return 1; }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<HostStream>(); }
-  Buffer allocate(std::size_t bytes) override { return Buffer(bytes); }
   std::size_t workspace_bytes() const override { return 0; }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
 

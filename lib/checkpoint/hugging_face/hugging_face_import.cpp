@@ -163,7 +163,7 @@ void HuggingFaceModel::Impl::read(const HuggingFaceTensor& tensor, const Box& bo
   const Stored& stored = tensors.at(tensor.name);
   const DType from = *stored.entry.dtype;
   const std::uint64_t size = size_of(from);
-  auto* target_bytes = static_cast<std::byte*>(out.data());
+  std::byte* const target_bytes = out.bytes();
   std::vector<std::byte> staging;
   for_each_run(whole_box(tensor.shape), box, box, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
     for (std::int64_t done = 0; done < count; done += staging_elements) {
@@ -203,8 +203,7 @@ void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const Hu
     read(tensor, piece, View(rows.data(), DType::f32, shape_of_box(piece)));
     transpose(rows.data(), count, outputs, turned.data());
     for (std::int64_t output = 0; output < outputs; ++output) {
-      auto* const to = static_cast<std::byte*>(out.data()) +
-                       static_cast<std::size_t>(output * inputs + first) * size_of(out.dtype());
+      std::byte* const to = out.bytes() + static_cast<std::size_t>(output * inputs + first) * size_of(out.dtype());
       convert_floats(DType::f32, turned.data() + output * count, out.dtype(), to, static_cast<std::size_t>(count));
     }
   }

@@ -36,7 +36,7 @@ void StateStaging::prefault() {
 
 void StateStaging::copy() {
   for (const auto& [place, part] : parts_) {
-    const auto* from = static_cast<const std::byte*>(part.stored.data());
+    const std::byte* const from = part.stored.bytes();
     const std::size_t all = part.stored.num_bytes();
     for (std::size_t done = 0; done < all; done += counted_bytes) {
       std::memcpy(memory_.data() + part.offset + done, from + done, std::min(counted_bytes, all - done));

@@ -220,7 +220,7 @@ class Exchange {
 
   void post() {
     for (const OwnCopy& copy : own_) {
-      if (copy.from.num_bytes() != 0) std::memmove(copy.to.data(), copy.from.data(), copy.from.num_bytes());
+      if (copy.from.num_bytes() != 0) std::memmove(copy.to.bytes(), copy.from.bytes(), copy.from.num_bytes());
     }
     engine_->run(name_, [&] {
       for (const Message& message : messages_) {
@@ -246,7 +246,7 @@ class Exchange {
 
  private:
   static std::span<std::byte> bytes_of(const Message& message) {
-    return {static_cast<std::byte*>(message.transfer.data.data()), message.transfer.data.num_bytes()};
+    return {message.transfer.data.bytes(), message.transfer.data.num_bytes()};
   }
 
   std::shared_ptr<Engine> engine_;  // before the messages, which are destroyed first
@@ -278,7 +278,7 @@ std::vector<std::span<Byte>> cut(const AnyView& view, std::span<const std::int64
   const std::size_t width = size_of(view.dtype());
   std::vector<std::span<Byte>> pieces;
   for (std::size_t index = 0; index < counts.size(); ++index) {
-    pieces.emplace_back(static_cast<Byte*>(view.data()) + static_cast<std::size_t>(offsets[index]) * width,
+    pieces.emplace_back(view.bytes() + static_cast<std::size_t>(offsets[index]) * width,
                         static_cast<std::size_t>(counts[index]) * width);
   }
   return pieces;
@@ -305,7 +305,7 @@ class DirectCommunicator final : public Communicator {
 
   Ticket all_reduce(Stream& stream, View data, ReduceOp op) override {
     check_reducible(data.dtype());
-    auto* const bytes = static_cast<std::byte*>(data.data());
+    auto* const bytes = data.bytes();
     if (size() == 1) return issue(stream, "all_reduce", [](Engine&, std::uint64_t) {});
     if (is_small(data.dtype(), data.num_elements())) {
       return issue(stream, "all_reduce", [data, bytes, op](Engine& engine, std::uint64_t sequence) {
@@ -333,9 +333,9 @@ class DirectCommunicator final : public Communicator {
     return issue(stream, "reduce_scatter",
                  Reduction{.dtype = input.dtype(),
                            .op = ReduceOp::sum,
-                           .input = static_cast<const std::byte*>(input.data()),
+                           .input = input.bytes(),
                            .counts = {counts.begin(), counts.end()},
-                           .output = static_cast<std::byte*>(output.data()),
+                           .output = output.bytes(),
                            .whole = nullptr});
   }
 
@@ -343,7 +343,7 @@ class DirectCommunicator final : public Communicator {
     SCALETRAIN_CHECK(input.dtype() == output.dtype());
     check_counts(counts);
     SCALETRAIN_CHECK_EQ(counts[at(rank_in_group())], input.num_elements());
-    const std::span<const std::byte> own(static_cast<const std::byte*>(input.data()), input.num_bytes());
+    const std::span<const std::byte> own(input.bytes(), input.num_bytes());
     return issue_pieces(stream, "all_gather", {at(size()), own}, cut<std::byte>(output, counts));
   }
 
@@ -363,6 +363,7 @@ class DirectCommunicator final : public Communicator {
     std::vector<Exchange::Message> messages;
     for (const Transfer& transfer : transfers) {
       SCALETRAIN_CHECK(transfer.peer >= 0 && transfer.peer < size());
+      SCALETRAIN_CHECK(is_host_accessible(transfer.data.space()));
       const auto channel = static_cast<int>(transfer.channel);
       if (transfer.peer == rank_in_group()) continue;
       auto& counts = (transfer.direction == Transfer::Direction::send ? sent_ : received_)[at(channel)];

@@ -2,7 +2,8 @@
 // it gets in the order of the ranks. Volume is that of a ring, 2·S·(N-1)/N per rank for an all-reduce of S bytes, in
 // two exchanges instead of 2(N-1); and since every element is summed once, by one rank, in rank order, the result has
 // the same bits on all ranks, whatever arrives first, and reduce-scatter, all-reduce and any division into buckets
-// agree to the bit. Large pieces travel in stretches, so that staging memory stays bounded.
+// agree to the bit. Large pieces travel in stretches, so that staging memory stays bounded. The buffers are in memory
+// that the host can reach: anything else is a bug.
 #pragma once
 
 #include <cstddef>

@@ -20,11 +20,12 @@ Ticket copied(Stream& stream, std::vector<Copied> copies) {
   for (const Copied& copy : copies) {
     SCALETRAIN_CHECK(copy.from.dtype() == copy.to.dtype());
     SCALETRAIN_CHECK_EQ(copy.from.num_elements(), copy.to.num_elements());
+    SCALETRAIN_CHECK(is_host_accessible(copy.from.space()) && is_host_accessible(copy.to.space()));
   }
   stream.call([copies = std::move(copies)] {
     for (const Copied& copy : copies) {
       if (copy.from.num_bytes() != 0 && copy.from.data() != copy.to.data())
-        std::memmove(copy.to.data(), copy.from.data(), copy.from.num_bytes());
+        std::memmove(copy.to.bytes(), copy.from.bytes(), copy.from.num_bytes());
     }
   });
   return ticket_of(stream.record());

@@ -321,7 +321,7 @@ StageExecutor::HostBatch& StageExecutor::free_host_batch() {
     host_batches_.pop_front();
   } else {
     const auto rows = static_cast<std::size_t>(parts_.memory.plan().shape.rows());
-    host_batches_.push_back({std::vector<std::int32_t>(3 * rows), {}});
+    host_batches_.push_back({parts_.backend.allocate_pinned(3 * rows * sizeof(std::int32_t)), {}});
   }
   return host_batches_.back();
 }
@@ -330,9 +330,12 @@ StageExecutor::HostBatch& StageExecutor::free_host_batch() {
 void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
   const BatchBuffer buffer = parts_.memory.batch(micro.buffer);
   HostBatch& host = free_host_batch();
-  const std::span<std::int32_t> values(host.values);
-  const std::size_t rows = values.size() / 3;
-  const BatchTensors all{values.first(rows), values.subspan(rows, rows), values.last(rows)};
+  const std::int64_t rows = parts_.memory.plan().shape.rows();
+  const View values = host.values.view(0, DType::i32, {3, rows});
+  const auto row = [&](std::int64_t index) {
+    return std::span(values.rows(index, 1).as<std::int32_t>(), static_cast<std::size_t>(rows));
+  };
+  const BatchTensors all{row(0), row(1), row(2)};
   const bool embeds = holds_embedding(key.chunk);
   const bool scores = holds_head(key.chunk);
   const bool reads_ahead = holds_both_ends_ && embeds && !scores;
@@ -350,12 +353,12 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
     num_targets = read.mapped().num_unmasked;
   }
   result_.target_tokens += num_targets;
-  const auto copy_to = [&](const View& to, std::span<const std::int32_t> from) {
-    parts_.backend.run(parts_.stream, Copy{.input = ConstView(from.data(), DType::i32, to.shape()), .output = to});
+  const auto copy_row = [&](std::int64_t index, const View& to) {
+    parts_.backend.copy(parts_.stream, values.rows(index, 1), to);
   };
-  if (embeds) copy_to(buffer.ids, all.ids);
-  if (scores) copy_to(buffer.targets, all.targets);
-  copy_to(buffer.positions, all.positions);
+  if (embeds) copy_row(0, buffer.ids);
+  if (scores) copy_row(1, buffer.targets);
+  copy_row(2, buffer.positions);
   host.copied = parts_.stream.record();
   micro.batch = {.shape = parts_.memory.plan().shape,
                  .mode = mode_,

@@ -141,7 +141,7 @@ class StageExecutor {
 
   // A batch on the host until the stream has copied it.
   struct HostBatch {
-    std::vector<std::int32_t> values;  // ids, targets, positions
+    Buffer values;  // ids, targets, positions
     Event copied;
   };
 

@@ -147,7 +147,9 @@ class LateBackend final : public Backend {
   std::string description() const override { return inner_->description() + ", late"; }
   int num_threads() const override { return inner_->num_threads(); }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<LateStream>(num_streams_++); }
+  Space space() const override { return inner_->space(); }
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
+  Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
   // The backends inside read values as they are; a packed form would have to be made in the stream's turn.
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
@@ -156,6 +158,9 @@ class LateBackend final : public Backend {
   // A descriptor is plain values: a copy of it is all that the stream needs, beside the memory that it names.
   void launch(Stream& stream, const Operation& op) override {
     stream.call([this, op] { inner_->run(*now_, op); });
+  }
+  void transfer(Stream& stream, const ConstView& from, const View& to) override {
+    stream.call([this, from, to] { inner_->copy(*now_, from, to); });
   }
 
   std::unique_ptr<Backend> inner_;

@@ -426,7 +426,9 @@ class ProductSizes final : public Backend {
   std::string description() const override { return inner_->description(); }
   int num_threads() const override { return inner_->num_threads(); }
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
+  Space space() const override { return inner_->space(); }
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
+  Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
   std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) override { return inner_->pack(stream, values); }
 
@@ -436,6 +438,7 @@ class ProductSizes final : public Backend {
       largest = std::max(largest, product->output.shape()[0]);
     inner_->run(stream, op);
   }
+  void transfer(Stream& stream, const ConstView& from, const View& to) override { inner_->copy(stream, from, to); }
 
   std::unique_ptr<Backend> inner_ = make_cpu_backend({.threads = 1});
 };

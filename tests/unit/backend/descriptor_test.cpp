@@ -2,6 +2,8 @@
 // operation, then the same call with one thing wrong.
 #include <doctest/doctest.h>
 
+#include <array>
+#include <cstdint>
 #include <string>
 
 #include "parity.h"
@@ -291,4 +293,46 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   make.refuses(sgd, "gradient", [&](auto& op) { op.gradient = make.floats({7}); });
   make.refuses(sgd, "spans", [&](auto& op) { op.spans = beyond; });
   make.refuses(sgd, "step", [](auto& op) { op.step = nullptr; });
+}
+
+TEST_CASE("kernels_refuse_memory_that_is_not_the_devices") {
+  SharedBuffers make;
+  Add add;
+  add.a = make.floats({4});
+  add.b = make.floats({4});
+  add.output = make.floats({4});
+  const auto elsewhere = [](const ConstView& view, Space space) {
+    return View(const_cast<void*>(view.data()), view.dtype(), view.shape(), space);
+  };
+  make.refuses(add, "a", [&](auto& op) { op.a = elsewhere(op.a, Space::device); });
+  make.refuses(add, "b", [&](auto& op) { op.b = elsewhere(op.b, Space::pinned); });
+  make.refuses(add, "output", [&](auto& op) { op.output = elsewhere(op.output, Space::device); });
+}
+
+TEST_CASE("copies_are_checked") {
+  const auto backend = make_reference_backend(DType::f32);
+  const auto stream = backend->make_stream();
+  std::array<std::int32_t, 6> from{1, 2, 3, 4, 5, 6};
+  std::array<std::int32_t, 6> to{};
+  const ConstView source(from.data(), DType::i32, {2, 3});
+  const View target(to.data(), DType::i32, {6});
+  backend->copy(*stream, source, target);
+  CHECK(to == from);
+  backend->copy(*stream, ConstView(from.data(), DType::i32, {6}, Space::pinned), target);
+  CHECK_NOTHROW(backend->copy(*stream, ConstView(nullptr, DType::i32, {0}), View(nullptr, DType::i32, {0})));
+  const auto refused = [&](const ConstView& a, const View& b) {
+    try {
+      backend->copy(*stream, a, b);
+    } catch (const BugError& error) {
+      return std::string(error.what()).find("copy.") != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(refused(source, target.rows(0, 5)));
+  CHECK(refused(source, View(to.data(), DType::f32, {6})));
+  CHECK(refused(ConstView(nullptr, DType::i32, {6}), target));
+  CHECK(refused(source, View(nullptr, DType::i32, {6})));
+  CHECK(refused(target.rows(0, 3), target.rows(2, 3)));
+  CHECK(refused(ConstView(from.data(), DType::i32, {6}, Space::device), target));
+  CHECK(refused(source, View(to.data(), DType::i32, {6}, Space::device)));
 }

@@ -24,7 +24,9 @@ class PlantedError final : public Backend {
   std::string description() const override { return inner_.description() + " with a planted error"; }
   int num_threads() const override { return inner_.num_threads(); }
   std::unique_ptr<Stream> make_stream() override { return inner_.make_stream(); }
+  Space space() const override { return inner_.space(); }
   Buffer allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+  Buffer allocate_pinned(std::size_t bytes) override { return inner_.allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_.workspace_bytes(); }
   std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) override { return inner_.pack(stream, values); }
 
@@ -113,6 +115,7 @@ class PlantedError final : public Backend {
   void launch(Stream& stream, const Operation& op) override {
     std::visit([&](const auto& descriptor) { spoiled(stream, descriptor); }, op);
   }
+  void transfer(Stream& stream, const ConstView& from, const View& to) override { inner_.copy(stream, from, to); }
 
   Backend& inner_;
   int output_ = -1;

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "backend/host_backend.h"
 #include "base/error.h"
 #include "support/ranks/host_stream.h"
 #include "support/ranks/ranks.h"
@@ -19,15 +20,13 @@ struct FakePacked final : PackedWeight {
 };
 
 // Packs matrices by noting their first value, fills, and refuses everything else.
-class PackingBackend final : public Backend {
+class PackingBackend final : public HostBackend {
  public:
   int num_packs = 0;
 
   DType compute_type() const override { return DType::f32; }
   std::string description() const override { return "packing fake"; }
   int num_threads() const override { return 1; }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<HostStream>(); }
-  Buffer allocate(std::size_t bytes) override { return Buffer(bytes); }
   std::size_t workspace_bytes() const override { return 0; }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView values) override {
     ++num_packs;

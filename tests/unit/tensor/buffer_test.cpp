@@ -2,9 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstdint>
 #include <new>
 #include <utility>
+#include <vector>
 
 using namespace scaletrain;
 
@@ -51,6 +53,41 @@ TEST_CASE("moving_a_buffer_hands_over_its_memory") {
 
 TEST_CASE("a_buffer_that_cannot_be_had_is_bad_alloc") {
   CHECK_THROWS_AS(Buffer(std::size_t{1} << 62), std::bad_alloc);
+}
+
+TEST_CASE("memory_of_any_space_is_given_back_once_to_whom_it_came_from") {
+  std::array<std::byte, 64> memory{};
+  std::vector<std::pair<std::byte*, std::size_t>> freed;
+  const auto free = [&freed](std::byte* data, std::size_t size) { freed.emplace_back(data, size); };
+  {
+    Buffer first(memory.data(), memory.size(), Space::device, free);
+    Buffer second(std::move(first));
+    CHECK(second.space() == Space::device);
+    CHECK(second.region().space == Space::device);
+    Buffer third(16);
+    third = std::move(second);
+    CHECK(third.space() == Space::device);
+    CHECK(second.space() == Space::host);  // NOLINT(bugprone-use-after-move): the two have changed places
+    CHECK(freed.empty());
+  }
+  CHECK(freed == std::vector<std::pair<std::byte*, std::size_t>>{{memory.data(), memory.size()}});
+  CHECK(Buffer(1).space() == Space::host);
+}
+
+TEST_CASE("everything_cut_from_a_buffer_is_of_its_space") {
+  std::array<std::byte, 256> memory{};
+  const auto keep = [](std::byte*, std::size_t) {};
+  for (const Space space : {Space::host, Space::pinned, Space::device}) {
+    const Buffer buffer(memory.data(), memory.size(), space, keep);
+    const View view = buffer.view(0, DType::f32, Shape{4, 4});
+    CHECK(view.space() == space);
+    CHECK(view.rows(1, 2).space() == space);
+    CHECK(view.reshape(Shape{16}).space() == space);
+    CHECK(ConstView(view).rows(1, 2).space() == space);
+    CHECK(ConstView(view).reshape(Shape{16}).space() == space);
+    RegionAllocator allocator(buffer.region());
+    CHECK(allocator.allocate(DType::f32, Shape{4}).space() == space);
+  }
 }
 
 TEST_CASE("views_of_a_buffer_stay_inside_and_aligned_to_their_elements") {

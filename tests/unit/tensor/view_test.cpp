@@ -60,6 +60,23 @@ TEST_CASE("a_view_gives_its_elements_only_as_its_own_type") {
   CHECK_THROWS_AS(constant.as<double>(), BugError);
 }
 
+TEST_CASE("the_host_reads_and_writes_its_own_memory_alone") {
+  std::array<float, 6> memory{0, 1, 2, 3, 4, 5};
+  const auto view_in = [&memory](Space space) { return View(memory.data(), DType::f32, Shape{2, 3}, space); };
+  for (const Space space : {Space::host, Space::pinned}) {
+    CHECK(view_in(space).as<float>()[4] == 4.0f);
+    CHECK(ConstView(view_in(space)).as<float>()[4] == 4.0f);
+    CHECK(static_cast<void*>(view_in(space).bytes()) == memory.data());
+    CHECK(static_cast<const void*>(ConstView(view_in(space)).bytes()) == memory.data());
+  }
+  const View view = view_in(Space::device);
+  CHECK_THROWS_AS(view.as<float>(), BugError);
+  CHECK_THROWS_AS(view.bytes(), BugError);
+  CHECK_THROWS_AS(ConstView(view).as<float>(), BugError);
+  CHECK_THROWS_AS(ConstView(view).bytes(), BugError);
+  CHECK(view.data() == memory.data());  // an address is no access
+}
+
 TEST_CASE("an_absent_view_is_false") {
   std::int32_t number = 7;
   CHECK_FALSE(static_cast<bool>(View()));
