@@ -322,7 +322,7 @@ void check_operation(const Backend& backend, const CrossEntropy& op) {
   check.require("logits", op.logits.shape()[1] > 0, "at least one column");
   check.operand("targets", op.targets, DType::i32, Shape{op.logits.shape()[0]});
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
-  check.require("loss_sum", op.loss_sum != nullptr, "a place for the sum");
+  check.operand("loss_sum", op.loss_sum, DType::f64, Shape{1});
 }
 
 void check_operation(const Backend& backend, const SoftmaxStatistics& op) {
@@ -345,7 +345,7 @@ void check_operation(const Backend& backend, const CrossEntropyParts& op) {
   check.require("statistics", op.statistics.shape()[0] > 0, "those of at least one rank");
   check.operand("statistics", op.statistics, check.master(), Shape{op.statistics.shape()[0], rows, 3});
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
-  check.require("loss_sum", op.loss_sum != nullptr, "a place for the sum");
+  check.operand("loss_sum", op.loss_sum, DType::f64, Shape{1});
   check.disjoint("logits", op.logits, {op.targets, op.statistics});
 }
 
@@ -383,7 +383,7 @@ void check_operation(const Backend& backend, const SumOfSquares& op) {
   check.present("values", op.values);
   check.require("values", op.values.dtype() == check.compute() || op.values.dtype() == DType::f32,
                 "F32 or the compute type");
-  check.require("result", op.result != nullptr, "a place for the result");
+  check.operand("result", op.result, DType::f64, Shape{1});
 }
 
 void check_operation(const Backend& backend, const AdamWStep& op) {
@@ -397,7 +397,7 @@ void check_operation(const Backend& backend, const AdamWStep& op) {
   check.require("beta1", op.beta1 >= 0 && op.beta1 < 1, "a number in [0, 1)");
   check.require("beta2", op.beta2 >= 0 && op.beta2 < 1, "a number in [0, 1)");
   check.require("epsilon", op.epsilon >= 0, "a number of at least 0");
-  check.require("step", op.step != nullptr, "step scalars");
+  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
   check.disjoint("param", op.param, {op.first_moment, op.second_moment, op.gradient});
   check.disjoint("first_moment", op.first_moment, {op.second_moment, op.gradient});
   check.disjoint("second_moment", op.second_moment, {op.gradient});
@@ -410,7 +410,7 @@ void check_operation(const Backend& backend, const SgdStep& op) {
   const Shape& shape = op.param.shape();
   check.operand("param", op.param, check.master(), shape);
   check.operand("gradient", op.gradient, check.master(), shape);
-  check.require("step", op.step != nullptr, "step scalars");
+  check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
   check.disjoint("param", op.param, {op.gradient});
   check_spans(check, op.spans, shape[0]);
 }

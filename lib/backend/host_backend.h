@@ -2,11 +2,19 @@
 // it has been issued.
 #pragma once
 
+#include <cstring>
 #include <memory>
 
 #include "backend/backend.h"
 
 namespace scaletrain {
+
+// What a kernel finds in a descriptor's `step`.
+inline StepScalars step_scalars_at(const ConstView& record) {
+  StepScalars step;
+  std::memcpy(static_cast<void*>(&step), record.as<double>(), sizeof(step));
+  return step;
+}
 
 class HostBackend : public Backend {
  public:

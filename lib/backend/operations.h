@@ -192,13 +192,13 @@ struct EmbeddingBackward {
 };
 
 // Softmax cross-entropy over rows of logits[N,V] with targets[N] (i32, -1: masked). Adds the sum over unmasked rows of
-// -log p(target) to *loss_sum (double, in row order over partial sums of fixed size, so that threads do not change it).
+// -log p(target) to loss_sum (in row order over partial sums of fixed size, so that threads do not change it).
 // With a gradient (d_scale != 0): logits are replaced by d_scale · (softmax - onehot(target)), masked rows by zero.
 struct CrossEntropy {
   View logits;
   ConstView targets;
   double d_scale = 0.0;
-  double* loss_sum = nullptr;
+  View loss_sum;  // [1] f64
 };
 
 // What one vocabulary-parallel rank contributes to softmax cross-entropy over a vocabulary that is divided among ranks:
@@ -221,7 +221,7 @@ struct CrossEntropyParts {
   std::int64_t vocabulary = 0;
   ConstView statistics;  // [t, N, 3]
   double d_scale = 0.0;
-  double* loss_sum = nullptr;
+  View loss_sum;  // [1] f64
 };
 
 // output = a + b, elementwise; output may be a or b.
@@ -240,22 +240,24 @@ struct Fill {
   double value = 0.0;
 };
 
-// *result (double) = the sum of squares, accumulated in double over blocks of fixed size in order: the same bits for
-// any number of threads.
+// result = the sum of squares, accumulated in double over blocks of fixed size in order: the same bits for any number
+// of threads.
 struct SumOfSquares {
   ConstView values;  // f32 or the compute type
-  double* result = nullptr;
+  View result;       // [1] f64
 };
 
-// What kernels read of a step at the moment they run, so that no step waits for the host: lives in memory of the
-// backend.
+// What kernels read of a step at the moment they run, so that no step waits for the host: in memory of the device, as a
+// record of f64 in this order.
 struct StepScalars {
   double learning_rate = 0;
   double gradient_scale = 1;    // 1 / unmasked tokens, times the clipping factor
   double bias_correction1 = 1;  // 1 - beta1^t
   double bias_correction2 = 1;  // 1 - beta2^t
-  std::int32_t skip = 0;        // non-zero: the update leaves everything as it is
+  double skip = 0;              // non-zero: the update leaves everything as it is
 };
+inline constexpr std::int64_t num_step_scalars = 5;
+static_assert(sizeof(StepScalars) == num_step_scalars * sizeof(double));
 
 // A contiguous range of elements of a flat buffer with one weight decay.
 struct DecaySpan {
@@ -272,7 +274,7 @@ struct AdamWStep {
   ConstView gradient;                       // [n]
   std::span<const DecaySpan> spans;         // elements outside every span are padding and stay as they are
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  const StepScalars* step = nullptr;
+  ConstView step;  // StepScalars, [5] f64
 };
 
 // p = p - lr·(g + decay·p), g = gradient · gradient_scale.
@@ -280,7 +282,7 @@ struct SgdStep {
   View param;
   ConstView gradient;
   std::span<const DecaySpan> spans;
-  const StepScalars* step = nullptr;
+  ConstView step;  // StepScalars, [5] f64
 };
 
 // Every operation. A new one joins here; it needs a check in backend.cpp and a kernel in the folder of each device, and

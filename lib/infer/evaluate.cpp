@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "backend/mirrored_buffer.h"
 #include "base/error.h"
 #include "data/batch.h"
 #include "infer/stage_memory.h"
@@ -43,7 +44,8 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
   const DType compute = model.backend().compute_type();
   const StageMemory memory(model.backend(), make_forward_plan(model.transformer(), shape, compute));
   const BatchBuffer buffer = memory.batch(0);
-  double loss_sum = 0.0;
+  HostBatch host(model.backend(), shape.rows());
+  const MirroredBuffer loss_sum(model.backend(), sizeof(double));
   EvaluationResult result;
   const SampleReader read = [&set](std::int64_t index, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
                                    std::vector<std::int32_t>& starts) {
@@ -53,7 +55,8 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
   for (std::int64_t first = 0; first < all; first += shape.samples) {
     std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(shape.samples, all - first)));
     std::iota(samples.begin(), samples.end(), first);
-    result.tokens += fill_batch(samples, shape.tokens, read, buffer.tensors());
+    result.tokens += fill_batch(samples, shape.tokens, read, host.tensors());
+    host.copy_to(model.backend(), model.stream(), buffer);
     const BatchContext batch{.shape = shape,
                              .mode = Mode::evaluate,
                              .ids = buffer.ids,
@@ -62,13 +65,14 @@ EvaluationResult evaluate_model(LoadedModel& model, const ValidationSet& set, st
                              .document_start = {},
                              .first_sample = first,
                              .loss_gradient = 0.0,
-                             .loss_sum = &loss_sum};
+                             .loss_sum = loss_sum.device(0, DType::f64, {1})};
     forward_all(model, memory, batch);
+    loss_sum.to_host(model.stream());
     model.stream().synchronize();
     if (progress) progress(std::min(first + shape.samples, all), all);
   }
   if (result.tokens == 0) throw_no_target(set);
-  result.loss = loss_sum / static_cast<double>(result.tokens);
+  result.loss = *loss_sum.host(0, DType::f64, {1}).as<double>() / static_cast<double>(result.tokens);
   return result;
 }
 

@@ -4,14 +4,25 @@
 
 namespace scaletrain {
 
-namespace {
-std::span<std::int32_t> ints(const View& view) {
-  return {view.as<std::int32_t>(), static_cast<std::size_t>(view.num_elements())};
-}
-}  // namespace
+HostBatch::HostBatch(Backend& backend, std::int64_t rows)
+    : rows_(rows), memory_(backend.allocate_pinned(static_cast<std::size_t>(3 * rows) * sizeof(std::int32_t))) {}
 
-BatchTensors BatchBuffer::tensors() const {
-  return {ints(ids), ints(targets), ints(positions)};
+View HostBatch::row(std::int64_t index) const {
+  return memory_.view(static_cast<std::size_t>(index * rows_) * sizeof(std::int32_t), DType::i32, {rows_});
+}
+
+BatchTensors HostBatch::tensors() const {
+  const auto values = [this](std::int64_t index) {
+    return std::span(row(index).as<std::int32_t>(), static_cast<std::size_t>(rows_));
+  };
+  return {values(0), values(1), values(2)};
+}
+
+void HostBatch::copy_to(Backend& backend, Stream& stream, const BatchBuffer& batch) {
+  if (batch.ids) backend.copy(stream, row(0), batch.ids);
+  if (batch.targets) backend.copy(stream, row(1), batch.targets);
+  if (batch.positions) backend.copy(stream, row(2), batch.positions);
+  copied_ = stream.record();
 }
 
 StageMemory::StageMemory(Backend& backend, ActivationPlan plan)

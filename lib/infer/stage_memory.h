@@ -12,10 +12,28 @@
 
 namespace scaletrain {
 
-// A micro-batch's tensors in the arena, as the model reads them and as the data layer fills them.
+// A micro-batch's tensors in the arena, as the model reads them.
 struct BatchBuffer {
   View ids, targets, positions;
+};
+
+// A micro-batch's tensors on the host, as the data layer fills them: in memory from where a stream copies them.
+class HostBatch {
+ public:
+  HostBatch(Backend& backend, std::int64_t rows);
+
   BatchTensors tensors() const;
+  // Issues the copy. What the batch buffer has no view of is left out.
+  void copy_to(Backend& backend, Stream& stream, const BatchBuffer& batch);
+  // Whether the tensors may be filled anew.
+  bool is_copied() const { return copied_.is_done(); }
+
+ private:
+  View row(std::int64_t index) const;
+
+  std::int64_t rows_;
+  Buffer memory_;
+  Event copied_;
 };
 
 class StageMemory {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/mirrored_buffer.h"
 #include "base/numbers/checked.h"
 #include "nn/block_tensors.h"
 
@@ -25,7 +26,9 @@ struct Decoder::Impl {
         store(used_store),
         context(max_tokens),
         piece(std::min(max_tokens, max_piece)),
-        compute(used_backend.compute_type()) {
+        compute(used_backend.compute_type()),
+        tokens_told(used_backend, static_cast<std::size_t>(2 * piece) * sizeof(std::int32_t)),
+        logits_told(used_backend, static_cast<std::size_t>(spec.vocab) * size_of(compute)) {
     SCALETRAIN_CHECK(context >= 1);
     SCALETRAIN_CHECK_EQ(transformer.part().degree, std::int64_t{1});
     if (spec.position == PositionKind::learned) SCALETRAIN_CHECK_LE(context, spec.context);
@@ -40,21 +43,16 @@ struct Decoder::Impl {
 
   // Memory of one piece of n tokens: n differs from call to call, the region does not.
   struct PieceTensors {
-    View ids, positions;  // [n] i32
-    View hidden, next;    // [n,C], input and output of a block, by turns
+    View hidden, next;  // [n,C], input and output of a block, by turns
     BlockTensors block;
     NormTensors norm;  // of the last row
-    View logits;       // [1,V]
   };
   PieceTensors carve_piece(RegionAllocator& region, std::int64_t n) const {
     PieceTensors t;
-    t.ids = region.allocate(DType::i32, {n});
-    t.positions = region.allocate(DType::i32, {n});
     t.hidden = region.allocate(compute, {n, spec.hidden});
     t.next = region.allocate(compute, {n, spec.hidden});
     t.block = carve_block(region, {spec, {}, {1, n}, compute});
     t.norm = carve_norm(region, spec, 1, compute);
-    t.logits = region.allocate(compute, {1, spec.vocab});
     return t;
   }
 
@@ -64,17 +62,30 @@ struct Decoder::Impl {
     return cache.view(static_cast<std::size_t>(layer) * layer_bytes, compute, {context, cache_features()});
   }
 
-  void embed(std::span<const std::int32_t> tokens, const PieceTensors& t) {
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      SCALETRAIN_CHECK(tokens[i] >= 0 && tokens[i] < spec.vocab);
-      t.ids.as<std::int32_t>()[i] = tokens[i];
-      t.positions.as<std::int32_t>()[i] = narrow<std::int32_t>(length + static_cast<std::int64_t>(i));
+  // [2,n]: ids and positions, as kernels read them.
+  View device_tokens(std::int64_t n) const { return tokens_told.device(0, DType::i32, {2, n}); }
+  View positions(std::int64_t n) const { return device_tokens(n).rows(1, 1).reshape({n}); }
+
+  void tell(std::span<const std::int32_t> tokens) {
+    const auto n = static_cast<std::int64_t>(tokens.size());
+    tokens_read.wait();
+    const View host = tokens_told.host(0, DType::i32, {2, n});
+    auto* const ids = host.rows(0, 1).as<std::int32_t>();
+    auto* const places = host.rows(1, 1).as<std::int32_t>();
+    for (std::int64_t i = 0; i < n; ++i) {
+      ids[i] = tokens[static_cast<std::size_t>(i)];
+      SCALETRAIN_CHECK(ids[i] >= 0 && ids[i] < spec.vocab);
+      places[i] = narrow<std::int32_t>(length + i);
     }
+    tokens_told.to_device(stream, device_tokens(n));
+  }
+
+  void embed(std::int64_t n, const PieceTensors& t) {
     const UnitWeights& weights = store.acquire(stream, 0);
     backend.run(stream, EmbeddingForward{.table = weights.find("token.weight").values,
                                          .position_table = weights.find("position.weight").values,
-                                         .ids = t.ids,
-                                         .positions = t.positions,
+                                         .ids = device_tokens(n).rows(0, 1).reshape({n}),
+                                         .positions = positions(n),
                                          .output = t.hidden});
     store.release(0);
   }
@@ -93,7 +104,7 @@ struct Decoder::Impl {
     const std::int64_t n = input.shape()[0];
     const int unit = narrow<int>(layer + 1);
     const UnitOps ops(backend, stream, spec, store.acquire(stream, unit), nullptr);
-    block_forward_qkv(ops, spec, input, t.positions, t.block);
+    block_forward_qkv(ops, spec, input, positions(n), t.block);
     append_to_cache(t.block.qkv, layer);
     const Shape keys{1, length + n, spec.kv_heads, spec.head_size};
     const std::int64_t key_features = spec.kv_heads * spec.head_size;
@@ -122,24 +133,29 @@ struct Decoder::Impl {
     const int unit = narrow<int>(spec.layers + 1);
     const UnitWeights& weights = store.acquire(stream, unit);
     UnitOps(backend, stream, spec, weights, nullptr).norm_forward("norm", last_row, t.norm);
-    backend.run(
-        stream,
-        LinearForward{
-            .weight = weights.find("weight"), .bias = {}, .input = t.norm.output, .addend = {}, .output = t.logits});
+    const Shape row{1, spec.vocab};
+    backend.run(stream, LinearForward{.weight = weights.find("weight"),
+                                      .bias = {},
+                                      .input = t.norm.output,
+                                      .addend = {},
+                                      .output = logits_told.device(0, compute, row)});
     store.release(unit);
+    logits_told.to_host(stream);
     stream.synchronize();
-    convert_floats(compute, t.logits.bytes(), DType::f32, logits.data(), logits.size());
+    convert_floats(compute, logits_told.host(0, compute, row).bytes(), DType::f32, logits.data(), logits.size());
   }
 
   void append(std::span<const std::int32_t> tokens, bool wants_logits) {
     const auto n = static_cast<std::int64_t>(tokens.size());
     RegionAllocator region(buffer.region());
     PieceTensors t = carve_piece(region, n);
-    embed(tokens, t);
+    tell(tokens);
+    embed(n, t);
     for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
       block(layer, t.hidden, t.next, t);
       std::swap(t.hidden, t.next);
     }
+    tokens_read = stream.record();
     length += n;
     if (wants_logits) compute_logits(t.hidden.rows(n - 1, 1), t);
   }
@@ -155,6 +171,9 @@ struct Decoder::Impl {
   Buffer cache;
   std::size_t layer_bytes = 0;
   std::int64_t length = 0;
+  MirroredBuffer tokens_told;  // ids and positions of a piece
+  Event tokens_read;           // by all that reads them
+  MirroredBuffer logits_told;  // [1,V]
   std::vector<float> logits;
 };
 

@@ -79,9 +79,9 @@ class Head : public Unit {
     return run.gradients->find("weight");
   }
 
-  // The sum of the losses of logits' rows is added to *loss_sum; with a scale the logits become their own gradient.
+  // The sum of the losses of logits' rows is added to loss_sum; with a scale the logits become their own gradient.
   void cross_entropy(const UnitOps& ops, const Scratch& scratch, const View& logits, ConstView targets, double d_scale,
-                     double* loss_sum) const {
+                     View loss_sum) const {
     if (!ops.sums().parallel()) {
       ops.run(CrossEntropy{.logits = logits, .targets = targets, .d_scale = d_scale, .loss_sum = loss_sum});
       return;
@@ -104,11 +104,11 @@ class Head : public Unit {
                               .loss_sum = loss_sum});
   }
 
-  // For each chunk of all rows of the norm's output: logits, the loss added to *loss_sum and, with a scale, the logits'
+  // For each chunk of all rows of the norm's output: logits, the loss added to loss_sum and, with a scale, the logits'
   // gradient in place; then use(norm rows, logits, first row).
   template <class Use>
   void for_each_chunk(const UnitRun& run, const UnitOps& ops, const Scratch& scratch, const View& norm_rows,
-                      double d_scale, double* loss_sum, Use use) const {
+                      double d_scale, View loss_sum, Use use) const {
     const std::int64_t rows = norm_rows.shape()[0];
     const std::int64_t chunk = scratch.logits.shape()[0];
     for (std::int64_t first = 0; first < rows; first += chunk) {
@@ -155,7 +155,7 @@ Saved Head::forward(const UnitRun& run, const Bundle& input, const Bundle& /*out
   const NormTensors norm = norm_tensors(run, saved);
   ops.norm_forward("norm", input.hidden, norm);
   if (run.batch.mode == Mode::evaluate) {
-    SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
+    SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
     const Scratch scratch = carve_scratch(run);
     for_each_chunk(run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), 0.0, run.batch.loss_sum,
                    [](const View&, const View&, std::int64_t) {});
@@ -169,7 +169,7 @@ void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/,
   const std::pair<Region, Bundle> held = saved.consume(this);
   const NormTensors norm = norm_tensors(run, held.first);
   const Scratch scratch = carve_scratch(run);
-  SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
+  SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
   const View rows = ops.sums().unsharded(norm.output, scratch.unsharded);
   for_each_chunk(
       run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
@@ -193,7 +193,7 @@ WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /
   const Scratch scratch = carve_scratch(run);
   RegionAllocator region(work);
   const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
-  SCALETRAIN_CHECK(run.batch.loss_sum != nullptr);
+  SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
   const View rows = sums.unsharded(norm.output, scratch.unsharded);
   const View partial = sums.partial(d_norm, rows);  // gathered rows are a copy, whose place their gradient may take
   for_each_chunk(run, ops, scratch, rows, gradient_scale(run.batch), run.batch.loss_sum,
@@ -215,7 +215,7 @@ void Head::backward_weight(const UnitRun& run, WeightWork work) const {
   const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
   for_each_chunk(
       run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), gradient_scale(run.batch),
-      scratch.loss_sum.as<double>(), [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
+      scratch.loss_sum, [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
         ops.run(LinearBackwardWeight{.input = normed, .d_output = d_logits, .d_weight = d_weight(run), .d_bias = {}});
       });
   ops.norm_backward_weight("norm", d_norm, held.second.hidden, norm);

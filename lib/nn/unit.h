@@ -58,7 +58,7 @@ struct BatchContext {
   std::int64_t first_sample = 0;  // global sample id of row 0 of this micro-batch (dropout's key, later)
   // The plan's constant: gradients are those of loss_gradient times the sum over unmasked tokens.
   double loss_gradient = 0.0;
-  double* loss_sum = nullptr;  // the head adds the sum of the micro-batch's token losses
+  View loss_sum;  // [1] f64: the head adds the sum of the micro-batch's token losses
 };
 
 // What crosses a unit or stage boundary: named tensors. One entry today.

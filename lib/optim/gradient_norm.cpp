@@ -1,14 +1,15 @@
 #include "optim/gradient_norm.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
 
 namespace scaletrain {
 
-double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const ParamStore& store) {
+namespace {
+
+std::vector<ParamRange> counted_ranges(const ParamStore& store) {
   const ShardLayout& layout = store.layout();
   const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
   std::vector<ParamRange> counted = layout.shard_ranges(layout.position().data);
@@ -19,15 +20,31 @@ double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const Par
   });
   std::sort(counted.begin(), counted.end(),
             [](const ParamRange& a, const ParamRange& b) { return a.parameter < b.parameter; });
-  // One number per range, read only after the stream has run.
-  std::vector<double> sums(counted.size(), 0.0);
-  for (std::size_t index = 0; index < counted.size(); ++index) {
-    const View gradient = store.values(StateKind::gradient, counted[index]);
-    backend.run(stream, SumOfSquares{.values = gradient, .result = &sums[index]});
+  return counted;
+}
+
+}  // namespace
+
+GradientSquares::GradientSquares(Backend& backend, const ParamStore& store)
+    : backend_(backend),
+      store_(store),
+      counted_(counted_ranges(store)),
+      sums_(backend, counted_.size() * sizeof(double)) {}
+
+void GradientSquares::issue(Stream& stream) {
+  std::size_t offset = 0;
+  for (const ParamRange& range : counted_) {
+    backend_.run(stream, SumOfSquares{.values = store_.values(StateKind::gradient, range),
+                                      .result = sums_.device(offset, DType::f64, {1})});
+    offset += sizeof(double);
   }
-  stream.synchronize();
+  sums_.to_host(stream);
+}
+
+double GradientSquares::share() const {
+  const auto count = narrow<std::int64_t>(counted_.size());
   double total = 0;
-  for (const double sum : sums) total += sum;
+  for (std::int64_t index = 0; index < count; ++index) total += sums_.host(0, DType::f64, {count}).as<double>()[index];
   return total;
 }
 

@@ -6,14 +6,31 @@
 // step_scalars.h).
 #pragma once
 
+#include <vector>
+
 #include "backend/backend.h"
+#include "backend/mirrored_buffer.h"
 #include "store/param_store.h"
 
 namespace scaletrain {
 
 // This rank's share, accumulated in double range by range in the table's order: the same bits for any number of
-// threads. Blocks until the stream has run.
-// Zero on a rank without parameters. Who wants the norm sums it over all ranks (sum_over_world).
-double gradient_sum_of_squares_share(Backend& backend, Stream& stream, const ParamStore& store);
+// threads. Zero on a rank without parameters. Who wants the norm sums it over all ranks (sum_over_world).
+class GradientSquares {
+ public:
+  // Both must outlive it.
+  GradientSquares(Backend& backend, const ParamStore& store);
+
+  // Issues the sums over the gradients that the stream then finds, and their way to the host.
+  void issue(Stream& stream);
+  // When the stream has run that.
+  double share() const;
+
+ private:
+  Backend& backend_;
+  const ParamStore& store_;
+  std::vector<ParamRange> counted_;  // in the table's order
+  MirroredBuffer sums_;              // one for each range
+};
 
 }  // namespace scaletrain

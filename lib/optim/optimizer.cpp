@@ -1,7 +1,10 @@
 #include "optim/optimizer.h"
 
+#include <cstring>
+#include <optional>
 #include <vector>
 
+#include "backend/mirrored_buffer.h"
 #include "base/error.h"
 #include "optim/decay_spans.h"
 
@@ -26,8 +29,12 @@ class ElementwiseOptimizer : public Optimizer {
                                    {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
                                    config_.weight_decay));
     }
+    if (!scalars_) scalars_.emplace(backend, sizeof(step));
+    std::memcpy(scalars_->host(0, DType::f64, {num_step_scalars}).as<double>(), &step, sizeof(step));
+    scalars_->to_device(stream);
+    const ConstView scalars = scalars_->device(0, DType::f64, {num_step_scalars});
     std::size_t index = 0;
-    for (const OptimizerRange& range : ranges) update(backend, stream, range, spans_[index++], step);
+    for (const OptimizerRange& range : ranges) update(backend, stream, range, spans_[index++], scalars);
     store.updated(stream);
   }
 
@@ -36,11 +43,13 @@ class ElementwiseOptimizer : public Optimizer {
 
  private:
   virtual void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
-                      const StepScalars& step) = 0;
+                      const ConstView& scalars) = 0;
 
   OptimizerConfig config_;
   std::vector<std::string> state_names_;
-  std::vector<std::vector<DecaySpan>> spans_;  // a member: kernels that run later still read them
+  // Members: kernels that run later still read them.
+  std::vector<std::vector<DecaySpan>> spans_;
+  std::optional<MirroredBuffer> scalars_;  // of the newest step
 };
 
 class AdamW final : public ElementwiseOptimizer {
@@ -49,7 +58,7 @@ class AdamW final : public ElementwiseOptimizer {
 
  private:
   void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
-              const StepScalars& step) override {
+              const ConstView& scalars) override {
     backend.run(stream, AdamWStep{.param = range.param,
                                   .first_moment = range.states[0],
                                   .second_moment = range.states[1],
@@ -58,7 +67,7 @@ class AdamW final : public ElementwiseOptimizer {
                                   .beta1 = config().beta1,
                                   .beta2 = config().beta2,
                                   .epsilon = config().epsilon,
-                                  .step = &step});
+                                  .step = scalars});
   }
 };
 
@@ -68,8 +77,8 @@ class Sgd final : public ElementwiseOptimizer {
 
  private:
   void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
-              const StepScalars& step) override {
-    backend.run(stream, SgdStep{.param = range.param, .gradient = range.gradient, .spans = spans, .step = &step});
+              const ConstView& scalars) override {
+    backend.run(stream, SgdStep{.param = range.param, .gradient = range.gradient, .spans = spans, .step = scalars});
   }
 };
 

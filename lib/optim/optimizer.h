@@ -21,7 +21,7 @@ class Optimizer {
 
   // Updates every range of the store, which must have been made with these state names, and then tells it, so that
   // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. With step.skip
-  // nothing changes. `step` must stay valid until the stream has run. One thread at a time.
+  // nothing changes. The stream must have run what the call before has issued. One thread at a time.
   virtual void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) = 0;
 };
 

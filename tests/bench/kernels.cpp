@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "base/clock.h"
+#include "support/numbers.h"
 
 namespace scaletrain {
 namespace {
@@ -190,8 +191,8 @@ class Bench {
     const View targets = integers(head_rows, vocab);
     double sum = 0;
     const double logit_bytes = 4.0 * head_rows * vocab;
-    time("cross-entropy, gradient", CrossEntropy{logits, targets, 1.0, &sum}, 0, 2 * logit_bytes, head_parts);
-    time("cross-entropy, loss only", CrossEntropy{logits, targets, 0.0, &sum}, 0, logit_bytes, 0);
+    time("cross-entropy, gradient", CrossEntropy{logits, targets, 1.0, number_at(sum)}, 0, 2 * logit_bytes, head_parts);
+    time("cross-entropy, loss only", CrossEntropy{logits, targets, 0.0, number_at(sum)}, 0, logit_bytes, 0);
     memory_.clear();
 
     const View table = floats({vocab, hidden});
@@ -216,14 +217,14 @@ class Bench {
     time("add", Add{param, gradient, first_moment}, 0, 3 * param_bytes, 0);
     const double before = total_;
     time("fill", Fill{gradient, 0.0}, 0, param_bytes, 1);
-    time("sum of squares", SumOfSquares{gradient, &sum}, 0, param_bytes, 1);
+    time("sum of squares", SumOfSquares{gradient, number_at(sum)}, 0, param_bytes, 1);
     time("adamw",
          AdamWStep{.param = param,
                    .first_moment = first_moment,
                    .second_moment = second_moment,
                    .gradient = gradient,
                    .spans = {&span, 1},
-                   .step = &step},
+                   .step = record_of(step)},
          0, 7 * param_bytes, 1);
     optimizer_ = total_ - before;
     memory_.clear();

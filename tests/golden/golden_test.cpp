@@ -18,6 +18,7 @@
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
+#include "support/models/gradient_share.h"
 #include "support/models/model_runner.h"
 
 using namespace scaletrain;
@@ -185,11 +186,10 @@ void check_training(const std::string& name, std::unique_ptr<Backend> backend, c
       loss_sum += runner.train(micro_shape, golden.part(golden.ids, place, micro_shape.rows()),
                                golden.part(golden.targets, place, micro_shape.rows()), micro_scale);
     }
-    const StepMeasurements measured{
-        .sum_of_squares = gradient_sum_of_squares_share(*runner.backend, *runner.stream, runner.store),
-        .loss_sum = loss_sum,
-        .num_tokens = golden.num_tokens(step),
-        .micro_scale = micro_scale};
+    const StepMeasurements measured{.sum_of_squares = gradient_share(*runner.backend, *runner.stream, runner.store),
+                                    .loss_sum = loss_sum,
+                                    .num_tokens = golden.num_tokens(step),
+                                    .micro_scale = micro_scale};
     const double rate = learning_rate(schedule, config.learning_rate, step + 1, num_steps);
     const StepOutcome outcome = make_step_scalars(measured, {.learning_rate = rate,
                                                              .clip_norm = number("clip_norm"),

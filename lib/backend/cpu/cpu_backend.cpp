@@ -263,7 +263,7 @@ void compute(Device& device, const CrossEntropy& op) {
   const bool gradient = op.d_scale != 0.0;
   check_indices(op.targets, -1, columns);
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / columns, 1);
-  *op.loss_sum += device.ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row) {
+  *op.loss_sum.as<double>() += device.ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
     float* logits = op.logits.as<float>() + row * columns;
     if (target >= 0)
@@ -302,7 +302,7 @@ void compute(Device& device, const CrossEntropyParts& op) {
   const bool gradient = op.d_scale != 0.0;
   check_indices(op.targets, -1, op.vocabulary);
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1);
-  *op.loss_sum += device.ordered_sum(rows, rows_at_a_time, [&](std::int64_t row) {
+  *op.loss_sum.as<double>() += device.ordered_sum(rows, rows_at_a_time, [&](std::int64_t row) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
     float* logits = op.logits.as<float>() + row * columns;
     if (target < 0) {
@@ -357,24 +357,26 @@ void compute(Device& device, const Fill& op) {
 
 void compute(Device& device, const SumOfSquares& op) {
   const std::int64_t total = op.values.num_elements();
-  *op.result = device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
-    const std::int64_t first = piece * piece_elements;
-    return device.kernels.sum_of_squares(op.values.as<float>() + first,
-                                         static_cast<std::size_t>(std::min(piece_elements, total - first)));
-  });
+  *op.result.as<double>() =
+      device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
+        const std::int64_t first = piece * piece_elements;
+        return device.kernels.sum_of_squares(op.values.as<float>() + first,
+                                             static_cast<std::size_t>(std::min(piece_elements, total - first)));
+      });
 }
 
 void compute(Device& device, const AdamWStep& op) {
-  if (op.step->skip != 0) return;
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
   AdamWScalars scalars{.beta1 = static_cast<float>(op.beta1),
                        .one_minus_beta1 = static_cast<float>(1.0 - op.beta1),
                        .beta2 = static_cast<float>(op.beta2),
                        .one_minus_beta2 = static_cast<float>(1.0 - op.beta2),
-                       .gradient_scale = static_cast<float>(op.step->gradient_scale),
-                       .inverse_correction1 = static_cast<float>(1.0 / op.step->bias_correction1),
-                       .inverse_correction2 = static_cast<float>(1.0 / op.step->bias_correction2),
+                       .gradient_scale = static_cast<float>(step.gradient_scale),
+                       .inverse_correction1 = static_cast<float>(1.0 / step.bias_correction1),
+                       .inverse_correction2 = static_cast<float>(1.0 / step.bias_correction2),
                        .epsilon = static_cast<float>(op.epsilon),
-                       .learning_rate = static_cast<float>(op.step->learning_rate),
+                       .learning_rate = static_cast<float>(step.learning_rate),
                        .weight_decay = 0.0F};
   for (const DecaySpan& span : op.spans) {
     scalars.weight_decay = static_cast<float>(span.weight_decay);
@@ -388,12 +390,13 @@ void compute(Device& device, const AdamWStep& op) {
 }
 
 void compute(Device& device, const SgdStep& op) {
-  if (op.step->skip != 0) return;
+  const StepScalars step = step_scalars_at(op.step);
+  if (step.skip != 0) return;
   for (const DecaySpan& span : op.spans) {
     device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       const std::int64_t first = span.first + piece;
       device.kernels.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first, static_cast<std::size_t>(count),
-                         static_cast<float>(op.step->gradient_scale), static_cast<float>(op.step->learning_rate),
+                         static_cast<float>(step.gradient_scale), static_cast<float>(step.learning_rate),
                          static_cast<float>(span.weight_decay));
     });
   }

@@ -20,7 +20,7 @@ std::int64_t StageExecutor::FreeList::take() {
   return place;
 }
 
-StageExecutor::StageExecutor(const Parts& parts) : parts_(parts) {
+StageExecutor::StageExecutor(const Parts& parts) : parts_(parts), loss_sum_(parts.backend, sizeof(double)) {
   const ActivationPlan& plan = parts.memory.plan();
   bool embeds = false;
   bool scores = false;
@@ -80,21 +80,35 @@ ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSour
                                      const OptimizerStep& optimizer_step) {
   mode_ = Mode::train;
   loss_gradient_ = loss_gradient;
-  // loss_sum is written by kernels, so its address must hold until the stream has run them.
-  result_ = {};
+  begin({});
   run(order, source, optimizer_step);
-  if (!optimizer_step) parts_.stream.synchronize();
-  return result_;
+  if (!optimizer_step) {
+    loss_sum_.to_host(parts_.stream);
+    parts_.stream.synchronize();
+  }
+  return sums();
 }
 
 ExecutionResult StageExecutor::evaluate(const ExecutionOrder& order, MicroBatchSource& source,
                                         const ExecutionResult& before) {
   mode_ = Mode::evaluate;
   loss_gradient_ = 0.0;
-  result_ = before;
+  begin(before);
   run(order, source, {});
+  loss_sum_.to_host(parts_.stream);
   parts_.stream.synchronize();
-  return result_;
+  return sums();
+}
+
+// Nothing that was issued before reads or writes the sum any more: whoever ran it has waited for it.
+void StageExecutor::begin(const ExecutionResult& sums) {
+  target_tokens_ = sums.target_tokens;
+  *loss_sum_.host(0, DType::f64, {1}).as<double>() = sums.loss_sum;
+  loss_sum_.to_device(parts_.stream);
+}
+
+ExecutionResult StageExecutor::sums() const {
+  return {.loss_sum = *loss_sum_.host(0, DType::f64, {1}).as<double>(), .target_tokens = target_tokens_};
 }
 
 void StageExecutor::run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step) {
@@ -140,7 +154,10 @@ void StageExecutor::execute(const Instruction& instruction, const OptimizerStep&
       return;
     case Opcode::optimizer_step:
       finish_reductions();
-      if (optimizer_step) optimizer_step(result_);
+      if (optimizer_step) {
+        loss_sum_.to_host(parts_.stream);
+        optimizer_step();
+      }
       tick();
       return;
     case Opcode::recompute:
@@ -315,13 +332,12 @@ void StageExecutor::prefetch(int unit) {
   if (unit >= 0) parts_.store.prefetch(parts_.stream, unit);
 }
 
-StageExecutor::HostBatch& StageExecutor::free_host_batch() {
-  if (!host_batches_.empty() && host_batches_.front().copied.is_done()) {
+HostBatch& StageExecutor::free_host_batch() {
+  if (!host_batches_.empty() && host_batches_.front().is_copied()) {
     host_batches_.push_back(std::move(host_batches_.front()));
     host_batches_.pop_front();
   } else {
-    const auto rows = static_cast<std::size_t>(parts_.memory.plan().shape.rows());
-    host_batches_.push_back({parts_.backend.allocate_pinned(3 * rows * sizeof(std::int32_t)), {}});
+    host_batches_.emplace_back(parts_.backend, parts_.memory.plan().shape.rows());
   }
   return host_batches_.back();
 }
@@ -330,12 +346,7 @@ StageExecutor::HostBatch& StageExecutor::free_host_batch() {
 void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
   const BatchBuffer buffer = parts_.memory.batch(micro.buffer);
   HostBatch& host = free_host_batch();
-  const std::int64_t rows = parts_.memory.plan().shape.rows();
-  const View values = host.values.view(0, DType::i32, {3, rows});
-  const auto row = [&](std::int64_t index) {
-    return std::span(values.rows(index, 1).as<std::int32_t>(), static_cast<std::size_t>(rows));
-  };
-  const BatchTensors all{row(0), row(1), row(2)};
+  const BatchTensors all = host.tensors();
   const bool embeds = holds_embedding(key.chunk);
   const bool scores = holds_head(key.chunk);
   const bool reads_ahead = holds_both_ends_ && embeds && !scores;
@@ -347,28 +358,24 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
   std::int64_t num_targets = scores ? filled.target_tokens : 0;
   if (reads_ahead) read_targets_[key.micro_batch] = {{all.targets.begin(), all.targets.end()}, filled.target_tokens};
   if (was_read) {
-    const auto read = read_targets_.extract(key.micro_batch);
-    SCALETRAIN_CHECK(!read.empty());
-    std::copy(read.mapped().values.begin(), read.mapped().values.end(), all.targets.begin());
-    num_targets = read.mapped().num_unmasked;
+    const auto known = read_targets_.extract(key.micro_batch);
+    SCALETRAIN_CHECK(!known.empty());
+    std::copy(known.mapped().values.begin(), known.mapped().values.end(), all.targets.begin());
+    num_targets = known.mapped().num_unmasked;
   }
-  result_.target_tokens += num_targets;
-  const auto copy_row = [&](std::int64_t index, const View& to) {
-    parts_.backend.copy(parts_.stream, values.rows(index, 1), to);
-  };
-  if (embeds) copy_row(0, buffer.ids);
-  if (scores) copy_row(1, buffer.targets);
-  copy_row(2, buffer.positions);
-  host.copied = parts_.stream.record();
+  target_tokens_ += num_targets;
+  const BatchBuffer read{
+      .ids = embeds ? buffer.ids : View(), .targets = scores ? buffer.targets : View(), .positions = buffer.positions};
+  host.copy_to(parts_.backend, parts_.stream, read);
   micro.batch = {.shape = parts_.memory.plan().shape,
                  .mode = mode_,
-                 .ids = embeds ? buffer.ids : View(),
-                 .targets = scores ? buffer.targets : View(),
-                 .positions = buffer.positions,
+                 .ids = read.ids,
+                 .targets = read.targets,
+                 .positions = read.positions,
                  .document_start = {},
                  .first_sample = filled.first_sample,
                  .loss_gradient = loss_gradient_,
-                 .loss_sum = &result_.loss_sum};
+                 .loss_sum = loss_sum()};
 }
 
 void StageExecutor::forward(const WorkKey& key) {

@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/mirrored_buffer.h"
 #include "base/process/work_count.h"
 #include "infer/stage_memory.h"
 #include "nn/transformer.h"
@@ -75,9 +76,9 @@ class StageExecutor {
   ExecutionOrder order_of(std::span<const ScheduleStep> steps) const;
 
   // What the optimizer_step instruction does: called where the schedule has it, when no unit is acquired and what is
-  // issued to the stream finds reduced gradients. The step's sums are there when the stream has run what was issued
-  // before: who wants them waits for it, which is the one time in a step that the host does.
-  using OptimizerStep = std::function<void(const ExecutionResult&)>;
+  // issued to the stream finds reduced gradients. sums() are the step's when the stream has run what was issued before:
+  // who wants them waits for it, which is the one time in a step that the host does.
+  using OptimizerStep = std::function<void()>;
 
   // Runs the instructions of one step. Recomputation and transfers on a single stage are bugs here.
   // loss_gradient is the plan's constant. Without an optimizer_step the gradients are left for the caller to look at.
@@ -87,6 +88,9 @@ class StageExecutor {
   // Runs a part of an evaluation, and goes on with the sums of the parts before: in how many parts it is cut changes no
   // bit. Touches neither gradients nor anything that outlives it.
   ExecutionResult evaluate(const ExecutionOrder& order, MicroBatchSource& source, const ExecutionResult& before = {});
+
+  // Of the step or the part of an evaluation that was last under way, as the host has them.
+  ExecutionResult sums() const;
 
  private:
   // Which of so many places are free.
@@ -139,12 +143,8 @@ class StageExecutor {
     std::int64_t num_unmasked = 0;
   };
 
-  // A batch on the host until the stream has copied it.
-  struct HostBatch {
-    Buffer values;  // ids, targets, positions
-    Event copied;
-  };
-
+  void begin(const ExecutionResult& sums);
+  View loss_sum() const { return loss_sum_.device(0, DType::f64, {1}); }
   void run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step);
   void execute(const Instruction& instruction, const OptimizerStep& optimizer_step);
   void finish();
@@ -201,7 +201,8 @@ class StageExecutor {
   MicroBatchSource* source_ = nullptr;
   Mode mode_ = Mode::train;
   double loss_gradient_ = 0.0;
-  ExecutionResult result_;
+  std::int64_t target_tokens_ = 0;
+  MirroredBuffer loss_sum_;  // one number
 };
 
 }  // namespace scaletrain

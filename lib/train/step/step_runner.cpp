@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
-#include "optim/gradient_norm.h"
 #include "plan/longest_wait.h"
 
 namespace scaletrain {
@@ -46,25 +45,30 @@ class PartSource final : public MicroBatchSource {
 }  // namespace
 
 StepRunner::StepRunner(const Parts& parts)
-    : parts_(parts), executor_(executor_parts(parts)), training_(executor_.order_of(parts.plan.schedule(parts.rank))) {}
+    : parts_(parts),
+      squares_(parts.backend, parts.store),
+      executor_(executor_parts(parts)),
+      training_(executor_.order_of(parts.plan.schedule(parts.rank))) {}
 
 StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,
                                     const BeforeUpdate& before_update) {
   parts_.store.zero_gradients(parts_.stream);
   Result result;
   executor_.train(training_, source, parts_.plan.loss_gradient,
-                  [&](const ExecutionResult& sums) { result = update(sums, settings, votes, before_update); });
+                  [&] { result = update(settings, votes, before_update); });
   return result;
 }
 
-StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& ask,
+StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVotes& ask,
                                       const BeforeUpdate& before_update) {
   const bool counts = counts_loss(parts_.plan, parts_.rank);
-  // The one wait of a step: from here on the sums are there.
-  const double share = gradient_sum_of_squares_share(parts_.backend, parts_.stream, parts_.store);
+  squares_.issue(parts_.stream);
+  // The one wait of a step: from here on the host has the loss and the squares.
+  parts_.stream.synchronize();
+  const ExecutionResult sums = executor_.sums();
   const Votes votes = ask ? ask() : Votes();
   // Doubles hold token counts exactly up to 2^53.
-  std::array<double, numbers_per_step> numbers = {share, counts ? sums.loss_sum : 0.0,
+  std::array<double, numbers_per_step> numbers = {squares_.share(), counts ? sums.loss_sum : 0.0,
                                                   counts ? static_cast<double>(sums.target_tokens) : 0.0,
                                                   votes.interrupted ? 1.0 : 0.0, votes.save ? 1.0 : 0.0};
   sum_over_world(parts_.groups, numbers);
@@ -77,9 +81,7 @@ StepRunner::Result StepRunner::update(const ExecutionResult& sums, const StepSet
                                       .micro_scale = parts_.plan.loss_gradient},
                                      settings);
   if (before_update) before_update();
-  // Kernels read them after this has returned; the next step's wait comes before they change again.
-  scalars_ = result.outcome.block;
-  parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, scalars_);
+  parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, result.outcome.block);
   return result;
 }
 

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "base/process/work_count.h"
+#include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
 #include "plan/run_plan.h"
@@ -75,12 +76,11 @@ class StepRunner {
 
  private:
   // What the schedule's optimizer_step means.
-  Result update(const ExecutionResult& sums, const StepSettings& settings, const AskVotes& votes,
-                const BeforeUpdate& before_update);
+  Result update(const StepSettings& settings, const AskVotes& votes, const BeforeUpdate& before_update);
   const ExecutionOrder& evaluation_part(std::int64_t num_micro_batches);
 
   Parts parts_;
-  StepScalars scalars_;  // of the newest update; before the executor, which waits for what reads it
+  GradientSquares squares_;  // before the executor, which waits for what writes them
   StageExecutor executor_;
   ExecutionOrder training_;
   std::map<std::int64_t, ExecutionOrder> evaluation_;  // by the number of micro-batches

@@ -11,6 +11,7 @@
 
 #include "nn/transformer.h"
 #include "support/models/model_store.h"
+#include "support/numbers.h"
 
 namespace scaletrain {
 
@@ -58,7 +59,7 @@ class ModelRunner : public ModelStore {
       context_.targets = view(targets);
       context_.positions = view(positions_);
       context_.loss_gradient = loss_gradient;
-      context_.loss_sum = &loss_sum_;
+      context_.loss_sum = number_at(loss_sum_);
       allocate();
     }
     Run(const Run&) = delete;

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cases.h"
+#include "support/numbers.h"
 
 namespace scaletrain::parity {
 
@@ -45,7 +46,7 @@ std::vector<Case> cross_entropy_cases() {
       device.run(CrossEntropy{.logits = logits,
                               .targets = device.put_ids(o->targets, {o->extent.rows}),
                               .d_scale = o->d_scale,
-                              .loss_sum = &loss_sum});
+                              .loss_sum = number_at(loss_sum)});
       return std::vector<Output>{{"loss_sum", {loss_sum}}, {"logits", Device::get(logits)}};
     };
     double loss_scale = 0.5;
@@ -140,7 +141,7 @@ std::vector<Case> sum_of_squares_cases() {
     c.reduction_length = static_cast<double>(std::max<std::int64_t>(1, n));
     c.run = [=](Device& device) {
       double result = -1;  // overwritten, not added to
-      device.run(SumOfSquares{.values = device.put_as(DType::f32, values, {n}), .result = &result});
+      device.run(SumOfSquares{.values = device.put_as(DType::f32, values, {n}), .result = number_at(result)});
       return std::vector<Output>{{"result", {result}}};
     };
     c.scales = {{0.0}};
@@ -179,7 +180,7 @@ std::shared_ptr<const StepOperands> step_operands(std::size_t index, std::int64_
              .gradient_scale = 0.05,
              .bias_correction1 = 1.0 - std::pow(0.9, static_cast<double>(index + 1)),
              .bias_correction2 = 1.0 - std::pow(0.95, static_cast<double>(index + 1)),
-             .skip = index % 11 == 3 ? 1 : 0};
+             .skip = index % 11 == 3 ? 1.0 : 0.0};
   if (index % 2 == 1) o->epsilon = 0.1;
   return o;
 }
@@ -219,7 +220,7 @@ std::vector<Case> adamw_cases() {
                            .beta1 = o->beta1,
                            .beta2 = o->beta2,
                            .epsilon = o->epsilon,
-                           .step = &o->step});
+                           .step = record_of(o->step)});
       return std::vector<Output>{
           {"param", Device::get(param)}, {"first_moment", Device::get(first)}, {"second_moment", Device::get(second)}};
     };
@@ -250,8 +251,10 @@ std::vector<Case> sgd_cases() {
     c.name = name_of(*o);
     c.run = [o](Device& device) {
       const View param = device.put(o->param, {o->count});
-      device.run(SgdStep{
-          .param = param, .gradient = device.put(o->gradient, {o->count}), .spans = o->spans, .step = &o->step});
+      device.run(SgdStep{.param = param,
+                         .gradient = device.put(o->gradient, {o->count}),
+                         .spans = o->spans,
+                         .step = record_of(o->step)});
       return std::vector<Output>{{"param", Device::get(param)}};
     };
     const auto decay = decays(*o);

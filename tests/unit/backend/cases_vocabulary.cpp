@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cases.h"
+#include "support/numbers.h"
 
 namespace scaletrain::parity {
 
@@ -145,7 +146,7 @@ std::vector<Case> cross_entropy_parts_cases() {
                                    .vocabulary = o->part.whole,
                                    .statistics = device.put(statistics, {o->num_others + 1, rows, 3}),
                                    .d_scale = o->d_scale,
-                                   .loss_sum = &loss_sum});
+                                   .loss_sum = number_at(loss_sum)});
       return std::vector<Output>{{"loss_sum", {loss_sum}}, {"logits", Device::get(logits)}};
     };
     double loss_scale = 0.5;

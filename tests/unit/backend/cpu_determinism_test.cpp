@@ -14,6 +14,7 @@
 
 #include "backend/backend.h"
 #include "base/error.h"
+#include "support/numbers.h"
 #include "support/processor_time.h"
 
 namespace scaletrain {
@@ -170,8 +171,8 @@ Results run_cross_entropy(Engine& engine) {
   Ids targets = ids(rows, columns);
   for (std::size_t i = 0; i < targets.size(); i += 5) targets[i] = -1;
   double loss = 0.5;
-  engine.run(CrossEntropy{view(logits, {rows, columns}), view(targets), 0.0, &loss});
-  engine.run(CrossEntropy{view(logits, {rows, columns}), view(targets), 0.3, &loss});
+  engine.run(CrossEntropy{view(logits, {rows, columns}), view(targets), 0.0, number_at(loss)});
+  engine.run(CrossEntropy{view(logits, {rows, columns}), view(targets), 0.3, number_at(loss)});
   Results results{loss};
   append(results, logits);
   return results;
@@ -190,7 +191,8 @@ Results run_cross_entropy_parts(Engine& engine) {
     engine.run(SoftmaxStatistics{view(rank == 0 ? logits : other, {rows, columns}), view(targets), rank * columns,
                                  2 * columns, all.rows(rank, 1).reshape({rows, 3})});
   double loss = 0.5;
-  engine.run(CrossEntropyParts{view(logits, {rows, columns}), view(targets), 0, 2 * columns, all, 0.3, &loss});
+  engine.run(
+      CrossEntropyParts{view(logits, {rows, columns}), view(targets), 0, 2 * columns, all, 0.3, number_at(loss)});
   Results results{loss};
   append(results, logits);
   append(results, statistics);
@@ -201,7 +203,7 @@ Results run_sum_of_squares(Engine& engine) {
   constexpr std::int64_t count = 1'000'003;
   Floats values = numbers(count, 1);
   double sum = 0;
-  engine.run(SumOfSquares{view(values, {count}), &sum});
+  engine.run(SumOfSquares{view(values, {count}), number_at(sum)});
   return {sum};
 }
 
@@ -239,7 +241,7 @@ Results run_elementwise(Engine& engine) {
                        .second_moment = view(second_moment, {count}),
                        .gradient = view(input, {count}),
                        .spans = spans,
-                       .step = &step});
+                       .step = record_of(step)});
   for (const Floats* values : {&param, &first_moment, &second_moment}) append(results, *values);
   return results;
 }
@@ -294,13 +296,13 @@ TEST_CASE("a NaN is never lost on the way to the loss") {
       logits[static_cast<std::size_t>(place)] = nan;
       Ids target{3};
       double loss = 0;
-      engine.run(CrossEntropy{view(logits, {1, 75}), view(target), 0.0, &loss});
+      engine.run(CrossEntropy{view(logits, {1, 75}), view(target), 0.0, number_at(loss)});
       CHECK(std::isnan(loss));
       Floats statistics(2 * 3, 1.0F);
       const View all = view(statistics, {2, 1, 3});
       engine.run(SoftmaxStatistics{view(logits, {1, 75}), view(target), 0, 150, all.rows(0, 1).reshape({1, 3})});
       loss = 0;
-      engine.run(CrossEntropyParts{view(logits, {1, 75}), view(target), 0, 150, all, 0.0, &loss});
+      engine.run(CrossEntropyParts{view(logits, {1, 75}), view(target), 0, 150, all, 0.0, number_at(loss)});
       CHECK(std::isnan(loss));
 
       for (const ActivationType type : {ActivationType::gelu, ActivationType::gelu_tanh}) {
@@ -330,7 +332,7 @@ TEST_CASE("a NaN is never lost on the way to the loss") {
     Floats values = numbers(100, 1);
     values[99] = nan;
     double sum = 0;
-    engine.run(SumOfSquares{view(values, {100}), &sum});
+    engine.run(SumOfSquares{view(values, {100}), number_at(sum)});
     CHECK(std::isnan(sum));
   }
 }
@@ -348,7 +350,7 @@ TEST_CASE("ids outside their table are refused before memory is touched") {
   }
   Ids targets{0, 3};
   double loss = 0;
-  CHECK_THROWS_AS(engine.run(CrossEntropy{view(output, {2, 3}), view(targets), 1.0, &loss}), BugError);
+  CHECK_THROWS_AS(engine.run(CrossEntropy{view(output, {2, 3}), view(targets), 1.0, number_at(loss)}), BugError);
 }
 
 TEST_CASE("an instruction set that is unknown is refused by name") {

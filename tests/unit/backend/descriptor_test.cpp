@@ -7,6 +7,7 @@
 #include <string>
 
 #include "parity.h"
+#include "support/numbers.h"
 
 using namespace scaletrain;
 using namespace scaletrain::parity;
@@ -210,10 +211,11 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
   CrossEntropy loss;
   loss.logits = make.floats({3, 5});
   loss.targets = make.ids({3});
-  loss.loss_sum = &sum;
+  loss.loss_sum = number_at(sum);
   make.refuses(loss, "targets", [&](auto& op) { op.targets = make.ids({5}); });
   make.refuses(loss, "targets", [](auto& op) { op.targets = {}; });
-  make.refuses(loss, "loss_sum", [](auto& op) { op.loss_sum = nullptr; });
+  make.refuses(loss, "loss_sum", [](auto& op) { op.loss_sum = {}; });
+  make.refuses(loss, "loss_sum", [&](auto& op) { op.loss_sum = make.floats({1}); });
   make.refuses(loss, "logits", [&](auto& op) { op.logits = make.floats({15}); });
   SoftmaxStatistics statistics;
   statistics.logits = make.floats({3, 5});
@@ -231,12 +233,13 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
   parts.first_class = 2;
   parts.vocabulary = 7;
   parts.statistics = make.floats({2, 3, 3});
-  parts.loss_sum = &sum;
+  parts.loss_sum = number_at(sum);
   make.refuses(parts, "first_class", [](auto& op) { op.first_class = 3; });
   make.refuses(parts, "statistics", [&](auto& op) { op.statistics = make.floats({2, 4, 3}); });
   make.refuses(parts, "statistics", [&](auto& op) { op.statistics = make.floats({6, 3}); });
   make.refuses(parts, "targets", [](auto& op) { op.targets = {}; });
-  make.refuses(parts, "loss_sum", [](auto& op) { op.loss_sum = nullptr; });
+  make.refuses(parts, "loss_sum", [](auto& op) { op.loss_sum = {}; });
+  make.refuses(parts, "loss_sum", [&](auto& op) { op.loss_sum = make.doubles({2}); });
   Add add;
   add.a = make.floats({6});
   add.b = make.floats({6});
@@ -255,8 +258,9 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
   make.refuses(fill, "output", [](auto& op) { op.output = {}; });
   SumOfSquares squares;
   squares.values = make.floats({6});
-  squares.result = &sum;
-  make.refuses(squares, "result", [](auto& op) { op.result = nullptr; });
+  squares.result = number_at(sum);
+  make.refuses(squares, "result", [](auto& op) { op.result = {}; });
+  make.refuses(squares, "result", [&](auto& op) { op.result = make.floats({1}); });
   make.refuses(squares, "values", [&](auto& op) { op.values = make.doubles({6}); });
 }
 
@@ -273,13 +277,14 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   adamw.second_moment = make.floats({6});
   adamw.gradient = make.floats({6});
   adamw.spans = good;
-  adamw.step = &step;
+  adamw.step = record_of(step);
   make.refuses(adamw, "first_moment", [&](auto& op) { op.first_moment = make.floats({5}); });
   make.refuses(adamw, "second_moment", [&](auto& op) { op.second_moment = make.doubles({6}); });
   make.refuses(adamw, "gradient", [](auto& op) { op.gradient = {}; });
   make.refuses(adamw, "param",
                [](auto& op) { op.param = View(const_cast<void*>(op.gradient.data()), DType::f32, {6}); });
-  make.refuses(adamw, "step", [](auto& op) { op.step = nullptr; });
+  make.refuses(adamw, "step", [](auto& op) { op.step = {}; });
+  make.refuses(adamw, "step", [&](auto& op) { op.step = make.doubles({4}); });
   make.refuses(adamw, "beta1", [](auto& op) { op.beta1 = 1.0; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = beyond; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = overlapping; });
@@ -288,11 +293,11 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   sgd.param = make.floats({6});
   sgd.gradient = make.floats({6});
   sgd.spans = good;
-  sgd.step = &step;
+  sgd.step = record_of(step);
   make.refuses(sgd, "param", [&](auto& op) { op.param = make.floats({2, 3}); });
   make.refuses(sgd, "gradient", [&](auto& op) { op.gradient = make.floats({7}); });
   make.refuses(sgd, "spans", [&](auto& op) { op.spans = beyond; });
-  make.refuses(sgd, "step", [](auto& op) { op.step = nullptr; });
+  make.refuses(sgd, "step", [](auto& op) { op.step = {}; });
 }
 
 TEST_CASE("kernels_refuse_memory_that_is_not_the_devices") {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "cases.h"
+#include "support/numbers.h"
 
 using namespace scaletrain;
 using namespace scaletrain::parity;
@@ -81,11 +82,11 @@ TEST_CASE("sums_over_rows_have_the_same_bits_for_any_number_of_threads") {
     Device device(*backend);
     double sum = 0;
     double loss = 0;
-    device.run(SumOfSquares{.values = device.put(values, {100003}), .result = &sum});
+    device.run(SumOfSquares{.values = device.put(values, {100003}), .result = number_at(sum)});
     device.run(CrossEntropy{.logits = device.put(logits, {rows, 97}),
                             .targets = device.put_ids(targets, {rows}),
                             .d_scale = 0,
-                            .loss_sum = &loss});
+                            .loss_sum = number_at(loss)});
     if (threads == 1) {
       first_sum = sum;
       first_loss = loss;

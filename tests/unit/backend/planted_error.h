@@ -42,7 +42,6 @@ class PlantedError final : public Backend {
             view.dtype()};
   }
   static Element last(const View& view) { return at(view, view.num_elements() - 1); }
-  static Element last(double* value) { return {value, DType::f64}; }
   static Element last(const HeadsView& heads, std::int64_t rows, std::int64_t width) {
     return at(heads.values, (rows - 1) * heads.row_stride + width - 1);
   }

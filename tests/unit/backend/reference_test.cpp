@@ -8,6 +8,7 @@
 #include <string>
 
 #include "softmax_attention.h"
+#include "support/numbers.h"
 
 using namespace scaletrain;
 using namespace scaletrain::parity;
@@ -476,7 +477,7 @@ TEST_CASE("cross_entropy_sums_unmasked_rows_and_its_gradient_matches_finite_diff
     oracle.device.run(CrossEntropy{.logits = oracle.device.put(x, {4, 5}),
                                    .targets = oracle.device.put_ids(targets, {4}),
                                    .d_scale = 0,
-                                   .loss_sum = &sum});
+                                   .loss_sum = number_at(sum)});
     return sum;
   };
   double expected = 0;
@@ -492,15 +493,17 @@ TEST_CASE("cross_entropy_sums_unmasked_rows_and_its_gradient_matches_finite_diff
   double sum = 100;
   const View gradient = oracle.device.put(logits, {4, 5});
   oracle.device.run(CrossEntropy{
-      .logits = gradient, .targets = oracle.device.put_ids(targets, {4}), .d_scale = 0.25, .loss_sum = &sum});
+      .logits = gradient, .targets = oracle.device.put_ids(targets, {4}), .d_scale = 0.25, .loss_sum = number_at(sum)});
   CHECK(sum == doctest::Approx(100 + expected).epsilon(1e-13));
   check_gradient(
       "logits", logits, [&](const Values& x) { return 0.25 * loss(x); }, Device::get(gradient));
   for (std::size_t v = 5; v < 10; ++v) CHECK(Device::get(gradient)[v] == 0.0);
 
   double ignored = 0;
-  const CrossEntropy outside{
-      .logits = gradient, .targets = oracle.device.put_ids({0, 0, 0, 5}, {4}), .d_scale = 0, .loss_sum = &ignored};
+  const CrossEntropy outside{.logits = gradient,
+                             .targets = oracle.device.put_ids({0, 0, 0, 5}, {4}),
+                             .d_scale = 0,
+                             .loss_sum = number_at(ignored)};
   CHECK_THROWS_AS(oracle.device.run(outside), BugError);
 }
 
@@ -521,7 +524,7 @@ TEST_CASE("adamw_steps_as_computed_by_hand_and_leaves_padding_alone") {
                      .beta1 = 0.9,
                      .beta2 = 0.95,
                      .epsilon = 0,
-                     .step = &step};
+                     .step = record_of(step)};
   // The first step's direction is the gradient's sign: p - 0.01·(±1 + decay·p). Gradients are halved first.
   device.run(op);
   check_close(Device::get(param), {1 - 0.01 * (1 + 0.1), 2 + 0.01, 3});
@@ -550,7 +553,7 @@ TEST_CASE("sgd_steps_against_the_gradient_with_decay") {
   const View param = device.put({1, 2, 3}, {3});
   const DecaySpan spans[] = {{1, 2, 0.5}};
   StepScalars step{.learning_rate = 0.1, .gradient_scale = 2.0};
-  const SgdStep op{.param = param, .gradient = device.put({9, 1, -1}, {3}), .spans = spans, .step = &step};
+  const SgdStep op{.param = param, .gradient = device.put({9, 1, -1}, {3}), .spans = spans, .step = record_of(step)};
   device.run(op);
   check_close(Device::get(param), {1, 2 - 0.1 * (2 + 1), 3 - 0.1 * (-2 + 1.5)});
   step.skip = 1;
@@ -565,7 +568,7 @@ TEST_CASE("small_operations_by_hand") {
   device.run(Add{.a = a, .b = device.put({10, 20, 30}, {3}), .output = a});
   CHECK(Device::get(a) == Values{11, 22, 33});
   double squares = 0;
-  device.run(SumOfSquares{.values = device.put({3, 4, 12}, {3}), .result = &squares});
+  device.run(SumOfSquares{.values = device.put({3, 4, 12}, {3}), .result = number_at(squares)});
   CHECK(squares == 169);
   device.run(Fill{.output = a, .value = -2});
   CHECK(Device::get(a) == Values{-2, -2, -2});

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "parity.h"
+#include "support/numbers.h"
 
 using namespace scaletrain;
 using namespace scaletrain::parity;
@@ -39,7 +40,7 @@ Result whole(Device& device, const Problem& p, double d_scale) {
   device.run(CrossEntropy{.logits = logits,
                           .targets = device.put_ids(p.targets, {p.rows}),
                           .d_scale = d_scale,
-                          .loss_sum = result.losses.data()});
+                          .loss_sum = number_at(result.losses[0])});
   result.gradient = Device::get(logits);
   return result;
 }
@@ -82,7 +83,7 @@ Result in_parts(Device& device, const Problem& p, std::int64_t degree, double d_
                                  .vocabulary = p.vocabulary,
                                  .statistics = all,
                                  .d_scale = d_scale,
-                                 .loss_sum = &result.losses[r]});
+                                 .loss_sum = number_at(result.losses[r])});
     const Values part = Device::get(rank.logits);
     for (std::int64_t n = 0; n < p.rows; ++n)
       std::copy_n(part.begin() + n * rank.count, rank.count, result.gradient.begin() + n * p.vocabulary + rank.first);
@@ -157,7 +158,7 @@ TEST_CASE("a_target_or_id_beyond_the_vocabulary_is_refused_whatever_part_a_rank_
                                                    .vocabulary = 9,
                                                    .statistics = statistics.reshape({1, 2, 3}),
                                                    .d_scale = 1.0,
-                                                   .loss_sum = &loss}),
+                                                   .loss_sum = number_at(loss)}),
                       BugError);
     }
     const View table = device.put(Values(6), {3, 2});

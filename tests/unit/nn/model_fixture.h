@@ -14,6 +14,7 @@
 #include "nn/transformer.h"
 #include "support/models/model_store.h"
 #include "support/models/tiny_model.h"
+#include "support/numbers.h"
 #include "support/philox_below.h"
 
 namespace scaletrain {
@@ -138,7 +139,7 @@ struct TestBatch {
     batch.positions = view(positions);
     batch.document_start = view(document_start);
     batch.loss_gradient = loss_gradient;
-    batch.loss_sum = &loss_sum;
+    batch.loss_sum = number_at(loss_sum);
     return batch;
   }
 

@@ -1,4 +1,5 @@
 #include "optim/gradient_norm.h"
+#include "support/models/gradient_share.h"
 
 #include <doctest/doctest.h>
 
@@ -61,7 +62,7 @@ double share(Backend& backend, const ParamTable& table, std::span<const int> uni
   const ShardLayout layout(table, units, mesh, position);
   const ParamStore store(backend, table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64});
   fill(store);
-  return gradient_sum_of_squares_share(backend, *stream, store);
+  return gradient_share(backend, *stream, store);
 }
 
 }  // namespace
@@ -96,5 +97,5 @@ TEST_CASE("the share of a rank without parameters is zero") {
   const ParamTable table = table_with_every_split();
   const ShardLayout none(table, {}, Mesh(1, 1, 4), {.tensor = 0, .data = 0, .pipeline = 3});
   const ParamStore empty(*backend, table, none, {.state_names = {}, .gradients = true, .dtype = DType::f64});
-  CHECK(gradient_sum_of_squares_share(*backend, *stream, empty) == 0.0);
+  CHECK(gradient_share(*backend, *stream, empty) == 0.0);
 }

@@ -6,6 +6,7 @@
 #include "optim/gradient_norm.h"
 #include "optim/optimizer.h"
 #include "optim/step_scalars.h"
+#include "support/models/gradient_share.h"
 
 using namespace scaletrain;
 
@@ -34,7 +35,7 @@ TEST_CASE("zeroing, the norm and the update of one large tensor are each seen to
     counted();
     store.zero_gradients(*stream);
     CHECK(counted() >= enough);
-    gradient_sum_of_squares_share(*backend, *stream, store);
+    gradient_share(*backend, *stream, store);
     CHECK(counted() >= enough);
     const StepOutcome outcome =
         make_step_scalars({.sum_of_squares = 1, .loss_sum = 1, .num_tokens = 2, .micro_scale = 0.25},
