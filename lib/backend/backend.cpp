@@ -285,6 +285,7 @@ void check_operation(const Backend& backend, const AttentionBackward& op) {
   check_heads(check, "d_key", op.d_key.values, op.d_key.row_stride, keys);
   check_heads(check, "d_value", op.d_value.values, op.d_value.row_stride, keys);
   check.operand("log_sum_exp", op.log_sum_exp, check.master(), Shape{shape.batch, shape.heads, shape.num_queries});
+  check.optional("d_query_sums", op.d_query_sums, check.master(), queries);
 }
 
 void check_operation(const Backend& backend, const EmbeddingForward& op) {
@@ -401,6 +402,8 @@ void check_operation(const Backend& backend, const AdamWStep& op) {
   check.disjoint("param", op.param, {op.first_moment, op.second_moment, op.gradient});
   check.disjoint("first_moment", op.first_moment, {op.second_moment, op.gradient});
   check.disjoint("second_moment", op.second_moment, {op.gradient});
+  check.optional("compute_weights", op.compute_weights, check.compute(), shape);
+  check.disjoint("compute_weights", op.compute_weights, {op.param, op.first_moment, op.second_moment, op.gradient});
   check_spans(check, op.spans, shape[0]);
 }
 
@@ -412,6 +415,8 @@ void check_operation(const Backend& backend, const SgdStep& op) {
   check.operand("gradient", op.gradient, check.master(), shape);
   check.operand("step", op.step, DType::f64, Shape{num_step_scalars});
   check.disjoint("param", op.param, {op.gradient});
+  check.optional("compute_weights", op.compute_weights, check.compute(), shape);
+  check.disjoint("compute_weights", op.compute_weights, {op.param, op.gradient});
   check_spans(check, op.spans, shape[0]);
 }
 

@@ -1,6 +1,5 @@
 // A device that executes operations. One interface, one place that checks descriptors and dispatches (backend.cpp), one
-// folder of kernels per device: reference/ (naive loops, the oracle of all tests, f32 or f64), cpu/ (fp32, vectorised,
-// threaded).
+// folder of kernels per device: reference/ (naive loops, the oracle of all tests), cpu/ (vectorised, threaded).
 //
 // Work is issued to a Stream and runs in order on it; memory named by a descriptor must stay valid until the stream has
 // run it. On the host's backends the call returns when the work is done. Every view of a descriptor is of the device's
@@ -28,7 +27,7 @@ class Backend {
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
-  // The type of activations and compute-form weights: f32, or f64 for the f64 reference.
+  // The type of activations and compute-form weights: f32, bf16 or f16, or f64 for the f64 reference.
   virtual DType compute_type() const = 0;
   // What the bits of a result depend on: kind, instruction set, threads, versions of libraries. Part of a run's
   // fingerprint.
@@ -45,8 +44,11 @@ class Backend {
   // Upper bound of the memory that kernels hold for themselves, allocated at construction or first use: part of the
   // memory plan.
   virtual std::size_t workspace_bytes() const = 0;
-  // The compute form of a weight [O,I], or nothing where kernels read the values as they are.
-  virtual std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) = 0;
+  // The bytes of the packed form of a weight [O,I]; 0: kernels read the values as they are.
+  virtual std::size_t packed_bytes(const Shape& weight) const = 0;
+  // The packed form of a weight [O,I] in memory of at least packed_bytes, which it does not own; nothing where that is
+  // 0. Operations that get it along with the values are faster; results are the same bits without it.
+  virtual std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) = 0;
 
   // Checks an operation's descriptor and issues it.
   void run(Stream& stream, const Operation& op);
@@ -65,19 +67,21 @@ class Backend {
   virtual void transfer(Stream& stream, const ConstView& from, const View& to) = 0;
 };
 
-// The oracle: naive loops, one thread. compute: f32 or f64.
+// The oracle: naive loops, one thread. compute: any floating type; elements are stored in it, and computed with in f64.
 std::unique_ptr<Backend> make_reference_backend(DType compute);
 
 struct CpuOptions {
-  int threads = 0;                       // 0: the processors this process may run on
-  std::string instruction_set = "auto";  // auto | portable | avx2 | avx512; one the processor lacks is a UserError
+  int threads = 0;  // 0: the processors this process may run on
+  // auto | portable | avx2 | avx512 | avx512_bf16; one the processor lacks is a UserError
+  std::string instruction_set = "auto";
   // Counts the pieces that operations are cut into (of 128 KiB, or tiles of a product), so that one over gigabytes is
   // seen to get further. Null: nobody watches. Must outlive the backend.
   WorkCount* work = nullptr;
+  DType compute = DType::f32;  // f32 | bf16 | f16
 };
 
-// fp32 on the processor: oneDNN for matrix products, our kernels for the rest, on a pool of threads that the backend
-// owns.
+// The processor's own: kernels on a pool of threads that the backend owns. Matrix products of f32 are oneDNN's, those
+// of bf16 our own where the processor has AVX-512 bf16; otherwise halves are stored as such and multiplied as f32.
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 
 // What a cpu backend computes with on this processor, for people: "avx2 (avx2, fma); matrix products by oneDNN with
@@ -85,7 +89,7 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 std::string cpu_kernels_text();
 
 // Bound of workspace_bytes() of a cpu backend without making one, for plans.
-std::size_t cpu_workspace_bytes(int threads);
+std::size_t cpu_workspace_bytes(int threads, DType compute = DType::f32);
 
 // The ceiling that "share of the matmul peak" divides by, in FLOP/s: a matrix product on all of the backend's threads,
 // the best of short bursts within `seconds`, by the processor time of this process. So other processes do not lower it;

@@ -3,9 +3,14 @@
 //
 // Legend: N rows (batch times tokens, flattened), B batch, T tokens, C hidden, H heads, G key/value heads, D head size,
 // F ffn, V vocabulary, O and I a linear map's output and input features. All views are contiguous unless a row stride
-// (in elements) is given. Element type: the backend's compute type throughout, except ids and positions (i32) and what
-// says otherwise. "Adds" means the result is added to what the memory holds; everything else is overwritten. Outputs
-// must not overlap inputs unless a line allows it. Empty optional views are absent operands.
+// (in elements) is given. "Adds" means the result is added to what the memory holds; everything else is overwritten.
+// Outputs must not overlap inputs unless a line allows it. Empty optional views are absent operands.
+//
+// Element types. Compute type (f32, bf16 or f16; f64 in the f64 reference): activations, their gradients, logits, the
+// weights that layers read, tables. Master type, f32 under every compute type (f64 in the f64 reference): gradients of
+// parameters (d_weight, d_bias, d_table ...), statistics (mean, rstd, log_sum_exp, statistics of softmax), what the
+// optimizers update and read. Ids and positions are i32. What else there is says so. Whatever the types, products are
+// summed and functions computed in f32 or better; a result is rounded once, where it is stored.
 #pragma once
 
 #include <cstdint>
@@ -164,6 +169,9 @@ struct AttentionBackward {
   ConstView log_sum_exp;
   ConstView document_start;
   HeadsView d_query, d_key, d_value;
+  // [B,Tq,H,D] f32, optional, for a compute type of 16 bits: where a backend may sum the gradients of queries before it
+  // rounds them. Without it, it computes some products twice. What it holds afterwards is undefined.
+  View d_query_sums = {};
 };
 
 // output[N,C] = table[ids[n] - first_id] (+ position_table[positions[n]], optional). The table may be a part of the
@@ -274,7 +282,8 @@ struct AdamWStep {
   ConstView gradient;                       // [n]
   std::span<const DecaySpan> spans;         // elements outside every span are padding and stay as they are
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  ConstView step;  // StepScalars, [5] f64
+  ConstView step;             // StepScalars, [5] f64
+  View compute_weights = {};  // [n], optional, compute type: the updated params, rounded in the same pass
 };
 
 // p = p - lr·(g + decay·p), g = gradient · gradient_scale.
@@ -282,7 +291,8 @@ struct SgdStep {
   View param;
   ConstView gradient;
   std::span<const DecaySpan> spans;
-  ConstView step;  // StepScalars, [5] f64
+  ConstView step;             // StepScalars, [5] f64
+  View compute_weights = {};  // as above
 };
 
 // Every operation. A new one joins here; it needs a check in backend.cpp and a kernel in the folder of each device, and

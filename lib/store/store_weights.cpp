@@ -144,9 +144,14 @@ void StoreWeights::refresh(Stream& stream, UnitState& unit) {
     weight.values = ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
                               matrix.shape, backend_.space());
     if (matrix.lookup_only || matrix.shape.num_dims() != 2) continue;
-    auto& form = packed_[{matrix.bucket, matrix.offset}];
-    if (!form) form = backend_.pack(stream, weight.values);
-    weight.packed = form.get();
+    const std::size_t bytes = backend_.packed_bytes(matrix.shape);
+    if (bytes == 0) continue;
+    PackedForm& packed = packed_[{matrix.bucket, matrix.offset}];
+    if (!packed.form) {
+      packed.memory = backend_.allocate(bytes);
+      packed.form = backend_.pack(stream, weight.values, packed.memory.region());
+    }
+    weight.packed = packed.form.get();
   }
   unit.is_current = true;
 }
@@ -194,7 +199,7 @@ std::uint64_t StoreWeights::bytes() const {
 
 std::uint64_t StoreWeights::packed_bytes() const {
   std::uint64_t total = 0;
-  for (const auto& [place, form] : packed_) total += form ? form->num_bytes() : 0;
+  for (const auto& [place, packed] : packed_) total += packed.form ? packed.form->num_bytes() : 0;
   return total;
 }
 

@@ -70,7 +70,11 @@ class StoreWeights {
   std::vector<BucketState> buckets_;
   std::map<int, UnitState> units_;
   // Compute forms of the current values by place: two units that share a tied tensor share its form too.
-  std::map<std::pair<int, std::int64_t>, std::unique_ptr<PackedWeight>> packed_;
+  struct PackedForm {
+    Buffer memory;
+    std::unique_ptr<PackedWeight> form;
+  };
+  std::map<std::pair<int, std::int64_t>, PackedForm> packed_;
   alignas(buffer_alignment) std::byte nothing_[buffer_alignment]{};  // where matrices without elements point
 };
 

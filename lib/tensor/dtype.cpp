@@ -141,6 +141,16 @@ float float_from_f16(std::uint16_t bits) {
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (fraction << 13));
 }
 
+Bf16::Bf16(double value) : bits(bf16_from_float(float_round_to_odd(value))) {}
+Bf16::operator double() const {
+  return static_cast<double>(float_from_bf16(bits));
+}
+
+F16::F16(double value) : bits(f16_from_float(float_round_to_odd(value))) {}
+F16::operator double() const {
+  return static_cast<double>(float_from_f16(bits));
+}
+
 void convert_floats(DType from, const void* source, DType to, void* destination, std::size_t count) {
   SCALETRAIN_CHECK(is_floating(from) && is_floating(to));
   if (from == to) {

@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "tensor/halves.h"
+
 namespace scaletrain {
 
 enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u16, u8 };
@@ -35,6 +37,14 @@ constexpr DType dtype_of<double>() {
 template <>
 constexpr DType dtype_of<float>() {
   return DType::f32;
+}
+template <>
+constexpr DType dtype_of<Bf16>() {
+  return DType::bf16;
+}
+template <>
+constexpr DType dtype_of<F16>() {
+  return DType::f16;
 }
 template <>
 constexpr DType dtype_of<std::int64_t>() {

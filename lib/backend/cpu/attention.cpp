@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "backend/cpu/attention_blocks.h"
 #include "backend/cpu/sgemm.h"
 #include "tensor/buffer.h"
 
@@ -16,9 +17,6 @@ constexpr std::int64_t query_block = 128;
 constexpr std::int64_t forward_key_block = 256;
 constexpr std::int64_t backward_key_block = 128;
 constexpr std::int64_t score_elements = query_block * std::max(forward_key_block, 2 * backward_key_block);
-
-// With few queries a product of matrices does not pay: generation reads each key once, by dot products.
-constexpr std::int64_t max_decode_queries = 4;
 
 // The scratch of one thread, by name.
 struct Scratch {
@@ -36,54 +34,6 @@ struct Scratch {
   float* delta;
   std::int32_t* first;
   std::int32_t* last;
-};
-
-// Where one head of one batch lies: rows of D floats.
-template <class View>
-auto* head_data(const View& heads, std::int64_t tokens, std::int64_t batch, std::int64_t head, std::int64_t head_size) {
-  return heads.values.template as<float>() + batch * tokens * heads.row_stride + head * head_size;
-}
-
-ConstRows rows_of(const float* data, std::int64_t stride) {
-  return {data, static_cast<std::ptrdiff_t>(stride)};
-}
-Rows rows_of(float* data, std::int64_t stride) {
-  return {data, static_cast<std::ptrdiff_t>(stride)};
-}
-
-// Which keys queries see: an interval each, by index.
-class Visibility {
- public:
-  Visibility(const AttentionShape& shape, const ConstView& document_start)
-      : shape_(shape), document_start_(document_start ? document_start.as<std::int32_t>() : nullptr) {}
-
-  std::int64_t first(std::int64_t batch, std::int64_t query) const {
-    if (document_start_ == nullptr) return 0;
-    return std::clamp<std::int64_t>(document_start_[batch * shape_.num_queries + query] - shape_.first_key, 0,
-                                    shape_.num_keys);
-  }
-  std::int64_t last(std::int64_t query) const {
-    return std::clamp<std::int64_t>(shape_.first_query + query - shape_.first_key + 1, 0, shape_.num_keys);
-  }
-  // The smallest key that any query of [begin, end) sees.
-  std::int64_t first_of(std::int64_t batch, std::int64_t begin, std::int64_t end) const {
-    std::int64_t result = shape_.num_keys;
-    for (std::int64_t query = begin; query < end; ++query) result = std::min(result, first(batch, query));
-    return result;
-  }
-  // The intervals of queries [begin, end) inside the block of keys that starts at `key` and has `count`.
-  void block(std::int64_t batch, std::int64_t begin, std::int64_t end, std::int64_t key, std::int64_t count,
-             const Scratch& scratch) const {
-    for (std::int64_t query = begin; query < end; ++query) {
-      scratch.first[query - begin] =
-          static_cast<std::int32_t>(std::clamp<std::int64_t>(first(batch, query) - key, 0, count));
-      scratch.last[query - begin] = static_cast<std::int32_t>(std::clamp<std::int64_t>(last(query) - key, 0, count));
-    }
-  }
-
- private:
-  const AttentionShape& shape_;
-  const std::int32_t* document_start_;
 };
 
 // One item of the forward: a block of queries of one head. Every query starts with an empty softmax.
@@ -108,11 +58,11 @@ void forward_block(const Kernels& kernels, const Scratch& scratch, const Attenti
   const std::int64_t kv_head = item.head / (s.heads / s.kv_heads);
   const std::int64_t rows = item.end - item.begin;
   const float* query =
-      head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
-  const float* key = head_data(op.key, s.num_keys, item.batch, kv_head, s.head_size);
-  const float* value = head_data(op.value, s.num_keys, item.batch, kv_head, s.head_size);
-  float* output =
-      head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
+      head_data<float>(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
+  const float* key = head_data<float>(op.key, s.num_keys, item.batch, kv_head, s.head_size);
+  const float* value = head_data<float>(op.value, s.num_keys, item.batch, kv_head, s.head_size);
+  float* output = head_data<float>(op.output, s.num_queries, item.batch, item.head, s.head_size) +
+                  item.begin * op.output.row_stride;
   const OnlineSoftmax state{scratch.maximum, scratch.sum};
   const std::int64_t first_key = visible.first_of(item.batch, item.begin, item.end);
   const std::int64_t last_key = visible.last(item.end - 1);
@@ -127,7 +77,7 @@ void forward_block(const Kernels& kernels, const Scratch& scratch, const Attenti
            .b = {key + k * op.key.row_stride, op.key.row_stride, true},
            .c = scratch.scores,
            .c_stride = forward_key_block});
-    visible.block(item.batch, item.begin, item.end, k, keys, scratch);
+    visible.block(item.batch, item.begin, item.end, k, keys, scratch.first, scratch.last);
     const bool first_block = k == first_key;
     kernels.softmax_forward({scratch.scores, forward_key_block, static_cast<std::size_t>(rows),
                              static_cast<std::size_t>(keys), scratch.first, scratch.last},
@@ -153,11 +103,11 @@ void forward_query(const Kernels& kernels, const Scratch& scratch, const Attenti
   const std::int64_t kv_head = item.head / (s.heads / s.kv_heads);
   const auto head_size = static_cast<std::size_t>(s.head_size);
   const float* query =
-      head_data(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
-  const float* key = head_data(op.key, s.num_keys, item.batch, kv_head, s.head_size);
-  const float* value = head_data(op.value, s.num_keys, item.batch, kv_head, s.head_size);
-  float* output =
-      head_data(op.output, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.output.row_stride;
+      head_data<float>(op.query, s.num_queries, item.batch, item.head, s.head_size) + item.begin * op.query.row_stride;
+  const float* key = head_data<float>(op.key, s.num_keys, item.batch, kv_head, s.head_size);
+  const float* value = head_data<float>(op.value, s.num_keys, item.batch, kv_head, s.head_size);
+  float* output = head_data<float>(op.output, s.num_queries, item.batch, item.head, s.head_size) +
+                  item.begin * op.output.row_stride;
   const OnlineSoftmax state{scratch.maximum, scratch.sum};
   const std::int64_t first_key = visible.first(item.batch, item.begin);
   const std::int64_t last_key = visible.last(item.begin);
@@ -165,9 +115,9 @@ void forward_query(const Kernels& kernels, const Scratch& scratch, const Attenti
   for (std::int64_t k = first_key; k < last_key; k += forward_key_block) {
     const std::int64_t keys = std::min(forward_key_block, last_key - k);
     const auto count = static_cast<std::size_t>(keys);
-    kernels.dot_rows(query, rows_of(key + k * op.key.row_stride, op.key.row_stride), count, head_size,
-                     static_cast<float>(s.scale), scratch.scores);
-    visible.block(item.batch, item.begin, item.end, k, keys, scratch);
+    kernels.f32.dot_rows(query, rows_of(key + k * op.key.row_stride, op.key.row_stride), count, head_size,
+                         static_cast<float>(s.scale), scratch.scores);
+    visible.block(item.batch, item.begin, item.end, k, keys, scratch.first, scratch.last);
     const bool first_block = k == first_key;
     kernels.softmax_forward({scratch.scores, forward_key_block, 1, count, scratch.first, scratch.last}, state,
                             rows_of(first_block ? nullptr : output, op.output.row_stride), head_size);
@@ -226,18 +176,22 @@ class BackwardHead {
     const std::int64_t last_key = visible_.last(end - 1);
     if (last_key <= block_key || first_key >= block_key + block_keys) return false;
     const std::int64_t rows = end - begin;
-    const float* query = head_data(op_.query, s.num_queries, batch_, head, s.head_size) + begin * op_.query.row_stride;
+    const float* query =
+        head_data<float>(op_.query, s.num_queries, batch_, head, s.head_size) + begin * op_.query.row_stride;
     const float* output =
-        head_data(op_.output, s.num_queries, batch_, head, s.head_size) + begin * op_.output.row_stride;
+        head_data<float>(op_.output, s.num_queries, batch_, head, s.head_size) + begin * op_.output.row_stride;
     const float* d_output =
-        head_data(op_.d_output, s.num_queries, batch_, head, s.head_size) + begin * op_.d_output.row_stride;
-    float* d_query = head_data(op_.d_query, s.num_queries, batch_, head, s.head_size) + begin * op_.d_query.row_stride;
-    const float* key = head_data(op_.key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.key.row_stride;
+        head_data<float>(op_.d_output, s.num_queries, batch_, head, s.head_size) + begin * op_.d_output.row_stride;
+    float* d_query =
+        head_data<float>(op_.d_query, s.num_queries, batch_, head, s.head_size) + begin * op_.d_query.row_stride;
+    const float* key =
+        head_data<float>(op_.key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.key.row_stride;
     const float* value =
-        head_data(op_.value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.value.row_stride;
-    float* d_key = head_data(op_.d_key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_key.row_stride;
+        head_data<float>(op_.value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.value.row_stride;
+    float* d_key =
+        head_data<float>(op_.d_key, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_key.row_stride;
     float* d_value =
-        head_data(op_.d_value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_value.row_stride;
+        head_data<float>(op_.d_value, s.num_keys, batch_, kv_head_, s.head_size) + block_key * op_.d_value.row_stride;
     float* scores = scratch_.scores;
     float* d_scores = scores + query_block * backward_key_block;
     const std::int64_t seen = std::min(block_keys, last_key - block_key);
@@ -261,7 +215,7 @@ class BackwardHead {
                       static_cast<std::size_t>(rows), static_cast<std::size_t>(s.head_size), scratch_.delta);
     // The first queries to reach keys write zeros for those that they do not see.
     const std::int64_t keys = begun ? seen : block_keys;
-    visible_.block(batch_, begin, end, block_key, keys, scratch_);
+    visible_.block(batch_, begin, end, block_key, keys, scratch_.first, scratch_.last);
     const float* log_sum_exp = op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin;
     kernels_.softmax_backward({scores, backward_key_block, static_cast<std::size_t>(rows),
                                static_cast<std::size_t>(keys), scratch_.first, scratch_.last},
@@ -302,8 +256,9 @@ class BackwardHead {
   void clear_keys(std::int64_t key, std::int64_t keys) const {
     for (std::int64_t k = key; k < key + keys; ++k) {
       for (const HeadsView* heads : {&op_.d_key, &op_.d_value}) {
-        std::fill_n(head_data(*heads, shape_.num_keys, batch_, kv_head_, shape_.head_size) + k * heads->row_stride,
-                    shape_.head_size, 0.0F);
+        std::fill_n(
+            head_data<float>(*heads, shape_.num_keys, batch_, kv_head_, shape_.head_size) + k * heads->row_stride,
+            shape_.head_size, 0.0F);
       }
     }
   }
@@ -327,7 +282,9 @@ std::size_t attention_scratch_bytes() {
   return align_up(static_cast<std::size_t>(score_elements + 5 * query_block) * sizeof(float));
 }
 
-void attention_forward(ThreadPool& pool, const Kernels& kernels, std::byte* scratch, const AttentionForward& op) {
+void attention_forward(ThreadPool& pool, const Engine<float>& engine, const AttentionForward& op) {
+  const Kernels& kernels = engine.all;
+  std::byte* const scratch = engine.scratch;
   const AttentionShape& s = op.shape;
   const Visibility visible(s, op.document_start);
   const bool decode = s.num_queries <= max_decode_queries;
@@ -342,13 +299,12 @@ void attention_forward(ThreadPool& pool, const Kernels& kernels, std::byte* scra
   });
 }
 
-// A head is an item. Where that leaves threads idle, blocks of keys and then blocks of queries are, at the price of
-// computing the scores and their gradients twice: seven products instead of five.
-void attention_backward(ThreadPool& pool, const Kernels& kernels, std::byte* scratch, const AttentionBackward& op) {
+void attention_backward(ThreadPool& pool, const Engine<float>& engine, const AttentionBackward& op) {
+  const Kernels& kernels = engine.all;
+  std::byte* const scratch = engine.scratch;
   const AttentionShape& s = op.shape;
   const std::int64_t heads = s.batch * s.kv_heads;
-  const std::int64_t rounds = (heads + pool.size() - 1) / pool.size();
-  if (5 * rounds * pool.size() <= 7 * heads) {
+  if (backward_by_heads(s, pool.size())) {
     pool.for_each(heads, [&](std::int64_t item, int worker) {
       const Scratch own = scratch_of(scratch, worker);
       BackwardHead(kernels, own, op, item / s.kv_heads, item % s.kv_heads).run();

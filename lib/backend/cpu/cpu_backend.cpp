@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/attention.h"
@@ -38,22 +40,28 @@ void check_indices(const ConstView& indices, std::int64_t lowest, std::int64_t e
   }
 }
 
-std::size_t workspace_size(int threads) {
-  return partial_bytes + static_cast<std::size_t>(threads) * attention_scratch_bytes();
+std::size_t workspace_size(int threads, DType compute) {
+  const std::size_t scratch = compute == DType::f32 ? attention_scratch_bytes() : half_scratch_bytes;
+  return partial_bytes + static_cast<std::size_t>(threads) * scratch;
 }
 
-const float* floats_or_null(const ConstView& view) {
-  return view ? view.as<float>() : nullptr;
+template <class S>
+const S* elements_or_null(const ConstView& view) {
+  return view ? view.as<S>() : nullptr;
 }
 
-const float* offset_or_null(const float* data, std::int64_t offset) {
+template <class T>
+T* offset_or_null(T* data, std::int64_t offset) {
   return data ? data + offset : nullptr;
 }
 
 // What the kernels share.
+template <class S>
 struct Device {
-  const Kernels& kernels;
-  Buffer workspace;  // partial sums, then each thread's scratch
+  const Kernels& all;
+  const TypedKernels<S>& kernels;  // those of the compute type
+  Buffer workspace;                // partial sums, then each thread's scratch
+  Engine<S> products;
   ThreadPool pool;
 
   // body(first, count) for pieces of [0, total) of a size that does not depend on the number of threads.
@@ -88,24 +96,28 @@ struct Device {
   }
 };
 
-void compute(Device& device, const LinearForward& op) {
-  linear_forward(device.pool, device.kernels, op);
+template <class S>
+void compute(Device<S>& device, const LinearForward& op) {
+  linear_forward(device.pool, device.products, op);
 }
-void compute(Device& device, const LinearBackwardInput& op) {
-  linear_backward_input(device.pool, op);
+template <class S>
+void compute(Device<S>& device, const LinearBackwardInput& op) {
+  linear_backward_input(device.pool, device.products, op);
 }
-void compute(Device& device, const LinearBackwardWeight& op) {
-  linear_backward_weight(device.pool, device.kernels, op);
+template <class S>
+void compute(Device<S>& device, const LinearBackwardWeight& op) {
+  linear_backward_weight(device.pool, device.products, op);
 }
 
-void compute(Device& device, const NormForward& op) {
+template <class S>
+void compute(Device<S>& device, const NormForward& op) {
   const std::int64_t columns = op.input.shape()[1];
-  float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
+  auto* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
   device.for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
-    device.kernels.norm_forward({.input = op.input.as<float>() + row * columns,
-                                 .weight = op.weight.as<float>(),
-                                 .bias = floats_or_null(op.bias),
-                                 .output = op.output.as<float>() + row * columns,
+    device.kernels.norm_forward({.input = op.input.as<S>() + row * columns,
+                                 .weight = op.weight.as<S>(),
+                                 .bias = elements_or_null<S>(op.bias),
+                                 .output = op.output.as<S>() + row * columns,
                                  .mean = mean ? mean + row : nullptr,
                                  .rstd = op.rstd.as<float>() + row,
                                  .rows = static_cast<std::size_t>(rows),
@@ -114,27 +126,29 @@ void compute(Device& device, const NormForward& op) {
   });
 }
 
-void compute(Device& device, const NormBackwardInput& op) {
+template <class S>
+void compute(Device<S>& device, const NormBackwardInput& op) {
   const std::int64_t columns = op.input.shape()[1];
   const float* mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr;
   device.for_rows(op.input.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
-    device.kernels.norm_backward_input({.d_output = op.d_output.as<float>() + row * columns,
-                                        .input = op.input.as<float>() + row * columns,
-                                        .weight = op.weight.as<float>(),
+    device.kernels.norm_backward_input({.d_output = op.d_output.as<S>() + row * columns,
+                                        .input = op.input.as<S>() + row * columns,
+                                        .weight = op.weight.as<S>(),
                                         .mean = offset_or_null(mean, row),
                                         .rstd = op.rstd.as<float>() + row,
-                                        .addend = offset_or_null(floats_or_null(op.addend), row * columns),
-                                        .d_input = op.d_input.as<float>() + row * columns,
+                                        .addend = offset_or_null(elements_or_null<S>(op.addend), row * columns),
+                                        .d_input = op.d_input.as<S>() + row * columns,
                                         .rows = static_cast<std::size_t>(rows),
                                         .columns = static_cast<std::size_t>(columns)});
   });
 }
 
-void compute(Device& device, const NormBackwardWeight& op) {
+template <class S>
+void compute(Device<S>& device, const NormBackwardWeight& op) {
   const std::int64_t columns = op.input.shape()[1];
   device.for_pieces(columns, column_share(columns, device.pool.size()), [&](std::int64_t first, std::int64_t count) {
-    device.kernels.norm_backward_weight({.d_output = op.d_output.as<float>(),
-                                         .input = op.input.as<float>(),
+    device.kernels.norm_backward_weight({.d_output = op.d_output.as<S>(),
+                                         .input = op.input.as<S>(),
                                          .mean = op.type == NormType::layernorm ? op.mean.as<float>() : nullptr,
                                          .rstd = op.rstd.as<float>(),
                                          .rows = static_cast<std::size_t>(op.input.shape()[0]),
@@ -146,14 +160,15 @@ void compute(Device& device, const NormBackwardWeight& op) {
   });
 }
 
-void compute(Device& device, const ActivationForward& op) {
-  const auto* input = op.input.as<float>();
-  auto* output = op.output.as<float>();
+template <class S>
+void compute(Device<S>& device, const ActivationForward& op) {
+  const auto* input = op.input.as<S>();
+  auto* output = op.output.as<S>();
   if (op.type == ActivationType::swiglu) {
     const std::int64_t features = op.output.shape()[1];
     device.for_rows(op.output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
       for (std::int64_t r = row; r < row + rows; ++r) {
-        const float* gate = input + r * 2 * features;
+        const S* gate = input + r * 2 * features;
         device.kernels.swiglu_forward(gate, gate + features, output + r * features, static_cast<std::size_t>(features));
       }
     });
@@ -165,16 +180,17 @@ void compute(Device& device, const ActivationForward& op) {
   });
 }
 
-void compute(Device& device, const ActivationBackward& op) {
-  const auto* input = op.input.as<float>();
-  const auto* d_output = op.d_output.as<float>();
-  auto* d_input = op.d_input.as<float>();
+template <class S>
+void compute(Device<S>& device, const ActivationBackward& op) {
+  const auto* input = op.input.as<S>();
+  const auto* d_output = op.d_output.as<S>();
+  auto* d_input = op.d_input.as<S>();
   if (op.type == ActivationType::swiglu) {
     const std::int64_t features = op.d_output.shape()[1];
     device.for_rows(op.d_output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
       for (std::int64_t r = row; r < row + rows; ++r) {
-        const float* gate = input + r * 2 * features;
-        float* d_gate = d_input + r * 2 * features;
+        const S* gate = input + r * 2 * features;
+        S* d_gate = d_input + r * 2 * features;
         device.kernels.swiglu_backward(gate, gate + features, d_output + r * features, d_gate, d_gate + features,
                                        static_cast<std::size_t>(features));
       }
@@ -188,14 +204,15 @@ void compute(Device& device, const ActivationBackward& op) {
   });
 }
 
-void compute(Device& device, const RopeRotate& op) {
+template <class S>
+void compute(Device<S>& device, const RopeRotate& op) {
   const std::int64_t half = op.head_size / 2;
   std::vector<double> frequencies(static_cast<std::size_t>(half));
   for (std::int64_t d = 0; d < half; ++d)
     frequencies[static_cast<std::size_t>(d)] =
         std::pow(op.theta, -2.0 * static_cast<double>(d) / static_cast<double>(op.head_size));
   device.for_rows(op.positions.num_elements(), op.num_heads * op.head_size, [&](std::int64_t row, std::int64_t rows) {
-    device.kernels.rope({.values = op.values.as<float>() + row * op.row_stride,
+    device.kernels.rope({.values = op.values.as<S>() + row * op.row_stride,
                          .row_stride = op.row_stride,
                          .rows = static_cast<std::size_t>(rows),
                          .heads = static_cast<std::size_t>(op.num_heads),
@@ -206,15 +223,18 @@ void compute(Device& device, const RopeRotate& op) {
   });
 }
 
-void compute(Device& device, const AttentionForward& op) {
-  attention_forward(device.pool, device.kernels, device.workspace.data() + partial_bytes, op);
+template <class S>
+void compute(Device<S>& device, const AttentionForward& op) {
+  attention_forward(device.pool, device.products, op);
 }
 
-void compute(Device& device, const AttentionBackward& op) {
-  attention_backward(device.pool, device.kernels, device.workspace.data() + partial_bytes, op);
+template <class S>
+void compute(Device<S>& device, const AttentionBackward& op) {
+  attention_backward(device.pool, device.products, op);
 }
 
-void compute(Device& device, const EmbeddingForward& op) {
+template <class S>
+void compute(Device<S>& device, const EmbeddingForward& op) {
   const std::int64_t columns = op.output.shape()[1];
   const auto width = static_cast<std::size_t>(columns);
   const std::int64_t held = op.table.shape()[0];
@@ -223,14 +243,14 @@ void compute(Device& device, const EmbeddingForward& op) {
   device.for_rows(op.output.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
     for (std::int64_t r = row; r < row + rows; ++r) {
       const std::int64_t id = op.ids.as<std::int32_t>()[r] - op.first_id;
-      const float* token = id >= 0 && id < held ? op.table.as<float>() + id * columns : nullptr;
-      const float* position =
-          op.position_table ? op.position_table.as<float>() + op.positions.as<std::int32_t>()[r] * columns : nullptr;
-      float* output = op.output.as<float>() + r * columns;
+      const S* token = id >= 0 && id < held ? op.table.as<S>() + id * columns : nullptr;
+      const S* position =
+          op.position_table ? op.position_table.as<S>() + op.positions.as<std::int32_t>()[r] * columns : nullptr;
+      S* output = op.output.as<S>() + r * columns;
       if (token && position)
         device.kernels.add(token, position, output, width);
       else if (token || position)
-        std::memcpy(output, token ? token : position, width * sizeof(float));
+        std::memcpy(output, token ? token : position, width * sizeof(S));
       else
         device.kernels.fill(output, 0.0F, width);
     }
@@ -238,7 +258,8 @@ void compute(Device& device, const EmbeddingForward& op) {
 }
 
 // Threads share the columns, so that each row of a table is summed in order of n.
-void compute(Device& device, const EmbeddingBackward& op) {
+template <class S>
+void compute(Device<S>& device, const EmbeddingBackward& op) {
   const std::int64_t columns = op.d_output.shape()[1];
   const auto scatter = [&](const View& d_table, const ConstView& indices, std::int64_t first_index, std::int64_t end) {
     check_indices(indices, 0, end);
@@ -249,7 +270,7 @@ void compute(Device& device, const EmbeddingBackward& op) {
         const std::int64_t index = ids[n] - first_index;
         if (index < 0 || index >= held) continue;
         float* sum = d_table.as<float>() + index * columns + first;
-        device.kernels.add(sum, op.d_output.as<float>() + n * columns + first, sum, static_cast<std::size_t>(count));
+        device.kernels.add_to_sums(op.d_output.as<S>() + n * columns + first, sum, static_cast<std::size_t>(count));
       }
     });
   };
@@ -257,7 +278,8 @@ void compute(Device& device, const EmbeddingBackward& op) {
   if (op.d_position_table) scatter(op.d_position_table, op.positions, 0, op.d_position_table.shape()[0]);
 }
 
-void compute(Device& device, const CrossEntropy& op) {
+template <class S>
+void compute(Device<S>& device, const CrossEntropy& op) {
   const std::int64_t columns = op.logits.shape()[1];
   const auto width = static_cast<std::size_t>(columns);
   const bool gradient = op.d_scale != 0.0;
@@ -265,7 +287,7 @@ void compute(Device& device, const CrossEntropy& op) {
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / columns, 1);
   *op.loss_sum.as<double>() += device.ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
-    float* logits = op.logits.as<float>() + row * columns;
+    S* logits = op.logits.as<S>() + row * columns;
     if (target >= 0)
       return device.kernels.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale,
                                               gradient ? 1 : 0);
@@ -274,7 +296,8 @@ void compute(Device& device, const CrossEntropy& op) {
   });
 }
 
-void compute(Device& device, const SoftmaxStatistics& op) {
+template <class S>
+void compute(Device<S>& device, const SoftmaxStatistics& op) {
   const std::int64_t columns = op.logits.shape()[1];
   check_indices(op.targets, -1, op.vocabulary);
   device.for_rows(op.logits.shape()[0], columns, [&](std::int64_t row, std::int64_t rows) {
@@ -284,17 +307,18 @@ void compute(Device& device, const SoftmaxStatistics& op) {
       statistics[1] = 0.0F;
       statistics[2] = 0.0F;
       if (columns == 0) continue;
-      const float* logits = op.logits.as<float>() + r * columns;
+      const S* logits = op.logits.as<S>() + r * columns;
       statistics[1] = static_cast<float>(
           device.kernels.softmax_statistics_row(logits, static_cast<std::size_t>(columns), &statistics[0]));
       const std::int64_t target = op.targets.as<std::int32_t>()[r] - op.first_class;
-      if (target >= 0 && target < columns) statistics[2] = logits[target];
+      if (target >= 0 && target < columns) device.kernels.to_floats(logits + target, &statistics[2], 1);
     }
   });
 }
 
 // The loss is computed from the statistics alone, in double and in the order of the ranks: all get the same bits.
-void compute(Device& device, const CrossEntropyParts& op) {
+template <class S>
+void compute(Device<S>& device, const CrossEntropyParts& op) {
   const std::int64_t ranks = op.statistics.shape()[0];
   const std::int64_t rows = op.logits.shape()[0];
   const std::int64_t columns = op.logits.shape()[1];
@@ -304,7 +328,7 @@ void compute(Device& device, const CrossEntropyParts& op) {
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1);
   *op.loss_sum.as<double>() += device.ordered_sum(rows, rows_at_a_time, [&](std::int64_t row) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
-    float* logits = op.logits.as<float>() + row * columns;
+    S* logits = op.logits.as<S>() + row * columns;
     if (target < 0) {
       if (gradient) device.kernels.fill(logits, 0.0F, width);
       return 0.0;
@@ -320,52 +344,83 @@ void compute(Device& device, const CrossEntropyParts& op) {
       wanted += static_cast<double>(of_rank[2]);
     }
     if (gradient && columns > 0) {
-      device.kernels.softmax_row(logits, width, maximum, static_cast<float>(op.d_scale / sum));
       const std::int64_t local = target - op.first_class;
-      if (local >= 0 && local < columns) logits[local] -= static_cast<float>(op.d_scale);
+      device.kernels.softmax_row(logits, width, maximum, static_cast<float>(op.d_scale / sum),
+                                 local < columns ? std::max<std::int64_t>(local, -1) : -1,
+                                 static_cast<float>(op.d_scale));
     }
     return std::log(sum) + (static_cast<double>(maximum) - wanted);
   });
 }
 
-void compute(Device& device, const Add& op) {
+template <class S>
+void compute(Device<S>& device, const Add& op) {
   device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    device.kernels.add(op.a.as<float>() + first, op.b.as<float>() + first, op.output.as<float>() + first,
+    device.kernels.add(op.a.as<S>() + first, op.b.as<S>() + first, op.output.as<S>() + first,
                        static_cast<std::size_t>(count));
   });
 }
 
-void compute(Device& device, const Copy& op) {
+// Elements of one floating type from another: by the kernels where one of them is f32, which is what training copies.
+void convert(const Kernels& kernels, DType from, const std::byte* input, DType to, std::byte* output,
+             std::size_t count) {
+  const auto* in = reinterpret_cast<const float*>(input);
+  auto* out = reinterpret_cast<float*>(output);
+  if (from == to)
+    std::memcpy(output, input, count * size_of(to));
+  else if (from == DType::f32 && to == DType::bf16)
+    kernels.bf16.from_floats(in, reinterpret_cast<Bf16*>(output), count);
+  else if (from == DType::f32 && to == DType::f16)
+    kernels.f16.from_floats(in, reinterpret_cast<F16*>(output), count);
+  else if (from == DType::bf16 && to == DType::f32)
+    kernels.bf16.to_floats(reinterpret_cast<const Bf16*>(input), out, count);
+  else if (from == DType::f16 && to == DType::f32)
+    kernels.f16.to_floats(reinterpret_cast<const F16*>(input), out, count);
+  else
+    convert_floats(from, input, to, output, count);
+}
+
+template <class S>
+void compute(Device<S>& device, const Copy& op) {
   const DType from = op.input.dtype();
   const DType to = op.output.dtype();
   device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    const auto* input =
-        static_cast<const std::byte*>(op.input.data()) + static_cast<std::size_t>(first) * size_of(from);
-    auto* output = static_cast<std::byte*>(op.output.data()) + static_cast<std::size_t>(first) * size_of(to);
-    if (from == to)
-      std::memcpy(output, input, static_cast<std::size_t>(count) * size_of(to));
-    else
-      convert_floats(from, input, to, output, static_cast<std::size_t>(count));
+    convert(device.all, from,
+            static_cast<const std::byte*>(op.input.data()) + static_cast<std::size_t>(first) * size_of(from), to,
+            static_cast<std::byte*>(op.output.data()) + static_cast<std::size_t>(first) * size_of(to),
+            static_cast<std::size_t>(count));
   });
 }
 
-void compute(Device& device, const Fill& op) {
-  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    device.kernels.fill(op.output.as<float>() + first, static_cast<float>(op.value), static_cast<std::size_t>(count));
-  });
+template <class S>
+void compute(Device<S>& device, const Fill& op) {
+  const auto fill = [&](auto* output, const auto& kernel) {
+    device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+      kernel(output + first, static_cast<float>(op.value), static_cast<std::size_t>(count));
+    });
+  };
+  if (op.output.dtype() == dtype_of<S>())
+    fill(op.output.as<S>(), device.kernels.fill);
+  else
+    fill(op.output.as<float>(), device.all.f32.fill);
 }
 
-void compute(Device& device, const SumOfSquares& op) {
+template <class S>
+void compute(Device<S>& device, const SumOfSquares& op) {
   const std::int64_t total = op.values.num_elements();
-  *op.result.as<double>() =
-      device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
-        const std::int64_t first = piece * piece_elements;
-        return device.kernels.sum_of_squares(op.values.as<float>() + first,
-                                             static_cast<std::size_t>(std::min(piece_elements, total - first)));
-      });
+  const auto sum = [&](const auto* values, const auto& kernel) {
+    return device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
+      const std::int64_t first = piece * piece_elements;
+      return kernel(values + first, static_cast<std::size_t>(std::min(piece_elements, total - first)));
+    });
+  };
+  *op.result.as<double>() = op.values.dtype() == dtype_of<S>()
+                                ? sum(op.values.as<S>(), device.kernels.sum_of_squares)
+                                : sum(op.values.as<float>(), device.all.f32.sum_of_squares);
 }
 
-void compute(Device& device, const AdamWStep& op) {
+template <class S>
+void compute(Device<S>& device, const AdamWStep& op) {
   const StepScalars step = step_scalars_at(op.step);
   if (step.skip != 0) return;
   AdamWScalars scalars{.beta1 = static_cast<float>(op.beta1),
@@ -378,50 +433,92 @@ void compute(Device& device, const AdamWStep& op) {
                        .epsilon = static_cast<float>(op.epsilon),
                        .learning_rate = static_cast<float>(step.learning_rate),
                        .weight_decay = 0.0F};
+  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
   for (const DecaySpan& span : op.spans) {
     scalars.weight_decay = static_cast<float>(span.weight_decay);
     device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       const std::int64_t first = span.first + piece;
       device.kernels.adamw(op.param.as<float>() + first, op.first_moment.as<float>() + first,
                            op.second_moment.as<float>() + first, op.gradient.as<float>() + first,
-                           static_cast<std::size_t>(count), scalars);
+                           offset_or_null(compute_weights, first), static_cast<std::size_t>(count), scalars);
     });
   }
 }
 
-void compute(Device& device, const SgdStep& op) {
+template <class S>
+void compute(Device<S>& device, const SgdStep& op) {
   const StepScalars step = step_scalars_at(op.step);
   if (step.skip != 0) return;
+  S* const compute_weights = op.compute_weights ? op.compute_weights.as<S>() : nullptr;
   for (const DecaySpan& span : op.spans) {
     device.for_pieces(span.count, piece_elements, [&](std::int64_t piece, std::int64_t count) {
       const std::int64_t first = span.first + piece;
-      device.kernels.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first, static_cast<std::size_t>(count),
+      device.kernels.sgd(op.param.as<float>() + first, op.gradient.as<float>() + first,
+                         offset_or_null(compute_weights, first), static_cast<std::size_t>(count),
                          static_cast<float>(step.gradient_scale), static_cast<float>(step.learning_rate),
                          static_cast<float>(span.weight_decay));
     });
   }
 }
 
+template <class S>
+const TypedKernels<S>& kernels_of(const Kernels& kernels) {
+  if constexpr (std::is_same_v<S, float>)
+    return kernels.f32;
+  else if constexpr (std::is_same_v<S, Bf16>)
+    return kernels.bf16;
+  else
+    return kernels.f16;
+}
+
+template <class S>
 class CpuBackend final : public HostBackend {
  public:
-  CpuBackend(int threads, const Kernels& kernels, WorkCount* work)
-      : device_{.kernels = kernels, .workspace = Buffer(workspace_size(threads)), .pool = ThreadPool(threads, work)} {}
+  // bf16: the processor's own products, or null.
+  CpuBackend(int threads, const Kernels& kernels, const Bf16Kernels* bf16, WorkCount* work)
+      : CpuBackend(threads, kernels, bf16, work, Buffer(workspace_size(threads, dtype_of<S>()))) {}
 
-  DType compute_type() const override { return DType::f32; }
+  DType compute_type() const override { return dtype_of<S>(); }
   std::string description() const override {
-    return fmt::format("cpu {}, {} thread{}, {}", device_.kernels.name, num_threads(), num_threads() == 1 ? "" : "s",
-                       sgemm_description());
+    return fmt::format("cpu {}{}, {} thread{}, {}", device_.all.name, type_text(), num_threads(),
+                       num_threads() == 1 ? "" : "s", sgemm_description());
   }
   int num_threads() const override { return device_.pool.size(); }
-  std::size_t workspace_bytes() const override { return cpu_workspace_bytes(num_threads()); }
-  std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
+  std::size_t workspace_bytes() const override { return cpu_workspace_bytes(num_threads(), dtype_of<S>()); }
+  std::size_t packed_bytes(const Shape& weight) const override {
+    return device_.products.bf16 != nullptr ? PackedBf16::bytes(weight) : 0;
+  }
+  std::unique_ptr<PackedWeight> pack(Stream&, ConstView values, Region memory) override {
+    const std::size_t bytes = packed_bytes(values.shape());
+    if (bytes == 0) return nullptr;
+    SCALETRAIN_CHECK(values.dtype() == dtype_of<S>());
+    SCALETRAIN_CHECK_LE(bytes, memory.size);
+    auto packed = std::make_unique<PackedBf16>(values.shape(), memory.data);
+    pack_weight(device_.pool, *device_.products.bf16, values, *packed);
+    return packed;
+  }
 
  private:
+  CpuBackend(int threads, const Kernels& kernels, const Bf16Kernels* bf16, WorkCount* work, Buffer workspace)
+      : device_{.all = kernels,
+                .kernels = kernels_of<S>(kernels),
+                .workspace = std::move(workspace),
+                .products = {kernels, kernels_of<S>(kernels), bf16, nullptr},
+                .pool = ThreadPool(threads, work)} {
+    device_.products.scratch = device_.workspace.data() + partial_bytes;
+  }
+
+  std::string_view type_text() const {
+    if constexpr (std::is_same_v<S, float>) return "";
+    if constexpr (std::is_same_v<S, F16>) return " fp16, f32 products";
+    return device_.products.bf16 != nullptr ? " bf16, avx512_bf16 products" : " bf16, f32 products";
+  }
+
   void launch(Stream&, const Operation& op) override {
     std::visit([&](const auto& descriptor) { compute(device_, descriptor); }, op);
   }
 
-  Device device_;
+  Device<S> device_;
 };
 
 }  // namespace
@@ -444,7 +541,19 @@ int resolve_threads(int threads) {
 
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   const int threads = resolve_threads(options.threads);
-  return std::make_unique<cpu::CpuBackend>(threads, cpu::choose_kernels(options.instruction_set), options.work);
+  const cpu::Kernels& kernels = cpu::choose_kernels(options.instruction_set);
+  switch (options.compute) {
+    case DType::f32:
+      return std::make_unique<cpu::CpuBackend<float>>(threads, kernels, nullptr, options.work);
+    case DType::bf16:
+      return std::make_unique<cpu::CpuBackend<Bf16>>(threads, kernels, cpu::choose_bf16(options.instruction_set),
+                                                     options.work);
+    case DType::f16:
+      return std::make_unique<cpu::CpuBackend<F16>>(threads, kernels, nullptr, options.work);
+    default:
+      SCALETRAIN_CHECK_EQ(to_text(options.compute), to_text(DType::f32));
+      return nullptr;
+  }
 }
 
 std::string cpu_kernels_text() {
@@ -454,9 +563,9 @@ std::string cpu_kernels_text() {
                      instructions.empty() ? "" : fmt::format(" ({})", instructions), cpu::sgemm_instructions());
 }
 
-std::size_t cpu_workspace_bytes(int threads) {
+std::size_t cpu_workspace_bytes(int threads, DType compute) {
   const int count = resolve_threads(threads);
-  return cpu::workspace_size(count) + static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
+  return cpu::workspace_size(count, compute) + static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
 }
 
 }  // namespace scaletrain

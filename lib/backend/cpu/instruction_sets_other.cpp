@@ -5,8 +5,12 @@ namespace scaletrain::cpu {
 
 const Kernels& choose_kernels(std::string_view name) {
   if (name == "auto" || name == "portable") return kernels_portable();
-  if (name == "avx2" || name == "avx512") throw missing_instruction_set(name);
+  if (name == "avx2" || name == "avx512" || name == "avx512_bf16") throw missing_instruction_set(name);
   throw unknown_instruction_set(name);
+}
+
+const Bf16Kernels* choose_bf16(std::string_view) {
+  return nullptr;
 }
 
 std::string_view instructions_of(const Kernels&) {

@@ -1,19 +1,36 @@
 // For x86-64: kernels for AVX2 and AVX-512 are in the program, the processor decides.
 #include "backend/cpu/instruction_sets.h"
 
+#include <cpuid.h>
+
 namespace scaletrain::cpu {
 
 namespace {
 
+// Not every compiler's builtin knows this one, which uses the registers of AVX.
+bool has_f16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 // The builtin also asks whether the operating system saves the registers.
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && has_avx2();
 }
+
+bool has_avx512_bf16() {
+  return __builtin_cpu_supports("avx512bf16") && has_avx512();
+}
+
+constexpr std::string_view with_bf16 = "avx512_bf16";
 
 struct InstructionSet {
   std::string_view name;
@@ -24,14 +41,22 @@ struct InstructionSet {
 
 // Best first.
 constexpr InstructionSet instruction_sets[] = {
-    {"avx512", "avx512f, avx512dq, avx512bw, avx512vl, avx2, fma", has_avx512, kernels_avx512},
-    {"avx2", "avx2, fma", has_avx2, kernels_avx2},
+    {"avx512", "avx512f, avx512dq, avx512bw, avx512vl, avx2, fma, f16c", has_avx512, kernels_avx512},
+    {"avx2", "avx2, fma, f16c", has_avx2, kernels_avx2},
     {"portable", "", [] { return true; }, kernels_portable},
 };
 
 }  // namespace
 
+const Bf16Kernels* choose_bf16(std::string_view name) {
+  return (name == "auto" || name == with_bf16) && has_avx512_bf16() ? &bf16_kernels_avx512() : nullptr;
+}
+
 const Kernels& choose_kernels(std::string_view name) {
+  if (name == with_bf16) {
+    if (!has_avx512_bf16()) throw missing_instruction_set(name);
+    return kernels_avx512();
+  }
   for (const InstructionSet& set : instruction_sets) {
     if (name != "auto" && name != set.name) continue;
     if (set.supported()) return set.kernels();

@@ -2,6 +2,9 @@
 // per set; the backend picks a table at run time. Kernels know no threads: they work on the piece of an operation that
 // they are given.
 //
+// S is the type of activations and of the weights that are read: float, Bf16 or F16. Arithmetic, sums, statistics and
+// masters are f32 or better whatever it is.
+//
 // This header is read by sources that are compiled for processors newer than the one at hand. They must not emit code
 // of shared inline functions, which the linker might pick for everybody: so no standard headers with templates here.
 #pragma once
@@ -9,23 +12,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tensor/halves.h"
+
 namespace scaletrain::cpu {
 
 // Rows of a matrix with a distance in elements between rows.
-struct Rows {
-  float* data;
+template <class S>
+struct RowsOf {
+  S* data;
   ptrdiff_t stride;
 };
-struct ConstRows {
-  const float* data;
-  ptrdiff_t stride;
-};
+using Rows = RowsOf<float>;
+using ConstRows = RowsOf<const float>;
 
+template <class S>
 struct NormRows {
-  const float* input;
-  const float* weight;
-  const float* bias;  // or null
-  float* output;
+  const S* input;
+  const S* weight;
+  const S* bias;  // or null
+  S* output;
   float* mean;  // null: rmsnorm
   float* rstd;
   size_t rows;
@@ -33,22 +38,24 @@ struct NormRows {
   double epsilon;
 };
 
+template <class S>
 struct NormBackwardRows {
-  const float* d_output;
-  const float* input;
-  const float* weight;
+  const S* d_output;
+  const S* input;
+  const S* weight;
   const float* mean;  // null: rmsnorm
   const float* rstd;
-  const float* addend;  // or null
-  float* d_input;
+  const S* addend;  // or null
+  S* d_input;
   size_t rows;
   size_t columns;
 };
 
 // Columns [first, last) of all rows.
+template <class S>
 struct NormWeightColumns {
-  const float* d_output;
-  const float* input;
+  const S* d_output;
+  const S* input;
   const float* mean;  // null: rmsnorm
   const float* rstd;
   size_t rows;
@@ -77,8 +84,9 @@ struct OnlineSoftmax {
   float* sum;
 };
 
+template <class S>
 struct RopeRows {
-  float* values;
+  S* values;
   ptrdiff_t row_stride;
   size_t rows;
   size_t heads;
@@ -97,38 +105,60 @@ struct AdamWScalars {
   float weight_decay;
 };
 
+template <class S>
+struct TypedKernels {
+  void (*add)(const S* a, const S* b, S* output, size_t count);
+  void (*fill)(S* output, float value, size_t count);
+  double (*sum_of_squares)(const S* values, size_t count);
+  // sums += values.
+  void (*add_to_sums)(const S* values, float* sums, size_t count);
+  void (*to_floats)(const S* input, float* output, size_t count);
+  void (*from_floats)(const float* input, S* output, size_t count);
+  // output = sums + bias (or null, one per column) + addend (or null; may be the output).
+  void (*finish_rows)(ConstRows sums, const S* bias, RowsOf<const S> addend, RowsOf<S> output, size_t rows,
+                      size_t columns);
+  // sums[first..last) += column sums of the rows.
+  void (*add_column_sums)(RowsOf<const S> input, size_t rows, size_t first, size_t last, float* sums);
+  // output[i] = scale * (vector · row i), `length` elements each.
+  void (*dot_rows)(const S* vector, RowsOf<const S> matrix, size_t rows, size_t length, float scale, float* output);
+
+  void (*gelu_forward)(const S* input, S* output, size_t count);
+  void (*gelu_backward)(const S* input, const S* d_output, S* d_input, size_t count);
+  void (*gelu_tanh_forward)(const S* input, S* output, size_t count);
+  void (*gelu_tanh_backward)(const S* input, const S* d_output, S* d_input, size_t count);
+  void (*swiglu_forward)(const S* gate, const S* up, S* output, size_t count);
+  void (*swiglu_backward)(const S* gate, const S* up, const S* d_output, S* d_gate, S* d_up, size_t count);
+
+  void (*norm_forward)(const NormRows<S>& rows);
+  void (*norm_backward_input)(const NormBackwardRows<S>& rows);
+  void (*norm_backward_weight)(const NormWeightColumns<S>& columns);
+
+  void (*rope)(const RopeRows<S>& rows);
+
+  // -log softmax(logits)[target]; with write_gradient the logits become d_scale · (softmax - onehot(target)).
+  double (*cross_entropy_row)(S* logits, size_t columns, size_t target, double d_scale, int write_gradient);
+  // The sum of exp(value - *maximum), where *maximum becomes the largest value.
+  double (*softmax_statistics_row)(const S* values, size_t columns, float* maximum);
+  // values -> factor · exp(value - shift), that of column `target` (unless negative) less `subtract`.
+  void (*softmax_row)(S* values, size_t columns, float shift, float factor, ptrdiff_t target, float subtract);
+
+  // compute_weights (or null) become the updated params.
+  void (*adamw)(float* param, float* first_moment, float* second_moment, const float* gradient, S* compute_weights,
+                size_t count, const AdamWScalars& scalars);
+  void (*sgd)(float* param, const float* gradient, S* compute_weights, size_t count, float gradient_scale,
+              float learning_rate, float weight_decay);
+};
+
 struct Kernels {
   const char* name;
 
-  void (*add)(const float* a, const float* b, float* output, size_t count);
-  void (*fill)(float* output, float value, size_t count);
-  double (*sum_of_squares)(const float* values, size_t count);
-
   // output += bias (or null, one per column) + addend (or null).
   void (*add_to_rows)(Rows output, const float* bias, ConstRows addend, size_t rows, size_t columns);
-  // sums[first..last) += column sums of the rows.
-  void (*add_column_sums)(ConstRows input, size_t rows, size_t first, size_t last, float* sums);
-  // output[i] = scale * (vector · row i), `length` elements each.
-  void (*dot_rows)(const float* vector, ConstRows matrix, size_t rows, size_t length, float scale, float* output);
   // output[0..length) = (first ? 0 : output) + sum over rows of weights[i] * row i.
   void (*weighted_row_sum)(const float* weights, ConstRows matrix, size_t rows, size_t length, int first,
                            float* output);
   // output[i] = a row i · b row i.
   void (*row_dots)(ConstRows a, ConstRows b, size_t rows, size_t length, float* output);
-
-  void (*gelu_forward)(const float* input, float* output, size_t count);
-  void (*gelu_backward)(const float* input, const float* d_output, float* d_input, size_t count);
-  void (*gelu_tanh_forward)(const float* input, float* output, size_t count);
-  void (*gelu_tanh_backward)(const float* input, const float* d_output, float* d_input, size_t count);
-  void (*swiglu_forward)(const float* gate, const float* up, float* output, size_t count);
-  void (*swiglu_backward)(const float* gate, const float* up, const float* d_output, float* d_gate, float* d_up,
-                          size_t count);
-
-  void (*norm_forward)(const NormRows& rows);
-  void (*norm_backward_input)(const NormBackwardRows& rows);
-  void (*norm_backward_weight)(const NormWeightColumns& columns);
-
-  void (*rope)(const RopeRows& rows);
 
   // Scores become exp(score - new maximum); the state moves on; rows of `output` are multiplied by exp(old - new
   // maximum) unless null.
@@ -140,17 +170,9 @@ struct Kernels {
   void (*softmax_backward)(const ScoreBlock& block, const float* log_sum_exp, const float* delta, float scale,
                            float* d_probabilities);
 
-  // -log softmax(logits)[target]; with write_gradient the logits become d_scale · (softmax - onehot(target)).
-  double (*cross_entropy_row)(float* logits, size_t columns, size_t target, double d_scale, int write_gradient);
-  // The sum of exp(value - *maximum), where *maximum becomes the largest value.
-  double (*softmax_statistics_row)(const float* values, size_t columns, float* maximum);
-  // values -> factor · exp(value - shift).
-  void (*softmax_row)(float* values, size_t columns, float shift, float factor);
-
-  void (*adamw)(float* param, float* first_moment, float* second_moment, const float* gradient, size_t count,
-                const AdamWScalars& scalars);
-  void (*sgd)(float* param, const float* gradient, size_t count, float gradient_scale, float learning_rate,
-              float weight_decay);
+  TypedKernels<float> f32;
+  TypedKernels<Bf16> bf16;
+  TypedKernels<F16> f16;
 };
 
 const Kernels& kernels_portable();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cpu/sgemm.h"
+#include "backend/cpu/tile_grid.h"
 
 namespace scaletrain::cpu {
 
@@ -12,52 +13,17 @@ namespace {
 // and that a delayed thread leaves little undone. Sums over k are never split: a tile's bits depend on its shape alone.
 constexpr std::int64_t max_tile_rows = 512;
 constexpr std::int64_t max_tile_columns = 768;
-constexpr std::int64_t min_tile = 64;
-constexpr std::int64_t tiles_per_thread = 4;
 // What oneDNN computes at a time with AVX-512.
 constexpr std::int64_t row_step = 8;
 constexpr std::int64_t column_step = 48;
 
-struct TileGrid {
-  std::int64_t rows, columns, tile_rows, tile_columns;
-
-  std::int64_t across() const { return (columns + tile_columns - 1) / tile_columns; }
-  std::int64_t count() const { return (rows + tile_rows - 1) / tile_rows * across(); }
-};
-
-struct Tile {
-  std::int64_t row, column, rows, columns;
-};
-
-// The extent of each of `parts` pieces of about the same size.
-std::int64_t piece(std::int64_t extent, std::int64_t parts, std::int64_t step) {
-  return (extent + parts * step - 1) / (parts * step) * step;
-}
-
-// Cuts the longer side of the tiles until every thread has some.
-TileGrid make_grid(std::int64_t rows, std::int64_t columns, int threads) {
-  if (rows == 0 || columns == 0) return {0, 0, 1, 1};
-  std::int64_t row_parts = (rows + max_tile_rows - 1) / max_tile_rows;
-  std::int64_t column_parts = (columns + max_tile_columns - 1) / max_tile_columns;
-  while (threads > 1 && row_parts * column_parts < tiles_per_thread * threads) {
-    const bool rows_longer = rows * column_parts >= columns * row_parts;
-    if ((rows_longer ? rows / row_parts : columns / column_parts) < 2 * min_tile) break;
-    (rows_longer ? row_parts : column_parts) *= 2;
-  }
-  return {rows, columns, piece(rows, row_parts, row_step), piece(columns, column_parts, column_step)};
-}
-
-Tile tile_at(const TileGrid& grid, std::int64_t item) {
-  const std::int64_t row = item / grid.across() * grid.tile_rows;
-  const std::int64_t column = item % grid.across() * grid.tile_columns;
-  return {row, column, std::min(grid.tile_rows, grid.rows - row), std::min(grid.tile_columns, grid.columns - column)};
-}
+constexpr TileLimits float_tiles{max_tile_rows, max_tile_columns, row_step, column_step};
 
 // With so few rows the time is that of reading the weight once: dot products do it without repacking.
 constexpr std::int64_t max_dot_rows = 4;
 constexpr std::int64_t dot_columns = 64;
 
-void forward_by_dots(ThreadPool& pool, const Kernels& kernels, const LinearForward& op) {
+void forward_by_dots(ThreadPool& pool, const TypedKernels<float>& kernels, const LinearForward& op) {
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t inputs = op.input.shape()[1];
   const std::int64_t outputs = op.weight.values.shape()[0];
@@ -76,7 +42,28 @@ void forward_by_dots(ThreadPool& pool, const Kernels& kernels, const LinearForwa
   });
 }
 
+// Tiles smaller than this run slower; some for each thread, so that a delayed one leaves little undone.
+constexpr std::int64_t min_tile = 64;
+constexpr std::int64_t tiles_per_thread = 4;
+
+// The extent of each of `parts` pieces of about the same size.
+std::int64_t piece(std::int64_t extent, std::int64_t parts, std::int64_t step) {
+  return (extent + parts * step - 1) / (parts * step) * step;
+}
+
 }  // namespace
+
+TileGrid make_grid(std::int64_t rows, std::int64_t columns, int threads, const TileLimits& limits) {
+  if (rows == 0 || columns == 0) return {0, 0, 1, 1};
+  std::int64_t row_parts = (rows + limits.rows - 1) / limits.rows;
+  std::int64_t column_parts = (columns + limits.columns - 1) / limits.columns;
+  while (threads > 1 && row_parts * column_parts < tiles_per_thread * threads) {
+    const bool rows_longer = rows * column_parts >= columns * row_parts;
+    if ((rows_longer ? rows / row_parts : columns / column_parts) < 2 * min_tile) break;
+    (rows_longer ? row_parts : column_parts) *= 2;
+  }
+  return {rows, columns, piece(rows, row_parts, limits.row_step), piece(columns, column_parts, limits.column_step)};
+}
 
 std::int64_t column_share(std::int64_t columns, int threads) {
   constexpr std::int64_t smallest = 64;
@@ -84,18 +71,18 @@ std::int64_t column_share(std::int64_t columns, int threads) {
   return std::clamp<std::int64_t>(share, smallest, 1024);
 }
 
-void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForward& op) {
+void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op) {
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t inputs = op.input.shape()[1];
   const std::int64_t outputs = op.weight.values.shape()[0];
   if (rows <= max_dot_rows) {
-    forward_by_dots(pool, kernels, op);
+    forward_by_dots(pool, engine.typed, op);
     return;
   }
   const bool in_place = op.addend && op.addend.data() == op.output.data();
-  const TileGrid grid = make_grid(rows, outputs, pool.size());
+  const TileGrid grid = make_grid(rows, outputs, pool.size(), float_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int) {
-    const Tile tile = tile_at(grid, item);
+    const Tile tile = grid.at(item);
     const std::int64_t offset = tile.row * outputs + tile.column;
     float* output = op.output.as<float>() + offset;
     sgemm({.m = tile.rows,
@@ -109,18 +96,18 @@ void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForwar
     const float* addend = op.addend && !in_place ? op.addend.as<float>() + offset : nullptr;
     const float* bias = op.bias ? op.bias.as<float>() + tile.column : nullptr;
     if (bias || addend)
-      kernels.add_to_rows({output, outputs}, bias, {addend, outputs}, static_cast<std::size_t>(tile.rows),
-                          static_cast<std::size_t>(tile.columns));
+      engine.all.add_to_rows({output, outputs}, bias, {addend, outputs}, static_cast<std::size_t>(tile.rows),
+                             static_cast<std::size_t>(tile.columns));
   });
 }
 
-void linear_backward_input(ThreadPool& pool, const LinearBackwardInput& op) {
+void linear_backward_input(ThreadPool& pool, const Engine<float>&, const LinearBackwardInput& op) {
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.d_input.shape()[1];
-  const TileGrid grid = make_grid(rows, inputs, pool.size());
+  const TileGrid grid = make_grid(rows, inputs, pool.size(), float_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int) {
-    const Tile tile = tile_at(grid, item);
+    const Tile tile = grid.at(item);
     sgemm({.m = tile.rows,
            .n = tile.columns,
            .k = outputs,
@@ -131,14 +118,14 @@ void linear_backward_input(ThreadPool& pool, const LinearBackwardInput& op) {
   });
 }
 
-void linear_backward_weight(ThreadPool& pool, const Kernels& kernels, const LinearBackwardWeight& op) {
+void linear_backward_weight(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardWeight& op) {
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.input.shape()[1];
   if (rows == 0) return;
-  const TileGrid grid = make_grid(outputs, inputs, pool.size());
+  const TileGrid grid = make_grid(outputs, inputs, pool.size(), float_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int) {
-    const Tile tile = tile_at(grid, item);
+    const Tile tile = grid.at(item);
     sgemm({.m = tile.rows,
            .n = tile.columns,
            .k = rows,
@@ -152,9 +139,9 @@ void linear_backward_weight(ThreadPool& pool, const Kernels& kernels, const Line
   const std::int64_t columns = column_share(outputs, pool.size());
   pool.for_each((outputs + columns - 1) / columns, [&](std::int64_t item, int) {
     const std::int64_t first = item * columns;
-    kernels.add_column_sums({op.d_output.as<float>(), outputs}, static_cast<std::size_t>(rows),
-                            static_cast<std::size_t>(first),
-                            static_cast<std::size_t>(std::min(first + columns, outputs)), op.d_bias.as<float>());
+    engine.typed.add_column_sums({op.d_output.as<float>(), outputs}, static_cast<std::size_t>(rows),
+                                 static_cast<std::size_t>(first),
+                                 static_cast<std::size_t>(std::min(first + columns, outputs)), op.d_bias.as<float>());
   });
 }
 

@@ -1,7 +1,11 @@
-// The linear map's three products, cut into tiles of the result that threads share.
+// The linear map's three products, cut into tiles of the result that threads share. f32 is multiplied by oneDNN; bf16
+// by kernels of our own where the processor has the instruction; the rest is stored as halves and multiplied as floats.
 #pragma once
 
-#include "backend/cpu/kernels.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/half_products.h"
 #include "backend/cpu/thread_pool.h"
 #include "backend/operations.h"
 
@@ -11,8 +15,35 @@ namespace scaletrain::cpu {
 // thread. Each column is summed in row order, so the choice changes no bits.
 std::int64_t column_share(std::int64_t columns, int threads);
 
-void linear_forward(ThreadPool& pool, const Kernels& kernels, const LinearForward& op);
-void linear_backward_input(ThreadPool& pool, const LinearBackwardInput& op);
-void linear_backward_weight(ThreadPool& pool, const Kernels& kernels, const LinearBackwardWeight& op);
+// A bf16 weight [O,I] as panels of bf16_kernels.h, twice: with its outputs as columns, for the forward, and with its
+// inputs as columns, for the gradient of the input.
+class PackedBf16 final : public PackedWeight {
+ public:
+  PackedBf16(const Shape& shape, std::byte* memory);
+  static std::size_t bytes(const Shape& shape);
+
+  std::size_t num_bytes() const override { return bytes_; }
+  Bf16* outputs() const { return outputs_; }
+  Bf16* inputs() const { return inputs_; }
+
+ private:
+  std::size_t bytes_;
+  Bf16* outputs_;
+  Bf16* inputs_;
+};
+
+void pack_weight(ThreadPool& pool, const Bf16Kernels& kernels, const ConstView& values, const PackedBf16& packed);
+
+void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op);
+void linear_backward_input(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardInput& op);
+void linear_backward_weight(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardWeight& op);
+
+// Halves: Bf16 or F16.
+template <class S>
+void linear_forward(ThreadPool& pool, const Engine<S>& engine, const LinearForward& op);
+template <class S>
+void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardInput& op);
+template <class S>
+void linear_backward_weight(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardWeight& op);
 
 }  // namespace scaletrain::cpu

@@ -1,6 +1,7 @@
-// The loops, one per operation, over elements of type T (float or double), are in the files that are included here.
-// Every sum and every function is computed in double whatever T is: the float reference differs from the double one
-// only by the rounding of what it stores. What only the values of an operand can tell (ids in range) is checked there.
+// The loops, one per operation, over elements of type T (double, float, Bf16 or F16), are in the files that are
+// included here. Every sum and every function is computed in double whatever T is: the references differ from the
+// double one only by the rounding of what they store. What only the values of an operand can tell (ids in range) is
+// checked there.
 #include "backend/host_backend.h"
 #include "backend/reference/attention.inc"
 #include "backend/reference/elementwise.inc"
@@ -17,7 +18,8 @@ class ReferenceBackend final : public HostBackend {
   std::string description() const override { return "reference " + std::string(to_text(compute_type())); }
   int num_threads() const override { return 1; }
   std::size_t workspace_bytes() const override { return 0; }
-  std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
+  std::size_t packed_bytes(const Shape&) const override { return 0; }
+  std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }
 
  private:
   void launch(Stream&, const Operation& op) override {
@@ -28,9 +30,19 @@ class ReferenceBackend final : public HostBackend {
 }  // namespace
 
 std::unique_ptr<Backend> make_reference_backend(DType compute) {
-  SCALETRAIN_CHECK(compute == DType::f32 || compute == DType::f64);
-  if (compute == DType::f64) return std::make_unique<ReferenceBackend<double>>();
-  return std::make_unique<ReferenceBackend<float>>();
+  switch (compute) {
+    case DType::f64:
+      return std::make_unique<ReferenceBackend<double>>();
+    case DType::f32:
+      return std::make_unique<ReferenceBackend<float>>();
+    case DType::bf16:
+      return std::make_unique<ReferenceBackend<Bf16>>();
+    case DType::f16:
+      return std::make_unique<ReferenceBackend<F16>>();
+    default:
+      SCALETRAIN_CHECK(is_floating(compute));
+      return nullptr;
+  }
 }
 
 }  // namespace scaletrain

@@ -152,7 +152,8 @@ class LateBackend final : public Backend {
   Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
   // The backends inside read values as they are; a packed form would have to be made in the stream's turn.
-  std::unique_ptr<PackedWeight> pack(Stream&, ConstView) override { return nullptr; }
+  std::size_t packed_bytes(const Shape&) const override { return 0; }
+  std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }
 
  private:
   // A descriptor is plain values: a copy of it is all that the stream needs, beside the memory that it names.

@@ -50,7 +50,7 @@ std::vector<Case> rope_cases() {
                             .inverse = inverse});
       std::vector<Output> outputs{{"values", values.get()}};
       values.set(Values(static_cast<std::size_t>(row.rows * width)));
-      outputs.push_back({"gaps", Device::get(values.whole), false});
+      outputs.push_back({"gaps", Device::get(values.whole), Kind::around});
       return outputs;
     };
     Values scale(static_cast<std::size_t>(row.rows * width));
@@ -103,7 +103,9 @@ std::vector<AttentionRow> attention_rows() {
           {2, 11, 11, 8, 8, 1, 0, 0, docs, fused},        {1, 37, 37, 2, 1, 128, 0, 0, none, fused},
           {1, 9, 9, 1, 1, 129, 0, 0, none, apart},        {1, 20, 20, 2, 2, 256, 0, 0, docs, strided},
           {5, 10, 10, 4, 1, 16, 0, 0, docs, fused},       {1, 100, 100, 3, 1, 31, 0, 0, none, strided},
-          {1, 70, 70, 2, 1, 16, 1000, 1000, docs, fused}, {2, 0, 0, 2, 1, 8, 0, 0, none, apart}};
+          {1, 70, 70, 2, 1, 16, 1000, 1000, docs, fused}, {2, 0, 0, 2, 1, 8, 0, 0, none, apart},
+          {1, 300, 300, 3, 3, 20, 0, 0, docs, fused},     {1, 400, 400, 3, 3, 7, 0, 0, none, strided},
+          {1, 170, 170, 3, 3, 330, 0, 0, none, fused},    {1, 40, 40, 1, 1, 1023, 0, 0, docs, apart}};
 }
 
 struct AttentionData {
@@ -160,6 +162,7 @@ Case attention_case(const AttentionRow& row) {
            " H" + std::to_string(row.heads) + " G" + std::to_string(row.kv_heads) + " D" + std::to_string(row.size) +
            " query from " + std::to_string(row.first_query) + " key from " + std::to_string(row.first_key) +
            (row.documents == Documents::random ? " documents " : " ") + layouts[static_cast<int>(row.layout)];
+  c.rounded_factors = 1;  // probabilities, and the gradients of scores
   c.reduction_length = static_cast<double>(std::max({row.keys, row.size, row.queries * row.heads / row.kv_heads}));
   return c;
 }
@@ -191,9 +194,9 @@ Operands place(Device& device, const AttentionRow& row, double fill) {
 
 Operands inputs(Device& device, const AttentionData& data) {
   Operands operands = place(device, data.row, 0x1p100);  // what lies between heads must not be read
-  operands.query.set(data.problem.query);
-  operands.key.set(data.problem.key);
-  operands.value.set(data.problem.value);
+  operands.query.set(device.rounded(data.problem.query));
+  operands.key.set(device.rounded(data.problem.key));
+  operands.value.set(device.rounded(data.problem.value));
   return operands;
 }
 
@@ -204,7 +207,7 @@ Strided like_query(Device& device, const AttentionRow& row, const Values& values
   const std::int64_t width = row.heads * row.size;
   const View whole = device.put(Values(static_cast<std::size_t>(rows * (width + gap)), 0x1p100), {rows, width + gap});
   const Strided strided{whole, gap / 2, width};
-  strided.set(values);
+  strided.set(device.rounded(values));
   return strided;
 }
 
@@ -213,6 +216,11 @@ HeadsView heads(const Strided& strided) {
 }
 ConstHeadsView const_heads(const Strided& strided) {
   return {strided.view(), strided.stride()};
+}
+
+View query_sums(Device& device, const AttentionRow& row) {
+  const Shape shape{row.batch, row.queries, row.heads, row.size};
+  return device.put_master(Values(static_cast<std::size_t>(shape.num_elements()), 7.0), shape);
 }
 
 View documents(Device& device, const AttentionData& data) {
@@ -231,9 +239,9 @@ std::vector<Case> attention_forward_cases() {
       const AttentionRow& row = data->row;
       const Operands in = inputs(device, *data);
       const Strided output = like_query(device, row, data->problem.d_output);
-      const View log_sum_exp =
-          with_log_sum_exp ? device.put(Values(data->log_sum_exp.size(), 7.0), {row.batch, row.heads, row.queries})
-                           : View();
+      const View log_sum_exp = with_log_sum_exp ? device.put_master(Values(data->log_sum_exp.size(), 7.0),
+                                                                    {row.batch, row.heads, row.queries})
+                                                : View();
       device.run(AttentionForward{.shape = data->problem.shape,
                                   .query = const_heads(in.query),
                                   .key = const_heads(in.key),
@@ -242,10 +250,10 @@ std::vector<Case> attention_forward_cases() {
                                   .output = heads(output),
                                   .log_sum_exp = log_sum_exp});
       std::vector<Output> outputs{{"output", output.get()}};
-      if (with_log_sum_exp) outputs.push_back({"log_sum_exp", Device::get(log_sum_exp)});
+      if (with_log_sum_exp) outputs.push_back({"log_sum_exp", Device::get(log_sum_exp), Kind::master});
       output.set(Values(data->output.size()));
-      outputs.push_back({"gaps", Device::get(output.whole), false});
-      for (const View& memory : in.memory) outputs.push_back({"inputs", Device::get(memory), false});
+      outputs.push_back({"gaps", Device::get(output.whole), Kind::around});
+      for (const View& memory : in.memory) outputs.push_back({"inputs", Device::get(memory), Kind::around});
       return outputs;
     };
     c.scales = {data->result.output_scale};
@@ -259,26 +267,29 @@ std::vector<Case> attention_backward_cases() {
   std::vector<Case> cases;
   for (const auto& data : attention_data()) {
     Case c = attention_case(data->row);
-    c.run = [data](Device& device) {
+    const bool with_sums = cases.size() % 4 != 2;
+    c.run = [data, with_sums](Device& device) {
       const AttentionRow& row = data->row;
       const Operands in = inputs(device, *data);
       const Operands gradients = place(device, row, 3.0);
-      device.run(AttentionBackward{.shape = data->problem.shape,
-                                   .query = const_heads(in.query),
-                                   .key = const_heads(in.key),
-                                   .value = const_heads(in.value),
-                                   .output = const_heads(like_query(device, row, data->output)),
-                                   .d_output = const_heads(like_query(device, row, data->problem.d_output)),
-                                   .log_sum_exp = device.put(data->log_sum_exp, {row.batch, row.heads, row.queries}),
-                                   .document_start = documents(device, *data),
-                                   .d_query = heads(gradients.query),
-                                   .d_key = heads(gradients.key),
-                                   .d_value = heads(gradients.value)});
+      device.run(
+          AttentionBackward{.shape = data->problem.shape,
+                            .query = const_heads(in.query),
+                            .key = const_heads(in.key),
+                            .value = const_heads(in.value),
+                            .output = const_heads(like_query(device, row, data->output)),
+                            .d_output = const_heads(like_query(device, row, data->problem.d_output)),
+                            .log_sum_exp = device.put_master(data->log_sum_exp, {row.batch, row.heads, row.queries}),
+                            .document_start = documents(device, *data),
+                            .d_query = heads(gradients.query),
+                            .d_key = heads(gradients.key),
+                            .d_value = heads(gradients.value),
+                            .d_query_sums = with_sums ? query_sums(device, row) : View()});
       std::vector<Output> outputs{
           {"d_query", gradients.query.get()}, {"d_key", gradients.key.get()}, {"d_value", gradients.value.get()}};
       for (const Strided* part : {&gradients.query, &gradients.key, &gradients.value})
         part->set(Values(static_cast<std::size_t>(part->whole.shape()[0] * part->width)));
-      for (const View& memory : gradients.memory) outputs.push_back({"gaps", Device::get(memory), false});
+      for (const View& memory : gradients.memory) outputs.push_back({"gaps", Device::get(memory), Kind::around});
       return outputs;
     };
     c.scales = {data->result.d_query_scale, data->result.d_key_scale, data->result.d_value_scale};

@@ -47,7 +47,7 @@ std::vector<Case> cross_entropy_cases() {
                               .targets = device.put_ids(o->targets, {o->extent.rows}),
                               .d_scale = o->d_scale,
                               .loss_sum = number_at(loss_sum)});
-      return std::vector<Output>{{"loss_sum", {loss_sum}}, {"logits", Device::get(logits)}};
+      return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits)}};
     };
     double loss_scale = 0.5;
     Values logits_scale;
@@ -106,7 +106,7 @@ std::vector<Case> copy_cases() {
       const View input = device.put_as(from, values, {n, 1});
       const View output = device.put_as(to, Values(values.size(), 7.0), {1, n});
       device.run(Copy{.input = input, .output = output});
-      return std::vector<Output>{{"output", Device::get(output)}};
+      return std::vector<Output>{{"output", Device::get(output), Kind::master}};
     };
     c.scales = {Values(values.size(), untouched)};  // every rounding is defined: no tolerance
     cases.push_back(c);
@@ -135,14 +135,16 @@ std::vector<Case> sum_of_squares_cases() {
   std::vector<Case> cases;
   for (const std::int64_t n : lengths()) {
     const Values values = normal("sum_of_squares" + std::to_string(n), n, 0.5, 1.0);
+    const bool of_masters = cases.size() % 3 != 1;
     Case c;
-    c.name = std::to_string(n);
+    c.name = std::to_string(n) + (of_masters ? " masters" : " of the compute type");
     c.unit = 1e-14;  // squares of f32 are exact in double, and their sums are kept in double
     c.reduction_length = static_cast<double>(std::max<std::int64_t>(1, n));
     c.run = [=](Device& device) {
       double result = -1;  // overwritten, not added to
-      device.run(SumOfSquares{.values = device.put_as(DType::f32, values, {n}), .result = number_at(result)});
-      return std::vector<Output>{{"result", {result}}};
+      const View operand = of_masters ? device.put_as(DType::f32, values, {n}) : device.put(values, {n});
+      device.run(SumOfSquares{.values = operand, .result = number_at(result)});
+      return std::vector<Output>{{"result", {result}, Kind::master}};
     };
     c.scales = {{0.0}};
     cases.push_back(c);
@@ -158,6 +160,7 @@ struct StepOperands {
   std::vector<DecaySpan> spans;
   StepScalars step;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  bool with_compute_weights = false;
 };
 
 // Spans with padding before, between and after them, and two that touch.
@@ -182,6 +185,7 @@ std::shared_ptr<const StepOperands> step_operands(std::size_t index, std::int64_
              .bias_correction2 = 1.0 - std::pow(0.95, static_cast<double>(index + 1)),
              .skip = index % 11 == 3 ? 1.0 : 0.0};
   if (index % 2 == 1) o->epsilon = 0.1;
+  o->with_compute_weights = index % 3 != 0;
   return o;
 }
 
@@ -209,20 +213,25 @@ std::vector<Case> adamw_cases() {
     Case c;
     c.name = name_of(*o);
     c.run = [o](Device& device) {
-      const View param = device.put(o->param, {o->count});
-      const View first = device.put(o->first_moment, {o->count});
-      const View second = device.put(o->second_moment, {o->count});
+      const View param = device.put_master(o->param, {o->count});
+      const View first = device.put_master(o->first_moment, {o->count});
+      const View second = device.put_master(o->second_moment, {o->count});
+      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
       device.run(AdamWStep{.param = param,
                            .first_moment = first,
                            .second_moment = second,
-                           .gradient = device.put(o->gradient, {o->count}),
+                           .gradient = device.put_master(o->gradient, {o->count}),
                            .spans = o->spans,
                            .beta1 = o->beta1,
                            .beta2 = o->beta2,
                            .epsilon = o->epsilon,
-                           .step = record_of(o->step)});
-      return std::vector<Output>{
-          {"param", Device::get(param)}, {"first_moment", Device::get(first)}, {"second_moment", Device::get(second)}};
+                           .step = record_of(o->step),
+                           .compute_weights = compute_weights});
+      std::vector<Output> outputs{{"param", Device::get(param), Kind::master},
+                                  {"first_moment", Device::get(first), Kind::master},
+                                  {"second_moment", Device::get(second), Kind::master}};
+      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+      return outputs;
     };
     const auto decay = decays(*o);
     std::vector<Values> scales(3, Values(decay.size(), untouched));
@@ -237,6 +246,7 @@ std::vector<Case> adamw_cases() {
       scales[1][e] = m;
       scales[2][e] = v;
     }
+    if (o->with_compute_weights) scales.push_back(scales[0]);
     c.scales = scales;
     cases.push_back(c);
   }
@@ -250,12 +260,16 @@ std::vector<Case> sgd_cases() {
     Case c;
     c.name = name_of(*o);
     c.run = [o](Device& device) {
-      const View param = device.put(o->param, {o->count});
+      const View param = device.put_master(o->param, {o->count});
+      const View compute_weights = o->with_compute_weights ? device.put(o->gradient, {o->count}) : View();
       device.run(SgdStep{.param = param,
-                         .gradient = device.put(o->gradient, {o->count}),
+                         .gradient = device.put_master(o->gradient, {o->count}),
                          .spans = o->spans,
-                         .step = record_of(o->step)});
-      return std::vector<Output>{{"param", Device::get(param)}};
+                         .step = record_of(o->step),
+                         .compute_weights = compute_weights});
+      std::vector<Output> outputs{{"param", Device::get(param), Kind::master}};
+      if (o->with_compute_weights) outputs.push_back({"compute_weights", Device::get(compute_weights)});
+      return outputs;
     };
     const auto decay = decays(*o);
     Values scale(decay.size(), untouched);
@@ -266,6 +280,7 @@ std::vector<Case> sgd_cases() {
       scale[e] = std::max(p, o->step.learning_rate * (g + *decay[e] * p));
     }
     c.scales = {scale};
+    if (o->with_compute_weights) c.scales.push_back(scale);
     cases.push_back(c);
   }
   return cases;

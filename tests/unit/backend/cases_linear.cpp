@@ -127,14 +127,14 @@ std::vector<Case> linear_backward_weight_cases() {
     operands.rows = normal("linear_backward_weight before" + name_of(e), e.outputs * e.inputs);
     const auto run = [](Device& device, const LinearOperands& o) {
       const LinearExtent& x = o.extent;
-      const View d_weight = device.put(o.rows, {x.outputs, x.inputs});
-      const View d_bias = o.with_bias ? device.put(o.bias, {x.outputs}) : View();
+      const View d_weight = device.put_master(o.rows, {x.outputs, x.inputs});
+      const View d_bias = o.with_bias ? device.put_master(o.bias, {x.outputs}) : View();
       device.run(LinearBackwardWeight{.input = device.put(o.input, {x.rows, x.inputs}),
                                       .d_output = device.put(o.d_output, {x.rows, x.outputs}),
                                       .d_weight = d_weight,
                                       .d_bias = d_bias});
-      std::vector<Output> outputs{{"d_weight", Device::get(d_weight)}};
-      if (o.with_bias) outputs.push_back({"d_bias", Device::get(d_bias)});
+      std::vector<Output> outputs{{"d_weight", Device::get(d_weight), Kind::master}};
+      if (o.with_bias) outputs.push_back({"d_bias", Device::get(d_bias), Kind::master});
       return outputs;
     };
     cases.push_back(linear_case(name_of(e), static_cast<double>(e.rows), operands, run));
@@ -212,19 +212,19 @@ std::vector<Case> embedding_backward_cases() {
   std::vector<Case> cases;
   for (const Extent& e : row_extents()) {
     const auto run = [](Device& device, const EmbeddingOperands& o) {
-      const View d_table = device.put(o.table, {o.vocabulary, o.columns});
+      const View d_table = device.put_master(o.table, {o.vocabulary, o.columns});
       EmbeddingBackward op{.d_output = device.put(o.d_output, {o.rows, o.columns}),
                            .ids = device.put_ids(o.ids, {o.rows}),
                            .positions = {},
                            .d_table = d_table,
                            .d_position_table = {}};
       if (o.num_positions > 0) {
-        op.d_position_table = device.put(o.position_table, {o.num_positions, o.columns});
+        op.d_position_table = device.put_master(o.position_table, {o.num_positions, o.columns});
         op.positions = device.put_ids(o.positions, {o.rows});
       }
       device.run(op);
-      std::vector<Output> outputs{{"d_table", Device::get(d_table)}};
-      if (o.num_positions > 0) outputs.push_back({"d_position_table", Device::get(op.d_position_table)});
+      std::vector<Output> outputs{{"d_table", Device::get(d_table), Kind::master}};
+      if (o.num_positions > 0) outputs.push_back({"d_position_table", Device::get(op.d_position_table), Kind::master});
       return outputs;
     };
     const EmbeddingOperands operands = embedding_operands(cases.size(), e);

@@ -96,8 +96,8 @@ std::vector<Case> norm_forward_cases() {
     c.run = [o](Device& device) {
       const bool layernorm = o->type == NormType::layernorm;
       const View output = device.put(o->addend, {o->rows, o->columns});
-      const View mean = layernorm ? device.put(o->rstd, {o->rows}) : View();
-      const View rstd = device.put(o->mean, {o->rows});
+      const View mean = layernorm ? device.put_master(o->rstd, {o->rows}) : View();
+      const View rstd = device.put_master(o->mean, {o->rows});
       device.run(NormForward{.type = o->type,
                              .epsilon = o->epsilon,
                              .input = device.put(o->input, {o->rows, o->columns}),
@@ -107,8 +107,8 @@ std::vector<Case> norm_forward_cases() {
                              .mean = mean,
                              .rstd = rstd});
       std::vector<Output> outputs{{"output", Device::get(output)}};
-      if (layernorm) outputs.push_back({"mean", Device::get(mean)});
-      outputs.push_back({"rstd", Device::get(rstd)});
+      if (layernorm) outputs.push_back({"mean", Device::get(mean), Kind::master});
+      outputs.push_back({"rstd", Device::get(rstd), Kind::master});
       return outputs;
     };
     Values output_scale;
@@ -140,14 +140,15 @@ std::vector<Case> norm_backward_input_cases() {
       const View addend = o->aliasing == 1 || o->aliasing == 2 ? device.put(o->addend, shape) : View();
       View d_input = o->aliasing == 2 ? addend : d_output;
       if (o->aliasing < 2) d_input = device.put(o->addend, shape);
-      device.run(NormBackwardInput{.type = o->type,
-                                   .d_output = d_output,
-                                   .input = device.put(o->input, shape),
-                                   .weight = device.put(o->weight, {o->columns}),
-                                   .mean = o->type == NormType::layernorm ? device.put(o->mean, {o->rows}) : View(),
-                                   .rstd = device.put(o->rstd, {o->rows}),
-                                   .addend = addend,
-                                   .d_input = d_input});
+      device.run(
+          NormBackwardInput{.type = o->type,
+                            .d_output = d_output,
+                            .input = device.put(o->input, shape),
+                            .weight = device.put(o->weight, {o->columns}),
+                            .mean = o->type == NormType::layernorm ? device.put_master(o->mean, {o->rows}) : View(),
+                            .rstd = device.put_master(o->rstd, {o->rows}),
+                            .addend = addend,
+                            .d_input = d_input});
       return std::vector<Output>{{"d_input", Device::get(d_input)}};
     };
     Values scale;
@@ -184,17 +185,18 @@ std::vector<Case> norm_backward_weight_cases() {
     const auto o = std::make_shared<const NormOperands>(norm_operands(cases.size(), e));
     Case c = norm_case(o, e.rows);
     c.run = [o](Device& device) {
-      const View d_weight = device.put(o->weight, {o->columns});
-      const View d_bias = o->with_bias ? device.put(o->bias, {o->columns}) : View();
-      device.run(NormBackwardWeight{.type = o->type,
-                                    .d_output = device.put(o->d_output, {o->rows, o->columns}),
-                                    .input = device.put(o->input, {o->rows, o->columns}),
-                                    .mean = o->type == NormType::layernorm ? device.put(o->mean, {o->rows}) : View(),
-                                    .rstd = device.put(o->rstd, {o->rows}),
-                                    .d_weight = d_weight,
-                                    .d_bias = d_bias});
-      std::vector<Output> outputs{{"d_weight", Device::get(d_weight)}};
-      if (o->with_bias) outputs.push_back({"d_bias", Device::get(d_bias)});
+      const View d_weight = device.put_master(o->weight, {o->columns});
+      const View d_bias = o->with_bias ? device.put_master(o->bias, {o->columns}) : View();
+      device.run(
+          NormBackwardWeight{.type = o->type,
+                             .d_output = device.put(o->d_output, {o->rows, o->columns}),
+                             .input = device.put(o->input, {o->rows, o->columns}),
+                             .mean = o->type == NormType::layernorm ? device.put_master(o->mean, {o->rows}) : View(),
+                             .rstd = device.put_master(o->rstd, {o->rows}),
+                             .d_weight = d_weight,
+                             .d_bias = d_bias});
+      std::vector<Output> outputs{{"d_weight", Device::get(d_weight), Kind::master}};
+      if (o->with_bias) outputs.push_back({"d_bias", Device::get(d_bias), Kind::master});
       return outputs;
     };
     Values weight_scale;

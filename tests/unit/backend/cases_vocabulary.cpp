@@ -86,7 +86,7 @@ std::shared_ptr<VocabularyOperands> softmax_operands(std::size_t index, const Ex
 Values statistics_of(const VocabularyOperands& o) {
   const auto reference = make_reference_backend(DType::f64);
   Device device(*reference);
-  const View statistics = device.put(Values(static_cast<std::size_t>(o.extent.rows * 3)), {o.extent.rows, 3});
+  const View statistics = device.put_master(Values(static_cast<std::size_t>(o.extent.rows * 3)), {o.extent.rows, 3});
   device.run(SoftmaxStatistics{.logits = device.put(o.logits, {o.extent.rows, o.extent.columns}),
                                .targets = device.put_ids(o.targets, {o.extent.rows}),
                                .first_class = o.part.first,
@@ -106,7 +106,7 @@ std::vector<Case> softmax_statistics_cases() {
     c.reduction_length = static_cast<double>(std::max<std::int64_t>(1, e.columns));
     c.run = [o](Device& device) {
       const std::int64_t rows = o->extent.rows;
-      const View statistics = device.put(Values(static_cast<std::size_t>(rows * 3), 7.0), {rows, 3});
+      const View statistics = device.put_master(Values(static_cast<std::size_t>(rows * 3), 7.0), {rows, 3});
       device.run(SoftmaxStatistics{.logits = device.put(o->logits, {rows, o->extent.columns}),
                                    .targets = device.put_ids(o->targets, {rows}),
                                    .first_class = o->part.first,
@@ -115,7 +115,7 @@ std::vector<Case> softmax_statistics_cases() {
       Values finite = Device::get(statistics);  // no difference of infinities can be judged
       for (double& value : finite)
         if (value == -std::numeric_limits<double>::infinity()) value = -1e30;
-      return std::vector<Output>{{"statistics", finite}};
+      return std::vector<Output>{{"statistics", finite, Kind::master}};
     };
     Values scale;
     for (std::int64_t n = 0; n < e.rows; ++n)
@@ -144,10 +144,10 @@ std::vector<Case> cross_entropy_parts_cases() {
                                    .targets = device.put_ids(o->targets, {rows}),
                                    .first_class = o->part.first,
                                    .vocabulary = o->part.whole,
-                                   .statistics = device.put(statistics, {o->num_others + 1, rows, 3}),
+                                   .statistics = device.put_master(statistics, {o->num_others + 1, rows, 3}),
                                    .d_scale = o->d_scale,
                                    .loss_sum = number_at(loss_sum)});
-      return std::vector<Output>{{"loss_sum", {loss_sum}}, {"logits", Device::get(logits)}};
+      return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits)}};
     };
     double loss_scale = 0.5;
     Values logits_scale;
@@ -251,7 +251,7 @@ std::vector<Case> embedding_part_backward_cases() {
     c.name = name_of(e, o->part);
     c.run = [o](Device& device) {
       const auto [rows, columns] = o->extent;
-      const View d_table = device.put(o->table, {o->part.count, columns});
+      const View d_table = device.put_master(o->table, {o->part.count, columns});
       device.run(EmbeddingBackward{.d_output = device.put(o->d_output, {rows, columns}),
                                    .ids = device.put_ids(o->ids, {rows}),
                                    .positions = {},
@@ -259,7 +259,7 @@ std::vector<Case> embedding_part_backward_cases() {
                                    .d_position_table = {},
                                    .first_id = o->part.first,
                                    .vocabulary = o->part.whole});
-      return std::vector<Output>{{"d_table", Device::get(d_table)}};
+      return std::vector<Output>{{"d_table", Device::get(d_table), Kind::master}};
     };
     Values squares = map(o->table, square);
     double most = 1;

@@ -359,7 +359,8 @@ TEST_CASE("an instruction set that is unknown is refused by name") {
     CHECK_THROWS_AS(make_cpu_backend({.threads = 1, .instruction_set = set}), UserError);
   }
   CHECK_THROWS_WITH_AS(make_cpu_backend({.threads = 1, .instruction_set = "sse9"}),
-                       "instruction set \"sse9\" is unknown: expected auto, portable, avx2 or avx512", UserError);
+                       "instruction set \"sse9\" is unknown: expected auto, portable, avx2, avx512 or avx512_bf16",
+                       UserError);
 }
 
 TEST_CASE("a senseless number of threads is refused") {
@@ -432,7 +433,10 @@ class ProductSizes final : public Backend {
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
-  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) override { return inner_->pack(stream, values); }
+  std::size_t packed_bytes(const Shape& weight) const override { return inner_->packed_bytes(weight); }
+  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) override {
+    return inner_->pack(stream, values, memory);
+  }
 
  private:
   void launch(Stream& stream, const Operation& op) override {

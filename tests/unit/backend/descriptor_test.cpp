@@ -203,6 +203,7 @@ TEST_CASE("rope_and_attention_descriptors_are_checked") {
   make.refuses(backward, "d_query", [&](auto& op) { op.d_query.values = make.floats({2, 8}); });
   make.refuses(backward, "d_key", [](auto& op) { op.d_key.row_stride = 3; });
   make.refuses(backward, "d_value", [](auto& op) { op.d_value.values = {}; });
+  make.refuses(backward, "d_query_sums", [&](auto& op) { op.d_query_sums = make.floats({3, 4}); });
 }
 
 TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
@@ -285,6 +286,9 @@ TEST_CASE("optimizer_descriptors_are_checked") {
                [](auto& op) { op.param = View(const_cast<void*>(op.gradient.data()), DType::f32, {6}); });
   make.refuses(adamw, "step", [](auto& op) { op.step = {}; });
   make.refuses(adamw, "step", [&](auto& op) { op.step = make.doubles({4}); });
+  make.refuses(adamw, "compute_weights", [&](auto& op) { op.compute_weights = make.doubles({6}); });
+  make.refuses(adamw, "compute_weights", [&](auto& op) { op.compute_weights = make.floats({7}); });
+  make.refuses(adamw, "compute_weights", [](auto& op) { op.compute_weights = op.second_moment; });
   make.refuses(adamw, "beta1", [](auto& op) { op.beta1 = 1.0; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = beyond; });
   make.refuses(adamw, "spans", [&](auto& op) { op.spans = overlapping; });
@@ -298,6 +302,8 @@ TEST_CASE("optimizer_descriptors_are_checked") {
   make.refuses(sgd, "gradient", [&](auto& op) { op.gradient = make.floats({7}); });
   make.refuses(sgd, "spans", [&](auto& op) { op.spans = beyond; });
   make.refuses(sgd, "step", [](auto& op) { op.step = {}; });
+  make.refuses(sgd, "compute_weights", [&](auto& op) { op.compute_weights = make.floats({5}); });
+  make.refuses(sgd, "compute_weights", [](auto& op) { op.compute_weights = op.param; });
 }
 
 TEST_CASE("kernels_refuse_memory_that_is_not_the_devices") {

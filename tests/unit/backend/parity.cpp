@@ -24,13 +24,15 @@ struct UnderTest {
   std::unique_ptr<Backend> backend;
 };
 
-std::vector<UnderTest> backends_under_test() {
+std::vector<UnderTest> backends_under_test(DType compute) {
   std::vector<UnderTest> backends;
-  backends.push_back({"reference f32", make_reference_backend(DType::f32)});
-  for (const char* instruction_set : {"portable", "avx2", "avx512"}) {
+  backends.push_back({"reference", make_reference_backend(compute)});
+  for (const char* instruction_set : {"portable", "avx2", "avx512", "avx512_bf16"}) {
+    if (compute != DType::bf16 && instruction_set == std::string("avx512_bf16")) continue;  // as avx512
     CpuOptions options;
     options.threads = 3;
     options.instruction_set = instruction_set;
+    options.compute = compute;
     const std::string name = std::string("cpu ") + instruction_set;
     try {
       backends.push_back({name, make_cpu_backend(options)});
@@ -41,11 +43,11 @@ std::vector<UnderTest> backends_under_test() {
   return backends;
 }
 
-std::vector<std::vector<Output>> expected_outputs(const std::vector<Case>& cases) {
+std::vector<std::vector<Output>> expected_outputs(const std::vector<Case>& cases, DType compute) {
   const auto reference = make_reference_backend(DType::f64);
   std::vector<std::vector<Output>> expected;
   for (const Case& c : cases) {
-    Device device(*reference);
+    Device device(*reference, compute);
     expected.push_back(c.run(device));
   }
   return expected;
@@ -74,6 +76,13 @@ void check_scales(const std::vector<Case>& cases, const std::vector<std::vector<
       lax += root_mean_square(scales) > 4.0 * root_mean_square(results) ? 1 : 0;
     }
   CHECK(2 * lax <= compared);
+}
+
+// Two units in the last place of a value in a type of 16 bits.
+double two_steps(DType type, double value) {
+  if (type == DType::bf16) return std::fabs(value) * 0x1p-6;
+  if (type == DType::f16) return std::max(0x1p-23, std::fabs(value) * 0x1p-9);
+  return 0.0;
 }
 
 bool same_bits(const std::vector<Output>& a, const std::vector<Output>& b) {
@@ -127,6 +136,19 @@ View Device::allocate(DType dtype, Shape shape) {
   return {memory + guard_bytes, dtype, shape};
 }
 
+View Device::put(const Values& values, Shape shape) {
+  return put_as(backend_.compute_type(), rounded(values), shape);
+}
+
+Values Device::rounded(Values values) const {
+  for (double& value : values) value = rounded_to(rounding_, value);
+  return values;
+}
+
+View Device::put_master(const Values& values, Shape shape) {
+  return put_as(backend_.compute_type() == DType::f64 ? DType::f64 : DType::f32, values, shape);
+}
+
 View Device::put_as(DType dtype, const Values& values, Shape shape) {
   SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(values.size()), shape.num_elements());
   const View view = allocate(dtype, shape);
@@ -145,7 +167,9 @@ Weight Device::put_weight(const Values& values, Shape shape, bool packed) {
   Weight weight;
   weight.values = put(values, shape);
   if (packed) {
-    packed_.push_back(backend_.pack(*stream_, weight.values));
+    const std::size_t bytes = backend_.packed_bytes(shape);
+    const View memory = allocate(DType::u8, {static_cast<std::int64_t>(bytes)});
+    packed_.push_back(backend_.pack(*stream_, weight.values, {static_cast<std::byte*>(memory.data()), bytes}));
     weight.packed = packed_.back().get();
   }
   return weight;
@@ -188,62 +212,80 @@ Values Strided::get() const {
   return values;
 }
 
-double tolerance(const Case& c, double expected, double scale) {
-  if (scale < 0) return 0.0;
-  const double smallest_normal = std::numeric_limits<float>::min();  // below it kernels may flush to zero
-  return std::max(smallest_normal, c.unit * std::sqrt(c.reduction_length) * std::max(std::fabs(expected), scale));
+double rounded_to(DType type, double value) {
+  if (type == DType::f32 || type == DType::f64) return value;
+  std::uint16_t bits = 0;
+  double rounded = 0;
+  convert_floats(DType::f64, &value, type, &bits, 1);
+  convert_floats(type, &bits, DType::f64, &rounded, 1);
+  return rounded;
 }
 
-std::optional<std::string> find_mismatch(const Case& c, const std::vector<Output>& expected,
+double tolerance(const Case& c, DType compute, double expected, double scale) {
+  if (scale < 0) return 0.0;
+  const double smallest_normal = std::numeric_limits<float>::min();  // below it kernels may flush to zero
+  double allowed = c.unit * std::sqrt(c.reduction_length) * std::max(std::fabs(expected), scale);
+  if (compute == DType::bf16) allowed += c.rounded_factors * 4.0 * 0x1p-8 * scale;
+  if (compute == DType::f16) allowed += c.rounded_factors * 4.0 * 0x1p-11 * scale;
+  return std::max(smallest_normal, allowed);
+}
+
+std::optional<std::string> find_mismatch(const Case& c, DType compute, const std::vector<Output>& expected,
                                          const std::vector<Output>& found) {
   if (expected.size() != found.size()) return c.name + ": another number of outputs";
   for (std::size_t o = 0; o < expected.size(); ++o) {
     const Values& values = expected[o].values;
-    const bool exact = !expected[o].from_operation;
+    const bool exact = expected[o].kind == Kind::around;
+    const DType stored = expected[o].kind == Kind::master ? DType::f64 : compute;
     if (values.size() != found[o].values.size() || (!exact && c.scales.at(o).size() != values.size()))
       return c.name + " " + expected[o].name + ": another number of elements";
     for (std::size_t e = 0; e < values.size(); ++e) {
-      const double allowed = exact ? 0.0 : tolerance(c, values[e], c.scales[o][e]);
-      if (std::fabs(found[o].values[e] - values[e]) <= allowed) continue;  // false for NaN
-      return c.name + " " + expected[o].name + "[" + std::to_string(e) + "]: found " +
-             std::to_string(found[o].values[e]) + ", expected " + std::to_string(values[e]) + ", off by " +
-             std::to_string(std::fabs(found[o].values[e] - values[e]) / allowed) + " tolerances";
+      const double allowed = exact ? 0.0 : tolerance(c, compute, values[e], c.scales[o][e]);
+      const double value = found[o].values[e];
+      if (value >= rounded_to(stored, values[e] - allowed) && value <= rounded_to(stored, values[e] + allowed))
+        continue;  // neither holds for NaN
+      return c.name + " " + expected[o].name + "[" + std::to_string(e) + "]: found " + std::to_string(value) +
+             ", expected " + std::to_string(values[e]) + ", off by " +
+             std::to_string(std::fabs(value - values[e]) / allowed) + " tolerances";
     }
   }
   return std::nullopt;
 }
 
-void check_parity(const std::string& operation, const std::vector<Case>& cases) {
+void check_parity(const std::string& operation, const std::vector<Case>& cases, DType compute) {
   CHECK(cases.size() >= 30);
-  const auto expected = expected_outputs(cases);
+  const auto expected = expected_outputs(cases, compute);
   check_scales(cases, expected);
-  for (const UnderTest& under_test : backends_under_test()) {
+  for (const UnderTest& under_test : backends_under_test(compute)) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      INFO(operation << " on " << under_test.name << ", case " << cases[i].name);
+      INFO(operation << " on " << under_test.name << " " << to_text(compute) << ", case " << cases[i].name);
       Device device(*under_test.backend);
       const auto found = cases[i].run(device);
-      const auto mismatch = find_mismatch(cases[i], expected[i], found);
+      const auto mismatch = find_mismatch(cases[i], compute, expected[i], found);
       CHECK_MESSAGE(!mismatch.has_value(), mismatch.value_or(""));
       CHECK(device.guards_intact());
+      if (under_test.name == "reference") continue;  // one thread, no choice
       Device again(*under_test.backend);
       CHECK(same_bits(found, cases[i].run(again)));
     }
   }
 }
 
-void check_that_planted_errors_are_found(const std::string& operation, const std::vector<Case>& cases) {
-  const auto expected = expected_outputs(cases);
-  const auto inner = make_reference_backend(DType::f32);
+void check_that_planted_errors_are_found(const std::string& operation, const std::vector<Case>& cases, DType compute) {
+  const auto expected = expected_outputs(cases, compute);
+  const auto inner = make_reference_backend(compute);
   PlantedError planted(*inner);
   int plants = 0;
   for (std::size_t i = 0; i < cases.size(); ++i)
     for (std::size_t o = 0; o < expected[i].size(); ++o) {
-      if (!expected[i][o].from_operation || expected[i][o].values.empty()) continue;
-      INFO(operation << ", case " << cases[i].name << ", output " << expected[i][o].name);
-      planted.plant(static_cast<int>(o),
-                    3.0 * tolerance(cases[i], expected[i][o].values.back(), cases[i].scales[o].back()));
+      if (expected[i][o].kind == Kind::around || expected[i][o].values.empty()) continue;
+      INFO(operation << " " << to_text(compute) << ", case " << cases[i].name << ", output " << expected[i][o].name);
+      const double value = expected[i][o].values.back();
+      double delta = 3.0 * tolerance(cases[i], compute, value, cases[i].scales[o].back());
+      if (expected[i][o].kind == Kind::compute) delta += two_steps(compute, value);
+      planted.plant(static_cast<int>(o), delta);
       Device device(planted);
-      const auto mismatch = find_mismatch(cases[i], expected[i], cases[i].run(device));
+      const auto mismatch = find_mismatch(cases[i], compute, expected[i], cases[i].run(device));
       CHECK(mismatch.value_or("nothing found").find(" " + expected[i][o].name + "[") != std::string::npos);
       ++plants;
     }

@@ -1,11 +1,18 @@
 // The parity harness: a case is one call of one operation on fixed data; it is run on the f64 reference and on a
-// backend under test, and every element of every output is compared. Data is rounded to f32 when it is made, so both
-// see the same numbers.
+// backend under test, and every element of every output is compared. Data is rounded when it is made, to f32 and, for
+// operands of the compute type, to the type under test, so both see the same numbers.
 //
 // The tolerance of an element is unit · √K · max(|expected|, scale): K is the length of the operation's longest
 // reduction (1 for elementwise), scale the size of what is summed into the element (root of the sum of the squared
 // terms), so that cancellation is judged fairly. check_parity also refuses cases whose scales are far above the
 // results: a lax scale would hide errors.
+//
+// Under bf16 and fp16 the same holds, since products and sums are f32 there too, and nothing else is measured: rounding
+// is monotonic, so a result within that tolerance is stored as a number between the roundings of the interval's ends,
+// and that is what is asked. Where an operation says that it also rounds a factor of its sums (attention multiplies
+// probabilities of the compute type), each term t is off by at most u·|t|, u half a unit in the last place of 1, and
+// spread evenly: the sum by a standard deviation of at most u/√3 · scale per rounded factor, of which the tolerance
+// takes seven, 4·u·scale.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +40,16 @@ double square(double value);
 // A backend with operands in its memory, each between guard bytes that no kernel may touch.
 class Device {
  public:
-  explicit Device(Backend& backend) : backend_(backend), stream_(backend.make_stream()) {}
+  explicit Device(Backend& backend) : Device(backend, backend.compute_type()) {}
+  // rounding: what operands of the compute type are rounded to first, for a backend whose own type is wider.
+  Device(Backend& backend, DType rounding) : backend_(backend), rounding_(rounding), stream_(backend.make_stream()) {}
 
-  View put(const Values& values, Shape shape) { return put_as(backend_.compute_type(), values, shape); }
+  // An operand of the compute type.
+  View put(const Values& values, Shape shape);
+  // What an operand of the compute type holds of these values.
+  Values rounded(Values values) const;
+  // An operand of the master type.
+  View put_master(const Values& values, Shape shape);
   View put_as(DType dtype, const Values& values, Shape shape);
   View put_ids(const Ids& ids, Shape shape);
   Weight put_weight(const Values& values, Shape shape, bool packed);
@@ -53,6 +67,7 @@ class Device {
   View allocate(DType dtype, Shape shape);
 
   Backend& backend_;
+  DType rounding_;
   std::unique_ptr<Stream> stream_;
   std::vector<Buffer> buffers_;
   std::vector<std::size_t> sizes_;
@@ -71,10 +86,16 @@ struct Strided {
   Values get() const;
 };
 
+enum class Kind {
+  master,   // f32 or better
+  compute,  // the operation's output is of the compute type
+  around    // memory around the outputs that must stay as it was
+};
+
 struct Output {
   std::string name;
   Values values;
-  bool from_operation = true;  // false: memory around the outputs that must stay as it was
+  Kind kind = Kind::compute;
 };
 
 inline constexpr double untouched = -1.0;  // a scale: the element must be exactly the expected one
@@ -85,18 +106,22 @@ struct Case {
   std::function<std::vector<Output>(Device&)> run;
   std::vector<Values> scales;  // one per output that comes from the operation, of its size
   double unit = 1e-6;
+  int rounded_factors = 0;  // of each term of the sums, under bf16 and fp16
 };
 
 // The sentence that says where the outputs differ beyond tolerance, or nothing.
-std::optional<std::string> find_mismatch(const Case& c, const std::vector<Output>& expected,
+std::optional<std::string> find_mismatch(const Case& c, DType compute, const std::vector<Output>& expected,
                                          const std::vector<Output>& found);
-double tolerance(const Case& c, double expected, double scale);
+// Before the rounding of what is stored.
+double tolerance(const Case& c, DType compute, double expected, double scale);
+double rounded_to(DType type, double value);
 
-// Runs all cases on every backend under test, twice each (the bits must repeat), and reports through doctest. Backends
-// whose instruction set the processor lacks are named and skipped.
-void check_parity(const std::string& operation, const std::vector<Case>& cases);
+// Runs all cases on every backend of a compute type, twice each (the bits must repeat), and reports through doctest.
+// Backends whose instruction set the processor lacks are named and skipped.
+void check_parity(const std::string& operation, const std::vector<Case>& cases, DType compute);
 
-// Plants one error of three tolerances in the last element of each output of each case: every one must be found.
-void check_that_planted_errors_are_found(const std::string& operation, const std::vector<Case>& cases);
+// Plants one error of three tolerances in the last element of each output of each case: every one must be found. Under
+// bf16 and fp16 it is of three tolerances and two steps of the type.
+void check_that_planted_errors_are_found(const std::string& operation, const std::vector<Case>& cases, DType compute);
 
 }  // namespace scaletrain::parity

@@ -43,12 +43,18 @@ const ParityOfOperation operations[] = {{"linear_forward", linear_forward_cases}
 }  // namespace
 
 TEST_CASE("every_backend_agrees_with_the_f64_reference_on_every_operation") {
-  for (const ParityOfOperation& operation : operations) check_parity(operation.name, operation.cases());
+  for (const ParityOfOperation& operation : operations) {
+    const std::vector<Case> cases = operation.cases();
+    for (const DType compute : {DType::f32, DType::bf16, DType::f16}) check_parity(operation.name, cases, compute);
+  }
 }
 
 TEST_CASE("an_error_planted_in_one_element_of_any_output_is_found") {
-  for (const ParityOfOperation& operation : operations)
-    check_that_planted_errors_are_found(operation.name, operation.cases());
+  for (const ParityOfOperation& operation : operations) {
+    const std::vector<Case> cases = operation.cases();
+    for (const DType compute : {DType::f32, DType::bf16, DType::f16})
+      check_that_planted_errors_are_found(operation.name, cases, compute);
+  }
 }
 
 TEST_CASE("a_nan_or_a_missing_element_is_a_mismatch") {
@@ -56,14 +62,18 @@ TEST_CASE("a_nan_or_a_missing_element_is_a_mismatch") {
   c.name = "case";
   c.scales = {{1.0, 1.0}};
   const std::vector<Output> expected{{"output", {1.0, 2.0}}};
-  CHECK_FALSE(find_mismatch(c, expected, expected).has_value());
-  CHECK_FALSE(find_mismatch(c, expected, {{"output", {1.0, 2.0 + 1.9e-6}}}).has_value());
-  CHECK(find_mismatch(c, expected, {{"output", {1.0, 2.0 + 2.1e-6}}}).has_value());
-  CHECK(find_mismatch(c, expected, {{"output", {1.0, 0.0 / 0.0}}}).has_value());
-  CHECK(find_mismatch(c, expected, {{"output", {1.0}}}).has_value());
-  CHECK(find_mismatch(c, expected, {}).has_value());
+  CHECK_FALSE(find_mismatch(c, DType::f32, expected, expected).has_value());
+  CHECK_FALSE(find_mismatch(c, DType::f32, expected, {{"output", {1.0, 2.0 + 1.9e-6}}}).has_value());
+  CHECK(find_mismatch(c, DType::f32, expected, {{"output", {1.0, 2.0 + 2.1e-6}}}).has_value());
+  CHECK(find_mismatch(c, DType::f32, expected, {{"output", {1.0, 0.0 / 0.0}}}).has_value());
+  CHECK(find_mismatch(c, DType::f32, expected, {{"output", {1.0}}}).has_value());
+  CHECK(find_mismatch(c, DType::f32, expected, {}).has_value());
+  const std::vector<Output> inexact{{"output", {1.0, 2.001}}};  // the bf16 below is 2, the one above 2.015625
+  CHECK_FALSE(find_mismatch(c, DType::bf16, inexact, {{"output", {1.0, 2.0}}}).has_value());
+  CHECK(find_mismatch(c, DType::bf16, inexact, {{"output", {1.0, 2.015625}}}).has_value());
+  CHECK(find_mismatch(c, DType::bf16, {{"output", {1.0, 2.001}, Kind::master}}, {{"output", {1.0, 2.0}}}).has_value());
   c.scales = {{1.0, untouched}};
-  CHECK(find_mismatch(c, expected, {{"output", {1.0, 2.0 + 1e-15}}}).has_value());
+  CHECK(find_mismatch(c, DType::f32, expected, {{"output", {1.0, 2.0 + 1e-15}}}).has_value());
 }
 
 TEST_CASE("sums_over_rows_have_the_same_bits_for_any_number_of_threads") {

@@ -28,7 +28,10 @@ class PlantedError final : public Backend {
   Buffer allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
   Buffer allocate_pinned(std::size_t bytes) override { return inner_.allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_.workspace_bytes(); }
-  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values) override { return inner_.pack(stream, values); }
+  std::size_t packed_bytes(const Shape& weight) const override { return inner_.packed_bytes(weight); }
+  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) override {
+    return inner_.pack(stream, values, memory);
+  }
 
  private:
   struct Element {
@@ -107,9 +110,9 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const Fill& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const SumOfSquares& op) { run_and_spoil(s, op, {last(op.result)}); }
   void spoiled(Stream& s, const AdamWStep& op) {
-    run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment)});
+    run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment), last(op.compute_weights)});
   }
-  void spoiled(Stream& s, const SgdStep& op) { run_and_spoil(s, op, {last(op.param)}); }
+  void spoiled(Stream& s, const SgdStep& op) { run_and_spoil(s, op, {last(op.param), last(op.compute_weights)}); }
 
   void launch(Stream& stream, const Operation& op) override {
     std::visit([&](const auto& descriptor) { spoiled(stream, descriptor); }, op);

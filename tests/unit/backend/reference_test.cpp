@@ -581,5 +581,7 @@ TEST_CASE("small_operations_by_hand") {
 TEST_CASE("the_reference_computes_in_f32_or_f64_only") {
   CHECK(make_reference_backend(DType::f32)->compute_type() == DType::f32);
   CHECK(make_reference_backend(DType::f64)->description() == "reference F64");
-  CHECK_THROWS_AS(make_reference_backend(DType::bf16), BugError);
+  CHECK(make_reference_backend(DType::bf16)->compute_type() == DType::bf16);
+  CHECK(make_reference_backend(DType::f16)->description() == "reference F16");
+  CHECK_THROWS_AS(make_reference_backend(DType::i32), BugError);
 }

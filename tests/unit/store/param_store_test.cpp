@@ -28,8 +28,12 @@ class PackingBackend final : public HostBackend {
   std::string description() const override { return "packing fake"; }
   int num_threads() const override { return 1; }
   std::size_t workspace_bytes() const override { return 0; }
-  std::unique_ptr<PackedWeight> pack(Stream&, ConstView values) override {
+  std::size_t packed_bytes(const Shape& weight) const override {
+    return static_cast<std::size_t>(weight.num_elements()) * sizeof(float);
+  }
+  std::unique_ptr<PackedWeight> pack(Stream&, ConstView values, Region memory) override {
     ++num_packs;
+    CHECK(memory.size == values.num_bytes());
     auto packed = std::make_unique<FakePacked>();
     packed->bytes = values.num_bytes();
     packed->first_value = values.as<float>()[0];

@@ -1,0 +1,64 @@
+// Products of bf16 matrices by the instruction VDPBF16PS (AVX-512 bf16), which multiplies pairs of elements that follow
+// each other in k and adds both products to an f32 sum: a table of functions, as in kernels.h, whose rule about headers
+// holds here too.
+//
+// Layouts of packed operands, in pairs [k, k+1] of 4 bytes, zeros where k or the columns end:
+//   B (the columns of the result): panels of 64 columns, each [pairs][64].
+//   A (its rows): blocks of 48 rows, each [pairs][48]. A matrix whose rows have an even number of elements in k is read
+//   as it lies.
+// The sum over k of an element of the result is made in order, pair after pair, whatever the tile that it is in and
+// however k is cut: its bits depend on nothing else.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tensor/halves.h"
+
+namespace scaletrain::cpu {
+
+constexpr ptrdiff_t bf16_panel_columns = 64;
+constexpr ptrdiff_t bf16_block_rows = 48;
+
+// A tile of rows × columns: sums = (begins ? 0 : sums) + a · b, times alpha. Then, if there is an output, that is sums
+// + bias + addend, rounded, and what the sums hold afterwards is undefined.
+struct Bf16Tile {
+  const void* a = nullptr;
+  ptrdiff_t a_block_bytes = 0;  // between blocks of 48 rows
+  ptrdiff_t a_row_bytes = 0;
+  ptrdiff_t a_pair_bytes = 0;
+  const Bf16* b = nullptr;      // packed
+  ptrdiff_t b_panel_bytes = 0;  // between panels
+  size_t rows = 0;
+  size_t columns = 0;
+  size_t pairs = 0;
+  int begins = 0;
+  float alpha = 1.0F;
+  float* sums = nullptr;  // may be null with `begins` and an output
+  ptrdiff_t sums_stride = 0;
+  Bf16* output = nullptr;  // or null
+  ptrdiff_t output_stride = 0;
+  const Bf16* bias = nullptr;    // or null, one per column
+  const Bf16* addend = nullptr;  // or null; may be the output
+  ptrdiff_t addend_stride = 0;
+};
+
+struct Bf16Kernels {
+  void (*product)(const Bf16Tile& tile);
+  // B from a matrix that lies as [columns][k] (pack_columns) or [k][columns] (pack_rows).
+  void (*pack_columns)(const Bf16* matrix, ptrdiff_t stride, size_t columns, size_t k, Bf16* panels,
+                       ptrdiff_t panel_bytes);
+  void (*pack_rows)(const Bf16* matrix, ptrdiff_t stride, size_t columns, size_t k, Bf16* panels,
+                    ptrdiff_t panel_bytes);
+  // A from a matrix that lies as [k][rows], of bf16 or of f32 that are rounded.
+  void (*pack_a)(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* blocks, ptrdiff_t block_bytes);
+  void (*pack_a_floats)(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* blocks,
+                        ptrdiff_t block_bytes);
+  // f32 rows rounded, each padded with a zero to an even length.
+  void (*round_rows)(const float* matrix, ptrdiff_t stride, size_t rows, size_t columns, Bf16* output,
+                     ptrdiff_t output_stride);
+};
+
+const Bf16Kernels& bf16_kernels_avx512();
+
+}  // namespace scaletrain::cpu

@@ -1,0 +1,376 @@
+// The linear map of halves: activations and weights of 16 bits, sums and gradients of weights in f32.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "backend/cpu/matmul.h"
+#include "backend/cpu/tile_grid.h"
+#include "base/error.h"
+#include "tensor/buffer.h"
+
+namespace scaletrain::cpu {
+
+namespace {
+
+// --- tiles multiplied as floats ---
+
+constexpr TileLimits wide_tiles{max_wide_rows, max_wide_columns, 8, 48};
+constexpr std::size_t wide_sums_bytes = static_cast<std::size_t>(max_wide_rows * max_wide_columns) * sizeof(float);
+static_assert(wide_scratch_bytes + wide_sums_bytes <= half_scratch_bytes);
+
+// --- tiles of bf16 ---
+
+// A tile's part of a (480 KiB for k = 1024) and a panel of b stay in the second-level cache while they are multiplied.
+constexpr std::int64_t bf16_tile_rows = 240;
+constexpr std::int64_t bf16_tile_columns = 256;
+constexpr TileLimits bf16_tiles{bf16_tile_rows, bf16_tile_columns, 6, bf16_panel_columns};
+constexpr std::int64_t longest_k = 1024;
+// Of gradients of weights, whose operands are both packed.
+constexpr std::int64_t longest_packed_k = 512;
+
+constexpr std::size_t packed_a_bytes = static_cast<std::size_t>(bf16_tile_rows * longest_k) * sizeof(Bf16);
+constexpr std::size_t packed_b_bytes = static_cast<std::size_t>(bf16_tile_columns * longest_k) * sizeof(Bf16);
+constexpr std::size_t tile_sums_bytes = static_cast<std::size_t>(bf16_tile_rows * bf16_tile_columns) * sizeof(float);
+static_assert(packed_a_bytes + packed_b_bytes + tile_sums_bytes <= half_scratch_bytes);
+static_assert(bf16_tile_rows % bf16_block_rows == 0 && bf16_tile_columns % bf16_panel_columns == 0);
+
+constexpr std::int64_t even(std::int64_t k) {
+  return (k + 1) / 2 * 2;
+}
+
+// The scratch of one thread, by name.
+struct Bf16Scratch {
+  explicit Bf16Scratch(std::byte* memory)
+      : a(reinterpret_cast<Bf16*>(memory)),
+        b(reinterpret_cast<Bf16*>(memory + packed_a_bytes)),
+        sums(reinterpret_cast<float*>(memory + packed_a_bytes + packed_b_bytes)) {}
+
+  Bf16* a;
+  Bf16* b;
+  float* sums;
+};
+
+std::byte* scratch_of_worker(std::byte* scratch, int worker) {
+  return scratch + static_cast<std::size_t>(worker) * half_scratch_bytes;
+}
+
+// output[N,columns] = rows[N,k] · weight: what the forward and the gradient of the input have in common. The weight is
+// panels of its columns, or lies as [columns][k] (the forward's) or [k][columns].
+struct Bf16Linear {
+  const Bf16* rows;
+  std::int64_t num_rows, k, columns;
+  const Bf16* panels;  // or null
+  const Bf16* weight;
+  bool weight_has_rows_of_k;
+  const Bf16* bias;
+  const Bf16* addend;
+  Bf16* output;
+};
+
+// Elements [k, k + count) of the tile's rows of a, as they lie or, of an odd length, with a zero after the last.
+void place_a(Bf16Tile& part, const Bf16Linear& p, const Tile& tile, std::int64_t k, std::int64_t count, Bf16* copy) {
+  const Bf16* data = p.rows + tile.row * p.k + k;
+  std::int64_t stride = p.k;
+  if (count % 2 != 0) {
+    stride = even(count);
+    for (std::int64_t row = 0; row < tile.rows; ++row) {
+      std::memcpy(copy + row * stride, data + row * p.k, static_cast<std::size_t>(count) * sizeof(Bf16));
+      copy[row * stride + count].bits = 0;
+    }
+    data = copy;
+  }
+  part.a = data;
+  part.a_row_bytes = stride * static_cast<std::int64_t>(sizeof(Bf16));
+  part.a_block_bytes = bf16_block_rows * part.a_row_bytes;
+  part.a_pair_bytes = 2 * sizeof(Bf16);
+}
+
+void place_b(Bf16Tile& part, const Bf16Kernels& kernels, const Bf16Linear& p, const Tile& tile, std::int64_t k,
+             std::int64_t count, Bf16* copy) {
+  if (p.panels != nullptr) {
+    part.b_panel_bytes = bf16_panel_columns * even(p.k) * static_cast<std::int64_t>(sizeof(Bf16));
+    part.b = p.panels + tile.column * even(p.k) + k * bf16_panel_columns;
+    return;
+  }
+  part.b = copy;
+  part.b_panel_bytes = bf16_panel_columns * even(count) * static_cast<std::int64_t>(sizeof(Bf16));
+  const auto columns = static_cast<std::size_t>(tile.columns);
+  if (p.weight_has_rows_of_k)
+    kernels.pack_columns(p.weight + tile.column * p.k + k, p.k, columns, static_cast<std::size_t>(count), copy,
+                         part.b_panel_bytes);
+  else
+    kernels.pack_rows(p.weight + k * p.columns + tile.column, p.columns, columns, static_cast<std::size_t>(count), copy,
+                      part.b_panel_bytes);
+}
+
+void multiply_tile(const Bf16Kernels& kernels, const Bf16Linear& p, const Tile& tile, const Bf16Scratch& scratch) {
+  const std::int64_t at = tile.row * p.columns + tile.column;
+  std::int64_t k = 0;
+  do {
+    const std::int64_t count = std::min(longest_k, p.k - k);
+    const bool last = k + count == p.k;
+    Bf16Tile part{.rows = static_cast<std::size_t>(tile.rows),
+                  .columns = static_cast<std::size_t>(tile.columns),
+                  .pairs = static_cast<std::size_t>(even(count) / 2),
+                  .begins = k == 0 ? 1 : 0,
+                  .alpha = 1.0F,
+                  .sums = scratch.sums,
+                  .sums_stride = bf16_tile_columns,
+                  .output = last ? p.output + at : nullptr,
+                  .output_stride = p.columns,
+                  .bias = p.bias != nullptr ? p.bias + tile.column : nullptr,
+                  .addend = p.addend != nullptr ? p.addend + at : nullptr,
+                  .addend_stride = p.columns};
+    place_a(part, p, tile, k, count, scratch.a);
+    place_b(part, kernels, p, tile, k, count, scratch.b);
+    kernels.product(part);
+    k += longest_k;
+  } while (k < p.k);
+}
+
+void run_bf16(ThreadPool& pool, const Engine<Bf16>& engine, const Bf16Linear& p) {
+  const TileGrid grid = make_grid(p.num_rows, p.columns, pool.size(), bf16_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+    multiply_tile(*engine.bf16, p, grid.at(item), Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
+  });
+}
+
+void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const LinearBackwardWeight& op) {
+  const std::int64_t rows = op.d_output.shape()[0];
+  const std::int64_t outputs = op.d_output.shape()[1];
+  const std::int64_t inputs = op.input.shape()[1];
+  const TileGrid grid = make_grid(outputs, inputs, pool.size(), bf16_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+    const Tile tile = grid.at(item);
+    const Bf16Scratch scratch(scratch_of_worker(engine.scratch, worker));
+    for (std::int64_t k = 0; k < rows; k += longest_packed_k) {
+      const std::int64_t count = std::min(longest_packed_k, rows - k);
+      Bf16Tile part{.a = scratch.a,
+                    .a_block_bytes = bf16_block_rows * even(count) * 2,
+                    .a_row_bytes = 2 * sizeof(Bf16),
+                    .a_pair_bytes = bf16_block_rows * 2 * sizeof(Bf16),
+                    .b = scratch.b,
+                    .b_panel_bytes = bf16_panel_columns * even(count) * 2,
+                    .rows = static_cast<std::size_t>(tile.rows),
+                    .columns = static_cast<std::size_t>(tile.columns),
+                    .pairs = static_cast<std::size_t>(even(count) / 2),
+                    .begins = 0,
+                    .alpha = 1.0F,
+                    .sums = op.d_weight.as<float>() + tile.row * inputs + tile.column,
+                    .sums_stride = inputs};
+      engine.bf16->pack_a(op.d_output.as<Bf16>() + k * outputs + tile.row, outputs, part.rows,
+                          static_cast<std::size_t>(count), scratch.a, part.a_block_bytes);
+      engine.bf16->pack_rows(op.input.as<Bf16>() + k * inputs + tile.column, inputs, part.columns,
+                             static_cast<std::size_t>(count), scratch.b, part.b_panel_bytes);
+      engine.bf16->product(part);
+    }
+  });
+}
+
+const PackedBf16* packed_of(const Weight& weight) {
+  if (weight.packed == nullptr) return nullptr;
+  const auto* packed = dynamic_cast<const PackedBf16*>(weight.packed);
+  SCALETRAIN_CHECK(packed != nullptr);
+  return packed;
+}
+
+// With so few rows the time is that of reading the weight once.
+constexpr std::int64_t few_rows = 4;
+constexpr std::int64_t outputs_at_a_time = 64;
+
+template <class S>
+void few_rows_forward(ThreadPool& pool, const TypedKernels<S>& kernels, const LinearForward& op) {
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  pool.for_each((outputs + outputs_at_a_time - 1) / outputs_at_a_time, [&](std::int64_t item, int) {
+    const std::int64_t first = item * outputs_at_a_time;
+    const auto count = static_cast<std::size_t>(std::min(outputs_at_a_time, outputs - first));
+    float products[outputs_at_a_time];
+    for (std::int64_t row = 0; row < rows; ++row) {
+      kernels.dot_rows(op.input.as<S>() + row * inputs, {op.weight.values.as<S>() + first * inputs, inputs}, count,
+                       static_cast<std::size_t>(inputs), 1.0F, products);
+      const std::int64_t at = row * outputs + first;
+      kernels.finish_rows({products, outputs_at_a_time}, op.bias ? op.bias.as<S>() + first : nullptr,
+                          {op.addend ? op.addend.as<S>() + at : nullptr, outputs}, {op.output.as<S>() + at, outputs}, 1,
+                          count);
+    }
+  });
+}
+
+template <class S>
+constexpr bool is_bf16 = std::is_same_v<S, Bf16>;
+
+}  // namespace
+
+PackedBf16::PackedBf16(const Shape& shape, std::byte* memory)
+    : bytes_(bytes(shape)),
+      outputs_(reinterpret_cast<Bf16*>(memory)),
+      inputs_(outputs_ + static_cast<std::int64_t>(align_up(static_cast<std::size_t>(shape[0]), bf16_panel_columns)) *
+                             even(shape[1])) {}
+
+std::size_t PackedBf16::bytes(const Shape& shape) {
+  SCALETRAIN_CHECK_EQ(shape.num_dims(), 2);
+  const auto panels = [](std::int64_t columns, std::int64_t k) {
+    return align_up(static_cast<std::size_t>(columns), bf16_panel_columns) * static_cast<std::size_t>(even(k)) *
+           sizeof(Bf16);
+  };
+  return panels(shape[0], shape[1]) + panels(shape[1], shape[0]);
+}
+
+void pack_weight(ThreadPool& pool, const Bf16Kernels& kernels, const ConstView& values, const PackedBf16& packed) {
+  const std::int64_t outputs = values.shape()[0];
+  const std::int64_t inputs = values.shape()[1];
+  const auto* weight = values.as<Bf16>();
+  const auto panels_of = [](std::int64_t columns) { return (columns + bf16_panel_columns - 1) / bf16_panel_columns; };
+  pool.for_each(panels_of(outputs) + panels_of(inputs), [&](std::int64_t item, int) {
+    const bool of_outputs = item < panels_of(outputs);
+    const std::int64_t first = (of_outputs ? item : item - panels_of(outputs)) * bf16_panel_columns;
+    const std::int64_t columns = of_outputs ? outputs : inputs;
+    const std::int64_t k = of_outputs ? inputs : outputs;
+    const auto count = static_cast<std::size_t>(std::min<std::int64_t>(bf16_panel_columns, columns - first));
+    if (of_outputs)
+      kernels.pack_columns(weight + first * inputs, inputs, count, static_cast<std::size_t>(k),
+                           packed.outputs() + first * even(k), 0);
+    else
+      kernels.pack_rows(weight + first, inputs, count, static_cast<std::size_t>(k), packed.inputs() + first * even(k),
+                        0);
+  });
+}
+
+template <class S>
+void linear_forward(ThreadPool& pool, const Engine<S>& engine, const LinearForward& op) {
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  if (rows <= few_rows) {
+    few_rows_forward(pool, engine.typed, op);
+    return;
+  }
+  const S* bias = op.bias ? op.bias.as<S>() : nullptr;
+  const S* addend = op.addend ? op.addend.as<S>() : nullptr;
+  if constexpr (is_bf16<S>) {
+    if (engine.bf16 != nullptr) {
+      const PackedBf16* packed = packed_of(op.weight);
+      run_bf16(pool, engine,
+               {.rows = op.input.as<S>(),
+                .num_rows = rows,
+                .k = inputs,
+                .columns = outputs,
+                .panels = packed != nullptr ? packed->outputs() : nullptr,
+                .weight = op.weight.values.as<S>(),
+                .weight_has_rows_of_k = true,
+                .bias = bias,
+                .addend = addend,
+                .output = op.output.as<S>()});
+      return;
+    }
+  }
+  const TileGrid grid = make_grid(rows, outputs, pool.size(), wide_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+    const Tile tile = grid.at(item);
+    std::byte* const scratch = scratch_of_worker(engine.scratch, worker);
+    auto* sums = reinterpret_cast<float*>(scratch + wide_scratch_bytes);
+    wide_product<S, S>(engine.typed, scratch,
+                       {.m = tile.rows,
+                        .n = tile.columns,
+                        .k = inputs,
+                        .a = {op.input.as<S>() + tile.row * inputs, inputs},
+                        .b = {op.weight.values.as<S>() + tile.column * inputs, inputs, true},
+                        .c = sums,
+                        .c_stride = tile.columns});
+    const std::int64_t at = tile.row * outputs + tile.column;
+    engine.typed.finish_rows({sums, tile.columns}, bias != nullptr ? bias + tile.column : nullptr,
+                             {addend != nullptr ? addend + at : nullptr, outputs}, {op.output.as<S>() + at, outputs},
+                             static_cast<std::size_t>(tile.rows), static_cast<std::size_t>(tile.columns));
+  });
+}
+
+template <class S>
+void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardInput& op) {
+  const std::int64_t rows = op.d_output.shape()[0];
+  const std::int64_t outputs = op.d_output.shape()[1];
+  const std::int64_t inputs = op.d_input.shape()[1];
+  if constexpr (is_bf16<S>) {
+    if (engine.bf16 != nullptr) {
+      const PackedBf16* packed = packed_of(op.weight);
+      run_bf16(pool, engine,
+               {.rows = op.d_output.as<S>(),
+                .num_rows = rows,
+                .k = outputs,
+                .columns = inputs,
+                .panels = packed != nullptr ? packed->inputs() : nullptr,
+                .weight = op.weight.values.as<S>(),
+                .weight_has_rows_of_k = false,
+                .bias = nullptr,
+                .addend = nullptr,
+                .output = op.d_input.as<S>()});
+      return;
+    }
+  }
+  const TileGrid grid = make_grid(rows, inputs, pool.size(), wide_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+    const Tile tile = grid.at(item);
+    std::byte* const scratch = scratch_of_worker(engine.scratch, worker);
+    auto* sums = reinterpret_cast<float*>(scratch + wide_scratch_bytes);
+    wide_product<S, S>(engine.typed, scratch,
+                       {.m = tile.rows,
+                        .n = tile.columns,
+                        .k = outputs,
+                        .a = {op.d_output.as<S>() + tile.row * outputs, outputs},
+                        .b = {op.weight.values.as<S>() + tile.column, inputs},
+                        .c = sums,
+                        .c_stride = tile.columns});
+    engine.typed.finish_rows({sums, tile.columns}, nullptr, {nullptr, 0},
+                             {op.d_input.as<S>() + tile.row * inputs + tile.column, inputs},
+                             static_cast<std::size_t>(tile.rows), static_cast<std::size_t>(tile.columns));
+  });
+}
+
+template <class S>
+void linear_backward_weight(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardWeight& op) {
+  const std::int64_t rows = op.d_output.shape()[0];
+  const std::int64_t outputs = op.d_output.shape()[1];
+  const std::int64_t inputs = op.input.shape()[1];
+  if (rows == 0) return;
+  const auto as_floats = [&] {
+    const TileGrid grid = make_grid(outputs, inputs, pool.size(), wide_tiles);
+    pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+      const Tile tile = grid.at(item);
+      wide_product<S, S>(engine.typed, scratch_of_worker(engine.scratch, worker),
+                         {.m = tile.rows,
+                          .n = tile.columns,
+                          .k = rows,
+                          .a = {op.d_output.as<S>() + tile.row, outputs, true},
+                          .b = {op.input.as<S>() + tile.column, inputs},
+                          .beta = 1.0F,
+                          .c = op.d_weight.as<float>() + tile.row * inputs + tile.column,
+                          .c_stride = inputs});
+    });
+  };
+  if constexpr (is_bf16<S>) {
+    if (engine.bf16 != nullptr)
+      add_weight_gradient(pool, engine, op);
+    else
+      as_floats();
+  } else {
+    as_floats();
+  }
+  if (!op.d_bias) return;
+  const std::int64_t columns = column_share(outputs, pool.size());
+  pool.for_each((outputs + columns - 1) / columns, [&](std::int64_t item, int) {
+    const std::int64_t first = item * columns;
+    engine.typed.add_column_sums({op.d_output.as<S>(), outputs}, static_cast<std::size_t>(rows),
+                                 static_cast<std::size_t>(first),
+                                 static_cast<std::size_t>(std::min(first + columns, outputs)), op.d_bias.as<float>());
+  });
+}
+
+template void linear_forward(ThreadPool&, const Engine<Bf16>&, const LinearForward&);
+template void linear_forward(ThreadPool&, const Engine<F16>&, const LinearForward&);
+template void linear_backward_input(ThreadPool&, const Engine<Bf16>&, const LinearBackwardInput&);
+template void linear_backward_input(ThreadPool&, const Engine<F16>&, const LinearBackwardInput&);
+template void linear_backward_weight(ThreadPool&, const Engine<Bf16>&, const LinearBackwardWeight&);
+template void linear_backward_weight(ThreadPool&, const Engine<F16>&, const LinearBackwardWeight&);
+
+}  // namespace scaletrain::cpu

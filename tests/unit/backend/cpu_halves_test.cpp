@@ -1,0 +1,298 @@
+// What runs in bf16 and fp16 rely on beyond right values (those are in the parity suite): how every instruction set
+// rounds, and that bits depend on neither threads nor packing.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/error.h"
+#include "base/numbers/philox.h"
+#include "support/numbers.h"
+
+namespace scaletrain {
+namespace {
+
+using Bits = std::vector<std::uint16_t>;
+
+constexpr DType halves[] = {DType::bf16, DType::f16};
+
+// Those of this processor.
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> found;
+  for (const char* const set : {"portable", "avx2", "avx512", "avx512_bf16"}) {
+    try {
+      make_cpu_backend({.threads = 1, .instruction_set = set});
+      found.emplace_back(set);
+    } catch (const UserError&) {
+      MESSAGE("skipped: " << set);
+    }
+  }
+  return found;
+}
+
+struct Machine {
+  Machine(DType compute, int threads, const std::string& set = "auto")
+      : backend(make_cpu_backend({.threads = threads, .instruction_set = set, .compute = compute})),
+        stream(backend->make_stream()) {}
+
+  void run(const Operation& op) { backend->run(*stream, op); }
+
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Stream> stream;
+};
+
+template <class T>
+View view_of(std::vector<T>& values, DType type, Shape shape) {
+  REQUIRE(shape.num_elements() == static_cast<std::int64_t>(values.size()));
+  return {values.data(), type, shape};
+}
+
+Bits random_halves(DType type, std::int64_t count, const std::string& name, float mean = 0.0F) {
+  std::vector<float> floats(static_cast<std::size_t>(count));
+  fill_normal(philox_key(7, name), 0, mean, 1.0F, floats);
+  Bits bits(floats.size());
+  convert_floats(DType::f32, floats.data(), type, bits.data(), bits.size());
+  return bits;
+}
+
+std::vector<float> floats_of(DType type, const Bits& bits) {
+  std::vector<float> floats(bits.size());
+  convert_floats(type, bits.data(), DType::f32, floats.data(), floats.size());
+  return floats;
+}
+
+struct LinearResults {
+  Bits output, d_input;
+  std::vector<float> d_weight, d_bias;
+
+  bool operator==(const LinearResults&) const = default;
+};
+
+LinearResults run_linear(Machine& machine, DType type, bool packed, std::int64_t rows, std::int64_t inputs,
+                         std::int64_t outputs) {
+  Bits input = random_halves(type, rows * inputs, "input");
+  Bits weight = random_halves(type, outputs * inputs, "weight");
+  Bits bias = random_halves(type, outputs, "bias");
+  LinearResults results{Bits(static_cast<std::size_t>(rows * outputs)), Bits(static_cast<std::size_t>(rows * inputs)),
+                        std::vector<float>(static_cast<std::size_t>(outputs * inputs), 0.5F),
+                        std::vector<float>(static_cast<std::size_t>(outputs), 0.5F)};
+  const View values = view_of(weight, type, {outputs, inputs});
+  const Buffer memory(machine.backend->packed_bytes(values.shape()));
+  std::unique_ptr<PackedWeight> form;
+  if (packed) form = machine.backend->pack(*machine.stream, values, memory.region());
+  const Weight handle{.values = values, .packed = form.get()};
+  const View y = view_of(results.output, type, {rows, outputs});
+  const View x = view_of(input, type, {rows, inputs});
+  machine.run(LinearForward{handle, view_of(bias, type, {outputs}), x, {}, y});
+  machine.run(LinearBackwardInput{handle, y, view_of(results.d_input, type, {rows, inputs})});
+  machine.run(LinearBackwardWeight{x, y, view_of(results.d_weight, DType::f32, {outputs, inputs}),
+                                   view_of(results.d_bias, DType::f32, {outputs})});
+  return results;
+}
+
+Bits run_attention(Machine& machine, DType type, bool with_sums) {
+  constexpr std::int64_t tokens = 530;
+  constexpr std::int64_t heads = 6;
+  constexpr std::int64_t kv_heads = 3;
+  constexpr std::int64_t size = 40;
+  const AttentionShape shape{.batch = 2,
+                             .num_queries = tokens,
+                             .num_keys = tokens,
+                             .heads = heads,
+                             .kv_heads = kv_heads,
+                             .head_size = size,
+                             .scale = 0.15};
+  const Shape wide{2 * tokens, heads * size};
+  const Shape narrow{2 * tokens, kv_heads * size};
+  Bits query = random_halves(type, wide.num_elements(), "query");
+  Bits key = random_halves(type, narrow.num_elements(), "key");
+  Bits value = random_halves(type, narrow.num_elements(), "value");
+  Bits d_output = random_halves(type, wide.num_elements(), "d_output");
+  Bits output(query.size());
+  Bits d_query(query.size());
+  Bits d_key(key.size());
+  Bits d_value(key.size());
+  std::vector<float> log_sum_exp(static_cast<std::size_t>(2 * heads * tokens));
+  std::vector<float> sums(query.size(), std::numeric_limits<float>::quiet_NaN());
+  const auto of_queries = [&](Bits& bits) { return HeadsView{view_of(bits, type, wide), heads * size}; };
+  const auto of_keys = [&](Bits& bits) { return HeadsView{view_of(bits, type, narrow), kv_heads * size}; };
+  const auto constant = [](const HeadsView& view) { return ConstHeadsView{view.values, view.row_stride}; };
+  const View lse = view_of(log_sum_exp, DType::f32, {2, heads, tokens});
+  const ConstHeadsView q = constant(of_queries(query));
+  const ConstHeadsView k = constant(of_keys(key));
+  const ConstHeadsView v = constant(of_keys(value));
+  machine.run(AttentionForward{shape, q, k, v, {}, of_queries(output), lse});
+  machine.run(
+      AttentionBackward{.shape = shape,
+                        .query = q,
+                        .key = k,
+                        .value = v,
+                        .output = constant(of_queries(output)),
+                        .d_output = constant(of_queries(d_output)),
+                        .log_sum_exp = lse,
+                        .document_start = {},
+                        .d_query = of_queries(d_query),
+                        .d_key = of_keys(d_key),
+                        .d_value = of_keys(d_value),
+                        .d_query_sums = with_sums ? view_of(sums, DType::f32, {2, tokens, heads, size}) : View()});
+  Bits all = output;
+  for (const Bits* part : {&d_query, &d_key, &d_value}) all.insert(all.end(), part->begin(), part->end());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every instruction set widens all halves and rounds all kinds of floats as the host does") {
+  std::vector<float> floats;
+  for (std::uint32_t high = 0; high < 0x10000U; ++high)  // every exponent, ties and their neighbours
+    for (const std::uint32_t low : {0x0000U, 0x0001U, 0x0fffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU})
+      floats.push_back(std::bit_cast<float>(high << 16 | low));
+  const auto count = static_cast<std::int64_t>(floats.size());
+  Bits codes(0x10000);
+  for (std::size_t code = 0; code < codes.size(); ++code) codes[code] = static_cast<std::uint16_t>(code);
+  for (const std::string& set : instruction_sets()) {
+    for (const DType type : halves) {
+      CAPTURE(set);
+      CAPTURE(std::string(to_text(type)));
+      Machine machine(type, 2, set);
+      Bits expected(floats.size());
+      Bits found(floats.size());
+      convert_floats(DType::f32, floats.data(), type, expected.data(), floats.size());
+      machine.run(Copy{view_of(floats, DType::f32, {count}), view_of(found, type, {count})});
+      CHECK(found == expected);
+      std::vector<float> widened(codes.size());
+      machine.run(Copy{view_of(codes, type, {0x10000}), view_of(widened, DType::f32, {0x10000})});
+      const std::vector<float> values = floats_of(type, codes);
+      int wrong = 0;
+      for (std::size_t code = 0; code < codes.size(); ++code) {
+        const bool both_nan = std::isnan(values[code]) && std::isnan(widened[code]);
+        wrong += both_nan || std::bit_cast<std::uint32_t>(values[code]) == std::bit_cast<std::uint32_t>(widened[code])
+                     ? 0
+                     : 1;
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("bf16 products have the same bits for any number of threads, with packed weights and without") {
+  for (const auto& [rows, inputs, outputs] :
+       std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>{{333, 301, 517}, {67, 2100, 130}}) {
+    Machine one(DType::bf16, 1);
+    if (one.backend->packed_bytes({64, 64}) == 0) {
+      MESSAGE("skipped: no products of bf16 on this processor");
+      return;
+    }
+    const LinearResults expected = run_linear(one, DType::bf16, false, rows, inputs, outputs);
+    for (const int threads : {1, 2, 5}) {
+      CAPTURE(threads);
+      Machine machine(DType::bf16, threads);
+      CHECK(run_linear(machine, DType::bf16, true, rows, inputs, outputs) == expected);
+      CHECK(run_linear(machine, DType::bf16, false, rows, inputs, outputs) == expected);
+    }
+  }
+}
+
+TEST_CASE("attention of halves has the same bits for any number of threads, and with sums of its own or without") {
+  for (const std::string& set : instruction_sets()) {
+    for (const DType type : halves) {
+      CAPTURE(set);
+      CAPTURE(std::string(to_text(type)));
+      Machine one(type, 1, set);
+      const Bits expected = run_attention(one, type, true);
+      const std::vector<float> values = floats_of(type, expected);
+      CHECK(std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }));
+      CHECK(run_attention(one, type, false) == expected);
+      Machine seven(type, 7, set);  // more than there are heads: blocks are the items
+      CHECK(run_attention(seven, type, true) == expected);
+    }
+  }
+}
+
+TEST_CASE("a row of NaN stays in its row, whatever the length of rows") {
+  for (const std::string& set : instruction_sets()) {
+    for (const std::int64_t inputs : {5, 8, 1025}) {
+      CAPTURE(set);
+      CAPTURE(inputs);
+      Machine machine(DType::bf16, 1, set);
+      Bits input = random_halves(DType::bf16, 9 * inputs, "rows");
+      for (std::int64_t i = 0; i < inputs; ++i)
+        input[static_cast<std::size_t>(4 * inputs + i)] = bf16_from_float(std::numeric_limits<float>::quiet_NaN());
+      Bits weight = random_halves(DType::bf16, 70 * inputs, "weight");
+      Bits output(9 * 70);
+      machine.run(LinearForward{{.values = view_of(weight, DType::bf16, {70, inputs})},
+                                {},
+                                view_of(input, DType::bf16, {9, inputs}),
+                                {},
+                                view_of(output, DType::bf16, {9, 70})});
+      const std::vector<float> found = floats_of(DType::bf16, output);
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < found.size(); ++i) wrong += std::isnan(found[i]) == (i / 70 == 4) ? 0 : 1;
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("a NaN among logits of halves is in the loss, and in the gradient of its row") {
+  for (const std::string& set : instruction_sets()) {
+    for (const DType type : halves) {
+      for (const std::int64_t place : {0, 17, 63, 70}) {
+        CAPTURE(set);
+        CAPTURE(place);
+        Machine machine(type, 1, set);
+        Bits logits = random_halves(type, 71, "logits");
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        convert_floats(DType::f32, &nan, type, &logits[static_cast<std::size_t>(place)], 1);
+        std::vector<std::int32_t> targets{3};
+        double loss = 0;
+        machine.run(
+            CrossEntropy{view_of(logits, type, {1, 71}), view_of(targets, DType::i32, {1}), 1.0, number_at(loss)});
+        CHECK(std::isnan(loss));
+        CHECK(std::isnan(floats_of(type, logits)[0]));
+      }
+    }
+  }
+}
+
+TEST_CASE("packed forms need as much memory as was said before, and only where there is one") {
+  const Machine floats(DType::f32, 1);
+  CHECK(floats.backend->packed_bytes({100, 30}) == 0);
+  const Machine portable(DType::bf16, 1, "portable");
+  CHECK(portable.backend->packed_bytes({100, 30}) == 0);
+  const Machine fp16(DType::f16, 1);
+  CHECK(fp16.backend->packed_bytes({100, 30}) == 0);
+  Machine machine(DType::bf16, 2);
+  const std::size_t bytes = machine.backend->packed_bytes({100, 31});
+  if (bytes == 0) return;
+  CHECK(bytes == 2 * (128 * 32 + 64 * 100));  // panels of 64 columns, an even number of rows
+  Bits weight = random_halves(DType::bf16, 100 * 31, "weight");
+  const View values = view_of(weight, DType::bf16, {100, 31});
+  const Buffer memory(bytes);
+  CHECK(machine.backend->pack(*machine.stream, values, memory.region())->num_bytes() == bytes);
+  Region little = memory.region();
+  little.size = bytes - 1;
+  CHECK_THROWS_AS(machine.backend->pack(*machine.stream, values, little), BugError);
+}
+
+TEST_CASE("the description of a backend of halves says how it multiplies") {
+  CHECK(Machine(DType::bf16, 1, "portable").backend->description().find("cpu portable bf16, f32 products, 1 thread") ==
+        0);
+  CHECK(Machine(DType::f16, 2, "portable").backend->description().find("cpu portable fp16, f32 products, 2 threads") ==
+        0);
+  const Machine best(DType::bf16, 1);
+  const std::string products =
+      best.backend->packed_bytes({2, 2}) == 0 ? " bf16, f32 products" : "cpu avx512 bf16, avx512_bf16 products";
+  CHECK(best.backend->description().find(products) != std::string::npos);
+  CHECK(best.backend->workspace_bytes() == cpu_workspace_bytes(1, DType::bf16));
+  CHECK_THROWS_AS(make_cpu_backend({.threads = 1, .compute = DType::f64}), BugError);
+}
+
+}  // namespace scaletrain
