@@ -231,7 +231,7 @@ void Checkpoint::read(const std::string& tensor, const Box& box, View out) const
   for (const Impl::Read& read : reads) impl_->run(read);
 }
 
-void Checkpoint::load(ParamStore& store, bool with_optimizer_state, WorkCount* work) const {
+void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_state, WorkCount* work) const {
   std::vector<Impl::Read> reads;
   for (const ParamRange& range : store.held(StateKind::master)) {
     impl_->plan_range(store, range, StateKind::master, 0, reads);
@@ -251,7 +251,7 @@ void Checkpoint::load(ParamStore& store, bool with_optimizer_state, WorkCount* w
                      [&](const Impl::Read* a, const Impl::Read* b) { return offset(a) < offset(b); });
     for (const Impl::Read* read : list) impl_->run(*read, work);
   }
-  store.values_changed();
+  store.values_changed(stream);
 }
 
 void Checkpoint::verify() const {

@@ -36,7 +36,7 @@ class Checkpoint {
   // `with_optimizer_state`; tied copies get their owner's values. Files are read one after the other, each in ascending
   // order. A tensor that the manifest lacks, or another shape, is an InputError; tensors the store does not hold are
   // left alone. work: counts the stretches that have been read, of some MiB at most.
-  void load(ParamStore& store, bool with_optimizer_state, WorkCount* work = nullptr) const;
+  void load(ParamStore& store, Stream& stream, bool with_optimizer_state, WorkCount* work = nullptr) const;
   // Reads every byte of every file against its checksums.
   void verify() const;
 

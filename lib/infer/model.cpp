@@ -114,8 +114,7 @@ struct LoadedModel::Impl {
       throw InputError(fmt::format("{}: model.layers: {}, but the manifest lists only {} tensors", where,
                                    config.model.layers, checkpoint.manifest().tensors.size()));
     build(path.string(), tokenizer->vocab_size(), &checkpoint.manifest());
-    checkpoint.load(*store, false);
-    store->values_changed();
+    checkpoint.load(*store, *stream, false);
   }
 
   void open_hugging_face(const fs::path& path, TokenizerKind kind) {
@@ -124,8 +123,7 @@ struct LoadedModel::Impl {
     config.data.tokenizer.type = kind;
     tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
     build(path.string(), *config.model.vocab, nullptr);
-    model.load(*store);
-    store->values_changed();
+    model.load(*store, *stream);
   }
 };
 

@@ -98,7 +98,7 @@ void fill(const Piece& piece, std::uint64_t seed, std::vector<float>& scratch) {
 
 }  // namespace
 
-void initialise_parameters(ParamStore& store, std::uint64_t seed, int threads, WorkCount* work) {
+void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads, WorkCount* work) {
   SCALETRAIN_CHECK(threads >= 1);
   const std::vector<Piece> pieces = pieces_of(store);
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(threads));
@@ -118,7 +118,7 @@ void initialise_parameters(ParamStore& store, std::uint64_t seed, int threads, W
     fill_some(0);
     for (GuardedThread& helper : helpers) helper.join_and_rethrow();
   }
-  store.values_changed();
+  store.values_changed(stream);
 }
 
 }  // namespace scaletrain

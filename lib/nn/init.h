@@ -11,6 +11,7 @@ namespace scaletrain {
 
 // Fills the masters that the rank holds, unsharded parameters or its shard's parts, of every trained parameter by its
 // InitialValues, on `threads` host threads. work: counts stretches of 64 Ki elements.
-void initialise_parameters(ParamStore& store, std::uint64_t seed, int threads, WorkCount* work = nullptr);
+void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads,
+                           WorkCount* work = nullptr);
 
 }  // namespace scaletrain

@@ -34,7 +34,10 @@ class ElementwiseOptimizer : public Optimizer {
     scalars_->to_device(stream);
     const ConstView scalars = scalars_->device(0, DType::f64, {num_step_scalars});
     std::size_t index = 0;
-    for (const OptimizerRange& range : ranges) update(backend, stream, range, spans_[index++], scalars);
+    for (const OptimizerRange& range : ranges) {
+      update(backend, stream, range, spans_[index++], scalars);
+      if (range.compute) backend.run(stream, Copy{.input = range.param, .output = range.compute});
+    }
     store.updated(stream);
   }
 

@@ -68,30 +68,6 @@ std::vector<StageBlocks> make_stages(const Config& config, const ModelSpec& mode
   return split_stages(model.layers, parallel.pipeline, parallel.chunks, {.embedding = 0.0, .head = head});
 }
 
-// What a rank holds of the weights themselves.
-struct WeightBytes {
-  std::size_t masters = 0;
-  std::size_t computed = 0;  // a form of its own for the layers
-};
-
-// Masters that layers can read themselves are unsharded until ZeRO 3. Where layers compute in another type they read a
-// copy in that type, unsharded until ZeRO 3, and the masters are the optimizer's alone: divided with its state.
-WeightBytes weight_bytes(const ShardLayout& layout, const ParamStore::Options& options, DType compute) {
-  const bool has_replicas = layout.mesh().degree(Axis::data) > 1;
-  const bool is_same = compute == options.dtype;
-  const auto elements = [&](const FlatBuffer& flat, bool is_sharded) {
-    return static_cast<std::size_t>(is_sharded && has_replicas ? flat.shard_elements : flat.num_elements);
-  };
-  WeightBytes bytes;
-  for (const FlatBuffer& flat : layout.buffers()) {
-    const DType type = flat.dtype == DType::f32 ? options.dtype : flat.dtype;
-    bytes.masters +=
-        elements(flat, is_same ? options.zero.shard_parameters : options.zero.shard_optimizer) * size_of(type);
-    if (!is_same) bytes.computed += elements(flat, options.zero.shard_parameters) * size_of(compute);
-  }
-  return bytes;
-}
-
 // What activations are stored in.
 DType compute_type_of(Precision precision) {
   switch (precision) {
@@ -157,8 +133,17 @@ GroupFacts PhasePlan::group_facts() const {
   return {.kv_heads = model.kv_heads, .tied = model.tie_embeddings};
 }
 
-ParamStore::Options PhasePlan::store_options(DType masters) const {
-  return {.state_names = optimizer_states, .gradients = true, .dtype = masters, .zero = zero, .sequence = sequence};
+ParamStore::Options PhasePlan::store_options() const {
+  return store_options(compute);
+}
+
+ParamStore::Options PhasePlan::store_options(DType computed_in) const {
+  return {.state_names = optimizer_states,
+          .gradients = true,
+          .dtype = accumulator_type(computed_in),
+          .compute = computed_in,
+          .zero = zero,
+          .sequence = sequence};
 }
 
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
@@ -167,14 +152,13 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
 
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const std::vector<ScheduleStep>& steps) const {
   const ShardLayout shard = layout(rank);
-  const WeightBytes weights = weight_bytes(shard, store_options(masters()), compute);
-  const StoreBytes store = store_bytes(table, shard, store_options(masters()));
+  const StoreBytes store = store_bytes(table, shard, store_options());
   const ActivationPlan activation = activations(rank, steps);
   MemoryPlan memory;
   memory.items = {
-      {"master weights", weights.masters},
-      {"weights in compute precision", weights.computed},
-      {"gathered weights", store.gathered / size_of(masters()) * size_of(compute)},
+      {"master weights", store.masters},
+      {"weights in compute precision", store.computed},
+      {"gathered weights", store.gathered},
       {"gradients", store.gradients},
       {"gradient staging", store.gradient_staging},
       {"optimizer state", store.states},

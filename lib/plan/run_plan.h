@@ -71,9 +71,10 @@ struct PhasePlan {
   // The same for other steps than schedule(rank), or for those at hand: to make one stage's takes the orders of all.
   MemoryPlan memory(Rank rank, std::size_t backend_workspace, const std::vector<ScheduleStep>& steps) const;
   // Of masters, gradients and optimizer state: f32, with the f64 reference f64.
-  DType masters() const { return compute == DType::f64 ? DType::f64 : DType::f32; }
-  // How the rank's store is made, but for its groups.
-  ParamStore::Options store_options(DType masters) const;
+  DType masters() const { return accumulator_type(compute); }
+  // How the rank's store is made, but for its groups. computed_in: by a backend of another type than the plan's.
+  ParamStore::Options store_options() const;
+  ParamStore::Options store_options(DType computed_in) const;
   TensorPart tensor_part(Rank rank) const;
   GroupFacts group_facts() const;
   // What the rank sends in one optimizer step, by group and collective. Counted as direct_communicator.h sends it: of S

@@ -14,19 +14,23 @@ namespace scaletrain {
 
 namespace {
 
+// Which of a buffer a rank has.
+enum class Extent { nothing, shard, all };
+
 // The ranges of one division of the rank's parameters, and where each parameter's is: at most one, as a shard is
 // contiguous.
 struct Held {
   std::vector<ParamRange> ranges;
   std::vector<int> of_parameter;  // index into ranges; -1: none
 
-  Held(const ParamTable& table, const ShardLayout& layout, bool sharded, bool trained_only) {
-    ranges = sharded ? layout.shard_ranges(layout.position().data) : layout.unsharded_ranges();
-    if (trained_only) {
-      std::erase_if(ranges, [&](const ParamRange& range) {
-        return layout.buffers()[static_cast<std::size_t>(range.buffer)].role != ParamRole::trained;
-      });
-    }
+  template <class ExtentOfBuffer>
+  Held(const ParamTable& table, const ShardLayout& layout, ExtentOfBuffer extent_of) {
+    const auto append = [&](const std::vector<ParamRange>& all, Extent extent) {
+      std::copy_if(all.begin(), all.end(), std::back_inserter(ranges),
+                   [&](const ParamRange& range) { return extent_of(range.buffer) == extent; });
+    };
+    append(layout.unsharded_ranges(), Extent::all);
+    append(layout.shard_ranges(layout.position().data), Extent::shard);
     of_parameter.assign(table.parameters().size(), -1);
     for (std::size_t index = 0; index < ranges.size(); ++index)
       of_parameter[static_cast<std::size_t>(ranges[index].parameter)] = narrow<int>(index);
@@ -64,7 +68,7 @@ struct ParamStore::Impl {
   const Held& held(StateKind kind) const;
   // The memory of a kind over a buffer, and whether it is the shard's.
   const Buffer& memory_of(StateKind kind, int buffer, std::size_t state) const;
-  bool is_shard(StateKind kind) const;
+  bool is_shard(StateKind kind, int buffer) const;
   View unsharded(StateKind kind, std::string_view name, std::size_t state) const;
 
   const ParamTable& table;
@@ -85,7 +89,8 @@ ParamStore::Impl::Impl(Backend& backend, const ParamTable& table_in, const Shard
       layout(layout_in),
       options(std::move(options_in)),
       memory(plan_store_memory(table, layout, options)),
-      masters(table, layout, memory.zero.shard_parameters, false) {
+      masters(table, layout,
+              [this](int buffer) { return memory.shards_masters(buffer) ? Extent::shard : Extent::all; }) {
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
   const bool communicates = options.groups != nullptr && memory.data_degree > 1;
   weights.emplace(backend, layout, memory, units, communicates ? options.groups->data.get() : nullptr);
@@ -94,7 +99,10 @@ ParamStore::Impl::Impl(Backend& backend, const ParamTable& table_in, const Shard
     updated.of_parameter.assign(table.parameters().size(), -1);
     return;
   }
-  updated = Held(table, layout, memory.zero.shard_optimizer, true);
+  updated = Held(table, layout, [this](int buffer) {
+    if (layout.buffers()[static_cast<std::size_t>(buffer)].role != ParamRole::trained) return Extent::nothing;
+    return memory.zero.shard_optimizer ? Extent::shard : Extent::all;
+  });
   allocate_states(backend);
   collect_ranges();
 }
@@ -122,6 +130,8 @@ void ParamStore::Impl::collect_ranges() {
       OptimizerRange range;
       range.buffer = index;
       range.param = weights->masters(index).view(0, dtype, shape);
+      if (memory.has_own_masters(index))
+        range.compute = weights->compute(index).view(0, memory.compute[static_cast<std::size_t>(index)], shape);
       range.gradient = gradients->gradients(index).view(0, dtype, shape);
       for (const auto& state : states)
         range.states.push_back(state[static_cast<std::size_t>(index)].view(0, dtype, shape));
@@ -136,7 +146,8 @@ void ParamStore::Impl::collect_ranges() {
     OptimizerRange range;
     range.buffer = bucket.buffer;
     range.first = bucket.first + memory.data_rank * bucket.shard_elements;
-    range.param = weights->shard(index);
+    range.param = weights->master_shard(index);
+    if (memory.has_own_masters(bucket.buffer)) range.compute = weights->compute_shard(index);
     range.gradient = gradients->shard(index);
     for (const auto& state : states)
       range.states.push_back(state[static_cast<std::size_t>(bucket.buffer)].view(
@@ -149,10 +160,10 @@ const Held& ParamStore::Impl::held(StateKind kind) const {
   return kind == StateKind::master ? masters : updated;
 }
 
-bool ParamStore::Impl::is_shard(StateKind kind) const {
+bool ParamStore::Impl::is_shard(StateKind kind, int buffer) const {
   switch (kind) {
     case StateKind::master:
-      return memory.zero.shard_parameters;
+      return memory.shards_masters(buffer);
     case StateKind::gradient:
       return memory.zero.shard_gradients;
     case StateKind::optimizer:
@@ -177,9 +188,10 @@ const Buffer& ParamStore::Impl::memory_of(StateKind kind, int buffer, std::size_
 View ParamStore::Impl::unsharded(StateKind kind, std::string_view name, std::size_t state) const {
   const int index = table.index_of(name);
   const ParamSpan* span = index < 0 ? nullptr : layout.find(index);
-  const bool is_unsharded =
-      kind == StateKind::master ? !memory.zero.shard_parameters : memory.gradients && !memory.zero.shard_optimizer;
-  if (span == nullptr || !is_unsharded) return {};
+  if (span == nullptr) return {};
+  const bool is_unsharded = kind == StateKind::master ? !memory.shards_masters(span->buffer)
+                                                      : memory.gradients && !memory.zero.shard_optimizer;
+  if (!is_unsharded) return {};
   const Buffer& bytes = memory_of(kind, span->buffer, state);
   if (bytes.data() == nullptr) return {};
   const DType dtype = memory.dtypes[static_cast<std::size_t>(span->buffer)];
@@ -234,8 +246,8 @@ void ParamStore::updated(Stream& stream) {
   impl_->weights->updated(stream);
 }
 
-void ParamStore::values_changed() {
-  impl_->weights->values_changed();
+void ParamStore::values_changed(Stream& stream) {
+  impl_->weights->values_changed(stream);
 }
 
 void ParamStore::settle(Stream& stream) {
@@ -257,7 +269,8 @@ View ParamStore::values(StateKind kind, const ParamRange& range, std::size_t sta
   SCALETRAIN_CHECK_LE(all.first, range.first);
   SCALETRAIN_CHECK_LE(range.first + range.count, all.first + all.count);
   const Buffer& bytes = impl_->memory_of(kind, all.buffer, state);
-  const std::int64_t first = (impl_->is_shard(kind) ? all.shard_offset : all.flat_offset) + (range.first - all.first);
+  const std::int64_t first =
+      (impl_->is_shard(kind, all.buffer) ? all.shard_offset : all.flat_offset) + (range.first - all.first);
   const DType dtype = impl_->memory.dtypes[static_cast<std::size_t>(all.buffer)];
   return bytes.view(static_cast<std::size_t>(first) * size_of(dtype), dtype, {range.count});
 }

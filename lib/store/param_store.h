@@ -1,5 +1,10 @@
-// The parameters of one rank: master weights, gradients, optimizer states in flat buffers, and the handles layers see.
-// The only place that knows what ZeRO divides, and what is gathered, reduced and freed when.
+// The parameters of one rank: master weights, compute weights, gradients and optimizer states in flat buffers, and the
+// handles layers see. The only place that knows what ZeRO divides, and what is gathered, reduced and freed when.
+//
+// Masters are what the optimizer updates and a checkpoint stores; compute weights are what layers read. Where both have
+// one type they are one: a rank's own part of the compute weights is its masters. Where they differ, masters are the
+// optimizer's alone and divided with its state; the update writes its part of the compute weights too, and gathers
+// never touch masters.
 //
 // acquire(unit) and release(unit) bracket every use of weights, acquire_gradients(unit) and release_gradients(unit)
 // every use of gradient accumulators, at every ZeRO stage. Layers never see flat buffers: they get a UnitWeights with
@@ -10,16 +15,16 @@
 //
 // What a policy means, with buckets as shard_layout.h has them:
 //
-// Parameters unsharded: a full buffer; after an update of shards each bucket is all-gathered, under way until the unit
-// is next acquired. Sharded: the shard only; acquire() waits for the bucket's gather into a staging buffer, which
-// prefetch() begins ahead; after release() the place is free for another unit.
+// Parameters unsharded: a full buffer in the compute type; after an update of shards each bucket is all-gathered, under
+// way until the unit is next acquired. Sharded: the shard only; acquire() waits for the bucket's gather into a staging
+// buffer, which prefetch() begins ahead; after release() the place is free for another unit.
 //
 // Gradients unsharded: a full buffer; a unit's last release of the step begins its sum over the replicas, by all-reduce
 // or, where the optimizer is sharded, by reduce-scatter. Sharded: layers accumulate into staging, and every release
 // begins a reduce-scatter whose result is added to the shard; a tied tensor that two units of this rank share
 // accumulates all step and is reduced once, when both have had their last release.
 //
-// Optimizer: unsharded, or the shard only.
+// Optimizer: its state, and masters of another type than layers read, unsharded or the shard only.
 //
 // Sums over tensor ranks come before those over replicas: replicated parameters that each tensor rank saw only its
 // sequence shard of (`sequence`), and grouped parameters over their replication group. The tied tensor's sum over first
@@ -31,6 +36,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -79,6 +85,8 @@ struct OptimizerRange {
   int buffer = 0;
   std::int64_t first = 0;  // in the flat buffer
   View param;              // master weights
+  View compute;            // the compute weights of the same elements, which the update writes too; empty: they are
+                           // the masters
   View gradient;
   std::vector<View> states;  // in the order of the names given to the constructor
 };
@@ -92,6 +100,8 @@ class ParamStore {
         state_names{};  // per-element optimizer state, e.g. {"exp_avg", "exp_avg_sq"}; none for inference
     bool gradients = true;
     DType dtype = DType::f32;  // of masters, gradients and states; f64 with the f64 reference
+    // Of the weights that layers read, but for frozen ones that are stored in another type than f32. Nothing: dtype.
+    std::optional<DType> compute{};
     ZeroPolicy zero{};
     bool sequence = false;  // activations between tensor-parallel parts are sequence shards
     // Must outlive the store. Null: a single rank, or one whose gradients nobody sums; what needs a transfer is a bug.
@@ -126,12 +136,13 @@ class ParamStore {
   // Everything the optimizer of this rank updates. Gradients are complete after reduce_tied and finish_gradients of
   // all.
   std::span<OptimizerRange> optimizer_ranges(Stream& stream);
-  // After the optimizer has updated its ranges: begins the gathers that the policy needs; cached compute forms are
-  // stale.
+  // After the optimizer has updated its ranges, compute weights included: begins the gathers that the policy needs;
+  // cached compute forms are stale.
   void updated(Stream& stream);
-  // After a load or initialisation of all that this rank holds (settle() before it, if anything was under way): cached
-  // compute forms and gathered weights are stale, nothing is gathered.
-  void values_changed();
+  // After a load or initialisation of all masters that this rank holds (settle() before it, if anything was under way):
+  // cached compute forms and gathered weights are stale. Compute weights of another type are made anew, and gathered
+  // where ranks hold them whole but only their shards of the masters; nothing else is gathered.
+  void values_changed(Stream& stream);
   // Blocks the host until nothing that was begun is under way: before a checkpoint, an inspection, the end.
   void settle(Stream& stream);
 
@@ -158,11 +169,12 @@ class ParamStore {
 // Bytes a store takes, by purpose: pure, for the memory plan. Equal to what ParamStore allocates.
 struct StoreBytes {
   std::size_t masters = 0;
+  std::size_t computed = 0;  // compute weights, where they are not the masters
   std::size_t gradients = 0;
   std::size_t states = 0;
   std::size_t gathered = 0;          // staging of gathered weights
   std::size_t gradient_staging = 0;  // accumulators of sharded gradients, and copies for sums over tensor ranks
-  std::size_t total() const { return masters + gradients + states + gathered + gradient_staging; }
+  std::size_t total() const { return masters + computed + gradients + states + gathered + gradient_staging; }
 };
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
 

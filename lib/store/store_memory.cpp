@@ -106,8 +106,8 @@ void place_staging(StoreMemory& memory, const ShardLayout& layout) {
       std::size_t& gradient_end = place.shared ? memory.shared_gradients : gradients;
       place.weight_offset = weight_end;
       place.gradient_offset = gradient_end;
-      weight_end += align_up(place.bytes());
-      if (place.trained) gradient_end += align_up(place.bytes());
+      weight_end += align_up(place.bytes_of(place.compute));
+      if (place.trained) gradient_end += align_up(place.bytes_of(place.dtype));
     }
     widest_unit = std::max(widest_unit, weights);
     widest_gradients = std::max(widest_gradients, gradients);
@@ -138,14 +138,17 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
   memory.zero = effective_policy(options.zero, memory.data_degree);
   memory.gradients = options.gradients;
   memory.num_states = options.gradients ? options.state_names.size() : 0;
-  for (const FlatBuffer& flat : layout.buffers())
+  for (const FlatBuffer& flat : layout.buffers()) {
     memory.dtypes.push_back(flat.dtype == DType::f32 ? options.dtype : flat.dtype);
+    memory.compute.push_back(flat.dtype == DType::f32 ? options.compute.value_or(options.dtype) : flat.dtype);
+  }
   for (int index = 0; index < narrow<int>(layout.buckets().size()); ++index) {
     const Bucket& bucket = layout.buckets()[static_cast<std::size_t>(index)];
     const auto buffer = static_cast<std::size_t>(bucket.buffer);
     BucketPlace place;
     place.bucket = bucket;
     place.dtype = memory.dtypes[buffer];
+    place.compute = memory.compute[buffer];
     place.trained = layout.buffers()[buffer].role == ParamRole::trained;
     place.shared = bucket.tied && is_shared(layout, index);
     memory.buckets.push_back(place);
@@ -188,6 +191,7 @@ UnitPlace place_unit(const ParamTable& table, const ShardLayout& layout, const S
                             .offset = 0,
                             .shape = shape,
                             .dtype = memory.dtypes[static_cast<std::size_t>(span->buffer)],
+                            .compute = memory.compute[static_cast<std::size_t>(span->buffer)],
                             .trained = parameter.role == ParamRole::trained,
                             .lookup_only = parameter.lookup_only});
   }
@@ -204,16 +208,19 @@ UnitPlace place_unit(const ParamTable& table, const ShardLayout& layout, const S
 
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
   const StoreMemory memory = plan_store_memory(table, layout, options);
-  const auto bytes_of = [&](std::size_t buffer, bool sharded) {
+  const auto bytes_of = [&](std::size_t buffer, bool sharded, DType dtype) {
     const FlatBuffer& flat = layout.buffers()[buffer];
-    return static_cast<std::size_t>(sharded ? flat.shard_elements : flat.num_elements) * size_of(memory.dtypes[buffer]);
+    return static_cast<std::size_t>(sharded ? flat.shard_elements : flat.num_elements) * size_of(dtype);
   };
   StoreBytes bytes;
   for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
-    bytes.masters += bytes_of(buffer, memory.zero.shard_parameters);
+    const DType dtype = memory.dtypes[buffer];
+    bytes.masters += bytes_of(buffer, memory.shards_masters(narrow<int>(buffer)), dtype);
+    if (memory.has_own_masters(narrow<int>(buffer)))
+      bytes.computed += bytes_of(buffer, memory.zero.shard_parameters, memory.compute[buffer]);
     if (!memory.gradients || layout.buffers()[buffer].role != ParamRole::trained) continue;
-    bytes.gradients += bytes_of(buffer, memory.zero.shard_gradients);
-    bytes.states += memory.num_states * bytes_of(buffer, memory.zero.shard_optimizer);
+    bytes.gradients += bytes_of(buffer, memory.zero.shard_gradients, dtype);
+    bytes.states += memory.num_states * bytes_of(buffer, memory.zero.shard_optimizer, dtype);
   }
   const auto num_staging = static_cast<std::size_t>(memory.num_staging);
   bytes.gathered = num_staging * memory.weight_staging + memory.shared_weights;

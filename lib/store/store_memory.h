@@ -14,12 +14,13 @@ namespace scaletrain {
 // A bucket of the layout as the store sees it.
 struct BucketPlace {
   Bucket bucket;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;         // of masters and gradients
+  DType compute = DType::f32;       // of what layers read
   bool trained = false;             // has a gradient
   bool shared = false;              // several units of this rank use it: its staging is its own
   std::size_t weight_offset = 0;    // in the staging buffer of its unit, or of the shared buckets
   std::size_t gradient_offset = 0;  // the same for gradients
-  std::size_t bytes() const { return static_cast<std::size_t>(bucket.count) * size_of(dtype); }
+  std::size_t bytes_of(DType type) const { return static_cast<std::size_t>(bucket.count) * size_of(type); }
 };
 
 // One matrix (or vector) as layers see it: a parameter, or a fused group of parameters stacked along dim 0.
@@ -28,7 +29,8 @@ struct MatrixPlace {
   int bucket = -1;          // -1: no elements on this rank
   std::int64_t offset = 0;  // in the bucket
   Shape shape;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;    // of masters and gradients
+  DType compute = DType::f32;  // of what layers read
   bool trained = false;
   bool lookup_only = false;
 };
@@ -56,7 +58,8 @@ struct StoreMemory {
   std::int64_t data_rank = 0;
   bool gradients = false;
   std::size_t num_states = 0;  // optimizer state per element
-  std::vector<DType> dtypes;   // by buffer
+  std::vector<DType> dtypes;   // by buffer: of masters, gradients and states
+  std::vector<DType> compute;  // by buffer: of what layers read
   std::vector<BucketPlace> buckets;
   int num_staging = 0;               // staging buffers of units, for weights and for gradients
   std::size_t weight_staging = 0;    // bytes of each
@@ -65,6 +68,15 @@ struct StoreMemory {
   std::size_t shared_gradients = 0;
   // Bytes of the copy of coalesced sums: of one unit, or of all where there are no replicas.
   std::size_t sum_staging = 0;
+
+  // Whether a buffer's compute weights are others than its masters, and whether a rank has its shard of the masters
+  // only.
+  bool has_own_masters(int buffer) const {
+    return dtypes[static_cast<std::size_t>(buffer)] != compute[static_cast<std::size_t>(buffer)];
+  }
+  bool shards_masters(int buffer) const {
+    return has_own_masters(buffer) ? zero.shard_optimizer : zero.shard_parameters;
+  }
 };
 
 Shape shape_of(const Box& box);

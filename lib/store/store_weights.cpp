@@ -13,8 +13,14 @@ StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const St
   const bool sharded = memory.zero.shard_parameters;
   for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
     const FlatBuffer& flat = layout.buffers()[buffer];
-    const std::int64_t elements = sharded ? flat.shard_elements : flat.num_elements;
-    masters_.push_back(backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[buffer])));
+    const auto allocate = [&](bool is_shard, DType dtype) {
+      return backend.allocate(static_cast<std::size_t>(is_shard ? flat.shard_elements : flat.num_elements) *
+                              size_of(dtype));
+    };
+    compute_.push_back(allocate(sharded, memory.compute[buffer]));
+    const auto index = narrow<int>(buffer);
+    masters_.push_back(memory.has_own_masters(index) ? allocate(memory.shards_masters(index), memory.dtypes[buffer])
+                                                     : Buffer());
   }
   if (sharded) {
     if (memory.shared_weights > 0) shared_ = backend.allocate(memory.shared_weights);
@@ -23,7 +29,7 @@ StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const St
     for (std::size_t index = 0; index < buckets_.size(); ++index) {
       const BucketPlace& place = memory.buckets[index];
       buckets_[index].data =
-          masters(place.bucket.buffer).data() + static_cast<std::size_t>(place.bucket.first) * size_of(place.dtype);
+          compute(place.bucket.buffer).data() + static_cast<std::size_t>(place.bucket.first) * size_of(place.compute);
     }
   }
   for (const UnitPlace& place : units) {
@@ -49,13 +55,21 @@ StoreWeights::UnitState& StoreWeights::state(int unit) {
   return found->second;
 }
 
-View StoreWeights::shard(int bucket) const {
+View StoreWeights::shard_in(const Buffer& memory, bool holds_shards, const Bucket& bucket, DType dtype) const {
+  const std::int64_t first =
+      holds_shards ? bucket.shard_first : bucket.first + memory_.data_rank * bucket.shard_elements;
+  return memory.view(static_cast<std::size_t>(first) * size_of(dtype), dtype, {bucket.shard_elements});
+}
+
+View StoreWeights::master_shard(int bucket) const {
   const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(bucket)];
-  const std::int64_t first = memory_.zero.shard_parameters
-                                 ? place.bucket.shard_first
-                                 : place.bucket.first + memory_.data_rank * place.bucket.shard_elements;
-  return masters(place.bucket.buffer)
-      .view(static_cast<std::size_t>(first) * size_of(place.dtype), place.dtype, {place.bucket.shard_elements});
+  const int buffer = place.bucket.buffer;
+  return shard_in(masters(buffer), memory_.shards_masters(buffer), place.bucket, place.dtype);
+}
+
+View StoreWeights::compute_shard(int bucket) const {
+  const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(bucket)];
+  return shard_in(compute(place.bucket.buffer), memory_.zero.shard_parameters, place.bucket, place.compute);
 }
 
 void StoreWeights::begin_gather(Stream& stream, int bucket, std::byte* into) {
@@ -65,8 +79,8 @@ void StoreWeights::begin_gather(Stream& stream, int bucket, std::byte* into) {
   SCALETRAIN_CHECK(!state.gathering);
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), place.bucket.shard_elements);
   state.data = into;
-  state.gather =
-      data_->all_gather(stream, shard(bucket), counts, View(into, place.dtype, {place.bucket.count}, backend_.space()));
+  state.gather = data_->all_gather(stream, compute_shard(bucket), counts,
+                                   View(into, place.compute, {place.bucket.count}, backend_.space()));
   state.gathering = true;
 }
 
@@ -137,11 +151,11 @@ void StoreWeights::refresh(Stream& stream, UnitState& unit) {
     Weight& weight = unit.handles.entries_[index].weight;
     weight.packed = nullptr;
     if (matrix.bucket < 0) {
-      weight.values = View(nothing_, matrix.dtype, matrix.shape, backend_.space());
+      weight.values = View(nothing_, matrix.compute, matrix.shape, backend_.space());
       continue;
     }
     const std::byte* data = buckets_[static_cast<std::size_t>(matrix.bucket)].data;
-    weight.values = ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.dtype), matrix.dtype,
+    weight.values = ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.compute), matrix.compute,
                               matrix.shape, backend_.space());
     if (matrix.lookup_only || matrix.shape.num_dims() != 2) continue;
     const std::size_t bytes = backend_.packed_bytes(matrix.shape);
@@ -163,7 +177,8 @@ void StoreWeights::drop_packed(const UnitPlace& place) {
   }
 }
 
-void StoreWeights::values_changed() {
+// Nothing made or gathered of the values holds any more.
+void StoreWeights::forget_values() {
   for (const auto& [index, unit] : units_) SCALETRAIN_CHECK_EQ(unit.acquired, 0);
   for (const BucketState& bucket : buckets_) SCALETRAIN_CHECK(!bucket.gathering);
   if (memory_.zero.shard_parameters) {
@@ -174,9 +189,35 @@ void StoreWeights::values_changed() {
   packed_.clear();
 }
 
+void StoreWeights::values_changed(Stream& stream) {
+  forget_values();
+  const bool are_whole = !memory_.zero.shard_parameters;
+  for (int bucket = 0; bucket < narrow<int>(buckets_.size()); ++bucket) {
+    const Bucket& place = memory_.buckets[static_cast<std::size_t>(bucket)].bucket;
+    if (!memory_.has_own_masters(place.buffer)) continue;
+    convert_masters(stream, bucket);
+    if (are_whole && memory_.shards_masters(place.buffer))
+      begin_gather(stream, bucket, buckets_[static_cast<std::size_t>(bucket)].data);
+  }
+}
+
+// All that this rank has of a bucket's masters.
+void StoreWeights::convert_masters(Stream& stream, int bucket) {
+  const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(bucket)];
+  const int buffer = place.bucket.buffer;
+  if (memory_.shards_masters(buffer)) {
+    backend_.run(stream, Copy{.input = master_shard(bucket), .output = compute_shard(bucket)});
+    return;
+  }
+  const auto all = [&](const Buffer& memory, DType dtype) {
+    return memory.view(static_cast<std::size_t>(place.bucket.first) * size_of(dtype), dtype, {place.bucket.count});
+  };
+  backend_.run(stream, Copy{.input = all(masters(buffer), place.dtype), .output = all(compute(buffer), place.compute)});
+}
+
 void StoreWeights::updated(Stream& stream) {
   settle(stream);
-  values_changed();
+  forget_values();
   if (!memory_.zero.shard_optimizer || memory_.zero.shard_parameters) return;
   for (std::size_t index = 0; index < buckets_.size(); ++index) {
     if (memory_.buckets[index].trained) begin_gather(stream, narrow<int>(index), buckets_[index].data);
@@ -192,7 +233,9 @@ void StoreWeights::settle(Stream& stream) {
 
 std::uint64_t StoreWeights::bytes() const {
   std::uint64_t total = shared_.size();
-  for (const Buffer& buffer : masters_) total += buffer.size();
+  for (const std::vector<Buffer>* buffers : {&compute_, &masters_}) {
+    for (const Buffer& buffer : *buffers) total += buffer.size();
+  }
   for (const Buffer& staging : staging_) total += staging.size();
   return total;
 }

@@ -1,5 +1,5 @@
-// Internal to the parameter store: the master weights of a rank, unsharded or its shard, and the handles layers see.
-// Gathers what is sharded into staging, a few units at a time, as residency.h says.
+// Internal to the parameter store: the master and compute weights of a rank, unsharded or its shards, and the handles
+// layers see. Gathers what is sharded into staging, a few units at a time, as residency.h says.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,18 @@ class StoreWeights {
   const UnitWeights& acquire(Stream& stream, int unit);
   void release(int unit);
   void updated(Stream& stream);
-  void values_changed();
+  void values_changed(Stream& stream);
   // Orders the stream behind every gather that is under way.
   void settle(Stream& stream);
 
   // The flat buffer's memory, or the shard's.
-  const Buffer& masters(int buffer) const { return masters_[static_cast<std::size_t>(buffer)]; }
+  const Buffer& masters(int buffer) const {
+    return (memory_.has_own_masters(buffer) ? masters_ : compute_)[static_cast<std::size_t>(buffer)];
+  }
+  const Buffer& compute(int buffer) const { return compute_[static_cast<std::size_t>(buffer)]; }
   // This rank's shard of a bucket.
-  View shard(int bucket) const;
+  View master_shard(int bucket) const;
+  View compute_shard(int bucket) const;
   std::uint64_t bytes() const;
   std::uint64_t packed_bytes() const;
 
@@ -54,17 +58,22 @@ class StoreWeights {
   };
 
   UnitState& state(int unit);
+  // Of memory that holds whole buckets, or this rank's shards one after the other.
+  View shard_in(const Buffer& memory, bool holds_shards, const Bucket& bucket, DType dtype) const;
   bool make_resident(Stream& stream, const UnitState& unit, Residency::Purpose purpose);
   void evict(Stream& stream, UnitState& unit);
   void begin_gather(Stream& stream, int bucket, std::byte* into);
   void refresh(Stream& stream, UnitState& unit);
   void drop_packed(const UnitPlace& place);
+  void forget_values();
+  void convert_masters(Stream& stream, int bucket);
 
   Backend& backend_;
   const StoreMemory& memory_;
   Communicator* data_;
   Residency residency_;
-  std::vector<Buffer> masters_;
+  std::vector<Buffer> compute_;
+  std::vector<Buffer> masters_;  // empty where they are the compute weights
   Buffer shared_;
   std::vector<Buffer> staging_;
   std::vector<BucketState> buckets_;

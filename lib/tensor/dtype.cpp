@@ -97,6 +97,10 @@ bool is_floating(DType dtype) {
   return row_of(dtype).floating;
 }
 
+DType accumulator_type(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
 std::optional<DType> parse_dtype(std::string_view name) {
   for (const DTypeRow& row : dtype_rows)
     if (row.name == name) return row.dtype;

@@ -18,6 +18,9 @@ std::size_t size_of(DType dtype);
 std::string_view to_text(DType dtype);
 std::optional<DType> parse_dtype(std::string_view name);
 bool is_floating(DType dtype);
+// What sums over values of a floating-point type are kept in, and so masters, gradients and statistics: f32, or f64 for
+// f64.
+DType accumulator_type(DType dtype);
 
 // Round to nearest even; NaN stays NaN, overflow becomes infinity, subnormals are kept.
 std::uint16_t bf16_from_float(float value);

@@ -37,14 +37,14 @@ std::vector<CatalogEntry> candidates(std::vector<CatalogEntry> entries, std::int
 
 }  // namespace
 
-RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store, WorkCount* work) {
+RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store, Stream& stream,
+                 WorkCount* work) {
   RunState state = read_state(checkpoint.manifest(), (checkpoint.path() / "manifest.json").string());
   const Config before = config_of(checkpoint);
   state.early_stop = continue_early_stop(state.early_stop, before, config);
   if (!state.warmup) state.warmup = before.train.lr_schedule.warmup;
   state.warmup = warmup_steps(config, state);
-  checkpoint.load(store, true, work);
-  store.values_changed();
+  checkpoint.load(store, stream, true, work);
   return state;
 }
 
@@ -91,7 +91,7 @@ Rollback::Result Rollback::run(const RunState& now, std::int64_t last) {
 // The store may hold half of it when the file system refuses: nothing that training could go on from here.
 RunState Rollback::restore_or_restart(const Checkpoint& checkpoint) {
   try {
-    return restore(checkpoint, parts_.config, parts_.store, parts_.work);
+    return restore(checkpoint, parts_.config, parts_.store, parts_.stream, parts_.work);
   } catch (const FileAccessError& error) {
     throw PeerError(fmt::format("rank {}: going back to an older checkpoint: {}", parts_.rank.value(), error.what()));
   }

@@ -28,7 +28,8 @@ namespace scaletrain {
 
 // A checkpoint's tensors into the store, optimizer states included; its state, as the run goes on from it under
 // `config`.
-RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store, WorkCount* work = nullptr);
+RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore& store, Stream& stream,
+                 WorkCount* work = nullptr);
 
 // The checkpoint to go back to because of the spike at `step`, nothing if there is none before it. reach: how many
 // steps before the spike it should be older than. Damaged ones on the way are quarantined and reported. FileAccessError

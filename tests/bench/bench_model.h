@@ -40,8 +40,7 @@ struct BenchModel {
     calibrate_matmul(*backend, *stream, 0.2);
     memory_before = peak_memory();
     store = std::make_unique<ParamStore>(*backend, phase.table, layout, phase.store_options(DType::f32));
-    initialise_parameters(*store, 1, threads);
-    store->values_changed();
+    initialise_parameters(*store, *stream, 1, threads);
   }
   BenchModel(const BenchModel&) = delete;
   BenchModel& operator=(const BenchModel&) = delete;

@@ -132,7 +132,7 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
   ParamStore::Options options = phase.store_options(DType::f32);
   options.groups = &groups;
   ParamStore store(*backend, phase.table, shards, options);
-  initialise_parameters(store, 1, 1);
+  initialise_parameters(store, *stream, 1, 1);
   const Transformer model(phase.model, phase.tensor_part(rank));
   StageMemory memory(*backend, phase.activations(rank));
   StepRunner runner({.plan = phase,

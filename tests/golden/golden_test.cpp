@@ -20,6 +20,7 @@
 #include "optim/step_scalars.h"
 #include "support/models/gradient_share.h"
 #include "support/models/model_runner.h"
+#include "support/ranks/host_stream.h"
 
 using namespace scaletrain;
 
@@ -73,7 +74,7 @@ struct Golden {
                std::move(states)),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
-    source.load(runner.store);
+    source.load(runner.store, host_stream());
   }
 
   std::span<const std::int32_t> part(const std::vector<std::int32_t>& all, std::int64_t first,

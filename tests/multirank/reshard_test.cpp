@@ -88,8 +88,7 @@ LegResult train_leg(const Config& config, const Leg& leg) {
     std::int64_t step = 0;
     if (!leg.from.empty()) {
       const Checkpoint checkpoint(leg.from, OpenCheck::none);
-      checkpoint.load(trainer.settled_store(), true);
-      trainer.settled_store().values_changed();
+      checkpoint.load(trainer.settled_store(), trainer.stream(), true);
       step = checkpoint.manifest().step;
       trainer.continue_at(step);
     }

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "support/models/tiny_model.h"
+#include "support/ranks/host_stream.h"
 #include "support/ranks/rank_trainer.h"
 
 using namespace scaletrain;
@@ -218,7 +219,7 @@ void set_masters(RankTrainer& trainer, const std::vector<double>& values) {
     std::copy_n(next, range.count, store.values(StateKind::master, range).as<double>());
     next += range.count;
   }
-  store.values_changed();
+  store.values_changed(host_stream());
 }
 
 // A matrix of a block, which every sample's way leads through: the last element of this rank's own shard.
@@ -231,7 +232,7 @@ void poison_a_weight(RankTrainer& trainer) {
     store.values(StateKind::master, range).as<double>()[range.count - 1] = std::numeric_limits<double>::quiet_NaN();
     break;
   }
-  store.values_changed();
+  store.values_changed(host_stream());
 }
 
 struct NanAnswer {

@@ -76,8 +76,7 @@ std::vector<Answer> train(const Config& config) {
     request.group = {.rank = rank, .world = plan.mesh.world(), .store = store.get(), .deadline = 60.0, .attempt = 1};
     request.group.plan_of = [&plan](Rank of) { return plan.save_plan(of); };
     const SaveResult saved = save_checkpoint(trainer.settled_store(), request);
-    Checkpoint(saved.path, OpenCheck::none).load(trainer.settled_store(), true);
-    trainer.settled_store().values_changed();
+    Checkpoint(saved.path, OpenCheck::none).load(trainer.settled_store(), trainer.stream(), true);
     answer.losses.push_back(trainer.step().outcome.loss);
   });
   return answers;

@@ -149,8 +149,7 @@ TEST_CASE("trap_tied_embeddings_are_equal_on_both_stages_after_twenty_steps_and_
         on_ranks<int>(
             there, other_plan,
             [&](RankTrainer& trainer, Rank, InProcessWorld&) {
-              Checkpoint(paths.front(), OpenCheck::none).load(trainer.settled_store(), true);
-              trainer.settled_store().values_changed();
+              Checkpoint(paths.front(), OpenCheck::none).load(trainer.settled_store(), trainer.stream(), true);
               trainer.continue_at(many_steps);
               loaded.add(trainer, backend);
               trainer.step();
@@ -191,8 +190,7 @@ TEST_CASE("trap_sharded_parameters_are_gathered_again_and_compute_forms_made_ane
             own.evaluated_first = trainer.evaluate(5).loss_sum;
             for (int step = 0; step < 2; ++step) own.first.push_back(trainer.step().outcome.loss);
             own.evaluated_later = trainer.evaluate(5).loss_sum;  // leaves weights gathered and packed
-            Checkpoint(saved, OpenCheck::none).load(trainer.settled_store(), true);
-            trainer.settled_store().values_changed();
+            Checkpoint(saved, OpenCheck::none).load(trainer.settled_store(), trainer.stream(), true);
             trainer.continue_at(1);
             own.evaluated_again = trainer.evaluate(5).loss_sum;
             for (int step = 0; step < 2; ++step) own.again.push_back(trainer.step().outcome.loss);

@@ -32,7 +32,7 @@ class HuggingFaceModel {
   DType dtype() const;  // of the stored tensors
   // Fills every master the store holds. Tensors that are missing, superfluous or of another shape are InputErrors by
   // name; known buffers (attn.bias, attn.masked_bias, rotary inv_freq) are skipped.
-  void load(ParamStore& store) const;
+  void load(ParamStore& store, Stream& stream) const;
 
  private:
   struct Impl;

@@ -251,7 +251,7 @@ DType HuggingFaceModel::dtype() const {
   return impl_->dtype;
 }
 
-void HuggingFaceModel::load(ParamStore& store) const {
+void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
   const ParamTable& table = store.table();
   std::map<int, std::pair<const HuggingFaceTensor*, HuggingFacePart>> by_parameter;
   const std::vector<HuggingFaceTensor> tensors = hugging_face_tensors(table);
@@ -273,7 +273,7 @@ void HuggingFaceModel::load(ParamStore& store) const {
       impl_->load_part(*found->second.first, found->second.second, box, store.values(StateKind::master, part_of_range));
     });
   }
-  store.values_changed();
+  store.values_changed(stream);
 }
 
 }  // namespace scaletrain

@@ -222,7 +222,7 @@ class StoreCalls {
   }
 
  private:
-  static ParamStore::Options options_of(const PhasePlan& plan) { return plan.store_options(plan.masters()); }
+  static ParamStore::Options options_of(const PhasePlan& plan) { return plan.store_options(); }
 
   int num_buckets() const { return narrow<int>(memory_.buckets.size()); }
   const BucketPlace& bucket(int index) const { return memory_.buckets[static_cast<std::size_t>(index)]; }
@@ -231,7 +231,7 @@ class StoreCalls {
 
   void gather(int index) const {
     const BucketPlace& place = bucket(index);
-    calls_.all_gather(GroupKind::data, "weights", place.dtype, place.bucket.count, place.bucket.shard_elements);
+    calls_.all_gather(GroupKind::data, "weights", place.compute, place.bucket.count, place.bucket.shard_elements);
   }
   void reduce(int index) const {
     if (memory_.data_degree == 1) return;

@@ -185,7 +185,7 @@ class StoreVolumes {
       : volumes_(volumes),
         plan_(plan),
         layout_(layout),
-        options_(plan.store_options(plan.masters())),
+        options_(plan.store_options()),
         memory_(plan_store_memory(plan.table, layout, options_)) {}
 
   void add_gradients(const std::map<int, std::int64_t>& contributions) {
@@ -242,7 +242,7 @@ class StoreVolumes {
     }
     for (std::size_t index = 0; index < gathers.size(); ++index) {
       const BucketPlace& place = memory_.buckets[index];
-      volumes_.add(GroupKind::data, CollectiveKind::all_gather, "weights", place.dtype, gathers[index],
+      volumes_.add(GroupKind::data, CollectiveKind::all_gather, "weights", place.compute, gathers[index],
                    place.bucket.shard_elements * (memory_.data_degree - 1));
     }
   }

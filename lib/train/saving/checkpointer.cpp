@@ -53,7 +53,7 @@ std::size_t largest_store_bytes(const PhasePlan& plan) {
   for (std::int64_t pipeline = 0; pipeline < plan.mesh.degree(Axis::pipeline); ++pipeline) {
     for (std::int64_t tensor = 0; tensor < plan.mesh.degree(Axis::tensor); ++tensor) {
       const ShardLayout layout = plan.layout(plan.mesh.rank_of({.tensor = tensor, .data = 0, .pipeline = pipeline}));
-      largest = std::max(largest, store_bytes(plan.table, layout, plan.store_options(plan.masters())).total());
+      largest = std::max(largest, store_bytes(plan.table, layout, plan.store_options()).total());
     }
   }
   return largest;

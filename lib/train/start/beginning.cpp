@@ -26,11 +26,11 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
   RunState state;
   state.generation = options.start.generation;
   if (parts.config.model.init.from) {
-    load_initial_weights(*parts.config.model.init.from, parts.phase.model, *parts.store);
+    load_initial_weights(*parts.config.model.init.from, parts.phase.model, *parts.store, *parts.stream);
   } else {
-    initialise_parameters(*parts.store, parts.config.run.seed, parts.backend->num_threads(), options.work);
+    initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, parts.backend->num_threads(),
+                          options.work);
   }
-  parts.store->values_changed();
   state.warmup = warmup_steps(parts.config, state);
   return state;
 }
@@ -54,7 +54,7 @@ void tell_learning_rate(const Checkpoint& checkpoint, const Config& now, const R
 Beginning resumed_state(WorkerParts& parts, const WorkerOptions& options, const Checkpoint& checkpoint,
                         const std::string& fingerprint) {
   Beginning resumed;
-  resumed.state = restore(checkpoint, parts.config, *parts.store, options.work);
+  resumed.state = restore(checkpoint, parts.config, *parts.store, *parts.stream, options.work);
   resumed.state.generation = options.start.generation;
   if (!options.start.asked.empty()) resumed.state.branch = {checkpoint.manifest().save_id, options.start.asked};
   tell_learning_rate(checkpoint, parts.config, resumed.state, parts.log);

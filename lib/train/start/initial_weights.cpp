@@ -65,10 +65,10 @@ void check_initial_weights(const Config& config, const ModelSpec& model) {
   }
 }
 
-void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store) {
+void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream) {
   const HuggingFaceModel theirs(folder);
   refuse_other_model(theirs, model);
-  theirs.load(store);
+  theirs.load(store, stream);
 }
 
 }  // namespace scaletrain

@@ -15,6 +15,6 @@ namespace scaletrain {
 void check_initial_weights(const Config& config, const ModelSpec& model);
 
 // UserError for a folder that holds another model than this one.
-void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store);
+void load_initial_weights(const std::string& folder, const ModelSpec& model, ParamStore& store, Stream& stream);
 
 }  // namespace scaletrain

@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "support/models/model_store.h"
+#include "support/ranks/host_stream.h"
 
 namespace scaletrain {
 
@@ -171,10 +172,11 @@ void for_each_parameter(const ParamStore& store, int unit, Find find, Visit visi
 // One rank's store, filled with the initial values.
 struct RankModel : ModelStore {
   RankModel(const ParamTable& model, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
-            bool sequence, std::vector<std::string> state_names = {}, bool gradients = true)
+            bool sequence, std::vector<std::string> state_names = {}, bool gradients = true, DType compute = DType::f64)
       : ModelStore(model, make_reference_backend(DType::f64),
                    {.state_names = std::move(state_names),
                     .gradients = gradients,
+                    .compute = compute,
                     .zero = ZeroPolicy::of_stage(zero),
                     .sequence = sequence,
                     .groups = groups},
@@ -188,7 +190,7 @@ struct RankModel : ModelStore {
         values[n] = initial_value(table, parameter,
                                   global_index(parameter.shape, layout.find(range.parameter)->box, range.first + n));
     }
-    store.values_changed();
+    store.values_changed(host_stream());
   }
 
   // Adds what this rank contributes for one unit.

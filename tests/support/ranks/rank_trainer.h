@@ -121,8 +121,7 @@ class RankTrainer {
                  .work = &progress_}),
         source_(plan, rank, masks),
         abort_on_exception_(groups) {
-    initialise_parameters(store_, config.run.seed, 1);
-    store_.values_changed();
+    initialise_parameters(store_, *stream_, config.run.seed, 1);
   }
 
   // The next optimizer step, on the samples that follow.

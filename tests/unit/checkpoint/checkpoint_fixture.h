@@ -20,6 +20,7 @@
 #include "nn/model_spec.h"
 #include "support/models/model_store.h"
 #include "support/models/tiny_model.h"
+#include "support/ranks/host_stream.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
 
@@ -63,7 +64,7 @@ struct StoreFixture : ModelStore {
                        static_cast<std::byte*>(view.data()) + i * std::int64_t(size_of(view.dtype())), 1);
       }
     });
-    store.values_changed();
+    store.values_changed(host_stream());
   }
 
   // All values by tensor name, as bytes.

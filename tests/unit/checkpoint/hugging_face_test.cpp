@@ -49,7 +49,7 @@ TEST_CASE("hugging_face_round_trip_is_bit_exact_in_each_dtype_single_and_sharded
         CHECK(imported.dtype() == dtype);
         StoreFixture loaded(make_param_table(make_model_spec(imported.model_config(), 11), InitConfig{}), {});
         loaded.fill(4);
-        imported.load(loaded.store);
+        imported.load(loaded.store, host_stream());
         CHECK(loaded.content() == saved.content());
 
         export_store(loaded, {.folder = folder / "again",
@@ -245,7 +245,7 @@ TEST_CASE("hugging_face_import_fills_every_layout_with_the_values_of_the_whole_t
       CAPTURE(layout.text());
       std::vector<std::string> differences(static_cast<std::size_t>(layout.mesh().world()));
       run_layout(table, layout, [&](Rank rank, RankStore& store, KeyValueStore&) {
-        HuggingFaceModel(folder / "out").load(store.store());
+        HuggingFaceModel(folder / "out").load(store.store(), host_stream());
         differences[static_cast<std::size_t>(rank.value())] = store.difference(9, false);
       });
       for (const std::string& difference : differences) CHECK(difference == "");

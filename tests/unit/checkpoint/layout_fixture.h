@@ -14,6 +14,7 @@
 #include "base/numbers/checked.h"
 #include "checkpoint/state_name.h"
 #include "checkpoint_fixture.h"
+#include "support/ranks/host_stream.h"
 #include "support/ranks/ranks.h"
 
 namespace scaletrain {
@@ -80,7 +81,7 @@ class RankStore {
 
   void fill(std::uint64_t seed) {
     visit([&](const std::string& name, std::int64_t index, float& value) { value = value_at(name, index, seed); });
-    store_.values_changed();
+    store_.values_changed(host_stream());
   }
   // The first value that is not what fill(seed) gives, as text; empty if there is none.
   std::string difference(std::uint64_t seed, bool with_optimizer_state = true) {

@@ -117,7 +117,7 @@ TEST_CASE("checkpoint_saved_by_any_layout_loads_on_any_other_to_the_bit_fused_pa
         std::vector<std::string> differences(static_cast<std::size_t>(to.mesh().world()));
         run_layout(table, to, [&](Rank rank, RankStore& store, KeyValueStore&) {
           store.fill(1000);
-          Checkpoint(path, OpenCheck::none).load(store.store(), true);
+          Checkpoint(path, OpenCheck::none).load(store.store(), host_stream(), true);
           differences[static_cast<std::size_t>(rank.value())] = store.difference(from);
         });
         for (const std::string& difference : differences) {
@@ -141,7 +141,8 @@ TEST_CASE("checkpoint_a_rank_reads_only_the_files_that_have_its_part") {
   std::vector<std::string> differences(2);
   run_layout(table, layout, [&](Rank rank, RankStore& store, KeyValueStore&) {
     const auto index = static_cast<std::size_t>(rank.value());
-    messages[index] = message_of<InputError>([&] { Checkpoint(path, OpenCheck::none).load(store.store(), true); });
+    messages[index] =
+        message_of<InputError>([&] { Checkpoint(path, OpenCheck::none).load(store.store(), host_stream(), true); });
     differences[index] = store.difference(7);
   });
   CHECK(messages[0].empty());
@@ -161,14 +162,15 @@ TEST_CASE("trap_files_of_an_older_larger_world_are_not_read") {
   }
   CHECK(names_in(path).size() > Checkpoint(path).manifest().files.size() + 6);
   RankStore single(table, {}, Rank(0), nullptr);
-  Checkpoint(path).load(single.store(), true);
+  Checkpoint(path).load(single.store(), host_stream(), true);
   CHECK(single.difference(2).empty());
   // One of them in the place of the newer file is refused by its save id or size, not read.
   const char* const shared = "model-00001-000.safetensors";
   std::filesystem::copy(older / shared, path / shared, std::filesystem::copy_options::overwrite_existing);
   CHECK(contains(message_of<InputError>([&] { Checkpoint{path}; }), shared));
-  CHECK(
-      contains(message_of<InputError>([&] { Checkpoint(path, OpenCheck::none).load(single.store(), true); }), shared));
+  CHECK(contains(
+      message_of<InputError>([&] { Checkpoint(path, OpenCheck::none).load(single.store(), host_stream(), true); }),
+      shared));
 }
 
 TEST_CASE("trap_ranks_are_ordered_as_numbers_not_as_text") {
@@ -177,6 +179,6 @@ TEST_CASE("trap_ranks_are_ordered_as_numbers_not_as_text") {
   const ParamTable table = layout_table(false, false);
   const auto path = save_layout(table, {12, 1, 1, 1}, folder.path(), 3);
   RankStore single(table, {}, Rank(0), nullptr);
-  Checkpoint(path).load(single.store(), true);
+  Checkpoint(path).load(single.store(), host_stream(), true);
   CHECK(single.difference(3).empty());
 }

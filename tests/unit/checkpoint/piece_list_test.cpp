@@ -203,11 +203,11 @@ TEST_CASE("a_checkpoint_with_a_list_of_pieces_loads_and_its_list_is_part_of_it")
   StoreFixture loaded(tiny_gpt2_config());
   const Checkpoint checkpoint(result.path);
   checkpoint.verify();
-  checkpoint.load(loaded.store, true);
+  checkpoint.load(loaded.store, host_stream(), true);
   CHECK(loaded.content() == saved.content());
   // Ranks of a run of many open it so, and read the lists of their tensors alone.
   StoreFixture of_rank(tiny_gpt2_config());
-  Checkpoint(result.path, OpenCheck::none).load(of_rank.store, true);
+  Checkpoint(result.path, OpenCheck::none).load(of_rank.store, host_stream(), true);
   CHECK(of_rank.content() == saved.content());
   flip_byte(list, std::filesystem::file_size(list) - 1);
   CHECK(contains(message_of<InputError>([&] { Checkpoint(result.path).verify(); }), "pieces.list"));

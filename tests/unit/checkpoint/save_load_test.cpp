@@ -5,6 +5,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint_fixture.h"
 #include "support/philox_below.h"
+#include "support/ranks/host_stream.h"
 
 using namespace scaletrain;
 
@@ -86,7 +87,7 @@ TEST_CASE("checkpoint_save_and_load_gives_back_every_bit_of_masters_and_optimize
     StoreFixture loaded(model);
     loaded.fill(2);
     WorkCount work{0};
-    checkpoint.load(loaded.store, true, &work);
+    checkpoint.load(loaded.store, host_stream(), true, &work);
     CHECK(loaded.content() == saved.content());
     // Whoever watches a load sees it get further: with each tensor at least.
     CHECK(work >= checkpoint.manifest().tensors.size());
@@ -102,17 +103,18 @@ TEST_CASE("checkpoint_load_without_optimizer_state_leaves_it_alone_and_an_infere
   other.fill(2);
   const std::string name = "blocks.1.ffn.up.weight";
   const float state_before = *other.store.state(name, 1).as<float>();
-  checkpoint.load(other.store, false);
+  checkpoint.load(other.store, host_stream(), false);
   CHECK(*other.store.state(name, 1).as<float>() == state_before);
   CHECK(*other.store.master(name).as<float>() == *saved.store.master(name).as<float>());
 
   const ModelConfig model = tiny_gpt2_config();
   StoreFixture inference(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
-  checkpoint.load(inference.store, true);
+  checkpoint.load(inference.store, host_stream(), true);
   CHECK(*inference.store.master(name).as<float>() == *saved.store.master(name).as<float>());
   // The other way round, states that the checkpoint lacks are named.
   const Checkpoint without(save_checkpoint(inference.store, save_request(folder.path(), 2)).path);
-  CHECK(contains(message_of<InputError>([&] { without.load(other.store, true); }), "embedding.token.weight/exp_avg"));
+  CHECK(contains(message_of<InputError>([&] { without.load(other.store, host_stream(), true); }),
+                 "embedding.token.weight/exp_avg"));
 }
 
 TEST_CASE("checkpoint_of_another_model_is_refused_by_tensor") {
@@ -122,12 +124,12 @@ TEST_CASE("checkpoint_of_another_model_is_refused_by_tensor") {
   ModelConfig wider = tiny_gpt2_config();
   wider.ffn_hidden = 24;
   StoreFixture other(wider);
-  CHECK(contains(message_of<InputError>([&] { checkpoint.load(other.store, false); }),
+  CHECK(contains(message_of<InputError>([&] { checkpoint.load(other.store, host_stream(), false); }),
                  "\"blocks.0.ffn.up.weight\" has the shape [20, 12], this model needs [24, 12]"));
   ModelConfig deeper = tiny_gpt2_config();
   deeper.layers = 3;
   StoreFixture third(deeper);
-  CHECK(contains(message_of<InputError>([&] { checkpoint.load(third.store, false); }), "blocks.2"));
+  CHECK(contains(message_of<InputError>([&] { checkpoint.load(third.store, host_stream(), false); }), "blocks.2"));
 }
 
 TEST_CASE("checkpoint_float64_store_reads_a_float32_checkpoint_exactly") {
@@ -137,7 +139,7 @@ TEST_CASE("checkpoint_float64_store_reads_a_float32_checkpoint_exactly") {
   const Checkpoint checkpoint(save_checkpoint(saved.store, save_request(folder.path(), 1)).path);
   const ModelConfig model = tiny_gpt2_config();
   StoreFixture wide(make_param_table(make_model_spec(model, 11), InitConfig{}), {}, DType::f64);
-  checkpoint.load(wide.store, false);
+  checkpoint.load(wide.store, host_stream(), false);
   for (const Parameter& parameter : wide.table.parameters()) {
     const View expected = saved.store.master(parameter.name);
     const View found = wide.store.master(parameter.name);
@@ -159,7 +161,7 @@ TEST_CASE("checkpoint_files_end_before_the_bound_and_load_the_same") {
   CHECK(std::filesystem::exists(checkpoint.path() / "optimizer-00001.safetensors"));
   for (const ManifestFile& file : checkpoint.manifest().files) CHECK(file.bytes < 4000 + 2000);  // and its header
   StoreFixture loaded(tiny_gpt2_config());
-  checkpoint.load(loaded.store, true);
+  checkpoint.load(loaded.store, host_stream(), true);
   CHECK(loaded.content() == saved.content());
 }
 
@@ -248,7 +250,7 @@ TEST_CASE("checkpoint_folder_that_was_moved_or_renamed_loads") {
   std::filesystem::rename(path, folder / "other-name");
   for (const char* name : {"a copy", "other-name"}) {
     StoreFixture loaded(tiny_gpt2_config());
-    Checkpoint(folder / name).load(loaded.store, true);
+    Checkpoint(folder / name).load(loaded.store, host_stream(), true);
     CHECK(loaded.content() == saved.content());
   }
 }

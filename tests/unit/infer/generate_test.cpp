@@ -38,7 +38,7 @@ struct GenerateFixture {
       for (std::int64_t token = 0; token < 257; ++token)
         table.as<float>()[token * weight.num_elements() + i] = token == 256 ? value : 0.0f;
     }
-    model.store().values_changed();
+    model.store().values_changed(host_stream());
   }
 
   TempFolder folder;

@@ -19,6 +19,7 @@
 #include "nn/init.h"
 #include "support/models/model_store.h"
 #include "support/models/tiny_model.h"
+#include "support/ranks/host_stream.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
 
@@ -41,8 +42,7 @@ struct TinyModel : ModelStore {
                    make_reference_backend(DType::f32), {.gradients = false}),
         config(model_config),
         spec(make_model_spec(config.model, vocab)) {
-    initialise_parameters(store, 5, 1);
-    store.values_changed();
+    initialise_parameters(store, host_stream(), 5, 1);
   }
 
   std::filesystem::path save(const std::filesystem::path& folder, std::int64_t step = 3) const {

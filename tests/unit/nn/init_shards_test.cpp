@@ -5,6 +5,7 @@
 
 #include "nn/init.h"
 #include "support/models/small_model.h"
+#include "support/ranks/host_stream.h"
 
 using namespace scaletrain;
 using small_model::RankModel;
@@ -21,12 +22,12 @@ TEST_CASE("the shard of any data, tensor and pipeline rank is initialised with t
     }
   }
   RankModel whole(table, Mesh(), Rank(0), nullptr, 0, false);
-  initialise_parameters(whole.store, 9, 1);
+  initialise_parameters(whole.store, host_stream(), 9, 1);
   for (const Mesh& mesh : {Mesh(5, 1, 1), Mesh(2, 2, 2), Mesh(3, 4, 1)}) {
     std::int64_t compared = 0;
     for (std::int64_t rank = 0; rank < mesh.world(); ++rank) {
       RankModel part(table, mesh, Rank(rank), nullptr, 3, false);
-      initialise_parameters(part.store, 9, 2);
+      initialise_parameters(part.store, host_stream(), 9, 2);
       std::string wrong;
       for (const ParamRange& range : part.store.held(StateKind::master)) {
         const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];

@@ -24,7 +24,7 @@ ModelSpec wide() {
 struct RankStore : ModelStore {
   RankStore(const ParamTable& model, const RankPlace& place, int threads, DType dtype = DType::f32)
       : ModelStore(model, make_reference_backend(dtype), {.gradients = false}, place) {
-    initialise_parameters(store, 42, threads);
+    initialise_parameters(store, host_stream(), 42, threads);
   }
 };
 
@@ -54,7 +54,7 @@ TEST_CASE("initial weights are seen to get further while they are made") {
   RankStore whole(table, RankPlace{}, 1);
   for (const int threads : {1, 2}) {
     WorkCount work{0};
-    initialise_parameters(whole.store, 42, threads, &work);
+    initialise_parameters(whole.store, host_stream(), 42, threads, &work);
     CHECK(work >= static_cast<std::uint64_t>(table.num_parameters() / (1 << 16)));
     CHECK(work >= whole.store.held(StateKind::master).size());
   }
@@ -153,6 +153,6 @@ TEST_CASE("two tensors and two seeds share no values") {
   RankStore first(table, RankPlace{}, 1);
   const std::vector<double> query = to_doubles(first.store.master("blocks.0.attention.query.weight"));
   CHECK(query != to_doubles(first.store.master("blocks.1.attention.query.weight")));
-  initialise_parameters(first.store, 43, 1);
+  initialise_parameters(first.store, host_stream(), 43, 1);
   CHECK(query != to_doubles(first.store.master("blocks.0.attention.query.weight")));
 }

@@ -16,6 +16,7 @@
 #include "support/models/tiny_model.h"
 #include "support/numbers.h"
 #include "support/philox_below.h"
+#include "support/ranks/host_stream.h"
 
 namespace scaletrain {
 
@@ -84,7 +85,7 @@ struct TestModel : ModelStore {
           parameter.name, static_cast<std::size_t>(parameter.shape.num_elements()), is_norm_weight ? 1.0f : 0.0f, 0.3f);
       assign(parameter, values);
     }
-    store.values_changed();
+    store.values_changed(host_stream());
   }
 
   // This rank's part of a tensor's values.

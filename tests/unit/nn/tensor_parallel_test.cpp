@@ -211,7 +211,7 @@ TEST_CASE("a bias of a row-parallel map is added once") {
         TestModel model(spec, make_reference_backend(DType::f64), {}, rank);  // all weights are zero
         model.assign(*model.table.find("blocks.0.attention.output.bias"), attention_bias);
         model.assign(*model.table.find("blocks.0.ffn.down.bias"), ffn_bias);
-        model.store.values_changed();
+        model.store.values_changed(host_stream());
         TestBatch batch(spec, shape);
         UnitHarness block(model, 1, batch);
         const std::int64_t own = own_rows(rank.part, shape.rows());

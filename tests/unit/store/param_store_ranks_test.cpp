@@ -1,6 +1,7 @@
 // The store over several ranks: what every ZeRO stage divides must not show in gradients, weights and updates.
 #include <doctest/doctest.h>
 
+#include <deque>
 #include <numeric>
 
 #include "base/error.h"
@@ -24,11 +25,13 @@ struct Case {
   bool tied = true;
   bool prefetch = false;
   std::int64_t vocab = 29;
+  DType compute = DType::f64;
 
   std::string text() const {
     return "zero " + std::to_string(zero) + ", data " + std::to_string(data) + " x tensor " + std::to_string(tensor) +
            " x pipeline " + std::to_string(pipeline) + (sequence ? ", sequence" : "") + (tied ? ", tied" : "") +
-           (prefetch ? ", prefetch" : "") + ", vocabulary " + std::to_string(vocab);
+           (prefetch ? ", prefetch" : "") + ", vocabulary " + std::to_string(vocab) + ", weights in " +
+           std::string(to_text(compute));
   }
 };
 
@@ -57,14 +60,29 @@ double expected_weight(const Work& work, const Parameter& parameter, std::int64_
   return value;
 }
 
+// As layers find it that compute in this type.
+double rounded(double value, DType compute) {
+  return compute == DType::bf16 ? float_from_bf16(bf16_from_float(static_cast<float>(value))) : value;
+}
+
 void compare_weights(RankModel& model, const Work& work, int unit, std::int64_t updates, Findings& findings) {
   const UnitWeights& weights = model.store.acquire(*model.stream, unit);
+  const DType compute = model.store.options().compute.value();
+  std::deque<std::vector<double>> widened;
   small_model::for_each_parameter(
-      model.store, unit, [&](std::string_view name) { return weights.find(name).values.as<double>(); },
+      model.store, unit,
+      [&](std::string_view name) {
+        const ConstView values = weights.find(name).values;
+        const auto count = static_cast<std::size_t>(values.num_elements());
+        std::vector<double>& wide = widened.emplace_back(count);
+        if (values.dtype() == compute) convert_floats(compute, values.data(), DType::f64, wide.data(), count);
+        return wide.data();
+      },
       [&](const Parameter& parameter, const ParamSpan& span, const double* data) {
         for (std::int64_t n = 0; n < span.count; ++n) {
           const std::int64_t index = small_model::global_index(parameter.shape, span.box, n);
-          findings.compare(data[n], expected_weight(work, parameter, index, updates), parameter.name, index);
+          findings.compare(data[n], rounded(expected_weight(work, parameter, index, updates), compute), parameter.name,
+                           index);
         }
       });
 }
@@ -103,6 +121,9 @@ void update(RankModel& model) {
   for (const OptimizerRange& range : model.store.optimizer_ranges(host_stream())) {
     for (std::int64_t n = 0; n < range.param.num_elements(); ++n)
       range.param.as<double>()[n] -= rate * range.gradient.as<double>()[n];
+    if (range.compute)
+      convert_floats(DType::f64, range.param.data(), range.compute.dtype(), range.compute.data(),
+                     static_cast<std::size_t>(range.param.num_elements()));
   }
   model.store.updated(*model.stream);
 }
@@ -111,7 +132,7 @@ void update(RankModel& model) {
 void train(const Case& of, const ParamTable& table, const Mesh& mesh, Rank rank, RankGroups& groups,
            Findings& findings) {
   const Work work{.table = &table, .mesh = mesh, .micro_batches = micro_batches, .sequence = of.sequence};
-  RankModel model(table, mesh, rank, &groups, of.zero, of.sequence);
+  RankModel model(table, mesh, rank, &groups, of.zero, of.sequence, {}, true, of.compute);
   const auto compare_all = [&](std::int64_t updates) {
     for (const int unit : model.units) {
       compare_weights(model, work, unit, updates, findings);
@@ -171,6 +192,16 @@ TEST_CASE("every ZeRO stage works without tied embeddings, whose head is the wid
 TEST_CASE("a tied embedding on the first and last stage gets the sum of both, under every ZeRO stage") {
   for (const std::int64_t zero : {0, 1, 2, 3}) {
     for (const std::int64_t data : {1, 3}) check({.zero = zero, .data = data, .pipeline = 2});
+  }
+}
+
+TEST_CASE("weights in a type of their own are the rounded masters, from the start and after every update") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const std::int64_t data : {1, 2, 3}) {
+      for (const bool prefetch : {false, true})
+        check({.zero = zero, .data = data, .prefetch = prefetch, .compute = DType::bf16});
+    }
+    check({.zero = zero, .data = 2, .tensor = 4, .pipeline = 2, .sequence = true, .vocab = 3, .compute = DType::bf16});
   }
 }
 
@@ -258,6 +289,10 @@ TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO 
           const StoreBytes planned = store_bytes(table, model.layout, model.store.options());
           CAPTURE(zero);
           CHECK(planned.total() == model.store.bytes());
+          ParamStore::Options half = model.store.options();
+          half.compute = DType::bf16;
+          const ParamStore halves(*model.backend, table, model.layout, half);
+          CHECK(store_bytes(table, model.layout, half).total() == halves.bytes());
           CHECK((planned.gathered > 0) == (zero == 3));
           CHECK((planned.gradient_staging > 0) == (gradients && (zero >= 2 || tensor > 1)));
           const std::size_t state = planned.masters + planned.gradients + planned.states;
@@ -274,6 +309,35 @@ TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO 
         }
       }
     }
+  }
+}
+
+TEST_CASE("in half precision a parameter takes 18 bytes, 6 + 12/N, 2 + 16/N and 18/N of them by ZeRO stage") {
+  const ParamTable table = small_model::table(true, 301);
+  for (const std::int64_t data : {1, 4}) {
+    const Mesh mesh(data, 1, 1);
+    const ShardLayout layout(table, small_model::units_of(mesh, 0), mesh, {});
+    std::size_t parameters = 0;  // padding is held like the rest
+    for (const FlatBuffer& flat : layout.buffers()) parameters += static_cast<std::size_t>(flat.num_elements);
+    const auto bytes = [&](std::int64_t zero, DType compute) {
+      return store_bytes(table, layout,
+                         {.state_names = {"exp_avg", "exp_avg_sq"},
+                          .dtype = DType::f32,
+                          .compute = compute,
+                          .zero = ZeroPolicy::of_stage(zero)});
+    };
+    const auto held = [](const StoreBytes& of) { return of.masters + of.computed + of.gradients + of.states; };
+    const auto each = static_cast<std::size_t>(data);
+    const std::size_t expected[] = {18 * parameters, 6 * parameters + 12 * parameters / each,
+                                    2 * parameters + 16 * parameters / each, 18 * parameters / each};
+    for (const std::int64_t zero : {0, 1, 2, 3}) {
+      CAPTURE(zero);
+      CHECK(held(bytes(zero, DType::bf16)) == expected[zero]);
+      CHECK(bytes(zero, DType::f32).computed == 0);
+    }
+    // Gathers travel in the compute type, and are staged in it.
+    if (data > 1) CHECK(bytes(3, DType::f32).gathered == 2 * bytes(3, DType::bf16).gathered);
+    CHECK(bytes(2, DType::f32).gradient_staging == bytes(2, DType::bf16).gradient_staging);
   }
 }
 
@@ -359,7 +423,7 @@ TEST_CASE("what is gathered again after a load are the loaded values") {
         auto* values = model.store.values(StateKind::master, range).as<double>();
         for (std::int64_t n = 0; n < range.count; ++n) values[n] += 1;
       }
-      model.store.values_changed();
+      model.store.values_changed(host_stream());
       const UnitWeights& head = model.store.acquire(*model.stream, 3);
       const auto* weight = head.find("weight").values.as<double>();
       for (std::int64_t n = 0; n < 29 * 6; ++n)

@@ -110,9 +110,9 @@ TEST_CASE("acquire and release are counted and a release too many is a bug") {
   f.store.acquire(*f.stream, 1);
   f.store.acquire(*f.stream, 1);
   f.store.release(1);
-  CHECK_THROWS_AS(f.store.values_changed(), BugError);  // still acquired once
+  CHECK_THROWS_AS(f.store.values_changed(host_stream()), BugError);  // still acquired once
   f.store.release(1);
-  f.store.values_changed();
+  f.store.values_changed(host_stream());
   CHECK_THROWS_AS(f.store.release(1), BugError);
   CHECK_THROWS_AS(f.store.acquire(*f.stream, 3), BugError);
 }
@@ -130,7 +130,7 @@ TEST_CASE("compute forms are made once per version and follow the values") {
   CHECK(f.backend.num_packs == 2);  // the fused matrix and the output projection; vectors have no other form
   CHECK(f.store.packed_bytes() == (32 + 16) * sizeof(float));
   f.store.master("blocks.0.output.weight").as<float>()[0] = 5.0F;
-  f.store.values_changed();
+  f.store.values_changed(host_stream());
   CHECK(f.store.packed_bytes() == 0);
   CHECK(packed_value() == 5.0F);
   CHECK(f.backend.num_packs == 4);
@@ -224,7 +224,7 @@ TEST_CASE("compute forms of gathered weights are dropped on release and made of 
         store.values(StateKind::master, range).as<float>()[n] =
             static_cast<float>(range.parameter * 100 + range.first + n);
     }
-    store.values_changed();
+    store.values_changed(host_stream());
     for (int round = 1; round <= 2; ++round) {
       const UnitWeights& weights = store.acquire(*stream, 1);
       const UnitWeights& head = store.acquire(*stream, 2);

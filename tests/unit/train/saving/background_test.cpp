@@ -25,8 +25,7 @@ struct StateOfSize {
     plan = make_run_plan(config, *config.model.vocab, ranks).phases.front();
     layout.emplace(plan.layout(Rank(0)));
     store.emplace(*backend, plan.table, *layout, plan.store_options(DType::f32));
-    initialise_parameters(*store, 1, 1);
-    store->values_changed();
+    initialise_parameters(*store, host_stream(), 1, 1);
     paths.emplace(folder.path());
     std::filesystem::create_directories(folder / "logs");
     log.emplace(LogOptions{});

@@ -12,6 +12,7 @@
 #include "nn/init.h"
 #include "plan/run_plan.h"
 #include "support/models/tiny_model.h"
+#include "support/ranks/host_stream.h"
 #include "unit/train/train_helpers.h"
 
 using namespace scaletrain;
@@ -81,8 +82,7 @@ struct ExecutorFixture {
         memory(*backend, make_activation_plan(model, chunks.empty() ? UnitLists{phase.units_of_stage(0)} : chunks,
                                               phase.micro_batch, DType::f64, schedule_depth(steps))),
         source(micro_batch) {
-    initialise_parameters(store, 3, 1);
-    store.values_changed();
+    initialise_parameters(store, host_stream(), 3, 1);
   }
   ExecutorFixture(const ExecutorFixture&) = delete;
   ExecutorFixture& operator=(const ExecutorFixture&) = delete;
