@@ -72,7 +72,7 @@ class Communicator {
   virtual int size() const = 0;
   virtual int rank_in_group() const = 0;
 
-  // In place over data (f32, f64, i64). A maximum with a NaN is NaN.
+  // In place over data (floating types, i64). Halves are summed in f32 and rounded once. A maximum with a NaN is NaN.
   virtual Ticket all_reduce(Stream& stream, View data, ReduceOp op) = 0;
   // Rank r of the group receives the sum of piece r; pieces lie one after the other in `input` with these element
   // counts. `output` may be this rank's own piece of `input` (in place); otherwise they do not overlap.

@@ -34,10 +34,7 @@ class ElementwiseOptimizer : public Optimizer {
     scalars_->to_device(stream);
     const ConstView scalars = scalars_->device(0, DType::f64, {num_step_scalars});
     std::size_t index = 0;
-    for (const OptimizerRange& range : ranges) {
-      update(backend, stream, range, spans_[index++], scalars);
-      if (range.compute) backend.run(stream, Copy{.input = range.param, .output = range.compute});
-    }
+    for (const OptimizerRange& range : ranges) update(backend, stream, range, spans_[index++], scalars);
     store.updated(stream);
   }
 
@@ -70,7 +67,8 @@ class AdamW final : public ElementwiseOptimizer {
                                   .beta1 = config().beta1,
                                   .beta2 = config().beta2,
                                   .epsilon = config().epsilon,
-                                  .step = scalars});
+                                  .step = scalars,
+                                  .compute_weights = range.compute});
   }
 };
 
@@ -81,7 +79,11 @@ class Sgd final : public ElementwiseOptimizer {
  private:
   void update(Backend& backend, Stream& stream, const OptimizerRange& range, std::span<const DecaySpan> spans,
               const ConstView& scalars) override {
-    backend.run(stream, SgdStep{.param = range.param, .gradient = range.gradient, .spans = spans, .step = scalars});
+    backend.run(stream, SgdStep{.param = range.param,
+                                .gradient = range.gradient,
+                                .spans = spans,
+                                .step = scalars,
+                                .compute_weights = range.compute});
   }
 };
 

@@ -285,7 +285,7 @@ std::vector<std::span<Byte>> cut(const AnyView& view, std::span<const std::int64
 }
 
 void check_reducible(DType dtype) {
-  SCALETRAIN_CHECK(dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i64);
+  SCALETRAIN_CHECK(is_floating(dtype) || dtype == DType::i64);
 }
 
 class DirectCommunicator final : public Communicator {

@@ -10,8 +10,8 @@
 
 namespace scaletrain {
 
-// output[i] = (operands[0][i] + operands[1][i]) + operands[2][i] ..., in the type itself (f32, f64, i64); likewise the
-// maximum. The output may be one of the operands.
+// output[i] = (operands[0][i] + operands[1][i]) + operands[2][i] ..., in the type itself (f32, f64, i64) or, for
+// halves, in f32 and rounded once; likewise the maximum. The output may be one of the operands.
 void reduce_in_order(DType dtype, ReduceOp op, std::span<const std::byte* const> operands, std::byte* output,
                      std::int64_t count);
 

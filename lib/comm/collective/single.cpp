@@ -46,7 +46,7 @@ class SingleCommunicator final : public Communicator {
 
   Ticket all_reduce(Stream&, View data, ReduceOp) override {
     const DType type = data.dtype();
-    SCALETRAIN_CHECK(type == DType::f32 || type == DType::f64 || type == DType::i64);
+    SCALETRAIN_CHECK(is_floating(type) || type == DType::i64);
     return {};
   }
   Ticket reduce_scatter(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
@@ -32,6 +33,7 @@ std::size_t at(Rank rank) {
 // Values whose sum depends on the order in which they are added.
 template <class T>
 std::vector<std::vector<T>> operands(int ranks, std::int64_t count) {
+  constexpr double unit = std::is_same_v<T, F16> ? 1e-6 : 1.0;  // so that no sum overflows
   std::vector<std::vector<T>> all(static_cast<std::size_t>(ranks));
   std::uint64_t state = 88172645463325252ULL;
   for (auto& values : all) {
@@ -42,19 +44,24 @@ std::vector<std::vector<T>> operands(int ranks, std::int64_t count) {
       state ^= state << 17;
       const auto small = static_cast<std::int64_t>(state % 2001) - 1000;
       value = std::is_integral_v<T> ? static_cast<T>(small)
-                                    : static_cast<T>(static_cast<double>(small) * std::pow(10.0, state % 7));
+                                    : static_cast<T>(static_cast<double>(small) * std::pow(10.0, state % 7) * unit);
     }
   }
   return all;
 }
 
+// Halves are summed in f32 and rounded once.
 template <class T>
 std::vector<T> plain(const std::vector<std::vector<T>>& all, ReduceOp op) {
-  std::vector<T> result = all[0];
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    for (std::size_t i = 0; i < result.size(); ++i) {
-      result[i] = op == ReduceOp::sum ? result[i] + all[rank][i] : std::max(result[i], all[rank][i]);
+  using Wide = std::conditional_t<sizeof(T) == 2, float, T>;
+  std::vector<T> result;
+  for (std::size_t i = 0; i < all[0].size(); ++i) {
+    auto value = static_cast<Wide>(all[0][i]);
+    for (std::size_t rank = 1; rank < all.size(); ++rank) {
+      const auto next = static_cast<Wide>(all[rank][i]);
+      value = op == ReduceOp::sum ? value + next : std::max(value, next);
     }
+    result.push_back(static_cast<T>(value));
   }
   return result;
 }
@@ -137,6 +144,8 @@ TEST_CASE("all_reduce_takes_every_type_and_operation") {
         check_all_reduce<float>(ranks, count, op, Mode::queue);
         check_all_reduce<double>(ranks, count, op, Mode::queue);
         check_all_reduce<std::int64_t>(ranks, count, op, Mode::queue);
+        check_all_reduce<Bf16>(ranks, count, op, Mode::queue);
+        check_all_reduce<F16>(ranks, count, op, Mode::queue);
       }
     }
   }
@@ -403,6 +412,29 @@ TEST_CASE("volume_of_a_large_all_reduce_is_that_of_a_ring") {
   }
   CHECK(direct_all_reduce_sent(DType::f32, 100, 4, 2) == 300);
   CHECK(direct_all_reduce_sent(DType::f32, 8000, 1, 0) == 0);
+}
+
+TEST_CASE("a sum of halves that overflows is infinite and one with a NaN is NaN, in long and short messages") {
+  const auto check = [](auto largest) {
+    using T = decltype(largest);
+    const T nan(std::numeric_limits<double>::quiet_NaN());
+    for (const std::size_t count : {3, 5000}) {
+      std::vector<T> a(count, largest);
+      std::vector<T> b(count, largest);
+      a[1] = nan;
+      a[2] = T(1.0);
+      b[2] = T(-1.0);
+      const std::vector<const std::byte*> both{reinterpret_cast<const std::byte*>(a.data()),
+                                               reinterpret_cast<const std::byte*>(b.data())};
+      reduce_in_order(dtype_of<T>(), ReduceOp::sum, both, reinterpret_cast<std::byte*>(a.data()),
+                      static_cast<std::int64_t>(count));
+      CHECK(double(a[0]) == std::numeric_limits<double>::infinity());
+      CHECK(std::isnan(double(a[1])));
+      CHECK(double(a[2]) == 0.0);
+    }
+  };
+  check(Bf16(3.3e38));
+  check(F16(65504.0));
 }
 
 TEST_CASE("integer_sums_wrap_as_the_hardware_does") {
