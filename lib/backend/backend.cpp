@@ -353,9 +353,10 @@ void check_operation(const Backend& backend, const CrossEntropyParts& op) {
 void check_operation(const Backend& backend, const Add& op) {
   const Checker check("Add", backend);
   check.present("a", op.a);
-  check.dtype("a", op.a, check.compute());
-  check.operand("b", op.b, check.compute(), op.a.shape());
-  check.operand("output", op.output, check.compute(), op.a.shape());
+  const DType type = op.a.dtype();
+  check.require("a", type == check.compute() || type == DType::f32, "F32 or the compute type");
+  check.operand("b", op.b, type, op.a.shape());
+  check.operand("output", op.output, type, op.a.shape());
   check.disjoint_or_same("output", op.output, op.a);
   check.disjoint_or_same("output", op.output, op.b);
 }

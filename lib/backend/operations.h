@@ -232,7 +232,7 @@ struct CrossEntropyParts {
   View loss_sum;  // [1] f64
 };
 
-// output = a + b, elementwise; output may be a or b.
+// output = a + b, elementwise; output may be a or b. All of the compute type or all f32.
 struct Add {
   ConstView a, b;
   View output;

@@ -355,10 +355,15 @@ void compute(Device<S>& device, const CrossEntropyParts& op) {
 
 template <class S>
 void compute(Device<S>& device, const Add& op) {
-  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    device.kernels.add(op.a.as<S>() + first, op.b.as<S>() + first, op.output.as<S>() + first,
-                       static_cast<std::size_t>(count));
-  });
+  const auto add = [&](const auto* a, const auto* b, auto* output, const auto& kernel) {
+    device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
+      kernel(a + first, b + first, output + first, static_cast<std::size_t>(count));
+    });
+  };
+  if (op.output.dtype() == dtype_of<S>())
+    add(op.a.as<S>(), op.b.as<S>(), op.output.as<S>(), device.kernels.add);
+  else
+    add(op.a.as<float>(), op.b.as<float>(), op.output.as<float>(), device.all.f32.add);
 }
 
 // Elements of one floating type from another: by the kernels where one of them is f32, which is what training copies.

@@ -86,13 +86,30 @@ class SyntheticSource final : public MicroBatchSource {
   std::vector<std::int64_t> batch_;
 };
 
-// cpu: one thread a rank; late_cpu: the same behind late streams (late_backend.h).
-enum class TestBackend { reference_f64, reference_f32, cpu, late_cpu };
+// cpu: one thread a rank; late: the same behind late streams (late_backend.h).
+enum class TestBackend { reference_f64, reference_f32, cpu, late_cpu, cpu_bf16, late_cpu_bf16, cpu_f16 };
+
+inline DType compute_type_of(TestBackend kind) {
+  switch (kind) {
+    case TestBackend::reference_f64:
+      return DType::f64;
+    case TestBackend::cpu_bf16:
+    case TestBackend::late_cpu_bf16:
+      return DType::bf16;
+    case TestBackend::cpu_f16:
+      return DType::f16;
+    default:
+      return DType::f32;
+  }
+}
 
 inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
-  if (kind == TestBackend::cpu) return make_cpu_backend({.threads = 1, .instruction_set = "auto"});
-  if (kind == TestBackend::late_cpu) return std::make_unique<LateBackend>(make_test_backend(TestBackend::cpu));
-  return make_reference_backend(kind == TestBackend::reference_f64 ? DType::f64 : DType::f32);
+  const DType compute = compute_type_of(kind);
+  if (kind == TestBackend::reference_f64 || kind == TestBackend::reference_f32) return make_reference_backend(compute);
+  auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute});
+  if (kind == TestBackend::late_cpu || kind == TestBackend::late_cpu_bf16)
+    return std::make_unique<LateBackend>(std::move(backend));
+  return backend;
 }
 
 // One rank of a plan: its parts, built as a worker builds them. The plan and the groups must outlive it.
@@ -280,7 +297,7 @@ struct LayoutOutcome {
 
 inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
   PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
-  if (backend == TestBackend::reference_f64) plan.compute = DType::f64;
+  plan.compute = compute_type_of(backend);
   return plan;
 }
 

@@ -75,15 +75,19 @@ std::vector<Case> add_cases() {
     const Values a = normal(key + "a", n);
     const Values b = normal(key + "b", n);
     const std::size_t aliasing = cases.size() % 3;
+    const bool of_gradients = cases.size() % 2 == 1;
     Case c;
-    c.name = std::to_string(n) + " aliasing " + std::to_string(aliasing);
+    c.name = std::to_string(n) + " aliasing " + std::to_string(aliasing) + (of_gradients ? " in f32" : "");
     c.run = [=](Device& device) {
-      const View left = device.put(a, {n});
-      const View right = device.put(b, {n});
+      const auto put = [&](const Values& values) {
+        return of_gradients ? device.put_as(DType::f32, values, {n}) : device.put(values, {n});
+      };
+      const View left = put(a);
+      const View right = put(b);
       View output = aliasing == 1 ? left : right;
-      if (aliasing == 0) output = device.put(a, {n});
+      if (aliasing == 0) output = put(a);
       device.run(Add{.a = left, .b = right, .output = output});
-      return std::vector<Output>{{"output", Device::get(output)}};
+      return std::vector<Output>{{"output", Device::get(output), of_gradients ? Kind::master : Kind::compute}};
     };
     Values scale;
     for (std::size_t i = 0; i < a.size(); ++i) scale.push_back(std::hypot(a[i], b[i]));

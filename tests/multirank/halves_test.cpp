@@ -1,0 +1,129 @@
+// Training in bf16 and fp16 on many layouts, against double precision on one rank.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
+#include "support/ranks/test_layout.h"
+
+using namespace scaletrain;
+
+namespace {
+
+struct Half {
+  std::string name;
+  TestBackend backend;
+  double epsilon;  // half the distance between 1 and the next number: the largest error of one rounding
+};
+
+const std::vector<Half>& halves() {
+  static const std::vector<Half> all = {{"bf16", TestBackend::cpu_bf16, std::ldexp(1.0, -8)},
+                                        {"fp16", TestBackend::cpu_f16, std::ldexp(1.0, -11)}};
+  return all;
+}
+
+Config half_config(bool llama) {
+  Config config = tiny_config({.layers = 4});
+  config.run.seed = 5;
+  config.train.steps = 50;
+  config.train.global_batch = 8;
+  config.train.lr_schedule.warmup = 10;
+  config.train.optimizer.learning_rate = 1e-3;
+  config.parallel.zero = 0;
+  if (llama) {
+    make_llama(config.model);
+    config.model.tie_embeddings = false;
+  }
+  return config;
+}
+
+const std::vector<TestLayout>& layouts() {
+  static const std::vector<TestLayout> all = {
+      {"one rank", 1, 1, 1, 0},
+      {"data 2, zero 0", 2, 1, 1, 0},
+      {"data 2, zero 1", 2, 1, 1, 1},
+      {"data 2, zero 2", 2, 1, 1, 2},
+      {"data 2, zero 3", 2, 1, 1, 3},
+      {"tensor 2", 1, 2, 1, 0},
+      {"tensor 4, sequence shards", 1, 4, 1, 0, ScheduleKind::one_f_one_b, 1, true},
+      {"pipeline 2, zb-h1", 1, 1, 2, 0, ScheduleKind::zb_h1},
+      {"pipeline 2, two chunks", 1, 1, 2, 0, ScheduleKind::interleaved, 2},
+      {"data 2, tensor 2, pipeline 2, zero 1", 2, 2, 2, 1},
+      {"data 2, tensor 2 with sequence shards, pipeline 2 zb-h1, zero 3", 2, 2, 2, 3, ScheduleKind::zb_h1, 1, true},
+  };
+  return all;
+}
+
+LayoutOutcome run_on(const Config& base, const TestLayout& layout, TestBackend backend, std::int64_t steps) {
+  LayoutRun run{.config = base, .backend = backend, .steps = steps, .evaluation_samples = 13};
+  lay_out(run.config, layout);
+  return run_layout(run);
+}
+
+double norm_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
+// The distance of two tensors in units of the second one's norm; of all gradients at once where one is too small to
+// count: what rounding leaves of a key's bias, whose gradient is zero.
+double distance(const std::vector<double>& found, const std::vector<double>& expected, double all) {
+  std::vector<double> difference(found.size());
+  for (std::size_t i = 0; i < found.size(); ++i) difference[i] = found[i] - expected[i];
+  return norm_of(difference) / std::max(norm_of(expected), 1e-2 * all);
+}
+
+double largest_distance(const GlobalTensors& found, const GlobalTensors& expected) {
+  double all = 0;
+  for (const auto& [name, values] : expected) all = std::hypot(all, norm_of(values));
+  double largest = 0;
+  for (const auto& [name, values] : expected) largest = std::max(largest, distance(found.at(name), values, all));
+  return largest;
+}
+
+}  // namespace
+
+// A gradient passes some 60 roundings on its way through four layers and back, whose errors add up as a random walk: 8
+// epsilon, and in the worst of all tensors twice that. The loss is a mean over tokens and rounds as one logit does; the
+// norm sees of the gradients' error the part along them. A sum that misses a rank's part is wrong by a tenth and more.
+constexpr double gradient_bound = 16;
+constexpr double norm_bound = 4;
+constexpr double loss_bound = 1;
+
+TEST_CASE("half_precision_is_as_near_to_double_precision_on_every_layout_as_its_rounding_allows") {
+  for (const bool llama : {false, true}) {
+    const Config base = half_config(llama);
+    const LayoutOutcome exact = run_on(base, layouts().front(), TestBackend::reference_f64, 5);
+    for (const Half& half : halves()) {
+      for (const TestLayout& layout : layouts()) {
+        CAPTURE(llama);
+        CAPTURE(half.name);
+        CAPTURE(layout.name);
+        const LayoutOutcome found = run_on(base, layout, half.backend, 5);
+        CHECK(found.problem == "");
+        CHECK(largest_distance(found.gradients, exact.gradients) <= gradient_bound * half.epsilon);
+        CHECK(largest_relative(found.grad_norms, exact.grad_norms) <= norm_bound * half.epsilon);
+        CHECK(largest_relative(found.losses, exact.losses) <= loss_bound * half.epsilon);
+        CHECK(largest_relative({found.evaluation.loss_sum}, {exact.evaluation.loss_sum}) <= loss_bound * half.epsilon);
+        CHECK(found.evaluation.target_tokens == exact.evaluation.target_tokens);
+      }
+    }
+  }
+}
+
+TEST_CASE("streams_that_run_late_change_no_bit_in_bf16") {
+  const Config base = half_config(false);
+  for (const TestLayout& layout : layouts()) {
+    CAPTURE(layout.name);
+    const LayoutOutcome at_once = run_on(base, layout, TestBackend::cpu_bf16, 3);
+    const LayoutOutcome late = run_on(base, layout, TestBackend::late_cpu_bf16, 3);
+    CHECK(late.problem == "");
+    CHECK(late.losses == at_once.losses);
+    CHECK(late.gradients == at_once.gradients);
+    CHECK(late.parameters == at_once.parameters);
+    CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
+  }
+}
