@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "backend/host_access.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/text.h"
@@ -66,7 +67,7 @@ struct Checkpoint::Impl {
 
   const SafetensorsHeader& header_of(const ManifestFile& file);
   const SafetensorsEntry& entry_of(const ManifestTensor& tensor, const TensorPiece& piece);
-  void run(const Read& read, WorkCount* work = nullptr);
+  void run(const Read& read, HostAccess& access, WorkCount* work = nullptr);
   // Appends what reading a box consists of.
   void plan_read(const ManifestTensor& tensor, const Box& box, View out, std::vector<Read>& reads);
   const ManifestTensor& find(const std::string& name) const;
@@ -127,26 +128,26 @@ const SafetensorsEntry& Checkpoint::Impl::entry_of(const ManifestTensor& tensor,
   return *entry;
 }
 
-void Checkpoint::Impl::run(const Read& read, WorkCount* work) {
+void Checkpoint::Impl::run(const Read& read, HostAccess& access, WorkCount* work) {
   const std::uint64_t first_byte = entry_of(*read.tensor, read.piece).offset;
   VerifiedFile& file = open(*files.at(read.piece.file));
   const DType from = read.tensor->dtype;
   const DType to_type = read.out.dtype();
   const auto from_size = static_cast<std::int64_t>(size_of(from));
-  const auto to_size = static_cast<std::int64_t>(size_of(to_type));
-  std::byte* const target_bytes = read.out.bytes();
+  const View flat = read.out.reshape({read.out.num_elements()});
   std::vector<std::byte> staging;
   if (to_type != from) staging.resize(static_cast<std::size_t>(conversion_elements * from_size));
   const Box part = intersect(read.piece.box, read.box).value();
   for_each_run(read.piece.box, read.box, part, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
     const std::int64_t step = staging.empty() ? stretch_bytes / from_size : conversion_elements;
     for (std::int64_t done = 0; done < count; done += step) {
-      const auto size = static_cast<std::size_t>(std::min(step, count - done));
-      std::byte* const to = target_bytes + (target + done) * to_size;
-      std::byte* const read_to = staging.empty() ? to : staging.data();
-      file.read_at(first_byte + static_cast<std::uint64_t>((source + done) * from_size),
-                   {read_to, size * static_cast<std::size_t>(from_size)});
-      if (!staging.empty()) convert_floats(from, staging.data(), to_type, to, size);
+      const std::int64_t size = std::min(step, count - done);
+      access.write(flat.rows(target + done, size), [&](const View& to) {
+        std::byte* const read_to = staging.empty() ? to.bytes() : staging.data();
+        file.read_at(first_byte + static_cast<std::uint64_t>((source + done) * from_size),
+                     {read_to, static_cast<std::size_t>(size * from_size)});
+        if (!staging.empty()) convert_floats(from, staging.data(), to_type, to.bytes(), static_cast<std::size_t>(size));
+      });
       count_work(work);
     }
   });
@@ -228,7 +229,8 @@ const std::filesystem::path& Checkpoint::path() const {
 void Checkpoint::read(const std::string& tensor, const Box& box, View out) const {
   std::vector<Impl::Read> reads;
   impl_->plan_read(impl_->find(tensor), box, out, reads);
-  for (const Impl::Read& read : reads) impl_->run(read);
+  HostAccess access;
+  for (const Impl::Read& read : reads) impl_->run(read, access);
 }
 
 void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_state, WorkCount* work) const {
@@ -242,6 +244,7 @@ void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_sta
       impl_->plan_range(store, range, StateKind::optimizer, state, reads);
     }
   }
+  HostAccess access(store.backend());
   // By file first, then by place: whatever wrote the pieces, each block is read and hashed once or twice.
   std::map<std::string_view, std::vector<const Impl::Read*>> by_file;
   for (const Impl::Read& read : reads) by_file[read.piece.file].push_back(&read);
@@ -249,8 +252,9 @@ void Checkpoint::load(ParamStore& store, Stream& stream, bool with_optimizer_sta
     const auto offset = [this](const Impl::Read* read) { return impl_->entry_of(*read->tensor, read->piece).offset; };
     std::stable_sort(list.begin(), list.end(),
                      [&](const Impl::Read* a, const Impl::Read* b) { return offset(a) < offset(b); });
-    for (const Impl::Read* read : list) impl_->run(*read, work);
+    for (const Impl::Read* read : list) impl_->run(*read, access, work);
   }
+  access.finish();
   store.values_changed(stream);
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <vector>
 
+#include "backend/host_access.h"
 #include "base/error.h"
 #include "base/numbers/philox.h"
 #include "base/process/guarded_thread.h"
@@ -86,14 +87,14 @@ void fill(const Piece& piece, std::uint64_t seed, std::span<float> out) {
 }
 
 // Masters wider than f32 hold the same values: the generator's floats, widened through `scratch`.
-void fill(const Piece& piece, std::uint64_t seed, std::vector<float>& scratch) {
-  const auto count = static_cast<std::size_t>(piece.out.num_elements());
-  if (piece.out.dtype() == DType::f32) {
-    fill(piece, seed, std::span<float>(piece.out.as<float>(), count));
+void fill(const Piece& piece, std::uint64_t seed, const View& out, std::vector<float>& scratch) {
+  const auto count = static_cast<std::size_t>(out.num_elements());
+  if (out.dtype() == DType::f32) {
+    fill(piece, seed, std::span<float>(out.as<float>(), count));
     return;
   }
   fill(piece, seed, std::span<float>(scratch.data(), count));
-  convert_floats(DType::f32, scratch.data(), piece.out.dtype(), piece.out.bytes(), count);
+  convert_floats(DType::f32, scratch.data(), out.dtype(), out.bytes(), count);
 }
 
 }  // namespace
@@ -104,10 +105,11 @@ void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(threads));
   if (store.options().dtype != DType::f32)
     for (std::vector<float>& buffer : scratch) buffer.resize(static_cast<std::size_t>(piece_elements));
+  HostAccess access(store.backend(), threads);
   std::atomic<std::size_t> next{0};
   const auto fill_some = [&](std::size_t thread) {
     for (std::size_t i = next++; i < pieces.size(); i = next++) {
-      fill(pieces[i], seed, scratch[thread]);
+      access.write(pieces[i].out, [&](const View& host) { fill(pieces[i], seed, host, scratch[thread]); });
       count_work(work);
     }
   };
@@ -118,6 +120,7 @@ void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed
     fill_some(0);
     for (GuardedThread& helper : helpers) helper.join_and_rethrow();
   }
+  access.finish();
   store.values_changed(stream);
 }
 

@@ -11,6 +11,7 @@
 #include "config/keys/keys.h"
 #include "config/layout_rules.h"
 #include "optim/optimizer.h"
+#include "plan/longest_wait.h"
 #include "plan/size_limits.h"
 
 namespace scaletrain {
@@ -170,12 +171,22 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const std
       {"communication staging", communication_staging(rank, steps)},
       {"kernel workspace", backend_workspace},
   };
+  if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes});
   if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank)});
   return memory;
 }
 
 std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
   return make_save_plan(table, layout(rank), optimizer_states, masters());
+}
+
+// The host may be a whole step, or a part of an evaluation, ahead of the device, and each batch is filled for every
+// chunk: ids, targets and positions.
+std::size_t PhasePlan::pinned_staging() const {
+  if (is_host_accessible(space)) return 0;
+  const std::int64_t passes = std::max(num_micro_batches, longest_evaluation_part(*this)) * chunks;
+  const std::int64_t numbers = checked_mul(passes, 3 * micro_batch.rows());
+  return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32);
 }
 
 std::size_t PhasePlan::checkpoint_staging(Rank rank) const {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/host_access.h"
 #include "checkpoint/save/save.h"
 #include "comm/collective/tracing.h"
 #include "config/config.h"
@@ -54,6 +55,7 @@ struct PhasePlan {
   std::int64_t num_micro_batches = 0;
   BatchShape micro_batch;  // at most train.micro_batch samples
   DType compute = DType::f32;
+  Space space = Space::host;                  // of the memory that the ranks' devices compute in
   std::vector<std::string> optimizer_states;  // per-element state, by name
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;
@@ -88,6 +90,9 @@ struct PhasePlan {
   std::size_t communication_staging(Rank rank, const std::vector<ScheduleStep>& steps) const;
   // What the rank writes of a checkpoint, and into which files.
   std::vector<SavePiece> save_plan(Rank rank) const;
+  // Pinned memory of the host, at most, through which a rank and its device's memory exchange values: batches on their
+  // way, and pieces of what is loaded or saved (backend/host_access.h). 0 where the device's memory is the host's.
+  std::size_t pinned_staging() const;
   // Host memory that its checkpoints are copied to and written from in the background; 0 if they are not.
   std::size_t checkpoint_staging(Rank rank) const;
 };

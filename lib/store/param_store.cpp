@@ -61,9 +61,9 @@ View UnitGradients::find(std::string_view local_name) const {
 }
 
 struct ParamStore::Impl {
-  Impl(Backend& backend, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in);
+  Impl(Backend& used_backend, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in);
 
-  void allocate_states(Backend& backend);
+  void allocate_states();
   void collect_ranges();
   const Held& held(StateKind kind) const;
   // The memory of a kind over a buffer, and whether it is the shard's.
@@ -71,6 +71,7 @@ struct ParamStore::Impl {
   bool is_shard(StateKind kind, int buffer) const;
   View unsharded(StateKind kind, std::string_view name, std::size_t state) const;
 
+  Backend& backend;
   const ParamTable& table;
   const ShardLayout& layout;
   Options options;
@@ -84,8 +85,10 @@ struct ParamStore::Impl {
   Held updated;  // what the optimizer works on: gradients and states
 };
 
-ParamStore::Impl::Impl(Backend& backend, const ParamTable& table_in, const ShardLayout& layout_in, Options options_in)
-    : table(table_in),
+ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const ShardLayout& layout_in,
+                       Options options_in)
+    : backend(used_backend),
+      table(table_in),
       layout(layout_in),
       options(std::move(options_in)),
       memory(plan_store_memory(table, layout, options)),
@@ -103,11 +106,11 @@ ParamStore::Impl::Impl(Backend& backend, const ParamTable& table_in, const Shard
     if (layout.buffers()[static_cast<std::size_t>(buffer)].role != ParamRole::trained) return Extent::nothing;
     return memory.zero.shard_optimizer ? Extent::shard : Extent::all;
   });
-  allocate_states(backend);
+  allocate_states();
   collect_ranges();
 }
 
-void ParamStore::Impl::allocate_states(Backend& backend) {
+void ParamStore::Impl::allocate_states() {
   for (std::size_t state = 0; state < memory.num_states; ++state) {
     std::vector<Buffer>& buffers = states.emplace_back(layout.buffers().size());
     for (std::size_t index = 0; index < buffers.size(); ++index) {
@@ -296,6 +299,9 @@ const ShardLayout& ParamStore::layout() const {
 }
 const ParamStore::Options& ParamStore::options() const {
   return impl_->options;
+}
+Backend& ParamStore::backend() const {
+  return impl_->backend;
 }
 
 std::uint64_t ParamStore::bytes() const {

@@ -158,6 +158,7 @@ class ParamStore {
   const ParamTable& table() const;
   const ShardLayout& layout() const;
   const Options& options() const;
+  Backend& backend() const;            // whose memory the values lie in
   std::uint64_t bytes() const;         // flat buffers, shards and staging
   std::uint64_t packed_bytes() const;  // cached compute forms now
 

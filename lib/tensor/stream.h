@@ -46,6 +46,11 @@ class Stream {
   virtual void call(std::function<void()> function) = 0;
   // Now, in this stream's order.
   virtual Event record() = 0;
+  // What is issued later runs behind that moment of another stream of the same device. The host does not wait, but
+  // where operations are done when they are issued.
+  virtual void after(const Event& event) {
+    call([event] { event.wait(); });
+  }
 };
 
 // Of a device whose operations are done when they have been issued: the host's processor.

@@ -20,7 +20,8 @@
 #include "optim/step_scalars.h"
 #include "support/models/gradient_share.h"
 #include "support/models/model_runner.h"
-#include "support/ranks/host_stream.h"
+#include "support/ranks/fenced_backend.h"
+#include "support/ranks/late_backend.h"
 
 using namespace scaletrain;
 
@@ -74,7 +75,7 @@ struct Golden {
                std::move(states)),
         ids(expected.values<std::int32_t>("ids")),
         targets(expected.values<std::int32_t>("targets")) {
-    source.load(runner.store, host_stream());
+    source.load(runner.store, *runner.stream);
   }
 
   std::span<const std::int32_t> part(const std::vector<std::int32_t>& all, std::int64_t first,
@@ -106,7 +107,8 @@ std::vector<double> gradient_in_file_layout(const ModelRunner& runner, const Hug
     const std::int64_t outputs = gradient.shape()[0];
     const std::int64_t inputs = gradient.shape().num_dims() == 2 ? gradient.shape()[1] : 1;
     std::vector<double> values(static_cast<std::size_t>(gradient.num_elements()));
-    convert_floats(gradient.dtype(), gradient.data(), DType::f64, values.data(), values.size());
+    convert_floats(gradient.dtype(), FencedMemory::of_process().values(gradient).data(), DType::f64, values.data(),
+                   values.size());
     for (std::int64_t o = 0; o < outputs; ++o) {
       for (std::int64_t i = 0; i < inputs; ++i) {
         const std::int64_t at =
@@ -216,7 +218,33 @@ std::unique_ptr<Backend> cpu() {
   return make_cpu_backend({.threads = 2, .instruction_set = "auto"});
 }
 
+std::unique_ptr<Backend> late_and_fenced() {
+  return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(cpu()));
+}
+
 }  // namespace
+
+// Bit for bit what the cpu makes where nothing is late and the host reaches everything: its own yardstick.
+TEST_CASE("golden_models_train_the_same_bits_late_and_in_memory_beyond_the_hosts_reach") {
+  for (const std::string& model : models) {
+    CAPTURE(model);
+    check_loss_and_gradients(Golden(model, late_and_fenced(), {}), in_f32);
+    check_training(model, late_and_fenced(), in_f32);
+    const auto losses = [&](std::unique_ptr<Backend> backend) {
+      Golden golden(model, std::move(backend), {});
+      const auto ids = golden.part(golden.ids, 0, batch_shape.rows());
+      const auto targets = golden.part(golden.targets, 0, batch_shape.rows());
+      std::vector<double> numbers{golden.runner.evaluate(batch_shape, ids, targets)};
+      numbers.push_back(golden.runner.train(batch_shape, ids, targets, 0.25));
+      for (const HuggingFaceTensor& tensor : hugging_face_tensors(golden.runner.table)) {
+        const std::vector<double> gradient = gradient_in_file_layout(golden.runner, tensor);
+        numbers.insert(numbers.end(), gradient.begin(), gradient.end());
+      }
+      return numbers;
+    };
+    CHECK(losses(late_and_fenced()) == losses(cpu()));
+  }
+}
 
 TEST_CASE("golden_loss_and_gradients_agree_with_pytorch_on_the_float64_reference") {
   for (const std::string& model : models) {

@@ -179,7 +179,8 @@ Switch stream_switch() {
   const auto set = [](TestBackend backend) { return [backend](const Row&, LayoutRun& run) { run.backend = backend; }; };
   return {.name = "streams",
           .values = {{.name = "at once", .is_possible = nullptr, .apply = set(TestBackend::cpu)},
-                     {.name = "late", .is_possible = nullptr, .apply = set(TestBackend::late_cpu)}}};
+                     {.name = "late", .is_possible = nullptr, .apply = set(TestBackend::late_cpu)},
+                     {.name = "late and fenced", .is_possible = nullptr, .apply = set(TestBackend::fenced_cpu)}}};
 }
 
 std::vector<Row> all_meshes() {

@@ -114,16 +114,18 @@ TEST_CASE("half_precision_is_as_near_to_double_precision_on_every_layout_as_its_
   }
 }
 
-TEST_CASE("streams_that_run_late_change_no_bit_in_bf16") {
+TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit_in_bf16") {
   const Config base = half_config(false);
   for (const TestLayout& layout : layouts()) {
     CAPTURE(layout.name);
     const LayoutOutcome at_once = run_on(base, layout, TestBackend::cpu_bf16, 3);
-    const LayoutOutcome late = run_on(base, layout, TestBackend::late_cpu_bf16, 3);
-    CHECK(late.problem == "");
-    CHECK(late.losses == at_once.losses);
-    CHECK(late.gradients == at_once.gradients);
-    CHECK(late.parameters == at_once.parameters);
-    CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
+    for (const TestBackend backend : {TestBackend::late_cpu_bf16, TestBackend::fenced_cpu_bf16}) {
+      const LayoutOutcome late = run_on(base, layout, backend, 3);
+      CHECK(late.problem == "");
+      CHECK(late.losses == at_once.losses);
+      CHECK(late.gradients == at_once.gradients);
+      CHECK(late.parameters == at_once.parameters);
+      CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
+    }
   }
 }

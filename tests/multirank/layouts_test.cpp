@@ -126,41 +126,72 @@ TEST_CASE("the_vectorised_backend_on_eight_ranks_stays_within_single_precision")
   CHECK(difference.error <= 1e-5);
 }
 
-// What is left out of an edge between a stream and a transfer shows here (support/ranks/late_backend.h).
-TEST_CASE("streams_that_run_late_change_no_bit_of_any_layout") {
+// What is left out of an edge between a stream and a transfer shows here (support/ranks/late_backend.h), and what the
+// host reads or writes of a device's memory (support/ranks/fenced_backend.h).
+TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit_of_any_layout") {
   const Config base = small_config();
   for (const TestLayout& layout : dozen_layouts()) {
     CAPTURE(layout.name);
     LayoutRun run{.config = base, .backend = TestBackend::cpu, .steps = 3, .evaluation_samples = 13};
     lay_out(run.config, layout);
     const LayoutOutcome at_once = run_layout(run);
-    run.backend = TestBackend::late_cpu;
-    const LayoutOutcome late = run_layout(run);
-    CHECK(late.problem == "");
-    CHECK(late.losses == at_once.losses);
-    CHECK(late.grad_norms == at_once.grad_norms);
-    CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
-    CHECK(late.gradients == at_once.gradients);
-    CHECK(late.parameters == at_once.parameters);
+    for (const TestBackend backend : {TestBackend::late_cpu, TestBackend::fenced_cpu}) {
+      run.backend = backend;
+      const LayoutOutcome late = run_layout(run);
+      CHECK(late.problem == "");
+      CHECK(late.losses == at_once.losses);
+      CHECK(late.grad_norms == at_once.grad_norms);
+      CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
+      CHECK(late.gradients == at_once.gradients);
+      CHECK(late.parameters == at_once.parameters);
+    }
   }
 }
 
 TEST_CASE("the_host_waits_for_its_stream_once_in_a_step_of_any_layout") {
   for (const TestLayout& layout : dozen_layouts()) {
+    for (const TestBackend backend : {TestBackend::late_cpu, TestBackend::fenced_cpu}) {
+      CAPTURE(layout.name);
+      Config config = small_config();
+      lay_out(config, layout);
+      const PhasePlan plan = make_test_plan(config, backend);
+      std::vector<std::uint64_t> waits(static_cast<std::size_t>(plan.mesh.world()));
+      run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+        RankTrainer trainer(config, plan, rank, groups, backend);
+        trainer.step();
+        auto& stream = dynamic_cast<LateStream&>(trainer.stream());
+        const std::uint64_t before = stream.host_waits();
+        trainer.step();
+        waits[static_cast<std::size_t>(rank.value())] = stream.host_waits() - before;
+      });
+      CHECK(waits == std::vector<std::uint64_t>(waits.size(), 1));
+    }
+  }
+}
+
+TEST_CASE("pinned_memory_is_what_the_plan_says_and_none_where_the_devices_memory_is_the_hosts") {
+  for (const TestLayout& layout : dozen_layouts()) {
     CAPTURE(layout.name);
     Config config = small_config();
     lay_out(config, layout);
-    const PhasePlan plan = make_test_plan(config, TestBackend::late_cpu);
-    std::vector<std::uint64_t> waits(static_cast<std::size_t>(plan.mesh.world()));
+    PhasePlan plan = make_test_plan(config, TestBackend::fenced_cpu);
+    CHECK(plan.pinned_staging() == 0);
+    const std::size_t on_host = plan.memory(Rank(0), 0).total();
+    plan.space = Space::device;
+    CHECK(plan.memory(Rank(0), 0).total() == on_host + plan.pinned_staging());
+    std::vector<std::size_t> most(static_cast<std::size_t>(plan.mesh.world()));
     run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-      RankTrainer trainer(config, plan, rank, groups, TestBackend::late_cpu);
+      RankTrainer trainer(config, plan, rank, groups, TestBackend::fenced_cpu);
       trainer.step();
-      auto& stream = dynamic_cast<LateStream&>(trainer.stream());
-      const std::uint64_t before = stream.host_waits();
-      trainer.step();
-      waits[static_cast<std::size_t>(rank.value())] = stream.host_waits() - before;
+      trainer.evaluate(40);
+      const auto& fenced = dynamic_cast<FencedBackend&>(dynamic_cast<LateBackend&>(trainer.backend()).inner());
+      most[static_cast<std::size_t>(rank.value())] = fenced.most_pinned();
     });
-    CHECK(waits == std::vector<std::uint64_t>(waits.size(), 1));
+    // Beside it the few numbers that a step tells the host.
+    for (const std::size_t bytes : most) {
+      CHECK(bytes > 0);
+      CHECK(bytes <= plan.pinned_staging() + 4096);
+    }
   }
 }
 

@@ -79,7 +79,8 @@ std::vector<Answer> on_ranks(const Config& config, const PhasePlan& plan, Work w
 
 inline std::vector<double> doubles_of(ConstView view) {
   std::vector<double> values(static_cast<std::size_t>(view.num_elements()));
-  convert_floats(view.dtype(), view.data(), DType::f64, values.data(), values.size());
+  convert_floats(view.dtype(), FencedMemory::of_process().values(view).data(), DType::f64, values.data(),
+                 values.size());
   return values;
 }
 

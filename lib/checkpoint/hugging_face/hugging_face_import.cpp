@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "backend/host_access.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -54,8 +55,9 @@ struct HuggingFaceModel::Impl {
   void open_shards();
   void check_sizes() const;
   void check_tensors();
-  void read(const HuggingFaceTensor& tensor, const Box& box, View out) const;
-  void load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box, View out) const;
+  void read(const HuggingFaceTensor& tensor, const Box& box, View out, HostAccess& access) const;
+  void load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box, View out,
+                 HostAccess& access) const;
 };
 
 void HuggingFaceModel::Impl::open_file(const std::string& name, const std::map<std::string, std::string>* weight_map) {
@@ -159,33 +161,31 @@ void HuggingFaceModel::Impl::check_tensors() {
   dtype = *tensors.at(hugging_face_tensors(table).front().name).entry.dtype;
 }
 
-void HuggingFaceModel::Impl::read(const HuggingFaceTensor& tensor, const Box& box, View out) const {
+void HuggingFaceModel::Impl::read(const HuggingFaceTensor& tensor, const Box& box, View out, HostAccess& access) const {
   const Stored& stored = tensors.at(tensor.name);
   const DType from = *stored.entry.dtype;
   const std::uint64_t size = size_of(from);
-  std::byte* const target_bytes = out.bytes();
+  const View flat = out.reshape({out.num_elements()});
   std::vector<std::byte> staging;
   for_each_run(whole_box(tensor.shape), box, box, [&](std::int64_t source, std::int64_t target, std::int64_t count) {
     for (std::int64_t done = 0; done < count; done += staging_elements) {
       const auto elements = static_cast<std::size_t>(std::min(staging_elements, count - done));
       const std::uint64_t offset = stored.entry.offset + static_cast<std::uint64_t>(source + done) * size;
-      std::byte* const to = target_bytes + static_cast<std::size_t>(target + done) * size_of(out.dtype());
-      if (from == out.dtype()) {
-        stored.file->read_at(offset, {to, elements * size});
-        continue;
-      }
-      staging.resize(std::max<std::size_t>(staging.size(), elements * size));
-      stored.file->read_at(offset, {staging.data(), elements * size});
-      convert_floats(from, staging.data(), out.dtype(), to, elements);
+      access.write(flat.rows(target + done, static_cast<std::int64_t>(elements)), [&](const View& to) {
+        if (from == to.dtype()) return stored.file->read_at(offset, {to.bytes(), elements * size});
+        staging.resize(std::max<std::size_t>(staging.size(), elements * size));
+        stored.file->read_at(offset, {staging.data(), elements * size});
+        convert_floats(from, staging.data(), to.dtype(), to.bytes(), elements);
+      });
     }
   });
 }
 
 void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box,
-                                       View out) const {
+                                       View out, HostAccess& access) const {
   const Box box = hugging_face_box(tensor, part, row_box);
   if (!tensor.is_transposed) {
-    read(tensor, box, out);
+    read(tensor, box, out, access);
     return;
   }
   // Some input features (rows of the file) at a time: [n, outputs] becomes columns of [outputs, inputs].
@@ -193,6 +193,7 @@ void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const Hu
   const std::int64_t outputs = box.extent[1];
   if (inputs == 0 || outputs == 0) return;
   const std::int64_t most = std::clamp<std::int64_t>(staging_elements / outputs, 1, inputs);
+  const View flat = out.reshape({out.num_elements()});
   std::vector<float> rows(static_cast<std::size_t>(most * outputs));
   std::vector<float> turned(rows.size());
   for (std::int64_t first = 0; first < inputs; first += most) {
@@ -200,11 +201,13 @@ void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const Hu
     piece.first[0] += first;
     piece.extent[0] = std::min(most, inputs - first);
     const std::int64_t count = piece.extent[0];
-    read(tensor, piece, View(rows.data(), DType::f32, shape_of_box(piece)));
+    read(tensor, piece, View(rows.data(), DType::f32, shape_of_box(piece)), access);
     transpose(rows.data(), count, outputs, turned.data());
     for (std::int64_t output = 0; output < outputs; ++output) {
-      std::byte* const to = out.bytes() + static_cast<std::size_t>(output * inputs + first) * size_of(out.dtype());
-      convert_floats(DType::f32, turned.data() + output * count, out.dtype(), to, static_cast<std::size_t>(count));
+      access.write(flat.rows(output * inputs + first, count), [&](const View& to) {
+        convert_floats(DType::f32, turned.data() + output * count, to.dtype(), to.bytes(),
+                       static_cast<std::size_t>(count));
+      });
     }
   }
 }
@@ -264,15 +267,18 @@ void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
     }
     for (const HuggingFacePart& part : tensor.parts) by_parameter.emplace(part.parameter, std::pair(&tensor, part));
   }
+  HostAccess access(store.backend());
   for (const ParamRange& range : store.held(StateKind::master)) {
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
     const int owner = parameter.tied_to ? table.index_of(*parameter.tied_to) : range.parameter;
     const auto found = by_parameter.find(owner);
     SCALETRAIN_CHECK(found != by_parameter.end());
     for_each_box(*store.layout().find(range.parameter), range, [&](const Box& box, const ParamRange& part_of_range) {
-      impl_->load_part(*found->second.first, found->second.second, box, store.values(StateKind::master, part_of_range));
+      impl_->load_part(*found->second.first, found->second.second, box, store.values(StateKind::master, part_of_range),
+                       access);
     });
   }
+  access.finish();
   store.values_changed(stream);
 }
 

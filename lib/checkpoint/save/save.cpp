@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "backend/host_access.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -53,6 +54,7 @@ class StoreState final : public SavedState {
   const std::vector<std::string>& state_names() const override { return store_.options().state_names; }
   DType dtype() const override { return store_.options().dtype; }
   ConstView values(const SavePiece& piece) const override { return stored_values(store_, piece); }
+  Backend* backend() const override { return &store_.backend(); }
 
  private:
   const ParamStore& store_;
@@ -63,23 +65,25 @@ std::vector<SavePiece> plan_of(const SavedState& state, const SaveRequest& reque
 }
 
 ManifestFile write_file(const SavedState& state, const SaveRequest& request, const std::filesystem::path& path,
-                        const std::string& save_id, std::span<const SavePiece> pieces) {
+                        const std::string& save_id, std::span<const SavePiece> pieces, HostAccess& access) {
   std::vector<SafetensorsTensor> tensors;
   for (const SavePiece& piece : pieces) {
     tensors.push_back({.name = piece.key, .dtype = state.values(piece).dtype(), .shape = shape_of_box(piece.box)});
   }
   SafetensorsWriter writer(path, tensors, {{"format", "scaletrain"}, {"save_id", save_id}});
   for (const SavePiece& piece : pieces) {
-    const ConstView view = state.values(piece);
-    SCALETRAIN_CHECK_EQ(view.num_elements(), piece.box.num_elements());
-    auto bytes = std::span(static_cast<const std::byte*>(view.data()), view.num_bytes());
-    while (!bytes.empty()) {
-      if (request.is_abandoned && request.is_abandoned())
-        throw InputError(fmt::format("{}: the save was given up: training has ended", path.string()));
-      const auto part = bytes.first(std::min(bytes.size(), write_bytes));
-      writer.write(part);
-      bytes = bytes.subspan(part.size());
-    }
+    const ConstView values = state.values(piece);
+    SCALETRAIN_CHECK_EQ(values.num_elements(), piece.box.num_elements());
+    access.read(values, [&](const ConstView& view) {
+      auto bytes = std::span(view.bytes(), view.num_bytes());
+      while (!bytes.empty()) {
+        if (request.is_abandoned && request.is_abandoned())
+          throw InputError(fmt::format("{}: the save was given up: training has ended", path.string()));
+        const auto part = bytes.first(std::min(bytes.size(), write_bytes));
+        writer.write(part);
+        bytes = bytes.subspan(part.size());
+      }
+    });
   }
   WrittenFile written = writer.finish();
   return {.name = path.filename().string(), .bytes = written.bytes, .block_hashes = std::move(written.block_hashes)};
@@ -89,12 +93,14 @@ ManifestFile write_file(const SavedState& state, const SaveRequest& request, con
 std::vector<ManifestFile> write_files(const SavedState& state, const SaveRequest& request,
                                       const std::filesystem::path& folder, const std::string& save_id) {
   const std::vector<SavePiece> plan = plan_of(state, request);
+  const auto access =
+      state.backend() == nullptr ? std::make_unique<HostAccess>() : std::make_unique<HostAccess>(*state.backend());
   std::vector<ManifestFile> files;
   for (std::size_t first = 0; first < plan.size();) {
     std::size_t end = first;
     while (end < plan.size() && plan[end].file == plan[first].file) ++end;
     const auto pieces = std::span(plan).subspan(first, end - first);
-    files.push_back(write_file(state, request, folder / plan[first].file, save_id, pieces));
+    files.push_back(write_file(state, request, folder / plan[first].file, save_id, pieces, *access));
     first = end;
   }
   return files;

@@ -54,6 +54,8 @@ class SavedState {
   virtual DType dtype() const = 0;  // of masters and states
   // The values of a piece of this rank's plan.
   virtual ConstView values(const SavePiece& piece) const = 0;
+  // Whose memory they lie in, if it is not the host's; else null.
+  virtual Backend* backend() const { return nullptr; }
 };
 
 // The ranks that write one checkpoint together. They talk through the rendezvous store alone: rank 0 makes the folder

@@ -23,10 +23,23 @@ StateStaging::StateStaging(const ParamStore& store, WorkCount* work) : store_(st
     SCALETRAIN_CHECK(is_new);
     bytes += stored.num_bytes();
   }
-  memory_ = Buffer(bytes);
+  memory_ = store.backend().allocate_pinned(bytes);
+  if (!is_host_accessible(store.backend().space())) stream_ = store.backend().make_stream();
+}
+
+StateStaging::~StateStaging() {
+  try {
+    if (stream_) stream_->synchronize();
+  } catch (...) {  // NOLINT: a destructor reports nothing
+  }
+}
+
+View StateStaging::copy_of(const Part& part) const {
+  return memory_.view(part.offset, part.stored.dtype(), part.stored.shape());
 }
 
 void StateStaging::prefault() {
+  if (stream_) return;  // pinned pages are there, and a copy may be on its way into them
   for (std::size_t offset = 0; offset < memory_.size(); offset += smallest_page) {
     volatile std::byte* const page = memory_.data() + offset;
     *page = std::byte{0};
@@ -34,7 +47,19 @@ void StateStaging::prefault() {
   }
 }
 
+void StateStaging::begin(Stream& stream) {
+  if (!stream_) return;
+  stream_->after(stream.record());
+  for (const auto& [place, part] : parts_) store_.backend().copy(*stream_, part.stored, copy_of(part));
+  copied_ = stream_->record();
+}
+
 void StateStaging::copy() {
+  if (stream_) {
+    copied_.wait();
+    count_work(work_);
+    return;
+  }
   for (const auto& [place, part] : parts_) {
     const std::byte* const from = part.stored.bytes();
     const std::size_t all = part.stored.num_bytes();
@@ -50,7 +75,7 @@ ConstView StateStaging::values(const SavePiece& piece) const {
   SCALETRAIN_CHECK(found != parts_.end());
   const ConstView& stored = found->second.stored;
   SCALETRAIN_CHECK_EQ(stored.num_elements(), piece.box.num_elements());
-  return {memory_.data() + found->second.offset, stored.dtype(), stored.shape()};
+  return copy_of(found->second);
 }
 
 }  // namespace scaletrain

@@ -1,5 +1,5 @@
-// A copy of what one rank saves, in host memory that was allocated for it beforehand: a checkpoint is written from
-// there while training changes the store.
+// A copy of what one rank saves, in host memory (pinned where a device has memory of its own) that was allocated for it
+// beforehand: a checkpoint is written from there while training changes the store.
 //
 // The copy is as large as the rank's pieces together (saved_bytes), which is a share of the replica's state and not
 // all of it where there are several replicas.
@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -21,13 +22,21 @@ class StateStaging final : public SavedState {
   // Sets the memory aside: std::bad_alloc. The store must outlive this. Pages become resident in prefault().
   // work: counts what is touched and copied, some MiB at a time; must outlive this.
   explicit StateStaging(const ParamStore& store, WorkCount* work = nullptr);
+  // Waits for copies under way.
+  ~StateStaging() override;
+  StateStaging(const StateStaging&) = delete;
+  StateStaging& operator=(const StateStaging&) = delete;
 
   // Touches every page, which takes as long as a copy: before the first copy, on any thread, so that no save waits for
   // the kernel to find memory.
   void prefault();
-  // Takes the store's masters and states as they are. On any thread; the caller sees to it that until it returns nobody
-  // changes them (forward and backward passes and gathers do not; an optimizer's step and a load do), and that no save
-  // reads the copy before.
+  // Where the state is in a device's memory: issues the copy of the store's masters and states as they are when
+  // `stream` has run what it was given. Elsewhere nothing, as it is the host that copies. By the thread that uses the
+  // backend.
+  void begin(Stream& stream);
+  // Returns when the copy is there; on a host it takes the state as it is. On any thread, after begin(); the caller
+  // sees to it that until it returns nobody changes the state (forward and backward passes and gathers do not; an
+  // optimizer's step and a load do), and that no save reads the copy before.
   void copy();
 
   const ParamTable& table() const override { return store_.table(); }
@@ -45,10 +54,14 @@ class StateStaging final : public SavedState {
   using Place = std::tuple<int, int, std::int64_t>;  // state, parameter, first element of the range
   static Place place_of(const SavePiece& piece) { return {piece.state, piece.parameter, piece.range.first}; }
 
+  View copy_of(const Part& part) const;
+
   const ParamStore& store_;
   WorkCount* work_;
   std::map<Place, Part> parts_;
   Buffer memory_;
+  std::unique_ptr<Stream> stream_;  // of the copies, beside the work of training; null where the host makes them
+  Event copied_;
 };
 
 }  // namespace scaletrain

@@ -17,7 +17,7 @@ namespace scaletrain {
 namespace {
 
 // What lies in host memory even where the ranks compute on devices.
-constexpr std::array<std::string_view, 2> on_host = {"checkpoint staging", "kernel workspace"};
+constexpr std::array<std::string_view, 3> on_host = {"checkpoint staging", "kernel workspace", "pinned staging"};
 
 std::uint64_t host_bytes(const MemoryPlan& memory) {
   std::uint64_t sum = 0;

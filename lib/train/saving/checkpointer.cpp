@@ -466,6 +466,7 @@ void Checkpointer::Impl::begin_in_background(SaveJob next) {
   is_copied = false;
   is_done = false;
   state_ready = parts.stream.record();
+  staging->begin(parts.stream);
   writer = GuardedThread([this] { write_in_background(); });
 }
 

@@ -6,9 +6,11 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "backend/backend.h"
 #include "base/process/exit_code.h"
 #include "base/process/work_count.h"
 #include "comm/rendezvous/key_value_store.h"
@@ -48,8 +50,10 @@ struct WorkerOptions {
   std::function<void(const std::exception_ptr&)> failed{};
   // Hears, once the plan is known, what there is to say should memory run out: the plan of this rank's.
   std::function<void(const std::string&)> knows_memory{};
-  WorkCount* work = nullptr;    // counts what this rank has done; null: nobody watches it
-  int threads = 0;              // of the backend; 0: the processors this process may run on
+  WorkCount* work = nullptr;  // counts what this rank has done; null: nobody watches it
+  int threads = 0;            // of the backend; 0: the processors this process may run on
+  // How its backend is made.
+  std::function<std::unique_ptr<Backend>(const CpuOptions&)> make_backend = make_cpu_backend;
   std::FILE* console = stderr;  // where people see the progress; not closed
   // The device's peak is measured once, at start, for at most this long; 0: not measured, and mfu is 0.
   double calibration_seconds = 0.2;

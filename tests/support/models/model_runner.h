@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "backend/mirrored_buffer.h"
 #include "nn/transformer.h"
 #include "support/models/model_store.h"
-#include "support/numbers.h"
 
 namespace scaletrain {
 
@@ -46,20 +46,24 @@ class ModelRunner : public ModelStore {
    public:
     Run(ModelRunner& owner, BatchShape shape, std::span<const std::int32_t> ids, std::span<const std::int32_t> targets,
         Mode mode, double loss_gradient)
-        : owner_(owner) {
-      for (std::int64_t row = 0; row < shape.rows(); ++row) {
-        positions_.push_back(static_cast<std::int32_t>(row % shape.tokens));
-      }
-      const auto view = [&](std::span<const std::int32_t> values) {
-        return ConstView(values.data(), DType::i32, {shape.rows()});
-      };
+        : owner_(owner),
+          batch_(*owner.backend, static_cast<std::size_t>(3 * shape.rows()) * sizeof(std::int32_t)),
+          loss_sum_(*owner.backend, sizeof(double)) {
+      const View host = batch_.host(0, DType::i32, {3, shape.rows()});
+      std::copy(ids.begin(), ids.end(), host.rows(0, 1).as<std::int32_t>());
+      std::copy(targets.begin(), targets.end(), host.rows(1, 1).as<std::int32_t>());
+      for (std::int64_t row = 0; row < shape.rows(); ++row)
+        host.rows(2, 1).as<std::int32_t>()[row] = static_cast<std::int32_t>(row % shape.tokens);
+      batch_.to_device(*owner.stream);
+      const View device = batch_.device(0, DType::i32, {3, shape.rows()});
+      const auto row = [&](std::int64_t index) { return device.rows(index, 1).reshape({shape.rows()}); };
       context_.shape = shape;
       context_.mode = mode;
-      context_.ids = view(ids);
-      context_.targets = view(targets);
-      context_.positions = view(positions_);
+      context_.ids = row(0);
+      context_.targets = row(1);
+      context_.positions = row(2);
       context_.loss_gradient = loss_gradient;
-      context_.loss_sum = number_at(loss_sum_);
+      context_.loss_sum = loss_sum_.device(0, DType::f64, {1});
       allocate();
     }
     Run(const Run&) = delete;
@@ -67,7 +71,6 @@ class ModelRunner : public ModelStore {
 
    private:
     std::size_t num_units() const { return owner_.model.units().size(); }
-    static Region region(const Buffer& buffer) { return {buffer.data(), buffer.size()}; }
 
     template <class Use>
     auto with_handles(std::size_t index, Use use) {
@@ -78,7 +81,7 @@ class ModelRunner : public ModelStore {
                         .batch = context_,
                         .weights = weights.acquire(*owner_.stream, unit.index()),
                         .gradients = &weights.acquire_gradients(*owner_.stream, unit.index()),
-                        .scratch = region(scratch_)};
+                        .scratch = scratch_.region()};
       auto result = use(unit, run);
       weights.release_gradients(*owner_.stream, unit.index(), false);
       weights.release(unit.index());
@@ -89,7 +92,7 @@ class ModelRunner : public ModelStore {
     void forward() {
       for (std::size_t i = 0; i < num_units(); ++i) {
         saved_.push_back(with_handles(i, [&](const Unit& unit, const UnitRun& run) {
-          return unit.forward(run, i == 0 ? Bundle{} : outputs_[i - 1], outputs_[i], region(saved_memory_[i]));
+          return unit.forward(run, i == 0 ? Bundle{} : outputs_[i - 1], outputs_[i], saved_memory_[i].region());
         }));
       }
     }
@@ -97,12 +100,16 @@ class ModelRunner : public ModelStore {
       for (std::size_t i = num_units(); i-- > 0;) {
         with_handles(i, [&](const Unit& unit, const UnitRun& run) {
           unit.backward(run, std::move(saved_[i]), d_outputs_[i], i == 0 ? Bundle{} : d_outputs_[i - 1],
-                        region(work_memory_[i]));
+                        work_memory_[i].region());
           return 0;
         });
       }
     }
-    double loss_sum() const { return loss_sum_; }
+    double loss_sum() const {
+      loss_sum_.to_host(*owner_.stream);
+      owner_.stream->synchronize();
+      return *loss_sum_.host(0, DType::f64, {1}).as<double>();
+    }
 
    private:
     void allocate() {
@@ -111,24 +118,24 @@ class ModelRunner : public ModelStore {
       std::size_t scratch = 0;
       for (std::size_t i = 0; i < num_units(); ++i) {
         const UnitMemory memory = owner_.model.units()[i]->memory(context_.shape, compute);
-        saved_memory_.emplace_back(memory.saved);
-        work_memory_.emplace_back(memory.work);
+        saved_memory_.push_back(owner_.backend->allocate(memory.saved));
+        work_memory_.push_back(owner_.backend->allocate(memory.work));
         scratch = std::max(scratch, memory.scratch);
         const bool is_last = i + 1 == num_units();
         for (std::vector<Bundle>* bundles : {&outputs_, &d_outputs_}) {
-          bundle_memory_.emplace_back(static_cast<std::size_t>(boundary.shape.num_elements()) *
-                                      size_of(boundary.dtype));
+          bundle_memory_.push_back(owner_.backend->allocate(static_cast<std::size_t>(boundary.shape.num_elements()) *
+                                                            size_of(boundary.dtype)));
           bundles->push_back(is_last ? Bundle{}
                                      : Bundle{bundle_memory_.back().view(0, boundary.dtype, boundary.shape)});
         }
       }
-      scratch_ = Buffer(scratch);
+      scratch_ = owner_.backend->allocate(scratch);
     }
 
     ModelRunner& owner_;
     BatchContext context_;
-    double loss_sum_ = 0.0;
-    std::vector<std::int32_t> positions_;
+    MirroredBuffer batch_;  // ids, targets, positions
+    MirroredBuffer loss_sum_;
     std::vector<Buffer> saved_memory_, work_memory_, bundle_memory_;
     Buffer scratch_;
     std::vector<Bundle> outputs_, d_outputs_;

@@ -151,6 +151,7 @@ class LateBackend final : public Backend {
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
+  Backend& inner() { return *inner_; }
   // The backends inside read values as they are; a packed form would have to be made in the stream's turn.
   std::size_t packed_bytes(const Shape&) const override { return 0; }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }

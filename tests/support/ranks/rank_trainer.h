@@ -25,6 +25,7 @@
 #include "optim/lr_schedule.h"
 #include "plan/run_plan.h"
 #include "support/philox_below.h"
+#include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
 #include "support/ranks/ranks.h"
 #include "train/step/step_runner.h"
@@ -86,8 +87,19 @@ class SyntheticSource final : public MicroBatchSource {
   std::vector<std::int64_t> batch_;
 };
 
-// cpu: one thread a rank; late: the same behind late streams (late_backend.h).
-enum class TestBackend { reference_f64, reference_f32, cpu, late_cpu, cpu_bf16, late_cpu_bf16, cpu_f16 };
+// cpu: one thread a rank; late: the same behind late streams (late_backend.h); fenced: and with memory that the host
+// cannot touch (fenced_backend.h).
+enum class TestBackend {
+  reference_f64,
+  reference_f32,
+  cpu,
+  late_cpu,
+  fenced_cpu,
+  cpu_bf16,
+  late_cpu_bf16,
+  fenced_cpu_bf16,
+  cpu_f16
+};
 
 inline DType compute_type_of(TestBackend kind) {
   switch (kind) {
@@ -95,6 +107,7 @@ inline DType compute_type_of(TestBackend kind) {
       return DType::f64;
     case TestBackend::cpu_bf16:
     case TestBackend::late_cpu_bf16:
+    case TestBackend::fenced_cpu_bf16:
       return DType::bf16;
     case TestBackend::cpu_f16:
       return DType::f16;
@@ -109,6 +122,8 @@ inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
   auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute});
   if (kind == TestBackend::late_cpu || kind == TestBackend::late_cpu_bf16)
     return std::make_unique<LateBackend>(std::move(backend));
+  if (kind == TestBackend::fenced_cpu || kind == TestBackend::fenced_cpu_bf16)
+    return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(std::move(backend)));
   return backend;
 }
 
@@ -179,6 +194,7 @@ class RankTrainer {
   SyntheticSource& source() { return source_; }
   StageMemory& memory() { return memory_; }
   Stream& stream() { return *stream_; }
+  Backend& backend() { return *backend_; }
   std::uint64_t progress() const { return progress_.load(); }
 
  private:
@@ -224,7 +240,7 @@ class TensorAssembler {
     for (const ParamRange& range : store.held(kind)) {
       const Parameter& parameter = store.table().parameters()[static_cast<std::size_t>(range.parameter)];
       if (parameter.role != ParamRole::trained) continue;
-      const View held = store.values(kind, range, state);
+      const View held = FencedMemory::of_process().values(store.values(kind, range, state));
       std::vector<double> values(static_cast<std::size_t>(range.count));
       convert_floats(held.dtype(), held.data(), DType::f64, values.data(), values.size());
       std::size_t next = 0;

@@ -17,6 +17,7 @@
 #include "comm/collective/tracing.h"
 #include "comm/in_process/world.h"
 #include "store/rank_groups.h"
+#include "support/ranks/fenced_communicator.h"
 #include "support/ranks/queue_transport.h"
 
 namespace scaletrain {
@@ -89,6 +90,7 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
                                                                  .ranks = spec.members,
                                                                  .deadline = options.deadline,
                                                                  .mode = options.mode.value_or(mode)});
+    group = std::make_unique<FencedCommunicator>(std::move(group));
     if (options.traces == nullptr) return group;
     return make_tracing_communicator(std::move(group), options.traces->at(static_cast<std::size_t>(rank.value())));
   });

@@ -1,9 +1,13 @@
 #include "infer/evaluate.h"
 
 #include <cmath>
+#include <cstring>
 
+#include "infer/sampling.h"
 #include "infer_helpers.h"
 #include "nn/decode.h"
+#include "support/ranks/fenced_backend.h"
+#include "support/ranks/late_backend.h"
 #include "unit/data/token_files.h"
 
 using namespace scaletrain;
@@ -123,4 +127,38 @@ TEST_CASE("a set whose every target is masked is named with its key, its path an
   const std::string message = message_of<InputError>([&] { evaluate_model(fixture.model, *set, 100, 4, {}); });
   CHECK(message.starts_with("--data: " + config.path + ": no token of what was read has a loss: "));
   CHECK(message.ends_with("give it longer documents"));
+}
+
+// The prompt is longer than what goes through the model at once.
+TEST_CASE("a model beyond the host's reach is evaluated, decodes and generates to the same bits, late or at once") {
+  Config config = byte_config();
+  config.model.context = 600;
+  const TinyModel tiny(config);
+  const TempFolder folder;
+  const std::filesystem::path checkpoint = tiny.save(folder / "checkpoints");
+  const std::string prompt = some_text(560);
+  const auto answers_of = [&](std::unique_ptr<Backend> backend) {
+    const Device device(std::move(backend));
+    LoadedModel model({ModelSource::checkpoint, checkpoint}, *device.backend, *device.stream);
+    Decoder decoder(model.transformer(), *device.backend, *device.stream, model.store(), 600);
+    const auto logits = decoder.append(model.tokenizer().encode(prompt));
+    std::string text(logits.size_bytes(), '\0');
+    std::memcpy(text.data(), logits.data(), logits.size_bytes());
+    generate_text(model, prompt, 30, {.temperature = 1.0, .seed = 3},
+                  [&text](const std::string& more) { text += more; });
+    DataConfig data;
+    data.cache = (folder / "cache").string();
+    ValidationConfig validation;
+    validation.name = "v";
+    validation.path = folder.write("v.txt", some_text(1500)).string();
+    const auto set = open_validation_set(validation, data, model.tokenizer(),
+                                         {.vocab = 257, .context = 600, .seed = 1, .report = {}}, "--data");
+    return std::pair(text, evaluate_model(model, *set, 3, 2, {}).loss);
+  };
+  const auto cpu = [] { return make_cpu_backend({.threads = 2, .instruction_set = "auto"}); };
+  const auto expected = answers_of(cpu());
+  CHECK(std::isfinite(expected.second));
+  CHECK(answers_of(std::make_unique<LateBackend>(cpu())) == expected);
+  CHECK(answers_of(std::make_unique<FencedBackend>(cpu())) == expected);
+  CHECK(answers_of(std::make_unique<LateBackend>(std::make_unique<FencedBackend>(cpu()))) == expected);
 }

@@ -38,15 +38,16 @@ struct RanksRun : TinyRun {
       options.place.rendezvous = store.get();
       options.place.make_communicators = [&](const PhasePlan&) -> CommunicatorFactory {
         return [&](const GroupSpec& spec) {
-          return make_direct_communicator(
+          return std::make_unique<FencedCommunicator>(make_direct_communicator(
               world.make_transport(spec.name, spec.members, rank),
-              {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0});
+              {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0}));
         };
       };
       options.paths = paths;
       options.start = start;
       options.version = "test";
       options.threads = 1;
+      options.make_backend = make_backend;
       options.calibration_seconds = 0.01;
       options.looked_up_samples = looked_up_samples;
       options.hooks = hooks;

@@ -78,6 +78,7 @@ checkpoint: {every: 5, keep: 3}
     options.start = start;
     options.version = "test";
     options.threads = 1;
+    options.make_backend = make_backend;
     options.calibration_seconds = 0.0;
     options.looked_up_samples = looked_up_samples;
     options.hooks = hooks;
@@ -118,6 +119,7 @@ checkpoint: {every: 5, keep: 3}
   std::vector<std::string> notices;
   TrainerHooks hooks;
   std::int64_t looked_up_samples = most_looked_up;
+  std::function<std::unique_ptr<Backend>(const CpuOptions&)> make_backend = make_cpu_backend;
   std::function<void(const std::exception_ptr&)> failed;
 };
 

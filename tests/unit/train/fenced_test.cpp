@@ -1,0 +1,115 @@
+// Whole runs on a device whose memory the host cannot touch and whose streams run late: their numbers and checkpoints
+// are those of the host's own backend, to the bit. What takes device memory for the host's ends such a run.
+#include <array>
+
+#include "checkpoint/hugging_face/hugging_face.h"
+#include "infer/model.h"
+#include "spike_runs.h"
+#include "support/ranks/fenced_backend.h"
+#include "support/ranks/late_backend.h"
+
+using namespace scaletrain;
+
+namespace {
+
+std::unique_ptr<Backend> late_and_fenced_cpu(const CpuOptions& options) {
+  return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(make_cpu_backend(options)));
+}
+
+void check_same_checkpoints(const TinyRun& found, const TinyRun& expected) {
+  REQUIRE(found.checkpoint_steps() == expected.checkpoint_steps());
+  REQUIRE_FALSE(expected.checkpoint_steps().empty());
+  for (const std::int64_t step : expected.checkpoint_steps()) {
+    CAPTURE(step);
+    CHECK(tensors_of(found.checkpoint(step)) == tensors_of(expected.checkpoint(step)));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a run beyond the host's reach trains, evaluates and saves what the host's own does, in either way to save") {
+  TinyRun expected;
+  REQUIRE(expected.run({"checkpoint.every=3"}) == ExitCode::finished);
+  for (const std::string background : {"true", "false"}) {
+    CAPTURE(background);
+    TinyRun found;
+    found.make_backend = late_and_fenced_cpu;
+    REQUIRE(found.run({"checkpoint.every=3", "checkpoint.background=" + background}) == ExitCode::finished);
+    check_same_numbers(found.metrics(), expected.metrics());
+    check_same_checkpoints(found, expected);
+  }
+}
+
+TEST_CASE("a run moves between a host's memory and a device's at a resume") {
+  TinyRun expected;
+  REQUIRE(expected.run() == ExitCode::finished);
+  for (const bool begins_fenced : {false, true}) {
+    CAPTURE(begins_fenced);
+    TinyRun parts;
+    for (const bool is_first : {true, false}) {
+      parts.make_backend = make_cpu_backend;
+      if (is_first == begins_fenced) parts.make_backend = late_and_fenced_cpu;
+      CHECK(parts.run({}, is_first ? 6 : -1) == (is_first ? ExitCode::interrupted : ExitCode::finished));
+    }
+    check_same_numbers(parts.metrics(), expected.metrics());
+    CHECK(tensors_of(parts.checkpoint(12)) == tensors_of(expected.checkpoint(12)));
+  }
+}
+
+TEST_CASE("ranks beyond the host's reach train and save what ranks of the host do, on every kind of layout") {
+  struct Layout {
+    int world;
+    std::vector<std::string> overrides;
+  };
+  const std::array<Layout, 3> layouts = {{
+      {2, {"parallel.data=2", "parallel.zero=2"}},
+      {4, {"parallel.data=2", "parallel.tensor=2", "parallel.zero=3"}},
+      {4, {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1"}},
+  }};
+  for (const Layout& layout : layouts) {
+    CAPTURE(layout.overrides);
+    std::vector<std::string> overrides = layout.overrides;
+    overrides.insert(overrides.end(), {"train.steps=6", "train.lr_schedule.warmup=2", "checkpoint.every=2",
+                                       "checkpoint.background=true"});
+    RanksRun expected;
+    REQUIRE(all_are(expected.run_ranks(layout.world, overrides), ExitCode::finished));
+    RanksRun found;
+    found.make_backend = late_and_fenced_cpu;
+    REQUIRE(all_are(found.run_ranks(layout.world, overrides), ExitCode::finished));
+    check_same_numbers(found.metrics(), expected.metrics());
+    check_same_checkpoints(found, expected);
+  }
+}
+
+TEST_CASE("weights of a Hugging Face folder come to a device as they come to the host") {
+  TinyRun before;
+  REQUIRE(before.run({"train.steps=1", "train.lr_schedule.warmup=0", "checkpoint.every=1"}) == ExitCode::finished);
+  const auto backend = make_cpu_backend({.threads = 1});
+  const auto stream = backend->make_stream();
+  LoadedModel model(locate_model(before.checkpoint(1)), *backend, *stream);
+  ModelConfig exported = model.config().model;
+  exported.vocab = model.transformer().spec().vocab;
+  const std::filesystem::path weights = before.folder / "weights";
+  export_hugging_face(
+      model.store().table(),
+      [&](const Parameter& parameter, View out) { backend->copy(*stream, model.store().master(parameter.name), out); },
+      {.folder = weights, .model = exported, .dtype = DType::bf16, .tokenizer_files = {}});
+  TinyRun runs[2];
+  runs[1].make_backend = late_and_fenced_cpu;
+  for (TinyRun& run : runs)
+    REQUIRE(run.run({"model.init={from: " + weights.string() + "}", "train.steps=3", "checkpoint.every=1"}) ==
+            ExitCode::finished);
+  check_same_numbers(runs[1].metrics(), runs[0].metrics());
+  check_same_checkpoints(runs[1], runs[0]);
+}
+
+TEST_CASE("a rollback brings older weights back to a device") {
+  NoisyRun runs[2];
+  runs[1].make_backend = late_and_fenced_cpu;
+  for (NoisyRun& run : runs)
+    REQUIRE(run.run({"train.steps=28", "checkpoint.background=true", policy("rollback")}) == ExitCode::finished);
+  REQUIRE(runs[0].metrics().spikes.size() == 1);
+  CHECK(runs[1].metrics().spikes.size() == 1);
+  check_same_numbers(runs[1].metrics(), runs[0].metrics());
+  CHECK(tensors_of(runs[1].checkpoint(28)) == tensors_of(runs[0].checkpoint(28)));
+}
