@@ -75,6 +75,8 @@ struct HalfScratch {
     Carver rest = carver;
     products = rest.take<std::byte>(static_cast<std::int64_t>(wide_scratch_bytes));
     a = carver.take<Bf16>(packed_elements);
+    probabilities = carver.take<Bf16>(block_scores);
+    score_gradients = carver.take<Bf16>(block_scores);
     for (Bf16*& packed : b) packed = carver.take<Bf16>(packed_elements);
     bytes = std::max(rest.used(), carver.used());
   }
@@ -89,9 +91,11 @@ struct HalfScratch {
   float* delta;
   std::int32_t* first;
   std::int32_t* last;
-  std::byte* products;  // of wide_product
-  Bf16* a = nullptr;    // or one packed operand of rows,
-  Bf16* b[4] = {};      // and those of columns
+  std::byte* products;            // of wide_product
+  Bf16* a = nullptr;              // or one packed operand of rows,
+  Bf16* b[4] = {};                // those of columns,
+  Bf16* probabilities = nullptr;  // and rounded blocks of scores
+  Bf16* score_gradients = nullptr;
   std::size_t bytes = 0;
 };
 
@@ -108,6 +112,9 @@ HeadRows<S> head_rows(const ConstHeadsView& heads, std::int64_t tokens, std::int
                       std::int64_t head_size, std::int64_t first, std::int64_t rows) {
   return {head_data<S>(heads, tokens, batch, head, head_size) + first * heads.row_stride, heads.row_stride, rows};
 }
+
+// What rows of keys or of queries are summed with.
+enum class Weights { probabilities, score_gradients };
 
 // The products of blocks as floats.
 template <class S>
@@ -136,19 +143,42 @@ class FloatProducts {
                         .c_stride = max_keys});
   }
 
+  // As in Kernels: what is multiplied next are the scores' own places.
+  void softmax_forward(const ScoreBlock& block, bool begins) const {
+    engine_.all.softmax_forward(block, {scratch_.maximum, scratch_.sum},
+                                {begins ? nullptr : scratch_.query_sums, size_}, static_cast<std::size_t>(size_));
+  }
+  void softmax_backward(const ScoreBlock& block, const float* log_sum_exp, float scale) const {
+    engine_.all.softmax_backward(block, log_sum_exp, scratch_.delta, scale, scratch_.d_scores);
+  }
+  // Row dots of the output and its gradient, as floats in the place of what is computed later.
+  void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output) const {
+    const auto size = static_cast<std::size_t>(size_);
+    float* const left = scratch_.d_scores;
+    float* const right = left + size_;
+    for (std::int64_t row = 0; row < output.rows; ++row) {
+      engine_.typed.to_floats(output.data + row * output.stride, left, size);
+      engine_.typed.to_floats(d_output.data + row * d_output.stride, right, size);
+      engine_.all.row_dots({left, 0}, {right, 0}, 1, size, scratch_.delta + row);
+    }
+  }
+
   // sums[queries, D] = (begins ? 0 : sums) + weights[queries, keys] · keys.
-  void add_keys(const float* weights, std::int64_t queries, const Keys& keys, const std::int32_t*, bool begins,
-                float* sums, std::int64_t stride) const {
-    add({weights, max_keys, false}, queries, keys.rows, begins, sums, stride);
+  void add_keys(Weights weights, std::int64_t queries, const Keys& keys, const std::int32_t*, bool begins, float* sums,
+                std::int64_t stride) const {
+    add({floats_of(weights), max_keys, false}, queries, keys.rows, begins, sums, stride);
   }
 
   // sums[keys, D] = (begins ? 0 : sums) + weights[queries, keys]ᵀ · queries.
-  void add_queries(const float* weights, std::int64_t keys, const HeadRows<S>& queries, const std::int32_t*,
-                   bool begins, float* sums) const {
-    add({weights, max_keys, true}, keys, queries, begins, sums, size_);
+  void add_queries(Weights weights, std::int64_t keys, const HeadRows<S>& queries, const std::int32_t*, bool begins,
+                   float* sums) const {
+    add({floats_of(weights), max_keys, true}, keys, queries, begins, sums, size_);
   }
 
  private:
+  const float* floats_of(Weights weights) const {
+    return weights == Weights::probabilities ? scratch_.scores : scratch_.d_scores;
+  }
   void add(const MatrixOf<float>& weights, std::int64_t rows, const HeadRows<S>& summed, bool begins, float* sums,
            std::int64_t stride) const {
     for (std::int64_t column = 0; column < size_; column += max_wide_columns)
@@ -219,16 +249,26 @@ class Bf16Products {
     }
   }
 
-  void add_keys(const float* weights, std::int64_t queries, const Keys& keys, const std::int32_t* last, bool begins,
+  void softmax_forward(const ScoreBlock& block, bool begins) const {
+    kernels_.softmax_forward(block, {scratch_.maximum, scratch_.sum}, {begins ? nullptr : scratch_.query_sums, size_},
+                             static_cast<std::size_t>(size_), {scratch_.probabilities, max_keys});
+  }
+  void softmax_backward(const ScoreBlock& block, const float* log_sum_exp, float scale) const {
+    kernels_.softmax_backward(block, log_sum_exp, scratch_.delta, scale, scratch_.d_scores,
+                              {scratch_.probabilities, max_keys}, {scratch_.score_gradients, max_keys});
+  }
+  void compute_delta(const HeadRows<Bf16>& output, const HeadRows<Bf16>& d_output) const {
+    kernels_.row_dots({output.data, output.stride}, {d_output.data, d_output.stride},
+                      static_cast<std::size_t>(output.rows), static_cast<std::size_t>(size_), scratch_.delta);
+  }
+
+  void add_keys(Weights weights, std::int64_t queries, const Keys& keys, const std::int32_t* last, bool begins,
                 float* sums, std::int64_t stride) const {
     for (std::int64_t row = 0; row < queries; row += rows_at_a_time) {
       const std::int64_t count = std::min(rows_at_a_time, queries - row);
       const std::int64_t seen = std::clamp<std::int64_t>(last[row + count - 1], 0, keys.rows);
       if (seen == 0 && !begins) continue;
-      const std::int64_t width = up_to_even(seen);
-      kernels_.round_rows(weights + row * max_keys, max_keys, static_cast<std::size_t>(count),
-                          static_cast<std::size_t>(seen), scratch_.a, width);
-      Bf16Tile tile = tile_of(scratch_.a, width, count, size_, width, keys);
+      Bf16Tile tile = tile_of(rounded(weights) + row * max_keys, max_keys, count, size_, up_to_even(seen), keys);
       tile.begins = begins ? 1 : 0;
       tile.sums = sums + row * stride;
       tile.sums_stride = stride;
@@ -236,7 +276,7 @@ class Bf16Products {
     }
   }
 
-  void add_queries(const float* weights, std::int64_t keys, const HeadRows<Bf16>& queries, const std::int32_t* last,
+  void add_queries(Weights weights, std::int64_t keys, const HeadRows<Bf16>& queries, const std::int32_t* last,
                    bool begins, float* sums) const {
     const Keys packed = for_sums(queries, 3);
     for (std::int64_t key = 0; key < keys; key += rows_at_a_time) {
@@ -247,8 +287,8 @@ class Bf16Products {
       if (first >= queries.rows && !begins) continue;
       const std::int64_t count = std::min(rows_at_a_time, keys - key);
       const std::int64_t summed = queries.rows - first;
-      kernels_.pack_a_floats(weights + first * max_keys + key, max_keys, static_cast<std::size_t>(count),
-                             static_cast<std::size_t>(summed), scratch_.a, 0);
+      kernels_.pack_a(rounded(weights) + first * max_keys + key, max_keys, static_cast<std::size_t>(count),
+                      static_cast<std::size_t>(summed), scratch_.a, 0);
       Bf16Tile tile = tile_of(scratch_.a, 2, count, size_, up_to_even(summed), packed);
       tile.a_pair_bytes = bf16_block_rows * 2 * sizeof(Bf16);
       tile.b += first * bf16_panel_columns;
@@ -262,6 +302,9 @@ class Bf16Products {
  private:
   static constexpr std::int64_t rows_at_a_time = bf16_block_rows;
 
+  const Bf16* rounded(Weights weights) const {
+    return weights == Weights::probabilities ? scratch_.probabilities : scratch_.score_gradients;
+  }
   static std::ptrdiff_t panel_bytes(std::int64_t k) {
     return bf16_panel_columns * up_to_even(k) * static_cast<std::ptrdiff_t>(sizeof(Bf16));
   }
@@ -333,12 +376,11 @@ void half_forward_block(const Engine<S>& engine, const HalfScratch& scratch, con
     products.scores(queries,
                     products.for_scores(head_rows<S>(op.key, s.num_keys, item.batch, kv_head, s.head_size, k, keys), 0),
                     scratch.last, static_cast<float>(s.scale), scratch.scores);
-    engine.all.softmax_forward({scratch.scores, max_keys, static_cast<std::size_t>(item.rows()),
-                                static_cast<std::size_t>(keys), scratch.first, scratch.last},
-                               {scratch.maximum, scratch.sum}, {begins ? nullptr : scratch.query_sums, s.head_size},
-                               static_cast<std::size_t>(s.head_size));
+    products.softmax_forward({scratch.scores, max_keys, static_cast<std::size_t>(item.rows()),
+                              static_cast<std::size_t>(keys), scratch.first, scratch.last},
+                             begins);
     products.add_keys(
-        scratch.scores, item.rows(),
+        Weights::probabilities, item.rows(),
         products.for_sums(head_rows<S>(op.value, s.num_keys, item.batch, kv_head, s.head_size, k, keys), 1),
         scratch.last, begins, scratch.query_sums, s.head_size);
   }
@@ -458,18 +500,6 @@ class HalfBackwardHead {
     return visible_.last(end - 1) > key && visible_.first_of(batch_, begin, end) < key + blocks_.keys;
   }
 
-  // Row dots of the output and its gradient, which are halves: some rows at a time as floats.
-  void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output) const {
-    const auto size = static_cast<std::size_t>(shape_.head_size);
-    float* const left = scratch_.d_scores;  // overwritten later
-    float* const right = left + shape_.head_size;
-    for (std::int64_t row = 0; row < output.rows; ++row) {
-      engine_.typed.to_floats(output.data + row * output.stride, left, size);
-      engine_.typed.to_floats(d_output.data + row * d_output.stride, right, size);
-      engine_.all.row_dots({left, 0}, {right, 0}, 1, size, scratch_.delta + row);
-    }
-  }
-
   // The products of one block of queries with one block of keys; false if none of the queries sees any of the keys.
   bool add_block(std::int64_t head, std::int64_t begin, const KeyBlock& block, bool begins_keys, HalfGradients wanted,
                  float* query_sums, std::int64_t query_sums_stride) const {
@@ -481,23 +511,24 @@ class HalfBackwardHead {
     };
     const HeadRows<S> queries = rows_at(op_.query);
     const HeadRows<S> d_output = rows_at(op_.d_output);
-    compute_delta(rows_at(op_.output), d_output);
+    products_.compute_delta(rows_at(op_.output), d_output);
     visible_.block(batch_, begin, begin + rows, block.key, block.count, scratch_.first, scratch_.last);
     const auto scale = static_cast<float>(s.scale);
     products_.scores(queries, block.keys, scratch_.last, scale, scratch_.scores);
     products_.scores(d_output, block.values, scratch_.last, 1.0F, scratch_.d_scores);
-    engine_.all.softmax_backward({scratch_.scores, max_keys, static_cast<std::size_t>(rows),
-                                  static_cast<std::size_t>(block.count), scratch_.first, scratch_.last},
-                                 op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin,
-                                 scratch_.delta, scale, scratch_.d_scores);
+    products_.softmax_backward({scratch_.scores, max_keys, static_cast<std::size_t>(rows),
+                                static_cast<std::size_t>(block.count), scratch_.first, scratch_.last},
+                               op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin, scale);
     if (wanted != HalfGradients::of_queries) {
-      products_.add_queries(scratch_.scores, block.count, d_output, scratch_.last, begins_keys, scratch_.value_sums);
-      products_.add_queries(scratch_.d_scores, block.count, queries, scratch_.last, begins_keys, scratch_.key_sums);
+      products_.add_queries(Weights::probabilities, block.count, d_output, scratch_.last, begins_keys,
+                            scratch_.value_sums);
+      products_.add_queries(Weights::score_gradients, block.count, queries, scratch_.last, begins_keys,
+                            scratch_.key_sums);
     }
     if (wanted == HalfGradients::of_keys) return true;
     // Blocks of keys come in ascending order: the one that holds the first key that the queries see is their first.
     const bool begins_queries = visible_.first_of(batch_, begin, begin + rows) >= block.key;
-    products_.add_keys(scratch_.d_scores, rows, block.summed, scratch_.last, begins_queries, query_sums,
+    products_.add_keys(Weights::score_gradients, rows, block.summed, scratch_.last, begins_queries, query_sums,
                        query_sums_stride);
     return true;
   }

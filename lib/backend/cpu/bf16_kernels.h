@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/cpu/kernels.h"
 #include "tensor/halves.h"
 
 namespace scaletrain::cpu {
@@ -50,13 +51,18 @@ struct Bf16Kernels {
                        ptrdiff_t panel_bytes);
   void (*pack_rows)(const Bf16* matrix, ptrdiff_t stride, size_t columns, size_t k, Bf16* panels,
                     ptrdiff_t panel_bytes);
-  // A from a matrix that lies as [k][rows], of bf16 or of f32 that are rounded.
+  // A from a matrix that lies as [k][rows].
   void (*pack_a)(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* blocks, ptrdiff_t block_bytes);
-  void (*pack_a_floats)(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* blocks,
-                        ptrdiff_t block_bytes);
-  // f32 rows rounded, each padded with a zero to an even length.
-  void (*round_rows)(const float* matrix, ptrdiff_t stride, size_t rows, size_t columns, Bf16* output,
-                     ptrdiff_t output_stride);
+
+  // The softmax of attention as in Kernels, with what is multiplied next rounded to bf16: rows of `stride` elements
+  // with zeros up to an even number of columns. Scores are only read.
+  void (*softmax_forward)(const ScoreBlock& block, const OnlineSoftmax& state, Rows output, size_t output_columns,
+                          RowsOf<Bf16> probabilities);
+  // d_scores = scale · P · (dP - delta).
+  void (*softmax_backward)(const ScoreBlock& block, const float* log_sum_exp, const float* delta, float scale,
+                           const float* d_probabilities, RowsOf<Bf16> probabilities, RowsOf<Bf16> d_scores);
+  // output[i] = a row i · b row i.
+  void (*row_dots)(RowsOf<const Bf16> a, RowsOf<const Bf16> b, size_t rows, size_t length, float* output);
 };
 
 const Bf16Kernels& bf16_kernels_avx512();
