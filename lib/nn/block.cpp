@@ -53,7 +53,7 @@ class Block : public Unit {
             .scale = 1.0 / std::sqrt(static_cast<double>(spec_.head_size))};
   }
 
-  void attention_forward(const UnitRun& run, const BlockTensors& t) const;
+  void attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const;
   void attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, ConstView d_attention,
                           View d_qkv) const;
 
@@ -87,15 +87,15 @@ UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
           .recomputed_full = saved.used()};
 }
 
-void Block::attention_forward(const UnitRun& run, const BlockTensors& t) const {
+void Block::attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const {
   const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
-  run.backend.run(run.stream, AttentionForward{.shape = attention_shape(run.batch.shape),
-                                               .query = {heads.query.values, heads.query.row_stride},
-                                               .key = {heads.key.values, heads.key.row_stride},
-                                               .value = {heads.value.values, heads.value.row_stride},
-                                               .document_start = document_start(run.batch),
-                                               .output = {t.attention, attention_features()},
-                                               .log_sum_exp = t.log_sum_exp});
+  ops.run(AttentionForward{.shape = attention_shape(run.batch.shape),
+                           .query = {heads.query.values, heads.query.row_stride},
+                           .key = {heads.key.values, heads.key.row_stride},
+                           .value = {heads.value.values, heads.value.row_stride},
+                           .document_start = document_start(run.batch),
+                           .output = {t.attention, attention_features()},
+                           .log_sum_exp = t.log_sum_exp});
 }
 
 void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, ConstView d_attention,
@@ -122,7 +122,7 @@ Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& outp
   const BlockTensors t = carve_block(region, extent(run));
   const View unsharded = ops.sums().sequence() ? carve_scratch(run).unsharded : View();
   block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t, unsharded);
-  attention_forward(run, t);
+  attention_forward(run, ops, t);
   block_forward_rest(ops, spec_, input.hidden, output.hidden, t, unsharded);
   return {this, saved, input};
 }

@@ -44,8 +44,8 @@ class Embedding : public Unit {
                             Region work) const override {
     const std::pair<Region, Bundle> held = saved.consume(this);
     RegionAllocator region(work);
-    run.backend.run(run.stream, Copy{.input = d_output.hidden,
-                                     .output = carve_work(region, run.batch.shape, run.backend.compute_type())});
+    UnitOps(run, spec_, part_)
+        .run(Copy{.input = d_output.hidden, .output = carve_work(region, run.batch.shape, run.backend.compute_type())});
     return {this, work, held.first, held.second};
   }
 

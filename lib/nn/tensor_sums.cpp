@@ -13,9 +13,9 @@ std::int64_t own_rows(const TensorPart& part, std::int64_t rows) {
   return sequence_shards(rows, part.degree).at(static_cast<std::size_t>(part.rank));
 }
 
-TensorSums::TensorSums(Communicator* tensor, Stream& stream, const TensorPart& part)
-    : tensor_(tensor), stream_(&stream), part_(part) {
-  if (part.degree == 1) return;
+TensorSums::TensorSums(Communicator* tensor, Stream& stream, const TensorPart& part, std::vector<GroupCall>* declared)
+    : tensor_(tensor), stream_(&stream), part_(part), declared_(declared) {
+  if (part.degree == 1 || declares()) return;
   SCALETRAIN_CHECK(tensor != nullptr);
   SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(tensor->size()), part.degree);
   SCALETRAIN_CHECK_EQ(static_cast<std::int64_t>(tensor->rank_in_group()), part.rank);
@@ -27,11 +27,24 @@ std::vector<std::int64_t> TensorSums::element_counts(const Shape& unsharded) con
   return counts;
 }
 
+// Whether the call has been written down, and is not to be made.
+bool TensorSums::is_declared(CollectiveKind kind, CallPurpose purpose, const View& whole, std::int64_t own) const {
+  if (!declares()) return false;
+  declared_->push_back({.group = GroupKind::tensor,
+                        .kind = kind,
+                        .purpose = purpose,
+                        .dtype = whole.dtype(),
+                        .elements = whole.num_elements(),
+                        .own = own});
+  return true;
+}
+
 View TensorSums::unsharded(View own, View place) const {
   if (!sequence()) return own;
   const std::vector<std::int64_t> counts = element_counts(place.shape());
   SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
-  tensor_->all_gather(*stream_, own, counts, place).before(*stream_);
+  if (!is_declared(CollectiveKind::all_gather, CallPurpose::activations, place, own.num_elements()))
+    tensor_->all_gather(*stream_, own, counts, place).before(*stream_);
   return place;
 }
 
@@ -39,18 +52,21 @@ void TensorSums::sum(View partial, View own) const {
   if (!parallel()) return;
   if (!sequence()) {
     SCALETRAIN_CHECK(partial.data() == own.data());
-    tensor_->all_reduce(*stream_, own, ReduceOp::sum).before(*stream_);
+    if (!is_declared(CollectiveKind::all_reduce, CallPurpose::activations, own, own.num_elements()))
+      tensor_->all_reduce(*stream_, own, ReduceOp::sum).before(*stream_);
     return;
   }
   const std::vector<std::int64_t> counts = element_counts(partial.shape());
   SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
-  tensor_->reduce_scatter(*stream_, partial, counts, own).before(*stream_);
+  if (!is_declared(CollectiveKind::reduce_scatter, CallPurpose::activations, partial, own.num_elements()))
+    tensor_->reduce_scatter(*stream_, partial, counts, own).before(*stream_);
 }
 
 void TensorSums::gather_equal(ConstView own, View all) const {
   SCALETRAIN_CHECK(parallel());
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(part_.degree), own.num_elements());
-  tensor_->all_gather(*stream_, own, counts, all).before(*stream_);
+  if (!is_declared(CollectiveKind::all_gather, CallPurpose::softmax_statistics, all, own.num_elements()))
+    tensor_->all_gather(*stream_, own, counts, all).before(*stream_);
 }
 
 }  // namespace scaletrain

@@ -5,6 +5,8 @@
 //
 // N rows of the micro-batch, n of them this rank's own: with sequence shards its part, else all. With a tensor degree
 // of one nothing happens: rows are unsharded as they are, and a partial sum is the sum.
+//
+// Every call of a unit goes through here. Made to declare, it writes each down where it would have made it.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +14,7 @@
 
 #include "comm/communicator.h"
 #include "nn/model_spec.h"
+#include "store/group_call.h"
 
 namespace scaletrain {
 
@@ -23,9 +26,11 @@ bool divides_rows(const TensorPart& part);
 class TensorSums {
  public:
   TensorSums() = default;  // a tensor degree of one
-  // Neither is owned. tensor: null for a degree of one. stream: whose work the sums stand between.
-  TensorSums(Communicator* tensor, Stream& stream, const TensorPart& part);
+  // None is owned. tensor: null for a degree of one. stream: whose work the sums stand between. declared: where calls
+  // are written down instead, or null.
+  TensorSums(Communicator* tensor, Stream& stream, const TensorPart& part, std::vector<GroupCall>* declared = nullptr);
 
+  bool declares() const { return declared_ != nullptr; }
   bool parallel() const { return part_.degree > 1; }
   bool sequence() const { return divides_rows(part_); }
   // Whether this rank's partial sum holds what the sum must hold once: a bias, a position embedding.
@@ -44,10 +49,12 @@ class TensorSums {
 
  private:
   std::vector<std::int64_t> element_counts(const Shape& unsharded) const;
+  bool is_declared(CollectiveKind kind, CallPurpose purpose, const View& whole, std::int64_t own) const;
 
   Communicator* tensor_ = nullptr;
   Stream* stream_ = nullptr;
   TensorPart part_;
+  std::vector<GroupCall>* declared_ = nullptr;
 };
 
 }  // namespace scaletrain

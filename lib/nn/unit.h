@@ -15,7 +15,8 @@
 // Tensor parallel (Shoeybi et al. 2019): a unit computes this rank's heads, ffn columns and vocabulary rows; the sums
 // over the tensor group are inside it. With sequence shards (Korthikanti et al. 2022) bundles hold this rank's rows
 // only and the sums become reduce-scatters, the inputs of parallel parts all-gathers. All ranks of the group call the
-// same passes in the same order.
+// same passes in the same order. What a pass asks of the group is declared by the pass itself (Transformer::calls), so
+// its operations and sums go through UnitOps and TensorSums (unit_ops.h) and depend on shapes alone.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,7 @@
 #include "backend/backend.h"
 #include "comm/communicator.h"
 #include "nn/model_spec.h"
+#include "store/group_call.h"
 #include "store/param_store.h"
 #include "tensor/buffer.h"
 
@@ -140,6 +142,9 @@ struct UnitRun {
   const UnitGradients* gradients = nullptr;  // null: no weight gradients may be asked for
   Communicator* tensor = nullptr;            // null: a tensor degree of one
   Region scratch;
+  // Not null: the pass only writes down, here, what it would ask of the tensor group. It computes nothing, reads no
+  // memory and asks nobody. Set by Transformer::calls() alone.
+  std::vector<GroupCall>* declared = nullptr;
 };
 
 class Unit {

@@ -29,11 +29,15 @@ class UnitOps {
   UnitOps(Backend& backend, Stream& stream, const ModelSpec& spec, const UnitWeights& weights,
           const UnitGradients* gradients, TensorSums sums = {});
   UnitOps(const UnitRun& run, const ModelSpec& spec, const TensorPart& part)
-      : UnitOps(run.backend, run.stream, spec, run.weights, run.gradients, TensorSums(run.tensor, run.stream, part)) {}
+      : UnitOps(run.backend, run.stream, spec, run.weights, run.gradients,
+                TensorSums(run.tensor, run.stream, part, run.declared)) {}
 
   const TensorSums& sums() const { return sums_; }
 
-  void run(const Operation& op) const { backend_.run(stream_, op); }
+  // Every operation of a unit goes through here: none runs where calls are declared.
+  void run(const Operation& op) const {
+    if (!sums_.declares()) backend_.run(stream_, op);
+  }
 
   void norm_forward(std::string_view layer, ConstView input, const NormTensors& norm) const;
   void norm_backward_input(std::string_view layer, ConstView d_output, ConstView input, const NormTensors& norm,

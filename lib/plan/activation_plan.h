@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "nn/transformer.h"
-#include "parallel/schedule/schedule.h"
+#include "parallel/schedule/execution.h"
 
 namespace scaletrain {
 
@@ -63,33 +63,6 @@ struct ActivationPlan {
   std::size_t batch_bytes = 0;
   std::size_t work_total_bytes = 0;
 };
-
-// What a stage holds at once, at its peaks: results of forward instructions, results of backward_input that await their
-// weight part, and both together (a buffer is in use from forward to the last part of the backward).
-struct ScheduleDepth {
-  std::int64_t saved = 0;
-  std::int64_t weight_work = 0;
-  std::int64_t in_flight = 0;
-  std::vector<std::int64_t> in_flight_of_chunk;  // each chunk's own peak
-  // Buffers: as many as are in use at once if every receive is posted at its own place, and one more, so that one can
-  // be posted ahead. Gradients sent: so that one can be computed while the one before is on its way.
-  std::int64_t inputs = 0;
-  std::int64_t gradients_received = 0;
-  std::int64_t gradients_sent = 0;
-};
-ScheduleDepth schedule_depth(std::span<const ScheduleStep> steps);
-
-// Buffers for what is received.
-struct ReceiveBuffers {
-  std::int64_t inputs = 0;
-  std::int64_t gradients = 0;
-};
-
-// The steps as an executor carries them out: receives posted ahead. Right behind each step of transfers (and at the
-// very beginning) come the receives of the next one, in their order, as far as buffers are free then; so a message can
-// arrive while the work between the two steps runs. Sends keep their places, and the receives from one peer their
-// order. Posting a receive earlier blocks nothing: what simulate() proves of `steps` holds.
-std::vector<ScheduleStep> order_of_execution(std::span<const ScheduleStep> steps, const ReceiveBuffers& buffers);
 
 // `chunks`: the model's units, as the stage's chunks hold them. A chunk has as many buffers as it ever has
 // micro-batches in flight, at least one.

@@ -103,6 +103,12 @@ std::vector<int> PhasePlan::units_of_stage(std::int64_t pipeline_rank) const {
   return units;
 }
 
+UnitsByChunk PhasePlan::units_by_chunk(std::int64_t pipeline_rank) const {
+  UnitsByChunk units;
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) units.push_back(units_of_chunk(pipeline_rank, chunk));
+  return units;
+}
+
 ShardLayout PhasePlan::layout(Rank rank) const {
   const MeshPosition position = mesh.position_of(rank);
   const std::vector<int> units = units_of_stage(position.pipeline);
@@ -115,15 +121,12 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
 }
 
 ActivationPlan PhasePlan::activations(Rank rank) const {
-  return activations(rank, schedule(rank));
+  return activations(rank, schedule_depth(schedule(rank)));
 }
 
-ActivationPlan PhasePlan::activations(Rank rank, const std::vector<ScheduleStep>& steps) const {
-  const MeshPosition position = mesh.position_of(rank);
+ActivationPlan PhasePlan::activations(Rank rank, const ScheduleDepth& depth) const {
   const Transformer local(model, tensor_part(rank));
-  std::vector<std::vector<int>> units;
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) units.push_back(units_of_chunk(position.pipeline, chunk));
-  return make_activation_plan(local, std::move(units), micro_batch, compute, schedule_depth(steps));
+  return make_activation_plan(local, units_by_chunk(mesh.position_of(rank).pipeline), micro_batch, compute, depth);
 }
 
 TensorPart PhasePlan::tensor_part(Rank rank) const {
@@ -148,13 +151,15 @@ ParamStore::Options PhasePlan::store_options(DType computed_in) const {
 }
 
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
-  return memory(rank, backend_workspace, schedule(rank));
+  const std::vector<ScheduleStep> steps = schedule(rank);
+  return memory(rank, backend_workspace, schedule_depth(steps), traffic(rank, steps));
 }
 
-MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const std::vector<ScheduleStep>& steps) const {
+MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const ScheduleDepth& depth,
+                             const RankTraffic& traffic) const {
   const ShardLayout shard = layout(rank);
   const StoreBytes store = store_bytes(table, shard, store_options());
-  const ActivationPlan activation = activations(rank, steps);
+  const ActivationPlan activation = activations(rank, depth);
   MemoryPlan memory;
   memory.items = {
       {"master weights", store.masters},
@@ -168,7 +173,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const std
       {"deferred weight gradients", activation.work_total_bytes},
       {"scratch", activation.scratch.bytes},
       {"batches", activation.batch_bytes},
-      {"communication staging", communication_staging(rank, steps)},
+      {"communication staging", traffic.staging},
       {"kernel workspace", backend_workspace},
   };
   if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes});

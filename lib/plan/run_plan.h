@@ -34,6 +34,17 @@ struct CommunicationVolume {
   std::uint64_t bytes = 0;
 };
 
+// What a rank's calls of one step come to.
+struct RankTraffic {
+  // Counted as direct_communicator.h sends it: of S elements over N ranks a reduce-scatter sends all but the own piece,
+  // an all-gather its own piece N-1 times, an all-reduce both in turn (pieces as even as may be; a small one is sent
+  // whole to every peer). Activations and weights travel in the compute type, gradients in that of the
+  // masters.
+  std::vector<CommunicationVolume> volumes;  // by group, purpose and collective
+  // Bytes that the rank's communicators hold for sums under way, once each has made the largest that a step asks of it.
+  std::size_t staging = 0;
+};
+
 // Numbers (f64) that a step sums over all ranks: the norm, the loss, the tokens, and the votes.
 inline constexpr std::int64_t numbers_per_step = 5;
 
@@ -65,13 +76,15 @@ struct PhasePlan {
   // The table's units that a pipeline rank holds, ascending.
   std::vector<int> units_of_stage(std::int64_t pipeline_rank) const;
   std::vector<int> units_of_chunk(std::int64_t pipeline_rank, std::int64_t chunk) const;
+  UnitsByChunk units_by_chunk(std::int64_t pipeline_rank) const;
   ShardLayout layout(Rank rank) const;
   std::vector<ScheduleStep> schedule(Rank rank) const;
   ActivationPlan activations(Rank rank) const;
-  ActivationPlan activations(Rank rank, const std::vector<ScheduleStep>& steps) const;
+  ActivationPlan activations(Rank rank, const ScheduleDepth& depth) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;
   // The same for other steps than schedule(rank), or for those at hand: to make one stage's takes the orders of all.
-  MemoryPlan memory(Rank rank, std::size_t backend_workspace, const std::vector<ScheduleStep>& steps) const;
+  MemoryPlan memory(Rank rank, std::size_t backend_workspace, const ScheduleDepth& depth,
+                    const RankTraffic& traffic) const;
   // Of masters, gradients and optimizer state: f32, with the f64 reference f64.
   DType masters() const { return accumulator_type(compute); }
   // How the rank's store is made, but for its groups. computed_in: by a backend of another type than the plan's.
@@ -79,15 +92,9 @@ struct PhasePlan {
   ParamStore::Options store_options(DType computed_in) const;
   TensorPart tensor_part(Rank rank) const;
   GroupFacts group_facts() const;
-  // What the rank sends in one optimizer step, by group and collective. Counted as direct_communicator.h sends it: of S
-  // elements over N ranks a reduce-scatter sends all but the own piece, an all-gather its own piece N-1 times, an
-  // all-reduce both in turn (pieces as even as may be; a small one is sent whole to every peer). An activation travels
-  // in the compute type, weights and gradients in that of the masters.
-  std::vector<CommunicationVolume> communication(Rank rank) const;
-  std::vector<CommunicationVolume> communication(Rank rank, const std::vector<ScheduleStep>& steps) const;
-  // What the rank's communicators hold for sums under way, once each has made the largest that a step asks of it.
-  std::size_t communication_staging(Rank rank) const;
-  std::size_t communication_staging(Rank rank, const std::vector<ScheduleStep>& steps) const;
+  // What the rank asks of its groups in one optimizer step (communication/step_calls.h), added up.
+  RankTraffic traffic(Rank rank, const std::vector<ScheduleStep>& steps) const;
+  std::vector<CommunicationVolume> communication(Rank rank) const { return traffic(rank, schedule(rank)).volumes; }
   // What the rank writes of a checkpoint, and into which files.
   std::vector<SavePiece> save_plan(Rank rank) const;
   // Pinned memory of the host, at most, through which a rank and its device's memory exchange values: batches on their

@@ -42,13 +42,30 @@ RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, con
   return groups;
 }
 
+namespace {
+constexpr GroupKind world_axes[] = {GroupKind::tensor, GroupKind::data, GroupKind::pipeline};
+constexpr DType summed_type = DType::f64;
+}  // namespace
+
 void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
   if (numbers.empty()) return;
   HostStream now;  // the host's numbers are there
-  const View all(numbers.data(), DType::f64, {narrow<std::int64_t>(numbers.size())});
-  for (Communicator* group : {groups.tensor.get(), groups.data.get(), groups.pipeline.get()}) {
-    if (group != nullptr) group->all_reduce(now, all, ReduceOp::sum).wait();
+  const View all(numbers.data(), summed_type, {narrow<std::int64_t>(numbers.size())});
+  for (const GroupKind kind : world_axes) {
+    if (Communicator* group = groups.find(kind)) group->all_reduce(now, all, ReduceOp::sum).wait();
   }
+}
+
+std::vector<GroupCall> world_sum_calls(std::int64_t count) {
+  std::vector<GroupCall> calls;
+  for (const GroupKind kind : world_axes) {
+    calls.push_back({.group = kind,
+                     .kind = CollectiveKind::all_reduce,
+                     .purpose = CallPurpose::decisions,
+                     .dtype = summed_type,
+                     .elements = count});
+  }
+  return calls;
 }
 
 }  // namespace scaletrain

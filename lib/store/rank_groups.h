@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "parallel/mesh/groups.h"
+#include "store/group_call.h"
 
 namespace scaletrain {
 
@@ -43,5 +45,7 @@ RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, con
 // the tensor, then the data, then the pipeline groups, each in the order of its ranks: all ranks get the same bits.
 // Blocks.
 void sum_over_world(const RankGroups& groups, std::span<double> numbers);
+// Its calls, of a rank that is in all three groups.
+std::vector<GroupCall> world_sum_calls(std::int64_t count);
 
 }  // namespace scaletrain

@@ -87,4 +87,12 @@ void Residency::mark_used(int staging) {
   by_use_.push_back(staging);
 }
 
+std::vector<int> gathered_after_update(const StoreMemory& memory) {
+  std::vector<int> buckets;
+  if (!memory.zero.shard_optimizer || memory.zero.shard_parameters) return buckets;
+  for (int index = 0; index < narrow<int>(memory.buckets.size()); ++index)
+    if (memory.buckets[static_cast<std::size_t>(index)].trained) buckets.push_back(index);
+  return buckets;
+}
+
 }  // namespace scaletrain

@@ -64,4 +64,7 @@ class Residency {
   std::vector<char> shared_there_;  // by bucket
 };
 
+// The buckets that are gathered when the optimizer has changed its shards of weights that ranks hold unsharded.
+std::vector<int> gathered_after_update(const StoreMemory& memory);
+
 }  // namespace scaletrain

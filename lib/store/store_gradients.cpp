@@ -12,6 +12,7 @@ StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, cons
                                std::span<const UnitPlace> units, const RankGroups* groups)
     : backend_(backend),
       memory_(memory),
+      order_(memory, units),
       groups_(groups),
       data_(groups == nullptr || memory.data_degree == 1 ? nullptr : groups->data.get()),
       gradients_(layout.buffers().size()),
@@ -34,27 +35,23 @@ StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, cons
   for (int index = 0; index < narrow<int>(buckets_.size()); ++index) {
     const BucketPlace& at = place(index);
     BucketState& bucket = buckets_[static_cast<std::size_t>(index)];
-    if (!at.trained || is_staged(index)) continue;
+    if (!at.trained || order_.is_staged(index)) continue;
     bucket.data =
         sharded ? shared_.data() + at.gradient_offset
                 : gradients(at.bucket.buffer).data() + static_cast<std::size_t>(at.bucket.first) * size_of(at.dtype);
   }
   for (auto& [index, unit] : units_) {
-    for (const int bucket : unit.place->buckets) {
-      ++buckets_[static_cast<std::size_t>(bucket)].num_users;
-      unit.needs_staging = unit.needs_staging || (place(bucket).trained && is_staged(bucket));
-    }
+    unit.needs_staging = order_.needs_staging(index);
     for (const MatrixPlace& matrix : unit.place->matrices) {
       if (matrix.trained) unit.handles.entries_.push_back({matrix.name, {}});
     }
     point_handles(unit);
   }
-  for (BucketState& bucket : buckets_) bucket.num_open = bucket.num_users;
 }
 
 // Transfers under way write to the memory that ends here. What they report has nowhere to go.
 StoreGradients::~StoreGradients() {
-  for (Reduction& reduction : under_way_) {
+  for (UnderWay& reduction : under_way_) {
     try {
       reduction.ticket.wait();
     } catch (...) {  // NOLINT: a destructor reports nothing
@@ -108,7 +105,7 @@ void StoreGradients::open(Stream& stream, UnitState& unit) {
   const Staging& staging = staging_[static_cast<std::size_t>(unit.staging)];
   for (const int index : unit.place->buckets) {
     const BucketPlace& at = place(index);
-    if (!at.trained || !is_staged(index)) continue;
+    if (!at.trained || !order_.is_staged(index)) continue;
     std::byte* data = staging.memory.data() + at.gradient_offset;
     buckets_[static_cast<std::size_t>(index)].data = data;
     backend_.run(stream, Fill{.output = View(data, at.dtype, {at.bucket.count}, backend_.space())});
@@ -119,7 +116,7 @@ void StoreGradients::open(Stream& stream, UnitState& unit) {
 const UnitGradients& StoreGradients::acquire(Stream& stream, int index) {
   SCALETRAIN_CHECK(memory_.gradients);
   UnitState& unit = state(index);
-  SCALETRAIN_CHECK(!unit.closed && !unit.ends);
+  SCALETRAIN_CHECK(!order_.is_closed(index) && !unit.ends);
   if (unit.acquired == 0 && unit.needs_staging) open(stream, unit);
   ++unit.acquired;
   return unit.handles;
@@ -130,34 +127,29 @@ void StoreGradients::release(Stream& stream, int index, bool last) {
   SCALETRAIN_CHECK_LT(0, unit.acquired);
   unit.ends = unit.ends || last;
   if (--unit.acquired > 0) return;
-  if (unit.needs_staging) {
-    sum_over_tensor_ranks(stream, *unit.place);
-    const int staging = unit.staging;
-    unit.staging = -1;
-    for (const int bucket : unit.place->buckets) {
-      if (!place(bucket).trained || !is_staged(bucket)) continue;
-      begin_reduction(stream, bucket, staging);
-      buckets_[static_cast<std::size_t>(bucket)].data = nullptr;
+  const int staging = std::exchange(unit.staging, -1);
+  begin(stream, order_.release(index, unit.ends), staging);
+  if (!unit.needs_staging) return;
+  for (const int bucket : unit.place->buckets)
+    if (order_.is_staged(bucket)) buckets_[static_cast<std::size_t>(bucket)].data = nullptr;
+  point_handles(unit);
+}
+
+// staging: where the staged buckets among them lie.
+void StoreGradients::begin(Stream& stream, std::span<const Reduction> due, int staging) {
+  for (const Reduction& reduction : due) {
+    if (reduction.over == GroupKind::data) {
+      reduce_over_replicas(stream, reduction.bucket, order_.is_staged(reduction.bucket) ? staging : -1);
+    } else if (reduction.over == GroupKind::tied) {
+      reduce_over_stages(stream, reduction.bucket);
+    } else if (groups_ != nullptr) {
+      sum(stream, reduction.sums, groups_->find(reduction.over));
     }
-    point_handles(unit);
-  }
-  if (unit.ends) close(stream, unit);
-}
-
-// Nothing more comes from this unit: buckets that wait for no other one are reduced.
-void StoreGradients::close(Stream& stream, UnitState& unit) {
-  SCALETRAIN_CHECK(!unit.closed);
-  unit.closed = true;
-  // Reductions over replicas start with the sums over tensor ranks; without replicas those can wait for finish().
-  if (!memory_.zero.shard_gradients && memory_.data_degree > 1) sum_over_tensor_ranks(stream, *unit.place);
-  for (const int bucket : unit.place->buckets) {
-    const bool is_last = --buckets_[static_cast<std::size_t>(bucket)].num_open == 0;
-    if (is_last && place(bucket).trained && !is_staged(bucket)) begin_reduction(stream, bucket, -1);
   }
 }
 
-void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Communicator* group) {
-  if (sums.empty() || group == nullptr) return;
+void StoreGradients::sum(Stream& stream, std::span<const SumPlace> sums, Communicator* group) {
+  if (group == nullptr) return;
   const auto stretch = [&](const SumPlace& at) {
     const DType dtype = place(at.bucket).dtype;
     std::byte* data = buckets_[static_cast<std::size_t>(at.bucket)].data;
@@ -174,10 +166,10 @@ void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Comm
       visit(stretch(at), sums_.view(static_cast<std::size_t>(end) * size_of(dtype), dtype, {at.count}));
       end += at.count;
     }
-    return end;
   };
-  const std::int64_t count = each_coalesced(
+  each_coalesced(
       [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = gradient, .output = copy}); });
+  const std::int64_t count = coalesced_elements(sums);
   std::vector<Ticket> tickets;
   if (count > 0) tickets.push_back(group->all_reduce(stream, sums_.view(0, dtype, {count}), ReduceOp::sum));
   for (const SumPlace& at : sums) {
@@ -188,28 +180,7 @@ void StoreGradients::sum(Stream& stream, const std::vector<SumPlace>& sums, Comm
       [&](const View& gradient, const View& copy) { backend_.run(stream, Copy{.input = copy, .output = gradient}); });
 }
 
-void StoreGradients::sum_over_tensor_ranks(Stream& stream, const UnitPlace& unit) {
-  if (groups_ == nullptr) return;
-  sum(stream, unit.tensor_sums, groups_->tensor.get());
-  sum(stream, unit.replication_sums, groups_->replication.get());
-}
-
-// Where there are no replicas: the sums of all units in one call.
-void StoreGradients::sum_over_tensor_ranks(Stream& stream, std::span<const int> units) {
-  UnitPlace together;
-  const auto append = [](std::vector<SumPlace>& to, const std::vector<SumPlace>& from) {
-    to.insert(to.end(), from.begin(), from.end());
-  };
-  for (const int index : units) {
-    UnitState& unit = state(index);
-    if (std::exchange(unit.summed, true)) continue;
-    append(together.tensor_sums, unit.place->tensor_sums);
-    append(together.replication_sums, unit.place->replication_sums);
-  }
-  sum_over_tensor_ranks(stream, together);
-}
-
-void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
+void StoreGradients::reduce_over_replicas(Stream& stream, int bucket, int staging) {
   const BucketPlace& at = place(bucket);
   std::byte* data = buckets_[static_cast<std::size_t>(bucket)].data;
   const View all(data, at.dtype, {at.bucket.count}, backend_.space());
@@ -217,7 +188,7 @@ void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
     SCALETRAIN_CHECK(!memory_.zero.shard_optimizer && "sharded gradients need the data group");
     return;
   }
-  Reduction reduction;
+  UnderWay reduction;
   reduction.bucket = bucket;
   reduction.staging = staging;
   reduction.data = data;
@@ -232,8 +203,22 @@ void StoreGradients::begin_reduction(Stream& stream, int bucket, int staging) {
   if (staging >= 0) ++staging_[static_cast<std::size_t>(staging)].num_reductions;
 }
 
+// As soon as its reduction over replicas is done.
+void StoreGradients::reduce_over_stages(Stream& stream, int bucket) {
+  const auto is_awaited = [&](const UnderWay& reduction) { return reduction.bucket == bucket; };
+  while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
+  const BucketPlace& at = place(bucket);
+  const View unsharded(buckets_[static_cast<std::size_t>(bucket)].data, at.dtype, {at.bucket.count}, backend_.space());
+  UnderWay reduction;
+  reduction.bucket = bucket;
+  reduction.over_stages = true;
+  reduction.ticket =
+      groups_->tied->all_reduce(stream, memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
+  under_way_.push_back(std::move(reduction));
+}
+
 void StoreGradients::complete_first(Stream& stream) {
-  Reduction& reduction = under_way_.front();
+  UnderWay& reduction = under_way_.front();
   reduction.ticket.before(stream);
   const BucketPlace& at = place(reduction.bucket);
   if (memory_.zero.shard_gradients && !reduction.over_stages) {
@@ -252,43 +237,21 @@ void StoreGradients::complete_first(Stream& stream) {
 void StoreGradients::finish(Stream& stream, std::span<const int> units) {
   std::vector<char> is_finished(buckets_.size(), 0);
   for (const int index : units) {
-    UnitState& unit = state(index);
+    const UnitState& unit = state(index);
     SCALETRAIN_CHECK_EQ(unit.acquired, 0);
-    if (memory_.gradients && !unit.closed) close(stream, unit);
     for (const int bucket : unit.place->buckets) is_finished[static_cast<std::size_t>(bucket)] = 1;
   }
-  if (memory_.gradients && memory_.data_degree == 1) sum_over_tensor_ranks(stream, units);
-  const auto is_awaited = [&](const Reduction& reduction) {
+  begin(stream, order_.finish(units), -1);
+  const auto is_awaited = [&](const UnderWay& reduction) {
     return is_finished[static_cast<std::size_t>(reduction.bucket)] != 0;
   };
   while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
 }
 
 void StoreGradients::reduce_tied(Stream& stream) {
-  if (groups_ == nullptr || groups_->tied == nullptr || !memory_.gradients) return;
-  for (auto& [index, unit] : units_) {
-    const std::vector<int>& used = unit.place->buckets;
-    const bool holds_tied = std::any_of(used.begin(), used.end(), [&](int bucket) { return is_tied(bucket); });
-    if (!holds_tied || unit.closed) continue;
-    SCALETRAIN_CHECK_EQ(unit.acquired, 0);
-    close(stream, unit);
-  }
-  const auto is_awaited = [&](const Reduction& reduction) { return is_tied(reduction.bucket); };
-  while (std::any_of(under_way_.begin(), under_way_.end(), is_awaited)) complete_first(stream);
-  for (int bucket = 0; bucket < narrow<int>(buckets_.size()); ++bucket) {
-    const BucketPlace& at = place(bucket);
-    if (!is_tied(bucket)) continue;
-    // A staged one is reduced at every release.
-    SCALETRAIN_CHECK(is_staged(bucket) || buckets_[static_cast<std::size_t>(bucket)].num_open == 0);
-    const View unsharded(buckets_[static_cast<std::size_t>(bucket)].data, at.dtype, {at.bucket.count},
-                         backend_.space());
-    Reduction reduction;
-    reduction.bucket = bucket;
-    reduction.over_stages = true;
-    reduction.ticket =
-        groups_->tied->all_reduce(stream, memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
-    under_way_.push_back(std::move(reduction));
-  }
+  if (groups_ == nullptr || groups_->tied == nullptr) return;
+  for (const auto& [index, unit] : units_) SCALETRAIN_CHECK_EQ(unit.acquired, 0);
+  begin(stream, order_.reduce_tied(), -1);
 }
 
 void StoreGradients::zero(Stream& stream) {
@@ -296,10 +259,8 @@ void StoreGradients::zero(Stream& stream) {
   for (auto& [index, unit] : units_) {
     SCALETRAIN_CHECK_EQ(unit.acquired, 0);
     unit.ends = false;
-    unit.closed = false;
-    unit.summed = false;
   }
-  for (BucketState& bucket : buckets_) bucket.num_open = bucket.num_users;
+  order_.reset();
   for (std::size_t buffer = 0; buffer < gradients_.size(); ++buffer) {
     const DType dtype = memory_.dtypes[buffer];
     if (gradients_[buffer].size() == 0) continue;

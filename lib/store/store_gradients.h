@@ -1,5 +1,5 @@
 // Internal to the parameter store: the gradient accumulators of a rank, unsharded or as a shard, and the reductions
-// that complete them.
+// that complete them, in the order of reduction_order.h.
 //
 // A bucket is what one call reduces, begun as soon as all of it is there. It is reduced once per step, when the last
 // unit that uses it is closed, where its accumulators live all step: unsharded gradients, and a tied tensor that two
@@ -25,6 +25,7 @@
 
 #include "backend/backend.h"
 #include "store/rank_groups.h"
+#include "store/reduction_order.h"
 #include "store/store_memory.h"
 
 namespace scaletrain {
@@ -58,22 +59,18 @@ class StoreGradients {
     bool needs_staging = false;  // sharded, with buckets of its own
     int staging = -1;            // which staging buffer it accumulates into
     int acquired = 0;
-    bool ends = false;    // a release has said that it was the last
-    bool closed = false;  // nothing more is added in this step
-    bool summed = false;  // over tensor ranks, where there are no replicas
+    bool ends = false;  // a release has said that it was the last
     UnitGradients handles;
   };
   struct BucketState {
     std::byte* data = nullptr;  // the accumulators; null: none now
-    int num_users = 0;          // units
-    int num_open = 0;           // of them, not closed in this step
   };
   struct Staging {
     Buffer memory;
     bool in_use = false;
     int num_reductions = 0;  // under way
   };
-  struct Reduction {
+  struct UnderWay {
     int bucket = 0;
     int staging = -1;
     bool over_stages = false;  // of a tied tensor, whose reduction over replicas is done
@@ -83,21 +80,18 @@ class StoreGradients {
 
   UnitState& state(int unit);
   const BucketPlace& place(int bucket) const { return memory_.buckets[static_cast<std::size_t>(bucket)]; }
-  // Its accumulators live in staging of its unit, from acquire to release.
-  bool is_staged(int bucket) const { return memory_.zero.shard_gradients && !place(bucket).shared; }
-  bool is_tied(int bucket) const { return place(bucket).bucket.tied && place(bucket).trained; }
   int take_staging(Stream& stream);
   void open(Stream& stream, UnitState& unit);
-  void close(Stream& stream, UnitState& unit);
   void point_handles(UnitState& unit);
-  void sum(Stream& stream, const std::vector<SumPlace>& sums, Communicator* group);
-  void sum_over_tensor_ranks(Stream& stream, const UnitPlace& unit);
-  void sum_over_tensor_ranks(Stream& stream, std::span<const int> units);
-  void begin_reduction(Stream& stream, int bucket, int staging);
+  void begin(Stream& stream, std::span<const Reduction> due, int staging);
+  void sum(Stream& stream, std::span<const SumPlace> sums, Communicator* group);
+  void reduce_over_replicas(Stream& stream, int bucket, int staging);
+  void reduce_over_stages(Stream& stream, int bucket);
   void complete_first(Stream& stream);
 
   Backend& backend_;
   const StoreMemory& memory_;
+  ReductionOrder order_;
   const RankGroups* groups_;
   Communicator* data_ = nullptr;
   std::vector<Buffer> gradients_;
@@ -106,7 +100,7 @@ class StoreGradients {
   std::vector<Staging> staging_;
   std::vector<BucketState> buckets_;
   std::map<int, UnitState> units_;
-  std::deque<Reduction> under_way_;                                  // in order of issue
+  std::deque<UnderWay> under_way_;                                   // in order of issue
   alignas(buffer_alignment) std::byte nothing_[buffer_alignment]{};  // where matrices without elements point
 };
 

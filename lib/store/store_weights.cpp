@@ -218,10 +218,8 @@ void StoreWeights::convert_masters(Stream& stream, int bucket) {
 void StoreWeights::updated(Stream& stream) {
   settle(stream);
   forget_values();
-  if (!memory_.zero.shard_optimizer || memory_.zero.shard_parameters) return;
-  for (std::size_t index = 0; index < buckets_.size(); ++index) {
-    if (memory_.buckets[index].trained) begin_gather(stream, narrow<int>(index), buckets_[index].data);
-  }
+  for (const int index : gathered_after_update(memory_))
+    begin_gather(stream, index, buckets_[static_cast<std::size_t>(index)].data);
 }
 
 void StoreWeights::settle(Stream& stream) {

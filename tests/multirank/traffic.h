@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/collective/tracing.h"
-#include "plan/communication/collective_order.h"
+#include "plan/communication/step_calls.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {
@@ -88,23 +88,10 @@ inline std::string order_problem(const std::vector<PlannedCall>& planned, const 
     const PlannedCall& call = planned[i % planned.size()];
     if (trace.records[i] == record_of(call)) continue;
     return "call " + std::to_string(i) + " is " + text(trace.records[i]) + ", planned was " + text(record_of(call)) +
-           " (" + std::string(call.purpose) + ")";
+           " (" + std::string(to_text(call.purpose)) + ")";
   }
   if (planned.size() * steps == trace.records.size()) return {};
   return std::to_string(trace.records.size()) + " calls, planned were " + std::to_string(planned.size() * steps);
-}
-
-// As planned_traffic, which is counted without making the order.
-inline GroupTraffic traffic_of_order(const std::vector<PlannedCall>& planned) {
-  GroupTraffic traffic;
-  for (const PlannedCall& call : planned) {
-    if (call.kind == CollectiveKind::exchange && call.direction == Transfer::Direction::receive) continue;
-    Traffic& of = traffic[std::string(to_text(call.group))];
-    of.calls += 1;
-    of.elements += call.sent;
-    of.bytes += static_cast<std::uint64_t>(call.sent) * size_of(call.dtype);
-  }
-  return traffic;
 }
 
 }  // namespace scaletrain

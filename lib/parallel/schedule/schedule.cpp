@@ -173,6 +173,17 @@ std::string step_text(const ScheduleStep& step, std::int64_t chunks) {
 
 }  // namespace
 
+bool is_transfer(Opcode op) {
+  return op == Opcode::send_activation || op == Opcode::receive_activation || op == Opcode::send_gradient ||
+         op == Opcode::receive_gradient;
+}
+bool is_send(Opcode op) {
+  return op == Opcode::send_activation || op == Opcode::send_gradient;
+}
+bool is_activation(Opcode op) {
+  return op == Opcode::send_activation || op == Opcode::receive_activation;
+}
+
 std::string_view to_text(Opcode op) {
   return row_of(op).name;
 }

@@ -41,6 +41,9 @@ enum class Opcode {
   optimizer_step,
 };
 std::string_view to_text(Opcode op);
+bool is_transfer(Opcode op);
+bool is_send(Opcode op);
+bool is_activation(Opcode op);  // of transfers; else it is a gradient's
 
 // chunk: which of this stage's model chunks (0 unless interleaved); micro_batch and peer where the opcode has one.
 struct Instruction {

@@ -60,17 +60,6 @@ struct BrokenRule {
   std::string text;
 };
 
-bool is_transfer(Opcode op) {
-  return op == Opcode::send_activation || op == Opcode::receive_activation || op == Opcode::send_gradient ||
-         op == Opcode::receive_gradient;
-}
-bool is_send(Opcode op) {
-  return op == Opcode::send_activation || op == Opcode::send_gradient;
-}
-bool is_activation(Opcode op) {
-  return op == Opcode::send_activation || op == Opcode::receive_activation;
-}
-
 class Simulator {
  public:
   // intervals: filled with each stage's work if not null.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
@@ -26,10 +27,11 @@ std::vector<StageSurvey> survey(const PhasePlan& phase, std::int64_t micro_batch
     const std::vector<ScheduleStep>& steps = schedule.steps[stage];
     const Rank rank = phase.mesh.rank_of({.pipeline = static_cast<std::int64_t>(stage)});
     const ScheduleDepth depth = schedule_depth(steps);
+    RankTraffic traffic = phase.traffic(rank, steps);
     stages.push_back({.saved = depth.saved,
                       .deferred_weight_parts = depth.weight_work,
-                      .memory = phase.memory(rank, workspace, steps),
-                      .communication = phase.communication(rank, steps)});
+                      .memory = phase.memory(rank, workspace, depth, traffic),
+                      .communication = std::move(traffic.volumes)});
   }
   return stages;
 }

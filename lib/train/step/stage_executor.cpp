@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "plan/communication/transfer.h"
 
 namespace scaletrain {
 
@@ -50,30 +51,9 @@ StageExecutor::~StageExecutor() {
 
 ExecutionOrder StageExecutor::order_of(std::span<const ScheduleStep> steps) const {
   const ActivationPlan& plan = parts_.memory.plan();
-  ExecutionOrder order;
-  order.contributions.assign(plan.chunks.size(), 0);
-  for (const ScheduleStep& step : steps) {
-    for (const Instruction& instruction : step) {
-      SCALETRAIN_CHECK(instruction.chunk >= 0);
-      SCALETRAIN_CHECK_LT(static_cast<std::size_t>(instruction.chunk), plan.chunks.size());
-      if (instruction.op == Opcode::backward || instruction.op == Opcode::backward_weight)
-        ++order.contributions[static_cast<std::size_t>(instruction.chunk)];
-    }
-  }
-  order.steps = order_of_execution(
-      steps, {narrow<std::int64_t>(plan.inputs.size()), narrow<std::int64_t>(plan.gradient_inputs.size())});
-  order.next_unit.resize(order.steps.size());
-  int next = -1;
-  for (std::size_t i = order.steps.size(); i-- > 0;) {
-    order.next_unit[i] = next;
-    const ScheduleStep& step = order.steps[i];
-    for (auto instruction = step.rbegin(); instruction != step.rend(); ++instruction) {
-      // The weights change there: what is gathered before is old.
-      if (instruction->op == Opcode::optimizer_step) next = -1;
-      if (const int unit = first_unit_of(*instruction); unit >= 0) next = unit;
-    }
-  }
-  return order;
+  const ReceiveBuffers buffers{narrow<std::int64_t>(plan.inputs.size()),
+                               narrow<std::int64_t>(plan.gradient_inputs.size())};
+  return execution_order(order_of_execution(steps, buffers), plan.chunks);
 }
 
 ExecutionResult StageExecutor::train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
@@ -114,35 +94,28 @@ ExecutionResult StageExecutor::sums() const {
 void StageExecutor::run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step) {
   SCALETRAIN_CHECK(in_flight_.empty() && activations_.empty() && gradients_.empty() && pending_sends_.empty());
   source_ = &source;
-  contributions_left_ = order.contributions;
-  for (std::size_t i = 0; i < order.steps.size(); ++i) {
-    const ScheduleStep& step = order.steps[i];
-    next_unit_ = order.next_unit[i];
-    // The weights of the work that follows are gathered while the step's bookkeeping is done.
-    for (std::size_t k = 0; k < step.size(); ++k) {
-      if (step[k].op == Opcode::acquire && k + 1 < step.size()) prefetch(first_unit_of(step[k + 1]));
-      execute(step[k], optimizer_step);
-    }
-  }
+  for (const ExecutedInstruction& executed : order) execute(executed, optimizer_step);
   finish();
 }
 
-void StageExecutor::execute(const Instruction& instruction, const OptimizerStep& optimizer_step) {
+void StageExecutor::execute(const ExecutedInstruction& executed, const OptimizerStep& optimizer_step) {
+  const Instruction& instruction = executed.instruction;
   const auto key = [&instruction] { return WorkKey{instruction.chunk, instruction.micro_batch.value()}; };
   switch (instruction.op) {
     case Opcode::forward:
-      return forward(key());
+      return forward(key(), executed.next_unit);
     case Opcode::backward:
     case Opcode::backward_input:
-      return backward(key(), instruction.op);
+      return backward(key(), executed);
     case Opcode::backward_weight:
-      return backward_weight(key());
+      return backward_weight(key(), executed.is_last);
     case Opcode::send_activation:
     case Opcode::receive_activation:
     case Opcode::send_gradient:
     case Opcode::receive_gradient:
       return post(instruction);
-    case Opcode::acquire:  // run() has begun it
+    case Opcode::acquire:  // gathered while the bookkeeping of the work that follows is done
+      return prefetch(executed.next_unit);
     case Opcode::release:  // each unit was released right behind its use
       return;
     case Opcode::reduce_gradients:
@@ -297,12 +270,7 @@ void StageExecutor::post(const Instruction& transfer) {
 
 // A call for each one: who waits for a receive is not to wait for a send, which may need the peer to get further.
 Ticket StageExecutor::post(const Instruction& transfer, const Bundle& bundle) {
-  const bool sends = transfer.op == Opcode::send_activation || transfer.op == Opcode::send_gradient;
-  const bool forward = transfer.op == Opcode::send_activation || transfer.op == Opcode::receive_activation;
-  const Transfer call{.direction = sends ? Transfer::Direction::send : Transfer::Direction::receive,
-                      .peer = narrow<int>(transfer.peer.value().value()),
-                      .data = bundle.hidden,
-                      .channel = forward ? Transfer::Channel::activations : Transfer::Channel::gradients};
+  const Transfer call = transfer_of(transfer.op, transfer.peer.value().value(), bundle.hidden);
   return parts_.pipeline->exchange(parts_.stream, {&call, 1});
 }
 
@@ -320,13 +288,6 @@ std::int64_t StageExecutor::take_received(PendingReceives& pending, const WorkKe
 }
 
 // ---- work
-
-// Whose weights a piece of work uses first; -1: none.
-int StageExecutor::first_unit_of(const Instruction& instruction) const {
-  if (instruction.op == Opcode::forward) return units_of(instruction.chunk).front();
-  const bool is_backward = instruction.op == Opcode::backward || instruction.op == Opcode::backward_input;
-  return is_backward ? units_of(instruction.chunk).back() : -1;
-}
 
 void StageExecutor::prefetch(int unit) {
   if (unit >= 0) parts_.store.prefetch(parts_.stream, unit);
@@ -378,7 +339,7 @@ void StageExecutor::fill(const WorkKey& key, InFlight& micro) {
                  .loss_sum = loss_sum()};
 }
 
-void StageExecutor::forward(const WorkKey& key) {
+void StageExecutor::forward(const WorkKey& key, int next_unit) {
   const ActivationPlan& plan = parts_.memory.plan();
   const std::vector<int>& units = units_of(key.chunk);
   const std::int64_t buffer = free_buffer(key.chunk);
@@ -392,14 +353,14 @@ void StageExecutor::forward(const WorkKey& key) {
     micro.input = take_received(activations_, key);
     input = input_bundle(micro.input);
   }
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    const UnitBuffers& regions = plan.buffers[static_cast<std::size_t>(buffer)][i];
+  for (const UnitTurn& turn : turns_of(Opcode::forward, units, next_unit)) {
+    const UnitBuffers& regions = plan.buffers[static_cast<std::size_t>(buffer)][turn.index];
     const Bundle output = parts_.memory.bundle(regions.output);
-    const UnitWeights& weights = parts_.store.acquire(parts_.stream, units[i]);
-    prefetch(i + 1 < units.size() ? units[i + 1] : next_unit_);
-    micro.saved.push_back(unit_at(units[i]).forward(unit_run(micro, weights, nullptr), input, output,
-                                                    parts_.memory.region(regions.saved)));
-    parts_.store.release(units[i]);
+    const UnitWeights& weights = parts_.store.acquire(parts_.stream, turn.unit);
+    prefetch(turn.next_unit);
+    micro.saved.push_back(unit_at(turn.unit).forward(unit_run(micro, weights, nullptr), input, output,
+                                                     parts_.memory.region(regions.saved)));
+    parts_.store.release(turn.unit);
     tick();
     input = output;
   }
@@ -417,12 +378,11 @@ void StageExecutor::forward(const WorkKey& key) {
   senders_[static_cast<std::size_t>(key.chunk)].push_back(key.micro_batch);
 }
 
-void StageExecutor::backward(const WorkKey& key, Opcode op) {
+void StageExecutor::backward(const WorkKey& key, const ExecutedInstruction& executed) {
   const ActivationPlan& plan = parts_.memory.plan();
   const std::vector<int>& units = units_of(key.chunk);
+  const Opcode op = executed.instruction.op;
   const bool splits = op == Opcode::backward_input;
-  // Gradients are complete when the last micro-batch has passed.
-  const bool is_last = !splits && --contributions_left_[static_cast<std::size_t>(key.chunk)] == 0;
   InFlight& micro = find(key);
   SCALETRAIN_CHECK_EQ(micro.saved.size(), units.size());
   if (splits) {
@@ -437,21 +397,23 @@ void StageExecutor::backward(const WorkKey& key, Opcode op) {
   }
   const Bundle outgoing = outgoing_gradient(key);
   std::size_t side = 0;
-  for (std::size_t i = units.size(); i-- > 0;) {
-    const Unit& unit = unit_at(units[i]);
-    const Bundle d_input = i == 0 ? outgoing : parts_.memory.bundle(plan.gradients[side]);
-    const UnitWeights& weights = parts_.store.acquire(parts_.stream, units[i]);
-    prefetch(i > 0 ? units[i - 1] : next_unit_);
+  for (const UnitTurn& turn : turns_of(op, units, executed.next_unit)) {
+    const Unit& unit = unit_at(turn.unit);
+    const Bundle d_input = turn.index == 0 ? outgoing : parts_.memory.bundle(plan.gradients[side]);
+    const UnitWeights& weights = parts_.store.acquire(parts_.stream, turn.unit);
+    prefetch(turn.next_unit);
     if (splits) {
-      const std::size_t work = static_cast<std::size_t>(micro.work_set) * units_per_work_set_ + i;
-      micro.work[i] = unit.backward_input(unit_run(micro, weights, nullptr), std::move(micro.saved[i]), d_output,
-                                          d_input, parts_.memory.region(plan.work[work]));
+      const std::size_t work = static_cast<std::size_t>(micro.work_set) * units_per_work_set_ + turn.index;
+      micro.work[turn.index] =
+          unit.backward_input(unit_run(micro, weights, nullptr), std::move(micro.saved[turn.index]), d_output, d_input,
+                              parts_.memory.region(plan.work[work]));
     } else {
-      const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, units[i]);
-      unit.backward(unit_run(micro, weights, &gradients), std::move(micro.saved[i]), d_output, d_input, Region{});
-      parts_.store.release_gradients(parts_.stream, units[i], is_last);
+      const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, turn.unit);
+      unit.backward(unit_run(micro, weights, &gradients), std::move(micro.saved[turn.index]), d_output, d_input,
+                    Region{});
+      parts_.store.release_gradients(parts_.stream, turn.unit, executed.is_last);
     }
-    parts_.store.release(units[i]);
+    parts_.store.release(turn.unit);
     tick();
     d_output = d_input;
     side = 1 - side;
@@ -474,20 +436,19 @@ Bundle StageExecutor::outgoing_gradient(const WorkKey& key) {
   return parts_.memory.bundle(parts_.memory.plan().gradient_outputs[static_cast<std::size_t>(buffer)]);
 }
 
-void StageExecutor::backward_weight(const WorkKey& key) {
-  const bool is_last = --contributions_left_[static_cast<std::size_t>(key.chunk)] == 0;
+void StageExecutor::backward_weight(const WorkKey& key, bool is_last) {
   const UnitWeights none;
   InFlight& micro = find(key);
   const std::vector<int>& units = units_of(key.chunk);
   SCALETRAIN_CHECK_EQ(micro.work.size(), units.size());
-  for (std::size_t i = units.size(); i-- > 0;) {
-    const Unit& unit = unit_at(units[i]);
+  for (const UnitTurn& turn : turns_of(Opcode::backward_weight, units, -1)) {
+    const Unit& unit = unit_at(turn.unit);
     const bool reads_weights = unit.weight_pass_reads_weights();
-    const UnitWeights& weights = reads_weights ? parts_.store.acquire(parts_.stream, units[i]) : none;
-    const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, units[i]);
-    unit.backward_weight(unit_run(micro, weights, &gradients), std::move(micro.work[i]));
-    parts_.store.release_gradients(parts_.stream, units[i], is_last);
-    if (reads_weights) parts_.store.release(units[i]);
+    const UnitWeights& weights = reads_weights ? parts_.store.acquire(parts_.stream, turn.unit) : none;
+    const UnitGradients& gradients = parts_.store.acquire_gradients(parts_.stream, turn.unit);
+    unit.backward_weight(unit_run(micro, weights, &gradients), std::move(micro.work[turn.index]));
+    parts_.store.release_gradients(parts_.stream, turn.unit, is_last);
+    if (reads_weights) parts_.store.release(turn.unit);
     tick();
   }
   retire(key);

@@ -19,7 +19,7 @@
 #include "base/process/work_count.h"
 #include "infer/stage_memory.h"
 #include "nn/transformer.h"
-#include "parallel/schedule/schedule.h"
+#include "parallel/schedule/execution.h"
 #include "store/param_store.h"
 
 namespace scaletrain {
@@ -45,13 +45,6 @@ struct ExecutionResult {
   std::int64_t target_tokens = 0;
 };
 
-// A schedule as an executor carries it out: made once, run at every step.
-struct ExecutionOrder {
-  std::vector<ScheduleStep> steps;          // with the receives posted ahead
-  std::vector<int> next_unit;               // by step: whose weights the work behind it uses first; -1: none's
-  std::vector<std::int64_t> contributions;  // by chunk: backwards that add to its gradients
-};
-
 class StageExecutor {
  public:
   struct Parts {
@@ -72,7 +65,7 @@ class StageExecutor {
   StageExecutor(const StageExecutor&) = delete;
   StageExecutor& operator=(const StageExecutor&) = delete;
 
-  // For the memory of this executor's stage.
+  // For the memory of this executor's stage: made once, run at every step.
   ExecutionOrder order_of(std::span<const ScheduleStep> steps) const;
 
   // What the optimizer_step instruction does: called where the schedule has it, when no unit is acquired and what is
@@ -146,15 +139,14 @@ class StageExecutor {
   void begin(const ExecutionResult& sums);
   View loss_sum() const { return loss_sum_.device(0, DType::f64, {1}); }
   void run(const ExecutionOrder& order, MicroBatchSource& source, const OptimizerStep& optimizer_step);
-  void execute(const Instruction& instruction, const OptimizerStep& optimizer_step);
+  void execute(const ExecutedInstruction& executed, const OptimizerStep& optimizer_step);
   void finish();
-  int first_unit_of(const Instruction& instruction) const;
   void prefetch(int unit);
-  void forward(const WorkKey& key);
+  void forward(const WorkKey& key, int next_unit);
   void fill(const WorkKey& key, InFlight& micro);
   HostBatch& free_host_batch();
-  void backward(const WorkKey& key, Opcode op);
-  void backward_weight(const WorkKey& key);
+  void backward(const WorkKey& key, const ExecutedInstruction& executed);
+  void backward_weight(const WorkKey& key, bool is_last);
   Bundle outgoing_gradient(const WorkKey& key);
   void finish_reductions();
 
@@ -192,12 +184,10 @@ class StageExecutor {
   std::vector<std::deque<MicroBatch>> senders_;  // by chunk: of an evaluation's micro-batches, oldest first
   PendingReceives activations_;
   PendingReceives gradients_;
-  std::deque<PendingSend> pending_sends_;         // oldest first
-  std::vector<std::int64_t> contributions_left_;  // by chunk: backwards that add to its gradients, still to come
+  std::deque<PendingSend> pending_sends_;  // oldest first
   std::vector<std::int64_t> chunks_to_reduce_;
   std::map<MicroBatch, ReadTargets> read_targets_;
   std::deque<HostBatch> host_batches_;  // as many as are under way at once, oldest first
-  int next_unit_ = -1;                  // whose weights the work behind the step under way uses first; -1: none's
   MicroBatchSource* source_ = nullptr;
   Mode mode_ = Mode::train;
   double loss_gradient_ = 0.0;

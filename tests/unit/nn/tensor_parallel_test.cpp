@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/numbers/checked.h"
+#include "comm/collective/direct_communicator.h"
 #include "model_fixture.h"
 #include "nn/tensor_sums.h"
 #include "support/ranks/host_stream.h"
@@ -374,6 +376,94 @@ TEST_CASE("memory() of tensor ranks is what the passes use: one cache line less 
       }
     });
     for (const std::vector<std::string>& calls : accepted) CHECK(calls == std::vector<std::string>{});
+  }
+}
+
+namespace {
+
+// Kind, elements of the whole operand, elements sent.
+std::string text_of(CollectiveKind kind, DType dtype, std::int64_t elements, std::int64_t sent) {
+  return std::string(to_text(kind)) + " " + std::string(to_text(dtype)) + " " + std::to_string(elements) + ", " +
+         std::to_string(sent) + " sent; ";
+}
+
+std::string traced_calls(const Trace& trace, std::size_t first) {
+  std::string text;
+  for (std::size_t i = first; i < trace.records.size(); ++i) {
+    const TraceRecord& record = trace.records[i];
+    text += text_of(record.kind, record.dtype, record.elements, record.sent_elements);
+  }
+  return text;
+}
+
+std::string declared_calls(const std::vector<GroupCall>& calls, const TensorPart& part) {
+  std::string text;
+  for (const GroupCall& call : calls) {
+    const std::int64_t sent =
+        call.kind == CollectiveKind::all_gather ? call.own * (part.degree - 1)
+        : call.kind == CollectiveKind::reduce_scatter
+            ? call.elements - call.own
+            : direct_all_reduce_sent(call.dtype, call.elements, narrow<int>(part.degree), narrow<int>(part.rank));
+    text += call.group == GroupKind::tensor ? text_of(call.kind, call.dtype, call.elements, sent) : "another group";
+  }
+  return text;
+}
+
+// The first pass of a rank's units whose calls are not the declared ones.
+std::string undeclared_pass(const ModelSpec& spec, const TestRank& rank, BatchShape shape, const Trace& trace) {
+  TestModel model(spec, make_reference_backend(DType::f64), {}, rank);
+  model.randomise();
+  TestBatch batch(spec, shape);
+  const Shape own{own_rows(rank.part, shape.rows()), spec.hidden};
+  std::vector<std::vector<double>> values(4, std::vector<double>(static_cast<std::size_t>(own.num_elements()), 0.5));
+  const auto bundle = [&](std::size_t i) { return Bundle{View(values[i].data(), DType::f64, own)}; };
+  std::string problem;
+  for (int unit = 0; unit < narrow<int>(model.model.units().size()); ++unit) {
+    UnitHarness harness(model, unit, batch);
+    const auto check = [&](Opcode pass, const auto& call) {
+      const std::size_t first = trace.records.size();
+      call();
+      const std::string made = traced_calls(trace, first);
+      const std::string declared = declared_calls(model.model.calls(unit, pass, shape, DType::f64), rank.part);
+      if (problem.empty() && made != declared)
+        problem =
+            std::to_string(unit) + " " + std::string(to_text(pass)) + " asks for " + made + "but declares " + declared;
+    };
+    Saved saved;
+    check(Opcode::forward, [&] { saved = harness.forward(Mode::train, bundle(0), bundle(1)); });
+    check(Opcode::backward, [&] { harness.backward(BackwardForm::whole, std::move(saved), bundle(2), bundle(3)); });
+    saved = harness.forward(Mode::train, bundle(0), bundle(1));
+    check(Opcode::backward_input, [&] { harness.backward_input_later(std::move(saved), bundle(2), bundle(3)); });
+    check(Opcode::backward_weight, [&] { harness.backward_weight(); });
+  }
+  return problem;
+}
+
+}  // namespace
+
+TEST_CASE("every pass of a unit declares what it asks of its tensor group, call by call") {
+  const BatchShape shape{2, 5};
+  const std::int64_t degree = 4;  // rows, ffn and vocabulary do not divide by it
+  for (const Style& style : styles()) {
+    CAPTURE(style.name);
+    for (const bool sequence : {false, true}) {
+      CAPTURE(sequence);
+      std::vector<Trace> traces;
+      std::vector<std::string> problems(static_cast<std::size_t>(degree), "did not run");
+      RanksOptions options;
+      options.traces = &traces;
+      run_ranks(
+          Mesh(1, degree, 1), facts_of(style.spec),
+          [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+            const auto index = static_cast<std::size_t>(rank.value());
+            const TestRank test_rank{.part = {.degree = degree, .rank = rank.value(), .sequence = sequence},
+                                     .groups = &groups};
+            problems[index] = undeclared_pass(style.spec, test_rank, shape, traces[index]);
+          },
+          options);
+      for (const std::string& problem : problems) CHECK(problem == "");
+      CHECK(traces[0].records.size() > 10);
+    }
   }
 }
 

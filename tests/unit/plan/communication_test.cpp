@@ -39,7 +39,7 @@ PhasePlan replicas(std::int64_t zero) {
 TEST_CASE("one rank sends nothing") {
   const PhasePlan plan = make_run_plan(planned_config(), 61, std::nullopt).phases.front();
   CHECK(plan.communication(Rank(0)).empty());
-  CHECK(plan.communication_staging(Rank(0)) == 0);
+  CHECK(plan.traffic(Rank(0), plan.schedule(Rank(0))).staging == 0);
 }
 
 TEST_CASE("replicas send as much as the literature says at every ZeRO stage") {

@@ -1,6 +1,6 @@
 // The order of calls against lists written by hand from the published schedules, and against the volumes of plans of
 // any size. tests/multirank holds the same order against what ranks issue.
-#include "plan/communication/collective_order.h"
+#include "plan/communication/step_calls.h"
 
 #include <map>
 #include <tuple>
@@ -36,9 +36,9 @@ using Volumes = std::map<std::tuple<GroupKind, CollectiveKind, std::string>, std
 
 void check_volumes(const std::string& name, const PhasePlan& plan, Rank rank) {
   Volumes ordered;
-  visit_calls(plan, rank, [&ordered](const PlannedCall& call) {
+  visit_calls(calls_of_step(plan, rank), [&ordered](const PlannedCall& call) {
     if (call.kind == CollectiveKind::exchange && call.direction == Transfer::Direction::receive) return;
-    auto& sums = ordered[{call.group, call.kind, std::string(call.purpose)}];
+    auto& sums = ordered[{call.group, call.kind, std::string(to_text(call.purpose))}];
     sums.resize(3);
     sums[0] += 1;
     sums[1] += call.sent;
@@ -108,7 +108,7 @@ TEST_CASE("a tensor group sums and gathers in the order of the published algorit
                                                gather, norms, decision}));
 }
 
-TEST_CASE("the calls of an order sum up to the volumes that are counted without it") {
+TEST_CASE("the calls in the executor's order sum up to the volumes, which are counted without that order") {
   for (const ScheduleKind kind :
        {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1}) {
     for (std::int64_t zero = 0; zero <= 3; ++zero) {

@@ -1,0 +1,271 @@
+#include "plan/communication/step_calls.h"
+
+#include <compare>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "base/numbers/checked.h"
+#include "comm/collective/direct_communicator.h"
+#include "nn/transformer.h"
+#include "plan/communication/transfer.h"
+#include "store/store_calls.h"
+
+namespace scaletrain {
+
+namespace {
+
+// Gives calls what depends on the group alone, and leaves out those on groups that the rank is not in.
+class GroupSizes {
+ public:
+  GroupSizes(const PhasePlan& plan, Rank rank) {
+    const GroupFacts facts = plan.group_facts();
+    for (const GroupKind kind :
+         {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+      if (const auto spec = group_of(plan.mesh, kind, rank, facts))
+        members_[kind] = {narrow<int>(spec->members.size()), spec->index};
+    }
+  }
+
+  std::vector<PlannedCall> planned(const std::vector<GroupCall>& declared) const {
+    std::vector<PlannedCall> calls;
+    for (const GroupCall& call : declared) {
+      const auto member = members_.find(call.group);
+      if (member == members_.end()) continue;
+      const Member& in = member->second;
+      calls.push_back({call, sent(call, in), in.size, in.index});
+    }
+    return calls;
+  }
+
+ private:
+  struct Member {
+    int size = 1;
+    int index = 0;
+  };
+
+  static std::int64_t sent(const GroupCall& call, const Member& member) {
+    switch (call.kind) {
+      case CollectiveKind::all_reduce:
+        return direct_all_reduce_sent(call.dtype, call.elements, member.size, member.index);
+      case CollectiveKind::reduce_scatter:
+        return call.elements - call.own;
+      case CollectiveKind::all_gather:
+        return checked_mul<std::int64_t>(call.own, member.size - 1);
+      case CollectiveKind::exchange:
+        return call.direction == Transfer::Direction::send ? call.elements : 0;
+      case CollectiveKind::all_to_all:
+        break;
+    }
+    SCALETRAIN_CHECK(false && "no unit and no store declares such a call");
+  }
+
+  std::map<GroupKind, Member> members_;
+};
+
+// All of an instruction that its calls depend on. Which micro-batch it is, is not among it.
+struct WorkKind {
+  Opcode op = Opcode::forward;
+  std::int64_t chunk = 0;
+  std::int64_t peer = -1;
+  int next_unit = -1;
+  bool is_last = false;
+  auto operator<=>(const WorkKind&) const = default;
+};
+
+WorkKind kind_of(const ExecutedInstruction& executed) {
+  const Instruction& instruction = executed.instruction;
+  return {instruction.op, instruction.chunk, instruction.peer ? instruction.peer->value() : -1, executed.next_unit,
+          executed.is_last};
+}
+
+// Makes the calls of a step as the executor makes them (train/step/stage_executor.cpp).
+class StepWalk {
+ public:
+  StepWalk(const PhasePlan& plan, Rank rank)
+      : plan_(plan),
+        sizes_(plan, rank),
+        layout_(plan.layout(rank)),
+        store_(plan.table, layout_, plan.store_options()),
+        model_(plan.model, plan.tensor_part(rank)),
+        units_(plan.units_by_chunk(layout_.position().pipeline)) {
+    number_of({store_.state(), {}});
+  }
+
+  StepCalls run(const ExecutionOrder& order) {
+    for (const ExecutedInstruction& executed : order) {
+      const Opcode op = executed.instruction.op;
+      if (op != Opcode::release) step(kind_of(executed));
+    }
+    return std::move(calls_);
+  }
+
+ private:
+  struct State {
+    StoreCalls::State store;
+    std::vector<std::int64_t> chunks_to_reduce;
+    auto operator<=>(const State&) const = default;
+  };
+  struct Change {
+    int piece = -1;  // -1: no calls
+    int after = 0;
+  };
+
+  void step(const WorkKind& work) {
+    const auto [entry, is_new] = changes_.try_emplace({now_, work});
+    Change& change = entry->second;
+    if (is_new) change = explore(work);
+    if (change.piece >= 0) {
+      ++calls_.pieces[static_cast<std::size_t>(change.piece)].times;
+      calls_.order.push_back(change.piece);
+    }
+    now_ = change.after;
+  }
+
+  Change explore(const WorkKind& work) {
+    if (explored_ != now_) {
+      const State& state = *states_[static_cast<std::size_t>(now_)];
+      store_.set_state(state.store);
+      chunks_to_reduce_ = state.chunks_to_reduce;
+    }
+    declared_.clear();
+    execute(work);
+    Change change;
+    std::vector<PlannedCall> calls = sizes_.planned(declared_);
+    if (!calls.empty()) {
+      change.piece = narrow<int>(calls_.pieces.size());
+      calls_.pieces.push_back({std::move(calls), 0});
+    }
+    change.after = number_of({store_.state(), chunks_to_reduce_});
+    explored_ = change.after;
+    return change;
+  }
+  int number_of(const State& state) {
+    const auto [entry, is_new] = numbers_.try_emplace(state, narrow<int>(states_.size()));
+    if (is_new) states_.push_back(&entry->first);
+    return entry->second;
+  }
+
+  void execute(const WorkKind& work) {
+    switch (work.op) {
+      case Opcode::forward:
+      case Opcode::backward:
+      case Opcode::backward_input:
+      case Opcode::backward_weight:
+        return pass_units(work);
+      case Opcode::send_activation:
+      case Opcode::receive_activation:
+      case Opcode::send_gradient:
+      case Opcode::receive_gradient:
+        return transfer(work);
+      case Opcode::acquire:
+        if (work.next_unit >= 0) store_.prefetch(work.next_unit, declared_);
+        return;
+      case Opcode::release:
+        return;
+      case Opcode::reduce_gradients:
+        chunks_to_reduce_.push_back(work.chunk);
+        return;
+      case Opcode::reduce_tied:
+        return store_.reduce_tied(declared_);
+      case Opcode::optimizer_step:
+        for (const std::int64_t chunk : chunks_to_reduce_) store_.finish_gradients(units_of(chunk), declared_);
+        chunks_to_reduce_.clear();
+        declare(world_sum_calls(numbers_per_step));
+        return store_.updated(declared_);
+      case Opcode::recompute:
+        break;
+    }
+    SCALETRAIN_CHECK(false && "recomputation is never scheduled");
+  }
+
+  void pass_units(const WorkKind& work) {
+    const bool adds_gradients = work.op == Opcode::backward || work.op == Opcode::backward_weight;
+    for (const UnitTurn& turn : turns_of(work.op, units_of(work.chunk), work.next_unit)) {
+      const Unit& unit = *model_.units()[static_cast<std::size_t>(turn.unit)];
+      const bool reads_weights = work.op != Opcode::backward_weight || unit.weight_pass_reads_weights();
+      if (reads_weights) store_.acquire(turn.unit, declared_);
+      if (turn.next_unit >= 0) store_.prefetch(turn.next_unit, declared_);
+      declare(calls_of_pass(turn.unit, work.op));
+      if (adds_gradients) store_.release_gradients(turn.unit, work.is_last, declared_);
+      if (reads_weights) store_.release(turn.unit);
+    }
+  }
+
+  void transfer(const WorkKind& work) {
+    const Transfer call = transfer_of(work.op, work.peer, {});
+    const BundleEntry bundle = model_.boundary(plan_.micro_batch, plan_.compute).front();
+    const bool is_activation = call.channel == Transfer::Channel::activations;
+    declared_.push_back({.group = GroupKind::pipeline,
+                         .kind = CollectiveKind::exchange,
+                         .purpose = is_activation ? CallPurpose::activations : CallPurpose::activation_gradients,
+                         .dtype = bundle.dtype,
+                         .elements = bundle.shape.num_elements(),
+                         .direction = call.direction,
+                         .peer = call.peer,
+                         .channel = call.channel});
+  }
+
+  const std::vector<GroupCall>& calls_of_pass(int unit, Opcode op) {
+    const auto [entry, is_new] = passes_.try_emplace({unit, op});
+    if (is_new) entry->second = model_.calls(unit, op, plan_.micro_batch, plan_.compute);
+    return entry->second;
+  }
+  void declare(const std::vector<GroupCall>& calls) { declared_.insert(declared_.end(), calls.begin(), calls.end()); }
+  const std::vector<int>& units_of(std::int64_t chunk) const { return units_[static_cast<std::size_t>(chunk)]; }
+
+  const PhasePlan& plan_;
+  GroupSizes sizes_;
+  ShardLayout layout_;
+  StoreCalls store_;
+  Transformer model_;
+  UnitsByChunk units_;
+  std::map<std::pair<int, Opcode>, std::vector<GroupCall>> passes_;  // by unit and pass
+  std::map<State, int> numbers_;                                     // in the order in which they are found
+  std::vector<const State*> states_;                                 // by number
+  std::map<std::pair<int, WorkKind>, Change> changes_;
+  int now_ = 0;       // number of the state that the walk is in
+  int explored_ = 0;  // of that of store_ and chunks_to_reduce_
+  std::vector<std::int64_t> chunks_to_reduce_;
+  std::vector<GroupCall> declared_;  // of the work under way
+  StepCalls calls_;
+};
+
+}  // namespace
+
+std::string to_text(const PlannedCall& call) {
+  std::string text(to_text(call.group));
+  if (call.kind == CollectiveKind::exchange) {
+    text += call.direction == Transfer::Direction::send ? " send " : " receive ";
+    text += std::to_string(call.peer);
+  } else {
+    text += " " + std::string(to_text(call.kind));
+  }
+  text += " " + std::to_string(call.elements) + " " + std::string(to_text(call.dtype));
+  return text + " " + std::string(to_text(call.purpose));
+}
+
+StepCalls calls_of_step(const PhasePlan& plan, Rank rank, const ExecutionOrder& order) {
+  return StepWalk(plan, rank).run(order);
+}
+
+StepCalls calls_of_step(const PhasePlan& plan, Rank rank) {
+  const std::vector<ScheduleStep> steps = plan.schedule(rank);
+  const ScheduleDepth depth = schedule_depth(steps);
+  const ExecutionOrder order = execution_order(order_of_execution(steps, {depth.inputs, depth.gradients_received}),
+                                               plan.units_by_chunk(plan.mesh.position_of(rank).pipeline));
+  return calls_of_step(plan, rank, order);
+}
+
+void visit_calls(const StepCalls& calls, const std::function<void(const PlannedCall&)>& visit) {
+  for (const int piece : calls.order)
+    for (const PlannedCall& call : calls.pieces[static_cast<std::size_t>(piece)].calls) visit(call);
+}
+
+std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank) {
+  std::vector<PlannedCall> calls;
+  visit_calls(calls_of_step(plan, rank), [&calls](const PlannedCall& call) { calls.push_back(call); });
+  return calls;
+}
+
+}  // namespace scaletrain

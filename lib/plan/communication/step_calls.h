@@ -1,0 +1,50 @@
+// What a rank asks of its groups in one optimizer step, call by call, in the order in which it issues them: the plan's
+// one total order over all groups. All ranks of a group issue the group's collectives in the same order, and the orders
+// of all ranks together have no cycle.
+//
+// One walk over the rank's instructions, in the executor's order (parallel/schedule/execution.h), collects what the
+// units and the store declare (Transformer::calls, store/store_calls.h). All that a plan says of communication is taken
+// from it: order, volumes, gathers, staging. Tests hold it against what ranks really issue.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/run_plan.h"
+#include "store/group_call.h"
+
+namespace scaletrain {
+
+struct PlannedCall : GroupCall {
+  std::int64_t sent = 0;  // elements that this rank sends
+  int group_size = 1;
+  int group_rank = 0;  // this rank's index in the group
+  bool operator==(const PlannedCall&) const = default;
+};
+
+// "data reduce_scatter 512 F32 gradients", "pipeline send 1 384 F32 activations".
+std::string to_text(const PlannedCall& call);
+
+// A piece of work makes the same calls whenever it begins with the same weights in staging, and what is in staging
+// repeats itself: few pieces differ, however many micro-batches there are.
+struct StepCalls {
+  struct Piece {
+    std::vector<PlannedCall> calls;  // at least one
+    std::int64_t times = 0;
+  };
+  std::vector<Piece> pieces;
+  std::vector<int> order;  // indices into pieces
+};
+
+// For a step that begins right behind an update, as every step does, and that is not skipped. order: of the rank's
+// instructions.
+StepCalls calls_of_step(const PhasePlan& plan, Rank rank, const ExecutionOrder& order);
+// In the order of the executor's.
+StepCalls calls_of_step(const PhasePlan& plan, Rank rank);
+
+void visit_calls(const StepCalls& calls, const std::function<void(const PlannedCall&)>& visit);
+std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank);
+
+}  // namespace scaletrain
