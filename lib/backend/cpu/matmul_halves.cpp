@@ -25,13 +25,18 @@ constexpr std::int64_t bf16_tile_rows = 240;
 constexpr std::int64_t bf16_tile_columns = 256;
 constexpr TileLimits bf16_tiles{bf16_tile_rows, bf16_tile_columns, 6, bf16_panel_columns};
 constexpr std::int64_t longest_k = 1024;
-// Of gradients of weights, whose operands are both packed.
+// Of gradients of weights, whose operands are both packed, in each tile anew: large tiles, so that it pays.
+constexpr TileLimits gradient_tiles{480, 768, 6, bf16_panel_columns};
 constexpr std::int64_t longest_packed_k = 512;
 
 constexpr std::size_t packed_a_bytes = static_cast<std::size_t>(bf16_tile_rows * longest_k) * sizeof(Bf16);
 constexpr std::size_t packed_b_bytes = static_cast<std::size_t>(bf16_tile_columns * longest_k) * sizeof(Bf16);
 constexpr std::size_t tile_sums_bytes = static_cast<std::size_t>(bf16_tile_rows * bf16_tile_columns) * sizeof(float);
 static_assert(packed_a_bytes + packed_b_bytes + tile_sums_bytes <= half_scratch_bytes);
+static_assert(static_cast<std::size_t>(gradient_tiles.rows * longest_packed_k) * sizeof(Bf16) <= packed_a_bytes);
+static_assert(packed_a_bytes + static_cast<std::size_t>(gradient_tiles.columns * longest_packed_k) * sizeof(Bf16) <=
+              half_scratch_bytes);
+static_assert(gradient_tiles.rows % bf16_block_rows == 0 && gradient_tiles.columns % bf16_panel_columns == 0);
 static_assert(bf16_tile_rows % bf16_block_rows == 0 && bf16_tile_columns % bf16_panel_columns == 0);
 
 constexpr std::int64_t even(std::int64_t k) {
@@ -47,7 +52,7 @@ struct Bf16Scratch {
 
   Bf16* a;
   Bf16* b;
-  float* sums;
+  float* sums;  // gradients of weights have none, and more of b
 };
 
 std::byte* scratch_of_worker(std::byte* scratch, int worker) {
@@ -139,7 +144,7 @@ void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const Lin
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.input.shape()[1];
-  const TileGrid grid = make_grid(outputs, inputs, pool.size(), bf16_tiles);
+  const TileGrid grid = make_grid(outputs, inputs, pool.size(), gradient_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
     const Tile tile = grid.at(item);
     const Bf16Scratch scratch(scratch_of_worker(engine.scratch, worker));

@@ -105,7 +105,8 @@ std::vector<AttentionRow> attention_rows() {
           {5, 10, 10, 4, 1, 16, 0, 0, docs, fused},       {1, 100, 100, 3, 1, 31, 0, 0, none, strided},
           {1, 70, 70, 2, 1, 16, 1000, 1000, docs, fused}, {2, 0, 0, 2, 1, 8, 0, 0, none, apart},
           {1, 300, 300, 3, 3, 20, 0, 0, docs, fused},     {1, 400, 400, 3, 3, 7, 0, 0, none, strided},
-          {1, 170, 170, 3, 3, 330, 0, 0, none, fused},    {1, 40, 40, 1, 1, 1023, 0, 0, docs, apart}};
+          {1, 170, 170, 3, 3, 330, 0, 0, none, fused},    {1, 40, 40, 1, 1, 1023, 0, 0, docs, apart},
+          {1, 100, 150, 3, 3, 16, 51, 0, docs, strided}};
 }
 
 struct AttentionData {
