@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstring>
 #include <functional>
 
@@ -50,7 +51,7 @@ float one(std::int64_t) {
 bool is_deadly(const std::function<void()>& touch) {
   const pid_t child = ::fork();
   if (child == 0) {
-    ::close(STDERR_FILENO);  // where a sanitizer would tell of it
+    std::signal(SIGSEGV, SIG_DFL);  // neither doctest nor a sanitizer tells of it
     touch();
     ::_exit(0);
   }
