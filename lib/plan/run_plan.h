@@ -38,8 +38,8 @@ struct CommunicationVolume {
 struct RankTraffic {
   // Counted as direct_communicator.h sends it: of S elements over N ranks a reduce-scatter sends all but the own piece,
   // an all-gather its own piece N-1 times, an all-reduce both in turn (pieces as even as may be; a small one is sent
-  // whole to every peer). Activations and weights travel in the compute type, gradients in that of the
-  // masters.
+  // whole to every peer). Activations and weights travel in the compute type, gradients in that of
+  // the masters.
   std::vector<CommunicationVolume> volumes;  // by group, purpose and collective
   // Bytes that the rank's communicators hold for sums under way, once each has made the largest that a step asks of it.
   std::size_t staging = 0;

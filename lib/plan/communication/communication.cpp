@@ -28,6 +28,7 @@ std::vector<CommunicationVolume> volumes_of(const StepCalls& calls) {
     }
   }
   std::vector<CommunicationVolume> listed;
+  listed.reserve(volumes.size());
   for (auto& entry : volumes) listed.push_back(std::move(entry.second));
   return listed;
 }
