@@ -88,8 +88,13 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 // avx2".
 std::string cpu_kernels_text();
 
+// How it computes in a type, for people: "fp32", "bf16, products by AVX-512 bf16", "bf16, products in fp32".
+std::string cpu_precision_text(DType compute);
+
 // Bound of workspace_bytes() of a cpu backend without making one, for plans.
-std::size_t cpu_workspace_bytes(int threads, DType compute = DType::f32);
+std::size_t cpu_workspace_bytes(int threads, DType compute);
+// packed_bytes() of a cpu backend of this processor, the same way.
+std::size_t cpu_packed_bytes(const Shape& weight, DType compute);
 
 // The ceiling that "share of the matmul peak" divides by, in FLOP/s: a matrix product on all of the backend's threads,
 // the best of short bursts within `seconds`, by the processor time of this process. So other processes do not lower it;

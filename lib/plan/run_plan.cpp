@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/backend.h"
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
@@ -146,6 +147,7 @@ ParamStore::Options PhasePlan::store_options(DType computed_in) const {
           .gradients = true,
           .dtype = accumulator_type(computed_in),
           .compute = computed_in,
+          .packed_bytes = packed_bytes,
           .zero = zero,
           .sequence = sequence};
 }
@@ -164,6 +166,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
   memory.items = {
       {"master weights", store.masters},
       {"weights in compute precision", store.computed},
+      {"packed weights", store.packed},
       {"gathered weights", store.gathered},
       {"gradients", store.gradients},
       {"gradient staging", store.gradient_staging},
@@ -227,6 +230,8 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.num_micro_batches = cut.count;
   phase.micro_batch = {cut.samples, config.model.context};
   phase.compute = compute_type_of(config.precision.compute);
+  if (config.run.device != DeviceKind::cuda)
+    phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
   phase.background_saves = config.checkpoint.background;

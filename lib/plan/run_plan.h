@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -66,8 +67,9 @@ struct PhasePlan {
   std::int64_t num_micro_batches = 0;
   BatchShape micro_batch;  // at most train.micro_batch samples
   DType compute = DType::f32;
-  Space space = Space::host;                  // of the memory that the ranks' devices compute in
-  std::vector<std::string> optimizer_states;  // per-element state, by name
+  Space space = Space::host;                                     // of the memory that the ranks' devices compute in
+  std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
+  std::vector<std::string> optimizer_states;                     // per-element state, by name
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.

@@ -9,9 +9,9 @@
 // acquire(unit) and release(unit) bracket every use of weights, acquire_gradients(unit) and release_gradients(unit)
 // every use of gradient accumulators, at every ZeRO stage. Layers never see flat buffers: they get a UnitWeights with
 // one Weight per parameter of the unit, or one per fused group (a matrix over the group's parameters), in table order;
-// a parameter that shares its tied owner's place is found under its own name. Compute forms are cached per version and
-// dropped when the optimizer (or a gather) changes the values. Not thread-safe: one executor uses it, and all ranks of
-// a group make the same calls in the same order.
+// a parameter that shares its tied owner's place is found under its own name. Packed forms are made once per update, of
+// weights that the rank holds unsharded, in memory of their own. Not thread-safe: one executor uses it, and all ranks
+// of a group make the same calls in the same order.
 //
 // What a policy means, with buckets as shard_layout.h has them:
 //
@@ -35,6 +35,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -102,6 +103,8 @@ class ParamStore {
     DType dtype = DType::f32;  // of masters, gradients and states; f64 with the f64 reference
     // Of the weights that layers read, but for frozen ones that are stored in another type than f32. Nothing: dtype.
     std::optional<DType> compute{};
+    // Of a weight's packed form (Backend::packed_bytes, which a store asks itself: this is for plans). Empty: none.
+    std::function<std::size_t(const Shape& weight)> packed_bytes{};
     ZeroPolicy zero{};
     bool sequence = false;  // activations between tensor-parallel parts are sequence shards
     // Must outlive the store. Null: a single rank, or one whose gradients nobody sums; what needs a transfer is a bug.
@@ -137,7 +140,7 @@ class ParamStore {
   // all.
   std::span<OptimizerRange> optimizer_ranges(Stream& stream);
   // After the optimizer has updated its ranges, compute weights included: begins the gathers that the policy needs;
-  // cached compute forms are stale.
+  // packed forms are stale.
   void updated(Stream& stream);
   // After a load or initialisation of all masters that this rank holds (settle() before it, if anything was under way):
   // cached compute forms and gathered weights are stale. Compute weights of another type are made anew, and gathered
@@ -158,9 +161,8 @@ class ParamStore {
   const ParamTable& table() const;
   const ShardLayout& layout() const;
   const Options& options() const;
-  Backend& backend() const;            // whose memory the values lie in
-  std::uint64_t bytes() const;         // flat buffers, shards and staging
-  std::uint64_t packed_bytes() const;  // cached compute forms now
+  Backend& backend() const;     // whose memory the values lie in
+  std::uint64_t bytes() const;  // of all that it has allocated
 
  private:
   struct Impl;
@@ -173,9 +175,10 @@ struct StoreBytes {
   std::size_t computed = 0;  // compute weights, where they are not the masters
   std::size_t gradients = 0;
   std::size_t states = 0;
+  std::size_t packed = 0;            // packed forms of compute weights
   std::size_t gathered = 0;          // staging of gathered weights
   std::size_t gradient_staging = 0;  // accumulators of sharded gradients, and copies for sums over tensor ranks
-  std::size_t total() const { return masters + computed + gradients + states + gathered + gradient_staging; }
+  std::size_t total() const { return masters + computed + gradients + states + packed + gathered + gradient_staging; }
 };
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
 

@@ -206,6 +206,26 @@ UnitPlace place_unit(const ParamTable& table, const ShardLayout& layout, const S
   return out;
 }
 
+std::vector<PackedPlace> place_packed(const StoreMemory& memory, std::span<const UnitPlace> units,
+                                      const std::function<std::size_t(const Shape&)>& packed_bytes) {
+  std::vector<PackedPlace> places;
+  if (!packed_bytes || memory.zero.shard_parameters) return places;
+  std::size_t end = 0;
+  for (const UnitPlace& unit : units) {
+    for (const MatrixPlace& matrix : unit.matrices) {
+      if (matrix.bucket < 0 || matrix.lookup_only || matrix.shape.num_dims() != 2) continue;
+      const bool is_placed = std::any_of(places.begin(), places.end(), [&](const PackedPlace& place) {
+        return place.bucket == matrix.bucket && place.offset == matrix.offset;
+      });
+      const std::size_t bytes = packed_bytes(matrix.shape);
+      if (is_placed || bytes == 0) continue;
+      places.push_back({matrix.bucket, matrix.offset, end, bytes});
+      end += align_up(bytes);
+    }
+  }
+  return places;
+}
+
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
   const StoreMemory memory = plan_store_memory(table, layout, options);
   const auto bytes_of = [&](std::size_t buffer, bool sharded, DType dtype) {
@@ -222,6 +242,10 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
     bytes.gradients += bytes_of(buffer, memory.zero.shard_gradients, dtype);
     bytes.states += memory.num_states * bytes_of(buffer, memory.zero.shard_optimizer, dtype);
   }
+  std::vector<UnitPlace> units;
+  for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
+  for (const PackedPlace& place : place_packed(memory, units, options.packed_bytes))
+    bytes.packed = place.first + align_up(place.bytes);
   const auto num_staging = static_cast<std::size_t>(memory.num_staging);
   bytes.gathered = num_staging * memory.weight_staging + memory.shared_weights;
   bytes.gradient_staging = num_staging * memory.gradient_staging + memory.shared_gradients + memory.sum_staging;

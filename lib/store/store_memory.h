@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -79,10 +81,22 @@ struct StoreMemory {
   }
 };
 
+// Where the packed form of a matrix lies in memory of its own. Units that share a tied tensor share its form.
+struct PackedPlace {
+  int bucket = 0;
+  std::int64_t offset = 0;  // of the matrix in the bucket
+  std::size_t first = 0;    // byte in the memory of all forms
+  std::size_t bytes = 0;
+};
+
 Shape shape_of(const Box& box);
 
 StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
 UnitPlace place_unit(const ParamTable& table, const ShardLayout& layout, const StoreMemory& memory,
                      const ParamStore::Options& options, int unit);
+
+// Of the matrices of these units; none where parameters are sharded: a form would have to be made at every use.
+std::vector<PackedPlace> place_packed(const StoreMemory& memory, std::span<const UnitPlace> units,
+                                      const std::function<std::size_t(const Shape&)>& packed_bytes);
 
 }  // namespace scaletrain

@@ -32,6 +32,11 @@ StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const St
           compute(place.bucket.buffer).data() + static_cast<std::size_t>(place.bucket.first) * size_of(place.compute);
     }
   }
+  const std::vector<PackedPlace> packed =
+      place_packed(memory, units, [&backend](const Shape& weight) { return backend.packed_bytes(weight); });
+  if (!packed.empty()) packed_memory_ = backend.allocate(packed.back().first + align_up(packed.back().bytes));
+  for (const PackedPlace& place : packed)
+    packed_[{place.bucket, place.offset}].memory = {packed_memory_.data() + place.first, place.bytes, backend.space()};
   for (const UnitPlace& place : units) {
     UnitState& unit = units_[place.unit];
     unit.place = &place;
@@ -139,10 +144,7 @@ void StoreWeights::release(int index) {
   if (--unit.acquired > 0) return;
   residency_.release(index);
   for (const int at : unit.place->buckets) --buckets_[static_cast<std::size_t>(at)].acquired;
-  if (memory_.zero.shard_parameters) {
-    drop_packed(*unit.place);
-    unit.is_current = false;
-  }
+  if (memory_.zero.shard_parameters) unit.is_current = false;
 }
 
 void StoreWeights::refresh(Stream& stream, UnitState& unit) {
@@ -157,24 +159,13 @@ void StoreWeights::refresh(Stream& stream, UnitState& unit) {
     const std::byte* data = buckets_[static_cast<std::size_t>(matrix.bucket)].data;
     weight.values = ConstView(data + static_cast<std::size_t>(matrix.offset) * size_of(matrix.compute), matrix.compute,
                               matrix.shape, backend_.space());
-    if (matrix.lookup_only || matrix.shape.num_dims() != 2) continue;
-    const std::size_t bytes = backend_.packed_bytes(matrix.shape);
-    if (bytes == 0) continue;
-    PackedForm& packed = packed_[{matrix.bucket, matrix.offset}];
-    if (!packed.form) {
-      packed.memory = backend_.allocate(bytes);
-      packed.form = backend_.pack(stream, weight.values, packed.memory.region());
-    }
-    weight.packed = packed.form.get();
+    const auto packed = packed_.find({matrix.bucket, matrix.offset});
+    if (packed == packed_.end() || matrix.lookup_only) continue;
+    PackedForm& place = packed->second;
+    if (!place.form) place.form = backend_.pack(stream, weight.values, place.memory);
+    weight.packed = place.form.get();
   }
   unit.is_current = true;
-}
-
-void StoreWeights::drop_packed(const UnitPlace& place) {
-  for (const MatrixPlace& matrix : place.matrices) {
-    if (matrix.bucket >= 0 && buckets_[static_cast<std::size_t>(matrix.bucket)].acquired == 0)
-      packed_.erase({matrix.bucket, matrix.offset});
-  }
 }
 
 // Nothing made or gathered of the values holds any more.
@@ -186,7 +177,7 @@ void StoreWeights::forget_values() {
     for (BucketState& bucket : buckets_) bucket.data = nullptr;
   }
   for (auto& [index, unit] : units_) unit.is_current = false;
-  packed_.clear();
+  for (auto& [place, packed] : packed_) packed.form.reset();
 }
 
 void StoreWeights::values_changed(Stream& stream) {
@@ -230,17 +221,11 @@ void StoreWeights::settle(Stream& stream) {
 }
 
 std::uint64_t StoreWeights::bytes() const {
-  std::uint64_t total = shared_.size();
+  std::uint64_t total = shared_.size() + packed_memory_.size();
   for (const std::vector<Buffer>* buffers : {&compute_, &masters_}) {
     for (const Buffer& buffer : *buffers) total += buffer.size();
   }
   for (const Buffer& staging : staging_) total += staging.size();
-  return total;
-}
-
-std::uint64_t StoreWeights::packed_bytes() const {
-  std::uint64_t total = 0;
-  for (const auto& [place, packed] : packed_) total += packed.form ? packed.form->num_bytes() : 0;
   return total;
 }
 

@@ -41,13 +41,12 @@ class StoreWeights {
   View master_shard(int bucket) const;
   View compute_shard(int bucket) const;
   std::uint64_t bytes() const;
-  std::uint64_t packed_bytes() const;
 
  private:
   struct UnitState {
     const UnitPlace* place = nullptr;
     int acquired = 0;
-    bool is_current = false;  // the handles point to compute forms of the current values
+    bool is_current = false;  // the handles point to the current values and their packed forms
     UnitWeights handles;
   };
   struct BucketState {
@@ -64,7 +63,6 @@ class StoreWeights {
   void evict(Stream& stream, UnitState& unit);
   void begin_gather(Stream& stream, int bucket, std::byte* into);
   void refresh(Stream& stream, UnitState& unit);
-  void drop_packed(const UnitPlace& place);
   void forget_values();
   void convert_masters(Stream& stream, int bucket);
 
@@ -78,12 +76,12 @@ class StoreWeights {
   std::vector<Buffer> staging_;
   std::vector<BucketState> buckets_;
   std::map<int, UnitState> units_;
-  // Compute forms of the current values by place: two units that share a tied tensor share its form too.
   struct PackedForm {
-    Buffer memory;
-    std::unique_ptr<PackedWeight> form;
+    Region memory;
+    std::unique_ptr<PackedWeight> form;  // of the current values; null: not made since they changed
   };
-  std::map<std::pair<int, std::int64_t>, PackedForm> packed_;
+  Buffer packed_memory_;
+  std::map<std::pair<int, std::int64_t>, PackedForm> packed_;        // by bucket and offset
   alignas(buffer_alignment) std::byte nothing_[buffer_alignment]{};  // where matrices without elements point
 };
 

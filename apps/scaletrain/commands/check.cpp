@@ -89,15 +89,16 @@ MemoryBudget device_budget(const CheckArguments& arguments, Precision precision)
 }
 
 // Of this machine's processors together: products for a moment, on all of them.
-double measured_peak() {
+double measured_peak(DType compute) {
   constexpr double moment = 0.1;
-  const auto backend = make_cpu_backend({});
+  const auto backend = make_cpu_backend({.compute = compute});
   const auto stream = backend->make_stream();
   return calibrate_matmul(*backend, *stream, moment);
 }
 
 // Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
-std::optional<MemoryBudget> budget_of(const Config& config, const CheckArguments& arguments, bool is_here) {
+std::optional<MemoryBudget> budget_of(const Config& config, DType compute, const CheckArguments& arguments,
+                                      bool is_here) {
   if (judges_devices(arguments)) return device_budget(arguments, config.precision.compute);
   if (config.run.device == DeviceKind::cuda) {
     write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
@@ -106,7 +107,7 @@ std::optional<MemoryBudget> budget_of(const Config& config, const CheckArguments
   return MemoryBudget{.kind = MemoryBudget::Kind::host,
                       .name = is_here ? "this machine" : "a host like this machine",
                       .memory = available_memory(),
-                      .peak_flops = measured_peak()};
+                      .peak_flops = measured_peak(compute)};
 }
 
 std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::int64_t vocab) {
@@ -120,15 +121,16 @@ std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::i
 
 DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
                                  std::optional<std::int64_t> world, std::optional<RunSoFar> so_far) {
-  const Mesh& mesh = plan.phases.front().mesh;
+  const PhasePlan& phase = plan.phases.front();
+  const Mesh& mesh = phase.mesh;
   const bool is_here = is_for_this_machine(config, world);
   const std::int64_t sharers = place_on_hosts(config, mesh, is_here).ranks_per_host;
-  return {.backend_workspace = workspace_of_sharers(sharers),
+  return {.backend_workspace = workspace_of_sharers(sharers, phase.compute),
           .all_on_one_host = is_here,
           .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
           .instructions = arguments.instructions,
           .verbose = arguments.verbose,
-          .budget = budget_of(config, arguments, is_here),
+          .budget = budget_of(config, phase.compute, arguments, is_here),
           .sources = source_sizes(config, plan.phases.front().model.vocab),
           .so_far = std::move(so_far)};
 }

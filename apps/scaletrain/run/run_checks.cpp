@@ -123,8 +123,8 @@ std::string remedies_text(const Config& config, const PhasePlan& phase, std::int
 
 }  // namespace
 
-std::size_t workspace_of_sharers(std::int64_t sharers) {
-  return cpu_workspace_bytes(static_cast<int>(std::max<std::int64_t>(1, available_processors() / sharers)));
+std::size_t workspace_of_sharers(std::int64_t sharers, DType compute) {
+  return cpu_workspace_bytes(static_cast<int>(std::max<std::int64_t>(1, available_processors() / sharers)), compute);
 }
 
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count) {
@@ -136,8 +136,8 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int6
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks) {
   const auto count = static_cast<std::int64_t>(ranks.size());
   const PhasePlan& phase = plan.phases.front();
-  const HostMemory memory =
-      within_size_limits(loaded.config, [&] { return memory_together(phase, ranks, workspace_of_sharers(count)); });
+  const HostMemory memory = within_size_limits(
+      loaded.config, [&] { return memory_together(phase, ranks, workspace_of_sharers(count, phase.compute)); });
   const std::uint64_t available = available_memory();
   if (memory.total() <= available) return;
   throw UserError(loaded.located(fmt::format(

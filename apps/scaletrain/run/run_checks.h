@@ -46,7 +46,7 @@ void refuse_beyond_limits(const RunPlan& plan, const HostShare& share);
 void notice_crowd(std::int64_t ranks);
 
 // The kernels' workspace of each rank where so many share this machine's processors.
-std::size_t workspace_of_sharers(std::int64_t sharers);
+std::size_t workspace_of_sharers(std::int64_t sharers, DType compute);
 
 // launch.port, or 0 for any free one.
 std::uint16_t rendezvous_port(const Config& config);

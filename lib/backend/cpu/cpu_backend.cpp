@@ -568,9 +568,20 @@ std::string cpu_kernels_text() {
                      instructions.empty() ? "" : fmt::format(" ({})", instructions), cpu::sgemm_instructions());
 }
 
+std::string cpu_precision_text(DType compute) {
+  if (compute == DType::f32) return "fp32";
+  const bool is_bf16 = compute == DType::bf16;
+  return fmt::format("{}, products {}", is_bf16 ? "bf16" : "fp16",
+                     is_bf16 && cpu::choose_bf16("auto") != nullptr ? "by AVX-512 bf16" : "in fp32");
+}
+
 std::size_t cpu_workspace_bytes(int threads, DType compute) {
   const int count = resolve_threads(threads);
   return cpu::workspace_size(count, compute) + static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
+}
+
+std::size_t cpu_packed_bytes(const Shape& weight, DType compute) {
+  return compute == DType::bf16 && cpu::choose_bf16("auto") != nullptr ? cpu::PackedBf16::bytes(weight) : 0;
 }
 
 }  // namespace scaletrain

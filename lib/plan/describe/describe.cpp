@@ -31,6 +31,7 @@ struct Explanation {
 };
 constexpr Explanation memory_words[] = {
     {"weights in compute precision", "a second copy, which the layers read"},
+    {"packed weights", "tiles that matrix products read, of each weight and its transpose"},
     {"gathered weights", "unsharded weights of the layers in use, gathered from the replicas' shards"},
     {"gradient staging", "unsharded gradients of the layers whose sum over the replicas is under way"},
     {"saved activations", "inside the layers, from the forward to the backward of each micro-batch under way"},

@@ -102,7 +102,9 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (run.metrics) continue_summary(parts, options, restarted ? std::optional(begin.state.step) : std::nullopt);
   std::vector<SourceRecord> sources = tell_sources(parts, begin.state);
   if (run.metrics) write_opening(*run.metrics, parts, options, begin, restarted, std::move(sources));
-  parts.log.info(fmt::format("training from step {} on {}", begin.state.step, layout_text(layout_of(parts))));
+  const DType compute = parts.phase.compute;
+  parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step, layout_text(layout_of(parts)),
+                             compute == DType::f32 ? "" : fmt::format(", in {}", cpu_precision_text(compute))));
   run.state = std::move(begin.state);
   if (run.peak_flops <= 0.0)
     run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
@@ -203,7 +205,7 @@ RunPlan plan_for(const Config& config, std::optional<std::int64_t> world) {
 std::string early_memory_words(const WorkerOptions& options) {
   const Config config = config_of_run(options);
   const PhasePlan phase = plan_for(config, options.place.world).phases.front();
-  return out_of_memory_text(phase, options.place.rank, cpu_workspace_bytes(options.threads), "");
+  return out_of_memory_text(phase, options.place.rank, cpu_workspace_bytes(options.threads, phase.compute), "");
 }
 
 ExitCode train_run(const WorkerOptions& options) {

@@ -58,7 +58,8 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
       tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
       plan(plan_of_place(config, *tokenizer, options.place)),
       phase(plan.phase_at(options.start.step)),
-      backend(options.make_backend({.threads = options.threads, .instruction_set = "auto", .work = options.work})),
+      backend(options.make_backend(
+          {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = phase.compute})),
       stream(backend->make_stream()),
       groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase))),
       model(phase.model, phase.tensor_part(rank)),

@@ -366,7 +366,7 @@ TEST_CASE("an instruction set that is unknown is refused by name") {
 TEST_CASE("a senseless number of threads is refused") {
   CHECK_THROWS_AS(make_cpu_backend({.threads = -1}), UserError);
   CHECK_THROWS_AS(make_cpu_backend({.threads = 1'000'000}), UserError);
-  CHECK_THROWS_AS(cpu_workspace_bytes(-1), UserError);
+  CHECK_THROWS_AS(cpu_workspace_bytes(-1, DType::f32), UserError);
 }
 
 TEST_CASE("the description names what bits depend on") {
@@ -379,8 +379,8 @@ TEST_CASE("the description names what bits depend on") {
 
 TEST_CASE("the workspace that plans assume is the one that a backend reports, and grows with the threads") {
   Engine three(3);
-  CHECK(three.backend->workspace_bytes() == cpu_workspace_bytes(3));
-  CHECK(cpu_workspace_bytes(3) > cpu_workspace_bytes(2));
+  CHECK(three.backend->workspace_bytes() == cpu_workspace_bytes(3, DType::f32));
+  CHECK(cpu_workspace_bytes(3, DType::f32) > cpu_workspace_bytes(2, DType::f32));
 }
 
 TEST_CASE("the calibration keeps to its time and finds what a product of its size reaches") {

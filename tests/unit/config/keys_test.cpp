@@ -178,7 +178,8 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "train.lr_schedule.type=wsd",
                          "train.label_smoothing=0.1",
                          "train.recompute=selective",
-                         "precision.compute=bf16",
+                         "precision.compute=fp16",
+                         "precision.compute=tf32",
                          "precision.compute=fp8",
                          "precision.reduce=bf16",
                          "precision.loss_scale=1024",
@@ -224,17 +225,18 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                            "checkpoint.keep_every=400",
                            "supervise.elastic={min_data: 1}",
                            "launch.ranks_per_node=1",
+                           "precision.compute=bf16",
                            "parallel.zero=0",
                            "parallel.zero=3"})
     CHECK(override_errors({text}) == "accepted");
 }
 
 TEST_CASE("check may load what cannot run yet") {
-  const LoadedConfig loaded = load_text(kLeast + "precision: {compute: bf16, reduce: fp32}\n", {"log.tensorboard=true"},
+  const LoadedConfig loaded = load_text(kLeast + "precision: {compute: fp16, reduce: fp32}\n", {"log.tensorboard=true"},
                                         {}, {.allow_unsupported = true});
-  CHECK(loaded.config.precision.compute == Precision::bf16);
+  CHECK(loaded.config.precision.compute == Precision::fp16);
   REQUIRE(loaded.unsupported.size() == 2);
-  CHECK(loaded.unsupported[0] == "c.yaml:3:22: precision.compute: bf16 is not supported yet; use fp32");
+  CHECK(loaded.unsupported[0] == "c.yaml:3:22: precision.compute: fp16 is not supported yet; use fp32 or bf16");
   CHECK(loaded.unsupported[1] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
   CHECK(unsupported_values(loaded.config).size() == 2);
 }

@@ -20,22 +20,26 @@ std::size_t bytes_of(const MemoryPlan& memory, const std::string& purpose) {
 
 TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
   for (const bool tied : {true, false})
-    for (const OptimizerKind optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+    for (const auto& [optimizer, precision] : {std::pair{OptimizerKind::adamw, Precision::fp32},
+                                               {OptimizerKind::sgd, Precision::fp32},
+                                               {OptimizerKind::adamw, Precision::bf16}}) {
       Config config = planned_config();
+      config.precision.compute = precision;
       config.model.tie_embeddings = tied;
       config.train.optimizer.type = optimizer;
       const RunPlan run = make_run_plan(config, 61, std::nullopt);
       const PhasePlan& phase = run.phases.front();
-      const auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto"});
+      const auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = phase.compute});
       const ShardLayout layout = phase.layout(Rank(0));
       std::vector<std::string> states;
       if (optimizer == OptimizerKind::adamw) states = {"exp_avg", "exp_avg_sq"};
-      ParamStore store(*backend, phase.table, layout, {.state_names = states, .gradients = true, .dtype = DType::f32});
+      ParamStore store(
+          *backend, phase.table, layout,
+          {.state_names = states, .gradients = true, .dtype = DType::f32, .compute = backend->compute_type()});
       const StageMemory memory(*backend, phase.activations(Rank(0)));
       const auto stream = backend->make_stream();
       for (const int unit : layout.units()) store.acquire(*stream, unit);
-      const std::size_t allocated =
-          store.bytes() + store.packed_bytes() + memory.allocated_bytes() + backend->workspace_bytes();
+      const std::size_t allocated = store.bytes() + memory.allocated_bytes() + backend->workspace_bytes();
       // A save's copy: the masters and the optimizer's states without their padding, four bytes each.
       const std::size_t staging = 4 * (1 + states.size()) * static_cast<std::size_t>(phase.table.num_parameters());
       CHECK(phase.memory(Rank(0), backend->workspace_bytes()).total() == allocated + staging);
