@@ -94,7 +94,7 @@ ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const 
       memory(plan_store_memory(table, layout, options)),
       masters(table, layout,
               [this](int buffer) { return memory.shards_masters(buffer) ? Extent::shard : Extent::all; }) {
-  options.packed_bytes = [&backend](const Shape& weight) { return backend.packed_bytes(weight); };
+  options.packed_bytes = [this](const Shape& weight) { return backend.packed_bytes(weight); };
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
   const bool communicates = options.groups != nullptr && memory.data_degree > 1;
   weights.emplace(backend, layout, memory, units, communicates ? options.groups->data.get() : nullptr);

@@ -25,7 +25,7 @@ struct RankPlace {
 };
 
 struct ModelStore {
-  // Masters, gradients and states are of the backend's type, zero-filled.
+  // Masters, gradients and states are of the type that the backend sums in, zero-filled.
   ModelStore(ParamTable made_table, std::unique_ptr<Backend> used_backend, ParamStore::Options options,
              const RankPlace& place = {})
       : table(std::move(made_table)),
@@ -43,8 +43,9 @@ struct ModelStore {
   ParamStore store;
 
  private:
-  static ParamStore::Options of_type(DType dtype, ParamStore::Options options) {
-    options.dtype = dtype;
+  static ParamStore::Options of_type(DType compute, ParamStore::Options options) {
+    options.dtype = accumulator_type(compute);
+    if (!options.compute) options.compute = compute;
     return options;
   }
 };
