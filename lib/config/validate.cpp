@@ -89,6 +89,15 @@ class Rules {
       refuse({"model.position", "model.hidden", "model.heads"},
              fmt::format("rope rotates pairs, and a head of hidden / heads = {} is odd", model.hidden / model.heads));
     }
+    // As long as the processor's kernels for halves take (backend/cpu/attention.h).
+    constexpr std::int64_t longest_half_head = 1024;
+    const bool is_half = config_.precision.compute == Precision::bf16 || config_.precision.compute == Precision::fp16;
+    if (are_fine({"model.hidden", "precision.compute"}) && is_half && model.hidden / model.heads > longest_half_head)
+      refuse(
+          {"model.heads", "precision.compute", "model.hidden"},
+          fmt::format("a head of hidden / heads = {} is longer than {}, the most that precision.compute {} takes; use "
+                      "more heads, or fp32",
+                      model.hidden / model.heads, longest_half_head, to_text(config_.precision.compute)));
     if (are_fine({"model.kv_heads"}) && (model.kv_heads > model.heads || model.heads % model.kv_heads != 0)) {
       refuse({"model.kv_heads", "model.heads"},
              fmt::format("heads {}{} is no multiple of kv_heads {}{}", model.heads, from_preset("model.heads"),

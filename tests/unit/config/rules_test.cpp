@@ -21,6 +21,13 @@ TEST_CASE("heads divide the width and are shared evenly") {
   CHECK(override_errors({"model.hidden=36"}) == "accepted");
 }
 
+TEST_CASE("heads in half precision are as long as its kernels take") {
+  CHECK(override_errors({"model.hidden=2048", "model.heads=2", "precision.compute=bf16"}) == "accepted");
+  CHECK(override_errors({"model.hidden=2050", "model.heads=2"}) == "accepted");
+  CHECK(contains(override_errors({"model.hidden=2050", "model.heads=2", "precision.compute=bf16"}),
+                 "a head of hidden / heads = 1025 is longer than 1024"));
+}
+
 TEST_CASE("exactly one of steps and tokens") {
   CHECK(contains(errors_of("data: {train: [{path: a}]}\ntrain: {steps: 200, tokens: 1M}\n"),
                  "train.tokens: steps and tokens are both set"));
