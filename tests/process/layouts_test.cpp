@@ -58,6 +58,29 @@ TEST_CASE("a_checkpoint_of_one_layout_continues_on_another_with_the_same_losses"
   check_no_process_left(name);
 }
 
+TEST_CASE("bf16_resumes_to_the_bit_and_may_change_to_fp32_with_a_notice") {
+  Settings settings = {"parallel.data=2", "parallel.tensor=2", "parallel.zero=1", "precision.compute=bf16"};
+  const Ended calm = run_program(layout_launch("bf16-calm", settings), ranks_patience);
+  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
+  CHECK(calm.says(", in bf16, products "));
+  const Trajectory expected = trajectory_of(layout_folder("bf16-calm"));
+  CHECK(expected.steps != one_rank().steps);
+  copy_run(layout_folder("bf16-calm"), "bf16-resumed");
+  copy_run(layout_folder("bf16-calm"), "bf16-then-fp32");
+  for (const char* name : {"bf16-resumed", "bf16-then-fp32"}) {
+    for (int step = 10; step <= layout_steps(); step += 5) fs::remove_all(checkpoint(layout_folder(name), step));
+  }
+  const Ended resumed = run_program(layout_launch("bf16-resumed", settings), ranks_patience);
+  REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
+  CHECK(resumed.says("(step 5)"));
+  CHECK(trajectory_of(layout_folder("bf16-resumed")).steps == expected.steps);
+  settings.back() = "precision.compute=fp32";
+  const Ended changed = run_program(layout_launch("bf16-then-fp32", settings), ranks_patience);
+  REQUIRE_MESSAGE(changed.exit_code == 0, changed.errors);
+  CHECK(changed.says("notice: this resume changes precision.compute: bf16 in the checkpoint, fp32 now"));
+  CHECK(trajectory_of(layout_folder("bf16-then-fp32")).last_step() == layout_steps());
+}
+
 TEST_CASE("a_killed_rank_is_named_all_start_anew_and_every_number_is_the_same") {
   const Settings settings = {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1", "train.steps=100",
                              "checkpoint.every=10"};
