@@ -139,7 +139,7 @@ class Bench {
     linear("projection", hidden, hidden, rows_, layers);
     linear("ffn in", ffn, hidden, rows_, layers);
     linear("ffn out", hidden, ffn, rows_, layers);
-    linear("head", vocab, hidden, head_rows, static_cast<double>(rows_ / head_rows));
+    linear("head", vocab, hidden, head_rows, static_cast<double>(rows_) / head_rows);
     attention();
     norms();
     activations();
@@ -306,7 +306,7 @@ class Bench {
   void loss_and_embedding() {
     for (const bool gradient : {true, false})
       time(gradient ? "cross-entropy, gradient" : "cross-entropy, loss only", 0,
-           gradient ? static_cast<double>(rows_ / head_rows) : 0, [&](Side& side) {
+           gradient ? static_cast<double>(rows_) / head_rows : 0, [&](Side& side) {
              return running(CrossEntropy{side.activations({head_rows, vocab}, 5.0F), side.integers(head_rows, vocab),
                                          gradient ? 1.0 : 0.0, number_at(sum_)});
            });
