@@ -17,7 +17,7 @@ class Checker {
 
   DType compute() const { return compute_; }
   // Statistics, gradients of parameters and optimizer state: f32 or better under every compute type.
-  DType master() const { return compute_ == DType::f64 ? DType::f64 : DType::f32; }
+  DType master() const { return accumulator_type(compute_); }
 
   [[noreturn]] void fail(std::string_view operand, const std::string& problem) const {
     detail::throw_bug(__FILE__, __LINE__, std::string(operation_) + "." + std::string(operand) + ": " + problem, {});

@@ -25,7 +25,7 @@ BlockTensors carve_block(RegionAllocator& region, const BlockExtent& extent) {
   t.attention_norm = carve_norm(region, spec, own, compute);
   t.qkv = region.allocate(compute, {rows, qkv_features(spec)});
   t.attention = region.allocate(compute, {rows, spec.heads * spec.head_size});
-  t.log_sum_exp = region.allocate(statistics_type(compute), {extent.shape.samples, spec.heads, extent.shape.tokens});
+  t.log_sum_exp = region.allocate(accumulator_type(compute), {extent.shape.samples, spec.heads, extent.shape.tokens});
   t.middle = region.allocate(compute, {own, spec.hidden});
   t.ffn_norm = carve_norm(region, spec, own, compute);
   t.pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});

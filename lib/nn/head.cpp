@@ -59,8 +59,8 @@ class Head : public Unit {
     scratch.logits = region.allocate(compute, {chunk, local_vocab_});
     scratch.loss_sum = region.allocate(DType::f64, {1});
     if (part_.degree > 1) {
-      scratch.own_statistics = region.allocate(statistics_type(compute), {chunk, 3});
-      scratch.statistics = region.allocate(statistics_type(compute), {part_.degree, chunk, 3});
+      scratch.own_statistics = region.allocate(accumulator_type(compute), {chunk, 3});
+      scratch.statistics = region.allocate(accumulator_type(compute), {part_.degree, chunk, 3});
     }
     if (divides_rows(part_)) scratch.unsharded = region.allocate(compute, {shape.rows(), spec_.hidden});
     return scratch;

@@ -19,15 +19,11 @@ NormType norm_type(const ModelSpec& spec) {
 
 }  // namespace
 
-DType statistics_type(DType compute) {
-  return compute == DType::f64 ? DType::f64 : DType::f32;
-}
-
 NormTensors carve_norm(RegionAllocator& region, const ModelSpec& spec, std::int64_t rows, DType compute) {
   NormTensors norm;
   norm.output = region.allocate(compute, {rows, spec.hidden});
-  if (spec.norm == NormKind::layernorm) norm.mean = region.allocate(statistics_type(compute), {rows});
-  norm.rstd = region.allocate(statistics_type(compute), {rows});
+  if (spec.norm == NormKind::layernorm) norm.mean = region.allocate(accumulator_type(compute), {rows});
+  norm.rstd = region.allocate(accumulator_type(compute), {rows});
   return norm;
 }
 

@@ -16,8 +16,6 @@ struct NormTensors {
   View rstd;    // [N]
 };
 
-// The type of norms' statistics and of log-sum-exp.
-DType statistics_type(DType compute);
 NormTensors carve_norm(RegionAllocator& region, const ModelSpec& spec, std::int64_t rows, DType compute);
 ActivationType activation_type(const ModelSpec& spec);
 // Elements [first, first + elements of shape) of a view, whatever the view's own shape.

@@ -247,9 +247,12 @@ ExitCode check_config(const CheckArguments& arguments) {
   std::optional<RunSoFar> so_far = look_at_run_folder(loaded, is_here, reasons);
   const bool begins = !so_far || so_far->step == 0;
   notice_interface(loaded);
+  // What processors take for themselves (packed weights) is no part of a plan for other devices.
+  Config planned = loaded.config;
+  if (judges_devices(arguments)) planned.run.device = DeviceKind::cuda;
   std::optional<RunPlan> plan;
   try {
-    plan = plan_without_data(loaded.config, world);
+    plan = plan_without_data(planned, world);
   } catch (const UserError& error) {
     throw UserError(loaded.located(error.what()) + reasons.text());
   }
@@ -257,7 +260,7 @@ ExitCode check_config(const CheckArguments& arguments) {
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" + reasons.text());
   for (const std::string& notice : plan->notices) write_message("notice: " + notice);
   const PlanDescription description =
-      describe_plan(loaded.config, *plan, describe_options(loaded.config, *plan, arguments, world, std::move(so_far)));
+      describe_plan(planned, *plan, describe_options(planned, *plan, arguments, world, std::move(so_far)));
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (is_for_this_machine(loaded.config, world))
     reasons.look([&] { judge_room(loaded.config, plan->phases.front(), begins); }, is_here);
@@ -267,9 +270,17 @@ ExitCode check_config(const CheckArguments& arguments) {
   return ExitCode::finished;
 }
 
+std::string device_names() {
+  std::string names;
+  for (const DeviceModel& device : known_devices()) names += (names.empty() ? "" : "|") + std::string(device.name);
+  return names;
+}
+
 CLI::Validator known_device() {
   return {[](const std::string& name) {
-            return find_device(name) != nullptr ? std::string() : fmt::format("unknown device {}", quoted(name));
+            return find_device(name) != nullptr
+                       ? std::string()
+                       : fmt::format("unknown device {}; use {}", quoted(name), device_names());
           },
           ""};
 }
@@ -282,12 +293,6 @@ CLI::Validator size_text() {
                             : fmt::format("{0} is {0} bytes; write {0}GiB, or {0}B if that is meant", text);
           },
           ""};
-}
-
-std::string device_names() {
-  std::string names;
-  for (const DeviceModel& device : known_devices()) names += (names.empty() ? "" : "|") + std::string(device.name);
-  return names;
 }
 
 }  // namespace

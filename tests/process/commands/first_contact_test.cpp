@@ -65,13 +65,16 @@ TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") 
   CHECK(gpu.says("--device h100: training on GPUs is not supported yet"));
   CHECK(gpu.output.find("H100 SXM 80 GB has 79.6 GiB") != std::string::npos);
   CHECK(gpu.output.find("(989") != std::string::npos);
+  CHECK(gpu.output.find("weights in compute precision") != std::string::npos);
+  CHECK(gpu.output.find("packed weights") == std::string::npos);  // tiles of this machine's processor
   const Ended small = workspace().run({"check", "config.yaml", "--device-memory", "200KiB", "--json"});
   check_refused(small, 2, {"does not fit: the rank needs", "the device has 200 KiB"});
   const nlohmann::json verdict = nlohmann::json::parse(small.output).at("verdict");
   CHECK(verdict.at("fits") == false);
   CHECK(verdict.at("available") == 200 * 1024);
   CHECK(verdict.at("fits_with").size() + verdict.at("together").size() > 0);
-  CHECK(workspace().run({"check", "config.yaml", "--device", "h10000"}).exit_code == 2);
+  check_refused(workspace().run({"check", "config.yaml", "--device", "h10000"}), 2,
+                {"unknown device \"h10000\"; use "});
   CHECK(workspace().run({"check", "config.yaml", "--device-memory", "much"}).exit_code == 2);
   const Ended bare = workspace().run({"check", "config.yaml", "--device-memory", "80"});
   check_refused(bare, 2, {"--device-memory: 80 is 80 bytes; write 80GiB"});
