@@ -54,8 +54,8 @@ class Block : public Unit {
   }
 
   void attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const;
-  void attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, ConstView d_attention,
-                          View d_qkv) const;
+  void attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, const BlockScratch& scratch,
+                          ConstView d_attention, View d_qkv) const;
 
   ModelSpec spec_;  // of this rank's part
   TensorPart part_;
@@ -98,8 +98,8 @@ void Block::attention_forward(const UnitRun& run, const UnitOps& ops, const Bloc
                            .log_sum_exp = t.log_sum_exp});
 }
 
-void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, ConstView d_attention,
-                               View d_qkv) const {
+void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t,
+                               const BlockScratch& scratch, ConstView d_attention, View d_qkv) const {
   const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
   const QkvHeads d_heads = split_qkv(d_qkv, spec_, run.batch.shape);
   ops.run(AttentionBackward{.shape = attention_shape(run.batch.shape),
@@ -112,7 +112,8 @@ void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const Blo
                             .document_start = document_start(run.batch),
                             .d_query = d_heads.query,
                             .d_key = d_heads.key,
-                            .d_value = d_heads.value});
+                            .d_value = d_heads.value,
+                            .d_query_sums = query_gradient_sums(extent(run), t, scratch)});
   rotate_query_key(ops, spec_, d_qkv, run.batch.positions, true);
 }
 
@@ -160,7 +161,7 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const View d_attention = part(sums.sequence() ? scratch.unsharded : t.middle, 0, t.attention.shape());
   ops.linear_backward_input("attention.output", d_middle_unsharded, d_attention);
   const View d_qkv = part(scratch.wide, 0, {rows, qkv_features(spec_)});
-  attention_backward(run, ops, t, d_attention, d_qkv);
+  attention_backward(run, ops, t, scratch, d_attention, d_qkv);
   ops.column_backward_weight("attention.qkv", t.attention_norm.output, d_qkv, scratch.unsharded);
   const View d_attention_norm = t.attention_norm.output;
   ops.column_backward_input("attention.qkv", d_qkv, d_attention_norm, scratch.unsharded);
@@ -195,7 +196,7 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 
   const View d_attention = part(sums.sequence() ? scratch.unsharded : scratch.wide, 0, t.attention.shape());
   ops.linear_backward_input("attention.output", sums.unsharded(work.d_middle, scratch.unsharded_in_wide), d_attention);
-  attention_backward(run, ops, t, d_attention, work.d_qkv);
+  attention_backward(run, ops, t, scratch, d_attention, work.d_qkv);
   ops.column_backward_input("attention.qkv", work.d_qkv, work.d_attention_norm, scratch.unsharded);
   ops.norm_backward_input("attention_norm", work.d_attention_norm, input, t.attention_norm, work.d_middle,
                           d_input.hidden);

@@ -48,11 +48,36 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
   return work;
 }
 
+namespace {
+
+// None where the compute type is that of sums.
+Shape query_sums_shape(const BlockExtent& extent) {
+  const std::int64_t heads = accumulator_type(extent.compute) == extent.compute ? 0 : extent.spec.heads;
+  return {extent.shape.samples, extent.shape.tokens, heads, extent.spec.head_size};
+}
+
+bool fits_pre_activation(const Shape& query_sums, const BlockExtent& extent) {
+  const std::int64_t elements = extent.shape.rows() * pre_activation_features(extent.spec);
+  return static_cast<std::size_t>(query_sums.num_elements()) * size_of(accumulator_type(extent.compute)) <=
+         static_cast<std::size_t>(elements) * size_of(extent.compute);
+}
+
+}  // namespace
+
+View query_gradient_sums(const BlockExtent& extent, const BlockTensors& tensors, const BlockScratch& scratch) {
+  const Shape shape = query_sums_shape(extent);
+  if (shape.num_elements() == 0) return {};
+  if (!fits_pre_activation(shape, extent)) return scratch.query_sums;
+  return {tensors.pre_activation.data(), accumulator_type(extent.compute), shape, tensors.pre_activation.space()};
+}
+
 BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& extent) {
   const ModelSpec& spec = extent.spec;
   const std::int64_t rows = extent.shape.rows();
   std::int64_t features = std::max(pre_activation_features(spec), qkv_features(spec));
   BlockScratch scratch;
+  if (const Shape sums = query_sums_shape(extent); !fits_pre_activation(sums, extent))
+    scratch.query_sums = region.allocate(accumulator_type(extent.compute), sums);
   if (!divides_rows(extent.part)) {
     scratch.wide = region.allocate(extent.compute, {rows, features});
     return scratch;

@@ -46,8 +46,13 @@ struct BlockScratch {
   View wide;       // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
   View unsharded;  // [N,C] with sequence shards: gathered rows, or a partial sum
   View unsharded_in_wide;  // the same in the memory of `wide`
+  View query_sums;         // as AttentionBackward::d_query_sums, where pre_activation is too small for it
 };
 BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& extent);
+
+// AttentionBackward::d_query_sums of halves, where the activation's gradient is done: in the memory of pre_activation,
+// which nothing reads after that, unless the scratch has them. Empty where the compute type is that of sums.
+View query_gradient_sums(const BlockExtent& extent, const BlockTensors& tensors, const BlockScratch& scratch);
 
 std::int64_t qkv_features(const ModelSpec& spec);
 std::int64_t pre_activation_features(const ModelSpec& spec);

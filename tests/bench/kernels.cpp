@@ -1,6 +1,7 @@
 // Times every kernel of the cpu backend at the shapes of GPT-2 124M, in f32 and in bf16 by turns, and what a training
-// step made of them would reach of the ceilings. Usage: bench_kernels [threads] [instruction set] [context]; a context
-// of 1024 is four samples, a longer one as many as make 4096 tokens, one at least.
+// step made of them would reach of the ceilings. Usage: bench_kernels [threads] [instruction set] [context] [name]; a
+// context of 1024 is four samples, a longer one as many as make 4096 tokens, one at least; with a name, only operations
+// whose names contain it.
 //
 // Times are processor time over threads, medians: what others do on the machine meanwhile takes caches and clock, but
 // not the time. The ceiling of a type is its multiply-add instruction in registers, times threads.
@@ -13,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -32,6 +34,7 @@ constexpr std::int64_t layers = 12;
 constexpr std::int64_t head_rows = 512;  // rows of the head and the loss at a time
 constexpr std::int64_t params_without_positions = 123'653'376;
 constexpr int repetitions = 5;
+constexpr int repetitions_of_one = 21;  // where a name is given
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -123,16 +126,19 @@ class Side {
 
 class Bench {
  public:
-  Bench(int threads, const std::string& set, std::int64_t context)
+  Bench(int threads, const std::string& set, std::int64_t context, std::string only)
       : tokens_(context),
         batch_(std::max<std::int64_t>(1, 4096 / context)),
         rows_(batch_ * context),
+        only_(std::move(only)),
         sides_{Side(DType::f32, threads, set), Side(DType::bf16, threads, set)} {}
 
   void run() {
-    for (Side& side : sides_)
-      fmt::print("{}\n  instruction ceiling {:.1f} GFLOP/s, matrix product {:.1f} GFLOP/s\n",
-                 side.backend().description(), side.ceiling() * 1e-9, side.calibrate() * 1e-9);
+    for (Side& side : sides_) {
+      fmt::print("{}\n  instruction ceiling {:.1f} GFLOP/s", side.backend().description(), side.ceiling() * 1e-9);
+      if (only_.empty()) fmt::print(", matrix product {:.1f} GFLOP/s", side.calibrate() * 1e-9);
+      fmt::print("\n");
+    }
     fmt::print("\n{} samples of {} tokens\n{:<26} {:>9} {:>7} {:>9} | {:>9} {:>7} {:>9} | {:>6}\n", batch_, tokens_,
                "operation", "f32 ms", "share", "a step", "bf16 ms", "share", "a step", "faster");
     linear("qkv", 3 * hidden, hidden, rows_, layers);
@@ -145,6 +151,7 @@ class Bench {
     activations();
     loss_and_embedding();
     optimizer();
+    if (!only_.empty()) return;
     const auto tokens = static_cast<double>(rows_);
     const double flops = tokens * (6.0 * params_without_positions +
                                    6.0 * static_cast<double>(layers * hidden) * static_cast<double>(tokens_));
@@ -157,12 +164,13 @@ class Bench {
   // make(side): operands, and what runs the operation. times: how often a step does.
   template <class Make>
   void time(const std::string& name, double flops, double times, const Make& make) {
+    if (name.find(only_) == std::string::npos) return;
     double result[2];
     {
       const auto first = make(sides_[0]);
       const auto second = make(sides_[1]);
       std::vector<double> seconds[2];
-      for (int i = 0; i < repetitions; ++i) {
+      for (int i = 0; i < (only_.empty() ? repetitions : repetitions_of_one); ++i) {
         seconds[0].push_back(sides_[0].measure(first));
         seconds[1].push_back(sides_[1].measure(second));
       }
@@ -343,6 +351,7 @@ class Bench {
   }
 
   std::int64_t tokens_, batch_, rows_;
+  std::string only_;
   Side sides_[2];
   double total_[2] = {0, 0};
   double sum_ = 0;
@@ -356,6 +365,6 @@ class Bench {
 
 int main(int argc, char** argv) {
   scaletrain::Bench(argc > 1 ? std::atoi(argv[1]) : 0, argc > 2 ? argv[2] : "auto",
-                    argc > 3 ? std::atoll(argv[3]) : 1024)
+                    argc > 3 ? std::atoll(argv[3]) : 1024, argc > 4 ? argv[4] : "")
       .run();
 }

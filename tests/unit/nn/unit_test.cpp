@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "model_fixture.h"
+#include "nn/block_tensors.h"
 
 using namespace scaletrain;
 
@@ -80,6 +81,43 @@ TEST_CASE("what a block saves is what its formula says") {
   const UnitMemory head = model.units()[3]->memory({4, 1024}, DType::f32);
   CHECK(head.scratch <= (32u << 20) + 64);
   CHECK(model.units()[0]->memory({4, 1024}, DType::f32).saved == 0);
+}
+
+TEST_CASE("the gradients of a half's queries are summed in memory that nothing needs by then") {
+  const BatchShape shape{2, 16};
+  ModelSpec spec = wide_gpt2();
+  const auto sums_of = [&](DType compute, bool& in_pre_activation, std::size_t& scratch_bytes) {
+    const BlockExtent extent{spec, {}, shape, compute};
+    RegionAllocator counting = RegionAllocator::counting();
+    carve_block(counting, extent);
+    const Buffer saved(counting.used());
+    RegionAllocator saved_region(saved.region());
+    const BlockTensors tensors = carve_block(saved_region, extent);
+    scratch_bytes = Transformer(spec).units()[1]->memory(shape, compute).scratch;
+    const Buffer scratch(scratch_bytes);
+    RegionAllocator scratch_region(scratch.region());
+    const View sums = query_gradient_sums(extent, tensors, carve_block_scratch(scratch_region, extent));
+    in_pre_activation = sums.data() == tensors.pre_activation.data();
+    if (in_pre_activation) CHECK(sums.num_bytes() <= tensors.pre_activation.num_bytes());
+    return sums;
+  };
+  bool in_pre_activation = false;
+  std::size_t bytes = 0;
+  CHECK(!sums_of(DType::f32, in_pre_activation, bytes));
+  for (const DType half : {DType::bf16, DType::f16}) {
+    CAPTURE(int(half));
+    spec = wide_gpt2();
+    View sums = sums_of(half, in_pre_activation, bytes);
+    CHECK(sums.dtype() == DType::f32);
+    CHECK(sums.shape() == Shape{2, 16, 12, 64});
+    CHECK(in_pre_activation);
+    CHECK(bytes == 32 * 3072 * 2);
+    spec.ffn_hidden = 2 * 768 - 1;  // an element too few
+    sums = sums_of(half, in_pre_activation, bytes);
+    CHECK(sums.dtype() == DType::f32);
+    CHECK(!in_pre_activation);
+    CHECK(bytes == 32 * (2304 * 2 + 768 * 4));
+  }
 }
 
 TEST_CASE("the head's chunks are near 32 MiB of logits and cover any batch") {
