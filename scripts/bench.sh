@@ -1,20 +1,64 @@
 #!/usr/bin/env bash
-# bench.sh [STEPS [THREADS [MICRO-BATCH]]]: measures the kernels, whole training steps (of so many, by so many threads) and what
-# parallelism costs on this machine. Never part of the tests: machines differ and are noisy.
+# bench.sh [--with-torch] [--rounds N] [kernels|training|parallel|checkpoint|manifest]...: measures this machine, all of it or the parts that are
+# named; N rounds of training (5). --with-torch: PyTorch's steps by turns with ours, from a virtual environment that is made in build/
+# (some gigabytes). Keeps what it prints, and training's figures as JSON, in tests/bench/results/. Never part of the tests: machines
+# differ and are noisy.
 source "$(dirname "$0")/common.sh"
 cd "$root"
-for argument in "$@"; do is_number "$argument" || refuse "$argument"; done
-[ $# -le 3 ] || refuse "$4"
+all_parts=(kernels training parallel checkpoint manifest)
+parts=()
+rounds=5
+torch=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --with-torch) torch=(--python build/bench-torch/bin/python --torch-script tests/bench/torch_training.py) ;;
+    --rounds)
+      is_number "${2-}" || refuse "$1 ${2-}"
+      rounds=$2
+      shift
+      ;;
+    *)
+      [[ " ${all_parts[*]} " == *" $1 "* ]] || refuse "$1"
+      parts+=("$1")
+      ;;
+  esac
+  shift
+done
+[ ${#parts[@]} -gt 0 ] || parts=("${all_parts[@]}")
 install "${build_packages[@]}" "${test_packages[@]}"
+if [ ${#torch[@]} -gt 0 ]; then
+  install python3-venv python3-dev g++
+  [ -x build/bench-torch/bin/python ] || python3 -m venv build/bench-torch
+  build/bench-torch/bin/python -c 'import torch' 2>/dev/null || build/bench-torch/bin/pip install --quiet torch numpy
+fi
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
-cmake --build --preset release --target bench_kernels bench_training bench_parallel bench_checkpoint bench_manifest
-say "kernels against the matrix-product ceiling of the same run"
-build/release/bin/bench_kernels
-say "GPT-2 124M, T=1024, fp32"
-build/release/bin/bench_training "$@"
-say "parallelism: ranks as processes over Gloo, one thread each (bars: data 1.7 x, memory within 3 %)"
-build/release/bin/bench_parallel
-say "checkpoints in the background (bars: held up for 10 % of a step, write at 80 % of the disk's sequential speed)"
-build/release/bin/bench_checkpoint
-say "the manifest of a checkpoint of 65,536 ranks (about a minute, 3.1 GiB)"
-build/release/bin/bench_manifest
+cmake --build --preset release --target "${parts[@]/#/bench_}"
+
+processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1 | tr -cs 'a-zA-Z0-9\n' -)
+results=tests/bench/results/$(date -u +%F)-${processor:-unknown}
+mkdir -p tests/bench/results
+run_part() {
+  case $1 in
+    kernels)
+      say "kernels against the ceilings of the same run"
+      build/release/bin/bench_kernels
+      ;;
+    training)
+      say "training steps against the matrix-product ceiling of the same run"
+      build/release/bin/bench_training --rounds "$rounds" "${torch[@]}" --json "$results.json"
+      ;;
+    parallel)
+      say "parallelism: ranks as processes over Gloo, one thread each"
+      build/release/bin/bench_parallel
+      ;;
+    checkpoint)
+      say "checkpoints in the background (bars: held up for 10 % of a step, write at 80 % of the disk's sequential speed)"
+      build/release/bin/bench_checkpoint
+      ;;
+    manifest)
+      say "the manifest of a checkpoint of 65,536 ranks (about a minute, 3.1 GiB)"
+      build/release/bin/bench_manifest
+      ;;
+  esac
+}
+for part in "${parts[@]}"; do run_part "$part"; done 2>&1 | tee "$results.txt"

@@ -1,11 +1,15 @@
-// What the measuring programs of one rank train: GPT-2 124M in fp32 with random tokens.
+// What the measuring programs of one rank train: a model of a preset's or the benchmarks' own shape, random tokens.
 #pragma once
 
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "backend/backend.h"
 #include "base/text.h"
@@ -16,41 +20,84 @@
 
 namespace scaletrain {
 
-inline Config bench_config(std::int64_t micro_batch, bool saves_in_background) {
+// A preset's name, or "llama-150m": rotary positions, RMS norms, SwiGLU, three query heads to a key/value head.
+inline ModelConfig bench_model_config(const std::string& name) {
+  if (name != "llama-150m") {
+    const ModelConfig* const preset = find_model_preset(name);
+    if (preset == nullptr) throw std::runtime_error("there is no model " + name);
+    return *preset;
+  }
+  ModelConfig model;
+  model.layers = 16;
+  model.hidden = 768;
+  model.heads = 12;
+  model.kv_heads = 4;
+  model.ffn_hidden = 2048;
+  model.vocab = 32000;
+  model.norm = NormKind::rmsnorm;
+  model.activation = ActivationKind::swiglu;
+  model.position = PositionKind::rope;
+  model.bias = false;
+  model.tie_embeddings = false;
+  return model;
+}
+
+struct BenchSettings {
+  std::string model = "gpt2-124m";
+  std::int64_t context = 1024;
+  Precision compute = Precision::fp32;
+  std::int64_t micro_batch = 4;
+  int threads = 2;
+  bool saves_in_background = false;
+};
+
+inline Config bench_config(const BenchSettings& settings) {
   Config config;
-  config.model = *find_model_preset("gpt2-124m");
+  config.model = bench_model_config(settings.model);
+  config.model.context = settings.context;
+  config.precision.compute = settings.compute;
   config.train.steps = 1000;
-  config.train.micro_batch = micro_batch;
-  config.train.global_batch = micro_batch;
+  config.train.micro_batch = settings.micro_batch;
+  config.train.global_batch = settings.micro_batch;
   config.train.lr_schedule.warmup = 10;
-  config.checkpoint.background = saves_in_background;
+  config.checkpoint.background = settings.saves_in_background;
   return config;
 }
 
 // The plan and the initialised parameters, and how much memory there was before them: the library's code and tables are
 // no part of the plan and are touched first.
 struct BenchModel {
-  BenchModel(std::int64_t micro_batch, int threads, bool saves_in_background)
-      : config(bench_config(micro_batch, saves_in_background)),
+  // What is put around the backend, if anything.
+  using Wrap = std::function<std::unique_ptr<Backend>(std::unique_ptr<Backend>)>;
+
+  explicit BenchModel(const BenchSettings& settings, const Wrap& wrap = {})
+      : config(bench_config(settings)),
         plan(make_run_plan(config, *config.model.vocab, std::nullopt)),
         phase(plan.phases.front()),
-        backend(make_cpu_backend({.threads = threads})),
+        backend(made({.threads = settings.threads, .compute = phase.compute}, wrap)),
         stream(backend->make_stream()),
         layout(phase.layout(Rank(0))) {
     calibrate_matmul(*backend, *stream, 0.2);
     memory_before = peak_memory();
-    store = std::make_unique<ParamStore>(*backend, phase.table, layout, phase.store_options(DType::f32));
-    initialise_parameters(*store, *stream, 1, threads);
+    store = std::make_unique<ParamStore>(*backend, phase.table, layout, phase.store_options());
+    initialise_parameters(*store, *stream, 1, settings.threads);
   }
   BenchModel(const BenchModel&) = delete;
   BenchModel& operator=(const BenchModel&) = delete;
 
+  std::uint64_t memory_growth() const { return peak_memory() - memory_before; }
+  std::size_t planned_memory() const { return phase.memory(Rank(0), backend->workspace_bytes()).total(); }
   // What the peak has grown by, beside what the plan says.
   void print_memory() const {
-    const std::uint64_t growth = peak_memory() - memory_before;
-    const std::size_t planned = phase.memory(Rank(0), backend->workspace_bytes()).total();
+    const std::uint64_t growth = memory_growth();
+    const std::size_t planned = planned_memory();
     fmt::print("memory   VmHWM grew by {}, the plan says {}: ratio {:.3f}\n", bytes_text(growth), bytes_text(planned),
                static_cast<double>(growth) / static_cast<double>(planned));
+  }
+
+  static std::unique_ptr<Backend> made(const CpuOptions& options, const Wrap& wrap) {
+    auto backend = make_cpu_backend(options);
+    return wrap ? wrap(std::move(backend)) : std::move(backend);
   }
 
   Config config;

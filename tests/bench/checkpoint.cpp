@@ -73,7 +73,7 @@ class Workspace {
 // A model with a run folder that is removed with it.
 struct Run {
   explicit Run(const Options& options)
-      : model(options.micro_batch, 2, /*saves_in_background=*/true),
+      : model({.micro_batch = options.micro_batch, .saves_in_background = true}),
         workspace(options.folder),
         paths(workspace.path()) {}
 

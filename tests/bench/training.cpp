@@ -1,75 +1,269 @@
-// Measures whole training steps of GPT-2 124M in fp32: tokens/s, the share of the matrix-product ceiling measured
-// between the steps of the same run, and the growth of the process's peak memory against the plan. A tool, not a test:
-// it asserts nothing.
+// Measures whole training steps: tokens/s, the share of the matrix-product ceiling measured around each step of the
+// same run, what the time goes to, and the growth of the process's peak memory against the plan; beside PyTorch where a
+// Python is named that has it. All that is compared steps by turns. A tool, not a test: it asserts nothing.
 //
-// Usage: bench_training [steps] [threads] [micro-batch]
+// Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N] [--python PROGRAM]
+//                       [--json FILE]
+//   MODEL: a preset or llama-150m; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m at 1024
+//   tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a micro-batch (4); a
+//   longer context takes fewer. --python: runs PyTorch too, eager and compiled. --json: writes what is printed there.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "bench_model.h"
+#include "machine_text.h"
 #include "optim/optimizer.h"
+#include "timed_backend.h"
+#include "train/step/step_runner.h"
+#include "turn_process.h"
 
 namespace scaletrain {
 namespace {
 
-void run(int steps, int threads, std::int64_t micro_batch) {
-  BenchModel bench(micro_batch, threads, /*saves_in_background=*/false);
+using Json = nlohmann::ordered_json;
+
+struct Case {
+  std::string model;
+  std::int64_t context = 0;
+  Precision precision = Precision::fp32;
+};
+
+Case parse_case(const std::string& text) {
+  const std::vector<std::string> parts = split_text(text, ',');
+  if (parts.size() == 3)
+    for (const Precision precision : {Precision::fp32, Precision::bf16, Precision::fp16})
+      if (to_text(precision) == parts[2]) return {parts[0], std::stoll(parts[1]), precision};
+  throw std::runtime_error(text + " is no case: MODEL,CONTEXT,PRECISION");
+}
+
+// One case of our own: answers each line with the figures of a step, and the end of input with those of its memory.
+int run_steps(const BenchSettings& settings) {
+  TimedBackend* timed = nullptr;
+  BenchModel bench(settings, [&](std::unique_ptr<Backend> backend) {
+    auto wrapped = std::make_unique<TimedBackend>(std::move(backend), *bench_model_config(settings.model).vocab);
+    timed = wrapped.get();
+    return wrapped;
+  });
   const PhasePlan& phase = bench.phase;
-  Backend* const backend = bench.backend.get();
-  Stream* const stream = bench.stream.get();
-  ParamStore& store = *bench.store;
   const auto optimizer = make_optimizer(bench.config.train.optimizer);
   const Transformer model(phase.model);
-  StageMemory memory(*backend, phase.activations(Rank(0)));
-  StageExecutor executor({.backend = *backend, .stream = *stream, .model = model, .store = store, .memory = memory});
+  StageMemory memory(*bench.backend, phase.activations(Rank(0)));
+  const RankGroups groups;
+  StepRunner runner({.plan = phase,
+                     .rank = Rank(0),
+                     .backend = *bench.backend,
+                     .stream = *bench.stream,
+                     .model = model,
+                     .store = *bench.store,
+                     .optimizer = *optimizer,
+                     .memory = memory,
+                     .groups = groups});
   RandomTokens source(phase.model.vocab, phase.model.context);
-  const ExecutionOrder order = executor.order_of(phase.schedule(Rank(0)));
-  StepScalars block;
-  block.learning_rate = 1e-4;
-  block.bias_correction1 = 0.1;
-  block.bias_correction2 = 0.05;
-
-  fmt::print("backend  {}\n", backend->description());
-  const double tokens = static_cast<double>(phase.micro_batch.rows());
-  const double flops = model_flops_per_token(phase.model) * tokens;
-  std::vector<double> seconds;
-  std::vector<double> shares;
-  for (int step = 0; step <= steps; ++step) {
-    const double ceiling_before = calibrate_matmul(*backend, *stream, 0.5);
+  StepSettings step;
+  step.learning_rate = 1e-4;
+  step.clip_norm = 1.0;
+  const double flops = model_flops_per_token(phase.model) * static_cast<double>(phase.micro_batch.rows());
+  const Json ready = {{"name", "scaletrain"}, {"backend", bench.backend->description()}, {"step_flops", flops}};
+  std::cout << ready.dump() << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    const double ceiling_before = calibrate_matmul(*bench.backend, *bench.stream, 0.5);
+    timed->take_seconds();
     const MonotonicTime start = monotonic_now();
-    store.zero_gradients(*stream);
-    const ExecutionResult result = executor.train(order, source, phase.loss_gradient);
-    optimizer->step(*backend, *stream, store, block);
-    stream->synchronize();
+    const StepRunner::Result result = runner.step(source, step);
+    bench.stream->synchronize();
     const double elapsed = seconds_since(start);
-    const double ceiling = (ceiling_before + calibrate_matmul(*backend, *stream, 0.5)) / 2;
-    if (step == 0) continue;  // pages are touched for the first time
-    seconds.push_back(elapsed);
-    shares.push_back(flops / elapsed / ceiling);
-    fmt::print("step {:>3}  {:.2f} s  {:.0f} tokens/s  ceiling {:.1f} GFLOP/s  share {:.1f} %  loss {:.4f}\n", step,
-               elapsed, tokens / elapsed, ceiling / 1e9, 100 * shares.back(),
-               result.loss_sum / static_cast<double>(result.target_tokens));
+    ++step.update;
+    const auto purposes = timed->take_seconds();
+    const double ceiling = (ceiling_before + calibrate_matmul(*bench.backend, *bench.stream, 0.5)) / 2;
+    std::cout << Json{{"seconds", elapsed}, {"loss", result.outcome.loss}, {"ceiling", ceiling}, {"purposes", purposes}}
+                     .dump()
+              << std::endl;
   }
-  fmt::print("median   {:.0f} tokens/s, {:.1f} % of the matrix-product ceiling\n", tokens / median(seconds),
-             100 * median(shares));
-  bench.print_memory();
+  std::cout << Json{{"memory_growth", bench.memory_growth()}, {"memory_planned", bench.planned_memory()}}.dump()
+            << std::endl;
+  return 0;
+}
+
+struct Options {
+  std::vector<std::string> cases;
+  int rounds = 5;
+  int threads = 2;
+  std::int64_t samples = 4;
+  std::string python;
+  std::string torch_script;
+  std::string json;
+};
+
+// One of those that step by turns.
+struct Participant {
+  TurnProcess process;
+  Json ready{};
+  std::vector<double> seconds{};
+  Json last{};
+
+  double median_seconds() const { return median(seconds); }
+};
+
+std::vector<Participant> participants_of(const Case& measured, const Options& options, std::int64_t micro_batch) {
+  std::vector<std::string> shape = {measured.model, std::to_string(measured.context),
+                                    std::string(to_text(measured.precision)), std::to_string(micro_batch),
+                                    std::to_string(options.threads)};
+  std::vector<std::vector<std::string>> programs = {{"/proc/self/exe", "--steps"}};
+  if (!options.python.empty())
+    for (const char* const mode : {"eager", "compiled"})
+      programs.push_back({options.python, options.torch_script, mode});
+  std::vector<Participant> all;
+  for (std::vector<std::string>& words : programs) {
+    words.insert(words.end(), shape.begin(), shape.end());
+    all.push_back({TurnProcess(words)});
+  }
+  for (Participant& one : all) one.ready = Json::parse(one.process.answer());
+  return all;
+}
+
+// "a (b to c)": the median and the quartiles.
+std::string spread_text(std::vector<double> values, int digits) {
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double share) {
+    return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+  };
+  return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", at(0.5), digits, at(0.25), digits, at(0.75), digits);
+}
+
+Json measure(const Case& measured, const Options& options) {
+  const std::int64_t micro_batch = std::max<std::int64_t>(1, options.samples * 1024 / measured.context);
+  const auto tokens = static_cast<double>(micro_batch * measured.context);
+  fmt::print("\n{}, {} x {} tokens, {}, {} threads, {} rounds\n", measured.model, micro_batch, measured.context,
+             to_text(measured.precision), options.threads, options.rounds);
+  std::fflush(stdout);
+  std::vector<Participant> all = participants_of(measured, options, micro_batch);
+  std::vector<double> shares;
+  std::array<std::vector<double>, purpose_names.size() + 1> purposes;
+  for (int round = 0; round <= options.rounds; ++round) {
+    for (Participant& one : all) {
+      one.process.ask("step");
+      one.last = Json::parse(one.process.answer());
+      if (round == 0) continue;  // pages are touched for the first time, kernels are made
+      const double seconds = one.last["seconds"];
+      one.seconds.push_back(seconds);
+      if (!one.last.contains("ceiling")) continue;
+      shares.push_back(one.ready["step_flops"].get<double>() / seconds / one.last["ceiling"].get<double>());
+      double rest = seconds;
+      for (std::size_t i = 0; i < purpose_names.size(); ++i) {
+        purposes[i].push_back(one.last["purposes"][i]);
+        rest -= purposes[i].back();
+      }
+      purposes.back().push_back(rest);
+    }
+  }
+  Json result = {{"model", measured.model},
+                 {"context", measured.context},
+                 {"micro_batch", micro_batch},
+                 {"precision", std::string(to_text(measured.precision))},
+                 {"threads", options.threads}};
+  const double own = all.front().median_seconds();
+  for (Participant& one : all) {
+    std::vector<double> rates;
+    for (const double seconds : one.seconds) rates.push_back(tokens / seconds);
+    std::string line =
+        fmt::format("  {:<36} {:>26} tokens/s", one.ready["name"].get<std::string>(), spread_text(rates, 0));
+    Json entry = {
+        {"name", one.ready["name"]}, {"seconds", one.seconds}, {"tokens_per_second", tokens / one.median_seconds()}};
+    if (&one == &all.front()) {
+      std::vector<double> percent = shares;
+      for (double& share : percent) share *= 100;
+      line +=
+          fmt::format(", {} % of {:.0f} GFLOP/s", spread_text(percent, 1), one.last["ceiling"].get<double>() * 1e-9);
+      entry["backend"] = one.ready["backend"];
+      entry["ceiling_shares"] = shares;
+      entry["ceiling"] = one.last["ceiling"];
+    } else {
+      line += fmt::format(", {:.2f} x the time", one.median_seconds() / own);
+    }
+    entry["loss"] = one.last["loss"];
+    fmt::print("{}\n", line);
+    result["participants"].push_back(entry);
+  }
+  double sum = 0;
+  for (const auto& seconds : purposes) sum += median(seconds);
+  for (std::size_t i = 0; i < purposes.size(); ++i) {
+    const std::string_view name = i < purpose_names.size() ? purpose_names[i] : "waiting and the rest";
+    const double seconds = median(purposes[i]);
+    fmt::print("    {:<36} {:>8.1f} ms {:>6.1f} %\n", name, 1e3 * seconds, 100 * seconds / sum);
+    result["seconds_by_purpose"][std::string(name)] = seconds;
+  }
+  TurnProcess& ours = all.front().process;
+  ours.end_commands();
+  const Json memory = Json::parse(ours.answer());
+  const auto grown = memory["memory_growth"].get<std::uint64_t>();
+  const auto planned = memory["memory_planned"].get<std::uint64_t>();
+  fmt::print("    VmHWM grew by {}, the plan says {}: ratio {:.3f}\n", bytes_text(grown), bytes_text(planned),
+             static_cast<double>(grown) / static_cast<double>(planned));
+  std::fflush(stdout);
+  result.update(memory);
+  return result;
+}
+
+int run(const Options& options) {
+  std::vector<std::string> names = options.cases;
+  if (names.empty())
+    names = {"gpt2-124m,1024,fp32",  "gpt2-124m,1024,bf16", "llama-150m,1024,fp32",
+             "llama-150m,1024,bf16", "gpt2-124m,8192,fp32", "gpt2-124m,8192,bf16"};
+  std::vector<Case> cases;
+  cases.reserve(names.size());
+  for (const std::string& name : names) cases.push_back(parse_case(name));
+  Json report = {{"date", date_text()}, {"machine", machine_text()}, {"kernels", cpu_kernels_text()}};
+  fmt::print("{}\n{}; {}\n", report["date"].get<std::string>(), machine_text(), cpu_kernels_text());
+  for (const Case& one : cases) report["cases"].push_back(measure(one, options));
+  if (options.json.empty()) return 0;
+  std::ofstream file(options.json);
+  file << report.dump(2) << "\n";
+  if (!file.flush()) throw std::runtime_error(options.json + " could not be written");
+  fmt::print("\nwritten to {}\n", options.json);
+  return 0;
 }
 
 }  // namespace
 }  // namespace scaletrain
 
 int main(int argc, char** argv) {
-  const int steps = argc > 1 ? std::atoi(argv[1]) : 5;
-  const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
-  const int micro_batch = argc > 3 ? std::atoi(argv[3]) : 4;
-  if (steps < 1 || threads < 1 || micro_batch < 1) {
-    fmt::print(stderr, "usage: bench_training [steps] [threads] [micro-batch]\n");
-    return 2;
+  using namespace scaletrain;
+  try {
+    if (argc == 7 && std::string(argv[1]) == "--steps") {
+      const Case measured = parse_case(fmt::format("{},{},{}", argv[2], argv[3], argv[4]));
+      return run_steps({.model = measured.model,
+                        .context = measured.context,
+                        .compute = measured.precision,
+                        .micro_batch = std::atoll(argv[5]),
+                        .threads = std::atoi(argv[6])});
+    }
+    Options options;
+    CLI::App app("whole training steps, beside PyTorch's");
+    app.add_option("--case", options.cases, "MODEL,CONTEXT,PRECISION")->take_all();
+    app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber);
+    app.add_option("--threads", options.threads)->check(CLI::PositiveNumber);
+    app.add_option("--samples", options.samples, "of 1024 tokens")->check(CLI::PositiveNumber);
+    app.add_option("--python", options.python, "one that has PyTorch");
+    app.add_option("--torch-script", options.torch_script, "torch_training.py");
+    app.add_option("--json", options.json, "file to write");
+    CLI11_PARSE(app, argc, argv);
+    if (!options.python.empty() && options.torch_script.empty())
+      throw std::runtime_error("--python wants --torch-script");
+    return run(options);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_training: {}\n", error.what());
+    return 1;
   }
-  scaletrain::run(steps, threads, micro_batch);
-  return 0;
 }
