@@ -53,6 +53,20 @@ void require_offset(const std::filesystem::path& path, std::uint64_t offset, std
   }
 }
 
+// Whether what is written to the file goes past the page cache from now on. False: it stays as it is, and errno says
+// why.
+bool set_direct(int file, bool direct) {
+  const int flags = ::fcntl(file, F_GETFL);
+  return flags >= 0 && ::fcntl(file, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+// Whether the beginning of the bytes is what O_DIRECT takes.
+bool is_direct_unit(std::uint64_t offset, std::span<const std::byte> bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+  return offset % FileWriter::direct_unit == 0 && address % FileWriter::direct_unit == 0 &&
+         bytes.size() >= FileWriter::direct_unit;
+}
+
 // The file type under the path, behind links; 0 if there is none.
 mode_t type_of(const std::filesystem::path& path) {
   struct stat status {};
@@ -115,9 +129,16 @@ int FileDescriptor::release() {
   return std::exchange(fd_, -1);
 }
 
-FileWriter::FileWriter(std::filesystem::path path) : path_(std::move(path)) {
+FileWriter::FileWriter(std::filesystem::path path, Caching caching) : path_(std::move(path)) {
   file_ = FileDescriptor(open_file(path_, O_WRONLY | O_CREAT | O_EXCL, 0666));
   if (!file_) throw_file_error(path_, "creating the file", errno);
+  // Not by open(), which would have made the file before it says that this cannot be had here.
+  if (caching == Caching::none) is_direct_ = set_direct(file_.get(), true);
+}
+
+void FileWriter::use_cache() {
+  if (!set_direct(file_.get(), false)) throw_file_error(path_, "going on through the page cache", errno);
+  is_direct_ = false;
 }
 
 void FileWriter::write(std::span<const std::byte> bytes) {
@@ -133,9 +154,16 @@ void FileWriter::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   SCALETRAIN_CHECK(file_.get() >= 0);
   require_offset(path_, offset, bytes.size());
   while (!bytes.empty()) {
-    const std::size_t size = std::min(bytes.size(), largest_transfer);
+    std::size_t size = std::min(bytes.size(), largest_transfer);
+    if (is_direct_ && !is_direct_unit(offset, bytes)) use_cache();
+    if (is_direct_) size -= size % direct_unit;
     const ssize_t n =
         without_interruption([&] { return ::pwrite(file_.get(), bytes.data(), size, static_cast<off_t>(offset)); });
+    // Larger units than ours, or a file system that can do without its cache only at times.
+    if (n < 0 && errno == EINVAL && is_direct_) {
+      use_cache();
+      continue;
+    }
     if (n < 0) throw_file_error(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), errno);
     if (n == 0) throw_file_error(path_, fmt::format("writing {} bytes at offset {}", bytes.size(), offset), ENOSPC);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
@@ -145,7 +173,7 @@ void FileWriter::write_at(std::uint64_t offset, std::span<const std::byte> bytes
 
 void FileWriter::begin_writeback() {
   SCALETRAIN_CHECK(file_.get() >= 0);
-  if (position_ == begun_) return;
+  if (position_ == begun_ || is_direct_) return;
   ::sync_file_range(file_.get(), static_cast<off_t>(begun_), static_cast<off_t>(position_ - begun_),
                     SYNC_FILE_RANGE_WRITE);
   begun_ = position_;

@@ -69,23 +69,36 @@ class FileDescriptor {
 // Sequential or positioned writes to a new file (created as the umask says; it must not exist yet).
 class FileWriter {
  public:
-  explicit FileWriter(std::filesystem::path path);
+  // Whether the system keeps a copy of what is written (its page cache), which costs a processor more than the storage
+  // itself does. Without one (O_DIRECT), whole units of direct_unit bytes go straight to the storage, as long as they
+  // come from memory and lie at offsets that are multiples of it. The first write that does not fit, and the first that
+  // the file system refuses, leave that way for good: they and all later ones go through the cache. What the file holds
+  // is the same.
+  enum class Caching { by_system, none };
+  static constexpr std::size_t direct_unit = 4096;
+
+  explicit FileWriter(std::filesystem::path path, Caching caching = Caching::by_system);
   // Appends; short writes are continued, EINTR is retried.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
   // Writes at an offset without moving the append position.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   std::uint64_t position() const { return position_; }
-  // Has the disk begin with what was appended since the last call, so that finish() finds less to do. No promise, and
-  // no error: finish() has both.
+  // Has the disk begin with what was appended through the cache since the last call, so that finish() finds less to do.
+  // No promise, and no error: finish() has both.
   void begin_writeback();
   // fsync, then close. Nothing may be written after it.
   void finish();
   const std::filesystem::path& path() const { return path_; }
+  // Whether writes that fit go past the cache, so far.
+  bool is_direct() const { return is_direct_; }
 
  private:
+  void use_cache();
+
   std::filesystem::path path_;
   FileDescriptor file_;
+  bool is_direct_ = false;
   std::uint64_t position_ = 0;
   std::uint64_t begun_ = 0;  // up to where writing back was begun
 };

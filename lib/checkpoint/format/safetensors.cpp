@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
+#include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -27,12 +30,9 @@ static_assert(std::endian::native == std::endian::little, "safetensors stores li
 
 constexpr std::string_view metadata_key = "__metadata__";
 
-// Hashed, then written: what the first has read is still in the processor's cache for the second, which makes the hash
+// Hashed, then copied: what the first has read is still in the processor's cache for the second, which makes the hash
 // almost free. A power of two that divides the checksums' block.
 constexpr std::size_t cached_bytes = 256u << 10;
-// Blocks between two reminders to the disk to begin with what was written: storage works while the next ones are
-// hashed and copied, and the sync at the end finds little left.
-constexpr std::size_t blocks_per_writeback = 4;
 
 // Element types of the format that this program has no use for, and their sizes.
 struct ForeignType {
@@ -207,18 +207,32 @@ std::string safetensors_header_text(const std::vector<SafetensorsTensor>& tensor
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
+// Past the page cache: filling that costs several times the processor time of all the rest, and training has the
+// processors at the same time. So a block is gathered in memory as O_DIRECT wants it; the last one, which is shorter,
+// goes through the cache.
 struct HashingWriter::Impl {
-  explicit Impl(std::filesystem::path path) : file(std::move(path)) {}
+  explicit Impl(std::filesystem::path path)
+      : file(std::move(path), FileWriter::Caching::none),
+        block(static_cast<std::byte*>(::operator new(checksum_block_bytes, alignment))) {}
+
+  static constexpr auto alignment = std::align_val_t(FileWriter::direct_unit);
+  struct Free {
+    void operator()(std::byte* bytes) const { ::operator delete(bytes, alignment); }
+  };
+
   FileWriter file;
+  std::unique_ptr<std::byte, Free> block;
   Hasher hasher;
   std::uint64_t in_block = 0;
   WrittenFile written;
 
   void end_block() {
+    file.write(std::span<const std::byte>(block.get(), in_block));
+    file.begin_writeback();  // where there is a cache after all
+    written.bytes += in_block;
     written.block_hashes.push_back(hasher.digest());
     hasher = Hasher();
     in_block = 0;
-    if (written.block_hashes.size() % blocks_per_writeback == 0) file.begin_writeback();
   }
 };
 
@@ -231,9 +245,8 @@ void HashingWriter::write(std::span<const std::byte> bytes) {
     const std::size_t size = std::min({bytes.size(), left, cached_bytes});
     const auto piece = bytes.first(size);
     impl_->hasher.update(piece);
-    impl_->file.write(piece);
+    std::memcpy(impl_->block.get() + impl_->in_block, piece.data(), size);
     impl_->in_block += size;
-    impl_->written.bytes += size;
     if (impl_->in_block == checksum_block_bytes) impl_->end_block();
     bytes = bytes.subspan(size);
   }

@@ -59,7 +59,8 @@ struct WrittenFile {
   std::vector<std::uint64_t> block_hashes;  // XXH3-64 of each 4 MiB block
 };
 
-// Appends to a new file and hashes its 4 MiB blocks on the way. Memory: none beyond the hash's state.
+// Appends to a new file and hashes its 4 MiB blocks on the way, each of which is gathered and then written past the
+// system's page cache (FileWriter::Caching::none). Memory: one block; std::bad_alloc.
 class HashingWriter {
  public:
   explicit HashingWriter(std::filesystem::path path);

@@ -77,7 +77,7 @@ TEST_CASE("a_kill_in_the_middle_of_a_save_in_the_background_leaves_the_old_check
   const long commit = commit_of(calls());
   std::vector<SweepCase> cases;
   for (const StorageCall& call : calls()) {
-    if (!is_sampled(call) || call.kind == "close") continue;
+    if (call.kind == "close") continue;
     const StorageFault fault = background("kill-before", call.number);
     const bool is_committed = call.number > commit;
     cases.push_back({"kill before " + std::to_string(call.number) + " " + call.kind + " " + call.path,
@@ -91,7 +91,7 @@ TEST_CASE("storage_that_fails_a_save_in_the_background_fails_it_loudly_and_no_st
   const long commit = commit_of(calls());
   std::vector<SweepCase> cases;
   for (const StorageCall& call : calls()) {
-    if (!is_sampled(call) || call.number > commit || call.kind == "close") continue;
+    if (call.number > commit || call.kind == "close") continue;
     for (const std::string action : {"EIO", "ENOSPC"}) {
       if (action == "ENOSPC" && call.kind != "write" && call.kind != "sync" && call.kind != "mkdir") continue;
       const StorageFault fault = background(action, call.number);

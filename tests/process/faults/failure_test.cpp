@@ -1,6 +1,8 @@
 // Storage that refuses one system call of a save: loud, survived, and made good by the next save.
 #include <doctest/doctest.h>
 
+#include <set>
+
 #include "storage.h"
 
 namespace scaletrain {
@@ -64,15 +66,13 @@ bool is_any(const StorageCall&) {
   return true;
 }
 bool may_need_space(const StorageCall& call) {
-  return is_sampled(call) && !call.is_on("/lock.json") &&
-         (call.kind == "write" || call.kind == "sync" || call.kind == "mkdir" || call.kind == "rename" ||
-          (call.kind == "open" && call.is_on("/.saving-")));
+  return !call.is_on("/lock.json") && (call.kind == "write" || call.kind == "sync" || call.kind == "mkdir" ||
+                                       call.kind == "rename" || (call.kind == "open" && call.is_on("/.saving-")));
 }
 bool changes_something(const StorageCall& call) {
   return may_need_space(call) || call.kind == "unlink" || (call.kind == "close" && call.is_on("/.saving-"));
 }
 bool may_be_interrupted(const StorageCall& call) {
-  if (!is_sampled(call)) return false;
   // Whoever may not look at the lock takes it for lost and does not commit: safe, if not the best.
   if (call.kind == "open" && call.is_on("/lock.json")) return false;
   return call.kind == "open" || call.kind == "write" || call.kind == "sync" || call.kind == "read" ||
@@ -96,7 +96,19 @@ TEST_CASE("an_interrupted_call_of_a_save_is_made_again") {
 
 TEST_CASE("a_short_write_of_a_save_is_continued") {
   check_every_call(
-      "short", [](const StorageCall& call) { return call.kind == "write" && is_sampled(call); }, never);
+      "short", [](const StorageCall& call) { return call.kind == "write"; }, never);
+}
+
+// Its first write, of whole units, would go past the page cache; the rest is no such write, whose refusal is final.
+TEST_CASE("a_write_past_the_page_cache_that_the_file_system_refuses_is_made_through_it") {
+  std::set<std::string> seen;
+  check_every_call(
+      "EINVAL", [&seen](const StorageCall& call) { return is_data_write(call) && seen.insert(call.path).second; },
+      never);
+  seen.clear();
+  check_every_call(
+      "EINVAL", [&seen](const StorageCall& call) { return is_data_write(call) && !seen.insert(call.path).second; },
+      is_needed);
 }
 
 // Network storage denies a success when the answer was lost. The name decides whether a rename took place; written or
@@ -112,7 +124,7 @@ TEST_CASE("the_last_save_failing_ends_the_run_with_3_and_names_the_file_and_a_se
   const long commit = commit_of(calls);
   std::vector<SweepCase> cases;
   for (const StorageCall& call : calls) {
-    if (!is_needed(call, commit) || !is_sampled(call) || call.is_on("/lock.json")) continue;
+    if (!is_needed(call, commit) || call.is_on("/lock.json")) continue;
     const StorageFault fault{.action = "EDQUOT", .at = call.number, .save = fault_steps};
     cases.push_back({"EDQUOT at " + std::to_string(call.number) + " " + call.kind + " " + call.path,
                      [=](const std::string& name) -> std::string {

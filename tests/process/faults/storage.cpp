@@ -182,11 +182,6 @@ bool is_data_write(const StorageCall& call) {
   return call.kind == "write" && call.is_on(".safetensors");
 }
 
-bool is_sampled(const StorageCall& call) {
-  constexpr long distance = 8;
-  return !is_data_write(call) || call.number % distance == 0;
-}
-
 long commit_of(const std::vector<StorageCall>& calls) {
   for (const StorageCall& call : calls) {
     if (call.kind == "rename" && call.is_on("/.saving-")) return call.number;

@@ -61,10 +61,7 @@ std::vector<StorageCall> calls_of_save(int step, const std::string& kinds);
 std::vector<StorageCall> calls_of_save(const StorageFault& fault);
 // All calls of a process that goes on from step 2, until the first new save.
 std::vector<StorageCall> calls_of_resume(const std::string& command, const std::string& kinds);
-// Some files get dozens of writes in a row that differ in nothing: where one write is as good as another, all calls but
-// some of these.
 bool is_data_write(const StorageCall& call);
-bool is_sampled(const StorageCall& call);
 // The number of the rename that commits.
 long commit_of(const std::vector<StorageCall>& calls);
 

@@ -8,8 +8,8 @@
 //   FAULT_TIMES    how many in a row are struck; unset: 1
 //   FAULT_ACTION   kill-before, kill-after, short, slow (it takes 0.8 s longer), hold (on a save's folder it waits
 //                  until a file by that folder's name is in FAULT_RELEASE), hang (it never comes back: the thread is
-//                  in a call to that file, for a lock on it), or EIO, ENOSPC, EDQUOT, EINTR, ESTALE, with "-after"
-//                  behind the name if the call takes place and its success is denied
+//                  in a call to that file, for a lock on it), or EIO, ENOSPC, EDQUOT, EINTR, EINVAL, ESTALE, with
+//                  "-after" behind the name if the call takes place and its success is denied
 //   FAULT_NO_EXCHANGE  set: two names cannot be exchanged here, as on some network file systems
 //   FAULT_MARK     a file that is made when a call is struck, so that a test knows that one was
 //   FAULT_TRACE    a file that gets a line "NUMBER KIND PATH" for every call that counts
@@ -336,6 +336,7 @@ constexpr ActionName actions[] = {
     {"ENOSPC", {Action::fail, ENOSPC}},
     {"EDQUOT", {Action::fail, EDQUOT}},
     {"EINTR", {Action::fail, EINTR}},
+    {"EINVAL", {Action::fail, EINVAL}},
     {"ESTALE", {Action::fail, ESTALE}},
     {"EIO-after", {Action::fail_after, EIO}},
     {"ESTALE-after", {Action::fail_after, ESTALE}},

@@ -15,6 +15,8 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <thread>
@@ -22,6 +24,7 @@
 
 #include "base/error.h"
 #include "support/file_size_limit.h"
+#include "support/own_mounts.h"
 #include "support/refused_files.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
@@ -465,4 +468,127 @@ TEST_CASE("writing_back_early_changes_nothing_of_what_a_file_holds") {
   CHECK(TempFolder::read(path) == expected);
   sync_file(path);
   CHECK(contains(message_of<InputError>([&] { sync_file(folder / "absent"); }), "absent"));
+}
+
+namespace {
+
+// Bytes as O_DIRECT takes them, and no two units alike.
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(std::size_t size)
+      : size_(size), bytes_(static_cast<std::byte*>(::operator new(size, alignment))) {
+    for (std::size_t i = 0; i < size; ++i) bytes_.get()[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+  }
+  std::span<const std::byte> bytes() const { return {bytes_.get(), size_}; }
+  std::string text() const { return {reinterpret_cast<const char*>(bytes_.get()), size_}; }
+
+ private:
+  static constexpr auto alignment = std::align_val_t(FileWriter::direct_unit);
+  struct Free {
+    void operator()(std::byte* bytes) const { ::operator delete(bytes, alignment); }
+  };
+  std::size_t size_;
+  std::unique_ptr<std::byte, Free> bytes_;
+};
+
+// Pages of the file that the system has a copy of.
+std::size_t cached_pages(const std::filesystem::path& path) {
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const std::size_t size = std::filesystem::file_size(path);
+  void* const map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
+  REQUIRE(map != MAP_FAILED);
+  std::vector<unsigned char> is_cached((size + 4095) / 4096);
+  REQUIRE(::mincore(map, size, is_cached.data()) == 0);
+  ::munmap(map, size);
+  return static_cast<std::size_t>(
+      std::count_if(is_cached.begin(), is_cached.end(), [](unsigned char page) { return (page & 1) != 0; }));
+}
+
+constexpr std::size_t unit = FileWriter::direct_unit;
+
+}  // namespace
+
+TEST_CASE("uncached_writes_leave_no_copy_in_the_page_cache_but_of_the_tail") {
+  const TempFolder folder;
+  const AlignedBytes content(64 * unit + 100);
+  const auto path = folder / "data";
+  FileWriter writer(path, FileWriter::Caching::none);
+  if (!writer.is_direct()) {
+    MESSAGE("skipped: the file system of the temporary files has no O_DIRECT");
+    return;
+  }
+  writer.write(content.bytes().first(32 * unit));
+  CHECK(writer.is_direct());
+  writer.write(content.bytes().subspan(32 * unit));
+  CHECK_FALSE(writer.is_direct());
+  writer.finish();
+  CHECK(cached_pages(path) <= 1);
+  CHECK(TempFolder::read(path) == content.text());
+  FileWriter cached(folder / "cached");
+  cached.write(content.bytes());
+  CHECK_FALSE(cached.is_direct());
+  cached.finish();
+  CHECK(cached_pages(folder / "cached") > 1);
+}
+
+TEST_CASE("uncached_writes_that_do_not_fit_go_through_the_cache_from_there_on") {
+  const TempFolder folder;
+  const AlignedBytes content(16 * unit);
+  const auto bytes = content.bytes();
+  const std::string text = content.text();
+  int number = 0;
+  // Where the first write ends, and from where in memory the second one comes.
+  for (const std::size_t cut : {unit, unit + 1, std::size_t{1}, 3 * unit - 512}) {
+    for (const std::size_t shift : {std::size_t{0}, std::size_t{8}, unit}) {
+      CAPTURE(cut);
+      CAPTURE(shift);
+      const auto path = folder / ("file-" + std::to_string(number++));
+      FileWriter writer(path, FileWriter::Caching::none);
+      writer.write(bytes.first(cut));
+      writer.write(bytes.subspan(cut + shift, 5 * unit));
+      writer.write(bytes.first(2 * unit));
+      writer.write_at(unit / 2, bytes.subspan(unit, 2 * unit));
+      writer.finish();
+      std::string expected = text.substr(0, cut) + text.substr(cut + shift, 5 * unit) + text.substr(0, 2 * unit);
+      expected.replace(unit / 2, 2 * unit, text, unit, 2 * unit);
+      CHECK(TempFolder::read(path) == expected);
+    }
+  }
+}
+
+TEST_CASE("uncached_writes_come_to_a_full_disk_with_the_same_words") {
+  const TempFolder folder;
+  const AlignedBytes content(16 * unit);
+  for (const std::size_t limit : {4 * unit, 4 * unit + 1000, std::size_t{100}}) {
+    CAPTURE(limit);
+    const auto path = folder / std::to_string(limit);
+    FileWriter writer(path, FileWriter::Caching::none);
+    const FileSizeLimit files(limit);
+    const auto message = message_of<InputError>([&] { writer.write(content.bytes()); });
+    CHECK(contains(message, path.string()));
+    CHECK(contains(message, "at offset " + std::to_string(limit)));
+    CHECK(contains(message, std::strerror(EFBIG)));
+    CHECK(TempFolder::read(path) == content.text().substr(0, limit));
+  }
+}
+
+TEST_CASE("uncached_writes_reach_file_systems_that_have_no_such_way_or_no_space") {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "ram");
+  if (!enter_own_mounts() || ::mount("none", (folder / "ram").c_str(), "ramfs", 0, nullptr) != 0) {
+    MESSAGE("skipped: may not mount");
+    return;
+  }
+  const AlignedBytes content(64 * unit);
+  FileWriter writer(folder / "ram/file", FileWriter::Caching::none);
+  CHECK_FALSE(writer.is_direct());
+  writer.write(content.bytes());
+  writer.finish();
+  CHECK(TempFolder::read(folder / "ram/file") == content.text());
+  REQUIRE(::umount((folder / "ram").c_str()) == 0);
+  REQUIRE(mount_memory(folder / "ram", 0, "size=128k"));
+  FileWriter full(folder / "ram/file", FileWriter::Caching::none);
+  const auto message = message_of<NoSpaceError>([&] { full.write(content.bytes()); });
+  CHECK(contains(message, "at offset 131072"));
+  ::umount((folder / "ram").c_str());
 }
