@@ -1,6 +1,9 @@
 // One pre-norm transformer block. With x the input and m = x + attention(norm(x)) the output is m + ffn(norm(m));
 // backward, the residual path's gradient is the addend of each norm's input gradient, so it costs no pass of its own.
 //
+// Recomputation runs the forward's own operations on the same operands: it changes no bit. It leaves out the last
+// product and its sum over the tensor group, whose result no backward reads.
+//
 // Tensor parallel: qkv and the ffn's input map are column-parallel, the maps back to C row-parallel. With sequence
 // shards everything with C columns is the rank's own rows; gathered rows live in scratch, and what the forward gathered
 // the backward gathers again.
@@ -19,9 +22,10 @@ namespace {
 
 class Block : public Unit {
  public:
-  Block(const ModelSpec& spec, const TensorPart& tensor_part, std::int64_t layer)
+  Block(const ModelSpec& spec, const TensorPart& tensor_part, std::int64_t layer, RecomputeKind recompute)
       : spec_(local_spec(spec, tensor_part)),
         part_(tensor_part),
+        recompute_(recompute),
         index_(narrow<int>(layer + 1)),
         name_(fmt::format("blocks.{}", layer)) {}
 
@@ -36,11 +40,12 @@ class Block : public Unit {
                 Region work) const override;
 
  private:
-  BlockExtent extent(const UnitRun& run) const { return {spec_, part_, run.batch.shape, run.backend.compute_type()}; }
-  BlockScratch carve_scratch(const UnitRun& run) const {
-    RegionAllocator region(run.scratch);
-    return carve_block_scratch(region, extent(run));
+  BlockExtent extent(const UnitRun& run) const {
+    return {spec_, part_, run.batch.shape, run.backend.compute_type(), recompute_};
   }
+  BlockMemory carve(const UnitRun& run, Region saved) const;
+  BlockMemory carve_split(const UnitRun& run, Region saved, Region work) const;
+  void rebuild(const UnitRun& run, ConstView input, const BlockMemory& memory) const;
   std::int64_t attention_features() const { return spec_.heads * spec_.head_size; }
 
   AttentionShape attention_shape(const BatchShape& shape) const {
@@ -59,6 +64,7 @@ class Block : public Unit {
 
   ModelSpec spec_;  // of this rank's part
   TensorPart part_;
+  RecomputeKind recompute_;
   int index_;
   std::string name_;
 };
@@ -69,22 +75,44 @@ ConstView document_start(const BatchContext& batch) {
 }
 
 UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
-  const BlockExtent extent{spec_, part_, shape, compute};
+  const BlockExtent extent{spec_, part_, shape, compute, recompute_};
   RegionAllocator saved = RegionAllocator::counting();
-  const BlockTensors t = carve_block(saved, extent);
-  RegionAllocator work = RegionAllocator::counting();
-  carve_block_work(work, extent, t);
   RegionAllocator scratch = RegionAllocator::counting();
-  carve_block_scratch(scratch, extent);
-  // Selective keeps what products and attention computed: norms and the activation are computed again.
-  std::size_t selective = 0;
-  for (const View& view : {t.attention_norm.output, t.ffn_norm.output, t.activation})
-    selective += align_up(static_cast<std::size_t>(view.num_elements()) * size_of(compute));
-  return {.saved = saved.used(),
-          .work = work.used(),
-          .scratch = scratch.used(),
-          .recomputed_selective = selective,
-          .recomputed_full = saved.used()};
+  carve_block_memory(saved, scratch, nullptr, extent);
+  RegionAllocator saved_of_split = RegionAllocator::counting();
+  RegionAllocator scratch_of_split = RegionAllocator::counting();
+  RegionAllocator work = RegionAllocator::counting();
+  carve_block_memory(saved_of_split, scratch_of_split, &work, extent);
+  return {.saved = saved.used(), .work = work.used(), .scratch = scratch.used()};
+}
+
+BlockMemory Block::carve(const UnitRun& run, Region saved) const {
+  RegionAllocator saved_allocator(saved);
+  RegionAllocator scratch(run.scratch);
+  return carve_block_memory(saved_allocator, scratch, nullptr, extent(run));
+}
+
+BlockMemory Block::carve_split(const UnitRun& run, Region saved, Region work) const {
+  RegionAllocator saved_allocator(saved);
+  RegionAllocator scratch(run.scratch);
+  RegionAllocator work_allocator(work);
+  return carve_block_memory(saved_allocator, scratch, &work_allocator, extent(run));
+}
+
+// What the forward did not keep, as it was.
+void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memory) const {
+  const UnitOps ops = UnitOps(run, spec_, part_).recomputing();
+  const BlockTensors& t = memory.tensors;
+  switch (recompute_) {
+    case RecomputeKind::none:
+      return;
+    case RecomputeKind::selective:
+      return block_rebuild_cheap(ops, spec_, input, t);
+    case RecomputeKind::full:
+      block_forward_qkv(ops, spec_, input, run.batch.positions, t, memory.scratch.unsharded);
+      attention_forward(run, ops, t);
+      return block_forward_middle(ops, spec_, input, t, memory.scratch.unsharded);
+  }
 }
 
 void Block::attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const {
@@ -119,12 +147,13 @@ void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const Blo
 
 Saved Block::forward(const UnitRun& run, const Bundle& input, const Bundle& output, Region saved) const {
   const UnitOps ops(run, spec_, part_);
-  RegionAllocator region(saved);
-  const BlockTensors t = carve_block(region, extent(run));
-  const View unsharded = ops.sums().sequence() ? carve_scratch(run).unsharded : View();
+  const BlockMemory memory = carve(run, saved);
+  const BlockTensors& t = memory.tensors;
+  const View unsharded = memory.scratch.unsharded;
   block_forward_qkv(ops, spec_, input.hidden, run.batch.positions, t, unsharded);
   attention_forward(run, ops, t);
-  block_forward_rest(ops, spec_, input.hidden, output.hidden, t, unsharded);
+  block_forward_middle(ops, spec_, input.hidden, t, unsharded);
+  block_forward_output(ops, output.hidden, t, unsharded);
   return {this, saved, input};
 }
 
@@ -135,10 +164,11 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   const TensorSums& sums = ops.sums();
   const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
-  RegionAllocator region(held.first);
-  const BlockTensors t = carve_block(region, extent(run));
-  const BlockScratch scratch = carve_scratch(run);
+  const BlockMemory memory = carve(run, held.first);
+  const BlockTensors& t = memory.tensors;
+  const BlockScratch& scratch = memory.scratch;
   const View input = held.second.hidden;
+  rebuild(run, input, memory);
 
   const View d_output_unsharded = sums.unsharded(d_output.hidden, scratch.unsharded);
   ops.row_backward_weight("ffn.down", t.activation, d_output_unsharded, d_output.hidden);
@@ -169,20 +199,20 @@ void Block::backward(const UnitRun& run, Saved saved, const Bundle& d_output, co
   ops.norm_backward_input("attention_norm", d_attention_norm, input, t.attention_norm, d_middle, d_input.hidden);
 }
 
-// As backward(), but what the weight pass multiplies stays where it is: activations in Saved's region,
-// output-gradients in work.
+// As backward(), but what the weight pass multiplies stays where it is: activations in Saved's region or, computed
+// again, in work; output-gradients in work.
 WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& d_output, const Bundle& d_input,
                                  Region work_region) const {
   const UnitOps ops(run, spec_, part_);
   const TensorSums& sums = ops.sums();
   const std::int64_t rows = run.batch.shape.rows();
   const std::pair<Region, Bundle> held = saved.consume(this);
-  RegionAllocator saved_allocator(held.first);
-  RegionAllocator work_allocator(work_region);
-  const BlockTensors t = carve_block(saved_allocator, extent(run));
-  const BlockWork work = carve_block_work(work_allocator, extent(run), t);
-  const BlockScratch scratch = carve_scratch(run);
+  const BlockMemory memory = carve_split(run, held.first, work_region);
+  const BlockTensors& t = memory.tensors;
+  const BlockWork& work = memory.work;
+  const BlockScratch& scratch = memory.scratch;
   const View input = held.second.hidden;
+  rebuild(run, input, memory);
 
   ops.run(Copy{.input = d_output.hidden, .output = work.d_output});
   const View d_activation = part(scratch.wide, 0, {rows, spec_.ffn_hidden});
@@ -206,12 +236,12 @@ WeightWork Block::backward_input(const UnitRun& run, Saved saved, const Bundle& 
 void Block::backward_weight(const UnitRun& run, WeightWork work) const {
   const UnitOps ops(run, spec_, part_);
   const TensorSums& sums = ops.sums();
-  RegionAllocator saved_allocator(work.saved());
+  const Region saved = work.saved();
   const std::pair<Region, Bundle> held = work.consume(this);
-  RegionAllocator work_allocator(held.first);
-  const BlockTensors t = carve_block(saved_allocator, extent(run));
-  const BlockWork gradients = carve_block_work(work_allocator, extent(run), t);
-  const View unsharded = sums.sequence() ? carve_scratch(run).unsharded : View();
+  const BlockMemory memory = carve_split(run, saved, held.first);
+  const BlockTensors& t = memory.tensors;  // those of them that it reads
+  const BlockWork& gradients = memory.work;
+  const View unsharded = memory.scratch.unsharded;
 
   ops.row_backward_weight("ffn.down", t.activation, sums.unsharded(gradients.d_output, unsharded), gradients.d_output);
   ops.column_backward_weight(ffn_input_layer(spec_), t.ffn_norm.output, gradients.d_pre_activation, unsharded);
@@ -224,8 +254,9 @@ void Block::backward_weight(const UnitRun& run, WeightWork work) const {
 
 }  // namespace
 
-std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer) {
-  return std::make_unique<Block>(spec, part, layer);
+std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer,
+                                 RecomputeKind recompute) {
+  return std::make_unique<Block>(spec, part, layer, recompute);
 }
 
 }  // namespace scaletrain

@@ -16,20 +16,25 @@ std::string_view ffn_input_layer(const ModelSpec& spec) {
   return spec.activation == ActivationKind::swiglu ? "ffn.gate_up" : "ffn.up";
 }
 
-BlockTensors carve_block(RegionAllocator& region, const BlockExtent& extent) {
+BlockTensors carve_block(const BlockRegions& regions, const BlockExtent& extent) {
   const ModelSpec& spec = extent.spec;
+  // Outputs of matrix products and of attention; what can be had of them without one.
+  const bool keeps_products = extent.recompute != RecomputeKind::full;
+  RegionAllocator& product = keeps_products ? regions.kept : regions.rebuilt;
+  RegionAllocator& product_for_weights = keeps_products ? regions.kept : regions.rebuilt_for_weights;
+  RegionAllocator& cheap = extent.recompute == RecomputeKind::none ? regions.kept : regions.rebuilt_for_weights;
   const DType compute = extent.compute;
   const std::int64_t rows = extent.shape.rows();
   const std::int64_t own = own_rows(extent.part, rows);
   BlockTensors t;
-  t.attention_norm = carve_norm(region, spec, own, compute);
-  t.qkv = region.allocate(compute, {rows, qkv_features(spec)});
-  t.attention = region.allocate(compute, {rows, spec.heads * spec.head_size});
-  t.log_sum_exp = region.allocate(accumulator_type(compute), {extent.shape.samples, spec.heads, extent.shape.tokens});
-  t.middle = region.allocate(compute, {own, spec.hidden});
-  t.ffn_norm = carve_norm(region, spec, own, compute);
-  t.pre_activation = region.allocate(compute, {rows, pre_activation_features(spec)});
-  t.activation = region.allocate(compute, {rows, spec.ffn_hidden});
+  t.attention_norm = carve_norm(cheap, spec, own, compute);
+  t.qkv = product.allocate(compute, {rows, qkv_features(spec)});
+  t.attention = product_for_weights.allocate(compute, {rows, spec.heads * spec.head_size});
+  t.log_sum_exp = product.allocate(accumulator_type(compute), {extent.shape.samples, spec.heads, extent.shape.tokens});
+  t.middle = product_for_weights.allocate(compute, {own, spec.hidden});
+  t.ffn_norm = carve_norm(cheap, spec, own, compute);
+  t.pre_activation = product.allocate(compute, {rows, pre_activation_features(spec)});
+  t.activation = cheap.allocate(compute, {rows, spec.ffn_hidden});
   return t;
 }
 
@@ -44,7 +49,8 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
   work.d_ffn_norm = region.allocate(compute, own);
   work.d_middle = region.allocate(compute, own);
   work.d_qkv = region.allocate(compute, {rows, qkv_features(spec)});
-  work.d_attention_norm = extent.part.degree == 1 ? part(tensors.qkv, 0, own) : region.allocate(compute, own);
+  const bool takes_qkv = extent.part.degree == 1 && extent.recompute != RecomputeKind::full;
+  work.d_attention_norm = takes_qkv ? part(tensors.qkv, 0, own) : region.allocate(compute, own);
   return work;
 }
 
@@ -89,6 +95,15 @@ BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& ext
   return scratch;
 }
 
+BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch, RegionAllocator* work,
+                               const BlockExtent& extent) {
+  BlockMemory memory;
+  memory.tensors = carve_block({saved, scratch, work != nullptr ? *work : scratch}, extent);
+  if (work != nullptr) memory.work = carve_block_work(*work, extent, memory.tensors);
+  memory.scratch = carve_block_scratch(scratch, extent);
+  return memory;
+}
+
 QkvHeads split_qkv(const View& qkv, const ModelSpec& spec, const BatchShape& shape) {
   const std::int64_t stride = qkv_features(spec);
   const auto heads = [&](std::int64_t first_head, std::int64_t count) {
@@ -118,13 +133,22 @@ void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView inpu
   rotate_query_key(ops, spec, t.qkv, positions, false);
 }
 
-void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output, const BlockTensors& t,
-                        View unsharded) {
+void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t,
+                          View unsharded) {
   ops.row_forward("attention.output", t.attention, t.middle, input, unsharded);
   ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
   ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, unsharded);
   ops.run(ActivationForward{.type = activation_type(spec), .input = t.pre_activation, .output = t.activation});
+}
+
+void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t, View unsharded) {
   ops.row_forward("ffn.down", t.activation, output, t.middle, unsharded);
+}
+
+void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t) {
+  ops.norm_forward("attention_norm", input, t.attention_norm);
+  ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
+  ops.run(ActivationForward{.type = activation_type(spec), .input = t.pre_activation, .output = t.activation});
 }
 
 }  // namespace scaletrain

@@ -15,9 +15,18 @@ struct BlockExtent {
   TensorPart part;
   BatchShape shape;
   DType compute;
+  RecomputeKind recompute = RecomputeKind::none;
 };
 
-// What the forward leaves for the backward.
+// Where a block's tensors lie: what is kept, what the backward computes again and, of that, what the weight pass reads.
+// They may be the same.
+struct BlockRegions {
+  RegionAllocator& kept;
+  RegionAllocator& rebuilt;
+  RegionAllocator& rebuilt_for_weights;
+};
+
+// What the backward needs of the forward.
 struct BlockTensors {
   NormTensors attention_norm;  // of n rows, as everything with C columns
   View qkv;                    // [N, (H+2G)·D], query and key rotated where positions are rotary
@@ -28,7 +37,10 @@ struct BlockTensors {
   View pre_activation;  // [N,F], or [N,2F] with a gate
   View activation;      // [N,F]
 };
-BlockTensors carve_block(RegionAllocator& region, const BlockExtent& extent);
+BlockTensors carve_block(const BlockRegions& regions, const BlockExtent& extent);
+inline BlockTensors carve_block(RegionAllocator& region, const BlockExtent& extent) {
+  return carve_block({region, region, region}, extent);
+}
 
 // Output-gradients that the split backward keeps for the weight pass.
 struct BlockWork {
@@ -37,7 +49,8 @@ struct BlockWork {
   View d_ffn_norm;        // [n,C]
   View d_middle;          // [n,C]
   View d_qkv;             // as qkv
-  View d_attention_norm;  // [n,C]; in the memory of BlockTensors::qkv where that is large enough for sure: degree one
+  // [n,C]; in the memory of BlockTensors::qkv where that is kept, and large enough for sure: degree one.
+  View d_attention_norm;
 };
 BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, const BlockTensors& tensors);
 
@@ -54,6 +67,17 @@ BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& ext
 // which nothing reads after that, unless the scratch has them. Empty where the compute type is that of sums.
 View query_gradient_sums(const BlockExtent& extent, const BlockTensors& tensors, const BlockScratch& scratch);
 
+// All that one pass uses. What is computed again lies in scratch, where the forward leaves it to be overwritten. A
+// split backward computes it in both: what its weight pass reads is carved from `work`.
+struct BlockMemory {
+  BlockTensors tensors;
+  BlockWork work;  // of the split backward's passes alone
+  BlockScratch scratch;
+};
+// work: null for the forward and for the backward that is not split.
+BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch, RegionAllocator* work,
+                               const BlockExtent& extent);
+
 std::int64_t qkv_features(const ModelSpec& spec);
 std::int64_t pre_activation_features(const ModelSpec& spec);
 
@@ -68,9 +92,13 @@ void rotate_query_key(const UnitOps& ops, const ModelSpec& spec, const View& qkv
 // input → attention_norm, qkv (rotated). `unsharded`: as BlockScratch::unsharded, here and below.
 void block_forward_qkv(const UnitOps& ops, const ModelSpec& spec, ConstView input, ConstView positions,
                        const BlockTensors& t, View unsharded = {});
-// input, attention → middle, ffn_norm, pre_activation, activation, output.
-void block_forward_rest(const UnitOps& ops, const ModelSpec& spec, ConstView input, View output, const BlockTensors& t,
-                        View unsharded = {});
+// input, attention → middle, ffn_norm, pre_activation, activation.
+void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t,
+                          View unsharded = {});
+// activation, middle → output.
+void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t, View unsharded = {});
+// Without a matrix product or a sum: input, middle → attention_norm, ffn_norm; pre_activation → activation.
+void block_rebuild_cheap(const UnitOps& ops, const ModelSpec& spec, ConstView input, const BlockTensors& t);
 
 // The layer that feeds the activation: one matrix with the gate, or "ffn.up".
 std::string_view ffn_input_layer(const ModelSpec& spec);

@@ -125,7 +125,8 @@ struct Decoder::Impl {
                                          .document_start = {},
                                          .output = {t.block.attention, spec.heads * spec.head_size},
                                          .log_sum_exp = t.block.log_sum_exp});
-    block_forward_rest(ops, spec, input, output, t.block);
+    block_forward_middle(ops, spec, input, t.block);
+    block_forward_output(ops, output, t.block);
     store.release(unit);
   }
 

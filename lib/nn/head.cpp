@@ -3,6 +3,9 @@
 //
 // Tensor parallel: a rank has the logits of its part of the vocabulary. The ranks tell each other three numbers per row
 // (SoftmaxStatistics), which is all that loss and gradient need of the other parts; every rank adds the same loss.
+//
+// Recomputation, of either kind, keeps nothing: the backward begins with the norm, and the forward of training is left
+// with nothing to do.
 #include <algorithm>
 
 #include "base/numbers/checked.h"
@@ -26,9 +29,10 @@ namespace {
 
 class Head : public Unit {
  public:
-  Head(const ModelSpec& spec, const TensorPart& tensor_part)
+  Head(const ModelSpec& spec, const TensorPart& tensor_part, RecomputeKind recompute)
       : spec_(spec),
         part_(tensor_part),
+        recomputes_(recompute != RecomputeKind::none),
         local_vocab_(local_spec(spec, tensor_part).vocab),
         first_class_(first_vocab_row(spec, tensor_part)),
         index_(narrow<int>(spec.layers + 1)) {}
@@ -65,12 +69,33 @@ class Head : public Unit {
     if (divides_rows(part_)) scratch.unsharded = region.allocate(compute, {shape.rows(), spec_.hidden});
     return scratch;
   }
-  Scratch carve_scratch(const UnitRun& run) const {
-    RegionAllocator region(run.scratch);
-    return carve_scratch(region, run.batch.shape, run.backend.compute_type());
+  // All that one pass uses. The norm is kept, or computed again in scratch; where the backward is split, in `work`.
+  struct Memory {
+    NormTensors norm;
+    View d_norm;  // [n,C], of the split backward's passes alone
+    Scratch scratch;
+  };
+  // work: null for the forward and for the backward that is not split.
+  Memory carve(RegionAllocator& saved, RegionAllocator& scratch, RegionAllocator* work, const BatchShape& shape,
+               DType compute) const {
+    const std::int64_t own = own_rows(part_, shape.rows());
+    Memory memory;
+    RegionAllocator& rebuilt = work != nullptr ? *work : scratch;
+    memory.norm = carve_norm(recomputes_ ? rebuilt : saved, spec_, own, compute);
+    if (work != nullptr) memory.d_norm = work->allocate(compute, {own, spec_.hidden});
+    memory.scratch = carve_scratch(scratch, shape, compute);
+    return memory;
   }
-  View carve_work(RegionAllocator& region, const BatchShape& shape, DType compute) const {
-    return region.allocate(compute, {own_rows(part_, shape.rows()), spec_.hidden});
+  Memory carve(const UnitRun& run, Region saved) const {
+    RegionAllocator saved_allocator(saved);
+    RegionAllocator scratch(run.scratch);
+    return carve(saved_allocator, scratch, nullptr, run.batch.shape, run.backend.compute_type());
+  }
+  Memory carve_split(const UnitRun& run, Region saved, Region work) const {
+    RegionAllocator saved_allocator(saved);
+    RegionAllocator scratch(run.scratch);
+    RegionAllocator work_allocator(work);
+    return carve(saved_allocator, scratch, &work_allocator, run.batch.shape, run.backend.compute_type());
   }
 
   Weight weight(const UnitRun& run) const { return run.weights.find("weight"); }
@@ -121,13 +146,9 @@ class Head : public Unit {
     }
   }
 
-  NormTensors norm_tensors(const UnitRun& run, Region saved) const {
-    RegionAllocator region(saved);
-    return carve_norm(region, spec_, own_rows(part_, run.batch.shape.rows()), run.backend.compute_type());
-  }
-
   ModelSpec spec_;  // of the whole model
   TensorPart part_;
+  bool recomputes_;
   std::int64_t local_vocab_;
   std::int64_t first_class_;
   int index_;
@@ -142,21 +163,23 @@ double gradient_scale(const BatchContext& batch) {
 
 UnitMemory Head::memory(const BatchShape& shape, DType compute) const {
   RegionAllocator saved = RegionAllocator::counting();
-  carve_norm(saved, spec_, own_rows(part_, shape.rows()), compute);
-  RegionAllocator work = RegionAllocator::counting();
-  carve_work(work, shape, compute);
   RegionAllocator scratch = RegionAllocator::counting();
-  carve_scratch(scratch, shape, compute);
+  carve(saved, scratch, nullptr, shape, compute);
+  RegionAllocator saved_of_split = RegionAllocator::counting();
+  RegionAllocator scratch_of_split = RegionAllocator::counting();
+  RegionAllocator work = RegionAllocator::counting();
+  carve(saved_of_split, scratch_of_split, &work, shape, compute);
   return {.saved = saved.used(), .work = work.used(), .scratch = scratch.used()};
 }
 
 Saved Head::forward(const UnitRun& run, const Bundle& input, const Bundle& /*output*/, Region saved) const {
   const UnitOps ops(run, spec_, part_);
-  const NormTensors norm = norm_tensors(run, saved);
-  ops.norm_forward("norm", input.hidden, norm);
+  const Memory memory = carve(run, saved);
+  const NormTensors& norm = memory.norm;
+  if (run.batch.mode == Mode::evaluate || !recomputes_) ops.norm_forward("norm", input.hidden, norm);
   if (run.batch.mode == Mode::evaluate) {
     SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
-    const Scratch scratch = carve_scratch(run);
+    const Scratch& scratch = memory.scratch;
     for_each_chunk(run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), 0.0, run.batch.loss_sum,
                    [](const View&, const View&, std::int64_t) {});
   }
@@ -167,8 +190,10 @@ void Head::backward(const UnitRun& run, Saved saved, const Bundle& /*d_output*/,
                     Region /*work*/) const {
   const UnitOps ops(run, spec_, part_);
   const std::pair<Region, Bundle> held = saved.consume(this);
-  const NormTensors norm = norm_tensors(run, held.first);
-  const Scratch scratch = carve_scratch(run);
+  const Memory memory = carve(run, held.first);
+  const NormTensors& norm = memory.norm;
+  const Scratch& scratch = memory.scratch;
+  if (recomputes_) ops.norm_forward("norm", held.second.hidden, norm);
   SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
   const View rows = ops.sums().unsharded(norm.output, scratch.unsharded);
   for_each_chunk(
@@ -189,10 +214,11 @@ WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /
   const UnitOps ops(run, spec_, part_);
   const TensorSums& sums = ops.sums();
   const std::pair<Region, Bundle> held = saved.consume(this);
-  const NormTensors norm = norm_tensors(run, held.first);
-  const Scratch scratch = carve_scratch(run);
-  RegionAllocator region(work);
-  const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
+  const Memory memory = carve_split(run, held.first, work);
+  const NormTensors& norm = memory.norm;
+  const View d_norm = memory.d_norm;
+  const Scratch& scratch = memory.scratch;
+  if (recomputes_) ops.norm_forward("norm", held.second.hidden, norm);
   SCALETRAIN_CHECK(static_cast<bool>(run.batch.loss_sum));
   const View rows = sums.unsharded(norm.output, scratch.unsharded);
   const View partial = sums.partial(d_norm, rows);  // gathered rows are a copy, whose place their gradient may take
@@ -208,23 +234,23 @@ WeightWork Head::backward_input(const UnitRun& run, Saved saved, const Bundle& /
 
 void Head::backward_weight(const UnitRun& run, WeightWork work) const {
   const UnitOps ops(run, spec_, part_);
-  const NormTensors norm = norm_tensors(run, work.saved());
+  const Region saved = work.saved();
   const std::pair<Region, Bundle> held = work.consume(this);
-  const Scratch scratch = carve_scratch(run);
-  RegionAllocator region(held.first);
-  const View d_norm = carve_work(region, run.batch.shape, run.backend.compute_type());
+  const Memory memory = carve_split(run, saved, held.first);
+  const NormTensors& norm = memory.norm;
+  const Scratch& scratch = memory.scratch;
   for_each_chunk(
       run, ops, scratch, ops.sums().unsharded(norm.output, scratch.unsharded), gradient_scale(run.batch),
       scratch.loss_sum, [&](const View& normed, const View& d_logits, std::int64_t /*first*/) {
         ops.run(LinearBackwardWeight{.input = normed, .d_output = d_logits, .d_weight = d_weight(run), .d_bias = {}});
       });
-  ops.norm_backward_weight("norm", d_norm, held.second.hidden, norm);
+  ops.norm_backward_weight("norm", memory.d_norm, held.second.hidden, norm);
 }
 
 }  // namespace
 
-std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part) {
-  return std::make_unique<Head>(spec, part);
+std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute) {
+  return std::make_unique<Head>(spec, part, recompute);
 }
 
 }  // namespace scaletrain

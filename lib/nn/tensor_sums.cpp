@@ -43,7 +43,7 @@ View TensorSums::unsharded(View own, View place) const {
   if (!sequence()) return own;
   const std::vector<std::int64_t> counts = element_counts(place.shape());
   SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
-  if (!is_declared(CollectiveKind::all_gather, CallPurpose::activations, place, own.num_elements()))
+  if (!is_declared(CollectiveKind::all_gather, of_activations_, place, own.num_elements()))
     tensor_->all_gather(*stream_, own, counts, place).before(*stream_);
   return place;
 }
@@ -52,13 +52,13 @@ void TensorSums::sum(View partial, View own) const {
   if (!parallel()) return;
   if (!sequence()) {
     SCALETRAIN_CHECK(partial.data() == own.data());
-    if (!is_declared(CollectiveKind::all_reduce, CallPurpose::activations, own, own.num_elements()))
+    if (!is_declared(CollectiveKind::all_reduce, of_activations_, own, own.num_elements()))
       tensor_->all_reduce(*stream_, own, ReduceOp::sum).before(*stream_);
     return;
   }
   const std::vector<std::int64_t> counts = element_counts(partial.shape());
   SCALETRAIN_CHECK_EQ(own.num_elements(), counts.at(static_cast<std::size_t>(part_.rank)));
-  if (!is_declared(CollectiveKind::reduce_scatter, CallPurpose::activations, partial, own.num_elements()))
+  if (!is_declared(CollectiveKind::reduce_scatter, of_activations_, partial, own.num_elements()))
     tensor_->reduce_scatter(*stream_, partial, counts, own).before(*stream_);
 }
 

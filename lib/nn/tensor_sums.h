@@ -30,6 +30,13 @@ class TensorSums {
   // are written down instead, or null.
   TensorSums(Communicator* tensor, Stream& stream, const TensorPart& part, std::vector<GroupCall>* declared = nullptr);
 
+  // The same, whose activations are declared as recomputed ones.
+  TensorSums recomputing() const {
+    TensorSums sums = *this;
+    sums.of_activations_ = CallPurpose::recomputed_activations;
+    return sums;
+  }
+
   bool declares() const { return declared_ != nullptr; }
   bool parallel() const { return part_.degree > 1; }
   bool sequence() const { return divides_rows(part_); }
@@ -55,6 +62,7 @@ class TensorSums {
   Stream* stream_ = nullptr;
   TensorPart part_;
   std::vector<GroupCall>* declared_ = nullptr;
+  CallPurpose of_activations_ = CallPurpose::activations;
 };
 
 }  // namespace scaletrain

@@ -45,10 +45,11 @@ Region untouched_region() {
 
 }  // namespace
 
-Transformer::Transformer(const ModelSpec& spec, const TensorPart& part) : spec_(spec), part_(part) {
+Transformer::Transformer(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute)
+    : spec_(spec), part_(part) {
   units_.push_back(make_embedding(spec, part));
-  for (std::int64_t layer = 0; layer < spec.layers; ++layer) units_.push_back(make_block(spec, part, layer));
-  units_.push_back(make_head(spec, part));
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer) units_.push_back(make_block(spec, part, layer, recompute));
+  units_.push_back(make_head(spec, part, recompute));
 }
 
 std::vector<BundleEntry> Transformer::boundary(const BatchShape& shape, DType compute) const {

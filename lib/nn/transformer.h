@@ -14,7 +14,9 @@ namespace scaletrain {
 
 class Transformer {
  public:
-  explicit Transformer(const ModelSpec& spec, const TensorPart& part = {});
+  // recompute: which activations units compute again in the backward (unit.h). It changes no bit of what they compute.
+  explicit Transformer(const ModelSpec& spec, const TensorPart& part = {},
+                       RecomputeKind recompute = RecomputeKind::none);
 
   const ModelSpec& spec() const { return spec_; }  // of the whole model
   const TensorPart& part() const { return part_; }

@@ -7,6 +7,13 @@
 //   backward_weight consumes WeightWork; adds to the weights' gradients.
 //   backward        both at once, possibly cheaper.
 //
+// With RecomputeKind::full a block keeps nothing of its forward but the input, which lies there anyhow; with
+// `selective` the outputs of matrix products and of attention, and attention's log-sum-exp. backward and backward_input
+// then begin by computing the rest again, by the forward's own operations on the same operands, and with its calls of
+// the tensor group: gradients are the same to the bit, weights are acquired once for both. What is computed again lives
+// in scratch or, where the weight pass reads it too, in work. The head keeps nothing with either kind, the embedding
+// never does.
+//
 // A unit's input bundle stays valid, unchanged, until its Saved is consumed (backward) or dropped, and until its
 // WeightWork is consumed: units need not copy it. The saved region, too, stays in use until the WeightWork is consumed:
 // activations are not copied to `work`. d_input may be the very memory of d_output. scratch is free for use within one
@@ -79,9 +86,6 @@ struct UnitMemory {
   std::size_t saved = 0;    // from forward to backward, or to backward_weight
   std::size_t work = 0;     // from backward_input to backward_weight; backward() needs none
   std::size_t scratch = 0;  // within one call, the largest of all passes
-  // Of `saved`: what the backward would compute again under train.recompute; nothing of units that keep it all.
-  std::size_t recomputed_selective = 0;
-  std::size_t recomputed_full = 0;
 };
 
 class Unit;

@@ -31,6 +31,12 @@ class UnitOps {
                 TensorSums(run.tensor, run.stream, part, run.declared)) {}
 
   const TensorSums& sums() const { return sums_; }
+  // The same, for what the backward computes again.
+  UnitOps recomputing() const {
+    UnitOps ops = *this;
+    ops.sums_ = sums_.recomputing();
+    return ops;
+  }
 
   // Every operation of a unit goes through here: none runs where calls are declared.
   void run(const Operation& op) const {

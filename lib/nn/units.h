@@ -9,7 +9,8 @@ namespace scaletrain {
 
 // spec: the whole model's.
 std::unique_ptr<Unit> make_embedding(const ModelSpec& spec, const TensorPart& part);
-std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer);
-std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part);
+std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer,
+                                 RecomputeKind recompute);
+std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute);
 
 }  // namespace scaletrain

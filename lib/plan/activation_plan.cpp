@@ -56,8 +56,6 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   const int head = narrow<int>(model.units().size()) - 1;
   ArenaCutter arena;
   std::size_t scratch = 0;
-  std::size_t most_selective = 0;
-  std::size_t most_full = 0;
   std::size_t most_units = 0;
   for (std::size_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
     const std::vector<int>& units = plan.chunks[chunk];
@@ -67,8 +65,6 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
       const UnitMemory& of = memory.emplace_back(model.units()[static_cast<std::size_t>(unit)]->memory(shape, compute));
       plan.work_bytes = std::max(plan.work_bytes, align_up(of.work));
       scratch = std::max(scratch, of.scratch);
-      most_selective = std::max(most_selective, of.recomputed_selective);
-      most_full = std::max(most_full, of.recomputed_full);
     }
     // A micro-batch that waits for its weight part still needs its inputs, and so its buffer.
     const std::int64_t in_flight = chunk < depth.in_flight_of_chunk.size() ? depth.in_flight_of_chunk[chunk] : 0;
@@ -81,14 +77,10 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
         const UnitBuffers regions{arena.cut(memory[unit].saved), arena.cut(units[unit] == head ? 0 : hidden)};
         buffers.push_back(regions);
         plan.saved_bytes += regions.saved.bytes;
-        plan.saved_if_selective += regions.saved.bytes - memory[unit].recomputed_selective;
-        plan.saved_if_full += regions.saved.bytes - memory[unit].recomputed_full;
         plan.boundary_bytes += regions.output.bytes;
       }
     }
   }
-  plan.saved_if_selective += most_selective;
-  plan.saved_if_full += most_full;
   plan.num_buffers = narrow<std::int64_t>(plan.buffers.size());
   const auto cut_bundle = [&] {
     plan.boundary_bytes += hidden;

@@ -3,7 +3,8 @@
 // Held per in-flight micro-batch and chunk (an activation buffer): each unit's saved region, each unit's output (the
 // next unit's input), the micro-batch's ids, targets and positions. From pools: what arrives from the virtual stage
 // before (until the backward has used it), gradients that arrive, gradients on their way out. Held once: two gradient
-// buffers that units hand to each other, work regions from backward_input to backward_weight, scratch. How many of
+// buffers that units hand to each other, work regions from backward_input to backward_weight, scratch (in which units
+// compute again what they do not save). How many of
 // each: counted by walking the stage's schedule. Receives are posted ahead (order_of_execution): that takes a buffer of
 // a pool, a hidden bundle; the buffer, many times larger, is taken only by the forward.
 #pragma once
@@ -50,15 +51,6 @@ struct ActivationPlan {
   std::size_t arena_bytes = 0;
   // By purpose, for the memory plan.
   std::size_t saved_bytes = 0;
-  // The same where activations are computed again in the backward: what each micro-batch keeps, and one region to
-  // compute the rest in.
-  std::size_t saved_if_selective = 0;
-  std::size_t saved_if_full = 0;
-  std::size_t saved_with(RecomputeKind recompute) const {
-    return recompute == RecomputeKind::none   ? saved_bytes
-           : recompute == RecomputeKind::full ? saved_if_full
-                                              : saved_if_selective;
-  }
   std::size_t boundary_bytes = 0;
   std::size_t batch_bytes = 0;
   std::size_t work_total_bytes = 0;

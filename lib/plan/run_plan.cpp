@@ -121,13 +121,17 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
                              Stage(mesh.position_of(rank).pipeline));
 }
 
+Transformer PhasePlan::transformer(Rank rank) const {
+  return Transformer(model, tensor_part(rank), recompute);
+}
+
 ActivationPlan PhasePlan::activations(Rank rank) const {
   return activations(rank, schedule_depth(schedule(rank)));
 }
 
 ActivationPlan PhasePlan::activations(Rank rank, const ScheduleDepth& depth) const {
-  const Transformer local(model, tensor_part(rank));
-  return make_activation_plan(local, units_by_chunk(mesh.position_of(rank).pipeline), micro_batch, compute, depth);
+  return make_activation_plan(transformer(rank), units_by_chunk(mesh.position_of(rank).pipeline), micro_batch, compute,
+                              depth);
 }
 
 TensorPart PhasePlan::tensor_part(Rank rank) const {
@@ -171,7 +175,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"gradients", store.gradients},
       {"gradient staging", store.gradient_staging},
       {"optimizer state", store.states},
-      {"saved activations", activation.saved_with(recompute)},
+      {"saved activations", activation.saved_bytes},
       {"activations between layers", activation.boundary_bytes},
       {"deferred weight gradients", activation.work_total_bytes},
       {"scratch", activation.scratch.bytes},

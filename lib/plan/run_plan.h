@@ -81,6 +81,8 @@ struct PhasePlan {
   UnitsByChunk units_by_chunk(std::int64_t pipeline_rank) const;
   ShardLayout layout(Rank rank) const;
   std::vector<ScheduleStep> schedule(Rank rank) const;
+  // The rank's part of the model, as it trains.
+  Transformer transformer(Rank rank) const;
   ActivationPlan activations(Rank rank) const;
   ActivationPlan activations(Rank rank, const ScheduleDepth& depth) const;
   MemoryPlan memory(Rank rank, std::size_t backend_workspace) const;

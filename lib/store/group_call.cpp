@@ -12,6 +12,8 @@ std::string_view to_text(CallPurpose purpose) {
       return "weights";
     case CallPurpose::activations:
       return "activations";
+    case CallPurpose::recomputed_activations:
+      return "recomputed activations";
     case CallPurpose::activation_gradients:
       return "activation gradients";
     case CallPurpose::softmax_statistics:

@@ -13,7 +13,15 @@
 namespace scaletrain {
 
 // What a call is for, in the order in which check lists a group's traffic.
-enum class CallPurpose { gradients, weights, activations, activation_gradients, softmax_statistics, decisions };
+enum class CallPurpose {
+  gradients,
+  weights,
+  activations,
+  recomputed_activations,
+  activation_gradients,
+  softmax_statistics,
+  decisions
+};
 std::string_view to_text(CallPurpose purpose);
 
 struct GroupCall {

@@ -140,7 +140,7 @@ void measure_stall(const Options& options) {
   Run run(options);
   BenchModel& bench = run.model;
   const auto optimizer = make_optimizer(bench.config.train.optimizer);
-  const Transformer model(bench.phase.model);
+  const Transformer model = bench.phase.transformer(Rank(0));
   StageMemory memory(*bench.backend, bench.phase.activations(Rank(0)));
   const RankGroups groups;
   StepRunner runner({.plan = bench.phase,

@@ -133,7 +133,7 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
   options.groups = &groups;
   ParamStore store(*backend, phase.table, shards, options);
   initialise_parameters(store, *stream, 1, 1);
-  const Transformer model(phase.model, phase.tensor_part(rank));
+  const Transformer model = phase.transformer(rank);
   StageMemory memory(*backend, phase.activations(rank));
   StepRunner runner({.plan = phase,
                      .rank = rank,

@@ -58,7 +58,7 @@ int run_steps(const BenchSettings& settings) {
   });
   const PhasePlan& phase = bench.phase;
   const auto optimizer = make_optimizer(bench.config.train.optimizer);
-  const Transformer model(phase.model);
+  const Transformer model = phase.transformer(Rank(0));
   StageMemory memory(*bench.backend, phase.activations(Rank(0)));
   const RankGroups groups;
   StepRunner runner({.plan = phase,

@@ -26,7 +26,6 @@ constexpr OpcodeRow opcode_rows[] = {
     {Opcode::backward, "backward", "B"},
     {Opcode::backward_input, "backward_input", "I"},
     {Opcode::backward_weight, "backward_weight", "W"},
-    {Opcode::recompute, "recompute", "R"},
     {Opcode::send_activation, "send_activation", "send a"},
     {Opcode::receive_activation, "receive_activation", "receive a"},
     {Opcode::send_gradient, "send_gradient", "send g"},

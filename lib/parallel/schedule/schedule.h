@@ -29,7 +29,6 @@ enum class Opcode {
   backward,  // input and weight parts together
   backward_input,
   backward_weight,
-  recompute,
   send_activation,
   receive_activation,
   send_gradient,
@@ -78,9 +77,8 @@ std::vector<ScheduleStep> make_stage_schedule(ScheduleKind kind, std::int64_t st
 std::vector<ScheduleStep> make_evaluation_schedule(std::int64_t stages, std::int64_t micro_batches, std::int64_t chunks,
                                                    Stage stage);
 
-// "F0" forward, "B0" backward, "I0" backward_input, "W0" backward_weight, "R0" recompute of micro-batch 0 ("F0c1": of
-// chunk 1); "send a0>1": activation of micro-batch 0 to stage 1, "receive g0<1": its gradient from stage 1; "reduce",
-// "reduce tied" ...
+// "F0" forward, "B0" backward, "I0" backward_input, "W0" backward_weight of micro-batch 0 ("F0c1": of chunk 1); "send
+// a0>1": activation of micro-batch 0 to stage 1, "receive g0<1": its gradient from stage 1; "reduce", "reduce tied" ...
 std::string to_text(const Instruction& instruction, std::int64_t chunks);
 // One line per step: "acquire | F0 | release", stages side by side under headings: for golden files and check.
 std::string to_text(const Schedule& schedule);

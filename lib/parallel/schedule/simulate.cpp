@@ -316,7 +316,6 @@ bool Simulator::execute(std::size_t stage, const Instruction& instruction) {
     case Opcode::backward:
     case Opcode::backward_input:
     case Opcode::backward_weight:
-    case Opcode::recompute:
       require(instruction.micro_batch.has_value(), stage, "it names no micro-batch");
       require(!state.updated, stage, "it comes after the update");
       break;
@@ -332,13 +331,6 @@ bool Simulator::execute(std::size_t stage, const Instruction& instruction) {
       return execute_backward(stage, instruction);
     case Opcode::backward_weight:
       execute_weight(stage, instruction);
-      return true;
-    case Opcode::recompute:
-      require(acquired > 0, stage, "parameters are not acquired");
-      require(cell(virtual_of(stage, instruction), instruction.micro_batch->value()).is_saved, stage,
-              "there is no saved result to recompute");
-      state.clock += costs_.forward;
-      result_.stages[stage].busy += costs_.forward;
       return true;
     case Opcode::acquire:
       ++acquired;

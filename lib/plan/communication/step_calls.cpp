@@ -87,7 +87,7 @@ class StepWalk {
         sizes_(plan, rank),
         layout_(plan.layout(rank)),
         store_(plan.table, layout_, plan.store_options()),
-        model_(plan.model, plan.tensor_part(rank)),
+        model_(plan.transformer(rank)),
         units_(plan.units_by_chunk(layout_.position().pipeline)) {
     number_of({store_.state(), {}});
   }
@@ -173,10 +173,8 @@ class StepWalk {
         chunks_to_reduce_.clear();
         declare(world_sum_calls(numbers_per_step));
         return store_.updated(declared_);
-      case Opcode::recompute:
-        break;
     }
-    SCALETRAIN_CHECK(false && "recomputation is never scheduled");
+    SCALETRAIN_CHECK(false && "no instruction");
   }
 
   void pass_units(const WorkKind& work) {

@@ -62,7 +62,7 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
           {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = phase.compute})),
       stream(backend->make_stream()),
       groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase))),
-      model(phase.model, phase.tensor_part(rank)),
+      model(phase.transformer(rank)),
       optimizer(make_optimizer(config.train.optimizer)),
       layout(phase.layout(rank)),
       progress(options.console, progress_options_for(options.console, phase.num_steps, config.log.every)),

@@ -133,10 +133,8 @@ void StageExecutor::execute(const ExecutedInstruction& executed, const Optimizer
       }
       tick();
       return;
-    case Opcode::recompute:
-      break;
   }
-  SCALETRAIN_CHECK(false && "recomputation is never scheduled");
+  SCALETRAIN_CHECK(false && "no instruction");
 }
 
 void StageExecutor::finish() {

@@ -73,7 +73,7 @@ class StageExecutor {
   // who wants them waits for it, which is the one time in a step that the host does.
   using OptimizerStep = std::function<void()>;
 
-  // Runs the instructions of one step. Recomputation and transfers on a single stage are bugs here.
+  // Runs the instructions of one step. Transfers on a single stage are bugs here.
   // loss_gradient is the plan's constant. Without an optimizer_step the gradients are left for the caller to look at.
   // After an exception the executor is of no more use.
   ExecutionResult train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,

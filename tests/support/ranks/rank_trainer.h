@@ -136,7 +136,7 @@ class RankTrainer {
         plan_(plan),
         backend_(make_test_backend(kind)),
         stream_(backend_->make_stream()),
-        model_(plan.model, plan.tensor_part(rank)),
+        model_(plan.transformer(rank)),
         layout_(plan.layout(rank)),
         store_(*backend_, plan.table, layout_, store_options(groups)),
         memory_(*backend_, plan.activations(rank)),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/numbers/philox.h"
+#include "config/keys/keys.h"
 #include "nn/init.h"
 #include "nn/transformer.h"
 #include "support/models/model_store.h"
@@ -64,6 +65,7 @@ void for_each_element(const Shape& shape, const Box& box, Visit visit) {
 struct TestRank {
   TensorPart part;
   const RankGroups* groups = nullptr;
+  RecomputeKind recompute = RecomputeKind::none;
 };
 
 struct TestModel : ModelStore {
@@ -74,7 +76,7 @@ struct TestModel : ModelStore {
                    {Mesh(1, test_rank.part.degree, 1), {.tensor = test_rank.part.rank}}),
         spec(model_spec),
         rank(test_rank),
-        model(spec, rank.part) {}
+        model(spec, rank.part, rank.recompute) {}
 
   // Values far from those of initialisation, so that no gradient is small by symmetry.
   void randomise() {

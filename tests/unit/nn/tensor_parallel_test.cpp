@@ -1,159 +1,18 @@
 // Tensor-parallel units against those of one rank: losses, every gradient, and what passes between units.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "base/numbers/checked.h"
 #include "comm/collective/direct_communicator.h"
-#include "model_fixture.h"
+#include "model_ranks.h"
 #include "nn/tensor_sums.h"
 #include "support/ranks/host_stream.h"
-#include "support/ranks/ranks.h"
 
 using namespace scaletrain;
 
 namespace {
-
-// Eight heads, so that eight tensor ranks have one each; ffn and vocabulary divide by none of the degrees, and leave
-// nothing to the last of eight ranks.
-ModelSpec gpt2_of_eight_heads() {
-  ModelSpec spec = tiny_gpt2();
-  spec.hidden = 16;
-  spec.heads = 8;
-  spec.kv_heads = 8;
-  spec.head_size = 2;
-  spec.ffn_hidden = 11;
-  spec.vocab = 11;
-  return spec;
-}
-
-ModelSpec llama_of_eight_heads(std::int64_t kv_heads) {
-  ModelSpec spec = gpt2_of_eight_heads();
-  spec.kv_heads = kv_heads;
-  spec.ffn_hidden = 13;
-  spec.vocab = 9;
-  spec.norm = NormKind::rmsnorm;
-  spec.activation = ActivationKind::swiglu;
-  spec.position = PositionKind::rope;
-  spec.bias = false;
-  spec.tie_embeddings = false;
-  return spec;
-}
-
-struct Style {
-  std::string name;
-  ModelSpec spec;
-};
-
-std::vector<Style> styles() {
-  std::vector<Style> all{{"GPT-2, tied", gpt2_of_eight_heads()},
-                         {"GPT-2, untied, a gate with bias", gpt2_of_eight_heads()},
-                         {"Llama, 2 key/value heads", llama_of_eight_heads(2)},
-                         {"Llama, 4 key/value heads, tied, with bias", llama_of_eight_heads(4)}};
-  all[1].spec.tie_embeddings = false;
-  all[1].spec.activation = ActivationKind::swiglu;
-  all[3].spec.tie_embeddings = true;
-  all[3].spec.bias = true;
-  return all;
-}
-
-// What the ranks of a model computed, put together.
-struct Outcome {
-  std::vector<double> losses;  // of evaluation and training, of every rank
-  std::map<std::string, std::vector<double>> values;
-  double disagreement = 0.0;  // between ranks that hold the same element
-};
-
-// One rank's contribution.
-struct RankOutcome {
-  std::vector<double> losses;
-  std::map<std::string, std::vector<double>> gradients;
-  std::vector<std::vector<double>> bundles;  // own rows: the last hidden state, then every unit's output gradient
-};
-
-RankOutcome run_rank(const ModelSpec& spec, const TestRank& rank, BatchShape shape, BackwardForm form) {
-  TestModel model(spec, make_reference_backend(DType::f64), {}, rank);
-  model.randomise();
-  TestBatch batch(spec, shape);
-  batch.add_document(2);
-  ModelHarness harness(model, batch);
-  RankOutcome outcome;
-  outcome.losses.push_back(harness.evaluate());
-  outcome.bundles.push_back(to_doubles(harness.hidden()));
-  outcome.losses.push_back(harness.train(form));
-  model.store.finish_gradients(*model.stream, all_units(model.table));
-  model.store.settle(*model.stream);
-  outcome.gradients = model.gradients();
-  if (form == BackwardForm::whole) {
-    for (std::size_t unit = 0; unit + 1 < model.model.units().size(); ++unit)
-      outcome.bundles.push_back(to_doubles(harness.d_output(unit)));
-  }
-  return outcome;
-}
-
-Outcome put_together(const ModelSpec& spec, std::int64_t degree, const std::vector<RankOutcome>& ranks,
-                     bool has_shards) {
-  Outcome whole;
-  for (const RankOutcome& rank : ranks) whole.losses.insert(whole.losses.end(), rank.losses.begin(), rank.losses.end());
-  const auto merge = [&](double& place, double value, bool& is_set) {
-    if (is_set) whole.disagreement = std::max(whole.disagreement, std::abs(place - value));
-    place = value;
-    is_set = true;
-  };
-  const ParamTable table = make_param_table(spec, {});
-  for (const Parameter& parameter : table.parameters()) {
-    const auto count = static_cast<std::size_t>(parameter.shape.num_elements());
-    std::vector<double>& values = whole.values[parameter.name];
-    values.resize(count);
-    std::vector<char> is_set(count, 0);
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-      for_each_element(parameter.shape, ParamTable::box_of(parameter, degree, static_cast<std::int64_t>(rank)),
-                       [&](std::size_t local, std::size_t global) {
-                         bool was_set = is_set[global] != 0;
-                         merge(values[global], ranks[rank].gradients.at(parameter.name).at(local), was_set);
-                         is_set[global] = 1;
-                       });
-    if (std::count(is_set.begin(), is_set.end(), 0) != 0) values.clear();  // a comparison will say so
-  }
-  for (std::size_t i = 0; i < ranks[0].bundles.size(); ++i) {
-    std::vector<double>& values = whole.values["bundle " + std::to_string(i)];
-    for (const RankOutcome& rank : ranks) {
-      if (has_shards || values.empty()) {
-        values.insert(values.end(), rank.bundles[i].begin(), rank.bundles[i].end());
-        continue;
-      }
-      for (std::size_t e = 0; e < values.size(); ++e)
-        whole.disagreement = std::max(whole.disagreement, std::abs(values[e] - rank.bundles[i].at(e)));
-    }
-  }
-  return whole;
-}
-
-GroupFacts facts_of(const ModelSpec& spec) {
-  return {.kv_heads = spec.kv_heads, .tied = spec.tie_embeddings};
-}
-
-// Runs use(rank of the tensor group, TestRank) on a thread for each.
-template <class Use>
-void on_tensor_ranks(const ModelSpec& spec, std::int64_t degree, bool sequence, Use use) {
-  run_ranks(Mesh(1, degree, 1), facts_of(spec), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-    const TestRank test_rank{.part = {.degree = degree, .rank = rank.value(), .sequence = sequence}, .groups = &groups};
-    use(static_cast<std::size_t>(rank.value()), test_rank);
-  });
-}
-
-Outcome run_model(const ModelSpec& spec, std::int64_t degree, bool sequence, BatchShape shape, BackwardForm form) {
-  std::vector<RankOutcome> ranks(static_cast<std::size_t>(degree));
-  if (degree == 1) {
-    ranks[0] = run_rank(spec, {}, shape, form);
-  } else {
-    on_tensor_ranks(spec, degree, sequence,
-                    [&](std::size_t index, const TestRank& rank) { ranks[index] = run_rank(spec, rank, shape, form); });
-  }
-  return put_together(spec, degree, ranks, sequence && degree > 1);
-}
 
 void check_equal(const Outcome& found, const Outcome& expected) {
   for (std::size_t i = 0; i < found.losses.size(); ++i) {
@@ -175,14 +34,16 @@ void check_equal(const Outcome& found, const Outcome& expected) {
 void check_degrees(BatchShape shape, const std::vector<std::int64_t>& degrees) {
   for (const Style& style : styles()) {
     CAPTURE(style.name);
-    const Outcome expected = run_model(style.spec, 1, false, shape, BackwardForm::whole);
+    const Outcome expected = run_model({.spec = style.spec, .shape = shape});
     for (const std::int64_t degree : degrees)
       for (const bool sequence : {false, true})
         for (const BackwardForm form : {BackwardForm::whole, BackwardForm::split}) {
           CAPTURE(degree);
           CAPTURE(sequence);
           CAPTURE(int(form));
-          check_equal(run_model(style.spec, degree, sequence, shape, form), expected);
+          check_equal(
+              run_model({.spec = style.spec, .shape = shape, .degree = degree, .sequence = sequence, .form = form}),
+              expected);
         }
   }
 }
@@ -229,10 +90,7 @@ TEST_CASE("a bias of a row-parallel map is added once") {
         block.forward(Mode::train, {in}, {out});
         outputs[index] = to_doubles(out);
       };
-      if (degree == 1)
-        run(0, {});
-      else
-        on_tensor_ranks(spec, degree, sequence, run);
+      on_tensor_ranks(spec, degree, sequence, run);
       std::vector<double> expected;
       for (std::size_t i = 0; i < elements; ++i)
         expected.push_back(input[i] + attention_bias[i % 16] + ffn_bias[i % 16]);
@@ -448,21 +306,25 @@ TEST_CASE("every pass of a unit declares what it asks of its tensor group, call 
     CAPTURE(style.name);
     for (const bool sequence : {false, true}) {
       CAPTURE(sequence);
-      std::vector<Trace> traces;
-      std::vector<std::string> problems(static_cast<std::size_t>(degree), "did not run");
-      RanksOptions options;
-      options.traces = &traces;
-      run_ranks(
-          Mesh(1, degree, 1), facts_of(style.spec),
-          [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-            const auto index = static_cast<std::size_t>(rank.value());
-            const TestRank test_rank{.part = {.degree = degree, .rank = rank.value(), .sequence = sequence},
-                                     .groups = &groups};
-            problems[index] = undeclared_pass(style.spec, test_rank, shape, traces[index]);
-          },
-          options);
-      for (const std::string& problem : problems) CHECK(problem == "");
-      CHECK(traces[0].records.size() > 10);
+      for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::full}) {
+        CAPTURE(to_text(recompute));
+        std::vector<Trace> traces;
+        std::vector<std::string> problems(static_cast<std::size_t>(degree), "did not run");
+        RanksOptions options;
+        options.traces = &traces;
+        run_ranks(
+            Mesh(1, degree, 1), facts_of(style.spec),
+            [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+              const auto index = static_cast<std::size_t>(rank.value());
+              const TestRank test_rank{.part = {.degree = degree, .rank = rank.value(), .sequence = sequence},
+                                       .groups = &groups,
+                                       .recompute = recompute};
+              problems[index] = undeclared_pass(style.spec, test_rank, shape, traces[index]);
+            },
+            options);
+        for (const std::string& problem : problems) CHECK(problem == "");
+        CHECK(traces[0].records.size() > 10);
+      }
     }
   }
 }

@@ -32,10 +32,13 @@ struct Bundles {
 }  // namespace
 
 TEST_CASE("memory() is what the passes use: exactly that is enough, one cache line less is refused") {
-  for (const bool is_llama : {false, true}) {
+  for (const int variant : {0, 1, 2, 3, 4, 5}) {
+    const bool is_llama = variant % 2 == 1;
+    const auto recompute = static_cast<RecomputeKind>(variant / 2);
+    CAPTURE(to_text(recompute));
     const ModelSpec spec = is_llama ? tiny_llama() : tiny_gpt2();
     const BatchShape shape{2, 5};
-    TestModel model(spec, make_reference_backend(DType::f64));
+    TestModel model(spec, make_reference_backend(DType::f64), {}, {.part = {}, .recompute = recompute});
     model.randomise();
     TestBatch batch(spec, shape);
     Bundles b(spec, shape, 4);

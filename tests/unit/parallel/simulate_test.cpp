@@ -172,13 +172,3 @@ TEST_CASE("a gradient reduced after the tied one is refused") {
   std::swap(steps[steps.size() - 2], steps[steps.size() - 3]);
   CHECK(contains(problem_of(schedule), "tied gradients are reduced once"));
 }
-
-TEST_CASE("recomputation needs a saved result") {
-  Schedule schedule = make_schedule(ScheduleKind::one_f_one_b, 1, 1, 1);
-  const Instruction recompute{.op = Opcode::recompute, .chunk = 0, .micro_batch = MicroBatch(0), .peer = {}};
-  Schedule good = schedule;
-  good.steps[0][1].insert(good.steps[0][1].begin() + 1, recompute);
-  CHECK(simulate(good, {}).completed);
-  schedule.steps[0][0].insert(schedule.steps[0][0].begin() + 1, recompute);
-  CHECK(contains(problem_of(schedule), "there is no saved result to recompute"));
-}

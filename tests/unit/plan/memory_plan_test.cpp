@@ -113,23 +113,31 @@ TEST_CASE("a parameter in bf16 takes 18 bytes, and of ZeRO 1, 2 and 3 on N repli
   }
 }
 
-TEST_CASE("recomputation keeps the inputs of blocks, or products and attention, and one block's room for the rest") {
+TEST_CASE("recomputation keeps the inputs of blocks, or products and attention, and one block's scratch for the rest") {
   Config config = preset_config("gpt2-124m");
   config.train.micro_batch = 2;
-  const auto saved = [&](RecomputeKind kind) {
+  const auto bytes = [&](RecomputeKind kind, const std::string& purpose) {
     config.train.recompute = kind;
-    return bytes_of(make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0), "saved activations");
+    return bytes_of(make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0), purpose);
   };
-  const std::size_t none = saved(RecomputeKind::none);
-  const std::size_t rows = 2 * 1024;
+  const std::size_t token = 2 * 1024 * 4;  // bytes of one number per token
   const std::size_t width = 768;
   const std::size_t ffn = 3072;
-  // Two norms and the activation of 11 blocks; the twelfth's are where each block computes them again.
-  CHECK(none - saved(RecomputeKind::selective) == 11 * rows * (2 * width + ffn) * 4);
-  // Two norms with mean and deviation, query, key and value, attention with a log-sum-exp per head, the residual
-  // stream in the middle, the feed-forward layer before and behind its activation.
-  const std::size_t block = rows * (2 * (width + 2) + 3 * width + width + 12 + width + 2 * ffn) * 4;
-  CHECK(none - saved(RecomputeKind::full) == 11 * block);
+  // Norms with mean and deviation.
+  const std::size_t norm = width + 2;
+  // Query, key and value, attention with a log-sum-exp per head, the residual stream in the middle, and what the
+  // activation is of.
+  const std::size_t products = 3 * width + width + 12 + width + ffn;
+  const std::string saved = "saved activations";
+  CHECK(bytes(RecomputeKind::none, saved) == token * (12 * (2 * norm + products + ffn) + norm));
+  CHECK(bytes(RecomputeKind::selective, saved) == token * 12 * products);
+  CHECK(bytes(RecomputeKind::full, saved) == 0);
+  // Beside the gradient of what the activation is of.
+  CHECK(bytes(RecomputeKind::selective, "scratch") == token * (2 * norm + ffn + ffn));
+  CHECK(bytes(RecomputeKind::full, "scratch") == token * (2 * norm + products + ffn + ffn));
+  CHECK(bytes(RecomputeKind::full, "activations between layers") ==
+        bytes(RecomputeKind::none, "activations between layers"));
+  CHECK(bytes(RecomputeKind::full, "deferred weight gradients") == 0);
 }
 
 TEST_CASE("the text lists every item and the sum") {
