@@ -42,6 +42,7 @@ class Rules {
     if (origin_ == Origin::user) {
       check_idle_model_keys();
       check_idle_train_keys();
+      check_idle_precision_keys();
       check_bytes_vocab();
       check_heartbeat();
       check_chunks();
@@ -160,6 +161,13 @@ class Rules {
       refuse_idle("train.lr_schedule.min_ratio", schedule.min_ratio, LrScheduleConfig().min_ratio,
                   {"train.lr_schedule.type"},
                   "it is only for a train.lr_schedule.type that falls; this one is constant");
+  }
+
+  void check_idle_precision_keys() {
+    PrecisionConfig& precision = config_.precision;
+    if (precision.compute == Precision::fp16 || !are_fine({"precision.compute"})) return;
+    refuse_idle("precision.loss_scale", precision.loss_scale, PrecisionConfig().loss_scale, {"precision.compute"},
+                fmt::format("it is only for precision.compute fp16; this one is {}", to_text(precision.compute)));
   }
 
   void check_bytes_vocab() {

@@ -14,6 +14,7 @@ NonfiniteState after_step(const NonfiniteState& before, SkipReason reason, std::
       after.consecutive = 0;
       return after;
     case SkipReason::no_tokens:
+    case SkipReason::overflow:
       return after;
     case SkipReason::nonfinite_gradient:
     case SkipReason::nonfinite_loss:

@@ -16,7 +16,8 @@ struct NonfiniteState {
   bool operator==(const NonfiniteState&) const = default;
 };
 
-// The state after `step`. A finite step ends the row; a step without tokens says nothing and leaves it as it is.
+// The state after `step`. A finite step ends the row; a step without tokens says nothing and leaves it as it is, and so
+// does an overflow that a smaller loss scale answers.
 // DivergedError, which names train.nonfinite.skip, when more than `allowed` steps in a row were non-finite.
 NonfiniteState after_step(const NonfiniteState& before, SkipReason reason, std::int64_t allowed, Step step);
 

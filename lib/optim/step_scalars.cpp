@@ -16,6 +16,8 @@ std::string_view to_text(SkipReason reason) {
       return "nonfinite_loss";
     case SkipReason::no_tokens:
       return "no_tokens";
+    case SkipReason::overflow:
+      return "overflow";
     case SkipReason::spike:
       return "spike";
   }
@@ -32,6 +34,8 @@ std::string_view words_of(SkipReason reason) {
       return "its loss is not finite (inf or nan)";
     case SkipReason::no_tokens:
       return "its samples hold no token to learn from";
+    case SkipReason::overflow:
+      return "its gradients overflowed at this loss scale";
     case SkipReason::spike:
       return "its loss jumped (train.spike)";
   }
@@ -51,7 +55,8 @@ StepOutcome make_step_scalars(const StepMeasurements& measured, const StepSettin
   outcome.grad_norm = has_tokens ? summed_norm / (tokens * measured.micro_scale) : summed_norm;
   outcome.loss = has_tokens ? measured.loss_sum / tokens : measured.loss_sum;
   if (!std::isfinite(outcome.grad_norm)) {
-    outcome.skip = SkipReason::nonfinite_gradient;
+    const bool is_overflow = settings.scale_can_fall && std::isfinite(outcome.loss);
+    outcome.skip = is_overflow ? SkipReason::overflow : SkipReason::nonfinite_gradient;
   } else if (!std::isfinite(outcome.loss)) {
     outcome.skip = SkipReason::nonfinite_loss;
   } else if (!has_tokens) {

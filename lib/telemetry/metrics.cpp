@@ -149,18 +149,19 @@ void MetricsWriter::write(const StartRecord& record) {
 }
 
 void MetricsWriter::write(const StepRecord& record) {
-  append(Line("step")
-             .add("step", record.step)
-             .add("tokens", record.tokens)
-             .add("loss", record.loss)
-             .add("learning_rate", record.learning_rate)
-             .add("grad_norm", record.grad_norm)
-             .add("step_seconds", record.step_seconds)
-             .add("tokens_per_second", record.tokens_per_second)
-             .add("mfu", record.mfu)
-             .add("elapsed_seconds", record.elapsed_seconds)
-             .add("wall_time", record.wall_time)
-             .finish());
+  Line line("step");
+  line.add("step", record.step)
+      .add("tokens", record.tokens)
+      .add("loss", record.loss)
+      .add("learning_rate", record.learning_rate)
+      .add("grad_norm", record.grad_norm)
+      .add("step_seconds", record.step_seconds)
+      .add("tokens_per_second", record.tokens_per_second)
+      .add("mfu", record.mfu)
+      .add("elapsed_seconds", record.elapsed_seconds)
+      .add("wall_time", record.wall_time);
+  if (record.loss_scale) line.add("loss_scale", *record.loss_scale);
+  append(line.finish());
 }
 
 void MetricsWriter::write(const EvaluationRecord& record) {

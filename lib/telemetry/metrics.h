@@ -80,7 +80,8 @@ struct StepRecord {
   double mfu = 0;  // share of the devices' peak, 0 to 1; the caller computes it
   // Of training, over all starts of the run, without the time between them.
   double elapsed_seconds = 0;
-  std::string wall_time{};  // UTC, for people
+  std::string wall_time{};             // UTC, for people
+  std::optional<double> loss_scale{};  // of fp16: that this step was made with
 };
 
 struct EvaluationRecord {

@@ -37,6 +37,9 @@ class Fields {
   std::int64_t integer_or_zero(std::string_view key) const { return object_.contains(key) ? integer(key) : 0; }
   bool flag_or_false(std::string_view key) const { return object_.contains(key) && flag(key); }
   double number_or_zero(std::string_view key) const { return object_.contains(key) ? number(key) : 0.0; }
+  std::optional<double> number_if_any(std::string_view key) const {
+    return object_.contains(key) ? std::optional(number(key)) : std::nullopt;
+  }
   // Lines of older programs have none.
   LayoutRecord layout() const {
     if (!object_.contains("layout")) return {};
@@ -136,7 +139,8 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                              .tokens_per_second = in.number("tokens_per_second"),
                              .mfu = in.number("mfu"),
                              .elapsed_seconds = in.number_or_zero("elapsed_seconds"),
-                             .wall_time = in.text_or_empty("wall_time")});
+                             .wall_time = in.text_or_empty("wall_time"),
+                             .loss_scale = in.number_if_any("loss_scale")});
   } else if (kind == "evaluation") {
     add_evaluation(metrics, {.step = in.integer("step"),
                              .dataset = in.text("dataset"),

@@ -44,6 +44,7 @@ RunState restore(const Checkpoint& checkpoint, const Config& config, ParamStore&
   state.early_stop = continue_early_stop(state.early_stop, before, config);
   if (!state.warmup) state.warmup = before.train.lr_schedule.warmup;
   state.warmup = warmup_steps(config, state);
+  state.loss_scale = continue_loss_scale(state.loss_scale, config.precision);
   checkpoint.load(store, stream, true, work);
   return state;
 }

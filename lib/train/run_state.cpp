@@ -42,6 +42,23 @@ SpikeState read_spike(const Scalars& scalars, const std::string& where) {
   return state;
 }
 
+void write_loss_scale(const std::optional<LossScaleState>& state, Scalars& scalars) {
+  if (!state) return;
+  put_scalar(scalars, "loss_scale.scale", state->scale);
+  put_scalar(scalars, "loss_scale.good_steps", state->good_steps);
+}
+
+std::optional<LossScaleState> read_loss_scale(const Scalars& scalars, const std::string& where) {
+  if (!has_scalar(scalars, "loss_scale.scale")) return std::nullopt;
+  const LossScaleState state{.scale = get_double(scalars, "loss_scale.scale", where),
+                             .good_steps = get_integer(scalars, "loss_scale.good_steps", where)};
+  const bool is_in_range = state.scale >= least_loss_scale && state.scale <= most_loss_scale;
+  if (!is_in_range || state.good_steps < 0 || state.good_steps >= good_steps_to_double)
+    throw InputError(fmt::format("{}: loss_scale.scale {} and loss_scale.good_steps {} cannot be", where, state.scale,
+                                 state.good_steps));
+  return state;
+}
+
 }  // namespace
 
 void write_state(const RunState& state, bool is_best, Manifest& manifest) {
@@ -65,6 +82,7 @@ void write_state(const RunState& state, bool is_best, Manifest& manifest) {
   if (!state.branch.path.empty() && !first_invalid_utf8(state.branch.path))
     manifest.scalars["branch_path"] = state.branch.path;
   write_scalars(state.early_stop, manifest.scalars);
+  write_loss_scale(state.loss_scale, manifest.scalars);
   write_spike(state.spike, manifest.scalars);
 }
 
@@ -96,6 +114,7 @@ RunState read_state(const Manifest& manifest, const std::string& where) {
     throw InputError(fmt::format("{}: history: {} tokens were consumed, but the manifest says {}", where,
                                  state.history.tokens_consumed(), manifest.tokens));
   state.early_stop = read_early_stop(manifest.scalars, where);
+  state.loss_scale = read_loss_scale(manifest.scalars, where);
   state.spike = read_spike(manifest.scalars, where);
   const auto best = manifest.scalars.find("best_save_id");
   if (best != manifest.scalars.end())

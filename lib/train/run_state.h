@@ -8,6 +8,7 @@
 
 #include "checkpoint/format/manifest.h"
 #include "data/order/history.h"
+#include "optim/loss_scale.h"
 #include "optim/nonfinite_policy.h"
 #include "optim/spike_policy.h"
 #include "train/early_stop.h"
@@ -25,7 +26,8 @@ struct RunState {
   std::int64_t step = 0;     // optimizer steps taken, skipped ones included
   std::int64_t updates = 0;  // of the optimizer: steps without the skipped ones; what bias correction counts
   NonfiniteState nonfinite;
-  SpikeState spike;  // empty where the policy is not asked for
+  std::optional<LossScaleState> loss_scale;  // nothing where it is not dynamic
+  SpikeState spike;                          // empty where the policy is not asked for
   std::int64_t generation = 0;
   // Steps of it that the learning rate goes by: warmup_steps() of run_length.h. Nothing: not settled yet, or a
   // checkpoint of an older program.

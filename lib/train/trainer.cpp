@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "config/keys/keys.h"
+#include "optim/loss_scale.h"
 #include "optim/nonfinite_policy.h"
 #include "optim/spike_policy.h"
 #include "optim/step_scalars.h"
@@ -178,7 +179,9 @@ std::optional<StepRunner::Votes> Trainer::Impl::train_step() {
        .beta1 = optimizer.beta1,
        .beta2 = optimizer.beta2,
        .update = state.updates + 1,
-       .loss_limit = level && policy->action != SpikeAction::warn ? std::optional(level->limit) : std::nullopt},
+       .loss_limit = level && policy->action != SpikeAction::warn ? std::optional(level->limit) : std::nullopt,
+       .loss_scale = loss_scale_of(config.precision, state.loss_scale),
+       .scale_can_fall = can_fall(state.loss_scale)},
       [this] { return own_votes(); }, [this] { checkpoints.before_update(); });
   checkpoints.poll();
   finish_step(result.outcome, seconds_since(start));
@@ -200,6 +203,7 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   line.loss = outcome.loss;
   line.learning_rate = outcome.block.learning_rate;
   line.grad_norm = outcome.grad_norm;
+  if (config.precision.compute == Precision::fp16) line.loss_scale = loss_scale_of(config.precision, state.loss_scale);
   line.step_seconds = seconds;
   line.tokens_per_second = tokens / seconds;
   line.elapsed_seconds = parts.elapsed_before + seconds_since(begin);
@@ -215,6 +219,7 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
     parts.progress.set_total_steps(total_steps());  // padding makes a run of so many tokens longer
     parts.progress.step(line);
   }
+  if (state.loss_scale) state.loss_scale = after_step(*state.loss_scale, outcome.skip);
   if (outcome.skip == SkipReason::none) {
     ++state.updates;
   } else if (outcome.skip != SkipReason::spike) {
@@ -246,8 +251,11 @@ void Trainer::Impl::end_without_data() {
 
 // Started again as it was, the run comes to the same step.
 std::string Trainer::Impl::advice() const {
-  const std::string lower = fmt::format("--set train.optimizer.learning_rate={:.3g} (it is {:.3g})",
-                                        config.train.optimizer.learning_rate / 2, config.train.optimizer.learning_rate);
+  const std::optional<double>& fixed_scale = config.precision.loss_scale;
+  const std::string lower =
+      fmt::format("--set train.optimizer.learning_rate={:.3g} (it is {:.3g})", config.train.optimizer.learning_rate / 2,
+                  config.train.optimizer.learning_rate) +
+      (fixed_scale ? fmt::format(" or --set precision.loss_scale=dynamic (it is {})", *fixed_scale) : "");
   if (checkpoints.saved_step() <= 0)
     return fmt::format("No checkpoint was written: started again, the run begins anew; change something, such as {}",
                        lower);
@@ -266,7 +274,13 @@ void Trainer::Impl::record_skip(const StepOutcome& outcome) {
   line.reason = to_text(outcome.skip);
   line.samples = batch_samples();
   record(line);
-  parts.log.warn(fmt::format("step {} was skipped, the weights are untouched: {}", state.step, words_of(outcome.skip)));
+  const std::string text =
+      fmt::format("step {} was skipped, the weights are untouched: {}", state.step, words_of(outcome.skip));
+  if (outcome.skip == SkipReason::overflow) {  // nothing to worry about: that is how the scale is found
+    parts.log.info(fmt::format("{}, which falls to {}", text, state.loss_scale->scale));
+  } else {
+    parts.log.warn(text);
+  }
 }
 
 std::vector<std::uint64_t> Trainer::Impl::batch_samples() const {

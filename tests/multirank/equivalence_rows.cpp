@@ -402,6 +402,20 @@ LayoutRun baseline_of(const Row& row) {
   return run;
 }
 
+LayoutRun in_half(LayoutRun run, DType half) {
+  const bool is_bf16 = half == DType::bf16;
+  if (run.backend == TestBackend::cpu) {
+    run.backend = is_bf16 ? TestBackend::cpu_bf16 : TestBackend::cpu_f16;
+  } else if (run.backend == TestBackend::late_cpu) {
+    run.backend = is_bf16 ? TestBackend::late_cpu_bf16 : TestBackend::late_cpu_f16;
+  } else {
+    SCALETRAIN_CHECK(run.backend == TestBackend::fenced_cpu);
+    run.backend = is_bf16 ? TestBackend::fenced_cpu_bf16 : TestBackend::fenced_cpu_f16;
+  }
+  if (!is_bf16) run.config.precision.loss_scale = 1024;
+  return run;
+}
+
 std::string baseline_key(const Row& row) {
   const LayoutRun run = baseline_of(row);
   const ModelConfig& model = run.config.model;

@@ -27,12 +27,14 @@ struct Row {
 // What a value does: to the config, and to the run where that is not the config's business (masks, backends).
 using Apply = std::function<void(const Row& row, LayoutRun& run)>;
 
-// How near a run must come to one rank: DESIGN section 4 has these for single precision; in half precision losses and
-// norms within 5e-3, and no promise for single tensors.
+// How near a run must come to one rank: DESIGN section 4 has these for single precision; in half precision losses
+// within 5e-3, and no promise for gradients, whose norm is held to that in the first step alone: later ones are those
+// of weights that have come to differ.
 struct Tolerance {
   double steps = 1e-5;  // of each loss and norm, relative
   bool compares_gradients = true;
 };
+inline constexpr Tolerance half_tolerance{.steps = 5e-3, .compares_gradients = false};
 
 struct SwitchValue {
   std::string name;
@@ -63,6 +65,8 @@ std::string text(const Row& row);
 // The run of a row, and the run of one rank that it must equal. Steps, optimizer and tracing are the caller's.
 LayoutRun run_of(const Row& row);
 LayoutRun baseline_of(const Row& row);
+// A row's run, or its baseline, in a half: bf16, or fp16 with a fixed loss scale.
+LayoutRun in_half(LayoutRun run, DType half);
 // Equal for rows of equal baselines.
 std::string baseline_key(const Row& row);
 

@@ -94,6 +94,49 @@ inline std::vector<double> held_values(ParamStore& store, StateKind kind, std::s
   return all;
 }
 
+// Everything a rank keeps from step to step.
+inline std::vector<std::vector<double>> state_of(RankTrainer& trainer) {
+  ParamStore& store = trainer.settled_store();
+  return {held_values(store, StateKind::master), held_values(store, StateKind::optimizer, 0),
+          held_values(store, StateKind::optimizer, 1)};
+}
+
+// Spoils one gradient accumulator of this rank's shard as the step's first micro-batch begins: an overflow that no
+// other rank has had.
+class OverflowingSource final : public MicroBatchSource {
+ public:
+  OverflowingSource(SyntheticSource& source, ParamStore& store, double value)
+      : source_(source), store_(store), value_(value) {}
+
+  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
+    if (!has_overflowed_) overflow();
+    return source_.fill(micro_batch, tensors);
+  }
+  bool has_overflowed() const { return has_overflowed_; }
+
+ private:
+  void overflow() {
+    const ShardLayout& layout = store_.layout();
+    const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
+    for (const ParamRange& range : layout.shard_ranges(layout.position().data)) {
+      const Parameter& parameter = store_.table().parameters()[static_cast<std::size_t>(range.parameter)];
+      // One that nobody else holds, and that is not reduced with a copy's.
+      if (range.count == 0 || ParamTable::replication_degree(parameter, tensor_degree) > 1 || parameter.unit == 0 ||
+          parameter.tied_to)
+        continue;
+      const View gradient = store_.values(StateKind::gradient, range);
+      convert_floats(DType::f64, &value_, gradient.dtype(), gradient.rows(range.count - 1, 1).data(), 1);
+      has_overflowed_ = true;
+      return;
+    }
+  }
+
+  SyntheticSource& source_;
+  ParamStore& store_;
+  double value_;
+  bool has_overflowed_ = false;
+};
+
 // Values by what they are a part of: ranks with the same key must have the same bits.
 class Agreement {
  public:

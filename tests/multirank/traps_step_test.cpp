@@ -9,48 +9,6 @@ using namespace scaletrain;
 
 namespace {
 
-// Spoils one gradient accumulator of this rank's shard as the step's first micro-batch begins: an overflow that no
-// other rank has had.
-class OverflowingSource final : public MicroBatchSource {
- public:
-  OverflowingSource(SyntheticSource& source, ParamStore& store, double value)
-      : source_(source), store_(store), value_(value) {}
-
-  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
-    if (!has_overflowed_) overflow();
-    return source_.fill(micro_batch, tensors);
-  }
-  bool has_overflowed() const { return has_overflowed_; }
-
- private:
-  void overflow() {
-    const ShardLayout& layout = store_.layout();
-    const std::int64_t tensor_degree = layout.mesh().degree(Axis::tensor);
-    for (const ParamRange& range : layout.shard_ranges(layout.position().data)) {
-      const Parameter& parameter = store_.table().parameters()[static_cast<std::size_t>(range.parameter)];
-      // One that nobody else holds, and that is not reduced with a copy's.
-      if (range.count == 0 || ParamTable::replication_degree(parameter, tensor_degree) > 1 || parameter.unit == 0 ||
-          parameter.tied_to)
-        continue;
-      store_.values(StateKind::gradient, range).as<double>()[range.count - 1] = value_;
-      has_overflowed_ = true;
-      return;
-    }
-  }
-
-  SyntheticSource& source_;
-  ParamStore& store_;
-  double value_;
-  bool has_overflowed_ = false;
-};
-
-// Everything a rank keeps from step to step.
-std::vector<std::vector<double>> state_of(RankTrainer& trainer) {
-  ParamStore& store = trainer.settled_store();
-  return {held_values(store, StateKind::master), held_values(store, StateKind::optimizer, 0),
-          held_values(store, StateKind::optimizer, 1)};
-}
-
 StepSettings settings_of(std::int64_t update) {
   return {.learning_rate = 1e-2, .clip_norm = 1.0, .beta1 = 0.9, .beta2 = 0.95, .update = update};
 }

@@ -2,6 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <csignal>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "ranks.h"
 
@@ -58,27 +61,57 @@ TEST_CASE("a_checkpoint_of_one_layout_continues_on_another_with_the_same_losses"
   check_no_process_left(name);
 }
 
-TEST_CASE("bf16_resumes_to_the_bit_and_may_change_to_fp32_with_a_notice") {
-  Settings settings = {"parallel.data=2", "parallel.tensor=2", "parallel.zero=1", "precision.compute=bf16"};
-  const Ended calm = run_program(layout_launch("bf16-calm", settings), ranks_patience);
-  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
-  CHECK(calm.says(", in bf16, products "));
-  const Trajectory expected = trajectory_of(layout_folder("bf16-calm"));
-  CHECK(expected.steps != one_rank().steps);
-  copy_run(layout_folder("bf16-calm"), "bf16-resumed");
-  copy_run(layout_folder("bf16-calm"), "bf16-then-fp32");
-  for (const char* name : {"bf16-resumed", "bf16-then-fp32"}) {
-    for (int step = 10; step <= layout_steps(); step += 5) fs::remove_all(checkpoint(layout_folder(name), step));
+// The rows of its metrics' steps that say which loss scale they were made with: "step scale", by their numbers.
+std::map<long, std::string> loss_scales_of(const std::string& run) {
+  std::map<long, std::string> scales;
+  const std::string key = "\"loss_scale\":";
+  std::istringstream lines(read_file(layout_folder(run) / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t at = line.find(key);
+    if (!line.starts_with("{\"kind\":\"step\"") || at == std::string::npos) continue;
+    const std::size_t step = line.find("\"step\":", 14) + 7;
+    scales[std::stol(line.substr(step))] = line.substr(at + key.size(), line.size() - at - key.size() - 1);
   }
-  const Ended resumed = run_program(layout_launch("bf16-resumed", settings), ranks_patience);
-  REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
-  CHECK(resumed.says("(step 5)"));
-  CHECK(trajectory_of(layout_folder("bf16-resumed")).steps == expected.steps);
-  settings.back() = "precision.compute=fp32";
-  const Ended changed = run_program(layout_launch("bf16-then-fp32", settings), ranks_patience);
-  REQUIRE_MESSAGE(changed.exit_code == 0, changed.errors);
-  CHECK(changed.says("notice: this resume changes precision.compute: bf16 in the checkpoint, fp32 now"));
-  CHECK(trajectory_of(layout_folder("bf16-then-fp32")).last_step() == layout_steps());
+  return scales;
+}
+
+TEST_CASE("halves_resume_to_the_bit_and_may_change_to_fp32_with_a_notice") {
+  for (const std::string half : {"bf16", "fp16"}) {
+    CAPTURE(half);
+    Settings settings = {"parallel.data=2", "parallel.tensor=2", "parallel.zero=1", "precision.compute=" + half};
+    const std::string calm_run = half + "-calm";
+    const std::string resumed_run = half + "-resumed";
+    const std::string changed_run = half + "-then-fp32";
+    const Ended calm = run_program(layout_launch(calm_run, settings), ranks_patience);
+    REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
+    CHECK(calm.says(", in " + half + ", products "));
+    CHECK(calm.says(", loss scale 65536 (dynamic)") == (half == "fp16"));
+    const Trajectory expected = trajectory_of(layout_folder(calm_run));
+    CHECK(expected.steps != one_rank().steps);
+    const std::string good_steps = "loss_scale.good_steps";
+    const nlohmann::json scalars = open_manifest(checkpoint(layout_folder(calm_run), 5)).at("scalars");
+    CHECK(scalars.contains(good_steps) == (half == "fp16"));
+    for (const std::string& name : {resumed_run, changed_run}) {
+      copy_run(layout_folder(calm_run), name);
+      for (int step = 10; step <= layout_steps(); step += 5) fs::remove_all(checkpoint(layout_folder(name), step));
+    }
+    const Ended resumed = run_program(layout_launch(resumed_run, settings), ranks_patience);
+    REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
+    CHECK(resumed.says("(step 5)"));
+    CHECK(trajectory_of(layout_folder(resumed_run)).steps == expected.steps);
+    CHECK(loss_scales_of(resumed_run) == loss_scales_of(calm_run));
+    CHECK(loss_scales_of(calm_run).size() == (half == "fp16" ? static_cast<std::size_t>(layout_steps()) : 0));
+    const auto scalars_at_end = [](const std::string& run) {
+      return open_manifest(checkpoint(layout_folder(run), layout_steps())).at("scalars");
+    };
+    if (half == "fp16") CHECK(scalars_at_end(resumed_run).at(good_steps) == scalars_at_end(calm_run).at(good_steps));
+    settings.back() = "precision.compute=fp32";
+    const Ended changed = run_program(layout_launch(changed_run, settings), ranks_patience);
+    REQUIRE_MESSAGE(changed.exit_code == 0, changed.errors);
+    CHECK(changed.says("notice: this resume changes precision.compute: " + half + " in the checkpoint, fp32 now"));
+    CHECK(trajectory_of(layout_folder(changed_run)).last_step() == layout_steps());
+    CHECK_FALSE(scalars_at_end(changed_run).contains(good_steps));
+  }
 }
 
 TEST_CASE("a_killed_rank_is_named_all_start_anew_and_every_number_is_the_same") {

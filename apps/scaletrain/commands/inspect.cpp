@@ -131,6 +131,9 @@ std::string summary_text(const Checkpoint& checkpoint) {
                                             model.heads, model.context));
   text += summary_line("updates", fmt::format("{} of {} steps; {} were skipped as not finite", state.updates,
                                               state.step, state.nonfinite.total));
+  if (state.loss_scale)
+    text += summary_line("loss scale", fmt::format("{}, {} since it changed", state.loss_scale->scale,
+                                                   counted(state.loss_scale->good_steps, "step")));
   text += early_stop_text(state, manifest) + tensors_text(manifest) + files_text(manifest);
   return text + "\nEvery tensor, scalar and config key: --all\n";
 }
@@ -141,7 +144,7 @@ std::string all_text(const Checkpoint& checkpoint) {
   for (const auto& [name, value] : manifest.scalars) {
     text += fmt::format("  {} = {}", name, value);
     // Written as hexadecimal, to the bit; people read decimals.
-    if (name == "early_stop.best")
+    if (name == "early_stop.best" || name == "loss_scale.scale")
       text += fmt::format(" ({})", json_float(get_double(manifest.scalars, name, checkpoint.path().string())));
     text += "\n";
   }

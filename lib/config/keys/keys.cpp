@@ -360,7 +360,10 @@ void add_parallel(KeyTable<Config>& table) {
                       EnumCodec<Precision>(), FIELD(precision.compute)));
   table.push_back(top({"precision.reduce", "", "Type in which gradients are summed over ranks."},
                       EnumCodec<Precision>(), FIELD(precision.reduce)));
-  table.push_back(top({"precision.loss_scale", "", "Fixed factor on the loss; dynamic: found as it goes (fp16)."},
+  table.push_back(top({"precision.loss_scale", "",
+                       "Factor on the loss, so that small gradients do not become zero (compute: fp16 alone); dynamic: "
+                       "found as it goes.",
+                       with_notice},
                       optional(positive(), "dynamic"), FIELD(precision.loss_scale)));
 }
 

@@ -15,7 +15,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 15> kTable = {{
+constexpr std::array<UnsupportedValue, 14> kTable = {{
     {"run.device", "cuda", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type", "bpe | sentencepiece",
@@ -33,13 +33,11 @@ constexpr std::array<UnsupportedValue, 15> kTable = {{
     {"train.label_smoothing", "above 0", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
     {"train.recompute", "selective | full", [](const Config& c) { return c.train.recompute != RecomputeKind::none; },
      "none"},
-    {"precision.compute", "tf32 | fp16",
-     [](const Config& c) { return c.precision.compute == Precision::tf32 || c.precision.compute == Precision::fp16; },
-     "fp32 or bf16"},
-    {"precision.compute", "fp8", nullptr, "fp32 or bf16"},
+    {"precision.compute", "tf32", [](const Config& c) { return c.precision.compute == Precision::tf32; },
+     "fp32, bf16 or fp16"},
+    {"precision.compute", "fp8", nullptr, "fp32, bf16 or fp16"},
     {"precision.reduce", "tf32 | bf16 | fp16", [](const Config& c) { return c.precision.reduce != Precision::fp32; },
      "fp32"},
-    {"precision.loss_scale", "a number", [](const Config& c) { return c.precision.loss_scale.has_value(); }, "dynamic"},
     {"log.tensorboard", "true", [](const Config& c) { return c.log.tensorboard; }, "false"},
 }};
 

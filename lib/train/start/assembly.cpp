@@ -74,6 +74,14 @@ Config config_of_run(const WorkerOptions& options) {
   return config;
 }
 
+std::string precision_text(const WorkerParts& parts, const RunState& state) {
+  const DType compute = parts.phase.compute;
+  if (compute == DType::f32) return {};
+  std::string text = ", in " + cpu_precision_text(compute);
+  if (compute == DType::f16) text += ", " + loss_scale_text(parts.config.precision, state.loss_scale);
+  return text;
+}
+
 // Fills `run` as it goes, so that what fails on the way is told before it is torn down.
 void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
@@ -102,9 +110,8 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (run.metrics) continue_summary(parts, options, restarted ? std::optional(begin.state.step) : std::nullopt);
   std::vector<SourceRecord> sources = tell_sources(parts, begin.state);
   if (run.metrics) write_opening(*run.metrics, parts, options, begin, restarted, std::move(sources));
-  const DType compute = parts.phase.compute;
   parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step, layout_text(layout_of(parts)),
-                             compute == DType::f32 ? "" : fmt::format(", in {}", cpu_precision_text(compute))));
+                             precision_text(parts, begin.state)));
   run.state = std::move(begin.state);
   if (run.peak_flops <= 0.0)
     run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);

@@ -32,6 +32,7 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
                           options.work);
   }
   state.warmup = warmup_steps(parts.config, state);
+  state.loss_scale = continue_loss_scale(std::nullopt, parts.config.precision);
   return state;
 }
 

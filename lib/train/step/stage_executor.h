@@ -74,8 +74,8 @@ class StageExecutor {
   using OptimizerStep = std::function<void()>;
 
   // Runs the instructions of one step. Transfers on a single stage are bugs here.
-  // loss_gradient is the plan's constant. Without an optimizer_step the gradients are left for the caller to look at.
-  // After an exception the executor is of no more use.
+  // loss_gradient is the plan's constant, times the loss scale where there is one. Without an optimizer_step the
+  // gradients are left for the caller to look at. After an exception the executor is of no more use.
   ExecutionResult train(const ExecutionOrder& order, MicroBatchSource& source, double loss_gradient,
                         const OptimizerStep& optimizer_step = {});
   // Runs a part of an evaluation, and goes on with the sums of the parts before: in how many parts it is cut changes no

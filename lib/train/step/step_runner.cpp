@@ -54,7 +54,7 @@ StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings
                                     const BeforeUpdate& before_update) {
   parts_.store.zero_gradients(parts_.stream);
   Result result;
-  executor_.train(training_, source, parts_.plan.loss_gradient,
+  executor_.train(training_, source, parts_.plan.loss_gradient * settings.loss_scale,
                   [&] { result = update(settings, votes, before_update); });
   return result;
 }
@@ -78,7 +78,7 @@ StepRunner::Result StepRunner::update(const StepSettings& settings, const AskVot
   result.outcome = make_step_scalars({.sum_of_squares = numbers[0],
                                       .loss_sum = numbers[1],
                                       .num_tokens = result.target_tokens,
-                                      .micro_scale = parts_.plan.loss_gradient},
+                                      .micro_scale = parts_.plan.loss_gradient * settings.loss_scale},
                                      settings);
   if (before_update) before_update();
   parts_.optimizer.step(parts_.backend, parts_.stream, parts_.store, result.outcome.block);

@@ -98,7 +98,9 @@ enum class TestBackend {
   cpu_bf16,
   late_cpu_bf16,
   fenced_cpu_bf16,
-  cpu_f16
+  cpu_f16,
+  late_cpu_f16,
+  fenced_cpu_f16
 };
 
 inline DType compute_type_of(TestBackend kind) {
@@ -110,6 +112,8 @@ inline DType compute_type_of(TestBackend kind) {
     case TestBackend::fenced_cpu_bf16:
       return DType::bf16;
     case TestBackend::cpu_f16:
+    case TestBackend::late_cpu_f16:
+    case TestBackend::fenced_cpu_f16:
       return DType::f16;
     default:
       return DType::f32;
@@ -120,9 +124,9 @@ inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
   const DType compute = compute_type_of(kind);
   if (kind == TestBackend::reference_f64 || kind == TestBackend::reference_f32) return make_reference_backend(compute);
   auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute});
-  if (kind == TestBackend::late_cpu || kind == TestBackend::late_cpu_bf16)
+  if (kind == TestBackend::late_cpu || kind == TestBackend::late_cpu_bf16 || kind == TestBackend::late_cpu_f16)
     return std::make_unique<LateBackend>(std::move(backend));
-  if (kind == TestBackend::fenced_cpu || kind == TestBackend::fenced_cpu_bf16)
+  if (kind == TestBackend::fenced_cpu || kind == TestBackend::fenced_cpu_bf16 || kind == TestBackend::fenced_cpu_f16)
     return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(std::move(backend)));
   return backend;
 }
@@ -166,7 +170,8 @@ class RankTrainer {
          .clip_norm = config_.train.clip_norm,
          .beta1 = optimizer.beta1,
          .beta2 = optimizer.beta2,
-         .update = updates_ + 1});
+         .update = updates_ + 1,
+         .loss_scale = config_.precision.loss_scale.value_or(1.0)});
     if (result.outcome.skip == SkipReason::none) ++updates_;
     return result;
   }
@@ -304,7 +309,8 @@ struct LayoutOutcome {
   std::vector<double> losses;  // by step
   std::vector<double> grad_norms;
   std::vector<std::int64_t> target_tokens;
-  GlobalTensors gradients;  // of the first step: the plan's loss_gradient times the sum over target tokens
+  // Of the first step: the plan's loss_gradient and the config's loss scale times the sum over target tokens.
+  GlobalTensors gradients;
   GlobalTensors parameters;
   StepRunner::EvaluationSums evaluation;
   std::vector<Trace> traces;  // by rank

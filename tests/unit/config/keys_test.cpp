@@ -76,9 +76,9 @@ TEST_CASE("resume rules are those of the design") {
   using enum ResumeRule;
   for (const char* path : {"model.layers", "model.context", "run.seed", "data.tokenizer.type", "model.init.std"})
     CHECK_MESSAGE(key(path).resume == never, path);
-  for (const char* path :
-       {"train.steps", "train.tokens", "train.optimizer.learning_rate", "train.lr_schedule.warmup", "train.clip_norm",
-        "data.train", "data.train[].weight", "train.spike", "train.spike.action", "precision.compute"})
+  for (const char* path : {"train.steps", "train.tokens", "train.optimizer.learning_rate", "train.lr_schedule.warmup",
+                           "train.clip_norm", "data.train", "data.train[].weight", "train.spike", "train.spike.action",
+                           "precision.compute", "precision.loss_scale"})
     CHECK_MESSAGE(key(path).resume == with_notice, path);
   for (const char* path :
        {"run.name", "run.directory", "run.device", "model.init.from", "data.tokenizer.path", "train.micro_batch",
@@ -179,11 +179,9 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "train.lr_schedule.type=wsd",
                          "train.label_smoothing=0.1",
                          "train.recompute=selective",
-                         "precision.compute=fp16",
                          "precision.compute=tf32",
                          "precision.compute=fp8",
                          "precision.reduce=bf16",
-                         "precision.loss_scale=1024",
                          "log.tensorboard=true"};
   std::set<std::string> refused;
   for (const std::string text : asked) {
@@ -227,17 +225,20 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                            "supervise.elastic={min_data: 1}",
                            "launch.ranks_per_node=1",
                            "precision.compute=bf16",
+                           "precision.compute=fp16",
+                           "precision={compute: fp16, loss_scale: 1024}",
+                           "precision.loss_scale=dynamic",
                            "parallel.zero=0",
                            "parallel.zero=3"})
     CHECK(override_errors({text}) == "accepted");
 }
 
 TEST_CASE("check may load what cannot run yet") {
-  const LoadedConfig loaded = load_text(kLeast + "precision: {compute: fp16, reduce: fp32}\n", {"log.tensorboard=true"},
+  const LoadedConfig loaded = load_text(kLeast + "precision: {compute: tf32, reduce: fp32}\n", {"log.tensorboard=true"},
                                         {}, {.allow_unsupported = true});
-  CHECK(loaded.config.precision.compute == Precision::fp16);
+  CHECK(loaded.config.precision.compute == Precision::tf32);
   REQUIRE(loaded.unsupported.size() == 2);
-  CHECK(loaded.unsupported[0] == "c.yaml:3:22: precision.compute: fp16 is not supported yet; use fp32 or bf16");
+  CHECK(loaded.unsupported[0] == "c.yaml:3:22: precision.compute: tf32 is not supported yet; use fp32, bf16 or fp16");
   CHECK(loaded.unsupported[1] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
   CHECK(unsupported_values(loaded.config).size() == 2);
 }

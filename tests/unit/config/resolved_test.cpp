@@ -82,7 +82,7 @@ Config random_config(std::uint64_t seed) {
   if (dice.coin()) c.train.spike = SpikeConfig{dice.whole(8, 99), 9 * dice.share(), SpikeAction::skip};
   if (dice.coin()) c.parallel.data.reset();
   if (dice.coin()) c.precision.loss_scale = 1e6 * dice.share();
-  c.precision.compute = Precision::bf16;
+  c.precision.compute = c.precision.loss_scale ? Precision::fp16 : Precision::bf16;
   c.evaluate = {dice.whole(1, 99), dice.whole(0, 99)};
   if (!c.data.validation.empty())
     c.early_stop = EarlyStopConfig{"validation/" + c.data.validation[0].name + "/loss", 3, dice.share(), -dice.share()};
@@ -194,7 +194,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.checkpoint.background && c.checkpoint.keep_every == 26 && c.supervise.max_restarts == 27));
   CHECK((c.supervise.heartbeat == 28 && c.supervise.elastic_min_data == 1 && c.launch.interface == "ib0"));
   CHECK((c.launch.port == 30 && c.launch.ranks_per_node == 34 && c.log.every == 32 && c.log.tensorboard));
-  CHECK(loaded.unsupported.size() == 8);
+  CHECK(loaded.unsupported.size() == 6);
   CHECK(load_text(kLeast, {"model.init.type=he"}).config.model.init.type == InitKind::he);
   CHECK(load_text(kLeast, {"model.init.from=/f"}).config.model.init.from == "/f");
   CHECK(load_text(kLeast, {"train.optimizer.type=sgd"}).config.train.optimizer.type == OptimizerKind::sgd);

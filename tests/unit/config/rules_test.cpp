@@ -26,6 +26,24 @@ TEST_CASE("heads in half precision are as long as its kernels take") {
   CHECK(override_errors({"model.hidden=2050", "model.heads=2"}) == "accepted");
   CHECK(contains(override_errors({"model.hidden=2050", "model.heads=2", "precision.compute=bf16"}),
                  "a head of hidden / heads = 1025 is longer than 1024"));
+  CHECK(contains(override_errors({"model.hidden=2050", "model.heads=2", "precision.compute=fp16"}),
+                 "the most that precision.compute fp16 takes"));
+}
+
+TEST_CASE("a loss scale is for fp16 alone, and refused where nothing reads it") {
+  CHECK(override_errors({"precision.compute=fp16", "precision.loss_scale=1024"}) == "accepted");
+  CHECK(override_errors({"precision.compute=bf16", "precision.loss_scale=dynamic"}) == "accepted");
+  CHECK(contains(override_errors({"precision.loss_scale=1024"}),
+                 "precision.loss_scale: has no effect: it is only for precision.compute fp16; this one is fp32; remove "
+                 "the key, or change precision.compute"));
+  CHECK(contains(override_errors({"precision.compute=bf16", "precision.loss_scale=1"}), "this one is bf16"));
+  CHECK(contains(override_errors({"precision.compute=fp16", "precision.loss_scale=0"}), "precision.loss_scale"));
+  // A file that is for fp16, run in another type.
+  const LoadedConfig other =
+      load_text(kLeast + "precision: {compute: fp16, loss_scale: 1024}\n", {"precision.compute=fp32"});
+  CHECK_FALSE(other.config.precision.loss_scale.has_value());
+  REQUIRE(other.notices.size() == 1);
+  CHECK(contains(other.notices[0], "precision.loss_scale: the file's value is not used"));
 }
 
 TEST_CASE("exactly one of steps and tokens") {

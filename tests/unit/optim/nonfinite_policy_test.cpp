@@ -31,6 +31,12 @@ TEST_CASE("a finite step ends the row, a step without tokens leaves it, and the 
   CHECK(state == NonfiniteState{.consecutive = 0, .total = 1});
 }
 
+TEST_CASE("an overflow that a smaller loss scale answers is no step of the row and does not end it") {
+  const NonfiniteState state = after_step({}, SkipReason::nonfinite_loss, 1, Step(1));
+  CHECK(after_step(state, SkipReason::overflow, 1, Step(2)) == state);
+  CHECK(after_step({}, SkipReason::overflow, 0, Step(1)) == NonfiniteState());
+}
+
 TEST_CASE("a spike is finite and ends the row") {
   const NonfiniteState state = after_step({}, SkipReason::nonfinite_loss, 5, Step(1));
   CHECK(after_step(state, SkipReason::spike, 5, Step(2)) == NonfiniteState{.consecutive = 0, .total = 1});

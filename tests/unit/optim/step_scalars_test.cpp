@@ -21,7 +21,8 @@ StepMeasurements measured() {
 }  // namespace
 
 TEST_CASE("why a step was skipped is told in words, not in the names of the metrics") {
-  for (const SkipReason reason : {SkipReason::nonfinite_gradient, SkipReason::nonfinite_loss, SkipReason::no_tokens})
+  for (const SkipReason reason : {SkipReason::nonfinite_gradient, SkipReason::nonfinite_loss, SkipReason::no_tokens,
+                                  SkipReason::overflow, SkipReason::spike})
     CHECK(words_of(reason).find('_') == std::string_view::npos);
   CHECK(words_of(SkipReason::nonfinite_gradient) == "its gradient is not finite (inf or nan)");
 }
@@ -74,6 +75,25 @@ TEST_CASE("a gradient or loss that is not finite skips the update, with its reas
     CHECK(make_step_scalars(loss, {.clip_norm = {}}).skip == SkipReason::nonfinite_loss);
     CHECK(make_step_scalars(loss, {.clip_norm = {}}).block.skip == 1);
   }
+}
+
+TEST_CASE("a gradient that is not finite is an overflow where the loss is finite and its scale can fall") {
+  for (const double bad : {infinity, std::nan("")}) {
+    StepMeasurements of = measured();
+    of.sum_of_squares = bad;
+    const StepOutcome overflow = make_step_scalars(of, {.learning_rate = 1, .clip_norm = 1.0, .scale_can_fall = true});
+    CHECK(overflow.skip == SkipReason::overflow);
+    CHECK(overflow.block.skip == 1);
+    CHECK(overflow.block.gradient_scale == 0);
+    CHECK(to_text(overflow.skip) == "overflow");
+    CHECK(make_step_scalars(of, {.clip_norm = {}, .scale_can_fall = false}).skip == SkipReason::nonfinite_gradient);
+    of.loss_sum = bad;
+    CHECK(make_step_scalars(of, {.clip_norm = {}, .scale_can_fall = true}).skip == SkipReason::nonfinite_gradient);
+  }
+  StepMeasurements loss = measured();
+  loss.loss_sum = infinity;
+  CHECK(make_step_scalars(loss, {.clip_norm = {}, .scale_can_fall = true}).skip == SkipReason::nonfinite_loss);
+  CHECK(make_step_scalars(measured(), {.clip_norm = {}, .scale_can_fall = true}).skip == SkipReason::none);
 }
 
 TEST_CASE("a batch whose targets are all masked skips the update without being an error") {

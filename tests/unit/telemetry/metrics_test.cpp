@@ -86,6 +86,20 @@ TEST_CASE("a step line has the members that tools rely on") {
         "\n");
 }
 
+TEST_CASE("a step in fp16 tells its loss scale, and no other does") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    writer.write(StepRecord{.step = 1});
+    writer.write(StepRecord{.step = 2, .loss_scale = 65536});
+  }
+  CHECK(TempFolder::read(file).find("\"loss_scale\":65536.0}\n") != std::string::npos);
+  const Metrics metrics = read_metrics(file);
+  CHECK_FALSE(metrics.steps.at(0).loss_scale.has_value());
+  CHECK(metrics.steps.at(1).loss_scale == 65536.0);
+}
+
 TEST_CASE("every kind is read back as it was written") {
   const TempFolder folder;
   const auto file = folder / "metrics.jsonl";

@@ -18,6 +18,7 @@ RunState some_state() {
   state.updates = 7;
   state.warmup = 4;
   state.nonfinite = {.consecutive = 1, .total = 2};
+  state.loss_scale = {.scale = 0x1p+13, .good_steps = 1234};
   state.spike = {.losses = {1.0 / 3.0, 5e-324, 2.5}, .row = 1, .rollbacks = 2, .furthest = 12};
   state.generation = 3;
   state.early_stop.best = 1.0 / 3.0;
@@ -50,6 +51,7 @@ TEST_CASE("run state comes back from a manifest") {
   CHECK(back.updates == 7);
   CHECK(back.warmup == 4);
   CHECK(back.nonfinite == state.nonfinite);
+  CHECK(back.loss_scale == state.loss_scale);
   CHECK(back.spike == state.spike);
   CHECK(back.generation == 3);
   CHECK(back.history == state.history);
@@ -84,6 +86,14 @@ TEST_CASE("a checkpoint of a run without the spike policy says nothing of it and
   CHECK(read_state(manifest_of(state), "m").spike == state.spike);
 }
 
+TEST_CASE("a checkpoint of a run without a dynamic loss scale says nothing of one") {
+  RunState state = some_state();
+  state.loss_scale.reset();
+  const Manifest manifest = manifest_of(state);
+  for (const auto& scalar : manifest.scalars) CHECK_FALSE(scalar.first.starts_with("loss_scale"));
+  CHECK_FALSE(read_state(manifest, "m").loss_scale.has_value());
+}
+
 TEST_CASE("hostile scalars are refused by name") {
   const auto refusal = [](auto change) {
     Manifest manifest = manifest_of(some_state());
@@ -91,8 +101,9 @@ TEST_CASE("hostile scalars are refused by name") {
     return message_of<InputError>([&] { read_state(manifest, "the/manifest.json"); });
   };
   CHECK(refusal([](Manifest&) {}).empty());
-  for (const char* name : {"updates", "nonfinite.consecutive", "nonfinite.total", "early_stop.best_step",
-                           "early_stop.without_improvement", "spike.row", "spike.rollbacks", "spike.furthest"}) {
+  for (const char* name :
+       {"updates", "nonfinite.consecutive", "nonfinite.total", "early_stop.best_step", "early_stop.without_improvement",
+        "spike.row", "spike.rollbacks", "spike.furthest", "loss_scale.good_steps"}) {
     CAPTURE(name);
     const std::string missing = refusal([name](Manifest& m) { m.scalars.erase(name); });
     CHECK(contains(missing, name));
@@ -105,6 +116,9 @@ TEST_CASE("hostile scalars are refused by name") {
     CHECK(contains(refusal([value](Manifest& m) { m.scalars["early_stop.best"] = value; }), "early_stop"));
   for (const char* value : {" ", "1p+0  1p+0", "1p+0 ", " 1p+0", "1p+0,1p+0", "1p+0 nan", "inf", "1p+0 x"})
     CHECK(contains(refusal([value](Manifest& m) { m.scalars["spike.losses"] = value; }), "spike.losses"));
+  for (const char* value : {"", "x", "0p+0", "-1p+4", "1p-1", "1p+25", "inf", "nan"})
+    CHECK(contains(refusal([value](Manifest& m) { m.scalars["loss_scale.scale"] = value; }), "loss_scale.scale"));
+  CHECK(contains(refusal([](Manifest& m) { m.scalars["loss_scale.good_steps"] = "2000"; }), "loss_scale.good_steps"));
   CHECK(contains(refusal([](Manifest& m) { m.scalars["spike.rollbacks"] = "4"; }), "spike.rollbacks"));
   CHECK_FALSE(refusal([](Manifest& m) { m.scalars["updates"] = "10"; }).empty());               // more than steps
   CHECK_FALSE(refusal([](Manifest& m) { m.scalars["nonfinite.consecutive"] = "3"; }).empty());  // more than in total
