@@ -137,7 +137,7 @@ struct TrainConfig {
   LrScheduleConfig lr_schedule;
   std::optional<double> clip_norm = 1.0;  // nothing: no clipping
   double label_smoothing = 0.0;
-  RecomputeKind recompute = RecomputeKind::none;
+  RecomputeKind recompute = RecomputeKind::none;  // changes no bit of a run
   NonfiniteConfig nonfinite;
   std::optional<SpikeConfig> spike;
 

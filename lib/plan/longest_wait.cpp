@@ -12,7 +12,8 @@ std::int64_t longest_evaluation_part(const PhasePlan& plan) {
 }
 
 std::int64_t longest_wait(const PhasePlan& plan) {
-  constexpr std::int64_t passes = 3;          // forward, backward to the input, backward to the weights
+  // Forward, backward to the input, backward to the weights; the forward's work again.
+  const std::int64_t passes = plan.recompute == RecomputeKind::none ? 3 : 4;
   constexpr std::int64_t tensor_updates = 2;  // its share of the norm, and the optimizer's step
   const std::int64_t stages = plan.mesh.degree(Axis::pipeline);
   std::int64_t largest_stage = 0;

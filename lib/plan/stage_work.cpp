@@ -20,14 +20,24 @@ WorkCosts scaled(const WorkCosts& costs, double factor) {
 }
 
 // Multiply-adds per token; all blocks are alike.
-WorkCosts block_work(const PhasePlan& phase) {
+struct BlockWorkCosts {
+  WorkCosts costs;
+  double recomputed = 0.0;  // of the input part
+};
+
+BlockWorkCosts block_work(const PhasePlan& phase) {
   double matrices = 0.0;
   for (const Parameter& parameter : phase.table.parameters())
     if (parameter.unit == 1 && parameter.shape.num_dims() == 2)
       matrices += static_cast<double>(parameter.shape.num_elements());
   const double attention =
       static_cast<double>(phase.model.heads * phase.model.head_size) * static_cast<double>(phase.model.context);
-  return {.forward = matrices + attention, .backward_input = matrices + 2 * attention, .backward_weight = matrices};
+  const double last_product = static_cast<double>(phase.model.ffn_hidden) * static_cast<double>(phase.model.hidden);
+  const double again = phase.recompute == RecomputeKind::full ? matrices + attention - last_product : 0.0;
+  return {.costs = {.forward = matrices + attention,
+                    .backward_input = matrices + 2 * attention + again,
+                    .backward_weight = matrices},
+          .recomputed = again};
 }
 
 WorkCosts head_work(const PhasePlan& phase) {
@@ -39,15 +49,18 @@ WorkCosts head_work(const PhasePlan& phase) {
 }  // namespace
 
 StageWork stage_work(const PhasePlan& phase) {
-  const WorkCosts block = block_work(phase);
+  const BlockWorkCosts block = block_work(phase);
   const WorkCosts head = head_work(phase);
   const auto degree = static_cast<std::size_t>(phase.mesh.degree(Axis::pipeline));
   StageWork work;
   work.stages.assign(degree, 0.0);
   double forward = 0.0;
   double total = 0.0;
+  double again = 0.0;
   for (std::size_t chunk = 0; chunk < phase.stages.size(); ++chunk) {
-    WorkCosts costs = scaled(block, static_cast<double>(phase.stages[chunk].count));
+    const auto blocks = static_cast<double>(phase.stages[chunk].count);
+    WorkCosts costs = scaled(block.costs, blocks);
+    again += block.recomputed * blocks;
     if (phase.stages[chunk].head) costs += head;
     forward += costs.forward;
     total += costs.total();
@@ -56,6 +69,7 @@ StageWork stage_work(const PhasePlan& phase) {
   }
   SCALETRAIN_CHECK(forward > 0.0);
   work.head_share = head.total() / work.stages.back();
+  work.recomputed = again / (total - again);
   const double unit = static_cast<double>(work.chunks.size()) / forward;
   for (WorkCosts& costs : work.chunks) costs = scaled(costs, unit);
   for (double& stage : work.stages) stage *= static_cast<double>(degree) / total;

@@ -11,11 +11,14 @@ namespace scaletrain {
 // Matrix products and attention only. A block's attention counts C·T multiply-adds per token forward (half the square,
 // it is causal) and twice that in the input part of the backward; the embedding's lookups are free. The head's product
 // with V·C belongs to the backward, where it is computed: three times, or four times where the backward is split (both
-// parts need the logits). Sums to model_flops_per_token, but for norms, biases and that fourth product.
+// parts need the logits). Sums to model_flops_per_token, but for norms, biases and that fourth product; and for what
+// train.recompute full computes again in the input part: a block's forward without its last product. Selective computes
+// no product again, and counts as nothing.
 struct StageWork {
   std::vector<WorkCosts> chunks;  // by virtual stage, in units of the mean chunk's forward
   std::vector<double> stages;     // by pipeline stage, all of its chunks: in units of the mean stage
   double head_share = 0.0;        // of the last stage's work
+  double recomputed = 0.0;        // what is computed again, relative to all other work
 };
 StageWork stage_work(const PhasePlan& phase);
 

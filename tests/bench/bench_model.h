@@ -49,6 +49,7 @@ struct BenchSettings {
   std::int64_t micro_batch = 4;
   int threads = 2;
   bool saves_in_background = false;
+  RecomputeKind recompute = RecomputeKind::none;
 };
 
 inline Config bench_config(const BenchSettings& settings) {
@@ -58,6 +59,7 @@ inline Config bench_config(const BenchSettings& settings) {
   config.precision.compute = settings.compute;
   config.train.steps = 1000;
   config.train.micro_batch = settings.micro_batch;
+  config.train.recompute = settings.recompute;
   config.train.global_batch = settings.micro_batch;
   config.train.lr_schedule.warmup = 10;
   config.checkpoint.background = settings.saves_in_background;

@@ -1,7 +1,7 @@
 // Measures what parallelism costs on this machine, with ranks as processes over Gloo, each pinned to one processor:
 //   data      two data-parallel ranks of one thread against one rank of one thread (GPT-2 124M, micro-batch 4)
 //   bubble    the pipeline bubble of two stages against its formula, for 2, 4 and 8 micro-batches
-//   memory    what each rank's peak memory grows by under ZeRO 0 to 3, against the plan
+//   memory    what each rank's peak memory grows by under ZeRO 0 to 3 and with recomputation, against the plan
 // A tool, not a test: it asserts nothing. Layouts that are compared are alive at the same time and step by turns.
 //
 // Usage: bench_parallel [data|bubble|memory]... [--rounds N]; without a name: all three.
@@ -53,17 +53,28 @@ struct Layout {
   std::int64_t micro_batch = 4;
   std::int64_t num_micro_batches = 1;
   std::int64_t context = 1024;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  RecomputeKind recompute = RecomputeKind::none;
   std::int64_t world() const { return data * pipeline; }
   std::string text() const {
-    return fmt::format("{},{},{},{},{},{},{}", model, data, pipeline, zero, micro_batch, num_micro_batches, context);
+    return fmt::format("{},{},{},{},{},{},{},{},{}", model, data, pipeline, zero, micro_batch, num_micro_batches,
+                       context, static_cast<int>(schedule), static_cast<int>(recompute));
   }
 };
 
 Layout parse_layout(const std::string& text) {
   const std::vector<std::string> parts = split_text(text, ',');
-  if (parts.size() != 7) throw std::runtime_error("bad layout");
+  if (parts.size() != 9) throw std::runtime_error("bad layout");
   const auto number = [&parts](std::size_t index) { return std::int64_t{std::stoll(parts[index])}; };
-  return {parts[0], number(1), number(2), number(3), number(4), number(5), number(6)};
+  return {parts[0],
+          number(1),
+          number(2),
+          number(3),
+          number(4),
+          number(5),
+          number(6),
+          static_cast<ScheduleKind>(number(7)),
+          static_cast<RecomputeKind>(number(8))};
 }
 
 Config config_of(const Layout& layout) {
@@ -88,6 +99,8 @@ Config config_of(const Layout& layout) {
   config.parallel.data = layout.data;
   config.parallel.pipeline = layout.pipeline;
   config.parallel.zero = layout.zero;
+  config.parallel.schedule = layout.schedule;
+  config.train.recompute = layout.recompute;
   if (layout.model == "balanced" && layout.pipeline == 2)
     config.parallel.stage_layers = std::vector<std::int64_t>{4, 4};
   return config;
@@ -309,17 +322,32 @@ void measure_bubble(int rounds) {
   }
 }
 
+void measure_memory(const std::string& name, const Layout& layout) {
+  Ranks ranks(layout);
+  for (int step = 0; step < 3; ++step) ranks.step();
+  for (const Ranks::Memory& memory : ranks.memory())
+    fmt::print("  {}: {} of {} planned: {:.3f}\n", name, bytes_text(static_cast<std::uint64_t>(memory.grown)),
+               bytes_text(static_cast<std::uint64_t>(memory.planned)), memory.grown / memory.planned);
+  std::fflush(stdout);
+}
+
 void measure_memory() {
   fmt::print(
       "memory: GPT-2 124M, T=256, micro-batch 1, two replicas, two micro-batches: growth of VmHWM against the plan\n");
   for (const std::int64_t zero : {0, 1, 2, 3}) {
-    Ranks ranks(Layout{.data = 2, .zero = zero, .micro_batch = 1, .num_micro_batches = 2, .context = 256});
-    for (int step = 0; step < 3; ++step) ranks.step();
-    for (const Ranks::Memory& memory : ranks.memory())
-      fmt::print("  zero {}: {} of {} planned: {:.3f}\n", zero, bytes_text(static_cast<std::uint64_t>(memory.grown)),
-                 bytes_text(static_cast<std::uint64_t>(memory.planned)), memory.grown / memory.planned);
-    std::fflush(stdout);
+    measure_memory(fmt::format("zero {}", zero),
+                   {.data = 2, .zero = zero, .micro_batch = 1, .num_micro_batches = 2, .context = 256});
   }
+  fmt::print("memory of recomputation: a small vocabulary, T=512, four micro-batches of 8 on two stages\n");
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
+    for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::full})
+      measure_memory(fmt::format("{}, recompute {}", to_text(schedule), to_text(recompute)), {.model = "balanced",
+                                                                                              .pipeline = 2,
+                                                                                              .micro_batch = 8,
+                                                                                              .num_micro_batches = 4,
+                                                                                              .context = 512,
+                                                                                              .schedule = schedule,
+                                                                                              .recompute = recompute});
 }
 
 int run(const std::vector<std::string>& arguments) {

@@ -38,14 +38,18 @@ struct Case {
   std::string model;
   std::int64_t context = 0;
   Precision precision = Precision::fp32;
+  RecomputeKind recompute = RecomputeKind::none;
 };
 
 Case parse_case(const std::string& text) {
-  const std::vector<std::string> parts = split_text(text, ',');
-  if (parts.size() == 3)
+  std::vector<std::string> parts = split_text(text, ',');
+  if (parts.size() == 3) parts.emplace_back("none");
+  if (parts.size() == 4)
     for (const Precision precision : {Precision::fp32, Precision::bf16, Precision::fp16})
-      if (to_text(precision) == parts[2]) return {parts[0], std::stoll(parts[1]), precision};
-  throw std::runtime_error(text + " is no case: MODEL,CONTEXT,PRECISION");
+      for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::full})
+        if (to_text(precision) == parts[2] && to_text(recompute) == parts[3])
+          return {parts[0], std::stoll(parts[1]), precision, recompute};
+  throw std::runtime_error(text + " is no case: MODEL,CONTEXT,PRECISION or MODEL,CONTEXT,PRECISION,RECOMPUTE");
 }
 
 // One case of our own: answers each line with the figures of a step, and the end of input with those of its memory.
@@ -127,6 +131,7 @@ std::vector<Participant> participants_of(const Case& measured, const Options& op
   std::vector<Participant> all;
   for (std::vector<std::string>& words : programs) {
     words.insert(words.end(), shape.begin(), shape.end());
+    if (&words == &programs.front()) words.emplace_back(to_text(measured.recompute));
     all.push_back({TurnProcess(words)});
   }
   for (Participant& one : all) one.ready = Json::parse(one.process.answer());
@@ -145,8 +150,9 @@ std::string spread_text(std::vector<double> values, int digits) {
 Json measure(const Case& measured, const Options& options) {
   const std::int64_t micro_batch = std::max<std::int64_t>(1, options.samples * 1024 / measured.context);
   const auto tokens = static_cast<double>(micro_batch * measured.context);
-  fmt::print("\n{}, {} x {} tokens, {}, {} threads, {} rounds\n", measured.model, micro_batch, measured.context,
-             to_text(measured.precision), options.threads, options.rounds);
+  fmt::print("\n{}, {} x {} tokens, {}, recompute {}, {} threads, {} rounds\n", measured.model, micro_batch,
+             measured.context, to_text(measured.precision), to_text(measured.recompute), options.threads,
+             options.rounds);
   std::fflush(stdout);
   std::vector<Participant> all = participants_of(measured, options, micro_batch);
   std::vector<double> shares;
@@ -172,6 +178,7 @@ Json measure(const Case& measured, const Options& options) {
                  {"context", measured.context},
                  {"micro_batch", micro_batch},
                  {"precision", std::string(to_text(measured.precision))},
+                 {"recompute", std::string(to_text(measured.recompute))},
                  {"threads", options.threads}};
   const double own = all.front().median_seconds();
   for (Participant& one : all) {
@@ -241,17 +248,18 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   using namespace scaletrain;
   try {
-    if (argc == 7 && std::string(argv[1]) == "--steps") {
-      const Case measured = parse_case(fmt::format("{},{},{}", argv[2], argv[3], argv[4]));
+    if (argc == 8 && std::string(argv[1]) == "--steps") {
+      const Case measured = parse_case(fmt::format("{},{},{},{}", argv[2], argv[3], argv[4], argv[7]));
       return run_steps({.model = measured.model,
                         .context = measured.context,
                         .compute = measured.precision,
                         .micro_batch = std::atoll(argv[5]),
-                        .threads = std::atoi(argv[6])});
+                        .threads = std::atoi(argv[6]),
+                        .recompute = measured.recompute});
     }
     Options options;
     CLI::App app("whole training steps, beside PyTorch's");
-    app.add_option("--case", options.cases, "MODEL,CONTEXT,PRECISION")->take_all();
+    app.add_option("--case", options.cases, "MODEL,CONTEXT,PRECISION[,RECOMPUTE]")->take_all();
     app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber);
     app.add_option("--threads", options.threads)->check(CLI::PositiveNumber);
     app.add_option("--samples", options.samples, "of 1024 tokens")->check(CLI::PositiveNumber);

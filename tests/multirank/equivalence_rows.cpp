@@ -106,6 +106,16 @@ Switch micro_batch_switch() {
           }};
 }
 
+Switch recompute_switch() {
+  const auto set = [](RecomputeKind kind) {
+    return [kind](const Row&, LayoutRun& run) { run.config.train.recompute = kind; };
+  };
+  return {.name = "recompute",
+          .values = {{.name = "none", .is_possible = nullptr, .apply = set(RecomputeKind::none)},
+                     {.name = "selective", .is_possible = nullptr, .apply = set(RecomputeKind::selective)},
+                     {.name = "full", .is_possible = nullptr, .apply = set(RecomputeKind::full)}}};
+}
+
 Switch tied_switch() {
   const auto set = [](bool tied) {
     return [tied](const Row&, LayoutRun& run) { run.config.model.tie_embeddings = tied; };
@@ -352,7 +362,7 @@ LayoutRun base_run(const Row& row) {
 const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {zero_switch(), schedule_switch(), sequence_switch(), micro_batch_switch(),
                                           tied_switch(), family_switch(),   kv_switch(),       sizes_switch(),
-                                          mask_switch(), stream_switch()};
+                                          mask_switch(), stream_switch(),   recompute_switch()};
   return all;
 }
 

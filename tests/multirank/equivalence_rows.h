@@ -1,7 +1,7 @@
 // The runs of the equivalence suite: every mesh of up to eight ranks, and on them a pairwise cover of all switches.
 //
 // A switch is one entry of switches(): what a run may choose without its losses being another run's. A new one (a
-// precision, recomputation, an optimizer, a backend) joins by one entry there: its values, where each is possible, what
+// precision, an optimizer, a backend) joins by one entry there: its values, where each is possible, what
 // each does to the config, and how near its runs come. The cover then grows by itself, and a test sees to it that no
 // pair is missing. A switch whose values compute something else in the first place (another model, other data) says so
 // in `changes_baseline`: then the one-rank run that a row is compared with has it too.

@@ -114,6 +114,28 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_fp32_with_a_notice") {
   }
 }
 
+TEST_CASE("a_resume_may_recompute_more_or_less_and_every_number_is_the_same") {
+  Settings settings = {"parallel.pipeline=2", "parallel.schedule=zb-h1", "train.recompute=none"};
+  const Ended calm = run_program(layout_launch("keeping", settings), ranks_patience);
+  REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
+  const Trajectory expected = trajectory_of(layout_folder("keeping"));
+  // Its first five steps, and the others with recomputation.
+  copy_run(layout_folder("keeping"), "recomputing");
+  for (const char* kind : {"full", "selective"}) {
+    CAPTURE(kind);
+    for (int step = 10; step <= layout_steps(); step += 5)
+      fs::remove_all(checkpoint(layout_folder("recomputing"), step));
+    settings.back() = std::string("train.recompute=") + kind;
+    const Ended resumed = run_program(layout_launch("recomputing", settings), ranks_patience);
+    REQUIRE_MESSAGE(resumed.exit_code == 0, resumed.errors);
+    CHECK(resumed.says("(step 5)"));
+    CHECK_FALSE(resumed.says("this resume changes"));
+    const Trajectory found = trajectory_of(layout_folder("recomputing"));
+    CHECK(found.steps == expected.steps);
+    CHECK(found.evaluations == expected.evaluations);
+  }
+}
+
 TEST_CASE("a_killed_rank_is_named_all_start_anew_and_every_number_is_the_same") {
   const Settings settings = {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1", "train.steps=100",
                              "checkpoint.every=10"};

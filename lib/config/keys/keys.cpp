@@ -324,9 +324,11 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(
       top({"train.label_smoothing", "", "Part of the target spread over the whole vocabulary.", with_notice},
           NumberCodec{0.0, 1.0, Bounds::open_above}, FIELD(train.label_smoothing)));
-  table.push_back(
-      top({"train.recompute", "", "Recomputation of activations in the backward pass, instead of keeping them."},
-          EnumCodec<RecomputeKind>(), FIELD(train.recompute)));
+  table.push_back(top(
+      {"train.recompute", "",
+       "What the backward computes again and memory need not keep: selective, norms and activation functions; full, "
+       "whole layers but their inputs. Changes no bit."},
+      EnumCodec<RecomputeKind>(), FIELD(train.recompute)));
   table.push_back(top({"train.nonfinite.skip", "steps", "Non-finite steps in a row to skip before stopping."},
                       at_least(0), FIELD(train.nonfinite.skip)));
   table.push_back(section_row({"train.spike", "", "What to do when the loss jumps; null: nothing.", with_notice},

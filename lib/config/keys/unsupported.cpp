@@ -15,7 +15,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 14> kTable = {{
+constexpr std::array<UnsupportedValue, 13> kTable = {{
     {"run.device", "cuda", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type", "bpe | sentencepiece",
@@ -31,8 +31,6 @@ constexpr std::array<UnsupportedValue, 14> kTable = {{
     {"train.lr_schedule.type", "wsd", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
      "cosine, linear or constant"},
     {"train.label_smoothing", "above 0", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
-    {"train.recompute", "selective | full", [](const Config& c) { return c.train.recompute != RecomputeKind::none; },
-     "none"},
     {"precision.compute", "tf32", [](const Config& c) { return c.precision.compute == Precision::tf32; },
      "fp32, bf16 or fp16"},
     {"precision.compute", "fp8", nullptr, "fp32, bf16 or fp16"},

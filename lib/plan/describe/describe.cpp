@@ -37,7 +37,7 @@ constexpr Explanation memory_words[] = {
     {"saved activations", "inside the layers, from the forward to the backward of each micro-batch under way"},
     {"activations between layers", "layer outputs, with a pipeline also what is received and sent"},
     {"deferred weight gradients", "what the weight parts that zb-h1 puts off still need"},
-    {"scratch", "temporaries inside one layer"},
+    {"scratch", "temporaries inside one layer; with train.recompute what its backward computes again"},
     {"batches", "token ids, targets and positions"},
     {"communication staging", "received pieces of sums under way"},
     {"kernel workspace", "temporaries of the processor's kernels, by thread"},

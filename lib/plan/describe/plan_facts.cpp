@@ -11,6 +11,7 @@
 #include "comm/collective/direct_communicator.h"
 #include "config/keys/keys.h"
 #include "plan/describe/source_draws.h"
+#include "store/group_call.h"
 
 namespace scaletrain {
 
@@ -208,6 +209,26 @@ std::string sequence_cost(const PlanFacts& facts) {
       100.0 * static_cast<double>(traffic.with - traffic.without) / static_cast<double>(traffic.without));
 }
 
+// Recomputation: what is computed and what is asked of the tensor group for the second time.
+std::string recompute_cost(const PlanFacts& facts) {
+  if (facts.phase.recompute == RecomputeKind::none) return {};
+  if (facts.phase.recompute == RecomputeKind::selective)
+    return "train.recompute selective computes norms and activation functions again in the backward: no matrix product";
+  std::string text = fmt::format(
+      "train.recompute full computes blocks again in the backward: {:.1f} % more work, which MFU leaves out",
+      100.0 * facts.work.recomputed);
+  const auto bytes_of = [](const StageFacts& stage) {
+    std::uint64_t bytes = 0;
+    for (const CommunicationVolume& volume : stage.survey.communication)
+      if (volume.purpose == to_text(CallPurpose::recomputed_activations)) bytes += volume.bytes;
+    return bytes;
+  };
+  const StageFacts& most = stage_with_most(facts, bytes_of);
+  if (const std::uint64_t bytes = bytes_of(most); bytes > 0)
+    text += fmt::format("; and {} more a step in the tensor group of stage {}", bytes_text(bytes), most.stage);
+  return text;
+}
+
 // ZB-H1 puts off the weight part of each backward.
 std::vector<std::string> weight_pass_costs(const PlanFacts& facts) {
   std::vector<std::string> lines;
@@ -309,6 +330,7 @@ std::vector<std::string> cost_lines(const PlanFacts& facts) {
     if (!line.empty()) lines.push_back(std::move(line));
   };
   if (phase.sequence) add(sequence_cost(facts));
+  add(recompute_cost(facts));
   if (data > 1 && phase.zero.shard_parameters) add(gather_cost(facts));
   if (data > 1 && phase.zero.shard_gradients && m > 1)
     lines.push_back(

@@ -178,7 +178,6 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "train.optimizer.type=Lion",
                          "train.lr_schedule.type=wsd",
                          "train.label_smoothing=0.1",
-                         "train.recompute=selective",
                          "precision.compute=tf32",
                          "precision.compute=fp8",
                          "precision.reduce=bf16",

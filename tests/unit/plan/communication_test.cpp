@@ -1,5 +1,7 @@
 // Volumes per rank and step against the published formulas (Rajbhandari et al. 2020, Shoeybi et al. 2019). Padding adds
 // less than a thousandth to what is proportional to the parameters.
+#include <fmt/format.h>
+
 #include "plan_helpers.h"
 #include "support/sanitizers.h"
 
@@ -106,6 +108,48 @@ TEST_CASE("a tensor group sums four activations per block and micro-batch, in ea
   // et al. 2022): 4 + 4 + 2 halves.
   CHECK(traffic_of(shards, middle, GroupKind::tensor, "activations").elements ==
         static_cast<double>(4 * blocks * 10) * bsh / 2);
+}
+
+TEST_CASE("full recomputation sums one activation of each block again, and asks nothing else of anybody") {
+  Config config = planned_config();
+  config.model.context = 8;
+  config.parallel.data = 2;
+  config.parallel.tensor = 2;
+  config.parallel.pipeline = 3;
+  config.parallel.zero = 3;
+  config.train.micro_batch = 16;
+  config.train.global_batch = 128;  // four micro-batches of each replica
+  config.model.hidden = 64;
+  const double bsh = 16.0 * 8 * 64;
+  for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
+    for (const bool sequence : {false, true}) {
+      config.parallel.schedule = kind;
+      config.parallel.sequence = sequence;
+      const auto plan_with = [&](RecomputeKind recompute) {
+        config.train.recompute = recompute;
+        return make_run_plan(config, 61, std::nullopt).phases.front();
+      };
+      const PhasePlan none = plan_with(RecomputeKind::none);
+      const Rank middle = none.mesh.rank_of({0, 0, 1});
+      const auto blocks = static_cast<double>(none.stages[1].count);
+      const PhasePlan full = plan_with(RecomputeKind::full);
+      const Traffic again = traffic_of(full, middle, GroupKind::tensor, "recomputed activations");
+      // An all-reduce behind the attention; with sequence shards two gathers and a reduce-scatter, of halves each.
+      CHECK(again.elements == 4 * blocks * (sequence ? 3 * bsh / 2 : bsh));
+      const auto others = [&](const PhasePlan& plan) {
+        std::string text;
+        for (const CommunicationVolume& volume : plan.communication(middle))
+          if (volume.purpose != "recomputed activations")
+            text += fmt::format("{} {} {} {} {}; ", to_text(volume.kind), to_text(volume.collective), volume.purpose,
+                                volume.calls, volume.bytes);
+        return text;
+      };
+      CHECK(others(full) == others(none));  // weights, too, are gathered as often
+      const PhasePlan selective = plan_with(RecomputeKind::selective);
+      CHECK(others(selective) == others(none));
+      CHECK(traffic_of(selective, middle, GroupKind::tensor, "recomputed activations").calls == 0);
+    }
+  }
 }
 
 TEST_CASE("only the ends of a pipeline sum the tied embedding, and each rank its own share of it") {

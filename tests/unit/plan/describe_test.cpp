@@ -1,8 +1,11 @@
 #include "plan/describe/describe.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "plan/stage_work.h"
 #include "plan_helpers.h"
 #include "support/processor_time.h"
 #include "support/sanitizers.h"
@@ -275,6 +278,25 @@ std::vector<std::string> costs_of(const Config& config) {
 }
 
 }  // namespace
+
+TEST_CASE("what recomputation costs is said: work, and traffic of the tensor group") {
+  Config config = planned_config();
+  config.parallel.tensor = 2;
+  CHECK(costs_of(config).empty());
+  config.train.recompute = RecomputeKind::selective;
+  REQUIRE(costs_of(config).size() == 1);
+  CHECK(contains(costs_of(config)[0], "train.recompute selective computes norms and activation functions again"));
+  config.train.recompute = RecomputeKind::full;
+  REQUIRE(costs_of(config).size() == 1);
+  const PhasePlan phase = make_run_plan(config, 61, std::nullopt).phases.front();
+  CHECK(contains(costs_of(config)[0],
+                 fmt::format("{:.1f} % more work, which MFU leaves out", 100 * stage_work(phase).recomputed)));
+  // Four micro-batches of 3 x 7 tokens, six blocks: a sum of 24 columns each, of which a rank of two sends as much.
+  CHECK(contains(costs_of(config)[0], fmt::format("and {} more a step in the tensor group of stage 0",
+                                                  bytes_text(std::uint64_t{4 * 6 * 3 * 7 * 24 * 4}))));
+  config.parallel.tensor = 1;
+  CHECK_FALSE(contains(costs_of(config)[0], "tensor group"));
+}
 
 TEST_CASE("what a combination costs is said") {
   Config config = planned_config();

@@ -66,6 +66,31 @@ TEST_CASE("the work of all stages is the model's, whatever the chunks") {
                                           work.chunks[4].total() / total * 2));
 }
 
+TEST_CASE("full recomputation adds a block's forward without its last product to the input part, selective nothing") {
+  Config config = planned_config();
+  config.parallel.pipeline = 2;
+  config.parallel.stage_layers = std::vector<std::int64_t>{4, 2};
+  const StageWork none = stage_work(phase_of(config));
+  CHECK(none.recomputed == 0.0);
+  config.train.recompute = RecomputeKind::selective;
+  const StageWork selective = stage_work(phase_of(config));
+  CHECK(selective.recomputed == 0.0);
+  CHECK(selective.stages == none.stages);
+  config.train.recompute = RecomputeKind::full;
+  const StageWork full = stage_work(phase_of(config));
+  // As above: matrices and attention of a block, of which 24 x 40 are not computed again.
+  const double forward = 2 * 576.0 + 2 * 288 + 2 * 960 + 24 * 7;
+  const double again = forward - 960;
+  const double unit = 3 * forward;
+  CHECK(full.chunks[0].backward_input - none.chunks[0].backward_input == doctest::Approx(4 * again / unit));
+  CHECK(full.chunks[1].backward_input - none.chunks[1].backward_input == doctest::Approx(2 * again / unit));
+  for (std::size_t chunk = 0; chunk < 2; ++chunk) {
+    CHECK(full.chunks[chunk].forward == none.chunks[chunk].forward);
+    CHECK(full.chunks[chunk].backward_weight == none.chunks[chunk].backward_weight);
+  }
+  CHECK(full.recomputed == doctest::Approx(6 * again / (6 * 3 * forward + 3 * 61.0 * 24)));
+}
+
 TEST_CASE("a slow stage makes the others wait in the replay") {
   // GPipe of two stages and M micro-batches, the second twice as slow: it starts after one forward of the first, works
   // without a pause for 6M, and the first ends a backward later: 1 + 6M + 2. Idle: 2 * (6M + 3) - 3M - 6M.
