@@ -72,7 +72,7 @@ std::unique_ptr<Backend> make_reference_backend(DType compute);
 
 struct CpuOptions {
   int threads = 0;  // 0: the processors this process may run on
-  // auto | portable | avx2 | avx512 | avx512_bf16; one the processor lacks is a UserError
+  // auto | portable | avx2 | avx512 | avx512_bf16 | amx_bf16; one the processor lacks is a UserError
   std::string instruction_set = "auto";
   // Counts the pieces that operations are cut into (of 128 KiB, or tiles of a product), so that one over gigabytes is
   // seen to get further. Null: nobody watches. Must outlive the backend.
@@ -81,7 +81,8 @@ struct CpuOptions {
 };
 
 // The processor's own: kernels on a pool of threads that the backend owns. Matrix products of f32 are oneDNN's, those
-// of bf16 our own where the processor has AVX-512 bf16; otherwise halves are stored as such and multiplied as f32.
+// of bf16 our own where the processor has AMX or AVX-512 bf16; otherwise halves are stored as such and multiplied as
+// f32.
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 
 // What a cpu backend computes with on this processor, for people: "avx2 (avx2, fma); matrix products by oneDNN with

@@ -5,7 +5,9 @@
 #include <ctime>
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace scaletrain {
@@ -57,6 +59,42 @@ __attribute__((target("avx2,fma"))) void fma_rounds_256(std::int64_t count) {
                  "xmm12", "xmm13", "xmm14", "xmm15", "cc");
 }
 
+// Four sums of 16 x 16 elements by turns hide the instruction's latency.
+#define FOUR_TDPBF16PS                 \
+  "tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n" \
+  "tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n" \
+  "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n" \
+  "tdpbf16ps %%tmm7, %%tmm5, %%tmm3\n"
+
+void tile_rounds(std::int64_t count) {
+  struct Shapes {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+  const Shapes shapes;
+  asm volatile(
+      "ldtilecfg %1\n"
+      "1:\n" FOUR_TDPBF16PS FOUR_TDPBF16PS FOUR_TDPBF16PS FOUR_TDPBF16PS
+      "dec %0\n jnz 1b\n"
+      "tilerelease\n"
+      : "+r"(count)
+      : "m"(shapes)
+      : "cc");
+}
+
+bool has_tiles() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  constexpr unsigned tiles_and_bf16 = (1U << 24) | (1U << 22);
+  constexpr long request_permission = 0x1023;
+  constexpr long tile_data = 18;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & tiles_and_bf16) == tiles_and_bf16 &&
+         ::syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
 double best_rate(void (*run)(std::int64_t), double flops_of_an_instruction) {
   double best = 1e30;
   for (int burst = 0; burst < 20; ++burst) {
@@ -81,6 +119,7 @@ double fma_ceiling() {
 
 double bf16_ceiling() {
 #if defined(__x86_64__)
+  if (has_tiles()) return best_rate(tile_rounds, 2.0 * 16 * 16 * 32);
   if (__builtin_cpu_supports("avx512bf16")) return best_rate(bf16_rounds, 64);
 #endif
   return 0;

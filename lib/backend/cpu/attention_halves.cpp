@@ -290,7 +290,7 @@ class Bf16Products {
       kernels_.pack_a(rounded(weights) + first * max_keys + key, max_keys, static_cast<std::size_t>(count),
                       static_cast<std::size_t>(summed), scratch_.a, 0);
       Bf16Tile tile = tile_of(scratch_.a, 2, count, size_, up_to_even(summed), packed);
-      tile.a_pair_bytes = bf16_block_rows * 2 * sizeof(Bf16);
+      place_packed_a(tile, kernels_, scratch_.a, summed);
       tile.b += first * bf16_panel_columns;
       tile.begins = begins ? 1 : 0;
       tile.sums = sums + key * size_;

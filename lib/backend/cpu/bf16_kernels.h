@@ -1,13 +1,13 @@
-// Products of bf16 matrices by the instruction VDPBF16PS (AVX-512 bf16), which multiplies pairs of elements that follow
-// each other in k and adds both products to an f32 sum: a table of functions, as in kernels.h, whose rule about headers
-// holds here too.
+// Products of bf16 matrices by instructions that multiply pairs of elements that follow each other in k and add both
+// products to an f32 sum, VDPBF16PS (AVX-512 bf16) or, tile by tile, TDPBF16PS (AMX): tables of functions, as in
+// kernels.h, whose rule about headers holds here too.
 //
 // Layouts of packed operands, in pairs [k, k+1] of 4 bytes, zeros where k or the columns end:
 //   B (the columns of the result): panels of 64 columns, each [pairs][64].
-//   A (its rows): blocks of 48 rows, each [pairs][48]. A matrix whose rows have an even number of elements in k is read
-//   as it lies.
-// The sum over k of an element of the result is made in order, pair after pair, whatever the tile that it is in and
-// however k is cut: its bits depend on nothing else.
+//   A (its rows): blocks of 48 rows, each [pairs][48], or [48][pairs] where packs_rows. A matrix whose rows have an
+//   even number of elements in k is read as it lies.
+// The sum over k of an element of the result is made in order, pair after pair (AMX: 16 pairs after 16 pairs), whatever
+// the tile that it is in and however k is cut (AMX: at multiples of 32): its bits depend on nothing else.
 #pragma once
 
 #include <stddef.h>
@@ -45,6 +45,8 @@ struct Bf16Tile {
 };
 
 struct Bf16Kernels {
+  const char* name;   // as an instruction set is asked for
+  const char* title;  // for people
   void (*product)(const Bf16Tile& tile);
   // B from a matrix that lies as [columns][k] (pack_columns) or [k][columns] (pack_rows).
   void (*pack_columns)(const Bf16* matrix, ptrdiff_t stride, size_t columns, size_t k, Bf16* panels,
@@ -52,6 +54,7 @@ struct Bf16Kernels {
   void (*pack_rows)(const Bf16* matrix, ptrdiff_t stride, size_t columns, size_t k, Bf16* panels,
                     ptrdiff_t panel_bytes);
   // A from a matrix that lies as [k][rows].
+  int packs_rows;
   void (*pack_a)(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* blocks, ptrdiff_t block_bytes);
 
   // The softmax of attention as in Kernels, with what is multiplied next rounded to bf16: rows of `stride` elements
@@ -66,5 +69,6 @@ struct Bf16Kernels {
 };
 
 const Bf16Kernels& bf16_kernels_avx512();
+const Bf16Kernels& bf16_kernels_amx();
 
 }  // namespace scaletrain::cpu

@@ -513,10 +513,10 @@ class CpuBackend final : public HostBackend {
     device_.products.scratch = device_.workspace.data() + partial_bytes;
   }
 
-  std::string_view type_text() const {
+  std::string type_text() const {
     if constexpr (std::is_same_v<S, float>) return "";
     if constexpr (std::is_same_v<S, F16>) return " fp16, f32 products";
-    return device_.products.bf16 != nullptr ? " bf16, avx512_bf16 products" : " bf16, f32 products";
+    return fmt::format(" bf16, {} products", device_.products.bf16 != nullptr ? device_.products.bf16->name : "f32");
   }
 
   void launch(Stream&, const Operation& op) override {
@@ -570,9 +570,9 @@ std::string cpu_kernels_text() {
 
 std::string cpu_precision_text(DType compute) {
   if (compute == DType::f32) return "fp32";
-  const bool is_bf16 = compute == DType::bf16;
-  return fmt::format("{}, products {}", is_bf16 ? "bf16" : "fp16",
-                     is_bf16 && cpu::choose_bf16("auto") != nullptr ? "by AVX-512 bf16" : "in fp32");
+  if (compute == DType::f16) return "fp16, products in fp32";
+  const cpu::Bf16Kernels* const kernels = cpu::choose_bf16("auto");
+  return kernels != nullptr ? fmt::format("bf16, products by {}", kernels->title) : "bf16, products in fp32";
 }
 
 std::size_t cpu_workspace_bytes(int threads, DType compute) {

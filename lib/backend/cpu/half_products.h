@@ -28,6 +28,10 @@ inline constexpr std::size_t half_scratch_bytes = std::size_t{5} << 19;
 inline constexpr std::int64_t max_wide_rows = 256;
 inline constexpr std::int64_t max_wide_columns = 384;
 
+// Names the blocks that pack_a has made of elements of k as the tile's a. block_bytes: of each.
+std::ptrdiff_t packed_block_bytes(std::int64_t k);
+void place_packed_a(Bf16Tile& tile, const Bf16Kernels& kernels, const Bf16* blocks, std::int64_t k);
+
 template <class T>
 struct MatrixOf {
   const T* data = nullptr;

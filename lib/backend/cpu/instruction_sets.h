@@ -11,19 +11,19 @@
 
 namespace scaletrain::cpu {
 
-// name: auto (the best one) | portable | avx2 | avx512 | avx512_bf16. UserError for another name, or a set that the
-// processor or this build lacks. The last one is avx512 with its products of bf16.
+// name: auto (the best one) | portable | avx2 | avx512 | avx512_bf16 | amx_bf16. UserError for another name, or a set
+// that the processor or this build lacks. The last two are avx512 with products of bf16.
 const Kernels& choose_kernels(std::string_view name);
 
-// The products of bf16 that belong to the set, or null. `auto`: where the processor has them.
+// The products of bf16 that belong to the set, or null. `auto`: the fastest that the processor has.
 const Bf16Kernels* choose_bf16(std::string_view name);
 
 inline UserError missing_instruction_set(std::string_view name) {
   return UserError(fmt::format("instruction set {}: this processor does not have it; use auto", name));
 }
 inline UserError unknown_instruction_set(std::string_view name) {
-  return UserError(
-      fmt::format("instruction set \"{}\" is unknown: expected auto, portable, avx2, avx512 or avx512_bf16", name));
+  return UserError(fmt::format(
+      "instruction set \"{}\" is unknown: expected auto, portable, avx2, avx512, avx512_bf16 or amx_bf16", name));
 }
 
 // What the processor must have for them, by the names that processors are described with: "avx2, fma". Empty: nothing.

@@ -2,6 +2,8 @@
 #include "backend/cpu/instruction_sets.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace scaletrain::cpu {
 
@@ -30,7 +32,29 @@ bool has_avx512_bf16() {
   return __builtin_cpu_supports("avx512bf16") && has_avx512();
 }
 
-constexpr std::string_view with_bf16 = "avx512_bf16";
+// The kernel gives a process the registers of tiles on request, where there are some; from then on all its threads have
+// them.
+bool has_amx() {
+  constexpr long request_permission = 0x1023;  // of arch_prctl: ARCH_REQ_XCOMP_PERM
+  constexpr long tile_data = 18;
+  constexpr unsigned tiles_and_bf16 = (1U << 24) | (1U << 22);
+  static const bool has = [] {
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    return has_avx512_bf16() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
+           (edx & tiles_and_bf16) == tiles_and_bf16 && ::syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  }();
+  return has;
+}
+
+// Best first.
+struct Bf16Set {
+  bool (*supported)();
+  const Bf16Kernels& (*kernels)();
+};
+constexpr Bf16Set bf16_sets[] = {{has_amx, bf16_kernels_amx}, {has_avx512_bf16, bf16_kernels_avx512}};
 
 struct InstructionSet {
   std::string_view name;
@@ -49,12 +73,15 @@ constexpr InstructionSet instruction_sets[] = {
 }  // namespace
 
 const Bf16Kernels* choose_bf16(std::string_view name) {
-  return (name == "auto" || name == with_bf16) && has_avx512_bf16() ? &bf16_kernels_avx512() : nullptr;
+  for (const Bf16Set& set : bf16_sets)
+    if ((name == "auto" || name == set.kernels().name) && set.supported()) return &set.kernels();
+  return nullptr;
 }
 
 const Kernels& choose_kernels(std::string_view name) {
-  if (name == with_bf16) {
-    if (!has_avx512_bf16()) throw missing_instruction_set(name);
+  for (const Bf16Set& set : bf16_sets) {
+    if (name != set.kernels().name) continue;
+    if (!set.supported()) throw missing_instruction_set(name);
     return kernels_avx512();
   }
   for (const InstructionSet& set : instruction_sets) {

@@ -9,6 +9,7 @@ namespace scaletrain::cpu {
 namespace {
 
 #include "backend/cpu/simd.inc"
+#include "backend/cpu/simd_bf16.inc"
 
 constexpr int panel_vectors = 4;
 constexpr size_t panel_columns = panel_vectors * lanes;
@@ -17,23 +18,6 @@ constexpr size_t block_rows = bf16_block_rows;
 // leave three of the 32 free.
 constexpr int group_rows = 6;
 static_assert(panel_columns == bf16_panel_columns && block_rows % group_rows == 0);
-
-SCALETRAIN_INLINE __mmask16 lanes_below(size_t count) {
-  return static_cast<__mmask16>(count >= lanes ? 0xffffU : (1U << count) - 1U);
-}
-
-SCALETRAIN_INLINE V load_masked(const Bf16* p, __mmask16 mask) {
-  return widen(reinterpret_cast<V16>(_mm256_maskz_loadu_epi16(mask, p)), p);
-}
-
-// One instruction, which takes subnormals for zero, as products do.
-SCALETRAIN_INLINE void store_rounded(Bf16* p, V v) {
-  const auto bits = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
-  __builtin_memcpy(p, &bits, sizeof bits);
-}
-SCALETRAIN_INLINE void store_rounded(Bf16* p, V v, __mmask16 mask) {
-  _mm256_mask_storeu_epi16(p, mask, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
-}
 
 // --- the product of a group of rows with one panel ---
 
@@ -180,37 +164,6 @@ void product(const Bf16Tile& t) {
 
 // --- packing ---
 
-// rows[i] lane j -> rows[j] lane i.
-SCALETRAIN_INLINE void transpose(__m512i (&rows)[lanes]) {
-  __m512i t[lanes];
-#pragma GCC unroll 16
-  for (size_t i = 0; i < lanes; i += 2) {
-    t[i] = _mm512_maskz_unpacklo_epi32(0xffff, rows[i], rows[i + 1]);
-    t[i + 1] = _mm512_maskz_unpackhi_epi32(0xffff, rows[i], rows[i + 1]);
-  }
-#pragma GCC unroll 16
-  for (size_t i = 0; i < lanes; i += 4) {
-    rows[i] = _mm512_maskz_unpacklo_epi64(0xff, t[i], t[i + 2]);
-    rows[i + 1] = _mm512_maskz_unpackhi_epi64(0xff, t[i], t[i + 2]);
-    rows[i + 2] = _mm512_maskz_unpacklo_epi64(0xff, t[i + 1], t[i + 3]);
-    rows[i + 3] = _mm512_maskz_unpackhi_epi64(0xff, t[i + 1], t[i + 3]);
-  }
-#pragma GCC unroll 16
-  for (size_t i = 0; i < 4; ++i) {
-    t[i] = _mm512_maskz_shuffle_i32x4(0xffff, rows[i], rows[i + 4], 0x88);
-    t[i + 4] = _mm512_maskz_shuffle_i32x4(0xffff, rows[i], rows[i + 4], 0xdd);
-    t[i + 8] = _mm512_maskz_shuffle_i32x4(0xffff, rows[i + 8], rows[i + 12], 0x88);
-    t[i + 12] = _mm512_maskz_shuffle_i32x4(0xffff, rows[i + 8], rows[i + 12], 0xdd);
-  }
-#pragma GCC unroll 16
-  for (size_t i = 0; i < 4; ++i) {
-    rows[i] = _mm512_maskz_shuffle_i32x4(0xffff, t[i], t[i + 8], 0x88);
-    rows[i + 8] = _mm512_maskz_shuffle_i32x4(0xffff, t[i], t[i + 8], 0xdd);
-    rows[i + 4] = _mm512_maskz_shuffle_i32x4(0xffff, t[i + 4], t[i + 12], 0x88);
-    rows[i + 12] = _mm512_maskz_shuffle_i32x4(0xffff, t[i + 4], t[i + 12], 0xdd);
-  }
-}
-
 void pack_columns(const Bf16* matrix, ptrdiff_t stride, size_t columns, size_t k, Bf16* panels, ptrdiff_t panel_bytes) {
   const size_t pairs = (k + 1) / 2;
   for (size_t column = 0; column < columns; column += lanes) {
@@ -237,11 +190,6 @@ void pack_columns(const Bf16* matrix, ptrdiff_t stride, size_t columns, size_t k
   for (size_t pair = 0; pair < pairs; ++pair)
     for (size_t column = rest; column < panel_columns; column += lanes)
       _mm512_storeu_si512(panel + (pair * panel_columns + column) * 4, _mm512_setzero_si512());
-}
-
-// Elements i of `first` and of `second` side by side.
-SCALETRAIN_INLINE VBits side_by_side(V16 first, V16 second) {
-  return __builtin_convertvector(first, VBits) | (__builtin_convertvector(second, VBits) << 16);
 }
 
 // A tile's part of a row is short and the next row far away: processors do not see the pattern by themselves.
@@ -466,9 +414,12 @@ void row_dots(RowsOf<const Bf16> a, RowsOf<const Bf16> b, size_t rows, size_t le
 }  // namespace
 
 const Bf16Kernels& bf16_kernels_avx512() {
-  static constexpr Bf16Kernels table = {.product = product,
+  static constexpr Bf16Kernels table = {.name = "avx512_bf16",
+                                        .title = "AVX-512 bf16",
+                                        .product = product,
                                         .pack_columns = pack_columns,
                                         .pack_rows = pack_rows,
+                                        .packs_rows = 0,
                                         .pack_a = pack_a,
                                         .softmax_forward = softmax_forward,
                                         .softmax_backward = softmax_backward,

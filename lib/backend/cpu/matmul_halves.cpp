@@ -150,11 +150,7 @@ void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const Lin
     const Bf16Scratch scratch(scratch_of_worker(engine.scratch, worker));
     for (std::int64_t k = 0; k < rows; k += longest_packed_k) {
       const std::int64_t count = std::min(longest_packed_k, rows - k);
-      Bf16Tile part{.a = scratch.a,
-                    .a_block_bytes = bf16_block_rows * even(count) * 2,
-                    .a_row_bytes = 2 * sizeof(Bf16),
-                    .a_pair_bytes = bf16_block_rows * 2 * sizeof(Bf16),
-                    .b = scratch.b,
+      Bf16Tile part{.b = scratch.b,
                     .b_panel_bytes = bf16_panel_columns * even(count) * 2,
                     .rows = static_cast<std::size_t>(tile.rows),
                     .columns = static_cast<std::size_t>(tile.columns),
@@ -163,6 +159,7 @@ void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const Lin
                     .alpha = 1.0F,
                     .sums = op.d_weight.as<float>() + tile.row * inputs + tile.column,
                     .sums_stride = inputs};
+      place_packed_a(part, *engine.bf16, scratch.a, count);
       engine.bf16->pack_a(op.d_output.as<Bf16>() + k * outputs + tile.row, outputs, part.rows,
                           static_cast<std::size_t>(count), scratch.a, part.a_block_bytes);
       engine.bf16->pack_rows(op.input.as<Bf16>() + k * inputs + tile.column, inputs, part.columns,

@@ -358,9 +358,9 @@ TEST_CASE("an instruction set that is unknown is refused by name") {
     CAPTURE(std::string(set));
     CHECK_THROWS_AS(make_cpu_backend({.threads = 1, .instruction_set = set}), UserError);
   }
-  CHECK_THROWS_WITH_AS(make_cpu_backend({.threads = 1, .instruction_set = "sse9"}),
-                       "instruction set \"sse9\" is unknown: expected auto, portable, avx2, avx512 or avx512_bf16",
-                       UserError);
+  CHECK_THROWS_WITH_AS(
+      make_cpu_backend({.threads = 1, .instruction_set = "sse9"}),
+      "instruction set \"sse9\" is unknown: expected auto, portable, avx2, avx512, avx512_bf16 or amx_bf16", UserError);
 }
 
 TEST_CASE("a senseless number of threads is refused") {

@@ -27,7 +27,7 @@ constexpr DType halves[] = {DType::bf16, DType::f16};
 // Those of this processor.
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> found;
-  for (const char* const set : {"portable", "avx2", "avx512", "avx512_bf16"}) {
+  for (const char* const set : {"portable", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
     try {
       make_cpu_backend({.threads = 1, .instruction_set = set});
       found.emplace_back(set);
@@ -288,8 +288,7 @@ TEST_CASE("the description of a backend of halves says how it multiplies") {
   CHECK(Machine(DType::f16, 2, "portable").backend->description().find("cpu portable fp16, f32 products, 2 threads") ==
         0);
   const Machine best(DType::bf16, 1);
-  const std::string products =
-      best.backend->packed_bytes({2, 2}) == 0 ? " bf16, f32 products" : "cpu avx512 bf16, avx512_bf16 products";
+  const std::string products = best.backend->packed_bytes({2, 2}) == 0 ? " bf16, f32 products" : "_bf16 products";
   CHECK(best.backend->description().find(products) != std::string::npos);
   CHECK(best.backend->workspace_bytes() == cpu_workspace_bytes(1, DType::bf16));
   CHECK_THROWS_AS(make_cpu_backend({.threads = 1, .compute = DType::f64}), BugError);

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "base/numbers/philox.h"
 #include "planted_error.h"
 #include "support/philox_below.h"
+#include "tiles_backend.h"
 
 namespace scaletrain::parity {
 
@@ -27,8 +30,9 @@ struct UnderTest {
 std::vector<UnderTest> backends_under_test(DType compute) {
   std::vector<UnderTest> backends;
   backends.push_back({"reference", make_reference_backend(compute)});
-  for (const char* instruction_set : {"portable", "avx2", "avx512", "avx512_bf16"}) {
-    if (compute != DType::bf16 && instruction_set == std::string("avx512_bf16")) continue;  // as avx512
+  for (const char* instruction_set : {"portable", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
+    const std::string_view set = instruction_set;
+    if (compute != DType::bf16 && (set == "avx512_bf16" || set == "amx_bf16")) continue;  // as avx512
     CpuOptions options;
     options.threads = 3;
     options.instruction_set = instruction_set;
@@ -37,7 +41,14 @@ std::vector<UnderTest> backends_under_test(DType compute) {
     try {
       backends.push_back({name, make_cpu_backend(options)});
     } catch (const UserError& error) {
-      MESSAGE("skipped: " << name << ": " << error.what());
+#if defined(__x86_64__)
+      // Thousands of instructions, microseconds each: by night; by day amx_test.cpp has some of the cases.
+      if (set == "amx_bf16" && cpu::choose_bf16("auto") != nullptr && std::getenv("SCALETRAIN_PARITY_ALL") != nullptr) {
+        backends.push_back({name + ", emulated", std::make_unique<TilesBackend>(options.threads)});
+        continue;
+      }
+#endif
+      MESSAGE("skipped: " << name << ": " << std::string(error.what()));
     }
   }
   return backends;
