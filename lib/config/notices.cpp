@@ -53,6 +53,10 @@ class Notices {
     if (parallel.zero > ParallelConfig().zero && parallel.data == 1)
       notices_.push_back(fmt::format(
           "parallel.zero: {} has no effect, because parallel.data is 1: it divides among replicas", parallel.zero));
+    if (config_.precision.reduce != PrecisionConfig().reduce && parallel.data == 1)
+      notices_.push_back(fmt::format(
+          "precision.reduce: {} has no effect, because parallel.data is 1: gradients travel between replicas",
+          to_text(config_.precision.reduce)));
     const auto& per_node = config_.launch.ranks_per_node;
     if (per_node && *per_node % parallel.tensor != 0)
       notices_.push_back(

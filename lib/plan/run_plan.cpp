@@ -152,6 +152,7 @@ ParamStore::Options PhasePlan::store_options(DType computed_in) const {
           .dtype = accumulator_type(computed_in),
           .compute = computed_in,
           .packed_bytes = packed_bytes,
+          .reduce = reduce,
           .zero = zero,
           .sequence = sequence};
 }
@@ -234,6 +235,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.num_micro_batches = cut.count;
   phase.micro_batch = {cut.samples, config.model.context};
   phase.compute = compute_type_of(config.precision.compute);
+  if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
   if (config.run.device != DeviceKind::cuda)
     phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
   const auto optimizer = make_optimizer(config.train.optimizer);

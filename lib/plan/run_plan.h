@@ -40,7 +40,7 @@ struct RankTraffic {
   // Counted as direct_communicator.h sends it: of S elements over N ranks a reduce-scatter sends all but the own piece,
   // an all-gather its own piece N-1 times, an all-reduce both in turn (pieces as even as may be; a small one is sent
   // whole to every peer). Activations and weights travel in the compute type, gradients in that of
-  // the masters.
+  // the masters, between replicas in that of precision.reduce.
   std::vector<CommunicationVolume> volumes;  // by group, purpose and collective
   // Bytes that the rank's communicators hold for sums under way, once each has made the largest that a step asks of it.
   std::size_t staging = 0;
@@ -67,7 +67,8 @@ struct PhasePlan {
   std::int64_t num_micro_batches = 0;
   BatchShape micro_batch;  // at most train.micro_batch samples
   DType compute = DType::f32;
-  Space space = Space::host;                                     // of the memory that the ranks' devices compute in
+  std::optional<DType> reduce;  // that gradients travel in between replicas; nothing: the masters' type
+  Space space = Space::host;    // of the memory that the ranks' devices compute in
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name
   bool background_saves = false;

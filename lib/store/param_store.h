@@ -22,7 +22,8 @@
 // Gradients unsharded: a full buffer; a unit's last release of the step begins its sum over the replicas, by all-reduce
 // or, where the optimizer is sharded, by reduce-scatter. Sharded: layers accumulate into staging, and every release
 // begins a reduce-scatter whose result is added to the shard; a tied tensor that two units of this rank share
-// accumulates all step and is reduced once, when both have had their last release.
+// accumulates all step and is reduced once, when both have had their last release. In a type of their own (`reduce`)
+// gradients travel in copies, of which there are two: who needs a third waits, on the stream, for the oldest to return.
 //
 // Optimizer: its state, and masters of another type than layers read, unsharded or the shard only.
 //
@@ -105,6 +106,10 @@ class ParamStore {
     std::optional<DType> compute{};
     // Of a weight's packed form (Backend::packed_bytes, which a store asks itself: this is for plans). Empty: none.
     std::function<std::size_t(const Shape& weight)> packed_bytes{};
+    // That gradients travel in between replicas. Nothing: dtype. Another type is for them alone: they are rounded to
+    // it, and their sum, which the communicator makes in f32, once more; accumulators and what the optimizer reads stay
+    // dtype.
+    std::optional<DType> reduce{};
     ZeroPolicy zero{};
     bool sequence = false;  // activations between tensor-parallel parts are sequence shards
     // Must outlive the store. Null: a single rank, or one whose gradients nobody sums; what needs a transfer is a bug.
@@ -175,9 +180,10 @@ struct StoreBytes {
   std::size_t computed = 0;  // compute weights, where they are not the masters
   std::size_t gradients = 0;
   std::size_t states = 0;
-  std::size_t packed = 0;            // packed forms of compute weights
-  std::size_t gathered = 0;          // staging of gathered weights
-  std::size_t gradient_staging = 0;  // accumulators of sharded gradients, and copies for sums over tensor ranks
+  std::size_t packed = 0;    // packed forms of compute weights
+  std::size_t gathered = 0;  // staging of gathered weights
+  // Accumulators of sharded gradients, copies for sums over tensor ranks, and those that travel in a type of their own.
+  std::size_t gradient_staging = 0;
   std::size_t total() const { return masters + computed + gradients + states + packed + gathered + gradient_staging; }
 };
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);

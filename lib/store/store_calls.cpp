@@ -95,7 +95,7 @@ GroupCall StoreCalls::reduction_over_replicas(int index) const {
   return {.group = GroupKind::data,
           .kind = memory_.zero.shard_optimizer ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce,
           .purpose = CallPurpose::gradients,
-          .dtype = place.dtype,
+          .dtype = place.reduce,
           .elements = place.bucket.count,
           .own = place.bucket.shard_elements};
 }

@@ -28,6 +28,9 @@ StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, cons
   }
   if (memory.shared_gradients > 0) shared_ = backend.allocate(memory.shared_gradients);
   if (memory.sum_staging > 0) sums_ = backend.allocate(memory.sum_staging);
+  for (int copy = 0; copy < memory.num_reduce_staging; ++copy)
+    travelling_.push_back(backend.allocate(memory.reduce_staging));
+  is_travelling_.resize(travelling_.size());
   if (sharded) {
     staging_.resize(static_cast<std::size_t>(memory.num_staging));
     for (Staging& staging : staging_) staging.memory = backend.allocate(memory.gradient_staging);
@@ -87,6 +90,11 @@ void StoreGradients::point_handles(UnitState& unit) {
   }
 }
 
+// This rank's shard of a bucket's elements.
+View StoreGradients::own_piece(const BucketPlace& at, const View& all) const {
+  return all.rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements);
+}
+
 int StoreGradients::take_staging(Stream& stream) {
   while (true) {
     for (std::size_t index = 0; index < staging_.size(); ++index) {
@@ -96,6 +104,18 @@ int StoreGradients::take_staging(Stream& stream) {
     }
     const bool staging_comes_free = !under_way_.empty();
     SCALETRAIN_CHECK(staging_comes_free && "more units acquired at once than there is staging for gradients");
+    complete_first(stream);
+  }
+}
+
+int StoreGradients::take_travelling(Stream& stream) {
+  while (true) {
+    const auto free = std::find(is_travelling_.begin(), is_travelling_.end(), char{0});
+    if (free != is_travelling_.end()) {
+      *free = 1;
+      return narrow<int>(free - is_travelling_.begin());
+    }
+    SCALETRAIN_CHECK(!under_way_.empty());
     complete_first(stream);
   }
 }
@@ -192,12 +212,17 @@ void StoreGradients::reduce_over_replicas(Stream& stream, int bucket, int stagin
   reduction.bucket = bucket;
   reduction.staging = staging;
   reduction.data = data;
+  View sent = all;
+  if (at.reduce != at.dtype) {
+    reduction.travelling = take_travelling(stream);
+    sent = travelling_[static_cast<std::size_t>(reduction.travelling)].view(0, at.reduce, {at.bucket.count});
+    backend_.run(stream, Copy{.input = all, .output = sent});
+  }
   if (memory_.zero.shard_optimizer) {
     const std::vector<std::int64_t> counts(static_cast<std::size_t>(memory_.data_degree), at.bucket.shard_elements);
-    reduction.ticket = data_->reduce_scatter(
-        stream, all, counts, all.rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements));
+    reduction.ticket = data_->reduce_scatter(stream, sent, counts, own_piece(at, sent));
   } else {
-    reduction.ticket = data_->all_reduce(stream, all, ReduceOp::sum);
+    reduction.ticket = data_->all_reduce(stream, sent, ReduceOp::sum);
   }
   under_way_.push_back(std::move(reduction));
   if (staging >= 0) ++staging_[static_cast<std::size_t>(staging)].num_reductions;
@@ -221,10 +246,18 @@ void StoreGradients::complete_first(Stream& stream) {
   UnderWay& reduction = under_way_.front();
   reduction.ticket.before(stream);
   const BucketPlace& at = place(reduction.bucket);
+  if (reduction.travelling >= 0) {
+    const auto copy = static_cast<std::size_t>(reduction.travelling);
+    const View sum = travelling_[copy].view(0, at.reduce, {at.bucket.count});
+    const View all(reduction.data, at.dtype, {at.bucket.count}, backend_.space());
+    const bool is_shard = memory_.zero.shard_optimizer;
+    backend_.run(stream,
+                 Copy{.input = is_shard ? own_piece(at, sum) : sum, .output = is_shard ? own_piece(at, all) : all});
+    is_travelling_[copy] = 0;
+  }
   if (memory_.zero.shard_gradients && !reduction.over_stages) {
     const View own = shard(reduction.bucket);
-    const View received = View(reduction.data, at.dtype, {at.bucket.count}, backend_.space())
-                              .rows(memory_.data_rank * at.bucket.shard_elements, at.bucket.shard_elements);
+    const View received = own_piece(at, View(reduction.data, at.dtype, {at.bucket.count}, backend_.space()));
     backend_.run(stream, Add{.a = own, .b = received, .output = own});
   }
   if (reduction.staging >= 0) {
@@ -283,6 +316,7 @@ std::uint64_t StoreGradients::bytes() const {
   std::uint64_t total = shared_.size() + sums_.size();
   for (const Buffer& buffer : gradients_) total += buffer.size();
   for (const Staging& staging : staging_) total += staging.memory.size();
+  for (const Buffer& copy : travelling_) total += copy.size();
   return total;
 }
 

@@ -73,6 +73,7 @@ class StoreGradients {
   struct UnderWay {
     int bucket = 0;
     int staging = -1;
+    int travelling = -1;       // which copy in the type of the reduction; -1: none, it travels as it lies
     bool over_stages = false;  // of a tied tensor, whose reduction over replicas is done
     std::byte* data = nullptr;
     Ticket ticket;
@@ -81,6 +82,8 @@ class StoreGradients {
   UnitState& state(int unit);
   const BucketPlace& place(int bucket) const { return memory_.buckets[static_cast<std::size_t>(bucket)]; }
   int take_staging(Stream& stream);
+  int take_travelling(Stream& stream);
+  View own_piece(const BucketPlace& at, const View& all) const;
   void open(Stream& stream, UnitState& unit);
   void point_handles(UnitState& unit);
   void begin(Stream& stream, std::span<const Reduction> due, int staging);
@@ -98,6 +101,8 @@ class StoreGradients {
   Buffer shared_;
   Buffer sums_;
   std::vector<Staging> staging_;
+  std::vector<Buffer> travelling_;
+  std::vector<char> is_travelling_;
   std::vector<BucketState> buckets_;
   std::map<int, UnitState> units_;
   std::deque<UnderWay> under_way_;                                   // in order of issue

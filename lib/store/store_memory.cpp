@@ -12,6 +12,9 @@ namespace {
 // Staging that a rank needs to gather one unit while it computes another.
 constexpr int staging_per_rank = 2;
 
+// Copies of gradients that travel in a type of their own: one is filled while another is under way.
+constexpr int reduce_staging_per_rank = 2;
+
 // Above this a reduction is bound by its volume and a copy costs more than another call.
 constexpr std::int64_t largest_coalesced = 1 << 16;
 
@@ -119,6 +122,18 @@ void place_staging(StoreMemory& memory, const ShardLayout& layout) {
   if (!memory.zero.shard_gradients || !memory.gradients) memory.shared_gradients = 0;
 }
 
+// One copy holds any bucket.
+void place_reduce_staging(StoreMemory& memory) {
+  if (!memory.gradients || memory.data_degree == 1) return;
+  int num_buckets = 0;
+  for (const BucketPlace& place : memory.buckets) {
+    if (!place.trained || place.reduce == place.dtype) continue;
+    ++num_buckets;
+    memory.reduce_staging = std::max(memory.reduce_staging, align_up(place.bytes_of(place.reduce)));
+  }
+  memory.num_reduce_staging = std::min(reduce_staging_per_rank, num_buckets);
+}
+
 }  // namespace
 
 bool SumPlace::coalesced() const {
@@ -149,11 +164,13 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
     place.bucket = bucket;
     place.dtype = memory.dtypes[buffer];
     place.compute = memory.compute[buffer];
+    place.reduce = options.reduce.value_or(place.dtype);
     place.trained = layout.buffers()[buffer].role == ParamRole::trained;
     place.shared = bucket.tied && is_shared(layout, index);
     memory.buckets.push_back(place);
   }
   place_staging(memory, layout);
+  place_reduce_staging(memory);
   for (const GroupKind kind : {GroupKind::tensor, GroupKind::replication}) {
     std::size_t together = 0;
     for (const int unit : layout.units()) {
@@ -248,7 +265,8 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
     bytes.packed = place.first + align_up(place.bytes);
   const auto num_staging = static_cast<std::size_t>(memory.num_staging);
   bytes.gathered = num_staging * memory.weight_staging + memory.shared_weights;
-  bytes.gradient_staging = num_staging * memory.gradient_staging + memory.shared_gradients + memory.sum_staging;
+  bytes.gradient_staging = num_staging * memory.gradient_staging + memory.shared_gradients + memory.sum_staging +
+                           static_cast<std::size_t>(memory.num_reduce_staging) * memory.reduce_staging;
   return bytes;
 }
 

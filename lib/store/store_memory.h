@@ -18,6 +18,7 @@ struct BucketPlace {
   Bucket bucket;
   DType dtype = DType::f32;         // of masters and gradients
   DType compute = DType::f32;       // of what layers read
+  DType reduce = DType::f32;        // that gradients travel in between replicas
   bool trained = false;             // has a gradient
   bool shared = false;              // several units of this rank use it: its staging is its own
   std::size_t weight_offset = 0;    // in the staging buffer of its unit, or of the shared buckets
@@ -68,6 +69,8 @@ struct StoreMemory {
   std::size_t gradient_staging = 0;  // bytes of each
   std::size_t shared_weights = 0;    // bytes of the staging of shared buckets
   std::size_t shared_gradients = 0;
+  int num_reduce_staging = 0;      // copies of gradients that travel in a type of their own
+  std::size_t reduce_staging = 0;  // bytes of each
   // Bytes of the copy of coalesced sums: of one unit, or of all where there are no replicas.
   std::size_t sum_staging = 0;
 

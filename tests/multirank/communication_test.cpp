@@ -93,6 +93,30 @@ TEST_CASE(
   check_calls("two chunks on one stage", chunks);
 }
 
+TEST_CASE("gradients between replicas in bf16 are as planned and in the planned order, and half the bytes") {
+  for (std::int64_t zero = 0; zero <= 3; ++zero) {
+    for (const std::int64_t pipeline : {1, 2}) {
+      Config config = laid_out(2, 2, pipeline, zero);
+      config.parallel.sequence = true;
+      const PhasePlan single = make_test_plan(config, TestBackend::reference_f32);
+      config.precision.reduce = Precision::bf16;
+      check_calls("reduce bf16, zero " + std::to_string(zero), config);
+      const PhasePlan half = make_test_plan(config, TestBackend::reference_f32);
+      const auto volumes = half.communication(Rank(0));
+      const auto before = single.communication(Rank(0));
+      REQUIRE(volumes.size() == before.size());
+      bool is_halved = false;
+      for (std::size_t i = 0; i < volumes.size(); ++i) {
+        const bool travels = volumes[i].kind == GroupKind::data && volumes[i].purpose == "gradients";
+        is_halved |= travels;
+        CHECK(volumes[i].elements == before[i].elements);
+        CHECK((travels ? 2 : 1) * volumes[i].bytes == before[i].bytes);
+      }
+      CHECK(is_halved);
+    }
+  }
+}
+
 // The check of the orders above must see what it is there for.
 TEST_CASE("a_call_at_another_place_or_to_another_peer_or_missing_is_not_the_planned_order") {
   const PhasePlan plan = make_test_plan(laid_out(2, 2, 2, 2), TestBackend::reference_f32);

@@ -129,3 +129,30 @@ TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit
     }
   }
 }
+
+// Its own yardstick where nothing is late; held to the f32 sums by what bf16 rounds: once on each replica, once as a
+// sum.
+TEST_CASE(
+    "gradients_between_replicas_in_bf16_are_those_in_fp32_but_for_their_rounding_also_late_and_beyond_the_hosts_"
+    "reach") {
+  Config base = half_config(false);
+  for (const TestLayout& layout : layouts()) {
+    if (layout.data == 1) continue;
+    CAPTURE(layout.name);
+    base.precision.reduce = Precision::fp32;
+    const LayoutOutcome single = run_on(base, layout, TestBackend::cpu, 3);
+    base.precision.reduce = Precision::bf16;
+    const LayoutOutcome at_once = run_on(base, layout, TestBackend::cpu, 3);
+    CHECK(at_once.problem == "");
+    CHECK(at_once.gradients != single.gradients);
+    CHECK(largest_distance(at_once.gradients, single.gradients) <= 2 * std::ldexp(1.0, -8));
+    CHECK(largest_relative(at_once.losses, single.losses) <= 5e-3);
+    for (const TestBackend backend : {TestBackend::late_cpu, TestBackend::fenced_cpu}) {
+      const LayoutOutcome late = run_on(base, layout, backend, 3);
+      CHECK(late.problem == "");
+      CHECK(late.losses == at_once.losses);
+      CHECK(late.gradients == at_once.gradients);
+      CHECK(late.parameters == at_once.parameters);
+    }
+  }
+}

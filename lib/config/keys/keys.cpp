@@ -360,8 +360,10 @@ void add_parallel(KeyTable<Config>& table) {
       at_least(0, 3), FIELD(parallel.zero)));
   table.push_back(top({"precision.compute", "", "Type of activations and of weights in products.", with_notice},
                       EnumCodec<Precision>(), FIELD(precision.compute)));
-  table.push_back(top({"precision.reduce", "", "Type in which gradients are summed over ranks."},
-                      EnumCodec<Precision>(), FIELD(precision.reduce)));
+  table.push_back(
+      top({"precision.reduce", "", "Type in which gradients travel between replicas; they are summed and kept in fp32.",
+           with_notice},
+          EnumCodec<Precision>(), FIELD(precision.reduce)));
   table.push_back(top({"precision.loss_scale", "",
                        "Factor on the loss, so that small gradients do not become zero (compute: fp16 alone); dynamic: "
                        "found as it goes.",

@@ -34,8 +34,9 @@ constexpr std::array<UnsupportedValue, 13> kTable = {{
     {"precision.compute", "tf32", [](const Config& c) { return c.precision.compute == Precision::tf32; },
      "fp32, bf16 or fp16"},
     {"precision.compute", "fp8", nullptr, "fp32, bf16 or fp16"},
-    {"precision.reduce", "tf32 | bf16 | fp16", [](const Config& c) { return c.precision.reduce != Precision::fp32; },
-     "fp32"},
+    {"precision.reduce", "tf32 | fp16",
+     [](const Config& c) { return c.precision.reduce != Precision::fp32 && c.precision.reduce != Precision::bf16; },
+     "fp32 or bf16"},
     {"log.tensorboard", "true", [](const Config& c) { return c.log.tensorboard; }, "false"},
 }};
 

@@ -122,6 +122,7 @@ std::string fingerprint_of(const WorkerParts& parts) {
   std::string layout = fmt::format("{}; {}; chunks {}; zero {}", plan.mesh.text(), to_text(plan.schedule_kind),
                                    plan.chunks, parts.config.parallel.zero);
   if (plan.sequence) layout += "; sequence";
+  if (plan.reduce && plan.mesh.degree(Axis::data) > 1) layout += fmt::format("; reduce {}", to_text(*plan.reduce));
   if (plan.stages.size() > 1) {
     std::vector<std::int64_t> layers;
     for (const StageBlocks& stage : plan.stages) layers.push_back(stage.count);

@@ -172,11 +172,13 @@ void for_each_parameter(const ParamStore& store, int unit, Find find, Visit visi
 // One rank's store, filled with the initial values.
 struct RankModel : ModelStore {
   RankModel(const ParamTable& model, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
-            bool sequence, std::vector<std::string> state_names = {}, bool gradients = true, DType compute = DType::f64)
+            bool sequence, std::vector<std::string> state_names = {}, bool gradients = true, DType compute = DType::f64,
+            std::optional<DType> reduce = {})
       : ModelStore(model, make_reference_backend(DType::f64),
                    {.state_names = std::move(state_names),
                     .gradients = gradients,
                     .compute = compute,
+                    .reduce = reduce,
                     .zero = ZeroPolicy::of_stage(zero),
                     .sequence = sequence,
                     .groups = groups},
@@ -204,12 +206,13 @@ struct RankModel : ModelStore {
           own.part =
               is_partial(parameter, layout.mesh().degree(Axis::tensor), store.options().sequence) ? position.tensor : 0;
           for (std::int64_t n = 0; n < span.count; ++n)
-            data[n] += contribution(parameter.name, global_index(parameter.shape, span.box, n), own);
+            data[n] += grain * contribution(parameter.name, global_index(parameter.shape, span.box, n), own);
         });
   }
 
   MeshPosition position;
   std::vector<int> units;
+  double grain = 1;  // of what it contributes
 };
 
 }  // namespace small_model

@@ -78,7 +78,7 @@ TEST_CASE("resume rules are those of the design") {
     CHECK_MESSAGE(key(path).resume == never, path);
   for (const char* path : {"train.steps", "train.tokens", "train.optimizer.learning_rate", "train.lr_schedule.warmup",
                            "train.clip_norm", "data.train", "data.train[].weight", "train.spike", "train.spike.action",
-                           "precision.compute", "precision.loss_scale"})
+                           "precision.compute", "precision.loss_scale", "precision.reduce"})
     CHECK_MESSAGE(key(path).resume == with_notice, path);
   for (const char* path :
        {"run.name", "run.directory", "run.device", "model.init.from", "data.tokenizer.path", "train.micro_batch",
@@ -180,7 +180,7 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "train.label_smoothing=0.1",
                          "precision.compute=tf32",
                          "precision.compute=fp8",
-                         "precision.reduce=bf16",
+                         "precision.reduce=fp16",
                          "log.tensorboard=true"};
   std::set<std::string> refused;
   for (const std::string text : asked) {
@@ -227,6 +227,7 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                            "precision.compute=fp16",
                            "precision={compute: fp16, loss_scale: 1024}",
                            "precision.loss_scale=dynamic",
+                           "precision={reduce: bf16}",
                            "parallel.zero=0",
                            "parallel.zero=3"})
     CHECK(override_errors({text}) == "accepted");

@@ -109,6 +109,8 @@ TEST_CASE("what has no effect beside the other keys is noticed") {
        "parallel.schedule: interleaved has no effect, because parallel.pipeline is 1: it orders the stages of a "
        "pipeline"},
       {{"parallel.schedule=gpipe", "parallel.pipeline=2"}, ""},
+      {{"precision.reduce=bf16"},
+       "precision.reduce: bf16 has no effect, because parallel.data is 1: gradients travel between replicas"},
       {{"parallel.zero=3"}, "parallel.zero: 3 has no effect, because parallel.data is 1: it divides among replicas"},
       {{"parallel.zero=1"}, ""},
       {{"parallel.zero=0"}, ""},

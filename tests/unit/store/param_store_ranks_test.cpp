@@ -9,6 +9,7 @@
 #include "support/models/small_model.h"
 #include "support/ranks/host_stream.h"
 #include "support/ranks/ranks.h"
+#include "tensor/halves.h"
 
 using namespace scaletrain;
 using small_model::RankModel;
@@ -26,12 +27,13 @@ struct Case {
   bool prefetch = false;
   std::int64_t vocab = 29;
   DType compute = DType::f64;
+  std::optional<DType> reduce = {};
 
   std::string text() const {
     return "zero " + std::to_string(zero) + ", data " + std::to_string(data) + " x tensor " + std::to_string(tensor) +
            " x pipeline " + std::to_string(pipeline) + (sequence ? ", sequence" : "") + (tied ? ", tied" : "") +
            (prefetch ? ", prefetch" : "") + ", vocabulary " + std::to_string(vocab) + ", weights in " +
-           std::string(to_text(compute));
+           std::string(to_text(compute)) + (reduce ? ", gradients in " + std::string(to_text(*reduce)) : "");
   }
 };
 
@@ -51,12 +53,64 @@ struct Findings {
 constexpr std::int64_t micro_batches = 3;
 constexpr double rate = 0.25;
 
+// Contributions of more bits than bf16 has, but exact in f32 however they are summed.
+constexpr double fine_grain = 1 + 0x1p-9 + 0x1p-12;
+
+// What replica `data` sends of one element in one reduction, of one or all micro-batches, for one parameter.
+double contributed(const Work& work, const Parameter& parameter, std::int64_t index, std::int64_t step,
+                   std::int64_t data, std::int64_t first, std::int64_t count) {
+  const std::int64_t tensor = work.mesh.degree(Axis::tensor);
+  double sum = 0;
+  for (std::int64_t part = 0; part < tensor; ++part) {
+    const bool is_partial = small_model::is_partial(parameter, tensor, work.sequence);
+    if (!is_partial && part > 0) break;
+    if (is_partial && !small_model::contains(parameter.shape, ParamTable::box_of(parameter, tensor, part), index))
+      continue;
+    for (std::int64_t micro_batch = first; micro_batch < first + count; ++micro_batch)
+      sum += small_model::contribution(parameter.name, index, {step, data, micro_batch, part});
+  }
+  return fine_grain * sum;
+}
+
+// Each replica's share rounded to bf16, their sum in f32 in the order of ranks, and that rounded once more: for every
+// micro-batch where gradients are sharded, but of a tensor that two units share; a tied tensor's stages are added as
+// they are.
+double gradient_by_bf16(const Case& of, const Work& work, const Parameter& owner, std::int64_t index,
+                        std::int64_t step) {
+  std::vector<std::vector<const Parameter*>> reduced_together;
+  for (const Parameter& parameter : work.table->parameters()) {
+    if (parameter.name != owner.name && parameter.tied_to != owner.name) continue;
+    if (reduced_together.empty() || of.pipeline > 1) reduced_together.emplace_back();
+    reduced_together.back().push_back(&parameter);
+  }
+  double sum = 0;
+  for (const auto& parameters : reduced_together) {
+    const std::int64_t count = of.zero >= 2 && parameters.size() == 1 ? 1 : micro_batches;
+    for (std::int64_t first = 0; first < micro_batches; first += count) {
+      float total = 0;
+      for (std::int64_t data = 0; data < of.data; ++data) {
+        double share = 0;
+        for (const Parameter* parameter : parameters)
+          share += contributed(work, *parameter, index, step, data, first, count);
+        total += static_cast<float>(static_cast<double>(Bf16(share)));
+      }
+      sum += static_cast<double>(Bf16(static_cast<double>(total)));
+    }
+  }
+  return sum;
+}
+
+double gradient_of(const Case& of, const Work& work, const Parameter& owner, std::int64_t index, std::int64_t step) {
+  if (of.reduce) return gradient_by_bf16(of, work, owner, index, step);
+  return small_model::expected_gradient(work, owner, index, step);
+}
+
 // Whole numbers times powers of two: exact, so the expected weights are too.
-double expected_weight(const Work& work, const Parameter& parameter, std::int64_t index, std::int64_t updates) {
+double expected_weight(const Case& of, const Work& work, const Parameter& parameter, std::int64_t index,
+                       std::int64_t updates) {
   const Parameter& owner = small_model::owner_of(*work.table, parameter);
   double value = small_model::initial_value(*work.table, owner, index);
-  for (std::int64_t step = 0; step < updates; ++step)
-    value -= rate * small_model::expected_gradient(work, owner, index, step);
+  for (std::int64_t step = 0; step < updates; ++step) value -= rate * gradient_of(of, work, owner, index, step);
   return value;
 }
 
@@ -65,7 +119,8 @@ double rounded(double value, DType compute) {
   return compute == DType::bf16 ? float_from_bf16(bf16_from_float(static_cast<float>(value))) : value;
 }
 
-void compare_weights(RankModel& model, const Work& work, int unit, std::int64_t updates, Findings& findings) {
+void compare_weights(RankModel& model, const Case& of, const Work& work, int unit, std::int64_t updates,
+                     Findings& findings) {
   const UnitWeights& weights = model.store.acquire(*model.stream, unit);
   const DType compute = model.store.options().compute.value();
   std::deque<std::vector<double>> widened;
@@ -81,8 +136,8 @@ void compare_weights(RankModel& model, const Work& work, int unit, std::int64_t 
       [&](const Parameter& parameter, const ParamSpan& span, const double* data) {
         for (std::int64_t n = 0; n < span.count; ++n) {
           const std::int64_t index = small_model::global_index(parameter.shape, span.box, n);
-          findings.compare(data[n], rounded(expected_weight(work, parameter, index, updates), compute), parameter.name,
-                           index);
+          findings.compare(data[n], rounded(expected_weight(of, work, parameter, index, updates), compute),
+                           parameter.name, index);
         }
       });
 }
@@ -104,7 +159,8 @@ void run_micro_batch(RankModel& model, const Case& of, std::int64_t step, std::i
   }
 }
 
-void compare_gradients(const RankModel& model, const Work& work, std::int64_t step, Findings& findings) {
+void compare_gradients(const RankModel& model, const Case& of, const Work& work, std::int64_t step,
+                       Findings& findings) {
   for (const ParamRange& range : model.store.held(StateKind::gradient)) {
     const Parameter& parameter = work.table->parameters()[static_cast<std::size_t>(range.parameter)];
     const Parameter& owner = small_model::owner_of(*work.table, parameter);
@@ -112,7 +168,7 @@ void compare_gradients(const RankModel& model, const Work& work, std::int64_t st
     for (std::int64_t n = 0; n < range.count; ++n) {
       const std::int64_t index =
           small_model::global_index(parameter.shape, model.layout.find(range.parameter)->box, range.first + n);
-      findings.compare(values[n], small_model::expected_gradient(work, owner, index, step), parameter.name, index);
+      findings.compare(values[n], gradient_of(of, work, owner, index, step), parameter.name, index);
     }
   }
 }
@@ -132,10 +188,11 @@ void update(RankModel& model) {
 void train(const Case& of, const ParamTable& table, const Mesh& mesh, Rank rank, RankGroups& groups,
            Findings& findings) {
   const Work work{.table = &table, .mesh = mesh, .micro_batches = micro_batches, .sequence = of.sequence};
-  RankModel model(table, mesh, rank, &groups, of.zero, of.sequence, {}, true, of.compute);
+  RankModel model(table, mesh, rank, &groups, of.zero, of.sequence, {}, true, of.compute, of.reduce);
+  if (of.reduce) model.grain = fine_grain;
   const auto compare_all = [&](std::int64_t updates) {
     for (const int unit : model.units) {
-      compare_weights(model, work, unit, updates, findings);
+      compare_weights(model, of, work, unit, updates, findings);
       model.store.release(unit);
     }
   };
@@ -146,7 +203,7 @@ void train(const Case& of, const ParamTable& table, const Mesh& mesh, Rank rank,
       run_micro_batch(model, of, step, micro_batch);
     model.store.reduce_tied(*model.stream);
     model.store.finish_gradients(*model.stream, model.units);
-    compare_gradients(model, work, step, findings);
+    compare_gradients(model, of, work, step, findings);
     update(model);
     if (step == 0) compare_all(1);
   }
@@ -202,6 +259,17 @@ TEST_CASE("weights in a type of their own are the rounded masters, from the star
         check({.zero = zero, .data = data, .prefetch = prefetch, .compute = DType::bf16});
     }
     check({.zero = zero, .data = 2, .tensor = 4, .pipeline = 2, .sequence = true, .vocab = 3, .compute = DType::bf16});
+  }
+}
+
+TEST_CASE("gradients that travel in bf16 are rounded once on every replica and once as a sum, under every ZeRO stage") {
+  for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const std::int64_t data : {2, 3, 4})
+      check({.zero = zero, .data = data, .prefetch = data == 3, .reduce = DType::bf16});
+    check({.zero = zero, .data = 3, .pipeline = 2, .reduce = DType::bf16});
+    check({.zero = zero, .data = 2, .tied = false, .reduce = DType::bf16});
+    check({.zero = zero, .data = 2, .tensor = 4, .pipeline = 2, .sequence = true, .vocab = 3, .reduce = DType::bf16});
+    check({.zero = zero, .data = 2, .tensor = 2, .sequence = true, .compute = DType::bf16, .reduce = DType::bf16});
   }
 }
 
@@ -270,7 +338,7 @@ TEST_CASE("a shard group of size one neither divides nor adds a gradient twice")
   model.store.reduce_tied(*model.stream);
   model.store.finish_gradients(*model.stream, model.units);
   Findings findings;
-  compare_gradients(model, work, 0, findings);
+  compare_gradients(model, {}, work, 0, findings);
   CHECK(findings.first == "");
   CHECK(findings.compared == table.num_parameters());
   CHECK(static_cast<bool>(model.store.master("blocks.0.norm.bias")));
@@ -293,6 +361,16 @@ TEST_CASE("the bytes of a store are those of the plan, and fall with every ZeRO 
           half.compute = DType::bf16;
           const ParamStore halves(*model.backend, table, model.layout, half);
           CHECK(store_bytes(table, model.layout, half).total() == halves.bytes());
+          ParamStore::Options travelling = model.store.options();
+          travelling.reduce = DType::bf16;
+          const ParamStore copies(*model.backend, table, model.layout, travelling);
+          const StoreBytes with_copies = store_bytes(table, model.layout, travelling);
+          CHECK(with_copies.total() == copies.bytes());
+          // Two of the widest bucket, whatever the stage.
+          std::size_t widest = 0;
+          for (const Bucket& bucket : model.layout.buckets())
+            widest = std::max(widest, 2 * static_cast<std::size_t>(bucket.count));
+          CHECK(with_copies.gradient_staging - planned.gradient_staging == (gradients ? 2 * align_up(widest) : 0));
           CHECK((planned.gathered > 0) == (zero == 3));
           CHECK((planned.gradient_staging > 0) == (gradients && (zero >= 2 || tensor > 1)));
           const std::size_t state = planned.masters + planned.gradients + planned.states;
@@ -401,7 +479,7 @@ TEST_CASE("a prefetch that is never used leaves its place to the next unit") {
     model.store.prefetch(*model.stream, 1);
     model.store.prefetch(*model.stream, 2);
     for (const int unit : {0, 3}) {
-      compare_weights(model, work, unit, 0, findings[static_cast<std::size_t>(rank.value())]);
+      compare_weights(model, {}, work, unit, 0, findings[static_cast<std::size_t>(rank.value())]);
     }
   });
   for (const Findings& of_rank : findings) {
