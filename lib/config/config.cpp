@@ -14,6 +14,14 @@ std::int64_t default_warmup(std::int64_t steps) {
   return std::clamp<std::int64_t>(steps / share, 1, most);
 }
 
+Precision default_precision(DeviceKind device) {
+  return device == DeviceKind::cuda ? Precision::bf16 : Precision::fp32;
+}
+
+Precision Config::compute_precision() const {
+  return precision.compute.value_or(default_precision(run.device));
+}
+
 std::int64_t TrainConfig::num_steps(std::int64_t context) const {
   if (steps) return *steps;
   SCALETRAIN_CHECK(tokens.has_value());

@@ -158,10 +158,14 @@ struct ParallelConfig {
 };
 
 struct PrecisionConfig {
-  Precision compute = Precision::fp32;
+  std::optional<Precision> compute;  // nothing: auto, default_precision(); loading a user's file puts that in its place
   Precision reduce = Precision::fp32;
   std::optional<double> loss_scale;  // nothing: dynamic
 };
+
+// What precision.compute: auto is on a device: fp32 on CPUs, where bf16 is faster on some processors and slower on
+// others, bf16 on GPUs.
+Precision default_precision(DeviceKind device);
 
 struct EvaluateConfig {
   std::int64_t every = 100;   // steps; 0: only at the end
@@ -216,6 +220,9 @@ struct Config {
   SuperviseConfig supervise;
   LaunchConfig launch;
   LogConfig log;
+
+  // precision.compute, with auto resolved.
+  Precision compute_precision() const;
 };
 
 }  // namespace scaletrain

@@ -98,7 +98,7 @@ class Rules {
           {"model.heads", "precision.compute", "model.hidden"},
           fmt::format("a head of hidden / heads = {} is longer than {}, the most that precision.compute {} takes; use "
                       "more heads, or fp32",
-                      model.hidden / model.heads, longest_half_head, to_text(config_.precision.compute)));
+                      model.hidden / model.heads, longest_half_head, to_text(config_.compute_precision())));
     if (are_fine({"model.kv_heads"}) && (model.kv_heads > model.heads || model.heads % model.kv_heads != 0)) {
       refuse({"model.kv_heads", "model.heads"},
              fmt::format("heads {}{} is no multiple of kv_heads {}{}", model.heads, from_preset("model.heads"),
@@ -166,8 +166,9 @@ class Rules {
   void check_idle_precision_keys() {
     PrecisionConfig& precision = config_.precision;
     if (precision.compute == Precision::fp16 || !are_fine({"precision.compute"})) return;
-    refuse_idle("precision.loss_scale", precision.loss_scale, PrecisionConfig().loss_scale, {"precision.compute"},
-                fmt::format("it is only for precision.compute fp16; this one is {}", to_text(precision.compute)));
+    refuse_idle(
+        "precision.loss_scale", precision.loss_scale, PrecisionConfig().loss_scale, {"precision.compute"},
+        fmt::format("it is only for precision.compute fp16; this one is {}", to_text(config_.compute_precision())));
   }
 
   void check_bytes_vocab() {
@@ -400,6 +401,7 @@ void fill_defaults(Config& config, Origin origin, const ReadContext& context, st
   if (is_open("model.kv_heads")) config.model.kv_heads = config.model.heads;
   follow_preset(config.model, context, notices);
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
+  if (origin == Origin::user) config.precision.compute = config.compute_precision();
   if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
 }
 

@@ -234,7 +234,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   const BatchCut cut = cut_batch(config.train, data);
   phase.num_micro_batches = cut.count;
   phase.micro_batch = {cut.samples, config.model.context};
-  phase.compute = compute_type_of(config.precision.compute);
+  phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
   if (config.run.device != DeviceKind::cuda)
     phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };

@@ -79,6 +79,7 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_fp32_with_a_notice") {
   for (const std::string half : {"bf16", "fp16"}) {
     CAPTURE(half);
     Settings settings = {"parallel.data=2", "parallel.tensor=2", "parallel.zero=1", "precision.compute=" + half};
+    if (half == "bf16") settings.insert(settings.begin(), "precision.reduce=bf16");
     const std::string calm_run = half + "-calm";
     const std::string resumed_run = half + "-resumed";
     const std::string changed_run = half + "-then-fp32";
@@ -86,6 +87,7 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_fp32_with_a_notice") {
     REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
     CHECK(calm.says(", in " + half + ", products "));
     CHECK(calm.says(", loss scale 65536 (dynamic)") == (half == "fp16"));
+    CHECK(calm.says(", gradients between replicas in bf16") == (half == "bf16"));
     const Trajectory expected = trajectory_of(layout_folder(calm_run));
     CHECK(expected.steps != one_rank().steps);
     const std::string good_steps = "loss_scale.good_steps";
@@ -109,6 +111,7 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_fp32_with_a_notice") {
     const Ended changed = run_program(layout_launch(changed_run, settings), ranks_patience);
     REQUIRE_MESSAGE(changed.exit_code == 0, changed.errors);
     CHECK(changed.says("notice: this resume changes precision.compute: " + half + " in the checkpoint, fp32 now"));
+    CHECK(changed.says(", in fp32"));
     CHECK(trajectory_of(layout_folder(changed_run)).last_step() == layout_steps());
     CHECK_FALSE(scalars_at_end(changed_run).contains(good_steps));
   }

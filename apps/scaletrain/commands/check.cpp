@@ -99,7 +99,7 @@ double measured_peak(DType compute) {
 // Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
 std::optional<MemoryBudget> budget_of(const Config& config, DType compute, const CheckArguments& arguments,
                                       bool is_here) {
-  if (judges_devices(arguments)) return device_budget(arguments, config.precision.compute);
+  if (judges_devices(arguments)) return device_budget(arguments, config.compute_precision());
   if (config.run.device == DeviceKind::cuda) {
     write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
     return std::nullopt;

@@ -358,8 +358,10 @@ void add_parallel(KeyTable<Config>& table) {
       {"parallel.zero", "",
        "ZeRO stage: 1 divides optimizer state among replicas, 2 gradients too, 3 weights too; 1 sends as much as 0."},
       at_least(0, 3), FIELD(parallel.zero)));
-  table.push_back(top({"precision.compute", "", "Type of activations and of weights in products.", with_notice},
-                      EnumCodec<Precision>(), FIELD(precision.compute)));
+  table.push_back(
+      top({"precision.compute", "", "Type of activations and of weights in products; auto: fp32 on CPUs, bf16 on GPUs.",
+           with_notice},
+          optional(EnumCodec<Precision>(), "auto"), FIELD(precision.compute)));
   table.push_back(
       top({"precision.reduce", "", "Type in which gradients travel between replicas; they are summed and kept in fp32.",
            with_notice},

@@ -323,8 +323,8 @@ std::string head_text(const PlanFacts& facts) {
                             grouped_digits(static_cast<std::uint64_t>(phase.table.num_parameters())),
                             counted(model.layers, "layer"), model.hidden, counted(model.heads, "head"), model.kv_heads,
                             model.ffn_hidden, model.vocab, model.context));
-  line("compute",
-       fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model), to_text(facts.config.precision.compute)));
+  line("compute", fmt::format("{:.4g} FLOP per token, {}", model_flops_per_token(model),
+                              to_text(facts.config.compute_precision())));
   line("steps",
        fmt::format("{} of {} ({} each)", grouped_digits(static_cast<std::uint64_t>(phase.num_steps)),
                    grouped_count(static_cast<std::uint64_t>(phase.global_batch), "sample"),

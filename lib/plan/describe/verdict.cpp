@@ -63,7 +63,8 @@ Family more_recomputation(const Config& config) {
 
 Family half_precision(const Config& config) {
   // tf32 is kept in four bytes too.
-  if (config.precision.compute != Precision::fp32 && config.precision.compute != Precision::tf32) return {};
+  const Precision precision = config.compute_precision();
+  if (precision != Precision::fp32 && precision != Precision::tf32) return {};
   return {{"precision.compute", "bf16", [](Config& c) { c.precision.compute = Precision::bf16; }}};
 }
 

@@ -77,7 +77,7 @@ Config config_of_run(const WorkerOptions& options) {
 
 std::string precision_text(const WorkerParts& parts, const RunState& state) {
   const DType compute = parts.phase.compute;
-  std::string text = compute == DType::f32 ? "" : ", in " + cpu_precision_text(compute);
+  std::string text = ", in " + cpu_precision_text(compute);
   if (compute == DType::f16) text += ", " + loss_scale_text(parts.config.precision, state.loss_scale);
   if (parts.phase.reduce && parts.phase.mesh.degree(Axis::data) > 1)
     text += fmt::format(", gradients between replicas in {}", to_text(parts.config.precision.reduce));

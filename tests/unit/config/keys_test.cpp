@@ -53,6 +53,8 @@ TEST_CASE("the table's defaults are the config's") {
   CHECK(key("checkpoint.every").fallback == "200");
   CHECK(key("supervise.heartbeat").fallback == "60s");
   CHECK(key("model.vocab").fallback == "auto");
+  CHECK(key("precision.compute").fallback == "auto");
+  CHECK(key("precision.reduce").fallback == "fp32");
   CHECK(key("model.kv_heads").fallback == "heads");
   CHECK(key("model.norm").fallback == "layernorm");
   CHECK(key("model.norm").type == "one of: layernorm | rmsnorm");

@@ -30,6 +30,20 @@ TEST_CASE("heads in half precision are as long as its kernels take") {
                  "the most that precision.compute fp16 takes"));
 }
 
+TEST_CASE("precision.compute: auto is fp32 on CPUs and bf16 on GPUs, and the resolved config says which") {
+  CHECK(default_precision(DeviceKind::automatic) == Precision::fp32);
+  CHECK(default_precision(DeviceKind::cpu) == Precision::fp32);
+  CHECK(default_precision(DeviceKind::cuda) == Precision::bf16);
+  const Config silent = load_text(kLeast).config;
+  CHECK(silent.precision.compute == Precision::fp32);
+  CHECK(contains(resolved_yaml(silent), "  compute: fp32\n"));
+  CHECK(compare_configs(silent, load_text(kLeast, {"precision.compute=auto"}).config).empty());
+  CHECK(compare_configs(silent, load_text(kLeast, {"precision.compute=fp32"}).config).empty());
+  const LoadedConfig gpu = load_text(kLeast, {"run.device=cuda"}, {}, {.allow_unsupported = true});
+  CHECK(gpu.config.precision.compute == Precision::bf16);
+  CHECK(contains(override_errors({"precision.reduce=auto"}), "precision.reduce"));
+}
+
 TEST_CASE("a loss scale is for fp16 alone, and refused where nothing reads it") {
   CHECK(override_errors({"precision.compute=fp16", "precision.loss_scale=1024"}) == "accepted");
   CHECK(override_errors({"precision.compute=bf16", "precision.loss_scale=dynamic"}) == "accepted");
