@@ -56,14 +56,15 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   const int head = narrow<int>(model.units().size()) - 1;
   ArenaCutter arena;
   std::size_t scratch = 0;
-  std::size_t most_units = 0;
+  std::vector<std::size_t> work;  // by place in a chunk: the most of any chunk's unit there
   for (std::size_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
     const std::vector<int>& units = plan.chunks[chunk];
-    most_units = std::max(most_units, units.size());
+    work.resize(std::max(work.size(), units.size()));
     std::vector<UnitMemory> memory;  // by unit of the chunk
-    for (const int unit : units) {
-      const UnitMemory& of = memory.emplace_back(model.units()[static_cast<std::size_t>(unit)]->memory(shape, compute));
-      plan.work_bytes = std::max(plan.work_bytes, align_up(of.work));
+    for (std::size_t place = 0; place < units.size(); ++place) {
+      const Unit& unit = *model.units()[static_cast<std::size_t>(units[place])];
+      const UnitMemory& of = memory.emplace_back(unit.memory(shape, compute));
+      work[place] = std::max(work[place], of.work);
       scratch = std::max(scratch, of.scratch);
     }
     // A micro-batch that waits for its weight part still needs its inputs, and so its buffer.
@@ -90,11 +91,11 @@ ActivationPlan make_activation_plan(const Transformer& model, std::vector<std::v
   for (ArenaRange& gradient : plan.gradients) gradient = cut_bundle();
   for (std::int64_t i = 0; i < depth.gradients_received; ++i) plan.gradient_inputs.push_back(cut_bundle());
   for (std::int64_t i = 0; i < depth.gradients_sent; ++i) plan.gradient_outputs.push_back(cut_bundle());
-  const std::int64_t num_work = checked_mul(depth.weight_work, narrow<std::int64_t>(most_units));
-  for (std::int64_t i = 0; i < num_work; ++i) {
-    plan.work.push_back(arena.cut(plan.work_bytes));
-    plan.work_total_bytes += plan.work.back().bytes;
-  }
+  for (std::int64_t set = 0; set < depth.weight_work; ++set)
+    for (const std::size_t bytes : work) {
+      plan.work.push_back(arena.cut(bytes));
+      plan.work_total_bytes += plan.work.back().bytes;
+    }
   plan.scratch = arena.cut(scratch);
   plan.arena_bytes = arena.used();
   return plan;

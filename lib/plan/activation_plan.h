@@ -43,10 +43,9 @@ struct ActivationPlan {
   ArenaRange gradients[2];
   std::vector<ArenaRange> gradient_inputs;   // received output-gradients; none where nothing is received
   std::vector<ArenaRange> gradient_outputs;  // input-gradients until they are sent
-  // One for each unit (of the largest chunk) of each weight work held at once; none where the schedule does not split
-  // the backward.
+  // For each weight work held at once a region for each unit of a chunk, in order, as large as the largest unit's in
+  // that place of any chunk; none where the schedule does not split the backward.
   std::vector<ArenaRange> work;
-  std::size_t work_bytes = 0;  // of each
   ArenaRange scratch;
   std::size_t arena_bytes = 0;
   // By purpose, for the memory plan.

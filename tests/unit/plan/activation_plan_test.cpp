@@ -88,7 +88,13 @@ TEST_CASE("the ranges of every stage's plan are aligned, disjoint and fill the a
       CHECK(plan.gradient_outputs.empty() == (c.stages == 1 || (stage == 0 && c.chunks == 1)));
       if (c.chunks == 1) {
         CHECK(plan.num_buffers == depth.in_flight);
-        CHECK(plan.work.size() == static_cast<std::size_t>(depth.weight_work) * plan.chunks[0].size());
+        const std::vector<int>& units = plan.chunks[0];
+        const Transformer model = phase.transformer(rank);
+        CHECK(plan.work.size() == static_cast<std::size_t>(depth.weight_work) * units.size());
+        for (std::size_t i = 0; i < plan.work.size(); ++i) {
+          const Unit& unit = *model.units()[static_cast<std::size_t>(units[i % units.size()])];
+          CHECK(plan.work[i].bytes == align_up(unit.memory(phase.micro_batch, DType::f32).work));
+        }
       }
       check_disjoint(plan);
       for (std::size_t buffer = 0; buffer < plan.buffers.size(); ++buffer) {
