@@ -1,10 +1,13 @@
 // Measures what parallelism costs on this machine, with ranks as processes over Gloo, each pinned to one processor:
 //   data      two data-parallel ranks of one thread against one rank of one thread (GPT-2 124M, micro-batch 4)
+//   tensor    two tensor-parallel ranks against one, the same batch
+//   pipeline  two stages against one rank, 8 micro-batches of one sample
 //   bubble    the pipeline bubble of two stages against its formula, for 2, 4 and 8 micro-batches
 //   memory    what each rank's peak memory grows by under ZeRO 0 to 3 and with recomputation, against the plan
 // A tool, not a test: it asserts nothing. Layouts that are compared are alive at the same time and step by turns.
 //
-// Usage: bench_parallel [data|bubble|memory]... [--rounds N]; without a name: all three.
+// Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]; without a name:
+// all five; without a precision: the first three in both, the others in fp32.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -18,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -47,7 +51,9 @@ constexpr const char* secret_variable = "SCALETRAIN_SECRET";  // a command line 
 // What the ranks of one layout run; travels to them as text.
 struct Layout {
   std::string model = "gpt2-124m";  // or "balanced": two stages of equal cost
+  Precision precision = Precision::fp32;
   std::int64_t data = 1;
+  std::int64_t tensor = 1;
   std::int64_t pipeline = 1;
   std::int64_t zero = 0;
   std::int64_t micro_batch = 4;
@@ -55,26 +61,35 @@ struct Layout {
   std::int64_t context = 1024;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   RecomputeKind recompute = RecomputeKind::none;
-  std::int64_t world() const { return data * pipeline; }
+  std::int64_t world() const { return data * tensor * pipeline; }
   std::string text() const {
-    return fmt::format("{},{},{},{},{},{},{},{},{}", model, data, pipeline, zero, micro_batch, num_micro_batches,
-                       context, static_cast<int>(schedule), static_cast<int>(recompute));
+    return fmt::format("{},{},{},{},{},{},{},{},{},{},{}", model, to_text(precision), data, tensor, pipeline, zero,
+                       micro_batch, num_micro_batches, context, static_cast<int>(schedule),
+                       static_cast<int>(recompute));
   }
 };
 
+Precision parse_precision(const std::string& text) {
+  for (const Precision precision : {Precision::fp32, Precision::bf16})
+    if (to_text(precision) == text) return precision;
+  throw std::runtime_error("no precision to measure: " + text);
+}
+
 Layout parse_layout(const std::string& text) {
   const std::vector<std::string> parts = split_text(text, ',');
-  if (parts.size() != 9) throw std::runtime_error("bad layout");
+  if (parts.size() != 11) throw std::runtime_error("bad layout");
   const auto number = [&parts](std::size_t index) { return std::int64_t{std::stoll(parts[index])}; };
   return {parts[0],
-          number(1),
+          parse_precision(parts[1]),
           number(2),
           number(3),
           number(4),
           number(5),
           number(6),
-          static_cast<ScheduleKind>(number(7)),
-          static_cast<RecomputeKind>(number(8))};
+          number(7),
+          number(8),
+          static_cast<ScheduleKind>(number(9)),
+          static_cast<RecomputeKind>(number(10))};
 }
 
 Config config_of(const Layout& layout) {
@@ -96,7 +111,9 @@ Config config_of(const Layout& layout) {
   config.train.global_batch = layout.micro_batch * layout.num_micro_batches * layout.data;
   config.train.lr_schedule.warmup = 10;
   config.checkpoint.background = false;  // nothing is saved
+  config.precision.compute = layout.precision;
   config.parallel.data = layout.data;
+  config.parallel.tensor = layout.tensor;
   config.parallel.pipeline = layout.pipeline;
   config.parallel.zero = layout.zero;
   config.parallel.schedule = layout.schedule;
@@ -113,8 +130,15 @@ void pin_to(std::int64_t processor) {
   ::sched_setaffinity(0, sizeof mask, &mask);
 }
 
-// One rank: reads "step" from standard input and answers with the seconds it took, until the input ends; then with the
-// growth of its memory and the plan's.
+double processor_seconds(clockid_t clock) {
+  timespec now{};
+  ::clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// One rank: reads "step" from standard input and answers with the seconds it took, those that the training thread
+// computed in it and the processor time of the other threads (transfers), until the input ends; then with the growth of
+// its memory and the plan's.
 int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint16_t port) {
   const char* const secret = std::getenv(secret_variable);
   if (secret == nullptr) throw std::runtime_error("a rank is started by bench_parallel alone");
@@ -124,7 +148,7 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
   const Config config = config_of(layout);
   const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
   const PhasePlan& phase = plan.phases.front();
-  const auto backend = make_cpu_backend({.threads = 1});
+  const auto backend = make_cpu_backend({.threads = 1, .compute = phase.compute});
   const auto stream = backend->make_stream();
   calibrate_matmul(*backend, *stream, 0.2);
 
@@ -142,7 +166,7 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
 
   const auto optimizer = make_optimizer(config.train.optimizer);
   const ShardLayout shards = phase.layout(rank);
-  ParamStore::Options options = phase.store_options(DType::f32);
+  ParamStore::Options options = phase.store_options(backend->compute_type());
   options.groups = &groups;
   ParamStore store(*backend, phase.table, shards, options);
   initialise_parameters(store, *stream, 1, 1);
@@ -163,9 +187,13 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
   std::array<char, 16> line{};
   while (std::fgets(line.data(), line.size(), stdin) != nullptr) {
     const MonotonicTime start = monotonic_now();
+    const double own = processor_seconds(CLOCK_THREAD_CPUTIME_ID);
+    const double all = processor_seconds(CLOCK_PROCESS_CPUTIME_ID);
     runner.step(source, settings);
     ++settings.update;
-    fmt::print("{}\n", seconds_since(start));
+    const double computed = processor_seconds(CLOCK_THREAD_CPUTIME_ID) - own;
+    fmt::print("{} {} {}\n", seconds_since(start), computed,
+               processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - all - computed);
     std::fflush(stdout);
   }
   const std::size_t planned = phase.memory(rank, backend->workspace_bytes()).total();
@@ -210,15 +238,26 @@ class Ranks {
     }
   }
 
-  // One step of all ranks: the slowest one's seconds.
-  double step() {
+  // One step of all ranks: the slowest one's seconds; of each the processor time of the thread that computes and of the
+  // others.
+  struct Step {
+    double seconds = 0.0;
+    std::vector<double> computing{};
+    std::vector<double> others{};
+  };
+  Step step() {
     for (const Process& process : processes_) {
       std::fputs("step\n", process.commands.get());
       std::fflush(process.commands.get());
     }
-    double slowest = 0.0;
-    for (const Process& process : processes_) slowest = std::max(slowest, std::stod(answer(process)));
-    return slowest;
+    Step step;
+    for (const Process& process : processes_) {
+      const std::vector<std::string> words = split_text(answer(process), ' ');
+      step.seconds = std::max(step.seconds, std::stod(words.at(0)));
+      step.computing.push_back(std::stod(words.at(1)));
+      step.others.push_back(std::stod(words.at(2)));
+    }
+    return step;
   }
 
   struct Memory {
@@ -277,33 +316,65 @@ class Ranks {
   std::vector<Process> processes_;
 };
 
-// Medians of each layout's seconds per step, stepping by turns; the first round touches memory and is not counted.
-std::vector<double> alternate(const std::vector<Layout>& layouts, int rounds) {
+// The steps of one layout.
+struct Measured {
+  std::vector<double> seconds;
+  Ranks::Step last;
+};
+
+// Each layout's steps, by turns; the first round touches memory and is not counted.
+std::vector<Measured> alternate(const std::vector<Layout>& layouts, int rounds) {
   std::vector<std::unique_ptr<Ranks>> all;
   all.reserve(layouts.size());
   for (const Layout& layout : layouts) all.push_back(std::make_unique<Ranks>(layout));
-  std::vector<std::vector<double>> seconds(layouts.size());
+  std::vector<Measured> measured(layouts.size());
   for (int round = 0; round <= rounds; ++round) {
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const double elapsed = all[i]->step();
-      if (round > 0) seconds[i].push_back(elapsed);
+      measured[i].last = all[i]->step();
+      if (round > 0) measured[i].seconds.push_back(measured[i].last.seconds);
     }
   }
-  std::vector<double> medians;
-  medians.reserve(seconds.size());
-  for (auto& values : seconds) medians.push_back(median(std::move(values)));
-  return medians;
+  return measured;
 }
 
-void measure_data(int rounds) {
-  fmt::print("data: GPT-2 124M, T=1024, micro-batch 4, fp32, one thread a rank, {} rounds by turns\n", rounds);
-  for (const std::int64_t zero : {0, 1}) {
-    const auto seconds = alternate({Layout{}, Layout{.data = 2, .zero = zero}}, rounds);
-    const double one = 4096 / seconds[0];
-    const double two = 2 * 4096 / seconds[1];
-    fmt::print("  zero {}: one rank {:.1f} tokens/s, two ranks {:.1f} tokens/s: {:.2f} x\n", zero, one, two, two / one);
-    std::fflush(stdout);
-  }
+// What two ranks do against what one does, both in tokens per second.
+void compare(const std::string& name, const Layout& one, const Layout& two, int rounds) {
+  const auto measured = alternate({one, two}, rounds);
+  const auto tokens = [](const Layout& layout) {
+    return static_cast<double>(layout.micro_batch * layout.num_micro_batches * layout.data * layout.context);
+  };
+  const double alone = tokens(one) / median(measured[0].seconds);
+  const double together = tokens(two) / median(measured[1].seconds);
+  fmt::print("  {}, {}: one rank {:.1f} tokens/s, two ranks {:.1f} tokens/s: {:.2f} x\n", name, to_text(one.precision),
+             alone, together, together / alone);
+  fmt::print(
+      "    steps of {:.2f} and {:.2f} s; in the last ones the processor computed for {:.2f} and {:.2f} s, {:.2f} s of "
+      "other threads\n",
+      fmt::join(measured[0].seconds, " "), fmt::join(measured[1].seconds, " "),
+      fmt::join(measured[0].last.computing, " "), fmt::join(measured[1].last.computing, " "),
+      fmt::join(measured[1].last.others, " "));
+  std::fflush(stdout);
+}
+
+void measure_data(Precision precision, int rounds) {
+  fmt::print("data: GPT-2 124M, T=1024, micro-batch 4, one thread a rank, {} rounds by turns\n", rounds);
+  const Layout one{.precision = precision};
+  for (const std::int64_t zero : {0, 1})
+    compare(fmt::format("zero {}", zero), one, Layout{.precision = precision, .data = 2, .zero = zero}, rounds);
+}
+
+void measure_tensor(Precision precision, int rounds) {
+  fmt::print("tensor: GPT-2 124M, T=1024, micro-batch 4, one thread a rank, {} rounds by turns\n", rounds);
+  compare("tensor 2", Layout{.precision = precision}, Layout{.precision = precision, .tensor = 2}, rounds);
+}
+
+void measure_pipeline(Precision precision, int rounds) {
+  fmt::print("pipeline: GPT-2 124M, T=1024, 8 micro-batches of 1, 1F1B, one thread a stage, {} rounds by turns\n",
+             rounds);
+  const Layout one{.precision = precision, .micro_batch = 1, .num_micro_batches = 8};
+  Layout two = one;
+  two.pipeline = 2;
+  compare("pipeline 2", one, two, rounds);
 }
 
 // With t1 one rank's time for a step and t2 that of two stages: the share of the two processors' time that no work of
@@ -315,9 +386,11 @@ void measure_bubble(int rounds) {
     const Layout one{.model = "balanced", .micro_batch = 2, .num_micro_batches = m, .context = 512};
     Layout two = one;
     two.pipeline = 2;
-    const auto seconds = alternate({one, two}, rounds);
+    const auto measured = alternate({one, two}, rounds);
+    const double alone = median(measured[0].seconds);
+    const double together = median(measured[1].seconds);
     fmt::print("  M={}: one rank {:.3f} s, two stages {:.3f} s: bubble {:.1f} %, formula (P-1)/(M+P-1) {:.1f} %\n", m,
-               seconds[0], seconds[1], 100 * (1 - seconds[0] / (2 * seconds[1])), 100.0 / (static_cast<double>(m) + 1));
+               alone, together, 100 * (1 - alone / (2 * together)), 100.0 / (static_cast<double>(m) + 1));
     std::fflush(stdout);
   }
 }
@@ -351,22 +424,30 @@ void measure_memory() {
 }
 
 int run(const std::vector<std::string>& arguments) {
+  const std::vector<std::string> all = {"data", "tensor", "pipeline", "bubble", "memory"};
   std::vector<std::string> names;
+  std::vector<Precision> precisions = {Precision::fp32, Precision::bf16};
   int rounds = 5;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--rounds" && i + 1 < arguments.size()) {
-      rounds = std::stoi(arguments[++i]);
-    } else if (arguments[i] == "data" || arguments[i] == "bubble" || arguments[i] == "memory") {
+      rounds = std::max(1, std::stoi(arguments[++i]));
+    } else if (arguments[i] == "--precision" && i + 1 < arguments.size()) {
+      precisions = {parse_precision(arguments[++i])};
+    } else if (std::find(all.begin(), all.end(), arguments[i]) != all.end()) {
       names.push_back(arguments[i]);
     } else {
-      fmt::print(stderr, "usage: bench_parallel [data|bubble|memory]... [--rounds N]\n");
+      fmt::print(stderr, "usage: bench_parallel [{}]... [--rounds N] [--precision fp32|bf16]\n", fmt::join(all, "|"));
       return 2;
     }
   }
-  if (names.empty()) names = {"data", "bubble", "memory"};
+  if (names.empty()) names = all;
   for (const std::string& name : names) {
-    if (name == "data") measure_data(std::max(1, rounds));
-    if (name == "bubble") measure_bubble(std::max(1, rounds));
+    for (const Precision precision : precisions) {
+      if (name == "data") measure_data(precision, rounds);
+      if (name == "tensor") measure_tensor(precision, rounds);
+      if (name == "pipeline") measure_pipeline(precision, rounds);
+    }
+    if (name == "bubble") measure_bubble(rounds);
     if (name == "memory") measure_memory();
   }
   return 0;
