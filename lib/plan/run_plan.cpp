@@ -61,11 +61,14 @@ void check_fits(const Config& config, std::int64_t data, const std::optional<Wor
 std::vector<StageBlocks> make_stages(const Config& config, const ModelSpec& model) {
   const ParallelConfig& parallel = config.parallel;
   if (parallel.stage_layers) return given_stages(*parallel.stage_layers);
-  // Matrix products per token, in units of one block's: the head's is V·C, the embedding's lookup none.
+  // Multiplications per token, in units of one block's: the head's are V·C, the embedding's lookup none. A query meets
+  // half the context's keys, and as many values.
   const std::int64_t gated = model.activation == ActivationKind::swiglu ? 3 : 2;
-  const double attention =
-      static_cast<double>(2 * model.heads + 2 * model.kv_heads) * static_cast<double>(model.head_size * model.hidden);
-  const double block = attention + static_cast<double>(gated) * static_cast<double>(model.ffn_hidden * model.hidden);
+  const double maps =
+      static_cast<double>(2 * model.heads + 2 * model.kv_heads) * static_cast<double>(model.head_size * model.hidden) +
+      static_cast<double>(gated) * static_cast<double>(model.ffn_hidden * model.hidden);
+  const double attention = static_cast<double>(model.heads * model.head_size) * static_cast<double>(model.context);
+  const double block = maps + attention;
   const double head = static_cast<double>(model.vocab) * static_cast<double>(model.hidden) / block;
   return split_stages(model.layers, parallel.pipeline, parallel.chunks, {.embedding = 0.0, .head = head});
 }

@@ -151,6 +151,18 @@ TEST_CASE("every unit is on one stage, in order") {
   }
 }
 
+TEST_CASE("stages_that_are_chosen_count_the_attention_that_a_longer_context_costs_beside_the_head") {
+  Config config = preset_config("gpt2-124m");
+  config.parallel.pipeline = 2;
+  const auto blocks_of_first = [&](std::int64_t context) {
+    config.model.context = context;
+    return make_run_plan(config, 50257, std::nullopt).phases.front().stages.front().count;
+  };
+  // The head is as much as 5.5 blocks without their attention: 9 against 8.5. At 1024 it is 4.9: 8 against 8.9.
+  CHECK(blocks_of_first(64) == 9);
+  CHECK(blocks_of_first(1024) == 8);
+}
+
 TEST_CASE("layers per stage that the user gives are used") {
   Config config = planned_config();
   config.parallel.pipeline = 2;
