@@ -272,15 +272,14 @@ class BackwardHead {
   std::int64_t kv_head_;
 };
 
+static_assert(static_cast<std::size_t>(score_elements + 5 * query_block) * sizeof(float) <=
+              tile_scratch_bytes<float>());
+
 Scratch scratch_of(std::byte* scratch, int worker) {
-  return Scratch(scratch + static_cast<std::size_t>(worker) * attention_scratch_bytes());
+  return Scratch(scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<float>());
 }
 
 }  // namespace
-
-std::size_t attention_scratch_bytes() {
-  return align_up(static_cast<std::size_t>(score_elements + 5 * query_block) * sizeof(float));
-}
 
 void attention_forward(ThreadPool& pool, const Engine<float>& engine, const AttentionForward& op) {
   const Kernels& kernels = engine.all;

@@ -10,17 +10,18 @@
 
 namespace scaletrain::cpu {
 
-// Scratch that one thread needs for either direction, of f32: the engine's has pool.size() pieces of it.
-std::size_t attention_scratch_bytes();
-
+// By products of oneDNN, of floats. The engine's scratch has pieces of tile_scratch_bytes<float>.
 void attention_forward(ThreadPool& pool, const Engine<float>& engine, const AttentionForward& op);
 void attention_backward(ThreadPool& pool, const Engine<float>& engine, const AttentionBackward& op);
 
-// Halves: Bf16 or F16. Probabilities and the gradients of scores are rounded to bf16 where the processor multiplies it.
-// The engine's scratch has pieces of half_scratch_bytes. Heads of more than 1024 elements are a bug of the caller.
+// By panels, or with blocks of halves turned into floats where the processor has none. Probabilities and the gradients
+// of scores are rounded to S where panels are multiplied. Heads of more than 1024 halves are a bug of the caller.
 template <class S>
-void attention_forward(ThreadPool& pool, const Engine<S>& engine, const AttentionForward& op);
+void tiled_attention_forward(ThreadPool& pool, const Engine<S>& engine, const AttentionForward& op);
 template <class S>
-void attention_backward(ThreadPool& pool, const Engine<S>& engine, const AttentionBackward& op);
+void tiled_attention_backward(ThreadPool& pool, const Engine<S>& engine, const AttentionBackward& op);
+
+// Whether floats are computed that way too: not where single queries read keys without products.
+bool has_tiles(const Engine<float>& engine, const AttentionShape& shape);
 
 }  // namespace scaletrain::cpu

@@ -41,7 +41,7 @@ void check_indices(const ConstView& indices, std::int64_t lowest, std::int64_t e
 }
 
 std::size_t workspace_size(int threads, DType compute) {
-  const std::size_t scratch = compute == DType::f32 ? attention_scratch_bytes() : half_scratch_bytes;
+  const std::size_t scratch = compute == DType::f32 ? tile_scratch_bytes<float>() : half_scratch_bytes;
   return partial_bytes + static_cast<std::size_t>(threads) * scratch;
 }
 
@@ -225,12 +225,24 @@ void compute(Device<S>& device, const RopeRotate& op) {
 
 template <class S>
 void compute(Device<S>& device, const AttentionForward& op) {
-  attention_forward(device.pool, device.products, op);
+  if constexpr (std::is_same_v<S, float>) {
+    if (!has_tiles(device.products, op.shape)) {
+      attention_forward(device.pool, device.products, op);
+      return;
+    }
+  }
+  tiled_attention_forward(device.pool, device.products, op);
 }
 
 template <class S>
 void compute(Device<S>& device, const AttentionBackward& op) {
-  attention_backward(device.pool, device.products, op);
+  if constexpr (std::is_same_v<S, float>) {
+    if (!has_tiles(device.products, op.shape)) {
+      attention_backward(device.pool, device.products, op);
+      return;
+    }
+  }
+  tiled_attention_backward(device.pool, device.products, op);
 }
 
 template <class S>
@@ -479,9 +491,9 @@ const TypedKernels<S>& kernels_of(const Kernels& kernels) {
 template <class S>
 class CpuBackend final : public HostBackend {
  public:
-  // bf16: the processor's own products, or null.
-  CpuBackend(int threads, const Kernels& kernels, const Bf16Kernels* bf16, WorkCount* work)
-      : CpuBackend(threads, kernels, bf16, work, Buffer(workspace_size(threads, dtype_of<S>()))) {}
+  // panels: the processor's own products, or null.
+  CpuBackend(int threads, const Kernels& kernels, const PanelKernels<S>* panels, WorkCount* work)
+      : CpuBackend(threads, kernels, panels, work, Buffer(workspace_size(threads, dtype_of<S>()))) {}
 
   DType compute_type() const override { return dtype_of<S>(); }
   std::string description() const override {
@@ -491,7 +503,7 @@ class CpuBackend final : public HostBackend {
   int num_threads() const override { return device_.pool.size(); }
   std::size_t workspace_bytes() const override { return cpu_workspace_bytes(num_threads(), dtype_of<S>()); }
   std::size_t packed_bytes(const Shape& weight) const override {
-    return device_.products.bf16 != nullptr ? PackedBf16::bytes(weight) : 0;
+    return std::is_same_v<S, Bf16> && device_.products.panels != nullptr ? PackedBf16::bytes(weight) : 0;
   }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView values, Region memory) override {
     const std::size_t bytes = packed_bytes(values.shape());
@@ -499,16 +511,16 @@ class CpuBackend final : public HostBackend {
     SCALETRAIN_CHECK(values.dtype() == dtype_of<S>());
     SCALETRAIN_CHECK_LE(bytes, memory.size);
     auto packed = std::make_unique<PackedBf16>(values.shape(), memory.data);
-    pack_weight(device_.pool, *device_.products.bf16, values, *packed);
+    if constexpr (std::is_same_v<S, Bf16>) pack_weight(device_.pool, *device_.products.panels, values, *packed);
     return packed;
   }
 
  private:
-  CpuBackend(int threads, const Kernels& kernels, const Bf16Kernels* bf16, WorkCount* work, Buffer workspace)
+  CpuBackend(int threads, const Kernels& kernels, const PanelKernels<S>* panels, WorkCount* work, Buffer workspace)
       : device_{.all = kernels,
                 .kernels = kernels_of<S>(kernels),
                 .workspace = std::move(workspace),
-                .products = {kernels, kernels_of<S>(kernels), bf16, nullptr},
+                .products = {kernels, kernels_of<S>(kernels), panels, nullptr},
                 .pool = ThreadPool(threads, work)} {
     device_.products.scratch = device_.workspace.data() + partial_bytes;
   }
@@ -516,7 +528,8 @@ class CpuBackend final : public HostBackend {
   std::string type_text() const {
     if constexpr (std::is_same_v<S, float>) return "";
     if constexpr (std::is_same_v<S, F16>) return " fp16, f32 products";
-    return fmt::format(" bf16, {} products", device_.products.bf16 != nullptr ? device_.products.bf16->name : "f32");
+    return fmt::format(" bf16, {} products",
+                       device_.products.panels != nullptr ? device_.products.panels->name : "f32");
   }
 
   void launch(Stream&, const Operation& op) override {
@@ -549,7 +562,8 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   const cpu::Kernels& kernels = cpu::choose_kernels(options.instruction_set);
   switch (options.compute) {
     case DType::f32:
-      return std::make_unique<cpu::CpuBackend<float>>(threads, kernels, nullptr, options.work);
+      return std::make_unique<cpu::CpuBackend<float>>(threads, kernels, cpu::choose_f32_panels(options.instruction_set),
+                                                      options.work);
     case DType::bf16:
       return std::make_unique<cpu::CpuBackend<Bf16>>(threads, kernels, cpu::choose_bf16(options.instruction_set),
                                                      options.work);
@@ -571,7 +585,7 @@ std::string cpu_kernels_text() {
 std::string cpu_precision_text(DType compute) {
   if (compute == DType::f32) return "fp32";
   if (compute == DType::f16) return "fp16, products in fp32";
-  const cpu::Bf16Kernels* const kernels = cpu::choose_bf16("auto");
+  const cpu::PanelKernels<Bf16>* const kernels = cpu::choose_bf16("auto");
   return kernels != nullptr ? fmt::format("bf16, products by {}", kernels->title) : "bf16, products in fp32";
 }
 

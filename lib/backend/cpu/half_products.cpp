@@ -35,19 +35,6 @@ ConstMatrix part_of_k(const TypedKernels<S>& kernels, const MatrixOf<T>& matrix,
 
 }  // namespace
 
-std::ptrdiff_t packed_block_bytes(std::int64_t k) {
-  return bf16_block_rows * ((k + 1) / 2) * 4;
-}
-
-void place_packed_a(Bf16Tile& tile, const Bf16Kernels& kernels, const Bf16* blocks, std::int64_t k) {
-  constexpr std::ptrdiff_t pair_bytes = 2 * sizeof(Bf16);
-  const bool by_rows = kernels.packs_rows != 0;
-  tile.a = blocks;
-  tile.a_block_bytes = packed_block_bytes(k);
-  tile.a_row_bytes = by_rows ? (k + 1) / 2 * pair_bytes : pair_bytes;
-  tile.a_pair_bytes = by_rows ? pair_bytes : bf16_block_rows * pair_bytes;
-}
-
 template <class A, class S>
 void wide_product(const TypedKernels<S>& kernels, std::byte* scratch, const WideProduct<A, S>& p) {
   SCALETRAIN_CHECK_LE(p.m, max_wide_rows);

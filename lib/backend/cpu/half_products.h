@@ -1,5 +1,5 @@
 // Matrix products of 16-bit operands that are summed in f32 memory. Where the processor has no instruction for them,
-// blocks of operands become floats, which oneDNN multiplies; the tiles of matmul.cpp and attention_halves.cpp are of
+// blocks of operands become floats, which oneDNN multiplies; the tiles of matmul.cpp and attention_products.h are of
 // the size that the scratch of a thread is made for.
 #pragma once
 
@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backend/cpu/bf16_kernels.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/panel_kernels.h"
 
 namespace scaletrain::cpu {
 
@@ -17,20 +17,34 @@ template <class S>
 struct Engine {
   const Kernels& all;
   const TypedKernels<S>& typed;
-  const Bf16Kernels* bf16;  // null: products are f32
-  std::byte* scratch;       // for each worker, 64-byte aligned: attention.h says how much
+  const PanelKernels<S>* panels;  // null: products are oneDNN's, of f32
+  std::byte* scratch;             // for each worker, 64-byte aligned: tile_scratch_bytes
 };
 
-// Scratch of one thread for operations on halves: blocks of operands, as floats or packed, and of f32 sums.
+// Scratch of one thread for operations on halves: blocks of operands, as floats or packed, and of f32 sums. For those
+// on floats attention alone needs it, blocks of half as many elements.
 inline constexpr std::size_t half_scratch_bytes = std::size_t{5} << 19;
+template <class S>
+constexpr std::size_t tile_scratch_bytes() {
+  return std::is_same_v<S, float> ? std::size_t{7} << 18 : half_scratch_bytes;
+}
 
 // The largest tile of wide_product.
 inline constexpr std::int64_t max_wide_rows = 256;
 inline constexpr std::int64_t max_wide_columns = 384;
 
-// Names the blocks that pack_a has made of elements of k as the tile's a. block_bytes: of each.
-std::ptrdiff_t packed_block_bytes(std::int64_t k);
-void place_packed_a(Bf16Tile& tile, const Bf16Kernels& kernels, const Bf16* blocks, std::int64_t k);
+// Names the blocks that pack_a has made of `words` of k as the tile's a.
+constexpr std::ptrdiff_t packed_block_bytes(std::int64_t words) {
+  return panel_block_rows * words * 4;
+}
+template <class S>
+void place_packed_a(PanelTile<S>& tile, const PanelKernels<S>& kernels, const S* blocks, std::int64_t words) {
+  const bool by_rows = kernels.packs_rows != 0;
+  tile.a = blocks;
+  tile.a_block_bytes = packed_block_bytes(words);
+  tile.a_row_bytes = by_rows ? words * 4 : 4;
+  tile.a_word_bytes = by_rows ? 4 : panel_block_rows * 4;
+}
 
 template <class T>
 struct MatrixOf {

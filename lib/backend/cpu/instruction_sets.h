@@ -5,8 +5,8 @@
 
 #include <string_view>
 
-#include "backend/cpu/bf16_kernels.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/panel_kernels.h"
 #include "base/error.h"
 
 namespace scaletrain::cpu {
@@ -15,8 +15,9 @@ namespace scaletrain::cpu {
 // that the processor or this build lacks. The last two are avx512 with products of bf16.
 const Kernels& choose_kernels(std::string_view name);
 
-// The products of bf16 that belong to the set, or null. `auto`: the fastest that the processor has.
-const Bf16Kernels* choose_bf16(std::string_view name);
+// The products of panels that belong to the set, or null. `auto`: the fastest that the processor has.
+const PanelKernels<Bf16>* choose_bf16(std::string_view name);
+const PanelKernels<float>* choose_f32_panels(std::string_view name);
 
 inline UserError missing_instruction_set(std::string_view name) {
   return UserError(fmt::format("instruction set {}: this processor does not have it; use auto", name));

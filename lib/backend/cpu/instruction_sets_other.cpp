@@ -10,7 +10,10 @@ const Kernels& choose_kernels(std::string_view name) {
   throw unknown_instruction_set(name);
 }
 
-const Bf16Kernels* choose_bf16(std::string_view) {
+const PanelKernels<Bf16>* choose_bf16(std::string_view) {
+  return nullptr;
+}
+const PanelKernels<float>* choose_f32_panels(std::string_view) {
   return nullptr;
 }
 

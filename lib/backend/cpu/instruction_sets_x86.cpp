@@ -52,9 +52,9 @@ bool has_amx() {
 // Best first.
 struct Bf16Set {
   bool (*supported)();
-  const Bf16Kernels& (*kernels)();
+  const PanelKernels<Bf16>& (*kernels)();
 };
-constexpr Bf16Set bf16_sets[] = {{has_amx, bf16_kernels_amx}, {has_avx512_bf16, bf16_kernels_avx512}};
+constexpr Bf16Set bf16_sets[] = {{has_amx, bf16_panels_amx}, {has_avx512_bf16, bf16_panels_avx512}};
 
 struct InstructionSet {
   std::string_view name;
@@ -72,10 +72,14 @@ constexpr InstructionSet instruction_sets[] = {
 
 }  // namespace
 
-const Bf16Kernels* choose_bf16(std::string_view name) {
+const PanelKernels<Bf16>* choose_bf16(std::string_view name) {
   for (const Bf16Set& set : bf16_sets)
     if ((name == "auto" || name == set.kernels().name) && set.supported()) return &set.kernels();
   return nullptr;
+}
+
+const PanelKernels<float>* choose_f32_panels(std::string_view name) {
+  return &choose_kernels(name) == &kernels_avx512() ? &f32_panels_avx512() : nullptr;
 }
 
 const Kernels& choose_kernels(std::string_view name) {

@@ -1,5 +1,5 @@
 // For processors with AMX (Intel since 2023): products of bf16 by TDPBF16PS on tiles of 16 rows and 64 bytes. What else
-// a table has is that of AVX-512 bf16. See bf16_kernels.h for the layouts, and Intel's Software Developer's Manual for
+// a table has is that of AVX-512 bf16. See panel_kernels.h for the layouts, and Intel's Software Developer's Manual for
 // the instruction.
 //
 // The sum over k of an element of the result is made of partial sums over 32 elements of k each, counted from the
@@ -8,7 +8,7 @@
 #define SCALETRAIN_LANES 16
 #include <immintrin.h>
 
-#include "backend/cpu/bf16_kernels.h"
+#include "backend/cpu/panel_kernels.h"
 
 namespace scaletrain::cpu {
 
@@ -16,13 +16,14 @@ namespace {
 
 #include "backend/cpu/simd.inc"
 #include "backend/cpu/simd_bf16.inc"
+#include "backend/cpu/simd_words.inc"
 
 constexpr size_t tile_rows = 16;
 constexpr size_t tile_columns = 16;
 constexpr size_t tile_pairs = 16;  // of k
 constexpr ptrdiff_t tile_row_bytes = 64;
-constexpr ptrdiff_t panel_pair_bytes = bf16_panel_columns * 4;
-static_assert(bf16_block_rows % tile_rows == 0 && bf16_panel_columns % (2 * tile_columns) == 0);
+constexpr ptrdiff_t panel_pair_bytes = panel_columns * 4;
+static_assert(panel_block_rows % tile_rows == 0 && panel_columns % (2 * tile_columns) == 0);
 
 // Tiles by number: 0 to 3 are sums, of two row tiles by two column tiles; 4 and 5 hold rows of a, 6 and 7 columns of b.
 struct TileShapes {
@@ -87,8 +88,8 @@ struct LastPairs {
   alignas(64) char a[2 * tile_rows * tile_row_bytes];
   alignas(64) char b[tile_pairs * 2 * tile_row_bytes];
 };
-SCALETRAIN_INLINE void copy_last(const Bf16Tile& t, const Square& s, size_t first_pair, LastPairs& last) {
-  const size_t left = t.pairs - first_pair;
+SCALETRAIN_INLINE void copy_last(const PanelTile<Bf16>& t, const Square& s, size_t first_pair, LastPairs& last) {
+  const size_t left = t.words - first_pair;
   __builtin_memset(&last, 0, sizeof last);
   for (size_t r = 0; r < s.rows; ++r) {
     const char* const row = s.a[r / tile_rows] + static_cast<ptrdiff_t>(r % tile_rows) * t.a_row_bytes;
@@ -112,7 +113,7 @@ SCALETRAIN_INLINE __mmask16 lanes_left(size_t column, size_t columns) {
 }
 
 template <bool two_rows, bool two_columns>
-SCALETRAIN_INLINE void load_sums(const Bf16Tile& t, const Square& s, Stage& stage) {
+SCALETRAIN_INLINE void load_sums(const PanelTile<Bf16>& t, const Square& s, Stage& stage) {
   for (size_t r = 0; r < s.rows; ++r)
     for (size_t c = 0; c < stage_columns; c += lanes)
       store(stage.row(r) + c,
@@ -126,7 +127,7 @@ SCALETRAIN_INLINE void load_sums(const Bf16Tile& t, const Square& s, Stage& stag
 }
 
 template <bool two_rows, bool two_columns>
-SCALETRAIN_INLINE void finish_square(const Bf16Tile& t, const Square& s, Stage& stage) {
+SCALETRAIN_INLINE void finish_square(const PanelTile<Bf16>& t, const Square& s, Stage& stage) {
   constexpr ptrdiff_t stride = stage_columns * sizeof(float);
   _tile_stored(0, stage.row(0), stride);
   if (two_columns) _tile_stored(1, stage.row(0) + tile_columns, stride);
@@ -149,7 +150,7 @@ SCALETRAIN_INLINE void finish_square(const Bf16Tile& t, const Square& s, Stage& 
 }
 
 template <bool two_rows, bool two_columns>
-void square_product(const Bf16Tile& t, const Square& s) {
+void square_product(const PanelTile<Bf16>& t, const Square& s) {
   Stage stage;
   if (t.begins) {
     _tile_zero(0);
@@ -160,10 +161,10 @@ void square_product(const Bf16Tile& t, const Square& s) {
     load_sums<two_rows, two_columns>(t, s, stage);
   }
   size_t pair = 0;
-  for (; pair + tile_pairs <= t.pairs; pair += tile_pairs)
+  for (; pair + tile_pairs <= t.words; pair += tile_pairs)
     multiply_pairs<two_rows, two_columns>(s.a[0] + pair * 4, s.a[1] + pair * 4, t.a_row_bytes,
                                           s.b + static_cast<ptrdiff_t>(pair) * panel_pair_bytes, panel_pair_bytes);
-  if (pair < t.pairs) {
+  if (pair < t.words) {
     LastPairs last;
     copy_last(t, s, pair, last);
     multiply_pairs<two_rows, two_columns>(last.a, last.a + tile_rows * tile_row_bytes, tile_row_bytes, last.b,
@@ -172,19 +173,19 @@ void square_product(const Bf16Tile& t, const Square& s) {
   finish_square<two_rows, two_columns>(t, s, stage);
 }
 
-void square_of(const Bf16Tile& t, size_t row, size_t column) {
+void square_of(const PanelTile<Bf16>& t, size_t row, size_t column) {
   const auto at = static_cast<ptrdiff_t>(row);
   const auto offset = static_cast<ptrdiff_t>(column);
   const auto a_at = [&](size_t r) {
-    return static_cast<const char*>(t.a) + static_cast<ptrdiff_t>(r / bf16_block_rows) * t.a_block_bytes +
-           static_cast<ptrdiff_t>(r % bf16_block_rows) * t.a_row_bytes;
+    return static_cast<const char*>(t.a) + static_cast<ptrdiff_t>(r / panel_block_rows) * t.a_block_bytes +
+           static_cast<ptrdiff_t>(r % panel_block_rows) * t.a_row_bytes;
   };
   const size_t rows = t.rows - row < 2 * tile_rows ? t.rows - row : 2 * tile_rows;
   const size_t columns = t.columns - column < stage_columns ? t.columns - column : stage_columns;
   const Square square = {.a = {a_at(row), a_at(rows > tile_rows ? row + tile_rows : row)},
                          .b = reinterpret_cast<const char*>(t.b) +
-                              static_cast<ptrdiff_t>(column / bf16_panel_columns) * t.b_panel_bytes +
-                              column % bf16_panel_columns * 4,
+                              static_cast<ptrdiff_t>(column / panel_columns) * t.b_panel_bytes +
+                              column % panel_columns * 4,
                          .sums = t.sums ? t.sums + at * t.sums_stride + offset : nullptr,
                          .output = t.output ? t.output + at * t.output_stride + offset : nullptr,
                          .bias = t.bias ? t.bias + offset : nullptr,
@@ -199,7 +200,7 @@ void square_of(const Bf16Tile& t, size_t row, size_t column) {
 }
 
 // Column by column of squares: b's part of one, 32 columns, stays in the first-level cache while a passes by.
-void whole_k(const Bf16Tile& t) {
+void whole_k(const PanelTile<Bf16>& t) {
   const size_t full_rows = t.rows / (2 * tile_rows) * (2 * tile_rows);
   if (full_rows > 0) {
     shape_tiles(tile_rows, tile_rows);
@@ -217,17 +218,17 @@ void whole_k(const Bf16Tile& t) {
 constexpr size_t most_pairs = 256;
 static_assert(most_pairs % tile_pairs == 0);
 
-void product(const Bf16Tile& t) {
-  const size_t step = t.sums ? most_pairs : t.pairs;
+void product(const PanelTile<Bf16>& t) {
+  const size_t step = t.sums ? most_pairs : t.words;
   size_t pair = 0;
   do {  // once at least: an empty sum is what there was
-    const size_t count = t.pairs - pair < step ? t.pairs - pair : step;
-    const bool is_last = pair + count == t.pairs;
-    Bf16Tile part = t;
+    const size_t count = t.words - pair < step ? t.words - pair : step;
+    const bool is_last = pair + count == t.words;
+    PanelTile<Bf16> part = t;
     part.a = static_cast<const char*>(t.a) + pair * 4;
     part.b = reinterpret_cast<const Bf16*>(reinterpret_cast<const char*>(t.b) +
                                            static_cast<ptrdiff_t>(pair) * panel_pair_bytes);
-    part.pairs = count;
+    part.words = count;
     part.begins = pair == 0 ? t.begins : 0;
     if (!is_last) {
       part.alpha = 1.0F;
@@ -235,7 +236,7 @@ void product(const Bf16Tile& t) {
     }
     whole_k(part);
     pair += step;
-  } while (pair < t.pairs);
+  } while (pair < t.words);
   _tile_release();
 }
 
@@ -248,7 +249,7 @@ void pack_a(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* b
     return reinterpret_cast<V16>(_mm256_maskz_loadu_epi16(mask, from));
   };
   for (size_t row = 0; row < rows; row += lanes) {
-    char* const block = reinterpret_cast<char*>(blocks) + static_cast<ptrdiff_t>(row / bf16_block_rows) * block_bytes;
+    char* const block = reinterpret_cast<char*>(blocks) + static_cast<ptrdiff_t>(row / panel_block_rows) * block_bytes;
     for (size_t pair = 0; pair < pairs; pair += lanes) {
       __m512i columns[lanes];
       for (size_t i = 0; i < lanes; ++i)
@@ -257,16 +258,16 @@ void pack_a(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* b
       transpose(columns);
       const __mmask16 mask = lanes_left(pair, pairs);
       for (size_t r = 0; r < lanes; ++r)
-        _mm512_mask_storeu_epi32(block + ((row % bf16_block_rows + r) * pairs + pair) * 4, mask, columns[r]);
+        _mm512_mask_storeu_epi32(block + ((row % panel_block_rows + r) * pairs + pair) * 4, mask, columns[r]);
     }
   }
 }
 
 }  // namespace
 
-const Bf16Kernels& bf16_kernels_amx() {
-  static const Bf16Kernels table = [] {
-    Bf16Kernels kernels = bf16_kernels_avx512();
+const PanelKernels<Bf16>& bf16_panels_amx() {
+  static const PanelKernels<Bf16> table = [] {
+    PanelKernels<Bf16> kernels = bf16_panels_avx512();
     kernels.name = "amx_bf16";
     kernels.title = "AMX";
     kernels.product = product;

@@ -15,7 +15,7 @@ namespace scaletrain::cpu {
 // thread. Each column is summed in row order, so the choice changes no bits.
 std::int64_t column_share(std::int64_t columns, int threads);
 
-// A bf16 weight [O,I] as panels of bf16_kernels.h, twice: with its outputs as columns, for the forward, and with its
+// A bf16 weight [O,I] as panels of panel_kernels.h, twice: with its outputs as columns, for the forward, and with its
 // inputs as columns, for the gradient of the input.
 class PackedBf16 final : public PackedWeight {
  public:
@@ -32,7 +32,8 @@ class PackedBf16 final : public PackedWeight {
   Bf16* inputs_;
 };
 
-void pack_weight(ThreadPool& pool, const Bf16Kernels& kernels, const ConstView& values, const PackedBf16& packed);
+void pack_weight(ThreadPool& pool, const PanelKernels<Bf16>& kernels, const ConstView& values,
+                 const PackedBf16& packed);
 
 void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op);
 void linear_backward_input(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardInput& op);

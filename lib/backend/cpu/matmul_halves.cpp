@@ -23,10 +23,10 @@ static_assert(wide_scratch_bytes + wide_sums_bytes <= half_scratch_bytes);
 // A tile's part of a (480 KiB for k = 1024) and a panel of b stay in the second-level cache while they are multiplied.
 constexpr std::int64_t bf16_tile_rows = 240;
 constexpr std::int64_t bf16_tile_columns = 256;
-constexpr TileLimits bf16_tiles{bf16_tile_rows, bf16_tile_columns, 6, bf16_panel_columns};
+constexpr TileLimits bf16_tiles{bf16_tile_rows, bf16_tile_columns, 6, panel_columns};
 constexpr std::int64_t longest_k = 1024;
 // Of gradients of weights, whose operands are both packed, in each tile anew: large tiles, so that it pays.
-constexpr TileLimits gradient_tiles{480, 768, 6, bf16_panel_columns};
+constexpr TileLimits gradient_tiles{480, 768, 6, panel_columns};
 constexpr std::int64_t longest_packed_k = 512;
 
 constexpr std::size_t packed_a_bytes = static_cast<std::size_t>(bf16_tile_rows * longest_k) * sizeof(Bf16);
@@ -36,8 +36,8 @@ static_assert(packed_a_bytes + packed_b_bytes + tile_sums_bytes <= half_scratch_
 static_assert(static_cast<std::size_t>(gradient_tiles.rows * longest_packed_k) * sizeof(Bf16) <= packed_a_bytes);
 static_assert(packed_a_bytes + static_cast<std::size_t>(gradient_tiles.columns * longest_packed_k) * sizeof(Bf16) <=
               half_scratch_bytes);
-static_assert(gradient_tiles.rows % bf16_block_rows == 0 && gradient_tiles.columns % bf16_panel_columns == 0);
-static_assert(bf16_tile_rows % bf16_block_rows == 0 && bf16_tile_columns % bf16_panel_columns == 0);
+static_assert(gradient_tiles.rows % panel_block_rows == 0 && gradient_tiles.columns % panel_columns == 0);
+static_assert(bf16_tile_rows % panel_block_rows == 0 && bf16_tile_columns % panel_columns == 0);
 
 constexpr std::int64_t even(std::int64_t k) {
   return (k + 1) / 2 * 2;
@@ -73,7 +73,8 @@ struct Bf16Linear {
 };
 
 // Elements [k, k + count) of the tile's rows of a, as they lie or, of an odd length, with a zero after the last.
-void place_a(Bf16Tile& part, const Bf16Linear& p, const Tile& tile, std::int64_t k, std::int64_t count, Bf16* copy) {
+void place_a(PanelTile<Bf16>& part, const Bf16Linear& p, const Tile& tile, std::int64_t k, std::int64_t count,
+             Bf16* copy) {
   const Bf16* data = p.rows + tile.row * p.k + k;
   std::int64_t stride = p.k;
   if (count % 2 != 0) {
@@ -86,19 +87,19 @@ void place_a(Bf16Tile& part, const Bf16Linear& p, const Tile& tile, std::int64_t
   }
   part.a = data;
   part.a_row_bytes = stride * static_cast<std::int64_t>(sizeof(Bf16));
-  part.a_block_bytes = bf16_block_rows * part.a_row_bytes;
-  part.a_pair_bytes = 2 * sizeof(Bf16);
+  part.a_block_bytes = panel_block_rows * part.a_row_bytes;
+  part.a_word_bytes = 2 * sizeof(Bf16);
 }
 
-void place_b(Bf16Tile& part, const Bf16Kernels& kernels, const Bf16Linear& p, const Tile& tile, std::int64_t k,
-             std::int64_t count, Bf16* copy) {
+void place_b(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const Tile& tile,
+             std::int64_t k, std::int64_t count, Bf16* copy) {
   if (p.panels != nullptr) {
-    part.b_panel_bytes = bf16_panel_columns * even(p.k) * static_cast<std::int64_t>(sizeof(Bf16));
-    part.b = p.panels + tile.column * even(p.k) + k * bf16_panel_columns;
+    part.b_panel_bytes = panel_columns * even(p.k) * static_cast<std::int64_t>(sizeof(Bf16));
+    part.b = p.panels + tile.column * even(p.k) + k * panel_columns;
     return;
   }
   part.b = copy;
-  part.b_panel_bytes = bf16_panel_columns * even(count) * static_cast<std::int64_t>(sizeof(Bf16));
+  part.b_panel_bytes = panel_columns * even(count) * static_cast<std::int64_t>(sizeof(Bf16));
   const auto columns = static_cast<std::size_t>(tile.columns);
   if (p.weight_has_rows_of_k)
     kernels.pack_columns(p.weight + tile.column * p.k + k, p.k, columns, static_cast<std::size_t>(count), copy,
@@ -108,24 +109,25 @@ void place_b(Bf16Tile& part, const Bf16Kernels& kernels, const Bf16Linear& p, co
                       part.b_panel_bytes);
 }
 
-void multiply_tile(const Bf16Kernels& kernels, const Bf16Linear& p, const Tile& tile, const Bf16Scratch& scratch) {
+void multiply_tile(const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const Tile& tile,
+                   const Bf16Scratch& scratch) {
   const std::int64_t at = tile.row * p.columns + tile.column;
   std::int64_t k = 0;
   do {
     const std::int64_t count = std::min(longest_k, p.k - k);
     const bool last = k + count == p.k;
-    Bf16Tile part{.rows = static_cast<std::size_t>(tile.rows),
-                  .columns = static_cast<std::size_t>(tile.columns),
-                  .pairs = static_cast<std::size_t>(even(count) / 2),
-                  .begins = k == 0 ? 1 : 0,
-                  .alpha = 1.0F,
-                  .sums = scratch.sums,
-                  .sums_stride = bf16_tile_columns,
-                  .output = last ? p.output + at : nullptr,
-                  .output_stride = p.columns,
-                  .bias = p.bias != nullptr ? p.bias + tile.column : nullptr,
-                  .addend = p.addend != nullptr ? p.addend + at : nullptr,
-                  .addend_stride = p.columns};
+    PanelTile<Bf16> part{.rows = static_cast<std::size_t>(tile.rows),
+                         .columns = static_cast<std::size_t>(tile.columns),
+                         .words = static_cast<std::size_t>(even(count) / 2),
+                         .begins = k == 0 ? 1 : 0,
+                         .alpha = 1.0F,
+                         .sums = scratch.sums,
+                         .sums_stride = bf16_tile_columns,
+                         .output = last ? p.output + at : nullptr,
+                         .output_stride = p.columns,
+                         .bias = p.bias != nullptr ? p.bias + tile.column : nullptr,
+                         .addend = p.addend != nullptr ? p.addend + at : nullptr,
+                         .addend_stride = p.columns};
     place_a(part, p, tile, k, count, scratch.a);
     place_b(part, kernels, p, tile, k, count, scratch.b);
     kernels.product(part);
@@ -136,7 +138,7 @@ void multiply_tile(const Bf16Kernels& kernels, const Bf16Linear& p, const Tile& 
 void run_bf16(ThreadPool& pool, const Engine<Bf16>& engine, const Bf16Linear& p) {
   const TileGrid grid = make_grid(p.num_rows, p.columns, pool.size(), bf16_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-    multiply_tile(*engine.bf16, p, grid.at(item), Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
+    multiply_tile(*engine.panels, p, grid.at(item), Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
   });
 }
 
@@ -150,21 +152,21 @@ void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const Lin
     const Bf16Scratch scratch(scratch_of_worker(engine.scratch, worker));
     for (std::int64_t k = 0; k < rows; k += longest_packed_k) {
       const std::int64_t count = std::min(longest_packed_k, rows - k);
-      Bf16Tile part{.b = scratch.b,
-                    .b_panel_bytes = bf16_panel_columns * even(count) * 2,
-                    .rows = static_cast<std::size_t>(tile.rows),
-                    .columns = static_cast<std::size_t>(tile.columns),
-                    .pairs = static_cast<std::size_t>(even(count) / 2),
-                    .begins = 0,
-                    .alpha = 1.0F,
-                    .sums = op.d_weight.as<float>() + tile.row * inputs + tile.column,
-                    .sums_stride = inputs};
-      place_packed_a(part, *engine.bf16, scratch.a, count);
-      engine.bf16->pack_a(op.d_output.as<Bf16>() + k * outputs + tile.row, outputs, part.rows,
-                          static_cast<std::size_t>(count), scratch.a, part.a_block_bytes);
-      engine.bf16->pack_rows(op.input.as<Bf16>() + k * inputs + tile.column, inputs, part.columns,
-                             static_cast<std::size_t>(count), scratch.b, part.b_panel_bytes);
-      engine.bf16->product(part);
+      PanelTile<Bf16> part{.b = scratch.b,
+                           .b_panel_bytes = panel_columns * even(count) * 2,
+                           .rows = static_cast<std::size_t>(tile.rows),
+                           .columns = static_cast<std::size_t>(tile.columns),
+                           .words = static_cast<std::size_t>(even(count) / 2),
+                           .begins = 0,
+                           .alpha = 1.0F,
+                           .sums = op.d_weight.as<float>() + tile.row * inputs + tile.column,
+                           .sums_stride = inputs};
+      place_packed_a(part, *engine.panels, scratch.a, even(count) / 2);
+      engine.panels->pack_a(op.d_output.as<Bf16>() + k * outputs + tile.row, outputs, part.rows,
+                            static_cast<std::size_t>(count), scratch.a, part.a_block_bytes);
+      engine.panels->pack_rows(op.input.as<Bf16>() + k * inputs + tile.column, inputs, part.columns,
+                               static_cast<std::size_t>(count), scratch.b, part.b_panel_bytes);
+      engine.panels->product(part);
     }
   });
 }
@@ -208,29 +210,30 @@ constexpr bool is_bf16 = std::is_same_v<S, Bf16>;
 PackedBf16::PackedBf16(const Shape& shape, std::byte* memory)
     : bytes_(bytes(shape)),
       outputs_(reinterpret_cast<Bf16*>(memory)),
-      inputs_(outputs_ + static_cast<std::int64_t>(align_up(static_cast<std::size_t>(shape[0]), bf16_panel_columns)) *
+      inputs_(outputs_ + static_cast<std::int64_t>(align_up(static_cast<std::size_t>(shape[0]), panel_columns)) *
                              even(shape[1])) {}
 
 std::size_t PackedBf16::bytes(const Shape& shape) {
   SCALETRAIN_CHECK_EQ(shape.num_dims(), 2);
   const auto panels = [](std::int64_t columns, std::int64_t k) {
-    return align_up(static_cast<std::size_t>(columns), bf16_panel_columns) * static_cast<std::size_t>(even(k)) *
+    return align_up(static_cast<std::size_t>(columns), panel_columns) * static_cast<std::size_t>(even(k)) *
            sizeof(Bf16);
   };
   return panels(shape[0], shape[1]) + panels(shape[1], shape[0]);
 }
 
-void pack_weight(ThreadPool& pool, const Bf16Kernels& kernels, const ConstView& values, const PackedBf16& packed) {
+void pack_weight(ThreadPool& pool, const PanelKernels<Bf16>& kernels, const ConstView& values,
+                 const PackedBf16& packed) {
   const std::int64_t outputs = values.shape()[0];
   const std::int64_t inputs = values.shape()[1];
   const auto* weight = values.as<Bf16>();
-  const auto panels_of = [](std::int64_t columns) { return (columns + bf16_panel_columns - 1) / bf16_panel_columns; };
+  const auto panels_of = [](std::int64_t columns) { return (columns + panel_columns - 1) / panel_columns; };
   pool.for_each(panels_of(outputs) + panels_of(inputs), [&](std::int64_t item, int) {
     const bool of_outputs = item < panels_of(outputs);
-    const std::int64_t first = (of_outputs ? item : item - panels_of(outputs)) * bf16_panel_columns;
+    const std::int64_t first = (of_outputs ? item : item - panels_of(outputs)) * panel_columns;
     const std::int64_t columns = of_outputs ? outputs : inputs;
     const std::int64_t k = of_outputs ? inputs : outputs;
-    const auto count = static_cast<std::size_t>(std::min<std::int64_t>(bf16_panel_columns, columns - first));
+    const auto count = static_cast<std::size_t>(std::min<std::int64_t>(panel_columns, columns - first));
     if (of_outputs)
       kernels.pack_columns(weight + first * inputs, inputs, count, static_cast<std::size_t>(k),
                            packed.outputs() + first * even(k), 0);
@@ -252,7 +255,7 @@ void linear_forward(ThreadPool& pool, const Engine<S>& engine, const LinearForwa
   const S* bias = op.bias ? op.bias.as<S>() : nullptr;
   const S* addend = op.addend ? op.addend.as<S>() : nullptr;
   if constexpr (is_bf16<S>) {
-    if (engine.bf16 != nullptr) {
+    if (engine.panels != nullptr) {
       const PackedBf16* packed = packed_of(op.weight);
       run_bf16(pool, engine,
                {.rows = op.input.as<S>(),
@@ -294,7 +297,7 @@ void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const Line
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.d_input.shape()[1];
   if constexpr (is_bf16<S>) {
-    if (engine.bf16 != nullptr) {
+    if (engine.panels != nullptr) {
       const PackedBf16* packed = packed_of(op.weight);
       run_bf16(pool, engine,
                {.rows = op.d_output.as<S>(),
@@ -351,7 +354,7 @@ void linear_backward_weight(ThreadPool& pool, const Engine<S>& engine, const Lin
     });
   };
   if constexpr (is_bf16<S>) {
-    if (engine.bf16 != nullptr)
+    if (engine.panels != nullptr)
       add_weight_gradient(pool, engine, op);
     else
       as_floats();

@@ -22,8 +22,8 @@
 namespace scaletrain {
 namespace {
 
-using cpu::Bf16Kernels;
-using cpu::Bf16Tile;
+using Bf16Kernels = cpu::PanelKernels<Bf16>;
+using Bf16Tile = cpu::PanelTile<Bf16>;
 
 // Packing and rounding are AVX-512's.
 bool can_run() {
@@ -73,8 +73,8 @@ struct Product {
   std::vector<float> run(const Bf16Kernels& kernels, std::size_t first, std::size_t count, bool packs_a, float begin,
                          float alpha) const {
     const std::size_t pairs = (k + 1) / 2;
-    const auto panel_bytes = static_cast<std::ptrdiff_t>(cpu::bf16_panel_columns * pairs * 4);
-    std::vector<Bf16> panels(rounded_up(columns, cpu::bf16_panel_columns) * pairs * 2);
+    const auto panel_bytes = static_cast<std::ptrdiff_t>(cpu::panel_columns * pairs * 4);
+    std::vector<Bf16> panels(rounded_up(columns, cpu::panel_columns) * pairs * 2);
     kernels.pack_rows(b.data(), static_cast<std::ptrdiff_t>(columns), columns, k, panels.data(), panel_bytes);
     std::vector<float> sums(count * columns, begin);
     Bf16Tile tile;
@@ -83,11 +83,11 @@ struct Product {
       std::vector<Bf16> turned(k * count);
       for (std::size_t r = 0; r < count; ++r)
         for (std::size_t i = 0; i < k; ++i) turned[i * count + r] = a[(first + r) * k + i];
-      blocks.resize(rounded_up(count, cpu::bf16_block_rows) * pairs * 2);
-      const auto k_elements = static_cast<std::int64_t>(k);
+      blocks.resize(rounded_up(count, cpu::panel_block_rows) * pairs * 2);
+      const auto words = static_cast<std::int64_t>(pairs);
       kernels.pack_a(turned.data(), static_cast<std::ptrdiff_t>(count), count, k, blocks.data(),
-                     cpu::packed_block_bytes(k_elements));
-      place_packed_a(tile, kernels, blocks.data(), k_elements);
+                     cpu::packed_block_bytes(words));
+      cpu::place_packed_a<Bf16>(tile, kernels, blocks.data(), words);
     } else {
       // An odd row has no zero behind it: one is put there, and the rows behind the last one are not to be read.
       blocks.resize(count * pairs * 2);
@@ -95,14 +95,14 @@ struct Product {
         for (std::size_t i = 0; i < k; ++i) blocks[r * pairs * 2 + i] = a[(first + r) * k + i];
       tile.a = blocks.data();
       tile.a_row_bytes = static_cast<std::ptrdiff_t>(pairs * 4);
-      tile.a_block_bytes = cpu::bf16_block_rows * tile.a_row_bytes;
-      tile.a_pair_bytes = 4;
+      tile.a_block_bytes = cpu::panel_block_rows * tile.a_row_bytes;
+      tile.a_word_bytes = 4;
     }
     tile.b = panels.data();
     tile.b_panel_bytes = panel_bytes;
     tile.rows = count;
     tile.columns = columns;
-    tile.pairs = pairs;
+    tile.words = pairs;
     tile.begins = std::isnan(begin) ? 1 : 0;
     tile.alpha = alpha;
     tile.sums = sums.data();
@@ -122,7 +122,7 @@ TEST_CASE("products_of_tiles_are_those_of_the_formula_for_any_shape") {
     return;
   }
   const AmxEmulator emulator;
-  const Bf16Kernels& kernels = cpu::bf16_kernels_amx();
+  const Bf16Kernels& kernels = cpu::bf16_panels_amx();
   for (const auto& extent : {std::array<std::size_t, 3>{1, 1, 1},
                              {16, 16, 32},
                              {32, 32, 64},
@@ -162,7 +162,7 @@ TEST_CASE("the_bits_of_a_product_of_tiles_do_not_depend_on_the_tile_or_on_how_a_
     return;
   }
   const AmxEmulator emulator;
-  const Bf16Kernels& kernels = cpu::bf16_kernels_amx();
+  const Bf16Kernels& kernels = cpu::bf16_panels_amx();
   const Product product{77, 50, 600};
   const std::vector<float> whole = product.run(kernels, 0, 77, false, none, 1.0F);
   CHECK(product.run(kernels, 0, 77, true, none, 1.0F) == whole);
@@ -178,7 +178,7 @@ TEST_CASE("what_a_product_of_tiles_writes_is_rounded_once_with_bias_and_addend")
     return;
   }
   const AmxEmulator emulator;
-  const Bf16Kernels& kernels = cpu::bf16_kernels_amx();
+  const Bf16Kernels& kernels = cpu::bf16_panels_amx();
   const Product product{35, 45, 40};
   const std::vector<float> sums = product.run(kernels, 0, 35, false, none, 1.0F);
   const std::vector<Bf16> bias = random_values(45, "bias");
@@ -190,11 +190,11 @@ TEST_CASE("what_a_product_of_tiles_writes_is_rounded_once_with_bias_and_addend")
   tile.a = product.a.data();
   tile.a_row_bytes = 80;
   tile.a_block_bytes = 48 * 80;
-  tile.a_pair_bytes = 4;
+  tile.a_word_bytes = 4;
   tile.b = panels.data();
   tile.rows = 35;
   tile.columns = 45;
-  tile.pairs = 20;
+  tile.words = 20;
   tile.begins = 1;
   tile.output = output.data();
   tile.output_stride = 45;

@@ -20,8 +20,8 @@ class TilesBackend final : public HostBackend {
   explicit TilesBackend(int threads)
       : rest_(make_cpu_backend({.threads = threads, .compute = DType::bf16})),
         pool_(threads),
-        scratch_(static_cast<std::size_t>(threads) * cpu::half_scratch_bytes),
-        engine_{cpu::choose_kernels("auto"), cpu::choose_kernels("auto").bf16, &cpu::bf16_kernels_amx(),
+        scratch_(static_cast<std::size_t>(threads) * cpu::tile_scratch_bytes<Bf16>()),
+        engine_{cpu::choose_kernels("auto"), cpu::choose_kernels("auto").bf16, &cpu::bf16_panels_amx(),
                 scratch_.data()} {}
 
   DType compute_type() const override { return DType::bf16; }
@@ -31,7 +31,7 @@ class TilesBackend final : public HostBackend {
   std::size_t packed_bytes(const Shape& weight) const override { return cpu::PackedBf16::bytes(weight); }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView values, Region memory) override {
     auto packed = std::make_unique<cpu::PackedBf16>(values.shape(), memory.data);
-    cpu::pack_weight(pool_, *engine_.bf16, values, *packed);
+    cpu::pack_weight(pool_, *engine_.panels, values, *packed);
     return packed;
   }
 
@@ -43,8 +43,8 @@ class TilesBackend final : public HostBackend {
   void compute(const LinearForward& op) { cpu::linear_forward(pool_, engine_, op); }
   void compute(const LinearBackwardInput& op) { cpu::linear_backward_input(pool_, engine_, op); }
   void compute(const LinearBackwardWeight& op) { cpu::linear_backward_weight(pool_, engine_, op); }
-  void compute(const AttentionForward& op) { cpu::attention_forward(pool_, engine_, op); }
-  void compute(const AttentionBackward& op) { cpu::attention_backward(pool_, engine_, op); }
+  void compute(const AttentionForward& op) { cpu::tiled_attention_forward(pool_, engine_, op); }
+  void compute(const AttentionBackward& op) { cpu::tiled_attention_backward(pool_, engine_, op); }
 
   void launch(Stream&, const Operation& op) override {
     std::visit([this](const auto& descriptor) { compute(descriptor); }, op);

@@ -1,0 +1,77 @@
+// Products of matrices that are packed as panels, tables of functions of one element type, as in kernels.h, whose rule
+// about headers holds here too: bf16 by instructions that multiply pairs of elements that follow each other in k and
+// add both products to an f32 sum, VDPBF16PS (AVX-512 bf16) or, tile by tile, TDPBF16PS (AMX), and f32 by multiply-adds
+// of AVX-512.
+//
+// Layouts of packed operands, in words of 4 bytes (a pair [k, k+1] of bf16, or one element of f32), zeros where k or
+// the columns end:
+//   B (the columns of the result): panels of 64 columns, each [words][64].
+//   A (its rows): blocks of 48 rows, each [words][48], or [48][words] where packs_rows. A matrix whose rows are whole
+//   words is read as it lies.
+// The sum over k of an element of the result is made in order, word after word (AMX: 16 after 16), whatever the tile
+// that it is in and however k is cut (AMX: at multiples of 32): its bits depend on nothing else.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend/cpu/kernels.h"
+#include "tensor/halves.h"
+
+namespace scaletrain::cpu {
+
+constexpr ptrdiff_t panel_columns = 64;
+constexpr ptrdiff_t panel_block_rows = 48;
+
+// A tile of rows × columns: sums = (begins ? 0 : sums) + a · b, times alpha. Then, if there is an output, that is sums
+// + bias + addend, rounded, and what the sums hold afterwards is undefined.
+template <class S>
+struct PanelTile {
+  const void* a = nullptr;
+  ptrdiff_t a_block_bytes = 0;  // between blocks of 48 rows
+  ptrdiff_t a_row_bytes = 0;
+  ptrdiff_t a_word_bytes = 0;
+  const S* b = nullptr;         // packed
+  ptrdiff_t b_panel_bytes = 0;  // between panels
+  size_t rows = 0;
+  size_t columns = 0;
+  size_t words = 0;
+  int begins = 0;
+  float alpha = 1.0F;
+  float* sums = nullptr;  // may be null with `begins` and an output
+  ptrdiff_t sums_stride = 0;
+  S* output = nullptr;  // or null
+  ptrdiff_t output_stride = 0;
+  const S* bias = nullptr;    // or null, one per column
+  const S* addend = nullptr;  // or null; may be the output
+  ptrdiff_t addend_stride = 0;
+};
+
+template <class S>
+struct PanelKernels {
+  const char* name;   // as an instruction set is asked for
+  const char* title;  // for people
+  void (*product)(const PanelTile<S>& tile);
+  // B from a matrix that lies as [columns][k] (pack_columns) or [k][columns] (pack_rows).
+  void (*pack_columns)(const S* matrix, ptrdiff_t stride, size_t columns, size_t k, S* panels, ptrdiff_t panel_bytes);
+  void (*pack_rows)(const S* matrix, ptrdiff_t stride, size_t columns, size_t k, S* panels, ptrdiff_t panel_bytes);
+  // A from a matrix that lies as [k][rows].
+  int packs_rows;
+  void (*pack_a)(const S* matrix, ptrdiff_t stride, size_t rows, size_t k, S* blocks, ptrdiff_t block_bytes);
+
+  // The softmax of attention as in Kernels, with what is multiplied next rounded to S: rows of `stride` elements with
+  // zeros up to whole words of columns. Scores are only read, but their memory may be that of what is written.
+  void (*softmax_forward)(const ScoreBlock& block, const OnlineSoftmax& state, Rows output, size_t output_columns,
+                          RowsOf<S> probabilities);
+  // d_scores = scale · P · (dP - delta).
+  void (*softmax_backward)(const ScoreBlock& block, const float* log_sum_exp, const float* delta, float scale,
+                           const float* d_probabilities, RowsOf<S> probabilities, RowsOf<S> d_scores);
+  // output[i] = a row i · b row i.
+  void (*row_dots)(RowsOf<const S> a, RowsOf<const S> b, size_t rows, size_t length, float* output);
+};
+
+const PanelKernels<Bf16>& bf16_panels_avx512();
+const PanelKernels<Bf16>& bf16_panels_amx();
+const PanelKernels<float>& f32_panels_avx512();
+
+}  // namespace scaletrain::cpu
