@@ -24,7 +24,10 @@ LocatedModel locate(const ModelArgument& argument) {
 }  // namespace
 
 void ModelArgument::declare(CLI::App& command) {
-  command.add_option("model", path, "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder")
+  command
+      .add_option("model", path,
+                  "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder; computed in fp32, "
+                  "whatever it was trained in")
       ->required();
   command
       .add_option("--tokenizer", tokenizer,

@@ -235,6 +235,19 @@ TEST_CASE("an_exported_model_has_the_same_loss_in_every_exact_type") {
   CHECK(snapshot(folder) == before);
 }
 
+TEST_CASE("a_model_trained_in_bf16_is_evaluated_in_fp32_from_its_masters") {
+  const Ended trained = workspace().run(workspace().training("half", {"precision.compute=bf16"}));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const std::string run = (workspace() / "half").string();
+  const std::string folder = (workspace() / "exported-half").string();
+  REQUIRE(workspace().run({"checkpoint", "export", run, "--to", "huggingface", "--output", folder}).exit_code == 0);
+  // The folder holds fp32, and no word of bf16.
+  const double ours = loss_of(workspace().run({"evaluate", run, "--data", held(), "--json"}));
+  CHECK(loss_of(workspace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes", "--json"})) == ours);
+  const double in_training = std::stod(trajectory_of(run).evaluations.at({tiny_steps, "held"}));
+  CHECK(in_training == doctest::Approx(ours).epsilon(0.01));
+}
+
 TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
   const std::string folder = (workspace() / "start-from").string();
   REQUIRE(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
