@@ -75,14 +75,15 @@ std::map<long, std::string> loss_scales_of(const std::string& run) {
   return scales;
 }
 
-TEST_CASE("halves_resume_to_the_bit_and_may_change_to_fp32_with_a_notice") {
+TEST_CASE("halves_resume_to_the_bit_and_may_change_to_another_type_with_a_notice") {
   for (const std::string half : {"bf16", "fp16"}) {
     CAPTURE(half);
+    const std::string other = half == "bf16" ? "fp32" : "bf16";
     Settings settings = {"parallel.data=2", "parallel.tensor=2", "parallel.zero=1", "precision.compute=" + half};
     if (half == "bf16") settings.insert(settings.begin(), "precision.reduce=bf16");
     const std::string calm_run = half + "-calm";
     const std::string resumed_run = half + "-resumed";
-    const std::string changed_run = half + "-then-fp32";
+    const std::string changed_run = half + "-then-" + other;
     const Ended calm = run_program(layout_launch(calm_run, settings), ranks_patience);
     REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
     CHECK(calm.says(", in " + half + ", products "));
@@ -107,11 +108,12 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_fp32_with_a_notice") {
       return open_manifest(checkpoint(layout_folder(run), layout_steps())).at("scalars");
     };
     if (half == "fp16") CHECK(scalars_at_end(resumed_run).at(good_steps) == scalars_at_end(calm_run).at(good_steps));
-    settings.back() = "precision.compute=fp32";
+    settings.back() = "precision.compute=" + other;
     const Ended changed = run_program(layout_launch(changed_run, settings), ranks_patience);
     REQUIRE_MESSAGE(changed.exit_code == 0, changed.errors);
-    CHECK(changed.says("notice: this resume changes precision.compute: " + half + " in the checkpoint, fp32 now"));
-    CHECK(changed.says(", in fp32"));
+    CHECK(changed.says("notice: this resume changes precision.compute: " + half + " in the checkpoint, " + other +
+                       " now"));
+    CHECK(changed.says(", in " + other));
     CHECK(trajectory_of(layout_folder(changed_run)).last_step() == layout_steps());
     CHECK_FALSE(scalars_at_end(changed_run).contains(good_steps));
   }
