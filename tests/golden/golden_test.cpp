@@ -337,9 +337,9 @@ TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_the_cpu") {
 }
 
 // float64 is the truth and PyTorch's autocast, which keeps more in float32 (the residual stream, norms), the yardstick:
-// over all steps of all models, for of a few steps chance has the larger part. In bf16 it is held to the letter; in
-// fp16 to the standard error of such a comparison: of the ratio of two root mean squares of n errors that is 1 /
-// sqrt(n).
+// over all steps of all models, for of a few steps chance has the larger part. Products by AVX-512 bf16 are held to the
+// letter; others, whose sums have another order and so other errors, to the standard error of such a comparison: of the
+// ratio of two root mean squares of n errors that is 1 / sqrt(n).
 TEST_CASE("golden_losses_in_halves_are_no_further_from_float64_than_those_of_pytorch_autocast") {
   for (const Half& half : halves) {
     std::vector<double> ours;
@@ -355,7 +355,8 @@ TEST_CASE("golden_losses_in_halves_are_no_further_from_float64_than_those_of_pyt
     CAPTURE(norm(ours));
     CAPTURE(norm(theirs));
     CHECK(norm(ours) > 0);
-    const double chance = half.type == DType::bf16 ? 0.0 : 1.0 / std::sqrt(static_cast<double>(ours.size()));
+    const bool is_strict = cpu(half.type)->description().find("avx512_bf16 products") != std::string::npos;
+    const double chance = is_strict ? 0.0 : 1.0 / std::sqrt(static_cast<double>(ours.size()));
     CHECK(norm(ours) <= (1.0 + chance) * norm(theirs));
   }
 }
