@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# bench.sh [--with-torch] [--rounds N] [kernels|training|parallel|checkpoint|manifest]...: measures this machine, all of it or the parts that are
-# named; N rounds of training (5). --with-torch: PyTorch's steps by turns with ours, from a virtual environment that is made in build/
-# (some gigabytes). Keeps what it prints, and training's figures as JSON, in tests/bench/results/. Never part of the tests: machines
-# differ and are noisy.
+# bench.sh [--with-torch] [--rounds N] [kernels|training|parallel|checkpoint|manifest]...: measures this machine, all of it or the
+# parts that are named; N rounds of training (5). --with-torch: PyTorch's steps by turns with ours, from a virtual environment that is
+# made in build/ (some gigabytes). Keeps what it prints, and training's figures as JSON, in tests/bench/results/, by date, processor
+# and parts. Never part of the tests: machines differ and are noisy.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 all_parts=(kernels training parallel checkpoint manifest)
@@ -36,6 +36,7 @@ cmake --build --preset release --target "${parts[@]/#/bench_}"
 
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1 | tr -cs 'a-zA-Z0-9\n' -)
 results=tests/bench/results/$(date -u +%F)-${processor:-unknown}
+[ ${#parts[@]} -eq ${#all_parts[@]} ] || results+=$(printf -- '-%s' "${parts[@]}")
 mkdir -p tests/bench/results
 run_part() {
   case $1 in

@@ -4,9 +4,9 @@
 // next unit's input), the micro-batch's ids, targets and positions. From pools: what arrives from the virtual stage
 // before (until the backward has used it), gradients that arrive, gradients on their way out. Held once: two gradient
 // buffers that units hand to each other, work regions from backward_input to backward_weight, scratch (in which units
-// compute again what they do not save). How many of
-// each: counted by walking the stage's schedule. Receives are posted ahead (order_of_execution): that takes a buffer of
-// a pool, a hidden bundle; the buffer, many times larger, is taken only by the forward.
+// compute again what they do not save). How many of each: counted by walking the stage's schedule. Receives are posted
+// ahead (order_of_execution): that takes a buffer of a pool, a hidden bundle; the buffer, many times larger, is taken
+// only by the forward.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,9 @@
 #include "bench_tools.h"
 #include "config/keys/keys.h"
 #include "nn/init.h"
+#include "optim/optimizer.h"
 #include "plan/run_plan.h"
+#include "train/step/step_runner.h"
 
 namespace scaletrain {
 
@@ -110,6 +112,43 @@ struct BenchModel {
   ShardLayout layout;
   std::uint64_t memory_before = 0;
   std::unique_ptr<ParamStore> store;
+};
+
+// Steps of training on it, of random tokens.
+struct BenchSteps {
+  explicit BenchSteps(BenchModel& bench)
+      : optimizer(make_optimizer(bench.config.train.optimizer)),
+        model(bench.phase.transformer(Rank(0))),
+        memory(*bench.backend, bench.phase.activations(Rank(0))),
+        runner({.plan = bench.phase,
+                .rank = Rank(0),
+                .backend = *bench.backend,
+                .stream = *bench.stream,
+                .model = model,
+                .store = *bench.store,
+                .optimizer = *optimizer,
+                .memory = memory,
+                .groups = groups}),
+        source(bench.phase.model.vocab, bench.phase.model.context) {
+    settings.learning_rate = 1e-4;
+    settings.clip_norm = 1.0;
+  }
+  BenchSteps(const BenchSteps&) = delete;
+  BenchSteps& operator=(const BenchSteps&) = delete;
+
+  StepRunner::Result step(const StepRunner::BeforeUpdate& before_update = {}) {
+    const StepRunner::Result result = runner.step(source, settings, {}, before_update);
+    ++settings.update;
+    return result;
+  }
+
+  std::unique_ptr<Optimizer> optimizer;
+  Transformer model;
+  StageMemory memory;
+  RankGroups groups;
+  StepRunner runner;
+  RandomTokens source;
+  StepSettings settings;
 };
 
 }  // namespace scaletrain

@@ -4,11 +4,7 @@
 #include <cstdint>
 #include <ctime>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "backend/cpu/instruction_sets.h"
 
 namespace scaletrain {
 
@@ -83,16 +79,10 @@ void tile_rounds(std::int64_t count) {
       : "cc");
 }
 
+// Asked of the backend, which also asks the kernel for the tiles' registers.
 bool has_tiles() {
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  constexpr unsigned tiles_and_bf16 = (1U << 24) | (1U << 22);
-  constexpr long request_permission = 0x1023;
-  constexpr long tile_data = 18;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & tiles_and_bf16) == tiles_and_bf16 &&
-         ::syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  const cpu::PanelKernels<Bf16>* const kernels = cpu::choose_bf16("auto");
+  return kernels == &cpu::bf16_panels_amx();
 }
 
 double best_rate(void (*run)(std::int64_t), double flops_of_an_instruction) {

@@ -35,10 +35,8 @@
 #include "base/file.h"
 #include "bench_model.h"
 #include "checkpoint/save/staging.h"
-#include "optim/optimizer.h"
 #include "telemetry/metrics_reader.h"
 #include "train/saving/checkpointer.h"
-#include "train/step/step_runner.h"
 
 namespace scaletrain {
 namespace {
@@ -139,22 +137,7 @@ void measure_stall(const Options& options) {
   constexpr std::int64_t steps_between = 3;
   Run run(options);
   BenchModel& bench = run.model;
-  const auto optimizer = make_optimizer(bench.config.train.optimizer);
-  const Transformer model = bench.phase.transformer(Rank(0));
-  StageMemory memory(*bench.backend, bench.phase.activations(Rank(0)));
-  const RankGroups groups;
-  StepRunner runner({.plan = bench.phase,
-                     .rank = Rank(0),
-                     .backend = *bench.backend,
-                     .stream = *bench.stream,
-                     .model = model,
-                     .store = *bench.store,
-                     .optimizer = *optimizer,
-                     .memory = memory,
-                     .groups = groups});
-  RandomTokens source(bench.phase.model.vocab, bench.phase.model.context);
-  StepSettings settings;
-  settings.learning_rate = 1e-4;
+  BenchSteps training(bench);
   Log log(LogOptions{.standard_error = true});
   MetricsWriter metrics(run.paths.metrics());
   RunState state;
@@ -182,9 +165,8 @@ void measure_stall(const Options& options) {
     const std::int64_t steps = 1 + options.rounds * steps_between;
     while (state.step < steps) {
       const MonotonicTime start = monotonic_now();
-      runner.step(source, settings, {}, [&] { checkpoints.before_update(); });
+      training.step([&] { checkpoints.before_update(); });
       const double elapsed = seconds_since(start);
-      ++settings.update;
       ++state.step;
       checkpoints.poll();
       const LaterThreads::Seconds used = writer.seconds();

@@ -8,11 +8,8 @@
 //
 // Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]; without a name:
 // all five; without a precision: the first three in both, the others in fp32.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,8 +37,7 @@
 #include "optim/optimizer.h"
 #include "plan/run_plan.h"
 #include "train/step/step_runner.h"
-
-extern char** environ;
+#include "turn_process.h"
 
 namespace scaletrain {
 namespace {
@@ -201,42 +197,18 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
   return 0;
 }
 
-class File {
- public:
-  explicit File(std::FILE* file = nullptr) : file_(file) {}
-  File(File&& other) noexcept : file_(std::exchange(other.file_, nullptr)) {}
-  File& operator=(File&& other) noexcept {
-    std::swap(file_, other.file_);
-    return *this;
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() { close(); }
-  void close() {
-    if (file_ != nullptr) std::fclose(std::exchange(file_, nullptr));
-  }
-  std::FILE* get() const { return file_; }
-
- private:
-  std::FILE* file_;
-};
-
 // The processes of one layout.
 class Ranks {
  public:
   explicit Ranks(const Layout& layout) : Ranks(layout, make_secret()) {}
   Ranks(const Layout& layout, const std::string& secret) : server_({.secret = secret}) {
     ::setenv(secret_variable, secret.c_str(), 1);
-    for (std::int64_t rank = 0; rank < layout.world(); ++rank) start(layout, rank);
+    for (std::int64_t rank = 0; rank < layout.world(); ++rank)
+      processes_.emplace_back(std::vector<std::string>{"/proc/self/exe", "--rank", layout.text(), std::to_string(rank),
+                                                       std::to_string(server_.address().port)});
   }
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
-  ~Ranks() {
-    for (Process& process : processes_) {
-      process.commands.close();
-      ::waitpid(process.pid, nullptr, 0);
-    }
-  }
 
   // One step of all ranks: the slowest one's seconds; of each the processor time of the thread that computes and of the
   // others.
@@ -246,13 +218,10 @@ class Ranks {
     std::vector<double> others{};
   };
   Step step() {
-    for (const Process& process : processes_) {
-      std::fputs("step\n", process.commands.get());
-      std::fflush(process.commands.get());
-    }
+    for (TurnProcess& process : processes_) process.ask("step");
     Step step;
-    for (const Process& process : processes_) {
-      const std::vector<std::string> words = split_text(answer(process), ' ');
+    for (TurnProcess& process : processes_) {
+      const std::vector<std::string> words = split_text(process.answer(), ' ');
       step.seconds = std::max(step.seconds, std::stod(words.at(0)));
       step.computing.push_back(std::stod(words.at(1)));
       step.others.push_back(std::stod(words.at(2)));
@@ -267,53 +236,17 @@ class Ranks {
   // Ends the ranks.
   std::vector<Memory> memory() {
     std::vector<Memory> out;
-    for (Process& process : processes_) process.commands.close();
-    for (const Process& process : processes_) {
-      const std::vector<std::string> words = split_text(answer(process), ' ');
+    for (TurnProcess& process : processes_) process.end_commands();
+    for (TurnProcess& process : processes_) {
+      const std::vector<std::string> words = split_text(process.answer(), ' ');
       out.push_back({std::stod(words.at(0)), std::stod(words.at(1))});
     }
     return out;
   }
 
  private:
-  struct Process {
-    pid_t pid = -1;
-    File commands, answers;
-  };
-
-  static std::string answer(const Process& process) {
-    std::array<char, 128> line{};
-    if (std::fgets(line.data(), line.size(), process.answers.get()) == nullptr)
-      throw std::runtime_error("a rank ended early: its message stands above");
-    return line.data();
-  }
-
-  void start(const Layout& layout, std::int64_t rank) {
-    std::array<int, 2> in{}, out{};
-    if (::pipe2(in.data(), O_CLOEXEC) != 0 || ::pipe2(out.data(), O_CLOEXEC) != 0) throw std::runtime_error("no pipes");
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, in[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    std::vector<std::string> words = {"bench_parallel", "--rank", layout.text(), std::to_string(rank),
-                                      std::to_string(server_.address().port)};
-    std::vector<char*> arguments;
-    arguments.reserve(words.size() + 1);
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    Process process;
-    const int error = ::posix_spawn(&process.pid, "/proc/self/exe", &actions, nullptr, arguments.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    ::close(in[0]);
-    ::close(out[1]);
-    if (error != 0) throw std::runtime_error("a rank could not be started");
-    process.commands = File(::fdopen(in[1], "w"));
-    process.answers = File(::fdopen(out[0], "r"));
-    processes_.push_back(std::move(process));
-  }
-
   RendezvousServer server_;
-  std::vector<Process> processes_;
+  std::vector<TurnProcess> processes_;  // end before the server
 };
 
 // The steps of one layout.

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "backend/backend.h"
 #include "base/clock.h"
+#include "support/forwarding_backend.h"
 
 namespace scaletrain {
 
@@ -17,26 +17,18 @@ enum class Purpose { products, attention, element_wise, head, update };
 inline constexpr std::array<std::string_view, 5> purpose_names = {"products", "attention", "norms and element-wise",
                                                                   "head and loss", "optimizer"};
 
-class TimedBackend final : public Backend {
+class TimedBackend final : public ForwardingBackend {
  public:
   // vocab: products of so many outputs are the head's.
-  TimedBackend(std::unique_ptr<Backend> inner, std::int64_t vocab) : inner_(std::move(inner)), vocab_(vocab) {}
+  TimedBackend(std::unique_ptr<Backend> inner, std::int64_t vocab)
+      : ForwardingBackend(std::move(inner)), vocab_(vocab) {}
 
   // Since the last call.
   std::array<double, purpose_names.size()> take_seconds() { return std::exchange(seconds_, {}); }
 
-  DType compute_type() const override { return inner_->compute_type(); }
-  std::string description() const override { return inner_->description(); }
-  int num_threads() const override { return inner_->num_threads(); }
-  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
-  Space space() const override { return inner_->space(); }
-  Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
-  std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
-  std::size_t packed_bytes(const Shape& weight) const override { return inner_->packed_bytes(weight); }
   std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) override {
     const MonotonicTime start = monotonic_now();
-    auto packed = inner_->pack(stream, values, memory);
+    auto packed = inner().pack(stream, values, memory);
     count(Purpose::update, start);
     return packed;
   }
@@ -58,19 +50,18 @@ class TimedBackend final : public Backend {
 
   void launch(Stream& stream, const Operation& op) override {
     const MonotonicTime start = monotonic_now();
-    inner_->run(stream, op);
+    inner().run(stream, op);
     count(std::visit([this](const auto& descriptor) { return purpose_of(descriptor); }, op), start);
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
     const MonotonicTime start = monotonic_now();
-    inner_->copy(stream, from, to);
+    inner().copy(stream, from, to);
     count(Purpose::element_wise, start);
   }
   void count(Purpose purpose, MonotonicTime start) {
     seconds_[static_cast<std::size_t>(purpose)] += seconds_since(start);
   }
 
-  std::unique_ptr<Backend> inner_;
   std::int64_t vocab_;
   std::array<double, purpose_names.size()> seconds_{};
 };

@@ -24,9 +24,7 @@
 #include "base/clock.h"
 #include "bench_model.h"
 #include "machine_text.h"
-#include "optim/optimizer.h"
 #include "timed_backend.h"
-#include "train/step/step_runner.h"
 #include "turn_process.h"
 
 namespace scaletrain {
@@ -61,23 +59,7 @@ int run_steps(const BenchSettings& settings) {
     return wrapped;
   });
   const PhasePlan& phase = bench.phase;
-  const auto optimizer = make_optimizer(bench.config.train.optimizer);
-  const Transformer model = phase.transformer(Rank(0));
-  StageMemory memory(*bench.backend, phase.activations(Rank(0)));
-  const RankGroups groups;
-  StepRunner runner({.plan = phase,
-                     .rank = Rank(0),
-                     .backend = *bench.backend,
-                     .stream = *bench.stream,
-                     .model = model,
-                     .store = *bench.store,
-                     .optimizer = *optimizer,
-                     .memory = memory,
-                     .groups = groups});
-  RandomTokens source(phase.model.vocab, phase.model.context);
-  StepSettings step;
-  step.learning_rate = 1e-4;
-  step.clip_norm = 1.0;
+  BenchSteps steps(bench);
   const double flops = model_flops_per_token(phase.model) * static_cast<double>(phase.micro_batch.rows());
   const Json ready = {{"name", "scaletrain"}, {"backend", bench.backend->description()}, {"step_flops", flops}};
   std::cout << ready.dump() << std::endl;
@@ -85,10 +67,9 @@ int run_steps(const BenchSettings& settings) {
     const double ceiling_before = calibrate_matmul(*bench.backend, *bench.stream, 0.5);
     timed->take_seconds();
     const MonotonicTime start = monotonic_now();
-    const StepRunner::Result result = runner.step(source, step);
+    const StepRunner::Result result = steps.step();
     bench.stream->synchronize();
     const double elapsed = seconds_since(start);
-    ++step.update;
     const auto purposes = timed->take_seconds();
     const double ceiling = (ceiling_before + calibrate_matmul(*bench.backend, *bench.stream, 0.5)) / 2;
     std::cout << Json{{"seconds", elapsed}, {"loss", result.outcome.loss}, {"ceiling", ceiling}, {"purposes", purposes}}

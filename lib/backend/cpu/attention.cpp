@@ -282,6 +282,10 @@ Scratch scratch_of(std::byte* scratch, int worker) {
 }  // namespace
 
 void attention_forward(ThreadPool& pool, const Engine<float>& engine, const AttentionForward& op) {
+  if (has_tiles(engine, op.shape)) {
+    attention_forward<float>(pool, engine, op);
+    return;
+  }
   const Kernels& kernels = engine.all;
   std::byte* const scratch = engine.scratch;
   const AttentionShape& s = op.shape;
@@ -299,6 +303,10 @@ void attention_forward(ThreadPool& pool, const Engine<float>& engine, const Atte
 }
 
 void attention_backward(ThreadPool& pool, const Engine<float>& engine, const AttentionBackward& op) {
+  if (has_tiles(engine, op.shape)) {
+    attention_backward<float>(pool, engine, op);
+    return;
+  }
   const Kernels& kernels = engine.all;
   std::byte* const scratch = engine.scratch;
   const AttentionShape& s = op.shape;

@@ -288,7 +288,7 @@ bool has_tiles(const Engine<float>& engine, const AttentionShape& shape) {
 }
 
 template <class S>
-void tiled_attention_forward(ThreadPool& pool, const Engine<S>& engine, const AttentionForward& op) {
+void attention_forward(ThreadPool& pool, const Engine<S>& engine, const AttentionForward& op) {
   const AttentionShape& s = op.shape;
   SCALETRAIN_CHECK_LE(s.head_size, Blocks<S>::max_head_size);
   const bool decode = s.num_queries <= max_decode_queries;
@@ -313,7 +313,7 @@ void tiled_attention_forward(ThreadPool& pool, const Engine<S>& engine, const At
 }
 
 template <class S>
-void tiled_attention_backward(ThreadPool& pool, const Engine<S>& engine, const AttentionBackward& op) {
+void attention_backward(ThreadPool& pool, const Engine<S>& engine, const AttentionBackward& op) {
   SCALETRAIN_CHECK_LE(op.shape.head_size, Blocks<S>::max_head_size);
   if (engine.panels != nullptr) {
     run_backward<S, PanelProducts<S>>(pool, engine, op);
@@ -322,11 +322,11 @@ void tiled_attention_backward(ThreadPool& pool, const Engine<S>& engine, const A
   if constexpr (!std::is_same_v<S, float>) run_backward<S, FloatProducts<S>>(pool, engine, op);
 }
 
-template void tiled_attention_forward<float>(ThreadPool&, const Engine<float>&, const AttentionForward&);
-template void tiled_attention_forward<Bf16>(ThreadPool&, const Engine<Bf16>&, const AttentionForward&);
-template void tiled_attention_forward<F16>(ThreadPool&, const Engine<F16>&, const AttentionForward&);
-template void tiled_attention_backward<float>(ThreadPool&, const Engine<float>&, const AttentionBackward&);
-template void tiled_attention_backward<Bf16>(ThreadPool&, const Engine<Bf16>&, const AttentionBackward&);
-template void tiled_attention_backward<F16>(ThreadPool&, const Engine<F16>&, const AttentionBackward&);
+template void attention_forward<float>(ThreadPool&, const Engine<float>&, const AttentionForward&);
+template void attention_forward<Bf16>(ThreadPool&, const Engine<Bf16>&, const AttentionForward&);
+template void attention_forward<F16>(ThreadPool&, const Engine<F16>&, const AttentionForward&);
+template void attention_backward<float>(ThreadPool&, const Engine<float>&, const AttentionBackward&);
+template void attention_backward<Bf16>(ThreadPool&, const Engine<Bf16>&, const AttentionBackward&);
+template void attention_backward<F16>(ThreadPool&, const Engine<F16>&, const AttentionBackward&);
 
 }  // namespace scaletrain::cpu

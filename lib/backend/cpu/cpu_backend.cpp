@@ -225,24 +225,12 @@ void compute(Device<S>& device, const RopeRotate& op) {
 
 template <class S>
 void compute(Device<S>& device, const AttentionForward& op) {
-  if constexpr (std::is_same_v<S, float>) {
-    if (!has_tiles(device.products, op.shape)) {
-      attention_forward(device.pool, device.products, op);
-      return;
-    }
-  }
-  tiled_attention_forward(device.pool, device.products, op);
+  attention_forward(device.pool, device.products, op);
 }
 
 template <class S>
 void compute(Device<S>& device, const AttentionBackward& op) {
-  if constexpr (std::is_same_v<S, float>) {
-    if (!has_tiles(device.products, op.shape)) {
-      attention_backward(device.pool, device.products, op);
-      return;
-    }
-  }
-  tiled_attention_backward(device.pool, device.products, op);
+  attention_backward(device.pool, device.products, op);
 }
 
 template <class S>

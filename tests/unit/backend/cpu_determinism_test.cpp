@@ -14,6 +14,7 @@
 
 #include "backend/backend.h"
 #include "base/error.h"
+#include "support/forwarding_backend.h"
 #include "support/numbers.h"
 #include "support/processor_time.h"
 
@@ -421,32 +422,18 @@ TEST_CASE("time in which others have the processors does not lower the calibrati
 }
 
 // Notes the largest product that it is asked for.
-class ProductSizes final : public Backend {
+class ProductSizes final : public ForwardingBackend {
  public:
-  std::int64_t largest = 0;
+  ProductSizes() : ForwardingBackend(make_cpu_backend({.threads = 1})) {}
 
-  DType compute_type() const override { return inner_->compute_type(); }
-  std::string description() const override { return inner_->description(); }
-  int num_threads() const override { return inner_->num_threads(); }
-  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
-  Space space() const override { return inner_->space(); }
-  Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
-  std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
-  std::size_t packed_bytes(const Shape& weight) const override { return inner_->packed_bytes(weight); }
-  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) override {
-    return inner_->pack(stream, values, memory);
-  }
+  std::int64_t largest = 0;
 
  private:
   void launch(Stream& stream, const Operation& op) override {
     if (const auto* const product = std::get_if<LinearForward>(&op))
       largest = std::max(largest, product->output.shape()[0]);
-    inner_->run(stream, op);
+    inner().run(stream, op);
   }
-  void transfer(Stream& stream, const ConstView& from, const View& to) override { inner_->copy(stream, from, to); }
-
-  std::unique_ptr<Backend> inner_ = make_cpu_backend({.threads = 1});
 };
 
 // The smallest takes a tenth of a millisecond of the processor, and stands for twenty: by the clock it would be the

@@ -43,8 +43,8 @@ class TilesBackend final : public HostBackend {
   void compute(const LinearForward& op) { cpu::linear_forward(pool_, engine_, op); }
   void compute(const LinearBackwardInput& op) { cpu::linear_backward_input(pool_, engine_, op); }
   void compute(const LinearBackwardWeight& op) { cpu::linear_backward_weight(pool_, engine_, op); }
-  void compute(const AttentionForward& op) { cpu::tiled_attention_forward(pool_, engine_, op); }
-  void compute(const AttentionBackward& op) { cpu::tiled_attention_backward(pool_, engine_, op); }
+  void compute(const AttentionForward& op) { cpu::attention_forward(pool_, engine_, op); }
+  void compute(const AttentionBackward& op) { cpu::attention_backward(pool_, engine_, op); }
 
   void launch(Stream&, const Operation& op) override {
     std::visit([this](const auto& descriptor) { compute(descriptor); }, op);

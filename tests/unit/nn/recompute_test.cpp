@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model_ranks.h"
+#include "support/forwarding_backend.h"
 
 using namespace scaletrain;
 
@@ -44,30 +45,18 @@ void check_same_bits(const ModelRun& keeping) {
   }
 }
 
-// Counts matrix products and attentions of a forward; launches nothing else than the backend inside.
-class CountingBackend final : public Backend {
+// Counts matrix products and attentions of a forward.
+class CountingBackend final : public ForwardingBackend {
  public:
-  explicit CountingBackend(int& count) : count_(count) {}
-  DType compute_type() const override { return inner_->compute_type(); }
-  std::string description() const override { return inner_->description(); }
-  int num_threads() const override { return inner_->num_threads(); }
-  std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
-  Space space() const override { return inner_->space(); }
-  Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
-  std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
-  std::size_t packed_bytes(const Shape&) const override { return 0; }
-  std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }
+  explicit CountingBackend(int& count) : ForwardingBackend(make_reference_backend(DType::f64)), count_(count) {}
 
  private:
   void launch(Stream& stream, const Operation& op) override {
     count_ += std::holds_alternative<LinearForward>(op) || std::holds_alternative<AttentionForward>(op) ? 1 : 0;
-    inner_->run(stream, op);
+    inner().run(stream, op);
   }
-  void transfer(Stream& stream, const ConstView& from, const View& to) override { inner_->copy(stream, from, to); }
 
   int& count_;
-  std::unique_ptr<Backend> inner_ = make_reference_backend(DType::f64);
 };
 
 // Products and attentions of a block's forward that a step on one rank makes, beyond the head's.
