@@ -19,6 +19,9 @@ const Kernels& choose_kernels(std::string_view name);
 const PanelKernels<Bf16>* choose_bf16(std::string_view name);
 const PanelKernels<float>* choose_f32_panels(std::string_view name);
 
+// Those of AMX, which may be named on any x86-64.
+const PanelKernels<Bf16>& bf16_panels_amx();
+
 inline UserError missing_instruction_set(std::string_view name) {
   return UserError(fmt::format("instruction set {}: this processor does not have it; use auto", name));
 }

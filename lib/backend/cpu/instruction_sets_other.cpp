@@ -4,7 +4,7 @@
 namespace scaletrain::cpu {
 
 const Kernels& choose_kernels(std::string_view name) {
-  if (name == "auto" || name == "portable") return kernels_portable();
+  if (name == "auto" || name == "portable") return kernels_portable;
   if (name == "avx2" || name == "avx512" || name == "avx512_bf16" || name == "amx_bf16")
     throw missing_instruction_set(name);
   throw unknown_instruction_set(name);

@@ -5,6 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
+
 namespace scaletrain::cpu {
 
 namespace {
@@ -49,18 +51,21 @@ bool has_amx() {
   return has;
 }
 
-// Best first.
 struct Bf16Set {
   bool (*supported)();
-  const PanelKernels<Bf16>& (*kernels)();
+  const PanelKernels<Bf16>& kernels;
 };
-constexpr Bf16Set bf16_sets[] = {{has_amx, bf16_panels_amx}, {has_avx512_bf16, bf16_panels_avx512}};
+// Best first.
+const std::array<Bf16Set, 2>& bf16_sets() {
+  static const std::array<Bf16Set, 2> sets = {{{has_amx, bf16_panels_amx()}, {has_avx512_bf16, bf16_panels_avx512}}};
+  return sets;
+}
 
 struct InstructionSet {
   std::string_view name;
   std::string_view instructions;
   bool (*supported)();
-  const Kernels& (*kernels)();
+  const Kernels& kernels;
 };
 
 // Best first.
@@ -72,25 +77,38 @@ constexpr InstructionSet instruction_sets[] = {
 
 }  // namespace
 
+const PanelKernels<Bf16>& bf16_panels_amx() {
+  static const PanelKernels<Bf16> table = [] {
+    PanelKernels<Bf16> kernels = bf16_panels_avx512;
+    kernels.name = "amx_bf16";
+    kernels.title = "AMX";
+    kernels.product = bf16_tiles_amx.product;
+    kernels.pack_a = bf16_tiles_amx.pack_a;
+    kernels.packs_rows = 1;
+    return kernels;
+  }();
+  return table;
+}
+
 const PanelKernels<Bf16>* choose_bf16(std::string_view name) {
-  for (const Bf16Set& set : bf16_sets)
-    if ((name == "auto" || name == set.kernels().name) && set.supported()) return &set.kernels();
+  for (const Bf16Set& set : bf16_sets())
+    if ((name == "auto" || name == set.kernels.name) && set.supported()) return &set.kernels;
   return nullptr;
 }
 
 const PanelKernels<float>* choose_f32_panels(std::string_view name) {
-  return &choose_kernels(name) == &kernels_avx512() ? &f32_panels_avx512() : nullptr;
+  return &choose_kernels(name) == &kernels_avx512 ? &f32_panels_avx512 : nullptr;
 }
 
 const Kernels& choose_kernels(std::string_view name) {
-  for (const Bf16Set& set : bf16_sets) {
-    if (name != set.kernels().name) continue;
+  for (const Bf16Set& set : bf16_sets()) {
+    if (name != set.kernels.name) continue;
     if (!set.supported()) throw missing_instruction_set(name);
-    return kernels_avx512();
+    return kernels_avx512;
   }
   for (const InstructionSet& set : instruction_sets) {
     if (name != "auto" && name != set.name) continue;
-    if (set.supported()) return set.kernels();
+    if (set.supported()) return set.kernels;
     if (name == set.name) throw missing_instruction_set(name);
   }
   throw unknown_instruction_set(name);

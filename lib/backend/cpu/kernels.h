@@ -5,8 +5,10 @@
 // S is the type of activations and of the weights that are read: float, Bf16 or F16. Arithmetic, sums, statistics and
 // masters are f32 or better whatever it is.
 //
-// This header is read by sources that are compiled for processors newer than the one at hand. They must not emit code
-// of shared inline functions, which the linker might pick for everybody: so no standard headers with templates here.
+// This header is read by sources that are compiled for processors newer than the one at hand. They give their functions
+// away in constant tables alone, so that none of their code runs before the processor is known to have its
+// instructions; and they must not emit code of shared inline functions, which the linker might pick for everybody: so
+// no standard headers with templates here. tests/instructions_test.sh looks at what they define.
 #pragma once
 
 #include <stddef.h>
@@ -175,8 +177,8 @@ struct Kernels {
   TypedKernels<F16> f16;
 };
 
-const Kernels& kernels_portable();
-const Kernels& kernels_avx2();
-const Kernels& kernels_avx512();
+extern const Kernels kernels_portable;
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
 
 }  // namespace scaletrain::cpu

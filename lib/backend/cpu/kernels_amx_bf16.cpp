@@ -265,17 +265,6 @@ void pack_a(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* b
 
 }  // namespace
 
-const PanelKernels<Bf16>& bf16_panels_amx() {
-  static const PanelKernels<Bf16> table = [] {
-    PanelKernels<Bf16> kernels = bf16_panels_avx512();
-    kernels.name = "amx_bf16";
-    kernels.title = "AMX";
-    kernels.product = product;
-    kernels.pack_a = pack_a;
-    kernels.packs_rows = 1;
-    return kernels;
-  }();
-  return table;
-}
+constinit const Bf16Tiles bf16_tiles_amx = {.product = product, .pack_a = pack_a};
 
 }  // namespace scaletrain::cpu

@@ -58,8 +58,6 @@ SCALETRAIN_INLINE void store_columns(Bf16* p, V v, size_t columns) {
 
 }  // namespace
 
-const PanelKernels<Bf16>& bf16_panels_avx512() {
-  return panel_table;
-}
+constinit const PanelKernels<Bf16> bf16_panels_avx512 = panel_table;
 
 }  // namespace scaletrain::cpu

@@ -55,8 +55,6 @@ SCALETRAIN_INLINE void store_rounded(float* p, V v, __mmask16 mask) {
 
 }  // namespace
 
-const PanelKernels<float>& f32_panels_avx512() {
-  return panel_table;
-}
+constinit const PanelKernels<float> f32_panels_avx512 = panel_table;
 
 }  // namespace scaletrain::cpu

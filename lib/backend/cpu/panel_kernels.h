@@ -70,8 +70,14 @@ struct PanelKernels {
   void (*row_dots)(RowsOf<const S> a, RowsOf<const S> b, size_t rows, size_t length, float* output);
 };
 
-const PanelKernels<Bf16>& bf16_panels_avx512();
-const PanelKernels<Bf16>& bf16_panels_amx();
-const PanelKernels<float>& f32_panels_avx512();
+// What AMX does in a way of its own, with rows packed by rows; for the rest it takes what AVX-512 bf16 has.
+struct Bf16Tiles {
+  void (*product)(const PanelTile<Bf16>& tile);
+  void (*pack_a)(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* blocks, ptrdiff_t block_bytes);
+};
+
+extern const PanelKernels<Bf16> bf16_panels_avx512;
+extern const PanelKernels<float> f32_panels_avx512;
+extern const Bf16Tiles bf16_tiles_amx;
 
 }  // namespace scaletrain::cpu
