@@ -283,8 +283,8 @@ void run_backward(ThreadPool& pool, const Engine<S>& engine, const AttentionBack
 }  // namespace
 
 bool has_tiles(const Engine<float>& engine, const AttentionShape& shape) {
-  return engine.panels != nullptr && shape.head_size <= Blocks<float>::max_head_size &&
-         shape.num_queries > max_decode_queries;
+  return engine.panels != nullptr && engine.panels->softmax_forward != nullptr &&
+         shape.head_size <= Blocks<float>::max_head_size && shape.num_queries > max_decode_queries;
 }
 
 template <class S>

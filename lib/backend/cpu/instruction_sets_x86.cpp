@@ -97,7 +97,9 @@ const PanelKernels<Bf16>* choose_bf16(std::string_view name) {
 }
 
 const PanelKernels<float>* choose_f32_panels(std::string_view name) {
-  return &choose_kernels(name) == &kernels_avx512 ? &f32_panels_avx512 : nullptr;
+  const Kernels& chosen = choose_kernels(name);
+  if (&chosen == &kernels_avx512) return &f32_panels_avx512;
+  return &chosen == &kernels_avx2 ? &f32_panels_avx2 : nullptr;
 }
 
 const Kernels& choose_kernels(std::string_view name) {

@@ -1,11 +1,11 @@
 // Products of matrices that are packed as panels, tables of functions of one element type, as in kernels.h, whose rule
 // about headers holds here too: bf16 by instructions that multiply pairs of elements that follow each other in k and
 // add both products to an f32 sum, VDPBF16PS (AVX-512 bf16) or, tile by tile, TDPBF16PS (AMX), and f32 by multiply-adds
-// of AVX-512.
+// of AVX-512 or of AVX2.
 //
 // Layouts of packed operands, in words of 4 bytes (a pair [k, k+1] of bf16, or one element of f32), zeros where k or
 // the columns end:
-//   B (the columns of the result): panels of 64 columns, each [words][64].
+//   B (the columns of the result): panels of 64 columns, each [words][64]; AVX2's have 16.
 //   A (its rows): blocks of 48 rows, each [words][48], or [48][words] where packs_rows. A matrix whose rows are whole
 //   words is read as it lies.
 // The sum over k of an element of the result is made in order, word after word (AMX: 16 after 16), whatever the tile
@@ -20,7 +20,7 @@
 
 namespace scaletrain::cpu {
 
-constexpr ptrdiff_t panel_columns = 64;
+constexpr ptrdiff_t panel_columns = 64;  // of bf16, and the most
 constexpr ptrdiff_t panel_block_rows = 48;
 
 // A tile of rows × columns: sums = (begins ? 0 : sums) + a · b, times alpha. Then, if there is an output, that is sums
@@ -51,6 +51,9 @@ template <class S>
 struct PanelKernels {
   const char* name;   // as an instruction set is asked for
   const char* title;  // for people
+  ptrdiff_t columns;  // of a panel of B
+  // Of floats: words of k that are multiplied at a time in gradients of weights; 0: oneDNN does it.
+  ptrdiff_t gradient_words;
   void (*product)(const PanelTile<S>& tile);
   // B from a matrix that lies as [columns][k] (pack_columns) or [k][columns] (pack_rows).
   void (*pack_columns)(const S* matrix, ptrdiff_t stride, size_t columns, size_t k, S* panels, ptrdiff_t panel_bytes);
@@ -61,6 +64,7 @@ struct PanelKernels {
 
   // The softmax of attention as in Kernels, with what is multiplied next rounded to S: rows of `stride` elements with
   // zeros up to whole words of columns. Scores are only read, but their memory may be that of what is written.
+  // Null, as is pack_columns, where attention is not multiplied by panels.
   void (*softmax_forward)(const ScoreBlock& block, const OnlineSoftmax& state, Rows output, size_t output_columns,
                           RowsOf<S> probabilities);
   // d_scores = scale · P · (dP - delta).
@@ -78,6 +82,7 @@ struct Bf16Tiles {
 
 extern const PanelKernels<Bf16> bf16_panels_avx512;
 extern const PanelKernels<float> f32_panels_avx512;
+extern const PanelKernels<float> f32_panels_avx2;
 extern const Bf16Tiles bf16_tiles_amx;
 
 }  // namespace scaletrain::cpu
