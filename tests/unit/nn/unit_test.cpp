@@ -3,8 +3,14 @@
 
 #include <doctest/doctest.h>
 
-#include "model_fixture.h"
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <variant>
+
+#include "model_ranks.h"
 #include "nn/block_tensors.h"
+#include "support/forwarding_backend.h"
 
 using namespace scaletrain;
 
@@ -28,6 +34,60 @@ struct Bundles {
   std::vector<PoisonedRegion> memory;
   std::vector<Bundle> bundles;
 };
+
+// What the backwards of attention were lent, by all ranks.
+struct LentSums {
+  std::atomic<int> backwards{0};
+  std::atomic<int> lent{0};  // of the right type and shape
+};
+
+// The memory that a backward of attention is lent for the sums of its queries' gradients holds NaNs before it and
+// behind it: whatever else lies there is lost.
+class SpoilingBackend final : public ForwardingBackend {
+ public:
+  SpoilingBackend(std::unique_ptr<Backend> spoiled, LentSums& seen)
+      : ForwardingBackend(std::move(spoiled)), seen_(seen) {}
+
+ private:
+  void launch(Stream& stream, const Operation& op) override {
+    const auto* const attention = std::get_if<AttentionBackward>(&op);
+    if (attention == nullptr) return inner().run(stream, op);
+    const AttentionShape& shape = attention->shape;
+    const View& sums = attention->d_query_sums;
+    ++seen_.backwards;
+    seen_.lent += sums && sums.dtype() == DType::f32 &&
+                  sums.shape() == Shape{shape.batch, shape.num_queries, shape.heads, shape.head_size};
+    spoil(sums);
+    inner().run(stream, op);
+    spoil(sums);
+  }
+
+  static void spoil(const View& memory) {
+    if (memory) std::memset(memory.data(), 0xFF, memory.num_bytes());
+  }
+
+  LentSums& seen_;
+};
+
+// Every backward of attention of the run is lent such memory in halves and none in fp32, and no number changes.
+void check_lent_sums(const ModelRun& run, DType compute) {
+  const auto make_backend = [compute] { return make_cpu_backend({.threads = 1, .compute = compute}); };
+  LentSums seen;
+  ModelRun plain = run;
+  plain.make_backend = make_backend;
+  ModelRun spoiled = run;
+  spoiled.make_backend = [&] { return std::make_unique<SpoilingBackend>(make_backend(), seen); };
+  const Outcome expected = run_model(plain);
+  const Outcome found = run_model(spoiled);
+  CHECK(seen.backwards == static_cast<int>(run.degree * run.spec.layers));
+  CHECK(seen.lent == (compute == DType::f32 ? 0 : seen.backwards.load()));
+  CHECK(found.losses == expected.losses);
+  for (const auto& entry : expected.values) {
+    CAPTURE(entry.first);
+    CHECK(largest(entry.second) > 0.0);
+    CHECK(found.values.at(entry.first) == entry.second);
+  }
+}
 
 }  // namespace
 
@@ -120,6 +180,35 @@ TEST_CASE("the gradients of a half's queries are summed in memory that nothing n
     CHECK(sums.dtype() == DType::f32);
     CHECK(!in_pre_activation);
     CHECK(bytes == 32 * (2304 * 2 + 768 * 4));
+  }
+}
+
+TEST_CASE("every backward of attention in halves is lent memory for its queries' sums, which holds nothing else") {
+  // The sums lie in scratch, for there are few ffn features; and where the forward kept its pre-activation.
+  const ModelSpec few_features = gpt2_of_eight_heads();
+  ModelSpec many_features = llama_of_eight_heads(2);
+  many_features.ffn_hidden = 40;
+  for (const ModelSpec& spec : {few_features, many_features}) {
+    for (const std::int64_t degree : {1, 2}) {
+      for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::full}) {
+        for (const BackwardForm form : {BackwardForm::whole, BackwardForm::split}) {
+          for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
+            CAPTURE(to_text(spec.activation));
+            CAPTURE(degree);
+            CAPTURE(to_text(recompute));
+            CAPTURE(int(form));
+            CAPTURE(to_text(compute));
+            check_lent_sums({.spec = spec,
+                             .shape = {2, 5},
+                             .degree = degree,
+                             .sequence = degree > 1,
+                             .form = form,
+                             .recompute = recompute},
+                            compute);
+          }
+        }
+      }
+    }
   }
 }
 
