@@ -15,8 +15,10 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "backend/backend.h"
+#include "support/ranks/host_waits.h"
 
 namespace scaletrain {
 
@@ -51,16 +53,10 @@ class LateStream final : public Stream {
   }
 
   void synchronize() override {
+    ++host_waits();
     std::unique_lock lock(mutex_);
-    ++host_waits_;
     wait_for(lock, issued_);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  }
-
-  // How often the host has waited for all that it had issued.
-  std::uint64_t host_waits() {
-    const std::lock_guard lock(mutex_);
-    return host_waits_;
   }
 
  private:
@@ -75,6 +71,7 @@ class LateStream final : public Stream {
       return stream_.done_ >= place_;
     }
     void wait() override {
+      ++host_waits();
       std::unique_lock lock(stream_.mutex_);
       stream_.wait_for(lock, place_);
       // Nobody may take for done what the stream has left out.
@@ -131,7 +128,6 @@ class LateStream final : public Stream {
   std::uint64_t issued_ = 0;
   std::uint64_t done_ = 0;    // run or left out
   std::uint64_t wanted_ = 0;  // somebody waits for so many
-  std::uint64_t host_waits_ = 0;
   std::exception_ptr error_;
   std::uint64_t first_left_out_ = 0;
   bool ends_ = false;
@@ -152,14 +148,43 @@ class LateBackend final : public Backend {
   Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
   Backend& inner() { return *inner_; }
-  // The backends inside read values as they are; a packed form would have to be made in the stream's turn.
-  std::size_t packed_bytes(const Shape&) const override { return 0; }
-  std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }
+  // The packed form is a copy of the values, made in the stream's turn, and the products read that: what packs too
+  // early, or not again after an update, shows on any processor.
+  std::size_t packed_bytes(const Shape& weight) const override {
+    return static_cast<std::size_t>(weight.num_elements()) * size_of(compute_type());
+  }
+  std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) override {
+    SCALETRAIN_CHECK_LE(values.num_bytes(), memory.size);
+    const View copy(memory.data, values.dtype(), values.shape(), memory.space);
+    transfer(stream, values, copy);
+    return std::make_unique<CopiedWeight>(copy);
+  }
 
  private:
+  class CopiedWeight final : public PackedWeight {
+   public:
+    explicit CopiedWeight(const View& values) : values_(values) {}
+    std::size_t num_bytes() const override { return values_.num_bytes(); }
+    const View& values() const { return values_; }
+
+   private:
+    View values_;
+  };
+
+  // The backend inside reads the copy, as values.
+  static void read_packed(Operation& op) {
+    const auto replace = [](Weight& weight) {
+      if (weight.packed != nullptr) weight = {dynamic_cast<const CopiedWeight&>(*weight.packed).values(), nullptr};
+    };
+    if (auto* const forward = std::get_if<LinearForward>(&op)) replace(forward->weight);
+    if (auto* const backward = std::get_if<LinearBackwardInput>(&op)) replace(backward->weight);
+  }
+
   // A descriptor is plain values: a copy of it is all that the stream needs, beside the memory that it names.
   void launch(Stream& stream, const Operation& op) override {
-    stream.call([this, op] { inner_->run(*now_, op); });
+    Operation read = op;
+    read_packed(read);
+    stream.call([this, read] { inner_->run(*now_, read); });
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
     stream.call([this, from, to] { inner_->copy(*now_, from, to); });
