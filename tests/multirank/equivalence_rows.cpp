@@ -193,6 +193,15 @@ Switch stream_switch() {
                      {.name = "late and fenced", .is_possible = nullptr, .apply = set(TestBackend::fenced_cpu)}}};
 }
 
+Switch reduce_switch() {
+  const auto set = [](Precision reduce) {
+    return [reduce](const Row&, LayoutRun& run) { run.config.precision.reduce = reduce; };
+  };
+  return {.name = "sums over replicas",
+          .values = {{.name = "fp32", .is_possible = nullptr, .apply = set(Precision::fp32)},
+                     {.name = "bf16", .is_possible = has_replicas, .apply = set(Precision::bf16)}}};
+}
+
 std::vector<Row> all_meshes() {
   std::vector<Row> out;
   for (std::int64_t data = 1; data <= max_ranks; ++data)
@@ -360,9 +369,9 @@ LayoutRun base_run(const Row& row) {
 }  // namespace
 
 const std::vector<Switch>& switches() {
-  static const std::vector<Switch> all = {zero_switch(), schedule_switch(), sequence_switch(), micro_batch_switch(),
-                                          tied_switch(), family_switch(),   kv_switch(),       sizes_switch(),
-                                          mask_switch(), stream_switch(),   recompute_switch()};
+  static const std::vector<Switch> all = {zero_switch(), schedule_switch(), sequence_switch(),  micro_batch_switch(),
+                                          tied_switch(), family_switch(),   kv_switch(),        sizes_switch(),
+                                          mask_switch(), stream_switch(),   recompute_switch(), reduce_switch()};
   return all;
 }
 
@@ -377,16 +386,6 @@ bool same_mesh(const Row& a, const Row& b) {
 
 std::vector<Row> make_rows(const std::vector<Switch>& all) {
   return Cover(all).take();
-}
-
-Tolerance tolerance_of(const Row& row) {
-  Tolerance out;
-  for (std::size_t which = 0; which < row.values.size(); ++which) {
-    const Tolerance& own = switches()[which].values[row.values[which]].tolerance;
-    out.steps = std::max(out.steps, own.steps);
-    out.compares_gradients = out.compares_gradients && own.compares_gradients;
-  }
-  return out;
 }
 
 std::string text(const Row& row) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "reduced_in_bf16.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
@@ -84,30 +85,6 @@ double largest_distance(const GlobalTensors& found, const GlobalTensors& expecte
   return largest;
 }
 
-// Errors of rounding of all gradients at once, in units of their norm.
-struct RoundingErrors {
-  double size = 0;
-  double along = 0;   // the part of them along the gradients: what makes all longer or shorter
-  double spread = 0;  // the standard deviation of `along` for errors that are independent and of relative size 1
-};
-
-RoundingErrors rounding_errors(const GlobalTensors& found, const GlobalTensors& exact) {
-  double squares = 0;
-  double fourth_powers = 0;
-  double error_squares = 0;
-  double products = 0;
-  for (const auto& [name, values] : exact) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const double error = found.at(name)[i] - values[i];
-      squares += values[i] * values[i];
-      fourth_powers += std::pow(values[i], 4);
-      error_squares += error * error;
-      products += error * values[i];
-    }
-  }
-  return {std::sqrt(error_squares / squares), products / squares, std::sqrt(fourth_powers) / squares};
-}
-
 }  // namespace
 
 // A gradient passes some 60 roundings on its way through four layers and back, whose errors add up as a random walk: 8
@@ -154,17 +131,13 @@ TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit
   }
 }
 
-// Its own yardstick where nothing is late; held to the f32 sums by what bf16 rounds to nearest: once on each replica,
-// once as a sum. Of one number each of these two roundings is off by epsilon at most. Over all numbers errors are
-// spread evenly between -epsilon and epsilon, or within less: a root mean square of epsilon / sqrt(3), and of sqrt(2)
-// times that for both. They have no direction either, so the part along the gradients is left to chance, of which four
-// standard deviations are allowed. Where either rounding is done towards zero that part is near half an epsilon.
+// Its own yardstick where nothing is late; held to the f32 sums by what bf16 rounds, of each tensor too: each of the
+// two roundings is off by epsilon at most.
 TEST_CASE(
     "gradients_between_replicas_in_bf16_are_those_in_fp32_but_for_their_rounding_also_late_and_beyond_the_hosts_"
     "reach") {
   Config base = half_config(false);
   const double epsilon = halves().front().epsilon;
-  const double root_mean_square = std::sqrt(2.0 / 3.0) * epsilon;
   for (const TestLayout& layout : layouts()) {
     if (layout.data == 1) continue;
     CAPTURE(layout.name);
@@ -175,9 +148,7 @@ TEST_CASE(
     CHECK(at_once.problem == "");
     CHECK(at_once.gradients != single.gradients);
     CHECK(largest_distance(at_once.gradients, single.gradients) <= 2 * epsilon);
-    const RoundingErrors errors = rounding_errors(at_once.gradients, single.gradients);
-    CHECK(errors.size <= root_mean_square);
-    CHECK(std::abs(errors.along) <= 4 * errors.spread * root_mean_square);
+    check_rounded_once_and_as_a_sum(at_once.gradients, single.gradients);
     CHECK(largest_relative(at_once.losses, single.losses) <= 5e-3);
     for (const TestBackend backend : {TestBackend::late_cpu, TestBackend::fenced_cpu}) {
       const LayoutOutcome late = run_on(base, layout, backend, 3);
