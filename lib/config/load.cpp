@@ -34,12 +34,12 @@ struct ReadResult {
   std::vector<std::string> notices;
 };
 
-ReadResult read_tree(const YamlNode& root, Origin origin, const std::optional<WorldSize>& world, ReadContext& context) {
+ReadResult read_tree(const YamlNode& root, Origin origin, const LoadOptions& options, ReadContext& context) {
   ReadResult out;
   apply_preset(root, out.config);
   read_config(root, out.config, context);
-  fill_defaults(out.config, origin, context, out.notices);
-  validate_config(out.config, origin, world, context, out.notices);
+  fill_defaults(out.config, origin, options.device, context, out.notices);
+  validate_config(out.config, origin, options.world, context, out.notices);
   if (origin == Origin::user) add_notices(out.config, context, out.notices);
   return out;
 }
@@ -137,7 +137,7 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
   ReadContext context(diagnostics);
   LoadedConfig out;
   if (const auto root = build_tree(text, overrides, environment, diagnostics)) {
-    ReadResult result = read_tree(*root, Origin::user, options.world, context);
+    ReadResult result = read_tree(*root, Origin::user, options, context);
     out.places = places_of_keys(result.config, context);
     out.config = std::move(result.config);
     out.notices = std::move(result.notices);
@@ -189,7 +189,7 @@ Config parse_resolved_config(std::string_view text, const std::string& where) {
   ReadResult result;
   const EnvironmentLookup nothing = [](const std::string&) { return std::nullopt; };
   if (const auto root = build_tree(text, {}, nothing, diagnostics))
-    result = read_tree(*root, Origin::program, std::nullopt, context);
+    result = read_tree(*root, Origin::program, {}, context);
   if (!diagnostics.empty()) throw InputError(diagnostics.report());
   return std::move(result.config);
 }

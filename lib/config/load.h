@@ -66,6 +66,9 @@ struct LoadOptions {
   // The ranks that there will be, where they are known before the config is: what does not fit them is an error among
   // the others.
   std::optional<WorldSize> world{};
+  // What will compute in place of run.device, for `check`, which plans for other machines: precision.compute: auto is
+  // what it is there, with a notice where that differs.
+  std::optional<DeviceKind> device{};
 };
 
 // Relative input paths become absolute against the file's folder (data, tokenizer, model.init.from). `overrides` are

@@ -394,14 +394,26 @@ void follow_preset(ModelConfig& model, const ReadContext& context, std::vector<s
   }
 }
 
+void fill_precision(Config& config, DeviceKind device, std::vector<std::string>& notices) {
+  if (config.precision.compute) return;
+  const Precision precision = default_precision(device);
+  const Precision of_run = config.compute_precision();
+  if (precision != of_run)
+    notices.push_back(fmt::format(
+        "precision.compute: auto is {} on {}, which this is planned for; with run.device: {} it is {}",
+        to_text(precision), device == DeviceKind::cuda ? "GPUs" : "CPUs", to_text(config.run.device), to_text(of_run)));
+  config.precision.compute = precision;
+}
+
 }  // namespace
 
-void fill_defaults(Config& config, Origin origin, const ReadContext& context, std::vector<std::string>& notices) {
+void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> device, const ReadContext& context,
+                   std::vector<std::string>& notices) {
   const auto is_open = [&](const char* path) { return !config.model.preset && !context.given.contains(path); };
   if (is_open("model.kv_heads")) config.model.kv_heads = config.model.heads;
   follow_preset(config.model, context, notices);
   if (is_open("model.ffn_hidden")) config.model.ffn_hidden = 4 * config.model.hidden;
-  if (origin == Origin::user) config.precision.compute = config.compute_precision();
+  if (origin == Origin::user) fill_precision(config, device.value_or(config.run.device), notices);
   if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
 }
 

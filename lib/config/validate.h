@@ -20,8 +20,10 @@ enum class Origin {
   program,  // written by this program: may describe a model without a run
 };
 
-// kv_heads, ffn_hidden and (for a user's config) run.directory, as far as neither file nor preset gave them.
-void fill_defaults(Config& config, Origin origin, const ReadContext& context, std::vector<std::string>& notices);
+// kv_heads, ffn_hidden and (for a user's config) precision.compute and run.directory, as far as neither file nor preset
+// gave them. `device`: what computes in place of run.device.
+void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> device, const ReadContext& context,
+                   std::vector<std::string>& notices);
 
 // What is allowed and probably not meant: keys that the user gave and that have no effect beside the others.
 void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices);

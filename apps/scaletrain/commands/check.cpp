@@ -240,6 +240,7 @@ ExitCode check_config(const CheckArguments& arguments) {
                       .missing_paths = MissingPaths::list,
                       .look_at_data = [](const DataConfig& data) { return source_problems(data); }};
   if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
+  if (judges_devices(arguments)) options.device = DeviceKind::cuda;
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment, options);
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
   const bool is_here = is_for_this_machine(loaded.config, world) && !judges_devices(arguments);
@@ -313,9 +314,9 @@ Command add_check(CLI::App& app) {
       ->transform(whole_number(1, std::uint64_t{1} << 40))
       ->type_name("N");
   command
-      ->add_option(
-          "--device", arguments->device,
-          "Judge and time the plan for devices of this kind; without, for this machine's memory and processors")
+      ->add_option("--device", arguments->device,
+                   "Judge and time the plan for devices of this kind (precision.compute auto: bf16); without, for "
+                   "this machine's memory and processors")
       ->check(known_device())
       ->type_name(device_names());
   command

@@ -67,6 +67,17 @@ TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") 
   CHECK(gpu.output.find("(989") != std::string::npos);
   CHECK(gpu.output.find("weights in compute precision") != std::string::npos);
   CHECK(gpu.output.find("packed weights") == std::string::npos);  // tiles of this machine's processor
+  // auto is what it is on that device: the same plan, and said.
+  const std::string notice = "notice: precision.compute: auto is bf16 on GPUs, which this is planned for";
+  CHECK_FALSE(gpu.says(notice));
+  const Ended silent = workspace().run({"check", "config.yaml", "--device", "H100"});
+  CHECK(silent.says(notice));
+  CHECK(silent.output == gpu.output);
+  CHECK(says(silent.output, "\ncompute +[^ ]+ FLOP per token, bf16\n"));
+  CHECK(says(here.output, "\ncompute +[^ ]+ FLOP per token, fp32\n"));
+  const Ended single = workspace().run({"check", "config.yaml", "--set", "precision.compute=fp32", "--device", "H100"});
+  CHECK_FALSE(single.says(notice));
+  CHECK(says(single.output, "\ncompute +[^ ]+ FLOP per token, fp32\n"));
   const Ended small = workspace().run({"check", "config.yaml", "--device-memory", "200KiB", "--json"});
   check_refused(small, 2, {"does not fit: the rank needs", "the device has 200 KiB"});
   const nlohmann::json verdict = nlohmann::json::parse(small.output).at("verdict");

@@ -41,6 +41,14 @@ TEST_CASE("precision.compute: auto is fp32 on CPUs and bf16 on GPUs, and the res
   CHECK(compare_configs(silent, load_text(kLeast, {"precision.compute=fp32"}).config).empty());
   const LoadedConfig gpu = load_text(kLeast, {"run.device=cuda"}, {}, {.allow_unsupported = true});
   CHECK(gpu.config.precision.compute == Precision::bf16);
+  const LoadOptions planned_for_gpu = {.allow_unsupported = true, .device = DeviceKind::cuda};
+  const LoadedConfig planned = load_text(kLeast, {}, {}, planned_for_gpu);
+  CHECK(planned.config.precision.compute == Precision::bf16);
+  REQUIRE(planned.notices.size() == 1);
+  CHECK(contains(planned.notices[0], "precision.compute: auto is bf16 on GPUs"));
+  // Nothing to tell where the run would have it so too, or where it is not auto.
+  for (const char* setting : {"run.device=cuda", "precision.compute=fp32"})
+    CHECK(load_text(kLeast, {setting}, {}, planned_for_gpu).notices.empty());
   CHECK(contains(override_errors({"precision.reduce=auto"}), "precision.reduce"));
 }
 
