@@ -14,6 +14,7 @@
 #include "optim/optimizer.h"
 #include "plan/longest_wait.h"
 #include "plan/size_limits.h"
+#include "plan/stage_work.h"
 
 namespace scaletrain {
 
@@ -58,19 +59,9 @@ void check_fits(const Config& config, std::int64_t data, const std::optional<Wor
   if (!text.empty()) throw UserError(text);
 }
 
-std::vector<StageBlocks> make_stages(const Config& config, const ModelSpec& model) {
-  const ParallelConfig& parallel = config.parallel;
+std::vector<StageBlocks> make_stages(const ParallelConfig& parallel, const PhasePlan& phase) {
   if (parallel.stage_layers) return given_stages(*parallel.stage_layers);
-  // Multiplications per token, in units of one block's: the head's are V·C, the embedding's lookup none. A query meets
-  // half the context's keys, and as many values.
-  const std::int64_t gated = model.activation == ActivationKind::swiglu ? 3 : 2;
-  const double maps =
-      static_cast<double>(2 * model.heads + 2 * model.kv_heads) * static_cast<double>(model.head_size * model.hidden) +
-      static_cast<double>(gated) * static_cast<double>(model.ffn_hidden * model.hidden);
-  const double attention = static_cast<double>(model.heads * model.head_size) * static_cast<double>(model.context);
-  const double block = maps + attention;
-  const double head = static_cast<double>(model.vocab) * static_cast<double>(model.hidden) / block;
-  return split_stages(model.layers, parallel.pipeline, parallel.chunks, {.embedding = 0.0, .head = head});
+  return split_stages(phase.model.layers, parallel.pipeline, parallel.chunks, end_costs(phase));
 }
 
 // What activations are stored in.
@@ -232,7 +223,8 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.table = make_param_table(phase.model, config.model.init);
   phase.schedule_kind = config.parallel.schedule;
   phase.chunks = config.parallel.chunks;
-  phase.stages = make_stages(config, phase.model);
+  phase.recompute = config.train.recompute;
+  phase.stages = make_stages(config.parallel, phase);
   phase.global_batch = config.train.global_batch;
   const BatchCut cut = cut_batch(config.train, data);
   phase.num_micro_batches = cut.count;
@@ -244,7 +236,6 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
   phase.background_saves = config.checkpoint.background;
-  phase.recompute = config.train.recompute;
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
   RunPlan plan;
   plan.phases.push_back(std::move(phase));

@@ -48,6 +48,10 @@ WorkCosts head_work(const PhasePlan& phase) {
 
 }  // namespace
 
+EndCosts end_costs(const PhasePlan& phase) {
+  return {.embedding = 0.0, .head = head_work(phase).total() / block_work(phase).costs.total()};
+}
+
 StageWork stage_work(const PhasePlan& phase) {
   const BlockWorkCosts block = block_work(phase);
   const WorkCosts head = head_work(phase);

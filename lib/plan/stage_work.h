@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "parallel/schedule/simulate.h"
+#include "parallel/schedule/stage_split.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {
@@ -21,5 +22,8 @@ struct StageWork {
   double recomputed = 0.0;        // what is computed again, relative to all other work
 };
 StageWork stage_work(const PhasePlan& phase);
+
+// What the model's ends are of that work beside a block: for dividing the blocks of a plan that has no stages yet.
+EndCosts end_costs(const PhasePlan& phase);
 
 }  // namespace scaletrain

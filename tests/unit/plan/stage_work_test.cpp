@@ -1,7 +1,10 @@
 // Work of stages and its effect on the bubble, against sums by hand and the model's published FLOP count.
 #include "plan/stage_work.h"
 
+#include <algorithm>
+#include <limits>
 #include <numeric>
+#include <optional>
 
 #include "plan_helpers.h"
 
@@ -89,6 +92,32 @@ TEST_CASE("full recomputation adds a block's forward without its last product to
     CHECK(full.chunks[chunk].backward_weight == none.chunks[chunk].backward_weight);
   }
   CHECK(full.recomputed == doctest::Approx(6 * again / (6 * 3 * forward + 3 * 61.0 * 24)));
+}
+
+TEST_CASE("no other stages have a smaller largest work than those that the plan chooses") {
+  Config config = planned_config();
+  config.parallel.pipeline = 3;
+  const auto largest_work = [&](std::optional<std::vector<std::int64_t>> stage_layers) {
+    config.parallel.stage_layers = std::move(stage_layers);
+    const StageWork work = stage_work(make_run_plan(config, *config.model.vocab, std::nullopt).phases.front());
+    return *std::max_element(work.stages.begin(), work.stages.end());  // of the mean, which is the same for all
+  };
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
+    for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::full})
+      for (std::int64_t vocab = 61; vocab < 1000; vocab += 20) {  // a head of 0.4 blocks to one of more than all
+        CAPTURE(to_text(schedule));
+        CAPTURE(to_text(recompute));
+        CAPTURE(vocab);
+        config.parallel.schedule = schedule;
+        config.train.recompute = recompute;
+        config.model.vocab = vocab;
+        const std::int64_t layers = config.model.layers;
+        double least = std::numeric_limits<double>::infinity();
+        for (std::int64_t first = 0; first < layers; ++first)
+          for (std::int64_t second = 1; first + second <= layers; ++second)
+            least = std::min(least, largest_work({{first, second, layers - first - second}}));
+        CHECK(largest_work(std::nullopt) == doctest::Approx(least).epsilon(1e-12));
+      }
 }
 
 TEST_CASE("a slow stage makes the others wait in the replay") {
