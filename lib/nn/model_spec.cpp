@@ -296,8 +296,11 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 double model_flops_per_token(const ModelSpec& spec) {
   const ParamTable table = make_param_table(spec, InitConfig{});
   std::int64_t parameters = table.num_parameters();
-  if (const Parameter* positions = table.find("embedding.position.weight"))
-    parameters -= positions->shape.num_elements();
+  const auto leave_out = [&](std::string_view name) {
+    if (const Parameter* looked_up = table.find(name)) parameters -= looked_up->shape.num_elements();
+  };
+  leave_out("embedding.position.weight");
+  if (!spec.tie_embeddings) leave_out("embedding.token.weight");
   const auto attention = 6.0 * static_cast<double>(spec.layers) * static_cast<double>(spec.hidden);
   return 6.0 * static_cast<double>(parameters) + attention * static_cast<double>(spec.context);
 }

@@ -66,8 +66,8 @@ std::vector<std::int64_t> sequence_shards(std::int64_t rows, std::int64_t degree
 // scale_residual; xavier, he as published; embeddings normal(std), norms one, biases zero.
 ParamTable make_param_table(const ModelSpec& spec, const InitConfig& init);
 
-// 6N + 6·L·C·T per token, forward and backward, N without the position table, tied head counted once in N (its product
-// is done).
+// 6N + 6·L·C·T per token, forward and backward. N is without what is only looked up: the position table, and the token
+// table where the head has a weight of its own. A table that the head shares counts once, for the head's product.
 double model_flops_per_token(const ModelSpec& spec);
 
 }  // namespace scaletrain

@@ -43,8 +43,12 @@ TEST_CASE("stages weigh what their blocks and the head compute") {
   CHECK(stage_work(phase_of(config)).chunks[1].backward_weight == doctest::Approx((2 * matrices + 2 * 61 * 24) / unit));
 }
 
-TEST_CASE("the work of all stages is the model's, whatever the chunks") {
+TEST_CASE("the work of all stages is the model's, whatever the chunks and whether the embedding is tied") {
   Config config = preset_config("gpt2-124m");
+  SUBCASE("tied") {}
+  SUBCASE("untied") {
+    config.model.tie_embeddings = false;
+  }
   config.train.global_batch = 8;
   config.train.micro_batch = 1;
   config.parallel.pipeline = 2;
