@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# bench.sh [--with-torch] [--rounds N] [kernels|training|parallel|checkpoint|manifest]...: measures this machine, all of it or the
-# parts that are named; N rounds of training (5). --with-torch: PyTorch's steps by turns with ours, from a virtual environment that is
-# made in build/ (some gigabytes). Keeps what it prints, and training's figures as JSON, in tests/bench/results/, by date, processor
-# and parts. Never part of the tests: machines differ and are noisy.
+# bench.sh [--with-torch] [--rounds N] [kernels|training|parallel|start|checkpoint|manifest]...: measures this machine, all of it or
+# the parts that are named; N rounds of training and of starting (5). --with-torch: PyTorch's steps by turns with ours, from a virtual
+# environment that is made in build/ (some gigabytes). Keeps what it prints, and training's figures as JSON, in tests/bench/results/, by
+# date, processor and parts. Never part of the tests: machines differ and are noisy.
 source "$(dirname "$0")/common.sh"
 cd "$root"
-all_parts=(kernels training parallel checkpoint manifest)
+all_parts=(kernels training parallel start checkpoint manifest)
 parts=()
 rounds=5
 torch=()
@@ -32,12 +32,36 @@ if [ ${#torch[@]} -gt 0 ]; then
   build/bench-torch/bin/python -c 'import torch' 2>/dev/null || build/bench-torch/bin/pip install --quiet torch numpy
 fi
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON >/dev/null
-cmake --build --preset release --target "${parts[@]/#/bench_}"
+targets=("${parts[@]/#/bench_}")
+cmake --build --preset release --target "${targets[@]/bench_start/scaletrain}"
 
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1 | tr -cs 'a-zA-Z0-9\n' -)
 results=tests/bench/results/$(date -u +%F)-${processor:-unknown}
 [ ${#parts[@]} -eq ${#all_parts[@]} ] || results+=$(printf -- '-%s' "${parts[@]}")
 mkdir -p tests/bench/results
+
+# Seconds from the command to the end of the first step, of each of the rounds; the first one may find nothing in any cache.
+measure_start() {
+  local round folder lines pid line began
+  [ -d build/quickstart-data ] || make_quickstart_data build/quickstart-data
+  folder=$(mktemp -d)
+  for round in $(seq "$rounds"); do
+    began=${EPOCHREALTIME/./}
+    exec {lines}< <(exec build/release/bin/scaletrain run configs/quickstart.yaml --set run.directory="$folder/$round" 2>&1)
+    pid=$!
+    line=
+    until [[ $line == "step 1/"* ]]; do
+      read -r -u "$lines" line || { echo "scaletrain run ended before its first step" >&2; exit 1; }
+    done
+    awk -v from="$began" -v to="${EPOCHREALTIME/./}" 'BEGIN { printf "  %.2f s", (to - from) / 1e6 }'
+    kill "$pid"
+    cat <&"$lines" >/dev/null  # until it has ended
+    exec {lines}<&-
+  done
+  printf '\n'
+  rm -rf "$folder"
+}
+
 run_part() {
   case $1 in
     kernels)
@@ -51,6 +75,10 @@ run_part() {
     parallel)
       say "parallelism: ranks as processes over Gloo, one thread each"
       build/release/bin/bench_parallel
+      ;;
+    start)
+      say "from the command to the end of the first step: the quickstart's eight ranks"
+      measure_start
       ;;
     checkpoint)
       say "checkpoints in the background (bars: held up for 10 % of a step, write at 80 % of the disk's sequential speed)"

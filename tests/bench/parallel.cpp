@@ -1,5 +1,6 @@
 // Measures what parallelism costs on this machine, with ranks as processes over Gloo, each pinned to one processor:
-//   data      two data-parallel ranks of one thread against one rank of one thread (GPT-2 124M, micro-batch 4)
+//   data      two data-parallel ranks of one thread against one rank of one thread (GPT-2 124M, micro-batch 4), and
+//             against two that train by themselves at the same time: what the machine has for two
 //   tensor    two tensor-parallel ranks against one, the same batch
 //   pipeline  two stages against one rank, 8 micro-batches of one sample
 //   bubble    the pipeline bubble of two stages against its formula, for 2, 4 and 8 micro-batches
@@ -7,7 +8,7 @@
 // A tool, not a test: it asserts nothing. Layouts that are compared are alive at the same time and step by turns.
 //
 // Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]; without a name:
-// all five; without a precision: the first three in both, the others in fp32.
+// all five; without a precision: in both, the bubble in fp32.
 #include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
@@ -135,12 +136,12 @@ double processor_seconds(clockid_t clock) {
 // One rank: reads "step" from standard input and answers with the seconds it took, those that the training thread
 // computed in it and the processor time of the other threads (transfers), until the input ends; then with the growth of
 // its memory and the plan's.
-int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint16_t port) {
+int run_rank(const std::string& layout_text, std::int64_t rank_number, std::int64_t processor, std::uint16_t port) {
   const char* const secret = std::getenv(secret_variable);
   if (secret == nullptr) throw std::runtime_error("a rank is started by bench_parallel alone");
   const Layout layout = parse_layout(layout_text);
   const Rank rank(rank_number);
-  pin_to(rank_number);
+  pin_to(processor);
   const Config config = config_of(layout);
   const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
   const PhasePlan& phase = plan.phases.front();
@@ -197,15 +198,19 @@ int run_rank(const std::string& layout_text, std::int64_t rank_number, std::uint
   return 0;
 }
 
-// The processes of one layout.
+// The processes of one layout, or of several runs of it that do not know each other.
 class Ranks {
  public:
-  explicit Ranks(const Layout& layout) : Ranks(layout, make_secret()) {}
-  Ranks(const Layout& layout, const std::string& secret) : server_({.secret = secret}) {
+  explicit Ranks(const Layout& layout, int runs = 1) {
+    const std::string secret = make_secret();
     ::setenv(secret_variable, secret.c_str(), 1);
-    for (std::int64_t rank = 0; rank < layout.world(); ++rank)
-      processes_.emplace_back(std::vector<std::string>{"/proc/self/exe", "--rank", layout.text(), std::to_string(rank),
-                                                       std::to_string(server_.address().port)});
+    for (int run = 0; run < runs; ++run) {
+      servers_.push_back(std::make_unique<RendezvousServer>(RendezvousServer::Options{.secret = secret}));
+      for (std::int64_t rank = 0; rank < layout.world(); ++rank)
+        processes_.emplace_back(std::vector<std::string>{"/proc/self/exe", "--rank", layout.text(),
+                                                         std::to_string(rank), std::to_string(processes_.size()),
+                                                         std::to_string(servers_.back()->address().port)});
+    }
   }
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
@@ -245,8 +250,8 @@ class Ranks {
   }
 
  private:
-  RendezvousServer server_;
-  std::vector<TurnProcess> processes_;  // end before the server
+  std::vector<std::unique_ptr<RendezvousServer>> servers_;  // one a run
+  std::vector<TurnProcess> processes_;                      // end before their servers
 };
 
 // The steps of one layout.
@@ -255,12 +260,9 @@ struct Measured {
   Ranks::Step last;
 };
 
-// Each layout's steps, by turns; the first round touches memory and is not counted.
-std::vector<Measured> alternate(const std::vector<Layout>& layouts, int rounds) {
-  std::vector<std::unique_ptr<Ranks>> all;
-  all.reserve(layouts.size());
-  for (const Layout& layout : layouts) all.push_back(std::make_unique<Ranks>(layout));
-  std::vector<Measured> measured(layouts.size());
+// Each one's steps, by turns; the first round touches memory and is not counted.
+std::vector<Measured> alternate(const std::vector<std::unique_ptr<Ranks>>& all, int rounds) {
+  std::vector<Measured> measured(all.size());
   for (int round = 0; round <= rounds; ++round) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       measured[i].last = all[i]->step();
@@ -270,12 +272,18 @@ std::vector<Measured> alternate(const std::vector<Layout>& layouts, int rounds) 
   return measured;
 }
 
+std::vector<Measured> alternate(const Layout& one, const Layout& two, int rounds) {
+  std::vector<std::unique_ptr<Ranks>> all;
+  for (const Layout& layout : {one, two}) all.push_back(std::make_unique<Ranks>(layout));
+  return alternate(all, rounds);
+}
+
+double tokens(const Layout& layout) {
+  return static_cast<double>(layout.micro_batch * layout.num_micro_batches * layout.data * layout.context);
+}
+
 // What two ranks do against what one does, both in tokens per second.
-void compare(const std::string& name, const Layout& one, const Layout& two, int rounds) {
-  const auto measured = alternate({one, two}, rounds);
-  const auto tokens = [](const Layout& layout) {
-    return static_cast<double>(layout.micro_batch * layout.num_micro_batches * layout.data * layout.context);
-  };
+void compare(const std::string& name, const Layout& one, const Layout& two, const std::vector<Measured>& measured) {
   const double alone = tokens(one) / median(measured[0].seconds);
   const double together = tokens(two) / median(measured[1].seconds);
   fmt::print("  {}, {}: one rank {:.1f} tokens/s, two ranks {:.1f} tokens/s: {:.2f} x\n", name, to_text(one.precision),
@@ -292,13 +300,28 @@ void compare(const std::string& name, const Layout& one, const Layout& two, int 
 void measure_data(Precision precision, int rounds) {
   fmt::print("data: GPT-2 124M, T=1024, micro-batch 4, one thread a rank, {} rounds by turns\n", rounds);
   const Layout one{.precision = precision};
-  for (const std::int64_t zero : {0, 1})
-    compare(fmt::format("zero {}", zero), one, Layout{.precision = precision, .data = 2, .zero = zero}, rounds);
+  // Two runs beside each other, without a word between them, are what the machine can do: processors share memory,
+  // caches and power.
+  for (const std::int64_t zero : {0, 1}) {
+    const Layout two{.precision = precision, .data = 2, .zero = zero};
+    std::vector<std::unique_ptr<Ranks>> all;
+    all.push_back(std::make_unique<Ranks>(one));
+    all.push_back(std::make_unique<Ranks>(two));
+    all.push_back(std::make_unique<Ranks>(one, 2));
+    const std::vector<Measured> measured = alternate(all, rounds);
+    compare(fmt::format("zero {}", zero), one, two, measured);
+    const double apart = 2 * tokens(one) / median(measured[2].seconds);
+    fmt::print("    two runs of one rank at once: {:.1f} tokens/s: {:.2f} x; steps of {:.2f} s\n", apart,
+               apart * median(measured[0].seconds) / tokens(one), fmt::join(measured[2].seconds, " "));
+    std::fflush(stdout);
+  }
 }
 
 void measure_tensor(Precision precision, int rounds) {
   fmt::print("tensor: GPT-2 124M, T=1024, micro-batch 4, one thread a rank, {} rounds by turns\n", rounds);
-  compare("tensor 2", Layout{.precision = precision}, Layout{.precision = precision, .tensor = 2}, rounds);
+  const Layout one{.precision = precision};
+  const Layout two{.precision = precision, .tensor = 2};
+  compare("tensor 2", one, two, alternate(one, two, rounds));
 }
 
 void measure_pipeline(Precision precision, int rounds) {
@@ -307,7 +330,7 @@ void measure_pipeline(Precision precision, int rounds) {
   const Layout one{.precision = precision, .micro_batch = 1, .num_micro_batches = 8};
   Layout two = one;
   two.pipeline = 2;
-  compare("pipeline 2", one, two, rounds);
+  compare("pipeline 2", one, two, alternate(one, two, rounds));
 }
 
 // With t1 one rank's time for a step and t2 that of two stages: the share of the two processors' time that no work of
@@ -319,7 +342,7 @@ void measure_bubble(int rounds) {
     const Layout one{.model = "balanced", .micro_batch = 2, .num_micro_batches = m, .context = 512};
     Layout two = one;
     two.pipeline = 2;
-    const auto measured = alternate({one, two}, rounds);
+    const auto measured = alternate(one, two, rounds);
     const double alone = median(measured[0].seconds);
     const double together = median(measured[1].seconds);
     fmt::print("  M={}: one rank {:.3f} s, two stages {:.3f} s: bubble {:.1f} %, formula (P-1)/(M+P-1) {:.1f} %\n", m,
@@ -337,17 +360,21 @@ void measure_memory(const std::string& name, const Layout& layout) {
   std::fflush(stdout);
 }
 
-void measure_memory() {
+void measure_memory(Precision precision) {
   fmt::print(
-      "memory: GPT-2 124M, T=256, micro-batch 1, two replicas, two micro-batches: growth of VmHWM against the plan\n");
+      "memory: {}, GPT-2 124M, T=256, micro-batch 1, two replicas, two micro-batches: growth of VmHWM against the "
+      "plan\n",
+      to_text(precision));
   for (const std::int64_t zero : {0, 1, 2, 3}) {
-    measure_memory(fmt::format("zero {}", zero),
-                   {.data = 2, .zero = zero, .micro_batch = 1, .num_micro_batches = 2, .context = 256});
+    measure_memory(
+        fmt::format("zero {}", zero),
+        {.precision = precision, .data = 2, .zero = zero, .micro_batch = 1, .num_micro_batches = 2, .context = 256});
   }
   fmt::print("memory of recomputation: a small vocabulary, T=512, four micro-batches of 8 on two stages\n");
   for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
     for (const RecomputeKind recompute : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::full})
       measure_memory(fmt::format("{}, recompute {}", to_text(schedule), to_text(recompute)), {.model = "balanced",
+                                                                                              .precision = precision,
                                                                                               .pipeline = 2,
                                                                                               .micro_batch = 8,
                                                                                               .num_micro_batches = 4,
@@ -379,9 +406,9 @@ int run(const std::vector<std::string>& arguments) {
       if (name == "data") measure_data(precision, rounds);
       if (name == "tensor") measure_tensor(precision, rounds);
       if (name == "pipeline") measure_pipeline(precision, rounds);
+      if (name == "memory") measure_memory(precision);
     }
     if (name == "bubble") measure_bubble(rounds);
-    if (name == "memory") measure_memory();
   }
   return 0;
 }
@@ -392,9 +419,9 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
-    if (arguments.size() == 4 && arguments[0] == "--rank") {
-      return scaletrain::run_rank(arguments[1], std::stoll(arguments[2]),
-                                  static_cast<std::uint16_t>(std::stoi(arguments[3])));
+    if (arguments.size() == 5 && arguments[0] == "--rank") {
+      return scaletrain::run_rank(arguments[1], std::stoll(arguments[2]), std::stoll(arguments[3]),
+                                  static_cast<std::uint16_t>(std::stoi(arguments[4])));
     }
     return scaletrain::run(arguments);
   } catch (const std::exception& error) {
