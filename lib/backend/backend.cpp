@@ -155,6 +155,12 @@ void check_operation(const Backend& backend, const LinearForward& op) {
   check.optional("addend", op.addend, check.compute(), Shape{rows, outputs});
   check.disjoint("output", op.output, {op.weight.values, op.input, op.bias});
   check.disjoint_or_same("output", op.output, op.addend);
+  if (!op.activated) return;
+  check.matrix("activated", op.activated, check.compute());
+  check.require("activated",
+                op.activated.shape()[0] == rows && input_columns(op.activation, op.activated.shape()[1]) == outputs,
+                "the shape of the output's activation");
+  check.disjoint("activated", op.activated, {op.weight.values, op.input, op.bias, op.addend, op.output});
 }
 
 void check_operation(const Backend& backend, const LinearBackwardInput& op) {

@@ -38,13 +38,17 @@ struct Weight {
 enum class NormType { layernorm, rmsnorm };
 enum class ActivationType { gelu, gelu_tanh, swiglu };
 
-// output[N,O] = input[N,I] · weight[O,I]ᵀ + bias[O] (+ addend[N,O]). The addend may be the output itself.
+// output[N,O] = input[N,I] · weight[O,I]ᵀ + bias[O] (+ addend[N,O]). The addend may be the output itself. If asked for,
+// activated = activation(output), as ActivationForward makes it of what the output holds, to the bit: the output is
+// then still in the cache.
 struct LinearForward {
   Weight weight;
   ConstView bias;
   ConstView input;
   ConstView addend;
   View output;
+  ActivationType activation = ActivationType::gelu;
+  View activated{};  // [N,O], or [N,O/2] of swiglu; absent: no activation
 };
 
 // d_input[N,I] = d_output[N,O] · weight[O,I]

@@ -137,8 +137,7 @@ void block_forward_middle(const UnitOps& ops, const ModelSpec& spec, ConstView i
                           View unsharded) {
   ops.row_forward("attention.output", t.attention, t.middle, input, unsharded);
   ops.norm_forward("ffn_norm", t.middle, t.ffn_norm);
-  ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, unsharded);
-  ops.run(ActivationForward{.type = activation_type(spec), .input = t.pre_activation, .output = t.activation});
+  ops.column_forward(ffn_input_layer(spec), t.ffn_norm.output, t.pre_activation, t.activation, unsharded);
 }
 
 void block_forward_output(const UnitOps& ops, View output, const BlockTensors& t, View unsharded) {

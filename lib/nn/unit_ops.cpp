@@ -94,11 +94,17 @@ void UnitOps::linear_backward_input(std::string_view layer, ConstView d_output, 
 }
 
 void UnitOps::column_forward(std::string_view layer, View input, View output, View unsharded) const {
+  column_forward(layer, input, output, {}, unsharded);
+}
+
+void UnitOps::column_forward(std::string_view layer, View input, View output, View activated, View unsharded) const {
   run(LinearForward{.weight = weights_.find(weight_of(layer)),
                     .bias = weights_.find(bias_of(layer)).values,
                     .input = sums_.unsharded(input, unsharded),
                     .addend = {},
-                    .output = output});
+                    .output = output,
+                    .activation = activation_type(spec_),
+                    .activated = activated});
 }
 
 void UnitOps::column_backward_input(std::string_view layer, ConstView d_output, View d_input, View unsharded) const {

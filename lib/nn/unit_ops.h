@@ -53,6 +53,8 @@ class UnitOps {
   // Maps whose output features the tensor ranks divide. Inputs and their gradients are this rank's own rows;
   // `unsharded` is scratch [N,I] with sequence shards, and may be the same in all calls.
   void column_forward(std::string_view layer, View input, View output, View unsharded) const;
+  // And activated = the model's activation of the output.
+  void column_forward(std::string_view layer, View input, View output, View activated, View unsharded) const;
   void column_backward_input(std::string_view layer, ConstView d_output, View d_input, View unsharded) const;
   void column_backward_weight(std::string_view layer, View input, ConstView d_output, View unsharded) const;
 

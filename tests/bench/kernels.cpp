@@ -143,7 +143,7 @@ class Bench {
                "operation", "f32 ms", "share", "a step", "bf16 ms", "share", "a step", "faster");
     linear("qkv", 3 * hidden, hidden, rows_, layers);
     linear("projection", hidden, hidden, rows_, layers);
-    linear("ffn in", ffn, hidden, rows_, layers);
+    linear("ffn in", ffn, hidden, rows_, layers, true);
     linear("ffn out", hidden, ffn, rows_, layers);
     linear("head", vocab, hidden, head_rows, static_cast<double>(rows_) / head_rows);
     attention();
@@ -190,15 +190,27 @@ class Bench {
     return [op](Backend& backend, Stream& stream) { backend.run(stream, op); };
   }
 
-  void linear(const std::string& name, std::int64_t outputs, std::int64_t inputs, std::int64_t n, double times) {
+  void linear(const std::string& name, std::int64_t outputs, std::int64_t inputs, std::int64_t n, double times,
+              bool activated = false) {
     const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(outputs) * static_cast<double>(inputs);
-    time(name + " forward", flops, times, [&](Side& side) {
+    time(name + " forward", flops, activated ? 0 : times, [&](Side& side) {
       return running(LinearForward{side.weight({outputs, inputs}),
                                    side.activations({outputs}),
                                    side.activations({n, inputs}),
                                    {},
                                    side.activations({n, outputs})});
     });
+    if (activated) {
+      time(name + " forward, gelu_tanh", flops, times, [&](Side& side) {
+        return running(LinearForward{.weight = side.weight({outputs, inputs}),
+                                     .bias = side.activations({outputs}),
+                                     .input = side.activations({n, inputs}),
+                                     .addend = {},
+                                     .output = side.activations({n, outputs}),
+                                     .activation = ActivationType::gelu_tanh,
+                                     .activated = side.activations({n, outputs})});
+      });
+    }
     time(name + " backward input", flops, times, [&](Side& side) {
       return running(LinearBackwardInput{side.weight({outputs, inputs}), side.activations({n, outputs}),
                                          side.activations({n, inputs})});
@@ -293,7 +305,7 @@ class Bench {
                                             {ActivationType::gelu_tanh, "gelu_tanh", 12},
                                             {ActivationType::swiglu, "swiglu", 0}}) {
       const Shape output = type == ActivationType::swiglu ? narrow : shape;
-      time(fmt::format("{} forward", name), 0, times, [&, type = type](Side& side) {
+      time(fmt::format("{} forward", name), 0, 0, [&, type = type](Side& side) {
         return running(ActivationForward{type, side.activations(shape, 3.0F), side.activations(output)});
       });
       time(fmt::format("{} backward", name), 0, times, [&, type = type](Side& side) {

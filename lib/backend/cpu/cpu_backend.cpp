@@ -12,6 +12,7 @@
 #include "backend/cpu/attention.h"
 #include "backend/cpu/instruction_sets.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/linear_tiles.h"
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/sgemm.h"
 #include "backend/cpu/thread_pool.h"
@@ -162,21 +163,11 @@ void compute(Device<S>& device, const NormBackwardWeight& op) {
 
 template <class S>
 void compute(Device<S>& device, const ActivationForward& op) {
-  const auto* input = op.input.as<S>();
-  auto* output = op.output.as<S>();
-  if (op.type == ActivationType::swiglu) {
-    const std::int64_t features = op.output.shape()[1];
-    device.for_rows(op.output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
-      for (std::int64_t r = row; r < row + rows; ++r) {
-        const S* gate = input + r * 2 * features;
-        device.kernels.swiglu_forward(gate, gate + features, output + r * features, static_cast<std::size_t>(features));
-      }
-    });
-    return;
-  }
-  const auto kernel = op.type == ActivationType::gelu ? device.kernels.gelu_forward : device.kernels.gelu_tanh_forward;
-  device.for_pieces(op.output.num_elements(), piece_elements, [&](std::int64_t first, std::int64_t count) {
-    kernel(input + first, output + first, static_cast<std::size_t>(count));
+  const std::int64_t columns = op.input.shape()[1];
+  const std::int64_t features = op.output.shape()[1];
+  device.for_rows(op.output.shape()[0], features, [&](std::int64_t row, std::int64_t rows) {
+    activate_rows<S>(device.kernels, op.type, {op.input.as<S>() + row * columns, columns}, features,
+                     {op.output.as<S>() + row * features, features}, rows, features);
   });
 }
 

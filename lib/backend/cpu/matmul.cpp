@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cpu/linear_tiles.h"
 #include "backend/cpu/sgemm.h"
 #include "backend/cpu/tile_grid.h"
 #include "base/error.h"
@@ -41,6 +42,7 @@ void forward_by_dots(ThreadPool& pool, const TypedKernels<float>& kernels, const
       std::copy_n(products, count, output);
     }
   });
+  if (op.activated) activate_tile(kernels, op, {0, 0, rows, op.activated.shape()[1]});
 }
 
 // Tiles smaller than this run slower; some for each thread, so that a delayed one leaves little undone.
@@ -143,9 +145,7 @@ void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearF
     return;
   }
   const bool in_place = op.addend && op.addend.data() == op.output.data();
-  const TileGrid grid = make_grid(rows, outputs, pool.size(), float_tiles);
-  pool.for_each(grid.count(), [&](std::int64_t item, int) {
-    const Tile tile = grid.at(item);
+  for_forward_tiles(pool, engine.typed, op, float_tiles, 1, [&](const Tile& tile, int) {
     const std::int64_t offset = tile.row * outputs + tile.column;
     float* output = op.output.as<float>() + offset;
     sgemm({.m = tile.rows,

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "backend/cpu/linear_tiles.h"
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/tile_grid.h"
 #include "base/error.h"
@@ -57,6 +58,18 @@ struct Bf16Scratch {
 
 std::byte* scratch_of_worker(std::byte* scratch, int worker) {
   return scratch + static_cast<std::size_t>(worker) * half_scratch_bytes;
+}
+
+// A tile of a · b + bias + addend, multiplied as floats; the operands are those of its rows and columns.
+template <class S>
+void multiply_wide_tile(const Engine<S>& engine, int worker, const Tile& tile, std::int64_t k, const MatrixOf<S>& a,
+                        const MatrixOf<S>& b, const S* bias, RowsOf<const S> addend, RowsOf<S> output) {
+  std::byte* const scratch = scratch_of_worker(engine.scratch, worker);
+  auto* const sums = reinterpret_cast<float*>(scratch + wide_scratch_bytes);
+  wide_product<S, S>(engine.typed, scratch,
+                     {.m = tile.rows, .n = tile.columns, .k = k, .a = a, .b = b, .c = sums, .c_stride = tile.columns});
+  engine.typed.finish_rows({sums, tile.columns}, bias, addend, output, static_cast<std::size_t>(tile.rows),
+                           static_cast<std::size_t>(tile.columns));
 }
 
 // output[N,columns] = rows[N,k] · weight: what the forward and the gradient of the input have in common. The weight is
@@ -135,13 +148,6 @@ void multiply_tile(const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const
   } while (k < p.k);
 }
 
-void run_bf16(ThreadPool& pool, const Engine<Bf16>& engine, const Bf16Linear& p) {
-  const TileGrid grid = make_grid(p.num_rows, p.columns, pool.size(), bf16_tiles);
-  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-    multiply_tile(*engine.panels, p, grid.at(item), Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
-  });
-}
-
 void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const LinearBackwardWeight& op) {
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
@@ -200,6 +206,7 @@ void few_rows_forward(ThreadPool& pool, const TypedKernels<S>& kernels, const Li
                           count);
     }
   });
+  if (op.activated) activate_tile(kernels, op, {0, 0, rows, op.activated.shape()[1]});
 }
 
 template <class S>
@@ -257,37 +264,28 @@ void linear_forward(ThreadPool& pool, const Engine<S>& engine, const LinearForwa
   if constexpr (is_bf16<S>) {
     if (engine.panels != nullptr) {
       const PackedBf16* packed = packed_of(op.weight);
-      run_bf16(pool, engine,
-               {.rows = op.input.as<S>(),
-                .num_rows = rows,
-                .k = inputs,
-                .columns = outputs,
-                .panels = packed != nullptr ? packed->outputs() : nullptr,
-                .weight = op.weight.values.as<S>(),
-                .weight_has_rows_of_k = true,
-                .bias = bias,
-                .addend = addend,
-                .output = op.output.as<S>()});
+      const Bf16Linear map{.rows = op.input.as<S>(),
+                           .num_rows = rows,
+                           .k = inputs,
+                           .columns = outputs,
+                           .panels = packed != nullptr ? packed->outputs() : nullptr,
+                           .weight = op.weight.values.as<S>(),
+                           .weight_has_rows_of_k = true,
+                           .bias = bias,
+                           .addend = addend,
+                           .output = op.output.as<S>()};
+      for_forward_tiles(pool, engine.typed, op, bf16_tiles, panel_columns, [&](const Tile& tile, int worker) {
+        multiply_tile(*engine.panels, map, tile, Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
+      });
       return;
     }
   }
-  const TileGrid grid = make_grid(rows, outputs, pool.size(), wide_tiles);
-  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-    const Tile tile = grid.at(item);
-    std::byte* const scratch = scratch_of_worker(engine.scratch, worker);
-    auto* sums = reinterpret_cast<float*>(scratch + wide_scratch_bytes);
-    wide_product<S, S>(engine.typed, scratch,
-                       {.m = tile.rows,
-                        .n = tile.columns,
-                        .k = inputs,
-                        .a = {op.input.as<S>() + tile.row * inputs, inputs},
-                        .b = {op.weight.values.as<S>() + tile.column * inputs, inputs, true},
-                        .c = sums,
-                        .c_stride = tile.columns});
+  for_forward_tiles(pool, engine.typed, op, wide_tiles, 1, [&](const Tile& tile, int worker) {
     const std::int64_t at = tile.row * outputs + tile.column;
-    engine.typed.finish_rows({sums, tile.columns}, bias != nullptr ? bias + tile.column : nullptr,
-                             {addend != nullptr ? addend + at : nullptr, outputs}, {op.output.as<S>() + at, outputs},
-                             static_cast<std::size_t>(tile.rows), static_cast<std::size_t>(tile.columns));
+    multiply_wide_tile<S>(engine, worker, tile, inputs, {op.input.as<S>() + tile.row * inputs, inputs},
+                          {op.weight.values.as<S>() + tile.column * inputs, inputs, true},
+                          bias != nullptr ? bias + tile.column : nullptr,
+                          {addend != nullptr ? addend + at : nullptr, outputs}, {op.output.as<S>() + at, outputs});
   });
 }
 
@@ -299,36 +297,29 @@ void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const Line
   if constexpr (is_bf16<S>) {
     if (engine.panels != nullptr) {
       const PackedBf16* packed = packed_of(op.weight);
-      run_bf16(pool, engine,
-               {.rows = op.d_output.as<S>(),
-                .num_rows = rows,
-                .k = outputs,
-                .columns = inputs,
-                .panels = packed != nullptr ? packed->inputs() : nullptr,
-                .weight = op.weight.values.as<S>(),
-                .weight_has_rows_of_k = false,
-                .bias = nullptr,
-                .addend = nullptr,
-                .output = op.d_input.as<S>()});
+      const Bf16Linear map{.rows = op.d_output.as<S>(),
+                           .num_rows = rows,
+                           .k = outputs,
+                           .columns = inputs,
+                           .panels = packed != nullptr ? packed->inputs() : nullptr,
+                           .weight = op.weight.values.as<S>(),
+                           .weight_has_rows_of_k = false,
+                           .bias = nullptr,
+                           .addend = nullptr,
+                           .output = op.d_input.as<S>()};
+      const TileGrid grid = make_grid(rows, inputs, pool.size(), bf16_tiles);
+      pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+        multiply_tile(*engine.panels, map, grid.at(item), Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
+      });
       return;
     }
   }
   const TileGrid grid = make_grid(rows, inputs, pool.size(), wide_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
     const Tile tile = grid.at(item);
-    std::byte* const scratch = scratch_of_worker(engine.scratch, worker);
-    auto* sums = reinterpret_cast<float*>(scratch + wide_scratch_bytes);
-    wide_product<S, S>(engine.typed, scratch,
-                       {.m = tile.rows,
-                        .n = tile.columns,
-                        .k = outputs,
-                        .a = {op.d_output.as<S>() + tile.row * outputs, outputs},
-                        .b = {op.weight.values.as<S>() + tile.column, inputs},
-                        .c = sums,
-                        .c_stride = tile.columns});
-    engine.typed.finish_rows({sums, tile.columns}, nullptr, {nullptr, 0},
-                             {op.d_input.as<S>() + tile.row * inputs + tile.column, inputs},
-                             static_cast<std::size_t>(tile.rows), static_cast<std::size_t>(tile.columns));
+    multiply_wide_tile<S>(engine, worker, tile, outputs, {op.d_output.as<S>() + tile.row * outputs, outputs},
+                          {op.weight.values.as<S>() + tile.column, inputs}, nullptr, {nullptr, 0},
+                          {op.d_input.as<S>() + tile.row * inputs + tile.column, inputs});
   });
 }
 

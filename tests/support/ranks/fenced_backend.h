@@ -123,7 +123,7 @@ class FencedBackend final : public Backend {
     (reach(operands), ...);
   }
 
-  static void enter(LinearForward& op) { reach_all(op.weight, op.bias, op.input, op.addend, op.output); }
+  static void enter(LinearForward& op) { reach_all(op.weight, op.bias, op.input, op.addend, op.output, op.activated); }
   static void enter(LinearBackwardInput& op) { reach_all(op.weight, op.d_output, op.d_input); }
   static void enter(LinearBackwardWeight& op) { reach_all(op.input, op.d_output, op.d_weight, op.d_bias); }
   static void enter(NormForward& op) { reach_all(op.input, op.weight, op.bias, op.output, op.mean, op.rstd); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "cases.h"
 
@@ -21,6 +22,19 @@ std::vector<LinearExtent> linear_extents() {
           {129, 128, 1},   {2, 257, 255}, {4, 1009, 3},   {1, 2048, 11},  {3, 2047, 2},   {257, 2, 31},   {512, 5, 9},
           {511, 16, 4},    {1, 31, 1031}, {100, 96, 288}, {37, 101, 103}, {17, 255, 257}, {128, 64, 192}, {700, 50, 60},
           {300, 130, 250}, {9, 800, 500}, {6, 2100, 70}};
+}
+
+// Maps with an activation: few rows and several tiles, gates that end where a panel does (256) and that do not. Two of
+// each, since a half has every other case.
+std::vector<LinearExtent> activated_extents() {
+  std::vector<LinearExtent> extents;
+  for (const std::int64_t outputs : {1001, 512, 130, 333}) {
+    for (const std::int64_t rows : {3, 600}) {
+      extents.push_back({rows, 40, outputs});
+      extents.push_back({rows, 33, outputs});
+    }
+  }
+  return extents;
 }
 
 std::string name_of(const LinearExtent& e) {
@@ -55,6 +69,7 @@ struct LinearOperands {
   bool packed = false;
   bool with_bias = false;
   Addend addend = Addend::none;
+  std::optional<ActivationType> activation;
   Values weight, bias, input, d_output, rows;  // rows: the addend [N,O], or what d_weight [O,I] holds before
 
   LinearOperands squared() const {
@@ -79,15 +94,40 @@ LinearOperands linear_operands(std::size_t index, const LinearExtent& e, const s
   return o;
 }
 
+// swiglu where the outputs are pairs.
+ActivationType activation_of(std::size_t index, const LinearExtent& e) {
+  if (e.outputs % 2 == 0) return ActivationType::swiglu;
+  return index / 2 % 2 == 0 ? ActivationType::gelu : ActivationType::gelu_tanh;
+}
+
+View put_activated(Device& device, const LinearOperands& o) {
+  const LinearExtent& x = o.extent;
+  const std::int64_t features = o.activation == ActivationType::swiglu ? x.outputs / 2 : x.outputs;
+  return device.put(Values(static_cast<std::size_t>(x.rows * features), 7.0), {x.rows, features});
+}
+
+// What the map made of its output, less what the operation makes of it by itself: nothing.
+Output distance_of_activations(Device& device, const LinearOperands& o, const View& output, const View& activated) {
+  const View alone = put_activated(device, o);
+  device.run(ActivationForward{.type = *o.activation, .input = output, .output = alone});
+  Values distance = Device::get(activated);
+  const Values expected = Device::get(alone);
+  for (std::size_t i = 0; i < distance.size(); ++i) distance[i] -= expected[i];
+  return {"activated", distance};
+}
+
 }  // namespace
 
+// The activation is not linear, so that not the operands' squares give it a scale: it is compared with itself.
 std::vector<Case> linear_forward_cases() {
   std::vector<Case> cases;
-  for (const LinearExtent& e : linear_extents()) {
+  const auto add = [&](const LinearExtent& e, bool is_activated) {
     LinearOperands operands = linear_operands(cases.size(), e, "linear_forward");
     operands.rows = normal("linear_forward addend" + name_of(e), e.rows * e.outputs);
+    if (is_activated) operands.activation = activation_of(cases.size(), e);
     const auto run = [](Device& device, const LinearOperands& o) {
       const LinearExtent& x = o.extent;
+      const View activated = o.activation ? put_activated(device, o) : View();
       const View output = device.put(o.rows, {x.rows, x.outputs});
       View addend;
       if (o.addend == Addend::separate) addend = device.put(o.rows, {x.rows, x.outputs});
@@ -96,11 +136,18 @@ std::vector<Case> linear_forward_cases() {
                                .bias = o.with_bias ? device.put(o.bias, {x.outputs}) : View(),
                                .input = device.put(o.input, {x.rows, x.inputs}),
                                .addend = addend,
-                               .output = output});
-      return std::vector<Output>{{"output", Device::get(output)}};
+                               .output = output,
+                               .activation = o.activation.value_or(ActivationType::gelu),
+                               .activated = activated});
+      std::vector<Output> outputs{{"output", Device::get(output)}};
+      if (o.activation) outputs.push_back(distance_of_activations(device, o, output, activated));
+      return outputs;
     };
-    cases.push_back(linear_case(name_of(e), static_cast<double>(e.inputs), operands, run));
-  }
+    Case& added = cases.emplace_back(linear_case(name_of(e), static_cast<double>(e.inputs), operands, run));
+    if (is_activated) added.scales[1].assign(added.scales[1].size(), untouched);
+  };
+  for (const LinearExtent& e : linear_extents()) add(e, false);
+  for (const LinearExtent& e : activated_extents()) add(e, true);
   return cases;
 }
 

@@ -66,6 +66,13 @@ TEST_CASE("linear_descriptors_are_checked") {
     op.addend = shared.rows(1, 4);
     op.output = shared.rows(0, 4);
   });
+  make.refuses(forward, "activated", [&](auto& op) { op.activated = make.floats({4, 2}); });
+  make.refuses(forward, "activated", [&](auto& op) { op.activated = make.doubles({4, 3}); });
+  make.refuses(forward, "activated", [](auto& op) { op.activated = op.output; });
+  make.refuses(forward, "activated", [&](auto& op) {
+    op.activated = make.floats({4, 3});
+    op.activation = ActivationType::swiglu;
+  });
   LinearBackwardInput input;
   input.weight.values = make.floats({3, 2});
   input.d_output = make.floats({4, 3});

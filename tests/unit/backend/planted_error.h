@@ -70,7 +70,7 @@ class PlantedError final : public Backend {
       *static_cast<std::byte*>(element.data) ^= std::byte{1};
   }
 
-  void spoiled(Stream& s, const LinearForward& op) { run_and_spoil(s, op, {last(op.output)}); }
+  void spoiled(Stream& s, const LinearForward& op) { run_and_spoil(s, op, {last(op.output), last(op.activated)}); }
   void spoiled(Stream& s, const LinearBackwardInput& op) { run_and_spoil(s, op, {last(op.d_input)}); }
   void spoiled(Stream& s, const LinearBackwardWeight& op) {
     run_and_spoil(s, op, {last(op.d_weight), last(op.d_bias)});
