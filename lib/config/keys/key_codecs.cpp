@@ -192,7 +192,8 @@ std::string BoolCodec::parse(const YamlNode& node, bool& value) const {
 }
 
 std::string nothing_hint(const YamlNode& node, std::string_view nothing) {
-  const bool is_meant = is_word_of(node, {"none", "null", "nil", "nothing", "no", "off", "false", "never"});
+  const bool is_meant = is_word_of(node, {"none", "null", "nil", "nothing", "no", "off", "false", "never"}) ||
+                        (nothing != "null" && is_word_of(node, {"auto", "automatic", "default", "dynamic"}));
   return is_meant ? fmt::format("; write {}", nothing) : "";
 }
 

@@ -137,7 +137,8 @@ struct IntegerListCodec {
   std::string type() const { return "list of integers"; }
 };
 
-// "; write null" where a scalar that was refused is a word by which people mean nothing (none, off ...), else empty.
+// "; write null" where a scalar that was refused is a word by which people mean nothing (none, off ...), or leave the
+// value to a program that finds one (auto, dynamic ...) where this key has a word for that; else empty.
 std::string nothing_hint(const YamlNode& node, std::string_view nothing);
 
 // `null` always means nothing; `word` ("auto", "dynamic") does too where it is not empty.

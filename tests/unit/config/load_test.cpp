@@ -88,6 +88,9 @@ TEST_CASE("values written as elsewhere are told how to write them here") {
       {"checkpoint: {keep_every: never}",
        "checkpoint.keep_every: expected an integer, found text \"never\"; write null"},
       {"launch: {port: none}", "launch.port: expected an integer, found text \"none\"; write auto"},
+      {"launch: {port: dynamic}", "launch.port: expected an integer, found text \"dynamic\"; write auto"},
+      {"precision: {compute: fp16, loss_scale: auto}",
+       "precision.loss_scale: expected a number, found text \"auto\"; write dynamic"},
       {"checkpoint: 100", "checkpoint: expected a mapping of keys, found the number 100; write {every: 100}"},
       {"checkpoint: 30m", "checkpoint: expected a mapping of keys, found text \"30m\"; write {every: 30m}"},
       {"model: gpt2-124m", "; write {preset: gpt2-124m}"},
@@ -103,6 +106,7 @@ TEST_CASE("values written as elsewhere are told how to write them here") {
   CHECK(contains(override_errors({"data.train=[text]"}), "; write {path: text}"));
   CHECK(contains(override_errors({"train.optimizer=adamw"}), "; write {type: adamw}"));
   CHECK(contains(override_errors({"train.clip_norm=none"}), "found text \"none\"; write null"));
+  CHECK_FALSE(contains(override_errors({"train.clip_norm=auto"}), "write"));  // null would be no clipping
   CHECK(override_errors({"train.optimizer=adamm"}).find("write") == std::string::npos);
   CHECK(contains(override_errors({"data.train=[a.txt]"}), "found text \"a.txt\"; write {path: a.txt}"));
   CHECK(
