@@ -85,6 +85,7 @@ struct Trainer::Impl {
   Checkpointer checkpoints;
   Rollback rollback;
   MonotonicTime begin = monotonic_now();
+  bool has_told_fixed_scale = false;
   bool owes_save = false;  // one was due while no updates were made; the same on every rank
 };
 
@@ -281,6 +282,12 @@ void Trainer::Impl::record_skip(const StepOutcome& outcome) {
   } else {
     parts.log.warn(text);
   }
+  // No fixed scale falls by itself, so that what it makes overflow it will again.
+  if (outcome.skip != SkipReason::nonfinite_gradient || !config.precision.loss_scale || has_told_fixed_scale) return;
+  has_told_fixed_scale = true;
+  parts.log.warn(fmt::format(
+      "gradients that overflow fp16 under a fixed loss scale: lower precision.loss_scale, which is {}, or take dynamic",
+      *config.precision.loss_scale));
 }
 
 std::vector<std::uint64_t> Trainer::Impl::batch_samples() const {

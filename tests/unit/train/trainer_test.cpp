@@ -182,6 +182,20 @@ TEST_CASE("training that diverges stops after the policy's count with the weight
   CHECK(run.metrics().steps.back().step == first + 2);
 }
 
+TEST_CASE("a fixed loss scale under which every step overflows fp16 is told once, with what to do") {
+  TinyRun run;
+  run.run({"precision.compute=fp16", "precision.loss_scale=1e9", "train.nonfinite.skip=20", "evaluate.every=0"});
+  const std::vector<SkipRecord> skips = run.metrics().skips;
+  REQUIRE(skips.size() == 12);
+  CHECK(skips.front().reason == "nonfinite_gradient");
+  const std::string log = TempFolder::read(run.paths.logs() / "rank-00000.log");
+  const std::string remedy = "lower precision.loss_scale, which is 1000000000, or take dynamic";
+  const std::size_t told = log.find(remedy);
+  REQUIRE(told != std::string::npos);
+  CHECK(told < log.find("step 2 was skipped"));
+  CHECK(log.find(remedy, told + 1) == std::string::npos);
+}
+
 TEST_CASE("a run that is asked to leave during an evaluation saves first and evaluates when it is back") {
   const std::vector<std::string> stop_early = {"early_stop={metric: validation/a/loss, patience: 30}",
                                                "evaluate.every=4"};
