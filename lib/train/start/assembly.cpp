@@ -75,12 +75,15 @@ Config config_of_run(const WorkerOptions& options) {
   return config;
 }
 
-std::string precision_text(const WorkerParts& parts, const RunState& state) {
+// How the steps are computed, as far as the layout does not say it.
+std::string compute_text(const WorkerParts& parts, const RunState& state) {
   const DType compute = parts.phase.compute;
   std::string text = ", in " + cpu_precision_text(compute);
   if (compute == DType::f16) text += ", " + loss_scale_text(parts.config.precision, state.loss_scale);
   if (parts.phase.reduce && parts.phase.mesh.degree(Axis::data) > 1)
     text += fmt::format(", gradients between replicas in {}", to_text(parts.config.precision.reduce));
+  if (parts.phase.recompute != RecomputeKind::none)
+    text += fmt::format(", train.recompute {}", to_text(parts.phase.recompute));
   return text;
 }
 
@@ -113,7 +116,7 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   std::vector<SourceRecord> sources = tell_sources(parts, begin.state);
   if (run.metrics) write_opening(*run.metrics, parts, options, begin, restarted, std::move(sources));
   parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step, layout_text(layout_of(parts)),
-                             precision_text(parts, begin.state)));
+                             compute_text(parts, begin.state)));
   run.state = std::move(begin.state);
   if (run.peak_flops <= 0.0)
     run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);

@@ -196,6 +196,20 @@ TEST_CASE("a fixed loss scale under which every step overflows fp16 is told once
   CHECK(log.find(remedy, told + 1) == std::string::npos);
 }
 
+TEST_CASE("the start tells what is computed again in the backward, where something is") {
+  for (const std::string kind : {"none", "selective", "full"}) {
+    CAPTURE(kind);
+    TinyRun run;
+    run.run({"train.recompute=" + kind, "train.steps=1", "train.lr_schedule.warmup=1", "evaluate.every=0"});
+    const std::string log = TempFolder::read(run.paths.logs() / "rank-00000.log");
+    const std::size_t start = log.find("training from step 0 on ");
+    REQUIRE(start != std::string::npos);
+    const std::string line = log.substr(start, log.find('\n', start) - start);
+    CHECK(contains(line, ", train.recompute " + kind) == (kind != "none"));
+    CHECK(contains(line, "recompute") == (kind != "none"));
+  }
+}
+
 TEST_CASE("a run that is asked to leave during an evaluation saves first and evaluates when it is back") {
   const std::vector<std::string> stop_early = {"early_stop={metric: validation/a/loss, patience: 30}",
                                                "evaluate.every=4"};
