@@ -52,12 +52,13 @@ TEST_CASE("the printed plan of Llama 405b on 16,384 ranks is what was reviewed")
   config.parallel.zero = 1;
   config.train.global_batch = 2048;
   config.train.micro_batch = 1;
+  config.run.device = DeviceKind::cuda;  // as check --device plans, in bf16
   const DeviceModel& device = *find_device("h100");
   check_golden("llama_405b_16384_ranks", config, 128256,
                {.kind = MemoryBudget::Kind::device,
                 .name = std::string(device.title),
                 .memory = device.memory,
-                .peak_flops = *peak_flops(device, Precision::fp32)});
+                .peak_flops = *peak_flops(device, Precision::bf16)});
 }
 
 }  // namespace scaletrain
