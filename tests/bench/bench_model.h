@@ -18,6 +18,8 @@
 #include "nn/init.h"
 #include "optim/optimizer.h"
 #include "plan/run_plan.h"
+#include "support/random_tokens.h"
+#include "support/resident_memory.h"
 #include "train/step/step_runner.h"
 
 namespace scaletrain {

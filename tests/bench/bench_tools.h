@@ -1,48 +1,10 @@
-// What the measuring programs share: tokens to train on, the process's memory, the middle of several measurements.
+// What the measuring programs share: the middle of several measurements.
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <fstream>
-#include <string>
 #include <vector>
 
-#include "base/numbers/philox.h"
-#include "support/philox_below.h"
-#include "train/step/stage_executor.h"
-
 namespace scaletrain {
-
-// Kernels run at the same speed whatever the tokens are: uniform ones, from a counter.
-class RandomTokens final : public MicroBatchSource {
- public:
-  RandomTokens(std::int64_t vocab, std::int64_t context)
-      : vocab_(static_cast<std::uint64_t>(vocab)), context_(static_cast<std::size_t>(context)) {}
-
-  Filled fill(MicroBatch, const BatchTensors& tensors) override {
-    const PhiloxKey key = philox_key(1, "bench");
-    for (std::int32_t& id : tensors.ids) id = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
-    for (std::int32_t& id : tensors.targets) id = static_cast<std::int32_t>(philox_below(key, counter_++, vocab_));
-    for (std::size_t i = 0; i < tensors.positions.size(); ++i)
-      tensors.positions[i] = static_cast<std::int32_t>(i % context_);
-    return {static_cast<std::int64_t>(tensors.targets.size()), 0};
-  }
-
- private:
-  std::uint64_t vocab_;
-  std::size_t context_;
-  std::uint64_t counter_ = 0;
-};
-
-// The process's peak resident memory so far, in bytes.
-inline std::uint64_t peak_memory() {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  std::uint64_t kibibytes = 0;
-  while (status >> word)
-    if (word == "VmHWM:") status >> kibibytes;
-  return kibibytes << 10;
-}
 
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());

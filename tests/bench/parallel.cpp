@@ -10,42 +10,23 @@
 // Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]; without a name:
 // all five; without a precision: in both, the bubble in fp32.
 #include <fmt/format.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "backend/backend.h"
-#include "base/clock.h"
 #include "base/text.h"
 #include "bench_tools.h"
-#include "comm/collective/direct_communicator.h"
-#include "comm/gloo/gloo_transport.h"
-#include "comm/rendezvous/rendezvous.h"
 #include "config/keys/keys.h"
-#include "nn/init.h"
-#include "optim/optimizer.h"
-#include "plan/run_plan.h"
-#include "train/step/step_runner.h"
-#include "turn_process.h"
+#include "support/ranks/training_ranks.h"
 
 namespace scaletrain {
 namespace {
 
-constexpr const char* secret_variable = "SCALETRAIN_SECRET";  // a command line could be read by others
-
-// What the ranks of one layout run; travels to them as text.
+// What the ranks of one layout run.
 struct Layout {
   std::string model = "gpt2-124m";  // or "balanced": two stages of equal cost
   Precision precision = Precision::fp32;
@@ -58,35 +39,12 @@ struct Layout {
   std::int64_t context = 1024;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   RecomputeKind recompute = RecomputeKind::none;
-  std::int64_t world() const { return data * tensor * pipeline; }
-  std::string text() const {
-    return fmt::format("{},{},{},{},{},{},{},{},{},{},{}", model, to_text(precision), data, tensor, pipeline, zero,
-                       micro_batch, num_micro_batches, context, static_cast<int>(schedule),
-                       static_cast<int>(recompute));
-  }
 };
 
 Precision parse_precision(const std::string& text) {
   for (const Precision precision : {Precision::fp32, Precision::bf16})
     if (to_text(precision) == text) return precision;
   throw std::runtime_error("no precision to measure: " + text);
-}
-
-Layout parse_layout(const std::string& text) {
-  const std::vector<std::string> parts = split_text(text, ',');
-  if (parts.size() != 11) throw std::runtime_error("bad layout");
-  const auto number = [&parts](std::size_t index) { return std::int64_t{std::stoll(parts[index])}; };
-  return {parts[0],
-          parse_precision(parts[1]),
-          number(2),
-          number(3),
-          number(4),
-          number(5),
-          number(6),
-          number(7),
-          number(8),
-          static_cast<ScheduleKind>(number(9)),
-          static_cast<RecomputeKind>(number(10))};
 }
 
 Config config_of(const Layout& layout) {
@@ -120,148 +78,14 @@ Config config_of(const Layout& layout) {
   return config;
 }
 
-void pin_to(std::int64_t processor) {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  CPU_SET(static_cast<std::size_t>(processor) % std::max(1u, std::thread::hardware_concurrency()), &mask);
-  ::sched_setaffinity(0, sizeof mask, &mask);
-}
-
-double processor_seconds(clockid_t clock) {
-  timespec now{};
-  ::clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-// One rank: reads "step" from standard input and answers with the seconds it took, those that the training thread
-// computed in it and the processor time of the other threads (transfers), until the input ends; then with the growth of
-// its memory and the plan's.
-int run_rank(const std::string& layout_text, std::int64_t rank_number, std::int64_t processor, std::uint16_t port) {
-  const char* const secret = std::getenv(secret_variable);
-  if (secret == nullptr) throw std::runtime_error("a rank is started by bench_parallel alone");
-  const Layout layout = parse_layout(layout_text);
-  const Rank rank(rank_number);
-  pin_to(processor);
-  const Config config = config_of(layout);
-  const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
-  const PhasePlan& phase = plan.phases.front();
-  const auto backend = make_cpu_backend({.threads = 1, .compute = phase.compute});
-  const auto stream = backend->make_stream();
-  calibrate_matmul(*backend, *stream, 0.2);
-
-  const auto store_of_names = connect_store({"127.0.0.1", port}, secret, 60.0);
-  GlooDevice device("127.0.0.1", secret);
-  const auto make = [&](const GroupSpec& spec) {
-    return make_direct_communicator(device.connect(*store_of_names, spec.name, spec.members, rank, 60.0),
-                                    {.group_name = std::string(to_text(spec.kind)),
-                                     .ranks = spec.members,
-                                     .deadline = 600.0,
-                                     .mode = DirectOptions::Mode::queue});
-  };
-  const RankGroups groups = make_groups(phase.mesh, rank, phase.group_facts(), make);
-  const std::uint64_t before = peak_memory();
-
-  const auto optimizer = make_optimizer(config.train.optimizer);
-  const ShardLayout shards = phase.layout(rank);
-  ParamStore::Options options = phase.store_options(backend->compute_type());
-  options.groups = &groups;
-  ParamStore store(*backend, phase.table, shards, options);
-  initialise_parameters(store, *stream, 1, 1);
-  const Transformer model = phase.transformer(rank);
-  StageMemory memory(*backend, phase.activations(rank));
-  StepRunner runner({.plan = phase,
-                     .rank = rank,
-                     .backend = *backend,
-                     .stream = *stream,
-                     .model = model,
-                     .store = store,
-                     .optimizer = *optimizer,
-                     .memory = memory,
-                     .groups = groups});
-  RandomTokens source(phase.model.vocab, layout.context);
-  StepSettings settings;
-  settings.learning_rate = 1e-4;
-  std::array<char, 16> line{};
-  while (std::fgets(line.data(), line.size(), stdin) != nullptr) {
-    const MonotonicTime start = monotonic_now();
-    const double own = processor_seconds(CLOCK_THREAD_CPUTIME_ID);
-    const double all = processor_seconds(CLOCK_PROCESS_CPUTIME_ID);
-    runner.step(source, settings);
-    ++settings.update;
-    const double computed = processor_seconds(CLOCK_THREAD_CPUTIME_ID) - own;
-    fmt::print("{} {} {}\n", seconds_since(start), computed,
-               processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - all - computed);
-    std::fflush(stdout);
-  }
-  const std::size_t planned = phase.memory(rank, backend->workspace_bytes()).total();
-  fmt::print("{} {}\n", peak_memory() - before, planned);
-  return 0;
-}
-
-// The processes of one layout, or of several runs of it that do not know each other.
-class Ranks {
- public:
-  explicit Ranks(const Layout& layout, int runs = 1) {
-    const std::string secret = make_secret();
-    ::setenv(secret_variable, secret.c_str(), 1);
-    for (int run = 0; run < runs; ++run) {
-      servers_.push_back(std::make_unique<RendezvousServer>(RendezvousServer::Options{.secret = secret}));
-      for (std::int64_t rank = 0; rank < layout.world(); ++rank)
-        processes_.emplace_back(std::vector<std::string>{"/proc/self/exe", "--rank", layout.text(),
-                                                         std::to_string(rank), std::to_string(processes_.size()),
-                                                         std::to_string(servers_.back()->address().port)});
-    }
-  }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
-
-  // One step of all ranks: the slowest one's seconds; of each the processor time of the thread that computes and of the
-  // others.
-  struct Step {
-    double seconds = 0.0;
-    std::vector<double> computing{};
-    std::vector<double> others{};
-  };
-  Step step() {
-    for (TurnProcess& process : processes_) process.ask("step");
-    Step step;
-    for (TurnProcess& process : processes_) {
-      const std::vector<std::string> words = split_text(process.answer(), ' ');
-      step.seconds = std::max(step.seconds, std::stod(words.at(0)));
-      step.computing.push_back(std::stod(words.at(1)));
-      step.others.push_back(std::stod(words.at(2)));
-    }
-    return step;
-  }
-
-  struct Memory {
-    double grown = 0.0;
-    double planned = 0.0;
-  };
-  // Ends the ranks.
-  std::vector<Memory> memory() {
-    std::vector<Memory> out;
-    for (TurnProcess& process : processes_) process.end_commands();
-    for (TurnProcess& process : processes_) {
-      const std::vector<std::string> words = split_text(process.answer(), ' ');
-      out.push_back({std::stod(words.at(0)), std::stod(words.at(1))});
-    }
-    return out;
-  }
-
- private:
-  std::vector<std::unique_ptr<RendezvousServer>> servers_;  // one a run
-  std::vector<TurnProcess> processes_;                      // end before their servers
-};
-
 // The steps of one layout.
 struct Measured {
   std::vector<double> seconds;
-  Ranks::Step last;
+  TrainingRanks::Step last;
 };
 
 // Each one's steps, by turns; the first round touches memory and is not counted.
-std::vector<Measured> alternate(const std::vector<std::unique_ptr<Ranks>>& all, int rounds) {
+std::vector<Measured> alternate(const std::vector<std::unique_ptr<TrainingRanks>>& all, int rounds) {
   std::vector<Measured> measured(all.size());
   for (int round = 0; round <= rounds; ++round) {
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -273,8 +97,8 @@ std::vector<Measured> alternate(const std::vector<std::unique_ptr<Ranks>>& all, 
 }
 
 std::vector<Measured> alternate(const Layout& one, const Layout& two, int rounds) {
-  std::vector<std::unique_ptr<Ranks>> all;
-  for (const Layout& layout : {one, two}) all.push_back(std::make_unique<Ranks>(layout));
+  std::vector<std::unique_ptr<TrainingRanks>> all;
+  for (const Layout& layout : {one, two}) all.push_back(std::make_unique<TrainingRanks>(config_of(layout)));
   return alternate(all, rounds);
 }
 
@@ -304,10 +128,10 @@ void measure_data(Precision precision, int rounds) {
   // caches and power.
   for (const std::int64_t zero : {0, 1}) {
     const Layout two{.precision = precision, .data = 2, .zero = zero};
-    std::vector<std::unique_ptr<Ranks>> all;
-    all.push_back(std::make_unique<Ranks>(one));
-    all.push_back(std::make_unique<Ranks>(two));
-    all.push_back(std::make_unique<Ranks>(one, 2));
+    std::vector<std::unique_ptr<TrainingRanks>> all;
+    all.push_back(std::make_unique<TrainingRanks>(config_of(one)));
+    all.push_back(std::make_unique<TrainingRanks>(config_of(two)));
+    all.push_back(std::make_unique<TrainingRanks>(config_of(one), 2));
     const std::vector<Measured> measured = alternate(all, rounds);
     compare(fmt::format("zero {}", zero), one, two, measured);
     const double apart = 2 * tokens(one) / median(measured[2].seconds);
@@ -352,11 +176,11 @@ void measure_bubble(int rounds) {
 }
 
 void measure_memory(const std::string& name, const Layout& layout) {
-  Ranks ranks(layout);
+  TrainingRanks ranks(config_of(layout));
   for (int step = 0; step < 3; ++step) ranks.step();
-  for (const Ranks::Memory& memory : ranks.memory())
-    fmt::print("  {}: {} of {} planned: {:.3f}\n", name, bytes_text(static_cast<std::uint64_t>(memory.grown)),
-               bytes_text(static_cast<std::uint64_t>(memory.planned)), memory.grown / memory.planned);
+  for (const TrainingRanks::Memory& memory : ranks.memory())
+    fmt::print("  {}: {} of {} planned: {:.3f}\n", name, bytes_text(memory.grown), bytes_text(memory.planned),
+               memory.ratio());
   std::fflush(stdout);
 }
 
@@ -419,10 +243,6 @@ int run(const std::vector<std::string>& arguments) {
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
-    if (arguments.size() == 5 && arguments[0] == "--rank") {
-      return scaletrain::run_rank(arguments[1], std::stoll(arguments[2]), std::stoll(arguments[3]),
-                                  static_cast<std::uint16_t>(std::stoi(arguments[4])));
-    }
     return scaletrain::run(arguments);
   } catch (const std::exception& error) {
     fmt::print(stderr, "bench_parallel: {}\n", error.what());

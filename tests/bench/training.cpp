@@ -24,8 +24,8 @@
 #include "base/clock.h"
 #include "bench_model.h"
 #include "machine_text.h"
+#include "support/turn_process.h"
 #include "timed_backend.h"
-#include "turn_process.h"
 
 namespace scaletrain {
 namespace {
