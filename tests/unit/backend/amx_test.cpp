@@ -14,8 +14,8 @@
 #include "backend/cpu/instruction_sets.h"
 #include "base/numbers/philox.h"
 #include "cases.h"
+#include "emulated_tiles_backend.h"
 #include "tensor/halves.h"
-#include "tiles_backend.h"
 
 #if defined(__x86_64__)
 
@@ -219,7 +219,7 @@ TEST_CASE("operations_made_of_products_of_tiles_agree_with_the_reference") {
     MESSAGE("skipped: this processor has no AVX-512 bf16");
     return;
   }
-  TilesBackend tiles(2);
+  EmulatedTilesBackend tiles(2);
   const auto reference = make_reference_backend(DType::f64);
   for (const auto& cases : {parity::linear_backward_weight_cases(), parity::attention_backward_cases()})
     for (std::size_t i = 0; i < cases.size(); i += 9) {

@@ -29,7 +29,7 @@ std::vector<LinearExtent> linear_extents() {
 std::vector<LinearExtent> activated_extents() {
   std::vector<LinearExtent> extents;
   for (const std::int64_t outputs : {1001, 512, 130, 333}) {
-    for (const std::int64_t rows : {3, 600}) {
+    for (const std::int64_t rows : {600, 3}) {
       extents.push_back({rows, 40, outputs});
       extents.push_back({rows, 33, outputs});
     }

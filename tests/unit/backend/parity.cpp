@@ -10,9 +10,10 @@
 #include <string_view>
 
 #include "base/numbers/philox.h"
+#include "emulated_tiles_backend.h"
+#include "panels_backend.h"
 #include "planted_error.h"
 #include "support/philox_below.h"
-#include "tiles_backend.h"
 
 namespace scaletrain::parity {
 
@@ -30,6 +31,8 @@ struct UnderTest {
 std::vector<UnderTest> backends_under_test(DType compute) {
   std::vector<UnderTest> backends;
   backends.push_back({"reference", make_reference_backend(compute)});
+  if (compute == DType::bf16)
+    backends.push_back({"cpu, panels in plain loops", std::make_unique<PanelsBackend>(3, plain_bf16_panels())});
   for (const char* instruction_set : {"portable", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
     const std::string_view set = instruction_set;
     if (compute != DType::bf16 && (set == "avx512_bf16" || set == "amx_bf16")) continue;  // as avx512
@@ -44,7 +47,7 @@ std::vector<UnderTest> backends_under_test(DType compute) {
 #if defined(__x86_64__)
       // Thousands of instructions, microseconds each: by night; by day amx_test.cpp has some of the cases.
       if (set == "amx_bf16" && cpu::choose_bf16("auto") != nullptr && std::getenv("SCALETRAIN_PARITY_ALL") != nullptr) {
-        backends.push_back({name + ", emulated", std::make_unique<TilesBackend>(options.threads)});
+        backends.push_back({name + ", emulated", std::make_unique<EmulatedTilesBackend>(options.threads)});
         continue;
       }
 #endif

@@ -1,12 +1,11 @@
-// A cpu backend of bf16 whose products are those of AMX, on processors that lack it (but have AVX-512 bf16): under an
-// emulator.
+// A cpu backend of bf16 whose products are those of the panel kernels it is given, on processors for which others would
+// be chosen.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <utility>
 
-#include "amx_emulator.h"
 #include "backend/cpu/attention.h"
 #include "backend/cpu/instruction_sets.h"
 #include "backend/cpu/matmul.h"
@@ -15,23 +14,23 @@
 
 namespace scaletrain {
 
-class TilesBackend final : public HostBackend {
+class PanelsBackend : public HostBackend {
  public:
-  explicit TilesBackend(int threads)
-      : rest_(make_cpu_backend({.threads = threads, .compute = DType::bf16})),
+  PanelsBackend(int threads, const cpu::PanelKernels<Bf16>& panels)
+      : panels_(panels),
+        rest_(make_cpu_backend({.threads = threads, .compute = DType::bf16})),
         pool_(threads),
         scratch_(static_cast<std::size_t>(threads) * cpu::tile_scratch_bytes<Bf16>()),
-        engine_{cpu::choose_kernels("auto"), cpu::choose_kernels("auto").bf16, &cpu::bf16_panels_amx(),
-                scratch_.data()} {}
+        engine_{cpu::choose_kernels("auto"), cpu::choose_kernels("auto").bf16, &panels, scratch_.data()} {}
 
   DType compute_type() const override { return DType::bf16; }
-  std::string description() const override { return "cpu amx_bf16, emulated"; }
+  std::string description() const override { return std::string("cpu ") + panels_.name + ", as panels"; }
   int num_threads() const override { return pool_.size(); }
   std::size_t workspace_bytes() const override { return rest_->workspace_bytes() + scratch_.size(); }
   std::size_t packed_bytes(const Shape& weight) const override { return cpu::PackedBf16::bytes(weight); }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView values, Region memory) override {
     auto packed = std::make_unique<cpu::PackedBf16>(values.shape(), memory.data);
-    cpu::pack_weight(pool_, *engine_.panels, values, *packed);
+    cpu::pack_weight(pool_, panels_, values, *packed);
     return packed;
   }
 
@@ -50,12 +49,16 @@ class TilesBackend final : public HostBackend {
     std::visit([this](const auto& descriptor) { compute(descriptor); }, op);
   }
 
-  AmxEmulator emulator_;
+  const cpu::PanelKernels<Bf16>& panels_;
   std::unique_ptr<Backend> rest_;
   HostStream stream_;
   ThreadPool pool_;
   Buffer scratch_;
   cpu::Engine<Bf16> engine_;
 };
+
+// Panel kernels of bf16 in plain loops, for any processor: what cuts products into tiles and packs their operands is
+// held to the layouts of panel_kernels.h where no instructions for them are.
+const cpu::PanelKernels<Bf16>& plain_bf16_panels();
 
 }  // namespace scaletrain
