@@ -120,6 +120,9 @@ struct RestartRecord {
   std::vector<SourceRecord> sources{};
 };
 
+// The `reason` of a skip that nobody need worry about: fp16's loss scale finds its level by it.
+inline constexpr std::string_view overflow_skip = "overflow";
+
 // A step whose update was not applied.
 struct SkipRecord {
   std::int64_t step = 0;

@@ -102,6 +102,11 @@ void ProgressPrinter::evaluation(const EvaluationRecord& record) {
   summary_.add(record);
 }
 
+void ProgressPrinter::skip(const SkipRecord& record) {
+  const std::lock_guard lock(mutex_);
+  summary_.add(record);
+}
+
 void ProgressPrinter::went_back(std::int64_t step) {
   const std::lock_guard lock(mutex_);
   summary_.add_restart(step, "training went back");

@@ -44,10 +44,11 @@ void add_line(RunSummary& summary, std::string_view line, const std::string& whe
     summary = RunSummary();
     return;
   }
-  if (!is_kind(R"({"kind":"evaluation")") && !is_kind(R"({"kind":"restart")")) return;
+  if (!is_kind(R"({"kind":"evaluation")") && !is_kind(R"({"kind":"restart")") && !is_kind(R"({"kind":"skip")")) return;
   try {
     const Metrics metrics = parse_metrics(std::string(line) + "\n", where);
     for (const EvaluationRecord& record : metrics.evaluations) summary.add(record);
+    for (const SkipRecord& record : metrics.skips) summary.add(record);
     for (const RestartRecord& record : metrics.restarts) summary.add_restart(record.step, record.cause);
   } catch (const InputError&) {  // left out
   }
@@ -79,6 +80,10 @@ void RunSummary::add(const EvaluationRecord& record) {
   set.last = {record.step, record.loss};
 }
 
+void RunSummary::add(const SkipRecord& record) {
+  if (record.reason != overflow_skip) skipped_.push_back(record.step);
+}
+
 void RunSummary::add_restart(std::int64_t step, std::string_view cause) {
   // Older programs named no cause where somebody had started the run.
   const bool is_resume = cause.empty() || cause == started_again;
@@ -100,6 +105,7 @@ std::string RunSummary::starts_text() const {
 
 void RunSummary::go_back(std::int64_t step) {
   training_.go_back(step);
+  std::erase_if(skipped_, [step](std::int64_t skipped) { return skipped > step; });
   for (auto& [name, set] : validation_) {
     set.losses.go_back(step);
     if (set.last.step > step) set.last = {};

@@ -38,6 +38,8 @@ class RunSummary {
  public:
   void add(const StepRecord& record);
   void add(const EvaluationRecord& record);
+  // Of a step that was added.
+  void add(const SkipRecord& record);
   // Training went on at this step, for the cause that a `restart` line has.
   void add_restart(std::int64_t step, std::string_view cause);
 
@@ -50,6 +52,8 @@ class RunSummary {
   std::int64_t resumes() const { return resumes_; }
   // "no restart", "1 restart", "resumed twice", "3 restarts, grown once, resumed once".
   std::string starts_text() const;
+  // The steps that changed no weight, in order, but for those by which a loss scale finds its level.
+  const std::vector<std::int64_t>& skipped() const { return skipped_; }
   std::int64_t tokens() const { return last_.tokens; }
   double loss() const { return last_.loss; }
   // Of training, over all starts, without the time between them.
@@ -75,6 +79,7 @@ class RunSummary {
   };
   LowestLoss training_;
   std::map<std::string, Validation> validation_;
+  std::vector<std::int64_t> skipped_;
   StepRecord last_;
   std::int64_t restarts_ = 0;
   std::int64_t growths_ = 0;

@@ -275,6 +275,7 @@ void Trainer::Impl::record_skip(const StepOutcome& outcome) {
   line.reason = to_text(outcome.skip);
   line.samples = batch_samples();
   record(line);
+  if (is_first()) parts.progress.skip(line);
   const std::string text =
       fmt::format("step {} was skipped, the weights are untouched: {}", state.step, words_of(outcome.skip));
   if (outcome.skip == SkipReason::overflow) {  // nothing to worry about: that is how the scale is found

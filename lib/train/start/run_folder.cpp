@@ -440,10 +440,13 @@ std::optional<std::string> already_complete(const StartPoint& start, const Confi
   const RunState state = read_state(checkpoint.manifest(), manifest_path(checkpoint));
   if (state.is_evaluation_due && !config.data.validation.empty()) return std::nullopt;
   if (start.step >= last_step(config, state)) {
-    const std::string done = config.train.steps ? fmt::format("step {} of {}", start.step, *config.train.steps)
-                                                : fmt::format("step {}, and {} of {} tokens are trained on", start.step,
-                                                              grouped_number(state.history.tokens_consumed()),
-                                                              grouped_number(*config.train.tokens));
+    const bool is_past = config.train.steps && start.step > *config.train.steps;
+    const std::string done =
+        is_past ? fmt::format("step {}, past the {} of train.steps", start.step, *config.train.steps)
+        : config.train.steps
+            ? fmt::format("step {} of {}", start.step, *config.train.steps)
+            : fmt::format("step {}, and {} of {} tokens are trained on", start.step,
+                          grouped_number(state.history.tokens_consumed()), grouped_number(*config.train.tokens));
     return fmt::format("already complete: {} holds {}; raise {} to go on", start.checkpoint->string(), done,
                        length_key(config));
   }

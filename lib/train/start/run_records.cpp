@@ -103,6 +103,21 @@ void write_end(MetricsWriter& metrics, const WorkerParts& parts, TrainOutcome ou
   metrics.write(end);
 }
 
+namespace {
+
+// "4 of 5 steps were skipped and changed no weight (`skip` lines of metrics.jsonl); the last 4 among them: the weights
+// are those of step 1".
+std::string skips_text(const std::vector<std::int64_t>& skipped, std::int64_t step) {
+  std::string text = fmt::format("{} of {} steps {} skipped and changed no weight (`skip` lines of metrics.jsonl)",
+                                 skipped.size(), step, skipped.size() == 1 ? "was" : "were");
+  std::int64_t kept = step;
+  for (auto last = skipped.rbegin(); last != skipped.rend() && *last == kept; ++last) --kept;
+  if (kept == step) return text;
+  return text + fmt::format("; the last {} among them: the weights are those of step {}", step - kept, kept);
+}
+
+}  // namespace
+
 void tell_outcome(WorkerParts& parts, TrainOutcome outcome, std::int64_t step) {
   const RunSummary summary = parts.progress.summary();
   std::string text = fmt::format("{} at step {}", outcome_text(outcome), step);
@@ -116,6 +131,7 @@ void tell_outcome(WorkerParts& parts, TrainOutcome outcome, std::int64_t step) {
   parts.log.info(fmt::format("{} tokens in {} of training, {}",
                              grouped_digits(static_cast<std::uint64_t>(summary.tokens())),
                              duration_text(summary.elapsed_seconds()), summary.starts_text()));
+  if (!summary.skipped().empty()) parts.log.warn(skips_text(summary.skipped(), step));
 }
 
 }  // namespace scaletrain

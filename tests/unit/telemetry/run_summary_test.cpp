@@ -81,6 +81,8 @@ TEST_CASE("a metrics file is summed up over starts, restarts and torn ends, and 
     writer.write(step_of(1, 9.0, 1.0));
     writer.write(StartRecord{});  // begun anew: nothing before counts
     for (int step = 1; step <= 10; ++step) writer.write(step_of(step, 5.0 - 0.25 * step, 2.0 * step));
+    for (const std::int64_t step : {2, 6, 9}) writer.write(SkipRecord{.step = step, .reason = "nonfinite gradient"});
+    writer.write(SkipRecord{.step = 4, .reason = std::string(overflow_skip)});
     writer.write(EvaluationRecord{.step = 5, .dataset = "b", .loss = 3.0});
     writer.write(EvaluationRecord{.step = 10, .dataset = "b", .loss = 2.0});
     writer.write(EvaluationRecord{.step = 10, .dataset = "a", .loss = 1.0});
@@ -95,6 +97,7 @@ TEST_CASE("a metrics file is summed up over starts, restarts and torn ends, and 
   CHECK(summary.restarts() == 1);
   CHECK(summary.resumes() == 0);
   check_low(summary.lowest_loss(), 6, 3.5);
+  CHECK(summary.skipped() == std::vector<std::int64_t>{2, 6});  // 9 is void, and 4 was no harm
   CHECK(summary.loss() == 4.5);
   CHECK(summary.tokens() == 700);
   CHECK(summary.elapsed_seconds() == 22.5);  // the time of the steps that are void was spent

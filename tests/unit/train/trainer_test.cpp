@@ -188,12 +188,15 @@ TEST_CASE("a fixed loss scale under which every step overflows fp16 is told once
   const std::vector<SkipRecord> skips = run.metrics().skips;
   REQUIRE(skips.size() == 12);
   CHECK(skips.front().reason == "nonfinite_gradient");
+  CHECK(to_text(SkipReason::overflow) == overflow_skip);  // which the end does not tell
   const std::string log = TempFolder::read(run.paths.logs() / "rank-00000.log");
   const std::string remedy = "lower precision.loss_scale, which is 1000000000, or take dynamic";
   const std::size_t told = log.find(remedy);
   REQUIRE(told != std::string::npos);
   CHECK(told < log.find("step 2 was skipped"));
   CHECK(log.find(remedy, told + 1) == std::string::npos);
+  CHECK(log.find("12 of 12 steps were skipped and changed no weight (`skip` lines of metrics.jsonl); the last 12 among "
+                 "them: the weights are those of step 0") != std::string::npos);
 }
 
 TEST_CASE("the start tells what is computed again in the backward, where something is") {
