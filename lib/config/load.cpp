@@ -31,6 +31,7 @@ void apply_preset(const YamlNode& root, Config& config) {
 
 struct ReadResult {
   Config config;
+  Precision compute_of_run = Precision::fp32;
   std::vector<std::string> notices;
 };
 
@@ -38,6 +39,7 @@ ReadResult read_tree(const YamlNode& root, Origin origin, const LoadOptions& opt
   ReadResult out;
   apply_preset(root, out.config);
   read_config(root, out.config, context);
+  out.compute_of_run = out.config.compute_precision();
   fill_defaults(out.config, origin, options.device, context, out.notices);
   validate_config(out.config, origin, options.world, context, out.notices);
   if (origin == Origin::user) add_notices(out.config, context, out.notices);
@@ -140,6 +142,7 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
     ReadResult result = read_tree(*root, Origin::user, options, context);
     out.places = places_of_keys(result.config, context);
     out.config = std::move(result.config);
+    out.compute_of_run = result.compute_of_run;
     out.notices = std::move(result.notices);
     // Beside errors there is no plan to show, so that these are errors too.
     const bool lists_unsupported = options.allow_unsupported && diagnostics.empty();

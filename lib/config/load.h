@@ -37,6 +37,9 @@ struct LoadedConfig {
   // With MissingPaths::list: what is wrong with the paths, with their places, else empty.
   std::vector<std::string> unready;
   bool is_unready_data = false;  // all of that is the data's, and none the config's
+  // What the run itself computes in, on its own run.device: not config.precision.compute where that is auto and
+  // LoadOptions::device has decided what it is.
+  Precision compute_of_run = Precision::fp32;
   // "config.yaml:3:5: " of every key and section and of each data.train.N.epochs, or of what stands above;
   // "config.yaml: " if nothing does.
   std::map<std::string, std::string> places;

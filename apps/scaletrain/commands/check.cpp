@@ -201,8 +201,11 @@ class Reasons {
 std::optional<RunSoFar> look_at_run_folder(const LoadedConfig& loaded, bool is_here, Reasons& reasons) {
   const RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
   if (!reasons.look([&] { check_run_folder(paths); }, is_here)) return std::nullopt;
+  // A resume computes where the run does, whatever devices the plan is for.
+  LoadedConfig resumed = loaded;
+  resumed.config.precision.compute = loaded.compute_of_run;
   std::optional<Resumption> resumption;
-  reasons.look([&] { resumption = check_resume(paths, loaded, write_message); }, is_here);
+  reasons.look([&] { resumption = check_resume(paths, resumed, write_message); }, is_here);
   if (!resumption) return std::nullopt;
   return RunSoFar{
       .step = resumption->step, .last_step = resumption->last_step, .epochs_read = std::move(resumption->epochs_read)};

@@ -180,6 +180,20 @@ TEST_CASE("check_finds_folders_that_cannot_be_made_with_its_other_mistakes_and_m
   CHECK(snapshot(workspace().path()) == before);
 }
 
+TEST_CASE("check_tells_what_a_resume_changes_and_not_what_its_device_does") {
+  // The checkpoints are in fp32, as auto is here.
+  const std::vector<std::string> arguments = {"check",    "config.yaml", "--set", "run.directory=undisturbed",
+                                              "--device", "h100",        "--set", "precision.compute=auto"};
+  undisturbed_run();
+  const Ended silent = workspace().run(arguments);
+  CHECK_MESSAGE(silent.exit_code == 0, silent.errors);
+  CHECK(silent.output.find("bf16") != std::string::npos);
+  CHECK_FALSE(silent.says("this resume changes precision.compute"));
+  auto asked = arguments;
+  asked.back() = "precision.compute=bf16";
+  CHECK(workspace().run(asked).says("notice: this resume changes precision.compute: fp32 in the checkpoint, bf16 now"));
+}
+
 TEST_CASE("check_refuses_checkpoints_of_another_model_as_run_does") {
   const fs::path& run = undisturbed_run();
   const auto before = snapshot(run);
