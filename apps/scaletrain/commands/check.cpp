@@ -81,8 +81,9 @@ MemoryBudget device_budget(const CheckArguments& arguments, Precision precision)
     write_message(fmt::format(
         "notice: --device {}: training on GPUs is not supported yet; this is what the plan needs there", device.name));
     if (budget.peak_flops <= 0)
-      write_message(fmt::format("notice: --device {}: no {} in hardware: there is no time to tell", device.name,
-                                to_text(precision)));
+      write_message(
+          fmt::format("notice: --device {}: no {} in hardware: there is no time to tell; set precision.compute: {}",
+                      device.name, to_text(precision), to_text(precision_instead(device))));
   }
   if (!arguments.device_memory.empty()) budget.memory = *parse_size(arguments.device_memory);
   return budget;

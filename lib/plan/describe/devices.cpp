@@ -66,4 +66,8 @@ std::optional<double> peak_flops(const DeviceModel& device, Precision precision)
   return peak > 0 ? std::optional(peak) : std::nullopt;
 }
 
+Precision precision_instead(const DeviceModel& device) {
+  return peak_flops(device, Precision::fp16) ? Precision::fp16 : Precision::fp32;
+}
+
 }  // namespace scaletrain

@@ -26,5 +26,7 @@ std::span<const DeviceModel> known_devices();
 const DeviceModel* find_device(std::string_view name);
 // Nothing where the device has no units for it.
 std::optional<double> peak_flops(const DeviceModel& device, Precision precision);
+// What to compute in where the device has no units for the precision that is asked for: fp16, else fp32.
+Precision precision_instead(const DeviceModel& device);
 
 }  // namespace scaletrain

@@ -92,6 +92,27 @@ TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") 
   CHECK(bare.output.empty());
 }
 
+TEST_CASE("check_says_what_to_set_where_a_device_lacks_the_precision") {
+  const auto on_v100 = [](const std::string& precision) {
+    return workspace().run(
+        {"check", "config.yaml", "--set", "precision.compute=" + precision, "--device", "v100", "--json"});
+  };
+  const auto has_time = [](const Ended& end) { return !nlohmann::json::parse(end.output).at("time").is_null(); };
+  for (const char* precision : {"auto", "bf16"}) {
+    CAPTURE(precision);
+    const Ended lacking = on_v100(precision);
+    CHECK(lacking.says(
+        "notice: --device v100: no bf16 in hardware: there is no time to tell; set precision.compute: fp16\n"));
+    CHECK_FALSE(has_time(lacking));
+  }
+  for (const char* precision : {"fp16", "fp32"}) {
+    CAPTURE(precision);
+    const Ended known = on_v100(precision);
+    CHECK_FALSE(known.says("in hardware"));
+    CHECK(has_time(known));
+  }
+}
+
 TEST_CASE("steps_and_the_end_tell_time_tokens_the_best_loss_and_restarts_over_all_starts") {
   const fs::path run = workspace() / "told";
   const Ended first = workspace().run(workspace().training("told", {"train.steps=40"}));

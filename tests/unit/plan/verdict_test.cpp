@@ -341,6 +341,16 @@ TEST_CASE("known devices have what a verdict needs, and are found however they a
   CHECK_FALSE(peak_flops(*find_device("v100"), Precision::bf16));
 }
 
+TEST_CASE("what is advised in place of a precision that a device lacks is one that it has") {
+  for (const DeviceModel& device : known_devices()) {
+    CAPTURE(device.name);
+    CHECK(peak_flops(device, precision_instead(device)));
+  }
+  CHECK(precision_instead(*find_device("v100")) == Precision::fp16);
+  const DeviceModel single{.name = "single", .title = "fp32 alone", .has_bf16 = false, .single = 1e12};
+  CHECK(precision_instead(single) == Precision::fp32);
+}
+
 TEST_CASE("half precision is offered to both precisions that are kept in four bytes, and to no other") {
   Config half = gpt2();
   half.precision.compute = Precision::bf16;
