@@ -207,23 +207,31 @@ std::string TextCodec::text(const std::string& value) const {
   return yaml_scalar(value);
 }
 
-std::string parse_choice(const YamlNode& node, std::span<const std::string> choices, std::size_t& index) {
-  std::string all;
-  for (const std::string& choice : choices) all += (all.empty() ? "" : ", ") + choice;
-  if (node.kind != YamlNode::Kind::scalar) return expected(fmt::format("one of {}", all), node);
+std::string parse_choice(const YamlNode& node, std::span<const std::string> choices,
+                         std::span<const std::string> not_yet, std::size_t& index) {
+  const auto is_supported = [not_yet](const std::string& choice) {
+    return std::find(not_yet.begin(), not_yet.end(), choice) == not_yet.end();
+  };
+  std::string offered;
+  for (const std::string& choice : choices)
+    if (is_supported(choice)) offered += (offered.empty() ? "" : ", ") + choice;
+  if (node.kind != YamlNode::Kind::scalar) return expected(fmt::format("one of {}", offered), node);
   for (std::size_t i = 0; i < choices.size(); ++i) {
     if (node.text == choices[i]) {
       index = i;
       return {};
     }
   }
+  const std::string problem = expected(fmt::format("one of {}", offered), node);
   const auto nearest = meant_choice(node.text, choices);
-  return expected(fmt::format("one of {}", all), node) + (nearest ? fmt::format("; did you mean {}?", *nearest) : "");
+  if (!nearest) return problem;
+  return problem +
+         (is_supported(*nearest) ? "; did you mean " + *nearest + "?" : "; " + *nearest + " is not supported yet");
 }
 
 std::string PresetCodec::parse(const YamlNode& node, std::string& value) const {
   std::size_t index = 0;
-  std::string problem = parse_choice(node, model_preset_names(), index);
+  std::string problem = parse_choice(node, model_preset_names(), {}, index);
   if (problem.empty()) value = model_preset_names()[index];
   return problem;
 }

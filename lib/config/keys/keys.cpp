@@ -48,6 +48,8 @@ Key<Record> row(Words words, Codec codec, Field field) {
     words.fallback = codec.text(field(fresh));
   }
   key.info = {words.path, codec.type(), words.unit, words.fallback, words.meaning, words.resume};
+  if constexpr (requires { codec.not_yet; }) codec.not_yet = unsupported_values_of(words.path);
+  if constexpr (requires { codec.codec.not_yet; }) codec.codec.not_yet = unsupported_values_of(words.path);
   key.read = [codec, field](const YamlNode& node, const std::string& path, Record& record, ReadContext& context) {
     const std::string problem = codec.parse(node, field(record));
     if (problem.empty()) return;

@@ -156,6 +156,17 @@ TEST_CASE("the schema marks exactly the values that are refused as not supported
     // Also those that are no words of the key so far.
     for (const std::string& word : not_yet)
       if (!words.contains(word)) CHECK_MESSAGE(is_refused(word), info.path << ": " << word);
+    // What an error offers is supported.
+    if (info.type.starts_with(choice)) {
+      const std::string report = override_errors({info.path + "=[]"});
+      const std::string offered = report.substr(0, report.rfind(", found a list"));
+      REQUIRE_MESSAGE(contains(offered, ": expected one of "), report);
+      for (const std::string& word : words) {
+        const std::string name = word.substr(0, word.find(" or "));
+        const bool is_offered = contains(offered + ",", " " + name + ",");
+        CHECK_MESSAGE(is_offered != is_refused(name), info.path << ": " << report);
+      }
+    }
     marked += not_yet.size();
   }
   CHECK(marked > 10);
