@@ -222,7 +222,7 @@ std::string parse_choice(const YamlNode& node, std::span<const std::string> choi
       return {};
     }
   }
-  const std::string problem = expected(fmt::format("one of {}", offered), node);
+  std::string problem = expected(fmt::format("one of {}", offered), node);
   const auto nearest = meant_choice(node.text, choices);
   if (!nearest) return problem;
   return problem +
