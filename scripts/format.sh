@@ -5,7 +5,7 @@ cd "$root"
 [ "${1:---check}" = --check ] || refuse "$1"
 [ $# -le 1 ] || refuse "$2"
 install "${check_packages[@]}"
-mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.inc')
+mapfile -t files < <(git ls-files '*.h' '*.cpp' '*.cu' '*.inc')
 if [ "${1:-}" = "--check" ]; then
   clang-format-14 --dry-run --Werror "${files[@]}"
 else

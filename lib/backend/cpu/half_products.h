@@ -44,6 +44,9 @@ void place_packed_a(PanelTile<S>& tile, const PanelKernels<S>& kernels, const S*
   tile.a_block_bytes = packed_block_bytes(words);
   tile.a_row_bytes = by_rows ? words * 4 : 4;
   tile.a_word_bytes = by_rows ? 4 : panel_block_rows * 4;
+  if (kernels.packs_groups == 0) return;
+  tile.a_word_bytes = panel_group_rows * 4;
+  tile.a_group_bytes = panel_group_rows * words * 4;
 }
 
 template <class T>

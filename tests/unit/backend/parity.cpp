@@ -269,23 +269,36 @@ std::optional<std::string> find_mismatch(const Case& c, DType compute, const std
   return std::nullopt;
 }
 
+namespace {
+
+void compare(Backend& backend, const std::string& name, const std::string& operation, const std::vector<Case>& cases,
+             const std::vector<std::vector<Output>>& expected) {
+  const DType compute = backend.compute_type();
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    INFO(operation << " on " << name << " " << to_text(compute) << ", case " << cases[i].name);
+    Device device(backend);
+    const auto found = cases[i].run(device);
+    const auto mismatch = find_mismatch(cases[i], compute, expected[i], found);
+    CHECK_MESSAGE(!mismatch.has_value(), mismatch.value_or(""));
+    CHECK(device.guards_intact());
+    if (name == "reference") continue;  // one thread, no choice
+    Device again(backend);
+    CHECK(same_bits(found, cases[i].run(again)));
+  }
+}
+
+}  // namespace
+
 void check_parity(const std::string& operation, const std::vector<Case>& cases, DType compute) {
   CHECK(cases.size() >= 15);
   const auto expected = expected_outputs(cases, compute);
   check_scales(cases, expected);
-  for (const UnderTest& under_test : backends_under_test(compute)) {
-    for (std::size_t i = 0; i < cases.size(); ++i) {
-      INFO(operation << " on " << under_test.name << " " << to_text(compute) << ", case " << cases[i].name);
-      Device device(*under_test.backend);
-      const auto found = cases[i].run(device);
-      const auto mismatch = find_mismatch(cases[i], compute, expected[i], found);
-      CHECK_MESSAGE(!mismatch.has_value(), mismatch.value_or(""));
-      CHECK(device.guards_intact());
-      if (under_test.name == "reference") continue;  // one thread, no choice
-      Device again(*under_test.backend);
-      CHECK(same_bits(found, cases[i].run(again)));
-    }
-  }
+  for (const UnderTest& under_test : backends_under_test(compute))
+    compare(*under_test.backend, under_test.name, operation, cases, expected);
+}
+
+void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases) {
+  compare(backend, backend.description(), operation, cases, expected_outputs(cases, backend.compute_type()));
 }
 
 namespace {

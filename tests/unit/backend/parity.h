@@ -120,6 +120,9 @@ double rounded_to(DType type, double value);
 // Backends whose instruction set the processor lacks are named and skipped.
 void check_parity(const std::string& operation, const std::vector<Case>& cases, DType compute);
 
+// The same of one backend that is not among those of every machine.
+void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases);
+
 // Plants one error of three tolerances in the last element of each output of each case: every one must be found. A
 // third of the cases each is of f32, bf16 and fp16; of the halves it is of three tolerances and two steps of the type.
 void check_that_planted_errors_are_found(const std::string& operation, const std::vector<Case>& all);

@@ -147,6 +147,7 @@ const cpu::PanelKernels<Bf16>& plain_bf16_panels() {
                                                    .pack_columns = pack_columns,
                                                    .pack_rows = pack_rows,
                                                    .packs_rows = 0,
+                                                   .packs_groups = 0,
                                                    .pack_a = pack_a,
                                                    .softmax_forward = softmax_forward,
                                                    .softmax_backward = softmax_backward,

@@ -1,0 +1,344 @@
+// What reads and writes each element once: activations, rotary embedding, sums, copies.
+#include <cmath>
+#include <type_traits>
+
+#include "backend/cuda/kernels/kernels.h"
+#include "backend/cuda/kernels/launching.h"
+
+namespace scaletrain::cuda {
+
+namespace {
+
+// --- activations ---
+
+struct Gelu {
+  static __device__ float value(float x) { return 0.5F * x * (1.0F + erff(x * 0.70710678118654752F)); }
+  static __device__ float derivative(float x) {
+    const float cumulative = 0.5F * (1.0F + erff(x * 0.70710678118654752F));
+    return cumulative + x * 0.39894228040143268F * expf(-0.5F * x * x);
+  }
+};
+
+struct GeluTanh {
+  static constexpr float scale = 0.79788456080286536F;  // sqrt(2 / pi)
+  static constexpr float cubic = 0.044715F;
+  static __device__ float value(float x) { return 0.5F * x * (1.0F + tanhf(scale * (x + cubic * x * x * x))); }
+  static __device__ float derivative(float x) {
+    const float t = tanhf(scale * (x + cubic * x * x * x));
+    return 0.5F * (1.0F + t) + 0.5F * x * (1.0F - t * t) * scale * (1.0F + 3.0F * cubic * x * x);
+  }
+};
+
+__device__ inline float logistic(float x) {
+  return 1.0F / (1.0F + expf(-x));
+}
+
+template <class S, int width, class Function>
+__global__ void activate(const S* input, S* output, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float x[width];
+  load(input + first, count - first, x);
+#pragma unroll
+  for (int i = 0; i < width; ++i) x[i] = Function::value(x[i]);
+  store(output + first, count - first, x);
+}
+
+template <class S, int width, class Function>
+__global__ void activate_backward(const S* input, const S* d_output, S* d_input, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float x[width];
+  float d[width];
+  load(input + first, count - first, x);
+  load(d_output + first, count - first, d);
+#pragma unroll
+  for (int i = 0; i < width; ++i) d[i] *= Function::derivative(x[i]);
+  store(d_input + first, count - first, d);
+}
+
+// Where a thread's elements of swiglu lie: `features` is a multiple of the width, or the width is 1.
+struct GateAndUp {
+  std::int64_t gate, up;
+};
+__device__ inline GateAndUp gate_and_up(std::int64_t element, std::int64_t features) {
+  const std::int64_t row = element / features;
+  const std::int64_t gate = element + row * features;
+  return {gate, gate + features};
+}
+
+template <class S, int width>
+__global__ void swiglu(const S* input, S* output, std::int64_t features, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  const GateAndUp at = gate_and_up(first, features);
+  float gate[width];
+  float up[width];
+  load(input + at.gate, width, gate);
+  load(input + at.up, width, up);
+#pragma unroll
+  for (int i = 0; i < width; ++i) up[i] *= gate[i] * logistic(gate[i]);
+  store(output + first, width, up);
+}
+
+template <class S, int width>
+__global__ void swiglu_backward(const S* input, const S* d_output, S* d_input, std::int64_t features,
+                                std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  const GateAndUp at = gate_and_up(first, features);
+  float gate[width];
+  float up[width];
+  float d[width];
+  load(input + at.gate, width, gate);
+  load(input + at.up, width, up);
+  load(d_output + first, width, d);
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    const float s = logistic(gate[i]);
+    const float silu = gate[i] * s;
+    const float d_gate = d[i] * up[i] * s * (1.0F + gate[i] * (1.0F - s));
+    up[i] = d[i] * silu;
+    gate[i] = d_gate;
+  }
+  store(d_input + at.gate, width, gate);
+  store(d_input + at.up, width, up);
+}
+
+// body(a function's type)
+template <class Body>
+void with_function(ActivationType type, Body&& body) {
+  if (type == ActivationType::gelu)
+    body(Gelu());
+  else
+    body(GeluTanh());
+}
+
+// --- rotary embedding ---
+
+// A thread has one pair of dimensions of a row, in all heads: its sine and cosine are computed once. The angle grows
+// with the position, so it is reduced to one turn in double.
+template <class S>
+__global__ void rotate(S* values, std::int64_t row_stride, std::int64_t heads, int half, const std::int32_t* positions,
+                       std::int64_t rows, float direction, double log2_theta) {
+  const std::int64_t element = first_element<1>();
+  const std::int64_t row = element / half;
+  if (row >= rows) return;
+  const auto d = static_cast<int>(element % half);
+  constexpr double half_turns = 0.31830988618379067;  // 1 / pi
+  const double angle = positions[row] * exp2(-log2_theta * d / half) * half_turns;
+  float sine = 0.0F;
+  float cosine = 0.0F;
+  sincospif(static_cast<float>(angle - 2.0 * rint(0.5 * angle)), &sine, &cosine);
+  sine *= direction;
+  S* low = values + row * row_stride + d;
+  for (std::int64_t head = 0; head < heads; ++head, low += 2 * half) {
+    const float a = to_float(low[0]);
+    const float b = to_float(low[half]);
+    low[0] = from_float<S>(a * cosine - b * sine);
+    low[half] = from_float<S>(b * cosine + a * sine);
+  }
+}
+
+// --- sums, copies ---
+
+template <class S, int width>
+__global__ void add(const S* a, const S* b, S* output, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float left[width];
+  float right[width];
+  load(a + first, count - first, left);
+  load(b + first, count - first, right);
+#pragma unroll
+  for (int i = 0; i < width; ++i) left[i] += right[i];
+  store(output + first, count - first, left);
+}
+
+template <class S>
+void issue_add(const Issue& issue, const Add& op) {
+  const auto* a = address<S>(op.a);
+  const auto* b = address<S>(op.b);
+  auto* output = address<S>(op.output);
+  const std::int64_t count = op.output.num_elements();
+  with_width<S>(fits_packs<S>(0, a, b, output), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, add<S, width>, a, b, output,
+           count);
+  });
+}
+
+// One rounding, whatever the types.
+template <class To, class From>
+__device__ To converted(From value) {
+  if constexpr (std::is_same_v<To, From>)
+    return value;
+  else if constexpr (std::is_same_v<From, double> && std::is_same_v<To, __nv_bfloat16>)
+    return __double2bfloat16(value);
+  else if constexpr (std::is_same_v<From, double> && std::is_same_v<To, __half>)
+    return __double2half(value);
+  else if constexpr (std::is_same_v<From, double>)
+    return static_cast<To>(value);
+  else if constexpr (std::is_same_v<To, double>)
+    return static_cast<double>(to_float(value));
+  else
+    return from_float<To>(to_float(value));
+}
+
+template <class To, class From, int width>
+__global__ void convert(const From* input, To* output, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first + width <= count) {
+    const Pack<From, width> from = *reinterpret_cast<const Pack<From, width>*>(input + first);
+    Pack<To, width> to;
+#pragma unroll
+    for (int i = 0; i < width; ++i) to.values[i] = converted<To>(from.values[i]);
+    *reinterpret_cast<Pack<To, width>*>(output + first) = to;
+  } else {
+    for (std::int64_t i = first; i < count; ++i) output[i] = converted<To>(input[i]);
+  }
+}
+
+// body(an element of the type)
+template <class Body>
+void with_floating_type(DType type, Body&& body) {
+  switch (type) {
+    case DType::f64:
+      return body(double());
+    case DType::f32:
+      return body(float());
+    case DType::bf16:
+      return body(__nv_bfloat16());
+    case DType::f16:
+      return body(__half());
+    default:
+      SCALETRAIN_CHECK(is_floating(type));
+  }
+}
+
+template <class S, int width>
+__global__ void fill(S* output, S value, std::int64_t count) {
+  const std::int64_t first = first_element<width>();
+  if (first >= count) return;
+  float values[width];
+#pragma unroll
+  for (int i = 0; i < width; ++i) values[i] = to_float(value);
+  store(output + first, count - first, values);
+}
+
+template <class S>
+void issue_fill(const Issue& issue, const Fill& op) {
+  auto* output = address<S>(op.output);
+  const std::int64_t count = op.output.num_elements();
+  with_width<S>(fits_packs<S>(0, output), [&](auto width) {
+    launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, fill<S, width>, output,
+           from_float<S>(static_cast<float>(op.value)), count);
+  });
+}
+
+}  // namespace
+
+template <class S>
+void compute(const Issue& issue, const ActivationForward& op) {
+  const auto* input = address<S>(op.input);
+  auto* output = address<S>(op.output);
+  const std::int64_t count = op.output.num_elements();
+  if (count == 0) return;
+  if (op.type == ActivationType::swiglu) {
+    const std::int64_t features = op.output.shape()[1];
+    with_width<S>(fits_packs<S>(features, input, output), [&](auto width) {
+      launch(issue.stream, {blocks_for(count / width), threads_of_block}, swiglu<S, width>, input, output, features,
+             count);
+    });
+    return;
+  }
+  with_function(op.type, [&](auto function) {
+    with_width<S>(fits_packs<S>(0, input, output), [&](auto width) {
+      launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block},
+             activate<S, width, decltype(function)>, input, output, count);
+    });
+  });
+}
+
+template <class S>
+void compute(const Issue& issue, const ActivationBackward& op) {
+  const auto* input = address<S>(op.input);
+  const auto* d_output = address<S>(op.d_output);
+  auto* d_input = address<S>(op.d_input);
+  const std::int64_t count = op.d_output.num_elements();
+  if (count == 0) return;
+  if (op.type == ActivationType::swiglu) {
+    const std::int64_t features = op.d_output.shape()[1];
+    with_width<S>(fits_packs<S>(features, input, d_output, d_input), [&](auto width) {
+      launch(issue.stream, {blocks_for(count / width), threads_of_block}, swiglu_backward<S, width>, input, d_output,
+             d_input, features, count);
+    });
+    return;
+  }
+  with_function(op.type, [&](auto function) {
+    with_width<S>(fits_packs<S>(0, input, d_output, d_input), [&](auto width) {
+      launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block},
+             activate_backward<S, width, decltype(function)>, input, d_output, d_input, count);
+    });
+  });
+}
+
+template <class S>
+void compute(const Issue& issue, const RopeRotate& op) {
+  const std::int64_t rows = op.positions.num_elements();
+  const std::int64_t half = op.head_size / 2;
+  if (rows == 0 || op.num_heads == 0 || half == 0) return;
+  launch(issue.stream, {blocks_for(rows * half), threads_of_block}, rotate<S>, address<S>(op.values), op.row_stride,
+         op.num_heads, static_cast<int>(half), address<std::int32_t>(op.positions), rows, op.inverse ? -1.0F : 1.0F,
+         std::log2(op.theta));
+}
+
+template <class S>
+void compute(const Issue& issue, const Add& op) {
+  if (op.output.num_elements() == 0) return;
+  if (op.output.dtype() == dtype_of_element<S>())
+    issue_add<S>(issue, op);
+  else
+    issue_add<float>(issue, op);
+}
+
+template <class S>
+void compute(const Issue& issue, const Copy& op) {
+  if (op.output.num_bytes() == 0) return;
+  if (op.input.dtype() == op.output.dtype()) {
+    check(cudaMemcpyAsync(op.output.data(), op.input.data(), op.output.num_bytes(), cudaMemcpyDefault, issue.stream),
+          "a copy");
+    return;
+  }
+  const std::int64_t count = op.output.num_elements();
+  with_floating_type(op.input.dtype(), [&](auto from) {
+    with_floating_type(op.output.dtype(), [&](auto to) {
+      using From = decltype(from);
+      using To = decltype(to);
+      using Wider = std::conditional_t<(sizeof(From) > sizeof(To)), From, To>;
+      const auto* input = address<From>(op.input);
+      auto* output = address<To>(op.output);
+      with_width<Wider>(fits_packs<Wider>(0, input, output), [&](auto width) {
+        launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, convert<To, From, width>,
+               input, output, count);
+      });
+    });
+  });
+}
+
+template <class S>
+void compute(const Issue& issue, const Fill& op) {
+  if (op.output.num_elements() == 0) return;
+  if (op.output.dtype() == dtype_of_element<S>())
+    issue_fill<S>(issue, op);
+  else
+    issue_fill<float>(issue, op);
+}
+
+SCALETRAIN_FOR_COMPUTE_TYPES(ActivationForward)
+SCALETRAIN_FOR_COMPUTE_TYPES(ActivationBackward)
+SCALETRAIN_FOR_COMPUTE_TYPES(RopeRotate)
+SCALETRAIN_FOR_COMPUTE_TYPES(Add)
+SCALETRAIN_FOR_COMPUTE_TYPES(Copy)
+SCALETRAIN_FOR_COMPUTE_TYPES(Fill)
+
+}  // namespace scaletrain::cuda

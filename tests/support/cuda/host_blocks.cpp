@@ -1,0 +1,273 @@
+// Blocks of threads as fibers of one thread of the host.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda_language.h"
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SCALETRAIN_TELLS_SANITIZER 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define SCALETRAIN_TELLS_SANITIZER 1
+#endif
+#ifdef SCALETRAIN_TELLS_SANITIZER
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace scaletrain::cuda {
+
+namespace {
+
+constexpr unsigned warp_threads = 32;
+constexpr std::size_t stack_bytes = 64 << 10;
+
+// What the lanes of a warp, or the threads of a block, meet at. All must have come before any goes on.
+struct Meeting {
+  unsigned arrived = 0;
+  std::uint64_t number = 0;                 // of meetings that have taken place
+  std::uint64_t values[warp_threads] = {};  // of a warp's lanes, as they were when the last one came
+  std::uint64_t coming[warp_threads] = {};
+};
+
+struct Thread {
+  HostThread place;
+  bool has_ended = false;
+  const char* waits = nullptr;  // what it waits at, for people
+};
+
+// Runs one thread after the other, until one has to wait: another fiber then takes the threads that have not begun.
+struct Fiber {
+  ucontext_t context{};
+  std::vector<std::byte> stack;
+  Thread* thread = nullptr;  // that it is in the middle of
+#ifdef SCALETRAIN_TELLS_SANITIZER
+  void* fake_stack = nullptr;
+#endif
+};
+
+std::string place_of(const HostThread& thread) {
+  return "thread " + std::to_string(thread.thread_index.x) + " of block (" + std::to_string(thread.block_index.x) +
+         ", " + std::to_string(thread.block_index.y) + ", " + std::to_string(thread.block_index.z) + ")";
+}
+
+// One block under way. Its fibers are kept from block to block.
+class Block {
+ public:
+  void run(const LaunchShape& shape, uint3 index, const std::function<void()>& kernel, bool backwards) {
+    kernel_ = &kernel;
+    // Exactly as many bytes as were asked for, from the heap: what lies beyond them is not this block's.
+    const std::unique_ptr<std::byte[]> shared(new std::byte[shape.shared_bytes]);
+    std::memset(shared.get(), 0xff, shape.shared_bytes);
+    threads_.assign(shape.threads, {});
+    for (unsigned i = 0; i < shape.threads; ++i) {  // in the order in which they begin
+      const unsigned t = backwards ? shape.threads - 1 - i : i;
+      threads_[i].place = {{t, 0, 0}, index, dim3(shape.threads), shape.blocks, shared.get()};
+    }
+    warps_.assign(shape.threads / warp_threads, {});
+    block_ = {};
+    begun_ = 0;
+    ended_ = 0;
+    try {
+      run_threads();
+    } catch (...) {
+      fibers_.clear();  // in the middle of threads that nobody will go on with
+      throw;
+    }
+  }
+
+  const HostThread& current() const { return current_->thread->place; }
+  HostThread& current() { return current_->thread->place; }
+
+  void meet_block() {
+    const std::uint64_t number = block_.number;
+    if (++block_.arrived < threads_.size())
+      return wait("a barrier of the block", [&] { return block_.number != number; });
+    block_.arrived = 0;
+    ++block_.number;
+    moved_ = true;
+  }
+
+  const std::uint64_t* meet_warp(unsigned mask, std::uint64_t value, const char* what) {
+    const unsigned thread = current().thread_index.x;
+    if (mask != 0xffffffffU) throw BugError(place_of(current()) + ": " + what + " of a part of a warp");
+    Meeting& warp = warps_[thread / warp_threads];
+    warp.coming[thread % warp_threads] = value;
+    const std::uint64_t number = warp.number;
+    if (++warp.arrived < warp_threads) {
+      wait(what, [&] { return warp.number != number; });
+    } else {
+      warp.arrived = 0;
+      ++warp.number;
+      std::copy_n(warp.coming, warp_threads, warp.values);
+      moved_ = true;
+    }
+    return warp.values;
+  }
+
+ private:
+  static void enter();
+
+  void run_threads() {
+    while (ended_ < threads_.size()) {
+      moved_ = false;
+      for (std::size_t i = 0; i < fibers_.size(); ++i)
+        if (fibers_[i]->thread != nullptr) resume(*fibers_[i]);
+      while (begun_ < threads_.size()) resume(idle_fiber());
+      if (!moved_ && ended_ < threads_.size()) throw BugError("a block of a kernel is stuck: " + stuck_text());
+    }
+  }
+
+  Fiber& idle_fiber() {
+    for (const auto& fiber : fibers_)
+      if (fiber->thread == nullptr) return *fiber;
+    Fiber& fiber = *fibers_.emplace_back(std::make_unique<Fiber>());
+    fiber.stack.resize(stack_bytes);
+    ::getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    ::makecontext(&fiber.context, enter, 0);
+    return fiber;
+  }
+
+  template <class Done>
+  void wait(const char* what, Done done) {
+    Fiber& fiber = *current_;
+    fiber.thread->waits = what;
+    while (!done()) leave(fiber);
+    fiber.thread->waits = nullptr;
+    moved_ = true;
+  }
+
+  // Into a fiber, from the scheduler; and back.
+  void resume(Fiber& fiber) {
+    current_ = &fiber;
+#ifdef SCALETRAIN_TELLS_SANITIZER
+    void* fake_stack = nullptr;
+    __sanitizer_start_switch_fiber(&fake_stack, fiber.stack.data(), fiber.stack.size());
+#endif
+    ::swapcontext(&scheduler_, &fiber.context);
+#ifdef SCALETRAIN_TELLS_SANITIZER
+    __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+  void leave(Fiber& fiber) {
+#ifdef SCALETRAIN_TELLS_SANITIZER
+    __sanitizer_start_switch_fiber(&fiber.fake_stack, scheduler_stack_, scheduler_stack_bytes_);
+#endif
+    ::swapcontext(&fiber.context, &scheduler_);
+    arrive(fiber);
+  }
+  void arrive([[maybe_unused]] Fiber& fiber) {
+#ifdef SCALETRAIN_TELLS_SANITIZER
+    __sanitizer_finish_switch_fiber(fiber.fake_stack, &scheduler_stack_, &scheduler_stack_bytes_);
+#endif
+  }
+
+  std::string stuck_text() const {
+    const Thread* waiting = nullptr;
+    std::string others;
+    for (const Thread& thread : threads_) {
+      if (thread.waits != nullptr && waiting == nullptr)
+        waiting = &thread;
+      else if (thread.waits != nullptr && std::string(thread.waits) != waiting->waits && others.empty())
+        others = ", " + place_of(thread.place) + " at " + thread.waits;
+    }
+    for (const Thread& thread : threads_)
+      if (thread.has_ended) {
+        others += "; " + place_of(thread.place) + " has ended";
+        break;
+      }
+    return place_of(waiting->place) + " waits at " + waiting->waits + others;
+  }
+
+  const std::function<void()>* kernel_ = nullptr;
+  std::vector<Thread> threads_;  // in the order in which they begin
+  std::size_t begun_ = 0;
+  std::size_t ended_ = 0;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Meeting> warps_;
+  Meeting block_;
+  Fiber* current_ = nullptr;
+  ucontext_t scheduler_{};
+  bool moved_ = false;  // somebody has got further since the scheduler's round began
+  std::exception_ptr error_;
+#ifdef SCALETRAIN_TELLS_SANITIZER
+  const void* scheduler_stack_ = nullptr;
+  std::size_t scheduler_stack_bytes_ = 0;
+#endif
+};
+
+thread_local Block block_under_way;
+
+void Block::enter() {
+  Block& block = block_under_way;
+  Fiber& fiber = *block.current_;
+  block.arrive(fiber);
+  for (;;) {
+    while (block.begun_ < block.threads_.size() && !block.error_) {
+      fiber.thread = &block.threads_[block.begun_++];
+      try {
+        (*block.kernel_)();
+      } catch (...) {
+        block.error_ = std::current_exception();
+      }
+      fiber.thread->has_ended = true;
+      ++block.ended_;
+      block.moved_ = true;
+      fiber.thread = nullptr;
+    }
+    block.leave(fiber);
+  }
+}
+
+}  // namespace
+
+HostThread& this_thread() {
+  return block_under_way.current();
+}
+
+void meet_block() {
+  block_under_way.meet_block();
+}
+
+void meet_warp(unsigned mask) {
+  block_under_way.meet_warp(mask, 0, "a barrier of the warp");
+}
+
+std::uint64_t meet_shuffle(unsigned mask, std::uint64_t value, unsigned from_lane) {
+  return block_under_way.meet_warp(mask, value, "a shuffle")[from_lane];
+}
+
+unsigned meet_ballot(unsigned mask, bool vote) {
+  const std::uint64_t* const votes = block_under_way.meet_warp(mask, vote ? 1 : 0, "a vote");
+  unsigned all = 0;
+  for (unsigned lane = 0; lane < warp_threads; ++lane) all |= votes[lane] != 0 ? 1U << lane : 0U;
+  return all;
+}
+
+void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel) {
+  static thread_local bool backwards = false;
+  backwards = !backwards;
+  SCALETRAIN_CHECK(shape.threads > 0 && shape.threads <= 1024 && shape.threads % warp_threads == 0);
+  SCALETRAIN_CHECK(shape.blocks.x > 0 && shape.blocks.y > 0 && shape.blocks.z > 0);
+  SCALETRAIN_CHECK(shape.blocks.x <= 0x7fffffffU && shape.blocks.y <= 65535 && shape.blocks.z <= 65535);
+  const std::uint64_t blocks = std::uint64_t{shape.blocks.x} * shape.blocks.y * shape.blocks.z;
+  for (std::uint64_t i = 0; i < blocks; ++i) {
+    const std::uint64_t at = backwards ? blocks - 1 - i : i;
+    const uint3 index{static_cast<unsigned>(at % shape.blocks.x),
+                      static_cast<unsigned>(at / shape.blocks.x % shape.blocks.y),
+                      static_cast<unsigned>(at / shape.blocks.x / shape.blocks.y)};
+    block_under_way.run(shape, index, kernel, backwards);
+  }
+}
+
+}  // namespace scaletrain::cuda

@@ -1,0 +1,50 @@
+#include "support/cuda/kernels_on_host.h"
+
+#include <variant>
+
+#include "backend/cuda/kernels/kernels.h"
+#include "backend/host_backend.h"
+#include "tensor/buffer.h"
+
+namespace scaletrain {
+
+namespace {
+
+template <class S>
+class KernelsOnHost final : public HostBackend {
+ public:
+  explicit KernelsOnHost(DType compute) : compute_type_(compute), workspace_(cuda::workspace_bytes) {}
+
+  DType compute_type() const override { return compute_type_; }
+  std::string description() const override { return "cuda, on the host"; }
+  int num_threads() const override { return 1; }
+  std::size_t workspace_bytes() const override { return workspace_.size(); }
+  std::size_t packed_bytes(const Shape&) const override { return 0; }
+  std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }
+
+ private:
+  void launch(Stream&, const Operation& op) override {
+    const cuda::Issue issue{.workspace = workspace_.data()};
+    std::visit(
+        [&](const auto& descriptor) {
+          if constexpr (requires { cuda::compute<S>(issue, descriptor); })
+            cuda::compute<S>(issue, descriptor);
+          else
+            SCALETRAIN_CHECK(false && "no kernel of this operation");
+        },
+        op);
+  }
+
+  DType compute_type_;
+  Buffer workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_kernels_on_host(DType compute) {
+  if (compute == DType::f32) return std::make_unique<KernelsOnHost<float>>(compute);
+  if (compute == DType::bf16) return std::make_unique<KernelsOnHost<__nv_bfloat16>>(compute);
+  return std::make_unique<KernelsOnHost<__half>>(compute);
+}
+
+}  // namespace scaletrain
