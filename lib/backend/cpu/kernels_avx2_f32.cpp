@@ -47,32 +47,46 @@ SCALETRAIN_INLINE void store_first(float* p, V v, size_t count) {
 constexpr size_t prefetch_rows = 16;
 constexpr size_t line_floats = 16;
 
-// Rows as panels or blocks of `width` columns.
-template <size_t width>
-SCALETRAIN_INLINE void pack_words(const float* matrix, ptrdiff_t stride, size_t columns, size_t k, float* output,
-                                  ptrdiff_t bytes) {
-  const size_t padded = (columns + width - 1) / width * width;
+SCALETRAIN_INLINE V load_up_to(const float* p, size_t count) {
+  return count >= lanes ? load(p) : load_first(p, count);
+}
+
+SCALETRAIN_INLINE void prefetch_row(const float* row, size_t columns) {
+  for (size_t column = 0; column < columns; column += line_floats) __builtin_prefetch(row + column);
+}
+
+void pack_rows(const float* matrix, ptrdiff_t stride, size_t columns, size_t k, float* panels, ptrdiff_t panel_bytes) {
   for (size_t row = 0; row < k; ++row) {
     const float* const from = matrix + static_cast<ptrdiff_t>(row) * stride;
-    for (size_t column = 0; column < columns; column += line_floats)
-      __builtin_prefetch(from + static_cast<ptrdiff_t>(prefetch_rows) * stride + column);
-    for (size_t column = 0; column < padded; column += lanes) {
-      char* const to = reinterpret_cast<char*>(output) + static_cast<ptrdiff_t>(column / width) * bytes +
-                       (row * width + column % width) * 4;
-      const V values = column + lanes <= columns ? load(from + column)
-                       : column < columns        ? load_first(from + column, columns - column)
-                                                 : V{};
-      store(reinterpret_cast<float*>(to), values);
+    prefetch_row(from + static_cast<ptrdiff_t>(prefetch_rows) * stride, columns);
+    auto* panel = reinterpret_cast<char*>(panels + row * columns_of_panel);
+    for (size_t column = 0; column < columns; column += columns_of_panel, panel += panel_bytes) {
+      const size_t left = columns - column;
+      auto* const to = reinterpret_cast<float*>(panel);
+      store(to, load_up_to(from + column, left));
+      store(to + lanes, left > lanes ? load_up_to(from + column + lanes, left - lanes) : V{});
     }
   }
 }
 
-void pack_rows(const float* matrix, ptrdiff_t stride, size_t columns, size_t k, float* panels, ptrdiff_t panel_bytes) {
-  pack_words<columns_of_panel>(matrix, stride, columns, k, panels, panel_bytes);
-}
-
+// Groups of 6 rows, so that what a product reads next follows in memory: blocks of 48 rows as they are packed elsewhere
+// cost a cache line for each word, and with a panel they do not fit into the first-level cache. A store of 8 reaches
+// into the next word, which is written later, but for the last.
 void pack_a(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, float* blocks, ptrdiff_t block_bytes) {
-  pack_words<rows_of_block>(matrix, stride, rows, k, blocks, block_bytes);
+  for (size_t word = 0; word < k; ++word) {
+    const float* const from = matrix + static_cast<ptrdiff_t>(word) * stride;
+    prefetch_row(from + static_cast<ptrdiff_t>(prefetch_rows) * stride, rows);
+    for (size_t row = 0; row < rows; row += group_rows) {
+      auto* const block = reinterpret_cast<float*>(reinterpret_cast<char*>(blocks) +
+                                                   static_cast<ptrdiff_t>(row / rows_of_block) * block_bytes);
+      float* const to = block + (row % rows_of_block / group_rows * k + word) * group_rows;
+      const V values = load_up_to(from + row, rows - row);
+      if (word + 1 < k)
+        store(to, values);
+      else
+        store_first(to, values, group_rows);
+    }
+  }
 }
 
 }  // namespace
@@ -86,6 +100,7 @@ constinit const PanelKernels<float> f32_panels_avx2 = {.name = "avx2",
                                                        .pack_columns = nullptr,
                                                        .pack_rows = pack_rows,
                                                        .packs_rows = 0,
+                                                       .packs_groups = 1,
                                                        .pack_a = pack_a,
                                                        .softmax_forward = nullptr,
                                                        .softmax_backward = nullptr,

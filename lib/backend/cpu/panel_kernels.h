@@ -6,8 +6,8 @@
 // Layouts of packed operands, in words of 4 bytes (a pair [k, k+1] of bf16, or one element of f32), zeros where k or
 // the columns end:
 //   B (the columns of the result): panels of 64 columns, each [words][64]; AVX2's have 16.
-//   A (its rows): blocks of 48 rows, each [words][48], or [48][words] where packs_rows. A matrix whose rows are whole
-//   words is read as it lies.
+//   A (its rows): blocks of 48 rows, each [words][48], [48][words] where packs_rows, or 8 groups of [words][6] where
+//   packs_groups. A matrix whose rows are whole words is read as it lies.
 // The sum over k of an element of the result is made in order, word after word (AMX: 16 after 16), whatever the tile
 // that it is in and however k is cut (AMX: at multiples of 32): its bits depend on nothing else.
 #pragma once
@@ -22,6 +22,7 @@ namespace scaletrain::cpu {
 
 constexpr ptrdiff_t panel_columns = 64;  // of bf16, and the most
 constexpr ptrdiff_t panel_block_rows = 48;
+constexpr ptrdiff_t panel_group_rows = 6;
 
 // A tile of rows × columns: sums = (begins ? 0 : sums) + a · b, times alpha. Then, if there is an output, that is sums
 // + bias + addend, rounded, and what the sums hold afterwards is undefined.
@@ -31,6 +32,7 @@ struct PanelTile {
   ptrdiff_t a_block_bytes = 0;  // between blocks of 48 rows
   ptrdiff_t a_row_bytes = 0;
   ptrdiff_t a_word_bytes = 0;
+  ptrdiff_t a_group_bytes = 0;  // between groups of 6 rows of a block; 0: as far as 6 rows
   const S* b = nullptr;         // packed
   ptrdiff_t b_panel_bytes = 0;  // between panels
   size_t rows = 0;
@@ -60,6 +62,7 @@ struct PanelKernels {
   void (*pack_rows)(const S* matrix, ptrdiff_t stride, size_t columns, size_t k, S* panels, ptrdiff_t panel_bytes);
   // A from a matrix that lies as [k][rows].
   int packs_rows;
+  int packs_groups;
   void (*pack_a)(const S* matrix, ptrdiff_t stride, size_t rows, size_t k, S* blocks, ptrdiff_t block_bytes);
 
   // The softmax of attention as in Kernels, with what is multiplied next rounded to S: rows of `stride` elements with
