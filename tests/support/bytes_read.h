@@ -9,12 +9,23 @@
 
 namespace scaletrain {
 
-inline std::uint64_t bytes_read() {
+inline std::uint64_t thread_io(const std::string& wanted) {
   std::ifstream in("/proc/thread-self/io");
   std::string name;
   std::uint64_t value = 0;
-  REQUIRE((in >> name >> value && name == "rchar:"));
+  while (in >> name >> value && name != wanted) {
+  }
+  REQUIRE(name == wanted);
   return value;
+}
+
+inline std::uint64_t bytes_read() {
+  return thread_io("rchar:");
+}
+
+// How often.
+inline std::uint64_t reads_made() {
+  return thread_io("syscr:");
 }
 
 }  // namespace scaletrain

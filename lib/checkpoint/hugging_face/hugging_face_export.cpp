@@ -68,7 +68,7 @@ void assemble(const ParamTable& table, const TensorReader& read, const HuggingFa
     row_values.resize(static_cast<std::size_t>(2 * parameter.shape.num_elements()));
     float* const turned = row_values.data() + parameter.shape.num_elements();
     read(parameter, View(row_values.data(), DType::f32, parameter.shape));
-    transpose(row_values.data(), outputs, inputs, turned);
+    transpose(row_values.data(), inputs, outputs, inputs, turned);
     for (std::int64_t input = 0; input < inputs; ++input) {
       std::copy_n(turned + input * outputs, outputs, out.data() + input * width + part.offset);
     }

@@ -28,8 +28,34 @@ using nlohmann::json;
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 constexpr std::uint64_t config_limit_bytes = 1 << 20;
-// Elements converted or transposed at once.
+// Elements converted or transposed at once: few enough for a second-level cache.
 constexpr std::int64_t staging_elements = 1 << 18;
+// Elements of a row that are read in vain rather than that a read ends before them: a system reads as much ahead.
+constexpr std::int64_t passed_over_elements = 1 << 14;
+
+// A part of a transposed tensor of a file, and where it goes.
+struct Wanted {
+  Box box;
+  View out;
+};
+
+// The box of the file that holds all of it: of whole rows, if little of them is not wanted.
+Box block_around(const std::vector<Wanted>& wanted, std::int64_t row_elements) {
+  Box block = wanted.front().box;
+  for (const Wanted& part : wanted) {
+    for (const std::size_t dim : {0u, 1u}) {
+      const std::int64_t end =
+          std::max(block.first[dim] + block.extent[dim], part.box.first[dim] + part.box.extent[dim]);
+      block.first[dim] = std::min(block.first[dim], part.box.first[dim]);
+      block.extent[dim] = end - block.first[dim];
+    }
+  }
+  if (row_elements - block.extent[1] <= passed_over_elements) {
+    block.first[1] = 0;
+    block.extent[1] = row_elements;
+  }
+  return block;
+}
 
 // Buffers of older files that are no parameters: the causal mask, and the rotary angles.
 bool is_known_buffer(std::string_view name) {
@@ -56,8 +82,8 @@ struct HuggingFaceModel::Impl {
   void check_sizes() const;
   void check_tensors();
   void read(const HuggingFaceTensor& tensor, const Box& box, View out, HostAccess& access) const;
-  void load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box, View out,
-                 HostAccess& access) const;
+  void read_turned(const HuggingFaceTensor& tensor, const std::vector<Wanted>& wanted, HostAccess& access) const;
+  void load_turned(const HuggingFaceTensor& tensor, std::vector<Wanted> wanted, HostAccess& access) const;
 };
 
 void HuggingFaceModel::Impl::open_file(const std::string& name, const std::map<std::string, std::string>* weight_map) {
@@ -181,35 +207,56 @@ void HuggingFaceModel::Impl::read(const HuggingFaceTensor& tensor, const Box& bo
   });
 }
 
-void HuggingFaceModel::Impl::load_part(const HuggingFaceTensor& tensor, const HuggingFacePart& part, const Box& row_box,
-                                       View out, HostAccess& access) const {
-  const Box box = hugging_face_box(tensor, part, row_box);
-  if (!tensor.is_transposed) {
-    read(tensor, box, out, access);
-    return;
-  }
-  // Some input features (rows of the file) at a time: [n, outputs] becomes columns of [outputs, inputs].
-  const std::int64_t inputs = box.extent[0];
-  const std::int64_t outputs = box.extent[1];
-  if (inputs == 0 || outputs == 0) return;
-  const std::int64_t most = std::clamp<std::int64_t>(staging_elements / outputs, 1, inputs);
-  const View flat = out.reshape({out.num_elements()});
-  std::vector<float> rows(static_cast<std::size_t>(most * outputs));
+// [inputs, outputs] of the file becomes [outputs, inputs]. The file is read in blocks of whole input features (rows),
+// as wide as all that is wanted, so that query, key and value come with one reading.
+void HuggingFaceModel::Impl::read_turned(const HuggingFaceTensor& tensor, const std::vector<Wanted>& wanted,
+                                         HostAccess& access) const {
+  const Box block = block_around(wanted, tensor.shape[1]);
+  const std::int64_t width = block.extent[1];
+  const std::int64_t most = std::clamp<std::int64_t>(staging_elements / width, 1, block.extent[0]);
+  std::vector<float> rows(static_cast<std::size_t>(most * width));
   std::vector<float> turned(rows.size());
-  for (std::int64_t first = 0; first < inputs; first += most) {
-    Box piece = box;
-    piece.first[0] += first;
-    piece.extent[0] = std::min(most, inputs - first);
-    const std::int64_t count = piece.extent[0];
+  Box piece = block;
+  for (std::int64_t done = 0; done < block.extent[0]; done += most) {
+    piece.first[0] = block.first[0] + done;
+    piece.extent[0] = std::min(most, block.extent[0] - done);
     read(tensor, piece, View(rows.data(), DType::f32, shape_of_box(piece)), access);
-    transpose(rows.data(), count, outputs, turned.data());
-    for (std::int64_t output = 0; output < outputs; ++output) {
-      access.write(flat.rows(output * inputs + first, count), [&](const View& to) {
-        convert_floats(DType::f32, turned.data() + output * count, to.dtype(), to.bytes(),
-                       static_cast<std::size_t>(count));
-      });
+    for (const Wanted& part : wanted) {
+      const std::optional<Box> here = intersect(piece, part.box);
+      if (!here) continue;
+      const std::int64_t first_row = here->first[0] - piece.first[0];
+      const std::int64_t inputs = here->extent[0];
+      const std::int64_t outputs = here->extent[1];
+      transpose(rows.data() + first_row * width + here->first[1] - piece.first[1], width, inputs, outputs,
+                turned.data());
+      const View flat = part.out.reshape({part.out.num_elements()});
+      const std::int64_t first_input = here->first[0] - part.box.first[0];
+      for (std::int64_t output = 0; output < outputs; ++output) {
+        access.write(flat.rows(output * part.box.extent[0] + first_input, inputs), [&](const View& to) {
+          convert_floats(DType::f32, turned.data() + output * inputs, to.dtype(), to.bytes(),
+                         static_cast<std::size_t>(inputs));
+        });
+      }
     }
   }
+}
+
+// What lies close together in the file's rows is read together.
+void HuggingFaceModel::Impl::load_turned(const HuggingFaceTensor& tensor, std::vector<Wanted> wanted,
+                                         HostAccess& access) const {
+  std::sort(wanted.begin(), wanted.end(),
+            [](const Wanted& a, const Wanted& b) { return a.box.first[1] < b.box.first[1]; });
+  std::vector<Wanted> together;
+  std::int64_t end = 0;
+  for (Wanted& part : wanted) {
+    if (!together.empty() && part.box.first[1] - end > passed_over_elements) {
+      read_turned(tensor, together, access);
+      together.clear();
+    }
+    end = std::max(end, part.box.first[1] + part.box.extent[1]);
+    together.push_back(std::move(part));
+  }
+  if (!together.empty()) read_turned(tensor, together, access);
 }
 
 bool is_hugging_face_folder(const std::filesystem::path& folder) {
@@ -268,16 +315,25 @@ void HuggingFaceModel::load(ParamStore& store, Stream& stream) const {
     for (const HuggingFacePart& part : tensor.parts) by_parameter.emplace(part.parameter, std::pair(&tensor, part));
   }
   HostAccess access(store.backend());
+  std::map<const HuggingFaceTensor*, std::vector<Wanted>> turned;
   for (const ParamRange& range : store.held(StateKind::master)) {
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(range.parameter)];
     const int owner = parameter.tied_to ? table.index_of(*parameter.tied_to) : range.parameter;
     const auto found = by_parameter.find(owner);
     SCALETRAIN_CHECK(found != by_parameter.end());
+    const HuggingFaceTensor* const tensor = found->second.first;
+    const HuggingFacePart& part = found->second.second;
     for_each_box(*store.layout().find(range.parameter), range, [&](const Box& box, const ParamRange& part_of_range) {
-      impl_->load_part(*found->second.first, found->second.second, box, store.values(StateKind::master, part_of_range),
-                       access);
+      const Box in_file = hugging_face_box(*tensor, part, box);
+      const View out = store.values(StateKind::master, part_of_range);
+      if (!tensor->is_transposed) {
+        impl_->read(*tensor, in_file, out, access);
+      } else if (in_file.num_elements() > 0) {
+        turned[tensor].push_back({in_file, out});
+      }
     });
   }
+  for (auto& [tensor, wanted] : turned) impl_->load_turned(*tensor, std::move(wanted), access);
   access.finish();
   store.values_changed(stream);
 }

@@ -65,7 +65,7 @@ std::string full_hugging_face_name(std::string_view stored) {
   return std::string(stored);
 }
 
-void transpose(const float* source, std::int64_t rows, std::int64_t columns, float* target) {
+void transpose(const float* source, std::int64_t stride, std::int64_t rows, std::int64_t columns, float* target) {
   // Tiles, so that both sides stay in the first cache.
   constexpr std::int64_t tile = 32;
   for (std::int64_t row_tile = 0; row_tile < rows; row_tile += tile) {
@@ -74,7 +74,7 @@ void transpose(const float* source, std::int64_t rows, std::int64_t columns, flo
       const std::int64_t column_end = std::min(columns, column_tile + tile);
       for (std::int64_t row = row_tile; row < row_end; ++row) {
         for (std::int64_t column = column_tile; column < column_end; ++column) {
-          target[column * rows + row] = source[row * columns + column];
+          target[column * rows + row] = source[row * stride + column];
         }
       }
     }

@@ -33,7 +33,7 @@ Box hugging_face_box(const HuggingFaceTensor& tensor, const HuggingFacePart& par
 // Base models are stored without the "transformer." or "model." in front: the name with it.
 std::string full_hugging_face_name(std::string_view stored);
 
-// Copies the transpose of source [parameters, columns] to target [columns, parameters].
-void transpose(const float* source, std::int64_t rows, std::int64_t columns, float* target);
+// Copies the transpose of source [rows, columns], whose rows lie `stride` elements apart, to target [columns, rows].
+void transpose(const float* source, std::int64_t stride, std::int64_t rows, std::int64_t columns, float* target);
 
 }  // namespace scaletrain
