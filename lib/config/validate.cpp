@@ -66,12 +66,25 @@ class Rules {
     return std::none_of(paths.begin(), paths.end(), [&](const std::string& path) { return is_broken(context_, path); });
   }
 
-  // At the first of the paths that was given; the message begins with the first path.
+  // Which of a rule's keys broke it: the first that an override sets, since the file stood before it, else the first
+  // that was given, if any.
+  template <class Paths>
+  const std::string* breaker(const Paths& paths) const {
+    const auto overridden = std::find_if(paths.begin(), paths.end(), [&](const std::string& path) {
+      return is_given(path) && place_of(context_, path).source > 0;
+    });
+    if (overridden != paths.end()) return &*overridden;
+    const auto given =
+        std::find_if(paths.begin(), paths.end(), [&](const std::string& path) { return is_given(path); });
+    return given == paths.end() ? nullptr : &*given;
+  }
+
+  // At the breaker's place; the message begins with the first path.
   void refuse(std::initializer_list<std::string> paths, const std::string& message) {
     const std::string& named = *paths.begin();
-    const auto given = std::find_if(paths.begin(), paths.end(), [&](const auto& path) { return is_given(path); });
-    const Place place = place_of(context_, given == paths.end() ? named : *given);
-    context_.diagnostics.add(place, fmt::format("{}: {}", named, message));
+    const std::string* const given = breaker(paths);
+    context_.diagnostics.add(place_of(context_, given == nullptr ? named : *given),
+                             fmt::format("{}: {}", named, message));
   }
 
   std::string from_preset(const std::string& path) const {
@@ -82,12 +95,12 @@ class Rules {
     const ModelConfig& model = config_.model;
     if (!are_fine({"model", "model.preset", "model.heads"})) return;
     if (are_fine({"model.hidden"}) && model.hidden % model.heads != 0) {
-      refuse({"model.hidden", "model.heads"},
+      refuse({"model.hidden", "model.heads", "model.preset"},
              fmt::format("{}{} is no multiple of heads {}{}", model.hidden, from_preset("model.hidden"), model.heads,
                          from_preset("model.heads")));
     } else if (are_fine({"model.hidden", "model.position"}) && model.position == PositionKind::rope &&
                model.hidden / model.heads % 2 != 0) {
-      refuse({"model.position", "model.hidden", "model.heads"},
+      refuse({"model.position", "model.hidden", "model.heads", "model.preset"},
              fmt::format("rope rotates pairs, and a head of hidden / heads = {} is odd", model.hidden / model.heads));
     }
     // As long as the processor's kernels for halves take (backend/cpu/attention.h).
@@ -95,12 +108,12 @@ class Rules {
     const bool is_half = config_.precision.compute == Precision::bf16 || config_.precision.compute == Precision::fp16;
     if (are_fine({"model.hidden", "precision.compute"}) && is_half && model.hidden / model.heads > longest_half_head)
       refuse(
-          {"model.heads", "precision.compute", "model.hidden"},
+          {"model.heads", "precision.compute", "model.hidden", "model.preset"},
           fmt::format("a head of hidden / heads = {} is longer than {}, the most that precision.compute {} takes; use "
                       "more heads, or fp32",
                       model.hidden / model.heads, longest_half_head, to_text(config_.compute_precision())));
     if (are_fine({"model.kv_heads"}) && (model.kv_heads > model.heads || model.heads % model.kv_heads != 0)) {
-      refuse({"model.kv_heads", "model.heads"},
+      refuse({"model.kv_heads", "model.heads", "model.preset"},
              fmt::format("heads {}{} is no multiple of kv_heads {}{}", model.heads, from_preset("model.heads"),
                          model.kv_heads, from_preset("model.kv_heads")));
     }
@@ -213,7 +226,7 @@ class Rules {
     // How many steps a run in tokens has depends on what it has trained on (check_warmup in train/run_length.h).
     const auto& warmup = train.lr_schedule.warmup;
     if (are_fine({"train.lr_schedule.warmup"}) && warmup && train.steps && *warmup > *train.steps) {
-      refuse({"train.lr_schedule.warmup"},
+      refuse({"train.lr_schedule.warmup", "train.steps"},
              fmt::format(
                  "warm-up of {} steps exceeds the run's {} steps; lower warmup, leave it out (auto) or raise steps",
                  *warmup, *train.steps));
@@ -225,11 +238,11 @@ class Rules {
     if (!are_fine({"data.tokenizer.type"})) return;
     const bool is_ids = tokenizer.type == TokenizerKind::ids;
     if (tokenizer.path && (is_ids || tokenizer.type == TokenizerKind::bytes)) {
-      refuse({"data.tokenizer.path"},
+      refuse({"data.tokenizer.path", "data.tokenizer.type"},
              fmt::format("tokenizer {} has no files; leave path out", to_text(tokenizer.type)));
     }
     if (tokenizer.end_of_document && !is_ids) {
-      refuse({"data.tokenizer.end_of_document"},
+      refuse({"data.tokenizer.end_of_document", "data.tokenizer.type"},
              fmt::format("only for tokenizer ids; {} brings its own", to_text(tokenizer.type)));
     }
     const auto& vocab = config_.model.vocab;
@@ -248,16 +261,18 @@ class Rules {
     if (!are_fine({path + ".type"})) return;
     const bool is_ids = config_.data.tokenizer.type == TokenizerKind::ids && are_fine({"data.tokenizer.type"});
     if (is_ids && (source.type == SourceKind::text || source.type == SourceKind::jsonl)) {
-      refuse({path + ".type"}, fmt::format("{} needs a tokenizer that reads text; tokenizer ids takes token files",
-                                           to_text(source.type)));
+      refuse(
+          {path + ".type", "data.tokenizer.type"},
+          fmt::format("{} needs a tokenizer that reads text; tokenizer ids takes token files", to_text(source.type)));
     }
     // The resolved config spells out every default, so only a value that says something is refused there.
     const bool says_field = origin_ == Origin::user ? is_given(path + ".field") : source.field != Source().field;
     if (says_field && (source.type == SourceKind::text || source.type == SourceKind::tokens) &&
         source.field != Source().field)
-      refuse({path + ".field"}, fmt::format("only for jsonl; this source is {}", to_text(source.type)));
+      refuse({path + ".field", path + ".type"}, fmt::format("only for jsonl; this source is {}", to_text(source.type)));
     if (source.separator && (source.type == SourceKind::jsonl || source.type == SourceKind::tokens))
-      refuse({path + ".separator"}, fmt::format("only for text; this source is {}", to_text(source.type)));
+      refuse({path + ".separator", path + ".type"},
+             fmt::format("only for text; this source is {}", to_text(source.type)));
   }
 
   void check_sources() {
@@ -284,7 +299,8 @@ class Rules {
     if (!config_.early_stop || !are_fine({"early_stop.metric", "data.validation"})) return;
     const std::string& metric = config_.early_stop->metric;
     if (config_.data.validation.empty()) {
-      refuse({"early_stop.metric", "early_stop"}, "there is no validation set to watch; add one to data.validation");
+      refuse({"early_stop.metric", "early_stop", "data.validation"},
+             "there is no validation set to watch; add one to data.validation");
       return;
     }
     std::vector<std::string> metrics;
@@ -295,7 +311,8 @@ class Rules {
     if (std::find(metrics.begin(), metrics.end(), metric) == metrics.end()) {
       std::string all;
       for (const std::string& known : metrics) all += (all.empty() ? "" : ", ") + known;
-      refuse({"early_stop.metric"}, fmt::format("{} is no metric of this run; there is {}", quoted(metric), all));
+      refuse({"early_stop.metric", "data.validation"},
+             fmt::format("{} is no metric of this run; there is {}", quoted(metric), all));
     }
     if (are_fine({"evaluate.every"}) && config_.evaluate.every == 0)
       refuse({"early_stop", "evaluate.every"}, "needs evaluations during the run, and evaluate.every is 0");
@@ -314,10 +331,8 @@ class Rules {
     const auto data = data_degree(config_.parallel, world_);
     for (const LayoutProblem& problem : layout_problems(config_, data, world_)) {
       if (!are_fine(problem.keys)) continue;
-      const auto given =
-          std::find_if(problem.keys.begin(), problem.keys.end(), [&](const auto& key) { return is_given(key); });
-      const bool has_place = !problem.is_of_world && given != problem.keys.end();
-      context_.diagnostics.add(has_place ? place_of(context_, *given) : Place{0, 0, 0}, problem.text);
+      const std::string* const given = problem.is_of_world ? nullptr : breaker(problem.keys);
+      context_.diagnostics.add(given != nullptr ? place_of(context_, *given) : Place{0, 0, 0}, problem.text);
     }
   }
 

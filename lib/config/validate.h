@@ -28,9 +28,10 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
 // What is allowed and probably not meant: keys that the user gave and that have no effect beside the others.
 void add_notices(const Config& config, const ReadContext& context, std::vector<std::string>& notices);
 
-// Adds every broken rule to the context's diagnostics, at the first of the rule's keys that was given. A rule stays
-// silent when one of its keys was refused already. A value of the file that an override has left without effect is
-// dropped with a notice. `world`: the ranks that there will be, if they are known already.
+// Adds every broken rule to the context's diagnostics: at the first of the rule's keys that an override sets, else at
+// the first that was given. A rule stays silent when one of its keys was refused already. A value of the file that an
+// override has left without effect is dropped with a notice. `world`: the ranks that there will be, if they are known
+// already.
 void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,
                      std::vector<std::string>& notices);
 

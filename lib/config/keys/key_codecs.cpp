@@ -207,23 +207,22 @@ std::string TextCodec::text(const std::string& value) const {
   return yaml_scalar(value);
 }
 
-std::string parse_choice(const YamlNode& node, std::span<const std::string> choices,
-                         std::span<const std::string> not_yet, std::size_t& index) {
-  const auto is_supported = [not_yet](const std::string& choice) {
-    return std::find(not_yet.begin(), not_yet.end(), choice) == not_yet.end();
+std::string parse_choice(const YamlNode& node, const Choices& choices, std::size_t& index) {
+  const auto is_supported = [&choices](const std::string& word) {
+    return std::find(choices.not_yet.begin(), choices.not_yet.end(), word) == choices.not_yet.end();
   };
-  std::string offered;
-  for (const std::string& choice : choices)
-    if (is_supported(choice)) offered += (offered.empty() ? "" : ", ") + choice;
+  std::string offered(choices.besides);
+  for (const std::string& word : choices.words)
+    if (is_supported(word)) offered += (offered.empty() ? "" : ", ") + word;
   if (node.kind != YamlNode::Kind::scalar) return expected(fmt::format("one of {}", offered), node);
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    if (node.text == choices[i]) {
+  for (std::size_t i = 0; i < choices.words.size(); ++i) {
+    if (node.text == choices.words[i]) {
       index = i;
       return {};
     }
   }
   std::string problem = expected(fmt::format("one of {}", offered), node);
-  const auto nearest = meant_choice(node.text, choices);
+  const auto nearest = meant_choice(node.text, choices.words);
   if (!nearest) return problem;
   return problem +
          (is_supported(*nearest) ? "; did you mean " + *nearest + "?" : "; " + *nearest + " is not supported yet");
@@ -231,7 +230,7 @@ std::string parse_choice(const YamlNode& node, std::span<const std::string> choi
 
 std::string PresetCodec::parse(const YamlNode& node, std::string& value) const {
   std::size_t index = 0;
-  std::string problem = parse_choice(node, model_preset_names(), {}, index);
+  std::string problem = parse_choice(node, {.words = model_preset_names()}, index);
   if (problem.empty()) value = model_preset_names()[index];
   return problem;
 }

@@ -102,18 +102,23 @@ struct TextCodec {
   std::string type() const { return rule == TextRule::path ? "path" : rule == TextRule::plain_name ? "name" : "text"; }
 };
 
-// One of a set of words. Those of not_yet are read too, but a refusal does not offer them.
-std::string parse_choice(const YamlNode& node, std::span<const std::string> choices,
-                         std::span<const std::string> not_yet, std::size_t& index);
+// One of a set of words.
+struct Choices {
+  std::span<const std::string> words;
+  std::span<const std::string> not_yet{};  // of the words: they are read too, but a refusal does not offer them
+  std::string_view besides{};  // another word that the key takes, which a refusal offers first; may be empty
+};
+std::string parse_choice(const YamlNode& node, const Choices& choices, std::size_t& index);
 
 template <class E>
 struct EnumCodec {
   std::vector<std::string> not_yet{};  // words that are not supported yet as values of the key: see unsupported.h
+  std::string_view besides{};          // the key's word for nothing: see OptionalCodec
   std::string parse(const YamlNode& node, E& value) const {
-    std::vector<std::string> choices;
-    for (const auto& entry : enum_names<E>()) choices.emplace_back(entry.second);
+    std::vector<std::string> words;
+    for (const auto& entry : enum_names<E>()) words.emplace_back(entry.second);
     std::size_t index = 0;
-    std::string problem = parse_choice(node, choices, not_yet, index);
+    std::string problem = parse_choice(node, {.words = words, .not_yet = not_yet, .besides = besides}, index);
     if (problem.empty()) value = enum_names<E>()[index].first;
     return problem;
   }

@@ -68,6 +68,7 @@ Key<Config> top(Words words, Codec codec, Field field) {
 
 template <class Codec>
 OptionalCodec<Codec> optional(Codec codec, std::string_view word = {}) {
+  if constexpr (requires { codec.besides; }) codec.besides = word;
   return {std::move(codec), word};
 }
 

@@ -153,6 +153,9 @@ TEST_CASE("the schema marks exactly the values that are refused as not supported
       CHECK_MESSAGE(is_marked == is_refused(word), info.path << ": " << word);
       words.insert(word);
     }
+    // The word for nothing beside the others.
+    const std::string last = info.type.substr(info.type.rfind(' ') + 1);
+    const std::string besides = info.type.ends_with(" or " + last) && last != "null" ? last : "";
     // Also those that are no words of the key so far.
     for (const std::string& word : not_yet)
       if (!words.contains(word)) CHECK_MESSAGE(is_refused(word), info.path << ": " << word);
@@ -166,6 +169,7 @@ TEST_CASE("the schema marks exactly the values that are refused as not supported
         const bool is_offered = contains(offered + ",", " " + name + ",");
         CHECK_MESSAGE(is_offered != is_refused(name), info.path << ": " << report);
       }
+      if (!besides.empty()) CHECK_MESSAGE(contains(offered + ",", " " + besides + ","), info.path << ": " << report);
     }
     marked += not_yet.size();
   }
@@ -251,7 +255,8 @@ TEST_CASE("check may load what cannot run yet") {
                                         {}, {.allow_unsupported = true});
   CHECK(loaded.config.precision.compute == Precision::tf32);
   REQUIRE(loaded.unsupported.size() == 2);
-  CHECK(loaded.unsupported[0] == "c.yaml:3:22: precision.compute: tf32 is not supported yet; use fp32, bf16 or fp16");
+  CHECK(loaded.unsupported[0] ==
+        "c.yaml:3:22: precision.compute: tf32 is not supported yet; use auto, fp32, bf16 or fp16");
   CHECK(loaded.unsupported[1] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
   CHECK(unsupported_values(loaded.config).size() == 2);
 }

@@ -55,8 +55,9 @@ TEST_CASE("wrong kinds of values say what was found") {
   CHECK(contains(errors_of(kLeast + "model: {bias: yes}\n"), "model.bias: expected true or false, found text \"yes\""));
   CHECK(contains(errors_of(kLeast + "model: {norm: rmsnrm}\n"),
                  "model.norm: expected one of layernorm, rmsnorm, found text \"rmsnrm\"; did you mean rmsnorm?"));
-  CHECK(contains(errors_of(kLeast + "precision: {compute: bfloat16}\n"),
-                 "precision.compute: expected one of fp32, bf16, fp16, found text \"bfloat16\"; did you mean bf16?"));
+  CHECK(contains(
+      errors_of(kLeast + "precision: {compute: bfloat16}\n"),
+      "precision.compute: expected one of auto, fp32, bf16, fp16, found text \"bfloat16\"; did you mean bf16?"));
   CHECK(contains(errors_of(kLeast + "run: {device: gpu}\n"),
                  "run.device: expected one of auto, cpu, found text \"gpu\"; cuda is not supported yet"));
   CHECK(contains(errors_of(kLeast + "model: {layers: [1]}\n"), "model.layers: expected an integer, found a list"));

@@ -21,6 +21,48 @@ TEST_CASE("heads divide the width and are shared evenly") {
   CHECK(override_errors({"model.hidden=36"}) == "accepted");
 }
 
+TEST_CASE("a rule that an override breaks is told at the override, whatever else the file says") {
+  struct Case {
+    std::string file;
+    std::string setting;
+    std::string message;
+  };
+  const std::string two_sets = "data: {train: [{path: a}], validation: [{name: web, path: b}]}\ntrain: {steps: 200}\n";
+  const std::vector<Case> cases = {
+      {kLeast + "model: {hidden: 64, heads: 4}\n", "model.heads=5", "model.hidden: 64 is no multiple of heads 5"},
+      {kLeast + "model: {hidden: 64, heads: 4}\n", "model={heads: 5}", "model.hidden: 64 is no multiple of heads 5"},
+      {kLeast + "model: {hidden: 64, heads: 4}\n", "model.hidden=63", "model.hidden: 63 is no multiple of heads 4"},
+      {kLeast + "model: {heads: 24}\n", "model.preset=llama-8b", "model.hidden: 4096 (from preset llama-8b) is no"},
+      {kLeast + "model: {hidden: 64, heads: 4, kv_heads: 2}\n", "model.heads=1", "model.kv_heads: heads 1 is no"},
+      {kLeast + "model: {position: rope, hidden: 64, heads: 4}\n", "model.heads=64", "model.position: rope rotates"},
+      {kLeast + "model: {hidden: 4096, heads: 2}\n", "precision.compute=bf16", "model.heads: a head of hidden"},
+      {kLeast + "model: {vocab: 300}\n" + "parallel: {tensor: 2, data: 1}\n", "model.heads=3",
+       "parallel.tensor: 2 does"},
+      {"data: {train: [{path: a}]}\ntrain: {steps: 200, lr_schedule: {warmup: 20}}\n", "train.steps=10",
+       "train.lr_schedule.warmup: warm-up of 20 steps exceeds"},
+      {"data: {train: [{path: a}], tokenizer: {type: ids, end_of_document: 3}}\ntrain: {steps: 9}\n"
+       "model: {vocab: 300}\n",
+       "data.tokenizer.type=bytes", "data.tokenizer.end_of_document: only for tokenizer ids"},
+      {"data: {train: [{path: a, type: text}]}\ntrain: {steps: 9}\nmodel: {vocab: 300}\n", "data.tokenizer.type=ids",
+       "data.train.0.type: text needs a tokenizer"},
+      {"data: {train: [{path: a, type: jsonl, field: body}]}\ntrain: {steps: 9}\n", "data.train.0.type=text",
+       "data.train.0.field: only for jsonl"},
+      {two_sets + "early_stop: {metric: validation/web/loss, patience: 3}\n", "data.validation=[]",
+       "early_stop.metric: there is no validation set"},
+      {two_sets + "early_stop: {metric: validation/web/loss, patience: 3}\n", "data.validation=[{name: a, path: b}]",
+       "early_stop.metric: \"validation/web/loss\" is no metric"},
+      {two_sets + "early_stop: {metric: validation/web/loss, patience: 3}\n", "evaluate.every=0",
+       "early_stop: needs evaluations"},
+  };
+  for (const Case& broken : cases) {
+    CHECK_MESSAGE(errors_of(broken.file) == "accepted", broken.file);
+    const std::string report = errors_of(broken.file, {broken.setting});
+    CHECK_MESSAGE(report.starts_with("--set " + broken.setting + ": " + broken.message), report);
+  }
+  // One that has nothing to do with it is not blamed.
+  CHECK(errors_of(kLeast + "model: {hidden: 64, heads: 5}\n", {"model.layers=3"}).starts_with("c.yaml:3:17: "));
+}
+
 TEST_CASE("heads in half precision are as long as its kernels take") {
   CHECK(override_errors({"model.hidden=2048", "model.heads=2", "precision.compute=bf16"}) == "accepted");
   CHECK(override_errors({"model.hidden=2050", "model.heads=2"}) == "accepted");
