@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -193,18 +194,20 @@ bool is_checkpoint(const fs::path& path) {
   return path_exists(path / "manifest.json");
 }
 
-StartPoint start_from(const RunPaths& paths, const fs::path& path, const LoadedConfig& config, const Report& report) {
+// `going_on` hears what matters only if the run goes on, `report` the rest.
+StartPoint start_from(const RunPaths& paths, const fs::path& path, const LoadedConfig& config, const Report& report,
+                      const Report& going_on) {
   std::optional<Checkpoint> asked;
   if (is_checkpoint(path)) asked.emplace(path);
   if (const auto newest = newest_since(paths, path, asked ? asked->manifest().save_id : "", report)) {
-    check_resume_from(*newest, config, report);
-    report(
+    check_resume_from(*newest, config, going_on);
+    going_on(
         fmt::format("notice: this run already went on from {}: continuing with its newest checkpoint", path.string()));
     return start_after(*newest);
   }
   if (!asked) throw InputError(fmt::format("--resume {}: the checkpoint does not exist", path.string()));
   asked->verify();
-  check_resume_from(*asked, config, report);
+  check_resume_from(*asked, config, going_on);
   std::int64_t generation = asked->manifest().generation;
   for (const CatalogEntry& entry : list_readable_checkpoints(paths.checkpoints())) {
     if (!entry.problem.empty()) continue;
@@ -240,9 +243,11 @@ bool has_begun(const RunPaths& paths, const JobStart& job) {
   }
 }
 
+// Told as start_from does.
 StartPoint choose_start(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
-                        const Report& report) {
-  if (resume.mode == ResumeRequest::Mode::from_checkpoint) return start_from(paths, resume.checkpoint, config, report);
+                        const Report& report, const Report& going_on) {
+  if (resume.mode == ResumeRequest::Mode::from_checkpoint)
+    return start_from(paths, resume.checkpoint, config, report, going_on);
   if (resume.mode == ResumeRequest::Mode::never) {
     const auto entries = list_checkpoints(paths.checkpoints());
     if (entries.empty()) {
@@ -254,14 +259,14 @@ StartPoint choose_start(const RunPaths& paths, const LoadedConfig& config, const
           fmt::format("--resume never: {} holds {} that a new run would lose; choose another "
                       "run.directory or remove the folder, or go on from the newest with --resume auto",
                       paths.folder.string(), counted(entries.size(), "checkpoint")));
-    report(fmt::format("notice: --resume never: job {} began this run itself and goes on with it", resume.job.id));
+    going_on(fmt::format("notice: --resume never: job {} began this run itself and goes on with it", resume.job.id));
   }
   const std::optional<Checkpoint> newest = newest_of_run(paths, report);
   if (!newest) {
     if (resume.mode == ResumeRequest::Mode::required) throw no_checkpoint(paths);
     return {};
   }
-  check_resume_from(*newest, config, report);
+  check_resume_from(*newest, config, going_on);
   return start_after(*newest);
 }
 
@@ -403,8 +408,20 @@ std::optional<Resumption> check_resume(const RunPaths& paths, const LoadedConfig
 
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report) {
-  StartPoint start = choose_start(paths, config, resume, report);
+  std::vector<std::string> of_going_on;
+  const auto tell_of_going_on = [&] {
+    for (const std::string& text : of_going_on) report(text);
+  };
+  StartPoint start;
+  try {
+    start = choose_start(paths, config, resume, report,
+                         [&of_going_on](const std::string& text) { of_going_on.push_back(text); });
+  } catch (const std::exception&) {
+    tell_of_going_on();  // beside what is refused
+    throw;
+  }
   if (already_complete(start, config.config)) return start;
+  tell_of_going_on();
   std::optional<Checkpoint> from;
   if (start.checkpoint) from.emplace(*start.checkpoint);
   check_warmup(config.config, from ? read_state(from->manifest(), manifest_path(*from)) : RunState());

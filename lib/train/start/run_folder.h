@@ -79,13 +79,13 @@ struct Resumption {
 std::optional<Resumption> check_resume(const RunPaths& paths, const LoadedConfig& config, const Report& report);
 
 // Chooses the checkpoint, checks what a resume may change, then writes config.yaml and config.source.yaml; a run that
-// is already complete is left as it is. A path that the run's newest checkpoint stems from means that newest one: the
-// same command goes on when it is given again, and so does --resume never in a later start of the job that began the
-// run with it. Notices go to `report`. UserError: --resume never over checkpoints otherwise, a key that a resume must
-// not change. InputError: --resume required without a checkpoint, none that is usable, none although the metrics know
-// of some. FileAccessError for one that cannot be read now: it may be whole, so the run neither quarantines it nor
-// falls back on an older one. What earlier starts have left unfinished is removed, and checkpoints that a smaller
-// checkpoint.keep lets go, or that leave no space for the next one.
+// is already complete is left as it is, and nothing is said of how it would go on. A path that the run's newest
+// checkpoint stems from means that newest one: the same command goes on when it is given again, and so does --resume
+// never in a later start of the job that began the run with it. Notices go to `report`. UserError: --resume never over
+// checkpoints otherwise, a key that a resume must not change. InputError: --resume required without a checkpoint, none
+// that is usable, none although the metrics know of some. FileAccessError for one that cannot be read now: it may be
+// whole, so the run neither quarantines it nor falls back on an older one. What earlier starts have left unfinished is
+// removed, and checkpoints that a smaller checkpoint.keep lets go, or that leave no space for the next one.
 StartPoint prepare_run_folder(const RunPaths& paths, const LoadedConfig& config, const ResumeRequest& resume,
                               const Report& report);
 

@@ -278,6 +278,23 @@ TEST_CASE("of a warm-up nothing is said where nothing is left to do") {
   CHECK_FALSE(run.noticed("train.lr_schedule.warmup stays"));
 }
 
+TEST_CASE("where nothing is left to do nothing is said of what a resume would change") {
+  TinyRun run;
+  run.run({"train.steps=7"}, 7);
+  const std::vector<std::string> changed = {"train.steps=7", "train.optimizer.learning_rate=2e-2",
+                                            "precision.compute=bf16"};
+  run.notices.clear();
+  const StartPoint start = run.prepare(run.config(changed));
+  CHECK(already_complete(start, run.config(changed).config));
+  CHECK(run.notices.empty());
+  // One step more, and it matters.
+  run.prepare(run.config({"train.steps=8", changed[1], changed[2]}));
+  for (const char* key : {"train.steps", "train.optimizer.learning_rate", "precision.compute"})
+    CHECK(run.noticed(std::string("this resume changes ") + key + ": "));
+  // What must not change is refused all the same.
+  CHECK(contains(message_of<UserError>([&] { run.prepare(run.config({"train.steps=7", "run.seed=8"})); }), "run.seed"));
+}
+
 TEST_CASE("who was interrupted is told what is saved, where, and how to go on") {
   TinyRun run;
   CHECK(saved_text(run.paths, {}, "scaletrain run c.yaml") ==
