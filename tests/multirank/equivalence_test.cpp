@@ -76,15 +76,6 @@ TensorDifference gradient_difference(const GlobalTensors& gradients, GlobalTenso
   return largest;
 }
 
-// Without what comes before the first step: weights in another type than their masters are gathered when those are
-// made.
-Trace of_steps(Trace trace, std::size_t num_calls) {
-  const auto is_gather = [](const auto& record) { return record.kind == CollectiveKind::all_gather; };
-  while (trace.records.size() > num_calls && is_gather(trace.records.front()))
-    trace.records.erase(trace.records.begin());
-  return trace;
-}
-
 // The first thing that is wrong with the calls of a run of several equal steps; empty if nothing is.
 std::string traffic_problem(const LayoutOutcome& outcome, std::size_t steps) {
   const PhasePlan& plan = outcome.plan;
@@ -92,7 +83,7 @@ std::string traffic_problem(const LayoutOutcome& outcome, std::size_t steps) {
   if (!difference.empty()) return difference;
   for (std::size_t rank = 0; rank < outcome.traces.size(); ++rank) {
     const auto order = collective_order(plan, Rank(static_cast<std::int64_t>(rank)));
-    const Trace trace = of_steps(outcome.traces[rank], steps * order.size());
+    const Trace& trace = outcome.step_traces[rank];
     const std::string who = "rank " + std::to_string(rank);
     const std::size_t count = trace.records.size() / steps;
     // A single rank asks nobody.

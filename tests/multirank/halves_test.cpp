@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "reduced_in_bf16.h"
 #include "support/models/tiny_model.h"
@@ -115,20 +116,34 @@ TEST_CASE("half_precision_is_as_near_to_double_precision_on_every_layout_as_its_
   }
 }
 
-TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit_in_bf16") {
-  const Config base = half_config(false);
-  for (const TestLayout& layout : layouts()) {
-    CAPTURE(layout.name);
-    const LayoutOutcome at_once = run_on(base, layout, TestBackend::cpu_bf16, 3);
-    for (const TestBackend backend : {TestBackend::late_cpu_bf16, TestBackend::fenced_cpu_bf16}) {
-      const LayoutOutcome late = run_on(base, layout, backend, 3);
-      CHECK(late.problem == "");
-      CHECK(late.losses == at_once.losses);
-      CHECK(late.gradients == at_once.gradients);
-      CHECK(late.parameters == at_once.parameters);
-      CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
-    }
+namespace {
+
+void check_same_bits_late(const Config& base, const TestLayout& layout, TestBackend own,
+                          std::initializer_list<TestBackend> late_ones) {
+  CAPTURE(layout.name);
+  const LayoutOutcome at_once = run_on(base, layout, own, 3);
+  CHECK(at_once.problem == "");
+  for (const TestBackend backend : late_ones) {
+    const LayoutOutcome late = run_on(base, layout, backend, 3);
+    CHECK(late.problem == "");
+    CHECK(late.losses == at_once.losses);
+    CHECK(late.gradients == at_once.gradients);
+    CHECK(late.parameters == at_once.parameters);
+    CHECK(late.evaluation.loss_sum == at_once.evaluation.loss_sum);
   }
+}
+
+}  // namespace
+
+TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit_in_halves") {
+  const Config base = half_config(false);
+  for (const TestLayout& layout : layouts())
+    check_same_bits_late(base, layout, TestBackend::cpu_bf16,
+                         {TestBackend::late_cpu_bf16, TestBackend::fenced_cpu_bf16});
+  Config scaled = base;
+  scaled.precision.loss_scale = 1024.0;
+  check_same_bits_late(scaled, layouts().back(), TestBackend::cpu_f16,
+                       {TestBackend::late_cpu_f16, TestBackend::fenced_cpu_f16});
 }
 
 // Its own yardstick where nothing is late; held to the f32 sums by what bf16 rounds, of each tensor too: each of the

@@ -1,8 +1,12 @@
 // Any layout, the same gradients and losses: a dozen layouts in double precision against one rank.
 #include <doctest/doctest.h>
 
+#include <array>
+#include <chrono>
 #include <initializer_list>
+#include <span>
 
+#include "comm/collective/direct_engine.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/host_waits.h"
 #include "support/ranks/rank_trainer.h"
@@ -196,6 +200,42 @@ TEST_CASE("pinned_memory_is_what_the_plan_says_and_none_where_the_devices_memory
       CHECK(bytes > 0);
       CHECK(bytes <= plan.pinned_staging() + 4096);
     }
+  }
+}
+
+// What sees that a schedule needs more than that, which the next test therefore says of none.
+TEST_CASE("ordered_queues_stand_still_where_two_messages_of_a_channel_are_received_in_another_order_than_sent") {
+  struct Order {
+    bool queues_only;
+    int second_channel;
+    bool is_turned;
+    bool comes;
+  };
+  for (const Order& order : std::initializer_list<Order>{
+           {true, 0, true, false}, {true, 0, false, true}, {true, 1, true, true}, {false, 0, true, true}}) {
+    CAPTURE(order.queues_only);
+    CAPTURE(order.second_channel);
+    CAPTURE(order.is_turned);
+    InProcessWorld world(2);
+    std::array<std::unique_ptr<Transport>, 2> ranks;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      ranks[rank] = world.make_transport("pipeline", {Rank(0), Rank(1)}, Rank(static_cast<std::int64_t>(rank)));
+      if (order.queues_only) ranks[rank] = std::make_unique<QueueTransport>(std::move(ranks[rank]));
+    }
+    const std::array<std::uint64_t, 2> tags = {
+        direct::exchange_tag(0, 0), direct::exchange_tag(order.second_channel, order.second_channel == 0 ? 1 : 0)};
+    const std::array<float, 2> sent = {1.0F, 2.0F};
+    std::array<float, 2> received = {0.0F, 0.0F};
+    std::array<std::unique_ptr<Transport::Pending>, 2> receives;
+    std::array<std::unique_ptr<Transport::Pending>, 2> sends;
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      sends[i] = ranks[0]->send(1, tags[i], std::as_bytes(std::span(&sent[i], 1)));
+      const std::size_t at = order.is_turned ? 1 - i : i;
+      receives[at] = ranks[1]->receive(0, tags[at], std::as_writable_bytes(std::span(&received[at], 1)));
+    }
+    const MonotonicTime deadline = monotonic_now() + std::chrono::milliseconds(order.comes ? 60000 : 200);
+    for (const auto& receive : receives) CHECK(receive->wait_until(deadline) == order.comes);
+    CHECK(received == (order.comes ? sent : std::array<float, 2>{}));
   }
 }
 

@@ -1,7 +1,6 @@
 // Recomputation on whole layouts: every bit is that of the same layout without it, and its calls are the planned ones.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -63,40 +62,39 @@ void check_bits_of(const LayoutOutcome& found, const LayoutOutcome& expected) {
   CHECK(found.evaluation.loss_sum == expected.evaluation.loss_sum);
 }
 
-// Of the steps; the evaluation's come behind them.
 std::string calls_problem(const LayoutOutcome& outcome) {
-  for (std::size_t rank = 0; rank < outcome.traces.size(); ++rank) {
+  for (std::size_t rank = 0; rank < outcome.step_traces.size(); ++rank) {
     const auto order = collective_order(outcome.plan, Rank(static_cast<std::int64_t>(rank)));
-    Trace steps = outcome.traces[rank];
-    steps.records.resize(std::min(steps.records.size(), 3 * order.size()));
-    const std::string problem = order_problem(order, steps, 3);
+    const std::string problem = order_problem(order, outcome.step_traces[rank], 3);
     if (!problem.empty()) return "rank " + std::to_string(rank) + ": " + problem;
   }
   return {};
 }
 
-void check_recomputing(bool llama, TestBackend at_once, TestBackend late) {
-  const Config base = recomputed_config(llama);
-  for (const TestLayout& layout : recomputed_layouts()) {
-    CAPTURE(llama);
-    CAPTURE(layout.name);
-    const LayoutOutcome none = run_recomputing(base, layout, at_once, RecomputeKind::none);
-    for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::full}) {
-      CAPTURE(to_text(kind));
-      const LayoutOutcome found = run_recomputing(base, layout, late, kind);
-      check_bits_of(found, none);
-      // The first gather of weights in bf16 comes before the first step.
-      if (found.plan.compute == DType::f32) CHECK(calls_problem(found) == "");
-    }
+void check_recomputing_on(const Config& base, const TestLayout& layout, TestBackend at_once, TestBackend late) {
+  CAPTURE(layout.name);
+  const LayoutOutcome none = run_recomputing(base, layout, at_once, RecomputeKind::none);
+  for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::full}) {
+    CAPTURE(to_text(kind));
+    const LayoutOutcome found = run_recomputing(base, layout, late, kind);
+    check_bits_of(found, none);
+    CHECK(calls_problem(found) == "");
   }
 }
 
 }  // namespace
 
 TEST_CASE("recomputation_changes_no_bit_and_makes_the_planned_calls_on_late_streams_beyond_the_hosts_reach") {
-  check_recomputing(false, TestBackend::cpu, TestBackend::fenced_cpu);
+  for (const TestLayout& layout : recomputed_layouts())
+    check_recomputing_on(recomputed_config(false), layout, TestBackend::cpu, TestBackend::fenced_cpu);
 }
 
 TEST_CASE("recomputation_changes_no_bit_in_bf16") {
-  check_recomputing(true, TestBackend::cpu_bf16, TestBackend::late_cpu_bf16);
+  for (const TestLayout& layout : recomputed_layouts())
+    check_recomputing_on(recomputed_config(true), layout, TestBackend::cpu_bf16, TestBackend::late_cpu_bf16);
+}
+
+TEST_CASE("recomputation_of_sharded_weights_in_bf16_changes_no_bit_and_makes_the_planned_calls") {
+  check_recomputing_on(recomputed_config(true), recomputed_layouts().back(), TestBackend::cpu_bf16,
+                       TestBackend::late_cpu_bf16);
 }

@@ -22,11 +22,16 @@
 
 namespace scaletrain {
 
-// The thread waits until somebody waits for it, so many operations have gathered, or a moment has passed; then it runs
-// a burst of them. Whoever waits for an event gets what was issued before it, and as little more as possible.
+// When a late stream runs what it was given. in_bursts: when somebody waits for it, so many operations have gathered,
+// or a moment has passed; whoever waits for an event gets what was issued before it, and as little more as possible.
+// on_demand: no operation before somebody waits for it or a later one, so that no luck of timing hides what is too
+// early.
+enum class Lateness { in_bursts, on_demand };
+
 class LateStream final : public Stream {
  public:
-  explicit LateStream(std::uint64_t seed) : random_(seed * 2 + 1), thread_([this] { serve(); }) {}
+  LateStream(std::uint64_t seed, Lateness lateness)
+      : lateness_(lateness), random_(seed * 2 + 1), thread_([this] { serve(); }) {}
   ~LateStream() override {
     {
       const std::lock_guard lock(mutex_);
@@ -94,6 +99,11 @@ class LateStream final : public Stream {
     while (true) {
       changed_.wait(lock, [&] { return ends_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
+      if (lateness_ == Lateness::on_demand) {
+        changed_.wait(lock, [&] { return ends_ || wanted_ > done_; });
+        run_first(lock);
+        continue;
+      }
       // More may come, which then runs in one burst with this.
       changed_.wait_for(lock, patience, [&] { return ends_ || wanted_ > done_ || waiting_.size() >= longest_burst; });
       random_ = random_ * 6364136223846793005ULL + 1442695040888963407ULL;
@@ -131,18 +141,20 @@ class LateStream final : public Stream {
   std::exception_ptr error_;
   std::uint64_t first_left_out_ = 0;
   bool ends_ = false;
+  const Lateness lateness_;
   std::uint64_t random_;
   std::thread thread_;  // last: it uses the rest
 };
 
 class LateBackend final : public Backend {
  public:
-  explicit LateBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)), now_(inner_->make_stream()) {}
+  explicit LateBackend(std::unique_ptr<Backend> inner, Lateness lateness = Lateness::in_bursts)
+      : inner_(std::move(inner)), now_(inner_->make_stream()), lateness_(lateness) {}
 
   DType compute_type() const override { return inner_->compute_type(); }
   std::string description() const override { return inner_->description() + ", late"; }
   int num_threads() const override { return inner_->num_threads(); }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<LateStream>(num_streams_++); }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<LateStream>(num_streams_++, lateness_); }
   Space space() const override { return inner_->space(); }
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
@@ -192,6 +204,7 @@ class LateBackend final : public Backend {
 
   std::unique_ptr<Backend> inner_;
   std::unique_ptr<Stream> now_;
+  const Lateness lateness_;
   std::uint64_t num_streams_ = 0;
 };
 

@@ -87,13 +87,14 @@ class SyntheticSource final : public MicroBatchSource {
   std::vector<std::int64_t> batch_;
 };
 
-// cpu: one thread a rank; late: the same behind late streams (late_backend.h); fenced: and with memory that the host
-// cannot touch (fenced_backend.h).
+// cpu: one thread a rank; late: the same behind late streams (late_backend.h), on_demand: that run nothing before it is
+// waited for; fenced: late, and with memory that the host cannot touch (fenced_backend.h).
 enum class TestBackend {
   reference_f64,
   reference_f32,
   cpu,
   late_cpu,
+  on_demand_cpu,
   fenced_cpu,
   cpu_bf16,
   late_cpu_bf16,
@@ -126,6 +127,7 @@ inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
   auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute});
   if (kind == TestBackend::late_cpu || kind == TestBackend::late_cpu_bf16 || kind == TestBackend::late_cpu_f16)
     return std::make_unique<LateBackend>(std::move(backend));
+  if (kind == TestBackend::on_demand_cpu) return std::make_unique<LateBackend>(std::move(backend), Lateness::on_demand);
   if (kind == TestBackend::fenced_cpu || kind == TestBackend::fenced_cpu_bf16 || kind == TestBackend::fenced_cpu_f16)
     return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(std::move(backend)));
   return backend;
@@ -314,7 +316,10 @@ struct LayoutOutcome {
   GlobalTensors parameters;
   StepRunner::EvaluationSums evaluation;
   std::vector<Trace> traces;  // by rank
-  std::string problem;        // something that no layout may do: ranks disagree, elements are missing
+  // Of them the steps' calls: without what makes weights in another type than their masters before the first step
+  // (gathers, under ZeRO 1 and 2) and without the evaluation.
+  std::vector<Trace> step_traces;
+  std::string problem;  // something that no layout may do: ranks disagree, elements are missing
 };
 
 inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
@@ -335,14 +340,20 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
   RanksOptions options;
   if (run.traced) options.traces = &outcome.traces;
   options.queues_only = run.queues_only;
+  if (run.traced) outcome.step_traces.resize(results.size());
   run_ranks(
       plan.mesh, plan.group_facts(),
       [&](Rank rank, RankGroups& groups, InProcessWorld&) {
         RankTrainer trainer(run.config, plan, rank, groups, run.backend, run.masks);
         const auto index = static_cast<std::size_t>(rank.value());
+        const std::size_t before = run.traced ? outcome.traces[index].records.size() : 0;
         for (std::int64_t step = 0; step < run.steps; ++step) {
           results[index].push_back(trainer.step());
           if (step == 0) gradients.add(trainer.settled_store(), StateKind::gradient);
+        }
+        if (run.traced) {
+          const auto& all = outcome.traces[index].records;
+          outcome.step_traces[index].records.assign(all.begin() + static_cast<std::ptrdiff_t>(before), all.end());
         }
         if (run.evaluation_samples > 0) evaluations[index] = trainer.evaluate(run.evaluation_samples);
         parameters.add(trainer.settled_store(), StateKind::master);

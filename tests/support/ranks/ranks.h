@@ -4,6 +4,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -74,6 +75,8 @@ struct RanksOptions {
   std::optional<DirectOptions::Mode> mode;
   // The stages of a pipeline have nothing but ordered queues between them (queue_transport.h).
   bool queues_only = false;
+  // If there is one: what stands before each of a rank's groups.
+  std::function<std::unique_ptr<Communicator>(Rank, GroupKind, std::unique_ptr<Communicator>)> decorate{};
 };
 
 // The communicators of one rank in an in-process world.
@@ -91,6 +94,7 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
                                                                  .deadline = options.deadline,
                                                                  .mode = options.mode.value_or(mode)});
     group = std::make_unique<FencedCommunicator>(std::move(group));
+    if (options.decorate) group = options.decorate(rank, spec.kind, std::move(group));
     if (options.traces == nullptr) return group;
     return make_tracing_communicator(std::move(group), options.traces->at(static_cast<std::size_t>(rank.value())));
   });

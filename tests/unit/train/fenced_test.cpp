@@ -61,8 +61,9 @@ TEST_CASE("ranks beyond the host's reach train and save what ranks of the host d
     int world;
     std::vector<std::string> overrides;
   };
-  const std::array<Layout, 3> layouts = {{
+  const std::array<Layout, 4> layouts = {{
       {2, {"parallel.data=2", "parallel.zero=2"}},
+      {2, {"parallel.data=2", "parallel.zero=2", "precision.compute=bf16"}},
       {4, {"parallel.data=2", "parallel.tensor=2", "parallel.zero=3"}},
       {4, {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=1"}},
   }};
