@@ -13,7 +13,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --with-torch) torch=(--python build/bench-torch/bin/python --torch-script tests/bench/torch_training.py) ;;
     --rounds)
-      is_number "${2-}" || refuse "$1 ${2-}"
+      if ! is_number "${2-}" || [ "$2" -eq 0 ]; then refuse "$1 ${2-}"; fi
       rounds=$2
       shift
       ;;
@@ -40,10 +40,12 @@ results=tests/bench/results/$(date -u +%F)-${processor:-unknown}
 [ ${#parts[@]} -eq ${#all_parts[@]} ] || results+=$(printf -- '-%s' "${parts[@]}")
 mkdir -p tests/bench/results
 
-# Seconds from the command to the end of the first step, of each of the rounds; the first one may find nothing in any cache.
+# Seconds from the command to the end of the first step: of the first round, which may find nothing in any cache, and of the others.
 measure_start() {
-  local round folder lines pid line began
+  local round folder lines pid line began seconds=()
   [ -d build/quickstart-data ] || make_quickstart_data build/quickstart-data
+  date -u +%F
+  echo "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors"
   folder=$(mktemp -d)
   for round in $(seq "$rounds"); do
     began=${EPOCHREALTIME/./}
@@ -53,13 +55,16 @@ measure_start() {
     until [[ $line == "step 1/"* ]]; do
       read -r -u "$lines" line || { echo "scaletrain run ended before its first step" >&2; exit 1; }
     done
-    awk -v from="$began" -v to="${EPOCHREALTIME/./}" 'BEGIN { printf "  %.2f s", (to - from) / 1e6 }'
+    seconds+=("$(awk -v from="$began" -v to="${EPOCHREALTIME/./}" 'BEGIN { printf "%.2f", (to - from) / 1e6 }')")
     kill "$pid"
     cat <&"$lines" >/dev/null  # until it has ended
     exec {lines}<&-
   done
-  printf '\n'
   rm -rf "$folder"
+  echo "  the first round  ${seconds[0]} s"
+  [ "$rounds" -gt 1 ] || return 0
+  echo "  the others       ${seconds[*]:1} s"
+  echo "  their median     $(printf '%s\n' "${seconds[@]:1}" | sort -n | sed -n "$(((rounds + 1) / 2))p") s"
 }
 
 run_part() {

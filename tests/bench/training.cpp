@@ -1,6 +1,7 @@
 // Measures whole training steps: tokens/s, the share of the matrix-product ceiling measured around each step of the
-// same run, what the time goes to, and the growth of the process's peak memory against the plan; beside PyTorch where a
-// Python is named that has it. All that is compared steps by turns. A tool, not a test: it asserts nothing.
+// same run, what the time of the median step goes to, and the growth of the process's peak memory against the plan;
+// beside PyTorch where a Python is named that has it. All that is compared steps by turns. A tool, not a test: it
+// asserts nothing.
 //
 // Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N] [--python PROGRAM]
 //                       [--json FILE]
@@ -12,7 +13,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -137,7 +137,7 @@ Json measure(const Case& measured, const Options& options) {
   std::fflush(stdout);
   std::vector<Participant> all = participants_of(measured, options, micro_batch);
   std::vector<double> shares;
-  std::array<std::vector<double>, purpose_names.size() + 1> purposes;
+  std::vector<std::vector<double>> purposes;  // by round, the rest of the step last
   for (int round = 0; round <= options.rounds; ++round) {
     for (Participant& one : all) {
       one.process.ask("step");
@@ -148,11 +148,9 @@ Json measure(const Case& measured, const Options& options) {
       if (!one.last.contains("ceiling")) continue;
       shares.push_back(one.ready["step_flops"].get<double>() / seconds / one.last["ceiling"].get<double>());
       double rest = seconds;
-      for (std::size_t i = 0; i < purpose_names.size(); ++i) {
-        purposes[i].push_back(one.last["purposes"][i]);
-        rest -= purposes[i].back();
-      }
-      purposes.back().push_back(rest);
+      std::vector<double>& of_round = purposes.emplace_back(one.last["purposes"]);
+      for (const double part : of_round) rest -= part;
+      of_round.push_back(rest);
     }
   }
   Json result = {{"model", measured.model},
@@ -184,12 +182,15 @@ Json measure(const Case& measured, const Options& options) {
     fmt::print("{}\n", line);
     result["participants"].push_back(entry);
   }
-  double sum = 0;
-  for (const auto& seconds : purposes) sum += median(seconds);
-  for (std::size_t i = 0; i < purposes.size(); ++i) {
-    const std::string_view name = i < purpose_names.size() ? purpose_names[i] : "waiting and the rest";
-    const double seconds = median(purposes[i]);
-    fmt::print("    {:<36} {:>8.1f} ms {:>6.1f} %\n", name, 1e3 * seconds, 100 * seconds / sum);
+  // Of the round whose time is the median: what medians of each purpose make together is no step's time.
+  const std::vector<double>& rounds = all.front().seconds;
+  const auto median_round = std::find(rounds.begin(), rounds.end(), own) - rounds.begin();
+  fmt::print("    {:<36} {:>8.1f} ms\n", "the median step", 1e3 * own);
+  result["median_step_seconds"] = own;
+  for (std::size_t i = 0; i <= purpose_names.size(); ++i) {
+    const std::string_view name = i < purpose_names.size() ? purpose_names[i] : "the rest";
+    const double seconds = purposes[static_cast<std::size_t>(median_round)][i];
+    fmt::print("    {:<36} {:>8.1f} ms {:>6.1f} %\n", name, 1e3 * seconds, 100 * seconds / own);
     result["seconds_by_purpose"][std::string(name)] = seconds;
   }
   TurnProcess& ours = all.front().process;
