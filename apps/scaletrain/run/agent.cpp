@@ -428,8 +428,14 @@ ExitCode run_other(const PlaceRun& run) {
     Log log = make_log(run, !run.is_refused() && !meeting->basis().version.empty());
     AgentEnd end = run_agent(agent_options(run, *meeting, log), problem_of(run, *meeting));
     // The first may have left because the run is over.
-    if (end.is_cut_off)
-      if (const auto end_of_run = noted_end(run.paths, run.place, note_seconds)) end.status = *end_of_run;
+    if (end.is_cut_off) {
+      const auto end_of_run = noted_end(run.paths, run.place, note_seconds);
+      if (run.is_refused()) {
+        end.is_own = !end_of_run || end_of_run->message != end.status.message;
+      } else if (end_of_run) {
+        end.status = *end_of_run;
+      }
+    }
     if (!end.status.message.empty()) log.info(end.status.message);
     show(run, end.status, end.is_own);
     return end.status.code;

@@ -12,8 +12,6 @@ namespace scaletrain {
 namespace {
 
 constexpr double look_seconds = 0.25;
-// For which an agent that cannot take part waits to hear whether all others cannot either.
-constexpr double verdict_seconds = 2.0;
 
 std::string cut_off_text(const LauncherPlace& place) {
   return fmt::format(
@@ -115,18 +113,21 @@ AgentLink::Options link_options(const AgentOptions& options) {
   return link;
 }
 
-// An agent that only says why it cannot take part.
+// An agent that only says why it cannot take part. A first place that cannot either, which is known by its having no
+// basis, says so as soon as it leads.
 AgentEnd decline(const AgentOptions& options, const ExitStatus& problem) {
   AgentLink::Options said = link_options(options);
   said.left = problem;
   AgentLink link(std::move(said));
+  const bool comes = options.meeting.basis().version.empty();
   const MonotonicTime begin = monotonic_now();
-  while (link.orders().command != OrderKind::over && seconds_since(begin) < verdict_seconds && !link.is_cut_off())
+  while (link.orders().command != OrderKind::over && (comes || seconds_since(begin) < options.verdict_seconds) &&
+         !link.is_cut_off())
     link.wait_for_orders(look_seconds);
   const Orders orders = link.orders();
-  const bool is_alike = orders.command == OrderKind::over && orders.reason == problem.message;
+  const bool is_heard = orders.command == OrderKind::over;
   link.leave(problem);
-  return {.status = problem, .is_own = !is_alike};
+  return {.status = problem, .is_own = !is_heard || orders.reason != problem.message, .is_cut_off = comes && !is_heard};
 }
 
 AgentEnd take_whole_part(const AgentOptions& options, AgentLink& link) {

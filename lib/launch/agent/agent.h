@@ -55,6 +55,7 @@ struct AgentOptions {
   std::filesystem::path executable = "/proc/self/exe";
   std::function<std::vector<std::string>(const StartPoint&, const WorkerSlot&)> arguments{};
   double settle_seconds = 2.0;
+  double verdict_seconds = 2.0;  // for which a place that cannot take part waits to hear whether no other can either
   std::function<RoundResult(const GroupOptions&)> run_workers{};
 };
 
@@ -67,7 +68,7 @@ ExitStatus follow_orders(const AgentOptions& options, AgentLink& link);
 struct AgentEnd {
   ExitStatus status{};
   bool is_own = false;         // nobody else knows why
-  bool is_cut_off = false;     // the coordinator's word was not heard
+  bool is_cut_off = false;     // the coordinator's word, which was to come, was not heard
   std::exception_ptr error{};  // what `status` tells of, where an error ended it
 };
 // The whole of an agent's part, with its farewell. problem: why this place cannot take part, which is all that it has

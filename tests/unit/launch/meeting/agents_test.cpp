@@ -493,6 +493,27 @@ TEST_CASE("an agent that cannot take part ends the start for all, and knows whet
   }
 }
 
+TEST_CASE("an agent that cannot take part waits for the word of a first that cannot either, however slow its host is") {
+  const TempFolder folder;
+  Host host;
+  std::optional<ExitStatus> noted;
+  const auto first = Meeting::join(node_options(folder, 0), {}, noted);
+  const auto second = Meeting::join(node_options(folder, 1), {}, noted);
+  Coordinator coordinator(host.two_ranks());
+  coordinator.finish(ExitCode::usage, "c.yaml:3: unknown key");
+  AgentEnd other;
+  std::thread thread([&] {
+    AgentOptions options = host.agent_at(*second, {});
+    options.verdict_seconds = 0.01;
+    other = run_agent(options, {ExitCode::usage, "c.yaml:3: unknown key"});
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK(run_first_agent(host.agent_at(*first, {}), coordinator).status.code == ExitCode::usage);
+  thread.join();
+  CHECK_FALSE(other.is_own);
+  CHECK_FALSE(other.is_cut_off);
+}
+
 TEST_CASE("what is wrong with a host is found by its agent before a worker starts, and ends the run for all") {
   const TempFolder folder;
   Host host;
