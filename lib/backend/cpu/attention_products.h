@@ -214,7 +214,10 @@ template <class S>
 class PanelProducts {
  public:
   PanelProducts(const Engine<S>& engine, const TileScratch<S>& scratch, std::int64_t head_size)
-      : kernels_(*engine.panels), scratch_(scratch), size_(head_size) {}
+      : kernels_(*engine.panels),
+        scratch_(scratch),
+        size_(head_size),
+        rows_at_a_time_(kernels_.packs_tiles != 0 ? 4 * panel_tile_rows : panel_block_rows) {}
 
   struct Keys {
     const S* panels;
@@ -247,8 +250,8 @@ class PanelProducts {
       }
       rows = scratch_.a;
     }
-    for (std::int64_t row = 0; row < queries.rows; row += rows_at_a_time) {
-      const std::int64_t count = std::min(rows_at_a_time, queries.rows - row);
+    for (std::int64_t row = 0; row < queries.rows; row += rows_at_a_time_) {
+      const std::int64_t count = std::min(rows_at_a_time_, queries.rows - row);
       const std::int64_t seen = std::min<std::int64_t>(keys.rows, last[row + count - 1]);
       if (seen <= 0) continue;
       PanelTile<S> tile = tile_of(rows + row * stride, stride, count, seen, up_to_words<S>(size_), keys);
@@ -275,8 +278,8 @@ class PanelProducts {
 
   void add_keys(Weights weights, std::int64_t queries, const Keys& keys, const std::int32_t* last, bool begins,
                 float* sums, std::int64_t stride) const {
-    for (std::int64_t row = 0; row < queries; row += rows_at_a_time) {
-      const std::int64_t count = std::min(rows_at_a_time, queries - row);
+    for (std::int64_t row = 0; row < queries; row += rows_at_a_time_) {
+      const std::int64_t count = std::min(rows_at_a_time_, queries - row);
       const std::int64_t seen = std::clamp<std::int64_t>(last[row + count - 1], 0, keys.rows);
       if (seen == 0 && !begins) continue;
       PanelTile<S> tile =
@@ -291,18 +294,19 @@ class PanelProducts {
   void add_queries(Weights weights, std::int64_t keys, const HeadRows<S>& queries, const std::int32_t* last,
                    bool begins, float* sums) const {
     const Keys packed = for_sums(queries, 3);
-    for (std::int64_t key = 0; key < keys; key += rows_at_a_time) {
+    for (std::int64_t key = 0; key < keys; key += rows_at_a_time_) {
       // The first queries do not see the last keys: words of them have weights of zero.
       std::int64_t first = 0;
       while (first < queries.rows && last[first] <= key) ++first;
       first = first / word_elements * word_elements;
       if (first >= queries.rows && !begins) continue;
-      const std::int64_t count = std::min(rows_at_a_time, keys - key);
+      const std::int64_t count = std::min(rows_at_a_time_, keys - key);
       const std::int64_t summed = queries.rows - first;
+      const std::int64_t words = up_to_words<S>(summed) / word_elements;
       kernels_.pack_a(rounded(weights) + first * max_keys + key, max_keys, static_cast<std::size_t>(count),
-                      static_cast<std::size_t>(summed), scratch_.a, 0);
+                      static_cast<std::size_t>(summed), scratch_.a, packed_block_bytes(kernels_, words));
       PanelTile<S> tile = tile_of(scratch_.a, word_elements, count, size_, up_to_words<S>(summed), packed);
-      place_packed_a(tile, kernels_, scratch_.a, up_to_words<S>(summed) / word_elements);
+      place_packed_a(tile, kernels_, scratch_.a, words);
       tile.b += first * panel_columns;
       tile.begins = begins ? 1 : 0;
       tile.sums = sums + key * size_;
@@ -312,7 +316,6 @@ class PanelProducts {
   }
 
  private:
-  static constexpr std::int64_t rows_at_a_time = panel_block_rows;
   static constexpr std::int64_t word_elements = 4 / sizeof(S);
 
   const S* rounded(Weights weights) const {
@@ -339,6 +342,7 @@ class PanelProducts {
   const PanelKernels<S>& kernels_;
   const TileScratch<S>& scratch_;
   std::int64_t size_;
+  std::int64_t rows_at_a_time_;  // of tiles, whole pairs of them
 };
 
 }  // namespace scaletrain::cpu

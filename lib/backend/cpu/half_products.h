@@ -33,20 +33,30 @@ constexpr std::size_t tile_scratch_bytes() {
 inline constexpr std::int64_t max_wide_rows = 256;
 inline constexpr std::int64_t max_wide_columns = 384;
 
-// Names the blocks that pack_a has made of `words` of k as the tile's a.
-constexpr std::ptrdiff_t packed_block_bytes(std::int64_t words) {
-  return panel_block_rows * words * 4;
+// Bytes between the blocks of 48 rows that pack_a makes of `words` of k.
+template <class S>
+constexpr std::ptrdiff_t packed_block_bytes(const PanelKernels<S>& kernels, std::int64_t words) {
+  if (kernels.packs_tiles == 0) return panel_block_rows * words * 4;
+  return panel_block_rows * ((words + panel_tile_words - 1) / panel_tile_words * panel_tile_words) * 4;
 }
+
+// Names the blocks that pack_a has made of `words` of k as the tile's a.
 template <class S>
 void place_packed_a(PanelTile<S>& tile, const PanelKernels<S>& kernels, const S* blocks, std::int64_t words) {
-  const bool by_rows = kernels.packs_rows != 0;
   tile.a = blocks;
-  tile.a_block_bytes = packed_block_bytes(words);
-  tile.a_row_bytes = by_rows ? words * 4 : 4;
-  tile.a_word_bytes = by_rows ? 4 : panel_block_rows * 4;
-  if (kernels.packs_groups == 0) return;
-  tile.a_word_bytes = panel_group_rows * 4;
-  tile.a_group_bytes = panel_group_rows * words * 4;
+  tile.a_block_bytes = packed_block_bytes(kernels, words);
+  tile.a_row_bytes = 4;
+  tile.a_word_bytes = panel_block_rows * 4;
+  if (kernels.packs_groups != 0) {
+    tile.a_word_bytes = panel_group_rows * 4;
+    tile.a_group_bytes = panel_group_rows * words * 4;
+  }
+  if (kernels.packs_tiles != 0) {
+    tile.a_row_bytes = panel_tile_words * 4;
+    tile.a_word_bytes = 4;
+    tile.a_group_bytes = tile.a_block_bytes / panel_block_rows * panel_tile_rows;
+    tile.a_tile_bytes = panel_tile_rows * panel_tile_words * 4;
+  }
 }
 
 template <class T>

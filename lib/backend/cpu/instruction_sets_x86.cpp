@@ -84,7 +84,8 @@ const PanelKernels<Bf16>& bf16_panels_amx() {
     kernels.title = "AMX";
     kernels.product = bf16_tiles_amx.product;
     kernels.pack_a = bf16_tiles_amx.pack_a;
-    kernels.packs_rows = 1;
+    kernels.pack_a_rows = bf16_tiles_amx.pack_a_rows;
+    kernels.packs_tiles = 1;
     return kernels;
   }();
   return table;

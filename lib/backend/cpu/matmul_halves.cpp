@@ -21,24 +21,56 @@ static_assert(wide_scratch_bytes + wide_sums_bytes <= half_scratch_bytes);
 
 // --- tiles of bf16 ---
 
-// A tile's part of a (480 KiB for k = 1024) and a panel of b stay in the second-level cache while they are multiplied.
-constexpr std::int64_t bf16_tile_rows = 240;
-constexpr std::int64_t bf16_tile_columns = 256;
-constexpr TileLimits bf16_tiles{bf16_tile_rows, bf16_tile_columns, 6, panel_columns};
+// How a map is cut. A tile's part of a (512 KiB at most) and what a panel of b is multiplied into stay in the
+// second-level cache. Where rows of a are packed, a tile has many columns, so that it pays; their sums wait in groups
+// for the next part of k.
+struct MapCut {
+  TileLimits limits;
+  std::int64_t group_columns;  // multiplied at a time
+  std::int64_t sums_stride;    // of a group: more than its columns where rows of sums would share sets of a cache
+};
+constexpr MapCut cut_as_it_lies{{240, 256, 6, panel_columns}, 256, 256};
+constexpr MapCut cut_packed{{256, 1024, 32, panel_columns}, 128, 144};
 constexpr std::int64_t longest_k = 1024;
+constexpr std::int64_t k_step = 32;  // AMX: what is summed at a time
+
 // Of gradients of weights, whose operands are both packed, in each tile anew: large tiles, so that it pays.
 constexpr TileLimits gradient_tiles{480, 768, 6, panel_columns};
 constexpr std::int64_t longest_packed_k = 512;
+// The same where sums wait apart from the gradient, whose rows would share sets of a cache.
+constexpr MapCut cut_gradient{{256, 768, 32, panel_columns}, 128, 144};
+static_assert(longest_packed_k <= longest_k);
 
-constexpr std::size_t packed_a_bytes = static_cast<std::size_t>(bf16_tile_rows * longest_k) * sizeof(Bf16);
-constexpr std::size_t packed_b_bytes = static_cast<std::size_t>(bf16_tile_columns * longest_k) * sizeof(Bf16);
-constexpr std::size_t tile_sums_bytes = static_cast<std::size_t>(bf16_tile_rows * bf16_tile_columns) * sizeof(float);
-static_assert(packed_a_bytes + packed_b_bytes + tile_sums_bytes <= half_scratch_bytes);
+constexpr std::size_t packed_a_bytes = std::size_t{1} << 19;
+constexpr std::size_t packed_b_bytes = std::size_t{1} << 19;
+constexpr bool fits(const MapCut& cut) {
+  const std::int64_t groups = (cut.limits.columns + cut.group_columns - 1) / cut.group_columns;
+  return static_cast<std::size_t>(cut.limits.rows * longest_k) * sizeof(Bf16) <= packed_a_bytes &&
+         static_cast<std::size_t>(cut.group_columns * longest_k) * sizeof(Bf16) <= packed_b_bytes &&
+         packed_a_bytes + packed_b_bytes +
+                 static_cast<std::size_t>(groups * cut.limits.rows * cut.sums_stride) * sizeof(float) <=
+             half_scratch_bytes &&
+         cut.limits.columns % panel_columns == 0 && cut.group_columns % panel_columns == 0;
+}
+static_assert(fits(cut_as_it_lies) && fits(cut_packed) && fits(cut_gradient) && longest_k % k_step == 0);
+static_assert(cut_as_it_lies.limits.rows % panel_block_rows == 0);
 static_assert(static_cast<std::size_t>(gradient_tiles.rows * longest_packed_k) * sizeof(Bf16) <= packed_a_bytes);
 static_assert(packed_a_bytes + static_cast<std::size_t>(gradient_tiles.columns * longest_packed_k) * sizeof(Bf16) <=
               half_scratch_bytes);
 static_assert(gradient_tiles.rows % panel_block_rows == 0 && gradient_tiles.columns % panel_columns == 0);
-static_assert(bf16_tile_rows % panel_block_rows == 0 && bf16_tile_columns % panel_columns == 0);
+
+const MapCut& cut_of(const PanelKernels<Bf16>& kernels) {
+  return kernels.pack_a_rows != nullptr ? cut_packed : cut_as_it_lies;
+}
+
+// Sums of whole k do not wait: a tile has as many columns as there are then, unless they are read again while they are
+// in the cache.
+constexpr std::int64_t widest_tile = 4096;
+TileLimits tiles_of(const PanelKernels<Bf16>& kernels, std::int64_t k, bool is_read_again) {
+  TileLimits limits = cut_of(kernels).limits;
+  if (kernels.pack_a_rows != nullptr && k <= longest_k && !is_read_again) limits.columns = widest_tile;
+  return limits;
+}
 
 constexpr std::int64_t even(std::int64_t k) {
   return (k + 1) / 2 * 2;
@@ -53,7 +85,7 @@ struct Bf16Scratch {
 
   Bf16* a;
   Bf16* b;
-  float* sums;  // gradients of weights have none, and more of b
+  float* sums;  // gradients of weights that are summed in their place have none, and more of b
 };
 
 std::byte* scratch_of_worker(std::byte* scratch, int worker) {
@@ -85,11 +117,17 @@ struct Bf16Linear {
   Bf16* output;
 };
 
-// Elements [k, k + count) of the tile's rows of a, as they lie or, of an odd length, with a zero after the last.
-void place_a(PanelTile<Bf16>& part, const Bf16Linear& p, const Tile& tile, std::int64_t k, std::int64_t count,
-             Bf16* copy) {
+// Elements [k, k + count) of the tile's rows of a: packed, as they lie or, of an odd length, with a zero after the
+// last.
+void place_a(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const Tile& tile,
+             std::int64_t k, std::int64_t count, Bf16* copy) {
   const Bf16* data = p.rows + tile.row * p.k + k;
   std::int64_t stride = p.k;
+  if (kernels.pack_a_rows != nullptr) {
+    place_packed_a(part, kernels, copy, even(count) / 2);
+    kernels.pack_a_rows(data, stride, part.rows, static_cast<std::size_t>(count), copy, part.a_block_bytes);
+    return;
+  }
   if (count % 2 != 0) {
     stride = even(count);
     for (std::int64_t row = 0; row < tile.rows; ++row) {
@@ -104,76 +142,117 @@ void place_a(PanelTile<Bf16>& part, const Bf16Linear& p, const Tile& tile, std::
   part.a_word_bytes = 2 * sizeof(Bf16);
 }
 
-void place_b(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const Tile& tile,
+// Of part.columns from `column` on.
+void place_b(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf16Linear& p, std::int64_t column,
              std::int64_t k, std::int64_t count, Bf16* copy) {
   if (p.panels != nullptr) {
     part.b_panel_bytes = panel_columns * even(p.k) * static_cast<std::int64_t>(sizeof(Bf16));
-    part.b = p.panels + tile.column * even(p.k) + k * panel_columns;
+    part.b = p.panels + column * even(p.k) + k * panel_columns;
     return;
   }
   part.b = copy;
   part.b_panel_bytes = panel_columns * even(count) * static_cast<std::int64_t>(sizeof(Bf16));
-  const auto columns = static_cast<std::size_t>(tile.columns);
   if (p.weight_has_rows_of_k)
-    kernels.pack_columns(p.weight + tile.column * p.k + k, p.k, columns, static_cast<std::size_t>(count), copy,
+    kernels.pack_columns(p.weight + column * p.k + k, p.k, part.columns, static_cast<std::size_t>(count), copy,
                          part.b_panel_bytes);
   else
-    kernels.pack_rows(p.weight + k * p.columns + tile.column, p.columns, columns, static_cast<std::size_t>(count), copy,
+    kernels.pack_rows(p.weight + k * p.columns + column, p.columns, part.columns, static_cast<std::size_t>(count), copy,
                       part.b_panel_bytes);
 }
 
+// Parts of k are alike, so that none is too short to pay.
 void multiply_tile(const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const Tile& tile,
                    const Bf16Scratch& scratch) {
-  const std::int64_t at = tile.row * p.columns + tile.column;
+  const MapCut& cut = cut_of(kernels);
+  const std::int64_t parts = std::max<std::int64_t>(1, (p.k + longest_k - 1) / longest_k);
+  const std::int64_t part_k = ((p.k + parts - 1) / parts + k_step - 1) / k_step * k_step;
   std::int64_t k = 0;
-  do {
-    const std::int64_t count = std::min(longest_k, p.k - k);
+  do {  // once at least: an empty sum is zero
+    const std::int64_t count = std::min(part_k, p.k - k);
     const bool last = k + count == p.k;
     PanelTile<Bf16> part{.rows = static_cast<std::size_t>(tile.rows),
-                         .columns = static_cast<std::size_t>(tile.columns),
                          .words = static_cast<std::size_t>(even(count) / 2),
                          .begins = k == 0 ? 1 : 0,
                          .alpha = 1.0F,
-                         .sums = scratch.sums,
-                         .sums_stride = bf16_tile_columns,
-                         .output = last ? p.output + at : nullptr,
+                         .sums_stride = cut.sums_stride,
                          .output_stride = p.columns,
-                         .bias = p.bias != nullptr ? p.bias + tile.column : nullptr,
-                         .addend = p.addend != nullptr ? p.addend + at : nullptr,
                          .addend_stride = p.columns};
-    place_a(part, p, tile, k, count, scratch.a);
-    place_b(part, kernels, p, tile, k, count, scratch.b);
-    kernels.product(part);
-    k += longest_k;
+    place_a(part, kernels, p, tile, k, count, scratch.a);
+    float* sums = scratch.sums;
+    for (std::int64_t begin = 0; begin < tile.columns; begin += cut.group_columns) {
+      const std::int64_t column = tile.column + begin;
+      const std::int64_t at = tile.row * p.columns + column;
+      part.columns = static_cast<std::size_t>(std::min(cut.group_columns, tile.columns - begin));
+      part.sums = sums;
+      part.output = last ? p.output + at : nullptr;
+      part.bias = p.bias != nullptr ? p.bias + column : nullptr;
+      part.addend = p.addend != nullptr ? p.addend + at : nullptr;
+      place_b(part, kernels, p, column, k, count, scratch.b);
+      kernels.product(part);
+      if (parts > 1) sums += tile.rows * cut.sums_stride;
+    }
+    k += part_k;
   } while (k < p.k);
 }
 
-void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const LinearBackwardWeight& op) {
+// Where the sums of a tile's gradient lie: in groups of columns.
+struct GradientSums {
+  float* first;
+  std::int64_t stride;
+  std::int64_t group_columns;
+  std::int64_t group_elements;  // from one group to the next
+};
+
+// Parts of k one after the other. begins: onto zero rather than onto what the sums hold.
+void sum_gradient(const PanelKernels<Bf16>& kernels, const LinearBackwardWeight& op, const Tile& tile,
+                  const GradientSums& sums, bool begins, const Bf16Scratch& scratch) {
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.input.shape()[1];
-  const TileGrid grid = make_grid(outputs, inputs, pool.size(), gradient_tiles);
+  for (std::int64_t k = 0; k < rows; k += longest_packed_k) {
+    const std::int64_t count = std::min(longest_packed_k, rows - k);
+    PanelTile<Bf16> part{.b_panel_bytes = panel_columns * even(count) * 2,
+                         .rows = static_cast<std::size_t>(tile.rows),
+                         .words = static_cast<std::size_t>(even(count) / 2),
+                         .begins = begins && k == 0 ? 1 : 0,
+                         .alpha = 1.0F,
+                         .sums_stride = sums.stride};
+    place_packed_a(part, kernels, scratch.a, even(count) / 2);
+    kernels.pack_a(op.d_output.as<Bf16>() + k * outputs + tile.row, outputs, part.rows, static_cast<std::size_t>(count),
+                   scratch.a, part.a_block_bytes);
+    for (std::int64_t begin = 0; begin < tile.columns; begin += sums.group_columns) {
+      part.columns = static_cast<std::size_t>(std::min(sums.group_columns, tile.columns - begin));
+      part.b = scratch.b;
+      part.sums = sums.first + begin / sums.group_columns * sums.group_elements;
+      kernels.pack_rows(op.input.as<Bf16>() + k * inputs + tile.column + begin, inputs, part.columns,
+                        static_cast<std::size_t>(count), scratch.b, part.b_panel_bytes);
+      kernels.product(part);
+    }
+  }
+}
+
+void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const LinearBackwardWeight& op) {
+  const PanelKernels<Bf16>& kernels = *engine.panels;
+  const std::int64_t inputs = op.input.shape()[1];
+  const bool sums_apart = kernels.packs_tiles != 0;
+  const TileGrid grid =
+      make_grid(op.d_output.shape()[1], inputs, pool.size(), sums_apart ? cut_gradient.limits : gradient_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
     const Tile tile = grid.at(item);
     const Bf16Scratch scratch(scratch_of_worker(engine.scratch, worker));
-    for (std::int64_t k = 0; k < rows; k += longest_packed_k) {
-      const std::int64_t count = std::min(longest_packed_k, rows - k);
-      PanelTile<Bf16> part{.b = scratch.b,
-                           .b_panel_bytes = panel_columns * even(count) * 2,
-                           .rows = static_cast<std::size_t>(tile.rows),
-                           .columns = static_cast<std::size_t>(tile.columns),
-                           .words = static_cast<std::size_t>(even(count) / 2),
-                           .begins = 0,
-                           .alpha = 1.0F,
-                           .sums = op.d_weight.as<float>() + tile.row * inputs + tile.column,
-                           .sums_stride = inputs};
-      place_packed_a(part, *engine.panels, scratch.a, even(count) / 2);
-      engine.panels->pack_a(op.d_output.as<Bf16>() + k * outputs + tile.row, outputs, part.rows,
-                            static_cast<std::size_t>(count), scratch.a, part.a_block_bytes);
-      engine.panels->pack_rows(op.input.as<Bf16>() + k * inputs + tile.column, inputs, part.columns,
-                               static_cast<std::size_t>(count), scratch.b, part.b_panel_bytes);
-      engine.panels->product(part);
+    float* const gradient = op.d_weight.as<float>() + tile.row * inputs + tile.column;
+    if (!sums_apart) {
+      sum_gradient(kernels, op, tile, {gradient, inputs, tile.columns, 0}, false, scratch);
+      return;
     }
+    const GradientSums sums{scratch.sums, cut_gradient.sums_stride, cut_gradient.group_columns,
+                            tile.rows * cut_gradient.sums_stride};
+    sum_gradient(kernels, op, tile, sums, true, scratch);
+    for (std::int64_t begin = 0; begin < tile.columns; begin += sums.group_columns)
+      engine.all.add_to_rows({gradient + begin, inputs}, nullptr,
+                             {sums.first + begin / sums.group_columns * sums.group_elements, sums.stride},
+                             static_cast<std::size_t>(tile.rows),
+                             static_cast<std::size_t>(std::min(sums.group_columns, tile.columns - begin)));
   });
 }
 
@@ -274,9 +353,11 @@ void linear_forward(ThreadPool& pool, const Engine<S>& engine, const LinearForwa
                            .bias = bias,
                            .addend = addend,
                            .output = op.output.as<S>()};
-      for_forward_tiles(pool, engine.typed, op, bf16_tiles, panel_columns, [&](const Tile& tile, int worker) {
-        multiply_tile(*engine.panels, map, tile, Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
-      });
+      for_forward_tiles(pool, engine.typed, op, tiles_of(*engine.panels, inputs, bool(op.activated)), panel_columns,
+                        [&](const Tile& tile, int worker) {
+                          multiply_tile(*engine.panels, map, tile,
+                                        Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
+                        });
       return;
     }
   }
@@ -307,7 +388,7 @@ void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const Line
                            .bias = nullptr,
                            .addend = nullptr,
                            .output = op.d_input.as<S>()};
-      const TileGrid grid = make_grid(rows, inputs, pool.size(), bf16_tiles);
+      const TileGrid grid = make_grid(rows, inputs, pool.size(), tiles_of(*engine.panels, outputs, false));
       pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
         multiply_tile(*engine.panels, map, grid.at(item), Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
       });

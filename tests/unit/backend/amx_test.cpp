@@ -48,6 +48,9 @@ std::size_t rounded_up(std::size_t value, std::size_t step) {
   return (value + step - 1) / step * step;
 }
 
+// How a comes to the product.
+enum class Packing { none, turned, rows };
+
 // a [rows,k] · b [k,columns], which lie as rows of k and of columns.
 struct Product {
   std::size_t rows, columns, k;
@@ -70,7 +73,7 @@ struct Product {
   }
 
   // Sums of rows [first, first + count), times alpha, on top of `begin` where that is not NaN.
-  std::vector<float> run(const Bf16Kernels& kernels, std::size_t first, std::size_t count, bool packs_a, float begin,
+  std::vector<float> run(const Bf16Kernels& kernels, std::size_t first, std::size_t count, Packing packing, float begin,
                          float alpha) const {
     const std::size_t pairs = (k + 1) / 2;
     const auto panel_bytes = static_cast<std::ptrdiff_t>(cpu::panel_columns * pairs * 4);
@@ -79,14 +82,19 @@ struct Product {
     std::vector<float> sums(count * columns, begin);
     Bf16Tile tile;
     std::vector<Bf16> blocks;
-    if (packs_a) {
-      std::vector<Bf16> turned(k * count);
-      for (std::size_t r = 0; r < count; ++r)
-        for (std::size_t i = 0; i < k; ++i) turned[i * count + r] = a[(first + r) * k + i];
-      blocks.resize(rounded_up(count, cpu::panel_block_rows) * pairs * 2);
+    if (packing != Packing::none) {
       const auto words = static_cast<std::int64_t>(pairs);
-      kernels.pack_a(turned.data(), static_cast<std::ptrdiff_t>(count), count, k, blocks.data(),
-                     cpu::packed_block_bytes(words));
+      const std::ptrdiff_t block_bytes = cpu::packed_block_bytes(kernels, words);
+      blocks.resize(rounded_up(count, cpu::panel_block_rows) / cpu::panel_block_rows *
+                    static_cast<std::size_t>(block_bytes) / sizeof(Bf16));
+      if (packing == Packing::rows) {
+        kernels.pack_a_rows(a.data() + first * k, static_cast<std::ptrdiff_t>(k), count, k, blocks.data(), block_bytes);
+      } else {
+        std::vector<Bf16> turned(k * count);
+        for (std::size_t r = 0; r < count; ++r)
+          for (std::size_t i = 0; i < k; ++i) turned[i * count + r] = a[(first + r) * k + i];
+        kernels.pack_a(turned.data(), static_cast<std::ptrdiff_t>(count), count, k, blocks.data(), block_bytes);
+      }
       cpu::place_packed_a<Bf16>(tile, kernels, blocks.data(), words);
     } else {
       // An odd row has no zero behind it: one is put there, and the rows behind the last one are not to be read.
@@ -132,8 +140,9 @@ TEST_CASE("products_of_tiles_are_those_of_the_formula_for_any_shape") {
                              {49, 31, 70},
                              {80, 130, 96},
                              {5, 7, 1100},
-                             {100, 48, 513}})
-    for (const bool packs_a : {false, true})
+                             {100, 48, 513},
+                             {150, 140, 260}})
+    for (const Packing packing : {Packing::none, Packing::turned, Packing::rows})
       for (const float begin : {none, 0.75F}) {
         const std::size_t rows = extent[0];
         const std::size_t columns = extent[1];
@@ -141,11 +150,11 @@ TEST_CASE("products_of_tiles_are_those_of_the_formula_for_any_shape") {
         CAPTURE(rows);
         CAPTURE(columns);
         CAPTURE(k);
-        CAPTURE(packs_a);
+        CAPTURE(static_cast<int>(packing));
         const Product product{rows, columns, k};
         std::vector<double> sizes;
         const std::vector<double> exact = product.exact(sizes);
-        const std::vector<float> found = product.run(kernels, 0, rows, packs_a, begin, 0.5F);
+        const std::vector<float> found = product.run(kernels, 0, rows, packing, begin, 0.5F);
         const double first = std::isnan(begin) ? 0.0 : static_cast<double>(begin);
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < exact.size(); ++i) {
@@ -164,10 +173,11 @@ TEST_CASE("the_bits_of_a_product_of_tiles_do_not_depend_on_the_tile_or_on_how_a_
   const AmxEmulator emulator;
   const Bf16Kernels& kernels = cpu::bf16_panels_amx();
   const Product product{77, 50, 600};
-  const std::vector<float> whole = product.run(kernels, 0, 77, false, none, 1.0F);
-  CHECK(product.run(kernels, 0, 77, true, none, 1.0F) == whole);
+  const std::vector<float> whole = product.run(kernels, 0, 77, Packing::none, none, 1.0F);
+  CHECK(product.run(kernels, 0, 77, Packing::turned, none, 1.0F) == whole);
+  CHECK(product.run(kernels, 0, 77, Packing::rows, none, 1.0F) == whole);
   for (const std::size_t first : {1U, 20U, 76U}) {
-    const std::vector<float> part = product.run(kernels, first, 77 - first, false, none, 1.0F);
+    const std::vector<float> part = product.run(kernels, first, 77 - first, Packing::none, none, 1.0F);
     CHECK(part == std::vector<float>(whole.begin() + static_cast<std::ptrdiff_t>(first * 50), whole.end()));
   }
 }
@@ -180,7 +190,7 @@ TEST_CASE("what_a_product_of_tiles_writes_is_rounded_once_with_bias_and_addend")
   const AmxEmulator emulator;
   const Bf16Kernels& kernels = cpu::bf16_panels_amx();
   const Product product{35, 45, 40};
-  const std::vector<float> sums = product.run(kernels, 0, 35, false, none, 1.0F);
+  const std::vector<float> sums = product.run(kernels, 0, 35, Packing::none, none, 1.0F);
   const std::vector<Bf16> bias = random_values(45, "bias");
   const std::vector<Bf16> addend = random_values(35 * 45, "addend");
   std::vector<Bf16> panels(64 * 40);

@@ -60,5 +60,7 @@ class PanelsBackend : public HostBackend {
 // Panel kernels of bf16 in plain loops, for any processor: what cuts products into tiles and packs their operands is
 // held to the layouts of panel_kernels.h where no instructions for them are.
 const cpu::PanelKernels<Bf16>& plain_bf16_panels();
+// The same where rows are packed as tiles.
+const cpu::PanelKernels<Bf16>& plain_bf16_tiles();
 
 }  // namespace scaletrain

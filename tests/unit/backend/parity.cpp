@@ -31,8 +31,10 @@ struct UnderTest {
 std::vector<UnderTest> backends_under_test(DType compute) {
   std::vector<UnderTest> backends;
   backends.push_back({"reference", make_reference_backend(compute)});
-  if (compute == DType::bf16)
+  if (compute == DType::bf16) {
     backends.push_back({"cpu, panels in plain loops", std::make_unique<PanelsBackend>(3, plain_bf16_panels())});
+    backends.push_back({"cpu, tiles in plain loops", std::make_unique<PanelsBackend>(3, plain_bf16_tiles())});
+  }
   for (const char* instruction_set : {"portable", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
     const std::string_view set = instruction_set;
     if (compute != DType::bf16 && (set == "avx512_bf16" || set == "amx_bf16")) continue;  // as avx512

@@ -13,6 +13,8 @@ namespace {
 
 using cpu::panel_block_rows;
 using cpu::panel_columns;
+using cpu::panel_tile_rows;
+using cpu::panel_tile_words;
 
 float float_of(Bf16 value) {
   return std::bit_cast<float>(std::uint32_t{value.bits} << 16);  // the upper half of an f32
@@ -62,6 +64,58 @@ void pack_a(const Bf16* matrix, std::ptrdiff_t stride, std::size_t rows, std::si
   });
 }
 
+// The same as tiles of 16 rows of 16 words. Words of the last tile that are behind k are not to be read: they are NaN.
+template <class Value>
+void pack_tiles(std::size_t rows, std::size_t k, Bf16* blocks, std::ptrdiff_t block_bytes, const Value& value) {
+  constexpr auto tile_rows = static_cast<std::size_t>(panel_tile_rows);
+  constexpr auto tile_elements = static_cast<std::size_t>(panel_tile_words) * 2;
+  constexpr auto block_rows = static_cast<std::size_t>(panel_block_rows);
+  const std::size_t padded = (k + tile_elements - 1) / tile_elements * tile_elements;
+  Bf16 poison;
+  poison.bits = 0x7fc0;
+  for (std::size_t row = 0; row < (rows + tile_rows - 1) / tile_rows * tile_rows; ++row) {
+    auto* const block = reinterpret_cast<Bf16*>(reinterpret_cast<char*>(blocks) +
+                                                static_cast<std::ptrdiff_t>(row / block_rows) * block_bytes);
+    for (std::size_t i = 0; i < padded; ++i) {
+      Bf16& place =
+          block[row % block_rows / tile_rows * tile_rows * padded + i / tile_elements * tile_rows * tile_elements +
+                row % tile_rows * tile_elements + i % tile_elements];
+      place = i < k && row < rows ? value(i, row) : i < (k + 1) / 2 * 2 ? Bf16{} : poison;
+    }
+  }
+}
+
+void pack_a_as_tiles(const Bf16* matrix, std::ptrdiff_t stride, std::size_t rows, std::size_t k, Bf16* blocks,
+                     std::ptrdiff_t block_bytes) {
+  pack_tiles(rows, k, blocks, block_bytes, [&](std::size_t i, std::size_t row) {
+    return matrix[static_cast<std::ptrdiff_t>(i) * stride + static_cast<std::ptrdiff_t>(row)];
+  });
+}
+
+void pack_a_rows_as_tiles(const Bf16* matrix, std::ptrdiff_t stride, std::size_t rows, std::size_t k, Bf16* blocks,
+                          std::ptrdiff_t block_bytes) {
+  pack_tiles(rows, k, blocks, block_bytes, [&](std::size_t i, std::size_t row) {
+    return matrix[static_cast<std::ptrdiff_t>(row) * stride + static_cast<std::ptrdiff_t>(i)];
+  });
+}
+
+// Word `word` of a row of a.
+const Bf16* word_of(const cpu::PanelTile<Bf16>& tile, std::ptrdiff_t row, std::ptrdiff_t word) {
+  const char* at = static_cast<const char*>(tile.a) + row / panel_block_rows * tile.a_block_bytes;
+  const std::ptrdiff_t in_block = row % panel_block_rows;
+  if (tile.a_group_bytes == 0) {
+    at += in_block * tile.a_row_bytes;
+  } else {
+    at += in_block / panel_tile_rows * tile.a_group_bytes + in_block % panel_tile_rows * tile.a_row_bytes;
+  }
+  if (tile.a_tile_bytes == 0) {
+    at += word * tile.a_word_bytes;
+  } else {
+    at += word / panel_tile_words * tile.a_tile_bytes + word % panel_tile_words * tile.a_word_bytes;
+  }
+  return reinterpret_cast<const Bf16*>(at);
+}
+
 void product(const cpu::PanelTile<Bf16>& tile) {
   for (std::size_t r = 0; r < tile.rows; ++r)
     for (std::size_t c = 0; c < tile.columns; ++c) {
@@ -69,11 +123,8 @@ void product(const cpu::PanelTile<Bf16>& tile) {
       const auto column = static_cast<std::ptrdiff_t>(c);
       float* const kept = tile.sums != nullptr ? tile.sums + row * tile.sums_stride + column : nullptr;
       float sum = tile.begins != 0 ? 0.0F : *kept;
-      const char* const a = static_cast<const char*>(tile.a) + row / panel_block_rows * tile.a_block_bytes +
-                            row % panel_block_rows * tile.a_row_bytes;
       for (std::size_t word = 0; word < tile.words; ++word) {
-        const auto* const left =
-            reinterpret_cast<const Bf16*>(a + static_cast<std::ptrdiff_t>(word) * tile.a_word_bytes);
+        const Bf16* const left = word_of(tile, row, static_cast<std::ptrdiff_t>(word));
         const Bf16* const right = packed_at(const_cast<Bf16*>(tile.b), tile.b_panel_bytes, panel_columns, 2 * word, c);
         for (int i = 0; i < 2; ++i) sum += float_of(left[i]) * float_of(right[i]);
       }
@@ -146,13 +197,25 @@ const cpu::PanelKernels<Bf16>& plain_bf16_panels() {
                                                    .product = product,
                                                    .pack_columns = pack_columns,
                                                    .pack_rows = pack_rows,
-                                                   .packs_rows = 0,
                                                    .packs_groups = 0,
+                                                   .packs_tiles = 0,
                                                    .pack_a = pack_a,
+                                                   .pack_a_rows = nullptr,
                                                    .softmax_forward = softmax_forward,
                                                    .softmax_backward = softmax_backward,
                                                    .row_dots = row_dots};
   return kernels;
+}
+
+const cpu::PanelKernels<Bf16>& plain_bf16_tiles() {
+  static const cpu::PanelKernels<Bf16> tiles = [] {
+    cpu::PanelKernels<Bf16> kernels = plain_bf16_panels();
+    kernels.packs_tiles = 1;
+    kernels.pack_a = pack_a_as_tiles;
+    kernels.pack_a_rows = pack_a_rows_as_tiles;
+    return kernels;
+  }();
+  return tiles;
 }
 
 }  // namespace scaletrain
