@@ -361,24 +361,39 @@ SCALETRAIN_INLINE char* row_tile_at(Bf16* blocks, size_t row, size_t pairs, ptrd
          static_cast<ptrdiff_t>(row % panel_block_rows / tile_rows * tiles) * tile_rows * tile_row_bytes;
 }
 
+// Words [word, word + 16) of 16 rows of a as a tile, from a matrix that lies as [k][rows]. whole: all of them are
+// there.
+template <bool whole>
+SCALETRAIN_INLINE void turn_tile(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, char* tile) {
+  const auto load_row = [=](size_t at) {
+    const Bf16* const from = matrix + static_cast<ptrdiff_t>(at) * stride;
+    if (whole) return reinterpret_cast<V16>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    return reinterpret_cast<V16>(_mm256_maskz_loadu_epi16(at < k ? lanes_left(0, rows) : __mmask16{0}, from));
+  };
+  __m512i columns[lanes];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < lanes; ++i)
+    columns[i] = reinterpret_cast<__m512i>(side_by_side(load_row(2 * i), load_row(2 * i + 1)));
+  transpose(columns);
+#pragma GCC unroll 16
+  for (size_t r = 0; r < tile_rows; ++r) _mm512_storeu_si512(tile + r * tile_row_bytes, columns[r]);
+}
+
+// 32 rows of the matrix at a time: the whole of their part of it. The next 32 are fetched meanwhile, since they are far
+// apart, and processors do not see the pattern by themselves. A line is two tiles wide.
 void pack_a(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, Bf16* blocks, ptrdiff_t block_bytes) {
   const size_t pairs = (k + 1) / 2;
-  const auto load_row = [=](size_t at, size_t row) {
-    const __mmask16 mask = at < k ? lanes_left(row, rows) : __mmask16{0};
-    const Bf16* const from = matrix + static_cast<ptrdiff_t>(at) * stride + static_cast<ptrdiff_t>(row);
-    return reinterpret_cast<V16>(_mm256_maskz_loadu_epi16(mask, from));
-  };
-  // 32 rows of the matrix at a time: the whole of their part of it.
-  for (size_t pair = 0; pair < pairs; pair += tile_pairs)
+  constexpr size_t tile_k = 2 * tile_pairs;
+  for (size_t at = 0; at < k; at += tile_k)
     for (size_t row = 0; row < rows; row += tile_rows) {
-      char* const to = row_tile_at(blocks, row, pairs, block_bytes) + pair / tile_pairs * tile_rows * tile_row_bytes;
-      __m512i columns[lanes];
-      for (size_t i = 0; i < lanes; ++i) {
-        columns[i] =
-            reinterpret_cast<__m512i>(side_by_side(load_row(2 * (pair + i), row), load_row(2 * (pair + i) + 1, row)));
-      }
-      transpose(columns);
-      for (size_t r = 0; r < tile_rows; ++r) _mm512_storeu_si512(to + r * tile_row_bytes, columns[r]);
+      char* const tile = row_tile_at(blocks, row, pairs, block_bytes) + at / tile_k * tile_rows * tile_row_bytes;
+      const Bf16* const from = matrix + static_cast<ptrdiff_t>(at) * stride + static_cast<ptrdiff_t>(row);
+      if (row % (2 * tile_rows) == 0)
+        for (size_t i = 0; i < tile_k; ++i) __builtin_prefetch(from + static_cast<ptrdiff_t>(tile_k + i) * stride);
+      if (at + tile_k <= k && row + tile_rows <= rows)
+        turn_tile<true>(from, stride, tile_rows, tile_k, tile);
+      else
+        turn_tile<false>(from, stride, rows - row, k - at, tile);
     }
 }
 
