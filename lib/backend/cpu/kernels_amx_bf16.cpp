@@ -70,8 +70,8 @@ struct Square {
   size_t columns;
 };
 
-// So many lines of a panel are fetched ahead while a tile of k is multiplied: a square of 256 rows and 64 columns has
-// time for all of them.
+// So many lines of a panel are fetched ahead while a tile of k is multiplied: all of its part, while 256 rows pass by
+// the one before. With fewer rows than half of that it is not worth beginning.
 constexpr ptrdiff_t lines_ahead = 4;
 constexpr ptrdiff_t line_bytes = 64;
 constexpr size_t fewest_rows_ahead = 128;
@@ -361,8 +361,7 @@ SCALETRAIN_INLINE char* row_tile_at(Bf16* blocks, size_t row, size_t pairs, ptrd
          static_cast<ptrdiff_t>(row % panel_block_rows / tile_rows * tiles) * tile_rows * tile_row_bytes;
 }
 
-// Words [word, word + 16) of 16 rows of a as a tile, from a matrix that lies as [k][rows]. whole: all of them are
-// there.
+// The first 16 words of 16 rows of a as a tile, from a matrix that lies as [k][rows]. whole: all of them are there.
 template <bool whole>
 SCALETRAIN_INLINE void turn_tile(const Bf16* matrix, ptrdiff_t stride, size_t rows, size_t k, char* tile) {
   const auto load_row = [=](size_t at) {

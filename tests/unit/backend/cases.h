@@ -30,6 +30,13 @@ std::vector<Case> sum_of_squares_cases();
 std::vector<Case> adamw_cases();
 std::vector<Case> sgd_cases();
 
+struct CasesOfOperation {
+  const char* name;
+  std::vector<Case> (*cases)();
+};
+// Of every operation that there is.
+const std::vector<CasesOfOperation>& all_cases();
+
 // [rows, columns] for what works on rows.
 struct Extent {
   std::int64_t rows = 0;

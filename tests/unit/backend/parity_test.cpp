@@ -10,44 +10,38 @@
 using namespace scaletrain;
 using namespace scaletrain::parity;
 
-namespace {
-
-struct ParityOfOperation {
-  const char* name;
-  std::vector<Case> (*cases)();
-};
-
-const ParityOfOperation operations[] = {{"linear_forward", linear_forward_cases},
-                                        {"linear_backward_input", linear_backward_input_cases},
-                                        {"linear_backward_weight", linear_backward_weight_cases},
-                                        {"norm_forward", norm_forward_cases},
-                                        {"norm_backward_input", norm_backward_input_cases},
-                                        {"norm_backward_weight", norm_backward_weight_cases},
-                                        {"activation_forward", activation_forward_cases},
-                                        {"activation_backward", activation_backward_cases},
-                                        {"rope", rope_cases},
-                                        {"attention_forward", attention_forward_cases},
-                                        {"attention_backward", attention_backward_cases},
-                                        {"embedding_forward", embedding_forward_cases},
-                                        {"embedding_backward", embedding_backward_cases},
-                                        {"embedding_part_forward", embedding_part_forward_cases},
-                                        {"embedding_part_backward", embedding_part_backward_cases},
-                                        {"cross_entropy", cross_entropy_cases},
-                                        {"softmax_statistics", softmax_statistics_cases},
-                                        {"cross_entropy_parts", cross_entropy_parts_cases},
-                                        {"add", add_cases},
-                                        {"copy", copy_cases},
-                                        {"fill", fill_cases},
-                                        {"sum_of_squares", sum_of_squares_cases},
-                                        {"adamw", adamw_cases},
-                                        {"sgd", sgd_cases}};
-
-}  // namespace
+const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
+  static const std::vector<CasesOfOperation> operations = {{"linear_forward", linear_forward_cases},
+                                                           {"linear_backward_input", linear_backward_input_cases},
+                                                           {"linear_backward_weight", linear_backward_weight_cases},
+                                                           {"norm_forward", norm_forward_cases},
+                                                           {"norm_backward_input", norm_backward_input_cases},
+                                                           {"norm_backward_weight", norm_backward_weight_cases},
+                                                           {"activation_forward", activation_forward_cases},
+                                                           {"activation_backward", activation_backward_cases},
+                                                           {"rope", rope_cases},
+                                                           {"attention_forward", attention_forward_cases},
+                                                           {"attention_backward", attention_backward_cases},
+                                                           {"embedding_forward", embedding_forward_cases},
+                                                           {"embedding_backward", embedding_backward_cases},
+                                                           {"embedding_part_forward", embedding_part_forward_cases},
+                                                           {"embedding_part_backward", embedding_part_backward_cases},
+                                                           {"cross_entropy", cross_entropy_cases},
+                                                           {"softmax_statistics", softmax_statistics_cases},
+                                                           {"cross_entropy_parts", cross_entropy_parts_cases},
+                                                           {"add", add_cases},
+                                                           {"copy", copy_cases},
+                                                           {"fill", fill_cases},
+                                                           {"sum_of_squares", sum_of_squares_cases},
+                                                           {"adamw", adamw_cases},
+                                                           {"sgd", sgd_cases}};
+  return operations;
+}
 
 // Halves share kernels but for how elements are loaded and stored: each has every other case, by night all.
 TEST_CASE("every_backend_agrees_with_the_f64_reference_on_every_operation") {
   const bool all = std::getenv("SCALETRAIN_PARITY_ALL") != nullptr;
-  for (const ParityOfOperation& operation : operations) {
+  for (const CasesOfOperation& operation : all_cases()) {
     const std::vector<Case> cases = operation.cases();
     CHECK(cases.size() >= 30);
     check_parity(operation.name, cases, DType::f32);
@@ -62,7 +56,7 @@ TEST_CASE("every_backend_agrees_with_the_f64_reference_on_every_operation") {
 }
 
 TEST_CASE("an_error_planted_in_one_element_of_any_output_is_found") {
-  for (const ParityOfOperation& operation : operations) {
+  for (const CasesOfOperation& operation : all_cases()) {
     check_that_planted_errors_are_found(operation.name, operation.cases());
   }
 }

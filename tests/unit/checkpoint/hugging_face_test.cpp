@@ -224,17 +224,26 @@ TEST_CASE("hugging_face_export_of_a_model_that_neither_family_expresses_is_refus
   }
 }
 
+namespace {
+
+// As RankStore::difference compares.
+void fill_by_place(StoreFixture& saved, std::uint64_t seed) {
+  for (const Parameter& parameter : saved.table.parameters()) {
+    if (parameter.tied_to) continue;
+    const View master = saved.store.master(parameter.name);
+    for (std::int64_t i = 0; i < master.num_elements(); ++i) master.as<float>()[i] = value_at(parameter.name, i, seed);
+  }
+}
+
+}  // namespace
+
 TEST_CASE("hugging_face_import_fills_every_layout_with_the_values_of_the_whole_tensors") {
   // GPT-2: transposed, with query, key and value fused in one tensor. Llama: neither, and two key/value heads.
   for (const bool llama : {false, true}) {
     const TempFolder folder;
     const ModelConfig model = layout_model(llama, true);
     StoreFixture saved(make_param_table(make_model_spec(model, model.vocab.value()), InitConfig{}), {});
-    for (const Parameter& parameter : saved.table.parameters()) {
-      if (parameter.tied_to) continue;
-      const View master = saved.store.master(parameter.name);
-      for (std::int64_t i = 0; i < master.num_elements(); ++i) master.as<float>()[i] = value_at(parameter.name, i, 9);
-    }
+    fill_by_place(saved, 9);
     export_store(saved, {.folder = folder / "out",
                          .model = model,
                          .dtype = DType::f32,
@@ -285,11 +294,7 @@ TEST_CASE("hugging_face_import_reads_large_blocks_of_transposed_tensors_whatever
   model.ffn_hidden = 200;
   const TempFolder folder;
   StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
-  for (const Parameter& parameter : saved.table.parameters()) {
-    if (parameter.tied_to) continue;
-    const View master = saved.store.master(parameter.name);
-    for (std::int64_t i = 0; i < master.num_elements(); ++i) master.as<float>()[i] = value_at(parameter.name, i, 9);
-  }
+  fill_by_place(saved, 9);
   export_store(saved, {.folder = folder / "out",
                        .model = model,
                        .dtype = DType::f32,
