@@ -15,10 +15,14 @@
 
 namespace scaletrain {
 
-std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab) {
+std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t block_scratch) {
   constexpr std::int64_t budget = (32 << 20) / 4;  // elements: 32 MiB of f32
+  constexpr std::int64_t enough = 512;             // rows: more of them make products no faster
   constexpr std::int64_t tile = 16;                // rows that matrix kernels like to see together
-  const std::int64_t limit = std::max(tile, budget / vocab / tile * tile);
+  constexpr std::int64_t panel = 64;               // the same, where there are some of them
+  const std::int64_t fitting = std::max(budget, std::min(block_scratch, enough * vocab)) / vocab;
+  const std::int64_t limit =
+      fitting >= 3 * panel ? (fitting + panel / 2) / panel * panel : std::max(tile, fitting / tile * tile);
   if (rows <= limit) return std::max<std::int64_t>(rows, 1);
   const std::int64_t chunks = ceil_div(rows, limit);
   return round_up(ceil_div(rows, chunks),
@@ -59,7 +63,8 @@ class Head : public Unit {
   Scratch carve_scratch(RegionAllocator& region, const BatchShape& shape, DType compute) const {
     Scratch scratch;
     // The same chunks on every rank, whatever its part of the vocabulary.
-    const std::int64_t chunk = head_chunk_rows(shape.rows(), ceil_div(spec_.vocab, part_.degree));
+    const std::int64_t chunk = head_chunk_rows(shape.rows(), ceil_div(spec_.vocab, part_.degree),
+                                               shape.rows() * (spec_.ffn_hidden / part_.degree));
     scratch.logits = region.allocate(compute, {chunk, local_vocab_});
     scratch.loss_sum = region.allocate(DType::f64, {1});
     if (part_.degree > 1) {

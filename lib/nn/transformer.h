@@ -33,7 +33,8 @@ class Transformer {
   std::vector<std::unique_ptr<Unit>> units_;
 };
 
-// Rows of logits the head computes at once: bounds its scratch to about 32 MiB whatever the batch.
-std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab);
+// Rows of logits the head computes at once: they bound its scratch, whatever the batch, to about 8 Mi elements or what
+// the backward of a block takes anyway, block_scratch elements.
+std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t block_scratch);
 
 }  // namespace scaletrain

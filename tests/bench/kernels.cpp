@@ -31,7 +31,7 @@ constexpr std::int64_t head_size = hidden / heads;
 constexpr std::int64_t ffn = 4 * hidden;
 constexpr std::int64_t vocab = 50257;
 constexpr std::int64_t layers = 12;
-constexpr std::int64_t head_rows = 512;  // rows of the head and the loss at a time
+constexpr std::int64_t head_rows = 256;  // of the head and the loss at a time, as in a step of 4096 tokens
 constexpr std::int64_t params_without_positions = 123'653'376;
 constexpr int repetitions = 5;
 constexpr int repetitions_of_one = 21;  // where a name is given
@@ -143,9 +143,9 @@ class Bench {
                "operation", "f32 ms", "share", "a step", "bf16 ms", "share", "a step", "faster");
     linear("qkv", 3 * hidden, hidden, rows_, layers);
     linear("projection", hidden, hidden, rows_, layers);
-    linear("ffn in", ffn, hidden, rows_, layers, true);
+    linear("ffn in", ffn, hidden, rows_, layers, LinearKind::activated);
     linear("ffn out", hidden, ffn, rows_, layers);
-    linear("head", vocab, hidden, head_rows, static_cast<double>(rows_) / head_rows);
+    linear("head", vocab, hidden, head_rows, static_cast<double>(rows_) / head_rows, LinearKind::no_bias);
     attention();
     norms();
     activations();
@@ -161,6 +161,8 @@ class Bench {
   }
 
  private:
+  enum class LinearKind { plain, activated, no_bias };
+
   // make(side): operands, and what runs the operation. times: how often a step does.
   template <class Make>
   void time(const std::string& name, double flops, double times, const Make& make) {
@@ -191,11 +193,15 @@ class Bench {
   }
 
   void linear(const std::string& name, std::int64_t outputs, std::int64_t inputs, std::int64_t n, double times,
-              bool activated = false) {
+              LinearKind kind = LinearKind::plain) {
+    const bool activated = kind == LinearKind::activated;
+    const auto bias = [&](Side& side) {
+      return kind == LinearKind::no_bias ? ConstView() : side.activations({outputs});
+    };
     const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(outputs) * static_cast<double>(inputs);
     time(name + " forward", flops, activated ? 0 : times, [&](Side& side) {
       return running(LinearForward{side.weight({outputs, inputs}),
-                                   side.activations({outputs}),
+                                   bias(side),
                                    side.activations({n, inputs}),
                                    {},
                                    side.activations({n, outputs})});
@@ -217,7 +223,8 @@ class Bench {
     });
     time(name + " backward weight", flops, times, [&](Side& side) {
       return running(LinearBackwardWeight{side.activations({n, inputs}), side.activations({n, outputs}),
-                                          side.masters({outputs, inputs}), side.masters({outputs})});
+                                          side.masters({outputs, inputs}),
+                                          kind == LinearKind::no_bias ? View() : side.masters({outputs})});
     });
     if (sides_[1].backend().packed_bytes({outputs, inputs}) == 0) return;
     time(name + " pack", 0, times == layers ? times : 1, [&](Side& side) {

@@ -41,9 +41,19 @@ void check_indices(const ConstView& indices, std::int64_t lowest, std::int64_t e
   }
 }
 
-std::size_t workspace_size(int threads, DType compute) {
+constexpr std::size_t shared_bytes(bool has_panels) {
+  return has_panels ? shared_pack_bytes : 0;
+}
+
+std::size_t workspace_size(int threads, DType compute, bool has_panels) {
   const std::size_t scratch = compute == DType::f32 ? tile_scratch_bytes<float>() : half_scratch_bytes;
-  return partial_bytes + static_cast<std::size_t>(threads) * scratch;
+  return partial_bytes + shared_bytes(has_panels) + static_cast<std::size_t>(threads) * scratch;
+}
+
+// Whether products of the type are multiplied by panels on this processor.
+bool has_panels(DType compute, std::string_view instruction_set) {
+  if (compute == DType::f32) return choose_f32_panels(instruction_set) != nullptr;
+  return compute == DType::bf16 && choose_bf16(instruction_set) != nullptr;
 }
 
 template <class S>
@@ -61,7 +71,7 @@ template <class S>
 struct Device {
   const Kernels& all;
   const TypedKernels<S>& kernels;  // those of the compute type
-  Buffer workspace;                // partial sums, then each thread's scratch
+  Buffer workspace;                // partial sums, what threads share, then each thread's scratch
   Engine<S> products;
   ThreadPool pool;
 
@@ -472,7 +482,7 @@ class CpuBackend final : public HostBackend {
  public:
   // panels: the processor's own products, or null.
   CpuBackend(int threads, const Kernels& kernels, const PanelKernels<S>* panels, WorkCount* work)
-      : CpuBackend(threads, kernels, panels, work, Buffer(workspace_size(threads, dtype_of<S>()))) {}
+      : CpuBackend(threads, kernels, panels, work, Buffer(workspace_size(threads, dtype_of<S>(), panels != nullptr))) {}
 
   DType compute_type() const override { return dtype_of<S>(); }
   std::string description() const override {
@@ -496,12 +506,14 @@ class CpuBackend final : public HostBackend {
 
  private:
   CpuBackend(int threads, const Kernels& kernels, const PanelKernels<S>* panels, WorkCount* work, Buffer workspace)
-      : device_{.all = kernels,
-                .kernels = kernels_of<S>(kernels),
-                .workspace = std::move(workspace),
-                .products = {kernels, kernels_of<S>(kernels), panels, nullptr},
-                .pool = ThreadPool(threads, work)} {
-    device_.products.scratch = device_.workspace.data() + partial_bytes;
+      : device_{
+            .all = kernels,
+            .kernels = kernels_of<S>(kernels),
+            .workspace = std::move(workspace),
+            .products = {kernels, kernels_of<S>(kernels), panels, nullptr, nullptr, shared_bytes(panels != nullptr)},
+            .pool = ThreadPool(threads, work)} {
+    device_.products.shared = device_.workspace.data() + partial_bytes;
+    device_.products.scratch = device_.products.shared + device_.products.shared_bytes;
   }
 
   std::string type_text() const {
@@ -570,7 +582,8 @@ std::string cpu_precision_text(DType compute) {
 
 std::size_t cpu_workspace_bytes(int threads, DType compute) {
   const int count = resolve_threads(threads);
-  return cpu::workspace_size(count, compute) + static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
+  return cpu::workspace_size(count, compute, cpu::has_panels(compute, "auto")) +
+         static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
 }
 
 std::size_t cpu_packed_bytes(const Shape& weight, DType compute) {

@@ -19,6 +19,9 @@ struct Engine {
   const TypedKernels<S>& typed;
   const PanelKernels<S>* panels;  // null: products are oneDNN's, of f32
   std::byte* scratch;             // for each worker, 64-byte aligned: tile_scratch_bytes
+  // What workers pack for all of them, 64-byte aligned; none without panels.
+  std::byte* shared = nullptr;
+  std::size_t shared_bytes = 0;
 };
 
 // Scratch of one thread for operations on halves: blocks of operands, as floats or packed, and of f32 sums. For those
@@ -28,6 +31,9 @@ template <class S>
 constexpr std::size_t tile_scratch_bytes() {
   return std::is_same_v<S, float> ? std::size_t{7} << 18 : half_scratch_bytes;
 }
+
+// Shared by all threads: some thousand rows of a thousand features.
+inline constexpr std::size_t shared_pack_bytes = std::size_t{4} << 20;
 
 // The largest tile of wide_product.
 inline constexpr std::int64_t max_wide_rows = 256;

@@ -95,7 +95,6 @@ void pack_a(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, float*
 constinit const PanelKernels<float> f32_panels_avx2 = {.name = "avx2",
                                                        .title = "AVX2",
                                                        .columns = columns_of_panel,
-                                                       .gradient_words = 256,
                                                        .product = product,
                                                        .pack_columns = nullptr,
                                                        .pack_rows = pack_rows,

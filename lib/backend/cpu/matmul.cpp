@@ -5,7 +5,10 @@
 #include "backend/cpu/linear_tiles.h"
 #include "backend/cpu/sgemm.h"
 #include "backend/cpu/tile_grid.h"
+#include "backend/cpu/weight_gradient.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
+#include "tensor/buffer.h"
 
 namespace scaletrain::cpu {
 
@@ -45,16 +48,74 @@ void forward_by_dots(ThreadPool& pool, const TypedKernels<float>& kernels, const
   if (op.activated) activate_tile(kernels, op, {0, 0, rows, op.activated.shape()[1]});
 }
 
-// Tiles smaller than this run slower; some for each thread, so that a delayed one leaves little undone.
-constexpr std::int64_t min_tile = 64;
-constexpr std::int64_t tiles_per_thread = 4;
+// Where there are many more outputs than rows, as in the head, oneDNN spends a fifth of the time on packing a weight
+// that few rows are multiplied with. Then the rows are packed instead, once for all, as panels; the weight is read as
+// it lies, and a tile's outputs, which come with a row for each output, are turned.
+constexpr std::int64_t most_turned_rows = 512;
+constexpr std::int64_t turned_outputs = 384;  // of a tile
+static_assert(turned_outputs % panel_columns == 0);
+static_assert(static_cast<std::size_t>((turned_outputs + panel_columns) * most_turned_rows) * sizeof(float) <=
+              tile_scratch_bytes<float>());
+
+bool pays_turned(const Engine<float>& engine, const LinearForward& op) {
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::size_t packed = align_up(static_cast<std::size_t>(rows), panel_columns) * static_cast<std::size_t>(inputs);
+  return engine.panels != nullptr && engine.panels->pack_columns != nullptr && rows <= most_turned_rows &&
+         op.output.shape()[1] >= 16 * rows && !op.bias && !op.addend && !op.activated &&
+         packed * sizeof(float) <= engine.shared_bytes;
+}
+
+void forward_turned(ThreadPool& pool, const Engine<float>& engine, const LinearForward& op) {
+  const PanelKernels<float>& kernels = *engine.panels;
+  const std::int64_t rows = op.input.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  const std::int64_t panel_bytes = panel_columns * inputs * static_cast<std::int64_t>(sizeof(float));
+  const auto num_rows = static_cast<std::size_t>(rows);
+  auto* const panels = reinterpret_cast<float*>(engine.shared);
+  pool.for_each(ceil_div(rows, panel_columns), [&](std::int64_t item, int) {
+    const std::int64_t first = item * panel_columns;
+    kernels.pack_columns(op.input.as<float>() + first * inputs, inputs,
+                         static_cast<std::size_t>(std::min<std::int64_t>(panel_columns, rows - first)),
+                         static_cast<std::size_t>(inputs), panels + first * inputs, panel_bytes);
+  });
+  pool.for_each(ceil_div(outputs, turned_outputs), [&](std::int64_t item, int worker) {
+    const std::int64_t first = item * turned_outputs;
+    const std::int64_t count = std::min(turned_outputs, outputs - first);
+    auto* const sums =
+        reinterpret_cast<float*>(engine.scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<float>());
+    float* const turned = sums + turned_outputs * rows;  // [rows][64]
+    const std::int64_t row_bytes = inputs * static_cast<std::int64_t>(sizeof(float));
+    kernels.product({.a = op.weight.values.as<float>() + first * inputs,
+                     .a_block_bytes = panel_block_rows * row_bytes,
+                     .a_row_bytes = row_bytes,
+                     .a_word_bytes = sizeof(float),
+                     .b = panels,
+                     .b_panel_bytes = panel_bytes,
+                     .rows = static_cast<std::size_t>(count),
+                     .columns = num_rows,
+                     .words = static_cast<std::size_t>(inputs),
+                     .begins = 1,
+                     .sums = sums,
+                     .sums_stride = rows});
+    for (std::int64_t column = 0; column < count; column += panel_columns) {
+      const auto columns = static_cast<std::size_t>(std::min<std::int64_t>(panel_columns, count - column));
+      kernels.pack_columns(sums + column * rows, rows, columns, num_rows, turned, 0);
+      for (std::int64_t row = 0; row < rows; ++row)
+        std::copy_n(turned + row * panel_columns, columns, op.output.as<float>() + row * outputs + first + column);
+    }
+  });
+}
+
+constexpr std::int64_t min_tile = 64;  // smaller ones run slower
 
 // The extent of each of `parts` pieces of about the same size.
 std::int64_t piece(std::int64_t extent, std::int64_t parts, std::int64_t step) {
   return (extent + parts * step - 1) / (parts * step) * step;
 }
 
-void add_weight_gradient(ThreadPool& pool, const LinearBackwardWeight& op) {
+void add_weight_gradient_by_sgemm(ThreadPool& pool, const LinearBackwardWeight& op) {
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.input.shape()[1];
   const TileGrid grid = make_grid(outputs, inputs, pool.size(), float_tiles);
@@ -68,51 +129,6 @@ void add_weight_gradient(ThreadPool& pool, const LinearBackwardWeight& op) {
            .beta = 1.0F,
            .c = op.d_weight.as<float>() + tile.row * inputs + tile.column,
            .c_stride = inputs});
-  });
-}
-
-// Both operands are packed: oneDNN's AVX2 reads one of them as it lies, at half the speed where its rows are a multiple
-// of a page apart. Of each part of k a tile's columns are packed once, and rows in groups that stay in the second-level
-// cache. Sums over k are made in order, in the gradient itself.
-constexpr TileLimits float_gradient_tiles{1024, 1024, 6, 16};
-constexpr std::int64_t packed_rows = 96;
-static_assert(packed_rows % panel_block_rows == 0);
-
-void add_weight_gradient_by_panels(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardWeight& op) {
-  const PanelKernels<float>& kernels = *engine.panels;
-  const std::int64_t rows = op.d_output.shape()[0];
-  const std::int64_t outputs = op.d_output.shape()[1];
-  const std::int64_t inputs = op.input.shape()[1];
-  const std::int64_t packed_columns = float_gradient_tiles.columns * kernels.gradient_words;
-  SCALETRAIN_CHECK_EQ(float_gradient_tiles.columns % kernels.columns, 0);
-  SCALETRAIN_CHECK_LE(static_cast<std::size_t>(packed_columns + packed_rows * kernels.gradient_words) * sizeof(float),
-                      tile_scratch_bytes<float>());
-  const TileGrid grid = make_grid(outputs, inputs, pool.size(), float_gradient_tiles);
-  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-    const Tile tile = grid.at(item);
-    auto* const b =
-        reinterpret_cast<float*>(engine.scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<float>());
-    float* const a = b + packed_columns;
-    for (std::int64_t k = 0; k < rows; k += kernels.gradient_words) {
-      const std::int64_t words = std::min<std::int64_t>(kernels.gradient_words, rows - k);
-      PanelTile<float> part{.b = b,
-                            .b_panel_bytes = kernels.columns * words * static_cast<std::int64_t>(sizeof(float)),
-                            .columns = static_cast<std::size_t>(tile.columns),
-                            .words = static_cast<std::size_t>(words),
-                            .begins = 0,
-                            .alpha = 1.0F,
-                            .sums_stride = inputs};
-      place_packed_a(part, kernels, a, words);
-      kernels.pack_rows(op.input.as<float>() + k * inputs + tile.column, inputs, part.columns, part.words, b,
-                        part.b_panel_bytes);
-      for (std::int64_t row = 0; row < tile.rows; row += packed_rows) {
-        part.rows = static_cast<std::size_t>(std::min(packed_rows, tile.rows - row));
-        part.sums = op.d_weight.as<float>() + (tile.row + row) * inputs + tile.column;
-        kernels.pack_a(op.d_output.as<float>() + k * outputs + tile.row + row, outputs, part.rows, part.words, a,
-                       part.a_block_bytes);
-        kernels.product(part);
-      }
-    }
   });
 }
 
@@ -142,6 +158,10 @@ void linear_forward(ThreadPool& pool, const Engine<float>& engine, const LinearF
   const std::int64_t outputs = op.weight.values.shape()[0];
   if (rows <= max_dot_rows) {
     forward_by_dots(pool, engine.typed, op);
+    return;
+  }
+  if (pays_turned(engine, op)) {
+    forward_turned(pool, engine, op);
     return;
   }
   const bool in_place = op.addend && op.addend.data() == op.output.data();
@@ -182,22 +202,13 @@ void linear_backward_input(ThreadPool& pool, const Engine<float>&, const LinearB
 }
 
 void linear_backward_weight(ThreadPool& pool, const Engine<float>& engine, const LinearBackwardWeight& op) {
-  const std::int64_t rows = op.d_output.shape()[0];
-  const std::int64_t outputs = op.d_output.shape()[1];
-  if (rows == 0) return;
-  // With fewer rows the packing is not repaid.
-  if (engine.panels != nullptr && engine.panels->gradient_words > 0 && rows >= engine.panels->gradient_words)
-    add_weight_gradient_by_panels(pool, engine, op);
-  else
-    add_weight_gradient(pool, op);
-  if (!op.d_bias) return;
-  const std::int64_t columns = column_share(outputs, pool.size());
-  pool.for_each((outputs + columns - 1) / columns, [&](std::int64_t item, int) {
-    const std::int64_t first = item * columns;
-    engine.typed.add_column_sums({op.d_output.as<float>(), outputs}, static_cast<std::size_t>(rows),
-                                 static_cast<std::size_t>(first),
-                                 static_cast<std::size_t>(std::min(first + columns, outputs)), op.d_bias.as<float>());
-  });
+  if (engine.panels != nullptr) {
+    add_weight_gradient(pool, engine, op);
+    return;
+  }
+  if (op.d_output.shape()[0] == 0) return;
+  add_weight_gradient_by_sgemm(pool, op);
+  add_bias_gradient(pool, engine.typed, op);
 }
 
 }  // namespace scaletrain::cpu

@@ -6,6 +6,7 @@
 #include "backend/cpu/linear_tiles.h"
 #include "backend/cpu/matmul.h"
 #include "backend/cpu/tile_grid.h"
+#include "backend/cpu/weight_gradient.h"
 #include "base/error.h"
 #include "tensor/buffer.h"
 
@@ -34,13 +35,6 @@ constexpr MapCut cut_packed{{256, 1024, 32, panel_columns}, 128, 144};
 constexpr std::int64_t longest_k = 1024;
 constexpr std::int64_t k_step = 32;  // AMX: what is summed at a time
 
-// Of gradients of weights, whose operands are both packed, in each tile anew: large tiles, so that it pays.
-constexpr TileLimits gradient_tiles{480, 768, 6, panel_columns};
-constexpr std::int64_t longest_packed_k = 512;
-// The same where sums wait apart from the gradient, whose rows would share sets of a cache.
-constexpr MapCut cut_gradient{{256, 768, 32, panel_columns}, 128, 144};
-static_assert(longest_packed_k <= longest_k);
-
 constexpr std::size_t packed_a_bytes = std::size_t{1} << 19;
 constexpr std::size_t packed_b_bytes = std::size_t{1} << 19;
 constexpr bool fits(const MapCut& cut) {
@@ -52,12 +46,8 @@ constexpr bool fits(const MapCut& cut) {
              half_scratch_bytes &&
          cut.limits.columns % panel_columns == 0 && cut.group_columns % panel_columns == 0;
 }
-static_assert(fits(cut_as_it_lies) && fits(cut_packed) && fits(cut_gradient) && longest_k % k_step == 0);
+static_assert(fits(cut_as_it_lies) && fits(cut_packed) && longest_k % k_step == 0);
 static_assert(cut_as_it_lies.limits.rows % panel_block_rows == 0);
-static_assert(static_cast<std::size_t>(gradient_tiles.rows * longest_packed_k) * sizeof(Bf16) <= packed_a_bytes);
-static_assert(packed_a_bytes + static_cast<std::size_t>(gradient_tiles.columns * longest_packed_k) * sizeof(Bf16) <=
-              half_scratch_bytes);
-static_assert(gradient_tiles.rows % panel_block_rows == 0 && gradient_tiles.columns % panel_columns == 0);
 
 const MapCut& cut_of(const PanelKernels<Bf16>& kernels) {
   return kernels.pack_a_rows != nullptr ? cut_packed : cut_as_it_lies;
@@ -75,6 +65,9 @@ TileLimits tiles_of(const PanelKernels<Bf16>& kernels, std::int64_t k, bool is_r
 constexpr std::int64_t even(std::int64_t k) {
   return (k + 1) / 2 * 2;
 }
+constexpr std::int64_t panel_bytes(std::int64_t k) {
+  return panel_columns * even(k) * static_cast<std::int64_t>(sizeof(Bf16));
+}
 
 // The scratch of one thread, by name.
 struct Bf16Scratch {
@@ -85,7 +78,7 @@ struct Bf16Scratch {
 
   Bf16* a;
   Bf16* b;
-  float* sums;  // gradients of weights that are summed in their place have none, and more of b
+  float* sums;
 };
 
 std::byte* scratch_of_worker(std::byte* scratch, int worker) {
@@ -146,12 +139,12 @@ void place_a(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf1
 void place_b(PanelTile<Bf16>& part, const PanelKernels<Bf16>& kernels, const Bf16Linear& p, std::int64_t column,
              std::int64_t k, std::int64_t count, Bf16* copy) {
   if (p.panels != nullptr) {
-    part.b_panel_bytes = panel_columns * even(p.k) * static_cast<std::int64_t>(sizeof(Bf16));
+    part.b_panel_bytes = panel_bytes(p.k);
     part.b = p.panels + column * even(p.k) + k * panel_columns;
     return;
   }
   part.b = copy;
-  part.b_panel_bytes = panel_columns * even(count) * static_cast<std::int64_t>(sizeof(Bf16));
+  part.b_panel_bytes = panel_bytes(count);
   if (p.weight_has_rows_of_k)
     kernels.pack_columns(p.weight + column * p.k + k, p.k, part.columns, static_cast<std::size_t>(count), copy,
                          part.b_panel_bytes);
@@ -193,67 +186,6 @@ void multiply_tile(const PanelKernels<Bf16>& kernels, const Bf16Linear& p, const
     }
     k += part_k;
   } while (k < p.k);
-}
-
-// Where the sums of a tile's gradient lie: in groups of columns.
-struct GradientSums {
-  float* first;
-  std::int64_t stride;
-  std::int64_t group_columns;
-  std::int64_t group_elements;  // from one group to the next
-};
-
-// Parts of k one after the other. begins: onto zero rather than onto what the sums hold.
-void sum_gradient(const PanelKernels<Bf16>& kernels, const LinearBackwardWeight& op, const Tile& tile,
-                  const GradientSums& sums, bool begins, const Bf16Scratch& scratch) {
-  const std::int64_t rows = op.d_output.shape()[0];
-  const std::int64_t outputs = op.d_output.shape()[1];
-  const std::int64_t inputs = op.input.shape()[1];
-  for (std::int64_t k = 0; k < rows; k += longest_packed_k) {
-    const std::int64_t count = std::min(longest_packed_k, rows - k);
-    PanelTile<Bf16> part{.b_panel_bytes = panel_columns * even(count) * 2,
-                         .rows = static_cast<std::size_t>(tile.rows),
-                         .words = static_cast<std::size_t>(even(count) / 2),
-                         .begins = begins && k == 0 ? 1 : 0,
-                         .alpha = 1.0F,
-                         .sums_stride = sums.stride};
-    place_packed_a(part, kernels, scratch.a, even(count) / 2);
-    kernels.pack_a(op.d_output.as<Bf16>() + k * outputs + tile.row, outputs, part.rows, static_cast<std::size_t>(count),
-                   scratch.a, part.a_block_bytes);
-    for (std::int64_t begin = 0; begin < tile.columns; begin += sums.group_columns) {
-      part.columns = static_cast<std::size_t>(std::min(sums.group_columns, tile.columns - begin));
-      part.b = scratch.b;
-      part.sums = sums.first + begin / sums.group_columns * sums.group_elements;
-      kernels.pack_rows(op.input.as<Bf16>() + k * inputs + tile.column + begin, inputs, part.columns,
-                        static_cast<std::size_t>(count), scratch.b, part.b_panel_bytes);
-      kernels.product(part);
-    }
-  }
-}
-
-void add_weight_gradient(ThreadPool& pool, const Engine<Bf16>& engine, const LinearBackwardWeight& op) {
-  const PanelKernels<Bf16>& kernels = *engine.panels;
-  const std::int64_t inputs = op.input.shape()[1];
-  const bool sums_apart = kernels.packs_tiles != 0;
-  const TileGrid grid =
-      make_grid(op.d_output.shape()[1], inputs, pool.size(), sums_apart ? cut_gradient.limits : gradient_tiles);
-  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-    const Tile tile = grid.at(item);
-    const Bf16Scratch scratch(scratch_of_worker(engine.scratch, worker));
-    float* const gradient = op.d_weight.as<float>() + tile.row * inputs + tile.column;
-    if (!sums_apart) {
-      sum_gradient(kernels, op, tile, {gradient, inputs, tile.columns, 0}, false, scratch);
-      return;
-    }
-    const GradientSums sums{scratch.sums, cut_gradient.sums_stride, cut_gradient.group_columns,
-                            tile.rows * cut_gradient.sums_stride};
-    sum_gradient(kernels, op, tile, sums, true, scratch);
-    for (std::int64_t begin = 0; begin < tile.columns; begin += sums.group_columns)
-      engine.all.add_to_rows({gradient + begin, inputs}, nullptr,
-                             {sums.first + begin / sums.group_columns * sums.group_elements, sums.stride},
-                             static_cast<std::size_t>(tile.rows),
-                             static_cast<std::size_t>(std::min(sums.group_columns, tile.columns - begin)));
-  });
 }
 
 const PackedBf16* packed_of(const Weight& weight) {
@@ -406,41 +338,30 @@ void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const Line
 
 template <class S>
 void linear_backward_weight(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardWeight& op) {
+  if constexpr (is_bf16<S>) {
+    if (engine.panels != nullptr) {
+      add_weight_gradient(pool, engine, op);
+      return;
+    }
+  }
   const std::int64_t rows = op.d_output.shape()[0];
   const std::int64_t outputs = op.d_output.shape()[1];
   const std::int64_t inputs = op.input.shape()[1];
   if (rows == 0) return;
-  const auto as_floats = [&] {
-    const TileGrid grid = make_grid(outputs, inputs, pool.size(), wide_tiles);
-    pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-      const Tile tile = grid.at(item);
-      wide_product<S, S>(engine.typed, scratch_of_worker(engine.scratch, worker),
-                         {.m = tile.rows,
-                          .n = tile.columns,
-                          .k = rows,
-                          .a = {op.d_output.as<S>() + tile.row, outputs, true},
-                          .b = {op.input.as<S>() + tile.column, inputs},
-                          .beta = 1.0F,
-                          .c = op.d_weight.as<float>() + tile.row * inputs + tile.column,
-                          .c_stride = inputs});
-    });
-  };
-  if constexpr (is_bf16<S>) {
-    if (engine.panels != nullptr)
-      add_weight_gradient(pool, engine, op);
-    else
-      as_floats();
-  } else {
-    as_floats();
-  }
-  if (!op.d_bias) return;
-  const std::int64_t columns = column_share(outputs, pool.size());
-  pool.for_each((outputs + columns - 1) / columns, [&](std::int64_t item, int) {
-    const std::int64_t first = item * columns;
-    engine.typed.add_column_sums({op.d_output.as<S>(), outputs}, static_cast<std::size_t>(rows),
-                                 static_cast<std::size_t>(first),
-                                 static_cast<std::size_t>(std::min(first + columns, outputs)), op.d_bias.as<float>());
+  const TileGrid grid = make_grid(outputs, inputs, pool.size(), wide_tiles);
+  pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
+    const Tile tile = grid.at(item);
+    wide_product<S, S>(engine.typed, scratch_of_worker(engine.scratch, worker),
+                       {.m = tile.rows,
+                        .n = tile.columns,
+                        .k = rows,
+                        .a = {op.d_output.as<S>() + tile.row, outputs, true},
+                        .b = {op.input.as<S>() + tile.column, inputs},
+                        .beta = 1.0F,
+                        .c = op.d_weight.as<float>() + tile.row * inputs + tile.column,
+                        .c_stride = inputs});
   });
+  add_bias_gradient(pool, engine.typed, op);
 }
 
 template void linear_forward(ThreadPool&, const Engine<Bf16>&, const LinearForward&);

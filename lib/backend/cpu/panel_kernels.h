@@ -57,8 +57,6 @@ struct PanelKernels {
   const char* name;   // as an instruction set is asked for
   const char* title;  // for people
   ptrdiff_t columns;  // of a panel of B
-  // Of floats: words of k that are multiplied at a time in gradients of weights; 0: oneDNN does it.
-  ptrdiff_t gradient_words;
   void (*product)(const PanelTile<S>& tile);
   // B from a matrix that lies as [columns][k] (pack_columns) or [k][columns] (pack_rows).
   void (*pack_columns)(const S* matrix, ptrdiff_t stride, size_t columns, size_t k, S* panels, ptrdiff_t panel_bytes);

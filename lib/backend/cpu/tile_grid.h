@@ -27,6 +27,9 @@ struct TileLimits {
   std::int64_t rows, columns, row_step, column_step;
 };
 
+// Some for each thread, so that a delayed one leaves little undone.
+inline constexpr std::int64_t tiles_per_thread = 4;
+
 // Cuts the longer side of the tiles until every thread has some.
 TileGrid make_grid(std::int64_t rows, std::int64_t columns, int threads, const TileLimits& limits);
 

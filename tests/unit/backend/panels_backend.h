@@ -20,13 +20,19 @@ class PanelsBackend : public HostBackend {
       : panels_(panels),
         rest_(make_cpu_backend({.threads = threads, .compute = DType::bf16})),
         pool_(threads),
+        shared_(shared_bytes),
         scratch_(static_cast<std::size_t>(threads) * cpu::tile_scratch_bytes<Bf16>()),
-        engine_{cpu::choose_kernels("auto"), cpu::choose_kernels("auto").bf16, &panels, scratch_.data()} {}
+        engine_{cpu::choose_kernels("auto"),
+                cpu::choose_kernels("auto").bf16,
+                &panels,
+                scratch_.data(),
+                shared_.data(),
+                shared_bytes} {}
 
   DType compute_type() const override { return DType::bf16; }
   std::string description() const override { return std::string("cpu ") + panels_.name + ", as panels"; }
   int num_threads() const override { return pool_.size(); }
-  std::size_t workspace_bytes() const override { return rest_->workspace_bytes() + scratch_.size(); }
+  std::size_t workspace_bytes() const override { return rest_->workspace_bytes() + shared_bytes + scratch_.size(); }
   std::size_t packed_bytes(const Shape& weight) const override { return cpu::PackedBf16::bytes(weight); }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView values, Region memory) override {
     auto packed = std::make_unique<cpu::PackedBf16>(values.shape(), memory.data);
@@ -35,6 +41,9 @@ class PanelsBackend : public HostBackend {
   }
 
  private:
+  // Little, so that some cases take several parts of it and some find no room.
+  static constexpr std::size_t shared_bytes = std::size_t{1} << 18;
+
   template <class Descriptor>
   void compute(const Descriptor& op) {
     rest_->run(stream_, op);
@@ -53,6 +62,7 @@ class PanelsBackend : public HostBackend {
   std::unique_ptr<Backend> rest_;
   HostStream stream_;
   ThreadPool pool_;
+  Buffer shared_;
   Buffer scratch_;
   cpu::Engine<Bf16> engine_;
 };

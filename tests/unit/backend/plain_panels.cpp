@@ -193,7 +193,6 @@ const cpu::PanelKernels<Bf16>& plain_bf16_panels() {
   static constexpr cpu::PanelKernels<Bf16> kernels{.name = "plain loops",
                                                    .title = "plain loops",
                                                    .columns = panel_columns,
-                                                   .gradient_words = 0,
                                                    .product = product,
                                                    .pack_columns = pack_columns,
                                                    .pack_rows = pack_rows,

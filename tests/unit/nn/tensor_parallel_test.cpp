@@ -133,7 +133,7 @@ TEST_CASE("the head's chunks are the same on every tensor rank") {
   spec.vocab = 300001;
   spec.context = 50;
   const BatchShape shape{1, 50};
-  REQUIRE(head_chunk_rows(50, 150001) == 32);
+  REQUIRE(head_chunk_rows(50, 150001, 50 * spec.ffn_hidden / 2) == 32);
   struct HeadOutcome {
     double loss = 0.0;
     std::vector<double> d_input;
