@@ -17,6 +17,8 @@ namespace scaletrain::cpu {
 inline constexpr std::int64_t max_queries = 192;
 inline constexpr std::int64_t max_keys = 256;
 inline constexpr std::int64_t block_scores = max_queries * max_keys;
+// Where all queries that read a head of keys have no more deltas than this, the blocks of keys share them.
+inline constexpr std::int64_t max_kept_deltas = 32768;
 
 // For heads of at most max_head_size elements.
 template <class S>
@@ -73,6 +75,7 @@ struct TileScratch {
         maximum(carver.take<float>(max_queries)),
         sum(carver.take<float>(max_queries)),
         delta(carver.take<float>(max_queries)),
+        kept_deltas(carver.take<float>(max_kept_deltas)),
         first(carver.take<std::int32_t>(max_queries)),
         last(carver.take<std::int32_t>(max_queries)) {
     // What follows is used by one way of multiplying or the other.
@@ -99,6 +102,7 @@ struct TileScratch {
   float* maximum;  // [max_queries], and so the rest
   float* sum;
   float* delta;
+  float* kept_deltas;  // [max_kept_deltas]
   std::int32_t* first;
   std::int32_t* last;
   std::byte* products = nullptr;  // of wide_product
@@ -158,18 +162,18 @@ class FloatProducts {
     engine_.all.softmax_forward(block, {scratch_.maximum, scratch_.sum},
                                 {begins ? nullptr : scratch_.query_sums, size_}, static_cast<std::size_t>(size_));
   }
-  void softmax_backward(const ScoreBlock& block, const float* log_sum_exp, float scale) const {
-    engine_.all.softmax_backward(block, log_sum_exp, scratch_.delta, scale, scratch_.d_scores);
+  void softmax_backward(const ScoreBlock& block, const float* log_sum_exp, const float* delta, float scale) const {
+    engine_.all.softmax_backward(block, log_sum_exp, delta, scale, scratch_.d_scores);
   }
   // Row dots of the output and its gradient, as floats in the place of what is computed later.
-  void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output) const {
+  void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output, float* delta) const {
     const auto size = static_cast<std::size_t>(size_);
     float* const left = scratch_.d_scores;
     float* const right = left + size_;
     for (std::int64_t row = 0; row < output.rows; ++row) {
       engine_.typed.to_floats(output.data + row * output.stride, left, size);
       engine_.typed.to_floats(d_output.data + row * d_output.stride, right, size);
-      engine_.all.row_dots({left, 0}, {right, 0}, 1, size, scratch_.delta + row);
+      engine_.all.row_dots({left, 0}, {right, 0}, 1, size, delta + row);
     }
   }
 
@@ -267,13 +271,13 @@ class PanelProducts {
     kernels_.softmax_forward(block, {scratch_.maximum, scratch_.sum}, {begins ? nullptr : scratch_.query_sums, size_},
                              static_cast<std::size_t>(size_), {scratch_.probabilities, max_keys});
   }
-  void softmax_backward(const ScoreBlock& block, const float* log_sum_exp, float scale) const {
-    kernels_.softmax_backward(block, log_sum_exp, scratch_.delta, scale, scratch_.d_scores,
-                              {scratch_.probabilities, max_keys}, {scratch_.score_gradients, max_keys});
+  void softmax_backward(const ScoreBlock& block, const float* log_sum_exp, const float* delta, float scale) const {
+    kernels_.softmax_backward(block, log_sum_exp, delta, scale, scratch_.d_scores, {scratch_.probabilities, max_keys},
+                              {scratch_.score_gradients, max_keys});
   }
-  void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output) const {
+  void compute_delta(const HeadRows<S>& output, const HeadRows<S>& d_output, float* delta) const {
     kernels_.row_dots({output.data, output.stride}, {d_output.data, d_output.stride},
-                      static_cast<std::size_t>(output.rows), static_cast<std::size_t>(size_), scratch_.delta);
+                      static_cast<std::size_t>(output.rows), static_cast<std::size_t>(size_), delta);
   }
 
   void add_keys(Weights weights, std::int64_t queries, const Keys& keys, const std::int32_t* last, bool begins,

@@ -125,20 +125,19 @@ class TiledBackwardHead {
         batch_(batch),
         kv_head_(kv_head) {}
 
-  void run() const {
+  void run() {
+    keep_deltas();
     for (std::int64_t key = 0; key < shape_.num_keys; key += blocks_.keys) run_keys(key, TileGradients::all);
-    const std::int64_t group = shape_.heads / shape_.kv_heads;
-    for (std::int64_t head = kv_head_ * group; head < (kv_head_ + 1) * group; ++head)
+    for (std::int64_t head = first_head(); head < end_head(); ++head)
       if (!std::is_same_v<S, float>)
         store(op_.d_query, shape_.num_queries, head, 0, shape_.num_queries, query_sums_of(head), query_sums_stride());
   }
 
   // One block of keys with all queries.
   void run_keys(std::int64_t key, TileGradients wanted) const {
-    const std::int64_t group = shape_.heads / shape_.kv_heads;
     const KeyBlock block = key_block(key);
     bool begun = false;
-    for (std::int64_t head = kv_head_ * group; head < (kv_head_ + 1) * group; ++head)
+    for (std::int64_t head = first_head(); head < end_head(); ++head)
       for (std::int64_t begin = 0; begin < shape_.num_queries; begin += blocks_.queries)
         begun = add_block(head, begin, block, !begun, wanted,
                           wanted == TileGradients::all ? query_sums_of(head) + begin * query_sums_stride() : nullptr,
@@ -169,6 +168,30 @@ class TiledBackwardHead {
     Keys summed;        // keys, for the gradient of queries
   };
 
+  // The query heads that read this head of keys.
+  std::int64_t first_head() const { return kv_head_ * (shape_.heads / shape_.kv_heads); }
+  std::int64_t end_head() const { return first_head() + shape_.heads / shape_.kv_heads; }
+
+  HeadRows<S> query_rows(const ConstHeadsView& heads, std::int64_t head, std::int64_t begin, std::int64_t rows) const {
+    return head_rows<S>(heads, shape_.num_queries, batch_, head, shape_.head_size, begin, rows);
+  }
+
+  // The deltas of a block of queries: kept for all blocks of keys, or computed for this one.
+  const float* deltas_of(std::int64_t head, std::int64_t begin, std::int64_t rows) const {
+    if (keeps_deltas_) return scratch_.kept_deltas + (head - first_head()) * shape_.num_queries + begin;
+    products_.compute_delta(query_rows(op_.output, head, begin, rows), query_rows(op_.d_output, head, begin, rows),
+                            scratch_.delta);
+    return scratch_.delta;
+  }
+  void keep_deltas() {
+    if ((end_head() - first_head()) * shape_.num_queries > max_kept_deltas) return;
+    keeps_deltas_ = true;
+    for (std::int64_t head = first_head(); head < end_head(); ++head)
+      products_.compute_delta(query_rows(op_.output, head, 0, shape_.num_queries),
+                              query_rows(op_.d_output, head, 0, shape_.num_queries),
+                              scratch_.kept_deltas + (head - first_head()) * shape_.num_queries);
+  }
+
   KeyBlock key_block(std::int64_t key) const {
     const std::int64_t count = std::min(blocks_.keys, shape_.num_keys - key);
     const HeadRows<S> keys = head_rows<S>(op_.key, shape_.num_keys, batch_, kv_head_, shape_.head_size, key, count);
@@ -198,19 +221,17 @@ class TiledBackwardHead {
     if (!sees(begin, block.key)) return false;
     const AttentionShape& s = shape_;
     const std::int64_t rows = std::min(blocks_.queries, s.num_queries - begin);
-    const auto rows_at = [&](const ConstHeadsView& heads) {
-      return head_rows<S>(heads, s.num_queries, batch_, head, s.head_size, begin, rows);
-    };
-    const HeadRows<S> queries = rows_at(op_.query);
-    const HeadRows<S> d_output = rows_at(op_.d_output);
-    products_.compute_delta(rows_at(op_.output), d_output);
+    const HeadRows<S> queries = query_rows(op_.query, head, begin, rows);
+    const HeadRows<S> d_output = query_rows(op_.d_output, head, begin, rows);
+    const float* const delta = deltas_of(head, begin, rows);
     visible_.block(batch_, begin, begin + rows, block.key, block.count, scratch_.first, scratch_.last);
     const auto scale = static_cast<float>(s.scale);
     products_.scores(queries, block.keys, scratch_.last, scale, scratch_.scores);
     products_.scores(d_output, block.values, scratch_.last, 1.0F, scratch_.d_scores);
     products_.softmax_backward({scratch_.scores, max_keys, static_cast<std::size_t>(rows),
                                 static_cast<std::size_t>(block.count), scratch_.first, scratch_.last},
-                               op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin, scale);
+                               op_.log_sum_exp.as<float>() + (batch_ * s.heads + head) * s.num_queries + begin, delta,
+                               scale);
     if (wanted != TileGradients::of_queries) {
       products_.add_queries(Weights::probabilities, block.count, d_output, scratch_.last, begins_keys,
                             scratch_.value_sums);
@@ -242,6 +263,7 @@ class TiledBackwardHead {
   Blocks<S> blocks_;
   std::int64_t batch_;
   std::int64_t kv_head_;
+  bool keeps_deltas_ = false;
 };
 
 template <class S>

@@ -19,7 +19,7 @@ constexpr std::int64_t part_words = 256;
 template <class S>
 constexpr std::int64_t word_elements = 4 / sizeof(S);
 template <class S>
-constexpr std::int64_t part_rows = part_words * word_elements<S>;  // of both operands
+constexpr std::int64_t part_rows = part_words* word_elements<S>;  // of both operands
 
 // Features that packings of either form divide into, and of which a thread takes some at a time.
 constexpr std::int64_t feature_step = 192;
@@ -257,7 +257,7 @@ class WeightGradient {
   Operand inputs_;
   float* gradient_;
   float* bias_gradient_;  // or null
-  bool shares_rows_;  // of the gradient: the outputs
+  bool shares_rows_;      // of the gradient: the outputs
   S* shared_;
 };
 

@@ -7,9 +7,9 @@
 
 namespace scaletrain::cpu {
 
-// d_weight[O,I] += d_output[N,O]^T · input[N,I] and, if there is one, d_bias[O] += the sums of d_output over N, all summed
-// over N in order: the bits do not depend on the number of threads. The engine has panels and shared memory. S: float
-// or Bf16.
+// d_weight[O,I] += d_output[N,O]^T · input[N,I] and, if there is one, d_bias[O] += the sums of d_output over N, all
+// summed over N in order: the bits do not depend on the number of threads. The engine has panels and shared memory. S:
+// float or Bf16.
 template <class S>
 void add_weight_gradient(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardWeight& op);
 
