@@ -91,7 +91,7 @@ void pack(const PanelKernels<S>& kernels, bool as_rows, const Piece<S>& piece, S
                                                  static_cast<std::size_t>(piece.rows), packed, bytes);
 }
 
-// The sums of outputs over rows, right before they are packed: then packing finds them in the cache.
+// The sums of outputs over rows, right after they are packed, which fetches rows ahead and leaves them in the cache.
 template <class S>
 void add_bias(const TypedKernels<S>& kernels, const Piece<S>& outputs, float* d_bias) {
   kernels.add_column_sums({outputs.data(), outputs.stride}, static_cast<std::size_t>(outputs.rows), 0,
@@ -167,10 +167,10 @@ class WeightGradient {
   }
 
   void add_shared(const Shared& shared) {
+    pack_for_all(shared);
     if (shares_rows_ && bias_gradient_ != nullptr)
       share_bias(pool_, engine_.typed, pieces(outputs_, shared.first, shared.count, shared.part, shared.parts),
                  bias_gradient_);
-    pack_for_all(shared);
     const TileGrid grid = cut(shared);
     pool_.for_each(grid.count(), [&](std::int64_t item, int worker) {
       Tile tile = grid.at(item);
@@ -218,8 +218,8 @@ class WeightGradient {
       const Piece<S> from = shares_rows_ ? piece(inputs_, tile.column, tile.columns, shared.part + i)
                                          : piece(outputs_, tile.row, tile.rows, shared.part + i);
       const std::int64_t words = ceil_div(from.rows, word_elements<S>);
-      if (!shares_rows_ && bias_gradient_ != nullptr && tile.column == 0) add_bias(engine_.typed, from, bias_gradient_);
       pack(kernels_, !shares_rows_, from, own);
+      if (!shares_rows_ && bias_gradient_ != nullptr && tile.column == 0) add_bias(engine_.typed, from, bias_gradient_);
       S* const of_all = packed_at(kernels_, shares_rows_, words, shared_ + i * shared.part_elements,
                                   (shares_rows_ ? tile.row : tile.column) - shared.first);
       S* const a = shares_rows_ ? of_all : own;
