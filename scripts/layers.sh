@@ -6,6 +6,7 @@ lib=${1:-$root/lib}
 [ -f "$lib/CMakeLists.txt" ] || refuse "$1"
 [ $# -le 1 ] || refuse "$2"
 cd "$lib"
+sources=(--include='*.h' --include='*.cpp' --include='*.inc' --include='*.cu' --include='*.cuh')
 problems=0
 problem() {
   echo "$1" >&2
@@ -22,10 +23,10 @@ for layer in "${layers[@]}"; do
   while IFS=: read -r file line other; do
     if [ "$other" = "$layer" ] || grep -qxF "$other" <<<"$allowed"; then continue; fi
     problem "$file:$line: $layer includes \"$other/\", which $layer/CMakeLists.txt does not name under DEPENDS"
-  done < <(grep -rnE --include='*.h' --include='*.cpp' --include='*.inc' '^#include "[a-z_]+/' "$layer" |
+  done < <(grep -rnE "${sources[@]}" '^#include "[a-z_]+/' "$layer" |
     sed -E 's/^([^:]*:[0-9]*:)#include "([a-z_]+)\/.*/\1\2/')
   for other in $allowed; do
-    if ! grep -rqE --include='*.h' --include='*.cpp' --include='*.inc' "^#include \"$other/" "$layer"; then
+    if ! grep -rqE "${sources[@]}" "^#include \"$other/" "$layer"; then
       problem "$layer/CMakeLists.txt: DEPENDS names $other, of which $layer includes nothing"
     fi
     if ! grep -qxF "$other" <<<"$(printf '%s\n' "${lower[@]}")"; then

@@ -43,6 +43,11 @@ echo '#include "middle/middle.h"' >lib/low/low.inc
 expect 1 'low/low.inc:1: low includes "middle/", which low/CMakeLists.txt does not name under DEPENDS'
 
 tree
+mkdir lib/low/device
+echo '#include "high/high.h"' >lib/low/device/kernels.cu
+expect 1 'low/device/kernels.cu:1: low includes "high/", which low/CMakeLists.txt does not name under DEPENDS'
+
+tree
 layer low 'high' '`high`'
 expect 1 'low/CMakeLists.txt: DEPENDS names high, which does not stand before low in CMakeLists.txt'
 

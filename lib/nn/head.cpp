@@ -19,14 +19,13 @@ std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t
   constexpr std::int64_t budget = (32 << 20) / 4;  // elements: 32 MiB of f32
   constexpr std::int64_t enough = 512;             // rows: more of them make products no faster
   constexpr std::int64_t tile = 16;                // rows that matrix kernels like to see together
-  constexpr std::int64_t panel = 64;               // the same, where there are some of them
+  constexpr std::int64_t panel = 64;               // of rows, which kernels fill up: whole ones where there are some
   const std::int64_t fitting = std::max(budget, std::min(block_scratch, enough * vocab)) / vocab;
   const std::int64_t limit =
       fitting >= 3 * panel ? (fitting + panel / 2) / panel * panel : std::max(tile, fitting / tile * tile);
   if (rows <= limit) return std::max<std::int64_t>(rows, 1);
-  const std::int64_t chunks = ceil_div(rows, limit);
-  return round_up(ceil_div(rows, chunks),
-                  tile);  // chunks of about the same size; never beyond the limit, itself a multiple
+  // Chunks of about the same size; never beyond the limit, itself a multiple.
+  return round_up(ceil_div(rows, ceil_div(rows, limit)), limit % panel == 0 ? panel : tile);
 }
 
 namespace {

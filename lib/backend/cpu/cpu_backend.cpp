@@ -51,9 +51,9 @@ std::size_t workspace_size(int threads, DType compute, bool has_panels) {
 }
 
 // Whether products of the type are multiplied by panels on this processor.
-bool has_panels(DType compute, std::string_view instruction_set) {
-  if (compute == DType::f32) return choose_f32_panels(instruction_set) != nullptr;
-  return compute == DType::bf16 && choose_bf16(instruction_set) != nullptr;
+bool has_panels(DType compute) {
+  if (compute == DType::f32) return choose_f32_panels("auto") != nullptr;
+  return compute == DType::bf16 && choose_bf16("auto") != nullptr;
 }
 
 template <class S>
@@ -506,12 +506,16 @@ class CpuBackend final : public HostBackend {
 
  private:
   CpuBackend(int threads, const Kernels& kernels, const PanelKernels<S>* panels, WorkCount* work, Buffer workspace)
-      : device_{
-            .all = kernels,
-            .kernels = kernels_of<S>(kernels),
-            .workspace = std::move(workspace),
-            .products = {kernels, kernels_of<S>(kernels), panels, nullptr, nullptr, shared_bytes(panels != nullptr)},
-            .pool = ThreadPool(threads, work)} {
+      : device_{.all = kernels,
+                .kernels = kernels_of<S>(kernels),
+                .workspace = std::move(workspace),
+                .products = {.all = kernels,
+                             .typed = kernels_of<S>(kernels),
+                             .panels = panels,
+                             .scratch = nullptr,
+                             .shared = nullptr,
+                             .shared_bytes = shared_bytes(panels != nullptr)},
+                .pool = ThreadPool(threads, work)} {
     device_.products.shared = device_.workspace.data() + partial_bytes;
     device_.products.scratch = device_.products.shared + device_.products.shared_bytes;
   }
@@ -582,7 +586,7 @@ std::string cpu_precision_text(DType compute) {
 
 std::size_t cpu_workspace_bytes(int threads, DType compute) {
   const int count = resolve_threads(threads);
-  return cpu::workspace_size(count, compute, cpu::has_panels(compute, "auto")) +
+  return cpu::workspace_size(count, compute, cpu::has_panels(compute)) +
          static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
 }
 

@@ -24,15 +24,15 @@ struct Engine {
   std::size_t shared_bytes = 0;
 };
 
-// Scratch of one thread for operations on halves: blocks of operands, as floats or packed, and of f32 sums. For those
-// on floats attention alone needs it, blocks of half as many elements.
+// Scratch of one thread: blocks of operands, as floats or packed, and of f32 sums. Floats need it for what is
+// multiplied by panels, in blocks of half as many elements.
 inline constexpr std::size_t half_scratch_bytes = std::size_t{5} << 19;
 template <class S>
 constexpr std::size_t tile_scratch_bytes() {
   return std::is_same_v<S, float> ? std::size_t{7} << 18 : half_scratch_bytes;
 }
 
-// Shared by all threads: some thousand rows of a thousand features.
+// Shared by all threads: a thousand rows of a thousand floats.
 inline constexpr std::size_t shared_pack_bytes = std::size_t{4} << 20;
 
 // The largest tile of wide_product.

@@ -91,7 +91,6 @@ void pack_a(const float* matrix, ptrdiff_t stride, size_t rows, size_t k, float*
 
 }  // namespace
 
-// A panel of 256 words is 16 KiB, half of the first-level cache of processors with AVX2 alone.
 constinit const PanelKernels<float> f32_panels_avx2 = {.name = "avx2",
                                                        .title = "AVX2",
                                                        .columns = columns_of_panel,

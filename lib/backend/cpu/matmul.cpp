@@ -6,7 +6,6 @@
 #include "backend/cpu/sgemm.h"
 #include "backend/cpu/tile_grid.h"
 #include "backend/cpu/weight_gradient.h"
-#include "base/error.h"
 #include "base/numbers/checked.h"
 #include "tensor/buffer.h"
 
@@ -51,6 +50,7 @@ void forward_by_dots(ThreadPool& pool, const TypedKernels<float>& kernels, const
 // Where there are many more outputs than rows, as in the head, oneDNN spends a fifth of the time on packing a weight
 // that few rows are multiplied with. Then the rows are packed instead, once for all, as panels; the weight is read as
 // it lies, and a tile's outputs, which come with a row for each output, are turned.
+constexpr std::int64_t fewest_turned_rows = 32;  // with fewer, too few sums at a time hide the latency of a product
 constexpr std::int64_t most_turned_rows = 512;
 constexpr std::int64_t turned_outputs = 384;  // of a tile
 static_assert(turned_outputs % panel_columns == 0);
@@ -61,8 +61,8 @@ bool pays_turned(const Engine<float>& engine, const LinearForward& op) {
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t inputs = op.input.shape()[1];
   const std::size_t packed = align_up(static_cast<std::size_t>(rows), panel_columns) * static_cast<std::size_t>(inputs);
-  return engine.panels != nullptr && engine.panels->pack_columns != nullptr && rows <= most_turned_rows &&
-         op.output.shape()[1] >= 16 * rows && !op.bias && !op.addend && !op.activated &&
+  return engine.panels != nullptr && engine.panels->pack_columns != nullptr && rows >= fewest_turned_rows &&
+         rows <= most_turned_rows && op.output.shape()[1] >= 16 * rows && !op.bias && !op.addend && !op.activated &&
          packed * sizeof(float) <= engine.shared_bytes;
 }
 

@@ -1,5 +1,6 @@
-// The linear map's three products, cut into tiles of the result that threads share. f32 is multiplied by oneDNN; bf16
-// by kernels of our own where the processor has the instruction; the rest is stored as halves and multiplied as floats.
+// The linear map's three products, cut into tiles of the result that threads share. f32 is multiplied by oneDNN but for
+// gradients of weights and, of few rows, many outputs; those and bf16 by kernels of our own where the processor has the
+// instructions. The rest is stored as halves and multiplied as floats.
 #pragma once
 
 #include <cstddef>

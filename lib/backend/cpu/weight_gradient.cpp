@@ -11,26 +11,30 @@ namespace scaletrain::cpu {
 
 namespace {
 
-// Both operands have k as their rows, so both are packed, part by part of k. Of the operand with fewer features all
+// The rows of both operands are k, so both are packed, part by part of k. Of the operand with fewer features all
 // threads pack the parts that fit into the memory they share; a tile of the gradient spans all of those features, and
-// packs as many of the other operand's as its scratch holds. So each element is packed once, where a tile that packed
-// both would spend a tenth of its time on it.
+// packs as many of the other operand's as its scratch holds. So most elements are packed once (again where there are
+// more threads or features than that), where a tile that packed both would spend a tenth of its time on it.
+//
+// A part's panel of b stays in the first-level cache (AVX2's: 16 KiB) or comes from the second.
 constexpr std::int64_t part_words = 256;
 template <class S>
 constexpr std::int64_t word_elements = 4 / sizeof(S);
 template <class S>
-constexpr std::int64_t part_rows = part_words* word_elements<S>;  // of both operands
+constexpr std::int64_t part_rows = word_elements<S>* part_words;  // of both operands
+static_assert(part_rows<Bf16> % 32 == 0);                         // where AMX may cut k
 
-// Features that packings of either form divide into, and of which a thread takes some at a time.
+// The work is cut between features at multiples of this: whole panels and whole blocks.
 constexpr std::int64_t feature_step = 192;
 static_assert(feature_step % panel_columns == 0 && feature_step % panel_block_rows == 0);
 constexpr std::int64_t fewest_rows = 96;  // of a tile, unless there are no more
 
 struct GradientCut {
-  std::int64_t rows, columns;  // of a tile: the most that it packs, and the most rows that are multiplied at a time
-  std::int64_t span;           // of a tile: the most features of the shared operand
+  // The most that a tile packs, as rows of the gradient or as its columns. No more rows are multiplied at a time.
+  std::int64_t rows, columns;
+  std::int64_t span;  // of a tile: the most features of the shared operand
   // Where sums wait apart from the gradient, until the last part of k that is shared: in groups of columns, with a
-  // stride that no two rows of them share sets of a cache for. 0: they are made in the gradient itself.
+  // stride that spreads their rows over the sets of a cache. 0: they are made in the gradient itself.
   std::int64_t group_columns, sums_stride;
 };
 constexpr std::int64_t any_span = std::int64_t{1} << 40;
@@ -91,7 +95,7 @@ void pack(const PanelKernels<S>& kernels, bool as_rows, const Piece<S>& piece, S
                                                  static_cast<std::size_t>(piece.rows), packed, bytes);
 }
 
-// The sums of outputs over rows, right after they are packed, which fetches rows ahead and leaves them in the cache.
+// The sums of outputs over rows.
 template <class S>
 void add_bias(const TypedKernels<S>& kernels, const Piece<S>& outputs, float* d_bias) {
   kernels.add_column_sums({outputs.data(), outputs.stride}, static_cast<std::size_t>(outputs.rows), 0,
@@ -219,6 +223,7 @@ class WeightGradient {
                                          : piece(outputs_, tile.row, tile.rows, shared.part + i);
       const std::int64_t words = ceil_div(from.rows, word_elements<S>);
       pack(kernels_, !shares_rows_, from, own);
+      // Behind the packing, which fetches rows ahead and leaves them in the cache.
       if (!shares_rows_ && bias_gradient_ != nullptr && tile.column == 0) add_bias(engine_.typed, from, bias_gradient_);
       S* const of_all = packed_at(kernels_, shares_rows_, words, shared_ + i * shared.part_elements,
                                   (shares_rows_ ? tile.row : tile.column) - shared.first);

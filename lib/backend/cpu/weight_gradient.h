@@ -13,7 +13,7 @@ namespace scaletrain::cpu {
 template <class S>
 void add_weight_gradient(ThreadPool& pool, const Engine<S>& engine, const LinearBackwardWeight& op);
 
-// The bias's part of it alone, if there is one, for weights that are multiplied otherwise. The same bits. Any S.
+// The bias's part of it alone, if there is one, for weights that are multiplied otherwise. Any S.
 template <class S>
 void add_bias_gradient(ThreadPool& pool, const TypedKernels<S>& kernels, const LinearBackwardWeight& op);
 

@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 
+#include <doctest/doctest.h>
+
 #include "cases.h"
 
 namespace scaletrain::parity {
@@ -15,8 +17,10 @@ struct LinearExtent {
   std::int64_t rows = 0, inputs = 0, outputs = 0;
 };
 
-// The last, whose index gives it neither bias nor addend, has so many outputs for its rows that the weight's rows are
-// multiplied as they lie.
+// So many outputs for its rows that floats' forward multiplies the weight's rows as they lie: without bias or addend,
+// as its index has it.
+constexpr LinearExtent turned_extent{100, 70, 1700};
+
 std::vector<LinearExtent> linear_extents() {
   return {{1, 1, 1},       {1, 7, 1},       {7, 1, 1},       {1, 1, 7},       {2, 2, 2},       {3, 5, 7},
           {5, 3, 2},       {0, 4, 3},       {1, 64, 64},     {13, 17, 19},    {16, 16, 16},    {15, 17, 33},
@@ -26,7 +30,7 @@ std::vector<LinearExtent> linear_extents() {
           {100, 96, 288},  {37, 101, 103},  {17, 255, 257},  {128, 64, 192},  {700, 50, 60},   {300, 130, 250},
           {9, 800, 500},   {6, 2100, 70},   {5, 1100, 2600}, {5, 1030, 2500}, {520, 1700, 20}, {600, 1650, 10},
           {530, 200, 210}, {530, 330, 210}, {257, 70, 1000}, {90, 1030, 40},  {300, 330, 500}, {270, 64, 700},
-          {100, 70, 1700}};
+          turned_extent,   {33, 520, 540},  {530, 800, 330}, {5500, 3, 5},    {40, 810, 850}};
 }
 
 // Maps with an activation: few rows and several tiles, gates that end where a panel does (256) and that do not. Two of
@@ -148,6 +152,7 @@ std::vector<Case> linear_forward_cases() {
       if (o.activation) outputs.push_back(distance_of_activations(device, o, output, activated));
       return outputs;
     };
+    if (e.outputs == turned_extent.outputs) REQUIRE((!operands.with_bias && operands.addend == Addend::none));
     Case& added = cases.emplace_back(linear_case(name_of(e), static_cast<double>(e.inputs), operands, run));
     if (is_activated) added.scales[1].assign(added.scales[1].size(), untouched);
   };

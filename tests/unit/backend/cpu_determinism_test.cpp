@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/instruction_sets.h"
 #include "base/error.h"
 #include "support/forwarding_backend.h"
 #include "support/numbers.h"
@@ -283,6 +284,32 @@ TEST_CASE("only matrix products of the linear map may depend on the number of th
       Engine engine(threads);
       CHECK(same_bits(c.run(engine), expected));
     }
+  }
+}
+
+TEST_CASE("gradients of weights that are multiplied as panels have the same bits for any number of threads") {
+  if (cpu::choose_f32_panels("auto") == nullptr) {
+    MESSAGE("skipped: no panels of floats on this processor");
+    return;
+  }
+  const auto run = [](int threads, std::int64_t inputs, std::int64_t outputs) {
+    constexpr std::int64_t rows = 700;  // several parts of k
+    Engine engine(threads);
+    Floats input = numbers(rows * inputs, 1);
+    Floats d_output = numbers(rows * outputs, 2);
+    Floats d_weight = numbers(outputs * inputs, 3);
+    Floats d_bias = numbers(outputs, 4);
+    engine.run(LinearBackwardWeight{.input = view(input, {rows, inputs}),
+                                    .d_output = view(d_output, {rows, outputs}),
+                                    .d_weight = view(d_weight, {outputs, inputs}),
+                                    .d_bias = view(d_bias, {outputs})});
+    Results results;
+    for (const Floats* values : {&d_weight, &d_bias}) append(results, *values);
+    return results;
+  };
+  for (const auto& [inputs, outputs] : std::vector<std::pair<std::int64_t, std::int64_t>>{{130, 530}, {530, 130}}) {
+    const Results expected = run(1, inputs, outputs);
+    for (const int threads : {2, 3, 7}) CHECK(same_bits(run(threads, inputs, outputs), expected));
   }
 }
 

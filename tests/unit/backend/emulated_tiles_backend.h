@@ -11,7 +11,7 @@ namespace scaletrain {
 
 class EmulatedTilesBackend final : private AmxEmulator, public PanelsBackend {
  public:
-  explicit EmulatedTilesBackend(int threads) : PanelsBackend(threads, cpu::bf16_panels_amx()) {}
+  explicit EmulatedTilesBackend(int threads) : PanelsBackend(threads, cpu::bf16_panels_amx(), cpu::shared_pack_bytes) {}
 };
 
 }  // namespace scaletrain

@@ -16,7 +16,8 @@ namespace scaletrain {
 
 class PanelsBackend : public HostBackend {
  public:
-  PanelsBackend(int threads, const cpu::PanelKernels<Bf16>& panels)
+  // shared_bytes: what threads have to pack for each other; little makes stripes of features and rounds of rows.
+  PanelsBackend(int threads, const cpu::PanelKernels<Bf16>& panels, std::size_t shared_bytes)
       : panels_(panels),
         rest_(make_cpu_backend({.threads = threads, .compute = DType::bf16})),
         pool_(threads),
@@ -27,12 +28,12 @@ class PanelsBackend : public HostBackend {
                 &panels,
                 scratch_.data(),
                 shared_.data(),
-                shared_bytes} {}
+                shared_.size()} {}
 
   DType compute_type() const override { return DType::bf16; }
   std::string description() const override { return std::string("cpu ") + panels_.name + ", as panels"; }
   int num_threads() const override { return pool_.size(); }
-  std::size_t workspace_bytes() const override { return rest_->workspace_bytes() + shared_bytes + scratch_.size(); }
+  std::size_t workspace_bytes() const override { return rest_->workspace_bytes() + shared_.size() + scratch_.size(); }
   std::size_t packed_bytes(const Shape& weight) const override { return cpu::PackedBf16::bytes(weight); }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView values, Region memory) override {
     auto packed = std::make_unique<cpu::PackedBf16>(values.shape(), memory.data);
@@ -41,9 +42,6 @@ class PanelsBackend : public HostBackend {
   }
 
  private:
-  // Little, so that some cases take several parts of it and some find no room.
-  static constexpr std::size_t shared_bytes = std::size_t{1} << 18;
-
   template <class Descriptor>
   void compute(const Descriptor& op) {
     rest_->run(stream_, op);

@@ -32,8 +32,10 @@ std::vector<UnderTest> backends_under_test(DType compute) {
   std::vector<UnderTest> backends;
   backends.push_back({"reference", make_reference_backend(compute)});
   if (compute == DType::bf16) {
-    backends.push_back({"cpu, panels in plain loops", std::make_unique<PanelsBackend>(3, plain_bf16_panels())});
-    backends.push_back({"cpu, tiles in plain loops", std::make_unique<PanelsBackend>(3, plain_bf16_tiles())});
+    backends.push_back(
+        {"cpu, panels in plain loops", std::make_unique<PanelsBackend>(3, plain_bf16_panels(), std::size_t{1} << 18)});
+    backends.push_back(
+        {"cpu, tiles in plain loops", std::make_unique<PanelsBackend>(3, plain_bf16_tiles(), cpu::shared_pack_bytes)});
   }
   for (const char* instruction_set : {"portable", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
     const std::string_view set = instruction_set;

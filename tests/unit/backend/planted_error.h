@@ -2,7 +2,6 @@
 // parity harness must notice.
 #pragma once
 
-#include <cstring>
 #include <initializer_list>
 
 #include "backend/backend.h"
@@ -14,7 +13,8 @@ class PlantedError final : public Backend {
   explicit PlantedError(Backend& inner) : inner_(inner) {}
 
   // From now on `delta` is added to the last element of output number `output` (in the descriptor's order, absent ones
-  // left out). If that is lost in rounding, the lowest bit of the element is flipped.
+  // left out). If that is lost in rounding, the lowest bit of the element is flipped; a zero of either sign becomes the
+  // smallest normal number.
   void plant(int output, double delta) {
     output_ = output;
     delta_ = delta;
@@ -59,14 +59,22 @@ class PlantedError final : public Backend {
     }
   }
 
-  void spoil(const Element& element) const {
-    std::byte before[sizeof(double)] = {};
-    std::memcpy(before, element.data, size_of(element.dtype));
+  static double value_of(const Element& element) {
     double value = 0;
-    convert_floats(element.dtype, before, DType::f64, &value, 1);
-    value += delta_;
+    convert_floats(element.dtype, element.data, DType::f64, &value, 1);
+    return value;
+  }
+  static void store(double value, const Element& element) {
     convert_floats(DType::f64, &value, element.dtype, element.data, 1);
-    if (std::memcmp(before, element.data, size_of(element.dtype)) == 0)
+  }
+
+  void spoil(const Element& element) const {
+    const double before = value_of(element);
+    store(before + delta_, element);
+    if (value_of(element) != before) return;
+    if (before == 0)
+      store(element.dtype == DType::f16 ? 0x1p-14 : 0x1p-126, element);
+    else
       *static_cast<std::byte*>(element.data) ^= std::byte{1};
   }
 
