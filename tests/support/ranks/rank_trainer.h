@@ -98,6 +98,7 @@ enum class TestBackend {
   fenced_cpu,
   cpu_bf16,
   late_cpu_bf16,
+  on_demand_cpu_bf16,
   fenced_cpu_bf16,
   cpu_f16,
   late_cpu_f16,
@@ -110,6 +111,7 @@ inline DType compute_type_of(TestBackend kind) {
       return DType::f64;
     case TestBackend::cpu_bf16:
     case TestBackend::late_cpu_bf16:
+    case TestBackend::on_demand_cpu_bf16:
     case TestBackend::fenced_cpu_bf16:
       return DType::bf16;
     case TestBackend::cpu_f16:
@@ -127,7 +129,8 @@ inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
   auto backend = make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute});
   if (kind == TestBackend::late_cpu || kind == TestBackend::late_cpu_bf16 || kind == TestBackend::late_cpu_f16)
     return std::make_unique<LateBackend>(std::move(backend));
-  if (kind == TestBackend::on_demand_cpu) return std::make_unique<LateBackend>(std::move(backend), Lateness::on_demand);
+  if (kind == TestBackend::on_demand_cpu || kind == TestBackend::on_demand_cpu_bf16)
+    return std::make_unique<LateBackend>(std::move(backend), Lateness::on_demand);
   if (kind == TestBackend::fenced_cpu || kind == TestBackend::fenced_cpu_bf16 || kind == TestBackend::fenced_cpu_f16)
     return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(std::move(backend)));
   return backend;
