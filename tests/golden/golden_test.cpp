@@ -279,8 +279,8 @@ bool has_avx512_bf16_products([[maybe_unused]] DType half) {
 #endif
 }
 
-std::unique_ptr<Backend> late_and_fenced() {
-  return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(make_cpu()));
+std::unique_ptr<Backend> late_and_fenced(DType compute = DType::f32) {
+  return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(make_cpu(compute)));
 }
 
 }  // namespace
@@ -304,6 +304,11 @@ TEST_CASE("golden_models_train_the_same_bits_late_and_in_memory_beyond_the_hosts
       return numbers;
     };
     CHECK(losses(late_and_fenced()) == losses(make_cpu()));
+    for (const Half& half : halves) {
+      CAPTURE(half.name);
+      CHECK(train_twenty_steps(model, late_and_fenced(half.type), half.loss_scale).losses ==
+            train_twenty_steps(model, make_cpu(half.type), half.loss_scale).losses);
+    }
   }
 }
 
