@@ -586,8 +586,10 @@ std::string cpu_precision_text(DType compute) {
 
 std::size_t cpu_workspace_bytes(int threads, DType compute) {
   const int count = resolve_threads(threads);
-  return cpu::workspace_size(count, compute, cpu::has_panels(compute)) +
-         static_cast<std::size_t>(count) * cpu::sgemm_scratch_bytes;
+  const bool has_panels = cpu::has_panels(compute);
+  // Panels multiply all of bf16, and some of f32.
+  const std::size_t sgemm_scratch = compute == DType::bf16 && has_panels ? 0 : cpu::sgemm_scratch_bytes;
+  return cpu::workspace_size(count, compute, has_panels) + static_cast<std::size_t>(count) * sgemm_scratch;
 }
 
 std::size_t cpu_packed_bytes(const Shape& weight, DType compute) {

@@ -35,7 +35,8 @@ Config config_of(const Sizes& sizes, Precision precision) {
 }
 
 // Not more than planned, but for what a process takes beside it, and not much less. The plan has 8 MiB of what oneDNN
-// may take for a product, which it does not for every shape on every processor: of plans of these sizes, 1 to 2.3 %.
+// may take for a product, where it multiplies, which it does not for every shape on every processor, and 4 MiB of what
+// threads pack for each other, which few tokens do not fill: of plans of these sizes, 1 to 2.3 %.
 void check_memory(const Config& config) {
   constexpr std::uint64_t smallest_plan = 370'000'000;
   TrainingRanks ranks(config);
