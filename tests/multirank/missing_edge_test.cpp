@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/save/staging.h"
@@ -149,15 +148,16 @@ TEST_CASE("a_transfer_that_lacks_its_edge_to_what_comes_before_or_after_changes_
     config.train.global_batch = 8;
     config.train.optimizer.learning_rate = 1e-3;
     lay_out(config, transfer.layout);
-    for (const auto& [at_once, on_demand] : {std::pair{TestBackend::cpu, TestBackend::on_demand_cpu},
-                                             {TestBackend::cpu_bf16, TestBackend::on_demand_cpu_bf16}}) {
-      CAPTURE(to_text(compute_type_of(at_once)));
-      const std::vector<double> expected = numbers_with(config, at_once, nullptr);
+    for (const TestBackend on_demand : {TestBackend::on_demand_cpu, TestBackend::on_demand_cpu_bf16}) {
+      const bool is_bf16 = on_demand == TestBackend::on_demand_cpu_bf16;
+      CAPTURE(is_bf16);
+      const std::vector<double> expected =
+          numbers_with(config, is_bf16 ? TestBackend::cpu_bf16 : TestBackend::cpu, nullptr);
       for (const Edge edge : {Edge::start, Edge::end}) {
         CAPTURE(static_cast<int>(edge));
-        const auto numbers = [&, kind = on_demand](bool is_missing) {
+        const auto numbers = [&](bool is_missing) {
           const MissingEdge missing{.of = transfer.of, .edge = edge, .is_missing = is_missing};
-          return numbers_with(config, kind, &missing);
+          return numbers_with(config, on_demand, &missing);
         };
         CHECK(numbers(false) == expected);
         CHECK(numbers(true) != expected);
