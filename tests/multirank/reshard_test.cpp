@@ -1,7 +1,6 @@
 // Every ordered pair out of a dozen layouts, there and back: a run that is saved on one, goes on on the other, and
 // comes back, has the losses of one rank that was never interrupted. In halves each layout goes to the next one. On the
-// plan, the store and the checkpoint's own
-// calls; the same with a run's folder, data and manifest is tests/unit/train/reshard_test.cpp.
+// plan, the store and the checkpoint's own calls; the same with a run's folder, data and manifest is tests/unit/train/reshard_test.cpp.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -36,7 +35,6 @@ const std::vector<TestLayout>& dozen() {
   return all;
 }
 
-// Two key/value heads, sizes that nothing divides.
 struct Kind {
   bool llama = false;
   bool tied = true;
@@ -44,6 +42,7 @@ struct Kind {
   double tolerance = 1e-5;  // of a loss, relative: DESIGN's for the type
 };
 
+// Two key/value heads, sizes that nothing divides.
 Config config_of(const TestLayout& layout, const Kind& kind) {
   Config config = tiny_config({.layers = 5, .ffn_hidden = 29, .vocab = 41});
   config.run.seed = 11;

@@ -47,9 +47,10 @@ void forward_by_dots(ThreadPool& pool, const TypedKernels<float>& kernels, const
   if (op.activated) activate_tile(kernels, op, {0, 0, rows, op.activated.shape()[1]});
 }
 
-// Where there are many more outputs than rows, as in the head, oneDNN spends a fifth of the time on packing a weight
-// that few rows are multiplied with. Then the rows are packed instead, once for all, as panels; the weight is read as
-// it lies, and a tile's outputs, which come with a row for each output, are turned.
+// Where there are many more outputs than rows, as in the head, oneDNN is slower (with AVX-512 73 % of what registers
+// reach for 160 rows, 87 for thousands): it packs a weight that few rows are multiplied with. Then the rows are packed
+// instead, once for all, as panels; the weight is read as it lies, and a tile's outputs, which come with a row for each
+// output, are turned.
 constexpr std::int64_t fewest_turned_rows = 32;  // with fewer, too few sums at a time hide the latency of a product
 constexpr std::int64_t most_turned_rows = 512;
 constexpr std::int64_t turned_outputs = 384;  // of a tile
