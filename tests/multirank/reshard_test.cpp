@@ -1,6 +1,7 @@
 // Every ordered pair out of a dozen layouts, there and back: a run that is saved on one, goes on on the other, and
 // comes back, has the losses of one rank that was never interrupted. In halves each layout goes to the next one. On the
-// plan, the store and the checkpoint's own calls; the same with a run's folder, data and manifest is tests/unit/train/reshard_test.cpp.
+// plan, the store and the checkpoint's own calls; the same with a run's folder, data and manifest is
+// tests/unit/train/reshard_test.cpp.
 #include <doctest/doctest.h>
 
 #include <filesystem>
