@@ -23,14 +23,17 @@ Extent extent_of(GroupKind kind, const Mesh& mesh, const GroupFacts& facts) {
   const std::int64_t stage = tensor * mesh.degree(Axis::data);
   switch (kind) {
     case GroupKind::tensor:
+    case GroupKind::tensor_control:
       return {tensor, tensor};
     case GroupKind::replication: {
       const std::int64_t replication = std::max<std::int64_t>(1, tensor / facts.kv_heads);
       return {replication, replication};
     }
     case GroupKind::data:
+    case GroupKind::data_control:
       return {stage, stage - tensor + 1};
     case GroupKind::pipeline:
+    case GroupKind::pipeline_control:
     case GroupKind::tied:
       return {mesh.world(), mesh.world() - stage + 1};
   }

@@ -133,7 +133,7 @@ TensorPart PhasePlan::tensor_part(Rank rank) const {
 }
 
 GroupFacts PhasePlan::group_facts() const {
-  return {.kv_heads = model.kv_heads, .tied = model.tie_embeddings};
+  return {.kv_heads = model.kv_heads, .tied = model.tie_embeddings, .control = space == Space::device};
 }
 
 ParamStore::Options PhasePlan::store_options() const {

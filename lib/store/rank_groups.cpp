@@ -17,13 +17,19 @@ Communicator* RankGroups::find(GroupKind kind) const {
       return pipeline.get();
     case GroupKind::tied:
       return tied.get();
+    case GroupKind::tensor_control:
+      return tensor_control.get();
+    case GroupKind::data_control:
+      return data_control.get();
+    case GroupKind::pipeline_control:
+      return pipeline_control.get();
   }
   SCALETRAIN_CHECK(false);
 }
 
 void RankGroups::abort() const noexcept {
-  for (Communicator* group : {tensor.get(), replication.get(), data.get(), pipeline.get(), tied.get()})
-    if (group != nullptr) group->abort();
+  for (const GroupKind kind : group_kinds)
+    if (Communicator* group = find(kind)) group->abort();
 }
 
 RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make) {
@@ -39,6 +45,9 @@ RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, con
   groups.data = make_one(GroupKind::data);
   groups.pipeline = make_one(GroupKind::pipeline);
   groups.tied = make_one(GroupKind::tied);
+  groups.tensor_control = make_one(GroupKind::tensor_control);
+  groups.data_control = make_one(GroupKind::data_control);
+  groups.pipeline_control = make_one(GroupKind::pipeline_control);
   return groups;
 }
 
@@ -51,15 +60,17 @@ void sum_over_world(const RankGroups& groups, std::span<double> numbers) {
   if (numbers.empty()) return;
   HostStream now;  // the host's numbers are there
   const View all(numbers.data(), summed_type, {narrow<std::int64_t>(numbers.size())});
-  for (const GroupKind kind : world_axes) {
-    if (Communicator* group = groups.find(kind)) group->all_reduce(now, all, ReduceOp::sum).wait();
+  for (const GroupKind axis : world_axes) {
+    Communicator* control = groups.find(control_of(axis));
+    Communicator* group = control != nullptr ? control : groups.find(axis);
+    if (group != nullptr) group->all_reduce(now, all, ReduceOp::sum).wait();
   }
 }
 
-std::vector<GroupCall> world_sum_calls(std::int64_t count) {
+std::vector<GroupCall> world_sum_calls(const GroupFacts& facts, std::int64_t count) {
   std::vector<GroupCall> calls;
-  for (const GroupKind kind : world_axes) {
-    calls.push_back({.group = kind,
+  for (const GroupKind axis : world_axes) {
+    calls.push_back({.group = facts.control ? control_of(axis) : axis,
                      .kind = CollectiveKind::all_reduce,
                      .purpose = CallPurpose::decisions,
                      .dtype = summed_type,

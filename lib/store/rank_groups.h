@@ -17,6 +17,7 @@ namespace scaletrain {
 // One rank's communicators; null where there is no group. Constructed in the order of GroupKind by every rank.
 struct RankGroups {
   std::unique_ptr<Communicator> tensor, replication, data, pipeline, tied;
+  std::unique_ptr<Communicator> tensor_control, data_control, pipeline_control;
   Communicator* find(GroupKind kind) const;
   // Of all of them.
   void abort() const noexcept;
@@ -41,11 +42,11 @@ class AbortOnException {
 using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(const GroupSpec&)>;
 RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make);
 
-// Sums a few numbers over all ranks of the mesh, in place: shares of the norm and the loss, token counts, votes. Over
-// the tensor, then the data, then the pipeline groups, each in the order of its ranks: all ranks get the same bits.
-// Blocks.
+// Sums a few of the host's numbers over all ranks of the mesh, in place: shares of the norm and the loss, token counts,
+// votes. Over the tensor, then the data, then the pipeline axis, each in the order of its ranks: all ranks get the same
+// bits. By the control groups, where the others reach nothing but a device's memory. Blocks.
 void sum_over_world(const RankGroups& groups, std::span<double> numbers);
-// Its calls, of a rank that is in all three groups.
-std::vector<GroupCall> world_sum_calls(std::int64_t count);
+// Its calls, of a rank that is in the groups of all three axes.
+std::vector<GroupCall> world_sum_calls(const GroupFacts& facts, std::int64_t count);
 
 }  // namespace scaletrain

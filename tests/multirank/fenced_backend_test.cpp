@@ -173,7 +173,7 @@ TEST_CASE("groups_of_fenced_ranks_sum_what_lies_beyond_the_hosts_reach") {
   run_threads(world, [&](Rank rank) {
     Fenced device;
     const View view = device.put({5000}, [rank](std::int64_t i) { return static_cast<float>(i + rank.value()); });
-    FencedCommunicator group(make_world_group(world, rank, DirectOptions::Mode::queue));
+    FencedCommunicator group(make_world_group(world, rank, DirectOptions::Mode::queue), MemoryReach::device);
     group.all_reduce(*device.stream, view, ReduceOp::sum).before(*device.stream);
     const std::vector<float> found = device.get(view);
     std::int64_t wrong = 0;

@@ -9,7 +9,7 @@
 namespace scaletrain {
 
 bool has_queue(GroupKind kind) {
-  return kind != GroupKind::tensor && kind != GroupKind::replication;
+  return kind != GroupKind::tensor && kind != GroupKind::replication && !is_control(kind);
 }
 
 CommunicatorFactory process_communicators(const ProcessCommunication& communication) {

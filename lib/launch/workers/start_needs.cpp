@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <string_view>
 
 #include "base/file.h"
@@ -29,9 +28,6 @@ constexpr std::int64_t descriptors_per_worker = 4;
 // Of a rank at its rendezvous: one for training, one for what writes checkpoints.
 constexpr std::int64_t connections_per_rank = 2;
 
-constexpr std::array<GroupKind, 5> all_kinds{GroupKind::tensor, GroupKind::replication, GroupKind::data,
-                                             GroupKind::pipeline, GroupKind::tied};
-
 std::uint64_t left_of(const ThreadLimit& limit) {
   return limit.most > limit.used ? limit.most - limit.used : 0;
 }
@@ -42,7 +38,7 @@ ProcessNeeds worker_needs(const Mesh& mesh, Rank rank, const GroupFacts& facts, 
   // Beside those of the kernels, for a moment, as many that make the initial weights.
   ProcessNeeds needs{.threads = worker_base_threads + 2 * (kernel_threads - 1), .descriptors = worker_base_descriptors};
   if (mesh.world() > 1) needs.threads += transport_threads;
-  for (const GroupKind kind : all_kinds) {
+  for (const GroupKind kind : group_kinds) {
     const auto group = group_of(mesh, kind, rank, facts);
     if (!group) continue;
     needs.descriptors += static_cast<std::int64_t>(group->members.size()) - 1;

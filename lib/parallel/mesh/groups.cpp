@@ -40,6 +40,12 @@ std::vector<Rank> members_of(const Mesh& mesh, GroupKind kind, Rank rank, const 
       return mesh.group(Axis::pipeline, rank);
     case GroupKind::tied:
       return tied_of(mesh, rank, facts.tied);
+    case GroupKind::tensor_control:
+      return facts.control ? mesh.group(Axis::tensor, rank) : std::vector<Rank>();
+    case GroupKind::data_control:
+      return facts.control ? mesh.group(Axis::data, rank) : std::vector<Rank>();
+    case GroupKind::pipeline_control:
+      return facts.control ? mesh.group(Axis::pipeline, rank) : std::vector<Rank>();
   }
   SCALETRAIN_CHECK(false);
 }
@@ -58,8 +64,36 @@ std::string_view to_text(GroupKind kind) {
       return "pipeline";
     case GroupKind::tied:
       return "tied";
+    case GroupKind::tensor_control:
+      return "tensor-control";
+    case GroupKind::data_control:
+      return "data-control";
+    case GroupKind::pipeline_control:
+      return "pipeline-control";
   }
   SCALETRAIN_CHECK(false);
+}
+
+GroupKind control_of(GroupKind axis) {
+  switch (axis) {
+    case GroupKind::tensor:
+      return GroupKind::tensor_control;
+    case GroupKind::data:
+      return GroupKind::data_control;
+    case GroupKind::pipeline:
+      return GroupKind::pipeline_control;
+    case GroupKind::replication:
+    case GroupKind::tied:
+    case GroupKind::tensor_control:
+    case GroupKind::data_control:
+    case GroupKind::pipeline_control:
+      break;
+  }
+  SCALETRAIN_CHECK(false && "no axis has such a group");
+}
+
+bool is_control(GroupKind kind) {
+  return kind >= GroupKind::tensor_control;
 }
 
 std::optional<GroupSpec> group_of(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts) {

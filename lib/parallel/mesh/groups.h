@@ -2,6 +2,7 @@
 // cannot afford. What all ranks decide together they sum axis by axis (store/rank_groups.h).
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,8 +18,20 @@ enum class GroupKind {
   data,         // the replicas of one shard
   pipeline,     // the stages of one replica
   tied,         // first and last stage, which both hold the tied embedding
+  // The members of the axis' group, for the host's own numbers (store/rank_groups.h).
+  tensor_control,
+  data_control,
+  pipeline_control,
 };
+// In the order of the enumeration.
+inline constexpr std::array group_kinds{
+    GroupKind::tensor, GroupKind::replication,    GroupKind::data,         GroupKind::pipeline,
+    GroupKind::tied,   GroupKind::tensor_control, GroupKind::data_control, GroupKind::pipeline_control};
+// "tensor", "replication", ... "tensor-control".
 std::string_view to_text(GroupKind kind);
+// The control group of an axis' group.
+GroupKind control_of(GroupKind axis);
+bool is_control(GroupKind kind);
 
 struct GroupSpec {
   GroupKind kind = GroupKind::tensor;
@@ -30,6 +43,9 @@ struct GroupSpec {
 struct GroupFacts {
   std::int64_t kv_heads = 1;
   bool tied = false;  // the model ties its embeddings
+  // The ranks' groups reach no memory but their devices'. Else host and device share memory, and control groups would
+  // be the same once more: there are none.
+  bool control = false;
 };
 
 // The group of this kind that `rank` is in; nothing if it would have one member, or the rank is in none (a middle stage

@@ -20,8 +20,7 @@ class GroupSizes {
  public:
   GroupSizes(const PhasePlan& plan, Rank rank) {
     const GroupFacts facts = plan.group_facts();
-    for (const GroupKind kind :
-         {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+    for (const GroupKind kind : group_kinds) {
       if (const auto spec = group_of(plan.mesh, kind, rank, facts))
         members_[kind] = {narrow<int>(spec->members.size()), spec->index};
     }
@@ -171,7 +170,7 @@ class StepWalk {
       case Opcode::optimizer_step:
         for (const std::int64_t chunk : chunks_to_reduce_) store_.finish_gradients(units_of(chunk), declared_);
         chunks_to_reduce_.clear();
-        declare(world_sum_calls(numbers_per_step));
+        declare(world_sum_calls(plan_.group_facts(), numbers_per_step));
         return store_.updated(declared_);
     }
     SCALETRAIN_CHECK(false && "no instruction");

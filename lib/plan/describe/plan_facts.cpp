@@ -41,8 +41,7 @@ std::vector<StageFacts> stage_facts(const PlanFacts& facts) {
 
 std::vector<GroupFact> group_facts_of(const PhasePlan& phase, std::int64_t ranks_per_host) {
   std::vector<GroupFact> out;
-  for (const GroupKind kind :
-       {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+  for (const GroupKind kind : group_kinds) {
     const auto group = group_of(phase.mesh, kind, Rank(0), phase.group_facts());
     if (!group) continue;
     const auto size = static_cast<std::int64_t>(group->members.size());

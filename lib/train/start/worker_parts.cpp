@@ -30,6 +30,14 @@ CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& 
   return place.make_communicators ? place.make_communicators(phase) : CommunicatorFactory();
 }
 
+// The plan learns whose memory its ranks compute in.
+std::unique_ptr<Backend> make_backend_of(const WorkerOptions& options, DType compute, RunPlan& plan) {
+  auto backend = options.make_backend(
+      {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = compute});
+  for (PhasePlan& phase : plan.phases) phase.space = backend->space();
+  return backend;
+}
+
 // After a failure those that rank 0 has noted; nothing where somebody starts the run, since it will note them.
 std::vector<SourceFiles> files_to_keep_to(const WorkerOptions& options, Log& log) {
   if (options.start.cause.empty()) return {};
@@ -58,8 +66,7 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
       tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
       plan(plan_of_place(config, *tokenizer, options.place)),
       phase(plan.phase_at(options.start.step)),
-      backend(options.make_backend(
-          {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = phase.compute})),
+      backend(make_backend_of(options, phase.compute, plan)),
       stream(backend->make_stream()),
       groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase))),
       model(phase.transformer(rank)),

@@ -1,20 +1,30 @@
 // A communicator that reaches the memory of fenced backends, as NCCL reaches a GPU's, and counts what waits for its
-// transfers on the host.
+// transfers on the host. One that reaches a device's memory alone takes none of the host's but pinned, and one for the
+// host's none of a device's.
 #pragma once
 
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "comm/communicator.h"
+#include "parallel/mesh/groups.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/host_waits.h"
 
 namespace scaletrain {
 
+enum class MemoryReach { all, device, host };
+inline MemoryReach reach_of(GroupKind kind, const GroupFacts& facts) {
+  if (!facts.control) return MemoryReach::all;
+  return is_control(kind) ? MemoryReach::host : MemoryReach::device;
+}
+
 class FencedCommunicator final : public Communicator {
  public:
-  explicit FencedCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  FencedCommunicator(std::unique_ptr<Communicator> inner, MemoryReach reach)
+      : inner_(std::move(inner)), reach_(reach) {}
 
   const std::string& group_name() const override { return inner_->group_name(); }
   int size() const override { return inner_->size(); }
@@ -56,11 +66,16 @@ class FencedCommunicator final : public Communicator {
   static Ticket counted(Ticket ticket) { return Ticket(std::make_unique<CountedTicket>(std::move(ticket))); }
 
   template <class AnyView>
-  static AnyView values(const AnyView& view) {
+  AnyView values(const AnyView& view) const {
+    SCALETRAIN_CHECK(!(reach_ == MemoryReach::device && view.space() == Space::host) &&
+                     "the host's memory by a device");
+    SCALETRAIN_CHECK(!(reach_ == MemoryReach::host && view.space() == Space::device) &&
+                     "a device's memory by the host");
     return FencedMemory::of_process().values(view);
   }
 
   std::unique_ptr<Communicator> inner_;
+  MemoryReach reach_;
 };
 
 }  // namespace scaletrain

@@ -105,6 +105,10 @@ enum class TestBackend {
   fenced_cpu_f16
 };
 
+inline bool is_fenced(TestBackend kind) {
+  return kind == TestBackend::fenced_cpu || kind == TestBackend::fenced_cpu_bf16 || kind == TestBackend::fenced_cpu_f16;
+}
+
 inline DType compute_type_of(TestBackend kind) {
   switch (kind) {
     case TestBackend::reference_f64:
@@ -131,8 +135,7 @@ inline std::unique_ptr<Backend> make_test_backend(TestBackend kind) {
     return std::make_unique<LateBackend>(std::move(backend));
   if (kind == TestBackend::on_demand_cpu || kind == TestBackend::on_demand_cpu_bf16)
     return std::make_unique<LateBackend>(std::move(backend), Lateness::on_demand);
-  if (kind == TestBackend::fenced_cpu || kind == TestBackend::fenced_cpu_bf16 || kind == TestBackend::fenced_cpu_f16)
-    return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(std::move(backend)));
+  if (is_fenced(kind)) return std::make_unique<LateBackend>(std::make_unique<FencedBackend>(std::move(backend)));
   return backend;
 }
 
@@ -328,6 +331,7 @@ struct LayoutOutcome {
 inline PhasePlan make_test_plan(const Config& config, TestBackend backend) {
   PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
   plan.compute = compute_type_of(backend);
+  if (is_fenced(backend)) plan.space = Space::device;
   return plan;
 }
 

@@ -84,7 +84,8 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
                                    const RanksOptions& options = {}) {
   return make_groups(mesh, rank, facts, [&](const GroupSpec& spec) {
     // Tensor parallel transfers are waited for at once; the others run beside the compute.
-    const bool waited_at_once = spec.kind == GroupKind::tensor || spec.kind == GroupKind::replication;
+    const bool waited_at_once =
+        spec.kind == GroupKind::tensor || spec.kind == GroupKind::replication || is_control(spec.kind);
     const auto mode = waited_at_once ? DirectOptions::Mode::caller : DirectOptions::Mode::queue;
     auto transport = world.make_transport(spec.name, spec.members, rank);
     if (options.queues_only && spec.kind == GroupKind::pipeline)
@@ -93,7 +94,7 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
                                                                  .ranks = spec.members,
                                                                  .deadline = options.deadline,
                                                                  .mode = options.mode.value_or(mode)});
-    group = std::make_unique<FencedCommunicator>(std::move(group));
+    group = std::make_unique<FencedCommunicator>(std::move(group), reach_of(spec.kind, facts));
     if (options.decorate) group = options.decorate(rank, spec.kind, std::move(group));
     if (options.traces == nullptr) return group;
     return make_tracing_communicator(std::move(group), options.traces->at(static_cast<std::size_t>(rank.value())));
@@ -121,8 +122,7 @@ inline std::vector<RankTrace> rank_traces(const Mesh& mesh, const GroupFacts& fa
   for (std::size_t index = 0; index < traces.size(); ++index) {
     RankTrace& own = ranks.emplace_back();
     own.trace = &traces[index];
-    for (const GroupKind kind :
-         {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+    for (const GroupKind kind : group_kinds) {
       const auto spec = group_of(mesh, kind, Rank(static_cast<std::int64_t>(index)), facts);
       if (spec) own.groups.emplace_back(to_text(kind), spec->name);
     }

@@ -28,15 +28,14 @@ GroupReach enumerated(GroupKind kind, const Mesh& mesh, const GroupFacts& facts,
 }  // namespace
 
 TEST_CASE("groups lie inside hosts or across them as their members do") {
-  const GroupFacts facts{.kv_heads = 2, .tied = true};
+  const GroupFacts facts{.kv_heads = 2, .tied = true, .control = true};
   int compared = 0;
   for (const std::int64_t tensor : {1, 2, 4})
     for (const std::int64_t data : {1, 2, 3})
       for (const std::int64_t pipeline : {1, 2, 4}) {
         const Mesh mesh(data, tensor, pipeline);
         for (const std::int64_t size : {1, 2, 3, 4, 8, 12, 16, 48})
-          for (const GroupKind kind :
-               {GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline, GroupKind::tied}) {
+          for (const GroupKind kind : group_kinds) {
             if (!group_of(mesh, kind, Rank(0), facts)) continue;
             const std::string where =
                 mesh.text() + ", hosts of " + std::to_string(size) + ": " + std::string(to_text(kind)) + " groups";

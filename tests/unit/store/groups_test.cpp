@@ -15,9 +15,6 @@ using namespace scaletrain;
 
 namespace {
 
-constexpr GroupKind kinds[]{GroupKind::tensor, GroupKind::replication, GroupKind::data, GroupKind::pipeline,
-                            GroupKind::tied};
-
 // Do two ranks belong together, by the definition of the kind?
 bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const GroupFacts& facts) {
   const MeshPosition a = mesh.position_of(first);
@@ -38,6 +35,12 @@ bool together(const Mesh& mesh, GroupKind kind, Rank first, Rank second, const G
     case GroupKind::tied:
       return facts.tied && a.tensor == b.tensor && a.data == b.data &&
              a.pipeline % std::max<std::int64_t>(last, 1) == 0 && b.pipeline % std::max<std::int64_t>(last, 1) == 0;
+    case GroupKind::tensor_control:
+      return facts.control && together(mesh, GroupKind::tensor, first, second, facts);
+    case GroupKind::data_control:
+      return facts.control && together(mesh, GroupKind::data, first, second, facts);
+    case GroupKind::pipeline_control:
+      return facts.control && together(mesh, GroupKind::pipeline, first, second, facts);
   }
   return false;
 }
@@ -54,7 +57,7 @@ std::vector<Rank> brute_force(const Mesh& mesh, GroupKind kind, Rank rank, const
 // True if every group of the mesh is as brute force finds it, and names belong to one set of members.
 bool groups_agree(const Mesh& mesh, const GroupFacts& facts) {
   std::map<std::string, std::vector<Rank>> names;
-  for (const GroupKind kind : kinds) {
+  for (const GroupKind kind : group_kinds) {
     for (std::int64_t rank = 0; rank < mesh.world(); ++rank) {
       const auto expected = brute_force(mesh, kind, Rank(rank), facts);
       const auto spec = group_of(mesh, kind, Rank(rank), facts);
@@ -82,7 +85,7 @@ TEST_CASE("groups_are_those_that_positions_define_on_every_mesh") {
           const Mesh mesh(data, tensor, pipeline);
           CAPTURE(mesh.text());
           CAPTURE(kv_heads);
-          CHECK(groups_agree(mesh, {.kv_heads = kv_heads, .tied = kv_heads != 2}));
+          CHECK(groups_agree(mesh, {.kv_heads = kv_heads, .tied = kv_heads != 2, .control = kv_heads > 2}));
         }
       }
     }
@@ -115,13 +118,14 @@ TEST_CASE("neighbours_that_hold_the_same_heads_are_a_group") {
 TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
   std::vector<std::string> made;
   const Mesh mesh(2, 4, 2);
-  const GroupFacts facts{.kv_heads = 2, .tied = true};
+  const GroupFacts facts{.kv_heads = 2, .tied = true, .control = true};
   const RankGroups groups = make_groups(mesh, Rank(9), facts, [&](const GroupSpec& spec) {
     made.push_back(spec.name);
     return make_single_communicator(spec.name);
   });
-  CHECK(made == std::vector<std::string>{"tensor.8", "replication.8", "data.9", "pipeline.1", "tied.1"});
-  for (const GroupKind kind : kinds) {
+  CHECK(made == std::vector<std::string>{"tensor.8", "replication.8", "data.9", "pipeline.1", "tied.1",
+                                         "tensor-control.8", "data-control.9", "pipeline-control.1"});
+  for (const GroupKind kind : group_kinds) {
     REQUIRE(groups.find(kind) != nullptr);
     CHECK(groups.find(kind)->group_name().find(to_text(kind)) == 0);
   }
@@ -131,7 +135,7 @@ TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
     return make_single_communicator(spec.name);
   });
   CHECK(made.empty());
-  for (const GroupKind kind : kinds) CHECK(alone.find(kind) == nullptr);
+  for (const GroupKind kind : group_kinds) CHECK(alone.find(kind) == nullptr);
 }
 
 TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
@@ -139,24 +143,25 @@ TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
   const GroupFacts facts{.kv_heads = 1, .tied = true};
   std::vector<std::vector<std::int64_t>> sums(8);
   std::vector<Trace> traces;
-  run_ranks(
-      mesh, facts,
-      [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
-        auto& own = sums[static_cast<std::size_t>(rank.value())];
-        own.assign(std::size(kinds), rank.value());
-        std::vector<Ticket> tickets;
-        for (std::size_t index = 0; index < std::size(kinds); ++index) {
-          tickets.push_back(
-              groups.find(kinds[index])->all_reduce(host_stream(), {&own[index], DType::i64, Shape{1}}, ReduceOp::sum));
-        }
-        for (Ticket& ticket : tickets) ticket.wait();
-        if (world.size() != 8) throw BugError("a world of another size");
-      },
-      {.deadline = 60.0, .traces = &traces, .mode = {}});
+  run_ranks(mesh, facts,
+            [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
+              auto& own = sums[static_cast<std::size_t>(rank.value())];
+              own.assign(group_kinds.size(), rank.value());
+              std::vector<Ticket> tickets;
+              for (std::size_t index = 0; index < group_kinds.size(); ++index) {
+                if (is_control(group_kinds[index])) continue;
+                tickets.push_back(groups.find(group_kinds[index])
+                                      ->all_reduce(host_stream(), {&own[index], DType::i64, Shape{1}}, ReduceOp::sum));
+              }
+              for (Ticket& ticket : tickets) ticket.wait();
+              if (world.size() != 8) throw BugError("a world of another size");
+            },
+            {.deadline = 60.0, .traces = &traces, .mode = {}});
   for (std::int64_t rank = 0; rank < 8; ++rank) {
-    for (std::size_t index = 0; index < std::size(kinds); ++index) {
+    for (std::size_t index = 0; index < group_kinds.size(); ++index) {
+      if (is_control(group_kinds[index])) continue;
       std::int64_t expected = 0;
-      for (const Rank member : brute_force(mesh, kinds[index], Rank(rank), facts)) expected += member.value();
+      for (const Rank member : brute_force(mesh, group_kinds[index], Rank(rank), facts)) expected += member.value();
       CHECK(sums[static_cast<std::size_t>(rank)][index] == expected);
     }
   }
@@ -165,21 +170,48 @@ TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
 
 TEST_CASE("numbers_are_summed_over_the_world_with_the_same_bits_on_all_ranks") {
   for (const Mesh& mesh : {Mesh(3, 2, 2), Mesh(1, 4, 1), Mesh(5, 1, 1), Mesh(1, 1, 3), Mesh(1, 1, 1)}) {
-    std::vector<std::vector<double>> sums(static_cast<std::size_t>(mesh.world()));
-    run_ranks(mesh, {}, [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-      auto& own = sums[static_cast<std::size_t>(rank.value())];
-      own = {1.0 / (3.0 + static_cast<double>(rank.value())), 1.0, static_cast<double>(rank.value())};
-      sum_over_world(groups, own);
-      sum_over_world(groups, {});
-    });
-    double fractions = 0.0;
-    for (std::int64_t rank = 0; rank < mesh.world(); ++rank) fractions += 1.0 / (3.0 + static_cast<double>(rank));
-    CHECK(sums[0][0] == doctest::Approx(fractions).epsilon(1e-14));
-    CHECK(sums[0][1] == static_cast<double>(mesh.world()));
-    const std::int64_t sum_of_ranks = mesh.world() * (mesh.world() - 1) / 2;
-    CHECK(sums[0][2] == static_cast<double>(sum_of_ranks));
-    for (const auto& of_rank : sums) CHECK(of_rank == sums[0]);
+    // By the groups of training, and by groups for the host's numbers beside them: fenced ones refuse what is not
+    // theirs.
+    for (const bool control : {false, true}) {
+      CAPTURE(control);
+      std::vector<std::vector<double>> sums(static_cast<std::size_t>(mesh.world()));
+      run_ranks(mesh, {.control = control}, [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+        auto& own = sums[static_cast<std::size_t>(rank.value())];
+        own = {1.0 / (3.0 + static_cast<double>(rank.value())), 1.0, static_cast<double>(rank.value())};
+        sum_over_world(groups, own);
+        sum_over_world(groups, {});
+      });
+      double fractions = 0.0;
+      for (std::int64_t rank = 0; rank < mesh.world(); ++rank) fractions += 1.0 / (3.0 + static_cast<double>(rank));
+      CHECK(sums[0][0] == doctest::Approx(fractions).epsilon(1e-14));
+      CHECK(sums[0][1] == static_cast<double>(mesh.world()));
+      const std::int64_t sum_of_ranks = mesh.world() * (mesh.world() - 1) / 2;
+      CHECK(sums[0][2] == static_cast<double>(sum_of_ranks));
+      for (const auto& of_rank : sums) CHECK(of_rank == sums[0]);
+    }
   }
+}
+
+TEST_CASE("a_group_of_devices_takes_no_number_of_the_host_and_one_of_hosts_none_of_a_device") {
+  run_ranks(Mesh(2, 1, 1), {.control = true}, [&](Rank, RankGroups& groups, InProcessWorld&) {
+    double number = 1.0;
+    const auto sum = [&](Communicator& group, Space space) {
+      group.all_reduce(host_stream(), View(&number, DType::f64, {1}, space), ReduceOp::sum).wait();
+    };
+    const auto refuses = [&](Communicator& group, Space space) {
+      try {
+        sum(group, space);
+      } catch (const BugError&) {
+        return;
+      }
+      throw InputError("taken");
+    };
+    refuses(*groups.data, Space::host);
+    refuses(*groups.data_control, Space::device);
+    sum(*groups.data, Space::pinned);
+    sum(*groups.data_control, Space::host);
+    if (number != 4.0) throw InputError("a wrong sum");
+  });
 }
 
 TEST_CASE("the_helper_for_ranks_rethrows_the_cause_and_not_its_echo") {

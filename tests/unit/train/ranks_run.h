@@ -36,11 +36,12 @@ struct RanksRun : TinyRun {
       options.place.world = world_size;
       options.place.local_rank = rank.value();
       options.place.rendezvous = store.get();
-      options.place.make_communicators = [&](const PhasePlan&) -> CommunicatorFactory {
-        return [&](const GroupSpec& spec) {
-          return std::make_unique<FencedCommunicator>(make_direct_communicator(
+      options.place.make_communicators = [&](const PhasePlan& phase) -> CommunicatorFactory {
+        return [&, facts = phase.group_facts()](const GroupSpec& spec) {
+          auto group = make_direct_communicator(
               world.make_transport(spec.name, spec.members, rank),
-              {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0}));
+              {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0});
+          return std::make_unique<FencedCommunicator>(std::move(group), reach_of(spec.kind, facts));
         };
       };
       options.paths = paths;
