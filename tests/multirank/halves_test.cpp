@@ -118,6 +118,87 @@ TEST_CASE("half_precision_is_as_near_to_double_precision_on_every_layout_as_its_
 
 namespace {
 
+// Rounds the gradients that a rank has summed before each further micro-batch: what sums in a half would be.
+class SumsInHalves final : public MicroBatchSource {
+ public:
+  SumsInHalves(SyntheticSource& source, ParamStore& store, DType half) : source_(source), store_(store), half_(half) {}
+
+  Filled fill(MicroBatch micro_batch, const BatchTensors& tensors) override {
+    for (const ParamRange& range : store_.held(StateKind::gradient)) {
+      const View sums = store_.values(StateKind::gradient, range);
+      std::vector<std::uint16_t> rounded(static_cast<std::size_t>(sums.num_elements()));
+      convert_floats(sums.dtype(), sums.data(), half_, rounded.data(), rounded.size());
+      convert_floats(half_, rounded.data(), sums.dtype(), sums.data(), rounded.size());
+    }
+    return source_.fill(micro_batch, tensors);
+  }
+
+ private:
+  SyntheticSource& source_;
+  ParamStore& store_;
+  DType half_;
+};
+
+GlobalTensors first_gradients(const Config& config, TestBackend backend, bool sums_in_halves) {
+  const PhasePlan plan = make_test_plan(config, backend);
+  TensorAssembler gradients(plan.table);
+  run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+    RankTrainer trainer(config, plan, rank, groups, backend);
+    SumsInHalves rounding(trainer.source(), trainer.settled_store(), plan.compute);
+    trainer.source().set_step(0);
+    MicroBatchSource& source = sums_in_halves ? static_cast<MicroBatchSource&>(rounding) : trainer.source();
+    trainer.runner().step(source, {.learning_rate = 1e-3, .clip_norm = {}, .update = 1});
+    gradients.add(trainer.settled_store(), StateKind::gradient);
+  });
+  CHECK(gradients.problem() == "");
+  return gradients.tensors();
+}
+
+}  // namespace
+
+// Of 256 micro-batches or of one: rows of another number may be multiplied in another order, whose values round to the
+// next half here and there. Sums in halves are rounded 256 times.
+TEST_CASE("trap_gradients_of_many_micro_batches_are_added_in_fp32_where_layers_compute_in_halves") {
+  for (const bool llama : {false, true}) {
+    CAPTURE(llama);
+    Config many = half_config(llama);
+    many.train.global_batch = 256;
+    Config one = many;
+    one.train.micro_batch = 256;
+    for (const Half& half : halves()) {
+      CAPTURE(half.name);
+      const GlobalTensors expected = first_gradients(one, half.backend, false);
+      CHECK(largest_distance(first_gradients(many, half.backend, false), expected) <= 3 * half.epsilon);
+      CHECK(largest_distance(first_gradients(many, half.backend, true), expected) > 4 * half.epsilon);
+    }
+  }
+}
+
+// No single update is as large as half the distance of two halves near most weights; where masters were kept in halves,
+// or rounded to them on their way, most would vanish.
+TEST_CASE("trap_updates_that_are_too_small_for_a_half_add_up_in_the_masters") {
+  Config base = half_config(false);
+  use_sgd(base);
+  base.train.optimizer.learning_rate = 1e-3;
+  for (const TestLayout& layout : {layouts().front(), layouts().back()}) {
+    CAPTURE(layout.name);
+    const auto changes = [&](TestBackend backend) {
+      const GlobalTensors before = run_on(base, layout, backend, 0).parameters;
+      GlobalTensors moved = run_on(base, layout, backend, 20).parameters;
+      for (auto& [name, values] : moved)
+        for (std::size_t i = 0; i < values.size(); ++i) values[i] -= before.at(name)[i];
+      return moved;
+    };
+    const GlobalTensors expected = changes(TestBackend::cpu);
+    for (const Half& half : halves()) {
+      CAPTURE(half.name);
+      CHECK(largest_distance(changes(half.backend), expected) <= gradient_bound * half.epsilon);
+    }
+  }
+}
+
+namespace {
+
 void check_same_bits_late(const Config& base, const TestLayout& layout, TestBackend own,
                           std::initializer_list<TestBackend> late_ones) {
   CAPTURE(layout.name);

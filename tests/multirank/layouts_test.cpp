@@ -50,12 +50,6 @@ const std::vector<TestLayout>& dozen_layouts() {
   return all;
 }
 
-void make_sgd(Config& config) {
-  config.train.optimizer.type = OptimizerKind::sgd;
-  config.train.optimizer.weight_decay = 0.0;
-  config.train.clip_norm.reset();
-}
-
 void make_untied_llama(Config& config) {
   make_llama(config.model);
   config.model.tie_embeddings = false;
@@ -80,7 +74,7 @@ GlobalTensors without_key_biases(GlobalTensors tensors) {
 TEST_CASE("first_step_gradients_of_every_layout_are_those_of_one_rank") {
   for (const bool llama : {false, true}) {
     Config base = small_config();
-    make_sgd(base);
+    use_sgd(base);
     if (llama) make_untied_llama(base);
     const LayoutOutcome one = run_config(base, 1);
     REQUIRE(one.problem == "");
@@ -117,7 +111,7 @@ TEST_CASE("five_adamw_steps_and_an_evaluation_of_every_layout_are_those_of_one_r
 
 TEST_CASE("the_vectorised_backend_on_eight_ranks_stays_within_single_precision") {
   Config base = small_config();
-  make_sgd(base);
+  use_sgd(base);
   LayoutRun run{.config = base};
   run.backend = TestBackend::cpu;
   const LayoutOutcome one = run_layout(run);

@@ -67,6 +67,7 @@ struct Leg {
 struct LegResult {
   std::vector<double> losses;
   std::filesystem::path saved;
+  GlobalTensors loaded, masters;  // as it began, if it was loaded, and as it ended
   std::string problem;
 };
 
@@ -92,6 +93,8 @@ LegResult train_leg(const Config& config, TestBackend backend, const Leg& leg) {
   const auto world_size = static_cast<std::size_t>(plan.mesh.world());
   std::vector<std::vector<double>> losses(world_size);
   LegResult result;
+  TensorAssembler loaded(plan.table);
+  TensorAssembler masters(plan.table);
   run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld& world) {
     RankTrainer trainer(config, plan, rank, groups, backend);
     std::int64_t step = 0;
@@ -100,15 +103,21 @@ LegResult train_leg(const Config& config, TestBackend backend, const Leg& leg) {
       checkpoint.load(trainer.settled_store(), trainer.stream(), true);
       step = checkpoint.manifest().step;
       trainer.continue_at(step);
+      loaded.add(trainer.settled_store(), StateKind::master);
     }
     for (std::int64_t i = 0; i < steps_per_leg; ++i)
       losses[static_cast<std::size_t>(rank.value())].push_back(trainer.step().outcome.loss);
     const auto store = world.make_store();
     if (!leg.to.empty()) save(trainer, rank, *store, step + steps_per_leg, leg.to, result);
+    masters.add(trainer.settled_store(), StateKind::master);
   });
   result.losses = losses.front();
   for (const auto& other : losses)
     if (other != result.losses) result.problem = "ranks disagree about the losses";
+  for (const TensorAssembler* assembled : {&loaded, &masters})
+    if (assembled == &masters || !leg.from.empty()) result.problem += assembled->problem();
+  result.loaded = loaded.tensors();
+  result.masters = masters.tensors();
   return result;
 }
 
@@ -147,7 +156,11 @@ void check_pairs(const Kind& kind, Pairs pairs) {
       const std::filesystem::path between = folder / "between";
       const LegResult away = train_leg(there, kind.backend, {.from = start.saved, .to = between});
       check_leg(away, 1);
-      check_leg(train_leg(here, kind.backend, {.from = away.saved, .to = {}}), 2);
+      const LegResult back = train_leg(here, kind.backend, {.from = away.saved, .to = {}});
+      check_leg(back, 2);
+      // What is loaded has every bit of what was saved, also where layers compute in fewer.
+      CHECK(away.loaded == start.masters);
+      CHECK(back.loaded == away.masters);
       std::filesystem::remove_all(between);
     }
   }

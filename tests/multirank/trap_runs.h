@@ -24,12 +24,6 @@ inline Config trap_config() {
   return config;
 }
 
-inline void use_sgd(Config& config) {
-  config.train.optimizer.type = OptimizerKind::sgd;
-  config.train.optimizer.weight_decay = 0.0;
-  config.train.clip_norm.reset();
-}
-
 struct TrapLayout {
   std::string name;
   std::int64_t data, tensor, pipeline;

@@ -84,6 +84,7 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_another_type_with_a_notice
     const std::string calm_run = half + "-calm";
     const std::string resumed_run = half + "-resumed";
     const std::string changed_run = half + "-then-" + other;
+    const std::string moved_run = half + "-on-another-layout";
     const Ended calm = run_program(layout_launch(calm_run, settings), ranks_patience);
     REQUIRE_MESSAGE(calm.exit_code == 0, calm.errors);
     CHECK(calm.says(", in " + half + ", products "));
@@ -94,7 +95,7 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_another_type_with_a_notice
     const std::string good_steps = "loss_scale.good_steps";
     const nlohmann::json scalars = open_manifest(checkpoint(layout_folder(calm_run), 5)).at("scalars");
     CHECK(scalars.contains(good_steps) == (half == "fp16"));
-    for (const std::string& name : {resumed_run, changed_run}) {
+    for (const std::string& name : {resumed_run, changed_run, moved_run}) {
       copy_run(layout_folder(calm_run), name);
       for (int step = 10; step <= layout_steps(); step += 5) fs::remove_all(checkpoint(layout_folder(name), step));
     }
@@ -108,6 +109,12 @@ TEST_CASE("halves_resume_to_the_bit_and_may_change_to_another_type_with_a_notice
       return open_manifest(checkpoint(layout_folder(run), layout_steps())).at("scalars");
     };
     if (half == "fp16") CHECK(scalars_at_end(resumed_run).at(good_steps) == scalars_at_end(calm_run).at(good_steps));
+    Settings elsewhere = {"parallel.data=2", "parallel.pipeline=2", "parallel.zero=2", "precision.compute=" + half};
+    const Ended moved = run_program(layout_launch(moved_run, elsewhere), ranks_patience);
+    REQUIRE_MESSAGE(moved.exit_code == 0, moved.errors);
+    CHECK(moved.says("(step 5)"));
+    check_same_losses(moved_run, expected, 5e-3);
+    CHECK(trajectory_of(layout_folder(moved_run)).steps != expected.steps);
     settings.back() = "precision.compute=" + other;
     const Ended changed = run_program(layout_launch(changed_run, settings), ranks_patience);
     REQUIRE_MESSAGE(changed.exit_code == 0, changed.errors);

@@ -21,10 +21,10 @@ double number_at(const std::string& text, int position) {
   return std::stod(text.substr(at));
 }
 
-void check_close(const std::string& found, const std::string& expected, const std::string& where) {
+void check_close(const std::string& found, const std::string& expected, const std::string& where, double tolerance) {
   const double ours = number_at(found, 0);
   const double theirs = number_at(expected, 0);
-  CHECK_MESSAGE(std::abs(ours - theirs) <= 1e-5 * std::abs(theirs), where, ": ", ours, " against ", theirs);
+  CHECK_MESSAGE(std::abs(ours - theirs) <= tolerance * std::abs(theirs), where, ": ", ours, " against ", theirs);
 }
 
 // The text of a file of /proc, as far as it can be read: its process may end at any moment.
@@ -93,22 +93,26 @@ const Trajectory& one_rank() {
   return trajectory;
 }
 
-void check_same_losses(const std::string& run) {
+void check_same_losses(const std::string& run, const Trajectory& expected, double tolerance) {
   const Trajectory found = trajectory_of(layout_folder(run));
   CHECK(found.steps.size() == static_cast<std::size_t>(layout_steps()));
-  CHECK(found.evaluations.size() == one_rank().evaluations.size());
-  for (const auto& entry : one_rank().steps) {
+  CHECK(found.evaluations.size() == expected.evaluations.size());
+  for (const auto& entry : expected.steps) {
     const auto other = found.steps.find(entry.first);
     const std::string where = run + ", step " + std::to_string(entry.first);
     REQUIRE_MESSAGE(other != found.steps.end(), where, " is missing");
-    check_close(other->second, entry.second, where);
+    check_close(other->second, entry.second, where, tolerance);
   }
-  for (const auto& entry : one_rank().evaluations) {
+  for (const auto& entry : expected.evaluations) {
     const auto other = found.evaluations.find(entry.first);
     const std::string where = run + ", evaluation at step " + std::to_string(entry.first.first);
     REQUIRE_MESSAGE(other != found.evaluations.end(), where, " is missing");
-    check_close(other->second, entry.second, where);
+    check_close(other->second, entry.second, where, tolerance);
   }
+}
+
+void check_same_losses(const std::string& run) {
+  check_same_losses(run, one_rank(), 1e-5);
 }
 
 void check_no_process_left(const std::string& run) {

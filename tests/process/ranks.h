@@ -34,6 +34,7 @@ const Trajectory& one_rank();
 
 // Each step's and evaluation's loss within 1e-5 of the one-rank run's, relative; all steps are there.
 void check_same_losses(const std::string& run);
+void check_same_losses(const std::string& run, const Trajectory& expected, double tolerance);
 void check_no_process_left(const std::string& run);
 
 // False if the process that writes the run's metrics, or watches who does, has ended before.

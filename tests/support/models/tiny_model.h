@@ -52,4 +52,11 @@ inline Config tiny_config(const TinySizes& sizes = {}) {
   return config;
 }
 
+// Updates that are the gradient times the rate, and nothing else.
+inline void use_sgd(Config& config) {
+  config.train.optimizer.type = OptimizerKind::sgd;
+  config.train.optimizer.weight_decay = 0.0;
+  config.train.clip_norm.reset();
+}
+
 }  // namespace scaletrain

@@ -262,6 +262,49 @@ TEST_CASE("a NaN among logits of halves is in the loss, and in the gradient of i
   }
 }
 
+// 1e-8 is less than half of fp16's smallest number, and 1e-12 than what the squares of such rows sum up to. Rows of
+// zeros have nothing else to divide by.
+TEST_CASE("trap: an epsilon below the smallest number of a half divides rows of zeros and of tiny values") {
+  constexpr std::int64_t columns = 48;
+  for (const std::string& set : instruction_sets())
+    for (const DType type : halves)
+      for (const double epsilon : {1e-8, 1e-12})
+        for (const double size : {0.0, 1e-6, 1e-4}) {
+          CAPTURE(set);
+          CAPTURE(to_text(type));
+          CAPTURE(epsilon);
+          CAPTURE(size);
+          Machine machine(type, 1, set);
+          std::vector<float> values(columns);
+          for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 2 == 0 ? size : -size);
+          Bits input(columns);
+          convert_floats(DType::f32, values.data(), type, input.data(), columns);
+          convert_floats(type, input.data(), DType::f32, values.data(), columns);  // as the kernel reads them
+          Bits weight(columns);
+          const std::vector<float> ones(columns, 1.0F);
+          convert_floats(DType::f32, ones.data(), type, weight.data(), columns);
+          Bits output(columns);
+          std::vector<float> rstd(1);
+          const Shape row{1, columns};
+          machine.run(NormForward{.type = NormType::rmsnorm,
+                                  .epsilon = epsilon,
+                                  .input = view_of(input, type, row),
+                                  .weight = view_of(weight, type, {columns}),
+                                  .bias = {},
+                                  .output = view_of(output, type, row),
+                                  .mean = {},
+                                  .rstd = view_of(rstd, DType::f32, {1})});
+          const double value = std::fabs(static_cast<double>(values[0]));
+          const double expected = 1.0 / std::sqrt(value * value + epsilon);
+          CHECK(rstd[0] == doctest::Approx(expected).epsilon(1e-5));
+          std::vector<float> found(columns);
+          convert_floats(type, output.data(), DType::f32, found.data(), columns);
+          const double rounding = type == DType::bf16 ? std::ldexp(1.0, -8) : std::ldexp(1.0, -11);
+          for (std::size_t i = 0; i < found.size(); ++i)
+            CHECK(std::fabs(found[i] - values[i] * expected) <= rounding * value * expected + 1e-7);
+        }
+}
+
 TEST_CASE("packed forms need as much memory as was said before, and only where there is one") {
   const Machine floats(DType::f32, 1);
   CHECK(floats.backend->packed_bytes({100, 30}) == 0);

@@ -33,6 +33,10 @@ const std::vector<SoakLayout>& soak_layouts() {
        {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.zero=1"}},
       {"data-2-zero-1-bf16", 2, {"parallel.data=2", "parallel.zero=1", "precision.compute=bf16"}},
       {"pipeline-2-fp16", 2, {"parallel.pipeline=2", "precision.compute=fp16"}},
+      {"data-2-tensor-2-zero-2-bf16",
+       4,
+       {"parallel.data=2", "parallel.tensor=2", "parallel.zero=2", "precision={compute: bf16, reduce: bf16}"}},
+      {"tensor-2-pipeline-2-fp16", 4, {"parallel.tensor=2", "parallel.pipeline=2", "precision.compute=fp16"}},
       {"data-4-zero-3-fp16", 4, {"parallel.data=4", "parallel.zero=3", "precision.compute=fp16"}},
   };
   return all;
