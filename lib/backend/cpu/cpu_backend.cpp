@@ -75,13 +75,18 @@ struct Device {
   Engine<S> products;
   ThreadPool pool;
 
-  // body(first, count) for pieces of [0, total) of a size that does not depend on the number of threads.
+  // body(first, count, worker) for pieces of [0, total) of a size that does not depend on the number of threads.
+  template <class Body>
+  void for_pieces_by_worker(std::int64_t total, std::int64_t piece, Body&& body) {
+    pool.for_each((total + piece - 1) / piece, [&](std::int64_t item, int worker) {
+      const std::int64_t first = item * piece;
+      body(first, std::min(piece, total - first), worker);
+    });
+  }
+  // body(first, count).
   template <class Body>
   void for_pieces(std::int64_t total, std::int64_t piece, Body&& body) {
-    pool.for_each((total + piece - 1) / piece, [&](std::int64_t item, int) {
-      const std::int64_t first = item * piece;
-      body(first, std::min(piece, total - first));
-    });
+    for_pieces_by_worker(total, piece, [&](std::int64_t first, std::int64_t count, int) { body(first, count); });
   }
 
   // The same for rows of `columns` elements, in pieces of about as many elements.
@@ -90,20 +95,26 @@ struct Device {
     for_pieces(rows, std::clamp<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1, 1024), body);
   }
 
-  // The sum in order of value(i) for i in [0, count), which threads compute some at a time: the same bits for any
-  // number of threads.
+  // The sum in order of value(i, worker) for i in [0, count), which threads compute some at a time: the same bits for
+  // any number of threads.
   template <class Value>
   double ordered_sum(std::int64_t count, std::int64_t at_a_time, Value&& value) {
     auto* partial = reinterpret_cast<double*>(workspace.data());
     double sum = 0;
     for (std::int64_t begin = 0; begin < count; begin += partial_sums) {
       const std::int64_t part = std::min(partial_sums, count - begin);
-      for_pieces(part, at_a_time, [&](std::int64_t first, std::int64_t values) {
-        for (std::int64_t i = first; i < first + values; ++i) partial[i] = value(begin + i);
+      for_pieces_by_worker(part, at_a_time, [&](std::int64_t first, std::int64_t values, int worker) {
+        for (std::int64_t i = first; i < first + values; ++i) partial[i] = value(begin + i, worker);
       });
       for (std::int64_t i = 0; i < part; ++i) sum += partial[i];
     }
     return sum;
+  }
+
+  // A worker's scratch for so many floats, or null where it has less.
+  float* scratch_row(int worker, std::int64_t count) const {
+    if (static_cast<std::size_t>(count) > tile_scratch_bytes<S>() / sizeof(float)) return nullptr;
+    return reinterpret_cast<float*>(products.scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<S>());
   }
 };
 
@@ -286,15 +297,16 @@ void compute(Device<S>& device, const CrossEntropy& op) {
   const bool gradient = op.d_scale != 0.0;
   check_indices(op.targets, -1, columns);
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / columns, 1);
-  *op.loss_sum.as<double>() += device.ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row) {
-    const std::int32_t target = op.targets.as<std::int32_t>()[row];
-    S* logits = op.logits.as<S>() + row * columns;
-    if (target >= 0)
-      return device.kernels.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale,
-                                              gradient ? 1 : 0);
-    if (gradient) device.kernels.fill(logits, 0.0F, width);
-    return 0.0;
-  });
+  *op.loss_sum.as<double>() +=
+      device.ordered_sum(op.logits.shape()[0], rows_at_a_time, [&](std::int64_t row, int worker) {
+        const std::int32_t target = op.targets.as<std::int32_t>()[row];
+        S* logits = op.logits.as<S>() + row * columns;
+        if (target >= 0)
+          return device.kernels.cross_entropy_row(logits, width, static_cast<std::size_t>(target), op.d_scale,
+                                                  gradient ? 1 : 0, device.scratch_row(worker, columns));
+        if (gradient) device.kernels.fill(logits, 0.0F, width);
+        return 0.0;
+      });
 }
 
 template <class S>
@@ -327,7 +339,7 @@ void compute(Device<S>& device, const CrossEntropyParts& op) {
   const bool gradient = op.d_scale != 0.0;
   check_indices(op.targets, -1, op.vocabulary);
   const std::int64_t rows_at_a_time = std::max<std::int64_t>(piece_elements / std::max<std::int64_t>(columns, 1), 1);
-  *op.loss_sum.as<double>() += device.ordered_sum(rows, rows_at_a_time, [&](std::int64_t row) {
+  *op.loss_sum.as<double>() += device.ordered_sum(rows, rows_at_a_time, [&](std::int64_t row, int) {
     const std::int32_t target = op.targets.as<std::int32_t>()[row];
     S* logits = op.logits.as<S>() + row * columns;
     if (target < 0) {
@@ -415,7 +427,7 @@ template <class S>
 void compute(Device<S>& device, const SumOfSquares& op) {
   const std::int64_t total = op.values.num_elements();
   const auto sum = [&](const auto* values, const auto& kernel) {
-    return device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece) {
+    return device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece, int) {
       const std::int64_t first = piece * piece_elements;
       return kernel(values + first, static_cast<std::size_t>(std::min(piece_elements, total - first)));
     });

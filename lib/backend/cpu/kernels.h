@@ -137,8 +137,9 @@ struct TypedKernels {
 
   void (*rope)(const RopeRows<S>& rows);
 
-  // -log softmax(logits)[target]; with write_gradient the logits become d_scale · (softmax - onehot(target)).
-  double (*cross_entropy_row)(S* logits, size_t columns, size_t target, double d_scale, int write_gradient);
+  // -log softmax(logits)[target]; with write_gradient the logits become d_scale · (softmax - onehot(target)). row:
+  // where halves may keep as many exponentials, which are else computed twice, or null.
+  double (*cross_entropy_row)(S* logits, size_t columns, size_t target, double d_scale, int write_gradient, float* row);
   // The sum of exp(value - *maximum), where *maximum becomes the largest value.
   double (*softmax_statistics_row)(const S* values, size_t columns, float* maximum);
   // values -> factor · exp(value - shift), that of column `target` (unless negative) less `subtract`.

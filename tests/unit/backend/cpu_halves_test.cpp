@@ -262,6 +262,46 @@ TEST_CASE("a NaN among logits of halves is in the loss, and in the gradient of i
   }
 }
 
+// The largest relative error of one rounding.
+double rounding_of(DType half) {
+  return half == DType::bf16 ? std::ldexp(1.0, -8) : std::ldexp(1.0, -11);
+}
+
+// A thread has room for the exponentials of the shorter row, and computes those of the longer one twice.
+TEST_CASE("cross-entropy of halves is right for vocabularies of any size") {
+  for (const std::string& set : instruction_sets())
+    for (const DType type : halves)
+      for (const std::int64_t columns : {1000, 700001}) {
+        CAPTURE(set);
+        CAPTURE(to_text(type));
+        CAPTURE(columns);
+        Machine machine(type, 1, set);
+        Bits logits = random_halves(type, columns, "logits");
+        const std::vector<float> values = floats_of(type, logits);
+        double sum = 0.0;
+        for (const float value : values) sum += std::exp(static_cast<double>(value));
+        std::vector<std::int32_t> target = {77};
+        const double d_scale = static_cast<double>(columns);  // probabilities keep within what fp16 can say
+        double loss = 0.0;
+        machine.run(CrossEntropy{.logits = view_of(logits, type, {1, columns}),
+                                 .targets = view_of(target, DType::i32, {1}),
+                                 .d_scale = d_scale,
+                                 .loss_sum = number_at(loss)});
+        CHECK(loss == doctest::Approx(std::log(sum) - static_cast<double>(values[77])).epsilon(1e-6));
+        const std::vector<float> found = floats_of(type, logits);
+        const double rounding = rounding_of(type);
+        std::int64_t wrong = 0;
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const double softmax = std::exp(static_cast<double>(values[i])) / sum;
+          const double expected = d_scale * (i == 77 ? softmax - 1.0 : softmax);
+          // Beyond its range fp16 says infinity.
+          if (type == DType::f16 && std::fabs(expected) > 65519.0 && std::isinf(found[i])) continue;
+          wrong += std::fabs(found[i] - expected) <= 1.01 * rounding * std::fabs(expected) + 1e-6 ? 0 : 1;
+        }
+        CHECK(wrong == 0);
+      }
+}
+
 // 1e-8 is less than half of fp16's smallest number, and 1e-12 than what the squares of such rows sum up to. Rows of
 // zeros have nothing else to divide by.
 TEST_CASE("trap: an epsilon below the smallest number of a half divides rows of zeros and of tiny values") {
@@ -279,7 +319,7 @@ TEST_CASE("trap: an epsilon below the smallest number of a half divides rows of 
           for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 2 == 0 ? size : -size);
           Bits input(columns);
           convert_floats(DType::f32, values.data(), type, input.data(), columns);
-          convert_floats(type, input.data(), DType::f32, values.data(), columns);  // as the kernel reads them
+          values = floats_of(type, input);  // as the kernel reads them
           Bits weight(columns);
           const std::vector<float> ones(columns, 1.0F);
           convert_floats(DType::f32, ones.data(), type, weight.data(), columns);
@@ -297,9 +337,8 @@ TEST_CASE("trap: an epsilon below the smallest number of a half divides rows of 
           const double value = std::fabs(static_cast<double>(values[0]));
           const double expected = 1.0 / std::sqrt(value * value + epsilon);
           CHECK(rstd[0] == doctest::Approx(expected).epsilon(1e-5));
-          std::vector<float> found(columns);
-          convert_floats(type, output.data(), DType::f32, found.data(), columns);
-          const double rounding = type == DType::bf16 ? std::ldexp(1.0, -8) : std::ldexp(1.0, -11);
+          const std::vector<float> found = floats_of(type, output);
+          const double rounding = rounding_of(type);
           for (std::size_t i = 0; i < found.size(); ++i)
             CHECK(std::fabs(found[i] - values[i] * expected) <= rounding * value * expected + 1e-7);
         }
