@@ -68,7 +68,9 @@ struct PhasePlan {
   BatchShape micro_batch;  // at most train.micro_batch samples
   DType compute = DType::f32;
   std::optional<DType> reduce;  // that gradients travel in between replicas; nothing: the masters' type
-  Space space = Space::host;    // of the memory that the ranks' devices compute in
+  // Of the memory that the ranks' devices compute in: the host's, as make_run_plan has it, unless a worker's backend
+  // has another.
+  Space space = Space::host;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name
   bool background_saves = false;

@@ -97,7 +97,7 @@ ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const 
   options.packed_bytes = [this](const Shape& weight) { return backend.packed_bytes(weight); };
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
   const bool communicates = options.groups != nullptr && memory.data_degree > 1;
-  weights.emplace(backend, layout, memory, units, communicates ? options.groups->data.get() : nullptr);
+  weights.emplace(backend, layout, memory, units, communicates ? options.groups->find(GroupKind::data) : nullptr);
   gradients.emplace(backend, layout, memory, units, options.groups);
   if (!memory.gradients) {
     updated.of_parameter.assign(table.parameters().size(), -1);

@@ -2,6 +2,7 @@
 // ranks.
 #pragma once
 
+#include <array>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -14,13 +15,19 @@
 
 namespace scaletrain {
 
-// One rank's communicators; null where there is no group. Constructed in the order of GroupKind by every rank.
-struct RankGroups {
-  std::unique_ptr<Communicator> tensor, replication, data, pipeline, tied;
-  std::unique_ptr<Communicator> tensor_control, data_control, pipeline_control;
-  Communicator* find(GroupKind kind) const;
+using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(const GroupSpec&)>;
+
+// One rank's communicators.
+class RankGroups {
+ public:
+  // Null where there is no group.
+  Communicator* find(GroupKind kind) const { return groups_[static_cast<std::size_t>(kind)].get(); }
   // Of all of them.
   void abort() const noexcept;
+
+ private:
+  friend RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make);
+  std::array<std::unique_ptr<Communicator>, group_kinds.size()> groups_;  // by kind
 };
 
 // Aborts a rank's communicators if its scope is left by an exception: to be declared behind what waits for transfers
@@ -39,7 +46,7 @@ class AbortOnException {
   int before_;
 };
 
-using CommunicatorFactory = std::function<std::unique_ptr<Communicator>(const GroupSpec&)>;
+// Made in the order of group_kinds by every rank, since connecting may block until all members have come.
 RankGroups make_groups(const Mesh& mesh, Rank rank, const GroupFacts& facts, const CommunicatorFactory& make);
 
 // Sums a few of the host's numbers over all ranks of the mesh, in place: shares of the norm and the loss, token counts,

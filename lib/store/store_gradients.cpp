@@ -14,7 +14,7 @@ StoreGradients::StoreGradients(Backend& backend, const ShardLayout& layout, cons
       memory_(memory),
       order_(memory, units),
       groups_(groups),
-      data_(groups == nullptr || memory.data_degree == 1 ? nullptr : groups->data.get()),
+      data_(groups == nullptr || memory.data_degree == 1 ? nullptr : groups->find(GroupKind::data)),
       gradients_(layout.buffers().size()),
       buckets_(memory.buckets.size()) {
   for (const UnitPlace& unit_place : units) units_[unit_place.unit].place = &unit_place;
@@ -237,8 +237,8 @@ void StoreGradients::reduce_over_stages(Stream& stream, int bucket) {
   UnderWay reduction;
   reduction.bucket = bucket;
   reduction.over_stages = true;
-  reduction.ticket =
-      groups_->tied->all_reduce(stream, memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
+  reduction.ticket = groups_->find(GroupKind::tied)
+                         ->all_reduce(stream, memory_.zero.shard_optimizer ? shard(bucket) : unsharded, ReduceOp::sum);
   under_way_.push_back(std::move(reduction));
 }
 
@@ -282,7 +282,7 @@ void StoreGradients::finish(Stream& stream, std::span<const int> units) {
 }
 
 void StoreGradients::reduce_tied(Stream& stream) {
-  if (groups_ == nullptr || groups_->tied == nullptr) return;
+  if (groups_ == nullptr || groups_->find(GroupKind::tied) == nullptr) return;
   for (const auto& [index, unit] : units_) SCALETRAIN_CHECK_EQ(unit.acquired, 0);
   begin(stream, order_.reduce_tied(), -1);
 }

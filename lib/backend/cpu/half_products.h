@@ -24,7 +24,8 @@ struct Engine {
   std::size_t shared_bytes = 0;
 };
 
-// Scratch of one thread: blocks of operands, as floats or packed, and of f32 sums. Floats need it for what is
+// Scratch of one thread: blocks of operands, as floats or packed, and of f32 sums; of halves also the exponentials of a
+// row of logits. Floats need it for what is
 // multiplied by panels, in blocks of half as many elements.
 inline constexpr std::size_t half_scratch_bytes = std::size_t{5} << 19;
 template <class S>

@@ -137,8 +137,9 @@ struct TypedKernels {
 
   void (*rope)(const RopeRows<S>& rows);
 
-  // -log softmax(logits)[target]; with write_gradient the logits become d_scale · (softmax - onehot(target)). row:
-  // where halves may keep as many exponentials, which are else computed twice, or null.
+  // -log softmax(logits)[target]; with write_gradient the logits become d_scale · (softmax - onehot(target)). row: room
+  // for as many floats, in which halves keep their exponentials, or null: then they are computed twice. Floats keep
+  // theirs in the logits.
   double (*cross_entropy_row)(S* logits, size_t columns, size_t target, double d_scale, int write_gradient, float* row);
   // The sum of exp(value - *maximum), where *maximum becomes the largest value.
   double (*softmax_statistics_row)(const S* values, size_t columns, float* maximum);

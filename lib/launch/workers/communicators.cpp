@@ -9,7 +9,7 @@
 namespace scaletrain {
 
 bool has_queue(GroupKind kind) {
-  return kind != GroupKind::tensor && kind != GroupKind::replication && !is_control(kind);
+  return !is_waited_at_once(kind);
 }
 
 CommunicatorFactory process_communicators(const ProcessCommunication& communication) {

@@ -25,8 +25,8 @@ struct ProcessCommunication {
   double connect_seconds = 300.0;      // for the members of a group to come together: the slowest one's start-up
 };
 
-// Whether calls of such a group run on a thread of its own. Those of tensor and replication groups, whose results are
-// waited for at once, run on the caller's.
+// Whether calls of such a group run on a thread of its own. Those whose results are waited for at once run on the
+// caller's.
 bool has_queue(GroupKind kind);
 
 // Device, store, count and status outlive the factory and what it makes.

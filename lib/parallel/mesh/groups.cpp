@@ -74,26 +74,36 @@ std::string_view to_text(GroupKind kind) {
   SCALETRAIN_CHECK(false);
 }
 
-GroupKind control_of(GroupKind axis) {
+GroupKind group_kind_of(Axis axis) {
   switch (axis) {
-    case GroupKind::tensor:
-      return GroupKind::tensor_control;
-    case GroupKind::data:
-      return GroupKind::data_control;
-    case GroupKind::pipeline:
-      return GroupKind::pipeline_control;
-    case GroupKind::replication:
-    case GroupKind::tied:
-    case GroupKind::tensor_control:
-    case GroupKind::data_control:
-    case GroupKind::pipeline_control:
-      break;
+    case Axis::tensor:
+      return GroupKind::tensor;
+    case Axis::data:
+      return GroupKind::data;
+    case Axis::pipeline:
+      return GroupKind::pipeline;
   }
-  SCALETRAIN_CHECK(false && "no axis has such a group");
+  SCALETRAIN_CHECK(false);
+}
+
+GroupKind control_of(Axis axis) {
+  switch (axis) {
+    case Axis::tensor:
+      return GroupKind::tensor_control;
+    case Axis::data:
+      return GroupKind::data_control;
+    case Axis::pipeline:
+      return GroupKind::pipeline_control;
+  }
+  SCALETRAIN_CHECK(false);
 }
 
 bool is_control(GroupKind kind) {
-  return kind >= GroupKind::tensor_control;
+  return kind == GroupKind::tensor_control || kind == GroupKind::data_control || kind == GroupKind::pipeline_control;
+}
+
+bool is_waited_at_once(GroupKind kind) {
+  return kind == GroupKind::tensor || kind == GroupKind::replication || is_control(kind);
 }
 
 std::optional<GroupSpec> group_of(const Mesh& mesh, GroupKind kind, Rank rank, const GroupFacts& facts) {

@@ -18,7 +18,7 @@ enum class GroupKind {
   data,         // the replicas of one shard
   pipeline,     // the stages of one replica
   tied,         // first and last stage, which both hold the tied embedding
-  // The members of the axis' group, for the host's own numbers (store/rank_groups.h).
+  // The members of an axis' group, for the host's own numbers (store/rank_groups.h).
   tensor_control,
   data_control,
   pipeline_control,
@@ -27,11 +27,14 @@ enum class GroupKind {
 inline constexpr std::array group_kinds{
     GroupKind::tensor, GroupKind::replication,    GroupKind::data,         GroupKind::pipeline,
     GroupKind::tied,   GroupKind::tensor_control, GroupKind::data_control, GroupKind::pipeline_control};
+static_assert(group_kinds.back() == GroupKind{group_kinds.size() - 1});
 // "tensor", "replication", ... "tensor-control".
 std::string_view to_text(GroupKind kind);
-// The control group of an axis' group.
-GroupKind control_of(GroupKind axis);
+GroupKind group_kind_of(Axis axis);
+GroupKind control_of(Axis axis);
 bool is_control(GroupKind kind);
+// Whether who calls such a group waits for the result at once; calls of the others run beside the compute.
+bool is_waited_at_once(GroupKind kind);
 
 struct GroupSpec {
   GroupKind kind = GroupKind::tensor;

@@ -63,18 +63,27 @@ std::string rank_map_text(const PhasePlan& phase) {
   return text;
 }
 
+// Of the columns that names of groups stand in, with the space behind them.
+std::size_t group_width(const PlanFacts& facts) {
+  std::size_t width = std::string_view("pipeline").size();
+  for (const GroupFact& group : facts.groups) width = std::max(width, to_text(group.kind).size());
+  return width + 1;
+}
+
 std::string groups_text(const PlanFacts& facts) {
   std::string text;
   for (const GroupFact& group : facts.groups) {
     std::string members = fmt::format("{}, {}", group.first.value(), group.second.value());
     if (group.size > 2) members += fmt::format("{}{}", group.size > 3 ? " .. " : ", ", group.last.value());
-    text += fmt::format("  {:<10} {} of {} ranks; that of rank 0: {}\n", to_text(group.kind),
+    text += fmt::format("  {:<{}} {} of {} ranks; that of rank 0: {}\n", to_text(group.kind), group_width(facts) + 1,
                         counted(group.count, "group"), group.size, members);
   }
   if (text.empty()) return text;
   for (const GroupFact& group : facts.groups) {
     if (group.kind == GroupKind::replication) text += "  replication: ranks with the same key/value heads\n";
     if (group.kind == GroupKind::tied) text += "  tied: first and last stage, which both hold the tied embedding\n";
+    if (is_control(group.kind))
+      text += fmt::format("  {}: the same ranks, for the few numbers of their hosts\n", to_text(group.kind));
   }
   return "\ngroups\n" + text;
 }
@@ -221,14 +230,14 @@ const CommunicationVolume* find_row(const StageFacts& stage, const Communication
   return nullptr;
 }
 
-std::string communication_name(std::string_view group, std::string_view hosts, std::string_view collective,
-                               std::string_view what) {
-  return fmt::format("{:<9} {:<7} {:<15} {}", group, hosts, collective, what);
+std::string communication_name(const PlanFacts& facts, std::string_view group, std::string_view hosts,
+                               std::string_view collective, std::string_view what) {
+  return fmt::format("{:<{}} {:<7} {:<15} {}", group, group_width(facts), hosts, collective, what);
 }
 
 // The bytes of the groups that leave a host, or of those that do not.
 TableRow total_row(const PlanFacts& facts, std::string_view hosts) {
-  TableRow row{.name = communication_name("total", hosts, "", ""), .cells = {}};
+  TableRow row{.name = communication_name(facts, "total", hosts, "", ""), .cells = {}};
   for (const StageFacts& stage : facts.stages) {
     std::uint64_t bytes = 0;
     for (const CommunicationVolume& volume : stage.survey.communication)
@@ -242,7 +251,7 @@ std::vector<TableRow> communication_rows(const PlanFacts& facts) {
   std::vector<TableRow> rows;
   for (const StageFacts& listed : facts.stages) {
     for (const CommunicationVolume& volume : listed.survey.communication) {
-      TableRow row{.name = communication_name(to_text(volume.kind), to_text(reach_of(facts, volume.kind)),
+      TableRow row{.name = communication_name(facts, to_text(volume.kind), to_text(reach_of(facts, volume.kind)),
                                               collective_name(volume.collective), volume.purpose),
                    .cells = {},
                    .kind = volume.kind};
@@ -292,7 +301,7 @@ std::string communication_text(const PlanFacts& facts) {
     for (const std::string_view reach : reaches) rows.push_back(total_row(facts, reach));
   rows.push_back(total_row(facts, ""));
   return "\nsent by the first rank of a stage in one step: bytes (calls)" +
-         table_text(facts, rows, communication_name("group", "hosts", "collective", "of")) +
+         table_text(facts, rows, communication_name(facts, "group", "hosts", "collective", "of")) +
          communication_words_text(facts);
 }
 

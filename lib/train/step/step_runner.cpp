@@ -18,8 +18,8 @@ StageExecutor::Parts executor_parts(const StepRunner::Parts& parts) {
           .model = parts.model,
           .store = parts.store,
           .memory = parts.memory,
-          .tensor = parts.groups.tensor.get(),
-          .pipeline = parts.groups.pipeline.get(),
+          .tensor = parts.groups.find(GroupKind::tensor),
+          .pipeline = parts.groups.find(GroupKind::pipeline),
           .work = parts.work};
 }
 

@@ -16,7 +16,7 @@
 namespace scaletrain {
 
 enum class MemoryReach { all, device, host };
-inline MemoryReach reach_of(GroupKind kind, const GroupFacts& facts) {
+inline MemoryReach memory_reach_of(GroupKind kind, const GroupFacts& facts) {
   if (!facts.control) return MemoryReach::all;
   return is_control(kind) ? MemoryReach::host : MemoryReach::device;
 }

@@ -84,9 +84,7 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
                                    const RanksOptions& options = {}) {
   return make_groups(mesh, rank, facts, [&](const GroupSpec& spec) {
     // Tensor parallel transfers are waited for at once; the others run beside the compute.
-    const bool waited_at_once =
-        spec.kind == GroupKind::tensor || spec.kind == GroupKind::replication || is_control(spec.kind);
-    const auto mode = waited_at_once ? DirectOptions::Mode::caller : DirectOptions::Mode::queue;
+    const auto mode = is_waited_at_once(spec.kind) ? DirectOptions::Mode::caller : DirectOptions::Mode::queue;
     auto transport = world.make_transport(spec.name, spec.members, rank);
     if (options.queues_only && spec.kind == GroupKind::pipeline)
       transport = std::make_unique<QueueTransport>(std::move(transport));
@@ -94,7 +92,7 @@ inline RankGroups make_rank_groups(const Mesh& mesh, const GroupFacts& facts, Ra
                                                                  .ranks = spec.members,
                                                                  .deadline = options.deadline,
                                                                  .mode = options.mode.value_or(mode)});
-    group = std::make_unique<FencedCommunicator>(std::move(group), reach_of(spec.kind, facts));
+    group = std::make_unique<FencedCommunicator>(std::move(group), memory_reach_of(spec.kind, facts));
     if (options.decorate) group = options.decorate(rank, spec.kind, std::move(group));
     if (options.traces == nullptr) return group;
     return make_tracing_communicator(std::move(group), options.traces->at(static_cast<std::size_t>(rank.value())));

@@ -118,25 +118,26 @@ TEST_CASE("exchanged_messages_are_matched_per_ordered_pair") {
 TEST_CASE("a_trace_holds_what_was_asked_and_what_it_sends") {
   const Mesh mesh(4, 1, 1);
   std::vector<Trace> traces;
-  run_ranks(mesh, {},
-            [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-              std::vector<float> large(4000);
-              std::vector<float> small(4);
-              std::vector<float> own(1000);
-              const std::vector<std::int64_t> counts(4, 1000);
-              const int place = static_cast<int>(rank.value());
-              groups.data->all_reduce(host_stream(), whole_view(large), ReduceOp::max).wait();
-              groups.data->all_reduce(host_stream(), whole_view(small), ReduceOp::sum).wait();
-              groups.data->reduce_scatter(host_stream(), whole_view(large), counts, whole_view(own)).wait();
-              groups.data->all_gather(host_stream(), whole_view(own), counts, whole_view(large)).wait();
-              const std::vector<Transfer> ring{{Transfer::Direction::send, (place + 1) % 4, whole_view(small)},
-                                               {Transfer::Direction::receive, (place + 3) % 4, whole_view(own)}};
-              std::vector<float> received(4);
-              auto transfers = ring;
-              transfers[1].data = whole_view(received);
-              groups.data->exchange(host_stream(), transfers).wait();
-            },
-            {.deadline = 60.0, .traces = &traces, .mode = {}});
+  run_ranks(
+      mesh, {},
+      [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+        std::vector<float> large(4000);
+        std::vector<float> small(4);
+        std::vector<float> own(1000);
+        const std::vector<std::int64_t> counts(4, 1000);
+        const int place = static_cast<int>(rank.value());
+        groups.find(GroupKind::data)->all_reduce(host_stream(), whole_view(large), ReduceOp::max).wait();
+        groups.find(GroupKind::data)->all_reduce(host_stream(), whole_view(small), ReduceOp::sum).wait();
+        groups.find(GroupKind::data)->reduce_scatter(host_stream(), whole_view(large), counts, whole_view(own)).wait();
+        groups.find(GroupKind::data)->all_gather(host_stream(), whole_view(own), counts, whole_view(large)).wait();
+        const std::vector<Transfer> ring{{Transfer::Direction::send, (place + 1) % 4, whole_view(small)},
+                                         {Transfer::Direction::receive, (place + 3) % 4, whole_view(own)}};
+        std::vector<float> received(4);
+        auto transfers = ring;
+        transfers[1].data = whole_view(received);
+        groups.find(GroupKind::data)->exchange(host_stream(), transfers).wait();
+      },
+      {.deadline = 60.0, .traces = &traces, .mode = {}});
   CHECK(compare_traces(rank_traces(mesh, {}, traces)) == "");
   const auto& records = traces.at(1).records;
   REQUIRE(records.size() == 5);

@@ -194,7 +194,7 @@ class UnitHarness {
                       .batch = context,
                       .weights = handles.weights,
                       .gradients = &handles.gradients,
-                      .tensor = model_.rank.groups == nullptr ? nullptr : model_.rank.groups->tensor.get(),
+                      .tensor = model_.rank.groups == nullptr ? nullptr : model_.rank.groups->find(GroupKind::tensor),
                       .scratch = scratch_override ? *scratch_override : scratch.region()};
     return use(run);
   }

@@ -140,7 +140,7 @@ TEST_CASE("a_rank_gets_the_communicators_of_its_groups_and_no_others") {
 
 TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
   const Mesh mesh(2, 2, 2);
-  const GroupFacts facts{.kv_heads = 1, .tied = true};
+  const GroupFacts facts{.kv_heads = 1, .tied = true, .control = true};
   std::vector<std::vector<std::int64_t>> sums(8);
   std::vector<Trace> traces;
   run_ranks(mesh, facts,
@@ -149,9 +149,9 @@ TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
               own.assign(group_kinds.size(), rank.value());
               std::vector<Ticket> tickets;
               for (std::size_t index = 0; index < group_kinds.size(); ++index) {
-                if (is_control(group_kinds[index])) continue;
-                tickets.push_back(groups.find(group_kinds[index])
-                                      ->all_reduce(host_stream(), {&own[index], DType::i64, Shape{1}}, ReduceOp::sum));
+                tickets.push_back(
+                    groups.find(group_kinds[index])
+                        ->all_reduce(host_stream(), {&own[index], DType::i64, Shape{1}, Space::pinned}, ReduceOp::sum));
               }
               for (Ticket& ticket : tickets) ticket.wait();
               if (world.size() != 8) throw BugError("a world of another size");
@@ -159,7 +159,6 @@ TEST_CASE("ranks_as_threads_reduce_over_every_group_of_a_mesh") {
             {.deadline = 60.0, .traces = &traces, .mode = {}});
   for (std::int64_t rank = 0; rank < 8; ++rank) {
     for (std::size_t index = 0; index < group_kinds.size(); ++index) {
-      if (is_control(group_kinds[index])) continue;
       std::int64_t expected = 0;
       for (const Rank member : brute_force(mesh, group_kinds[index], Rank(rank), facts)) expected += member.value();
       CHECK(sums[static_cast<std::size_t>(rank)][index] == expected);
@@ -206,23 +205,25 @@ TEST_CASE("a_group_of_devices_takes_no_number_of_the_host_and_one_of_hosts_none_
       }
       throw InputError("taken");
     };
-    refuses(*groups.data, Space::host);
-    refuses(*groups.data_control, Space::device);
-    sum(*groups.data, Space::pinned);
-    sum(*groups.data_control, Space::host);
+    refuses(*groups.find(GroupKind::data), Space::host);
+    refuses(*groups.find(GroupKind::data_control), Space::device);
+    sum(*groups.find(GroupKind::data), Space::pinned);
+    sum(*groups.find(GroupKind::data_control), Space::host);
     if (number != 4.0) throw InputError("a wrong sum");
   });
 }
 
 TEST_CASE("the_helper_for_ranks_rethrows_the_cause_and_not_its_echo") {
   for (const int culprit : {0, 3}) {
-    CHECK_THROWS_WITH_AS(
-        run_ranks(Mesh(4, 1, 1), {},
-                  [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-                    if (rank == Rank(culprit)) throw InputError("a bad shard");
-                    std::vector<float> values(3);
-                    groups.data->all_reduce(host_stream(), {values.data(), DType::f32, Shape{3}}, ReduceOp::sum).wait();
-                  }),
-        "a bad shard", InputError);
+    CHECK_THROWS_WITH_AS(run_ranks(Mesh(4, 1, 1), {},
+                                   [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+                                     if (rank == Rank(culprit)) throw InputError("a bad shard");
+                                     std::vector<float> values(3);
+                                     groups.find(GroupKind::data)
+                                         ->all_reduce(host_stream(), {values.data(), DType::f32, Shape{3}},
+                                                      ReduceOp::sum)
+                                         .wait();
+                                   }),
+                         "a bad shard", InputError);
   }
 }

@@ -41,7 +41,7 @@ struct RanksRun : TinyRun {
           auto group = make_direct_communicator(
               world.make_transport(spec.name, spec.members, rank),
               {.group_name = std::string(to_text(spec.kind)), .ranks = spec.members, .deadline = 60.0});
-          return std::make_unique<FencedCommunicator>(std::move(group), reach_of(spec.kind, facts));
+          return std::make_unique<FencedCommunicator>(std::move(group), memory_reach_of(spec.kind, facts));
         };
       };
       options.paths = paths;
