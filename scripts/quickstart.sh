@@ -11,11 +11,11 @@ cmake --preset release -DSCALETRAIN_BUILD_TESTS=OFF >/dev/null
 cmake --build --preset release --target scaletrain
 scaletrain=build/release/bin/scaletrain
 
-say "training on Vim's manual: configs/quickstart.yaml"
 [ -d build/quickstart-data ] || make_quickstart_data build/quickstart-data
 # With AVX-512 bf16 it takes little more than half of fp32's time; with AMX nobody has measured it.
 precision=()
 if grep -q avx512_bf16 /proc/cpuinfo && ! grep -q amx_bf16 /proc/cpuinfo; then precision=(--set precision.compute=bf16); fi
+say "training on Vim's manual: scaletrain run configs/quickstart.yaml ${precision[*]}"
 "$scaletrain" run configs/quickstart.yaml "${precision[@]}"
 
 say "the held-out loss, in nats per byte"

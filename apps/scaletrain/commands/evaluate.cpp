@@ -102,6 +102,11 @@ ExitCode evaluate(const EvaluateArguments& arguments) {
     const std::int64_t samples = std::min(
         all, arguments.batches > 0 ? try_mul(arguments.batches, arguments.micro_batch).value_or(every) : every);
     const EvaluationResult result = evaluate_set(model.loaded, named, samples, arguments.micro_batch);
+    if (!std::isfinite(result.loss))
+      throw InputError(
+          fmt::format("{}: the loss of {} is {}: its weights are damaged or its training diverged; take an "
+                      "older checkpoint",
+                      named.name, model.path.string(), std::isnan(result.loss) ? "not a number" : "infinite"));
     answer.push_back({{"model", model.path.string()},
                       {"step", nullptr},
                       {"dataset", named.name},

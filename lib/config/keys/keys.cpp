@@ -373,7 +373,7 @@ void add_parallel(KeyTable<Config>& table) {
                        "Factor on the loss, so that small gradients do not become zero (compute: fp16 alone); dynamic: "
                        "found as it goes.",
                        with_notice},
-                      optional(positive(), "dynamic"), FIELD(precision.loss_scale)));
+                      optional(NumberCodec{1.0, 1e12, Bounds::closed}, "dynamic"), FIELD(precision.loss_scale)));
 }
 
 void add_rest(KeyTable<Config>& table) {

@@ -42,7 +42,7 @@ std::string_view unsupported_feature(std::string_view path);
 
 struct Refusal {
   std::string path;
-  std::string message;  // "train.recompute: full is not supported yet; use none"
+  std::string message;  // "precision.compute: tf32 is not supported yet; use fp32"
 };
 
 std::vector<Refusal> refusals(const Config& config);

@@ -248,6 +248,22 @@ TEST_CASE("a_model_trained_in_bf16_is_evaluated_in_fp32_from_its_masters") {
   CHECK(in_training == doctest::Approx(ours).epsilon(0.01));
 }
 
+TEST_CASE("a_model_whose_weights_are_not_numbers_is_refused_by_evaluate_and_generate") {
+  const std::string folder = (workspace() / "not-numbers").string();
+  REQUIRE(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==
+          0);
+  const std::filesystem::path file = std::filesystem::path(folder) / "model.safetensors";
+  std::string bytes = read_file(file);
+  // The second half, which holds tensors alone: 0x7fffffff is a NaN.
+  for (std::size_t i = bytes.size() - bytes.size() / 8 * 4; i < bytes.size(); ++i)
+    bytes[i] = (bytes.size() - i) % 4 == 1 ? '\x7f' : '\xff';
+  write_file(file, bytes);
+  check_refused(workspace().run({"evaluate", folder, "--data", held(), "--tokenizer", "bytes"}), 3,
+                {folder, "is not a number: its weights are damaged or its training diverged"});
+  check_refused(workspace().run({"generate", folder, "--prompt", "a", "--tokenizer", "bytes"}), 3,
+                {"its weights are damaged or its training diverged"});
+}
+
 TEST_CASE("a_run_starts_from_an_exported_model_at_its_loss") {
   const std::string folder = (workspace() / "start-from").string();
   REQUIRE(workspace().run({"checkpoint", "export", newest(), "--to", "huggingface", "--output", folder}).exit_code ==

@@ -101,7 +101,10 @@ TEST_CASE("a loss scale is for fp16 alone, and refused where nothing reads it") 
                  "precision.loss_scale: has no effect: it is only for precision.compute fp16; this one is fp32; remove "
                  "the key, or change precision.compute"));
   CHECK(contains(override_errors({"precision.compute=bf16", "precision.loss_scale=1"}), "this one is bf16"));
-  CHECK(contains(override_errors({"precision.compute=fp16", "precision.loss_scale=0"}), "precision.loss_scale"));
+  // Below 1 a scale only makes gradients vanish.
+  for (const std::string scale : {"0", "1e-300", "0.5"})
+    CHECK(contains(override_errors({"precision.compute=fp16", "precision.loss_scale=" + scale}),
+                   "precision.loss_scale: " + scale + " is out of range; expected at least 1"));
   // A file that is for fp16, run in another type.
   const LoadedConfig other =
       load_text(kLeast + "precision: {compute: fp16, loss_scale: 1024}\n", {"precision.compute=fp32"});
