@@ -275,10 +275,6 @@ class BackwardHead {
 static_assert(static_cast<std::size_t>(score_elements + 5 * query_block) * sizeof(float) <=
               tile_scratch_bytes<float>());
 
-Scratch scratch_of(std::byte* scratch, int worker) {
-  return Scratch(scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<float>());
-}
-
 }  // namespace
 
 void attention_forward(ThreadPool& pool, const Engine<float>& engine, const AttentionForward& op) {
@@ -287,7 +283,6 @@ void attention_forward(ThreadPool& pool, const Engine<float>& engine, const Atte
     return;
   }
   const Kernels& kernels = engine.all;
-  std::byte* const scratch = engine.scratch;
   const AttentionShape& s = op.shape;
   const Visibility visible(s, op.document_start);
   const bool decode = s.num_queries <= max_decode_queries;
@@ -298,7 +293,7 @@ void attention_forward(ThreadPool& pool, const Engine<float>& engine, const Atte
     const std::int64_t begin = (blocks - 1 - item % blocks) * block;
     const ForwardItem work{item / blocks / s.heads, item / blocks % s.heads, begin,
                            std::min(begin + block, s.num_queries)};
-    (decode ? forward_query : forward_block)(kernels, scratch_of(scratch, worker), op, visible, work);
+    (decode ? forward_query : forward_block)(kernels, Scratch(engine.scratch_of(worker)), op, visible, work);
   });
 }
 
@@ -308,26 +303,25 @@ void attention_backward(ThreadPool& pool, const Engine<float>& engine, const Att
     return;
   }
   const Kernels& kernels = engine.all;
-  std::byte* const scratch = engine.scratch;
   const AttentionShape& s = op.shape;
   const std::int64_t heads = s.batch * s.kv_heads;
   if (backward_by_heads(s, pool.size())) {
     pool.for_each(heads, [&](std::int64_t item, int worker) {
-      const Scratch own = scratch_of(scratch, worker);
+      const Scratch own(engine.scratch_of(worker));
       BackwardHead(kernels, own, op, item / s.kv_heads, item % s.kv_heads).run();
     });
     return;
   }
   const std::int64_t key_blocks = (s.num_keys + backward_key_block - 1) / backward_key_block;
   pool.for_each(heads * key_blocks, [&](std::int64_t item, int worker) {
-    const Scratch own = scratch_of(scratch, worker);
+    const Scratch own(engine.scratch_of(worker));
     const std::int64_t head = item / key_blocks;
     BackwardHead(kernels, own, op, head / s.kv_heads, head % s.kv_heads)
         .run_keys(item % key_blocks * backward_key_block, Gradients::of_keys);
   });
   const std::int64_t query_blocks = (s.num_queries + query_block - 1) / query_block;
   pool.for_each(s.batch * s.heads * query_blocks, [&](std::int64_t item, int worker) {
-    const Scratch own = scratch_of(scratch, worker);
+    const Scratch own(engine.scratch_of(worker));
     const std::int64_t head = item / query_blocks % s.heads;
     BackwardHead(kernels, own, op, item / query_blocks / s.heads, head / (s.heads / s.kv_heads))
         .run_queries(head, (query_blocks - 1 - item % query_blocks) * query_block);

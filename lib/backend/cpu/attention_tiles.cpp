@@ -268,7 +268,7 @@ class TiledBackwardHead {
 
 template <class S>
 TileScratch<S> tile_scratch_of(const Engine<S>& engine, int worker) {
-  const TileScratch<S> scratch(Carver(engine.scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<S>()));
+  const TileScratch<S> scratch(Carver(engine.scratch_of(worker)));
   SCALETRAIN_CHECK_LE(scratch.bytes, tile_scratch_bytes<S>());
   return scratch;
 }

@@ -12,6 +12,14 @@
 
 namespace scaletrain::cpu {
 
+// Scratch of one thread: blocks of operands, as floats or packed, and of f32 sums; of halves also the exponentials of a
+// row of logits. Floats need it for what is multiplied by panels, in blocks of half as many elements.
+inline constexpr std::size_t half_scratch_bytes = std::size_t{5} << 19;
+template <class S>
+constexpr std::size_t tile_scratch_bytes() {
+  return std::is_same_v<S, float> ? std::size_t{7} << 18 : half_scratch_bytes;
+}
+
 // The kernels of a compute type, and what a thread may use beside them.
 template <class S>
 struct Engine {
@@ -22,16 +30,11 @@ struct Engine {
   // What workers pack for all of them, 64-byte aligned; none without panels.
   std::byte* shared = nullptr;
   std::size_t shared_bytes = 0;
-};
 
-// Scratch of one thread: blocks of operands, as floats or packed, and of f32 sums; of halves also the exponentials of a
-// row of logits. Floats need it for what is
-// multiplied by panels, in blocks of half as many elements.
-inline constexpr std::size_t half_scratch_bytes = std::size_t{5} << 19;
-template <class S>
-constexpr std::size_t tile_scratch_bytes() {
-  return std::is_same_v<S, float> ? std::size_t{7} << 18 : half_scratch_bytes;
-}
+  std::byte* scratch_of(int worker) const {
+    return scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<S>();
+  }
+};
 
 // Shared by all threads: a thousand rows of a thousand floats.
 inline constexpr std::size_t shared_pack_bytes = std::size_t{4} << 20;

@@ -84,8 +84,7 @@ void forward_turned(ThreadPool& pool, const Engine<float>& engine, const LinearF
   pool.for_each(ceil_div(outputs, turned_outputs), [&](std::int64_t item, int worker) {
     const std::int64_t first = item * turned_outputs;
     const std::int64_t count = std::min(turned_outputs, outputs - first);
-    auto* const sums =
-        reinterpret_cast<float*>(engine.scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<float>());
+    auto* const sums = reinterpret_cast<float*>(engine.scratch_of(worker));
     float* const turned = sums + turned_outputs * rows;  // [rows][64]
     const std::int64_t row_bytes = inputs * static_cast<std::int64_t>(sizeof(float));
     kernels.product({.a = op.weight.values.as<float>() + first * inputs,

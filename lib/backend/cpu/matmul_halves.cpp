@@ -81,15 +81,11 @@ struct Bf16Scratch {
   float* sums;
 };
 
-std::byte* scratch_of_worker(std::byte* scratch, int worker) {
-  return scratch + static_cast<std::size_t>(worker) * half_scratch_bytes;
-}
-
 // A tile of a · b + bias + addend, multiplied as floats; the operands are those of its rows and columns.
 template <class S>
 void multiply_wide_tile(const Engine<S>& engine, int worker, const Tile& tile, std::int64_t k, const MatrixOf<S>& a,
                         const MatrixOf<S>& b, const S* bias, RowsOf<const S> addend, RowsOf<S> output) {
-  std::byte* const scratch = scratch_of_worker(engine.scratch, worker);
+  std::byte* const scratch = engine.scratch_of(worker);
   auto* const sums = reinterpret_cast<float*>(scratch + wide_scratch_bytes);
   wide_product<S, S>(engine.typed, scratch,
                      {.m = tile.rows, .n = tile.columns, .k = k, .a = a, .b = b, .c = sums, .c_stride = tile.columns});
@@ -287,8 +283,7 @@ void linear_forward(ThreadPool& pool, const Engine<S>& engine, const LinearForwa
                            .output = op.output.as<S>()};
       for_forward_tiles(pool, engine.typed, op, tiles_of(*engine.panels, inputs, bool(op.activated)), panel_columns,
                         [&](const Tile& tile, int worker) {
-                          multiply_tile(*engine.panels, map, tile,
-                                        Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
+                          multiply_tile(*engine.panels, map, tile, Bf16Scratch(engine.scratch_of(worker)));
                         });
       return;
     }
@@ -322,7 +317,7 @@ void linear_backward_input(ThreadPool& pool, const Engine<S>& engine, const Line
                            .output = op.d_input.as<S>()};
       const TileGrid grid = make_grid(rows, inputs, pool.size(), tiles_of(*engine.panels, outputs, false));
       pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
-        multiply_tile(*engine.panels, map, grid.at(item), Bf16Scratch(scratch_of_worker(engine.scratch, worker)));
+        multiply_tile(*engine.panels, map, grid.at(item), Bf16Scratch(engine.scratch_of(worker)));
       });
       return;
     }
@@ -351,7 +346,7 @@ void linear_backward_weight(ThreadPool& pool, const Engine<S>& engine, const Lin
   const TileGrid grid = make_grid(outputs, inputs, pool.size(), wide_tiles);
   pool.for_each(grid.count(), [&](std::int64_t item, int worker) {
     const Tile tile = grid.at(item);
-    wide_product<S, S>(engine.typed, scratch_of_worker(engine.scratch, worker),
+    wide_product<S, S>(engine.typed, engine.scratch_of(worker),
                        {.m = tile.rows,
                         .n = tile.columns,
                         .k = rows,

@@ -179,7 +179,7 @@ class WeightGradient {
     pool_.for_each(grid.count(), [&](std::int64_t item, int worker) {
       Tile tile = grid.at(item);
       (shares_rows_ ? tile.row : tile.column) += shared.first;
-      add_tile(shared, tile, engine_.scratch + static_cast<std::size_t>(worker) * tile_scratch_bytes<S>());
+      add_tile(shared, tile, engine_.scratch_of(worker));
     });
   }
 
