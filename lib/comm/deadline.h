@@ -1,7 +1,8 @@
-// The end of a wait that was given in seconds.
+// The end of a wait that was given in seconds, and how such a wait goes.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/clock.h"
 
@@ -13,5 +14,12 @@ inline MonotonicTime deadline_after(double seconds, MonotonicTime since = monoto
   return since + std::chrono::duration_cast<MonotonicTime::duration>(
                      std::chrono::duration<double>(std::clamp(seconds, 0.0, longest)));
 }
+
+// A wait for a message of another process is made in turns of this length, and looks between them whether its peer is
+// still there.
+inline constexpr auto health_interval = std::chrono::milliseconds(200);
+// A turn takes longer than this only if this process stood still, as in a job that is suspended. Then its peers stood
+// still as well, and the wait lasts so much longer.
+inline constexpr auto longest_turn = std::chrono::seconds(2);
 
 }  // namespace scaletrain

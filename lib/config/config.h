@@ -27,6 +27,7 @@ enum class LrScheduleKind { cosine, linear, constant, wsd };
 enum class RecomputeKind { none, selective, full };
 enum class SpikeAction { warn, skip, rollback };
 enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zb_h1 };
+enum class RankTransport { automatic, tcp };
 enum class Precision { fp32, tf32, bf16, fp16 };
 
 struct RunConfig {
@@ -198,6 +199,7 @@ struct LaunchConfig {
   std::optional<std::string> interface;        // nothing: auto
   std::optional<std::int64_t> port;            // nothing: auto
   std::optional<std::int64_t> ranks_per_node;  // nothing: auto
+  RankTransport transport = RankTransport::automatic;
 };
 
 struct LogConfig {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/numbers/strong.h"
 #include "optim/step_scalars.h"
@@ -19,6 +20,8 @@ struct NonfiniteState {
 // The state after `step`. A finite step ends the row; a step without tokens says nothing and leaves it as it is, and so
 // does an overflow that a smaller loss scale answers.
 // DivergedError, which names train.nonfinite.skip, when more than `allowed` steps in a row were non-finite.
-NonfiniteState after_step(const NonfiniteState& before, SkipReason reason, std::int64_t allowed, Step step);
+// fixed_scale: precision.loss_scale where that is a number; then it is the first to be suspected of gradients.
+NonfiniteState after_step(const NonfiniteState& before, SkipReason reason, std::int64_t allowed, Step step,
+                          std::optional<double> fixed_scale = {});
 
 }  // namespace scaletrain

@@ -227,7 +227,8 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
     record_skip(outcome);
   }
   try {
-    state.nonfinite = after_step(state.nonfinite, outcome.skip, config.train.nonfinite.skip, Step(state.step));
+    state.nonfinite = after_step(state.nonfinite, outcome.skip, config.train.nonfinite.skip, Step(state.step),
+                                 config.precision.loss_scale);
   } catch (const DivergedError& error) {
     diverge(error);
   }

@@ -1,4 +1,4 @@
-// Measures what parallelism costs on this machine, with ranks as processes over Gloo, each pinned to one processor:
+// Measures what parallelism costs on this machine, with ranks as processes, each pinned to one processor:
 //   data      two data-parallel ranks of one thread against one rank of one thread (GPT-2 124M, micro-batch 4), and
 //             against two that train by themselves at the same time: what the machine has for two
 //   tensor    two tensor-parallel ranks against one, the same batch
@@ -7,7 +7,8 @@
 //   memory    what each rank's peak memory grows by under ZeRO 0 to 3 and with recomputation, against the plan
 // A tool, not a test: it asserts nothing. Layouts that are compared are alive at the same time and step by turns.
 //
-// Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]; without a name:
+// Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]
+// [--transport auto|tcp]; without a name:
 // all five; without a precision: in both, the bubble in fp32.
 #include <fmt/format.h>
 
@@ -39,12 +40,19 @@ struct Layout {
   std::int64_t context = 1024;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   RecomputeKind recompute = RecomputeKind::none;
+  RankTransport transport = RankTransport::automatic;
 };
 
 Precision parse_precision(const std::string& text) {
   for (const Precision precision : {Precision::fp32, Precision::bf16})
     if (to_text(precision) == text) return precision;
   throw std::runtime_error("no precision to measure: " + text);
+}
+
+RankTransport parse_transport(const std::string& text) {
+  for (const RankTransport transport : {RankTransport::automatic, RankTransport::tcp})
+    if (to_text(transport) == text) return transport;
+  throw std::runtime_error("no transport to measure: " + text);
 }
 
 Config config_of(const Layout& layout) {
@@ -73,6 +81,7 @@ Config config_of(const Layout& layout) {
   config.parallel.zero = layout.zero;
   config.parallel.schedule = layout.schedule;
   config.train.recompute = layout.recompute;
+  config.launch.transport = layout.transport;
   if (layout.model == "balanced" && layout.pipeline == 2)
     config.parallel.stage_layers = std::vector<std::int64_t>{4, 4};
   return config;
@@ -121,13 +130,13 @@ void compare(const std::string& name, const Layout& one, const Layout& two, cons
   std::fflush(stdout);
 }
 
-void measure_data(Precision precision, int rounds) {
+void measure_data(Precision precision, RankTransport transport, int rounds) {
   fmt::print("data: GPT-2 124M, T=1024, micro-batch 4, one thread a rank, {} rounds by turns\n", rounds);
   const Layout one{.precision = precision};
   // Two runs beside each other, without a word between them, are what the machine can do: processors share memory,
   // caches and power.
   for (const std::int64_t zero : {0, 1}) {
-    const Layout two{.precision = precision, .data = 2, .zero = zero};
+    const Layout two{.precision = precision, .data = 2, .zero = zero, .transport = transport};
     std::vector<std::unique_ptr<TrainingRanks>> all;
     all.push_back(std::make_unique<TrainingRanks>(config_of(one)));
     all.push_back(std::make_unique<TrainingRanks>(config_of(two)));
@@ -141,19 +150,20 @@ void measure_data(Precision precision, int rounds) {
   }
 }
 
-void measure_tensor(Precision precision, int rounds) {
+void measure_tensor(Precision precision, RankTransport transport, int rounds) {
   fmt::print("tensor: GPT-2 124M, T=1024, micro-batch 4, one thread a rank, {} rounds by turns\n", rounds);
   const Layout one{.precision = precision};
-  const Layout two{.precision = precision, .tensor = 2};
+  const Layout two{.precision = precision, .tensor = 2, .transport = transport};
   compare("tensor 2", one, two, alternate(one, two, rounds));
 }
 
-void measure_pipeline(Precision precision, int rounds) {
+void measure_pipeline(Precision precision, RankTransport transport, int rounds) {
   fmt::print("pipeline: GPT-2 124M, T=1024, 8 micro-batches of 1, 1F1B, one thread a stage, {} rounds by turns\n",
              rounds);
   const Layout one{.precision = precision, .micro_batch = 1, .num_micro_batches = 8};
   Layout two = one;
   two.pipeline = 2;
+  two.transport = transport;
   compare("pipeline 2", one, two, alternate(one, two, rounds));
 }
 
@@ -211,25 +221,29 @@ int run(const std::vector<std::string>& arguments) {
   const std::vector<std::string> all = {"data", "tensor", "pipeline", "bubble", "memory"};
   std::vector<std::string> names;
   std::vector<Precision> precisions = {Precision::fp32, Precision::bf16};
+  RankTransport transport = RankTransport::automatic;
   int rounds = 5;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--rounds" && i + 1 < arguments.size()) {
       rounds = std::max(1, std::stoi(arguments[++i]));
     } else if (arguments[i] == "--precision" && i + 1 < arguments.size()) {
       precisions = {parse_precision(arguments[++i])};
+    } else if (arguments[i] == "--transport" && i + 1 < arguments.size()) {
+      transport = parse_transport(arguments[++i]);
     } else if (std::find(all.begin(), all.end(), arguments[i]) != all.end()) {
       names.push_back(arguments[i]);
     } else {
-      fmt::print(stderr, "usage: bench_parallel [{}]... [--rounds N] [--precision fp32|bf16]\n", fmt::join(all, "|"));
+      fmt::print(stderr, "usage: bench_parallel [{}]... [--rounds N] [--precision fp32|bf16] [--transport auto|tcp]\n",
+                 fmt::join(all, "|"));
       return 2;
     }
   }
   if (names.empty()) names = all;
   for (const std::string& name : names) {
     for (const Precision precision : precisions) {
-      if (name == "data") measure_data(precision, rounds);
-      if (name == "tensor") measure_tensor(precision, rounds);
-      if (name == "pipeline") measure_pipeline(precision, rounds);
+      if (name == "data") measure_data(precision, transport, rounds);
+      if (name == "tensor") measure_tensor(precision, transport, rounds);
+      if (name == "pipeline") measure_pipeline(precision, transport, rounds);
       if (name == "memory") measure_memory(precision);
     }
     if (name == "bubble") measure_bubble(rounds);

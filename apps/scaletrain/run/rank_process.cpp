@@ -27,9 +27,8 @@ ExitCode train_rank(const RankProcess& process) {
   options.hooks.entered = process.entered;
   options.failed = process.failed;
   options.data_degree = process.data_degree;
-  std::optional<GlooDevice> device;
+  std::optional<ProcessNetwork> network;
   if (process.world > 1) {
-    device.emplace(process.address, process.secret);
     options.place = {
         .rank = process.rank,
         .world = process.world,
@@ -37,8 +36,12 @@ ExitCode train_rank(const RankProcess& process) {
         .rendezvous = process.store,
         .background_rendezvous = process.background_store,
         .make_communicators =
-            [&process, &device](const PhasePlan& plan) {
-              return process_communicators({.device = *device,
+            [&process, &network](const PhasePlan& plan, const LaunchConfig& launch) {
+              if (!network)
+                network.emplace(ProcessNetwork::Options{.address = process.address,
+                                                        .secret = process.secret,
+                                                        .uses_memory = launch.transport == RankTransport::automatic});
+              return process_communicators({.network = *network,
                                             .store = *process.store,
                                             .self = process.rank,
                                             .deadline = collective_deadline(process.heartbeat, longest_wait(plan)),
@@ -46,6 +49,7 @@ ExitCode train_rank(const RankProcess& process) {
                                             .work = process.work,
                                             .status = process.collectives});
             },
+        .connection_notice = [&network] { return connection_notice(network->reach()); },
         .processors_per_thread = share.processors_per_thread};
   }
   return train_run(options);

@@ -1,19 +1,13 @@
 #include "comm/gloo/gloo_transport.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <exception>
 #include <future>
 #include <limits>
@@ -25,13 +19,10 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
-#include "base/text.h"
 #include "comm/deadline.h"
 #include "comm/gloo/adopted_pair.h"
-#include "comm/gloo/peer_meeting.h"
 #include "comm/gloo/post_queue.h"
 #include "comm/gloo/wait_watch.h"
-#include "comm/rendezvous/rendezvous_socket.h"
 
 // What Gloo's TCP transport does, as Debian 12 ships it (commit 5b14351), and what is made of it here:
 //
@@ -47,8 +38,8 @@
 // The memory is safe, but the stream of a connection whose message was given up half-way is stuck, and its loop busy,
 // until the transport is destroyed.
 //
-// Its pairs listen for themselves and believe whoever comes first: they are given connections instead (peer_meeting.h,
-// adopted_pair.h).
+// Its pairs listen for themselves and believe whoever comes first: they are given connections instead
+// (process/peer_meeting.h, adopted_pair.h).
 //
 // Its loop burns time while another thread posts: so its own thread posts. See post_queue.h. It writes without
 // MSG_NOSIGNAL.
@@ -59,11 +50,8 @@ using GlooBuffer = gloo::transport::UnboundBuffer;
 
 constexpr std::uint64_t sentinel_tag = std::numeric_limits<std::uint64_t>::max();
 constexpr auto never = std::chrono::hours(24 * 365);
-constexpr auto health_interval = std::chrono::milliseconds(200);
 // Gloo can be asked only by waiting: a message that is complete already must have the time to say so.
 constexpr auto shortest_wait = std::chrono::milliseconds(5);
-// One turn of a wait, which lasts a health_interval, takes longer than this only if the process stood still.
-constexpr auto longest_turn = std::chrono::seconds(2);
 
 // Gloo's messages begin with a place in its sources.
 std::string reason_text(const std::exception& error) {
@@ -106,9 +94,8 @@ class Group {
   }
 
   // Once, when all are connected.
-  void post_sentinels() {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == self_) continue;
+  void post_sentinels(const std::vector<int>& peers) {
+    for (const int peer : peers) {
       auto& sentinel = sentinels_[static_cast<std::size_t>(peer)];
       sentinel = make_buffer(nullptr, 0);
       sentinel->recv(peer, sentinel_tag, 0, 0);
@@ -146,7 +133,7 @@ class Group {
   std::shared_ptr<gloo::transport::Context> context_;
   std::atomic<bool> stopped_{false};
   std::mutex sentinel_mutex_;
-  std::vector<std::unique_ptr<GlooBuffer>> sentinels_;  // by peer; none for this rank
+  std::vector<std::unique_ptr<GlooBuffer>> sentinels_;  // by peer; none where there is no connection
 };
 
 enum class Direction { send, receive };
@@ -181,7 +168,6 @@ class Message final : public Transport::Pending, private WaitWatch::Target, priv
       // rung before Gloo was asked.
       if (loss && ++turns == turns_after_loss) group_->lost(peer_, *loss);
       if (!loss) loss = group_->broken(peer_);
-      // In a job that was suspended the peers stood still as well.
       if (const auto turn = monotonic_now() - now; turn > longest_turn) deadline += turn;
       if (!loss && monotonic_now() >= deadline) return false;
     }
@@ -302,12 +288,6 @@ class GlooTransport final : public Transport {
   std::shared_ptr<Group> group_;
 };
 
-bool is_numeric_address(const std::string& address) {
-  std::array<unsigned char, sizeof(in6_addr)> parsed{};
-  return ::inet_pton(AF_INET, address.c_str(), parsed.data()) == 1 ||
-         ::inet_pton(AF_INET6, address.c_str(), parsed.data()) == 1;
-}
-
 // A process writes to connections that its peers may have closed: that is an error to report, not a signal to die of. A
 // handler that the program has installed stays.
 void ignore_sigpipe() {
@@ -323,35 +303,12 @@ void ignore_sigpipe() {
 }  // namespace
 
 struct GlooDevice::Impl {
-  std::string address;
-  std::string secret;
   std::shared_ptr<gloo::transport::tcp::Device> device;
   std::shared_ptr<WaitWatch> watch;
   std::shared_ptr<PostQueue> posts;
 };
 
-namespace {
-
-// Gloo loses memory, and says less, when it finds an address unusable itself.
-void require_bindable(const std::string& address) {
-  std::string reason;
-  const AddressList list = look_up({.host = address, .port = 0}, true, reason);
-  if (list) {
-    const FileDescriptor socket = make_socket(*list);
-    if (socket && ::bind(socket.get(), list->ai_addr, list->ai_addrlen) == 0) return;
-    const int error = errno;
-    throw_refused(fmt::format("cannot bind to {}", address), error);
-  }
-  throw PeerError(fmt::format("cannot bind to {}: {}", address, reason));
-}
-
-}  // namespace
-
-GlooDevice::GlooDevice(const std::string& address, const std::string& secret) : impl_(std::make_unique<Impl>()) {
-  if (!is_numeric_address(address)) {
-    throw PeerError(fmt::format("{} is not a numeric address (IPv4 or IPv6) to bind to", quoted(address)));
-  }
-  require_bindable(address);
+GlooDevice::GlooDevice(const std::string& address) : impl_(std::make_unique<Impl>()) {
   ignore_sigpipe();
   gloo::transport::tcp::attr attributes;
   attributes.hostname = address;
@@ -362,38 +319,31 @@ GlooDevice::GlooDevice(const std::string& address, const std::string& secret) : 
   } catch (const std::exception& error) {
     throw PeerError(fmt::format("cannot bind to {}: {}", address, reason_text(error)));
   }
-  impl_->address = address;
-  impl_->secret = secret;
   impl_->watch = std::make_shared<WaitWatch>();
   impl_->posts = std::make_shared<PostQueue>(impl_->device);
 }
 
 GlooDevice::~GlooDevice() = default;
 
-std::unique_ptr<Transport> GlooDevice::connect(KeyValueStore& store, const std::string& name,
-                                               const std::vector<Rank>& members, Rank self, double seconds) {
-  const auto place = std::find(members.begin(), members.end(), self);
-  SCALETRAIN_CHECK(place != members.end());
-  const int own = narrow<int>(place - members.begin());
-  auto connections = meet_peers(store, {.name = name,
-                                        .members = members,
-                                        .own = own,
-                                        .address = impl_->address,
-                                        .secret = impl_->secret,
-                                        .seconds = seconds});
+std::unique_ptr<Transport> GlooDevice::connect(const std::vector<Rank>& members, int own,
+                                               std::vector<FileDescriptor> connections) {
+  std::vector<int> peers;
+  for (int peer = 0; peer < narrow<int>(connections.size()); ++peer) {
+    if (connections[static_cast<std::size_t>(peer)]) peers.push_back(peer);
+  }
   try {
     const auto context = impl_->device->createContext(own, narrow<int>(members.size()));
     context->setTimeout(never);
     Adoption(*context, *impl_->device, std::move(connections)).run(*impl_->posts);
     auto group = std::make_shared<Group>(members, own, impl_->watch, impl_->posts, context);
-    group->post_sentinels();
+    group->post_sentinels(peers);
     return std::make_unique<GlooTransport>(std::move(group));
   } catch (const BugError&) {
     throw;
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    throw PeerError(fmt::format("group {}: a connection broke at once: {}", name, reason_text(error)));
+    throw PeerError(fmt::format("a connection broke at once: {}", reason_text(error)));
   }
 }
 

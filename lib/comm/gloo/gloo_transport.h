@@ -1,6 +1,6 @@
 // Transport over Gloo's TCP device: CPU memory, any number of hosts. One device (one loop thread) per process, one
-// full-mesh context per group. Members prove to each other that they know the job's secret before Gloo sees them
-// (peer_meeting.h); what they then say is neither encrypted nor authenticated. It binds to the interface it is told.
+// context per group, on connections whose members have met (process/peer_meeting.h); what they then say is neither
+// encrypted nor authenticated.
 //
 // A wait that ends at its deadline leaves its message and all others as they were. A peer that is gone ends the waits
 // on it, and only those, within a fraction of a second. Destroying a message that is half-way leaves its connection
@@ -12,28 +12,26 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "base/numbers/strong.h"
-#include "comm/rendezvous/key_value_store.h"
 #include "comm/transport.h"
 
 namespace scaletrain {
 
 class GlooDevice {
  public:
-  // address: the numeric address of this host to bind to and to tell the others. PeerError if it cannot be bound.
-  // secret: the job's, the same at all members; not empty.
+  // address: the numeric address of this host that Gloo is to bind to. PeerError if it cannot be bound.
   // SIGPIPE is ignored from then on, unless the program has installed a handler: Gloo writes to connections that peers
   // may close.
-  GlooDevice(const std::string& address, const std::string& secret);
+  explicit GlooDevice(const std::string& address);
   ~GlooDevice();
   GlooDevice(const GlooDevice&) = delete;
   GlooDevice& operator=(const GlooDevice&) = delete;
 
-  // Connects with all members, which find each other through the store: every member calls with the same unique name.
-  // Blocks until connected; PeerError after `seconds`, naming the group and who is missing. The device outlives the
-  // transport.
-  std::unique_ptr<Transport> connect(KeyValueStore& store, const std::string& name, const std::vector<Rank>& members,
-                                     Rank self, double seconds);
+  // Carries what is said to the members for which there is a connection, by place; nothing may be sent to the others.
+  // PeerError if a connection breaks at once. The device outlives the transport.
+  std::unique_ptr<Transport> connect(const std::vector<Rank>& members, int own,
+                                     std::vector<FileDescriptor> connections);
 
  private:
   struct Impl;

@@ -43,6 +43,7 @@ constexpr Names<ScheduleKind, 4> kSchedules = {{{ScheduleKind::gpipe, "gpipe"},
                                                 {ScheduleKind::one_f_one_b, "1f1b"},
                                                 {ScheduleKind::interleaved, "interleaved"},
                                                 {ScheduleKind::zb_h1, "zb-h1"}}};
+constexpr Names<RankTransport, 2> kTransports = {{{RankTransport::automatic, "auto"}, {RankTransport::tcp, "tcp"}}};
 constexpr Names<Precision, 4> kPrecisions = {
     {{Precision::fp32, "fp32"}, {Precision::tf32, "tf32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}}};
 
@@ -80,6 +81,7 @@ SCALETRAIN_ENUM_TEXT(LrScheduleKind, kLrSchedules)
 SCALETRAIN_ENUM_TEXT(RecomputeKind, kRecomputes)
 SCALETRAIN_ENUM_TEXT(SpikeAction, kSpikeActions)
 SCALETRAIN_ENUM_TEXT(ScheduleKind, kSchedules)
+SCALETRAIN_ENUM_TEXT(RankTransport, kTransports)
 SCALETRAIN_ENUM_TEXT(Precision, kPrecisions)
 #undef SCALETRAIN_ENUM_TEXT
 

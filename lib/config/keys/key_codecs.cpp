@@ -194,7 +194,11 @@ std::string BoolCodec::parse(const YamlNode& node, bool& value) const {
 std::string nothing_hint(const YamlNode& node, std::string_view nothing) {
   const bool is_meant = is_word_of(node, {"none", "null", "nil", "nothing", "no", "off", "false", "never"}) ||
                         (nothing != "null" && is_word_of(node, {"auto", "automatic", "default", "dynamic"}));
-  return is_meant ? fmt::format("; write {}", nothing) : "";
+  if (is_meant) return fmt::format("; write {}", nothing);
+  const std::array<std::string, 1> words{std::string(nothing)};
+  const bool is_near =
+      nothing != "null" && node.kind == YamlNode::Kind::scalar && meant_choice(node.text, words).has_value();
+  return is_near ? fmt::format("; did you mean {}?", nothing) : "";
 }
 
 std::string TextCodec::parse(const YamlNode& node, std::string& value) const {

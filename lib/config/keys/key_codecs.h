@@ -145,7 +145,8 @@ struct IntegerListCodec {
 };
 
 // "; write null" where a scalar that was refused is a word by which people mean nothing (none, off ...), or leave the
-// value to a program that finds one (auto, dynamic ...) where this key has a word for that; else empty.
+// value to a program that finds one (auto, dynamic ...) where this key has a word for that; "; did you mean auto?"
+// where it is nearly that word; else empty.
 std::string nothing_hint(const YamlNode& node, std::string_view nothing);
 
 // `null` always means nothing; `word` ("auto", "dynamic") does too where it is not empty.

@@ -414,6 +414,9 @@ void add_rest(KeyTable<Config>& table) {
                       optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
   table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host; divides their number."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
+  table.push_back(top({"launch.transport", "",
+                       "How ranks exchange on CPUs; auto: those of one host through memory, others by TCP; tcp: all."},
+                      EnumCodec<RankTransport>(), FIELD(launch.transport)));
   table.push_back(top({"log.every", "steps",
                        "Steps between lines for people, off a terminal; auto: some at first, then one every 30 s. "
                        "metrics.jsonl has every step."},

@@ -60,5 +60,6 @@ std::string_view to_text(RecomputeKind value);
 std::string_view to_text(SpikeAction value);
 std::string_view to_text(ScheduleKind value);
 std::string_view to_text(Precision value);
+std::string_view to_text(RankTransport value);
 
 }  // namespace scaletrain

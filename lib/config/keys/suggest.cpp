@@ -20,7 +20,7 @@ struct Alias {
   std::string_view theirs;
   std::string_view ours;
 };
-constexpr std::array<Alias, 87> kAliases = {{{"lr", "train.optimizer.learning_rate"},
+constexpr std::array<Alias, 93> kAliases = {{{"lr", "train.optimizer.learning_rate"},
                                              {"max_lr", "train.optimizer.learning_rate"},
                                              {"min_lr", "train.lr_schedule.min_ratio"},
                                              {"wd", "train.optimizer.weight_decay"},
@@ -97,6 +97,12 @@ constexpr std::array<Alias, 87> kAliases = {{{"lr", "train.optimizer.learning_ra
                                              {"zero_bubble", "parallel.schedule"},
                                              {"zero_stage", "parallel.zero"},
                                              {"fsdp", "parallel.zero"},
+                                             {"reduce_dtype", "precision.reduce"},
+                                             {"grad_reduce_dtype", "precision.reduce"},
+                                             {"loss_scaling", "precision.loss_scale"},
+                                             {"initial_loss_scale", "precision.loss_scale"},
+                                             {"distributed_backend", "launch.transport"},
+                                             {"recompute_granularity", "train.recompute"},
                                              {"activation_checkpointing", "train.recompute"},
                                              {"gradient_checkpointing", "train.recompute"},
                                              {"gradient_accumulation_steps", "train.global_batch"},

@@ -1,5 +1,7 @@
 #include "launch/workers/communicators.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 
@@ -15,8 +17,8 @@ bool has_queue(GroupKind kind) {
 CommunicatorFactory process_communicators(const ProcessCommunication& communication) {
   return [communication](const GroupSpec& group) -> std::unique_ptr<Communicator> {
     if (group.members.size() == 1) return make_single_communicator(std::string(to_text(group.kind)));
-    auto transport = communication.device.connect(communication.store, group.name, group.members, communication.self,
-                                                  communication.connect_seconds);
+    auto transport = communication.network.connect(communication.store, group.name, group.members, communication.self,
+                                                   communication.connect_seconds);
     auto direct = make_direct_communicator(
         std::move(transport), {.group_name = std::string(to_text(group.kind)),
                                .ranks = group.members,
@@ -27,6 +29,14 @@ CommunicatorFactory process_communicators(const ProcessCommunication& communicat
     if (communication.status == nullptr) return direct;
     return make_reporting_communicator(std::move(direct), group.members, *communication.status);
   };
+}
+
+std::string connection_notice(const ProcessNetwork::Reach& reach) {
+  if (reach.refusal.empty()) return "";
+  return fmt::format(
+      "ranks of this host exchange by TCP, which is slower: the system does not let one read another's memory ({}); "
+      "in a container, allow process_vm_readv (CAP_SYS_PTRACE), or set launch.transport: tcp to hear no more of it",
+      reach.refusal);
 }
 
 double collective_deadline(double heartbeat, std::int64_t longest_wait) {

@@ -1,21 +1,23 @@
-// The communicators of a rank that is a process of its own: collectives by direct exchange over Gloo's transport.
+// The communicators of a rank that is a process of its own: collectives by direct exchange over the transports of
+// process_network.h.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "base/clock.h"
 #include "base/numbers/strong.h"
 #include "base/process/work_count.h"
 #include "comm/collective/collective_status.h"
-#include "comm/gloo/gloo_transport.h"
+#include "comm/process/process_network.h"
 #include "comm/rendezvous/key_value_store.h"
 #include "store/rank_groups.h"
 
 namespace scaletrain {
 
 struct ProcessCommunication {
-  GlooDevice& device;
+  ProcessNetwork& network;
   KeyValueStore& store;
   Rank self{0};
   double deadline = 60.0;  // see DirectOptions, and collective_deadline()
@@ -29,8 +31,12 @@ struct ProcessCommunication {
 // caller's.
 bool has_queue(GroupKind kind);
 
-// Device, store, count and status outlive the factory and what it makes.
+// Network, store, count and status outlive the factory and what it makes.
 CommunicatorFactory process_communicators(const ProcessCommunication& communication);
+
+// That ranks of this host talk by TCP though they could read each other's memory, if the system let them: why, and what
+// to do. Empty where nothing is in the way.
+std::string connection_notice(const ProcessNetwork::Reach& reach);
 
 // Seconds for which a collective waits for peers of whom nobody says that they get further: a heartbeat for each piece
 // of work that they may have to do first, `longest_wait` in all (plan/longest_wait.h), and ten at least. That nobody

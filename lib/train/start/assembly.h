@@ -32,7 +32,9 @@ struct WorkerPlace {
   // The same for the thread that writes checkpoints in the background; null: `rendezvous` serves any thread.
   KeyValueStore* background_rendezvous = nullptr;
   // How its communicators are made, once the plan is known: what a rank may have to wait for follows from it.
-  std::function<CommunicatorFactory(const PhasePlan&)> make_communicators{};
+  std::function<CommunicatorFactory(const PhasePlan&, const LaunchConfig&)> make_communicators{};
+  // What there is to say of the ways in which they reach the other ranks, once they are made; empty: nothing.
+  std::function<std::string()> connection_notice{};
   // Processors per thread of this rank's kernels: less than 1 where the ranks of a host are more than its processors.
   // The device's peak is measured thread by thread, and no more of it is there to reach.
   double processors_per_thread = 1.0;

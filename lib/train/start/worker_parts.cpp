@@ -26,8 +26,8 @@ RunPlan plan_of_place(const Config& config, const Tokenizer& tokenizer, const Wo
   return plan;
 }
 
-CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& phase) {
-  return place.make_communicators ? place.make_communicators(phase) : CommunicatorFactory();
+CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& phase, const LaunchConfig& launch) {
+  return place.make_communicators ? place.make_communicators(phase, launch) : CommunicatorFactory();
 }
 
 // The plan learns whose memory its ranks compute in.
@@ -68,13 +68,15 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
       phase(plan.phase_at(options.start.step)),
       backend(make_backend_of(options, phase.compute, plan)),
       stream(backend->make_stream()),
-      groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase))),
+      groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase, config.launch))),
       model(phase.transformer(rank)),
       optimizer(make_optimizer(config.train.optimizer)),
       layout(phase.layout(rank)),
       progress(options.console, progress_options_for(options.console, phase.num_steps, config.log.every)),
       log(log_options(options)) {
   if (options.knows_memory) options.knows_memory(out_of_memory("").what());
+  const std::string notice = options.place.connection_notice ? options.place.connection_notice() : "";
+  if (!notice.empty()) log.warn(notice);
   files_of_start = files_to_keep_to(options, log);
   // A restart after a failure need not make the full check of the start again.
   const DataCheck check = options.start.cause.empty() ? config.data.verify : DataCheck::changed;

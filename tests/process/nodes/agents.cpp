@@ -39,7 +39,8 @@ class Pinned {
 };
 
 Settings with_agents_settings(const Settings& settings) {
-  Settings all = {"launch.interface=lo",
+  // Nodes are hosts: their ranks reach each other by TCP.
+  Settings all = {"launch.interface=lo", "launch.transport=tcp",
                   "supervise.heartbeat=" + std::to_string(static_cast<int>(agents_heartbeat)) + "s"};
   all.insert(all.end(), settings.begin(), settings.end());
   return all;

@@ -18,7 +18,7 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "comm/collective/direct_communicator.h"
-#include "comm/gloo/gloo_transport.h"
+#include "comm/process/process_network.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "config/load.h"
 #include "nn/init.h"
@@ -64,9 +64,10 @@ int run_training_rank(const std::string& config_text, std::int64_t rank_number, 
   const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
   const PhasePlan& phase = plan.phases.front();
   const auto store_of_names = connect_store({"127.0.0.1", port}, secret, 60.0);
-  GlooDevice device("127.0.0.1", secret);
+  ProcessNetwork network(
+      {.address = "127.0.0.1", .secret = secret, .uses_memory = config.launch.transport == RankTransport::automatic});
   const auto make = [&](const GroupSpec& spec) {
-    return make_direct_communicator(device.connect(*store_of_names, spec.name, spec.members, rank, 60.0),
+    return make_direct_communicator(network.connect(*store_of_names, spec.name, spec.members, rank, 60.0),
                                     {.group_name = std::string(to_text(spec.kind)),
                                      .ranks = spec.members,
                                      .deadline = 600.0,

@@ -1,4 +1,4 @@
-// Ranks as processes of their own over Gloo that train by turns on random tokens, each with one thread on one
+// Ranks as processes of their own that train by turns on random tokens, each with one thread on one
 // processor, so that time and memory are measured as a real run has them: the program training_rank, assembled as a
 // worker is, without files and checkpoints.
 #pragma once

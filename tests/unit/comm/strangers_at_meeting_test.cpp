@@ -22,7 +22,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "comm/deadline.h"
-#include "gloo_world.h"
+#include "network_world.h"
 
 using namespace scaletrain;
 
@@ -88,13 +88,13 @@ enum class Watch { on, off };
 // Members meet while this is done to them, and then each says something to every other one.
 void check_that_members_meet(int num_ranks, const std::function<void()>& attack, Watch watch = Watch::on) {
   InProcessWorld stores(num_ranks);
-  std::vector<std::unique_ptr<GlooDevice>> devices(static_cast<std::size_t>(num_ranks));
-  std::vector<std::unique_ptr<Transport>> transports(devices.size());
+  std::vector<std::unique_ptr<ProcessNetwork>> networks(static_cast<std::size_t>(num_ranks));
+  std::vector<std::unique_ptr<Transport>> transports(networks.size());
   const auto meet_errors = run_each(num_ranks, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
-    devices[index] = std::make_unique<GlooDevice>("127.0.0.1", gloo_secret);
+    networks[index] = make_network();
     BetrayedStore store(stores.make_store(), attack);
-    transports[index] = devices[index]->connect(store, "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
+    transports[index] = networks[index]->connect(store, "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
   });
   for (const auto& error : meet_errors) REQUIRE(error == "");
   CHECK((watch == Watch::off || listening_ports().empty()));
@@ -203,8 +203,8 @@ TEST_CASE("strangers who connect faster than the members, a thousand at a time, 
 TEST_CASE("who has another secret stays out, and is missed by name") {
   InProcessWorld stores(2);
   const auto errors = run_each(2, [&](int rank) {
-    GlooDevice device("127.0.0.1", rank == 0 ? gloo_secret : "another secret, as long");
-    device.connect(*stores.make_store(), "data", world_ranks(2), Rank(10 + rank), 1.0);
+    ProcessNetwork network({.address = "127.0.0.1", .secret = rank == 0 ? job_secret : "another secret, as long"});
+    network.connect(*stores.make_store(), "data", world_ranks(2), Rank(10 + rank), 1.0);
   });
   CHECK(contains(errors[0], "rank 11 did not come"));
   CHECK(contains(errors[1], "rank 10 did not come"));
@@ -233,10 +233,10 @@ TEST_CASE("a stranger in a member's place is not taken for it") {
       if (heard > 0) say(caller, {words.data(), static_cast<std::size_t>(heard)});
     }
   });
-  GlooDevice device("127.0.0.1", gloo_secret);
+  ProcessNetwork network({.address = "127.0.0.1", .secret = job_secret});
   std::string message;
   try {
-    device.connect(*stores.make_store(), "data", world_ranks(2), Rank(11), 1.0);
+    network.connect(*stores.make_store(), "data", world_ranks(2), Rank(11), 1.0);
   } catch (const PeerError& error) {
     message = error.what();
   }

@@ -96,6 +96,9 @@ TEST_CASE("values written as elsewhere are told how to write them here") {
       {"launch: {port: dynamic}", "launch.port: expected an integer, found text \"dynamic\"; write auto"},
       {"precision: {compute: fp16, loss_scale: auto}",
        "precision.loss_scale: expected a number, found text \"auto\"; write dynamic"},
+      {"precision: {compute: fp16, loss_scale: dynamik}",
+       "precision.loss_scale: expected a number, found text \"dynamik\"; did you mean dynamic?"},
+      {"launch: {transport: shm}", "launch.transport: expected one of auto, tcp, found text \"shm\""},
       {"checkpoint: 100", "checkpoint: expected a mapping of keys, found the number 100; write {every: 100}"},
       {"checkpoint: 30m", "checkpoint: expected a mapping of keys, found text \"30m\"; write {every: 30m}"},
       {"model: gpt2-124m", "; write {preset: gpt2-124m}"},
@@ -186,6 +189,7 @@ TEST_CASE("keys of features that do not exist yet say so") {
   CHECK(contains(override_errors({"parallel.expert=2"}), "parallel.expert: expert parallelism is not supported yet"));
   CHECK(contains(override_errors({"train.optimizer.momentum=0.9"}), ": momentum of SGD is not supported yet"));
   CHECK(contains(override_errors({"fp8=true"}), "did you mean precision.compute?"));
+  CHECK(contains(override_errors({"precision.reduce_dtype=bf16"}), "did you mean precision.reduce?"));
   for (const UnsupportedKey& key : unsupported_keys()) {
     if (key.path.empty()) continue;
     const std::string path(key.path);

@@ -93,7 +93,7 @@ Config random_config(std::uint64_t seed) {
   if (dice.coin()) c.checkpoint.keep_every = dice.whole(1, 99);
   c.supervise = {dice.whole(0, 9), 100 * dice.share(), std::nullopt};
   if (dice.coin()) c.supervise.elastic_min_data = 3;
-  if (dice.coin()) c.launch = {"auto", 2000, 8};  // an interface that is called auto is quoted
+  if (dice.coin()) c.launch = {"auto", 2000, 8, RankTransport::tcp};  // an interface that is called auto is quoted
   return c;
 }
 
@@ -125,6 +125,7 @@ TEST_CASE("random configs read back equal, to the bit") {
           std::bit_cast<std::uint64_t>(config.supervise.heartbeat));
     CHECK(back.data.train.at(0).separator == config.data.train.at(0).separator);
     CHECK(back.launch.interface == config.launch.interface);
+    CHECK(back.launch.transport == config.launch.transport);
     CHECK(back.checkpoint.every_steps == config.checkpoint.every_steps);
     CHECK(back.early_stop.has_value() == config.early_stop.has_value());
   }
@@ -158,7 +159,7 @@ TEST_CASE("each key is wired to its own member") {
       "early_stop: {metric: validation/v/loss, patience: 21, min_delta: 0.22, target: 23}\n"
       "checkpoint: {every: 24, keep: 25, best: false, background: true, keep_every: 26}\n"
       "supervise: {max_restarts: 27, heartbeat: 28s, elastic: {min_data: 1}}\n"
-      "launch: {interface: ib0, port: 30, ranks_per_node: 34}\n"
+      "launch: {interface: ib0, port: 30, ranks_per_node: 34, transport: tcp}\n"
       "log: {every: 32, tensorboard: true}\n",
       {}, {}, {.allow_unsupported = true});
   const Config& c = loaded.config;
@@ -194,6 +195,7 @@ TEST_CASE("each key is wired to its own member") {
   CHECK((c.checkpoint.background && c.checkpoint.keep_every == 26 && c.supervise.max_restarts == 27));
   CHECK((c.supervise.heartbeat == 28 && c.supervise.elastic_min_data == 1 && c.launch.interface == "ib0"));
   CHECK((c.launch.port == 30 && c.launch.ranks_per_node == 34 && c.log.every == 32 && c.log.tensorboard));
+  CHECK(c.launch.transport == RankTransport::tcp);
   CHECK(loaded.unsupported.size() == 4);
   CHECK(load_text(kLeast, {"model.init.type=he"}).config.model.init.type == InitKind::he);
   CHECK(load_text(kLeast, {"model.init.from=/f"}).config.model.init.from == "/f");

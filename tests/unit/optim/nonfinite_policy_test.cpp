@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -21,6 +22,25 @@ TEST_CASE("as many non-finite steps in a row as allowed are skipped, one more is
     CHECK(text.find("train.nonfinite.skip allows 3") != std::string::npos);
   }
   CHECK_THROWS_AS(after_step({}, SkipReason::nonfinite_gradient, 0, Step(1)), DivergedError);
+}
+
+TEST_CASE("gradients that overflow under a fixed loss scale are blamed on it first, a loss is not") {
+  const auto text_of = [](SkipReason reason, std::optional<double> scale) {
+    try {
+      after_step({}, reason, 0, Step(1), scale);
+    } catch (const DivergedError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string scaled = text_of(SkipReason::nonfinite_gradient, 65536.0);
+  CHECK(scaled.find(". Lower precision.loss_scale, which is 65536, or take dynamic; else lower train.optimizer") !=
+        std::string::npos);
+  for (const std::string& other :
+       {text_of(SkipReason::nonfinite_gradient, std::nullopt), text_of(SkipReason::nonfinite_loss, 65536.0)}) {
+    CHECK(other.find(". Lower train.optimizer.learning_rate") != std::string::npos);
+    CHECK(other.find("loss_scale") == std::string::npos);
+  }
 }
 
 TEST_CASE("a finite step ends the row, a step without tokens leaves it, and the total stays") {

@@ -36,7 +36,7 @@ struct RanksRun : TinyRun {
       options.place.world = world_size;
       options.place.local_rank = rank.value();
       options.place.rendezvous = store.get();
-      options.place.make_communicators = [&](const PhasePlan& phase) -> CommunicatorFactory {
+      options.place.make_communicators = [&](const PhasePlan& phase, const LaunchConfig&) -> CommunicatorFactory {
         return [&, facts = phase.group_facts()](const GroupSpec& spec) {
           auto group = make_direct_communicator(
               world.make_transport(spec.name, spec.members, rank),

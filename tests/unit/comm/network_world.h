@@ -1,15 +1,17 @@
-// Ranks as threads of one process, each with a Gloo device of its own on the loopback interface: for tests.
+// Ranks as threads of one process, each with a network of its own on the loopback interface: for tests.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "comm/gloo/gloo_transport.h"
 #include "comm/in_process/world.h"
+#include "comm/process/process_network.h"
 #include "support/text.h"
 
 namespace scaletrain {
@@ -41,26 +43,53 @@ inline std::vector<Rank> world_ranks(int num_ranks) {
   return ranks;
 }
 
+using Bytes = std::vector<std::byte>;
+
+// Different for every message and at every place.
+inline Bytes content(std::size_t size, unsigned seed) {
+  Bytes bytes(size);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>((i * 131 + i / 251 + seed * 17) & 0xff);
+  return bytes;
+}
+
 // The secret of their job.
-inline const std::string gloo_secret = "0123456789abcdef";
+inline const std::string job_secret = "0123456789abcdef";
+
+// How the members reach each other: whether a rank offers its memory. Types, for test cases over all of them.
+struct ByMemory {
+  static bool uses_memory(int /*rank*/) { return true; }
+};
+struct ByTcp {
+  static bool uses_memory(int /*rank*/) { return false; }
+};
+// As on several hosts: rank 0 is reached by TCP, the others reach each other through memory.
+struct ByBoth {
+  static bool uses_memory(int rank) { return rank != 0; }
+};
+
+inline std::unique_ptr<ProcessNetwork> make_network(bool uses_memory = true, std::string address = "127.0.0.1") {
+  return std::make_unique<ProcessNetwork>(
+      ProcessNetwork::Options{.address = std::move(address), .secret = job_secret, .uses_memory = uses_memory});
+}
 
 // A group "data" of connected transports, one per rank.
-struct GlooWorld {
-  explicit GlooWorld(int num_ranks) : stores(num_ranks) {
+template <class Ways>
+struct NetworkWorld {
+  explicit NetworkWorld(int num_ranks) : stores(num_ranks) {
     const auto size = static_cast<std::size_t>(num_ranks);
-    devices.resize(size);
+    networks.resize(size);
     transports.resize(size);
     errors = run_each(num_ranks, [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
-      devices[index] = std::make_unique<GlooDevice>("127.0.0.1", gloo_secret);
+      networks[index] = make_network(Ways::uses_memory(rank));
       transports[index] =
-          devices[index]->connect(*stores.make_store(), "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
+          networks[index]->connect(*stores.make_store(), "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
     });
   }
   Transport& rank(int index) { return *transports[static_cast<std::size_t>(index)]; }
 
   InProcessWorld stores;
-  std::vector<std::unique_ptr<GlooDevice>> devices;
+  std::vector<std::unique_ptr<ProcessNetwork>> networks;
   std::vector<std::unique_ptr<Transport>> transports;
   std::vector<std::string> errors;
 };

@@ -1,4 +1,4 @@
-#include "comm/gloo/peer_meeting.h"
+#include "comm/process/peer_meeting.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

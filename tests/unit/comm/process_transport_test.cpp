@@ -10,25 +10,15 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/deadline.h"
-#include "comm/gloo/gloo_transport.h"
-#include "comm/gloo/peer_meeting.h"
 #include "comm/gloo/wait_watch.h"
-#include "gloo_world.h"
+#include "comm/process/peer_meeting.h"
+#include "network_world.h"
 #include "support/refused_files.h"
 #include "support/text.h"
 
 using namespace scaletrain;
 
 namespace {
-
-using Bytes = std::vector<std::byte>;
-
-// Different for every message and at every place.
-Bytes content(std::size_t size, unsigned seed) {
-  Bytes bytes(size);
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>((i * 131 + i / 251 + seed * 17) & 0xff);
-  return bytes;
-}
 
 struct CountingTarget final : WaitWatch::Target {
   void wake() override { ++count; }
@@ -71,13 +61,13 @@ TEST_CASE("a member reads one address of each member before it in the group, and
     stores.reserve(static_cast<std::size_t>(num_ranks));
     for (int rank = 0; rank < num_ranks; ++rank) stores.push_back(std::make_unique<CountingStore>(world.make_store()));
     // They live until all are connected.
-    std::vector<std::unique_ptr<GlooDevice>> devices(stores.size());
+    std::vector<std::unique_ptr<ProcessNetwork>> networks(stores.size());
     std::vector<std::unique_ptr<Transport>> transports(stores.size());
     const auto errors = run_each(num_ranks, [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
-      devices[index] = std::make_unique<GlooDevice>("127.0.0.1", gloo_secret);
+      networks[index] = make_network();
       transports[index] =
-          devices[index]->connect(*stores[index], "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
+          networks[index]->connect(*stores[index], "data", world_ranks(num_ranks), Rank(10 + rank), 60.0);
     });
     for (const auto& error : errors) REQUIRE(error == "");
     if (num_ranks == 2) bytes_of_one = stores[1]->bytes;
@@ -111,10 +101,11 @@ TEST_CASE("the watch wakes each target once, when its moment has come, and no re
   CHECK(removed.count == before_removal);
 }
 
-TEST_CASE("messages of any size arrive, matched by tag, in both directions at once") {
+TEST_CASE_TEMPLATE("messages of any size arrive, matched by tag, in both directions at once", Ways, ByMemory, ByTcp,
+                   ByBoth) {
   const std::vector<std::size_t> sizes{0, 1, 1000, 5 << 20, 0, 48};
   constexpr int num_ranks = 3;
-  GlooWorld world(num_ranks);
+  NetworkWorld<Ways> world(num_ranks);
   for (const auto& error : world.errors) REQUIRE(error == "");
   std::atomic<int> differences{0};
   const auto errors = run_each(num_ranks, [&](int rank) {
@@ -151,10 +142,10 @@ TEST_CASE("messages of any size arrive, matched by tag, in both directions at on
   CHECK(differences == 0);
 }
 
-TEST_CASE("several threads post and wait on one transport") {
+TEST_CASE_TEMPLATE("several threads post and wait on one transport", Ways, ByMemory, ByTcp, ByBoth) {
   constexpr int num_threads = 4;
   constexpr int messages = 100;
-  GlooWorld world(2);
+  NetworkWorld<Ways> world(2);
   std::atomic<int> differences{0};
   const auto errors = run_each(2 * num_threads, [&](int index) {
     const int rank = index % 2;
@@ -174,8 +165,9 @@ TEST_CASE("several threads post and wait on one transport") {
   CHECK(differences == 0);
 }
 
-TEST_CASE("a wait that ends at its deadline leaves the message and the others as they are") {
-  GlooWorld world(3);
+TEST_CASE_TEMPLATE("a wait that ends at its deadline leaves the message and the others as they are", Ways, ByMemory,
+                   ByTcp, ByBoth) {
+  NetworkWorld<Ways> world(3);
   Bytes late(100);
   Bytes other(100);
   const auto receive = world.rank(0).receive(1, 0, late);
@@ -196,8 +188,8 @@ TEST_CASE("a wait that ends at its deadline leaves the message and the others as
   CHECK(send_other->wait_until(deadline_after(60.0)));
 }
 
-TEST_CASE("a message that has come is complete at a deadline that has passed") {
-  GlooWorld world(2);
+TEST_CASE_TEMPLATE("a message that has come is complete at a deadline that has passed", Ways, ByMemory, ByTcp, ByBoth) {
+  NetworkWorld<Ways> world(2);
   Bytes received(1000);
   Bytes last(1);
   const Bytes data = content(1000, 3);
@@ -211,8 +203,9 @@ TEST_CASE("a message that has come is complete at a deadline that has passed") {
   CHECK(receive->wait_until(monotonic_now()));  // asked again
 }
 
-TEST_CASE("a peer that is gone is a PeerError that names its rank in the world") {
-  GlooWorld world(3);
+TEST_CASE_TEMPLATE("a peer that is gone is a PeerError that names its rank in the world", Ways, ByMemory, ByTcp,
+                   ByBoth) {
+  NetworkWorld<Ways> world(3);
   const Bytes data = content(1000, 1);
   Bytes received(1000);
   Bytes received_from_one(1000);
@@ -235,9 +228,10 @@ TEST_CASE("a peer that is gone is a PeerError that names its rank in the world")
   CHECK(from_one->wait_until(deadline_after(60.0)));
 }
 
-TEST_CASE("a peer that goes in the middle of a message is seen by receiver and sender") {
+TEST_CASE_TEMPLATE("a peer that goes in the middle of a message is seen by receiver and sender", Ways, ByMemory, ByTcp,
+                   ByBoth) {
   constexpr std::size_t large = std::size_t{64} << 20;
-  GlooWorld world(2);
+  NetworkWorld<Ways> world(2);
   const Bytes source(large);
   Bytes target(large);
   SUBCASE("the sender goes") {
@@ -266,9 +260,9 @@ TEST_CASE("a peer that goes in the middle of a message is seen by receiver and s
   }
 }
 
-TEST_CASE("the last message before a peer leaves is received") {
+TEST_CASE_TEMPLATE("the last message before a peer leaves is received", Ways, ByMemory, ByTcp, ByBoth) {
   for (int round = 0; round < 10; ++round) {
-    GlooWorld world(2);
+    NetworkWorld<Ways> world(2);
     const Bytes data = content(300000, static_cast<unsigned>(round));
     Bytes received(data.size());
     const auto receive = world.rank(0).receive(1, 0, received);
@@ -282,21 +276,23 @@ TEST_CASE("the last message before a peer leaves is received") {
   }
 }
 
-TEST_CASE("memory of a message that was given up is not touched") {
-  GlooWorld world(2);
+TEST_CASE_TEMPLATE("memory of a message that was given up is not touched", Ways, ByMemory, ByTcp, ByBoth) {
+  NetworkWorld<Ways> world(2);
   Bytes memory(1000, std::byte{0x55});
   auto receive = world.rank(0).receive(1, 0, memory);
   CHECK_FALSE(receive->wait_until(deadline_after(0.05)));  // the sender has learned of it
   receive.reset();
   const Bytes data = content(1000, 1);
   const auto send = world.rank(1).send(0, 0, data);
-  CHECK(send->wait_until(deadline_after(60.0)));  // it is on its way
+  // By TCP it is on its way; through memory it waits for a receive.
+  CHECK(send->wait_until(deadline_after(Ways::uses_memory(0) ? 0.05 : 60.0)) != Ways::uses_memory(0));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   CHECK(std::count(memory.begin(), memory.end(), std::byte{0x55}) == 1000);
 }
 
-TEST_CASE("messages given up at once, as fast as they are posted, leave the connection whole") {
-  GlooWorld world(2);
+TEST_CASE_TEMPLATE("messages given up at once, as fast as they are posted, leave the connection whole", Ways, ByMemory,
+                   ByTcp, ByBoth) {
+  NetworkWorld<Ways> world(2);
   Bytes memory(100);
   for (std::uint64_t tag = 0; tag < 200; ++tag) world.rank(0).receive(1, tag, memory).reset();
   const Bytes data = content(100, 1);
@@ -307,8 +303,8 @@ TEST_CASE("messages given up at once, as fast as they are posted, leave the conn
   CHECK(memory == data);
 }
 
-TEST_CASE("stopping a transport ends the waits of other threads") {
-  GlooWorld world(2);
+TEST_CASE_TEMPLATE("stopping a transport ends the waits of other threads", Ways, ByMemory, ByTcp, ByBoth) {
+  NetworkWorld<Ways> world(2);
   Bytes memory(10);
   std::string message;
   const auto receive = world.rank(0).receive(1, 0, memory);
@@ -324,9 +320,9 @@ TEST_CASE("a member that does not come is named with the group") {
   InProcessWorld stores(3);
   std::latch both(2);  // so that each meets the other's address in time
   const auto errors = run_each(2, [&](int rank) {
-    GlooDevice device("127.0.0.1", gloo_secret);
+    const auto network = make_network();
     both.arrive_and_wait();
-    device.connect(*stores.make_store(), "tensor 0", world_ranks(3), Rank(10 + rank), 1.5);
+    network->connect(*stores.make_store(), "tensor 0", world_ranks(3), Rank(10 + rank), 1.5);
   });
   for (const auto& error : errors) {
     CHECK(contains(error, "tensor 0"));
@@ -337,12 +333,12 @@ TEST_CASE("a member that does not come is named with the group") {
 TEST_CASE("one device serves several groups, and a group of one") {
   InProcessWorld stores(2);
   const auto errors = run_each(2, [&](int rank) {
-    GlooDevice device("127.0.0.1", gloo_secret);
+    const auto network = make_network();
     const auto store = stores.make_store();
-    const auto alone = device.connect(*store, "alone " + std::to_string(rank), {Rank(rank)}, Rank(rank), 60.0);
+    const auto alone = network->connect(*store, "alone " + std::to_string(rank), {Rank(rank)}, Rank(rank), 60.0);
     if (alone->size() != 1) throw PeerError("not alone");
-    const auto first = device.connect(*store, "first", {Rank(0), Rank(1)}, Rank(rank), 60.0);
-    const auto second = device.connect(*store, "second", {Rank(1), Rank(0)}, Rank(rank), 60.0);
+    const auto first = network->connect(*store, "first", {Rank(0), Rank(1)}, Rank(rank), 60.0);
+    const auto second = network->connect(*store, "second", {Rank(1), Rank(0)}, Rank(rank), 60.0);
     if (second->rank() != 1 - rank) throw PeerError("the order of the group");
     // The same tag in both.
     const Bytes one = content(10, 1);
@@ -363,9 +359,9 @@ TEST_CASE("one device serves several groups, and a group of one") {
 }
 
 TEST_CASE("addresses that this host cannot bind are refused by name") {
-  CHECK(contains(message_of<PeerError>([] { GlooDevice("localhost", gloo_secret); }), "\"localhost\""));
-  CHECK(contains(message_of<PeerError>([] { GlooDevice("", gloo_secret); }), "numeric"));
-  CHECK(contains(message_of<PeerError>([] { GlooDevice("192.0.2.1", gloo_secret); }), "192.0.2.1"));
+  CHECK(contains(message_of<PeerError>([] { make_network(true, "localhost"); }), "\"localhost\""));
+  CHECK(contains(message_of<PeerError>([] { make_network(true, ""); }), "numeric"));
+  CHECK(contains(message_of<PeerError>([] { make_network(true, "192.0.2.1"); }), "192.0.2.1"));
 }
 
 TEST_CASE("a member that finds no descriptor names the limit of its process and its group, and waits for nobody" *
@@ -382,7 +378,7 @@ TEST_CASE("a member that finds no descriptor names the limit of its process and 
                             .members = world_ranks(2),
                             .own = 0,
                             .address = "127.0.0.1",
-                            .secret = gloo_secret,
+                            .secret = job_secret,
                             .seconds = 60.0});
       } catch (const UserError& error) {
         message = error.what();

@@ -1,4 +1,5 @@
-// The collectives of direct_communicator.h over Gloo and the TCP rendezvous: what a run of several processes uses.
+// The collectives of direct_communicator.h over memory, Gloo and the TCP rendezvous: what a run of several processes
+// uses.
 #include <doctest/doctest.h>
 
 #include <numeric>
@@ -7,7 +8,7 @@
 #include "base/error.h"
 #include "comm/collective/direct_communicator.h"
 #include "comm/rendezvous/rendezvous.h"
-#include "gloo_world.h"
+#include "network_world.h"
 #include "support/ranks/host_stream.h"
 #include "tensor/view.h"
 
@@ -19,7 +20,8 @@ View view(std::vector<float>& values) {
   return {values.data(), DType::f32, Shape{static_cast<std::int64_t>(values.size())}};
 }
 
-std::unique_ptr<Communicator> communicator_of(GlooWorld& world, int rank, double deadline) {
+template <class Ways>
+std::unique_ptr<Communicator> communicator_of(NetworkWorld<Ways>& world, int rank, double deadline) {
   return make_direct_communicator(
       std::move(world.transports[static_cast<std::size_t>(rank)]),
       {.group_name = "data", .ranks = world_ranks(static_cast<int>(world.transports.size())), .deadline = deadline});
@@ -27,7 +29,7 @@ std::unique_ptr<Communicator> communicator_of(GlooWorld& world, int rank, double
 
 }  // namespace
 
-TEST_CASE("collectives over Gloo give the sums and pieces of all ranks") {
+TEST_CASE_TEMPLATE("collectives among processes give the sums and pieces of all ranks", Ways, ByMemory, ByTcp, ByBoth) {
   for (const int num_ranks : {2, 4, 8}) {
     CAPTURE(num_ranks);
     RendezvousServer server({.secret = "secret"});
@@ -35,9 +37,9 @@ TEST_CASE("collectives over Gloo give the sums and pieces of all ranks") {
     const auto errors = run_each(num_ranks, [&](int rank) {
       int& differences = wrong[static_cast<std::size_t>(rank)];
       const auto store = connect_store(server.address(), "secret", 60.0);
-      GlooDevice device("127.0.0.1", gloo_secret);
+      const auto network = make_network(Ways::uses_memory(rank));
       const auto group =
-          make_direct_communicator(device.connect(*store, "data", world_ranks(num_ranks), Rank(10 + rank), 60.0),
+          make_direct_communicator(network->connect(*store, "data", world_ranks(num_ranks), Rank(10 + rank), 60.0),
                                    {.group_name = "data", .ranks = world_ranks(num_ranks), .deadline = 60.0});
       // Small, odd, and larger than a stretch. Element i of rank r is (r + 1) * (i % 100): sums are exact, and
       // 1 + 2 + ... + N = N (N + 1) / 2.
@@ -78,8 +80,8 @@ TEST_CASE("collectives over Gloo give the sums and pieces of all ranks") {
   }
 }
 
-TEST_CASE("the others of a group learn soon that a member is gone") {
-  GlooWorld world(4);
+TEST_CASE_TEMPLATE("the others of a group learn soon that a member is gone", Ways, ByMemory, ByTcp, ByBoth) {
+  NetworkWorld<Ways> world(4);
   const MonotonicTime start = monotonic_now();
   const auto errors = run_each(4, [&](int rank) {
     const auto group = communicator_of(world, rank, 600.0);
@@ -97,8 +99,8 @@ TEST_CASE("the others of a group learn soon that a member is gone") {
   }
 }
 
-TEST_CASE("a silent member is named at the deadline, and only that one") {
-  GlooWorld world(4);
+TEST_CASE_TEMPLATE("a silent member is named at the deadline, and only that one", Ways, ByMemory, ByTcp, ByBoth) {
+  NetworkWorld<Ways> world(4);
   std::vector<std::unique_ptr<Communicator>> groups;
   groups.reserve(4);
   for (int rank = 0; rank < 4; ++rank) groups.push_back(communicator_of(world, rank, 2.0));

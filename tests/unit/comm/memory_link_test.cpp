@@ -1,0 +1,298 @@
+// What only links through memory have: how members find that they can be linked, and who reads what when.
+#include <doctest/doctest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/deadline.h"
+#include "comm/memory/link_segment.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "network_world.h"
+#include "support/text.h"
+
+using namespace scaletrain;
+
+namespace {
+
+constexpr std::size_t large = std::size_t{1} << 20;  // by no thread that posts
+
+// Two members of group "data" that are processes of their own: this one is rank 10, a child of it rank 11.
+class ChildRank {
+ public:
+  // Runs body(transport) in the child, which then waits to be ended.
+  ChildRank(const std::function<void()>& before, const std::function<void(Transport&)>& body) {
+    std::array<int, 2> port_pipe{};
+    REQUIRE(::pipe(port_pipe.data()) == 0);
+    child_ = ::fork();
+    REQUIRE(child_ >= 0);
+    if (child_ == 0) {
+      std::uint16_t port = 0;
+      if (::read(port_pipe[0], &port, sizeof port) == sizeof port) run(port, before, body);
+      ::_exit(1);
+    }
+    server_.emplace(RendezvousServer::Options{.secret = "secret"});
+    const std::uint16_t port = server_->address().port;
+    REQUIRE(::write(port_pipe[1], &port, sizeof port) == sizeof port);
+    ::close(port_pipe[0]);
+    ::close(port_pipe[1]);
+    network_ = make_network();
+    const auto store = connect_store(server_->address(), "secret", 60.0);
+    transport_ = network_->connect(*store, "data", world_ranks(2), Rank(10), 60.0);
+  }
+  ~ChildRank() { kill(); }
+  ChildRank(const ChildRank&) = delete;
+  ChildRank& operator=(const ChildRank&) = delete;
+
+  Transport& transport() { return *transport_; }
+  const ProcessNetwork& network() const { return *network_; }
+  pid_t process() const { return child_; }
+  void kill() {
+    if (child_ <= 0) return;
+    ::kill(child_, SIGKILL);
+    ::waitpid(child_, nullptr, 0);
+    child_ = 0;
+  }
+
+ private:
+  [[noreturn]] static void run(std::uint16_t port, const std::function<void()>& before,
+                               const std::function<void(Transport&)>& body) {
+    try {
+      if (before) before();
+      const auto store = connect_store({.host = "127.0.0.1", .port = port}, "secret", 60.0);
+      const auto network = make_network();
+      const auto transport = network->connect(*store, "data", world_ranks(2), Rank(11), 60.0);
+      body(*transport);
+      for (;;) ::pause();
+    } catch (...) {
+      ::_exit(2);
+    }
+  }
+
+  pid_t child_ = 0;
+  std::optional<RendezvousServer> server_;
+  std::unique_ptr<ProcessNetwork> network_;
+  std::unique_ptr<Transport> transport_;
+};
+
+std::set<std::string> names_in(const char* folder) {
+  std::set<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) names.insert(entry.path().string());
+  return names;
+}
+
+// As a container's profile may do it: this process may not read another's memory.
+void forbid_reading() {
+  std::array<sock_filter, 4> rules{{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+                                    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+  const sock_fprog program{.len = rules.size(), .filter = rules.data()};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+    throw std::runtime_error("no filter is to be had");
+}
+
+}  // namespace
+
+TEST_CASE("members of one host reach each other through memory, unless one of them does not want to") {
+  NetworkWorld<ByMemory> memory(3);
+  NetworkWorld<ByTcp> tcp(3);
+  NetworkWorld<ByBoth> both(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    CHECK(memory.networks[index]->reach().by_memory == 2);
+    CHECK(memory.networks[index]->reach().by_tcp == 0);
+    CHECK(tcp.networks[index]->reach().by_memory == 0);
+    CHECK(tcp.networks[index]->reach().by_tcp == 2);
+    CHECK(both.networks[index]->reach().by_memory == (rank == 0 ? 0 : 1));
+    CHECK(both.networks[index]->reach().by_tcp == (rank == 0 ? 2 : 1));
+    CHECK(memory.networks[index]->reach().refusal.empty());
+  }
+}
+
+TEST_CASE("a segment is found by process, descriptor and nonce together") {
+  auto made = LinkSegment::create();
+  REQUIRE(made);
+  const auto nonce = made->memory().nonce;
+  {
+    const auto found = LinkSegment::find(::getpid(), made->descriptor(), nonce);
+    REQUIRE(found);
+    made->memory().sides[0].bell = 5;
+    CHECK(found->memory().sides[0].bell == 5);
+    CHECK(&found->memory() != &made->memory());
+  }
+  auto other = nonce;
+  other[0] ^= 1;
+  CHECK_FALSE(LinkSegment::find(::getpid(), made->descriptor(), other));
+  CHECK_FALSE(LinkSegment::find(::getpid(), 0, nonce));
+  CHECK_FALSE(LinkSegment::find(1 << 30, made->descriptor(), nonce));
+  const int descriptor = made->descriptor();
+  made->close_descriptor();
+  CHECK_FALSE(LinkSegment::find(::getpid(), descriptor, nonce));
+  CHECK(made->memory().sides[0].bell == 5);
+}
+
+TEST_CASE("a send completes while nobody waits at the other side, whoever is first") {
+  NetworkWorld<ByMemory> world(2);
+  for (const std::size_t size : {std::size_t{100}, large}) {
+    CAPTURE(size);
+    const std::uint64_t tag = 2 * size;
+    const Bytes data = content(size, 1);
+    Bytes received(size);
+    Bytes received_later(size);
+    const auto receive = world.rank(0).receive(1, tag, received);
+    const auto send = world.rank(1).send(0, tag, data);
+    CHECK(send->wait_until(deadline_after(60.0)));
+    CHECK((received == data));
+    const auto early = world.rank(1).send(0, tag + 1, data);
+    CHECK_FALSE(early->wait_until(deadline_after(0.01)));
+    const auto late = world.rank(0).receive(1, tag + 1, received_later);
+    CHECK(early->wait_until(deadline_after(60.0)));
+    CHECK((received_later == data));
+    CHECK(receive->wait_until(monotonic_now()));
+    CHECK(late->wait_until(monotonic_now()));
+  }
+}
+
+TEST_CASE("more messages under way than the shared memory has room for arrive all the same") {
+  constexpr std::uint64_t messages = 100;
+  InProcessWorld stores(2);
+  std::vector<std::unique_ptr<ProcessNetwork>> networks(2);
+  std::vector<std::unique_ptr<Transport>> transports(2);
+  const auto errors = run_each(2, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    networks[index] = std::make_unique<ProcessNetwork>(
+        ProcessNetwork::Options{.address = "127.0.0.1", .secret = job_secret, .link_capacity = 3});
+    transports[index] = networks[index]->connect(*stores.make_store(), "data", world_ranks(2), Rank(10 + rank), 60.0);
+  });
+  for (const auto& error : errors) REQUIRE(error == "");
+  const auto run = [&](bool receives_first) {
+    const std::uint64_t first = receives_first ? 0 : messages;
+    std::vector<Bytes> sent;
+    std::vector<Bytes> received(messages, Bytes(50));
+    for (unsigned i = 0; i < messages; ++i) sent.push_back(content(50, i));
+    std::vector<std::unique_ptr<Transport::Pending>> sends;
+    std::vector<std::unique_ptr<Transport::Pending>> receives;
+    const auto post_receives = [&] {
+      for (std::uint64_t i = messages; i > 0; --i)
+        receives.push_back(transports[0]->receive(1, first + i - 1, received[i - 1]));
+    };
+    if (receives_first) post_receives();
+    for (std::uint64_t i = 0; i < messages; ++i) sends.push_back(transports[1]->send(0, first + i, sent[i]));
+    if (!receives_first) post_receives();
+    for (auto& send : sends) CHECK(send->wait_until(deadline_after(60.0)));
+    CHECK((received == sent));
+    // The last first: those before it are read on the way.
+    for (auto& receive : receives) CHECK(receive->wait_until(monotonic_now()));
+  };
+  run(true);
+  run(false);
+}
+
+TEST_CASE("a message that its sender has given up is not received, and another of its tag is") {
+  NetworkWorld<ByMemory> world(2);
+  for (const std::size_t size : {std::size_t{100}, large}) {
+    const Bytes old = content(size, 1);
+    const Bytes fresh = content(size, 2);
+    Bytes received(size);
+    world.rank(1).send(0, size, old).reset();
+    const auto receive = world.rank(0).receive(1, size, received);
+    CHECK_FALSE(receive->wait_until(deadline_after(0.05)));
+    const auto send = world.rank(1).send(0, size, fresh);
+    CHECK(receive->wait_until(deadline_after(60.0)));
+    CHECK((received == fresh));
+    CHECK(send->wait_until(monotonic_now()));
+  }
+}
+
+TEST_CASE("sizes that differ end the connection by name and write nothing") {
+  NetworkWorld<ByMemory> world(2);
+  const Bytes data = content(12, 1);
+  Bytes received(8, std::byte{0x55});
+  const auto send = world.rank(1).send(0, 0, data);
+  const auto receive = world.rank(0).receive(1, 0, received);
+  const std::string message = message_of<PeerError>([&] { receive->wait_until(deadline_after(60.0)); });
+  CHECK(contains(message, "the connection to rank 11 is lost: it sends 12 bytes where 8 are awaited"));
+  CHECK(std::count(received.begin(), received.end(), std::byte{0x55}) == 8);
+  CHECK_FALSE(send->wait_until(deadline_after(0.01)));
+}
+
+TEST_CASE("processes exchange, and one that is killed ends the waits of the other at once and leaves nothing behind") {
+  const auto before = names_in("/dev/shm");
+  const Bytes data = content(large, 3);
+  ChildRank child({}, [&](Transport& transport) {
+    Bytes received(large);
+    const auto receive = transport.receive(0, 0, received);
+    if (!receive->wait_until(deadline_after(60.0))) throw PeerError("late");
+    const auto send = transport.send(0, 0, received);
+    if (!send->wait_until(deadline_after(60.0))) throw PeerError("late");
+  });
+  CHECK(child.network().reach().by_memory == 1);
+  Bytes echo(large);
+  const auto send = child.transport().send(1, 0, data);
+  const auto receive = child.transport().receive(1, 0, echo);
+  CHECK(receive->wait_until(deadline_after(60.0)));
+  CHECK(send->wait_until(deadline_after(60.0)));
+  CHECK((echo == data));
+  const auto never = child.transport().receive(1, 1, echo);
+  const auto never_taken = child.transport().send(1, 1, data);
+  CHECK_FALSE(never->wait_until(deadline_after(0.05)));
+  child.kill();
+  const MonotonicTime killed = monotonic_now();
+  CHECK(contains(message_of<PeerError>([&] { never->wait_until(deadline_after(600.0)); }),
+                 "the connection to rank 11 is lost: "));
+  CHECK(contains(message_of<PeerError>([&] { never_taken->wait_until(deadline_after(600.0)); }), "rank 11"));
+  CHECK(seconds_since(killed) < 30.0);
+  CHECK(names_in("/dev/shm") == before);
+}
+
+TEST_CASE("a message is read out of a process that stands still") {
+  const Bytes data = content(large, 4);
+  ChildRank child({}, [&](Transport& transport) {
+    const auto send = transport.send(0, 0, data);
+    const std::byte ready{1};
+    const auto told = transport.send(0, 1, {&ready, 1});
+    if (!told->wait_until(deadline_after(60.0))) throw PeerError("late");
+    for (;;) ::pause();
+  });
+  std::byte ready{};
+  CHECK(child.transport().receive(1, 1, {&ready, 1})->wait_until(deadline_after(60.0)));
+  ::kill(child.process(), SIGSTOP);
+  Bytes received(large);
+  CHECK(child.transport().receive(1, 0, received)->wait_until(deadline_after(60.0)));
+  CHECK((received == data));
+}
+
+TEST_CASE("where the system forbids reading, both sides go by TCP, and the one that is refused says why") {
+  const Bytes data = content(large, 5);
+  ChildRank child(forbid_reading, [&](Transport& transport) {
+    const auto send = transport.send(0, 0, data);
+    if (!send->wait_until(deadline_after(60.0))) throw PeerError("late");
+  });
+  CHECK(child.network().reach().by_memory == 0);
+  CHECK(child.network().reach().by_tcp == 1);
+  CHECK(child.network().reach().refusal.empty());  // it was refused to the other one
+  Bytes received(large);
+  CHECK(child.transport().receive(1, 0, received)->wait_until(deadline_after(60.0)));
+  CHECK((received == data));
+}
