@@ -18,8 +18,8 @@ inline MonotonicTime deadline_after(double seconds, MonotonicTime since = monoto
 // A wait for a message of another process is made in turns of this length, and looks between them whether its peer is
 // still there.
 inline constexpr auto health_interval = std::chrono::milliseconds(200);
-// A turn takes longer than this only if this process stood still, as in a job that is suspended. Then its peers stood
-// still as well, and the wait lasts so much longer.
+// A turn takes longer than this only if this process moved gigabytes in it, or stood still, as in a job that is
+// suspended; then its peers may have stood still as well. The wait lasts so much longer.
 inline constexpr auto longest_turn = std::chrono::seconds(2);
 
 }  // namespace scaletrain

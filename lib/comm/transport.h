@@ -1,5 +1,6 @@
 // Moves bytes between the ranks of one group: what the collectives of direct_communicator.h are built on, so that the
-// algorithms exist once. in_process/ and gloo/ implement it.
+// algorithms exist once. in_process/, memory/ and gloo/ implement it; process/ chooses between
+// the last two for each peer.
 //
 // send and receive post and return at once; memory must stay valid until wait() has returned. A message is matched by
 // (sender, receiver, tag); a tag is used once per direction and pair in the life of the transport, and sizes on both

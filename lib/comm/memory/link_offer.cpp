@@ -1,6 +1,7 @@
 #include "comm/memory/link_offer.h"
 
 #include <fmt/format.h>
+#include <netdb.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -11,7 +12,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <string_view>
 
@@ -36,13 +36,31 @@ struct SegmentWords {
 };
 struct AnswerWords {
   std::uint32_t process = 0;  // 0: no
-  std::uint32_t unused = 0;
+  std::int32_t error = 0;     // where the process was found, but not read
   std::uint64_t address = 0;
 };
 struct VerdictWords {
   std::uint32_t is_linked = 0;
 };
 static_assert(sizeof(SegmentWords) == 48 && sizeof(AnswerWords) == 16 && sizeof(VerdictWords) == 4);
+
+std::optional<std::string> address_of_end(int connection, decltype(&::getsockname) end) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  std::array<char, NI_MAXHOST> host{};
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  if (end(connection, generic, &length) != 0 ||
+      ::getnameinfo(generic, length, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0)
+    return std::nullopt;
+  return std::string(host.data());
+}
+
+// Whether both ends of the connection have one address. Members of other hosts are offered nothing, so that a thousand
+// of them cost no descriptors.
+bool is_of_this_host(int connection) {
+  const std::optional<std::string> here = address_of_end(connection, ::getsockname);
+  return here && here == address_of_end(connection, ::getpeername);
+}
 
 class Finding {
  public:
@@ -69,7 +87,8 @@ class Finding {
   void tell_segment(int peer) {
     SegmentWords words;
     auto& segment = segments_[at(peer)];
-    if (search_.is_wanted) segment = LinkSegment::create(search_.capacity);
+    if (search_.is_wanted && is_of_this_host(search_.connections[at(peer)].get()))
+      segment = LinkSegment::create(search_.capacity);
     if (segment) {
       words.process = static_cast<std::uint32_t>(::getpid());
       words.descriptor = segment->descriptor();
@@ -82,13 +101,13 @@ class Finding {
   std::optional<LinkPeer> answer(int peer) {
     const auto words = hear<SegmentWords>(peer);
     std::optional<LinkPeer> found;
+    AnswerWords reply;
     const auto process = static_cast<pid_t>(words.process);
     if (search_.is_wanted && process > 0) {
       std::optional<LinkSegment> segment = LinkSegment::find(process, words.descriptor, words.nonce);
-      if (segment && can_read(process, words.address, words.nonce))
-        found = LinkPeer{.segment = std::move(*segment), .side = 1, .process = process};
+      if (segment) reply.error = read_nonce(process, words.address, words.nonce);
+      if (segment && reply.error == 0) found = LinkPeer{.segment = std::move(*segment), .side = 1, .process = process};
     }
-    AnswerWords reply;
     if (found) {
       reply.process = static_cast<std::uint32_t>(::getpid());
       reply.address = reinterpret_cast<std::uint64_t>(found->segment.memory().nonce.data());
@@ -102,7 +121,8 @@ class Finding {
     const auto process = static_cast<pid_t>(words.process);
     auto& segment = segments_[at(peer)];
     VerdictWords verdict;
-    if (segment && process > 0 && can_read(process, words.address, segment->memory().nonce)) {
+    if (words.error != 0) note_refusal(words.error);
+    if (segment && process > 0 && read_nonce(process, words.address, segment->memory().nonce) == 0) {
       verdict.is_linked = 1;
       segment->close_descriptor();
       found_.peers[at(peer)] = LinkPeer{.segment = std::move(*segment), .side = 0, .process = process};
@@ -110,13 +130,17 @@ class Finding {
     say(peer, verdict);
   }
 
-  // By what is known to lie there.
-  bool can_read(pid_t process, std::uint64_t address, const LinkMemory::Nonce& nonce) {
+  // What is known to lie there. 0, or errno of why it cannot be read.
+  int read_nonce(pid_t process, std::uint64_t address, const LinkMemory::Nonce& nonce) {
     LinkMemory::Nonce read{};
-    const int error = read_memory_of(process, address, reinterpret_cast<std::byte*>(read.data()), read.size());
-    if (error != 0 && found_.refusal.empty())
-      found_.refusal = fmt::format("process_vm_readv: {}", std::strerror(error));
-    return error == 0 && read == nonce;
+    int error = read_memory_of(process, address, reinterpret_cast<std::byte*>(read.data()), read.size());
+    if (error == 0 && read != nonce) error = EFAULT;
+    if (error != 0) note_refusal(error);
+    return error;
+  }
+
+  void note_refusal(int error) {
+    if (found_.refusal.empty()) found_.refusal = fmt::format("process_vm_readv: {}", std::strerror(error));
   }
 
   template <class Words>
@@ -152,8 +176,9 @@ class Finding {
   }
 
   [[noreturn]] void lost(int peer, bool is_late) const {
-    throw PeerError(
-        fmt::format("rank {} {} while it was met", search_.members[at(peer)].value(), is_late ? "fell silent" : "went away"));
+    if (search_.look_around) search_.look_around();  // which may know who was lost first
+    throw PeerError(fmt::format("rank {} {} while it was met", search_.members[at(peer)].value(),
+                                is_late ? "fell silent" : "went away"));
   }
 
   const LinkSearch& search_;
@@ -162,26 +187,13 @@ class Finding {
   FoundLinks found_;
 };
 
-// The process from which the ranks of this host come, as near as may be: an agent has started this one, and others
-// where each rank has an agent; a launcher has started the agents.
-pid_t ancestor_of_ranks() {
-  const pid_t parent = ::getppid();
-  std::ifstream status(fmt::format("/proc/{}/status", parent));
-  const std::string key = "PPid:";
-  for (std::string word; status >> word;) {
-    pid_t launcher = 0;
-    if (word == key && status >> launcher && launcher > 1) return launcher;
-  }
-  return parent;
-}
-
 }  // namespace
 
 FoundLinks find_links(const LinkSearch& search) {
 #ifdef PR_SET_PTRACER
-  // Where a process may read the memory of its descendants only (Yama, as many distributions set it), these may read
-  // ours. An error: there is no such rule here.
-  if (search.is_wanted) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(ancestor_of_ranks()), 0, 0, 0);
+  // Where a process may read the memory of its descendants only (Yama, as many distributions set it), those of our
+  // parent may read ours: the ranks of the same agent, which outlives them. An error: there is no such rule here.
+  if (search.is_wanted) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(::getppid()), 0, 0, 0);
 #endif
   return Finding(search).run();
 }

@@ -31,7 +31,7 @@ struct LinkPeer {
 
 struct FoundLinks {
   std::vector<std::optional<LinkPeer>> peers;  // by place in the group
-  // Why memory of a process that is on this host cannot be read; empty where nothing is in the way.
+  // Why memory of a process that was found on this host, or this one's by that process, cannot be read; else empty.
   std::string refusal;
 };
 

@@ -1,5 +1,5 @@
-// The thread of a process that looks after its memory links when no other thread does: it reads what has come for a
-// receive that nobody waits for, and learns first when a peer's end of a connection is closed.
+// The thread of a process that looks after its memory links while no wait does: it reads what has come for a receive
+// that nobody waits for, and learns first when a peer's end of a connection is closed.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "comm/deadline.h"
 #include "comm/memory/link_watch.h"
+#include "comm/rendezvous/rendezvous_socket.h"
 
 namespace scaletrain {
 
@@ -90,9 +91,15 @@ class MemoryLink::Receive final : public MemoryLink::Message {
 };
 
 MemoryLink::MemoryLink(LinkPeer peer, Rank rank, FileDescriptor connection, LinkWatch& watch)
-    : peer_(std::move(peer)), rank_(rank), connection_(std::move(connection)), watch_(watch), senders_(capacity()), uses_(capacity()) {
+    : peer_(std::move(peer)),
+      rank_(rank),
+      connection_(std::move(connection)),
+      watch_(watch),
+      senders_(capacity()),
+      uses_(capacity()) {
   free_sends_.reserve(capacity());
   for (std::uint32_t entry = capacity(); entry > 0; --entry) free_sends_.push_back(entry - 1);
+  prepare_connection(connection_.get());
 }
 
 // ---- messages
@@ -112,6 +119,7 @@ std::unique_ptr<Transport::Pending> MemoryLink::receive(std::uint64_t tag, std::
   require_running();
   auto message = std::make_unique<Receive>(shared_from_this(), tag, data);
   bool is_matched = false;
+  bool is_alone = false;
   {
     const std::lock_guard lock(mutex_);
     const bool is_new = receives_.emplace(tag, message.get()).second;
@@ -119,9 +127,10 @@ std::unique_ptr<Transport::Pending> MemoryLink::receive(std::uint64_t tag, std::
     open(*message);
     read_offers();  // one that was made before it was open has rung for nobody
     is_matched = message->stage_ == Receive::Stage::matched;
+    is_alone = matches_.size() == 1;
   }
   if (!is_matched) return message;
-  if (data.size() <= small_message) {
+  if (data.size() <= small_message && is_alone) {
     progress();
   } else {
     watch_.nudge(*this);
@@ -159,36 +168,39 @@ bool MemoryLink::wait(Message& message, MonotonicTime deadline) {
     const std::lock_guard lock(mutex_);
     return message.is_done();
   };
-  for (;;) {
-    const MonotonicTime begin = monotonic_now();
+  for (MonotonicTime begin = monotonic_now();;) {
     // Both before looking: what comes later rings, and what had come before the peer was lost counts.
     const std::uint32_t bell = own().bell.load();
     const bool was_lost = is_lost_;
+    // Whatever this wait is for: who called a sleeper counts on it to look at everything.
+    if (!stopped_) progress();
     if (is_done()) return true;
     require_running();
-    progress();
-    if (is_done()) return true;
     if (was_lost) throw_loss();
     const MonotonicTime now = monotonic_now();
+    if (now - begin > longest_turn) deadline += now - begin;
+    begin = now;
     if (now >= deadline && !is_lost_) {
       // By another thread: it has come in time.
       std::unique_lock lock(mutex_);
       read_.wait(lock, [&] { return !message.is_being_read(); });
       return message.is_done();
     }
-    sleep(bell, std::min(deadline, now + health_interval));
-    if (const auto turn = monotonic_now() - begin; turn > longest_turn) deadline += turn;
+    const bool was_called = sleep(bell, std::min(deadline, now + health_interval));
+    if (!was_called && is_closed()) lose({});
   }
 }
 
-void MemoryLink::sleep(std::uint32_t bell, MonotonicTime until) noexcept {
+// False if nothing has rung.
+bool MemoryLink::sleep(std::uint32_t bell, MonotonicTime until) noexcept {
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - monotonic_now()).count();
-  if (left <= 0) return;
+  if (left <= 0) return false;
   const timespec time{.tv_sec = static_cast<time_t>(left / 1'000'000'000),
                       .tv_nsec = static_cast<long>(left % 1'000'000'000)};
   own().sleepers.fetch_add(1);
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&own().bell), FUTEX_WAIT, bell, &time, nullptr, 0);
   own().sleepers.fetch_sub(1);
+  return own().bell.load() != bell;
 }
 
 void MemoryLink::wake_own() noexcept {
@@ -357,6 +369,7 @@ void MemoryLink::settle(const Match& match, Reading reading) {
     wake_own();
   } else {
     open(*match.receive);
+    read_offers();  // one of its tag that was made meanwhile has rung for nobody
   }
 }
 

@@ -7,10 +7,13 @@
 // message up marks it as withdrawn, and what was read of it meanwhile is thrown away. Memory of a receive is written by
 // its own process alone.
 //
-// Who reads: whichever thread of the receiver is waiting for something on this link; where none waits, the thread of
-// LinkWatch, so that a send completes however busy the receiver is. Sleepers sleep on a futex in the shared memory.
-// The TCP connection on which the two have met tells them, by its end, that the other one is gone, and carries a byte
-// where no thread is awake to see an offer.
+// Who reads: whichever thread of the receiver is waiting for something on this link, or posts a receive for what has
+// come; where there is none, the thread of LinkWatch, so that a send completes however busy the receiver is. Waits
+// sleep on a futex in the shared memory. The TCP connection on which the two have met tells them, by its end, that the
+// other one is gone, and carries a byte where no wait sleeps that would see an offer.
+//
+// LinkSide::most_offers messages may be on their way to a peer that has not posted receives for them; those behind wait
+// for them to be received, whatever their tags.
 //
 // As transport.h says, and gloo_transport.h of waits: one that ends at its deadline leaves its message as it was; a
 // peer that is gone ends the waits on it. Thread-safe.
@@ -73,8 +76,8 @@ class MemoryLink : public std::enable_shared_from_this<MemoryLink> {
   struct Loss {
     enum class Kind { closed, unreadable, other_size };
     Kind kind = Kind::closed;
-    int error = 0;            // errno
-    std::uint64_t sent = 0;   // bytes
+    int error = 0;           // errno
+    std::uint64_t sent = 0;  // bytes
     std::uint64_t awaited = 0;
   };
 
@@ -102,7 +105,7 @@ class MemoryLink : public std::enable_shared_from_this<MemoryLink> {
   enum class Call { sleepers, receivers, always };
   void call_other(Call whom) noexcept;
   void wake_own() noexcept;
-  void sleep(std::uint32_t bell, MonotonicTime until) noexcept;
+  bool sleep(std::uint32_t bell, MonotonicTime until) noexcept;
   void lose(const Loss& loss) noexcept;
   bool is_closed() const noexcept;
   void require_running() const;

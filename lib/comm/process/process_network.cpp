@@ -101,8 +101,8 @@ struct ProcessNetwork::Impl {
   std::optional<GlooDevice> gloo{};
   Reach reach{};
 
-  std::unique_ptr<Transport> connect(const std::vector<Rank>& members, int own,
-                                     std::vector<FileDescriptor> connections, FoundLinks found);
+  std::unique_ptr<Transport> connect(const std::vector<Rank>& members, int own, std::vector<FileDescriptor> connections,
+                                     FoundLinks found);
 };
 
 ProcessNetwork::ProcessNetwork(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {
@@ -120,7 +120,6 @@ std::unique_ptr<Transport> ProcessNetwork::connect(KeyValueStore& store, const s
   const auto place = std::find(members.begin(), members.end(), self);
   SCALETRAIN_CHECK(place != members.end());
   const int own = narrow<int>(place - members.begin());
-  const MonotonicTime deadline = deadline_after(seconds);
   auto connections = meet_peers(store, {.name = name,
                                         .members = members,
                                         .own = own,
@@ -135,7 +134,7 @@ std::unique_ptr<Transport> ProcessNetwork::connect(KeyValueStore& store, const s
                                    .own = own,
                                    .connections = connections,
                                    .is_wanted = impl_->options.uses_memory,
-                                   .deadline = deadline,
+                                   .deadline = deadline_after(seconds),
                                    .look_around = look_around,
                                    .capacity = impl_->options.link_capacity});
     return impl_->connect(members, own, std::move(connections), std::move(found));
