@@ -136,7 +136,11 @@ std::string time_value(const PlanFacts& facts, const RunTime& time) {
   if (is_device || time.devices > 1)
     text += fmt::format(", {} {}-hours", hours_text(time.seconds / 3600 * static_cast<double>(time.devices)),
                         is_device ? "device" : "host");
-  return text + fmt::format("; at {:.0f} % (assumed) of the peak of {}", 100 * assumed_share_of_peak, of);
+  text += fmt::format("; at {:.0f} % (assumed) of the peak of {}", 100 * assumed_share_of_peak, of);
+  if (time.bubble > 0)
+    text += fmt::format(" while a stage computes, which it does for {:.1f} %", 100 * (1 - time.bubble));
+  if (time.recomputed > 0) text += fmt::format("; {:.0f} % are computed again", 100 * time.recomputed);
+  return text;
 }
 
 }  // namespace

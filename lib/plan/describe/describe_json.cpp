@@ -157,6 +157,8 @@ json time_json(const PlanFacts& facts) {
   return {{"assumed_share_of_peak", assumed_share_of_peak},
           {"peak_flops_of_each", facts.options.budget->peak_flops},
           {is_device ? "devices" : "hosts", facts.time->devices},
+          {"bubble", facts.time->bubble},
+          {"recomputed", facts.time->recomputed},
           {"step_seconds", facts.time->step_seconds},
           {"tokens_per_second", facts.time->tokens_per_second},
           {"seconds", facts.time->seconds},

@@ -136,7 +136,9 @@ std::optional<RunTime> run_time(const PlanFacts& facts) {
       place_on_hosts(facts.config, facts.phase.mesh, facts.options.all_on_one_host).ranks_per_host;
   time.devices = budget->kind == MemoryBudget::Kind::device ? world : ceil_div(world, sharers);
   const double rate = assumed_share_of_peak * budget->peak_flops * static_cast<double>(time.devices);
-  time.seconds = facts.work_of_run.flops / rate;
+  time.recomputed = facts.work.recomputed;
+  if (budget->kind == MemoryBudget::Kind::device) time.bubble = facts.replay.bubble;
+  time.seconds = facts.work_of_run.flops * (1 + time.recomputed) / (rate * (1 - time.bubble));
   time.step_seconds = time.seconds / facts.work_of_run.steps;
   time.tokens_per_second = facts.work_of_run.tokens / time.seconds;
   return time;

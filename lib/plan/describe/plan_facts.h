@@ -72,9 +72,13 @@ struct RunWork {
   double most_allowed = 0;                  // the same, should the sources that were read hold other content by now
 };
 
-// At the assumed share of the budget's peak.
+// At the assumed share of the budget's peak, while a device computes.
 struct RunTime {
   std::int64_t devices = 0;  // or hosts, where the budget is a host's
+  double recomputed = 0;     // what is computed again, beside all other work
+  // Of the time of the stages, where each has devices of its own. The ranks of a host share its processors: what one
+  // leaves idle another may take, and nothing is counted.
+  double bubble = 0;
   double seconds = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;

@@ -191,6 +191,34 @@ TEST_CASE("work, epochs and time follow from the model, the batch and the device
   CHECK(contains(in_one_line(answer.text), "at 40 % (assumed) of the peak of 8 x the device (312 TFLOP/s each)"));
 }
 
+TEST_CASE("the time counts what the pipeline idles on devices, and what is computed again") {
+  const auto seconds_of = [](const MemoryBudget& budget, std::int64_t stages, RecomputeKind recompute) {
+    Config config = gpt2();
+    config.train.steps = 10;
+    config.parallel.pipeline = stages;
+    config.train.recompute = recompute;
+    return told(config, budget, {}).plan.at("time");
+  };
+  const MemoryBudget device = device_of(80ull << 30, 312e12);
+  const json plain = seconds_of(device, 1, RecomputeKind::none);
+  CHECK(plain.at("bubble") == 0.0);
+  CHECK(plain.at("recomputed") == 0.0);
+  const double one = plain.at("seconds");
+  const json staged = seconds_of(device, 2, RecomputeKind::none);
+  // Two stages and M micro-batches of F and B = 2F each: 1 of M + 1 turns is idle, more where the stages differ.
+  const double least = 1.0 / (64 / 16 + 1);
+  CHECK(staged.at("bubble").get<double>() >= least - 1e-9);
+  CHECK(staged.at("bubble").get<double>() < 3 * least);
+  CHECK(staged.at("seconds").get<double>() ==
+        doctest::Approx(one / 2 / (1 - staged.at("bubble").get<double>())).epsilon(1e-9));
+  // A block's forward but for its last product, 4·C·4C of 24·C·C multiply-adds and attention, of three forwards.
+  const json full = seconds_of(device, 1, RecomputeKind::full);
+  CHECK(full.at("recomputed").get<double>() > 0.15);
+  CHECK(full.at("recomputed").get<double>() < 1.0 / 3);
+  CHECK(full.at("seconds").get<double>() ==
+        doctest::Approx(one * (1 + full.at("recomputed").get<double>())).epsilon(1e-9));
+}
+
 TEST_CASE("a capped source is drawn from up to its cap and hands its weight to the rest") {
   Config config = gpt2();
   config.train.steps = 1000;
