@@ -78,8 +78,12 @@ class Group {
         context_(std::move(context)),
         sentinels_(members_.size()) {}
   ~Group() {
-    for (auto& sentinel : sentinels_) {
-      if (sentinel) order_before_end(*sentinel);
+    // The connections end first: a peer that goes now has then nobody to tell. Not by close(), which resets them and so
+    // loses what is still under way to the peer.
+    for (std::size_t peer = 0; peer < sentinels_.size(); ++peer) {
+      if (!sentinels_[peer]) continue;
+      context_->getPair(narrow<int>(peer)).reset();
+      order_before_end(*sentinels_[peer]);
     }
   }
   Group(const Group&) = delete;

@@ -206,7 +206,7 @@ TEST_CASE("the time counts what the pipeline idles on devices, and what is compu
   const double one = plain.at("seconds");
   const json staged = seconds_of(device, 2, RecomputeKind::none);
   // Two stages and M micro-batches of F and B = 2F each: 1 of M + 1 turns is idle, more where the stages differ.
-  const double least = 1.0 / (64 / 16 + 1);
+  const double least = 1.0 / (64.0 / 16.0 + 1);
   CHECK(staged.at("bubble").get<double>() >= least - 1e-9);
   CHECK(staged.at("bubble").get<double>() < 3 * least);
   CHECK(staged.at("seconds").get<double>() ==
