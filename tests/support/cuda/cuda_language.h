@@ -20,6 +20,7 @@
 #include <cstring>
 #include <functional>
 #include <type_traits>
+#include <vector>
 
 #include "backend/cuda/cuda_error.h"
 #include "base/error.h"
@@ -31,6 +32,12 @@ struct HostThread {
   uint3 thread_index{}, block_index{};
   dim3 block_size{}, grid_size{};
   std::byte* shared = nullptr;
+  // Under way: made when the thread waits for them, so that who does not wait reads what was there before.
+  struct CopyUnderWay {
+    void* to;
+    const void* from;
+  };
+  std::vector<CopyUnderWay> copies{};
 };
 HostThread& this_thread();
 
@@ -39,13 +46,28 @@ void meet_warp(unsigned mask);
 // Hands over 8 bytes and gets those of another lane of the warp. All 32 lanes must come.
 std::uint64_t meet_shuffle(unsigned mask, std::uint64_t value, unsigned from_lane);
 unsigned meet_ballot(unsigned mask, bool vote);
+// When all lanes of the warp have come, each with an address of its own: `work` once, with the addresses of all.
+using WarpAddresses = const std::uint64_t (&)[32];
+void meet_for(const char* what, void* address, void (*work)(WarpAddresses));
 
 struct LaunchShape {
   dim3 blocks;
   unsigned threads = 0;
   std::size_t shared_bytes = 0;
 };
+constexpr std::size_t most_shared_bytes = 99 << 10;
 void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel);
+
+void copy_async(void* shared, const void* global);
+void wait_for_copies();
+void load_matrices(unsigned (&matrices)[4], const void* row);
+void load_matrices_transposed(unsigned (&matrices)[4], const void* row);
+template <class S>
+void multiply_matrices(float (&c)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high);
+template <>
+void multiply_matrices<__nv_bfloat16>(float (&c)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high);
+template <>
+void multiply_matrices<__half>(float (&c)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high);
 
 template <class T>
 T* shared_memory() {
@@ -76,6 +98,8 @@ T shuffle(unsigned mask, T value, unsigned from_lane) {
 #define threadIdx (::scaletrain::cuda::this_thread().thread_index)
 #define blockIdx (::scaletrain::cuda::this_thread().block_index)
 #define blockDim (::scaletrain::cuda::this_thread().block_size)
+#undef __launch_bounds__
+#define __launch_bounds__(...)
 #define gridDim (::scaletrain::cuda::this_thread().grid_size)
 
 inline void __syncthreads() {

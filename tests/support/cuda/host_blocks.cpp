@@ -2,6 +2,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <csetjmp>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -43,9 +44,40 @@ struct Thread {
   const char* waits = nullptr;  // what it waits at, for people
 };
 
+// A place in a stack that execution can go back to. swapcontext() would do, but asks the kernel about signals each
+// time; jumps do not, and the address sanitizer does not follow those.
+class Context {
+ public:
+  // A stack of its own, which begins with a function.
+  void begin_on(std::vector<std::byte>& stack, void (*function)()) {
+    ::getcontext(&context_);
+    context_.uc_stack.ss_sp = stack.data();
+    context_.uc_stack.ss_size = stack.size();
+    ::makecontext(&context_, function, 0);
+  }
+  // Leaves this one, where it is, for another.
+  void go_to(Context& other) {
+#ifdef SCALETRAIN_TELLS_SANITIZER
+    ::swapcontext(&context_, &other.context_);
+#else
+    if (_setjmp(place_) != 0) return;
+    has_place_ = true;
+    if (other.has_place_) _longjmp(other.place_, 1);
+    ::setcontext(&other.context_);
+#endif
+  }
+
+ private:
+  ucontext_t context_{};
+#ifndef SCALETRAIN_TELLS_SANITIZER
+  std::jmp_buf place_{};
+  bool has_place_ = false;
+#endif
+};
+
 // Runs one thread after the other, until one has to wait: another fiber then takes the threads that have not begun.
 struct Fiber {
-  ucontext_t context{};
+  Context context;
   std::vector<std::byte> stack;
   Thread* thread = nullptr;  // that it is in the middle of
 #ifdef SCALETRAIN_TELLS_SANITIZER
@@ -69,7 +101,7 @@ class Block {
     threads_.assign(shape.threads, {});
     for (unsigned i = 0; i < shape.threads; ++i) {  // in the order in which they begin
       const unsigned t = backwards ? shape.threads - 1 - i : i;
-      threads_[i].place = {{t, 0, 0}, index, dim3(shape.threads), shape.blocks, shared.get()};
+      threads_[i].place = {{t, 0, 0}, index, dim3(shape.threads), shape.blocks, shared.get(), {}};
     }
     warps_.assign(shape.threads / warp_threads, {});
     block_ = {};
@@ -95,7 +127,8 @@ class Block {
     moved_ = true;
   }
 
-  const std::uint64_t* meet_warp(unsigned mask, std::uint64_t value, const char* what) {
+  const std::uint64_t* meet_warp(unsigned mask, std::uint64_t value, const char* what,
+                                 void (*work)(WarpAddresses) = nullptr) {
     const unsigned thread = current().thread_index.x;
     if (mask != 0xffffffffU) throw BugError(place_of(current()) + ": " + what + " of a part of a warp");
     Meeting& warp = warps_[thread / warp_threads];
@@ -107,6 +140,7 @@ class Block {
       warp.arrived = 0;
       ++warp.number;
       std::copy_n(warp.coming, warp_threads, warp.values);
+      if (work != nullptr) work(warp.values);
       moved_ = true;
     }
     return warp.values;
@@ -130,10 +164,7 @@ class Block {
       if (fiber->thread == nullptr) return *fiber;
     Fiber& fiber = *fibers_.emplace_back(std::make_unique<Fiber>());
     fiber.stack.resize(stack_bytes);
-    ::getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    ::makecontext(&fiber.context, enter, 0);
+    fiber.context.begin_on(fiber.stack, enter);
     return fiber;
   }
 
@@ -153,7 +184,7 @@ class Block {
     void* fake_stack = nullptr;
     __sanitizer_start_switch_fiber(&fake_stack, fiber.stack.data(), fiber.stack.size());
 #endif
-    ::swapcontext(&scheduler_, &fiber.context);
+    scheduler_.go_to(fiber.context);
 #ifdef SCALETRAIN_TELLS_SANITIZER
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
@@ -163,7 +194,7 @@ class Block {
 #ifdef SCALETRAIN_TELLS_SANITIZER
     __sanitizer_start_switch_fiber(&fiber.fake_stack, scheduler_stack_, scheduler_stack_bytes_);
 #endif
-    ::swapcontext(&fiber.context, &scheduler_);
+    fiber.context.go_to(scheduler_);
     arrive(fiber);
   }
   void arrive([[maybe_unused]] Fiber& fiber) {
@@ -197,7 +228,7 @@ class Block {
   std::vector<Meeting> warps_;
   Meeting block_;
   Fiber* current_ = nullptr;
-  ucontext_t scheduler_{};
+  Context scheduler_;
   bool moved_ = false;  // somebody has got further since the scheduler's round began
   std::exception_ptr error_;
 #ifdef SCALETRAIN_TELLS_SANITIZER
@@ -254,10 +285,15 @@ unsigned meet_ballot(unsigned mask, bool vote) {
   return all;
 }
 
+void meet_for(const char* what, void* address, void (*work)(WarpAddresses)) {
+  block_under_way.meet_warp(0xffffffffU, reinterpret_cast<std::uintptr_t>(address), what, work);
+}
+
 void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel) {
   static thread_local bool backwards = false;
   backwards = !backwards;
   SCALETRAIN_CHECK(shape.threads > 0 && shape.threads <= 1024 && shape.threads % warp_threads == 0);
+  SCALETRAIN_CHECK(shape.shared_bytes <= most_shared_bytes);
   SCALETRAIN_CHECK(shape.blocks.x > 0 && shape.blocks.y > 0 && shape.blocks.z > 0);
   SCALETRAIN_CHECK(shape.blocks.x <= 0x7fffffffU && shape.blocks.y <= 65535 && shape.blocks.z <= 65535);
   const std::uint64_t blocks = std::uint64_t{shape.blocks.x} * shape.blocks.y * shape.blocks.z;

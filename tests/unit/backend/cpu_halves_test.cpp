@@ -34,7 +34,7 @@ std::vector<std::string> instruction_sets() {
       make_cpu_backend({.threads = 1, .instruction_set = set});
       found.emplace_back(set);
     } catch (const UserError&) {
-      MESSAGE("skipped: " << set);
+      MESSAGE("skipped: " << std::string(set));
     }
   }
   return found;

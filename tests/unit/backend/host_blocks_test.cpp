@@ -51,6 +51,56 @@ __global__ void read_shared(float* output) {
   output[threadIdx.x] = cuda::shared_memory<float>()[threadIdx.x];
 }
 
+// c[i] of each lane, from a[16,16] and b[16,8] whose elements lie where the PTX ISA's tables for mma.m16n8k16 say: by
+// element i of a lane's eight of a, four of b and four of c.
+__global__ void multiply_by_tables(const float* a, const float* b, float* c) {
+  const unsigned group = threadIdx.x / 4;
+  const unsigned in_group = threadIdx.x % 4;
+  const auto half_bits = [](float value) {
+    const __half rounded = __float2half_rn(value);
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, &rounded, sizeof bits);
+    return unsigned{bits};
+  };
+  unsigned of_a[4] = {};
+  unsigned of_b[2] = {};
+  for (unsigned i = 0; i < 8; ++i) {
+    const unsigned row = i < 2 || (i >= 4 && i < 6) ? group : group + 8;
+    const unsigned column = in_group * 2 + (i & 1U) + (i >= 4 ? 8 : 0);
+    of_a[i / 2] |= half_bits(a[row * 16 + column]) << (16 * (i % 2));
+  }
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned row = in_group * 2 + (i & 1U) + (i >= 2 ? 8 : 0);
+    of_b[i / 2] |= half_bits(b[row * 8 + group]) << (16 * (i % 2));
+  }
+  float of_c[4] = {};
+  for (unsigned i = 0; i < 4; ++i) of_c[i] = c[(i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1U)];
+  cuda::multiply_matrices<__half>(of_c, of_a, of_b[0], of_b[1]);
+  for (unsigned i = 0; i < 4; ++i) c[(i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1U)] = of_c[i];
+}
+
+// Matrix m holds 100·m + 10·row + column; each lane's two elements of each matrix, in order.
+__global__ void load_numbered(unsigned* loaded, bool transposed) {
+  auto* const shared = cuda::shared_memory<std::uint16_t>();
+  for (unsigned i = threadIdx.x; i < 4 * 64; i += 32)
+    shared[i] = static_cast<std::uint16_t>(100 * (i / 64) + 10 * (i / 8 % 8) + i % 8);
+  __syncwarp();
+  unsigned matrices[4] = {};
+  if (transposed)
+    cuda::load_matrices_transposed(matrices, shared + threadIdx.x * 8);
+  else
+    cuda::load_matrices(matrices, shared + threadIdx.x * 8);
+  for (unsigned m = 0; m < 4; ++m) loaded[threadIdx.x * 4 + m] = matrices[m];
+}
+
+__global__ void copy_and_read(const float* input, float* output, bool waits) {
+  auto* const shared = cuda::shared_memory<float>();
+  cuda::copy_async(shared + threadIdx.x * 4, input + threadIdx.x * 4);
+  if (waits) cuda::wait_for_copies();
+  __syncthreads();
+  output[threadIdx.x] = shared[threadIdx.x];
+}
+
 std::string error_of(void (*kernel)()) {
   try {
     cuda::launch(nullptr, {dim3(3), 64}, kernel);
@@ -112,4 +162,44 @@ TEST_CASE("shared_memory_holds_no_number_before_a_kernel_writes_one") {
   std::vector<float> output(32, 1.0F);
   cuda::launch(nullptr, {dim3(1), 32, 32 * sizeof(float)}, read_shared, output.data());
   for (const float value : output) CHECK(std::isnan(value));
+}
+
+TEST_CASE("matrices_multiply_whose_elements_lie_as_the_isa_tells") {
+  std::vector<float> a(16 * 16);
+  std::vector<float> b(16 * 8);
+  std::vector<float> c(16 * 8, 1.0F);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i % 13) - 6;  // exact in fp16, as are the sums
+  for (std::size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(i % 7) - 3;
+  cuda::launch(nullptr, {dim3(1), 32}, multiply_by_tables, a.data(), b.data(), c.data());
+  for (std::size_t row = 0; row < 16; ++row)
+    for (std::size_t column = 0; column < 8; ++column) {
+      float sum = 1.0F;
+      for (std::size_t k = 0; k < 16; ++k) sum += a[row * 16 + k] * b[k * 8 + column];
+      CHECK(c[row * 8 + column] == sum);
+    }
+}
+
+TEST_CASE("matrices_are_loaded_by_rows_or_transposed") {
+  std::vector<unsigned> loaded(32 * 4);
+  for (const bool transposed : {false, true}) {
+    cuda::launch(nullptr, {dim3(1), 32, 4 * 64 * sizeof(std::uint16_t)}, load_numbered, loaded.data(), transposed);
+    for (unsigned lane = 0; lane < 32; ++lane)
+      for (unsigned m = 0; m < 4; ++m)
+        for (unsigned i = 0; i < 2; ++i) {
+          const unsigned along = 2 * (lane % 4) + i;
+          const unsigned across = lane / 4;
+          const unsigned expected = 100 * m + (transposed ? 10 * along + across : 10 * across + along);
+          CHECK((loaded[lane * 4 + m] >> (16 * i) & 0xffffU) == expected);
+        }
+  }
+}
+
+TEST_CASE("who_does_not_wait_for_its_copies_does_not_find_them") {
+  alignas(16) float input[128];
+  for (int i = 0; i < 128; ++i) input[i] = static_cast<float>(i);
+  for (const bool waits : {true, false}) {
+    std::vector<float> output(32);
+    cuda::launch(nullptr, {dim3(1), 32, sizeof input}, copy_and_read, input, output.data(), waits);
+    for (std::size_t i = 0; i < 32; ++i) CHECK((waits ? output[i] == static_cast<float>(i) : std::isnan(output[i])));
+  }
 }

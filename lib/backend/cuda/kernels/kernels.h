@@ -34,6 +34,12 @@ void compute(const Issue& issue, const Copy& op);
 template <class S>
 void compute(const Issue& issue, const Fill& op);
 
+// attention.cu
+template <class S>
+void compute(const Issue& issue, const AttentionForward& op);
+template <class S>
+void compute(const Issue& issue, const AttentionBackward& op);
+
 // norm.cu
 template <class S>
 void compute(const Issue& issue, const NormForward& op);
