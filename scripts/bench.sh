@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# bench.sh [--with-torch] [--rounds N] [kernels|training|parallel|start|checkpoint|manifest]...: measures this machine, all of it or
-# the parts that are named; N rounds of training and of starting (5). --with-torch: PyTorch's steps by turns with ours, from a virtual
-# environment that is made in build/ (some gigabytes). Keeps what it prints, and training's figures as JSON, in tests/bench/results/, by
-# date, processor and parts. Never part of the tests: machines differ and are noisy.
+# bench.sh [--with-torch] [--rounds N] [--case MODEL,CONTEXT,PRECISION[,RECOMPUTE]] [kernels|training|parallel|start|checkpoint|manifest]...:
+# measures this machine, all of it or the parts that are named; N rounds of training and of starting (5), of training that case alone.
+# --with-torch: PyTorch's steps by turns with ours, from a virtual environment that is made in build/ (some gigabytes). Keeps what it prints,
+# and training's figures as JSON, in tests/bench/results/, by date, processor, parts and case. Never part of the tests: machines differ and
+# are noisy.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 all_parts=(kernels training parallel start checkpoint manifest)
 parts=()
 rounds=5
 torch=()
+case=()
 while [ $# -gt 0 ]; do
   case $1 in
     --with-torch) torch=(--python build/bench-torch/bin/python --torch-script tests/bench/torch_training.py) ;;
     --rounds)
       if ! is_number "${2-}" || [ "$2" -eq 0 ]; then refuse "$1 ${2-}"; fi
       rounds=$2
+      shift
+      ;;
+    --case)
+      [ -n "${2-}" ] || refuse "$1"
+      case=(--case "$2")
       shift
       ;;
     *)
@@ -38,6 +45,7 @@ cmake --build --preset release --target "${targets[@]/bench_start/scaletrain}"
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1 | tr -cs 'a-zA-Z0-9\n' -)
 results=tests/bench/results/$(date -u +%F)-${processor:-unknown}
 [ ${#parts[@]} -eq ${#all_parts[@]} ] || results+=$(printf -- '-%s' "${parts[@]}")
+[ ${#case[@]} -eq 0 ] || results+=-${case[1]//,/-}
 mkdir -p tests/bench/results
 
 # Seconds from the command to the end of the first step: of the first round, which may find nothing in any cache, and of the others.
@@ -75,10 +83,10 @@ run_part() {
       ;;
     training)
       say "training steps against the matrix-product ceiling of the same run"
-      build/release/bin/bench_training --rounds "$rounds" "${torch[@]}" --json "$results.json"
+      build/release/bin/bench_training --rounds "$rounds" "${case[@]}" "${torch[@]}" --json "$results.json"
       ;;
     parallel)
-      say "parallelism: ranks as processes over Gloo, one thread each"
+      say "parallelism: ranks as processes, one thread each"
       build/release/bin/bench_parallel
       ;;
     start)

@@ -58,7 +58,6 @@ std::vector<BundleEntry> Transformer::boundary(const BatchShape& shape, DType co
 
 std::vector<GroupCall> Transformer::calls(int unit, Opcode pass, const BatchShape& shape, DType compute) const {
   std::vector<GroupCall> declared;
-  if (part_.degree == 1) return declared;
   DeclaringBackend backend(compute);
   HostStream stream;
   const Region region = untouched_region();

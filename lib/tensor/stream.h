@@ -27,6 +27,8 @@ class Event {
   void wait() const {
     if (state_) state_->wait();
   }
+  // What a stream of its own kind may know it by; null: done.
+  State* state() const { return state_.get(); }
 
  private:
   std::shared_ptr<State> state_;

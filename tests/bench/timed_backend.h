@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "base/clock.h"
@@ -34,8 +35,14 @@ class TimedBackend final : public ForwardingBackend {
   }
 
  private:
+  template <class Descriptor, class... Listed>
+  static constexpr bool is_one_of = (std::is_same_v<Descriptor, Listed> || ...);
+
   template <class Descriptor>
   Purpose purpose_of(const Descriptor&) const {
+    static_assert(is_one_of<Descriptor, NormForward, NormBackwardInput, NormBackwardWeight, ActivationForward,
+                            ActivationBackward, RopeRotate, EmbeddingForward, EmbeddingBackward, Add, Copy, Fill>,
+                  "a new operation has a purpose, here or below");
     return Purpose::element_wise;
   }
   Purpose of_product(const Shape& weight) const { return weight[0] == vocab_ ? Purpose::head : Purpose::products; }
@@ -45,8 +52,11 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const AttentionForward&) const { return Purpose::attention; }
   Purpose purpose_of(const AttentionBackward&) const { return Purpose::attention; }
   Purpose purpose_of(const CrossEntropy&) const { return Purpose::head; }
+  Purpose purpose_of(const SoftmaxStatistics&) const { return Purpose::head; }
+  Purpose purpose_of(const CrossEntropyParts&) const { return Purpose::head; }
   Purpose purpose_of(const SumOfSquares&) const { return Purpose::update; }
   Purpose purpose_of(const AdamWStep&) const { return Purpose::update; }
+  Purpose purpose_of(const SgdStep&) const { return Purpose::update; }
 
   void launch(Stream& stream, const Operation& op) override {
     const MonotonicTime start = monotonic_now();

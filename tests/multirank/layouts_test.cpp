@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <span>
 
+#include "checkpoint/save/staging.h"
 #include "comm/collective/direct_engine.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/host_waits.h"
@@ -149,7 +150,7 @@ TEST_CASE("streams_that_run_late_and_memory_beyond_the_hosts_reach_change_no_bit
 
 // For its stream once, and then for the other ranks: the numbers of the step are summed in each group that this rank
 // shares with others.
-TEST_CASE("the_host_waits_once_for_its_stream_and_once_in_each_sum_over_ranks_in_a_step_of_any_layout") {
+TEST_CASE("the_host_waits_once_for_its_stream_and_once_in_each_sum_over_ranks_in_a_step_even_beside_a_save") {
   for (const TestLayout& layout : dozen_layouts()) {
     for (const TestBackend backend : {TestBackend::late_cpu, TestBackend::fenced_cpu}) {
       CAPTURE(layout.name);
@@ -160,9 +161,13 @@ TEST_CASE("the_host_waits_once_for_its_stream_and_once_in_each_sum_over_ranks_in
       run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
         RankTrainer trainer(config, plan, rank, groups, backend);
         trainer.step();
+        // A save of a device's state is copied beside the step, and only the update runs behind it.
+        StateStaging staging(trainer.settled_store());
+        staging.begin(trainer.stream());
         const std::uint64_t before = host_waits();
-        trainer.step();
+        trainer.step([&] { CHECK(staging.hold_back(trainer.stream()) == is_fenced(backend)); });
         waits[static_cast<std::size_t>(rank.value())] = host_waits() - before;
+        trainer.stream().synchronize();  // it waits for the copy, which ends here
       });
       std::uint64_t sums = 0;
       for (const Axis axis : {Axis::tensor, Axis::data, Axis::pipeline}) sums += plan.mesh.degree(axis) > 1 ? 1 : 0;

@@ -109,9 +109,12 @@ class ForgetfulBackend final : public ForwardingBackend {
   bool forgets_ = false;
 };
 
+// The edges of a save's copy: to what was issued before it, to who reads the copy, and to what changes the state next.
+enum class StagingEdge { start, end, next };
+
 // What a save's copy of a device's masters holds. They are 1, and so is an earlier copy; the stream has still to make
-// them 2 when the save begins.
-std::vector<float> staged_without(std::optional<Edge> missing) {
+// them 2 when the save begins, and is then given to make them 3.
+std::vector<float> staged_without(std::optional<StagingEdge> missing) {
   auto device = std::make_unique<ForgetfulBackend>(std::make_unique<LateBackend>(
       std::make_unique<FencedBackend>(make_reference_backend(DType::f32)), Lateness::on_demand));
   ForgetfulBackend& forgetful = *device;
@@ -128,8 +131,16 @@ std::vector<float> staged_without(std::optional<Edge> missing) {
   staging.begin(work);
   staging.copy();
   set_to(2.0);
-  if (missing == Edge::end) forgetful.forget();
-  staging.begin(missing == Edge::start ? static_cast<Stream&>(host_stream()) : work);
+  if (missing == StagingEdge::end) forgetful.forget();
+  staging.begin(missing == StagingEdge::start ? static_cast<Stream&>(host_stream()) : work);
+  if (missing == StagingEdge::next) {
+    set_to(3.0);
+    work.synchronize();
+  } else if (!missing) {
+    CHECK(staging.hold_back(work));
+    set_to(3.0);
+    work.synchronize();
+  }
   staging.copy();
   std::vector<float> values;
   for (const SavePiece& piece : pieces) {
@@ -166,10 +177,11 @@ TEST_CASE("a_transfer_that_lacks_its_edge_to_what_comes_before_or_after_changes_
   }
 }
 
-TEST_CASE("a_copy_for_a_save_that_lacks_its_edge_to_what_comes_before_or_after_holds_older_values") {
+TEST_CASE("a_copy_for_a_save_that_lacks_its_edge_to_what_comes_before_or_after_holds_older_or_newer_values") {
   const std::vector<float> values = staged_without(std::nullopt);
   REQUIRE_FALSE(values.empty());
   CHECK(values == std::vector<float>(values.size(), 2.0f));
-  for (const Edge edge : {Edge::start, Edge::end})
+  for (const StagingEdge edge : {StagingEdge::start, StagingEdge::end})
     CHECK(staged_without(edge) == std::vector<float>(values.size(), 1.0f));
+  CHECK(staged_without(StagingEdge::next) == std::vector<float>(values.size(), 3.0f));
 }

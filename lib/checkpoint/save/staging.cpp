@@ -54,6 +54,11 @@ void StateStaging::begin(Stream& stream) {
   copied_ = stream_->record();
 }
 
+bool StateStaging::hold_back(Stream& stream) const {
+  if (stream_) stream.after(copied_);
+  return stream_ != nullptr;
+}
+
 void StateStaging::copy() {
   if (stream_) {
     copied_.wait();

@@ -34,9 +34,13 @@ class StateStaging final : public SavedState {
   // `stream` has run what it was given. Elsewhere nothing, as it is the host that copies. By the thread that uses the
   // backend.
   void begin(Stream& stream);
+  // Where the state is in a device's memory: what `stream` is given from now on runs behind the copy begun last, and
+  // may change the state; true. Elsewhere false: the caller waits for copy(). By the thread that called begin(); until
+  // the stream has run that, this must live.
+  bool hold_back(Stream& stream) const;
   // Returns when the copy is there; on a host it takes the state as it is. On any thread, after begin(); the caller
-  // sees to it that until it returns nobody changes the state (forward and backward passes and gathers do not; an
-  // optimizer's step and a load do), and that no save reads the copy before.
+  // sees to it that until it returns nobody changes the state but behind hold_back() (forward and backward passes and
+  // gathers do not; an optimizer's step and a load do), and that no save reads the copy before.
   void copy();
 
   const ParamTable& table() const override { return store_.table(); }

@@ -471,7 +471,7 @@ void Checkpointer::Impl::begin_in_background(SaveJob next) {
 }
 
 void Checkpointer::Impl::before_update() {
-  if (!writer.joinable()) return;
+  if (!writer.joinable() || staging->hold_back(parts.stream)) return;
   std::unique_lock lock(mutex);
   if (is_copied) return;
   const MonotonicTime start = monotonic_now();

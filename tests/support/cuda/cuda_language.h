@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -57,6 +58,8 @@ struct LaunchShape {
 };
 constexpr std::size_t most_shared_bytes = 99 << 10;
 void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel);
+// When the stream's turn has come: fake_runtime.cpp.
+void run_in_turn(cudaStream_t stream, std::function<void()> function);
 
 void copy_async(void* shared, const void* global);
 void wait_for_copies();
@@ -75,8 +78,9 @@ T* shared_memory() {
 }
 
 template <class... Parameters, class... Arguments>
-void launch(cudaStream_t, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
-  run_blocks(shape, [&] { kernel(static_cast<Parameters>(arguments)...); });
+void launch(cudaStream_t stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  const std::tuple<Parameters...> kept(static_cast<Parameters>(arguments)...);
+  run_in_turn(stream, [=] { run_blocks(shape, [&] { std::apply(kernel, kept); }); });
 }
 
 inline unsigned lane_of_this_thread() {

@@ -3,6 +3,7 @@
 #include <variant>
 
 #include "backend/cuda/kernels/kernels.h"
+#include "backend/cuda/products.h"
 #include "backend/host_backend.h"
 #include "tensor/buffer.h"
 
@@ -13,7 +14,7 @@ namespace {
 template <class S>
 class KernelsOnHost final : public HostBackend {
  public:
-  explicit KernelsOnHost(DType compute) : compute_type_(compute), workspace_(cuda::workspace_bytes) {}
+  explicit KernelsOnHost(DType compute) : compute_type_(compute), workspace_(cuda::workspace_bytes + alignment) {}
 
   DType compute_type() const override { return compute_type_; }
   std::string description() const override { return "cuda, on the host"; }
@@ -24,19 +25,19 @@ class KernelsOnHost final : public HostBackend {
 
  private:
   void launch(Stream&, const Operation& op) override {
-    const cuda::Issue issue{.workspace = workspace_.data()};
-    std::visit(
-        [&](const auto& descriptor) {
-          if constexpr (requires { cuda::compute<S>(issue, descriptor); })
-            cuda::compute<S>(issue, descriptor);
-          else
-            SCALETRAIN_CHECK(false && "no kernel of this operation");
-        },
-        op);
+    const cuda::Issue issue{.workspace = workspace(), .products = &products_};
+    std::visit([&](const auto& descriptor) { cuda::compute<S>(issue, descriptor); }, op);
   }
+
+  std::byte* workspace() const {
+    return reinterpret_cast<std::byte*>(align_up(reinterpret_cast<std::uintptr_t>(workspace_.data()), alignment));
+  }
+
+  static constexpr std::size_t alignment = 256;
 
   DType compute_type_;
   Buffer workspace_;
+  cuda::Products products_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A backend of the kernels of GPUs, run by the host's processor as cuda_language.h beside this file says. Operations
-// that have no kernel yet are bugs to it.
+// A backend of the kernels of GPUs, run by the host's processor as cuda_language.h beside this file says, on memory of
+// the host and at once: what the parity suite compares.
 #pragma once
 
 #include <memory>

@@ -53,6 +53,16 @@ class FencedMemory {
     });
   }
 
+  // Memory that another backend calls a device's and that the host can reach: its values lie where it is.
+  void adopt(std::byte* data, std::size_t bytes) {
+    const std::unique_lock lock(mutex_);
+    pieces_[data] = {bytes, data};
+  }
+  void give_up(const std::byte* data) {
+    const std::unique_lock lock(mutex_);
+    pieces_.erase(data);
+  }
+
   // Where the values of device memory lie; a view of the host's memory as it is. Memory that nobody was given, or that
   // has been given back, is a bug.
   View values(const View& view) const {

@@ -144,9 +144,12 @@ class RankTrainer {
  public:
   RankTrainer(const Config& config, const PhasePlan& plan, Rank rank, const RankGroups& groups, TestBackend kind,
               Masks masks = Masks::uneven)
+      : RankTrainer(config, plan, rank, groups, make_test_backend(kind), masks) {}
+  RankTrainer(const Config& config, const PhasePlan& plan, Rank rank, const RankGroups& groups,
+              std::unique_ptr<Backend> backend, Masks masks = Masks::uneven)
       : config_(config),
         plan_(plan),
-        backend_(make_test_backend(kind)),
+        backend_(std::move(backend)),
         stream_(backend_->make_stream()),
         model_(plan.transformer(rank)),
         layout_(plan.layout(rank)),
@@ -169,7 +172,7 @@ class RankTrainer {
   }
 
   // The next optimizer step, on the samples that follow.
-  StepRunner::Result step() {
+  StepRunner::Result step(const StepRunner::BeforeUpdate& before_update = {}) {
     source_.set_step(step_++);
     const OptimizerConfig& optimizer = config_.train.optimizer;
     const StepRunner::Result result = runner_.step(
@@ -179,7 +182,8 @@ class RankTrainer {
          .beta1 = optimizer.beta1,
          .beta2 = optimizer.beta2,
          .update = updates_ + 1,
-         .loss_scale = config_.precision.loss_scale.value_or(1.0)});
+         .loss_scale = config_.precision.loss_scale.value_or(1.0)},
+        {}, before_update);
     if (result.outcome.skip == SkipReason::none) ++updates_;
     return result;
   }

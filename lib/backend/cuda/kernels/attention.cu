@@ -1,7 +1,7 @@
-// Attention without scores in memory (Dao et al. 2022; Dao 2023): a block has a tile of queries, walks over the tiles of
-// keys that they see and keeps the softmax of each row as it goes along. The backward computes probabilities again from
-// the logarithms of their sums, once by tiles of queries for d_query and once by tiles of keys for d_key and d_value:
-// so every sum has one order, and none needs atomics.
+// Attention without scores in memory (Dao et al. 2022; Dao 2023): a block has a tile of queries, walks over the tiles
+// of keys that they see and keeps the softmax of each row as it goes along. The backward computes probabilities again
+// from the logarithms of their sums, once by tiles of queries for d_query and once by tiles of keys for d_key and
+// d_value: so every sum has one order, and none needs atomics.
 //
 // Heads longer than a tile's columns are cut: scores are summed over all parts, and each block makes one part of its
 // results. The part that it makes comes last, and is then still in shared memory.
@@ -250,9 +250,8 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
     }
   }
   const std::int64_t first_row = first_query + warp * rows_of_warp;
-  store_sums<S, columns>(
-      at(op.output, op.num_queries, head.batch, first_row, head.head * op.head_size + own.first), op.output.stride,
-      op.num_queries - first_row, own.width, output, factors, op.packs);
+  store_sums<S, columns>(at(op.output, op.num_queries, head.batch, first_row, head.head * op.head_size + own.first),
+                         op.output.stride, op.num_queries - first_row, own.width, output, factors, op.packs);
 }
 
 // --- backward ---
@@ -281,7 +280,8 @@ __device__ inline int part_in_turn(int turn, int own_part, int parts) {
 
 // Queries and d_output have tile_rows rows, keys and values those of the walk.
 template <class S, int columns>
-__global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>) differentiate_queries(const Attention<S> op) {
+__global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
+    differentiate_queries(const Attention<S> op) {
   constexpr int walk = backward_walk<S, columns>;
   S* const query = shared_memory<S>();
   S* const d_output = query + tile_elements<S, tile_rows, columns>;
@@ -364,9 +364,9 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
     multiply_values<S, walk, columns>(d_query, d_scores, key, own.width, scratch);
   }
   const std::int64_t first_row = first_query + warp * rows_of_warp;
-  store_sums<S, columns>(
-      at(op.d_query, op.num_queries, head.batch, first_row, head.head * op.head_size + own.first), op.d_query.stride,
-      op.num_queries - first_row, own.width, d_query, {op.scale, op.scale}, op.packs);
+  store_sums<S, columns>(at(op.d_query, op.num_queries, head.batch, first_row, head.head * op.head_size + own.first),
+                         op.d_query.stride, op.num_queries - first_row, own.width, d_query, {op.scale, op.scale},
+                         op.packs);
 }
 
 // What a tile of queries that a block walks over brings with it.
@@ -472,9 +472,8 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_keys) differentia
           const int column = j * 8 + lane % 4 * 2 + i % 2;
           const std::int64_t k = row + i / 2 * 8;
           const Seen seen = of_columns.seen[column];
-          const float probability = k >= seen.first && k < seen.end
-                                        ? exp2f(scores[j][i] * scale - of_columns.log_sum[column])
-                                        : 0.0F;
+          const float probability =
+              k >= seen.first && k < seen.end ? exp2f(scores[j][i] * scale - of_columns.log_sum[column]) : 0.0F;
           scores[j][i] = probability;
           d_scores[j][i] = probability * (d_scores[j][i] - of_columns.delta[column]);
         }
@@ -485,8 +484,8 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_keys) differentia
   }
   const std::int64_t first_row = first_key + warp * rows_of_warp;
   const std::int64_t column = kv_head * op.head_size + own.first;
-  store_sums<S, columns>(at(op.d_key, op.num_keys, batch, first_row, column), op.d_key.stride,
-                         op.num_keys - first_row, own.width, d_key, {op.scale, op.scale}, op.packs);
+  store_sums<S, columns>(at(op.d_key, op.num_keys, batch, first_row, column), op.d_key.stride, op.num_keys - first_row,
+                         own.width, d_key, {op.scale, op.scale}, op.packs);
   store_sums<S, columns>(at(op.d_value, op.num_keys, batch, first_row, column), op.d_value.stride,
                          op.num_keys - first_row, own.width, d_value, {1.0F, 1.0F}, op.packs);
 }
@@ -495,15 +494,13 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_keys) differentia
 
 template <class S, class View>
 auto operand(const View& heads) {
-  return Operand<std::remove_pointer_t<decltype(address<S>(heads.values))>>{address<S>(heads.values),
-                                                                            heads.row_stride};
+  return Operand<std::remove_pointer_t<decltype(address<S>(heads.values))>>{address<S>(heads.values), heads.row_stride};
 }
 
 template <class S>
 bool operands_fit_packs(const AttentionShape& shape, std::initializer_list<ConstHeadsView> operands) {
   bool fits = shape.head_size % pack_elements<S> == 0;
-  for (const ConstHeadsView& heads : operands)
-    fits = fits && fits_packs<S>(heads.row_stride, address<S>(heads.values));
+  for (const ConstHeadsView& heads : operands) fits = fits && fits_packs<S>(heads.row_stride, address<S>(heads.values));
   return fits;
 }
 
@@ -579,10 +576,13 @@ void compute(const Issue& issue, const AttentionBackward& op) {
   attention.d_query = operand<S>(op.d_query);
   attention.d_key = operand<S>(op.d_key);
   attention.d_value = operand<S>(op.d_value);
-  attention.packs = operands_fit_packs<S>(op.shape, {op.query, op.key, op.value, op.d_output,
-                                             {op.d_query.values, op.d_query.row_stride},
-                                             {op.d_key.values, op.d_key.row_stride},
-                                             {op.d_value.values, op.d_value.row_stride}});
+  attention.packs = operands_fit_packs<S>(op.shape, {op.query,
+                                                     op.key,
+                                                     op.value,
+                                                     op.d_output,
+                                                     {op.d_query.values, op.d_query.row_stride},
+                                                     {op.d_key.values, op.d_key.row_stride},
+                                                     {op.d_value.values, op.d_value.row_stride}});
   // As many units at a time as the workspace holds the row products of.
   auto* const deltas = reinterpret_cast<float*>(issue.workspace);
   attention.deltas = deltas;
@@ -595,8 +595,7 @@ void compute(const Issue& issue, const AttentionBackward& op) {
     attention.units = std::min(at_once, units - first);
     const std::int64_t heads = attention.units * attention.group;
     if (op.shape.num_queries > 0)
-      launch(issue.stream,
-             {blocks_for(heads * op.shape.num_queries, threads_of_block / warp_lanes), threads_of_block},
+      launch(issue.stream, {blocks_for(heads * op.shape.num_queries, threads_of_block / warp_lanes), threads_of_block},
              multiply_outputs<S>, attention, operand<S>(op.output), deltas);
     with_columns<S>(op.shape.head_size, [&](auto columns, unsigned parts) {
       constexpr int walk = backward_walk<S, columns>;

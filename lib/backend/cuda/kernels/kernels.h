@@ -5,20 +5,24 @@
 // or a position that is nowhere traps: nothing of the stream runs behind it.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/cuda/kernels/workspace.h"
 #include "backend/operations.h"
-#include "cuda_language.h"
 
 namespace scaletrain::cuda {
+
+class Products;
 
 // Where an operation is issued, with scratch that all operations of a stream use in turn.
 struct Issue {
   cudaStream_t stream = nullptr;
   std::byte* workspace = nullptr;  // workspace_bytes, aligned to 256
+  Products* products = nullptr;
 };
-inline constexpr std::size_t workspace_bytes = std::size_t{8} << 20;
 
 // elementwise.cu
 template <class S>
@@ -39,6 +43,14 @@ template <class S>
 void compute(const Issue& issue, const AttentionForward& op);
 template <class S>
 void compute(const Issue& issue, const AttentionBackward& op);
+
+// linear.cu
+template <class S>
+void compute(const Issue& issue, const LinearForward& op);
+template <class S>
+void compute(const Issue& issue, const LinearBackwardInput& op);
+template <class S>
+void compute(const Issue& issue, const LinearBackwardWeight& op);
 
 // norm.cu
 template <class S>

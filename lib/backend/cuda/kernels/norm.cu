@@ -1,8 +1,7 @@
 // Layer norm and RMS norm. A warp has a row; what it reads again is in the first-level cache.
-#include <algorithm>
-
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/kernels/launching.h"
+#include "backend/cuda/kernels/row_parts.h"
 #include "backend/cuda/kernels/sums.h"
 
 namespace scaletrain::cuda {
@@ -129,17 +128,8 @@ __global__ void normalise_backward(const BackwardRows<S> op) {
   });
 }
 
-// Sums over rows: a warp's lanes have neighbouring columns, a block's warps every eighth row of its part of the rows;
-// then the parts are added up in order. What a part sums is in the workspace: [parts, 2, columns].
-constexpr std::int64_t max_parts = 128;
-constexpr std::int64_t least_rows_of_part = 32;
-
-std::int64_t parts_for(std::int64_t rows, std::int64_t columns) {
-  const auto capacity = static_cast<std::int64_t>(workspace_bytes / (2 * sizeof(float))) / columns;
-  SCALETRAIN_CHECK_LE(std::int64_t{1}, capacity);
-  return std::clamp<std::int64_t>(rows / least_rows_of_part, 1, std::min(max_parts, capacity));
-}
-
+// A warp's lanes have neighbouring columns, a block's warps every eighth row of its part of the rows. partial:
+// [parts, 2, columns].
 template <class S>
 __global__ void sum_rows(const S* d_output, const S* input, const float* mean, const float* rstd, std::int64_t rows,
                          std::int64_t columns, std::int64_t rows_of_part, float* partial) {
@@ -166,20 +156,6 @@ __global__ void sum_rows(const S* d_output, const S* input, const float* mean, c
   }
   partial[(blockIdx.y * 2 + 0) * columns + column] = of_weight;
   partial[(blockIdx.y * 2 + 1) * columns + column] = of_bias;
-}
-
-__global__ void add_parts(const float* partial, std::int64_t parts, std::int64_t columns, float* d_weight,
-                          float* d_bias) {
-  const std::int64_t column = first_element<1>();
-  if (column >= columns) return;
-  float of_weight = 0.0F;
-  float of_bias = 0.0F;
-  for (std::int64_t part = 0; part < parts; ++part) {
-    of_weight += partial[(part * 2 + 0) * columns + column];
-    of_bias += partial[(part * 2 + 1) * columns + column];
-  }
-  d_weight[column] += of_weight;
-  if (d_bias != nullptr) d_bias[column] += of_bias;
 }
 
 }  // namespace
@@ -224,16 +200,14 @@ void compute(const Issue& issue, const NormBackwardWeight& op) {
   const std::int64_t columns = op.input.shape()[1];
   if (rows == 0) return;
   auto* partial = reinterpret_cast<float*>(issue.workspace);
-  const std::int64_t most_parts = parts_for(rows, columns);
-  const std::int64_t rows_of_part = (rows + most_parts - 1) / most_parts;
-  const std::int64_t parts = (rows + rows_of_part - 1) / rows_of_part;
-  const dim3 blocks(blocks_for(columns, warp_lanes).x, narrow<unsigned>(parts));
+  const RowParts parts = row_parts(rows, columns, 2);
+  const dim3 blocks(blocks_for(columns, warp_lanes).x, narrow<unsigned>(parts.count));
   launch(issue.stream, {blocks, threads_of_block, 2 * threads_of_block * sizeof(float)}, sum_rows<S>,
          address<S>(op.d_output), address<S>(op.input),
          op.type == NormType::layernorm ? address<float>(op.mean) : nullptr, address<float>(op.rstd), rows, columns,
-         rows_of_part, partial);
-  launch(issue.stream, {blocks_for(columns), threads_of_block}, add_parts, partial, parts, columns,
-         address<float>(op.d_weight), address<float>(op.d_bias));
+         parts.rows, partial);
+  launch(issue.stream, {blocks_for(columns), threads_of_block}, add_parts, partial, parts.count, std::int64_t{2},
+         columns, address<float>(op.d_weight), address<float>(op.d_bias));
 }
 
 SCALETRAIN_FOR_COMPUTE_TYPES(NormForward)

@@ -1,8 +1,8 @@
 // Tiles of operands in shared memory, and what a warp multiplies them to: in bf16 and fp16 by tensor cores, in f32 by
 // multiply-adds. Both sum in f32. Read behind cuda_language.h.
 //
-// A warp has 16 rows of a result. Of every 8 columns, lane l holds row l / 4 at columns 2·(l % 4) and the next, then row
-// l / 4 + 8 at the same: so mma.m16n8k16 leaves them, and so it takes 16 columns of them as its first factor again.
+// A warp has 16 rows of a result. Of every 8 columns, lane l holds row l / 4 at columns 2·(l % 4) and the next, then
+// row l / 4 + 8 at the same: so mma.m16n8k16 leaves them, and so it takes 16 columns of them as its first factor again.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ using WarpSums = float[columns / 8][4];
 template <class S, int columns>
 constexpr int tile_stride = columns + pack_elements<S>;
 template <class S, int rows, int columns>
-constexpr int tile_elements = rows * tile_stride<S, columns>;
+constexpr int tile_elements = rows* tile_stride<S, columns>;
 
 // Part of an operand in global memory.
 template <class S>
@@ -112,7 +112,7 @@ __device__ inline void multiply_rows(WarpSums<n>& sums, const S* a, const S* b, 
 
 // What multiply_values needs of shared memory, for each warp.
 template <class S, int n>
-constexpr int scratch_elements = sizeof(S) == 2 ? 0 : rows_of_warp * tile_stride<S, n>;
+constexpr int scratch_elements = sizeof(S) == 2 ? 0 : rows_of_warp* tile_stride<S, n>;
 
 // sums[i, :] += factors[i, j] · b[j, :] for n rows of b; factors are rounded to S.
 template <class S, int n, int columns>

@@ -1,0 +1,98 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <fmt/format.h>
+
+#include <variant>
+
+#include "backend/cuda/cuda_error.h"
+#include "backend/cuda/cuda_stream.h"
+#include "backend/cuda/kernels/kernels.h"
+#include "backend/cuda/products.h"
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+using cuda::check;
+using cuda::CudaStream;
+
+std::string name_of_device(int device) {
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device), "a look at the GPU");
+  int driver = 0;
+  check(cudaDriverGetVersion(&driver), "a look at the driver");
+  return fmt::format("cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {})", properties.name, properties.major,
+                     properties.minor, driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
+}
+
+template <class S>
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int device, DType compute) : compute_type_(compute), description_(name_of_device(device)) {}
+
+  DType compute_type() const override { return compute_type_; }
+  std::string description() const override { return description_; }
+  int num_threads() const override { return 1; }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(); }
+  Space space() const override { return Space::device; }
+
+  Buffer allocate(std::size_t bytes) override {
+    Buffer buffer = cuda::allocate_on_device(bytes);
+    if (bytes == 0) return buffer;
+    check(cudaMemsetAsync(buffer.data(), 0, bytes, filling_.get()), "the filling of memory");
+    filling_.synchronize();
+    return buffer;
+  }
+  Buffer allocate_pinned(std::size_t bytes) override {
+    void* data = nullptr;
+    if (bytes > 0) check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "an allocation of pinned memory");
+    auto* const memory = static_cast<std::byte*>(data);
+    std::fill_n(memory, bytes, std::byte{0});
+    return {memory, bytes, Space::pinned, [](std::byte* given, std::size_t) { cudaFreeHost(given); }};
+  }
+
+  // Of the one stream that runs operations; each other one that does has as much again.
+  std::size_t workspace_bytes() const override { return cuda::workspace_bytes; }
+  std::size_t packed_bytes(const Shape& /*weight*/) const override { return 0; }
+  std::unique_ptr<PackedWeight> pack(Stream& /*stream*/, ConstView /*values*/, Region /*memory*/) override {
+    return nullptr;
+  }
+
+ private:
+  void launch(Stream& stream, const Operation& op) override {
+    auto& issued_to = dynamic_cast<CudaStream&>(stream);
+    const cuda::Issue issue{.stream = issued_to.get(), .workspace = issued_to.workspace(), .products = &products_};
+    std::visit([&](const auto& descriptor) { cuda::compute<S>(issue, descriptor); }, op);
+  }
+  void transfer(Stream& stream, const ConstView& from, const View& to) override {
+    check(cudaMemcpyAsync(to.data(), from.data(), to.num_bytes(), cudaMemcpyDefault,
+                          dynamic_cast<CudaStream&>(stream).get()),
+          "a copy");
+  }
+
+  DType compute_type_;
+  std::string description_;
+  cuda::Products products_;
+  CudaStream filling_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+  check(cudaSetDevice(options.device), "the choice of a GPU");
+  switch (options.compute) {
+    case DType::f32:
+      return std::make_unique<CudaBackend<float>>(options.device, options.compute);
+    case DType::bf16:
+      return std::make_unique<CudaBackend<__nv_bfloat16>>(options.device, options.compute);
+    case DType::f16:
+      return std::make_unique<CudaBackend<__half>>(options.device, options.compute);
+    default:
+      throw BugError("no GPU computes in " + std::string(to_text(options.compute)));
+  }
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,46 @@
+// A stream of a GPU, and moments in it.
+//
+// What is issued behind a function of call() that throws is still run by the GPU, on numbers that nobody will use: until
+// synchronize() has thrown that, no function behind it is called, and events behind it throw it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "tensor/buffer.h"
+#include "tensor/stream.h"
+
+namespace scaletrain::cuda {
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream();            // of the thread's current device. PeerError
+  ~CudaStream() override;  // when everything issued has run
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  void synchronize() override;
+  // The function may not use the GPU: the driver's thread calls it.
+  void call(std::function<void()> function) override;
+  Event record() override;
+  void after(const Event& event) override;
+
+  cudaStream_t get() const { return stream_; }
+  // Scratch of kernels, made when the first one needs it.
+  std::byte* workspace();
+
+ private:
+  class Failure;
+  class Moment;
+  struct Call;
+
+  cudaStream_t stream_ = nullptr;
+  std::shared_ptr<Failure> failure_;
+  Buffer workspace_;
+};
+
+// Memory of the current device, not filled. std::bad_alloc
+Buffer allocate_on_device(std::size_t bytes);
+
+}  // namespace scaletrain::cuda

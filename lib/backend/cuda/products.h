@@ -1,0 +1,56 @@
+// Matrix products of the linear maps on a GPU: what cuBLASLt is asked for, and nothing else of it.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "tensor/dtype.h"
+
+namespace scaletrain::cuda {
+
+// result[rows, columns] = a · b (+ bias) (+ addend), all row by row without gaps: summed in f32 (of f32: by f32
+// products, never by TF32), rounded once.
+struct Product {
+  std::int64_t rows = 0, columns = 0, depth = 0;
+  DType factors = DType::f32;      // of a and b
+  DType result_type = DType::f32;  // of the result, the addend and the bias
+  const void* a = nullptr;         // [rows, depth], or [depth, rows]
+  bool a_is_transposed = false;
+  const void* b = nullptr;  // [depth, columns], or [columns, depth]
+  bool b_is_transposed = false;
+  const void* bias = nullptr;    // [columns], or null
+  const void* addend = nullptr;  // [rows, columns], or null; may be the result
+  void* result = nullptr;
+};
+
+// Of one GPU; by one thread at a time. Which kernel makes a product is asked of cuBLASLt once for each kind (shapes,
+// types, alignments) and kept, so that a run's steps use the same one. Only kernels with one order of sums are eligible.
+class Products {
+ public:
+  Products();  // PeerError
+  ~Products();
+  Products(const Products&) = delete;
+  Products& operator=(const Products&) = delete;
+
+  // Issues a product; the workspace, aligned to 256, is the stream's. No extent may be zero. BugError if cuBLASLt has no
+  // kernel for it.
+  void issue(cudaStream_t stream, std::byte* workspace, std::size_t workspace_bytes, const Product& product);
+
+ private:
+  struct Choice;
+  // Everything that a choice depends on.
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, DType, bool, bool, bool, bool, unsigned,
+                         unsigned, unsigned, unsigned>;
+
+  Choice& choice_for(const Product& product, std::size_t workspace_bytes);
+
+  cublasLtHandle_t handle_ = nullptr;
+  std::map<Key, std::unique_ptr<Choice>> choices_;
+};
+
+}  // namespace scaletrain::cuda

@@ -1,0 +1,84 @@
+// Training on the backend of GPUs, whose kernels and runtime the host carries out (tests/support/cuda): streams run late,
+// so what is not ordered behind another stream shows here as it does on other late backends.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "backend/cuda/cuda_backend.h"
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
+#include "support/ranks/test_layout.h"
+
+namespace scaletrain {
+namespace {
+
+struct Numbers {
+  std::vector<double> losses, grad_norms;
+  double evaluation = 0.0;
+
+  bool operator==(const Numbers&) const = default;
+};
+
+enum class On { cpu, gpu };
+
+// Of rank 0, in three steps and an evaluation.
+Numbers train(const Config& config, DType compute, On on) {
+  PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
+  plan.compute = compute;
+  if (on == On::gpu) plan.space = Space::device;
+  Numbers numbers;
+  run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+    RankTrainer trainer(config, plan, rank, groups,
+                        on == On::gpu ? make_cuda_backend({.compute = compute})
+                                      : make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute}));
+    for (int step = 0; step < 3; ++step) {
+      const StepRunner::Result result = trainer.step();
+      if (rank.value() != 0) continue;
+      numbers.losses.push_back(result.outcome.loss);
+      numbers.grad_norms.push_back(result.outcome.grad_norm);
+    }
+    const double loss_sum = trainer.evaluate(5).loss_sum;
+    if (rank.value() == 0) numbers.evaluation = loss_sum;
+  });
+  return numbers;
+}
+
+// Both families, and layouts with every kind of transfer.
+std::vector<Config> configs() {
+  Config gpt2 = tiny_config({.layers = 2});
+  gpt2.train.global_batch = 4;
+  Config llama = gpt2;
+  make_llama(llama.model);
+  Config recomputed = gpt2;
+  recomputed.train.recompute = RecomputeKind::full;
+  std::vector<Config> all = {gpt2, llama, recomputed};
+  for (const TestLayout& layout : {TestLayout{"", 2, 1, 1, 1}, TestLayout{"", 2, 1, 1, 3}, TestLayout{"", 1, 2, 1, 0},
+                                   TestLayout{"", 1, 1, 2, 0, ScheduleKind::one_f_one_b}}) {
+    all.push_back(layout.tensor > 1 ? llama : gpt2);
+    lay_out(all.back(), layout);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a_gpus_backend_trains_to_the_numbers_of_the_processors") {
+  for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
+    // Kernels differ in the order of sums, and halves besides where they round.
+    const double tolerance = compute == DType::f32 ? 1e-5 : compute == DType::f16 ? 1e-3 : 1e-2;
+    std::size_t number = 0;
+    for (const Config& config : configs()) {
+      CAPTURE(number++);
+      CAPTURE(to_text(compute));
+      const Numbers gpu = train(config, compute, On::gpu);
+      const Numbers cpu = train(config, compute, On::cpu);
+      CHECK(largest_relative(gpu.losses, cpu.losses) <= tolerance);
+      CHECK(largest_relative(gpu.grad_norms, cpu.grad_norms) <= 4 * tolerance);
+      CHECK(largest_relative({gpu.evaluation}, {cpu.evaluation}) <= tolerance);
+      CHECK(train(config, compute, On::gpu) == gpu);
+    }
+  }
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,112 @@
+// The backend of GPUs on a runtime that runs on the host (tests/support/cuda/fake_runtime.cpp), whose streams run late.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/cuda_backend.h"
+#include "base/error.h"
+
+using namespace scaletrain;
+
+namespace {
+
+constexpr std::int64_t count = 1000;
+
+View floats(const Buffer& buffer) {
+  return buffer.view(0, DType::f32, Shape{count});
+}
+
+std::vector<float> held(const Buffer& pinned) {
+  std::vector<float> values(count);
+  std::memcpy(values.data(), pinned.data(), count * sizeof(float));
+  return values;
+}
+
+// One of a device, one of its host.
+struct Memory {
+  explicit Memory(Backend& backend)
+      : device(backend.allocate(count * sizeof(float))), pinned(backend.allocate_pinned(count * sizeof(float))) {}
+  Buffer device, pinned;
+};
+
+}  // namespace
+
+TEST_CASE("memory_of_a_gpu_is_zero_and_copies_follow_the_stream_they_are_issued_to") {
+  const auto backend = make_cuda_backend({});
+  CHECK(backend->space() == Space::device);
+  CHECK(backend->description().find("the host (sm_80, driver 13.0") != std::string::npos);
+  const auto stream = backend->make_stream();
+  Memory first(*backend);
+  Memory second(*backend);
+  backend->copy(*stream, floats(first.device), floats(first.pinned));
+  stream->synchronize();
+  CHECK(held(first.pinned) == std::vector<float>(count, 0.0F));
+  backend->run(*stream, Fill{.output = floats(first.device), .value = 3.0});
+  backend->copy(*stream, floats(first.device), floats(second.device));
+  backend->copy(*stream, floats(second.device), floats(second.pinned));
+  stream->synchronize();
+  CHECK(held(second.pinned) == std::vector<float>(count, 3.0F));
+}
+
+TEST_CASE("what_a_gpus_stream_is_given_behind_anothers_event_finds_what_that_one_made") {
+  const auto backend = make_cuda_backend({});
+  const auto makes = backend->make_stream();
+  const auto reads = backend->make_stream();
+  Memory memory(*backend);
+  for (int round = 1; round <= 20; ++round) {
+    for (int turn = 0; turn < 10; ++turn) backend->run(*makes, Fill{.output = floats(memory.device), .value = -1.0});
+    backend->run(*makes, Fill{.output = floats(memory.device), .value = static_cast<double>(round)});
+    reads->after(makes->record());
+    backend->copy(*reads, floats(memory.device), floats(memory.pinned));
+    const Event copied = reads->record();
+    makes->after(copied);
+    copied.wait();
+    CHECK(copied.is_done());
+    CHECK(held(memory.pinned) == std::vector<float>(count, static_cast<float>(round)));
+  }
+}
+
+TEST_CASE("a_function_of_a_gpus_stream_that_throws_is_told_once_and_nothing_behind_it_is_called") {
+  const auto backend = make_cuda_backend({});
+  const auto stream = backend->make_stream();
+  std::atomic<int> called{0};
+  stream->call([&] { ++called; });
+  stream->call([] { throw PeerError("gone"); });
+  stream->call([&] { ++called; });
+  const Event behind = stream->record();
+  CHECK_THROWS_WITH_AS(behind.wait(), "gone", PeerError);
+  CHECK_THROWS_WITH_AS(stream->synchronize(), "gone", PeerError);
+  CHECK(called == 1);
+  stream->call([&] { ++called; });
+  stream->synchronize();
+  CHECK(called == 2);
+}
+
+TEST_CASE("a_kernel_that_traps_ends_the_rank_by_an_error_of_the_gpu") {
+  const auto backend = make_cuda_backend({});
+  const auto stream = backend->make_stream();
+  const Buffer table = backend->allocate(4 * 8 * sizeof(float));
+  const Buffer ids = backend->allocate_pinned(sizeof(std::int32_t));
+  const Buffer ids_of_device = backend->allocate(sizeof(std::int32_t));
+  const Buffer output = backend->allocate(8 * sizeof(float));
+  const std::int32_t nowhere = 4;
+  std::memcpy(ids.data(), &nowhere, sizeof nowhere);
+  backend->copy(*stream, ids.view(0, DType::i32, Shape{1}), ids_of_device.view(0, DType::i32, Shape{1}));
+  backend->run(*stream, EmbeddingForward{.table = table.view(0, DType::f32, Shape{4, 8}),
+                                         .position_table = {},
+                                         .ids = ids_of_device.view(0, DType::i32, Shape{1}),
+                                         .positions = {},
+                                         .output = output.view(0, DType::f32, Shape{1, 8})});
+  CHECK_THROWS_WITH_AS(
+      stream->synchronize(),
+      "CUDA: what a stream was given failed: unspecified launch failure (cudaErrorLaunchFailure)", PeerError);
+}
+
+TEST_CASE("a_gpu_that_is_not_there_is_refused") {
+  CHECK_THROWS_WITH_AS(make_cuda_backend({.device = 1}),
+                       "CUDA: the choice of a GPU failed: invalid device ordinal (cudaErrorInvalidDevice)", PeerError);
+}
