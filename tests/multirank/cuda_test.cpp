@@ -1,5 +1,5 @@
-// Training on the backend of GPUs, whose kernels and runtime the host carries out (tests/support/cuda): streams run late,
-// so what is not ordered behind another stream shows here as it does on other late backends.
+// Training on the backend of GPUs, whose kernels and runtime the host carries out (tests/support/cuda): streams run
+// late, so what is not ordered behind another stream shows here as it does on other late backends.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -30,8 +30,9 @@ Numbers train(const Config& config, DType compute, On on) {
   Numbers numbers;
   run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
     RankTrainer trainer(config, plan, rank, groups,
-                        on == On::gpu ? make_cuda_backend({.compute = compute})
-                                      : make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute}));
+                        on == On::gpu
+                            ? make_cuda_backend({.compute = compute})
+                            : make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute}));
     for (int step = 0; step < 3; ++step) {
       const StepRunner::Result result = trainer.step();
       if (rank.value() != 0) continue;

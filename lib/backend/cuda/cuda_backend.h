@@ -4,13 +4,9 @@
 #include <memory>
 
 #include "backend/backend.h"
+#include "backend/cuda_module.h"
 
 namespace scaletrain {
-
-struct CudaOptions {
-  int device = 0;              // among those that CUDA_VISIBLE_DEVICES leaves
-  DType compute = DType::f32;  // f32 | bf16 | f16
-};
 
 // Of the calling thread's device from now on, which becomes options.device. Kernels as backend/cuda/kernels has them;
 // matrix products are cuBLASLt's. PeerError naming the GPU where it or its driver fails.

@@ -121,7 +121,8 @@ std::byte* CudaStream::workspace() {
 Buffer allocate_on_device(std::size_t bytes) {
   void* data = nullptr;
   if (bytes > 0) check(cudaMalloc(&data, bytes), "an allocation");
-  return {static_cast<std::byte*>(data), bytes, Space::device, [](std::byte* memory, std::size_t) { cudaFree(memory); }};
+  return {static_cast<std::byte*>(data), bytes, Space::device,
+          [](std::byte* memory, std::size_t) { cudaFree(memory); }};
 }
 
 }  // namespace scaletrain::cuda

@@ -1,7 +1,7 @@
 // A stream of a GPU, and moments in it.
 //
-// What is issued behind a function of call() that throws is still run by the GPU, on numbers that nobody will use: until
-// synchronize() has thrown that, no function behind it is called, and events behind it throw it.
+// What is issued behind a function of call() that throws is still run by the GPU, on numbers that nobody will use:
+// until synchronize() has thrown that, no function behind it is called, and events behind it throw it.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -14,8 +14,8 @@ namespace {
 void check(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   if (status == CUBLAS_STATUS_ALLOC_FAILED) throw std::bad_alloc();
-  const std::string text = fmt::format("cuBLASLt: {} failed: {} ({})", what, cublasLtGetStatusString(status),
-                                       cublasLtGetStatusName(status));
+  const std::string text =
+      fmt::format("cuBLASLt: {} failed: {} ({})", what, cublasLtGetStatusString(status), cublasLtGetStatusName(status));
   if (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED ||
       status == CUBLAS_STATUS_NOT_INITIALIZED)
     throw BugError(text);
@@ -148,9 +148,9 @@ Products::Choice& Products::choice_for(const Product& p, std::size_t workspace_b
   preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of_result);
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle_, choice->operation.get(), choice->first.get(), choice->second.get(), choice->result.get(),
-      choice->result.get(), preference.get(), 1, &found, &count);
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle_, choice->operation.get(), choice->first.get(), choice->second.get(),
+                                     choice->result.get(), choice->result.get(), preference.get(), 1, &found, &count);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0))
     throw BugError(fmt::format("cuBLASLt has no product of {} [{} x {}] by [{} x {}]", to_text(p.factors), p.rows,
                                p.depth, p.depth, p.columns));

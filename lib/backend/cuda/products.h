@@ -29,7 +29,8 @@ struct Product {
 };
 
 // Of one GPU; by one thread at a time. Which kernel makes a product is asked of cuBLASLt once for each kind (shapes,
-// types, alignments) and kept, so that a run's steps use the same one. Only kernels with one order of sums are eligible.
+// types, alignments) and kept, so that a run's steps use the same one. Only kernels with one order of sums are
+// eligible.
 class Products {
  public:
   Products();  // PeerError
@@ -37,8 +38,8 @@ class Products {
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
 
-  // Issues a product; the workspace, aligned to 256, is the stream's. No extent may be zero. BugError if cuBLASLt has no
-  // kernel for it.
+  // Issues a product; the workspace, aligned to 256, is the stream's. No extent may be zero. BugError if cuBLASLt has
+  // no kernel for it.
   void issue(cudaStream_t stream, std::byte* workspace, std::size_t workspace_bytes, const Product& product);
 
  private:

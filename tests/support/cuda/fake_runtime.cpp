@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "cuda_language.h"
 #include "support/ranks/fenced_backend.h"
@@ -25,6 +26,11 @@ LateStream& of(cudaStream_t stream) {
 }
 Event& of(cudaEvent_t event) {
   return *reinterpret_cast<Event*>(event);
+}
+
+std::string wanted_of_environment() {
+  const char* const wanted = std::getenv("SCALETRAIN_FAKE_GPU");
+  return wanted == nullptr ? "" : wanted;
 }
 
 // What a kernel threw is what a GPU calls a failed launch.
@@ -135,9 +141,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->major = 8;
   return cudaSuccess;
 }
+// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "no driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = 13000;
+  const std::string wanted = wanted_of_environment();
+  *version = wanted == "no driver" ? 0 : wanted == "old driver" ? 12040 : 13000;
   return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  const std::string wanted = wanted_of_environment();
+  *count = wanted.empty() ? 1 : 0;
+  if (wanted.empty()) return cudaSuccess;
+  if (wanted == "no GPU") return cudaErrorNoDevice;
+  return wanted == "broken" ? cudaErrorUnknown : cudaErrorInsufficientDriver;
 }
 
 const char* cudaGetErrorName(cudaError_t error) {

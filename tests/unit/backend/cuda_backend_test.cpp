@@ -101,9 +101,9 @@ TEST_CASE("a_kernel_that_traps_ends_the_rank_by_an_error_of_the_gpu") {
                                          .ids = ids_of_device.view(0, DType::i32, Shape{1}),
                                          .positions = {},
                                          .output = output.view(0, DType::f32, Shape{1, 8})});
-  CHECK_THROWS_WITH_AS(
-      stream->synchronize(),
-      "CUDA: what a stream was given failed: unspecified launch failure (cudaErrorLaunchFailure)", PeerError);
+  CHECK_THROWS_WITH_AS(stream->synchronize(),
+                       "CUDA: what a stream was given failed: unspecified launch failure (cudaErrorLaunchFailure)",
+                       PeerError);
 }
 
 TEST_CASE("a_gpu_that_is_not_there_is_refused") {

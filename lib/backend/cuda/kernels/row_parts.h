@@ -30,8 +30,8 @@ inline RowParts row_parts(std::int64_t rows, std::int64_t columns, std::int64_t 
 
 namespace {
 
-// of_first[column] += the sum over parts of partial[part, 0, column]; of_second (or null), where there are two sums, the
-// same of partial[part, 1, column].
+// of_first[column] += the sum over parts of partial[part, 0, column]; of_second (or null), where there are two sums,
+// the same of partial[part, 1, column].
 __global__ void add_parts(const float* partial, std::int64_t parts, std::int64_t sums, std::int64_t columns,
                           float* of_first, float* of_second) {
   const std::int64_t column = first_element<1>();

@@ -1,0 +1,61 @@
+// What the program finds in the module.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda_module.h"
+
+namespace scaletrain {
+
+namespace {
+
+// 13010 is CUDA 13.1.
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+std::string words_of_driver() {
+  int driver = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+    return "no NVIDIA driver is installed: install one of version 580 or later";
+  return fmt::format("the NVIDIA driver is made for CUDA {}, and {} is needed: install version 580 or later",
+                     version_text(driver), version_text(CUDART_VERSION / 1000 * 1000));
+}
+
+std::string words_of_visible() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return "the driver finds no GPU: see what nvidia-smi says";
+  return fmt::format("CUDA_VISIBLE_DEVICES is '{}', which leaves no GPU to see: unset it", visible);
+}
+
+int count_devices(std::string& obstacle) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  switch (error) {
+    case cudaSuccess:
+      if (count == 0) obstacle = words_of_visible();
+      return count;
+    case cudaErrorInsufficientDriver:
+      obstacle = words_of_driver();
+      return 0;
+    case cudaErrorNoDevice:
+      obstacle = words_of_visible();
+      return 0;
+    default:
+      obstacle = fmt::format("the driver cannot be used ({}): see what nvidia-smi says", cudaGetErrorString(error));
+      return 0;
+  }
+}
+
+constexpr CudaModuleEntry entry = {
+    .interface = SCALETRAIN_INTERFACE, .count_devices = count_devices, .make_backend = make_cuda_backend};
+
+}  // namespace
+
+}  // namespace scaletrain
+
+extern "C" const scaletrain::CudaModuleEntry* scaletrain_cuda_module() {
+  return &scaletrain::entry;
+}

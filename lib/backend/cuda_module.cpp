@@ -1,0 +1,48 @@
+#include "backend/cuda_module.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/error.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr std::string_view instead = "or set run.device: cpu";
+
+[[noreturn]] void refuse(const std::string& what, std::string_view remedy) {
+  throw UserError(fmt::format("run.device: cuda: {}: {}, {}", what, remedy, instead));
+}
+
+const CudaModuleEntry& load(const std::filesystem::path& file) {
+  std::error_code error;
+  if (!std::filesystem::exists(file, error))
+    refuse(fmt::format("there is no {}, so this program was built without CUDA", file.string()),
+           "build it with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is installed");
+  void* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr)
+    refuse(fmt::format("{} cannot be loaded ({})", file.string(), ::dlerror()),
+           "install the libraries of CUDA 13 that it names");
+  void* const symbol = ::dlsym(module, "scaletrain_cuda_module");
+  const auto function = reinterpret_cast<decltype(&scaletrain_cuda_module)>(symbol);
+  if (function == nullptr)
+    refuse(fmt::format("{} is no module of scaletrain", file.string()), "build and install both together");
+  const CudaModuleEntry& entry = *function();
+  if (std::string_view(entry.interface) != SCALETRAIN_INTERFACE)
+    refuse(fmt::format("{} belongs to another version of this program", file.string()),
+           "build and install both together");
+  return entry;
+}
+
+}  // namespace
+
+CudaModule::CudaModule(const std::filesystem::path& file) : entry_(&load(file)) {
+  std::string obstacle;
+  num_devices_ = entry_->count_devices(obstacle);
+  if (num_devices_ == 0) throw UserError(fmt::format("run.device: cuda: {}, {}", obstacle, instead));
+}
+
+}  // namespace scaletrain

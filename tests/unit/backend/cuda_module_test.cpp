@@ -1,0 +1,101 @@
+// The module that is loaded when a GPU is asked for: one whose GPU the host carries out, one of another version, and the
+// one that nvcc has compiled.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "backend/cuda_module.h"
+#include "base/error.h"
+
+using namespace scaletrain;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string refusal_of(const fs::path& file) {
+  try {
+    const CudaModule module(file);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+// While it lives.
+struct Environment {
+  Environment(const char* given_name, const char* value) : name(given_name) { ::setenv(name, value, 1); }
+  ~Environment() { ::unsetenv(name); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+  const char* name;
+};
+
+}  // namespace
+
+TEST_CASE("a_module_gives_the_program_the_backend_of_its_gpu") {
+  const CudaModule module(FAKE_MODULE);
+  CHECK(module.num_devices() == 1);
+  const auto backend = module.make_backend({.compute = DType::bf16});
+  CHECK(backend->compute_type() == DType::bf16);
+  const auto stream = backend->make_stream();
+  const Buffer device = backend->allocate(3 * sizeof(float));
+  const Buffer pinned = backend->allocate_pinned(3 * sizeof(float));
+  const View values = device.view(0, DType::f32, Shape{3});
+  backend->run(*stream, Fill{.output = values, .value = 2.5});
+  backend->copy(*stream, values, pinned.view(0, DType::f32, Shape{3}));
+  stream->synchronize();
+  float found[3];
+  std::memcpy(found, pinned.data(), sizeof found);
+  for (const float value : found) CHECK(value == 2.5F);
+  // What it throws is what the program catches.
+  CHECK_THROWS_AS(module.make_backend({.device = 7}), PeerError);
+}
+
+TEST_CASE("a_module_that_is_not_there_or_not_ours_is_refused_with_what_would_help") {
+  CHECK(refusal_of("/nowhere/libscaletrain-cuda.so") ==
+        "run.device: cuda: there is no /nowhere/libscaletrain-cuda.so, so this program was built without CUDA: build it "
+        "with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is installed, or set run.device: cpu");
+  CHECK(refusal_of(OTHER_MODULE) ==
+        std::string("run.device: cuda: ") + OTHER_MODULE +
+            " belongs to another version of this program: build and install both together, or set run.device: cpu");
+  const std::string text = refusal_of(__FILE__);
+  CHECK(text.find("cannot be loaded (") != std::string::npos);
+  CHECK(text.find("install the libraries of CUDA 13 that it names, or set run.device: cpu") != std::string::npos);
+}
+
+TEST_CASE("a_machine_without_a_gpu_to_use_is_told_why_and_what_would_help") {
+  const auto refusal_where = [](const char* state) {
+    const Environment fake("SCALETRAIN_FAKE_GPU", state);
+    return refusal_of(FAKE_MODULE);
+  };
+  CHECK(refusal_where("no driver") ==
+        "run.device: cuda: no NVIDIA driver is installed: install one of version 580 or later, or set run.device: cpu");
+  CHECK(refusal_where("old driver") ==
+        "run.device: cuda: the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version 580 or later, or "
+        "set run.device: cpu");
+  CHECK(refusal_where("no GPU") ==
+        "run.device: cuda: the driver finds no GPU: see what nvidia-smi says, or set run.device: cpu");
+  CHECK(refusal_where("broken").find("the driver cannot be used (") != std::string::npos);
+  const Environment hidden("CUDA_VISIBLE_DEVICES", "");
+  CHECK(refusal_where("no GPU") ==
+        "run.device: cuda: CUDA_VISIBLE_DEVICES is '', which leaves no GPU to see: unset it, or set run.device: cpu");
+}
+
+// Where it was built, which the sanitizers' builds leave out.
+TEST_CASE("the_module_that_nvcc_has_compiled_loads_and_knows_this_machine") {
+  const fs::path file = fs::path(FAKE_MODULE).parent_path() / cuda_module_name;
+  if (!fs::exists(file)) {
+    MESSAGE("skipped: " << file.string() << " was not built");
+    return;
+  }
+  const std::string text = refusal_of(file);
+  if (fs::exists("/proc/driver/nvidia/version"))
+    CHECK((text == "none" || text.find("leaves no GPU") != std::string::npos));
+  else
+    CHECK(text ==
+          "run.device: cuda: no NVIDIA driver is installed: install one of version 580 or later, or set run.device: cpu");
+}

@@ -1,0 +1,43 @@
+// Whole runs on the backend of GPUs, which the host carries out (tests/support/cuda).
+#include "backend/cuda/cuda_backend.h"
+#include "train_helpers.h"
+
+using namespace scaletrain;
+
+namespace {
+
+std::unique_ptr<Backend> gpu(const CpuOptions& options) {
+  return make_cuda_backend({.compute = options.compute});
+}
+
+}  // namespace
+
+TEST_CASE("a run on a gpu saves in either way and resumes to the bit") {
+  for (const std::string precision : {"fp32", "bf16"}) {
+    const std::string compute = "precision.compute=" + precision;
+    CAPTURE(precision);
+    TinyRun expected;
+    expected.make_backend = gpu;
+    REQUIRE(expected.run({compute, "checkpoint.every=3", "checkpoint.background=true"}) == ExitCode::finished);
+    TinyRun parts;
+    parts.make_backend = gpu;
+    CHECK(parts.run({compute, "checkpoint.background=false"}, 6) == ExitCode::interrupted);
+    CHECK(parts.run({compute}) == ExitCode::finished);
+    check_same_numbers(parts.metrics(), expected.metrics());
+    CHECK(tensors_of(parts.checkpoint(12)) == tensors_of(expected.checkpoint(12)));
+  }
+}
+
+TEST_CASE("a run begun on processors goes on on a gpu, to the losses of processors") {
+  TinyRun expected;
+  REQUIRE(expected.run() == ExitCode::finished);
+  TinyRun parts;
+  CHECK(parts.run({}, 6) == ExitCode::interrupted);
+  parts.make_backend = gpu;
+  CHECK(parts.run() == ExitCode::finished);
+  const auto found = parts.metrics().steps;
+  const auto wanted = expected.metrics().steps;
+  REQUIRE(found.size() == wanted.size());
+  for (std::size_t i = 0; i < found.size(); ++i)
+    CHECK(found[i].loss == doctest::Approx(wanted[i].loss).epsilon(1e-4));
+}
