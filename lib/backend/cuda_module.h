@@ -28,8 +28,8 @@ struct CudaModuleEntry {
 // Loaded for good: the driver's threads outlive its last use.
 class CudaModule {
  public:
-  // UserError in one sentence with its remedy: there is no such file, it cannot be loaded, is none of ours or of another
-  // version; there is no driver, one too old, or no GPU that this process may see.
+  // UserError in one sentence with its remedy: there is no such file, it cannot be loaded, is none of ours or of
+  // another version; there is no driver, one too old, or no GPU that this process may see.
   explicit CudaModule(const std::filesystem::path& file);
 
   int num_devices() const { return num_devices_; }

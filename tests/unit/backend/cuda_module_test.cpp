@@ -1,5 +1,5 @@
-// The module that is loaded when a GPU is asked for: one whose GPU the host carries out, one of another version, and the
-// one that nvcc has compiled.
+// The module that is loaded when a GPU is asked for: one whose GPU the host carries out, one of another version, and
+// the one that nvcc has compiled.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -56,9 +56,10 @@ TEST_CASE("a_module_gives_the_program_the_backend_of_its_gpu") {
 }
 
 TEST_CASE("a_module_that_is_not_there_or_not_ours_is_refused_with_what_would_help") {
-  CHECK(refusal_of("/nowhere/libscaletrain-cuda.so") ==
-        "run.device: cuda: there is no /nowhere/libscaletrain-cuda.so, so this program was built without CUDA: build it "
-        "with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is installed, or set run.device: cpu");
+  CHECK(
+      refusal_of("/nowhere/libscaletrain-cuda.so") ==
+      "run.device: cuda: there is no /nowhere/libscaletrain-cuda.so, so this program was built without CUDA: build it "
+      "with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is installed, or set run.device: cpu");
   CHECK(refusal_of(OTHER_MODULE) ==
         std::string("run.device: cuda: ") + OTHER_MODULE +
             " belongs to another version of this program: build and install both together, or set run.device: cpu");
@@ -74,9 +75,10 @@ TEST_CASE("a_machine_without_a_gpu_to_use_is_told_why_and_what_would_help") {
   };
   CHECK(refusal_where("no driver") ==
         "run.device: cuda: no NVIDIA driver is installed: install one of version 580 or later, or set run.device: cpu");
-  CHECK(refusal_where("old driver") ==
-        "run.device: cuda: the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version 580 or later, or "
-        "set run.device: cpu");
+  CHECK(
+      refusal_where("old driver") ==
+      "run.device: cuda: the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version 580 or later, or "
+      "set run.device: cpu");
   CHECK(refusal_where("no GPU") ==
         "run.device: cuda: the driver finds no GPU: see what nvidia-smi says, or set run.device: cpu");
   CHECK(refusal_where("broken").find("the driver cannot be used (") != std::string::npos);
@@ -96,6 +98,7 @@ TEST_CASE("the_module_that_nvcc_has_compiled_loads_and_knows_this_machine") {
   if (fs::exists("/proc/driver/nvidia/version"))
     CHECK((text == "none" || text.find("leaves no GPU") != std::string::npos));
   else
-    CHECK(text ==
-          "run.device: cuda: no NVIDIA driver is installed: install one of version 580 or later, or set run.device: cpu");
+    CHECK(
+        text ==
+        "run.device: cuda: no NVIDIA driver is installed: install one of version 580 or later, or set run.device: cpu");
 }

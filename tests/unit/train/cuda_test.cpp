@@ -38,6 +38,5 @@ TEST_CASE("a run begun on processors goes on on a gpu, to the losses of processo
   const auto found = parts.metrics().steps;
   const auto wanted = expected.metrics().steps;
   REQUIRE(found.size() == wanted.size());
-  for (std::size_t i = 0; i < found.size(); ++i)
-    CHECK(found[i].loss == doctest::Approx(wanted[i].loss).epsilon(1e-4));
+  for (std::size_t i = 0; i < found.size(); ++i) CHECK(found[i].loss == doctest::Approx(wanted[i].loss).epsilon(1e-4));
 }

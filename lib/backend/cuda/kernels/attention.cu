@@ -134,6 +134,22 @@ __device__ inline Place place_of_block(std::int64_t heads, bool last_first) {
   return {last_first ? tiles - 1 - tile : tile, blockIdx.x % heads};
 }
 
+// The queries of a block, and the stretch of keys that any of them sees, from where a tile of the walk begins.
+struct QueryTile {
+  Head head;
+  std::int64_t of_launch, first_query;
+  int begin, end;
+};
+template <class S>
+__device__ inline QueryTile query_tile(const Attention<S>& op, int walk) {
+  const Place place = place_of_block(op.units * op.group, true);
+  QueryTile tile = {head_of(op, place.of_launch), place.of_launch, place.tile * tile_rows, 0, 0};
+  const std::int64_t last = tile.first_query + tile_rows - 1;
+  tile.begin = first_seen(op, tile.head.batch, tile.first_query) / walk * walk;
+  tile.end = seen_by(op, tile.head.batch, last < op.num_queries ? last : op.num_queries - 1).end;
+  return tile;
+}
+
 // --- forward ---
 
 template <class S, int columns>
@@ -146,15 +162,11 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   S* const scratch = value + tile_elements<S, walk, columns> + warp * scratch_elements<S, walk>;
 
-  const Place place = place_of_block(op.units * op.group, true);
-  const Head head = head_of(op, place.of_launch);
-  const std::int64_t first_query = place.tile * tile_rows;
+  const QueryTile tile = query_tile(op, walk);
+  const Head& head = tile.head;
+  const std::int64_t first_query = tile.first_query;
   const int parts = static_cast<int>(gridDim.y);
   const int own_part = static_cast<int>(blockIdx.y);
-  const int begin = first_seen(op, head.batch, first_query) / walk * walk;
-  const std::int64_t last_query =
-      first_query + tile_rows < op.num_queries ? first_query + tile_rows - 1 : op.num_queries - 1;
-  const int end = seen_by(op, head.batch, last_query).end;
 
   const auto load_scores = [&](int first, int part, bool with_query) {
     const Part of = part_of<columns>(op.head_size, part);
@@ -184,8 +196,8 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
   float total[2] = {0.0F, 0.0F};  // the lane's share of it
   WarpSums<columns> output = {};
 
-  load_scores(begin, 0, true);
-  for (int first = begin; first < end; first += walk) {
+  load_scores(tile.begin, 0, true);
+  for (int first = tile.begin; first < tile.end; first += walk) {
     WarpSums<walk> scores = {};
     for (int part = 0; part < parts; ++part) {
       wait_for_copies();
@@ -197,7 +209,7 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
       __syncthreads();
       if (part < parts - 1)
         load_scores(first, part + 1, true);
-      else if (first + walk < end)
+      else if (first + walk < tile.end)
         load_scores(first + walk, 0, parts > 1);
     }
 #pragma unroll
@@ -291,15 +303,11 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
   S* const scratch = value + tile_elements<S, walk, columns> + warp * scratch_elements<S, walk>;
 
-  const Place place = place_of_block(op.units * op.group, true);
-  const Head head = head_of(op, place.of_launch);
-  const std::int64_t first_query = place.tile * tile_rows;
+  const QueryTile tile = query_tile(op, walk);
+  const Head& head = tile.head;
+  const std::int64_t first_query = tile.first_query;
   const int parts = static_cast<int>(gridDim.y);
   const int own_part = static_cast<int>(blockIdx.y);
-  const int begin = first_seen(op, head.batch, first_query) / walk * walk;
-  const std::int64_t last_query =
-      first_query + tile_rows < op.num_queries ? first_query + tile_rows - 1 : op.num_queries - 1;
-  const int end = seen_by(op, head.batch, last_query).end;
 
   const auto load_queries = [&](const Part& of) {
     const std::int64_t column = head.head * op.head_size + of.first;
@@ -333,12 +341,12 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
     const std::int64_t t = row + i * 8;
     if (t >= op.num_queries) continue;
     log_sum[i] = op.log_sum_exp[(head.batch * heads + head.head) * op.num_queries + t] * log2_of_e;
-    delta[i] = op.deltas[place.of_launch * op.num_queries + t];
+    delta[i] = op.deltas[tile.of_launch * op.num_queries + t];
   }
   const int warp_start = warp * rows_of_warp * tile_stride<S, columns>;
   WarpSums<columns> d_query = {};
   if (parts == 1) load_queries(own);
-  for (int first = begin; first < end; first += walk) {
+  for (int first = tile.begin; first < tile.end; first += walk) {
     WarpSums<walk> scores = {};
     WarpSums<walk> d_scores = {};
     for (int turn = 0; turn < parts; ++turn) {
