@@ -17,9 +17,9 @@
 #include <shared_mutex>
 #include <string>
 #include <utility>
-#include <variant>
 
 #include "backend/backend.h"
+#include "support/operation_views.h"
 
 namespace scaletrain {
 
@@ -122,56 +122,9 @@ class FencedBackend final : public Backend {
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }
 
  private:
-  // Puts the views of a descriptor to where their values lie.
-  static void reach(View& view) { view = FencedMemory::of_process().values(view); }
-  static void reach(ConstView& view) { view = FencedMemory::of_process().values(view); }
-  static void reach(Weight& weight) { reach(weight.values); }
-  static void reach(HeadsView& heads) { reach(heads.values); }
-  static void reach(ConstHeadsView& heads) { reach(heads.values); }
-  template <class... Operands>
-  static void reach_all(Operands&... operands) {
-    (reach(operands), ...);
-  }
-
-  static void enter(LinearForward& op) { reach_all(op.weight, op.bias, op.input, op.addend, op.output, op.activated); }
-  static void enter(LinearBackwardInput& op) { reach_all(op.weight, op.d_output, op.d_input); }
-  static void enter(LinearBackwardWeight& op) { reach_all(op.input, op.d_output, op.d_weight, op.d_bias); }
-  static void enter(NormForward& op) { reach_all(op.input, op.weight, op.bias, op.output, op.mean, op.rstd); }
-  static void enter(NormBackwardInput& op) {
-    reach_all(op.d_output, op.input, op.weight, op.mean, op.rstd, op.addend, op.d_input);
-  }
-  static void enter(NormBackwardWeight& op) {
-    reach_all(op.d_output, op.input, op.mean, op.rstd, op.d_weight, op.d_bias);
-  }
-  static void enter(ActivationForward& op) { reach_all(op.input, op.output); }
-  static void enter(ActivationBackward& op) { reach_all(op.input, op.d_output, op.d_input); }
-  static void enter(RopeRotate& op) { reach_all(op.values, op.positions); }
-  static void enter(AttentionForward& op) {
-    reach_all(op.query, op.key, op.value, op.document_start, op.output, op.log_sum_exp);
-  }
-  static void enter(AttentionBackward& op) {
-    reach_all(op.query, op.key, op.value, op.output, op.d_output, op.log_sum_exp, op.document_start, op.d_query,
-              op.d_key, op.d_value, op.d_query_sums);
-  }
-  static void enter(EmbeddingForward& op) { reach_all(op.table, op.position_table, op.ids, op.positions, op.output); }
-  static void enter(EmbeddingBackward& op) {
-    reach_all(op.d_output, op.ids, op.positions, op.d_table, op.d_position_table);
-  }
-  static void enter(CrossEntropy& op) { reach_all(op.logits, op.targets, op.loss_sum); }
-  static void enter(SoftmaxStatistics& op) { reach_all(op.logits, op.targets, op.statistics); }
-  static void enter(CrossEntropyParts& op) { reach_all(op.logits, op.targets, op.statistics, op.loss_sum); }
-  static void enter(Add& op) { reach_all(op.a, op.b, op.output); }
-  static void enter(Copy& op) { reach_all(op.input, op.output); }
-  static void enter(Fill& op) { reach_all(op.output); }
-  static void enter(SumOfSquares& op) { reach_all(op.values, op.result); }
-  static void enter(AdamWStep& op) {
-    reach_all(op.param, op.first_moment, op.second_moment, op.gradient, op.step, op.compute_weights);
-  }
-  static void enter(SgdStep& op) { reach_all(op.param, op.gradient, op.step, op.compute_weights); }
-
   void launch(Stream& stream, const Operation& op) override {
     Operation reached = op;
-    std::visit([](auto& descriptor) { enter(descriptor); }, reached);
+    for_each_view(reached, [](auto& view) { view = FencedMemory::of_process().values(view); });
     inner_->run(stream, reached);
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {

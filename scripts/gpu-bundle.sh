@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# gpu-bundle.sh: builds what gpu-check.sh runs, for machines that have a GPU and CUDA 13 but neither network nor our other libraries.
+# Writes build/gpu-bundle/ (bin, lib, gpu-check.sh), and says how large it is. CUDA's own libraries stay out: that machine's are used.
+# SCALETRAIN_CUDA_ARCHITECTURES chooses the GPUs to build for, as CMake names them (80-real;90-real;100).
+source "$(dirname "$0")/common.sh"
+cd "$root"
+[ $# -eq 0 ] || refuse "$1"
+install "${build_packages[@]}" "${test_packages[@]}"
+cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON -DSCALETRAIN_CUDA=ON \
+  -DSCALETRAIN_CUDA_ARCHITECTURES="${SCALETRAIN_CUDA_ARCHITECTURES:-80-real;90-real;100}" >/dev/null
+cmake --build --preset release --target test_backend scaletrain-cuda
+
+bundle=build/gpu-bundle
+rm -rf "$bundle"
+mkdir -p "$bundle/bin" "$bundle/lib"
+cp build/release/bin/test_backend build/release/bin/libscaletrain-cuda.so "$bundle/bin/"
+strip "$bundle/bin/"*
+cp scripts/gpu-check.sh "$bundle/"
+# Every library but the kernel's interface, the C library and CUDA.
+ldd "$bundle/bin/"* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+  grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcublasLt|libcuda|libcudart)\.so' |
+  xargs -I{} cp -L {} "$bundle/lib/"
+du -sh "$bundle" | awk '{ print $2 ": " $1 }'
