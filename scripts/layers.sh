@@ -19,7 +19,7 @@ only_layers() { { grep -xF -f <(printf '%s\n' "${layers[@]}") || true; } | sort 
 
 lower=()
 for layer in "${layers[@]}"; do
-  allowed=$(tr '\n' ' ' <"$layer/CMakeLists.txt" | sed -nE 's/.*DEPENDS ([a-z_ ]*).*/\1/p' | tr ' ' '\n' | only_layers)
+  allowed=$(tr '\n' ' ' <"$layer/CMakeLists.txt" | sed -nE 's/.*[ (]DEPENDS ([a-z_ ]*).*/\1/p' | tr ' ' '\n' | only_layers)
   while IFS=: read -r file line other; do
     if [ "$other" = "$layer" ] || grep -qxF "$other" <<<"$allowed"; then continue; fi
     problem "$file:$line: $layer includes \"$other/\", which $layer/CMakeLists.txt does not name under DEPENDS"

@@ -22,7 +22,8 @@ const CudaModuleEntry& load(const std::filesystem::path& file) {
   if (!std::filesystem::exists(file, error))
     refuse(fmt::format("there is no {}, so this program was built without CUDA", file.string()),
            "build it with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is installed");
-  void* const module = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // A name without a folder would be looked for elsewhere.
+  void* const module = ::dlopen(std::filesystem::absolute(file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr)
     refuse(fmt::format("{} cannot be loaded ({})", file.string(), ::dlerror()),
            "install the libraries of CUDA 13 that it names");

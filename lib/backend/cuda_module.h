@@ -33,7 +33,7 @@ class CudaModule {
   explicit CudaModule(const std::filesystem::path& file);
 
   int num_devices() const { return num_devices_; }
-  // The calling thread's from now on. PeerError naming the GPU where it or its driver fails.
+  // UserError for a GPU that is too old; PeerError naming the GPU where it or its driver fails.
   std::unique_ptr<Backend> make_backend(const CudaOptions& options) const { return entry_->make_backend(options); }
 
  private:

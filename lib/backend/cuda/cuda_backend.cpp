@@ -19,9 +19,17 @@ namespace {
 using cuda::check;
 using cuda::CudaStream;
 
+constexpr int oldest_major = 8;  // of compute capabilities: Ampere
+
+// Of one that kernels are compiled for. UserError for others.
 std::string name_of_device(int device) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "a look at the GPU");
+  if (properties.major < oldest_major)
+    throw UserError(
+        fmt::format("run.device: cuda: the GPU {} (sm_{}{}) is older than sm_{}0, the oldest that is supported: "
+                    "choose another by CUDA_VISIBLE_DEVICES, or set run.device: cpu",
+                    properties.name, properties.major, properties.minor, oldest_major));
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "a look at the driver");
   return fmt::format("cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {})", properties.name, properties.major,
@@ -31,22 +39,24 @@ std::string name_of_device(int device) {
 template <class S>
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, DType compute) : compute_type_(compute), description_(name_of_device(device)) {}
+  CudaBackend(int device, DType compute)
+      : device_(device), compute_type_(compute), description_(name_of_device(device)), filling_(device) {}
 
   DType compute_type() const override { return compute_type_; }
   std::string description() const override { return description_; }
   int num_threads() const override { return 1; }
-  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(); }
+  std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
   Space space() const override { return Space::device; }
 
   Buffer allocate(std::size_t bytes) override {
-    Buffer buffer = cuda::allocate_on_device(bytes);
+    Buffer buffer = cuda::allocate_on_device(device_, bytes);
     if (bytes == 0) return buffer;
     check(cudaMemsetAsync(buffer.data(), 0, bytes, filling_.get()), "the filling of memory");
     filling_.synchronize();
     return buffer;
   }
   Buffer allocate_pinned(std::size_t bytes) override {
+    cuda::use_device(device_);
     void* data = nullptr;
     if (bytes > 0) check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "an allocation of pinned memory");
     auto* const memory = static_cast<std::byte*>(data);
@@ -63,16 +73,19 @@ class CudaBackend final : public Backend {
 
  private:
   void launch(Stream& stream, const Operation& op) override {
+    cuda::use_device(device_);
     auto& issued_to = dynamic_cast<CudaStream&>(stream);
     const cuda::Issue issue{.stream = issued_to.get(), .workspace = issued_to.workspace(), .products = &products_};
     std::visit([&](const auto& descriptor) { cuda::compute<S>(issue, descriptor); }, op);
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
+    cuda::use_device(device_);
     check(cudaMemcpyAsync(to.data(), from.data(), to.num_bytes(), cudaMemcpyDefault,
                           dynamic_cast<CudaStream&>(stream).get()),
           "a copy");
   }
 
+  int device_;
   DType compute_type_;
   std::string description_;
   cuda::Products products_;
@@ -82,7 +95,7 @@ class CudaBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
-  check(cudaSetDevice(options.device), "the choice of a GPU");
+  cuda::use_device(options.device);
   switch (options.compute) {
     case DType::f32:
       return std::make_unique<CudaBackend<float>>(options.device, options.compute);

@@ -8,8 +8,8 @@
 
 namespace scaletrain {
 
-// Of the calling thread's device from now on, which becomes options.device. Kernels as backend/cuda/kernels has them;
-// matrix products are cuBLASLt's. PeerError naming the GPU where it or its driver fails.
+// Kernels as backend/cuda/kernels has them; matrix products are cuBLASLt's. UserError for a GPU that is too old;
+// PeerError where the GPU or its driver fails.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
 
 }  // namespace scaletrain

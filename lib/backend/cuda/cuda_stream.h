@@ -15,13 +15,13 @@ namespace scaletrain::cuda {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream();            // of the thread's current device. PeerError
-  ~CudaStream() override;  // when everything issued has run
+  explicit CudaStream(int device);  // PeerError
+  ~CudaStream() override;           // when everything issued has run
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
   void synchronize() override;
-  // The function may not use the GPU: the driver's thread calls it.
+  // The function ends, with what it holds, on a thread that uses the stream.
   void call(std::function<void()> function) override;
   Event record() override;
   void after(const Event& event) override;
@@ -31,16 +31,19 @@ class CudaStream final : public Stream {
   std::byte* workspace();
 
  private:
-  class Failure;
+  class Calls;
   class Moment;
   struct Call;
 
+  int device_;
   cudaStream_t stream_ = nullptr;
-  std::shared_ptr<Failure> failure_;
+  std::shared_ptr<Calls> calls_;
   Buffer workspace_;
 };
 
-// Memory of the current device, not filled. std::bad_alloc
-Buffer allocate_on_device(std::size_t bytes);
+// What the calling thread asks of the CUDA runtime is of this device from now on.
+void use_device(int device);
+// Not filled. std::bad_alloc
+Buffer allocate_on_device(int device, std::size_t bytes);
 
 }  // namespace scaletrain::cuda

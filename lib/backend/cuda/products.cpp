@@ -16,9 +16,7 @@ void check(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_ALLOC_FAILED) throw std::bad_alloc();
   const std::string text =
       fmt::format("cuBLASLt: {} failed: {} ({})", what, cublasLtGetStatusString(status), cublasLtGetStatusName(status));
-  if (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED ||
-      status == CUBLAS_STATUS_NOT_INITIALIZED)
-    throw BugError(text);
+  if (status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED) throw BugError(text);
   throw PeerError(text);
 }
 
@@ -132,7 +130,7 @@ Products::Choice& Products::choice_for(const Product& p, std::size_t workspace_b
   const unsigned of_addend = alignment_of(p.addend != nullptr ? p.addend : p.result);
   const unsigned of_result = alignment_of(p.result);
   const Key key(p.rows, p.columns, p.depth, p.factors, p.result_type, p.a_is_transposed, p.b_is_transposed,
-                p.bias != nullptr, p.addend != nullptr, of_a, of_b, of_addend, of_result);
+                p.bias != nullptr, p.addend != nullptr, of_a, of_b, of_addend, of_result, alignment_of(p.bias));
   std::unique_ptr<Choice>& kept = choices_[key];
   if (kept) return *kept;
   auto choice = std::make_unique<Choice>(p);
@@ -151,7 +149,8 @@ Products::Choice& Products::choice_for(const Product& p, std::size_t workspace_b
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle_, choice->operation.get(), choice->first.get(), choice->second.get(),
                                      choice->result.get(), choice->result.get(), preference.get(), 1, &found, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0))
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED ||
+      (status == CUBLAS_STATUS_SUCCESS && (count == 0 || found.state != CUBLAS_STATUS_SUCCESS)))
     throw BugError(fmt::format("cuBLASLt has no product of {} [{} x {}] by [{} x {}]", to_text(p.factors), p.rows,
                                p.depth, p.depth, p.columns));
   check(status, "the choice of a kernel");

@@ -46,7 +46,7 @@ class Products {
   struct Choice;
   // Everything that a choice depends on.
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, DType, bool, bool, bool, bool, unsigned,
-                         unsigned, unsigned, unsigned>;
+                         unsigned, unsigned, unsigned, unsigned>;
 
   Choice& choice_for(const Product& product, std::size_t workspace_bytes);
 

@@ -249,6 +249,8 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
     multiply_values<S, walk, columns>(output, scores, value, own.width, scratch);
   }
 
+  wait_for_copies();  // of a tile without keys
+
   float factors[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -371,6 +373,7 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_queries<columns>)
     }
     multiply_values<S, walk, columns>(d_query, d_scores, key, own.width, scratch);
   }
+  wait_for_copies();  // of a tile without keys
   const std::int64_t first_row = first_query + warp * rows_of_warp;
   store_sums<S, columns>(at(op.d_query, op.num_queries, head.batch, first_row, head.head * op.head_size + own.first),
                          op.d_query.stride, op.num_queries - first_row, own.width, d_query, {op.scale, op.scale},
@@ -490,6 +493,7 @@ __global__ void __launch_bounds__(attention_threads, blocks_by_keys) differentia
       multiply_values<S, walk, columns>(d_key, d_scores, query, own.width, scratch);
     }
   }
+  wait_for_copies();  // of keys that nobody sees
   const std::int64_t first_row = first_key + warp * rows_of_warp;
   const std::int64_t column = kv_head * op.head_size + own.first;
   store_sums<S, columns>(at(op.d_key, op.num_keys, batch, first_row, column), op.d_key.stride, op.num_keys - first_row,
@@ -541,7 +545,7 @@ void with_columns(std::int64_t head_size, Body&& body) {
 
 // Tiles for each of the heads or units, and the parts.
 dim3 attention_blocks(std::int64_t rows, std::int64_t heads, unsigned parts) {
-  return dim3(narrow<unsigned>((rows + tile_rows - 1) / tile_rows * heads), parts);
+  return dim3(static_cast<unsigned>(narrow<int>((rows + tile_rows - 1) / tile_rows * heads)), parts);
 }
 
 template <class S, int columns, int fixed_tiles, int walk, int walking_tiles>

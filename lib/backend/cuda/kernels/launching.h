@@ -55,7 +55,7 @@ constexpr unsigned threads_of_block = 256;
 
 // Of `work` pieces, one a thread (or as many as are given to a thread or a block).
 inline dim3 blocks_for(std::int64_t work, std::int64_t of_a_block = threads_of_block) {
-  return dim3(narrow<unsigned>((work + of_a_block - 1) / of_a_block));
+  return dim3(static_cast<unsigned>(narrow<int>((work + of_a_block - 1) / of_a_block)));
 }
 
 // body(the number of elements of a pack, as a constant): the whole pack where it fits, else 1.

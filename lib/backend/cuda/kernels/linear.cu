@@ -84,17 +84,18 @@ void compute(const Issue& issue, const LinearBackwardInput& op) {
 template <class S>
 void compute(const Issue& issue, const LinearBackwardWeight& op) {
   if (op.input.shape()[0] == 0) return;
-  multiply(issue, {.rows = op.d_output.shape()[1],
-                   .columns = op.input.shape()[1],
-                   .depth = op.input.shape()[0],
-                   .factors = dtype_of_element<S>(),
-                   .result_type = DType::f32,
-                   .a = address<S>(op.d_output),
-                   .a_is_transposed = true,
-                   .b = address<S>(op.input),
-                   .addend = address<float>(op.d_weight),
-                   .result = address<float>(op.d_weight)});
-  if (op.d_bias) add_column_sums<S>(issue, op.d_output, op.d_bias);
+  if (op.d_weight.num_elements() > 0)
+    multiply(issue, {.rows = op.d_output.shape()[1],
+                     .columns = op.input.shape()[1],
+                     .depth = op.input.shape()[0],
+                     .factors = dtype_of_element<S>(),
+                     .result_type = DType::f32,
+                     .a = address<S>(op.d_output),
+                     .a_is_transposed = true,
+                     .b = address<S>(op.input),
+                     .addend = address<float>(op.d_weight),
+                     .result = address<float>(op.d_weight)});
+  if (op.d_bias && op.d_bias.num_elements() > 0) add_column_sums<S>(issue, op.d_output, op.d_bias);
 }
 
 SCALETRAIN_FOR_COMPUTE_TYPES(LinearForward)
