@@ -44,7 +44,8 @@ class Stream {
   virtual void synchronize() = 0;
   // Runs a function of the host in its turn: behind everything issued before, and what is issued behind it waits for
   // it. Where operations are done when they are issued it runs now, by the caller, who gets what it throws; elsewhere
-  // on a thread of the stream: if it throws, nothing behind it runs until synchronize() has thrown that.
+  // on a thread of the stream: if it throws, nothing behind it runs until synchronize() has thrown that. There it may
+  // not wait for events of the device nor use it otherwise: that stands in order by after().
   virtual void call(std::function<void()> function) = 0;
   // Now, in this stream's order.
   virtual Event record() = 0;

@@ -54,11 +54,11 @@ struct CallQueue::State {
     }
   }
 
-  // By the thread that needs the entry's result.
-  void wait(const std::shared_ptr<Entry>& entry) {
+  // By the thread that needs the entry's result. may_run: it may make the call itself, if that is the next one.
+  void wait(const std::shared_ptr<Entry>& entry, bool may_run) {
     std::unique_lock lock(mutex);
     while (!entry->done) {
-      if (!running && !waiting.empty() && waiting.front() == entry) {
+      if (may_run && !running && !waiting.empty() && waiting.front() == entry) {
         run_first(lock);
       } else {
         changed.wait(lock);
@@ -85,9 +85,11 @@ class QueuedCall final : public Ticket::State {
       : queue_(std::move(queue)), entry_(std::move(entry)) {}
 
   void before(Stream& stream) override {
-    stream.call([queue = queue_, entry = entry_] { queue->wait(entry); });
+    // A device's stream may not wait for an event in a function, as the call does first: the queue's thread makes it.
+    const bool may_run = entry_->ready.state() == nullptr;
+    stream.call([queue = queue_, entry = entry_, may_run] { queue->wait(entry, may_run); });
   }
-  void wait() override { queue_->wait(entry_); }
+  void wait() override { queue_->wait(entry_, true); }
 
  private:
   std::shared_ptr<Queue> queue_;

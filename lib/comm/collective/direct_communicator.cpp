@@ -235,8 +235,10 @@ class Exchange {
   }
   void posted_by(Event event) { posted_ = std::move(event); }
 
+  const Event& posted() const { return posted_; }
+
+  // Behind the posting.
   void wait() {
-    posted_.wait();
     if (receives_.empty() && sends_.empty()) return;
     engine_->run(name_, [&] {
       engine_->wait_all(receives_);
@@ -263,9 +265,13 @@ class ExchangeTicket final : public Ticket::State {
   explicit ExchangeTicket(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
 
   void before(Stream& stream) override {
+    stream.after(exchange_->posted());
     stream.call([exchange = exchange_] { exchange->wait(); });
   }
-  void wait() override { exchange_->wait(); }
+  void wait() override {
+    exchange_->posted().wait();
+    exchange_->wait();
+  }
 
  private:
   std::shared_ptr<Exchange> exchange_;

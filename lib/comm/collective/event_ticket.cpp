@@ -10,9 +10,7 @@ class EventTicket final : public Ticket::State {
  public:
   explicit EventTicket(Event event) : event_(std::move(event)) {}
 
-  void before(Stream& stream) override {
-    stream.call([event = event_] { event.wait(); });
-  }
+  void before(Stream& stream) override { stream.after(event_); }
   void wait() override { event_.wait(); }
 
  private:

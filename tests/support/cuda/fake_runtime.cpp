@@ -21,12 +21,27 @@ using scaletrain::FencedMemory;
 using scaletrain::Lateness;
 using scaletrain::LateStream;
 
+// A stream lives as long as an event of it, which others may still be waiting for when it has been destroyed.
+using FakeStream = std::shared_ptr<LateStream>;
+struct FakeEvent {
+  Event moment{};
+  FakeStream stream{};
+};
+
+FakeStream& shared(cudaStream_t stream) {
+  return *reinterpret_cast<FakeStream*>(stream);
+}
 LateStream& of(cudaStream_t stream) {
-  return *reinterpret_cast<LateStream*>(stream);
+  return *shared(stream);
 }
-Event& of(cudaEvent_t event) {
-  return *reinterpret_cast<Event*>(event);
+FakeEvent& of(cudaEvent_t event) {
+  return *reinterpret_cast<FakeEvent*>(event);
 }
+
+// A function that a stream calls may not use the runtime.
+thread_local bool is_in_host_function = false;
+#define REFUSE_IN_HOST_FUNCTION \
+  if (is_in_host_function) return cudaErrorNotPermitted
 
 std::string wanted_of_environment() {
   const char* const wanted = std::getenv("SCALETRAIN_FAKE_GPU");
@@ -60,17 +75,20 @@ void run_in_turn(cudaStream_t stream, std::function<void()> function) {
 extern "C" {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  REFUSE_IN_HOST_FUNCTION;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
   scaletrain::cuda::run_in_turn(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  REFUSE_IN_HOST_FUNCTION;
   if (to == nullptr) return cudaErrorInvalidValue;
   scaletrain::cuda::run_in_turn(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  REFUSE_IN_HOST_FUNCTION;
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*memory == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*memory, 0xff, bytes);
@@ -78,64 +96,85 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  REFUSE_IN_HOST_FUNCTION;
   FencedMemory::of_process().give_up(static_cast<const std::byte*>(memory));
   std::free(memory);
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  REFUSE_IN_HOST_FUNCTION;
   return cudaMalloc(memory, bytes);
 }
 cudaError_t cudaFreeHost(void* memory) {
+  REFUSE_IN_HOST_FUNCTION;
   return cudaFree(memory);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  REFUSE_IN_HOST_FUNCTION;
   static std::atomic<std::uint64_t> seed{0};
   if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
-  *stream = reinterpret_cast<cudaStream_t>(new LateStream(seed++, Lateness::in_bursts));
+  *stream = reinterpret_cast<cudaStream_t>(new FakeStream(std::make_shared<LateStream>(seed++, Lateness::in_bursts)));
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  delete &of(stream);
+  REFUSE_IN_HOST_FUNCTION;
+  delete &shared(stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  REFUSE_IN_HOST_FUNCTION;
   return after_waiting([&] { of(stream).synchronize(); });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  of(stream).after(of(event));
+  REFUSE_IN_HOST_FUNCTION;
+  // What a stream was given itself it has run by then.
+  if (of(event).stream != nullptr && of(event).stream != shared(stream))
+    of(stream).call([waited_for = of(event)] { waited_for.moment.wait(); });
   return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  of(stream).call([=] { function(data); });
+  REFUSE_IN_HOST_FUNCTION;
+  of(stream).call([=] {
+    is_in_host_function = true;
+    function(data);
+    is_in_host_function = false;
+  });
   return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  REFUSE_IN_HOST_FUNCTION;
   if (flags != cudaEventDisableTiming) return cudaErrorInvalidValue;
-  *event = reinterpret_cast<cudaEvent_t>(new Event);
+  *event = reinterpret_cast<cudaEvent_t>(new FakeEvent);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  REFUSE_IN_HOST_FUNCTION;
   delete &of(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  of(event) = of(stream).record();
+  REFUSE_IN_HOST_FUNCTION;
+  of(event) = {of(stream).record(), shared(stream)};
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return of(event).is_done() ? cudaSuccess : cudaErrorNotReady;
+  REFUSE_IN_HOST_FUNCTION;
+  return of(event).moment.is_done() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return after_waiting([&] { of(event).wait(); });
+  REFUSE_IN_HOST_FUNCTION;
+  return after_waiting([&] { of(event).moment.wait(); });
 }
 
 cudaError_t cudaSetDevice(int device) {
+  REFUSE_IN_HOST_FUNCTION;
   return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
 }
 // The runtime's header names it by its version.
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  REFUSE_IN_HOST_FUNCTION;
   *properties = {};
   std::snprintf(properties->name, sizeof properties->name, "%s", "the host");
   properties->major = 8;
@@ -143,11 +182,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
 }
 // As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "no driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
+  REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
   *version = wanted == "no driver" ? 0 : wanted == "old driver" ? 12040 : 13000;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
+  REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
   *count = wanted.empty() ? 1 : 0;
   if (wanted.empty()) return cudaSuccess;
