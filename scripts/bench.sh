@@ -32,6 +32,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ ${#parts[@]} -gt 0 ] || parts=("${all_parts[@]}")
+if [ ${#case[@]} -gt 0 ] && [[ " ${parts[*]} " != *" training "* ]]; then refuse "--case, which is of training"; fi
 install "${build_packages[@]}" "${test_packages[@]}"
 if [ ${#torch[@]} -gt 0 ]; then
   install python3-venv python3-dev g++

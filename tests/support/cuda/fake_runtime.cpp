@@ -177,10 +177,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   REFUSE_IN_HOST_FUNCTION;
   *properties = {};
   std::snprintf(properties->name, sizeof properties->name, "%s", "the host");
-  properties->major = 8;
+  properties->major = wanted_of_environment() == "old GPU" ? 7 : 8;
   return cudaSuccess;
 }
-// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "no driver", "old driver", "no GPU", "broken".
+// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", one too; "no driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
@@ -190,8 +190,9 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaGetDeviceCount(int* count) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
-  *count = wanted.empty() ? 1 : 0;
-  if (wanted.empty()) return cudaSuccess;
+  const bool is_there = wanted.empty() || wanted == "old GPU";
+  *count = is_there ? 1 : 0;
+  if (is_there) return cudaSuccess;
   if (wanted == "no GPU") return cudaErrorNoDevice;
   return wanted == "broken" ? cudaErrorUnknown : cudaErrorInsufficientDriver;
 }

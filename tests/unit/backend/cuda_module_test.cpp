@@ -87,6 +87,15 @@ TEST_CASE("a_machine_without_a_gpu_to_use_is_told_why_and_what_would_help") {
         "run.device: cuda: CUDA_VISIBLE_DEVICES is '', which leaves no GPU to see: unset it, or set run.device: cpu");
 }
 
+TEST_CASE("a_gpu_that_kernels_are_not_compiled_for_is_refused_before_anything_runs") {
+  const CudaModule module(FAKE_MODULE);
+  const Environment old("SCALETRAIN_FAKE_GPU", "old GPU");
+  CHECK_THROWS_WITH_AS(module.make_backend({}),
+                       "run.device: cuda: the GPU the host (sm_70) is older than sm_80, the oldest that is supported: "
+                       "choose another by CUDA_VISIBLE_DEVICES, or set run.device: cpu",
+                       UserError);
+}
+
 // Where it was built, which the sanitizers' builds leave out.
 TEST_CASE("the_module_that_nvcc_has_compiled_loads_and_knows_this_machine") {
   const fs::path file = fs::read_symlink("/proc/self/exe").parent_path() / cuda_module_name;
