@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "backend/backend.h"
+#include "backend/cuda_module.h"
 #include "base/text.h"
 #include "bench_tools.h"
 #include "config/keys/keys.h"
@@ -53,6 +55,7 @@ struct BenchSettings {
   std::int64_t micro_batch = 4;
   int threads = 2;
   bool saves_in_background = false;
+  DeviceKind device = DeviceKind::cpu;
   RecomputeKind recompute = RecomputeKind::none;
 };
 
@@ -60,6 +63,7 @@ inline Config bench_config(const BenchSettings& settings) {
   Config config;
   config.model = bench_model_config(settings.model);
   config.model.context = settings.context;
+  config.run.device = settings.device;
   config.precision.compute = settings.compute;
   config.train.steps = 1000;
   config.train.micro_batch = settings.micro_batch;
@@ -80,7 +84,7 @@ struct BenchModel {
       : config(bench_config(settings)),
         plan(make_run_plan(config, *config.model.vocab, std::nullopt)),
         phase(plan.phases.front()),
-        backend(made({.threads = settings.threads, .compute = phase.compute}, wrap)),
+        backend(made({.threads = settings.threads, .compute = phase.compute}, settings.device, wrap)),
         stream(backend->make_stream()),
         layout(phase.layout(Rank(0))) {
     calibrate_matmul(*backend, *stream, 0.2);
@@ -101,9 +105,15 @@ struct BenchModel {
                static_cast<double>(growth) / static_cast<double>(planned));
   }
 
-  static std::unique_ptr<Backend> made(const CpuOptions& options, const Wrap& wrap) {
-    auto backend = make_cpu_backend(options);
-    return wrap ? wrap(std::move(backend)) : std::move(backend);
+  std::unique_ptr<Backend> made(const CpuOptions& options, DeviceKind device, const Wrap& wrap) {
+    std::unique_ptr<Backend> made;
+    if (device == DeviceKind::cuda)
+      made = CudaModule(std::filesystem::read_symlink("/proc/self/exe").parent_path() / cuda_module_name)
+                 .make_backend({.compute = options.compute});
+    else
+      made = make_cpu_backend(options);
+    for (PhasePlan& of_run : plan.phases) of_run.space = made->space();
+    return wrap ? wrap(std::move(made)) : std::move(made);
   }
 
   Config config;

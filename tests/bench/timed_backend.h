@@ -1,5 +1,5 @@
-// A backend that takes the time of every operation, by what it is for. For backends whose operations are done when they
-// have been issued.
+// A backend that takes the time of every operation, by what it is for: from its issue to its end, for which the host
+// waits where operations are not done when they have been issued.
 #pragma once
 
 #include <array>
@@ -24,13 +24,15 @@ class TimedBackend final : public ForwardingBackend {
   TimedBackend(std::unique_ptr<Backend> inner, std::int64_t vocab)
       : ForwardingBackend(std::move(inner)), vocab_(vocab) {}
 
+  // Whether the host waits for every operation, so that its time is known, or for none, as in training.
+  void set_waits(bool waits) { waits_ = waits; }
   // Since the last call.
   std::array<double, purpose_names.size()> take_seconds() { return std::exchange(seconds_, {}); }
 
   std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) override {
     const MonotonicTime start = monotonic_now();
     auto packed = inner().pack(stream, values, memory);
-    count(Purpose::update, start);
+    count(stream, Purpose::update, start);
     return packed;
   }
 
@@ -61,18 +63,20 @@ class TimedBackend final : public ForwardingBackend {
   void launch(Stream& stream, const Operation& op) override {
     const MonotonicTime start = monotonic_now();
     inner().run(stream, op);
-    count(std::visit([this](const auto& descriptor) { return purpose_of(descriptor); }, op), start);
+    count(stream, std::visit([this](const auto& descriptor) { return purpose_of(descriptor); }, op), start);
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
     const MonotonicTime start = monotonic_now();
     inner().copy(stream, from, to);
-    count(Purpose::element_wise, start);
+    count(stream, Purpose::element_wise, start);
   }
-  void count(Purpose purpose, MonotonicTime start) {
+  void count(Stream& stream, Purpose purpose, MonotonicTime start) {
+    if (waits_) stream.synchronize();
     seconds_[static_cast<std::size_t>(purpose)] += seconds_since(start);
   }
 
   std::int64_t vocab_;
+  bool waits_ = true;
   std::array<double, purpose_names.size()> seconds_{};
 };
 

@@ -1,9 +1,10 @@
-"""The same training steps in PyTorch, for bench_training: as fast as plain PyTorch goes on a CPU.
+"""The same training steps in PyTorch, for bench_training: as fast as plain PyTorch goes.
 
-torch_training.py eager|compiled MODEL CONTEXT PRECISION MICRO-BATCH THREADS
+torch_training.py eager|compiled MODEL CONTEXT PRECISION MICRO-BATCH THREADS cpu|cuda
 
 Prints one JSON line when it is ready, then one for every line that it reads: the seconds of a step (zeroed gradients,
-forward, backward, clipping, fused AdamW) and its loss. bf16 and fp16 are autocast's, with master weights in fp32.
+forward, backward, clipping, fused AdamW; on a GPU the mean of ten) and its loss. bf16 and fp16 are autocast's, with
+master weights in fp32.
 """
 import contextlib
 import json
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 SHAPES = {
     "gpt2-124m": dict(layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, llama=False),
+    "gpt2-1558m": dict(layers=48, hidden=1600, heads=25, kv_heads=25, ffn=6400, vocab=50257, llama=False),
     "llama-150m": dict(layers=16, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=32000, llama=True),
 }
 
@@ -84,27 +86,33 @@ class Model(nn.Module):
 
 
 def main():
-    mode, name, context, precision, micro_batch, threads = sys.argv[1:]
+    mode, name, context, precision, micro_batch, threads, device = sys.argv[1:]
     context, micro_batch = int(context), int(micro_batch)
     shape = SHAPES[name]
     torch.set_num_threads(int(threads))
     torch.manual_seed(1)
-    model = Model(context, **shape)
+    model = Model(context, **shape).to(device)
+    repetitions = 10 if device == "cuda" else 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     compute = torch.compile(model) if mode == "compiled" else model
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     described = f"PyTorch {torch.__version__.split('+')[0]} {mode}{', autocast' if half else ''}"
     print(json.dumps({"name": described}), flush=True)
     for _ in sys.stdin:
-        ids, targets = (torch.randint(shape["vocab"], (micro_batch, context)) for _ in range(2))
+        ids, targets = (torch.randint(shape["vocab"], (micro_batch, context)).to(device) for _ in range(2))
+        if device == "cuda":
+            torch.cuda.synchronize()
         begin = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=half) if half else contextlib.nullcontext():
-            loss = compute(ids, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        seconds = time.perf_counter() - begin
+        for _ in range(repetitions):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(device, dtype=half) if half else contextlib.nullcontext():
+                loss = compute(ids, targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - begin) / repetitions
         value = loss.item()
         assert math.isfinite(value)
         print(json.dumps({"seconds": seconds, "loss": value}), flush=True)

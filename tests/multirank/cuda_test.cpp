@@ -1,11 +1,11 @@
-// Training on the backend of GPUs, whose kernels and runtime the host carries out (tests/support/cuda): streams run
+// Training on the backend of GPUs. Where the host carries out kernels and runtime (tests/support/cuda) streams run
 // late, so what is not ordered behind another stream shows here as it does on other late backends.
 #include <doctest/doctest.h>
 
 #include <string>
 #include <vector>
 
-#include "backend/cuda/cuda_backend.h"
+#include "support/cuda/gpu_under_test.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
@@ -26,12 +26,13 @@ enum class On { cpu, gpu };
 Numbers train(const Config& config, DType compute, On on) {
   PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
   plan.compute = compute;
-  if (on == On::gpu) plan.space = Space::device;
+  const bool is_alone = plan.mesh.world() == 1;
+  if (on == On::gpu) plan.space = (is_alone ? make_gpu(compute) : make_reachable_gpu(compute))->space();
   Numbers numbers;
   run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
     RankTrainer trainer(config, plan, rank, groups,
                         on == On::gpu
-                            ? make_cuda_backend({.compute = compute})
+                            ? (is_alone ? make_gpu(compute) : make_reachable_gpu(compute))
                             : make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute}));
     for (int step = 0; step < 3; ++step) {
       const StepRunner::Result result = trainer.step();
@@ -65,6 +66,10 @@ std::vector<Config> configs() {
 }  // namespace
 
 TEST_CASE("a_gpus_backend_trains_to_the_numbers_of_the_processors") {
+  if (const std::string missing = missing_gpu(); !missing.empty()) {
+    MESSAGE("skipped: " << missing);
+    return;
+  }
   for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
     // Kernels differ in the order of sums, and halves besides where they round.
     const double tolerance = compute == DType::f32 ? 1e-5 : compute == DType::f16 ? 1e-3 : 1e-2;

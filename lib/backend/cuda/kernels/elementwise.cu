@@ -216,12 +216,12 @@ void with_floating_type(DType type, Body&& body) {
 }
 
 template <class S, int width>
-__global__ void fill(S* output, S value, std::int64_t count) {
+__global__ void fill(S* output, float value, std::int64_t count) {
   const std::int64_t first = first_element<width>();
   if (first >= count) return;
   float values[width];
 #pragma unroll
-  for (int i = 0; i < width; ++i) values[i] = to_float(value);
+  for (int i = 0; i < width; ++i) values[i] = value;
   store(output + first, count - first, values);
 }
 
@@ -231,7 +231,7 @@ void issue_fill(const Issue& issue, const Fill& op) {
   const std::int64_t count = op.output.num_elements();
   with_width<S>(fits_packs<S>(0, output), [&](auto width) {
     launch(issue.stream, {blocks_for((count + width - 1) / width), threads_of_block}, fill<S, width>, output,
-           from_float<S>(static_cast<float>(op.value)), count);
+           static_cast<float>(op.value), count);
   });
 }
 

@@ -1,0 +1,18 @@
+#include "backend/cuda/cuda_backend.h"
+#include "support/cuda/gpu_under_test.h"
+
+namespace scaletrain {
+
+std::string missing_gpu() {
+  return "";
+}
+
+std::unique_ptr<Backend> make_gpu(DType compute) {
+  return make_cuda_backend({.compute = compute});
+}
+
+std::unique_ptr<Backend> make_reachable_gpu(DType compute) {
+  return make_gpu(compute);
+}
+
+}  // namespace scaletrain
