@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/numbers/checked.h"
+
 namespace scaletrain {
 
 namespace {
@@ -13,7 +15,10 @@ namespace {
 class Checker {
  public:
   Checker(std::string_view operation, const Backend& backend)
-      : operation_(operation), compute_(backend.compute_type()), space_(backend.space()) {}
+      : operation_(operation),
+        compute_(backend.compute_type()),
+        space_(backend.space()),
+        row_alignment_(backend.row_alignment()) {}
 
   DType compute() const { return compute_; }
   // Statistics, gradients of parameters and optimizer state: f32 or better under every compute type.
@@ -64,6 +69,11 @@ class Checker {
     dims(name, view, 2);
   }
 
+  // Whether a matrix has so many columns, but for what its rows may be padded by.
+  bool has_columns(const ConstView& matrix, std::int64_t columns) const {
+    return matrix.shape()[1] >= columns && matrix.shape()[1] <= round_up(columns, row_alignment_);
+  }
+
   // Contiguous operands that must not share memory.
   void disjoint(std::string_view name, const ConstView& output, std::initializer_list<ConstView> inputs) const {
     const auto* first = static_cast<const std::byte*>(output.data());
@@ -85,7 +95,15 @@ class Checker {
   std::string_view operation_;
   DType compute_;
   Space space_;
+  std::int64_t row_alignment_;
 };
+
+// Of logits, checked before, whose rows may be padded.
+std::int64_t check_classes(const Checker& check, const ConstView& logits, std::int64_t num_classes) {
+  if (num_classes == 0) return logits.shape()[1];
+  check.require("logits", check.has_columns(logits, num_classes), "as many columns as there are classes");
+  return num_classes;
+}
 
 // An operand of attention. The view's own shape may be the logical [B,T,heads,D] or the rest of a fused matrix: only a
 // view of fewer elements than the heads have cannot be right.
@@ -150,12 +168,16 @@ void check_operation(const Backend& backend, const LinearForward& op) {
   const std::int64_t rows = op.input.shape()[0];
   const std::int64_t outputs = op.weight.values.shape()[0];
   check.require("input", op.input.shape()[1] == op.weight.values.shape()[1], "as many columns as the weight");
-  check.operand("output", op.output, check.compute(), Shape{rows, outputs});
+  check.matrix("output", op.output, check.compute());
+  check.require("output", op.output.shape()[0] == rows && check.has_columns(op.output, outputs),
+                "as many rows as the input and as many columns as the weight has rows");
   check.optional("bias", op.bias, check.compute(), Shape{outputs});
   check.optional("addend", op.addend, check.compute(), Shape{rows, outputs});
+  check.require("addend", !op.addend || op.output.shape()[1] == outputs, "none where the output's rows are padded");
   check.disjoint("output", op.output, {op.weight.values, op.input, op.bias});
   check.disjoint_or_same("output", op.output, op.addend);
   if (!op.activated) return;
+  check.require("activated", op.output.shape()[1] == outputs, "none where the output's rows are padded");
   check.matrix("activated", op.activated, check.compute());
   check.require("activated",
                 op.activated.shape()[0] == rows && input_columns(op.activation, op.activated.shape()[1]) == outputs,
@@ -167,7 +189,7 @@ void check_operation(const Backend& backend, const LinearBackwardInput& op) {
   const Checker check("LinearBackwardInput", backend);
   check.matrix("weight", op.weight.values, check.compute());
   check.matrix("d_output", op.d_output, check.compute());
-  check.require("d_output", op.d_output.shape()[1] == op.weight.values.shape()[0],
+  check.require("d_output", check.has_columns(op.d_output, op.weight.values.shape()[0]),
                 "as many columns as the weight has rows");
   check.operand("d_input", op.d_input, check.compute(), Shape{op.d_output.shape()[0], op.weight.values.shape()[1]});
   check.disjoint("d_input", op.d_input, {op.weight.values, op.d_output});
@@ -178,8 +200,11 @@ void check_operation(const Backend& backend, const LinearBackwardWeight& op) {
   check.matrix("input", op.input, check.compute());
   check.matrix("d_output", op.d_output, check.compute());
   check.require("d_output", op.d_output.shape()[0] == op.input.shape()[0], "as many rows as the input");
-  check.operand("d_weight", op.d_weight, check.master(), Shape{op.d_output.shape()[1], op.input.shape()[1]});
-  check.optional("d_bias", op.d_bias, check.master(), Shape{op.d_output.shape()[1]});
+  check.matrix("d_weight", op.d_weight, check.master());
+  check.require("d_weight",
+                check.has_columns(op.d_output, op.d_weight.shape()[0]) && op.d_weight.shape()[1] == op.input.shape()[1],
+                "as many rows as d_output has columns and as many columns as the input");
+  check.optional("d_bias", op.d_bias, check.master(), Shape{op.d_weight.shape()[0]});
   check.disjoint("d_weight", op.d_weight, {op.input, op.d_output, op.d_bias});
   check.disjoint("d_bias", op.d_bias, {op.input, op.d_output});
 }
@@ -326,7 +351,7 @@ void check_operation(const Backend& backend, const EmbeddingBackward& op) {
 void check_operation(const Backend& backend, const CrossEntropy& op) {
   const Checker check("CrossEntropy", backend);
   check.matrix("logits", op.logits, check.compute());
-  check.require("logits", op.logits.shape()[1] > 0, "at least one column");
+  check.require("logits", check_classes(check, op.logits, op.num_classes) > 0, "at least one column");
   check.operand("targets", op.targets, DType::i32, Shape{op.logits.shape()[0]});
   check.require("d_scale", std::isfinite(op.d_scale), "a finite number");
   check.operand("loss_sum", op.loss_sum, DType::f64, Shape{1});
@@ -336,7 +361,7 @@ void check_operation(const Backend& backend, const SoftmaxStatistics& op) {
   const Checker check("SoftmaxStatistics", backend);
   check.matrix("logits", op.logits, check.compute());
   const std::int64_t rows = op.logits.shape()[0];
-  check_part(check, "first_class", op.first_class, op.logits.shape()[1], op.vocabulary);
+  check_part(check, "first_class", op.first_class, check_classes(check, op.logits, op.num_classes), op.vocabulary);
   check.operand("targets", op.targets, DType::i32, Shape{rows});
   check.operand("statistics", op.statistics, check.master(), Shape{rows, 3});
   check.disjoint("statistics", op.statistics, {op.logits, op.targets});
@@ -346,7 +371,7 @@ void check_operation(const Backend& backend, const CrossEntropyParts& op) {
   const Checker check("CrossEntropyParts", backend);
   check.matrix("logits", op.logits, check.compute());
   const std::int64_t rows = op.logits.shape()[0];
-  check_part(check, "first_class", op.first_class, op.logits.shape()[1], op.vocabulary);
+  check_part(check, "first_class", op.first_class, check_classes(check, op.logits, op.num_classes), op.vocabulary);
   check.operand("targets", op.targets, DType::i32, Shape{rows});
   check.dims("statistics", op.statistics, 3);
   check.require("statistics", op.statistics.shape()[0] > 0, "those of at least one rank");

@@ -37,6 +37,9 @@ class Backend {
   // Of the memory that kernels read and write. Space::host where the device is the host's processor: such a backend's
   // memory is the host's too, and nothing needs to be copied to be read there.
   virtual Space space() const = 0;
+  // Kernels are fastest where rows are a multiple of so many elements; 1: they make nothing of it. What rows may be
+  // padded to is in operations.h.
+  virtual std::int64_t row_alignment() const { return 1; }
   // Zero-filled memory of the device. std::bad_alloc when there is not enough.
   virtual Buffer allocate(std::size_t bytes) = 0;
   // Zero-filled memory of the host, pinned where the device has memory of its own. std::bad_alloc as above.

@@ -6,6 +6,9 @@
 // (in elements) is given. "Adds" means the result is added to what the memory holds; everything else is overwritten.
 // Outputs must not overlap inputs unless a line allows it. Empty optional views are absent operands.
 //
+// Rows of logits may be longer than V, up to the next multiple of Backend::row_alignment(), and so the rows that linear
+// maps make or read of them: W in place of O or V below. What lies beyond the classes is padding, which nothing reads.
+//
 // Element types. Compute type (f32, bf16 or f16; f64 in the f64 reference): activations, their gradients, logits, the
 // weights that layers read, tables. Master type, f32 under every compute type (f64 in the f64 reference): gradients of
 // parameters (d_weight, d_bias, d_table ...), statistics (mean, rstd, log_sum_exp, statistics of softmax), what the
@@ -40,7 +43,7 @@ enum class ActivationType { gelu, gelu_tanh, swiglu };
 
 // output[N,O] = input[N,I] · weight[O,I]ᵀ + bias[O] (+ addend[N,O]). The addend may be the output itself. If asked for,
 // activated = activation(output), as ActivationForward makes it of what the output holds, to the bit: the output is
-// then still in the cache.
+// then still in the cache. An output [N,W] has neither addend nor activation.
 struct LinearForward {
   Weight weight;
   ConstView bias;
@@ -51,14 +54,14 @@ struct LinearForward {
   View activated{};  // [N,O], or [N,O/2] of swiglu; absent: no activation
 };
 
-// d_input[N,I] = d_output[N,O] · weight[O,I]
+// d_input[N,I] = d_output[N,W] · weight[O,I]
 struct LinearBackwardInput {
   Weight weight;
   ConstView d_output;
   View d_input;
 };
 
-// Adds d_output[N,O]ᵀ · input[N,I] to d_weight[O,I] and the column sums of d_output to d_bias[O] (optional).
+// Adds d_output[N,W]ᵀ · input[N,I] to d_weight[O,I] and the column sums of d_output to d_bias[O] (optional).
 struct LinearBackwardWeight {
   ConstView input;
   ConstView d_output;
@@ -203,25 +206,27 @@ struct EmbeddingBackward {
   std::int64_t vocabulary = 0;  // as above
 };
 
-// Softmax cross-entropy over rows of logits[N,V] with targets[N] (i32, -1: masked). Adds the sum over unmasked rows of
+// Softmax cross-entropy over rows of logits[N,W] with targets[N] (i32, -1: masked). Adds the sum over unmasked rows of
 // -log p(target) to loss_sum (in row order over partial sums of fixed size, so that threads do not change it).
 // With a gradient (d_scale != 0): logits are replaced by d_scale · (softmax - onehot(target)), masked rows by zero.
 struct CrossEntropy {
   View logits;
   ConstView targets;
   double d_scale = 0.0;
-  View loss_sum;  // [1] f64
+  View loss_sum;                 // [1] f64
+  std::int64_t num_classes = 0;  // V; 0: W
 };
 
 // What one vocabulary-parallel rank contributes to softmax cross-entropy over a vocabulary that is divided among ranks:
 // for each row the largest of its logits, the sum of exp(logit - that largest one), and the target's logit (0 where the
 // target is masked or another rank's). A rank without classes gives -infinity, 0, 0.
 struct SoftmaxStatistics {
-  ConstView logits;   // [N, V/t]: classes [first_class, first_class + V/t)
+  ConstView logits;   // [N,W]: classes [first_class, first_class + num_classes)
   ConstView targets;  // [N] i32 over the whole vocabulary, -1: masked
   std::int64_t first_class = 0;
-  std::int64_t vocabulary = 0;  // V: a target beyond it is a bug
-  View statistics;              // [N, 3], f32 (f64 in the f64 reference)
+  std::int64_t vocabulary = 0;   // V: a target beyond it is a bug
+  View statistics;               // [N, 3], f32 (f64 in the f64 reference)
+  std::int64_t num_classes = 0;  // V/t; 0: W
 };
 
 // CrossEntropy with the statistics of all ranks, combined in their order: the loss of every row (the same bits on every
@@ -233,7 +238,8 @@ struct CrossEntropyParts {
   std::int64_t vocabulary = 0;
   ConstView statistics;  // [t, N, 3]
   double d_scale = 0.0;
-  View loss_sum;  // [1] f64
+  View loss_sum;                 // [1] f64
+  std::int64_t num_classes = 0;  // as above
 };
 
 // output = a + b, elementwise; output may be a or b. All of the compute type or all f32.

@@ -15,12 +15,11 @@
 
 namespace scaletrain {
 
-std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t block_scratch) {
-  constexpr std::int64_t budget = (32 << 20) / 4;  // elements: 32 MiB of f32
-  constexpr std::int64_t enough = 512;             // rows: more of them make products no faster
-  constexpr std::int64_t tile = 16;                // rows that matrix kernels like to see together
-  constexpr std::int64_t panel = 64;               // of rows, which kernels fill up: whole ones where there are some
-  const std::int64_t fitting = std::max(budget, std::min(block_scratch, enough * vocab)) / vocab;
+std::int64_t head_chunk_rows(std::int64_t rows, std::int64_t vocab, std::int64_t block_scratch,
+                             const LogitRows& logit_rows) {
+  constexpr std::int64_t tile = 16;   // rows that matrix kernels like to see together
+  constexpr std::int64_t panel = 64;  // of rows, which kernels fill up: whole ones where there are some
+  const std::int64_t fitting = std::max(logit_rows.budget, std::min(block_scratch, logit_rows.enough * vocab)) / vocab;
   const std::int64_t limit =
       fitting >= 3 * panel ? (fitting + panel / 2) / panel * panel : std::max(tile, fitting / tile * tile);
   if (rows <= limit) return std::max<std::int64_t>(rows, 1);
@@ -32,9 +31,10 @@ namespace {
 
 class Head : public Unit {
  public:
-  Head(const ModelSpec& spec, const TensorPart& tensor_part, RecomputeKind recompute)
+  Head(const ModelSpec& spec, const TensorPart& tensor_part, RecomputeKind recompute, const LogitRows& logit_rows)
       : spec_(spec),
         part_(tensor_part),
+        logit_rows_(logit_rows),
         recomputes_(recompute != RecomputeKind::none),
         local_vocab_(local_spec(spec, tensor_part).vocab),
         first_class_(first_vocab_row(spec, tensor_part)),
@@ -53,7 +53,7 @@ class Head : public Unit {
 
  private:
   struct Scratch {
-    View logits;          // [chunk rows, V of this rank]
+    View logits;          // [chunk rows, V of this rank, padded]
     View loss_sum;        // [1] f64: where the weight pass's recomputation puts a loss that was counted before
     View own_statistics;  // [chunk rows, 3] of a tensor group of several ranks
     View statistics;      // [t, chunk rows, 3]
@@ -63,8 +63,8 @@ class Head : public Unit {
     Scratch scratch;
     // The same chunks on every rank, whatever its part of the vocabulary.
     const std::int64_t chunk = head_chunk_rows(shape.rows(), ceil_div(spec_.vocab, part_.degree),
-                                               shape.rows() * (spec_.ffn_hidden / part_.degree));
-    scratch.logits = region.allocate(compute, {chunk, local_vocab_});
+                                               shape.rows() * (spec_.ffn_hidden / part_.degree), logit_rows_);
+    scratch.logits = region.allocate(compute, {chunk, round_up(local_vocab_, logit_rows_.alignment)});
     scratch.loss_sum = region.allocate(DType::f64, {1});
     if (part_.degree > 1) {
       scratch.own_statistics = region.allocate(accumulator_type(compute), {chunk, 3});
@@ -112,7 +112,8 @@ class Head : public Unit {
   void cross_entropy(const UnitOps& ops, const Scratch& scratch, const View& logits, ConstView targets, double d_scale,
                      View loss_sum) const {
     if (!ops.sums().parallel()) {
-      ops.run(CrossEntropy{.logits = logits, .targets = targets, .d_scale = d_scale, .loss_sum = loss_sum});
+      ops.run(CrossEntropy{
+          .logits = logits, .targets = targets, .d_scale = d_scale, .loss_sum = loss_sum, .num_classes = local_vocab_});
       return;
     }
     const std::int64_t rows = logits.shape()[0];
@@ -122,7 +123,8 @@ class Head : public Unit {
                               .targets = targets,
                               .first_class = first_class_,
                               .vocabulary = spec_.vocab,
-                              .statistics = own});
+                              .statistics = own,
+                              .num_classes = local_vocab_});
     ops.sums().gather_equal(own, all);
     ops.run(CrossEntropyParts{.logits = logits,
                               .targets = targets,
@@ -130,7 +132,8 @@ class Head : public Unit {
                               .vocabulary = spec_.vocab,
                               .statistics = all,
                               .d_scale = d_scale,
-                              .loss_sum = loss_sum});
+                              .loss_sum = loss_sum,
+                              .num_classes = local_vocab_});
   }
 
   // For each chunk of all rows of the norm's output: logits, the loss added to loss_sum and, with a scale, the logits'
@@ -152,6 +155,7 @@ class Head : public Unit {
 
   ModelSpec spec_;  // of the whole model
   TensorPart part_;
+  LogitRows logit_rows_;
   bool recomputes_;
   std::int64_t local_vocab_;
   std::int64_t first_class_;
@@ -253,8 +257,9 @@ void Head::backward_weight(const UnitRun& run, WeightWork work) const {
 
 }  // namespace
 
-std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute) {
-  return std::make_unique<Head>(spec, part, recompute);
+std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute,
+                                const LogitRows& logit_rows) {
+  return std::make_unique<Head>(spec, part, recompute, logit_rows);
 }
 
 }  // namespace scaletrain

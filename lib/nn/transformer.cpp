@@ -45,11 +45,12 @@ Region untouched_region() {
 
 }  // namespace
 
-Transformer::Transformer(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute)
+Transformer::Transformer(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute,
+                         const LogitRows& logit_rows)
     : spec_(spec), part_(part) {
   units_.push_back(make_embedding(spec, part));
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) units_.push_back(make_block(spec, part, layer, recompute));
-  units_.push_back(make_head(spec, part, recompute));
+  units_.push_back(make_head(spec, part, recompute, logit_rows));
 }
 
 std::vector<BundleEntry> Transformer::boundary(const BatchShape& shape, DType compute) const {

@@ -51,6 +51,18 @@ struct BatchShape {
   bool operator==(const BatchShape&) const = default;
 };
 
+// How logits lie and how many rows of them there are at once, which is the device's to say.
+struct LogitRows {
+  std::int64_t alignment = 1;     // elements that rows are padded to a multiple of (Backend::row_alignment)
+  std::int64_t budget = 8 << 20;  // elements
+  std::int64_t enough = 512;      // rows: more of them make products no faster
+  // Of a backend whose kernels want whole rows of so many elements; 1: of a processor.
+  static LogitRows aligned_to(std::int64_t row_alignment) {
+    if (row_alignment == 1) return {};
+    return {.alignment = row_alignment, .budget = std::int64_t{192} << 20, .enough = 4096};
+  }
+};
+
 enum class Mode {
   train,     // the loss and its gradient are computed in the head's backward
   evaluate,  // the loss is computed in the head's forward; no gradients

@@ -11,6 +11,7 @@ namespace scaletrain {
 std::unique_ptr<Unit> make_embedding(const ModelSpec& spec, const TensorPart& part);
 std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer,
                                  RecomputeKind recompute);
-std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute);
+std::unique_ptr<Unit> make_head(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute,
+                                const LogitRows& logit_rows);
 
 }  // namespace scaletrain

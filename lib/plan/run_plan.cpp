@@ -115,8 +115,13 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
                              Stage(mesh.position_of(rank).pipeline));
 }
 
+void PhasePlan::compute_on(const Backend& backend) {
+  space = backend.space();
+  logit_rows = LogitRows::aligned_to(backend.row_alignment());
+}
+
 Transformer PhasePlan::transformer(Rank rank) const {
-  return Transformer(model, tensor_part(rank), recompute);
+  return Transformer(model, tensor_part(rank), recompute, logit_rows);
 }
 
 ActivationPlan PhasePlan::activations(Rank rank) const {

@@ -71,12 +71,16 @@ struct PhasePlan {
   // Of the memory that the ranks' devices compute in: the host's, as make_run_plan has it, unless a worker's backend
   // has another.
   Space space = Space::host;
+  LogitRows logit_rows;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.
   double loss_gradient = 0.0;
+
+  // The plan learns what its ranks compute on.
+  void compute_on(const Backend& backend);
 
   // The table's units that a pipeline rank holds, ascending.
   std::vector<int> units_of_stage(std::int64_t pipeline_rank) const;

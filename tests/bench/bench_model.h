@@ -26,19 +26,21 @@
 
 namespace scaletrain {
 
-// A preset's name, or "llama-150m": rotary positions, RMS norms, SwiGLU, three query heads to a key/value head.
+// A preset's name, or "llama-150m" or "llama-1.5b": rotary positions, RMS norms, SwiGLU, three or two query heads to a
+// key/value head.
 inline ModelConfig bench_model_config(const std::string& name) {
-  if (name != "llama-150m") {
+  const bool is_large = name == "llama-1.5b";
+  if (name != "llama-150m" && !is_large) {
     const ModelConfig* const preset = find_model_preset(name);
     if (preset == nullptr) throw std::runtime_error("there is no model " + name);
     return *preset;
   }
   ModelConfig model;
-  model.layers = 16;
-  model.hidden = 768;
-  model.heads = 12;
-  model.kv_heads = 4;
-  model.ffn_hidden = 2048;
+  model.layers = is_large ? 30 : 16;
+  model.hidden = is_large ? 2048 : 768;
+  model.heads = is_large ? 16 : 12;
+  model.kv_heads = is_large ? 8 : 4;
+  model.ffn_hidden = is_large ? 5632 : 2048;
   model.vocab = 32000;
   model.norm = NormKind::rmsnorm;
   model.activation = ActivationKind::swiglu;
@@ -112,7 +114,7 @@ struct BenchModel {
                  .make_backend({.compute = options.compute});
     else
       made = make_cpu_backend(options);
-    for (PhasePlan& of_run : plan.phases) of_run.space = made->space();
+    for (PhasePlan& of_run : plan.phases) of_run.compute_on(*made);
     return wrap ? wrap(std::move(made)) : std::move(made);
   }
 

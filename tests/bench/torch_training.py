@@ -19,6 +19,7 @@ from torch.nn import functional
 SHAPES = {
     "gpt2-124m": dict(layers=12, hidden=768, heads=12, kv_heads=12, ffn=3072, vocab=50257, llama=False),
     "gpt2-1558m": dict(layers=48, hidden=1600, heads=25, kv_heads=25, ffn=6400, vocab=50257, llama=False),
+    "llama-1.5b": dict(layers=30, hidden=2048, heads=16, kv_heads=8, ffn=5632, vocab=32000, llama=True),
     "llama-150m": dict(layers=16, hidden=768, heads=12, kv_heads=4, ffn=2048, vocab=32000, llama=True),
 }
 

@@ -5,9 +5,10 @@
 //
 // Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N] [--python PROGRAM]
 //                       [--device cpu|cuda] [--json FILE]
-//   MODEL: a preset or llama-150m; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m at 1024
-//   tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a micro-batch (4); a
-//   longer context takes fewer. --python: runs PyTorch too, eager and compiled. --json: writes what is printed there.
+//   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m
+//   at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
+//   micro-batch (4); a longer context takes fewer. --python: runs PyTorch too, eager and compiled. --json: writes what
+//   is printed there.
 #include <fmt/format.h>
 #include <unistd.h>
 

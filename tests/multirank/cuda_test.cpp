@@ -27,7 +27,7 @@ Numbers train(const Config& config, DType compute, On on) {
   PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
   plan.compute = compute;
   const bool is_alone = plan.mesh.world() == 1;
-  if (on == On::gpu) plan.space = (is_alone ? make_gpu(compute) : make_reachable_gpu(compute))->space();
+  if (on == On::gpu) plan.compute_on(*(is_alone ? make_gpu(compute) : make_reachable_gpu(compute)));
   Numbers numbers;
   run_ranks(plan.mesh, plan.group_facts(), [&](Rank rank, RankGroups& groups, InProcessWorld&) {
     RankTrainer trainer(config, plan, rank, groups,

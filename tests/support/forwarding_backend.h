@@ -16,6 +16,7 @@ class ForwardingBackend : public Backend {
   int num_threads() const override { return inner_->num_threads(); }
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
   Space space() const override { return inner_->space(); }
+  std::int64_t row_alignment() const override { return inner_->row_alignment(); }
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }

@@ -47,6 +47,7 @@ class CudaBackend final : public Backend {
   int num_threads() const override { return 1; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
   Space space() const override { return Space::device; }
+  std::int64_t row_alignment() const override { return 64; }  // of halves: a line of the cache
 
   Buffer allocate(std::size_t bytes) override {
     Buffer buffer = cuda::allocate_on_device(device_, bytes);

@@ -43,9 +43,9 @@ unsigned alignment_of(const void* address) {
 // Column by column, as cuBLASLt has matrices: a matrix of ours is its own transpose there.
 class Layout {
  public:
-  Layout(DType type, std::int64_t rows, std::int64_t columns) {
+  Layout(DType type, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
     check(cublasLtMatrixLayoutCreate(&layout_, data_type(type), static_cast<std::uint64_t>(rows),
-                                     static_cast<std::uint64_t>(columns), rows),
+                                     static_cast<std::uint64_t>(columns), stride == 0 ? rows : stride),
           "a matrix");
   }
   ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
@@ -89,8 +89,8 @@ class Preference {
   cublasLtMatmulPreference_t preference_ = nullptr;
 };
 
-Layout factor(DType type, bool is_transposed, std::int64_t rows, std::int64_t columns) {
-  return is_transposed ? Layout(type, rows, columns) : Layout(type, columns, rows);
+Layout factor(DType type, bool is_transposed, std::int64_t rows, std::int64_t columns, std::int64_t stride = 0) {
+  return is_transposed ? Layout(type, rows, columns, stride) : Layout(type, columns, rows, stride);
 }
 
 }  // namespace
@@ -99,8 +99,8 @@ Layout factor(DType type, bool is_transposed, std::int64_t rows, std::int64_t co
 struct Products::Choice {
   explicit Choice(const Product& p)
       : first(factor(p.factors, p.b_is_transposed, p.depth, p.columns)),
-        second(factor(p.factors, p.a_is_transposed, p.rows, p.depth)),
-        result(p.result_type, p.columns, p.rows) {
+        second(factor(p.factors, p.a_is_transposed, p.rows, p.depth, p.a_stride)),
+        result(p.result_type, p.columns, p.rows, p.result_stride) {
     operation.set(CUBLASLT_MATMUL_DESC_TRANSA, p.b_is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     operation.set(CUBLASLT_MATMUL_DESC_TRANSB, p.a_is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (p.bias != nullptr) {
@@ -129,8 +129,9 @@ Products::Choice& Products::choice_for(const Product& p, std::size_t workspace_b
   const unsigned of_b = alignment_of(p.b);
   const unsigned of_addend = alignment_of(p.addend != nullptr ? p.addend : p.result);
   const unsigned of_result = alignment_of(p.result);
-  const Key key(p.rows, p.columns, p.depth, p.factors, p.result_type, p.a_is_transposed, p.b_is_transposed,
-                p.bias != nullptr, p.addend != nullptr, of_a, of_b, of_addend, of_result, alignment_of(p.bias));
+  const Key key(p.rows, p.columns, p.depth, p.a_stride, p.result_stride, p.factors, p.result_type, p.a_is_transposed,
+                p.b_is_transposed, p.bias != nullptr, p.addend != nullptr, of_a, of_b, of_addend, of_result,
+                alignment_of(p.bias));
   std::unique_ptr<Choice>& kept = choices_[key];
   if (kept) return *kept;
   auto choice = std::make_unique<Choice>(p);

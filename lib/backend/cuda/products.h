@@ -13,19 +13,21 @@
 
 namespace scaletrain::cuda {
 
-// result[rows, columns] = a · b (+ bias) (+ addend), all row by row without gaps: summed in f32 (of f32: by f32
-// products, never by TF32), rounded once.
+// result[rows, columns] = a · b (+ bias) (+ addend), all row by row, without gaps where no stride is given: summed in
+// f32 (of f32: by f32 products, never by TF32).
 struct Product {
   std::int64_t rows = 0, columns = 0, depth = 0;
   DType factors = DType::f32;      // of a and b
   DType result_type = DType::f32;  // of the result, the addend and the bias
   const void* a = nullptr;         // [rows, depth], or [depth, rows]
   bool a_is_transposed = false;
-  const void* b = nullptr;  // [depth, columns], or [columns, depth]
+  std::int64_t a_stride = 0;  // elements between rows; 0: no gaps
+  const void* b = nullptr;    // [depth, columns], or [columns, depth]
   bool b_is_transposed = false;
   const void* bias = nullptr;    // [columns], or null
   const void* addend = nullptr;  // [rows, columns], or null; may be the result
   void* result = nullptr;
+  std::int64_t result_stride = 0;  // as of a; the addend's too
 };
 
 // Of one GPU; by one thread at a time. Which kernel makes a product is asked of cuBLASLt once for each kind (shapes,
@@ -45,8 +47,8 @@ class Products {
  private:
   struct Choice;
   // Everything that a choice depends on.
-  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, DType, bool, bool, bool, bool, unsigned,
-                         unsigned, unsigned, unsigned, unsigned>;
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, DType, DType, bool, bool,
+                         bool, bool, unsigned, unsigned, unsigned, unsigned, unsigned>;
 
   Choice& choice_for(const Product& product, std::size_t workspace_bytes);
 

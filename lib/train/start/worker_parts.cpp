@@ -34,7 +34,7 @@ CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& 
 std::unique_ptr<Backend> make_backend_of(const WorkerOptions& options, DType compute, RunPlan& plan) {
   auto backend = options.make_backend(
       {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = compute});
-  for (PhasePlan& phase : plan.phases) phase.space = backend->space();
+  for (PhasePlan& phase : plan.phases) phase.compute_on(*backend);
   return backend;
 }
 

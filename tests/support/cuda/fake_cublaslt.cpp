@@ -254,9 +254,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation_o
         float sum = 0;
         for (std::uint64_t k = 0; k < depth; ++k) sum += rows[row * depth + k] * columns[column * depth + k];
         sum *= of_product;
+        // As some of its kernels do: what is added comes to a number of the result's type.
+        const auto rounded = [&result](float value) {
+          std::array<std::byte, sizeof(float)> place{};
+          write(result.type, place.data(), 0, value);
+          return read(result.type, place.data(), 0);
+        };
+        if (of_addend != 0.0F || operation.epilogue == CUBLASLT_EPILOGUE_BIAS) sum = rounded(sum);
+        if (operation.epilogue == CUBLASLT_EPILOGUE_BIAS)
+          sum = rounded(sum + read(operation.bias_type, operation.bias, row));
         if (of_addend != 0.0F)
           sum += of_addend * read(layouts[2].type, c, column * static_cast<std::uint64_t>(layouts[2].leading) + row);
-        if (operation.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += read(operation.bias_type, operation.bias, row);
         write(result.type, d, column * static_cast<std::uint64_t>(result.leading) + row, sum);
       }
   });

@@ -19,6 +19,7 @@ class KernelsOnHost final : public HostBackend {
   DType compute_type() const override { return compute_type_; }
   std::string description() const override { return "cuda, on the host"; }
   int num_threads() const override { return 1; }
+  std::int64_t row_alignment() const override { return 64; }
   std::size_t workspace_bytes() const override { return workspace_.size(); }
   std::size_t packed_bytes(const Shape&) const override { return 0; }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }

@@ -42,12 +42,14 @@ std::vector<Case> cross_entropy_cases() {
     c.reduction_length = static_cast<double>(e.columns);
     c.run = [o](Device& device) {
       double loss_sum = 0.5;
-      const View logits = device.put(o->logits, {o->extent.rows, o->extent.columns});
+      const std::int64_t columns = o->extent.columns;
+      const View logits = device.put_padded(o->logits, o->extent.rows, columns);
       device.run(CrossEntropy{.logits = logits,
                               .targets = device.put_ids(o->targets, {o->extent.rows}),
                               .d_scale = o->d_scale,
-                              .loss_sum = number_at(loss_sum)});
-      return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits)}};
+                              .loss_sum = number_at(loss_sum),
+                              .num_classes = columns});
+      return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits, columns)}};
     };
     double loss_scale = 0.5;
     Values logits_scale;

@@ -81,6 +81,14 @@ struct LinearOperands {
   std::optional<ActivationType> activation;
   Values weight, bias, input, d_output, rows;  // rows: the addend [N,O], or what d_weight [O,I] holds before
 
+  // [N,O], by absolute value.
+  Values added_to_products() const {
+    Values added(static_cast<std::size_t>(extent.rows * extent.outputs));
+    for (std::size_t i = 0; i < added.size(); ++i)
+      added[i] =
+          (with_bias ? std::fabs(bias[i % bias.size()]) : 0.0) + (addend != Addend::none ? std::fabs(rows[i]) : 0.0);
+    return added;
+  }
   LinearOperands squared() const {
     LinearOperands result = *this;
     for (Values* values : {&result.weight, &result.bias, &result.input, &result.d_output, &result.rows})
@@ -137,7 +145,9 @@ std::vector<Case> linear_forward_cases() {
     const auto run = [](Device& device, const LinearOperands& o) {
       const LinearExtent& x = o.extent;
       const View activated = o.activation ? put_activated(device, o) : View();
-      const View output = device.put(o.rows, {x.rows, x.outputs});
+      const bool is_plain = o.addend == Addend::none && !o.activation;
+      const View output =
+          is_plain ? device.put_padded(o.rows, x.rows, x.outputs) : device.put(o.rows, {x.rows, x.outputs});
       View addend;
       if (o.addend == Addend::separate) addend = device.put(o.rows, {x.rows, x.outputs});
       if (o.addend == Addend::in_place) addend = output;
@@ -148,12 +158,13 @@ std::vector<Case> linear_forward_cases() {
                                .output = output,
                                .activation = o.activation.value_or(ActivationType::gelu),
                                .activated = activated});
-      std::vector<Output> outputs{{"output", Device::get(output)}};
+      std::vector<Output> outputs{{"output", Device::get(output, x.outputs)}};
       if (o.activation) outputs.push_back(distance_of_activations(device, o, output, activated));
       return outputs;
     };
     if (e.outputs == turned_extent.outputs) REQUIRE((!operands.with_bias && operands.addend == Addend::none));
     Case& added = cases.emplace_back(linear_case(name_of(e), static_cast<double>(e.inputs), operands, run));
+    added.epilogue = operands.added_to_products();
     if (is_activated) added.scales[1].assign(added.scales[1].size(), untouched);
   };
   for (const LinearExtent& e : linear_extents()) add(e, false);
@@ -168,7 +179,8 @@ std::vector<Case> linear_backward_input_cases() {
       const LinearExtent& x = o.extent;
       const View d_input = device.put(Values(static_cast<std::size_t>(x.rows * x.inputs), 7.0), {x.rows, x.inputs});
       device.run(LinearBackwardInput{.weight = device.put_weight(o.weight, {x.outputs, x.inputs}, o.packed),
-                                     .d_output = device.put(o.d_output, {x.rows, x.outputs}),
+                                     .d_output = o.packed ? device.put(o.d_output, {x.rows, x.outputs})
+                                                          : device.put_padded(o.d_output, x.rows, x.outputs),
                                      .d_input = d_input});
       return std::vector<Output>{{"d_input", Device::get(d_input)}};
     };
@@ -187,8 +199,11 @@ std::vector<Case> linear_backward_weight_cases() {
       const LinearExtent& x = o.extent;
       const View d_weight = device.put_master(o.rows, {x.outputs, x.inputs});
       const View d_bias = o.with_bias ? device.put_master(o.bias, {x.outputs}) : View();
+      // Every second one's rows are as long as the matrix is wide.
+      const View d_output =
+          o.packed ? device.put(o.d_output, {x.rows, x.outputs}) : device.put_padded(o.d_output, x.rows, x.outputs);
       device.run(LinearBackwardWeight{.input = device.put(o.input, {x.rows, x.inputs}),
-                                      .d_output = device.put(o.d_output, {x.rows, x.outputs}),
+                                      .d_output = d_output,
                                       .d_weight = d_weight,
                                       .d_bias = d_bias});
       std::vector<Output> outputs{{"d_weight", Device::get(d_weight), Kind::master}};

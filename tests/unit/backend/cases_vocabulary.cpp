@@ -107,11 +107,12 @@ std::vector<Case> softmax_statistics_cases() {
     c.run = [o](Device& device) {
       const std::int64_t rows = o->extent.rows;
       const View statistics = device.put_master(Values(static_cast<std::size_t>(rows * 3), 7.0), {rows, 3});
-      device.run(SoftmaxStatistics{.logits = device.put(o->logits, {rows, o->extent.columns}),
+      device.run(SoftmaxStatistics{.logits = device.put_padded(o->logits, rows, o->extent.columns),
                                    .targets = device.put_ids(o->targets, {rows}),
                                    .first_class = o->part.first,
                                    .vocabulary = o->part.whole,
-                                   .statistics = statistics});
+                                   .statistics = statistics,
+                                   .num_classes = o->extent.columns});
       Values finite = Device::get(statistics);  // no difference of infinities can be judged
       for (double& value : finite)
         if (value == -std::numeric_limits<double>::infinity()) value = -1e30;
@@ -139,15 +140,17 @@ std::vector<Case> cross_entropy_parts_cases() {
     c.run = [o, statistics](Device& device) {
       double loss_sum = 0.5;
       const std::int64_t rows = o->extent.rows;
-      const View logits = device.put(o->logits, {rows, o->extent.columns});
+      const std::int64_t columns = o->extent.columns;
+      const View logits = device.put_padded(o->logits, rows, columns);
       device.run(CrossEntropyParts{.logits = logits,
                                    .targets = device.put_ids(o->targets, {rows}),
                                    .first_class = o->part.first,
                                    .vocabulary = o->part.whole,
                                    .statistics = device.put_master(statistics, {o->num_others + 1, rows, 3}),
                                    .d_scale = o->d_scale,
-                                   .loss_sum = number_at(loss_sum)});
-      return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits)}};
+                                   .loss_sum = number_at(loss_sum),
+                                   .num_classes = columns});
+      return std::vector<Output>{{"loss_sum", {loss_sum}, Kind::master}, {"logits", Device::get(logits, columns)}};
     };
     double loss_scale = 0.5;
     Values logits_scale;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <string_view>
 
+#include "base/numbers/checked.h"
 #include "base/numbers/philox.h"
 #include "emulated_tiles_backend.h"
 #include "panels_backend.h"
@@ -158,6 +159,19 @@ View Device::put(const Values& values, Shape shape) {
   return put_as(backend_.compute_type(), rounded(values), shape);
 }
 
+View Device::put_padded(const Values& values, std::int64_t rows, std::int64_t columns) {
+  const std::int64_t width = round_up(columns, backend_.row_alignment());
+  Values padded(static_cast<std::size_t>(rows * width), std::numeric_limits<double>::quiet_NaN());
+  for (std::int64_t row = 0; row < rows; ++row)
+    std::copy_n(values.begin() + row * columns, columns, padded.begin() + row * width);
+  return put(padded, {rows, width});
+}
+
+Values Device::get(const ConstView& matrix, std::int64_t columns) {
+  return Strided{.whole = View(const_cast<void*>(matrix.data()), matrix.dtype(), matrix.shape()), .width = columns}
+      .get();
+}
+
 Values Device::rounded(Values values) const {
   if (rounding_ == DType::f32 || rounding_ == DType::f64) return values;
   std::vector<std::uint16_t> bits(values.size());
@@ -252,7 +266,9 @@ double tolerance(const Case& c, DType compute, double expected, double scale) {
 }
 
 std::optional<std::string> find_mismatch(const Case& c, DType compute, const std::vector<Output>& expected,
-                                         const std::vector<Output>& found) {
+                                         const std::vector<Output>& found, Epilogue epilogue) {
+  const bool rounds = epilogue == Epilogue::rounded_between && !c.epilogue.empty() && size_of(compute) == 2;
+  const double half_step = compute == DType::bf16 ? 0x1p-8 : 0x1p-11;  // relative, at most
   if (expected.size() != found.size()) return c.name + ": another number of outputs";
   for (std::size_t o = 0; o < expected.size(); ++o) {
     const Values& values = expected[o].values;
@@ -261,7 +277,8 @@ std::optional<std::string> find_mismatch(const Case& c, DType compute, const std
     if (values.size() != found[o].values.size() || (!exact && c.scales.at(o).size() != values.size()))
       return c.name + " " + expected[o].name + ": another number of elements";
     for (std::size_t e = 0; e < values.size(); ++e) {
-      const double allowed = exact ? 0.0 : tolerance(c, compute, values[e], c.scales[o][e]);
+      double allowed = exact ? 0.0 : tolerance(c, compute, values[e], c.scales[o][e]);
+      if (rounds && o == 0) allowed += 2 * half_step * (std::fabs(values[e]) + c.epilogue[e]);
       const double value = found[o].values[e];
       if (value >= rounded_to(stored, values[e] - allowed) && value <= rounded_to(stored, values[e] + allowed))
         continue;  // neither holds for NaN
@@ -276,13 +293,13 @@ std::optional<std::string> find_mismatch(const Case& c, DType compute, const std
 namespace {
 
 void compare(Backend& backend, const std::string& name, const std::string& operation, const std::vector<Case>& cases,
-             const std::vector<std::vector<Output>>& expected) {
+             const std::vector<std::vector<Output>>& expected, Epilogue epilogue = Epilogue::exact) {
   const DType compute = backend.compute_type();
   for (std::size_t i = 0; i < cases.size(); ++i) {
     INFO(operation << " on " << name << " " << to_text(compute) << ", case " << cases[i].name);
     Device device(backend);
     const auto found = cases[i].run(device);
-    const auto mismatch = find_mismatch(cases[i], compute, expected[i], found);
+    const auto mismatch = find_mismatch(cases[i], compute, expected[i], found, epilogue);
     CHECK_MESSAGE(!mismatch.has_value(), mismatch.value_or(""));
     CHECK(device.guards_intact());
     if (name == "reference") continue;  // one thread, no choice
@@ -302,7 +319,8 @@ void check_parity(const std::string& operation, const std::vector<Case>& cases, 
 }
 
 void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases) {
-  compare(backend, backend.description(), operation, cases, expected_outputs(cases, backend.compute_type()));
+  compare(backend, backend.description(), operation, cases, expected_outputs(cases, backend.compute_type()),
+          Epilogue::rounded_between);
 }
 
 namespace {

@@ -46,6 +46,8 @@ class Device {
 
   // An operand of the compute type.
   View put(const Values& values, Shape shape);
+  // The same with rows as long as the backend would have them: what they are padded by is NaN.
+  View put_padded(const Values& values, std::int64_t rows, std::int64_t columns);
   // What an operand of the compute type holds of these values.
   Values rounded(Values values) const;
   // An operand of the master type.
@@ -54,6 +56,8 @@ class Device {
   View put_ids(const Ids& ids, Shape shape);
   Weight put_weight(const Values& values, Shape shape, bool packed);
   static Values get(const ConstView& view);
+  // Of a matrix whose rows may be padded.
+  static Values get(const ConstView& matrix, std::int64_t columns);
   bool guards_intact() const;
   Backend& backend() { return backend_; }
 
@@ -107,11 +111,17 @@ struct Case {
   std::vector<Values> scales;  // one per output that comes from the operation, of its size
   double unit = 1e-6;
   int rounded_factors = 0;  // of each term of the sums, under bf16 and fp16
+  // What the first output's sums of products have added to them, by absolute value.
+  Values epilogue = {};
 };
+
+// Of halves, where a bias and an addend are added: cuBLASLt may round the sum of products, and again the sum with the
+// bias. By how much is bounded by half a step of what is rounded, and that by the result and what is added.
+enum class Epilogue { exact, rounded_between };
 
 // The sentence that says where the outputs differ beyond tolerance, or nothing.
 std::optional<std::string> find_mismatch(const Case& c, DType compute, const std::vector<Output>& expected,
-                                         const std::vector<Output>& found);
+                                         const std::vector<Output>& found, Epilogue epilogue = Epilogue::exact);
 // Before the rounding of what is stored.
 double tolerance(const Case& c, DType compute, double expected, double scale);
 double rounded_to(DType type, double value);
@@ -120,7 +130,7 @@ double rounded_to(DType type, double value);
 // Backends whose instruction set the processor lacks are named and skipped.
 void check_parity(const std::string& operation, const std::vector<Case>& cases, DType compute);
 
-// The same of one backend that is not among those of every machine.
+// The same of a backend of GPUs.
 void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases);
 
 // Plants one error of three tolerances in the last element of each output of each case: every one must be found. A

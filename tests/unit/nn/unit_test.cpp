@@ -228,6 +228,10 @@ TEST_CASE("the head's chunks take about 32 MiB of logits or a block's scratch an
         CHECK(6 * chunk * vocab <= 7 * std::max<std::int64_t>(8 << 20, rows * ffn));
       }
   CHECK(head_chunk_rows(1000, 10000000, 0) == 16);  // products of fewer rows would cost more than the memory does
+  // A GPU is full with more of them: 384 MiB of halves.
+  const LogitRows of_gpu = LogitRows::aligned_to(64);
+  CHECK(head_chunk_rows(65536, 50257, 65536 * 3072, of_gpu) == 3904);  // 17 chunks
+  CHECK(head_chunk_rows(65536, 128256, 65536 * 3072, of_gpu) == 1600);
 }
 
 TEST_CASE("the head's chunks do not change loss or gradients") {

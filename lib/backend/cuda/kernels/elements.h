@@ -44,16 +44,16 @@ __device__ inline __half from_float<__half>(float value) {
   return __float2half_rn(value);
 }
 
-// `count` elements at p, of which `left` are there; the others are read as zero and not written.
+// `count` elements at p, of which `left` are there; the others are read as `absent` and not written.
 template <int count, class S>
-__device__ inline void load(const S* p, std::int64_t left, float (&values)[count]) {
+__device__ inline void load(const S* p, std::int64_t left, float (&values)[count], float absent = 0.0F) {
   if (left >= count) {
     const Pack<S, count> pack = *reinterpret_cast<const Pack<S, count>*>(p);
 #pragma unroll
     for (int i = 0; i < count; ++i) values[i] = to_float(pack.values[i]);
   } else {
 #pragma unroll
-    for (int i = 0; i < count; ++i) values[i] = i < left ? to_float(p[i]) : 0.0F;
+    for (int i = 0; i < count; ++i) values[i] = i < left ? to_float(p[i]) : absent;
   }
 }
 template <int count, class S>

@@ -9,37 +9,55 @@ namespace scaletrain::cuda {
 
 namespace {
 
-// partial[part, column] = the sum over the part's rows. A thread has `width` neighbouring columns.
+constexpr unsigned rows_at_once = threads_of_block / warp_lanes;
+
+// partial[part, column] = the sum over the part's rows. A lane has `width` neighbouring columns, a block's warps every
+// eighth row.
 template <class S, int width>
-__global__ void sum_columns(const S* values, std::int64_t rows, std::int64_t columns, std::int64_t rows_of_part,
-                            float* partial) {
-  const std::int64_t column = first_element<width>();
-  if (column >= columns) return;
+__global__ void sum_columns(const S* values, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                            std::int64_t rows_of_part, float* partial) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * warp_lanes + lane) * width;
   const std::int64_t begin = blockIdx.y * rows_of_part;
   const std::int64_t end = begin + rows_of_part < rows ? begin + rows_of_part : rows;
   float sums[width] = {};
-  for (std::int64_t row = begin; row < end; ++row) {
-    float x[width];
-    load(values + row * columns + column, columns - column, x);
+  if (column < columns) {
+#pragma unroll 4
+    for (std::int64_t row = begin + threadIdx.x / warp_lanes; row < end; row += rows_at_once) {
+      float x[width];
+      load(values + row * stride + column, columns - column, x);
 #pragma unroll
-    for (int i = 0; i < width; ++i) sums[i] += x[i];
+      for (int i = 0; i < width; ++i) sums[i] += x[i];
+    }
   }
-  store(partial + blockIdx.y * columns + column, columns - column, sums);
+  float* const shared = shared_memory<float>();  // [width, threads]
+#pragma unroll
+  for (int i = 0; i < width; ++i) shared[static_cast<unsigned>(i) * threads_of_block + threadIdx.x] = sums[i];
+  __syncthreads();
+  // Warp i has the i-th of the lanes' columns.
+  for (unsigned i = threadIdx.x / warp_lanes; i < width; i += rows_at_once) {
+    if (column + i >= columns) continue;
+    float sum = 0.0F;
+    for (unsigned warp = 0; warp < rows_at_once; ++warp) sum += shared[i * threads_of_block + warp * warp_lanes + lane];
+    partial[blockIdx.y * columns + column + i] = sum;
+  }
 }
 
+// values [N, stride], of which the columns that `sums` has.
 template <class S>
 void add_column_sums(const Issue& issue, const ConstView& values, const View& sums) {
   const std::int64_t rows = values.shape()[0];
-  const std::int64_t columns = values.shape()[1];
+  const std::int64_t stride = values.shape()[1];
+  const std::int64_t columns = sums.num_elements();
   const auto* matrix = address<S>(values);
   auto* partial = reinterpret_cast<float*>(issue.workspace);
   const RowParts parts = row_parts(rows, columns, 1);
-  with_width<S>(fits_packs<S>(columns, matrix) && fits_packs<float>(columns, partial), [&](auto width) {
-    const dim3 blocks(blocks_for(columns, threads_of_block * width).x, narrow<unsigned>(parts.count));
-    launch(issue.stream, {blocks, threads_of_block}, sum_columns<S, width>, matrix, rows, columns, parts.rows, partial);
+  with_width<S>(fits_packs<S>(stride, matrix), [&](auto width) {
+    const dim3 blocks(blocks_for(columns, warp_lanes * width).x, narrow<unsigned>(parts.count));
+    launch(issue.stream, {blocks, threads_of_block, width * threads_of_block * sizeof(float)}, sum_columns<S, width>,
+           matrix, stride, rows, columns, parts.rows, partial);
   });
-  launch(issue.stream, {blocks_for(columns), threads_of_block}, add_parts, partial, parts.count, std::int64_t{1},
-         columns, address<float>(sums), static_cast<float*>(nullptr));
+  issue_add_parts(issue, partial, parts, 1, columns, address<float>(sums), nullptr);
 }
 
 void multiply(const Issue& issue, const Product& product) {
@@ -62,7 +80,8 @@ void compute(const Issue& issue, const LinearForward& op) {
                    .b_is_transposed = true,
                    .bias = address<S>(op.bias),
                    .addend = address<S>(op.addend),
-                   .result = address<S>(op.output)});
+                   .result = address<S>(op.output),
+                   .result_stride = op.output.shape()[1]});
   if (op.activated)
     compute<S>(issue, ActivationForward{.type = op.activation, .input = op.output, .output = op.activated});
 }
@@ -73,10 +92,11 @@ void compute(const Issue& issue, const LinearBackwardInput& op) {
   constexpr DType type = dtype_of_element<S>();
   multiply(issue, {.rows = op.d_output.shape()[0],
                    .columns = op.weight.values.shape()[1],
-                   .depth = op.d_output.shape()[1],
+                   .depth = op.weight.values.shape()[0],
                    .factors = type,
                    .result_type = type,
                    .a = address<S>(op.d_output),
+                   .a_stride = op.d_output.shape()[1],
                    .b = address<S>(op.weight.values),
                    .result = address<S>(op.d_input)});
 }
@@ -85,13 +105,14 @@ template <class S>
 void compute(const Issue& issue, const LinearBackwardWeight& op) {
   if (op.input.shape()[0] == 0) return;
   if (op.d_weight.num_elements() > 0)
-    multiply(issue, {.rows = op.d_output.shape()[1],
+    multiply(issue, {.rows = op.d_weight.shape()[0],
                      .columns = op.input.shape()[1],
                      .depth = op.input.shape()[0],
                      .factors = dtype_of_element<S>(),
                      .result_type = DType::f32,
                      .a = address<S>(op.d_output),
                      .a_is_transposed = true,
+                     .a_stride = op.d_output.shape()[1],
                      .b = address<S>(op.input),
                      .addend = address<float>(op.d_weight),
                      .result = address<float>(op.d_weight)});

@@ -206,8 +206,7 @@ void compute(const Issue& issue, const NormBackwardWeight& op) {
          address<S>(op.d_output), address<S>(op.input),
          op.type == NormType::layernorm ? address<float>(op.mean) : nullptr, address<float>(op.rstd), rows, columns,
          parts.rows, partial);
-  launch(issue.stream, {blocks_for(columns), threads_of_block}, add_parts, partial, parts.count, std::int64_t{2},
-         columns, address<float>(op.d_weight), address<float>(op.d_bias));
+  issue_add_parts(issue, partial, parts, 2, columns, address<float>(op.d_weight), address<float>(op.d_bias));
 }
 
 SCALETRAIN_FOR_COMPUTE_TYPES(NormForward)

@@ -12,7 +12,7 @@ namespace {
 // --- sum of squares ---
 
 // A block sums one piece in double; then one block adds the pieces up. The pieces follow from the number of values.
-constexpr std::int64_t smallest_piece = 32768;
+constexpr std::int64_t smallest_piece = 4096;
 constexpr std::int64_t max_pieces = 65536;
 static_assert(max_pieces * sizeof(double) <= workspace_bytes);
 constexpr unsigned threads_of_last_block = 1024;

@@ -13,6 +13,8 @@ namespace scaletrain::cuda {
 
 constexpr std::int64_t max_row_parts = 128;
 constexpr std::int64_t least_rows_of_part = 32;
+// Parts are added up by so many warps of a block, each of every so-many-th part, whose sums are then added in order.
+constexpr unsigned adding_warps = threads_of_block / warp_lanes;
 
 struct RowParts {
   std::int64_t count = 0;
@@ -31,22 +33,39 @@ inline RowParts row_parts(std::int64_t rows, std::int64_t columns, std::int64_t 
 namespace {
 
 // of_first[column] += the sum over parts of partial[part, 0, column]; of_second (or null), where there are two sums,
-// the same of partial[part, 1, column].
+// the same of partial[part, 1, column]. A block has the columns of a warp's lanes.
 __global__ void add_parts(const float* partial, std::int64_t parts, std::int64_t sums, std::int64_t columns,
                           float* of_first, float* of_second) {
-  const std::int64_t column = first_element<1>();
-  if (column >= columns) return;
-  float first = 0.0F;
-  float second = 0.0F;
-  for (std::int64_t part = 0; part < parts; ++part) {
-    const float* const of_part = partial + part * sums * columns + column;
-    first += of_part[0];
-    if (of_second != nullptr) second += of_part[columns];
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * warp_lanes + threadIdx.x % warp_lanes;
+  const unsigned warp = threadIdx.x / warp_lanes;
+  float* const shared = shared_memory<float>();  // [adding_warps, sums, warp_lanes]
+  for (std::int64_t sum = 0; sum < sums; ++sum) {
+    float value = 0.0F;
+    if (column < columns) {
+#pragma unroll 8
+      for (std::int64_t part = warp; part < parts; part += adding_warps)
+        value += partial[(part * sums + sum) * columns + column];
+    }
+    shared[(warp * sums + sum) * warp_lanes + threadIdx.x % warp_lanes] = value;
   }
-  of_first[column] += first;
-  if (of_second != nullptr) of_second[column] += second;
+  __syncthreads();
+  if (warp >= sums || column >= columns) return;
+  float* const of = warp == 0 ? of_first : of_second;
+  if (of == nullptr) return;
+  float total = 0.0F;
+  for (unsigned other = 0; other < adding_warps; ++other)
+    total += shared[(other * sums + warp) * warp_lanes + threadIdx.x % warp_lanes];
+  of[column] += total;
 }
 
 }  // namespace
+
+inline void issue_add_parts(const Issue& issue, const float* partial, const RowParts& parts, std::int64_t sums,
+                            std::int64_t columns, float* of_first, float* of_second) {
+  launch(issue.stream,
+         {blocks_for(columns, warp_lanes), threads_of_block,
+          static_cast<std::size_t>(sums) * threads_of_block * sizeof(float)},
+         add_parts, partial, parts.count, sums, columns, of_first, of_second);
+}
 
 }  // namespace scaletrain::cuda

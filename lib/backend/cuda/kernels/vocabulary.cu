@@ -184,7 +184,7 @@ __device__ inline RowStatistics statistics_of_row(const S* logits, std::int64_t 
   for (std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * width; first < columns;
        first += static_cast<std::int64_t>(blockDim.x) * width) {
     float x[width];
-    load(logits + first, width, x);
+    load(logits + first, columns - first, x, -INFINITY);
     float most = x[0];
 #pragma unroll
     for (int i = 1; i < width; ++i) most = fmaxf(most, x[i]);
@@ -206,10 +206,10 @@ __device__ inline void write_gradient(S* logits, std::int64_t columns, float max
   for (std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * width; first < columns;
        first += static_cast<std::int64_t>(blockDim.x) * width) {
     float x[width];
-    load(logits + first, width, x);
+    load(logits + first, columns - first, x);
 #pragma unroll
     for (int i = 0; i < width; ++i) x[i] = scale * expf(x[i] - maximum) - (first + i == target ? d_scale : 0.0F);
-    store(logits + first, width, x);
+    store(logits + first, columns - first, x);
   }
 }
 
@@ -220,11 +220,11 @@ __device__ inline void clear_row(S* logits, std::int64_t columns) {
 
 // losses[N], which are then added up in order.
 template <class S, int width>
-__global__ void cross_entropy(S* all_logits, const std::int32_t* targets, std::int64_t columns, double d_scale,
-                              double* losses) {
+__global__ void cross_entropy(S* all_logits, std::int64_t stride, const std::int32_t* targets, std::int64_t columns,
+                              double d_scale, double* losses) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
-  S* const logits = all_logits + row * columns;
+  S* const logits = all_logits + row * stride;
   if (target < -1 || target >= columns) __trap();
   if (target < 0) {
     if (d_scale != 0) clear_row(logits, columns);
@@ -240,11 +240,11 @@ __global__ void cross_entropy(S* all_logits, const std::int32_t* targets, std::i
 }
 
 template <class S, int width>
-__global__ void softmax_statistics(const S* all_logits, const std::int32_t* targets, const TablePart part,
-                                   float* statistics) {
+__global__ void softmax_statistics(const S* all_logits, std::int64_t stride, const std::int32_t* targets,
+                                   const TablePart part, float* statistics) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
-  const S* const logits = all_logits + row * part.rows;
+  const S* const logits = all_logits + row * stride;
   if (target < -1 || target >= part.all) __trap();
   const RowStatistics of = statistics_of_row<S, width>(logits, part.rows, shared_memory<float>());
   if (threadIdx.x != 0) return;
@@ -256,11 +256,12 @@ __global__ void softmax_statistics(const S* all_logits, const std::int32_t* targ
 
 // The loss is computed from the statistics alone, in double and in the order of the ranks: all get the same bits.
 template <class S, int width>
-__global__ void cross_entropy_parts(S* all_logits, const std::int32_t* targets, const TablePart part,
-                                    const float* statistics, std::int64_t ranks, double d_scale, double* losses) {
+__global__ void cross_entropy_parts(S* all_logits, std::int64_t stride, const std::int32_t* targets,
+                                    const TablePart part, const float* statistics, std::int64_t ranks, double d_scale,
+                                    double* losses) {
   const std::int64_t row = blockIdx.x;
   const std::int32_t target = targets[row];
-  S* const logits = all_logits + row * part.rows;
+  S* const logits = all_logits + row * stride;
   if (target < -1 || target >= part.all) __trap();
   if (target < 0) {
     if (d_scale != 0) clear_row(logits, part.rows);
@@ -333,12 +334,13 @@ void compute(const Issue& issue, const EmbeddingBackward& op) {
 template <class S>
 void compute(const Issue& issue, const CrossEntropy& op) {
   const std::int64_t rows = op.logits.shape()[0];
-  const std::int64_t columns = op.logits.shape()[1];
+  const std::int64_t stride = op.logits.shape()[1];
+  const std::int64_t columns = op.num_classes > 0 ? op.num_classes : stride;
   if (rows == 0) return;
   auto* logits = address<S>(op.logits);
   double* const losses = losses_of(issue, rows);
-  with_width<S>(fits_packs<S>(columns, logits), [&](auto width) {
-    launch(issue.stream, blocks_of_rows(rows, columns, width), cross_entropy<S, width>, logits,
+  with_width<S>(fits_packs<S>(stride, logits), [&](auto width) {
+    launch(issue.stream, blocks_of_rows(rows, columns, width), cross_entropy<S, width>, logits, stride,
            address<std::int32_t>(op.targets), columns, op.d_scale, losses);
   });
   issue_add_losses(issue, losses, rows, op.loss_sum);
@@ -347,11 +349,12 @@ void compute(const Issue& issue, const CrossEntropy& op) {
 template <class S>
 void compute(const Issue& issue, const SoftmaxStatistics& op) {
   const std::int64_t rows = op.logits.shape()[0];
-  const TablePart part = {op.first_class, op.logits.shape()[1], op.vocabulary};
+  const std::int64_t stride = op.logits.shape()[1];
+  const TablePart part = {op.first_class, op.num_classes > 0 ? op.num_classes : stride, op.vocabulary};
   if (rows == 0) return;
   const auto* logits = address<S>(op.logits);
-  with_width<S>(fits_packs<S>(part.rows, logits), [&](auto width) {
-    launch(issue.stream, blocks_of_rows(rows, part.rows, width), softmax_statistics<S, width>, logits,
+  with_width<S>(fits_packs<S>(stride, logits), [&](auto width) {
+    launch(issue.stream, blocks_of_rows(rows, part.rows, width), softmax_statistics<S, width>, logits, stride,
            address<std::int32_t>(op.targets), part, address<float>(op.statistics));
   });
 }
@@ -359,12 +362,13 @@ void compute(const Issue& issue, const SoftmaxStatistics& op) {
 template <class S>
 void compute(const Issue& issue, const CrossEntropyParts& op) {
   const std::int64_t rows = op.logits.shape()[0];
-  const TablePart part = {op.first_class, op.logits.shape()[1], op.vocabulary};
+  const std::int64_t stride = op.logits.shape()[1];
+  const TablePart part = {op.first_class, op.num_classes > 0 ? op.num_classes : stride, op.vocabulary};
   if (rows == 0) return;
   auto* logits = address<S>(op.logits);
   double* const losses = losses_of(issue, rows);
-  with_width<S>(fits_packs<S>(part.rows, logits), [&](auto width) {
-    launch(issue.stream, blocks_of_rows(rows, part.rows, width), cross_entropy_parts<S, width>, logits,
+  with_width<S>(fits_packs<S>(stride, logits), [&](auto width) {
+    launch(issue.stream, blocks_of_rows(rows, part.rows, width), cross_entropy_parts<S, width>, logits, stride,
            address<std::int32_t>(op.targets), part, address<float>(op.statistics), op.statistics.shape()[0], op.d_scale,
            losses);
   });
