@@ -1,9 +1,7 @@
 #include "backend/cuda/cuda_stream.h"
 
 #include <exception>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/kernels/workspace.h"
@@ -11,57 +9,10 @@
 
 namespace scaletrain::cuda {
 
-struct CudaStream::Call {
-  std::function<void()> function;
-  std::shared_ptr<Calls> calls;
-};
-
-// What became of the functions of call().
-class CudaStream::Calls {
- public:
-  static void CUDART_CB run(void* data) {
-    std::unique_ptr<Call> call(static_cast<Call*>(data));
-    Calls& calls = *call->calls;
-    if (!calls.has_failed()) {
-      try {
-        call->function();
-      } catch (...) {
-        const std::lock_guard lock(calls.mutex_);
-        if (!calls.error_) calls.error_ = std::current_exception();
-      }
-    }
-    const std::lock_guard lock(calls.mutex_);
-    calls.ended_.push_back(std::move(call));
-  }
-
-  bool has_failed() {
-    const std::lock_guard lock(mutex_);
-    return error_ != nullptr;
-  }
-  void rethrow() {
-    const std::lock_guard lock(mutex_);
-    if (error_) std::rethrow_exception(error_);
-  }
-  std::exception_ptr take_error() {
-    const std::lock_guard lock(mutex_);
-    return std::exchange(error_, nullptr);
-  }
-  // What ended functions hold may be the GPU's, which the driver's thread may not give back.
-  void drop_ended() {
-    std::vector<std::unique_ptr<Call>> ended;
-    const std::lock_guard lock(mutex_);
-    ended.swap(ended_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  std::vector<std::unique_ptr<Call>> ended_;
-};
-
 class CudaStream::Moment final : public Event::State {
  public:
-  Moment(int device, cudaStream_t stream, std::shared_ptr<Calls> calls) : device_(device), calls_(std::move(calls)) {
+  Moment(int device, cudaStream_t stream, std::shared_ptr<HostCalls> calls)
+      : device_(device), calls_(std::move(calls)) {
     check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event");
     const cudaError_t error = cudaEventRecord(event_, stream);
     if (error == cudaSuccess) return;
@@ -89,11 +40,12 @@ class CudaStream::Moment final : public Event::State {
  private:
   int device_;
   cudaEvent_t event_ = nullptr;
-  std::shared_ptr<Calls> calls_;
+  std::shared_ptr<HostCalls> calls_;
 };
 
-CudaStream::CudaStream(int device) : device_(device), calls_(std::make_shared<Calls>()) {
+CudaStream::CudaStream(int device) : device_(device) {
   use_device(device_);
+  calls_ = std::make_shared<HostCalls>();
   // Ordered by events alone, never by the default stream.
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
 }
@@ -114,10 +66,7 @@ void CudaStream::synchronize() {
 
 void CudaStream::call(std::function<void()> function) {
   use_device(device_);
-  calls_->drop_ended();
-  auto call = std::make_unique<Call>(Call{std::move(function), calls_});
-  check(cudaLaunchHostFunc(stream_, Calls::run, call.get()), "a call of the host");
-  call.release();  // NOLINT: it is run's now
+  calls_->issue(stream_, std::move(function));
 }
 
 Event CudaStream::record() {
@@ -139,6 +88,7 @@ std::byte* CudaStream::workspace() {
 }
 
 void use_device(int device) {
+  if (HostCalls::is_own_thread()) throw BugError("a function of a stream uses the GPU");
   check(cudaSetDevice(device), "the choice of a GPU");
 }
 

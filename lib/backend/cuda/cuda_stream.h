@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "backend/cuda/host_calls.h"
 #include "tensor/buffer.h"
 #include "tensor/stream.h"
 
@@ -31,13 +32,11 @@ class CudaStream final : public Stream {
   std::byte* workspace();
 
  private:
-  class Calls;
   class Moment;
-  struct Call;
 
   int device_;
   cudaStream_t stream_ = nullptr;
-  std::shared_ptr<Calls> calls_;
+  std::shared_ptr<HostCalls> calls_;  // its moments' too
   Buffer workspace_;
 };
 

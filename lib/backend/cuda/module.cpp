@@ -30,7 +30,14 @@ std::string words_of_visible() {
   return fmt::format("CUDA_VISIBLE_DEVICES is '{}', which leaves no GPU to see: unset it", visible);
 }
 
+// Streams that share one of the GPU's queues wait for each other's work, also where one waits for the host: as many
+// queues as there may be, unless the user has said otherwise. Read by the driver at its start.
+void ask_for_queues() {
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 int count_devices(std::string& obstacle) {
+  ask_for_queues();
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   switch (error) {

@@ -1,14 +1,19 @@
 // The CUDA runtime as far as the backend asks it, on the host. A stream runs what it is given late and in bursts, on a
 // thread of its own (support/ranks/late_backend.h), so that what is not ordered by events shows; the null stream runs
 // it at once. Device memory is the host's.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "cuda_language.h"
 #include "support/ranks/fenced_backend.h"
@@ -46,6 +51,17 @@ thread_local bool is_in_host_function = false;
 std::string wanted_of_environment() {
   const char* const wanted = std::getenv("SCALETRAIN_FAKE_GPU");
   return wanted == nullptr ? "" : wanted;
+}
+
+// cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ, which goes around the end of the numbers.
+CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  if (is_in_host_function || flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+  of(stream).call([address, value] {
+    const std::atomic_ref<cuuint32_t> reached(*reinterpret_cast<cuuint32_t*>(address));
+    while (static_cast<std::int32_t>(reached.load() - value) < 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  });
+  return CUDA_SUCCESS;
 }
 
 // What a kernel threw is what a GPU calls a failed launch.
@@ -135,11 +151,24 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   REFUSE_IN_HOST_FUNCTION;
+  // One at a time, whatever the stream.
+  static std::mutex turn;
   of(stream).call([=] {
+    const std::lock_guard lock(turn);
     is_in_host_function = true;
     function(data);
     is_in_host_function = false;
   });
+  return cudaSuccess;
+}
+
+// Of the driver's functions the one that is asked for.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  REFUSE_IN_HOST_FUNCTION;
+  const bool is_known = std::string(symbol) == "cuStreamWaitValue32";
+  *function = is_known ? reinterpret_cast<void*>(&wait_for_value) : nullptr;
+  *found = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -84,6 +85,31 @@ TEST_CASE("a_function_of_a_gpus_stream_that_throws_is_told_once_and_nothing_behi
   stream->call([&] { ++called; });
   stream->synchronize();
   CHECK(called == 2);
+}
+
+TEST_CASE("functions_of_a_gpus_streams_may_wait_for_each_other") {
+  const auto backend = make_cuda_backend({});
+  const auto first = backend->make_stream();
+  const auto second = backend->make_stream();
+  std::promise<void> of_first;
+  std::promise<void> of_second;
+  first->call([&] {
+    of_first.set_value();
+    of_second.get_future().wait();
+  });
+  second->call([&] {
+    of_second.set_value();
+    of_first.get_future().wait();
+  });
+  first->synchronize();
+  second->synchronize();
+}
+
+TEST_CASE("a_function_of_a_gpus_stream_may_not_use_the_gpu") {
+  const auto backend = make_cuda_backend({});
+  const auto stream = backend->make_stream();
+  stream->call([&] { stream->synchronize(); });
+  CHECK_THROWS_AS(stream->synchronize(), BugError);
 }
 
 TEST_CASE("a_kernel_that_traps_ends_the_rank_by_an_error_of_the_gpu") {

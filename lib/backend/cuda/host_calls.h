@@ -1,0 +1,57 @@
+// Functions of the host in the order of a GPU's stream, on a thread of the stream's own: CUDA has one thread for those of
+// all streams, which a function that waits for another rank would hold up for every one of them.
+//
+// The stream's turn is told to the thread by a function of CUDA's that only does so; the stream itself then waits for a
+// number in pinned memory, which the thread writes when the function has run.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace scaletrain::cuda {
+
+class HostCalls {
+ public:
+  HostCalls();  // PeerError, std::bad_alloc; of the thread's current device
+  // The stream has run everything, or will never run anything more.
+  ~HostCalls();
+  HostCalls(const HostCalls&) = delete;
+  HostCalls& operator=(const HostCalls&) = delete;
+
+  // Issues a function. It may not use the GPU, and ends, with what it holds, in drop_ended().
+  void issue(cudaStream_t stream, std::function<void()> function);
+  // Of functions that have run. What they hold may be the GPU's, which is given back by a thread that uses the stream.
+  void drop_ended();
+
+  // After a function has thrown, none behind it is called. Any thread.
+  void rethrow();
+  std::exception_ptr take_error();
+  // Whether the calling thread runs such functions.
+  static bool is_own_thread();
+
+ private:
+  struct Call;
+  static void CUDART_CB come(void* call);
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr error_;
+  std::deque<std::unique_ptr<Call>> due_;
+  std::vector<std::unique_ptr<Call>> ended_;
+  bool stops_ = false;
+  std::uint32_t issued_ = 0;
+  std::uint32_t* done_ = nullptr;  // pinned: the number of functions that have run, which the stream waits for
+  std::thread thread_;             // from the first function on
+};
+
+}  // namespace scaletrain::cuda
