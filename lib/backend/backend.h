@@ -11,7 +11,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "backend/operations.h"
@@ -20,6 +22,12 @@
 #include "tensor/stream.h"
 
 namespace scaletrain {
+
+// A device with memory of its own: a GPU.
+struct DeviceFacts {
+  std::string name;          // by its maker: "NVIDIA H100 80GB HBM3"
+  std::uint64_t memory = 0;  // bytes, of all that use it
+};
 
 class Backend {
  public:
@@ -40,6 +48,10 @@ class Backend {
   // Kernels are fastest where rows are a multiple of so many elements; 1: they make nothing of it. What rows may be
   // padded to is in operations.h.
   virtual std::int64_t row_alignment() const { return 1; }
+  // Nothing where the device is the host's processor.
+  virtual std::optional<DeviceFacts> device() const { return std::nullopt; }
+  // Bytes of such a device's memory that are in use, by any process; 0 where the memory is the host's.
+  virtual std::uint64_t device_memory_in_use() const { return 0; }
   // Zero-filled memory of the device. std::bad_alloc when there is not enough.
   virtual Buffer allocate(std::size_t bytes) = 0;
   // Zero-filled memory of the host, pinned where the device has memory of its own. std::bad_alloc as above.
@@ -102,7 +114,8 @@ std::size_t cpu_packed_bytes(const Shape& weight, DType compute);
 
 // The ceiling that "share of the matmul peak" divides by, in FLOP/s: a matrix product on all of the backend's threads,
 // the best of short bursts within `seconds`, by the processor time of this process. So other processes do not lower it;
-// other threads of this one do while they work, but for the best burst.
+// other threads of this one do while they work, but for the best burst. Of a device with memory of its own: by the
+// clock.
 double calibrate_matmul(Backend& backend, Stream& stream, double seconds);
 
 }  // namespace scaletrain

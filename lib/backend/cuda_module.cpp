@@ -13,15 +13,16 @@ namespace {
 
 constexpr std::string_view instead = "or set run.device: cpu";
 
+template <class Error = UserError>
 [[noreturn]] void refuse(const std::string& what, std::string_view remedy) {
-  throw UserError(fmt::format("run.device: cuda: {}: {}, {}", what, remedy, instead));
+  throw Error(fmt::format("run.device: cuda: {}: {}, {}", what, remedy, instead));
 }
 
 const CudaModuleEntry& load(const std::filesystem::path& file) {
   std::error_code error;
   if (!std::filesystem::exists(file, error))
-    refuse(fmt::format("there is no {}, so this program was built without CUDA", file.string()),
-           "build it with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is installed");
+    refuse<NoGpuError>(fmt::format("there is no {}, so this program was built without CUDA", file.string()),
+                       "build it with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is installed");
   // A name without a folder would be looked for elsewhere.
   void* const module = ::dlopen(std::filesystem::absolute(file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr)
@@ -41,9 +42,21 @@ const CudaModuleEntry& load(const std::filesystem::path& file) {
 }  // namespace
 
 CudaModule::CudaModule(const std::filesystem::path& file) : entry_(&load(file)) {
-  std::string obstacle;
-  num_devices_ = entry_->count_devices(obstacle);
-  if (num_devices_ == 0) throw UserError(fmt::format("run.device: cuda: {}, {}", obstacle, instead));
+  const CudaCount count = entry_->count_devices();
+  num_devices_ = count.devices;
+  if (num_devices_ > 0) return;
+  const std::string text = fmt::format("run.device: cuda: {}, {}", count.obstacle, instead);
+  if (count.is_absent) throw NoGpuError(text);
+  throw UserError(text);
+}
+
+std::filesystem::path cuda_module_path() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / cuda_module_name;
+}
+
+bool has_nvidia_driver() {
+  // As the CUDA runtime looks for it. It stays, since a module will want it.
+  return ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr;
 }
 
 }  // namespace scaletrain

@@ -2,11 +2,13 @@
 // without a driver, and nothing but the module is linked to CUDA.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <string>
 
 #include "backend/backend.h"
+#include "base/error.h"
 
 namespace scaletrain {
 
@@ -16,23 +18,46 @@ struct CudaOptions {
 };
 
 inline constexpr const char* cuda_module_name = "libscaletrain-cuda.so";
+// Where the program's module is: beside the executable of this process.
+std::filesystem::path cuda_module_path();
+
+// workspace_bytes() of its backend without making one, for plans.
+inline constexpr std::size_t cuda_workspace_bytes = std::size_t{32} << 20;
+// row_alignment(), the same way: of halves, a line of the cache.
+inline constexpr std::int64_t cuda_row_alignment = 64;
+
+// How many GPUs are visible; where none can be used, 0 and why, with what would help.
+struct CudaCount {
+  int devices = 0;
+  std::string obstacle{};
+  bool is_absent = false;  // there is no driver, or no GPU for this process: nothing is wrong with what is there
+};
 
 // What a module tells the program. The text is of the headers that both were built from: where it differs, nothing else
 // of the module may be called.
 struct CudaModuleEntry {
   const char* interface;
-  // How many GPUs are visible; where none can be used, 0 and why, with what would help.
-  int (*count_devices)(std::string& obstacle);
+  CudaCount (*count_devices)();
+  DeviceFacts (*look_at_device)(int device);
   std::unique_ptr<Backend> (*make_backend)(const CudaOptions& options);
 };
+
+// This machine has no GPU for this process, or this program no module.
+class NoGpuError : public UserError {
+ public:
+  using UserError::UserError;
+};
+
 // Loaded for good: the driver's threads outlive its last use.
 class CudaModule {
  public:
-  // UserError in one sentence with its remedy: there is no such file, it cannot be loaded, is none of ours or of
-  // another version; there is no driver, one too old, or no GPU that this process may see.
+  // UserError in one sentence with its remedy: there is no such file, no driver or no GPU that this process may see
+  // (NoGpuError); the file cannot be loaded, is none of ours or of another version; the driver is too old.
   explicit CudaModule(const std::filesystem::path& file);
 
   int num_devices() const { return num_devices_; }
+  // Without using it. UserError for a GPU that is too old.
+  DeviceFacts look_at_device(int device) const { return entry_->look_at_device(device); }
   // UserError for a GPU that is too old; PeerError naming the GPU where it or its driver fails.
   std::unique_ptr<Backend> make_backend(const CudaOptions& options) const { return entry_->make_backend(options); }
 
@@ -40,6 +65,9 @@ class CudaModule {
   const CudaModuleEntry* entry_ = nullptr;
   int num_devices_ = 0;
 };
+
+// Whether there is a driver of NVIDIA's, of whatever version: quick, where to load a module is not.
+bool has_nvidia_driver();
 
 }  // namespace scaletrain
 

@@ -39,6 +39,8 @@ ReadResult read_tree(const YamlNode& root, Origin origin, const LoadOptions& opt
   ReadResult out;
   apply_preset(root, out.config);
   read_config(root, out.config, context);
+  if (out.config.run.device == DeviceKind::automatic && options.choose_device && !is_broken(context, "run.device"))
+    out.config.run.device = options.choose_device(out.config, out.notices);
   out.compute_of_run = out.config.compute_precision();
   fill_defaults(out.config, origin, options.device, context, out.notices);
   validate_config(out.config, origin, options.world, context, out.notices);
@@ -146,7 +148,9 @@ LoadedConfig parse_config(std::string_view text, const std::string& name, const 
     out.notices = std::move(result.notices);
     // Beside errors there is no plan to show, so that these are errors too.
     const bool lists_unsupported = options.allow_unsupported && diagnostics.empty();
-    for (const Refusal& refusal : refusals(out.config)) {
+    Config asked = out.config;
+    asked.parallel.data = data_degree(asked.parallel, options.world);
+    for (const Refusal& refusal : refusals(asked)) {
       const Place place = place_of(context, refusal.path);
       if (lists_unsupported) {
         out.unsupported.push_back(diagnostics.line(place, refusal.message));

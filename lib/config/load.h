@@ -72,6 +72,9 @@ struct LoadOptions {
   // What will compute in place of run.device, for `check`, which plans for other machines: precision.compute: auto is
   // what it is there, with a notice where that differs.
   std::optional<DeviceKind> device{};
+  // What run.device: auto is here, with what is to be told of it; only asked where the config says auto. Empty: it
+  // stays auto, which is as good as cpu. The config may be wrong otherwise.
+  std::function<DeviceKind(const Config& config, std::vector<std::string>& notices)> choose_device{};
 };
 
 // Relative input paths become absolute against the file's folder (data, tokenizer, model.init.from). `overrides` are

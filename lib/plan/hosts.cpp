@@ -115,11 +115,17 @@ std::uint64_t HostMemory::total() const {
   return sum;
 }
 
+std::uint64_t HostMemory::total_of_host() const {
+  std::uint64_t sum = 0;
+  for (const Part& part : parts) sum += part.each.total_of_host() * static_cast<std::uint64_t>(part.ranks);
+  return sum;
+}
+
 MemoryPlan memory_of_rank(const PhasePlan& phase, Rank rank, std::size_t backend_workspace) {
   MemoryPlan memory = phase.memory(rank, backend_workspace);
   if (rank != Rank(0)) return memory;
   if (const std::uint64_t bytes = manifest_memory(save_size(phase)); bytes > 0)
-    memory.items.push_back({"checkpoint manifest", bytes});
+    memory.items.push_back({"checkpoint manifest", bytes, true});
   return memory;
 }
 

@@ -53,6 +53,7 @@ struct HostMemory {
   };
   std::vector<Part> parts;
   std::uint64_t total() const;
+  std::uint64_t total_of_host() const;  // of what lies in the host's memory wherever the ranks compute
 };
 HostMemory memory_of_ranks(const PhasePlan& phase, std::int64_t first, std::int64_t count,
                            std::size_t backend_workspace);

@@ -12,6 +12,13 @@ std::size_t MemoryPlan::total() const {
   return sum;
 }
 
+std::size_t MemoryPlan::total_of_host() const {
+  std::size_t sum = 0;
+  for (const MemoryItem& item : items)
+    if (item.is_of_host) sum += item.bytes;
+  return sum;
+}
+
 std::string MemoryPlan::text() const {
   std::string text;
   for (const MemoryItem& item : items)

@@ -181,10 +181,10 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"scratch", activation.scratch.bytes},
       {"batches", activation.batch_bytes},
       {"communication staging", traffic.staging},
-      {"kernel workspace", backend_workspace},
+      {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
-  if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes});
-  if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank)});
+  if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes, true});
+  if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank), true});
   return memory;
 }
 
@@ -236,7 +236,10 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.micro_batch = {cut.samples, config.model.context};
   phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
-  if (config.run.device != DeviceKind::cuda)
+  if (config.run.device == DeviceKind::cuda)
+    phase.space = Space::device;
+    phase.logit_rows = LogitRows::aligned_to(cuda_row_alignment);
+  else
     phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());

@@ -68,8 +68,7 @@ struct PhasePlan {
   BatchShape micro_batch;  // at most train.micro_batch samples
   DType compute = DType::f32;
   std::optional<DType> reduce;  // that gradients travel in between replicas; nothing: the masters' type
-  // Of the memory that the ranks' devices compute in: the host's, as make_run_plan has it, unless a worker's backend
-  // has another.
+  // Of the memory that the ranks' devices compute in: by run.device, until a worker's backend says it.
   Space space = Space::host;
   LogitRows logit_rows;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option

@@ -105,16 +105,18 @@ std::uint64_t end_of_whole_lines(const FileReader& file) {
 
 }  // namespace
 
-std::string layout_text(const LayoutRecord& layout) {
+std::string layout_text(const LayoutRecord& layout, std::string_view device) {
   const std::string batches =
       fmt::format("{} of {}", counted(layout.micro_batches, "micro-batch", "es"), layout.micro_batch);
+  if (layout.world <= 1 && !device.empty()) return fmt::format("1 GPU ({}), {}", device, batches);
   if (layout.world <= 1) return fmt::format("1 rank, {}, {}", batches, counted(layout.threads, "thread"));
   std::string schedule;
   if (layout.pipeline > 1) schedule = fmt::format(", schedule {}", layout.schedule);
   if (layout.chunks > 1) schedule += fmt::format(" with {} chunks", layout.chunks);
   return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}, {}, {} per rank", layout.world,
                      layout.data, layout.tensor, layout.pipeline, layout.sequence ? ", sequence" : "", layout.zero,
-                     schedule, batches, counted(layout.threads, "thread"));
+                     schedule, batches,
+                     device.empty() ? counted(layout.threads, "thread") : fmt::format("a GPU ({})", device));
 }
 
 MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report, Ownership owns)

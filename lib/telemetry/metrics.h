@@ -42,7 +42,8 @@ struct LayoutRecord {
 };
 // "8 ranks: data 2 x tensor 2 x pipeline 2, sequence, zero 1, schedule 1f1b, 2 micro-batches of 4, 1 thread per rank";
 // of a single rank "1 rank, 4 micro-batches of 4, 2 threads".
-std::string layout_text(const LayoutRecord& layout);
+// device: what each rank computes on, where that is not the processors ("NVIDIA H100 80GB HBM3").
+std::string layout_text(const LayoutRecord& layout, std::string_view device = {});
 
 // A source of data.train as a start finds it. Samples are counted over all epochs.
 struct SourceRecord {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -110,8 +109,7 @@ struct BenchModel {
   std::unique_ptr<Backend> made(const CpuOptions& options, DeviceKind device, const Wrap& wrap) {
     std::unique_ptr<Backend> made;
     if (device == DeviceKind::cuda)
-      made = CudaModule(std::filesystem::read_symlink("/proc/self/exe").parent_path() / cuda_module_name)
-                 .make_backend({.compute = options.compute});
+      made = CudaModule(cuda_module_path()).make_backend({.compute = options.compute});
     else
       made = make_cpu_backend(options);
     for (PhasePlan& of_run : plan.phases) of_run.compute_on(*made);

@@ -19,12 +19,14 @@
 #include "data/size_estimate.h"
 #include "data/source_check.h"
 #include "host/address.h"
+#include "host/launcher.h"
 #include "host/machine.h"
 #include "option_checks.h"
 #include "plan/describe/describe.h"
 #include "plan/describe/devices.h"
 #include "plan/hosts.h"
 #include "plan/run_plan.h"
+#include "run/device_choice.h"
 #include "run/run_checks.h"
 #include "train/saving/checkpoint_room.h"
 #include "train/start/assembly.h"
@@ -71,15 +73,18 @@ bool judges_devices(const CheckArguments& arguments) {
 }
 
 // What one device of the command line is.
-MemoryBudget device_budget(const CheckArguments& arguments, Precision precision) {
+MemoryBudget device_budget(const CheckArguments& arguments, Precision precision, std::int64_t world) {
   MemoryBudget budget{.kind = MemoryBudget::Kind::device, .name = "the device"};
   if (!arguments.device.empty()) {
     const DeviceModel& device = *find_device(arguments.device);
     budget.name = device.title;
     budget.memory = device.memory;
     budget.peak_flops = peak_flops(device, precision).value_or(0);
-    write_message(fmt::format(
-        "notice: --device {}: training on GPUs is not supported yet; this is what the plan needs there", device.name));
+    if (world > 1)
+      write_message(
+          fmt::format("notice: --device {}: several ranks on GPUs are not supported yet; this is what the plan needs "
+                      "there",
+                      device.name));
     if (budget.peak_flops <= 0)
       write_message(
           fmt::format("notice: --device {}: no {} in hardware: there is no time to tell; set precision.compute: {}",
@@ -97,18 +102,28 @@ double measured_peak(DType compute) {
   return calibrate_matmul(*backend, *stream, moment);
 }
 
-// Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
-std::optional<MemoryBudget> budget_of(const Config& config, DType compute, const CheckArguments& arguments,
-                                      bool is_here) {
-  if (judges_devices(arguments)) return device_budget(arguments, config.compute_precision());
-  if (config.run.device == DeviceKind::cuda) {
+// The GPU of this machine; nothing where there is none, which look_at_gpu() has told.
+std::optional<MemoryBudget> gpu_budget(const std::optional<DeviceFacts>& gpu, Precision precision) {
+  if (!gpu) {
     write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
     return std::nullopt;
   }
+  const DeviceModel* const model = find_device_of_driver(gpu->name);
+  return MemoryBudget{.kind = MemoryBudget::Kind::device,
+                      .name = gpu->name,
+                      .memory = gpu->memory,
+                      .peak_flops = model == nullptr ? 0.0 : peak_flops(*model, precision).value_or(0)};
+}
+
+// Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
+std::optional<MemoryBudget> budget_of(const Config& config, const PhasePlan& phase, const CheckArguments& arguments,
+                                      const std::optional<DeviceFacts>& gpu, bool is_here) {
+  if (judges_devices(arguments)) return device_budget(arguments, config.compute_precision(), phase.mesh.world());
+  if (config.run.device == DeviceKind::cuda) return gpu_budget(gpu, config.compute_precision());
   return MemoryBudget{.kind = MemoryBudget::Kind::host,
                       .name = is_here ? "this machine" : "a host like this machine",
                       .memory = available_memory(),
-                      .peak_flops = measured_peak(compute)};
+                      .peak_flops = measured_peak(phase.compute)};
 }
 
 std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::int64_t vocab) {
@@ -121,17 +136,18 @@ std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::i
 }
 
 DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
-                                 std::optional<std::int64_t> world, std::optional<RunSoFar> so_far) {
+                                 std::optional<std::int64_t> world, const std::optional<DeviceFacts>& gpu,
+                                 std::optional<RunSoFar> so_far) {
   const PhasePlan& phase = plan.phases.front();
   const Mesh& mesh = phase.mesh;
   const bool is_here = is_for_this_machine(config, world);
   const std::int64_t sharers = place_on_hosts(config, mesh, is_here).ranks_per_host;
-  return {.backend_workspace = workspace_of_sharers(sharers, phase.compute),
+  return {.backend_workspace = workspace_of_sharers(phase, sharers),
           .all_on_one_host = is_here,
           .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
           .instructions = arguments.instructions,
           .verbose = arguments.verbose,
-          .budget = budget_of(config, phase.compute, arguments, is_here),
+          .budget = budget_of(config, phase, arguments, gpu, is_here),
           .sources = source_sizes(config, plan.phases.front().model.vocab),
           .so_far = std::move(so_far)};
 }
@@ -212,6 +228,15 @@ std::optional<RunSoFar> look_at_run_folder(const LoadedConfig& loaded, bool is_h
       .step = resumption->step, .last_step = resumption->last_step, .epochs_read = std::move(resumption->epochs_read)};
 }
 
+// The GPU that the run would be on. On another machine there may be one where here is none.
+std::optional<DeviceFacts> look_at_gpu(const LoadedConfig& loaded, const CheckArguments& arguments, bool is_here,
+                                       Reasons& reasons) {
+  std::optional<DeviceFacts> gpu;
+  if (loaded.config.run.device == DeviceKind::cuda && !judges_devices(arguments))
+    reasons.look([&gpu] { gpu = gpu_of_run(); }, is_here);
+  return gpu;
+}
+
 // Those that run will have it, or not: this host may be where somebody only looks.
 void notice_interface(const LoadedConfig& loaded) {
   const auto& interface = loaded.config.launch.interface;
@@ -244,6 +269,9 @@ ExitCode check_config(const CheckArguments& arguments) {
                       .missing_paths = MissingPaths::list,
                       .look_at_data = [](const DataConfig& data) { return source_problems(data); }};
   if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
+  options.choose_device = [&world](const Config& config, std::vector<std::string>& notices) {
+    return choose_device(world.value_or(ranks_of(config.parallel, config.launch, lone_place())), notices);
+  };
   if (judges_devices(arguments)) options.device = DeviceKind::cuda;
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment, options);
   for (const std::string& notice : loaded.notices) write_message("notice: " + notice);
@@ -252,6 +280,7 @@ ExitCode check_config(const CheckArguments& arguments) {
   std::optional<RunSoFar> so_far = look_at_run_folder(loaded, is_here, reasons);
   const bool begins = !so_far || so_far->step == 0;
   notice_interface(loaded);
+  const std::optional<DeviceFacts> gpu = look_at_gpu(loaded, arguments, is_here, reasons);
   // What processors take for themselves (packed weights) is no part of a plan for other devices.
   Config planned = loaded.config;
   if (judges_devices(arguments)) planned.run.device = DeviceKind::cuda;
@@ -265,7 +294,7 @@ ExitCode check_config(const CheckArguments& arguments) {
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" + reasons.text());
   for (const std::string& notice : plan->notices) write_message("notice: " + notice);
   const PlanDescription description =
-      describe_plan(planned, *plan, describe_options(planned, *plan, arguments, world, std::move(so_far)));
+      describe_plan(planned, *plan, describe_options(planned, *plan, arguments, world, gpu, std::move(so_far)));
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (is_for_this_machine(loaded.config, world))
     reasons.look([&] { judge_room(loaded.config, plan->phases.front(), begins); }, is_here);

@@ -26,8 +26,8 @@ LocatedModel locate(const ModelArgument& argument) {
 void ModelArgument::declare(CLI::App& command) {
   command
       .add_option("model", path,
-                  "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder; computed in fp32, "
-                  "whatever it was trained in")
+                  "A checkpoint, a run folder (its newest checkpoint) or a Hugging Face folder; computed on processors "
+                  "in fp32, whatever it was trained on and in")
       ->required();
   command
       .add_option("--tokenizer", tokenizer,

@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "data/source_check.h"
+#include "device_choice.h"
 #include "host/address.h"
 #include "host/machine.h"
 #include "host/run_lock.h"
@@ -132,6 +135,7 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
     check_elastic(run);
   }
   if (!place.is_alone()) run.secret = secret_of_environment();
+  if (config.run.device == DeviceKind::cuda) refuse_unfit_gpu(run.loaded, *run.plan, run.layout.data);
   check_room(run);
   if (run.is_first() && place.is_per_node) notice_crowd(run.layout.ranks_per_place);
   refuse_unfit_weights(run.loaded, *run.plan);
@@ -177,6 +181,14 @@ DataLook look_at_data(const InterruptWatcher& interrupts) {
   };
 }
 
+// Where several are to agree, the first one tells.
+std::function<DeviceKind(const Config&, std::vector<std::string>&)> device_chooser(const LauncherPlace& place) {
+  return [&place](const Config& config, std::vector<std::string>& notices) {
+    const std::int64_t ranks = ranks_of(config.parallel, config.launch, place);
+    return ranks > 1 && place.rank > 0 ? DeviceKind::cpu : choose_device(ranks, notices);
+  };
+}
+
 PlaceRun begin(const AgentCommand& command, LoadedConfig loaded) {
   RunPaths paths(std::filesystem::absolute(loaded.config.run.directory));
   PlaceRun run{.loaded = std::move(loaded),
@@ -200,7 +212,8 @@ std::optional<PlaceRun> prepare(const AgentCommand& command, CommandResult& prob
       load_for_start(command.config, command.overrides,
                      {.missing_paths = MissingPaths::refuse,
                       .look_at_data = looks ? look_at_data(command.interrupts) : nullptr,
-                      .world = world},
+                      .world = world,
+                      .choose_device = device_chooser(command.place)},
                      problem);
   if (!loaded) return std::nullopt;
   PlaceRun run = begin(command, std::move(*loaded));
@@ -323,9 +336,10 @@ void open_folder(const PlaceRun& run) {
 }
 
 ExitCode run_alone(const AgentCommand& command) {
-  PlaceRun run = begin(
-      command, load_config(command.config, command.overrides, process_environment,
-                           {.missing_paths = MissingPaths::refuse, .look_at_data = look_at_data(command.interrupts)}));
+  PlaceRun run = begin(command, load_config(command.config, command.overrides, process_environment,
+                                            {.missing_paths = MissingPaths::refuse,
+                                             .look_at_data = look_at_data(command.interrupts),
+                                             .choose_device = device_chooser(command.place)}));
   check_alone(command, run);
   open_folder(run);
   const RunLock lock = RunLock::acquire(run.paths.lock(), run_lock_options_from_environment());

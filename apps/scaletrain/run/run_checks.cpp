@@ -121,10 +121,22 @@ std::string remedies_text(const Config& config, const PhasePlan& phase, std::int
   return text + "; more hosts, with parallel.tensor and parallel.pipeline dividing the model among them";
 }
 
+// Beside the GPU's, the memory of the host holds copies of what a checkpoint has.
+void refuse_host_too_small(const LoadedConfig& loaded, const PhasePlan& phase, std::uint64_t needed,
+                           std::uint64_t available) {
+  if (needed <= available) return;
+  const bool is_staged = phase.background_saves;
+  throw UserError(loaded.located(fmt::format(
+      "{}: this run needs {} of the machine's memory beside the GPU's, and the machine has {}. What helps: {}a smaller "
+      "model",
+      is_staged ? "checkpoint.background" : "model", bytes_text(needed), bytes_text(available),
+      is_staged ? "checkpoint.background: false; " : "")));
+}
+
 }  // namespace
 
-std::size_t workspace_of_sharers(std::int64_t sharers, DType compute) {
-  return cpu_workspace_bytes(static_cast<int>(std::max<std::int64_t>(1, available_processors() / sharers)), compute);
+std::size_t workspace_of_sharers(const PhasePlan& phase, std::int64_t sharers) {
+  return workspace_of_rank(phase, static_cast<int>(std::max<std::int64_t>(1, available_processors() / sharers)));
 }
 
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count) {
@@ -137,8 +149,9 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std
   const auto count = static_cast<std::int64_t>(ranks.size());
   const PhasePlan& phase = plan.phases.front();
   const HostMemory memory = within_size_limits(
-      loaded.config, [&] { return memory_together(phase, ranks, workspace_of_sharers(count, phase.compute)); });
+      loaded.config, [&] { return memory_together(phase, ranks, workspace_of_sharers(phase, count)); });
   const std::uint64_t available = available_memory();
+  if (!is_host_accessible(phase.space)) return refuse_host_too_small(loaded, phase, memory.total_of_host(), available);
   if (memory.total() <= available) return;
   throw UserError(loaded.located(fmt::format(
       "{}: this run needs {} of memory and the machine has {}:\n{}{}", heaviest_key(memory), bytes_text(memory.total()),

@@ -25,8 +25,8 @@ void with_places(const LoadedConfig& loaded, const std::function<void()>& check)
 // InputError with the place of the key.
 void refuse_unfit_weights(const LoadedConfig& loaded, const RunPlan& plan);
 
-// A run that cannot fit is refused before it starts to swap: UserError. The ranks of this host are `count` from `first`
-// on.
+// A run that cannot fit the memory of its host is refused before it starts to swap: UserError. The ranks of this host
+// are `count` from `first` on.
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count);
 // The same for any ranks, ascending.
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks);
@@ -46,7 +46,7 @@ void refuse_beyond_limits(const RunPlan& plan, const HostShare& share);
 void notice_crowd(std::int64_t ranks);
 
 // The kernels' workspace of each rank where so many share this machine's processors.
-std::size_t workspace_of_sharers(std::int64_t sharers, DType compute);
+std::size_t workspace_of_sharers(const PhasePlan& phase, std::int64_t sharers);
 
 // launch.port, or 0 for any free one.
 std::uint16_t rendezvous_port(const Config& config);

@@ -4,11 +4,15 @@
 #include <cuda_fp16.h>
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <variant>
 
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/cuda_stream.h"
 #include "backend/cuda/kernels/kernels.h"
+#include "backend/cuda/kernels/workspace.h"
 #include "backend/cuda/products.h"
 #include "base/error.h"
 
@@ -20,9 +24,10 @@ using cuda::check;
 using cuda::CudaStream;
 
 constexpr int oldest_major = 8;  // of compute capabilities: Ampere
+static_assert(cuda_workspace_bytes == cuda::workspace_bytes);
 
 // Of one that kernels are compiled for. UserError for others.
-std::string name_of_device(int device) {
+cudaDeviceProp properties_of(int device) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "a look at the GPU");
   if (properties.major < oldest_major)
@@ -30,6 +35,14 @@ std::string name_of_device(int device) {
         fmt::format("run.device: cuda: the GPU {} (sm_{}{}) is older than sm_{}0, the oldest that is supported: "
                     "choose another by CUDA_VISIBLE_DEVICES, or set run.device: cpu",
                     properties.name, properties.major, properties.minor, oldest_major));
+  return properties;
+}
+
+DeviceFacts facts_of(const cudaDeviceProp& properties) {
+  return {.name = properties.name, .memory = properties.totalGlobalMem};
+}
+
+std::string description_of(const cudaDeviceProp& properties) {
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "a look at the driver");
   return fmt::format("cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {})", properties.name, properties.major,
@@ -39,15 +52,22 @@ std::string name_of_device(int device) {
 template <class S>
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, DType compute)
-      : device_(device), compute_type_(compute), description_(name_of_device(device)), filling_(device) {}
+  CudaBackend(int device, DType compute) : CudaBackend(device, compute, properties_of(device)) {}
 
   DType compute_type() const override { return compute_type_; }
   std::string description() const override { return description_; }
   int num_threads() const override { return 1; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
   Space space() const override { return Space::device; }
-  std::int64_t row_alignment() const override { return 64; }  // of halves: a line of the cache
+  std::int64_t row_alignment() const override { return cuda_row_alignment; }
+  std::optional<DeviceFacts> device() const override { return facts_; }
+  std::uint64_t device_memory_in_use() const override {
+    cuda::use_device(device_);
+    std::size_t available = 0;
+    std::size_t all = 0;
+    check(cudaMemGetInfo(&available, &all), "a look at the memory of the GPU");
+    return all - available;
+  }
 
   Buffer allocate(std::size_t bytes) override {
     Buffer buffer = cuda::allocate_on_device(device_, bytes);
@@ -66,13 +86,20 @@ class CudaBackend final : public Backend {
   }
 
   // Of the one stream that runs operations; each other one that does has as much again.
-  std::size_t workspace_bytes() const override { return cuda::workspace_bytes; }
+  std::size_t workspace_bytes() const override { return cuda_workspace_bytes; }
   std::size_t packed_bytes(const Shape& /*weight*/) const override { return 0; }
   std::unique_ptr<PackedWeight> pack(Stream& /*stream*/, ConstView /*values*/, Region /*memory*/) override {
     return nullptr;
   }
 
  private:
+  CudaBackend(int device, DType compute, const cudaDeviceProp& properties)
+      : device_(device),
+        compute_type_(compute),
+        facts_(facts_of(properties)),
+        description_(description_of(properties)),
+        filling_(device) {}
+
   void launch(Stream& stream, const Operation& op) override {
     cuda::use_device(device_);
     auto& issued_to = dynamic_cast<CudaStream&>(stream);
@@ -88,12 +115,17 @@ class CudaBackend final : public Backend {
 
   int device_;
   DType compute_type_;
+  DeviceFacts facts_;
   std::string description_;
   cuda::Products products_;
   CudaStream filling_;
 };
 
 }  // namespace
+
+DeviceFacts look_at_cuda_device(int device) {
+  return facts_of(properties_of(device));
+}
 
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
   cuda::use_device(options.device);

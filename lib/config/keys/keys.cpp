@@ -214,7 +214,9 @@ void add_run(KeyTable<Config>& table) {
   table.push_back(std::move(directory));
   table.push_back(top({"run.seed", "", "Seed of the initial weights and the order of the data.", never}, SeedCodec(),
                       FIELD(run.seed)));
-  table.push_back(top({"run.device", "", "Where to compute; auto: the processors of this machine."},
+  table.push_back(top({"run.device", "",
+                       "Where to compute; auto: a GPU of this machine where there is one and the run is one rank, else "
+                       "its processors."},
                       EnumCodec<DeviceKind>(), FIELD(run.device)));
 }
 

@@ -15,8 +15,15 @@ namespace scaletrain {
 
 namespace {
 
+// As far as it is known: auto is what the launcher has started.
+bool has_several_ranks(const ParallelConfig& parallel) {
+  return parallel.data.value_or(1) > 1 || parallel.tensor > 1 || parallel.pipeline > 1;
+}
+
 constexpr std::array<UnsupportedValue, 13> kTable = {{
-    {"run.device", "cuda", [](const Config& c) { return c.run.device == DeviceKind::cuda; }, "cpu"},
+    {"run.device", "cuda with several ranks",
+     [](const Config& c) { return c.run.device == DeviceKind::cuda && has_several_ranks(c.parallel); },
+     "one rank (1 of each of parallel.data, tensor and pipeline), or cpu", "cuda with several ranks"},
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type", "bpe | sentencepiece",
      [](const Config& c) {
@@ -116,7 +123,8 @@ std::vector<Refusal> refusals(const Config& config) {
         std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
     SCALETRAIN_CHECK(key != keys.end());
     out.push_back({key->info.path,
-                   fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config), value.instead)});
+                   fmt::format("{}: {} is not supported yet; use {}", value.path,
+                               value.asked.empty() ? key->write(config) : std::string(value.asked), value.instead)});
   }
   return out;
 }

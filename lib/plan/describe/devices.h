@@ -19,11 +19,15 @@ struct DeviceModel {
   bool has_bf16 = true;
   double tf32 = 0;
   double single = 0;  // fp32
+  // What the driver calls such devices, apart by " | ".
+  std::string_view driver_names{};
 };
 
 std::span<const DeviceModel> known_devices();
 // Case, and what is neither letter nor digit, does not count; null: not known.
 const DeviceModel* find_device(std::string_view name);
+// By the name that the driver gives it ("NVIDIA H100 80GB HBM3"); null: not known. A part of a device (MIG) is none.
+const DeviceModel* find_device_of_driver(std::string_view name);
 // Nothing where the device has no units for it.
 std::optional<double> peak_flops(const DeviceModel& device, Precision precision);
 // What to compute in where the device has no units for the precision that is asked for: fp16, else fp32.

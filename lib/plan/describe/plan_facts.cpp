@@ -66,9 +66,17 @@ Balance balance_of(const StageWork& work) {
 }
 
 // By stage, of one rank.
+bool is_on_devices(const PlanFacts& facts) {
+  return !is_host_accessible(facts.phase.space);
+}
+
+// Of the memory of hosts.
 std::vector<std::uint64_t> rank_totals(const PlanFacts& facts) {
   std::vector<std::uint64_t> totals;
-  for (const StageFacts& stage : facts.stages) totals.push_back(stage.survey.memory.total());
+  for (const StageFacts& stage : facts.stages) {
+    const MemoryPlan& memory = stage.survey.memory;
+    totals.push_back(is_on_devices(facts) ? memory.total_of_host() : memory.total());
+  }
   return totals;
 }
 
@@ -391,20 +399,21 @@ std::string placement_text(const PlanFacts& facts) {
 std::vector<std::string> host_memory_lines(const PlanFacts& facts) {
   const std::int64_t world = facts.phase.mesh.world();
   const std::string all = world == 1 ? "the rank needs" : fmt::format("the {} ranks need", world);
+  const std::string beside = is_on_devices(facts) ? " of host memory" : "";
   const auto& available = facts.options.machine_memory;
   std::vector<std::string> lines;
   if (facts.refused) {
-    lines.push_back(fmt::format("this machine has {} and {} {}: `scaletrain run` refuses to start them all here",
-                                bytes_text(*available), all, bytes_text(facts.world_memory)));
+    lines.push_back(fmt::format("this machine has {} and {} {}{}: `scaletrain run` refuses to start them all here",
+                                bytes_text(*available), all, bytes_text(facts.world_memory), beside));
   } else if (available && facts.hosts.basis == HostPlacement::Basis::one_host) {
-    lines.push_back(
-        fmt::format("this machine has {} and {} {}", bytes_text(*available), all, bytes_text(facts.world_memory)));
+    lines.push_back(fmt::format("this machine has {} and {} {}{}", bytes_text(*available), all,
+                                bytes_text(facts.world_memory), beside));
   } else if (world > 1) {
-    lines.push_back(fmt::format("{} {} together", all, bytes_text(facts.world_memory)));
+    lines.push_back(fmt::format("{} {}{} together", all, bytes_text(facts.world_memory), beside));
   }
   if (facts.hosts.basis != HostPlacement::Basis::one_host)
-    lines.push_back(fmt::format("a host of {} needs up to {}", counted(facts.hosts.ranks_per_host, "rank"),
-                                bytes_text(facts.host_memory)));
+    lines.push_back(fmt::format("a host of {} needs up to {}{}", counted(facts.hosts.ranks_per_host, "rank"),
+                                bytes_text(facts.host_memory), beside));
   return lines;
 }
 

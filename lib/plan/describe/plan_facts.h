@@ -97,7 +97,7 @@ struct PlanFacts {
   ShortStep short_step;  // which the replay is of
   StepReplay replay;
   SaveSize save;
-  // Bytes of all ranks, and of those of the host that needs most.
+  // Bytes of hosts' memory, of all ranks and of those of the host that needs most.
   std::uint64_t world_memory = 0;
   std::uint64_t host_memory = 0;
   bool refused = false;  // `run` on this machine would refuse for want of memory

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <functional>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
@@ -15,16 +13,6 @@
 namespace scaletrain {
 
 namespace {
-
-// What lies in host memory even where the ranks compute on devices.
-constexpr std::array<std::string_view, 3> on_host = {"checkpoint staging", "kernel workspace", "pinned staging"};
-
-std::uint64_t host_bytes(const MemoryPlan& memory) {
-  std::uint64_t sum = 0;
-  for (const MemoryItem& item : memory.items)
-    if (std::find(on_host.begin(), on_host.end(), item.purpose) != on_host.end()) sum += item.bytes;
-  return sum;
-}
 
 // One key with another value.
 struct SettingChange {
@@ -104,9 +92,13 @@ std::vector<Family> families_of(const VerdictQuestion& question, MemoryBudget::K
   return families;
 }
 
-bool is_supported(const Config& config, const std::string& key) {
-  const std::vector<Refusal> refused = refusals(config);
-  return std::none_of(refused.begin(), refused.end(), [&](const Refusal& refusal) { return refusal.path == key; });
+// Whether everything that it asks for is, but for what the config asked for before.
+bool is_supported(const Config& before, const Config& changed) {
+  const std::vector<Refusal> known = refusals(before);
+  const std::vector<Refusal> refused = refusals(changed);
+  return std::all_of(refused.begin(), refused.end(), [&](const Refusal& refusal) {
+    return std::any_of(known.begin(), known.end(), [&](const Refusal& other) { return other.path == refusal.path; });
+  });
 }
 
 // Plans again. Nothing where the settings do not go together.
@@ -154,7 +146,7 @@ void add_together(Verdict& verdict, const Config& config, std::vector<Strongest>
     if (!bytes || *bytes >= before) continue;
     changed = more;
     before = *bytes;
-    verdict.together.push_back({next.change->text(), *bytes, is_supported(changed, next.change->key)});
+    verdict.together.push_back({next.change->text(), *bytes, is_supported(config, changed)});
     verdict.fits_together = *bytes <= verdict.budget.memory;
     if (verdict.fits_together) return;
   }
@@ -167,7 +159,7 @@ PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std
   PlanNeeds needs;
   std::vector<std::uint64_t> totals;
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    const std::uint64_t beside = host_bytes(stages[stage].memory);
+    const std::uint64_t beside = stages[stage].memory.total_of_host();
     totals.push_back(stages[stage].memory.total());
     const std::uint64_t bytes = totals.back() - beside;
     if (bytes <= needs.rank) continue;
@@ -201,7 +193,7 @@ Verdict judge(const VerdictQuestion& question, const MemoryBudget& budget) {
       if (!bytes || *bytes >= best.bytes) continue;
       best = {&change, *bytes};
       if (*bytes > budget.memory) continue;
-      verdict.fitting.push_back({change.text(), *bytes, is_supported(changed, change.key)});
+      verdict.fitting.push_back({change.text(), *bytes, is_supported(question.config, changed)});
       break;
     }
     if (best.change != nullptr) strongest.push_back(best);

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/process/memory_limit.h"
 #include "config/keys/keys.h"
 #include "config/load.h"
 #include "telemetry/metrics.h"
@@ -78,7 +79,8 @@ Config config_of_run(const WorkerOptions& options) {
 // How the steps are computed, as far as the layout does not say it.
 std::string compute_text(const WorkerParts& parts, const RunState& state) {
   const DType compute = parts.phase.compute;
-  std::string text = ", in " + cpu_precision_text(compute);
+  std::string text = ", in ";
+  text += parts.backend->device() ? to_text(parts.config.compute_precision()) : cpu_precision_text(compute);
   if (compute == DType::f16) text += ", " + loss_scale_text(parts.config.precision, state.loss_scale);
   if (parts.phase.reduce && parts.phase.mesh.degree(Axis::data) > 1)
     text += fmt::format(", gradients between replicas in {}", to_text(parts.config.precision.reduce));
@@ -115,7 +117,9 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (run.metrics) continue_summary(parts, options, restarted ? std::optional(begin.state.step) : std::nullopt);
   std::vector<SourceRecord> sources = tell_sources(parts, begin.state);
   if (run.metrics) write_opening(*run.metrics, parts, options, begin, restarted, std::move(sources));
-  parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step, layout_text(layout_of(parts)),
+  const auto device = parts.backend->device();
+  parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step,
+                             layout_text(layout_of(parts), device ? device->name : std::string()),
                              compute_text(parts, begin.state)));
   run.state = std::move(begin.state);
   if (run.peak_flops <= 0.0)
@@ -214,10 +218,15 @@ RunPlan plan_for(const Config& config, std::optional<std::int64_t> world) {
   return make_run_plan(config, tokenizer->vocab_size(), world);
 }
 
+std::size_t workspace_of_rank(const PhasePlan& phase, int threads) {
+  return is_host_accessible(phase.space) ? cpu_workspace_bytes(threads, phase.compute) : cuda_workspace_bytes;
+}
+
 std::string early_memory_words(const WorkerOptions& options) {
   const Config config = config_of_run(options);
   const PhasePlan phase = plan_for(config, options.place.world).phases.front();
-  return out_of_memory_text(phase, options.place.rank, cpu_workspace_bytes(options.threads, phase.compute), "");
+  return out_of_memory_text(phase, options.place.rank, workspace_of_rank(phase, options.threads), "",
+                            MemoryLimitText().view());
 }
 
 ExitCode train_run(const WorkerOptions& options) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "backend/cuda_module.h"
 #include "base/process/exit_code.h"
 #include "base/process/work_count.h"
 #include "comm/rendezvous/key_value_store.h"
@@ -54,8 +55,11 @@ struct WorkerOptions {
   std::function<void(const std::string&)> knows_memory{};
   WorkCount* work = nullptr;  // counts what this rank has done; null: nobody watches it
   int threads = 0;            // of the backend; 0: the processors this process may run on
-  // How its backend is made.
+  // How its backend is made: of the host's processors, and of a GPU.
   std::function<std::unique_ptr<Backend>(const CpuOptions&)> make_backend = make_cpu_backend;
+  std::function<std::unique_ptr<Backend>(const CudaOptions&)> make_gpu_backend = [](const CudaOptions& options) {
+    return CudaModule(cuda_module_path()).make_backend(options);
+  };
   std::FILE* console = stderr;  // where people see the progress; not closed
   // The device's peak is measured once, at start, for at most this long; 0: not measured, and mfu is 0.
   double calibration_seconds = 0.2;
@@ -69,6 +73,9 @@ ExitCode train_run(const WorkerOptions& options);
 // The tokenizer's vocabulary size and so the plan, without opening data: what check and run do before anything is
 // touched.
 RunPlan plan_for(const Config& config, std::optional<std::int64_t> world);
+
+// Of the backend of a rank of this plan, with so many threads where it computes on processors.
+std::size_t workspace_of_rank(const PhasePlan& phase, int threads);
 
 // What there is to say of the rank of these options should memory run out before its plan is known to knows_memory:
 // that of the run's beginning. Reads the run folder's config.yaml.

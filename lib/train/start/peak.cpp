@@ -6,8 +6,10 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <optional>
 
 #include "base/error.h"
+#include "plan/describe/devices.h"
 #include "telemetry/metrics_reader.h"
 
 namespace scaletrain {
@@ -25,6 +27,19 @@ double peak_before(const WorkerParts& parts, const WorkerOptions& options) {
   return std::isfinite(peak) ? peak : 0.0;
 }
 
+namespace {
+
+// In single precision there are several ways to multiply, and of a device that is not known nothing is.
+std::optional<double> known_peak(const WorkerParts& parts) {
+  const auto device = parts.backend->device();
+  const Precision precision = parts.config.compute_precision();
+  if (!device || (precision != Precision::bf16 && precision != Precision::fp16)) return std::nullopt;
+  const DeviceModel* const model = find_device_of_driver(device->name);
+  return model == nullptr ? std::nullopt : peak_flops(*model, precision);
+}
+
+}  // namespace
+
 // The best of a rank's repetitions had its threads' processors to itself, which it may have to share.
 double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread) {
   if (seconds <= 0.0) return 0.0;
@@ -32,10 +47,12 @@ double measure_peak(WorkerParts& parts, double seconds, double processors_per_th
   try {
     // Of that processor time ranks that share processors have a part each, so that together they take no longer.
     const double share = std::min(1.0, processors_per_thread);
-    peak = calibrate_matmul(*parts.backend, *parts.stream, seconds * share) * share;
+    const std::optional<double> known = known_peak(parts);
+    peak = known ? *known : calibrate_matmul(*parts.backend, *parts.stream, seconds * share) * share;
   } catch (const std::exception& error) {
     // No memory for it, say: a share of peak is not worth a run. The others learn by the sum that it is not known.
-    parts.log.warn(fmt::format("the processor's peak could not be measured, mfu is not known: {}", error.what()));
+    parts.log.warn(fmt::format("the peak of the {} could not be measured, mfu is not known: {}",
+                               parts.backend->device() ? "GPU" : "processor", error.what()));
   }
   sum_over_world(parts.groups, {&peak, 1});
   return std::isfinite(peak) ? peak : 0.0;

@@ -9,7 +9,8 @@ namespace scaletrain {
 // quick, and is on the same machines unless ranks may be spread anew. Every rank calls it.
 double peak_before(const WorkerParts& parts, const WorkerOptions& options);
 
-// Of WorkerOptions::calibration_seconds. The ranks measure at the same time, since they share memory and heat; every
+// Of GPUs that are known, in half precision, what their data sheets say; else what is measured in
+// WorkerOptions::calibration_seconds. The ranks measure at the same time, since they share memory and heat; every
 // rank calls it.
 double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread);
 

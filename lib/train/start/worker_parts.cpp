@@ -7,7 +7,9 @@
 #include <new>
 #include <utility>
 
+#include "base/numbers/checked.h"
 #include "base/process/memory_limit.h"
+#include "base/text.h"
 #include "plan/hosts.h"
 #include "train/data/data_agreement.h"
 #include "train/data/data_files.h"
@@ -31,9 +33,13 @@ CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& 
 }
 
 // The plan learns whose memory its ranks compute in.
-std::unique_ptr<Backend> make_backend_of(const WorkerOptions& options, DType compute, RunPlan& plan) {
-  auto backend = options.make_backend(
-      {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = compute});
+std::unique_ptr<Backend> make_backend_of(const WorkerOptions& options, DeviceKind device, DType compute,
+                                         RunPlan& plan) {
+  auto backend =
+      device == DeviceKind::cuda
+          ? options.make_gpu_backend({.device = narrow<int>(options.place.local_rank), .compute = compute})
+          : options.make_backend(
+                {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = compute});
   for (PhasePlan& phase : plan.phases) phase.compute_on(*backend);
   return backend;
 }
@@ -52,11 +58,12 @@ std::vector<SourceFiles> files_to_keep_to(const WorkerOptions& options, Log& log
 
 }  // namespace
 
-std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t workspace, std::string_view when) {
+std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t workspace, std::string_view when,
+                               std::string_view there_is) {
   const std::string who =
       phase.mesh.world() == 1 ? "out of memory" : fmt::format("rank {}: out of memory", rank.value());
   return fmt::format("{}{}{}:\n{}Reduce train.micro_batch, model.context or the model{}", who, when.empty() ? "" : " ",
-                     when, memory_of_rank(phase, rank, workspace).text(), MemoryLimitText().view());
+                     when, memory_of_rank(phase, rank, workspace).text(), there_is);
 }
 
 WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read,
@@ -66,7 +73,8 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
       tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
       plan(plan_of_place(config, *tokenizer, options.place)),
       phase(plan.phase_at(options.start.step)),
-      backend(make_backend_of(options, phase.compute, plan)),
+      backend(make_backend_of(options, config.run.device, phase.compute, plan)),
+      device_memory_before(backend->device_memory_in_use()),
       stream(backend->make_stream()),
       groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase, config.launch))),
       model(phase.transformer(rank)),
@@ -123,7 +131,11 @@ void WorkerParts::allocate() {
 }
 
 InputError WorkerParts::out_of_memory(std::string_view when) const {
-  return InputError(out_of_memory_text(phase, rank, backend->workspace_bytes(), when));
+  std::string there_is(MemoryLimitText().view());
+  if (const auto device = backend->device())
+    there_is = fmt::format("; the GPU ({}) has {}, of which {} were in use before{}", device->name,
+                           bytes_text(device->memory), bytes_text(device_memory_before), there_is);
+  return InputError(out_of_memory_text(phase, rank, backend->workspace_bytes(), when, there_is));
 }
 
 std::string fingerprint_of(const WorkerParts& parts) {

@@ -23,8 +23,9 @@
 
 namespace scaletrain {
 
-// With the plan of the memory beside it, and the limit of this process if it has one.
-std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t workspace, std::string_view when);
+// With the plan of the memory beside it. there_is: what is known of the memory there is, which is put at the end.
+std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t workspace, std::string_view when,
+                               std::string_view there_is);
 
 struct WorkerParts {
   // read: what the run has read so far.
@@ -40,6 +41,7 @@ struct WorkerParts {
   RunPlan plan;
   const PhasePlan& phase;
   std::unique_ptr<Backend> backend;
+  std::uint64_t device_memory_before;  // in use by others, where the backend is of a device with memory of its own
   std::unique_ptr<Stream> stream;
   RankGroups groups;
   Transformer model;

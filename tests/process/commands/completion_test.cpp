@@ -119,8 +119,9 @@ TEST_CASE("commands, options, keys, values and files are offered where they may 
   CHECK(has(offered({"run", "config.yaml", ""}), "--set"));
   CHECK(has(offered({"run", ""}), ":files"));
   CHECK(offered({"run", "c.yaml", "--resume", "re"}) == std::vector<std::string>{"required", ":files"});
-  CHECK(offered({"check", "c.yaml", "--device", "h100"}) == std::vector<std::string>{"h100", "h100-pcie"});
-  CHECK(offered({"check", "c.yaml", "--device=h100-"}) == std::vector<std::string>{"--device=h100-pcie"});
+  CHECK(offered({"check", "c.yaml", "--device", "h100"}) == std::vector<std::string>{"h100", "h100-pcie", "h100-nvl"});
+  CHECK(offered({"check", "c.yaml", "--device=h100-"}) ==
+        std::vector<std::string>{"--device=h100-pcie", "--device=h100-nvl"});
   CHECK(offered({"completion", "b"}) == std::vector<std::string>{"bash"});
   CHECK(offered({"schema", "train.clip"}) == std::vector<std::string>{"train.clip_norm"});
   CHECK(has(offered({"schema", ""}), "train"));

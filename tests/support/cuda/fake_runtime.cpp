@@ -64,6 +64,15 @@ CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t
   return CUDA_SUCCESS;
 }
 
+// In use by others. A full one has room for streams and what goes through pinned memory alone.
+constexpr std::size_t memory_before = std::size_t{1} << 30;
+std::size_t memory_of_gpu() {
+  return wanted_of_environment() == "small GPU" ? std::size_t{2} << 20 : std::size_t{80} << 30;
+}
+bool is_full() {
+  return wanted_of_environment() == "full GPU";
+}
+
 // What a kernel threw is what a GPU calls a failed launch.
 template <class Wait>
 cudaError_t after_waiting(Wait&& wait) {
@@ -103,13 +112,16 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   return cudaSuccess;
 }
 
-cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  REFUSE_IN_HOST_FUNCTION;
+static cudaError_t allocate(void** memory, size_t bytes) {
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*memory == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*memory, 0xff, bytes);
   FencedMemory::of_process().adopt(static_cast<std::byte*>(*memory), bytes);
   return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  REFUSE_IN_HOST_FUNCTION;
+  return is_full() ? cudaErrorMemoryAllocation : allocate(memory, bytes);
 }
 cudaError_t cudaFree(void* memory) {
   REFUSE_IN_HOST_FUNCTION;
@@ -119,7 +131,7 @@ cudaError_t cudaFree(void* memory) {
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   REFUSE_IN_HOST_FUNCTION;
-  return cudaMalloc(memory, bytes);
+  return allocate(memory, bytes);
 }
 cudaError_t cudaFreeHost(void* memory) {
   REFUSE_IN_HOST_FUNCTION;
@@ -205,11 +217,20 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   REFUSE_IN_HOST_FUNCTION;
   *properties = {};
-  std::snprintf(properties->name, sizeof properties->name, "%s", "the host");
-  properties->major = wanted_of_environment() == "old GPU" ? 7 : 8;
+  const bool is_h100 = wanted_of_environment() == "H100";
+  std::snprintf(properties->name, sizeof properties->name, "%s", is_h100 ? "NVIDIA H100 80GB HBM3" : "the host");
+  properties->major = wanted_of_environment() == "old GPU" ? 7 : is_h100 ? 9 : 8;
+  properties->totalGlobalMem = memory_of_gpu();
   return cudaSuccess;
 }
-// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", one too; "no driver", "old driver", "no GPU", "broken".
+cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
+  REFUSE_IN_HOST_FUNCTION;
+  *all = memory_of_gpu();
+  *available = is_full() ? 0 : *all - memory_before;
+  return cudaSuccess;
+}
+// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "full GPU", "H100", one too; "no driver",
+// "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
@@ -219,7 +240,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaGetDeviceCount(int* count) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
-  const bool is_there = wanted.empty() || wanted == "old GPU";
+  const bool is_there = wanted.empty() || wanted == "H100" || (wanted != "no GPU" && wanted.ends_with(" GPU"));
   *count = is_there ? 1 : 0;
   if (is_there) return cudaSuccess;
   if (wanted == "no GPU") return cudaErrorNoDevice;

@@ -1,5 +1,3 @@
-#include <filesystem>
-
 #include "backend/cuda_module.h"
 #include "base/error.h"
 #include "support/cuda/gpu_under_test.h"
@@ -10,7 +8,7 @@ namespace scaletrain {
 namespace {
 
 CudaModule load_module() {
-  return CudaModule(std::filesystem::read_symlink("/proc/self/exe").parent_path() / cuda_module_name);
+  return CudaModule(cuda_module_path());
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // notice what a GPU would not forgive.
 #include <doctest/doctest.h>
 
-#include <filesystem>
 #include <optional>
 
 #include "backend/cuda_module.h"
@@ -55,7 +54,7 @@ TEST_CASE("a_module_s_gpu_agrees_with_the_f64_reference_over_its_streams_and_mem
 TEST_CASE("the_gpu_of_this_machine_agrees_with_the_f64_reference") {
   std::optional<CudaModule> module;
   try {
-    module.emplace(std::filesystem::read_symlink("/proc/self/exe").parent_path() / cuda_module_name);
+    module.emplace(cuda_module_path());
   } catch (const UserError& error) {
     MESSAGE("skipped: " << std::string(error.what()));
     return;

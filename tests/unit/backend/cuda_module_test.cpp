@@ -98,7 +98,7 @@ TEST_CASE("a_gpu_that_kernels_are_not_compiled_for_is_refused_before_anything_ru
 
 // Where it was built, which the sanitizers' builds leave out.
 TEST_CASE("the_module_that_nvcc_has_compiled_loads_and_knows_this_machine") {
-  const fs::path file = fs::read_symlink("/proc/self/exe").parent_path() / cuda_module_name;
+  const fs::path file = cuda_module_path();
   if (!fs::exists(file)) {
     MESSAGE("skipped: " << file.string() << " was not built");
     return;

@@ -59,7 +59,7 @@ TEST_CASE("wrong kinds of values say what was found") {
       errors_of(kLeast + "precision: {compute: bfloat16}\n"),
       "precision.compute: expected one of auto, fp32, bf16, fp16, found text \"bfloat16\"; did you mean bf16?"));
   CHECK(contains(errors_of(kLeast + "run: {device: gpu}\n"),
-                 "run.device: expected one of auto, cpu, found text \"gpu\"; cuda is not supported yet"));
+                 "run.device: expected one of auto, cpu, cuda, found text \"gpu\"; did you mean cuda?"));
   CHECK(contains(errors_of(kLeast + "model: {layers: [1]}\n"), "model.layers: expected an integer, found a list"));
   CHECK(contains(errors_of(kLeast + "model:\n  layers:\n"),
                  "c.yaml:4:3: model.layers: expected an integer, found nothing"));

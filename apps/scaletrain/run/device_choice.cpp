@@ -1,0 +1,81 @@
+#include "device_choice.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <string_view>
+
+#include "backend/cuda_module.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "plan/hosts.h"
+#include "run_checks.h"
+#include "train/start/assembly.h"
+
+namespace scaletrain {
+
+namespace {
+
+constexpr std::string_view cuda_prefix = "run.device: cuda: ";
+
+void refuse_ranks(const LoadedConfig& loaded, std::int64_t data) {
+  Config config = loaded.config;
+  config.parallel.data = data;
+  std::string text;
+  for (const std::string& line : unsupported_values(config)) text += (text.empty() ? "" : "\n") + line;
+  if (!text.empty()) throw UserError(loaded.located(text));
+}
+
+}  // namespace
+
+DeviceFacts gpu_of_run() {
+  constexpr int first = 0;
+  return CudaModule(cuda_module_path()).look_at_device(first);
+}
+
+std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch, const LauncherPlace& place) {
+  if (!place.is_per_node) return place.world;
+  std::int64_t ranks = 0;
+  const bool is_too_large = __builtin_mul_overflow(parallel.tensor, parallel.pipeline, &ranks) ||
+                            (parallel.data ? __builtin_mul_overflow(ranks, *parallel.data, &ranks)
+                                           : __builtin_mul_overflow(launch.ranks_per_node.value_or(ranks),
+                                                                    place.world, &ranks));
+  return is_too_large ? std::numeric_limits<std::int64_t>::max() : ranks;
+}
+
+DeviceKind choose_device(std::int64_t ranks, std::vector<std::string>& notices) {
+  if (!has_nvidia_driver()) return DeviceKind::cpu;
+  try {
+    const DeviceFacts gpu = gpu_of_run();
+    if (ranks == 1) {
+      notices.push_back(fmt::format("run.device: auto is cuda here: {}", gpu.name));
+      return DeviceKind::cuda;
+    }
+    notices.push_back(
+        fmt::format("run.device: auto is cpu here, though there is a GPU ({}): several ranks on GPUs are not supported "
+                    "yet, and this run has {}",
+                    gpu.name, ranks));
+  } catch (const NoGpuError&) {
+    return DeviceKind::cpu;
+  } catch (const UserError& error) {
+    std::string_view reason = error.what();
+    if (reason.starts_with(cuda_prefix)) reason.remove_prefix(cuda_prefix.size());
+    notices.push_back(fmt::format("run.device: auto is cpu here: {}", reason));
+  }
+  return DeviceKind::cpu;
+}
+
+void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data) {
+  refuse_ranks(loaded, data);
+  DeviceFacts gpu;
+  with_places(loaded, [&gpu] { gpu = gpu_of_run(); });
+  const MemoryPlan memory = memory_of_rank(plan.phases.front(), Rank(0), cuda_workspace_bytes);
+  const std::size_t needed = memory.total() - memory.total_of_host();
+  if (needed <= gpu.memory) return;
+  throw UserError(loaded.located(
+      fmt::format("train.micro_batch: this run needs {} of the GPU's memory, and {} has {}:\n{}What helps: a smaller "
+                  "train.micro_batch, model.context or model; train.recompute: selective or full",
+                  bytes_text(needed), gpu.name, bytes_text(gpu.memory), memory.text())));
+}
+
+}  // namespace scaletrain

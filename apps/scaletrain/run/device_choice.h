@@ -1,0 +1,30 @@
+// Which device the ranks of this place compute on: what run.device: auto is here, and the GPU that cuda finds. A GPU is
+// looked at, and not used, before anything of the run is made.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "config/load.h"
+#include "host/launcher.h"
+#include "plan/run_plan.h"
+
+namespace scaletrain {
+
+// Of a config that may be wrong: the ranks that it and the launcher make.
+std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch, const LauncherPlace& place);
+
+// run.device: auto of a run of so many ranks: a GPU where the run is one rank and there is one that can be used, else
+// the processors. A choice that may surprise is told.
+DeviceKind choose_device(std::int64_t ranks, std::vector<std::string>& notices);
+
+// The GPU of run.device: cuda. UserError that begins with the key.
+DeviceFacts gpu_of_run();
+
+// A run of run.device: cuda that cannot be: of more ranks than GPUs may have so far (by `data` replicas), without a GPU,
+// or with one of too little memory. UserError with the places of the keys.
+void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data);
+
+}  // namespace scaletrain
