@@ -163,6 +163,7 @@ void MetricsWriter::write(const StepRecord& record) {
       .add("elapsed_seconds", record.elapsed_seconds)
       .add("wall_time", record.wall_time);
   if (record.loss_scale) line.add("loss_scale", *record.loss_scale);
+  if (record.gpu_memory_in_use) line.add("gpu_memory_in_use", *record.gpu_memory_in_use);
   append(line.finish());
 }
 

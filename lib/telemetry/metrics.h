@@ -83,6 +83,8 @@ struct StepRecord {
   double elapsed_seconds = 0;
   std::string wall_time{};             // UTC, for people
   std::optional<double> loss_scale{};  // of fp16: that this step was made with
+  // Bytes of rank 0's GPU that are in use at the end of the step, by whatever process.
+  std::optional<std::uint64_t> gpu_memory_in_use{};
 };
 
 struct EvaluationRecord {

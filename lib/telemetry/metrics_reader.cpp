@@ -40,6 +40,9 @@ class Fields {
   std::optional<double> number_if_any(std::string_view key) const {
     return object_.contains(key) ? std::optional(number(key)) : std::nullopt;
   }
+  std::optional<std::uint64_t> natural_if_any(std::string_view key) const {
+    return object_.contains(key) ? std::optional(natural(key)) : std::nullopt;
+  }
   // Lines of older programs have none.
   LayoutRecord layout() const {
     if (!object_.contains("layout")) return {};
@@ -140,7 +143,8 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                              .mfu = in.number("mfu"),
                              .elapsed_seconds = in.number_or_zero("elapsed_seconds"),
                              .wall_time = in.text_or_empty("wall_time"),
-                             .loss_scale = in.number_if_any("loss_scale")});
+                             .loss_scale = in.number_if_any("loss_scale"),
+                             .gpu_memory_in_use = in.natural_if_any("gpu_memory_in_use")});
   } else if (kind == "evaluation") {
     add_evaluation(metrics, {.step = in.integer("step"),
                              .dataset = in.text("dataset"),

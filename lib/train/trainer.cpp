@@ -205,6 +205,8 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   line.learning_rate = outcome.block.learning_rate;
   line.grad_norm = outcome.grad_norm;
   if (config.precision.compute == Precision::fp16) line.loss_scale = loss_scale_of(config.precision, state.loss_scale);
+  if (is_first() && parts.store.backend().device())
+    line.gpu_memory_in_use = parts.store.backend().device_memory_in_use();
   line.step_seconds = seconds;
   line.tokens_per_second = tokens / seconds;
   line.elapsed_seconds = parts.elapsed_before + seconds_since(begin);

@@ -42,7 +42,7 @@ std::string sentences(std::uint32_t seed, int count) {
   return text;
 }
 
-constexpr std::string_view config_text = R"(run: {name: tiny, directory: run}
+constexpr std::string_view config_text = R"(run: {name: tiny, directory: run, device: cpu}
 model: {layers: 2, hidden: 32, heads: 4, context: 32}
 data:
   train: [{path: train.txt}]

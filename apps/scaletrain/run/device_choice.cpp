@@ -36,10 +36,10 @@ DeviceFacts gpu_of_run() {
 std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch, const LauncherPlace& place) {
   if (!place.is_per_node) return place.world;
   std::int64_t ranks = 0;
-  const bool is_too_large = __builtin_mul_overflow(parallel.tensor, parallel.pipeline, &ranks) ||
-                            (parallel.data ? __builtin_mul_overflow(ranks, *parallel.data, &ranks)
-                                           : __builtin_mul_overflow(launch.ranks_per_node.value_or(ranks),
-                                                                    place.world, &ranks));
+  const bool is_too_large =
+      __builtin_mul_overflow(parallel.tensor, parallel.pipeline, &ranks) ||
+      (parallel.data ? __builtin_mul_overflow(ranks, *parallel.data, &ranks)
+                     : __builtin_mul_overflow(launch.ranks_per_node.value_or(ranks), place.world, &ranks));
   return is_too_large ? std::numeric_limits<std::int64_t>::max() : ranks;
 }
 

@@ -23,8 +23,8 @@ DeviceKind choose_device(std::int64_t ranks, std::vector<std::string>& notices);
 // The GPU of run.device: cuda. UserError that begins with the key.
 DeviceFacts gpu_of_run();
 
-// A run of run.device: cuda that cannot be: of more ranks than GPUs may have so far (by `data` replicas), without a GPU,
-// or with one of too little memory. UserError with the places of the keys.
+// A run of run.device: cuda that cannot be: of more ranks than GPUs may have so far (by `data` replicas), without a
+// GPU, or with one of too little memory. UserError with the places of the keys.
 void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data);
 
 }  // namespace scaletrain

@@ -2,6 +2,7 @@
 // the one that nvcc has compiled.
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -16,13 +17,24 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string refusal_of(const fs::path& file) {
+struct Found {
+  std::string refusal = "none";
+  bool is_absent = false;  // by NoGpuError
+};
+
+Found found_in(const fs::path& file) {
   try {
     const CudaModule module(file);
+  } catch (const NoGpuError& error) {
+    return {error.what(), true};
   } catch (const UserError& error) {
-    return error.what();
+    return {error.what(), false};
   }
-  return "none";
+  return {};
+}
+
+std::string refusal_of(const fs::path& file) {
+  return found_in(file).refusal;
 }
 
 // While it lives.
@@ -87,9 +99,42 @@ TEST_CASE("a_machine_without_a_gpu_to_use_is_told_why_and_what_would_help") {
         "run.device: cuda: CUDA_VISIBLE_DEVICES is '', which leaves no GPU to see: unset it, or set run.device: cpu");
 }
 
+TEST_CASE("a_machine_without_a_gpu_is_told_from_one_whose_gpu_cannot_be_used") {
+  const auto is_absent = [](const char* state) {
+    const Environment fake("SCALETRAIN_FAKE_GPU", state);
+    const Found found = found_in(FAKE_MODULE);
+    REQUIRE(found.refusal != "none");
+    return found.is_absent;
+  };
+  CHECK(is_absent("no driver"));
+  CHECK(is_absent("no GPU"));
+  CHECK_FALSE(is_absent("old driver"));
+  CHECK_FALSE(is_absent("broken"));
+  CHECK(found_in("/nowhere/libscaletrain-cuda.so").is_absent);
+  CHECK_FALSE(found_in(OTHER_MODULE).is_absent);
+}
+
+TEST_CASE("a_gpu_is_known_by_name_and_memory_before_and_while_it_is_used") {
+  const Environment fake("SCALETRAIN_FAKE_GPU", "H100");
+  const CudaModule module(FAKE_MODULE);
+  const DeviceFacts facts = module.look_at_device(0);
+  CHECK(facts.name == "NVIDIA H100 80GB HBM3");
+  CHECK(facts.memory == std::uint64_t{80} << 30);
+  const auto backend = module.make_backend({});
+  REQUIRE(backend->device());
+  CHECK(backend->device()->name == facts.name);
+  CHECK(backend->device()->memory == facts.memory);
+  CHECK(backend->device_memory_in_use() == std::uint64_t{1} << 30);
+  CHECK(backend->workspace_bytes() == cuda_workspace_bytes);
+  const auto processors = make_cpu_backend({.threads = 1});
+  CHECK_FALSE(processors->device());
+  CHECK(processors->device_memory_in_use() == 0);
+}
+
 TEST_CASE("a_gpu_that_kernels_are_not_compiled_for_is_refused_before_anything_runs") {
   const CudaModule module(FAKE_MODULE);
   const Environment old("SCALETRAIN_FAKE_GPU", "old GPU");
+  CHECK_THROWS_AS(module.look_at_device(0), UserError);
   CHECK_THROWS_WITH_AS(module.make_backend({}),
                        "run.device: cuda: the GPU the host (sm_70) is older than sm_80, the oldest that is supported: "
                        "choose another by CUDA_VISIBLE_DEVICES, or set run.device: cpu",

@@ -94,6 +94,39 @@ TEST_CASE("precision.compute: auto is fp32 on CPUs and bf16 on GPUs, and the res
   CHECK(contains(override_errors({"precision.reduce=auto"}), "precision.reduce"));
 }
 
+TEST_CASE("run.device: auto is what whoever looks at the machine says, and the resolved config has it") {
+  int asked = 0;
+  LoadOptions options;
+  options.choose_device = [&asked](const Config& config, std::vector<std::string>& notices) {
+    ++asked;
+    CHECK(config.parallel.tensor == 1);
+    notices.emplace_back("there is one");
+    return DeviceKind::cuda;
+  };
+  const LoadedConfig chosen = load_text(kLeast, {}, {}, options);
+  CHECK(chosen.config.run.device == DeviceKind::cuda);
+  CHECK(chosen.config.precision.compute == Precision::bf16);
+  CHECK(chosen.compute_of_run == Precision::bf16);
+  CHECK(chosen.notices == std::vector<std::string>{"there is one"});
+  CHECK(contains(resolved_yaml(chosen.config), "  device: cuda\n"));
+  CHECK(load_text(kLeast, {"precision.compute=fp32"}, {}, options).config.precision.compute == Precision::fp32);
+  CHECK(asked == 2);
+  for (const char* setting : {"run.device=cpu", "run.device=cuda"})
+    CHECK(load_text(kLeast, {setting}, {}, options).notices.empty());
+  CHECK(asked == 2);
+  // Nobody looks.
+  CHECK(load_text(kLeast).config.run.device == DeviceKind::automatic);
+}
+
+TEST_CASE("several ranks on GPUs are refused also where the launcher makes them") {
+  const LoadOptions four = {.world = WorldSize{.ranks = 4, .told = "torchrun has started"}};
+  const auto errors = [&](const LoadOptions& options) {
+    return message_of<UserError>([&] { load_text(kLeast, {"run.device=cuda", "parallel.data=auto"}, {}, options); });
+  };
+  CHECK(contains(errors(four), "run.device: cuda with several ranks is not supported yet; use one rank"));
+  CHECK(load_text(kLeast, {"run.device=cuda", "parallel.data=auto"}).config.run.device == DeviceKind::cuda);
+}
+
 TEST_CASE("a loss scale is for fp16 alone, and refused where nothing reads it") {
   CHECK(override_errors({"precision.compute=fp16", "precision.loss_scale=1024"}) == "accepted");
   CHECK(override_errors({"precision.compute=bf16", "precision.loss_scale=dynamic"}) == "accepted");

@@ -369,6 +369,26 @@ TEST_CASE("known devices have what a verdict needs, and are found however they a
   CHECK_FALSE(peak_flops(*find_device("v100"), Precision::bf16));
 }
 
+TEST_CASE("a device is known by all of the name that its driver gives it") {
+  const auto bf16_of = [](std::string_view name) {
+    const DeviceModel* const device = find_device_of_driver(name);
+    return device == nullptr ? 0.0 : peak_flops(*device, Precision::bf16).value_or(0);
+  };
+  CHECK(bf16_of("NVIDIA H100 80GB HBM3") == 989e12);
+  CHECK(bf16_of("NVIDIA H100 PCIe") == 756e12);
+  CHECK(bf16_of("NVIDIA H100 NVL") == 835e12);
+  CHECK(bf16_of("NVIDIA H200") == 989e12);
+  CHECK(bf16_of("NVIDIA A100-SXM4-40GB") == 312e12);
+  CHECK(bf16_of("NVIDIA A100 80GB PCIe") == 312e12);
+  CHECK(bf16_of("NVIDIA A10") == 125e12);
+  CHECK(bf16_of("NVIDIA GeForce RTX 4090") == 165e12);
+  // Others than these, and a part of one.
+  for (const char* name : {"", "NVIDIA", "NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "the host",
+                           "NVIDIA H100 80GB HBM3 MIG 1g.10gb", " | ", "NVIDIA A100-SXM4-80GB | NVIDIA A100 80GB PCIe"})
+    CHECK_MESSAGE(find_device_of_driver(name) == nullptr, name);
+  for (const DeviceModel& device : known_devices()) CHECK_FALSE(device.driver_names.empty());
+}
+
 TEST_CASE("what is advised in place of a precision that a device lacks is one that it has") {
   for (const DeviceModel& device : known_devices()) {
     CAPTURE(device.name);

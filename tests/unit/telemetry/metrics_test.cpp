@@ -86,6 +86,20 @@ TEST_CASE("a step line has the members that tools rely on") {
         "\n");
 }
 
+TEST_CASE("a step on a gpu tells the memory in use there, and no other does") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  {
+    MetricsWriter writer(file);
+    writer.write(StepRecord{.step = 1});
+    writer.write(StepRecord{.step = 2, .gpu_memory_in_use = 85'000'000'000});
+  }
+  CHECK(TempFolder::read(file).find("\"gpu_memory_in_use\":85000000000}\n") != std::string::npos);
+  const Metrics metrics = read_metrics(file);
+  CHECK_FALSE(metrics.steps.at(0).gpu_memory_in_use.has_value());
+  CHECK(metrics.steps.at(1).gpu_memory_in_use == 85'000'000'000);
+}
+
 TEST_CASE("a step in fp16 tells its loss scale, and no other does") {
   const TempFolder folder;
   const auto file = folder / "metrics.jsonl";
@@ -209,6 +223,8 @@ TEST_CASE("a layout is told in one line") {
         "2 ranks: data 2 x tensor 1 x pipeline 1, zero 0, 1 micro-batch of 4, 1 thread per rank");
   CHECK(layout_text({.world = 1, .micro_batch = 4, .micro_batches = 2, .threads = 2}) ==
         "1 rank, 2 micro-batches of 4, 2 threads");
+  CHECK(layout_text({.world = 1, .micro_batch = 4, .micro_batches = 2, .threads = 1}, "NVIDIA H100 80GB HBM3") ==
+        "1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 4");
 }
 
 TEST_CASE("losses read back to the same bits and what is not finite becomes null") {

@@ -1,0 +1,225 @@
+// One rank on a GPU: the program with a module beside it whose GPU the host carries out (tests/support/cuda), as the
+// variable SCALETRAIN_FAKE_GPU says.
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tiny_run.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view gpu_config = R"(run: {name: tiny, directory: run, device: cuda}
+model: {layers: 1, hidden: 16, heads: 2, context: 16}
+data:
+  train: [{path: train.txt}]
+train:
+  steps: 6
+  global_batch: 4
+  micro_batch: 2
+  lr_schedule: {type: constant, warmup: 1}
+checkpoint: {every: 3}
+)";
+
+// A folder with the program, the module and a stand-in for the driver's library, which is only looked for.
+class GpuMachine {
+ public:
+  GpuMachine() {
+    fs::create_directories(workspace() / "bin");
+    fs::create_directories(workspace() / "bare");
+    fs::create_directories(workspace() / "driver");
+    for (const char* folder : {"bin", "bare"})
+      fs::copy_file(SCALETRAIN_PROGRAM, workspace() / folder / "scaletrain", fs::copy_options::overwrite_existing);
+    fs::copy_file(FAKE_MODULE, module_file(), fs::copy_options::overwrite_existing);
+    fs::copy_file(FAKE_MODULE, workspace() / "driver/libcuda.so.1", fs::copy_options::overwrite_existing);
+    workspace().write("gpu.yaml", gpu_config);
+  }
+
+  static fs::path module_file() { return workspace() / "bin/libscaletrain-cuda.so"; }
+
+  // By the program in "bin", or the one in "bare", which has no module.
+  Ended run(const std::string& gpu, std::vector<std::string> arguments, const std::string& program = "bin") const {
+    Launch launch = workspace().launch(std::move(arguments));
+    launch.executable = workspace() / program / "scaletrain";
+    launch.environment.emplace_back("SCALETRAIN_FAKE_GPU", gpu);
+    launch.environment.emplace_back("LD_LIBRARY_PATH", (workspace() / "driver").string());
+    return run_program(launch);
+  }
+  Ended train(const std::string& gpu, const std::string& directory, const std::vector<std::string>& settings = {},
+              const std::string& program = "bin") const {
+    std::vector<std::string> arguments = {"run", "gpu.yaml", "--set", "run.directory=" + directory};
+    for (const std::string& setting : settings) {
+      arguments.emplace_back("--set");
+      arguments.push_back(setting);
+    }
+    return run(gpu, std::move(arguments), program);
+  }
+};
+
+const GpuMachine& machine() {
+  static const GpuMachine made;
+  return made;
+}
+
+std::vector<nlohmann::json> steps_of(const fs::path& run) {
+  std::vector<nlohmann::json> steps;
+  std::ifstream in(run / "metrics.jsonl");
+  for (std::string line; std::getline(in, line);) {
+    nlohmann::json object = nlohmann::json::parse(line);
+    if (object.at("kind") == "step") steps.push_back(std::move(object));
+  }
+  return steps;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
+  const Ended whole = machine().train("H100", "gpu-whole");
+  REQUIRE_MESSAGE(whole.exit_code == 0, whole.errors);
+  CHECK(whole.says("training from step 0 on 1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 2, in bf16\n"));
+  const std::string config = read_file(workspace() / "gpu-whole/config.yaml");
+  CHECK(has(config, "  device: cuda\n"));
+  CHECK(has(config, "  compute: bf16\n"));
+  const Ended half = machine().train("H100", "gpu-parts", {"train.steps=3"});
+  REQUIRE_MESSAGE(half.exit_code == 0, half.errors);
+  const Ended rest = machine().train("H100", "gpu-parts");
+  REQUIRE_MESSAGE(rest.exit_code == 0, rest.errors);
+  CHECK_FALSE(rest.says("losses agree to rounding"));
+  CHECK(trajectory_of(workspace() / "gpu-parts").steps == trajectory_of(workspace() / "gpu-whole").steps);
+
+  // The share of the peak is of the data sheet's.
+  const Ended check = machine().run("H100", {"check", "gpu.yaml", "--json"});
+  const double flops = nlohmann::json::parse(check.output).at("flops_per_token").get<double>();
+  const auto steps = steps_of(workspace() / "gpu-whole");
+  REQUIRE(steps.size() == 6);
+  for (const nlohmann::json& step : steps) {
+    CHECK(step.at("mfu").get<double>() ==
+          doctest::Approx(flops * step.at("tokens_per_second").get<double>() / 989e12).epsilon(1e-9));
+    CHECK(step.at("gpu_memory_in_use") == std::uint64_t{1} << 30);
+  }
+
+  // On processors it goes on too, which is told; other commands compute on them anyway.
+  const Ended moved = machine().train("H100", "gpu-parts", {"run.device=cpu", "train.steps=7"});
+  REQUIRE_MESSAGE(moved.exit_code == 0, moved.errors);
+  CHECK(moved.says("notice: this resume changes precision.compute: bf16 in the checkpoint, fp32 now\n"));
+  CHECK(moved.says("losses agree to rounding"));
+  CHECK(moved.says(", in fp32\n"));
+  const Ended generated =
+      machine().run("no driver", {"generate", "gpu-whole", "--prompt", "the old", "--max-tokens", "2"});
+  CHECK_MESSAGE(generated.exit_code == 0, generated.errors);
+}
+
+TEST_CASE("a_gpu_that_cannot_be_used_is_refused_before_the_run_folder_is_made") {
+  const auto refused = [](const Ended& end, const std::string& reason) {
+    CHECK(end.exit_code == 2);
+    CHECK(end.errors == "scaletrain: gpu.yaml:1:43: run.device: cuda" + reason + "\n");
+    CHECK_FALSE(fs::exists(workspace() / "refused"));
+  };
+  refused(machine().train("no driver", "refused"),
+          ": no NVIDIA driver is installed: install one of version 580 or later, or set run.device: cpu");
+  refused(machine().train("old driver", "refused"),
+          ": the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version 580 or later, or set "
+          "run.device: cpu");
+  refused(machine().train("no GPU", "refused"),
+          ": the driver finds no GPU: see what nvidia-smi says, or set run.device: cpu");
+  refused(machine().train("old GPU", "refused"),
+          ": the GPU the host (sm_70) is older than sm_80, the oldest that is supported: choose another by "
+          "CUDA_VISIBLE_DEVICES, or set run.device: cpu");
+  refused(machine().train("", "refused", {}, "bare"),
+          ": there is no " + (workspace() / "bare/libscaletrain-cuda.so").string() +
+              ", so this program was built without CUDA: build it with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit "
+              "is installed, or set run.device: cpu");
+  refused(machine().train("", "refused", {"parallel.data=auto", "launch.ranks_per_node=2"}),
+          " with several ranks is not supported yet; use one rank (1 of each of parallel.data, tensor and pipeline), "
+          "or cpu");
+  for (const char* degree : {"parallel.data=2", "parallel.tensor=2"}) {
+    const Ended several = machine().train("", "refused", {degree});
+    CHECK(several.exit_code == 2);
+    CHECK(several.says("run.device: cuda with several ranks is not supported yet; use one rank (1 of each of "
+                       "parallel.data, tensor and pipeline), or cpu\n"));
+    CHECK_FALSE(fs::exists(workspace() / "refused"));
+  }
+}
+
+TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
+  const auto device_of = [](const std::string& run) {
+    const std::string config = read_file(workspace() / run / "config.yaml");
+    return has(config, "  device: cuda\n") ? "cuda" : has(config, "  device: cpu\n") ? "cpu" : "neither";
+  };
+  const std::string setting = "run.device=auto";
+  const Ended there = machine().train("H100", "auto-gpu", {setting, "train.steps=1"});
+  REQUIRE_MESSAGE(there.exit_code == 0, there.errors);
+  CHECK(there.says("notice: run.device: auto is cuda here: NVIDIA H100 80GB HBM3\n"));
+  CHECK(there.says("on 1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 2, in bf16\n"));
+  CHECK(std::string(device_of("auto-gpu")) == "cuda");
+
+  int number = 0;
+  const auto on_processors = [&](const std::string& gpu, const std::string& program) {
+    const std::string run = "auto-cpu-" + std::to_string(++number);
+    const Ended end = machine().train(gpu, run, {setting, "train.steps=1"}, program);
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.says(", in fp32\n"));
+    CHECK(std::string(device_of(run)) == "cpu");
+    const std::size_t at = end.errors.find("run.device");
+    return at == std::string::npos ? "" : end.errors.substr(at, end.errors.find('\n', at) - at);
+  };
+  CHECK(on_processors("no driver", "bin").empty());
+  CHECK(on_processors("no GPU", "bin").empty());
+  CHECK(on_processors("", "bare").empty());
+  // Somebody may take it for one that is used.
+  CHECK(on_processors("old driver", "bin") ==
+        "run.device: auto is cpu here: the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version "
+        "580 or later, or set run.device: cpu");
+  const Ended several =
+      machine().train("H100", "auto-several", {setting, "train.steps=1", "parallel.data=2", "parallel.zero=0"});
+  CHECK_MESSAGE(several.exit_code == 0, several.errors);
+  CHECK(several.says("notice: run.device: auto is cpu here, though there is a GPU (NVIDIA H100 80GB HBM3): several "
+                     "ranks on GPUs are not supported yet, and this run has 2\n"));
+  CHECK(std::string(device_of("auto-several")) == "cpu");
+}
+
+TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
+  const Ended fits = machine().run("H100", {"check", "gpu.yaml"});
+  CHECK_MESSAGE(fits.exit_code == 0, fits.errors);
+  CHECK(fits.output.starts_with("fits          the rank needs 32."));
+  CHECK(has(fits.output, "NVIDIA H100 80GB HBM3 has 80.0 GiB"));
+  CHECK(has(fits.output, "(989 TFLOP/s)"));
+  CHECK(has(fits.output, "kernel workspace             32.0 MiB\n"));
+  CHECK(has(fits.output, "pinned staging"));
+  CHECK_FALSE(has(fits.output, "packed weights"));
+  const Ended small = machine().run("small GPU", {"check", "gpu.yaml"});
+  CHECK(small.exit_code == 2);
+  CHECK(small.output.starts_with("DOES NOT FIT"));
+  CHECK(small.says("the host has 2.00 MiB"));
+  const Ended missing = machine().run("no GPU", {"check", "gpu.yaml"});
+  CHECK(missing.exit_code == 2);
+  CHECK(has(missing.output, "kernel workspace             32.0 MiB\n"));
+  CHECK(missing.says("gpu.yaml:1:43: run.device: cuda: the driver finds no GPU: see what nvidia-smi says, or set "
+                     "run.device: cpu\n"));
+  // Judged for others, this machine need not have one.
+  for (const char* option : {"--device=h100", "--device-memory=80GiB"})
+    CHECK(machine().run("no GPU", {"check", "gpu.yaml", option}).exit_code == 0);
+}
+
+TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
+  const Ended small = machine().train("small GPU", "no-room");
+  CHECK(small.exit_code == 2);
+  CHECK(small.says("gpu.yaml:8:16: train.micro_batch: this run needs 32."));
+  CHECK(small.says(" of the GPU's memory, and the host has 2.00 MiB:\n  master weights "));
+  CHECK_FALSE(fs::exists(workspace() / "no-room"));
+  const Ended full = machine().train("full GPU", "full");
+  CHECK(full.exit_code == 3);
+  CHECK(full.says("out of memory while allocating what the plan needs:\n  master weights "));
+  CHECK(full.says("  kernel workspace                 32.0 MiB\n"));
+  CHECK(full.says("Reduce train.micro_batch, model.context or the model; the GPU (the host) has 80.0 GiB, of which 80.0 "
+                  "GiB were in use before; worker "));
+}
+
+}  // namespace scaletrain
