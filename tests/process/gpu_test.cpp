@@ -142,8 +142,9 @@ TEST_CASE("a_gpu_that_cannot_be_used_is_refused_before_the_run_folder_is_made") 
   for (const char* degree : {"parallel.data=2", "parallel.tensor=2"}) {
     const Ended several = machine().train("", "refused", {degree});
     CHECK(several.exit_code == 2);
-    CHECK(several.says("run.device: cuda with several ranks is not supported yet; use one rank (1 of each of "
-                       "parallel.data, tensor and pipeline), or cpu\n"));
+    CHECK(
+        several.says("run.device: cuda with several ranks is not supported yet; use one rank (1 of each of "
+                     "parallel.data, tensor and pipeline), or cpu\n"));
     CHECK_FALSE(fs::exists(workspace() / "refused"));
   }
 }
@@ -180,8 +181,9 @@ TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
   const Ended several =
       machine().train("H100", "auto-several", {setting, "train.steps=1", "parallel.data=2", "parallel.zero=0"});
   CHECK_MESSAGE(several.exit_code == 0, several.errors);
-  CHECK(several.says("notice: run.device: auto is cpu here, though there is a GPU (NVIDIA H100 80GB HBM3): several "
-                     "ranks on GPUs are not supported yet, and this run has 2\n"));
+  CHECK(
+      several.says("notice: run.device: auto is cpu here, though there is a GPU (NVIDIA H100 80GB HBM3): several "
+                   "ranks on GPUs are not supported yet, and this run has 2\n"));
   CHECK(std::string(device_of("auto-several")) == "cpu");
 }
 
@@ -201,8 +203,9 @@ TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
   const Ended missing = machine().run("no GPU", {"check", "gpu.yaml"});
   CHECK(missing.exit_code == 2);
   CHECK(has(missing.output, "kernel workspace             32.0 MiB\n"));
-  CHECK(missing.says("gpu.yaml:1:43: run.device: cuda: the driver finds no GPU: see what nvidia-smi says, or set "
-                     "run.device: cpu\n"));
+  CHECK(
+      missing.says("gpu.yaml:1:43: run.device: cuda: the driver finds no GPU: see what nvidia-smi says, or set "
+                   "run.device: cpu\n"));
   // Judged for others, this machine need not have one.
   for (const char* option : {"--device=h100", "--device-memory=80GiB"})
     CHECK(machine().run("no GPU", {"check", "gpu.yaml", option}).exit_code == 0);
@@ -218,8 +221,9 @@ TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   CHECK(full.exit_code == 3);
   CHECK(full.says("out of memory while allocating what the plan needs:\n  master weights "));
   CHECK(full.says("  kernel workspace                 32.0 MiB\n"));
-  CHECK(full.says("Reduce train.micro_batch, model.context or the model; the GPU (the host) has 80.0 GiB, of which 80.0 "
-                  "GiB were in use before; worker "));
+  CHECK(
+      full.says("Reduce train.micro_batch, model.context or the model; the GPU (the host) has 80.0 GiB, of which 80.0 "
+                "GiB were in use before; worker "));
 }
 
 }  // namespace scaletrain
