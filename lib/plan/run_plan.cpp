@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backend/backend.h"
+#include "backend/cuda_module.h"
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
@@ -236,11 +237,12 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.micro_batch = {cut.samples, config.model.context};
   phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
-  if (config.run.device == DeviceKind::cuda)
+  if (config.run.device == DeviceKind::cuda) {
     phase.space = Space::device;
     phase.logit_rows = LogitRows::aligned_to(cuda_row_alignment);
-  else
+  } else {
     phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
+  }
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
   phase.background_saves = config.checkpoint.background;
