@@ -37,6 +37,7 @@ struct HostThread {
   struct CopyUnderWay {
     void* to;
     const void* from;
+    std::size_t bytes;
   };
   std::vector<CopyUnderWay> copies{};
 };
@@ -62,6 +63,7 @@ void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel);
 void run_in_turn(cudaStream_t stream, std::function<void()> function);
 
 void copy_async(void* shared, const void* global);
+void copy_word_async(void* shared, const void* global);
 void wait_for_copies();
 void load_matrices(unsigned (&matrices)[4], const void* row);
 void load_matrices_transposed(unsigned (&matrices)[4], const void* row);
@@ -71,6 +73,7 @@ template <>
 void multiply_matrices<__nv_bfloat16>(float (&c)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high);
 template <>
 void multiply_matrices<__half>(float (&c)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high);
+float approximate_exp2(float x);
 
 template <class T>
 T* shared_memory() {
@@ -123,6 +126,12 @@ T __shfl_sync(unsigned mask, T value, int from_lane) {
 }
 inline unsigned __ballot_sync(unsigned mask, bool vote) {
   return ::scaletrain::cuda::meet_ballot(mask, vote);
+}
+inline int min(int a, int b) {
+  return a < b ? a : b;
+}
+inline int max(int a, int b) {
+  return a < b ? b : a;
 }
 [[noreturn]] inline void __trap() {
   throw ::scaletrain::BugError("a kernel trapped");

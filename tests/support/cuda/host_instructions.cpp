@@ -1,8 +1,10 @@
 // Instructions of tensor cores and what feeds them, by the layouts that the PTX ISA gives for their operands.
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "base/error.h"
 #include "cuda_language.h"
@@ -13,9 +15,15 @@ namespace {
 
 constexpr unsigned lanes = 32;
 
-void require_aligned(const void* address, const char* what) {
-  if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0)
-    throw BugError(std::string(what) + " of an address that is no multiple of 16");
+void require_aligned(const void* address, const char* what, std::size_t bytes = 16) {
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
+    throw BugError(std::string(what) + " of an address that is no multiple of " + std::to_string(bytes));
+}
+
+void begin_copy(void* shared, const void* global, std::size_t bytes) {
+  require_aligned(shared, "cp.async", bytes);
+  require_aligned(global, "cp.async", bytes);
+  this_thread().copies.push_back({shared, global, bytes});
 }
 
 // What a lane brings to ldmatrix, and takes away.
@@ -99,13 +107,14 @@ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_
 }  // namespace
 
 void copy_async(void* shared, const void* global) {
-  require_aligned(shared, "cp.async");
-  require_aligned(global, "cp.async");
-  this_thread().copies.push_back({shared, global});
+  begin_copy(shared, global, 16);
+}
+void copy_word_async(void* shared, const void* global) {
+  begin_copy(shared, global, 4);
 }
 
 void wait_for_copies() {
-  for (const auto& copy : this_thread().copies) std::memcpy(copy.to, copy.from, 16);
+  for (const auto& copy : this_thread().copies) std::memcpy(copy.to, copy.from, copy.bytes);
   this_thread().copies.clear();
 }
 
@@ -125,6 +134,12 @@ void multiply_matrices<__nv_bfloat16>(float (&c)[4], const unsigned (&a)[4], uns
 template <>
 void multiply_matrices<__half>(float (&c)[4], const unsigned (&a)[4], unsigned b_low, unsigned b_high) {
   multiply<__half>(c, a, b_low, b_high);
+}
+
+// Off by what the instruction may be off, always to the same side.
+float approximate_exp2(float x) {
+  const float power = std::exp2(x) * (1.0F + 0x1p-22F);
+  return power < std::numeric_limits<float>::min() ? 0.0F : power;
 }
 
 }  // namespace scaletrain::cuda

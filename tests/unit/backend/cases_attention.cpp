@@ -70,7 +70,7 @@ std::vector<Case> rope_cases() {
 
 namespace {
 
-enum class Documents { none, random };
+enum class Documents { none, random, rare };  // random: of a few tokens; rare: of many
 // apart: each operand contiguous. strided: each with gaps of its own. fused: query, key and value in one matrix.
 enum class Layout { apart, strided, fused };
 
@@ -78,11 +78,13 @@ struct AttentionRow {
   std::int64_t batch, queries, keys, heads, kv_heads, size, first_query, first_key;
   Documents documents;
   Layout layout;
+  double factor_of_scale = 1.0;
 };
 
 std::vector<AttentionRow> attention_rows() {
   constexpr auto none = Documents::none;
   constexpr auto docs = Documents::random;
+  constexpr auto rare = Documents::rare;
   constexpr auto apart = Layout::apart;
   constexpr auto strided = Layout::strided;
   constexpr auto fused = Layout::fused;
@@ -106,7 +108,9 @@ std::vector<AttentionRow> attention_rows() {
           {1, 70, 70, 2, 1, 16, 1000, 1000, docs, fused}, {2, 0, 0, 2, 1, 8, 0, 0, none, apart},
           {1, 300, 300, 3, 3, 20, 0, 0, docs, fused},     {1, 400, 400, 3, 3, 7, 0, 0, none, strided},
           {1, 170, 170, 3, 3, 330, 0, 0, none, fused},    {1, 40, 40, 1, 1, 1023, 0, 0, docs, apart},
-          {1, 100, 150, 3, 3, 16, 51, 0, docs, strided}};
+          {1, 100, 150, 3, 3, 16, 51, 0, docs, strided},  {1, 400, 400, 2, 1, 64, 0, 0, rare, fused},
+          {1, 330, 330, 1, 1, 128, 0, 0, rare, apart},    {1, 260, 260, 1, 1, 64, 0, 0, none, apart, -1.0},
+          {1, 70, 70, 2, 1, 32, 0, 0, docs, fused, 0.0}};
 }
 
 struct AttentionData {
@@ -124,7 +128,8 @@ Ids random_documents(const std::string& key, const AttentionRow& row) {
       const std::int64_t position = row.first_query + t;
       const auto index = static_cast<std::uint64_t>(b * row.queries + t);
       const std::int64_t last_key = row.first_key + row.keys - 1;
-      if (random_ids(key + std::to_string(index), 1, 6)[0] == 0) start = std::min(position, last_key);
+      const std::int64_t length = row.documents == Documents::rare ? 150 : 6;
+      if (random_ids(key + std::to_string(index), 1, length)[0] == 0) start = std::min(position, last_key);
       starts.push_back(static_cast<std::int32_t>(start));
     }
   }
@@ -140,14 +145,14 @@ std::vector<std::shared_ptr<const AttentionData>> attention_data() {
     AttentionProblem& problem = data->problem;
     problem.shape = {row.batch,       row.queries,   row.keys,
                      row.heads,       row.kv_heads,  row.size,
-                     row.first_query, row.first_key, 1.0 / std::sqrt(static_cast<double>(row.size))};
+                     row.first_query, row.first_key, row.factor_of_scale / std::sqrt(static_cast<double>(row.size))};
     const std::int64_t query_elements = row.batch * row.queries * row.heads * row.size;
     const std::int64_t key_elements = row.batch * row.keys * row.kv_heads * row.size;
     problem.query = normal(key + "query", query_elements);
     problem.key = normal(key + "key", key_elements);
     problem.value = normal(key + "value", key_elements);
     problem.d_output = normal(key + "d_output", query_elements);
-    if (row.documents == Documents::random) problem.document_start = random_documents(key + "documents", row);
+    if (row.documents != Documents::none) problem.document_start = random_documents(key + "documents", row);
     data->result = softmax_attention(problem);
     data->output = rounded_to_float(data->result.output);
     data->log_sum_exp = rounded_to_float(data->result.log_sum_exp);
@@ -158,11 +163,13 @@ std::vector<std::shared_ptr<const AttentionData>> attention_data() {
 
 Case attention_case(const AttentionRow& row) {
   const char* layouts[] = {"apart", "strided", "fused"};
+  const char* documents[] = {" ", " documents ", " long documents "};
   Case c;
   c.name = "B" + std::to_string(row.batch) + " Tq" + std::to_string(row.queries) + " Tk" + std::to_string(row.keys) +
            " H" + std::to_string(row.heads) + " G" + std::to_string(row.kv_heads) + " D" + std::to_string(row.size) +
            " query from " + std::to_string(row.first_query) + " key from " + std::to_string(row.first_key) +
-           (row.documents == Documents::random ? " documents " : " ") + layouts[static_cast<int>(row.layout)];
+           documents[static_cast<int>(row.documents)] + layouts[static_cast<int>(row.layout)] +
+           (row.factor_of_scale == 1.0 ? "" : " scaled by " + std::to_string(row.factor_of_scale));
   c.rounded_factors = 1;  // probabilities, and the gradients of scores
   c.reduction_length = static_cast<double>(std::max({row.keys, row.size, row.queries * row.heads / row.kv_heads}));
   return c;

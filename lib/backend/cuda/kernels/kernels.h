@@ -38,9 +38,10 @@ void compute(const Issue& issue, const Copy& op);
 template <class S>
 void compute(const Issue& issue, const Fill& op);
 
-// attention.cu
+// attention_forward.cu
 template <class S>
 void compute(const Issue& issue, const AttentionForward& op);
+// attention_backward.cu
 template <class S>
 void compute(const Issue& issue, const AttentionBackward& op);
 

@@ -31,6 +31,13 @@ __device__ inline void copy_async(void* shared, const void* global) {
       "l"(global)
       : "memory");
 }
+// The same of 4 bytes, which need be aligned to no more.
+__device__ inline void copy_word_async(void* shared, const void* global) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))),
+      "l"(global)
+      : "memory");
+}
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
@@ -59,8 +66,7 @@ __device__ void multiply_matrices(float (&c)[4], const unsigned (&a)[4], unsigne
 template <>
 __device__ inline void multiply_matrices<__nv_bfloat16>(float (&c)[4], const unsigned (&a)[4], unsigned b_low,
                                                         unsigned b_high) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
@@ -68,11 +74,17 @@ __device__ inline void multiply_matrices<__nv_bfloat16>(float (&c)[4], const uns
 template <>
 __device__ inline void multiply_matrices<__half>(float (&c)[4], const unsigned (&a)[4], unsigned b_low,
                                                  unsigned b_high) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+}
+
+// ex2.approx.ftz: 2 to the power of x, off by no more than 2^-22 of it; zero where that is no normal number.
+__device__ inline float approximate_exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 
 struct LaunchShape {

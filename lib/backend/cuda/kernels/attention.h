@@ -1,0 +1,267 @@
+// What attention's kernels and their launches share. attention_forward.cu tells how they work.
+//
+// Heads longer than a tile's columns are cut: scores are summed over all parts, and each block makes one part of its
+// results. Read behind cuda_language.h.
+#pragma once
+
+#include "backend/cuda/kernels/kernels.h"
+#include "backend/cuda/kernels/launching.h"
+#include "backend/cuda/kernels/sums.h"
+#include "backend/cuda/kernels/tiles.h"
+
+namespace scaletrain::cuda {
+
+constexpr int attention_threads = 128;
+constexpr int attention_warps = attention_threads / warp_lanes;
+
+// A tile of the fixed operand, queries or keys, whose rows are divided among warps.
+template <int stack>
+constexpr int rows_of_tile = attention_warps* stack* rows_of_band;
+
+// Halves of up to 64 columns are never cut, since longer heads have tiles of 128.
+template <class S, int columns>
+constexpr bool may_be_cut = sizeof(S) != 2 || columns == 128;
+
+constexpr float log2_of_e = 1.4426950408889634F;
+constexpr float ln_of_2 = 0.6931471805599453F;
+
+template <class S>
+struct Operand {
+  S* values = nullptr;
+  std::int64_t stride = 0;
+};
+
+// A key/value head of a batch is a unit, which has `group` heads of queries. A launch has a range of units.
+template <class S>
+struct Attention {
+  std::int64_t num_queries, num_keys, kv_heads, group, head_size;
+  std::int64_t offset;  // key rows up to t + offset are seen by query row t, as far as there are any
+  std::int64_t first_key;
+  float scale;
+  std::int64_t first_unit, units;
+  bool packs;  // all operands can be read and written by packs
+  const std::int32_t* document_start;
+  Operand<const S> query, key, value;
+  // Forward.
+  Operand<S> output;
+  float* log_sum_exp;  // also read by the backward
+  // Backward.
+  Operand<const S> d_output;
+  Operand<S> d_query, d_key, d_value;
+  const float* deltas;  // [units · group, Tq] of the launch: d_output · output
+};
+
+// One head of queries.
+struct Head {
+  std::int64_t batch, head, kv_head;
+};
+template <class S>
+__device__ inline Head head_of(const Attention<S>& op, std::int64_t of_launch) {
+  const std::int64_t unit = op.first_unit + of_launch / op.group;
+  const std::int64_t kv_head = unit % op.kv_heads;
+  return {unit / op.kv_heads, kv_head * op.group + of_launch % op.group, kv_head};
+}
+
+// Where a stretch of rows and columns begins. `sequence` rows belong to each batch.
+template <class S>
+__device__ inline S* at(const Operand<S>& operand, std::int64_t sequence, std::int64_t batch, std::int64_t row,
+                        std::int64_t column) {
+  return operand.values + (batch * sequence + row) * operand.stride + column;
+}
+
+// The keys [first, end) that a query sees; none for a row that is not there.
+struct Seen {
+  int first, end;
+};
+template <class S>
+__device__ inline Seen seen_by(const Attention<S>& op, std::int64_t batch, std::int64_t query) {
+  if (query >= op.num_queries) return {static_cast<int>(op.num_keys), 0};
+  const std::int64_t causal = query + op.offset + 1;
+  Seen seen = {0, static_cast<int>(causal < op.num_keys ? causal : op.num_keys)};
+  if (op.document_start != nullptr) {
+    const std::int64_t start = op.document_start[batch * op.num_queries + query] - op.first_key;
+    if (start > 0) seen.first = static_cast<int>(start);
+  }
+  return seen;
+}
+
+// The first key that any of the tile's queries sees. All lanes of a warp get it.
+template <class S>
+__device__ inline int first_seen(const Attention<S>& op, std::int64_t batch, std::int64_t first_query, int rows) {
+  if (op.document_start == nullptr) return 0;
+  int least = static_cast<int>(op.num_keys);
+  for (int i = 0; i < rows; i += warp_lanes) {
+    const int first = seen_by(op, batch, first_query + i + threadIdx.x % warp_lanes).first;
+    least = first < least ? first : least;
+  }
+#pragma unroll
+  for (int lanes = warp_lanes / 2; lanes > 0; lanes /= 2) {
+    const int other = __shfl_xor_sync(all_lanes, least, lanes);
+    least = other < least ? other : least;
+  }
+  return least;
+}
+
+// The columns of part `part` of a head.
+struct Part {
+  std::int64_t first;
+  int width;
+};
+template <int columns>
+__device__ inline Part part_of(std::int64_t head_size, int part) {
+  const std::int64_t first = static_cast<std::int64_t>(part) * columns;
+  return {first, static_cast<int>(head_size - first < columns ? head_size - first : columns)};
+}
+
+// Of a block in the order that begins with what has most to do.
+struct Place {
+  std::int64_t tile, of_launch;
+};
+__device__ inline Place place_of_block(std::int64_t heads, bool last_first) {
+  const std::int64_t tile = blockIdx.x / heads;
+  const std::int64_t tiles = gridDim.x / heads;
+  return {last_first ? tiles - 1 - tile : tile, blockIdx.x % heads};
+}
+
+// The queries of a block, and the stretch of keys that any of them sees, from where a tile of the walk begins.
+struct QueryTile {
+  Head head;
+  std::int64_t of_launch, first_query;
+  int begin, end;
+};
+template <class S>
+__device__ inline QueryTile query_tile(const Attention<S>& op, int rows, int walk) {
+  const Place place = place_of_block(op.units * op.group, true);
+  QueryTile tile = {head_of(op, place.of_launch), place.of_launch, place.tile * rows, 0, 0};
+  const std::int64_t last = tile.first_query + rows - 1;
+  tile.begin = first_seen(op, tile.head.batch, tile.first_query, rows) / walk * walk;
+  tile.end = seen_by(op, tile.head.batch, last < op.num_queries ? last : op.num_queries - 1).end;
+  return tile;
+}
+
+// What the queries of a warp see: a lane has rows l / 4 and l / 4 + 8 of each band. Rows that are not there see what
+// the last one sees, so that they ask for no masks; their results are not stored.
+template <int stack>
+struct SeenByWarp {
+  Seen rows[stack][2];
+  Seen by_all, by_any;
+};
+template <int stack, class S>
+__device__ inline SeenByWarp<stack> seen_by_warp(const Attention<S>& op, std::int64_t batch, std::int64_t first_row) {
+  SeenByWarp<stack> seen;
+  const std::int64_t row = first_row + threadIdx.x % warp_lanes / 4;
+  seen.by_all = {0, static_cast<int>(op.num_keys)};
+  seen.by_any = {static_cast<int>(op.num_keys), 0};
+#pragma unroll
+  for (int i = 0; i < 2 * stack; ++i) {
+    const std::int64_t t = row + i * 8;
+    const Seen by_row = seen_by(op, batch, t < op.num_queries ? t : op.num_queries - 1);
+    seen.rows[i / 2][i % 2] = by_row;
+    seen.by_all = {max(seen.by_all.first, by_row.first), min(seen.by_all.end, by_row.end)};
+    seen.by_any = {min(seen.by_any.first, by_row.first), max(seen.by_any.end, by_row.end)};
+  }
+#pragma unroll
+  for (int lanes = 4; lanes < warp_lanes; lanes *= 2) {
+    const auto other = [&](int value) { return __shfl_xor_sync(all_lanes, value, lanes); };
+    seen.by_all = {max(seen.by_all.first, other(seen.by_all.first)), min(seen.by_all.end, other(seen.by_all.end))};
+    seen.by_any = {min(seen.by_any.first, other(seen.by_any.first)), max(seen.by_any.end, other(seen.by_any.end))};
+  }
+  return seen;
+}
+__device__ inline bool sees_all(const Seen& seen, int first, int walk) {
+  return seen.first <= first && seen.end >= first + walk;
+}
+__device__ inline bool sees_any(const Seen& seen, int first, int walk) {
+  return seen.first < first + walk && seen.end > first;
+}
+
+// Scores become exponents of base 2 by `scale`, in the multiply-add that takes the base or the logarithm off. Masks are
+// scores of -infinity, which only a positive scale leaves there: another one is applied with the masks (`factor`), to
+// every tile.
+struct ScoreScale {
+  float scale, factor;
+  bool is_late;
+};
+__device__ inline ScoreScale score_scale(float scale) {
+  const bool is_late = scale > 0.0F;
+  return {is_late ? scale * log2_of_e : 1.0F, is_late ? 1.0F : scale * log2_of_e, is_late};
+}
+
+// Masks what a warp's queries do not see of the keys from `first` on.
+template <int stack, int walk>
+__device__ inline void hide_scores(WarpSums<stack, walk>& scores, const SeenByWarp<stack>& seen, int first,
+                                   float factor) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
+#pragma unroll
+  for (int band = 0; band < stack; ++band) {
+#pragma unroll
+    for (int j = 0; j < walk / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int k = first + j * 8 + lane % 4 * 2 + e % 2;
+        const Seen& by_row = seen.rows[band][e / 2];
+        float& score = scores[band][j][e];
+        score = k >= by_row.first && k < by_row.end ? score * factor : -INFINITY;
+      }
+    }
+  }
+}
+
+// 2 to the power of x: in halves by the instruction alone, whose error their rounding hides.
+template <class S>
+__device__ inline float exp2_of(float x) {
+  if constexpr (sizeof(S) == 2)
+    return approximate_exp2(x);
+  else
+    return exp2f(x);
+}
+
+// --- the host's side ---
+
+template <class S, class View>
+auto operand(const View& heads) {
+  return Operand<std::remove_pointer_t<decltype(address<S>(heads.values))>>{address<S>(heads.values), heads.row_stride};
+}
+
+template <class S>
+bool operands_fit_packs(const AttentionShape& shape, std::initializer_list<ConstHeadsView> operands) {
+  bool fits = shape.head_size % pack_elements<S> == 0;
+  for (const ConstHeadsView& heads : operands) fits = fits && fits_packs<S>(heads.row_stride, address<S>(heads.values));
+  return fits;
+}
+
+template <class S>
+Attention<S> attention(const AttentionShape& shape, const ConstView& document_start) {
+  Attention<S> op = {};
+  op.num_queries = shape.num_queries;
+  op.num_keys = shape.num_keys;
+  op.kv_heads = shape.kv_heads;
+  op.group = shape.heads / shape.kv_heads;
+  op.head_size = shape.head_size;
+  op.offset = shape.first_query - shape.first_key;
+  op.first_key = shape.first_key;
+  op.scale = static_cast<float>(shape.scale);
+  op.units = shape.batch * shape.kv_heads;
+  op.document_start = address<std::int32_t>(document_start);
+  // Kernels count in int from here on.
+  narrow<int>(shape.num_keys);
+  narrow<int>(op.offset + shape.num_queries);
+  return op;
+}
+
+// body(the columns of a tile, as a constant, and the parts that a head is cut into).
+template <class S, class Body>
+void with_columns(std::int64_t head_size, Body&& body) {
+  const auto parts = [&](int columns) { return narrow<unsigned>((head_size + columns - 1) / columns); };
+  if constexpr (sizeof(S) == 2) {
+    if (head_size > 64) return body(std::integral_constant<int, 128>(), parts(128));
+  }
+  body(std::integral_constant<int, 64>(), parts(64));
+}
+
+// Tiles of `tile_rows` rows for each of the heads or units, and the parts.
+inline dim3 attention_blocks(std::int64_t rows, int tile_rows, std::int64_t heads, unsigned parts) {
+  return dim3(static_cast<unsigned>(narrow<int>((rows + tile_rows - 1) / tile_rows * heads)), parts);
+}
+
+}  // namespace scaletrain::cuda
