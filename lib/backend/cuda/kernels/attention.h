@@ -28,7 +28,7 @@ constexpr float ln_of_2 = 0.6931471805599453F;
 template <class S>
 struct Operand {
   S* values = nullptr;
-  std::int64_t stride = 0;
+  int stride = 0;
 };
 
 // A key/value head of a batch is a unit, which has `group` heads of queries. A launch has a range of units.
@@ -69,6 +69,14 @@ __device__ inline S* at(const Operand<S>& operand, std::int64_t sequence, std::i
   return operand.values + (batch * sequence + row) * operand.stride + column;
 }
 
+// The rows of a head.
+template <class S>
+__device__ inline Rows<S> rows_of(const Operand<const S>& operand, std::int64_t sequence, std::int64_t batch,
+                                  std::int64_t head, std::int64_t head_size) {
+  return {at(operand, sequence, batch, 0, head * head_size), operand.stride, static_cast<int>(sequence),
+          static_cast<int>(head_size)};
+}
+
 // The keys [first, end) that a query sees; none for a row that is not there.
 struct Seen {
   int first, end;
@@ -104,13 +112,16 @@ __device__ inline int first_seen(const Attention<S>& op, std::int64_t batch, std
 
 // The columns of part `part` of a head.
 struct Part {
-  std::int64_t first;
-  int width;
+  int first, width;
 };
 template <int columns>
 __device__ inline Part part_of(std::int64_t head_size, int part) {
-  const std::int64_t first = static_cast<std::int64_t>(part) * columns;
-  return {first, static_cast<int>(head_size - first < columns ? head_size - first : columns)};
+  const int first = part * columns;
+  return {first, min(static_cast<int>(head_size) - first, columns)};
+}
+template <class S>
+__device__ inline Rows<S> part_of_rows(const Rows<S>& rows, const Part& part) {
+  return {rows.first + part.first, rows.stride, rows.count, part.width};
 }
 
 // Of a block in the order that begins with what has most to do.
@@ -220,7 +231,8 @@ __device__ inline float exp2_of(float x) {
 
 template <class S, class View>
 auto operand(const View& heads) {
-  return Operand<std::remove_pointer_t<decltype(address<S>(heads.values))>>{address<S>(heads.values), heads.row_stride};
+  return Operand<std::remove_pointer_t<decltype(address<S>(heads.values))>>{address<S>(heads.values),
+                                                                            narrow<int>(heads.row_stride)};
 }
 
 template <class S>

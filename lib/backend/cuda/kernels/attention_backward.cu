@@ -1,5 +1,5 @@
-// The backward of attention_forward.cu: computes probabilities again from the logarithms of their sums, once by tiles of
-// queries for d_query and once by tiles of keys for d_key and d_value. So every sum has one order, and none needs
+// The backward of attention_forward.cu: computes probabilities again from the logarithms of their sums, once by tiles
+// of queries for d_query and once by tiles of keys for d_key and d_value. So every sum has one order, and none needs
 // atomics. Both kernels copy the next tile that they walk over while they compute with one.
 //
 // Where a head is cut, the part that a block makes comes last, and is then still in shared memory.
@@ -42,8 +42,7 @@ __global__ void multiply_outputs(const Attention<S> op, const Operand<const S> o
 #pragma unroll
   for (int i = 0; i < deltas_of_block / deltas_at_once; ++i) {
 #pragma unroll
-    for (int lanes = lanes_of_delta / 2; lanes > 0; lanes /= 2)
-      sums[i] += __shfl_xor_sync(all_lanes, sums[i], lanes);
+    for (int lanes = lanes_of_delta / 2; lanes > 0; lanes /= 2) sums[i] += __shfl_xor_sync(all_lanes, sums[i], lanes);
     const std::int64_t t = first + i * deltas_at_once;
     if (lane == 0 && t < op.num_queries) deltas[place.of_launch * op.num_queries + t] = sums[i];
   }
@@ -65,13 +64,13 @@ struct TilesByQueries {
   static constexpr int walk = 32;
   static constexpr int fixed_elements = tile_elements<S, rows, columns>;  // of queries, and of d_output
   static constexpr int stage_elements = 2 * tile_elements<S, walk, columns>;
-  // Registers keep queries and d_output; the second stage then lies where the queries came by.
-  static constexpr bool keeps_rows = is_half;
-  static_assert(!keeps_rows || stage_elements <= fixed_elements);
-  static constexpr int second_stage = stage_elements + (keeps_rows ? 0 : 2 * fixed_elements);
-  static constexpr std::size_t bytes =
-      sizeof(S) * ((keeps_rows ? 1 : 2) * stage_elements + 2 * fixed_elements +
-                   attention_warps * scratch_elements<S, walk>);
+  // Registers keep queries, and d_output where they suffice; the second stage then lies where the queries came by.
+  static constexpr bool keeps_queries = is_half;
+  static constexpr bool keeps_d_output = is_half && columns == 128;
+  static_assert(!keeps_queries || stage_elements <= fixed_elements);
+  static constexpr int second_stage = stage_elements + (keeps_queries ? 0 : 2 * fixed_elements);
+  static constexpr std::size_t bytes = sizeof(S) * ((keeps_queries ? 1 : 2) * stage_elements + 2 * fixed_elements +
+                                                    attention_warps * scratch_elements<S, walk>);
   static_assert(bytes <= most_shared_bytes);
 };
 
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
   S* const d_output = query + Tiles::fixed_elements;
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes;
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  S* const scratch = d_output + Tiles::fixed_elements + (Tiles::keeps_rows ? 0 : Tiles::stage_elements) +
+  S* const scratch = d_output + Tiles::fixed_elements + (Tiles::keeps_queries ? 0 : Tiles::stage_elements) +
                      warp * scratch_elements<S, walk>;
 
   const QueryTile tile = query_tile(op, Tiles::rows, walk);
@@ -95,23 +94,20 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
   const int own_part = may_be_cut<S, columns> ? static_cast<int>(blockIdx.y) : 0;
   const Part own = part_of<columns>(op.head_size, own_part);
 
-  const auto load_fixed = [&](S* to, const Operand<const S>& operand, const Part& of) {
-    load_tile<S, Tiles::rows, columns, attention_threads>(
-        to,
-        {at(operand, op.num_queries, head.batch, tile.first_query, head.head * op.head_size + of.first),
-         operand.stride, op.num_queries - tile.first_query, of.width},
-        op.packs);
+  const Rows<S> queries = rows_of(op.query, op.num_queries, head.batch, head.head, op.head_size);
+  const Rows<S> d_outputs = rows_of(op.d_output, op.num_queries, head.batch, head.head, op.head_size);
+  const Rows<S> keys = rows_of(op.key, op.num_keys, head.batch, head.kv_head, op.head_size);
+  const Rows<S> values = rows_of(op.value, op.num_keys, head.batch, head.kv_head, op.head_size);
+  const auto load_fixed = [&](S* to, const Rows<S>& from, const Part& of) {
+    load_tile<S, Tiles::rows, columns, attention_threads>(to, part_of_rows(from, of),
+                                                          static_cast<int>(tile.first_query), op.packs);
   };
-  const auto load_walk = [&](S* to, const Operand<const S>& operand, int first, const Part& of) {
-    load_tile<S, walk, columns, attention_threads>(
-        to,
-        {at(operand, op.num_keys, head.batch, first, head.kv_head * op.head_size + of.first), operand.stride,
-         op.num_keys - first, of.width},
-        op.packs);
+  const auto load_walk = [&](S* to, const Rows<S>& from, int first, const Part& of) {
+    load_tile<S, walk, columns, attention_threads>(to, part_of_rows(from, of), first, op.packs);
   };
   const auto load_stage = [&](S* stage, int first, const Part& of) {
-    load_walk(stage, op.key, first, of);
-    load_walk(stage + Tiles::stage_elements / 2, op.value, first, of);
+    load_walk(stage, keys, first, of);
+    load_walk(stage + Tiles::stage_elements / 2, values, first, of);
   };
 
   const std::int64_t first_row = tile.first_query + warp * stack * rows_of_band;
@@ -128,11 +124,11 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
     delta[i / 2][i % 2] = op.deltas[tile.of_launch * op.num_queries + t];
   }
   const int warp_start = warp * stack * rows_of_band * tile_stride<S, columns>;
-  FirstFactor<Tiles::keeps_rows, S, stack, columns> query_rows;
-  FirstFactor<Tiles::keeps_rows, S, stack, columns> d_output_rows;
+  FirstFactor<Tiles::keeps_queries, S, stack, columns> query_rows;
+  FirstFactor<Tiles::keeps_d_output, S, stack, columns> d_output_rows;
   if (parts == 1) {
-    load_fixed(query, op.query, own);
-    load_fixed(d_output, op.d_output, own);
+    load_fixed(query, queries, own);
+    load_fixed(d_output, d_outputs, own);
     load_stage(stages, tile.begin, own);
     wait_for_copies();
     __syncthreads();
@@ -151,8 +147,8 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
       const Part of = part_of<columns>(op.head_size, part_in_turn(turn, own_part, parts));
       if (parts > 1) {
         __syncthreads();
-        load_fixed(query, op.query, of);
-        load_fixed(d_output, op.d_output, of);
+        load_fixed(query, queries, of);
+        load_fixed(d_output, d_outputs, of);
         load_stage(stages, first, of);
       }
       wait_for_copies();
@@ -209,7 +205,7 @@ struct TilesByKeys {
   static constexpr int stack = is_half && columns == 64 ? 2 : 1;
   static constexpr int rows = rows_of_tile<stack>;
   static constexpr int walk = 32;
-  static_assert(walk == warp_lanes);  // a lane finds out what a query sees
+  static_assert(walk == warp_lanes);                                      // a lane finds out what a query sees
   static constexpr int fixed_elements = tile_elements<S, rows, columns>;  // of keys, and of values
   static constexpr int stage_elements = 2 * tile_elements<S, walk, columns>;
   static constexpr std::size_t bytes_of_elements =
@@ -310,25 +306,20 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
   const int own_part = may_be_cut<S, columns> ? static_cast<int>(blockIdx.y) : 0;
   const Part own = part_of<columns>(op.head_size, own_part);
 
+  // Of the group's first head.
+  const Rows<S> queries = rows_of(op.query, op.num_queries, batch, kv_head * op.group, op.head_size);
+  const Rows<S> d_outputs = rows_of(op.d_output, op.num_queries, batch, kv_head * op.group, op.head_size);
   const auto load_fixed = [&](S* to, const Operand<const S>& operand, const Part& of) {
-    load_tile<S, Tiles::rows, columns, attention_threads>(
-        to,
-        {at(operand, op.num_keys, batch, first_key, kv_head * op.head_size + of.first), operand.stride,
-         op.num_keys - first_key, of.width},
-        op.packs);
-  };
-  const auto load_walk = [&](S* to, const Operand<const S>& operand, std::int64_t head, int first, const Part& of) {
-    load_tile<S, walk, columns, attention_threads>(
-        to,
-        {at(operand, op.num_queries, batch, first, head * op.head_size + of.first), operand.stride,
-         op.num_queries - first, of.width},
-        op.packs);
+    const Rows<S> rows = rows_of(operand, op.num_keys, batch, kv_head, op.head_size);
+    load_tile<S, Tiles::rows, columns, attention_threads>(to, part_of_rows(rows, of), first_key, op.packs);
   };
   const auto load_stage = [&](int stage, int in_group, int first, const Part& of) {
     const std::int64_t head = kv_head * op.group + in_group;
     S* const tiles = stages + stage * Tiles::stage_elements;
-    load_walk(tiles, op.query, head, first, of);
-    load_walk(tiles + Tiles::stage_elements / 2, op.d_output, head, first, of);
+    const Part of_group = {in_group * static_cast<int>(op.head_size) + of.first, of.width};
+    load_tile<S, walk, columns, attention_threads>(tiles, part_of_rows(queries, of_group), first, op.packs);
+    load_tile<S, walk, columns, attention_threads>(tiles + Tiles::stage_elements / 2, part_of_rows(d_outputs, of_group),
+                                                   first, op.packs);
     if (threadIdx.x >= walk) return;
     Columns<walk>& of_columns = stage_columns[stage];
     const int t = first + static_cast<int>(threadIdx.x);
@@ -400,8 +391,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
           const int column = j * 8 + lane % 4 * 2 + e;
           const bool is_there = first + column < op.num_queries;
           const int end = is_there ? ends + column : 0;
-          const int start =
-              is_there && op.document_start != nullptr ? of_columns.document_start[column] - starts : 0;
+          const int start = is_there && op.document_start != nullptr ? of_columns.document_start[column] - starts : 0;
 #pragma unroll
           for (int i = 0; i < 2 * stack; ++i) {
             const int k = lane / 4 + i * 8;

@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
   S* const query = stages + (Tiles::keeps_queries ? 1 : 2) * Tiles::stage_elements;
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes;
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  S* const scratch =
-      stages + 2 * Tiles::stage_elements + Tiles::own_query_elements + warp * scratch_elements<S, walk>;
+  S* const scratch = stages + 2 * Tiles::stage_elements + Tiles::own_query_elements + warp * scratch_elements<S, walk>;
 
   const QueryTile tile = query_tile(op, Tiles::rows, walk);
   const Head& head = tile.head;
@@ -111,23 +110,19 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
   const int own_part = may_be_cut<S, columns> ? static_cast<int>(blockIdx.y) : 0;
   const Part own = part_of<columns>(op.head_size, own_part);
 
+  const Rows<S> queries = rows_of(op.query, op.num_queries, head.batch, head.head, op.head_size);
+  const Rows<S> keys = rows_of(op.key, op.num_keys, head.batch, head.kv_head, op.head_size);
+  const Rows<S> values = rows_of(op.value, op.num_keys, head.batch, head.kv_head, op.head_size);
   const auto load_query = [&](const Part& of) {
-    load_tile<S, Tiles::rows, columns, attention_threads>(
-        query,
-        {at(op.query, op.num_queries, head.batch, tile.first_query, head.head * op.head_size + of.first),
-         op.query.stride, op.num_queries - tile.first_query, of.width},
-        op.packs);
+    load_tile<S, Tiles::rows, columns, attention_threads>(query, part_of_rows(queries, of),
+                                                          static_cast<int>(tile.first_query), op.packs);
   };
-  const auto load_walk = [&](S* to, const Operand<const S>& operand, int first, const Part& of) {
-    load_tile<S, walk, columns, attention_threads>(
-        to,
-        {at(operand, op.num_keys, head.batch, first, head.kv_head * op.head_size + of.first), operand.stride,
-         op.num_keys - first, of.width},
-        op.packs);
+  const auto load_walk = [&](S* to, const Rows<S>& from, int first, const Part& of) {
+    load_tile<S, walk, columns, attention_threads>(to, part_of_rows(from, of), first, op.packs);
   };
   const auto load_stage = [&](S* stage, int first) {
-    load_walk(stage, op.key, first, own);
-    load_walk(stage + Tiles::stage_elements / 2, op.value, first, own);
+    load_walk(stage, keys, first, own);
+    load_walk(stage + Tiles::stage_elements / 2, values, first, own);
   };
 
   const std::int64_t first_row = tile.first_query + warp * stack * rows_of_band;
@@ -163,8 +158,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
       if (parts > 1) {
         __syncthreads();
         load_query(of);
-        load_walk(key, op.key, first, of);
-        if (part == 0) load_walk(value, op.value, first, own);
+        load_walk(key, keys, first, of);
+        if (part == 0) load_walk(value, values, first, own);
       }
       wait_for_copies();
       __syncthreads();  // and nobody reads the other stage any more

@@ -39,46 +39,45 @@ constexpr int tile_stride = columns + pack_elements<S>;
 template <class S, int rows, int columns>
 constexpr int tile_elements = rows* tile_stride<S, columns>;
 
-// Part of an operand in global memory.
+// A matrix in global memory, of whose rows tiles are made.
 template <class S>
 struct Rows {
   const S* first = nullptr;
-  std::int64_t stride = 0;
-  std::int64_t count = 0;  // that there are, which may be more or fewer than a tile has
-  std::int64_t width = 0;  // columns that there are
+  int stride = 0;
+  int count = 0;  // that there are
+  int width = 0;  // columns that there are, which may be more or fewer than a tile has
 };
 
-// Begins to fill a tile: what the operand lacks is zero. All `threads` of the block; they find it there after
-// wait_for_copies() and a barrier. packs: rows begin at multiples of 16 bytes, and the width is one.
+// Begins to fill a tile with the rows from `first` on: what the matrix lacks is zero. All `threads` of the block; they
+// find it there after wait_for_copies() and a barrier. packs: rows begin at multiples of 16 bytes, and the width is
+// one.
 template <class S, int rows, int columns, int threads>
-__device__ inline void load_tile(S* tile, const Rows<S>& from, bool packs) {
+__device__ inline void load_tile(S* tile, const Rows<S>& from, int first, bool packs) {
   constexpr int width = pack_elements<S>;
   constexpr int packs_of_row = columns / width;
   constexpr int rows_at_once = threads / packs_of_row;
   static_assert(threads % packs_of_row == 0 && rows % rows_at_once == 0);
   const int row = static_cast<int>(threadIdx.x) / packs_of_row;
   const int column = static_cast<int>(threadIdx.x) % packs_of_row * width;
-  const S* source = from.first + row * from.stride + column;
+  const S* source = from.first + static_cast<std::int64_t>(first + row) * from.stride + column;
   S* const to = tile + row * tile_stride<S, columns> + column;
-  if (packs && from.count >= rows && from.width >= columns) {
+  if (packs && from.count - first >= rows && from.width >= columns) {
 #pragma unroll
-    for (int i = 0; i < rows; i += rows_at_once) {
-      copy_async(to + i * tile_stride<S, columns>, source);
-      source += rows_at_once * from.stride;
-    }
+    for (int i = 0; i < rows; i += rows_at_once)
+      copy_async(to + i * tile_stride<S, columns>, source + static_cast<std::int64_t>(i) * from.stride);
     return;
   }
 #pragma unroll 1
   for (int i = 0; i < rows; i += rows_at_once) {
     S* const row_of_tile = to + i * tile_stride<S, columns>;
-    const std::int64_t left = row + i < from.count ? from.width - column : 0;
+    const int left = first + row + i < from.count ? from.width - column : 0;
     if (packs && left > 0) {
       copy_async(row_of_tile, source);
     } else {
 #pragma unroll
       for (int j = 0; j < width; ++j) row_of_tile[j] = j < left ? source[j] : from_float<S>(0.0F);
     }
-    source += rows_at_once * from.stride;
+    source += static_cast<std::int64_t>(rows_at_once) * from.stride;
   }
 }
 
