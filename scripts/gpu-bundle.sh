@@ -8,12 +8,12 @@ cd "$root"
 install "${build_packages[@]}" "${test_packages[@]}"
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON -DSCALETRAIN_CUDA=ON \
   -DSCALETRAIN_CUDA_ARCHITECTURES="${SCALETRAIN_CUDA_ARCHITECTURES:-80-real;90-real;100}" >/dev/null
-cmake --build --preset release --target test_backend test_gpu test_train_gpu bench_training scaletrain-cuda
+cmake --build --preset release --target test_backend test_gpu test_train_gpu bench_training scaletrain scaletrain-cuda
 
 bundle=build/gpu-bundle
 rm -rf "$bundle"
 mkdir -p "$bundle/bin" "$bundle/lib"
-cp build/release/bin/{test_backend,test_gpu,test_train_gpu,bench_training,libscaletrain-cuda.so} "$bundle/bin/"
+cp build/release/bin/{test_backend,test_gpu,test_train_gpu,bench_training,scaletrain,libscaletrain-cuda.so} "$bundle/bin/"
 strip "$bundle/bin/"*
 cp scripts/gpu-check.sh tests/bench/torch_training.py "$bundle/"
 # Every library but the kernel's interface, the C library and CUDA.

@@ -1,5 +1,5 @@
-// Functions of the host in the order of a GPU's stream, on a thread of the stream's own: CUDA has one thread for those of
-// all streams, which a function that waits for another rank would hold up for every one of them.
+// Functions of the host in the order of a GPU's stream, on a thread of the stream's own: CUDA has one thread for those
+// of all streams, which a function that waits for another rank would hold up for every one of them.
 //
 // The stream's turn is told to the thread by a function of CUDA's that only does so; the stream itself then waits for a
 // number in pinned memory, which the thread writes when the function has run.

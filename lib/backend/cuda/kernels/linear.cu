@@ -64,24 +64,42 @@ void multiply(const Issue& issue, const Product& product) {
   issue.products->issue(issue.stream, issue.workspace, workspace_bytes, product);
 }
 
+// Classes of padded logits in halves that are multiplied together: cuBLASLt's fast kernels want extents that are
+// multiples, whatever the strides are. The few that are left over have products of their own.
+constexpr std::int64_t class_multiple = 64;
+template <class S>
+std::int64_t classes_together(std::int64_t classes, std::int64_t stride) {
+  const std::int64_t together = classes / class_multiple * class_multiple;
+  return sizeof(S) == 2 && stride > classes && together > 0 ? together : classes;
+}
+
 }  // namespace
 
 template <class S>
 void compute(const Issue& issue, const LinearForward& op) {
   if (op.output.num_elements() == 0) return;
   constexpr DType type = dtype_of_element<S>();
-  multiply(issue, {.rows = op.input.shape()[0],
-                   .columns = op.weight.values.shape()[0],
-                   .depth = op.input.shape()[1],
-                   .factors = type,
-                   .result_type = type,
-                   .a = address<S>(op.input),
-                   .b = address<S>(op.weight.values),
-                   .b_is_transposed = true,
-                   .bias = address<S>(op.bias),
-                   .addend = address<S>(op.addend),
-                   .result = address<S>(op.output),
-                   .result_stride = op.output.shape()[1]});
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::int64_t stride = op.output.shape()[1];
+  const auto* bias = address<S>(op.bias);
+  const auto multiply_columns = [&](std::int64_t first, std::int64_t count) {
+    multiply(issue, {.rows = op.input.shape()[0],
+                     .columns = count,
+                     .depth = inputs,
+                     .factors = type,
+                     .result_type = type,
+                     .a = address<S>(op.input),
+                     .b = address<S>(op.weight.values) + first * inputs,
+                     .b_is_transposed = true,
+                     .bias = bias == nullptr ? nullptr : bias + first,
+                     .addend = address<S>(op.addend),
+                     .result = address<S>(op.output) + first,
+                     .result_stride = stride});
+  };
+  const std::int64_t together = classes_together<S>(outputs, stride);
+  multiply_columns(0, together);
+  if (together < outputs) multiply_columns(together, outputs - together);
   if (op.activated)
     compute<S>(issue, ActivationForward{.type = op.activation, .input = op.output, .output = op.activated});
 }
@@ -90,32 +108,53 @@ template <class S>
 void compute(const Issue& issue, const LinearBackwardInput& op) {
   if (op.d_input.num_elements() == 0) return;
   constexpr DType type = dtype_of_element<S>();
-  multiply(issue, {.rows = op.d_output.shape()[0],
-                   .columns = op.weight.values.shape()[1],
-                   .depth = op.weight.values.shape()[0],
-                   .factors = type,
-                   .result_type = type,
-                   .a = address<S>(op.d_output),
-                   .a_stride = op.d_output.shape()[1],
-                   .b = address<S>(op.weight.values),
-                   .result = address<S>(op.d_input)});
+  const std::int64_t outputs = op.weight.values.shape()[0];
+  const std::int64_t inputs = op.d_input.shape()[1];
+  const std::int64_t stride = op.d_output.shape()[1];
+  auto* const d_input = address<S>(op.d_input);
+  const auto multiply_depth = [&](std::int64_t first, std::int64_t count, const S* addend) {
+    multiply(issue, {.rows = op.d_output.shape()[0],
+                     .columns = inputs,
+                     .depth = count,
+                     .factors = type,
+                     .result_type = type,
+                     .a = address<S>(op.d_output) + first,
+                     .a_stride = stride,
+                     .b = address<S>(op.weight.values) + first * inputs,
+                     .addend = addend,
+                     .result = d_input});
+  };
+  // The few come first, so that what is rounded on the way is small.
+  const std::int64_t together = classes_together<S>(outputs, stride);
+  if (together < outputs) multiply_depth(together, outputs - together, nullptr);
+  multiply_depth(0, together, together < outputs ? d_input : nullptr);
 }
 
 template <class S>
 void compute(const Issue& issue, const LinearBackwardWeight& op) {
   if (op.input.shape()[0] == 0) return;
-  if (op.d_weight.num_elements() > 0)
-    multiply(issue, {.rows = op.d_weight.shape()[0],
-                     .columns = op.input.shape()[1],
+  const std::int64_t outputs = op.d_weight.shape()[0];
+  const std::int64_t inputs = op.input.shape()[1];
+  const std::int64_t stride = op.d_output.shape()[1];
+  const auto multiply_rows = [&](std::int64_t first, std::int64_t count) {
+    auto* const d_weight = address<float>(op.d_weight) + first * inputs;
+    multiply(issue, {.rows = count,
+                     .columns = inputs,
                      .depth = op.input.shape()[0],
                      .factors = dtype_of_element<S>(),
                      .result_type = DType::f32,
-                     .a = address<S>(op.d_output),
+                     .a = address<S>(op.d_output) + first,
                      .a_is_transposed = true,
-                     .a_stride = op.d_output.shape()[1],
+                     .a_stride = stride,
                      .b = address<S>(op.input),
-                     .addend = address<float>(op.d_weight),
-                     .result = address<float>(op.d_weight)});
+                     .addend = d_weight,
+                     .result = d_weight});
+  };
+  if (op.d_weight.num_elements() > 0) {
+    const std::int64_t together = classes_together<S>(outputs, stride);
+    multiply_rows(0, together);
+    if (together < outputs) multiply_rows(together, outputs - together);
+  }
   if (op.d_bias && op.d_bias.num_elements() > 0) add_column_sums<S>(issue, op.d_output, op.d_bias);
 }
 
