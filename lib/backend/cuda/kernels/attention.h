@@ -150,24 +150,26 @@ __device__ inline QueryTile query_tile(const Attention<S>& op, int rows, int wal
   return tile;
 }
 
-// What the queries of a warp see: a lane has rows l / 4 and l / 4 + 8 of each band. Rows that are not there see what
-// the last one sees, so that they ask for no masks; their results are not stored.
+// What the queries of a warp see: a lane has rows l / 4 and l / 4 + 8 of each band. Rows that are not there are counted
+// as the last one, so that they ask for no masks; their results are not stored.
 template <int stack>
 struct SeenByWarp {
-  Seen rows[stack][2];
+  int firsts[stack][2];
+  int end;  // of the lane's first row, were there keys enough; every row sees a key more than the one before
   Seen by_all, by_any;
 };
 template <int stack, class S>
 __device__ inline SeenByWarp<stack> seen_by_warp(const Attention<S>& op, std::int64_t batch, std::int64_t first_row) {
   SeenByWarp<stack> seen;
   const std::int64_t row = first_row + threadIdx.x % warp_lanes / 4;
+  seen.end = static_cast<int>(row + op.offset + 1);
   seen.by_all = {0, static_cast<int>(op.num_keys)};
   seen.by_any = {static_cast<int>(op.num_keys), 0};
 #pragma unroll
   for (int i = 0; i < 2 * stack; ++i) {
     const std::int64_t t = row + i * 8;
     const Seen by_row = seen_by(op, batch, t < op.num_queries ? t : op.num_queries - 1);
-    seen.rows[i / 2][i % 2] = by_row;
+    seen.firsts[i / 2][i % 2] = by_row.first;
     seen.by_all = {max(seen.by_all.first, by_row.first), min(seen.by_all.end, by_row.end)};
     seen.by_any = {min(seen.by_any.first, by_row.first), max(seen.by_any.end, by_row.end)};
   }
@@ -200,19 +202,20 @@ __device__ inline ScoreScale score_scale(float scale) {
 
 // Masks what a warp's queries do not see of the keys from `first` on.
 template <int stack, int walk>
-__device__ inline void hide_scores(WarpSums<stack, walk>& scores, const SeenByWarp<stack>& seen, int first,
-                                   float factor) {
+__device__ inline void hide_scores(WarpSums<stack, walk>& scores, const SeenByWarp<stack>& seen, std::int64_t num_keys,
+                                   int first, float factor) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
 #pragma unroll
-  for (int band = 0; band < stack; ++band) {
+  for (int i = 0; i < 2 * stack; ++i) {
+    const int begin = seen.firsts[i / 2][i % 2] - first;
+    const int end = min(seen.end + i * 8, static_cast<int>(num_keys)) - first;
 #pragma unroll
     for (int j = 0; j < walk / 8; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int k = first + j * 8 + lane % 4 * 2 + e % 2;
-        const Seen& by_row = seen.rows[band][e / 2];
-        float& score = scores[band][j][e];
-        score = k >= by_row.first && k < by_row.end ? score * factor : -INFINITY;
+      for (int e = 0; e < 2; ++e) {
+        const int k = j * 8 + lane % 4 * 2 + e;
+        float& score = scores[i / 2][j][i % 2 * 2 + e];
+        score = k >= begin && k < end ? score * factor : -INFINITY;
       }
     }
   }

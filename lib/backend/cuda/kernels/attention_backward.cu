@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_queries(co
     if (parts == 1) stage = Tiles::second_stage - stage;
     if (!is_needed) continue;
     if (!scale.is_late || !sees_all(seen.by_all, first, walk))
-      hide_scores<stack, walk>(scores, seen, first, scale.factor);
+      hide_scores<stack, walk>(scores, seen, op.num_keys, first, scale.factor);
 #pragma unroll
     for (int band = 0; band < stack; ++band) {
 #pragma unroll

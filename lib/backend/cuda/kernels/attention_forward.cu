@@ -110,11 +110,11 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
   const int own_part = may_be_cut<S, columns> ? static_cast<int>(blockIdx.y) : 0;
   const Part own = part_of<columns>(op.head_size, own_part);
 
-  const Rows<S> queries = rows_of(op.query, op.num_queries, head.batch, head.head, op.head_size);
   const Rows<S> keys = rows_of(op.key, op.num_keys, head.batch, head.kv_head, op.head_size);
   const Rows<S> values = rows_of(op.value, op.num_keys, head.batch, head.kv_head, op.head_size);
   const auto load_query = [&](const Part& of) {
-    load_tile<S, Tiles::rows, columns, attention_threads>(query, part_of_rows(queries, of),
+    const Rows<S> rows = rows_of(op.query, op.num_queries, head.batch, head.head, op.head_size);
+    load_tile<S, Tiles::rows, columns, attention_threads>(query, part_of_rows(rows, of),
                                                           static_cast<int>(tile.first_query), op.packs);
   };
   const auto load_walk = [&](S* to, const Rows<S>& from, int first, const Part& of) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
     if (parts == 1) stage = Tiles::stage_elements - stage;
     if (!is_needed) continue;
     if (!scale.is_late || !sees_all(seen.by_all, first, walk))
-      hide_scores<stack, walk>(scores, seen, first, scale.factor);
+      hide_scores<stack, walk>(scores, seen, op.num_keys, first, scale.factor);
     add_scores<S, stack, walk, columns>(rows, scores, scale.scale, output);
     multiply_values<S, stack, walk, columns>(output, scores, value, own.width, scratch);
   }
