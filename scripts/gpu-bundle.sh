@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gpu-bundle.sh: builds what gpu-check.sh runs, for machines that have a GPU and CUDA 13 but neither network nor our other libraries.
-# Writes build/gpu-bundle/ (bin, lib, gpu-check.sh), and says how large it is. CUDA's own libraries stay out: that machine's are used.
+# Writes build/gpu-bundle/ (bin, lib, gpu-check.sh) and gpu-bundle.tar.gz of it, and says how large they are. CUDA's own libraries stay out: that machine's are used.
 # SCALETRAIN_CUDA_ARCHITECTURES chooses the GPUs to build for, as CMake names them (80-real;90-real;100).
 source "$(dirname "$0")/common.sh"
 cd "$root"
@@ -20,4 +20,5 @@ cp scripts/gpu-check.sh tests/bench/torch_training.py "$bundle/"
 ldd "$bundle/bin/"* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
   grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcublasLt|libcuda|libcudart)\.so' |
   xargs -I{} cp -L {} "$bundle/lib/"
-du -sh "$bundle" | awk '{ print $2 ": " $1 }'
+tar -C build -czf "$bundle.tar.gz" gpu-bundle
+du -sh "$bundle" "$bundle.tar.gz" | awk '{ print $2 ": " $1 }'

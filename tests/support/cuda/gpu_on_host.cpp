@@ -11,8 +11,8 @@ std::unique_ptr<Backend> make_gpu(DType compute) {
   return make_cuda_backend({.compute = compute});
 }
 
-std::unique_ptr<Backend> make_reachable_gpu(DType compute) {
-  return make_gpu(compute);
+bool has_reachable_memory() {
+  return true;
 }
 
 }  // namespace scaletrain

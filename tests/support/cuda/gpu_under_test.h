@@ -12,7 +12,7 @@ namespace scaletrain {
 // Why there is none; empty: there is one.
 std::string missing_gpu();
 std::unique_ptr<Backend> make_gpu(DType compute);
-// The same with memory that the host reaches too, which is what the ranks of one process tell each other through.
-std::unique_ptr<Backend> make_reachable_gpu(DType compute);
+// Whether the host reaches its memory, which is what the ranks of one process tell each other through.
+bool has_reachable_memory();
 
 }  // namespace scaletrain
