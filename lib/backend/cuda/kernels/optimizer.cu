@@ -44,17 +44,20 @@ template <class S>
 void issue_sum(const Issue& issue, const SumOfSquares& op) {
   const auto* values = address<S>(op.values);
   const std::int64_t count = op.values.num_elements();
-  auto* sums = reinterpret_cast<double*>(issue.workspace);
+  auto* const result = address<double>(op.result);
   const std::int64_t piece =
       smallest_piece * ((count + smallest_piece * max_pieces - 1) / (smallest_piece * max_pieces));
   const std::int64_t pieces = count == 0 ? 0 : (count + piece - 1) / piece;
+  // Most of a model's parameters are one piece: its sum is the result.
+  auto* const sums = pieces == 1 ? result : reinterpret_cast<double*>(issue.workspace);
   if (pieces > 0)
     with_width<S>(fits_packs<S>(0, values), [&](auto width) {
       launch(issue.stream, {blocks_for(pieces, 1), threads_of_block, threads_of_block / warp_lanes * sizeof(double)},
              sum_squares<S, width>, values, count, piece, sums);
     });
+  if (pieces == 1) return;
   launch(issue.stream, {dim3(1), threads_of_last_block, threads_of_last_block / warp_lanes * sizeof(double)},
-         add_piece_sums, sums, pieces, address<double>(op.result));
+         add_piece_sums, sums, pieces, result);
 }
 
 // --- updates ---
