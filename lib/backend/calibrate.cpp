@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -52,50 +53,72 @@ double time_product(Backend& backend, Stream& stream, const Buffer& memory, std:
 }
 
 // A GPU needs larger products to be full: of a third of a gigabyte in halves.
+constexpr std::int64_t smallest_size_of_device = 512;
 constexpr std::int64_t largest_size_of_device = 8192;
 // Products that are issued together, so that the host is ahead of the device.
 constexpr int products_together = 4;
 
-// Of a device that runs beside the host: by the clock, on varied numbers (of zeros a GPU makes products faster).
+// Fills matrices [rows, row's elements] that follow each other with copies of one varied row: of zeros a GPU makes
+// products faster.
+void fill_with_rows(Backend& backend, Stream& stream, const Buffer& memory, std::int64_t rows, std::int64_t row) {
+  const DType type = backend.compute_type();
+  std::vector<float> values(static_cast<std::size_t>(row));
+  std::uint32_t state = 1;
+  for (float& value : values) {
+    state = state * 1664525u + 1013904223u;
+    value = static_cast<float>(state >> 8) / static_cast<float>(1u << 24) - 0.5F;
+  }
+  const Buffer image = backend.allocate_pinned(values.size() * size_of(type));
+  convert_floats(DType::f32, values.data(), type, image.data(), values.size());
+  const auto part = [&](std::int64_t first, std::int64_t count) {
+    return memory.view(static_cast<std::size_t>(first * row) * size_of(type), type, Shape{count * row});
+  };
+  backend.copy(stream, image.view(0, type, Shape{row}), part(0, 1));
+  for (std::int64_t filled = 1; filled < rows; filled *= 2) {
+    const std::int64_t more = std::min(filled, rows - filled);
+    backend.copy(stream, part(0, more), part(filled, more));
+  }
+  stream.synchronize();
+}
+
+// Of a device that runs beside the host: by the clock, while products run and not while they are prepared.
 double calibrate_device(Backend& backend, Stream& stream, double seconds) {
   const DType type = backend.compute_type();
-  const std::size_t element = size_of(type);
-  const MonotonicTime start = monotonic_now();
   double best = 0;
-  for (std::int64_t size = 512; size <= largest_size_of_device; size *= 2) {
+  double spent = 0;
+  for (std::int64_t size = smallest_size_of_device; size <= largest_size_of_device; size *= 2) {
     const Shape shape{size, size};
-    const std::size_t bytes = static_cast<std::size_t>(shape.num_elements()) * element;
-    const Buffer memory = backend.allocate(3 * bytes);
-    const Buffer row = backend.allocate_pinned(static_cast<std::size_t>(size) * element);
-    std::vector<float> values(static_cast<std::size_t>(size));
-    std::uint32_t state = 1;
-    for (float& value : values) {
-      state = state * 1664525u + 1013904223u;
-      value = static_cast<float>(state >> 8) / static_cast<float>(1u << 24) - 0.5F;
+    const std::size_t bytes = static_cast<std::size_t>(shape.num_elements()) * size_of(type);
+    Buffer memory;
+    try {
+      memory = backend.allocate(3 * bytes);
+    } catch (const std::bad_alloc&) {
+      if (best == 0) throw;
+      break;  // the model has taken it: smaller products have told enough
     }
-    convert_floats(DType::f32, values.data(), type, row.data(), values.size());
-    for (std::int64_t i = 0; i < 2 * size; ++i)
-      backend.copy(stream, row.view(0, type, Shape{size}),
-                   memory.view(static_cast<std::size_t>(i * size) * element, type, Shape{size}));
+    fill_with_rows(backend, stream, memory, 2 * size, size);
     const LinearForward product{.weight = {.values = memory.view(0, type, shape)},
                                 .bias = {},
                                 .input = memory.view(bytes, type, shape),
                                 .addend = {},
                                 .output = memory.view(2 * bytes, type, shape)};
-    const double work = 2.0 * static_cast<double>(size) * static_cast<double>(size) * static_cast<double>(size);
-    backend.run(stream, product);  // the choice of a kernel
-    double taken = 0;
-    int settled = 0;
-    do {
-      stream.synchronize();
+    const auto measure = [&](int count) {
       const MonotonicTime begin = monotonic_now();
-      for (int i = 0; i < products_together; ++i) backend.run(stream, product);
+      for (int i = 0; i < count; ++i) backend.run(stream, product);
       stream.synchronize();
-      taken = std::max(seconds_since(begin) / products_together, 1e-9);
+      return std::max(seconds_since(begin) / count, 1e-9);
+    };
+    measure(1);  // chooses a kernel and loads it
+    const double work = 2.0 * static_cast<double>(size) * static_cast<double>(size) * static_cast<double>(size);
+    double taken = 0;
+    for (int settled = 0; settled < settled_after && spent < seconds;) {
+      taken = measure(products_together);
+      spent += products_together * taken;
       settled = work / taken > 1.01 * best ? 0 : settled + 1;
       best = std::max(best, work / taken);
-    } while (settled < settled_after && seconds_since(start) < seconds);
-    if (seconds_since(start) + 16 * products_together * taken > seconds) break;
+    }
+    // The next size takes eight times as long, at least twice.
+    if (spent + 16 * products_together * taken > seconds) break;
   }
   return best;
 }

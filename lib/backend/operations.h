@@ -13,7 +13,8 @@
 // weights that layers read, tables. Master type, f32 under every compute type (f64 in the f64 reference): gradients of
 // parameters (d_weight, d_bias, d_table ...), statistics (mean, rstd, log_sum_exp, statistics of softmax), what the
 // optimizers update and read. Ids and positions are i32. What else there is says so. Whatever the types, products are
-// summed and functions computed in f32 or better; a result is rounded once, where it is stored.
+// summed and functions computed in f32 or better; a result is rounded once, where it is stored. On a GPU, a linear map
+// in halves may also round its sums of products before bias and addend, or its last classes' part, are added to them.
 #pragma once
 
 #include <cstdint>

@@ -119,6 +119,7 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
 void PhasePlan::compute_on(const Backend& backend) {
   space = backend.space();
   logit_rows = LogitRows::aligned_to(backend.row_alignment());
+  if (space == Space::device) packed_bytes = nullptr;  // its kernels read weights as they are
 }
 
 Transformer PhasePlan::transformer(Rank rank) const {

@@ -35,6 +35,7 @@ cudaDeviceProp properties_of(int device) {
         fmt::format("run.device: cuda: the GPU {} (sm_{}{}) is older than sm_{}0, the oldest that is supported: "
                     "choose another by CUDA_VISIBLE_DEVICES, or set run.device: cpu",
                     properties.name, properties.major, properties.minor, oldest_major));
+  cuda::name_device(device, properties.name);
   return properties;
 }
 

@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <mutex>
 #include <new>
+#include <string>
 
+#include "backend/cuda/host_calls.h"
 #include "base/error.h"
 
 namespace scaletrain::cuda {
@@ -35,13 +39,41 @@ bool is_bug(cudaError_t error) {
   }
 }
 
+thread_local int device_of_thread = -1;
+
+std::mutex names_mutex;
+std::map<int, std::string>& names() {
+  static std::map<int, std::string> of_devices;
+  return of_devices;
+}
+
+// "GPU 0 (NVIDIA H100 80GB HBM3)", of the thread.
+std::string name_of_gpu() {
+  if (device_of_thread < 0) return "CUDA";
+  const std::lock_guard lock(names_mutex);
+  const auto name = names().find(device_of_thread);
+  return fmt::format("GPU {}{}", device_of_thread, name == names().end() ? "" : fmt::format(" ({})", name->second));
+}
+
 }  // namespace
+
+void use_device(int device) {
+  if (HostCalls::is_own_thread()) throw BugError("a function of a stream uses the GPU");
+  const cudaError_t error = cudaSetDevice(device);
+  device_of_thread = error == cudaSuccess ? device : -1;
+  check(error, "the choice of a GPU");
+}
+
+void name_device(int device, const std::string& name) {
+  const std::lock_guard lock(names_mutex);
+  names()[device] = name;
+}
 
 void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
   const std::string text =
-      fmt::format("CUDA: {} failed: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
+      fmt::format("{}: {} failed: {} ({})", name_of_gpu(), what, cudaGetErrorString(error), cudaGetErrorName(error));
   if (is_bug(error)) throw BugError(text);
   throw PeerError(text);
 }

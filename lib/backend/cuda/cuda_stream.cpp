@@ -87,11 +87,6 @@ std::byte* CudaStream::workspace() {
   return workspace_.data();
 }
 
-void use_device(int device) {
-  if (HostCalls::is_own_thread()) throw BugError("a function of a stream uses the GPU");
-  check(cudaSetDevice(device), "the choice of a GPU");
-}
-
 Buffer allocate_on_device(int device, std::size_t bytes) {
   use_device(device);
   void* data = nullptr;

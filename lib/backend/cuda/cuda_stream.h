@@ -40,8 +40,6 @@ class CudaStream final : public Stream {
   Buffer workspace_;
 };
 
-// What the calling thread asks of the CUDA runtime is of this device from now on.
-void use_device(int device);
 // Not filled. std::bad_alloc
 Buffer allocate_on_device(int device, std::size_t bytes);
 

@@ -3,6 +3,10 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <string>
 #include <utility>
 
 #include "backend/cuda/cuda_error.h"
@@ -28,12 +32,41 @@ WaitValue wait_value() {
 
 }  // namespace
 
-struct HostCalls::Call {
-  std::function<void()> function;
-  HostCalls* calls;
+struct HostCalls::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::exception_ptr error;
+  // In the stream's order: issued; come to their turn, and to be run; run.
+  std::list<std::function<void()>> issued, due, ended;
+  bool stops = false;
+
+  // Of the stream's thread.
+  void run(std::uint32_t& of_stream) {
+    is_thread_of_calls = true;
+    const std::atomic_ref<std::uint32_t> done(of_stream);
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return stops || !due.empty(); });
+      if (due.empty()) return;
+      const auto call = due.begin();
+      if (!error) {
+        lock.unlock();
+        std::exception_ptr thrown;
+        try {
+          (*call)();
+        } catch (...) {
+          thrown = std::current_exception();
+        }
+        lock.lock();
+        error = thrown;
+      }
+      ended.splice(ended.end(), due, call);
+      done.store(done.load() + 1);
+    }
+  }
 };
 
-HostCalls::HostCalls() {
+HostCalls::HostCalls() : state_(std::make_shared<State>()) {
   void* memory = nullptr;
   check(cudaHostAlloc(&memory, sizeof *done_, cudaHostAllocPortable), "an allocation of pinned memory");
   done_ = static_cast<std::uint32_t*>(memory);
@@ -43,10 +76,10 @@ HostCalls::HostCalls() {
 HostCalls::~HostCalls() {
   if (thread_.joinable()) {
     {
-      const std::lock_guard lock(mutex_);
-      stops_ = true;
+      const std::lock_guard lock(state_->mutex);
+      state_->stops = true;
     }
-    changed_.notify_all();
+    state_->changed.notify_all();
     thread_.join();
   }
   drop_ended();
@@ -56,10 +89,14 @@ HostCalls::~HostCalls() {
 void HostCalls::issue(cudaStream_t stream, std::function<void()> function) {
   static const WaitValue wait = wait_value();
   drop_ended();
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-  auto call = std::make_unique<Call>(Call{std::move(function), this});
-  check(cudaLaunchHostFunc(stream, come, call.get()), "a call of the host");
-  call.release();  // NOLINT: it is come's now
+  if (!thread_.joinable()) thread_ = std::thread([state = state_, done = done_] { state->run(*done); });
+  auto given = std::make_unique<std::shared_ptr<State>>(state_);
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->issued.push_back(std::move(function));
+  }
+  check(cudaLaunchHostFunc(stream, come, given.get()), "a call of the host");
+  given.release();  // NOLINT: it is come's now
   ++issued_;
   // Reached means at least so many, around the end of the numbers too.
   const CUresult result = wait(stream, reinterpret_cast<CUdeviceptr>(done_), issued_, CU_STREAM_WAIT_VALUE_GEQ);
@@ -67,53 +104,28 @@ void HostCalls::issue(cudaStream_t stream, std::function<void()> function) {
     throw PeerError("CUDA: the wait of a stream for the host failed: error " + std::to_string(result));
 }
 
-void CUDART_CB HostCalls::come(void* call) {
-  std::unique_ptr<Call> due(static_cast<Call*>(call));
-  HostCalls& calls = *due->calls;
-  const std::lock_guard lock(calls.mutex_);
-  calls.due_.push_back(std::move(due));
-  calls.changed_.notify_all();
-}
-
-void HostCalls::run() {
-  is_thread_of_calls = true;
-  std::atomic_ref<std::uint32_t> done(*done_);
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stops_ || !due_.empty(); });
-    if (due_.empty()) return;
-    std::unique_ptr<Call> call = std::move(due_.front());
-    due_.pop_front();
-    if (!error_) {
-      lock.unlock();
-      std::exception_ptr error;
-      try {
-        call->function();
-      } catch (...) {
-        error = std::current_exception();
-      }
-      lock.lock();
-      error_ = error;
-    }
-    ended_.push_back(std::move(call));
-    done.store(done.load() + 1);
-  }
+void CUDART_CB HostCalls::come(void* given) {
+  const std::unique_ptr<std::shared_ptr<State>> held(static_cast<std::shared_ptr<State>*>(given));
+  State& state = **held;
+  const std::lock_guard lock(state.mutex);
+  state.due.splice(state.due.end(), state.issued, state.issued.begin());
+  state.changed.notify_all();
 }
 
 void HostCalls::drop_ended() {
-  std::vector<std::unique_ptr<Call>> ended;
-  const std::lock_guard lock(mutex_);
-  ended.swap(ended_);
+  std::list<std::function<void()>> ended;
+  const std::lock_guard lock(state_->mutex);
+  ended.swap(state_->ended);
 }
 
 void HostCalls::rethrow() {
-  const std::lock_guard lock(mutex_);
-  if (error_) std::rethrow_exception(error_);
+  const std::lock_guard lock(state_->mutex);
+  if (state_->error) std::rethrow_exception(state_->error);
 }
 
 std::exception_ptr HostCalls::take_error() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(error_, nullptr);
+  const std::lock_guard lock(state_->mutex);
+  return std::exchange(state_->error, nullptr);
 }
 
 bool HostCalls::is_own_thread() {

@@ -7,15 +7,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
-#include <vector>
 
 namespace scaletrain::cuda {
 
@@ -39,16 +35,11 @@ class HostCalls {
   static bool is_own_thread();
 
  private:
-  struct Call;
-  static void CUDART_CB come(void* call);
-  void run();
+  struct State;
+  static void CUDART_CB come(void* state);
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::exception_ptr error_;
-  std::deque<std::unique_ptr<Call>> due_;
-  std::vector<std::unique_ptr<Call>> ended_;
-  bool stops_ = false;
+  // Shared with what CUDA has been given to call, which it may do after an error of the GPU has ended the stream.
+  std::shared_ptr<State> state_;
   std::uint32_t issued_ = 0;
   std::uint32_t* done_ = nullptr;  // pinned: the number of functions that have run, which the stream waits for
   std::thread thread_;             // from the first function on

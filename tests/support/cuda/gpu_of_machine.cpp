@@ -16,7 +16,7 @@ std::string missing_gpu() {
   try {
     load_module();
     return "";
-  } catch (const UserError& error) {
+  } catch (const NoGpuError& error) {
     return error.what();
   }
 }

@@ -9,7 +9,7 @@
 
 namespace scaletrain {
 
-// Why there is none; empty: there is one.
+// Why there is none; empty: there is one. One that is there and cannot be used is no reason: it is thrown.
 std::string missing_gpu();
 std::unique_ptr<Backend> make_gpu(DType compute);
 // Whether the host reaches its memory, which is what the ranks of one process tell each other through.

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "backend/cuda_module.h"
 #include "cases.h"
 
 namespace scaletrain::parity {
@@ -89,14 +90,14 @@ struct LinearOperands {
           (with_bias ? std::fabs(bias[i % bias.size()]) : 0.0) + (addend != Addend::none ? std::fabs(rows[i]) : 0.0);
     return added;
   }
-  // What the last outputs, which fill no 64, have in d_input [N,I], by absolute value: padded rows leave them to a
-  // product of their own.
+  // What the last outputs, which fill no cuda_row_alignment, have in d_input [N,I], by absolute value: padded rows
+  // leave them to a product of their own.
   Values of_last_classes() const {
     Values sums(static_cast<std::size_t>(extent.rows * extent.inputs));
     for (std::int64_t n = 0; n < extent.rows; ++n)
       for (std::int64_t i = 0; i < extent.inputs; ++i) {
         double sum = 0;
-        for (std::int64_t o = extent.outputs / 64 * 64; o < extent.outputs; ++o)
+        for (std::int64_t o = extent.outputs / cuda_row_alignment * cuda_row_alignment; o < extent.outputs; ++o)
           sum += d_output[static_cast<std::size_t>(n * extent.outputs + o)] *
                  weight[static_cast<std::size_t>(o * extent.inputs + i)];
         sums[static_cast<std::size_t>(n * extent.inputs + i)] = std::fabs(sum);

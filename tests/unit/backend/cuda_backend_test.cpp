@@ -2,13 +2,17 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <future>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda_module.h"
 #include "base/error.h"
 
 using namespace scaletrain;
@@ -34,6 +38,67 @@ struct Memory {
   Buffer device, pinned;
 };
 
+void check_events(Backend& backend) {
+  const auto makes = backend.make_stream();
+  const auto reads = backend.make_stream();
+  Memory memory(backend);
+  for (int round = 1; round <= 20; ++round) {
+    for (int turn = 0; turn < 10; ++turn) backend.run(*makes, Fill{.output = floats(memory.device), .value = -1.0});
+    backend.run(*makes, Fill{.output = floats(memory.device), .value = static_cast<double>(round)});
+    reads->after(makes->record());
+    backend.copy(*reads, floats(memory.device), floats(memory.pinned));
+    const Event copied = reads->record();
+    makes->after(copied);
+    copied.wait();
+    CHECK(copied.is_done());
+    CHECK(held(memory.pinned) == std::vector<float>(count, static_cast<float>(round)));
+  }
+}
+
+void check_functions_that_throw(Backend& backend) {
+  const auto stream = backend.make_stream();
+  std::atomic<int> called{0};
+  stream->call([&] { ++called; });
+  stream->call([] { throw PeerError("gone"); });
+  stream->call([&] { ++called; });
+  const Event behind = stream->record();
+  CHECK_THROWS_WITH_AS(behind.wait(), "gone", PeerError);
+  CHECK_THROWS_WITH_AS(stream->synchronize(), "gone", PeerError);
+  CHECK(called == 1);
+  stream->call([&] { ++called; });
+  stream->synchronize();
+  CHECK(called == 2);
+}
+
+void check_functions_that_wait(Backend& backend) {
+  const auto first = backend.make_stream();
+  const auto second = backend.make_stream();
+  std::promise<void> of_first;
+  std::promise<void> of_second;
+  first->call([&] {
+    of_first.set_value();
+    of_second.get_future().wait();
+  });
+  second->call([&] {
+    of_second.set_value();
+    of_first.get_future().wait();
+  });
+  first->synchronize();
+  second->synchronize();
+}
+
+// An event may outlive its stream.
+void check_events_left_over(Backend& backend) {
+  Event left;
+  {
+    const auto stream = backend.make_stream();
+    stream->call([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+    left = stream->record();
+  }
+  CHECK(left.is_done());
+  left.wait();
+}
+
 }  // namespace
 
 TEST_CASE("memory_of_a_gpu_is_zero_and_copies_follow_the_stream_they_are_issued_to") {
@@ -54,55 +119,34 @@ TEST_CASE("memory_of_a_gpu_is_zero_and_copies_follow_the_stream_they_are_issued_
 }
 
 TEST_CASE("what_a_gpus_stream_is_given_behind_anothers_event_finds_what_that_one_made") {
-  const auto backend = make_cuda_backend({});
-  const auto makes = backend->make_stream();
-  const auto reads = backend->make_stream();
-  Memory memory(*backend);
-  for (int round = 1; round <= 20; ++round) {
-    for (int turn = 0; turn < 10; ++turn) backend->run(*makes, Fill{.output = floats(memory.device), .value = -1.0});
-    backend->run(*makes, Fill{.output = floats(memory.device), .value = static_cast<double>(round)});
-    reads->after(makes->record());
-    backend->copy(*reads, floats(memory.device), floats(memory.pinned));
-    const Event copied = reads->record();
-    makes->after(copied);
-    copied.wait();
-    CHECK(copied.is_done());
-    CHECK(held(memory.pinned) == std::vector<float>(count, static_cast<float>(round)));
-  }
+  check_events(*make_cuda_backend({}));
 }
 
 TEST_CASE("a_function_of_a_gpus_stream_that_throws_is_told_once_and_nothing_behind_it_is_called") {
-  const auto backend = make_cuda_backend({});
-  const auto stream = backend->make_stream();
-  std::atomic<int> called{0};
-  stream->call([&] { ++called; });
-  stream->call([] { throw PeerError("gone"); });
-  stream->call([&] { ++called; });
-  const Event behind = stream->record();
-  CHECK_THROWS_WITH_AS(behind.wait(), "gone", PeerError);
-  CHECK_THROWS_WITH_AS(stream->synchronize(), "gone", PeerError);
-  CHECK(called == 1);
-  stream->call([&] { ++called; });
-  stream->synchronize();
-  CHECK(called == 2);
+  check_functions_that_throw(*make_cuda_backend({}));
 }
 
 TEST_CASE("functions_of_a_gpus_streams_may_wait_for_each_other") {
-  const auto backend = make_cuda_backend({});
-  const auto first = backend->make_stream();
-  const auto second = backend->make_stream();
-  std::promise<void> of_first;
-  std::promise<void> of_second;
-  first->call([&] {
-    of_first.set_value();
-    of_second.get_future().wait();
-  });
-  second->call([&] {
-    of_second.set_value();
-    of_first.get_future().wait();
-  });
-  first->synchronize();
-  second->synchronize();
+  check_functions_that_wait(*make_cuda_backend({}));
+}
+
+TEST_CASE("an_event_of_a_gpu_may_outlive_its_stream") {
+  check_events_left_over(*make_cuda_backend({}));
+}
+
+TEST_CASE("the_gpu_of_this_machine_keeps_the_order_of_its_streams_and_of_the_hosts_functions") {
+  std::optional<CudaModule> module;
+  try {
+    module.emplace(cuda_module_path());
+  } catch (const NoGpuError& error) {
+    MESSAGE("skipped: " << std::string(error.what()));
+    return;
+  }
+  const auto backend = module->make_backend({});
+  check_events(*backend);
+  check_functions_that_throw(*backend);
+  check_functions_that_wait(*backend);
+  check_events_left_over(*backend);
 }
 
 TEST_CASE("a_function_of_a_gpus_stream_may_not_use_the_gpu") {
@@ -127,9 +171,10 @@ TEST_CASE("a_kernel_that_traps_ends_the_rank_by_an_error_of_the_gpu") {
                                          .ids = ids_of_device.view(0, DType::i32, Shape{1}),
                                          .positions = {},
                                          .output = output.view(0, DType::f32, Shape{1, 8})});
-  CHECK_THROWS_WITH_AS(stream->synchronize(),
-                       "CUDA: what a stream was given failed: unspecified launch failure (cudaErrorLaunchFailure)",
-                       PeerError);
+  CHECK_THROWS_WITH_AS(
+      stream->synchronize(),
+      "GPU 0 (the host): what a stream was given failed: unspecified launch failure (cudaErrorLaunchFailure)",
+      PeerError);
 }
 
 TEST_CASE("a_gpu_that_is_not_there_is_refused") {

@@ -4,6 +4,7 @@
 #include "backend/cuda/kernels/launching.h"
 #include "backend/cuda/kernels/row_parts.h"
 #include "backend/cuda/products.h"
+#include "backend/cuda_module.h"
 
 namespace scaletrain::cuda {
 
@@ -65,8 +66,9 @@ void multiply(const Issue& issue, const Product& product) {
 }
 
 // Classes of padded logits in halves that are multiplied together: cuBLASLt's fast kernels want extents that are
-// multiples, whatever the strides are. The few that are left over have products of their own.
-constexpr std::int64_t class_multiple = 64;
+// multiples, whatever the strides are. The few that are left over have products of their own; in the gradient of inputs
+// what they sum up to is rounded before the rest is added to it.
+constexpr std::int64_t class_multiple = cuda_row_alignment;
 template <class S>
 std::int64_t classes_together(std::int64_t classes, std::int64_t stride) {
   const std::int64_t together = classes / class_multiple * class_multiple;
