@@ -1,22 +1,41 @@
 #!/usr/bin/env bash
 # quickstart.sh: from a fresh Debian 12 machine to a trained model: installs, builds the program, trains on Vim's manual, shows the result.
+# On a machine with an NVIDIA driver and the CUDA 13 toolkit it trains on the first GPU, elsewhere on processors.
 # May be run again at any time: what is done already is not done again; a finished training is shown again.
 source "$(dirname "$0")/common.sh"
 cd "$root"
 [ $# -eq 0 ] || refuse "$1"
 install "${build_packages[@]}" "${quickstart_packages[@]}"
 
+# "90" of the first GPU, where there is a compiler for it.
+compute_capability() {
+  PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null | grep -q 'release 1[3-9]' || return 0
+  { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } | head -n 1 | tr -d .
+}
+gpu=$(compute_capability)
+options=()
+targets=(scaletrain)
+if [ -n "$gpu" ]; then
+  options=(-DSCALETRAIN_CUDA=ON -DSCALETRAIN_CUDA_ARCHITECTURES="$gpu-real")
+  targets+=(scaletrain-cuda)
+fi
+
 say "building the program"
-cmake --preset release -DSCALETRAIN_BUILD_TESTS=OFF >/dev/null
-cmake --build --preset release --target scaletrain
+cmake --preset release -DSCALETRAIN_BUILD_TESTS=OFF "${options[@]}" >/dev/null
+cmake --build --preset release --target "${targets[@]}"
 scaletrain=build/release/bin/scaletrain
 
 [ -d build/quickstart-data ] || make_quickstart_data build/quickstart-data
-# With AVX-512 bf16 it takes little more than half of fp32's time; with AMX nobody has measured it.
-precision=()
-if grep -q avx512_bf16 /proc/cpuinfo && ! grep -q amx_bf16 /proc/cpuinfo; then precision=(--set precision.compute=bf16); fi
-say "training on Vim's manual: scaletrain run configs/quickstart.yaml ${precision[*]}"
-"$scaletrain" run configs/quickstart.yaml "${precision[@]}"
+settings=()
+if [ -n "$gpu" ]; then
+  # One rank, which is all that GPUs have yet.
+  settings=(--set parallel.data=1 --set parallel.tensor=1 --set parallel.pipeline=1)
+elif grep -q avx512_bf16 /proc/cpuinfo && ! grep -q amx_bf16 /proc/cpuinfo; then
+  # Little more than half of fp32's time; with AMX nobody has measured it.
+  settings=(--set precision.compute=bf16)
+fi
+say "training on Vim's manual: scaletrain run configs/quickstart.yaml ${settings[*]}"
+"$scaletrain" run configs/quickstart.yaml "${settings[@]}"
 
 say "the held-out loss, in nats per byte"
 "$scaletrain" evaluate runs/quickstart
