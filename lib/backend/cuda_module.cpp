@@ -15,7 +15,7 @@ constexpr std::string_view instead = "or set run.device: cpu";
 
 template <class Error = UserError>
 [[noreturn]] void refuse(const std::string& what, std::string_view remedy) {
-  throw Error(fmt::format("run.device: cuda: {}: {}, {}", what, remedy, instead));
+  throw Error(fmt::format("{}{}: {}, {}", cuda_key, what, remedy, instead));
 }
 
 const CudaModuleEntry& load(const std::filesystem::path& file) {
@@ -45,13 +45,19 @@ CudaModule::CudaModule(const std::filesystem::path& file) : entry_(&load(file)) 
   const CudaCount count = entry_->count_devices();
   num_devices_ = count.devices;
   if (num_devices_ > 0) return;
-  const std::string text = fmt::format("run.device: cuda: {}, {}", count.obstacle, instead);
+  const std::string text = fmt::format("{}{}, {}", cuda_key, count.obstacle, instead);
   if (count.is_absent) throw NoGpuError(text);
   throw UserError(text);
 }
 
 std::filesystem::path cuda_module_path() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / cuda_module_name;
+}
+
+std::string_view reason_without_key(const UserError& error) {
+  std::string_view reason = error.what();
+  if (reason.starts_with(cuda_key)) reason.remove_prefix(cuda_key.size());
+  return reason;
 }
 
 bool has_nvidia_driver() {

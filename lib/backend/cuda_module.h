@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "backend/backend.h"
 #include "base/error.h"
@@ -42,6 +43,9 @@ struct CudaModuleEntry {
   std::unique_ptr<Backend> (*make_backend)(const CudaOptions& options);
 };
 
+// What every UserError of a module begins with: the key that asks for one.
+inline constexpr std::string_view cuda_key = "run.device: cuda: ";
+
 // This machine has no GPU for this process, or this program no module.
 class NoGpuError : public UserError {
  public:
@@ -65,6 +69,9 @@ class CudaModule {
   const CudaModuleEntry* entry_ = nullptr;
   int num_devices_ = 0;
 };
+
+// Such an error's words without the key, for texts in which nobody has asked for a GPU by it.
+std::string_view reason_without_key(const UserError& error);
 
 // Whether there is a driver of NVIDIA's, of whatever version: quick, where to load a module is not.
 bool has_nvidia_driver();

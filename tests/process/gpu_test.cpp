@@ -2,6 +2,7 @@
 // variable SCALETRAIN_FAKE_GPU says.
 #include <doctest/doctest.h>
 
+#include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -28,34 +29,40 @@ checkpoint: {every: 3}
 class GpuMachine {
  public:
   GpuMachine() {
-    fs::create_directories(workspace() / "bin");
-    fs::create_directories(workspace() / "bare");
-    fs::create_directories(workspace() / "driver");
-    for (const char* folder : {"bin", "bare"})
+    for (const char* folder : {"bin", "bare", "lossy", "driver"}) fs::create_directories(workspace() / folder);
+    for (const char* folder : {"bin", "bare", "lossy"})
       fs::copy_file(SCALETRAIN_PROGRAM, workspace() / folder / "scaletrain", fs::copy_options::overwrite_existing);
-    fs::copy_file(FAKE_MODULE, module_file(), fs::copy_options::overwrite_existing);
+    for (const char* folder : {"bin", "lossy"})
+      fs::copy_file(FAKE_MODULE, module_file(folder), fs::copy_options::overwrite_existing);
     fs::copy_file(FAKE_MODULE, workspace() / "driver/libcuda.so.1", fs::copy_options::overwrite_existing);
     workspace().write("gpu.yaml", gpu_config);
   }
 
-  static fs::path module_file() { return workspace() / "bin/libscaletrain-cuda.so"; }
+  static fs::path module_file(const std::string& program) { return workspace() / program / "libscaletrain-cuda.so"; }
 
-  // By the program in "bin", or the one in "bare", which has no module.
-  Ended run(const std::string& gpu, std::vector<std::string> arguments, const std::string& program = "bin") const {
+  // Of the program in "bin"; in "bare", which has no module; or in "lossy", whose module may be taken away.
+  Launch launch(const std::string& gpu, std::vector<std::string> arguments, const std::string& program = "bin") const {
     Launch launch = workspace().launch(std::move(arguments));
     launch.executable = workspace() / program / "scaletrain";
     launch.environment.emplace_back("SCALETRAIN_FAKE_GPU", gpu);
     launch.environment.emplace_back("LD_LIBRARY_PATH", (workspace() / "driver").string());
-    return run_program(launch);
+    return launch;
   }
-  Ended train(const std::string& gpu, const std::string& directory, const std::vector<std::string>& settings = {},
-              const std::string& program = "bin") const {
+  Launch training(const std::string& gpu, const std::string& directory, const std::vector<std::string>& settings = {},
+                  const std::string& program = "bin") const {
     std::vector<std::string> arguments = {"run", "gpu.yaml", "--set", "run.directory=" + directory};
     for (const std::string& setting : settings) {
       arguments.emplace_back("--set");
       arguments.push_back(setting);
     }
-    return run(gpu, std::move(arguments), program);
+    return launch(gpu, std::move(arguments), program);
+  }
+  Ended run(const std::string& gpu, std::vector<std::string> arguments) const {
+    return run_program(launch(gpu, std::move(arguments)));
+  }
+  Ended train(const std::string& gpu, const std::string& directory, const std::vector<std::string>& settings = {},
+              const std::string& program = "bin") const {
+    return run_program(training(gpu, directory, settings, program));
   }
 };
 
@@ -149,6 +156,31 @@ TEST_CASE("a_gpu_that_cannot_be_used_is_refused_before_the_run_folder_is_made") 
   }
 }
 
+TEST_CASE("a_gpu_that_is_lost_in_mid_run_uses_up_restarts_and_the_run_goes_on_when_it_is_back") {
+  const std::vector<std::string> settings = {"train.steps=60", "supervise.max_restarts=1"};
+  const Ended whole = machine().train("H100", "gpu-never-lost", settings);
+  REQUIRE_MESSAGE(whole.exit_code == 0, whole.errors);
+  const fs::path run = workspace() / "gpu-lost";
+  const fs::path module = GpuMachine::module_file("lossy");
+  const fs::path away = workspace() / "module-away.so";
+  Program agent(machine().training("H100", run.string(), settings, "lossy"));
+  REQUIRE_MESSAGE(wait_until([&] { return newest_step(run) >= 4 || !agent.running(); }), agent.errors());
+  REQUIRE(agent.running());
+  fs::rename(module, away);
+  for (const pid_t worker : children_of(agent.pid())) ::kill(worker, SIGKILL);
+  const Ended lost = agent.wait();
+  CHECK(lost.exit_code == 4);
+  CHECK(lost.says("restart 1 of 1, from "));
+  CHECK(lost.says(": the GPU of "));
+  CHECK(lost.says(" cannot be used any more: there is no " + module.string() + ", so this program"));
+  CHECK(lost.says("all 1 restarts since the furthest checkpoint are used up (supervise.max_restarts)"));
+  CHECK_FALSE(lost.says("run.device: cuda: "));
+  fs::rename(away, module);
+  const Ended back = run_program(machine().training("H100", run.string(), settings, "lossy"));
+  CHECK_MESSAGE(back.exit_code == 0, back.errors);
+  CHECK(trajectory_of(run).steps == trajectory_of(workspace() / "gpu-never-lost").steps);
+}
+
 TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
   const auto device_of = [](const std::string& run) {
     const std::string config = read_file(workspace() / run / "config.yaml");
@@ -223,7 +255,7 @@ TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   CHECK(full.says("  kernel workspace                 32.0 MiB\n"));
   CHECK(
       full.says("Reduce train.micro_batch, model.context or the model; the GPU (the host) has 80.0 GiB, of which 80.0 "
-                "GiB were in use before; worker "));
+                "GiB were in use before the first of these (by other processes, and by CUDA in this one); worker "));
 }
 
 }  // namespace scaletrain

@@ -16,8 +16,6 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::string_view cuda_prefix = "run.device: cuda: ";
-
 void refuse_ranks(const LoadedConfig& loaded, std::int64_t data) {
   Config config = loaded.config;
   config.parallel.data = data;
@@ -58,9 +56,7 @@ DeviceKind choose_device(std::int64_t ranks, std::vector<std::string>& notices) 
   } catch (const NoGpuError&) {
     return DeviceKind::cpu;
   } catch (const UserError& error) {
-    std::string_view reason = error.what();
-    if (reason.starts_with(cuda_prefix)) reason.remove_prefix(cuda_prefix.size());
-    notices.push_back(fmt::format("run.device: auto is cpu here: {}", reason));
+    notices.push_back(fmt::format("run.device: auto is cpu here: {}", reason_without_key(error)));
   }
   return DeviceKind::cpu;
 }

@@ -10,6 +10,7 @@
 #include "base/numbers/checked.h"
 #include "base/process/memory_limit.h"
 #include "base/text.h"
+#include "host/machine.h"
 #include "plan/hosts.h"
 #include "train/data/data_agreement.h"
 #include "train/data/data_files.h"
@@ -32,12 +33,22 @@ CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& 
   return place.make_communicators ? place.make_communicators(phase, launch) : CommunicatorFactory();
 }
 
+// Whoever starts a run has judged whether there is such a GPU: one that is gone since is a failure of the machine's,
+// and may come back.
+std::unique_ptr<Backend> make_gpu_backend_of(const WorkerOptions& options, DType compute) {
+  try {
+    return options.make_gpu_backend({.device = narrow<int>(options.place.local_rank), .compute = compute});
+  } catch (const UserError& error) {
+    throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));
+  }
+}
+
 // The plan learns whose memory its ranks compute in.
 std::unique_ptr<Backend> make_backend_of(const WorkerOptions& options, DeviceKind device, DType compute,
                                          RunPlan& plan) {
   auto backend =
       device == DeviceKind::cuda
-          ? options.make_gpu_backend({.device = narrow<int>(options.place.local_rank), .compute = compute})
+          ? make_gpu_backend_of(options, compute)
           : options.make_backend(
                 {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = compute});
   for (PhasePlan& phase : plan.phases) phase.compute_on(*backend);
@@ -133,8 +144,10 @@ void WorkerParts::allocate() {
 InputError WorkerParts::out_of_memory(std::string_view when) const {
   std::string there_is(MemoryLimitText().view());
   if (const auto device = backend->device())
-    there_is = fmt::format("; the GPU ({}) has {}, of which {} were in use before{}", device->name,
-                           bytes_text(device->memory), bytes_text(device_memory_before), there_is);
+    there_is = fmt::format(
+        "; the GPU ({}) has {}, of which {} were in use before the first of these (by other "
+        "processes, and by CUDA in this one){}",
+        device->name, bytes_text(device->memory), bytes_text(device_memory_before), there_is);
   return InputError(out_of_memory_text(phase, rank, backend->workspace_bytes(), when, there_is));
 }
 

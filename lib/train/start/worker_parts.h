@@ -41,7 +41,7 @@ struct WorkerParts {
   RunPlan plan;
   const PhasePlan& phase;
   std::unique_ptr<Backend> backend;
-  std::uint64_t device_memory_before;  // in use by others, where the backend is of a device with memory of its own
+  std::uint64_t device_memory_before;  // of the device's, before the plan's: others' and CUDA's own
   std::unique_ptr<Stream> stream;
   RankGroups groups;
   Transformer model;
