@@ -29,12 +29,14 @@ checkpoint: {every: 3}
 class GpuMachine {
  public:
   GpuMachine() {
-    for (const char* folder : {"bin", "bare", "lossy", "driver"}) fs::create_directories(workspace() / folder);
+    for (const char* folder : {"bin", "bare", "lossy", "driver", "no-driver"})
+      fs::create_directories(workspace() / folder);
     for (const char* folder : {"bin", "bare", "lossy"})
       fs::copy_file(SCALETRAIN_PROGRAM, workspace() / folder / "scaletrain", fs::copy_options::overwrite_existing);
     for (const char* folder : {"bin", "lossy"})
       fs::copy_file(FAKE_MODULE, module_file(folder), fs::copy_options::overwrite_existing);
     fs::copy_file(FAKE_MODULE, workspace() / "driver/libcuda.so.1", fs::copy_options::overwrite_existing);
+    workspace().write("no-driver/libcuda.so.1", "");  // which no loader takes: that of this machine is not found
     workspace().write("gpu.yaml", gpu_config);
   }
 
@@ -44,8 +46,11 @@ class GpuMachine {
   Launch launch(const std::string& gpu, std::vector<std::string> arguments, const std::string& program = "bin") const {
     Launch launch = workspace().launch(std::move(arguments));
     launch.executable = workspace() / program / "scaletrain";
-    launch.environment.emplace_back("SCALETRAIN_FAKE_GPU", gpu);
-    launch.environment.emplace_back("LD_LIBRARY_PATH", (workspace() / "driver").string());
+    const bool is_hidden = gpu == "hidden GPU";
+    launch.environment.emplace_back("SCALETRAIN_FAKE_GPU", is_hidden ? "no GPU" : gpu);
+    if (is_hidden) launch.environment.emplace_back("CUDA_VISIBLE_DEVICES", "-1");
+    launch.environment.emplace_back("LD_LIBRARY_PATH",
+                                    (workspace() / (gpu == "no driver" ? "no-driver" : "driver")).string());
     return launch;
   }
   Launch training(const std::string& gpu, const std::string& directory, const std::vector<std::string>& settings = {},
@@ -115,6 +120,7 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
   // On processors it goes on too, which is told; other commands compute on them anyway.
   const Ended moved = machine().train("H100", "gpu-parts", {"run.device=cpu", "train.steps=7"});
   REQUIRE_MESSAGE(moved.exit_code == 0, moved.errors);
+  CHECK(moved.says("notice: this resume changes run.device: cuda in the checkpoint, cpu now\n"));
   CHECK(moved.says("notice: this resume changes precision.compute: bf16 in the checkpoint, fp32 now\n"));
   CHECK(moved.says("losses agree to rounding"));
   CHECK(moved.says(", in fp32\n"));
@@ -204,19 +210,43 @@ TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
     return at == std::string::npos ? "" : end.errors.substr(at, end.errors.find('\n', at) - at);
   };
   CHECK(on_processors("no driver", "bin").empty());
-  CHECK(on_processors("no GPU", "bin").empty());
-  CHECK(on_processors("", "bare").empty());
-  // Somebody may take it for one that is used.
-  CHECK(on_processors("old driver", "bin") ==
-        "run.device: auto is cpu here: the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version "
-        "580 or later, or set run.device: cpu");
-  const Ended several =
-      machine().train("H100", "auto-several", {setting, "train.steps=1", "parallel.data=2", "parallel.zero=0"});
-  CHECK_MESSAGE(several.exit_code == 0, several.errors);
-  CHECK(
-      several.says("notice: run.device: auto is cpu here, though there is a GPU (NVIDIA H100 80GB HBM3): several "
-                   "ranks on GPUs are not supported yet, and this run has 2\n"));
-  CHECK(std::string(device_of("auto-several")) == "cpu");
+  CHECK(on_processors("no driver", "bare").empty());
+  // Else somebody may take it for a GPU that is used.
+  const auto told = [&on_processors](const std::string& gpu, const std::string& program, const std::string& reason) {
+    CHECK(on_processors(gpu, program) == "run.device: auto is cpu here: " + reason + ", or set run.device: cpu");
+  };
+  told("", "bare",
+       "there is no " + GpuMachine::module_file("bare").string() +
+           ", so this program was built without CUDA: build it with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit is "
+           "installed");
+  told("no GPU", "bin", "the driver finds no GPU: see what nvidia-smi says");
+  told("hidden GPU", "bin", "CUDA_VISIBLE_DEVICES is '-1', which leaves no GPU to see: unset it");
+  told("old driver", "bin",
+       "the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version 580 or later");
+  const auto several = [&](const std::string& gpu, const std::string& program, const std::string& though) {
+    const std::string run = "auto-several-" + std::to_string(++number);
+    const Ended end = machine().train(
+        gpu, run, {setting, "train.steps=1", "parallel.data=2", "parallel.tensor=2", "parallel.zero=0"}, program);
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.says("notice: run.device: auto is cpu here" + though +
+                   ": several ranks on GPUs are not supported yet, and this run has 4; to use one, set parallel.data "
+                   "and parallel.tensor to 1\n"));
+    CHECK(std::string(device_of(run)) == "cpu");
+  };
+  several("H100", "bin", ", though there is a GPU (NVIDIA H100 80GB HBM3)");
+  several("", "bare", "");
+}
+
+TEST_CASE("a_resume_that_auto_moves_between_a_gpu_and_the_processors_says_so") {
+  const auto go_on = [](const std::string& gpu, int steps) {
+    const Ended end = machine().train(gpu, "auto-moved", {"run.device=auto", "train.steps=" + std::to_string(steps)});
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    return end;
+  };
+  CHECK_FALSE(go_on("H100", 1).says("this resume changes"));
+  CHECK(go_on("no driver", 2).says("notice: this resume changes run.device: cuda in the checkpoint, cpu now\n"));
+  CHECK_FALSE(go_on("no driver", 3).says("this resume changes run.device"));
+  CHECK(go_on("H100", 4).says("notice: this resume changes run.device: cpu in the checkpoint, cuda now\n"));
 }
 
 TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {

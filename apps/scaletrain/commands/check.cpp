@@ -270,7 +270,8 @@ ExitCode check_config(const CheckArguments& arguments) {
                       .look_at_data = [](const DataConfig& data) { return source_problems(data); }};
   if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
   options.choose_device = [&world](const Config& config, std::vector<std::string>& notices) {
-    return choose_device(world.value_or(ranks_of(config.parallel, config.launch, lone_place())), notices);
+    return choose_device(config.parallel, world.value_or(ranks_of(config.parallel, config.launch, lone_place())),
+                         notices);
   };
   if (judges_devices(arguments)) options.device = DeviceKind::cuda;
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment, options);

@@ -185,7 +185,7 @@ DataLook look_at_data(const InterruptWatcher& interrupts) {
 std::function<DeviceKind(const Config&, std::vector<std::string>&)> device_chooser(const LauncherPlace& place) {
   return [&place](const Config& config, std::vector<std::string>& notices) {
     const std::int64_t ranks = ranks_of(config.parallel, config.launch, place);
-    return ranks > 1 && place.rank > 0 ? DeviceKind::cpu : choose_device(ranks, notices);
+    return ranks > 1 && place.rank > 0 ? DeviceKind::cpu : choose_device(config.parallel, ranks, notices);
   };
 }
 

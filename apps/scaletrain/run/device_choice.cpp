@@ -1,8 +1,10 @@
 #include "device_choice.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <limits>
+#include <optional>
 #include <string_view>
 
 #include "backend/cuda_module.h"
@@ -24,6 +26,19 @@ void refuse_ranks(const LoadedConfig& loaded, std::int64_t data) {
   if (!text.empty()) throw UserError(loaded.located(text));
 }
 
+// What would be in the way of one rank is told when there is one.
+std::string several_ranks_text(const std::optional<DeviceFacts>& gpu, const ParallelConfig& parallel,
+                               std::int64_t ranks) {
+  std::vector<std::string_view> keys;
+  if (parallel.data.value_or(ranks) > 1) keys.emplace_back("parallel.data");
+  if (parallel.tensor > 1) keys.emplace_back("parallel.tensor");
+  if (parallel.pipeline > 1) keys.emplace_back("parallel.pipeline");
+  return fmt::format(
+      "run.device: auto is cpu here{}: several ranks on GPUs are not supported yet, and this run has {}; to use one, "
+      "set {} to 1",
+      gpu ? fmt::format(", though there is a GPU ({})", gpu->name) : "", ranks, fmt::join(keys, " and "));
+}
+
 }  // namespace
 
 DeviceFacts gpu_of_run() {
@@ -41,24 +56,22 @@ std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch
   return is_too_large ? std::numeric_limits<std::int64_t>::max() : ranks;
 }
 
-DeviceKind choose_device(std::int64_t ranks, std::vector<std::string>& notices) {
+DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks, std::vector<std::string>& notices) {
   if (!has_nvidia_driver()) return DeviceKind::cpu;
+  std::optional<DeviceFacts> gpu;
+  std::string obstacle;
   try {
-    const DeviceFacts gpu = gpu_of_run();
-    if (ranks == 1) {
-      notices.push_back(fmt::format("run.device: auto is cuda here: {}", gpu.name));
-      return DeviceKind::cuda;
-    }
-    notices.push_back(
-        fmt::format("run.device: auto is cpu here, though there is a GPU ({}): several ranks on GPUs are not supported "
-                    "yet, and this run has {}",
-                    gpu.name, ranks));
-  } catch (const NoGpuError&) {
-    return DeviceKind::cpu;
+    gpu = gpu_of_run();
   } catch (const UserError& error) {
-    notices.push_back(fmt::format("run.device: auto is cpu here: {}", reason_without_key(error)));
+    obstacle = reason_without_key(error);
   }
-  return DeviceKind::cpu;
+  if (ranks > 1) {
+    notices.push_back(several_ranks_text(gpu, parallel, ranks));
+    return DeviceKind::cpu;
+  }
+  notices.push_back(gpu ? fmt::format("run.device: auto is cuda here: {}", gpu->name)
+                        : fmt::format("run.device: auto is cpu here: {}", obstacle));
+  return gpu ? DeviceKind::cuda : DeviceKind::cpu;
 }
 
 void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data) {

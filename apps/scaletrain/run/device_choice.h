@@ -17,8 +17,8 @@ namespace scaletrain {
 std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch, const LauncherPlace& place);
 
 // run.device: auto of a run of so many ranks: a GPU where the run is one rank and there is one that can be used, else
-// the processors. A choice that may surprise is told.
-DeviceKind choose_device(std::int64_t ranks, std::vector<std::string>& notices);
+// the processors. Told, but where there is no driver, and so nothing to choose.
+DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks, std::vector<std::string>& notices);
 
 // The GPU of run.device: cuda. UserError that begins with the key.
 DeviceFacts gpu_of_run();

@@ -216,7 +216,8 @@ void add_run(KeyTable<Config>& table) {
                       FIELD(run.seed)));
   table.push_back(top({"run.device", "",
                        "Where to compute; auto: a GPU of this machine where there is one and the run is one rank, else "
-                       "its processors."},
+                       "its processors.",
+                       with_notice},
                       EnumCodec<DeviceKind>(), FIELD(run.device)));
 }
 

@@ -104,6 +104,9 @@ void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded,
     if (!seems_complete(checkpoint, before, now)) tell_warmup(checkpoint, before, now, report);
     before.train.lr_schedule.warmup.reset();
   }
+  // Of a program that knew no GPUs yet.
+  if (before.run.device == DeviceKind::automatic && now.run.device != DeviceKind::automatic)
+    before.run.device = DeviceKind::cpu;
   for (const KeyDifference& difference : compare_configs(before, now)) {
     const std::string text =
         fmt::format("{}: {} in the checkpoint, {} now", difference.path, difference.before, difference.after);

@@ -246,6 +246,16 @@ TEST_CASE("keys that change with a notice are noticed, free ones are not") {
   CHECK(parse_resolved_config(TempFolder::read(run.paths.config()), "c").train.micro_batch == 1);
 }
 
+TEST_CASE("checkpoints of a program that knew no GPUs were computed on processors") {
+  TinyRun run;
+  run.run({"run.device=auto"}, 1);
+  run.notices.clear();
+  run.prepare(run.config({"run.device=cpu"}));
+  CHECK_FALSE(run.noticed("run.device"));
+  run.prepare(run.config({"run.device=cuda"}));
+  CHECK(run.noticed("this resume changes run.device: cpu in the checkpoint, cuda now"));
+}
+
 TEST_CASE("a default warm-up stays what the run began with, one that is given does not") {
   TinyRun run;
   run.overrides_always = {"train.lr_schedule.warmup=auto"};
