@@ -262,6 +262,7 @@ TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
   CHECK(small.exit_code == 2);
   CHECK(small.output.starts_with("DOES NOT FIT"));
   CHECK(small.says("the host has 2.00 MiB"));
+  CHECK(small.says("; run.device: cpu would compute on this machine's processors\n"));
   const Ended missing = machine().run("no GPU", {"check", "gpu.yaml"});
   CHECK(missing.exit_code == 2);
   CHECK(has(missing.output, "kernel workspace             32.0 MiB\n"));
@@ -278,7 +279,22 @@ TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   CHECK(small.exit_code == 2);
   CHECK(small.says("gpu.yaml:8:16: train.micro_batch: this run needs 32."));
   CHECK(small.says(" of the GPU's memory, and the host has 2.00 MiB:\n  master weights "));
+  CHECK(small.says(
+      "\nWhat helps: a smaller train.micro_batch, model.context or model; train.recompute: selective or full; "
+      "run.device: cpu, which has "));
   CHECK_FALSE(fs::exists(workspace() / "no-room"));
+  // What is set already helps no more.
+  const auto told = [](const std::vector<std::string>& settings) {
+    const Ended end = machine().train("small GPU", "no-room", settings);
+    CHECK(end.exit_code == 2);
+    const std::size_t at = end.errors.find("What helps: ");
+    return at == std::string::npos ? "" : end.errors.substr(at, end.errors.find(", which has ", at) - at);
+  };
+  CHECK(told({"run.device=auto", "train.micro_batch=1", "train.recompute=full"}) ==
+        "What helps: a smaller model.context or model; run.device: cpu");
+  CHECK(told({"train.recompute=selective", "precision.compute=fp32"}) ==
+        "What helps: a smaller train.micro_batch, model.context or model; train.recompute: full (it is selective); "
+        "precision.compute: bf16 (it is fp32); run.device: cpu");
   const Ended full = machine().train("full GPU", "full");
   CHECK(full.exit_code == 3);
   CHECK(full.says("out of memory while allocating what the plan needs:\n  master weights "));

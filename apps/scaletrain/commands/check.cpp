@@ -256,8 +256,10 @@ void judge(const CheckArguments& arguments, const LoadedConfig& loaded, const Pl
   } else if (!description.refusal.empty()) {
     reasons.add(description.refusal);
   }
+  const bool is_gpu_here = loaded.config.run.device == DeviceKind::cuda && !judges_devices(arguments);
   if (!description.misfit.empty() && (description.refusal.empty() || judges_devices(arguments)))
-    reasons.add(description.misfit);
+    reasons.add(description.misfit +
+                (is_gpu_here ? "; run.device: cpu would compute on this machine's processors" : ""));
   if (description.is_clearly_short) reasons.add(loaded.located(description.shortage));
   if (!description.is_clearly_short && !description.shortage.empty())
     write_message("notice: " + loaded.located(description.shortage));

@@ -9,8 +9,6 @@
 
 #include "backend/cuda_module.h"
 #include "base/error.h"
-#include "base/text.h"
-#include "plan/hosts.h"
 #include "run_checks.h"
 #include "train/start/assembly.h"
 
@@ -78,13 +76,7 @@ void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, std::int6
   refuse_ranks(loaded, data);
   DeviceFacts gpu;
   with_places(loaded, [&gpu] { gpu = gpu_of_run(); });
-  const MemoryPlan memory = memory_of_rank(plan.phases.front(), Rank(0), cuda_workspace_bytes);
-  const std::size_t needed = memory.total() - memory.total_of_host();
-  if (needed <= gpu.memory) return;
-  throw UserError(loaded.located(
-      fmt::format("train.micro_batch: this run needs {} of the GPU's memory, and {} has {}:\n{}What helps: a smaller "
-                  "train.micro_batch, model.context or model; train.recompute: selective or full",
-                  bytes_text(needed), gpu.name, bytes_text(gpu.memory), memory.text())));
+  refuse_too_large_for_gpu(loaded, plan, gpu);
 }
 
 }  // namespace scaletrain

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "backend/backend.h"
+#include "backend/cuda_module.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "commands/commands.h"
@@ -109,9 +109,15 @@ std::string heaviest_key(const HostMemory& memory) {
   return share > static_cast<double>(memory.total()) / 2 ? "train.micro_batch" : "model";
 }
 
+// What makes ranks smaller wherever they compute.
+std::string smaller_text(const Config& config) {
+  return fmt::format("What helps: a smaller {}model.context or model",
+                     config.train.micro_batch > 1 ? "train.micro_batch, " : "");
+}
+
 // Every key that would make the ranks of this host smaller, as far as it is not set so already.
 std::string remedies_text(const Config& config, const PhasePlan& phase, std::int64_t count) {
-  std::string text = "What helps: a smaller train.micro_batch, model.context or model";
+  std::string text = smaller_text(config);
   const bool has_replicas = phase.mesh.degree(Axis::data) > 1;
   if (has_replicas && config.parallel.zero < 3)
     text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
@@ -131,6 +137,17 @@ void refuse_host_too_small(const LoadedConfig& loaded, const PhasePlan& phase, s
       "model",
       is_staged ? "checkpoint.background" : "model", bytes_text(needed), bytes_text(available),
       is_staged ? "checkpoint.background: false; " : "")));
+}
+
+// The same of the one rank of a GPU.
+std::string gpu_remedies_text(const Config& config) {
+  std::string text = smaller_text(config);
+  if (config.train.recompute == RecomputeKind::none) text += "; train.recompute: selective or full";
+  if (config.train.recompute == RecomputeKind::selective) text += "; train.recompute: full (it is selective)";
+  const Precision precision = config.compute_precision();
+  if (precision == Precision::fp32 || precision == Precision::tf32)
+    text += fmt::format("; precision.compute: bf16 (it is {})", to_text(precision));
+  return text + fmt::format("; run.device: cpu, which has {}", bytes_text(available_memory()));
 }
 
 }  // namespace
@@ -156,6 +173,16 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std
   throw UserError(loaded.located(fmt::format(
       "{}: this run needs {} of memory and the machine has {}:\n{}{}", heaviest_key(memory), bytes_text(memory.total()),
       bytes_text(available), memory_by_ranks(memory, count), remedies_text(loaded.config, phase, count))));
+}
+
+void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu) {
+  const MemoryPlan memory = memory_of_rank(plan.phases.front(), Rank(0), cuda_workspace_bytes);
+  const std::size_t needed = memory.total() - memory.total_of_host();
+  if (needed <= gpu.memory) return;
+  throw UserError(loaded.located(fmt::format("{}: this run needs {} of the GPU's memory, and {} has {}:\n{}{}",
+                                             loaded.config.train.micro_batch > 1 ? "train.micro_batch" : "model",
+                                             bytes_text(needed), gpu.name, bytes_text(gpu.memory), memory.text(),
+                                             gpu_remedies_text(loaded.config))));
 }
 
 void refuse_beyond_limits(const RunPlan& plan, const HostShare& share) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/process/exit_code.h"
 #include "config/load.h"
 #include "plan/run_plan.h"
@@ -30,6 +31,9 @@ void refuse_unfit_weights(const LoadedConfig& loaded, const RunPlan& plan);
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t first, std::int64_t count);
 // The same for any ranks, ascending.
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks);
+
+// A run of one rank that cannot fit the memory of its GPU: UserError.
+void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu);
 
 // What a start brings to this host at one time.
 struct HostShare {
