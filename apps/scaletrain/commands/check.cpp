@@ -94,6 +94,14 @@ MemoryBudget device_budget(const CheckArguments& arguments, Precision precision,
   return budget;
 }
 
+// Empty: it is one that can be computed on.
+std::string age_text(const std::string& name) {
+  const DeviceModel* const device = name.empty() ? nullptr : find_device(name);
+  if (device == nullptr || device->sm >= oldest_sm) return {};
+  return fmt::format("--device {}: GPUs of sm_{} are older than sm_{}, the oldest that is supported; choose another",
+                     device->name, device->sm, oldest_sm);
+}
+
 // Of this machine's processors together: products for a moment, on all of them.
 double measured_peak(DType compute) {
   constexpr double moment = 0.1;
@@ -303,6 +311,7 @@ ExitCode check_config(const CheckArguments& arguments) {
     reasons.look([&] { judge_room(loaded.config, plan->phases.front(), begins); }, is_here);
   reasons.look([&] { check_initial_weights(loaded.config, plan->phases.front().model); });
   judge(arguments, loaded, description, reasons);
+  if (const std::string age = age_text(arguments.device); !age.empty()) reasons.add(age);
   reasons.refuse("this is the plan, but it cannot be run so:");
   return ExitCode::finished;
 }

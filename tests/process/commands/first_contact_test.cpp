@@ -116,6 +116,15 @@ TEST_CASE("check_says_what_to_set_where_a_device_lacks_the_precision") {
   }
 }
 
+TEST_CASE("check_refuses_a_device_that_no_run_can_be_on") {
+  const Ended old = workspace().run({"check", "config.yaml", "--device", "v100"});
+  check_refused(old, 2,
+                {"this is the plan, but it cannot be run so:",
+                 "--device v100: GPUs of sm_70 are older than sm_80, the oldest that is supported; choose another"});
+  CHECK(old.output.starts_with("fits"));
+  CHECK(workspace().run({"check", "config.yaml", "--device", "a100"}).exit_code == 0);
+}
+
 TEST_CASE("steps_and_the_end_tell_time_tokens_the_best_loss_and_restarts_over_all_starts") {
   const fs::path run = workspace() / "told";
   const Ended first = workspace().run(workspace().training("told", {"train.steps=40"}));
