@@ -237,6 +237,20 @@ TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
   several("", "bare", "");
 }
 
+TEST_CASE("gpus_that_one_rank_leaves_idle_are_told") {
+  const std::string notice =
+      "notice: 1 of 8 visible GPUs is used, the first: several ranks on GPUs are not supported yet\n";
+  for (const char* device : {"cuda", "auto"}) {
+    CAPTURE(device);
+    const std::string setting = std::string("run.device=") + device;
+    const Ended end = machine().train("8 GPUs", std::string("idle-") + device, {setting, "train.steps=1"});
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.says(notice));
+    CHECK(machine().run("8 GPUs", {"check", "gpu.yaml", "--set", setting}).says(notice));
+  }
+  CHECK_FALSE(machine().run("H100", {"check", "gpu.yaml"}).says("visible GPUs"));
+}
+
 TEST_CASE("a_resume_that_auto_moves_between_a_gpu_and_the_processors_says_so") {
   const auto go_on = [](const std::string& gpu, int steps) {
     const Ended end = machine().train(gpu, "auto-moved", {"run.device=auto", "train.steps=" + std::to_string(steps)});

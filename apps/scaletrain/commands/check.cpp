@@ -239,10 +239,12 @@ std::optional<RunSoFar> look_at_run_folder(const LoadedConfig& loaded, bool is_h
 // The GPU that the run would be on. On another machine there may be one where here is none.
 std::optional<DeviceFacts> look_at_gpu(const LoadedConfig& loaded, const CheckArguments& arguments, bool is_here,
                                        Reasons& reasons) {
-  std::optional<DeviceFacts> gpu;
+  std::optional<VisibleGpus> gpus;
   if (loaded.config.run.device == DeviceKind::cuda && !judges_devices(arguments))
-    reasons.look([&gpu] { gpu = gpu_of_run(); }, is_here);
-  return gpu;
+    reasons.look([&gpus] { gpus = gpus_of_run(); }, is_here);
+  if (!gpus) return std::nullopt;
+  if (const std::string idle = idle_gpus_text(*gpus); !idle.empty()) write_message("notice: " + idle);
+  return gpus->first;
 }
 
 // Those that run will have it, or not: this host may be where somebody only looks.

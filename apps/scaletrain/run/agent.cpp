@@ -135,7 +135,10 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
     check_elastic(run);
   }
   if (!place.is_alone()) run.secret = secret_of_environment();
-  if (config.run.device == DeviceKind::cuda) refuse_unfit_gpu(run.loaded, *run.plan, run.layout.data);
+  if (config.run.device == DeviceKind::cuda) {
+    const std::string idle = idle_gpus_text(checked_gpus(run.loaded, *run.plan, run.layout.data));
+    if (!idle.empty()) write_message("notice: " + idle);
+  }
   check_room(run);
   if (run.is_first() && place.is_per_node) notice_crowd(run.layout.ranks_per_place);
   refuse_unfit_weights(run.loaded, *run.plan);

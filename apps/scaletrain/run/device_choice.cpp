@@ -39,9 +39,16 @@ std::string several_ranks_text(const std::optional<DeviceFacts>& gpu, const Para
 
 }  // namespace
 
-DeviceFacts gpu_of_run() {
+VisibleGpus gpus_of_run() {
   constexpr int first = 0;
-  return CudaModule(cuda_module_path()).look_at_device(first);
+  const CudaModule module(cuda_module_path());
+  return {.first = module.look_at_device(first), .count = module.num_devices()};
+}
+
+std::string idle_gpus_text(const VisibleGpus& gpus) {
+  if (gpus.count <= 1) return {};
+  return fmt::format("1 of {} visible GPUs is used, the first: several ranks on GPUs are not supported yet",
+                     gpus.count);
 }
 
 std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch, const LauncherPlace& place) {
@@ -59,7 +66,7 @@ DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks, std
   std::optional<DeviceFacts> gpu;
   std::string obstacle;
   try {
-    gpu = gpu_of_run();
+    gpu = gpus_of_run().first;
   } catch (const UserError& error) {
     obstacle = reason_without_key(error);
   }
@@ -72,11 +79,12 @@ DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks, std
   return gpu ? DeviceKind::cuda : DeviceKind::cpu;
 }
 
-void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data) {
+VisibleGpus checked_gpus(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data) {
   refuse_ranks(loaded, data);
-  DeviceFacts gpu;
-  with_places(loaded, [&gpu] { gpu = gpu_of_run(); });
-  refuse_too_large_for_gpu(loaded, plan, gpu);
+  VisibleGpus gpus;
+  with_places(loaded, [&gpus] { gpus = gpus_of_run(); });
+  refuse_too_large_for_gpu(loaded, plan, gpus.first);
+  return gpus;
 }
 
 }  // namespace scaletrain

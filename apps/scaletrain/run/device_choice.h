@@ -20,11 +20,18 @@ std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch
 // the processors. Told, but where there is no driver, and so nothing to choose.
 DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks, std::vector<std::string>& notices);
 
-// The GPU of run.device: cuda. UserError that begins with the key.
-DeviceFacts gpu_of_run();
+struct VisibleGpus {
+  DeviceFacts first;  // which the one rank computes on
+  int count = 0;
+};
 
-// A run of run.device: cuda that cannot be: of more ranks than GPUs may have so far (by `data` replicas), without a
-// GPU, or with one of too little memory. UserError with the places of the keys.
-void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data);
+// The GPUs of run.device: cuda. UserError that begins with the key.
+VisibleGpus gpus_of_run();
+// What there is to tell of those that nothing computes on; empty: there are none.
+std::string idle_gpus_text(const VisibleGpus& gpus);
+
+// Those of a run of run.device: cuda. One that cannot be is refused: of more ranks than GPUs may have so far (by `data`
+// replicas), without a GPU, or with one of too little memory. UserError with the places of the keys.
+VisibleGpus checked_gpus(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data);
 
 }  // namespace scaletrain

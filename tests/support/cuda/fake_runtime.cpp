@@ -229,8 +229,8 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
   *available = is_full() ? 0 : *all - memory_before;
   return cudaSuccess;
 }
-// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "full GPU", "H100", one too; "no driver",
-// "old driver", "no GPU", "broken".
+// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "full GPU", "H100", one too; "8 GPUs"; "no
+// driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
@@ -240,8 +240,9 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaGetDeviceCount(int* count) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
-  const bool is_there = wanted.empty() || wanted == "H100" || (wanted != "no GPU" && wanted.ends_with(" GPU"));
-  *count = is_there ? 1 : 0;
+  const bool is_there =
+      wanted.empty() || wanted == "H100" || wanted == "8 GPUs" || (wanted != "no GPU" && wanted.ends_with(" GPU"));
+  *count = !is_there ? 0 : wanted == "8 GPUs" ? 8 : 1;
   if (is_there) return cudaSuccess;
   if (wanted == "no GPU") return cudaErrorNoDevice;
   return wanted == "broken" ? cudaErrorUnknown : cudaErrorInsufficientDriver;
