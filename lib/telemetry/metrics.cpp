@@ -41,6 +41,10 @@ class Line {
     return raw(key, fmt::format("[{}]", fmt::join(values, ",")));
   }
 
+  Line& add_members(const DeviceRecord& device) {
+    add("device", device.name).add("compute", device.compute);
+    return device.peak_flops ? add("peak_flops", *device.peak_flops) : *this;
+  }
   Line& add(std::string_view key, const LayoutRecord& layout) {
     Line inner;
     inner.add("world", layout.world)
@@ -145,6 +149,7 @@ void MetricsWriter::write(const StartRecord& record) {
              .add("seed", record.seed)
              .add("version", record.version)
              .add("wall_time", record.wall_time)
+             .add_members(record.device)
              .add("layout", record.layout)
              .add("sources", record.sources)
              .finish());
@@ -194,6 +199,7 @@ void MetricsWriter::write(const RestartRecord& record) {
              .add_bool("fingerprint_changed", record.fingerprint_changed)
              .add("cause", record.cause)
              .add("wall_time", record.wall_time)
+             .add_members(record.device)
              .add("layout", record.layout)
              .add("sources", record.sources)
              .finish());

@@ -45,6 +45,14 @@ struct LayoutRecord {
 // device: what each rank computes on, where that is not the processors ("NVIDIA H100 80GB HBM3").
 std::string layout_text(const LayoutRecord& layout, std::string_view device = {});
 
+// What the ranks compute on. An empty name: not known (lines of an older program).
+struct DeviceRecord {
+  std::string name{};                  // of rank 0's: a GPU's by its driver ("NVIDIA H100 80GB HBM3"), or "cpu"
+  std::string compute{};               // precision.compute: "bf16"
+  std::optional<double> peak_flops{};  // of all ranks together, by which mfu goes, where the line is written knowing it
+  bool operator==(const DeviceRecord&) const = default;
+};
+
 // A source of data.train as a start finds it. Samples are counted over all epochs.
 struct SourceRecord {
   std::string key{};  // "data.train.0"
@@ -65,6 +73,7 @@ struct StartRecord {
   std::uint64_t seed = 0;
   std::string version{};    // of this program
   std::string wall_time{};  // UTC, for people
+  DeviceRecord device{};
   LayoutRecord layout{};
   std::vector<SourceRecord> sources{};  // of data.train
 };
@@ -119,6 +128,7 @@ struct RestartRecord {
   std::string
       cause{};  // what ended the training before it ("rank 3: worker 17 was killed by signal 9 (Killed) at ...")
   std::string wall_time{};
+  DeviceRecord device{};
   LayoutRecord layout{};
   std::vector<SourceRecord> sources{};
 };

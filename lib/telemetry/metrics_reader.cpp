@@ -44,6 +44,11 @@ class Fields {
     return object_.contains(key) ? std::optional(natural(key)) : std::nullopt;
   }
   // Lines of older programs have none.
+  DeviceRecord device() const {
+    return {.name = text_or_empty("device"),
+            .compute = text_or_empty("compute"),
+            .peak_flops = number_if_any("peak_flops")};
+  }
   LayoutRecord layout() const {
     if (!object_.contains("layout")) return {};
     const Fields in(object_.at("layout"), where_);
@@ -130,6 +135,7 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                               .seed = in.natural("seed"),
                               .version = in.text("version"),
                               .wall_time = in.text("wall_time"),
+                              .device = in.device(),
                               .layout = in.layout(),
                               .sources = in.sources()});
   } else if (kind == "step") {
@@ -166,6 +172,7 @@ void add_line(Metrics& metrics, std::string_view text, const std::string& where)
                                 .fingerprint_changed = in.flag("fingerprint_changed"),
                                 .cause = in.text_or_empty("cause"),
                                 .wall_time = in.text("wall_time"),
+                                .device = in.device(),
                                 .layout = in.layout(),
                                 .sources = in.sources()});
     cancel_beyond(metrics, metrics.restarts.back().step);

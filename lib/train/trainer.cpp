@@ -369,6 +369,7 @@ bool Trainer::Impl::go_back(SpikeRecord line) {
   restart.fingerprint_changed = result.fingerprint != parts.fingerprint;
   restart.cause = fmt::format("the loss jumped at step {} (train.spike)", line.step);
   restart.wall_time = wall_clock_text();
+  restart.device = parts.device;
   restart.layout = parts.layout;
   record(restart);
   if (is_first()) parts.progress.went_back(restart.step);

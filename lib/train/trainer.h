@@ -62,6 +62,7 @@ struct TrainerParts {
   std::vector<std::filesystem::path> tokenizer_files;
   std::string fingerprint;
   LayoutRecord layout{};      // for the metrics
+  DeviceRecord device{};      // the same
   WorkCount* work = nullptr;  // of what is loaded, and copied to be saved
   // FLOP/s of all ranks, calibrated at start; raised where a step reaches more. 0: unknown, and no share.
   double peak_flops = 0.0;

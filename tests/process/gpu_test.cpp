@@ -2,6 +2,7 @@
 // variable SCALETRAIN_FAKE_GPU says.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -76,14 +77,20 @@ const GpuMachine& machine() {
   return made;
 }
 
-std::vector<nlohmann::json> steps_of(const fs::path& run) {
-  std::vector<nlohmann::json> steps;
+std::vector<nlohmann::json> lines_of(const fs::path& run, const std::vector<std::string>& kinds) {
+  std::vector<nlohmann::json> lines;
   std::ifstream in(run / "metrics.jsonl");
   for (std::string line; std::getline(in, line);) {
     nlohmann::json object = nlohmann::json::parse(line);
-    if (object.at("kind") == "step") steps.push_back(std::move(object));
+    if (std::count(kinds.begin(), kinds.end(), object.at("kind")) > 0) lines.push_back(std::move(object));
   }
-  return steps;
+  return lines;
+}
+std::vector<nlohmann::json> steps_of(const fs::path& run) {
+  return lines_of(run, {"step"});
+}
+std::vector<nlohmann::json> openings_of(const fs::path& run) {
+  return lines_of(run, {"start", "restart"});
 }
 
 bool has(const std::string& text, const std::string& part) {
@@ -117,6 +124,12 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
     CHECK(step.at("gpu_memory_in_use") == std::uint64_t{1} << 30);
   }
 
+  // So is what the start tells of its device.
+  const nlohmann::json start = openings_of(workspace() / "gpu-whole").at(0);
+  CHECK(start.at("device") == "NVIDIA H100 80GB HBM3");
+  CHECK(start.at("compute") == "bf16");
+  CHECK(start.at("peak_flops") == 989e12);
+
   // On processors it goes on too, which is told; other commands compute on them anyway.
   const Ended moved = machine().train("H100", "gpu-parts", {"run.device=cpu", "train.steps=7"});
   REQUIRE_MESSAGE(moved.exit_code == 0, moved.errors);
@@ -124,6 +137,10 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
   CHECK(moved.says("notice: this resume changes precision.compute: bf16 in the checkpoint, fp32 now\n"));
   CHECK(moved.says("losses agree to rounding"));
   CHECK(moved.says(", in fp32\n"));
+  const nlohmann::json restart = openings_of(workspace() / "gpu-parts").back();
+  CHECK(restart.at("device") == "cpu");
+  CHECK(restart.at("compute") == "fp32");
+  CHECK_FALSE(restart.contains("peak_flops"));
   const Ended generated =
       machine().run("no driver", {"generate", "gpu-whole", "--prompt", "the old", "--max-tokens", "2"});
   CHECK_MESSAGE(generated.exit_code == 0, generated.errors);

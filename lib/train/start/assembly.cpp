@@ -113,10 +113,11 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   const std::string shortage = data_shortage(*parts.data, parts.config, begin.state, options.looked_up_samples);
   if (!shortage.empty()) throw UserError(shortage);
   start_up.wait_for_all();
-  run.peak_flops = peak_before(parts, options);
+  run.peak_flops = known_peak(parts, options);
   if (run.metrics) continue_summary(parts, options, restarted ? std::optional(begin.state.step) : std::nullopt);
   std::vector<SourceRecord> sources = tell_sources(parts, begin.state);
-  if (run.metrics) write_opening(*run.metrics, parts, options, begin, restarted, std::move(sources));
+  if (run.metrics)
+    write_opening(*run.metrics, parts, options, begin, device_of(parts, run.peak_flops), restarted, std::move(sources));
   const auto device = parts.backend->device();
   parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step,
                              layout_text(layout_of(parts), device ? device->name : std::string()),
@@ -187,6 +188,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .tokenizer_files = parts.tokenizer->files(),
                    .fingerprint = run.fingerprint,
                    .layout = layout_of(parts),
+                   .device = device_of(parts, run.peak_flops),
                    .work = options.work,
                    .peak_flops = run.peak_flops,
                    .elapsed_before = parts.progress.summary().elapsed_seconds(),

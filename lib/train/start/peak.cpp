@@ -14,6 +14,17 @@
 
 namespace scaletrain {
 
+namespace {
+
+// In single precision there are several ways to multiply, and of a device that is not known nothing is.
+std::optional<double> peak_of_data_sheet(const WorkerParts& parts) {
+  const auto device = parts.backend->device();
+  const Precision precision = parts.config.compute_precision();
+  if (!device || (precision != Precision::bf16 && precision != Precision::fp16)) return std::nullopt;
+  const DeviceModel* const model = find_device_of_driver(device->name);
+  return model == nullptr ? std::nullopt : peak_flops(*model, precision);
+}
+
 double peak_before(const WorkerParts& parts, const WorkerOptions& options) {
   if (options.start.cause.empty() || parts.config.supervise.elastic_min_data) return 0.0;
   double peak = 0.0;
@@ -27,18 +38,16 @@ double peak_before(const WorkerParts& parts, const WorkerOptions& options) {
   return std::isfinite(peak) ? peak : 0.0;
 }
 
-namespace {
-
-// In single precision there are several ways to multiply, and of a device that is not known nothing is.
-std::optional<double> known_peak(const WorkerParts& parts) {
-  const auto device = parts.backend->device();
-  const Precision precision = parts.config.compute_precision();
-  if (!device || (precision != Precision::bf16 && precision != Precision::fp16)) return std::nullopt;
-  const DeviceModel* const model = find_device_of_driver(device->name);
-  return model == nullptr ? std::nullopt : peak_flops(*model, precision);
-}
-
 }  // namespace
+
+double known_peak(const WorkerParts& parts, const WorkerOptions& options) {
+  if (parts.backend->device() && options.calibration_seconds > 0.0) {
+    double peak = peak_of_data_sheet(parts).value_or(std::numeric_limits<double>::quiet_NaN());
+    sum_over_world(parts.groups, {&peak, 1});
+    if (std::isfinite(peak)) return peak;
+  }
+  return peak_before(parts, options);
+}
 
 // The best of a rank's repetitions had its threads' processors to itself, which it may have to share.
 double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread) {
@@ -47,7 +56,7 @@ double measure_peak(WorkerParts& parts, double seconds, double processors_per_th
   try {
     // Of that processor time ranks that share processors have a part each, so that together they take no longer.
     const double share = std::min(1.0, processors_per_thread);
-    const std::optional<double> known = known_peak(parts);
+    const std::optional<double> known = peak_of_data_sheet(parts);
     peak = known ? *known : calibrate_matmul(*parts.backend, *parts.stream, seconds * share) * share;
   } catch (const std::exception& error) {
     // No memory for it, say: a share of peak is not worth a run. The others learn by the sum that it is not known.

@@ -5,11 +5,12 @@
 
 namespace scaletrain {
 
-// What the ranks of the start before this one went by, if the metrics' last step says it; else 0. A restart is to be
-// quick, and is on the same machines unless ranks may be spread anew. Every rank calls it.
-double peak_before(const WorkerParts& parts, const WorkerOptions& options);
+// Without measuring, else 0: what the data sheets say of the ranks' GPUs, or what the start before this one went by, if
+// the metrics' last step says it. A restart is to be quick, and is on the same machines unless ranks may be spread
+// anew. Every rank calls it.
+double known_peak(const WorkerParts& parts, const WorkerOptions& options);
 
-// Of GPUs that are known, in half precision, what their data sheets say; else what is measured in
+// Of GPUs that are known, in half precision, what their data sheets say; of others what is measured in
 // WorkerOptions::calibration_seconds. The ranks measure at the same time, since they share memory and heat; every
 // rank calls it.
 double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread);

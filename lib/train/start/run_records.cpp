@@ -47,6 +47,13 @@ LayoutRecord layout_of(const WorkerParts& parts) {
           .threads = parts.backend->num_threads()};
 }
 
+DeviceRecord device_of(const WorkerParts& parts, double peak_flops) {
+  const auto device = parts.backend->device();
+  return {.name = device ? device->name : std::string(to_text(DeviceKind::cpu)),
+          .compute = std::string(to_text(parts.config.compute_precision())),
+          .peak_flops = peak_flops > 0.0 ? std::optional(peak_flops) : std::nullopt};
+}
+
 bool has_begun(const std::filesystem::path& metrics) {
   constexpr std::string_view end_line = R"({"kind":"end")";
   std::ifstream file(metrics);
@@ -56,7 +63,8 @@ bool has_begun(const std::filesystem::path& metrics) {
 }
 
 void write_opening(MetricsWriter& metrics, const WorkerParts& parts, const WorkerOptions& options,
-                   const Beginning& begin, bool restarted, std::vector<SourceRecord> sources) {
+                   const Beginning& begin, const DeviceRecord& device, bool restarted,
+                   std::vector<SourceRecord> sources) {
   const LayoutRecord layout = layout_of(parts);
   if (restarted) {
     RestartRecord record;
@@ -66,6 +74,7 @@ void write_opening(MetricsWriter& metrics, const WorkerParts& parts, const Worke
     record.fingerprint_changed = begin.fingerprint_changed;
     record.cause = options.start.cause.empty() ? std::string(started_again) : options.start.cause;
     record.wall_time = wall_clock_text();
+    record.device = device;
     record.layout = layout;
     record.sources = std::move(sources);
     metrics.write(record);
@@ -77,6 +86,7 @@ void write_opening(MetricsWriter& metrics, const WorkerParts& parts, const Worke
   record.seed = parts.config.run.seed;
   record.version = options.version;
   record.wall_time = wall_clock_text();
+  record.device = device;
   record.layout = layout;
   record.sources = std::move(sources);
   metrics.write(record);

@@ -15,12 +15,15 @@
 namespace scaletrain {
 
 LayoutRecord layout_of(const WorkerParts& parts);
+// peak_flops: of all ranks; 0: not known.
+DeviceRecord device_of(const WorkerParts& parts, double peak_flops);
 
 // Whether training ever began here: a start that failed before leaves an `end` line alone.
 bool has_begun(const std::filesystem::path& metrics);
 
 void write_opening(MetricsWriter& metrics, const WorkerParts& parts, const WorkerOptions& options,
-                   const Beginning& begin, bool restarted, std::vector<SourceRecord> sources);
+                   const Beginning& begin, const DeviceRecord& device, bool restarted,
+                   std::vector<SourceRecord> sources);
 
 // What earlier starts came to, for the progress line and the end. restarted_at: the step that this start goes on from.
 void continue_summary(WorkerParts& parts, const WorkerOptions& options, std::optional<std::int64_t> restarted_at);

@@ -124,6 +124,7 @@ TEST_CASE("every kind is read back as it was written") {
                              .seed = ~0ull,
                              .version = "0.1",
                              .wall_time = "t",
+                             .device = {"cpu", "fp32", {}},
                              .layout = eight_ranks(),
                              .sources = two_sources()});
     writer.write(EvaluationRecord{.step = 1, .dataset = "held \"out\"\n", .loss = 2.0, .tokens = 77});
@@ -135,6 +136,7 @@ TEST_CASE("every kind is read back as it was written") {
                                .checkpoint = "step-5",
                                .fingerprint_changed = true,
                                .wall_time = "u",
+                               .device = {"NVIDIA H200", "bf16", 989e12},
                                .layout = {.world = 1, .data = 1, .schedule = "gpipe"},
                                .sources = two_sources()});
     writer.write(SpikeRecord{.step = 6,
@@ -156,6 +158,7 @@ TEST_CASE("every kind is read back as it was written") {
   CHECK(read.starts[0].seed == ~0ull);
   CHECK(read.starts[0].version == "0.1");
   CHECK(read.starts[0].wall_time == "t");
+  CHECK(read.starts[0].device == DeviceRecord{"cpu", "fp32", {}});
   CHECK(read.starts[0].layout == eight_ranks());
   CHECK(read.starts[0].sources == two_sources());
   REQUIRE(read.evaluations.size() == 1);
@@ -174,6 +177,7 @@ TEST_CASE("every kind is read back as it was written") {
   CHECK(read.restarts[0].generation == 2);
   CHECK(read.restarts[0].checkpoint == "step-5");
   CHECK(read.restarts[0].fingerprint_changed);
+  CHECK(read.restarts[0].device == DeviceRecord{"NVIDIA H200", "bf16", 989e12});
   CHECK(read.restarts[0].layout == LayoutRecord{.world = 1, .data = 1, .schedule = "gpipe"});
   CHECK(read.restarts[0].sources == two_sources());
   REQUIRE(read.spikes.size() == 1);
@@ -205,6 +209,17 @@ TEST_CASE("a layout is one object of its own, and lines of older programs have n
                                     "m");
   REQUIRE(old.starts.size() == 1);
   CHECK(old.starts[0].layout == LayoutRecord{});
+  CHECK(old.starts[0].device == DeviceRecord{});
+}
+
+TEST_CASE("a start tells the peak of its device where it is known, and no other one") {
+  const TempFolder folder;
+  const auto file = folder / "metrics.jsonl";
+  MetricsWriter(file).write(StartRecord{.device = {"NVIDIA H200", "bf16", 1.5}});
+  CHECK(TempFolder::read(file).find(R"("device":"NVIDIA H200","compute":"bf16","peak_flops":1.5,"layout":)") !=
+        std::string::npos);
+  MetricsWriter(file).write(RestartRecord{.device = {"cpu", "fp32", {}}});
+  CHECK(TempFolder::read(file).find(R"("device":"cpu","compute":"fp32","layout":)") != std::string::npos);
 }
 
 TEST_CASE("a layout is told in one line") {
