@@ -246,8 +246,8 @@ TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
         gpu, run, {setting, "train.steps=1", "parallel.data=2", "parallel.tensor=2", "parallel.zero=0"}, program);
     CHECK_MESSAGE(end.exit_code == 0, end.errors);
     CHECK(end.says("notice: run.device: auto is cpu here" + though +
-                   ": several ranks on GPUs are not supported yet, and this run has 4; to use one, set parallel.data "
-                   "and parallel.tensor to 1\n"));
+                   ": several ranks on GPUs are not supported yet, and this run has 4; one rank may compute on a "
+                   "GPU: --set parallel.data=1 --set parallel.tensor=1\n"));
     CHECK(std::string(device_of(run)) == "cpu");
   };
   several("H100", "bin", ", though there is a GPU (NVIDIA H100 80GB HBM3)");

@@ -1,7 +1,6 @@
 #include "device_choice.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <limits>
 #include <optional>
@@ -27,14 +26,17 @@ void refuse_ranks(const LoadedConfig& loaded, std::int64_t data) {
 // What would be in the way of one rank is told when there is one.
 std::string several_ranks_text(const std::optional<DeviceFacts>& gpu, const ParallelConfig& parallel,
                                std::int64_t ranks) {
-  std::vector<std::string_view> keys;
-  if (parallel.data.value_or(ranks) > 1) keys.emplace_back("parallel.data");
-  if (parallel.tensor > 1) keys.emplace_back("parallel.tensor");
-  if (parallel.pipeline > 1) keys.emplace_back("parallel.pipeline");
+  std::string settings;
+  const auto add_if = [&settings](bool is_several, std::string_view key) {
+    if (is_several) settings += fmt::format(" --set {}=1", key);
+  };
+  add_if(parallel.data.value_or(ranks) > 1, "parallel.data");
+  add_if(parallel.tensor > 1, "parallel.tensor");
+  add_if(parallel.pipeline > 1, "parallel.pipeline");
   return fmt::format(
-      "run.device: auto is cpu here{}: several ranks on GPUs are not supported yet, and this run has {}; to use one, "
-      "set {} to 1",
-      gpu ? fmt::format(", though there is a GPU ({})", gpu->name) : "", ranks, fmt::join(keys, " and "));
+      "run.device: auto is cpu here{}: several ranks on GPUs are not supported yet, and this run has {}{}{}",
+      gpu ? fmt::format(", though there is a GPU ({})", gpu->name) : "", ranks,
+      settings.empty() ? "" : "; one rank may compute on a GPU:", settings);
 }
 
 }  // namespace
