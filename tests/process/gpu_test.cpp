@@ -270,7 +270,7 @@ TEST_CASE("gpus_that_one_rank_leaves_idle_are_told") {
 
 TEST_CASE("a_resume_that_auto_moves_between_a_gpu_and_the_processors_says_so") {
   const auto go_on = [](const std::string& gpu, int steps) {
-    const Ended end = machine().train(gpu, "auto-moved", {"run.device=auto", "train.steps=" + std::to_string(steps)});
+    Ended end = machine().train(gpu, "auto-moved", {"run.device=auto", "train.steps=" + std::to_string(steps)});
     CHECK_MESSAGE(end.exit_code == 0, end.errors);
     return end;
   };
