@@ -22,6 +22,8 @@ inline constexpr const char* cuda_module_name = "libscaletrain-cuda.so";
 // Where the program's module is: beside the executable of this process.
 std::filesystem::path cuda_module_path();
 
+// Of the GPUs that it has kernels for the oldest, by compute capability: Ampere.
+inline constexpr int cuda_oldest_sm = 80;
 // workspace_bytes() of its backend without making one, for plans.
 inline constexpr std::size_t cuda_workspace_bytes = std::size_t{32} << 20;
 // row_alignment(), the same way: of halves, a line of the cache.

@@ -89,14 +89,18 @@ struct BenchModel {
         stream(backend->make_stream()),
         layout(phase.layout(Rank(0))) {
     calibrate_matmul(*backend, *stream, 0.2);
-    memory_before = peak_memory();
+    memory_before = memory_now();
     store = std::make_unique<ParamStore>(*backend, phase.table, layout, phase.store_options());
     initialise_parameters(*store, *stream, 1, settings.threads);
   }
   BenchModel(const BenchModel&) = delete;
   BenchModel& operator=(const BenchModel&) = delete;
 
-  std::uint64_t memory_growth() const { return peak_memory() - memory_before; }
+  // Of the host the peak; of a GPU what is in use, which nothing gives back.
+  std::uint64_t memory_now() const {
+    return is_host_accessible(backend->space()) ? peak_memory() : backend->device_memory_in_use();
+  }
+  std::uint64_t memory_growth() const { return memory_now() - memory_before; }
   std::size_t planned_memory() const { return phase.memory(Rank(0), backend->workspace_bytes()).total(); }
   // What the peak has grown by, beside what the plan says.
   void print_memory() const {

@@ -2,11 +2,16 @@
 // waits where operations are not done when they have been issued.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <array>
+#include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "base/clock.h"
 #include "support/forwarding_backend.h"
@@ -18,6 +23,37 @@ enum class Purpose { products, attention, element_wise, head, update };
 inline constexpr std::array<std::string_view, 5> purpose_names = {"products", "attention", "norms and element-wise",
                                                                   "head and loss", "optimizer"};
 
+// In the order of Operation.
+inline constexpr std::array<std::string_view, std::variant_size_v<Operation>> operation_names = {
+    "linear forward",
+    "linear backward input",
+    "linear backward weight",
+    "norm forward",
+    "norm backward input",
+    "norm backward weight",
+    "activation forward",
+    "activation backward",
+    "rope",
+    "attention forward",
+    "attention backward",
+    "embedding forward",
+    "embedding backward",
+    "cross-entropy",
+    "softmax statistics",
+    "cross-entropy of parts",
+    "add",
+    "copy",
+    "fill",
+    "sum of squares",
+    "adamw",
+    "sgd"};
+
+// What the calls of an operation took together; products apart by their shapes.
+struct OperationTime {
+  int calls = 0;
+  double seconds = 0.0;
+};
+
 class TimedBackend final : public ForwardingBackend {
  public:
   // vocab: products of so many outputs are the head's.
@@ -28,11 +64,12 @@ class TimedBackend final : public ForwardingBackend {
   void set_waits(bool waits) { waits_ = waits; }
   // Since the last call.
   std::array<double, purpose_names.size()> take_seconds() { return std::exchange(seconds_, {}); }
+  std::map<std::string, OperationTime> take_operations() { return std::exchange(operations_, {}); }
 
   std::unique_ptr<PackedWeight> pack(Stream& stream, ConstView values, Region memory) override {
     const MonotonicTime start = monotonic_now();
     auto packed = inner().pack(stream, values, memory);
-    count(stream, Purpose::update, start);
+    count(stream, Purpose::update, start, "pack");
     return packed;
   }
 
@@ -60,24 +97,45 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const AdamWStep&) const { return Purpose::update; }
   Purpose purpose_of(const SgdStep&) const { return Purpose::update; }
 
+  // "linear forward 3904 x 768 -> 50257".
+  static std::string label_of(const Operation& op) {
+    const std::string name(operation_names[op.index()]);
+    const auto with = [&](const ConstView& rows, std::int64_t inputs, std::int64_t outputs) {
+      return fmt::format("{} {} x {} -> {}", name, rows.shape()[0], inputs, outputs);
+    };
+    if (const auto* linear = std::get_if<LinearForward>(&op))
+      return with(linear->input, linear->input.shape()[1], linear->weight.values.shape()[0]);
+    if (const auto* linear = std::get_if<LinearBackwardInput>(&op))
+      return with(linear->d_output, linear->weight.values.shape()[1], linear->weight.values.shape()[0]);
+    if (const auto* linear = std::get_if<LinearBackwardWeight>(&op))
+      return with(linear->d_output, linear->d_weight.shape()[1], linear->d_weight.shape()[0]);
+    return name;
+  }
+
   void launch(Stream& stream, const Operation& op) override {
     const MonotonicTime start = monotonic_now();
     inner().run(stream, op);
-    count(stream, std::visit([this](const auto& descriptor) { return purpose_of(descriptor); }, op), start);
+    count(stream, std::visit([this](const auto& descriptor) { return purpose_of(descriptor); }, op), start,
+          waits_ ? label_of(op) : "");
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
     const MonotonicTime start = monotonic_now();
     inner().copy(stream, from, to);
-    count(stream, Purpose::element_wise, start);
+    count(stream, Purpose::element_wise, start, "transfer");
   }
-  void count(Stream& stream, Purpose purpose, MonotonicTime start) {
+  void count(Stream& stream, Purpose purpose, MonotonicTime start, const std::string& label) {
     if (waits_) stream.synchronize();
-    seconds_[static_cast<std::size_t>(purpose)] += seconds_since(start);
+    const double seconds = seconds_since(start);
+    seconds_[static_cast<std::size_t>(purpose)] += seconds;
+    OperationTime& of_operation = operations_[label];
+    ++of_operation.calls;
+    of_operation.seconds += seconds;
   }
 
   std::int64_t vocab_;
   bool waits_ = true;
   std::array<double, purpose_names.size()> seconds_{};
+  std::map<std::string, OperationTime> operations_;
 };
 
 }  // namespace scaletrain

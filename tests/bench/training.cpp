@@ -84,15 +84,16 @@ int run_steps(const BenchSettings& settings) {
       timed->set_waits(true);
     }
     timed->take_seconds();
+    timed->take_operations();
     const double waited = seconds_of(1);
     if (!is_late) elapsed = waited;
     const auto purposes = timed->take_seconds();
+    Json operations = Json::array();
+    for (const auto& [label, time] : timed->take_operations())
+      operations.push_back({{"operation", label}, {"calls", time.calls}, {"seconds", time.seconds}});
     const double ceiling = (ceiling_before + calibrate_matmul(*bench.backend, *bench.stream, 0.5)) / 2;
-    std::cout << Json{{"seconds", elapsed},
-                      {"waited", waited},
-                      {"loss", result.outcome.loss},
-                      {"ceiling", ceiling},
-                      {"purposes", purposes}}
+    std::cout << Json{{"seconds", elapsed}, {"waited", waited},     {"loss", result.outcome.loss},
+                      {"ceiling", ceiling}, {"purposes", purposes}, {"operations", operations}}
                      .dump()
               << std::endl;
   }
@@ -152,6 +153,18 @@ std::string spread_text(std::vector<double> values, int digits) {
   return fmt::format("{:.{}f} ({:.{}f} to {:.{}f})", at(0.5), digits, at(0.25), digits, at(0.75), digits);
 }
 
+// Of the last round's operations those that take most.
+void print_longest(Json operations, double whole) {
+  constexpr std::size_t most = 16;
+  std::sort(operations.begin(), operations.end(),
+            [](const Json& a, const Json& b) { return a["seconds"].get<double>() > b["seconds"].get<double>(); });
+  for (std::size_t i = 0; i < std::min(most, operations.size()); ++i) {
+    const double seconds = operations[i]["seconds"];
+    fmt::print("      {:<46} {:>5} {:>8.2f} ms {:>6.1f} %\n", operations[i]["operation"].get<std::string>(),
+               operations[i]["calls"].get<int>(), 1e3 * seconds, 100 * seconds / whole);
+  }
+}
+
 Json measure(const Case& measured, const Options& options) {
   const std::int64_t micro_batch = std::max<std::int64_t>(1, options.samples * 1024 / measured.context);
   const auto tokens = static_cast<double>(micro_batch * measured.context);
@@ -162,6 +175,7 @@ Json measure(const Case& measured, const Options& options) {
   std::vector<Participant> all = participants_of(measured, options, micro_batch);
   std::vector<double> shares;
   std::vector<std::vector<double>> purposes;  // by round, the rest of the step last
+  std::vector<double> waited;                 // the step that they are of
   for (int round = 0; round <= options.rounds; ++round) {
     for (Participant& one : all) {
       one.process.ask("step");
@@ -171,7 +185,7 @@ Json measure(const Case& measured, const Options& options) {
       one.seconds.push_back(seconds);
       if (!one.last.contains("ceiling")) continue;
       shares.push_back(one.ready["step_flops"].get<double>() / seconds / one.last["ceiling"].get<double>());
-      double rest = one.last["waited"];
+      double rest = waited.emplace_back(one.last["waited"]);
       std::vector<double>& of_round = purposes.emplace_back(one.last["purposes"]);
       for (const double part : of_round) rest -= part;
       of_round.push_back(rest);
@@ -211,18 +225,26 @@ Json measure(const Case& measured, const Options& options) {
   const auto median_round = std::find(rounds.begin(), rounds.end(), own) - rounds.begin();
   fmt::print("    {:<36} {:>8.1f} ms\n", "the median step", 1e3 * own);
   result["median_step_seconds"] = own;
+  const double whole = waited[static_cast<std::size_t>(median_round)];
+  if (options.device != "cpu") {
+    fmt::print("    {:<36} {:>8.1f} ms\n", "one that waits for every operation", 1e3 * whole);
+    result["waiting_step_seconds"] = whole;
+  }
   for (std::size_t i = 0; i <= purpose_names.size(); ++i) {
     const std::string_view name = i < purpose_names.size() ? purpose_names[i] : "the rest";
     const double seconds = purposes[static_cast<std::size_t>(median_round)][i];
-    fmt::print("    {:<36} {:>8.1f} ms {:>6.1f} %\n", name, 1e3 * seconds, 100 * seconds / own);
+    fmt::print("    {:<36} {:>8.1f} ms {:>6.1f} %\n", name, 1e3 * seconds, 100 * seconds / whole);
     result["seconds_by_purpose"][std::string(name)] = seconds;
   }
+  result["operations"] = all.front().last["operations"];
+  if (options.device != "cpu") print_longest(result["operations"], whole);
   TurnProcess& ours = all.front().process;
   ours.end_commands();
   const Json memory = Json::parse(ours.answer());
   const auto grown = memory["memory_growth"].get<std::uint64_t>();
   const auto planned = memory["memory_planned"].get<std::uint64_t>();
-  fmt::print("    VmHWM grew by {}, the plan says {}: ratio {:.3f}\n", bytes_text(grown), bytes_text(planned),
+  fmt::print("    {} grew by {}, the plan says {}: ratio {:.3f}\n",
+             options.device == "cpu" ? "VmHWM" : "the GPU's memory", bytes_text(grown), bytes_text(planned),
              static_cast<double>(grown) / static_cast<double>(planned));
   std::fflush(stdout);
   result.update(memory);

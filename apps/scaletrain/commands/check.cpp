@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "backend/backend.h"
+#include "backend/cuda_module.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "commands.h"
@@ -97,9 +98,9 @@ MemoryBudget device_budget(const CheckArguments& arguments, Precision precision,
 // Empty: it is one that can be computed on.
 std::string age_text(const std::string& name) {
   const DeviceModel* const device = name.empty() ? nullptr : find_device(name);
-  if (device == nullptr || device->sm >= oldest_sm) return {};
+  if (device == nullptr || device->sm >= cuda_oldest_sm) return {};
   return fmt::format("--device {}: GPUs of sm_{} are older than sm_{}, the oldest that is supported; choose another",
-                     device->name, device->sm, oldest_sm);
+                     device->name, device->sm, cuda_oldest_sm);
 }
 
 // Of this machine's processors together: products for a moment, on all of them.

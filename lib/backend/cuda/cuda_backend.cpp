@@ -23,18 +23,17 @@ namespace {
 using cuda::check;
 using cuda::CudaStream;
 
-constexpr int oldest_major = 8;  // of compute capabilities: Ampere
 static_assert(cuda_workspace_bytes == cuda::workspace_bytes);
 
 // Of one that kernels are compiled for. UserError for others.
 cudaDeviceProp properties_of(int device) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "a look at the GPU");
-  if (properties.major < oldest_major)
+  if (properties.major < cuda_oldest_sm / 10)
     throw UserError(
-        fmt::format("run.device: cuda: the GPU {} (sm_{}{}) is older than sm_{}0, the oldest that is supported: "
+        fmt::format("run.device: cuda: the GPU {} (sm_{}{}) is older than sm_{}, the oldest that is supported: "
                     "choose another by CUDA_VISIBLE_DEVICES, or set run.device: cpu",
-                    properties.name, properties.major, properties.minor, oldest_major));
+                    properties.name, properties.major, properties.minor, cuda_oldest_sm));
   cuda::name_device(device, properties.name);
   return properties;
 }

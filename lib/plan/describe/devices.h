@@ -21,11 +21,8 @@ struct DeviceModel {
   double single = 0;  // fp32
   // What the driver calls such devices, apart by " | ".
   std::string_view driver_names{};
-  int sm = 0;  // its compute capability: 90 is 9.0
+  int sm = 0;  // its compute capability: 90 is 9.0 (cuda_oldest_sm)
 };
-
-// Of the GPUs that the CUDA backend computes on; it refuses older ones.
-inline constexpr int oldest_sm = 80;
 
 std::span<const DeviceModel> known_devices();
 // Case, and what is neither letter nor digit, does not count; null: not known.

@@ -1,28 +1,14 @@
-#include "backend/cuda_module.h"
-#include "base/error.h"
 #include "support/cuda/gpu_under_test.h"
+#include "support/cuda/module_of_machine.h"
 
 namespace scaletrain {
 
-namespace {
-
-CudaModule load_module() {
-  return CudaModule(cuda_module_path());
-}
-
-}  // namespace
-
-std::string missing_gpu() {
-  try {
-    load_module();
-    return "";
-  } catch (const NoGpuError& error) {
-    return error.what();
-  }
+bool is_gpu_missing() {
+  return !module_of_machine();
 }
 
 std::unique_ptr<Backend> make_gpu(DType compute) {
-  return load_module().make_backend({.compute = compute});
+  return CudaModule(cuda_module_path()).make_backend({.compute = compute});
 }
 
 bool has_reachable_memory() {

@@ -3,8 +3,8 @@
 
 namespace scaletrain {
 
-std::string missing_gpu() {
-  return "";
+bool is_gpu_missing() {
+  return false;
 }
 
 std::unique_ptr<Backend> make_gpu(DType compute) {

@@ -3,14 +3,13 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "backend/backend.h"
 
 namespace scaletrain {
 
-// Why there is none; empty: there is one. One that is there and cannot be used is no reason: it is thrown.
-std::string missing_gpu();
+// Whether there is none, as module_of_machine() says.
+bool is_gpu_missing();
 std::unique_ptr<Backend> make_gpu(DType compute);
 // Whether the host reaches its memory, which is what the ranks of one process tell each other through.
 bool has_reachable_memory();

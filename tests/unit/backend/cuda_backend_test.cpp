@@ -5,15 +5,14 @@
 #include <chrono>
 #include <cstring>
 #include <future>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda_module.h"
 #include "base/error.h"
+#include "support/cuda/module_of_machine.h"
 
 using namespace scaletrain;
 
@@ -135,13 +134,8 @@ TEST_CASE("an_event_of_a_gpu_may_outlive_its_stream") {
 }
 
 TEST_CASE("the_gpu_of_this_machine_keeps_the_order_of_its_streams_and_of_the_hosts_functions") {
-  std::optional<CudaModule> module;
-  try {
-    module.emplace(cuda_module_path());
-  } catch (const NoGpuError& error) {
-    MESSAGE("skipped: " << std::string(error.what()));
-    return;
-  }
+  const auto module = module_of_machine();
+  if (!module) return;
   const auto backend = module->make_backend({});
   check_events(*backend);
   check_functions_that_throw(*backend);

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "backend/cuda_module.h"
 #include "plan/describe/describe.h"
 #include "plan/describe/devices.h"
 #include "plan_helpers.h"
@@ -360,7 +361,7 @@ TEST_CASE("known devices have what a verdict needs, and are found however they a
     CAPTURE(device.name);
     CHECK(device.memory > 20ull << 30);
     CHECK(find_device(device.name) == &device);
-    CHECK((device.sm >= oldest_sm) == device.has_bf16);  // both came with Ampere
+    CHECK((device.sm >= cuda_oldest_sm) == device.has_bf16);  // both came with Ampere
     CHECK(peak_flops(device, Precision::fp16).value_or(0) >= peak_flops(device, Precision::fp32).value_or(1e99));
   }
   REQUIRE(find_device("H100") != nullptr);

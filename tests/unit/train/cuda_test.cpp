@@ -10,16 +10,10 @@ std::unique_ptr<Backend> gpu(const CpuOptions& options) {
   return make_gpu(options.compute);
 }
 
-bool is_skipped() {
-  const std::string missing = missing_gpu();
-  if (!missing.empty()) MESSAGE("skipped: " << missing);
-  return !missing.empty();
-}
-
 }  // namespace
 
 TEST_CASE("a run on a gpu saves in either way and resumes to the bit") {
-  if (is_skipped()) return;
+  if (is_gpu_missing()) return;
   for (const std::string precision : {"fp32", "bf16"}) {
     const std::string compute = "precision.compute=" + precision;
     CAPTURE(precision);
@@ -36,7 +30,7 @@ TEST_CASE("a run on a gpu saves in either way and resumes to the bit") {
 }
 
 TEST_CASE("a run begun on processors goes on on a gpu, to the losses of processors") {
-  if (is_skipped()) return;
+  if (is_gpu_missing()) return;
   TinyRun expected;
   REQUIRE(expected.run() == ExitCode::finished);
   TinyRun parts;
