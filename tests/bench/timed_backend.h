@@ -99,7 +99,7 @@ class TimedBackend final : public ForwardingBackend {
 
   // "linear forward 3904 x 768 -> 50257".
   static std::string label_of(const Operation& op) {
-    const std::string name(operation_names[op.index()]);
+    std::string name(operation_names[op.index()]);
     const auto with = [&](const ConstView& rows, std::int64_t inputs, std::int64_t outputs) {
       return fmt::format("{} {} x {} -> {}", name, rows.shape()[0], inputs, outputs);
     };
