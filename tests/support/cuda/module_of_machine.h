@@ -10,8 +10,8 @@
 
 namespace scaletrain {
 
-// Nothing, where there is no GPU, or none that this process may see: the test is then skipped, which is said. A GPU that
-// is there and cannot be used is no reason: it is thrown.
+// Nothing, where there is no GPU, or none that this process may see: the test is then skipped, which is said. A GPU
+// that is there and cannot be used is no reason: it is thrown.
 inline std::optional<CudaModule> module_of_machine() {
   try {
     return CudaModule(cuda_module_path());
