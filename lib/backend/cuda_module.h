@@ -24,7 +24,7 @@ std::filesystem::path cuda_module_path();
 
 // Of the GPUs that it has kernels for the oldest, by compute capability: Ampere.
 inline constexpr int cuda_oldest_sm = 80;
-// workspace_bytes() of its backend without making one, for plans.
+// workspace_bytes() of its backend without making one, for plans: what cuBLASLt's kernels of sm_90 ask for.
 inline constexpr std::size_t cuda_workspace_bytes = std::size_t{32} << 20;
 // row_alignment(), the same way: of halves, a line of the cache.
 inline constexpr std::int64_t cuda_row_alignment = 64;

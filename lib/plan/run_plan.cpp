@@ -117,8 +117,12 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
 }
 
 void PhasePlan::compute_on(const Backend& backend) {
-  space = backend.space();
-  logit_rows = LogitRows::aligned_to(backend.row_alignment());
+  compute_on(backend.space(), backend.row_alignment());
+}
+
+void PhasePlan::compute_on(Space space_of_device, std::int64_t row_alignment) {
+  space = space_of_device;
+  logit_rows = LogitRows::aligned_to(row_alignment);
   if (space == Space::device) packed_bytes = nullptr;  // its kernels read weights as they are
 }
 
@@ -238,12 +242,8 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.micro_batch = {cut.samples, config.model.context};
   phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
-  if (config.run.device == DeviceKind::cuda) {
-    phase.space = Space::device;
-    phase.logit_rows = LogitRows::aligned_to(cuda_row_alignment);
-  } else {
-    phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
-  }
+  phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
+  if (config.run.device == DeviceKind::cuda) phase.compute_on(Space::device, cuda_row_alignment);
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
   phase.background_saves = config.checkpoint.background;

@@ -78,8 +78,9 @@ struct PhasePlan {
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.
   double loss_gradient = 0.0;
 
-  // The plan learns what its ranks compute on.
+  // The plan learns what its ranks compute on: a backend, or what there is to know of one before it is made.
   void compute_on(const Backend& backend);
+  void compute_on(Space space_of_device, std::int64_t row_alignment);
 
   // The table's units that a pipeline rank holds, ascending.
   std::vector<int> units_of_stage(std::int64_t pipeline_rank) const;

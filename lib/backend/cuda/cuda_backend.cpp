@@ -12,7 +12,6 @@
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/cuda_stream.h"
 #include "backend/cuda/kernels/kernels.h"
-#include "backend/cuda/kernels/workspace.h"
 #include "backend/cuda/products.h"
 #include "base/error.h"
 
@@ -22,8 +21,6 @@ namespace {
 
 using cuda::check;
 using cuda::CudaStream;
-
-static_assert(cuda_workspace_bytes == cuda::workspace_bytes);
 
 // Of one that kernels are compiled for. UserError for others.
 cudaDeviceProp properties_of(int device) {

@@ -95,7 +95,12 @@ void HostCalls::issue(cudaStream_t stream, std::function<void()> function) {
     const std::lock_guard lock(state_->mutex);
     state_->issued.push_back(std::move(function));
   }
-  check(cudaLaunchHostFunc(stream, come, given.get()), "a call of the host");
+  const cudaError_t error = cudaLaunchHostFunc(stream, come, given.get());
+  if (error != cudaSuccess) {
+    const std::lock_guard lock(state_->mutex);
+    state_->issued.pop_back();  // whose turn never comes
+  }
+  check(error, "a call of the host");
   given.release();  // NOLINT: it is come's now
   ++issued_;
   // Reached means at least so many, around the end of the numbers too.

@@ -3,9 +3,10 @@
 
 #include <cstddef>
 
+#include "backend/cuda_module.h"
+
 namespace scaletrain::cuda {
 
-// What cuBLASLt's kernels of sm_90 ask for.
-inline constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
+inline constexpr std::size_t workspace_bytes = cuda_workspace_bytes;
 
 }  // namespace scaletrain::cuda
