@@ -129,12 +129,13 @@ void check_attention_shape(const Checker& check, const AttentionShape& shape, co
   check.optional("document_start", document_start, DType::i32, Shape{shape.batch, shape.num_queries});
 }
 
-void check_spans(const Checker& check, std::span<const DecaySpan> spans, std::int64_t count) {
+// Of a buffer of `count` elements.
+template <class Span>
+void check_spans(const Checker& check, std::span<const Span> spans, std::int64_t count) {
   std::int64_t end = 0;
-  for (const DecaySpan& span : spans) {
+  for (const Span& span : spans) {
     check.require("spans", span.first >= end && span.count >= 0, "ascending spans that do not overlap");
-    check.require("spans", span.count <= count && span.first <= count - span.count,
-                  "spans inside the parameter buffer");
+    check.require("spans", span.count <= count && span.first <= count - span.count, "spans inside the buffer");
     end = span.first + span.count;
   }
 }
@@ -411,12 +412,15 @@ void check_operation(const Backend& backend, const Fill& op) {
                 "F32 or the compute type");
 }
 
-void check_operation(const Backend& backend, const SumOfSquares& op) {
-  const Checker check("SumOfSquares", backend);
+void check_operation(const Backend& backend, const SumsOfSquares& op) {
+  const Checker check("SumsOfSquares", backend);
   check.present("values", op.values);
+  check.dims("values", op.values, 1);
   check.require("values", op.values.dtype() == check.compute() || op.values.dtype() == DType::f32,
                 "F32 or the compute type");
-  check.operand("result", op.result, DType::f64, Shape{1});
+  check_spans(check, op.spans, op.values.shape()[0]);
+  check.operand("results", op.results, DType::f64, Shape{narrow<std::int64_t>(op.spans.size())});
+  check.disjoint("results", op.results, {op.values});
 }
 
 void check_operation(const Backend& backend, const AdamWStep& op) {

@@ -259,11 +259,19 @@ struct Fill {
   double value = 0.0;
 };
 
-// result = the sum of squares, accumulated in double over blocks of fixed size in order: the same bits for any number
-// of threads.
-struct SumOfSquares {
-  ConstView values;  // f32 or the compute type
-  View result;       // [1] f64
+// A contiguous range of elements of a flat buffer.
+struct ElementSpan {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+// results[s] = the sum of squares of the elements of spans[s], accumulated in double over blocks of fixed size in
+// order: the same bits for any number of threads, and whatever the other spans are. Spans ascend and do not overlap;
+// that of no elements has the sum 0.
+struct SumsOfSquares {
+  ConstView values;  // [n], f32 or the compute type
+  std::span<const ElementSpan> spans;
+  View results;  // [number of spans] f64
 };
 
 // What kernels read of a step at the moment they run, so that no step waits for the host: in memory of the device, as a
@@ -311,6 +319,6 @@ struct SgdStep {
 using Operation = std::variant<LinearForward, LinearBackwardInput, LinearBackwardWeight, NormForward, NormBackwardInput,
                                NormBackwardWeight, ActivationForward, ActivationBackward, RopeRotate, AttentionForward,
                                AttentionBackward, EmbeddingForward, EmbeddingBackward, CrossEntropy, SoftmaxStatistics,
-                               CrossEntropyParts, Add, Copy, Fill, SumOfSquares, AdamWStep, SgdStep>;
+                               CrossEntropyParts, Add, Copy, Fill, SumsOfSquares, AdamWStep, SgdStep>;
 
 }  // namespace scaletrain

@@ -6,6 +6,7 @@
 // step_scalars.h).
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "backend/backend.h"
@@ -14,7 +15,7 @@
 
 namespace scaletrain {
 
-// This rank's share, accumulated in double range by range in the table's order: the same bits for any number of
+// This rank's share: the sum in the table's order of the sums of each range, in double: the same bits for any number of
 // threads. Zero on a rank without parameters. Who wants the norm sums it over all ranks (sum_over_world).
 class GradientSquares {
  public:
@@ -27,10 +28,18 @@ class GradientSquares {
   double share() const;
 
  private:
+  // What one operation sums: ranges of a flat buffer, as they lie in it.
+  struct Counted {
+    View gradients;
+    std::vector<ElementSpan> spans;  // kernels that run later still read them
+    std::size_t first_sum = 0;
+  };
+  GradientSquares(Backend& backend, const ParamStore& store, const std::vector<ParamRange>& ranges);
+
   Backend& backend_;
-  const ParamStore& store_;
-  std::vector<ParamRange> counted_;  // in the table's order
-  MirroredBuffer sums_;              // one for each range
+  std::vector<Counted> counted_;
+  std::vector<std::size_t> table_order_;  // indices of sums
+  MirroredBuffer sums_;                   // one for each range
 };
 
 }  // namespace scaletrain

@@ -265,6 +265,11 @@ std::span<const ParamRange> ParamStore::held(StateKind kind) const {
 }
 
 View ParamStore::values(StateKind kind, const ParamRange& range, std::size_t state) const {
+  const HeldValues found = find(kind, range, state);
+  return found.buffer.rows(found.first, range.count);
+}
+
+HeldValues ParamStore::find(StateKind kind, const ParamRange& range, std::size_t state) const {
   const Held& held = impl_->held(kind);
   SCALETRAIN_CHECK(range.parameter >= 0 && static_cast<std::size_t>(range.parameter) < held.of_parameter.size());
   const int index = held.of_parameter[static_cast<std::size_t>(range.parameter)];
@@ -276,7 +281,7 @@ View ParamStore::values(StateKind kind, const ParamRange& range, std::size_t sta
   const std::int64_t first =
       (impl_->is_shard(kind, all.buffer) ? all.shard_offset : all.flat_offset) + (range.first - all.first);
   const DType dtype = impl_->memory.dtypes[static_cast<std::size_t>(all.buffer)];
-  return bytes.view(static_cast<std::size_t>(first) * size_of(dtype), dtype, {range.count});
+  return {bytes.view(0, dtype, {narrow<std::int64_t>(bytes.size() / size_of(dtype))}), first};
 }
 
 View ParamStore::master(std::string_view name) const {

@@ -95,6 +95,12 @@ struct OptimizerRange {
 
 enum class StateKind { master, gradient, optimizer };
 
+// Where the values of a range lie: from element `first` of all that a rank holds over a flat buffer.
+struct HeldValues {
+  View buffer;  // padding included
+  std::int64_t first = 0;
+};
+
 class ParamStore {
  public:
   struct Options {
@@ -158,6 +164,8 @@ class ParamStore {
   std::span<const ParamRange> held(StateKind kind) const;
   // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer.
   View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
+  // The same in its buffer, for what works on many ranges at once.
+  HeldValues find(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
   // A held parameter's local box; empty where the parameter is not held unsharded. For tests and single ranks.
   View master(std::string_view name) const;
   View gradient(std::string_view name) const;

@@ -355,8 +355,8 @@ class Bench {
       return running(Copy{side.masters({count}), side.activations({count})});
     });
     time("fill", 0, 1, [&](Side& side) { return running(Fill{side.masters({count}), 0.0}); });
-    time("sum of squares", 0, 1, [&](Side& side) {
-      return running(SumOfSquares{side.masters({count}), number_at(sum_)});
+    time("sums of squares", 0, 1, [&](Side& side) {
+      return running(SumsOfSquares{side.masters({count}), {&all_, 1}, number_at(sum_)});
     });
     time("adamw", 0, 1, [&](Side& side) {
       return running(AdamWStep{.param = side.masters({count}),
@@ -374,6 +374,7 @@ class Bench {
   Side sides_[2];
   double total_[2] = {0, 0};
   double sum_ = 0;
+  const ElementSpan all_{.first = 0, .count = params_without_positions};
   const DecaySpan span_{.first = 0, .count = params_without_positions, .weight_decay = 0.1};
   const StepScalars step_{
       .learning_rate = 1e-3, .gradient_scale = 1.0, .bias_correction1 = 0.1, .bias_correction2 = 0.05};

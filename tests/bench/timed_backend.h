@@ -93,7 +93,7 @@ class TimedBackend final : public ForwardingBackend {
   Purpose purpose_of(const CrossEntropy&) const { return Purpose::head; }
   Purpose purpose_of(const SoftmaxStatistics&) const { return Purpose::head; }
   Purpose purpose_of(const CrossEntropyParts&) const { return Purpose::head; }
-  Purpose purpose_of(const SumOfSquares&) const { return Purpose::update; }
+  Purpose purpose_of(const SumsOfSquares&) const { return Purpose::update; }
   Purpose purpose_of(const AdamWStep&) const { return Purpose::update; }
   Purpose purpose_of(const SgdStep&) const { return Purpose::update; }
 

@@ -42,7 +42,7 @@ class OperandVisitor {
   void enter(Add& op) const { reach_all(op.a, op.b, op.output); }
   void enter(Copy& op) const { reach_all(op.input, op.output); }
   void enter(Fill& op) const { reach_all(op.output); }
-  void enter(SumOfSquares& op) const { reach_all(op.values, op.result); }
+  void enter(SumsOfSquares& op) const { reach_all(op.values, op.results); }
   void enter(AdamWStep& op) const {
     reach_all(op.param, op.first_moment, op.second_moment, op.gradient, op.step, op.compute_weights);
   }

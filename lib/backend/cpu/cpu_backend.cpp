@@ -365,17 +365,22 @@ void compute(Device<S>& device, const Fill& op) {
 }
 
 template <class S>
-void compute(Device<S>& device, const SumOfSquares& op) {
-  const std::int64_t total = op.values.num_elements();
+void compute(Device<S>& device, const SumsOfSquares& op) {
   const auto sum = [&](const auto* values, const auto& kernel) {
-    return device.ordered_sum((total + piece_elements - 1) / piece_elements, 1, [&](std::int64_t piece, int) {
-      const std::int64_t first = piece * piece_elements;
-      return kernel(values + first, static_cast<std::size_t>(std::min(piece_elements, total - first)));
-    });
+    auto* result = op.results.as<double>();
+    for (const ElementSpan& span : op.spans) {
+      const auto* of_span = values + span.first;
+      const std::int64_t pieces = (span.count + piece_elements - 1) / piece_elements;
+      *result++ = device.ordered_sum(pieces, 1, [&](std::int64_t piece, int) {
+        const std::int64_t first = piece * piece_elements;
+        return kernel(of_span + first, static_cast<std::size_t>(std::min(piece_elements, span.count - first)));
+      });
+    }
   };
-  *op.result.as<double>() = op.values.dtype() == dtype_of<S>()
-                                ? sum(op.values.as<S>(), device.kernels.sum_of_squares)
-                                : sum(op.values.as<float>(), device.all.f32.sum_of_squares);
+  if (op.values.dtype() == dtype_of<S>())
+    sum(op.values.as<S>(), device.kernels.sum_of_squares);
+  else
+    sum(op.values.as<float>(), device.all.f32.sum_of_squares);
 }
 
 template <class S>

@@ -26,7 +26,7 @@ std::vector<Case> embedding_part_backward_cases();
 std::vector<Case> add_cases();
 std::vector<Case> copy_cases();
 std::vector<Case> fill_cases();
-std::vector<Case> sum_of_squares_cases();
+std::vector<Case> sums_of_squares_cases();
 std::vector<Case> adamw_cases();
 std::vector<Case> sgd_cases();
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/numbers/checked.h"
 #include "cases.h"
 #include "support/numbers.h"
 
@@ -137,22 +138,47 @@ std::vector<Case> fill_cases() {
   return cases;
 }
 
-std::vector<Case> sum_of_squares_cases() {
+namespace {
+
+// All of n elements, or several spans with padding before, between and after them of which two touch and one is empty,
+// or very many.
+std::vector<ElementSpan> spans_of(std::size_t index, std::int64_t n) {
+  if (index % 4 == 2) return {{0, n}};
+  std::vector<ElementSpan> spans;
+  if (index % 4 == 1 && n > 1000) {
+    for (std::int64_t first = 3; first < n; first += 7) spans.push_back({first, std::min(first % 8, n - first)});
+    return spans;
+  }
+  const std::int64_t a = n / 7;
+  const std::int64_t b = n / 2;
+  const std::int64_t d = n - n / 5;
+  return {{a, b - a}, {b, (d - b) / 2}, {d - (d - b) / 3, 0}, {d - (d - b) / 3, (d - b) / 3}};
+}
+
+}  // namespace
+
+std::vector<Case> sums_of_squares_cases() {
   std::vector<Case> cases;
-  for (const std::int64_t n : lengths()) {
-    const Values values = normal("sum_of_squares" + std::to_string(n), n, 0.5, 1.0);
+  std::vector<std::int64_t> all_lengths = lengths();
+  all_lengths.push_back(50021);
+  for (const std::int64_t n : all_lengths) {
+    const Values values = normal("sums_of_squares" + std::to_string(n), n, 0.5, 1.0);
     const bool of_masters = cases.size() % 3 != 1;
+    const auto spans = std::make_shared<const std::vector<ElementSpan>>(spans_of(cases.size(), n));
     Case c;
-    c.name = std::to_string(n) + (of_masters ? " masters" : " of the compute type");
+    c.name = std::to_string(n) + (of_masters ? " masters" : " of the compute type") + " in " +
+             std::to_string(spans->size()) + " spans";
     c.unit = 1e-14;  // squares of f32 are exact in double, and their sums are kept in double
     c.reduction_length = static_cast<double>(std::max<std::int64_t>(1, n));
     c.run = [=](Device& device) {
-      double result = -1;  // overwritten, not added to
+      Values results(spans->size(), -1.0);  // overwritten, not added to
       const View operand = of_masters ? device.put_as(DType::f32, values, {n}) : device.put(values, {n});
-      device.run(SumOfSquares{.values = operand, .result = number_at(result)});
-      return std::vector<Output>{{"result", {result}, Kind::master}};
+      device.run(SumsOfSquares{.values = operand,
+                               .spans = *spans,
+                               .results = View(results.data(), DType::f64, {narrow<std::int64_t>(results.size())})});
+      return std::vector<Output>{{"results", results, Kind::master}};
     };
-    c.scales = {{0.0}};
+    c.scales = {Values(spans->size(), 0.0)};
     cases.push_back(c);
   }
   return cases;

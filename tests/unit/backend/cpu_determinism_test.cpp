@@ -201,12 +201,13 @@ Results run_cross_entropy_parts(Engine& engine) {
   return results;
 }
 
-Results run_sum_of_squares(Engine& engine) {
+Results run_sums_of_squares(Engine& engine) {
   constexpr std::int64_t count = 1'000'003;
   Floats values = numbers(count, 1);
-  double sum = 0;
-  engine.run(SumOfSquares{view(values, {count}), number_at(sum)});
-  return {sum};
+  const ElementSpan spans[] = {{0, 7}, {11, 400'000}, {400'011, 599'992}};
+  double sums[3] = {};
+  engine.run(SumsOfSquares{view(values, {count}), spans, View(sums, DType::f64, {3})});
+  return {sums[0], sums[1], sums[2]};
 }
 
 Results run_embedding(Engine& engine) {
@@ -255,7 +256,7 @@ const std::vector<NamedCase>& cases() {
       {"norm", run_norm},
       {"cross-entropy", run_cross_entropy},
       {"cross-entropy in parts", run_cross_entropy_parts},
-      {"sum of squares", run_sum_of_squares},
+      {"sums of squares", run_sums_of_squares},
       {"embedding", run_embedding},
       {"elementwise", run_elementwise},
   };
@@ -359,9 +360,11 @@ TEST_CASE("a NaN is never lost on the way to the loss") {
     }
     Floats values = numbers(100, 1);
     values[99] = nan;
-    double sum = 0;
-    engine.run(SumOfSquares{view(values, {100}), number_at(sum)});
-    CHECK(std::isnan(sum));
+    const ElementSpan spans[] = {{0, 50}, {50, 50}};
+    double sums[2] = {};
+    engine.run(SumsOfSquares{view(values, {100}), spans, View(sums, DType::f64, {2})});
+    CHECK_FALSE(std::isnan(sums[0]));
+    CHECK(std::isnan(sums[1]));
   }
 }
 

@@ -264,12 +264,27 @@ TEST_CASE("loss_and_elementwise_descriptors_are_checked") {
   fill.output = make.floats({6});
   make.refuses(fill, "output", [&](auto& op) { op.output = make.ids({6}); });
   make.refuses(fill, "output", [](auto& op) { op.output = {}; });
-  SumOfSquares squares;
+  const ElementSpan spans[] = {{0, 3}, {4, 2}};
+  const ElementSpan beyond[] = {{0, 3}, {4, 3}};
+  const ElementSpan overlapping[] = {{0, 3}, {2, 2}};
+  const ElementSpan descending[] = {{4, 2}, {0, 3}};
+  const ElementSpan negative[] = {{0, 3}, {4, -1}};
+  SumsOfSquares squares;
   squares.values = make.floats({6});
-  squares.result = number_at(sum);
-  make.refuses(squares, "result", [](auto& op) { op.result = {}; });
-  make.refuses(squares, "result", [&](auto& op) { op.result = make.floats({1}); });
+  squares.spans = spans;
+  squares.results = make.doubles({2});
+  make.refuses(squares, "results", [](auto& op) { op.results = {}; });
+  make.refuses(squares, "results", [&](auto& op) { op.results = make.floats({2}); });
+  make.refuses(squares, "results", [&](auto& op) { op.results = make.doubles({1}); });
+  make.refuses(squares, "results", [&](auto& op) { op.results = make.doubles({3}); });
+  make.refuses(squares, "results",
+               [](auto& op) { op.results = View(const_cast<void*>(op.values.data()), DType::f64, {2}); });
   make.refuses(squares, "values", [&](auto& op) { op.values = make.doubles({6}); });
+  make.refuses(squares, "values", [&](auto& op) { op.values = make.floats({2, 3}); });
+  make.refuses(squares, "spans", [&](auto& op) { op.spans = beyond; });
+  make.refuses(squares, "spans", [&](auto& op) { op.spans = overlapping; });
+  make.refuses(squares, "spans", [&](auto& op) { op.spans = descending; });
+  make.refuses(squares, "spans", [&](auto& op) { op.spans = negative; });
 }
 
 TEST_CASE("optimizer_descriptors_are_checked") {

@@ -32,7 +32,7 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
                                                            {"add", add_cases},
                                                            {"copy", copy_cases},
                                                            {"fill", fill_cases},
-                                                           {"sum_of_squares", sum_of_squares_cases},
+                                                           {"sums_of_squares", sums_of_squares_cases},
                                                            {"adamw", adamw_cases},
                                                            {"sgd", sgd_cases}};
   return operations;
@@ -94,9 +94,10 @@ TEST_CASE("sums_over_rows_have_the_same_bits_for_any_number_of_threads") {
     const auto backend = make_cpu_backend(options);
     CHECK(backend->num_threads() == threads);
     Device device(*backend);
+    const ElementSpan all{.first = 0, .count = 100003};
     double sum = 0;
     double loss = 0;
-    device.run(SumOfSquares{.values = device.put(values, {100003}), .result = number_at(sum)});
+    device.run(SumsOfSquares{.values = device.put(values, {100003}), .spans = {&all, 1}, .results = number_at(sum)});
     device.run(CrossEntropy{.logits = device.put(logits, {rows, 97}),
                             .targets = device.put_ids(targets, {rows}),
                             .d_scale = 0,

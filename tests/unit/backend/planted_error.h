@@ -116,7 +116,7 @@ class PlantedError final : public Backend {
   void spoiled(Stream& s, const Add& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const Copy& op) { run_and_spoil(s, op, {last(op.output)}); }
   void spoiled(Stream& s, const Fill& op) { run_and_spoil(s, op, {last(op.output)}); }
-  void spoiled(Stream& s, const SumOfSquares& op) { run_and_spoil(s, op, {last(op.result)}); }
+  void spoiled(Stream& s, const SumsOfSquares& op) { run_and_spoil(s, op, {last(op.results)}); }
   void spoiled(Stream& s, const AdamWStep& op) {
     run_and_spoil(s, op, {last(op.param), last(op.first_moment), last(op.second_moment), last(op.compute_weights)});
   }

@@ -567,9 +567,13 @@ TEST_CASE("small_operations_by_hand") {
   const View a = device.put({1, 2, 3}, {3});
   device.run(Add{.a = a, .b = device.put({10, 20, 30}, {3}), .output = a});
   CHECK(Device::get(a) == Values{11, 22, 33});
-  double squares = 0;
-  device.run(SumOfSquares{.values = device.put({3, 4, 12}, {3}), .result = number_at(squares)});
-  CHECK(squares == 169);
+  const ElementSpan spans[] = {{0, 1}, {1, 0}, {2, 2}};
+  double squares[3] = {};
+  device.run(SumsOfSquares{
+      .values = device.put({3, 4, 5, 12}, {4}), .spans = spans, .results = View(squares, DType::f64, {3})});
+  CHECK(squares[0] == 9);
+  CHECK(squares[1] == 0);
+  CHECK(squares[2] == 169);
   device.run(Fill{.output = a, .value = -2});
   CHECK(Device::get(a) == Values{-2, -2, -2});
   const View ids = device.put_ids({0, 0}, {2});

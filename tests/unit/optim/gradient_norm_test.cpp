@@ -99,3 +99,25 @@ TEST_CASE("the share of a rank without parameters is zero") {
   const ParamStore empty(*backend, table, none, {.state_names = {}, .gradients = true, .dtype = DType::f64});
   CHECK(gradient_share(*backend, *stream, empty) == 0.0);
 }
+
+TEST_CASE("the share is summed in the order of the table where a tied tensor lies before the rest of its unit") {
+  ParamTable table;
+  table.begin_unit("embedding");
+  for (const char* const name : {"embedding.type.weight", "embedding.position.weight", "embedding.token.weight"})
+    table.add(parameter(name, {1}));
+  table.begin_unit("head");
+  Parameter head = parameter("head.weight", {1});
+  head.tied_to = "embedding.token.weight";
+  table.add(head);
+  const auto backend = make_reference_backend(DType::f64);
+  const auto stream = backend->make_stream();
+  const std::array<int, 2> all{0, 1};
+  const ShardLayout layout(table, all, Mesh(), {});
+  const ParamStore store(*backend, table, layout, {.state_names = {}, .gradients = true, .dtype = DType::f64});
+  const auto gradient = [&](std::string_view name) { return store.gradient(name).as<double>(); };
+  REQUIRE(gradient("embedding.token.weight") < gradient("embedding.type.weight"));
+  *gradient("embedding.type.weight") = 1;
+  *gradient("embedding.position.weight") = 1e8;
+  *gradient("embedding.token.weight") = 1;
+  CHECK(gradient_share(*backend, *stream, store) == 1e16);  // in the order of memory: 1e16 + 2
+}

@@ -78,9 +78,12 @@ TEST_CASE("the norm of one rank has the bits of one sum per row in the order of 
   double expected = 0;
   for (const Parameter& parameter : table.parameters()) {
     if (parameter.tied_to) continue;
+    const View gradient = model.store.gradient(parameter.name);
+    const ElementSpan all{.first = 0, .count = gradient.num_elements()};
     double sum = 0;
-    model.backend->run(*model.stream,
-                       SumOfSquares{.values = model.store.gradient(parameter.name), .result = number_at(sum)});
+    model.backend->run(
+        *model.stream,
+        SumsOfSquares{.values = gradient.reshape({all.count}), .spans = {&all, 1}, .results = number_at(sum)});
     expected += sum;
   }
   CHECK(gradient_share(*model.backend, *model.stream, model.store) == expected);

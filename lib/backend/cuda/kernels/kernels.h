@@ -63,7 +63,7 @@ void compute(const Issue& issue, const NormBackwardWeight& op);
 
 // optimizer.cu
 template <class S>
-void compute(const Issue& issue, const SumOfSquares& op);
+void compute(const Issue& issue, const SumsOfSquares& op);
 template <class S>
 void compute(const Issue& issue, const AdamWStep& op);
 template <class S>

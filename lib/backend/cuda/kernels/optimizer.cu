@@ -1,4 +1,4 @@
-// What an optimizer's step is made of: the sum of squares of gradients, and updates in one pass over each buffer.
+// What an optimizer's step is made of: sums of squares of gradients, and updates in one pass over each buffer.
 #include <algorithm>
 
 #include "backend/cuda/kernels/kernels.h"
@@ -9,61 +9,114 @@ namespace scaletrain::cuda {
 
 namespace {
 
-// --- sum of squares ---
+// Spans travel with the launch, so many at a time.
+constexpr int max_spans = 128;
 
-// A block sums one piece in double; then one block adds the pieces up. The pieces follow from the number of values.
-constexpr std::int64_t smallest_piece = 4096;
-constexpr std::int64_t max_pieces = 65536;
-static_assert(max_pieces * sizeof(double) <= workspace_bytes);
-constexpr unsigned threads_of_last_block = 1024;
-
-template <class S, int width>
-__global__ void sum_squares(const S* values, std::int64_t count, std::int64_t piece, double* sums) {
-  const std::int64_t begin = blockIdx.x * piece;
-  const std::int64_t end = begin + piece < count ? begin + piece : count;
-  double sum = 0;
-  for (std::int64_t first = begin + static_cast<std::int64_t>(threadIdx.x) * width; first < end;
-       first += threads_of_block * width) {
-    float x[width];
-    load(values + first, end - first, x);
-#pragma unroll
-    for (int i = 0; i < width; ++i) sum += static_cast<double>(x[i]) * x[i];
+// Of `count` entries, in ascending order of where they begin: the last one that does not begin behind `place`, or the
+// first.
+template <class Entry, class T>
+__device__ inline const Entry& entry_at(const Entry* entries, int count, T Entry::*begin, T place) {
+  int low = 0;
+  int high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (entries[middle].*begin <= place)
+      low = middle;
+    else
+      high = middle;
   }
-  sum = block_sum(sum, shared_memory<double>());
-  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+  return entries[low];
 }
 
-__global__ void add_piece_sums(const double* sums, std::int64_t count, double* result) {
+// --- sums of squares ---
+
+// A block sums one part of a span in double; then a block adds up the parts of each span. How a span is cut follows
+// from its own length.
+constexpr std::int64_t smallest_part = 8192;
+constexpr std::int64_t max_parts = 32768;
+static_assert(max_spans * max_parts * sizeof(double) <= workspace_bytes);
+
+struct SpansInParts {
+  struct Span {
+    std::int64_t first, end;
+    int part;  // elements of each part but the last
+    int first_block;
+  };
+  Span of[max_spans];
+  int count, blocks;
+};
+
+// The sum of this thread's share of [begin, end).
+template <int width, class S>
+__device__ inline double sum_of_squares(const S* values, std::int64_t begin, std::int64_t end) {
+  constexpr int loads_at_once = 4;
+  constexpr std::int64_t stride = threads_of_block * width;
   double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < count; i += threads_of_last_block) sum += sums[i];
-  sum = block_sum(sum, shared_memory<double>());
-  if (threadIdx.x == 0) *result = sum;
+  const auto add = [&](const float(&x)[width]) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) sum += static_cast<double>(x[i]) * x[i];
+  };
+  std::int64_t first = begin + static_cast<std::int64_t>(threadIdx.x) * width;
+  for (; first + (loads_at_once - 1) * stride + width <= end; first += loads_at_once * stride) {
+    float x[loads_at_once][width];
+#pragma unroll
+    for (int i = 0; i < loads_at_once; ++i) load(values + first + i * stride, width, x[i]);
+#pragma unroll
+    for (int i = 0; i < loads_at_once; ++i) add(x[i]);
+  }
+  for (; first < end; first += stride) {
+    float x[width];
+    load(values + first, end - first, x);
+    add(x);
+  }
+  return sum;
 }
 
 template <class S>
-void issue_sum(const Issue& issue, const SumOfSquares& op) {
-  const auto* values = address<S>(op.values);
-  const std::int64_t count = op.values.num_elements();
-  auto* const result = address<double>(op.result);
-  const std::int64_t piece =
-      smallest_piece * ((count + smallest_piece * max_pieces - 1) / (smallest_piece * max_pieces));
-  const std::int64_t pieces = count == 0 ? 0 : (count + piece - 1) / piece;
-  // Most of a model's parameters are one piece: its sum is the result.
-  auto* const sums = pieces == 1 ? result : reinterpret_cast<double*>(issue.workspace);
-  if (pieces > 0)
-    with_width<S>(fits_packs<S>(0, values), [&](auto width) {
-      launch(issue.stream, {blocks_for(pieces, 1), threads_of_block, threads_of_block / warp_lanes * sizeof(double)},
-             sum_squares<S, width>, values, count, piece, sums);
-    });
-  if (pieces == 1) return;
-  launch(issue.stream, {dim3(1), threads_of_last_block, threads_of_last_block / warp_lanes * sizeof(double)},
-         add_piece_sums, sums, pieces, result);
+__global__ void sum_parts_of_spans(const S* values, const __grid_constant__ SpansInParts spans, double* sums) {
+  const auto block = static_cast<int>(blockIdx.x);
+  const SpansInParts::Span& span = entry_at(spans.of, spans.count, &SpansInParts::Span::first_block, block);
+  const std::int64_t begin = span.first + static_cast<std::int64_t>(block - span.first_block) * span.part;
+  const std::int64_t end = begin + span.part < span.end ? begin + span.part : span.end;
+  const bool fits = reinterpret_cast<std::uintptr_t>(values + begin) % pack_bytes == 0;
+  double sum = fits ? sum_of_squares<pack_elements<S>>(values, begin, end) : sum_of_squares<1>(values, begin, end);
+  sum = block_sum(sum, shared_memory<double>());
+  if (threadIdx.x == 0) sums[block] = sum;
+}
+
+// A block has a span.
+__global__ void add_parts_of_spans(const __grid_constant__ SpansInParts spans, const double* sums, double* results) {
+  const auto index = static_cast<int>(blockIdx.x);
+  const int begin = spans.of[index].first_block;
+  const int end = index + 1 < spans.count ? spans.of[index + 1].first_block : spans.blocks;
+  double sum = 0;
+#pragma unroll 8
+  for (int part = begin + static_cast<int>(threadIdx.x); part < end; part += threads_of_block) sum += sums[part];
+  sum = block_sum(sum, shared_memory<double>());
+  if (threadIdx.x == 0) results[index] = sum;
+}
+
+template <class S>
+void issue_sums(const Issue& issue, const SumsOfSquares& op) {
+  auto* const sums = reinterpret_cast<double*>(issue.workspace);
+  constexpr std::size_t shared_bytes = threads_of_block / warp_lanes * sizeof(double);
+  for (std::size_t begin = 0; begin < op.spans.size(); begin += max_spans) {
+    SpansInParts spans = {};
+    for (const ElementSpan& span : op.spans.subspan(begin, std::min<std::size_t>(max_spans, op.spans.size() - begin))) {
+      const auto part = smallest_part * std::max(std::int64_t{1}, ceil_div(span.count, smallest_part * max_parts));
+      spans.of[spans.count++] = {span.first, span.first + span.count, narrow<int>(part), spans.blocks};
+      spans.blocks += narrow<int>(ceil_div(span.count, part));
+    }
+    if (spans.blocks > 0)
+      launch(issue.stream, {blocks_for(spans.blocks, 1), threads_of_block, shared_bytes}, sum_parts_of_spans<S>,
+             address<S>(op.values), spans, sums);
+    launch(issue.stream, {blocks_for(spans.count, 1), threads_of_block, shared_bytes}, add_parts_of_spans, spans, sums,
+           address<double>(op.results) + begin);
+  }
 }
 
 // --- updates ---
 
-// Spans travel with the launch, so many at a time.
-constexpr int max_spans = 128;
 struct Spans {
   struct Span {
     std::int64_t first, end;
@@ -73,18 +126,9 @@ struct Spans {
   int count;
 };
 
-// The span that holds an element, or null: the last one that does not begin behind it.
+// The span that holds an element, or null.
 __device__ inline const Spans::Span* span_of(const Spans& spans, std::int64_t element) {
-  int low = 0;
-  int high = spans.count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (spans.of[middle].first <= element)
-      low = middle;
-    else
-      high = middle;
-  }
-  const Spans::Span& span = spans.of[low];
+  const Spans::Span& span = entry_at(spans.of, spans.count, &Spans::Span::first, element);
   return span.first <= element && element < span.end ? &span : nullptr;
 }
 
@@ -208,11 +252,11 @@ void issue_update(const Issue& issue, std::span<const DecaySpan> all, bool fits,
 }  // namespace
 
 template <class S>
-void compute(const Issue& issue, const SumOfSquares& op) {
+void compute(const Issue& issue, const SumsOfSquares& op) {
   if (op.values.dtype() == dtype_of_element<S>())
-    issue_sum<S>(issue, op);
+    issue_sums<S>(issue, op);
   else
-    issue_sum<float>(issue, op);
+    issue_sums<float>(issue, op);
 }
 
 template <class S>
@@ -243,7 +287,7 @@ void compute(const Issue& issue, const SgdStep& op) {
   issue_update(issue, op.spans, fits, update_sgd<S, true>, update_sgd<S, false>, buffers);
 }
 
-SCALETRAIN_FOR_COMPUTE_TYPES(SumOfSquares)
+SCALETRAIN_FOR_COMPUTE_TYPES(SumsOfSquares)
 SCALETRAIN_FOR_COMPUTE_TYPES(AdamWStep)
 SCALETRAIN_FOR_COMPUTE_TYPES(SgdStep)
 
