@@ -20,6 +20,14 @@ std::string extent_text(const Extent& e) {
   return std::to_string(e.rows) + "x" + std::to_string(e.columns);
 }
 
+// Rows that several warps of a GPU share as well: as wide as in models, some of which divide unevenly, and wider.
+std::vector<Extent> norm_extents() {
+  std::vector<Extent> extents = row_extents();
+  for (const Extent& e : {Extent{5, 768}, {9, 1280}, {3, 1600}, {5, 1600}, {3, 4096}, {2, 4096}, {2, 8200}, {3, 8200}})
+    extents.push_back(e);
+  return extents;
+}
+
 struct NormOperands {
   NormType type = NormType::layernorm;
   std::int64_t rows = 0, columns = 0;
@@ -90,7 +98,7 @@ double cancellation(const NormOperands& o, std::int64_t row) {
 
 std::vector<Case> norm_forward_cases() {
   std::vector<Case> cases;
-  for (const Extent& e : row_extents()) {
+  for (const Extent& e : norm_extents()) {
     const auto o = std::make_shared<const NormOperands>(norm_operands(cases.size(), e));
     Case c = norm_case(o, e.columns);
     c.run = [o](Device& device) {
@@ -131,7 +139,7 @@ std::vector<Case> norm_forward_cases() {
 
 std::vector<Case> norm_backward_input_cases() {
   std::vector<Case> cases;
-  for (const Extent& e : row_extents()) {
+  for (const Extent& e : norm_extents()) {
     const auto o = std::make_shared<const NormOperands>(norm_operands(cases.size(), e));
     Case c = norm_case(o, e.columns);
     c.run = [o](Device& device) {

@@ -1,4 +1,8 @@
-// Layer norm and RMS norm. A warp has a row; what it reads again is in the first-level cache.
+// Layer norm and RMS norm. One warp has a row, or several where it is long: so many that all of it is in their
+// registers at once, and is read once. Longer rows, and those that do not lie in packs, are read again from the caches.
+#include <algorithm>
+#include <cstring>
+
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/kernels/launching.h"
 #include "backend/cuda/kernels/row_parts.h"
@@ -8,65 +12,147 @@ namespace scaletrain::cuda {
 
 namespace {
 
-constexpr int rows_of_block = threads_of_block / warp_lanes;
+// Blocks are small, since what their rows hold fills a multiprocessor's registers with few of them.
+constexpr unsigned least_warps_of_block = 4;
+constexpr unsigned most_warps_of_row = 8;
+// Packs of each operand that a lane holds: more would leave too few warps beside each other.
+constexpr int most_held = 4;
 
-// The row of this thread's warp.
-__device__ inline std::int64_t row_of_warp() {
-  return static_cast<std::int64_t>(blockIdx.x) * rows_of_block + threadIdx.x / warp_lanes;
+// Which part of which row this thread has, of those that `warps` warps of a block share.
+struct Place {
+  unsigned warps;
+  std::int64_t row;
+  int lane, lanes;
+
+  __device__ explicit Place(unsigned warps_of_row)
+      : warps(warps_of_row),
+        row(static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / warp_lanes / warps) +
+            threadIdx.x / warp_lanes / warps),
+        lane(static_cast<int>(threadIdx.x % (warp_lanes * warps))),
+        lanes(static_cast<int>(warp_lanes * warps)) {}
+};
+
+// body(number, first, left) for the lane's packs of a row, in order. held: the most that there are, whole ones, or 0
+// for any.
+template <int width, int held, class Body>
+__device__ inline void for_packs(const Place& place, std::int64_t columns, Body&& body) {
+  if constexpr (held == 0) {
+    for (std::int64_t first = static_cast<std::int64_t>(place.lane) * width; first < columns;
+         first += place.lanes * width)
+      body(0, first, columns - first);
+  } else {
+#pragma unroll
+    for (int number = 0; number < held; ++number) {
+      const std::int64_t first = static_cast<std::int64_t>(place.lane + number * place.lanes) * width;
+      if (first < columns) body(number, first, std::int64_t{width});
+    }
+  }
 }
 
-// body(first, left) for the lane's packs of a row, in order.
-template <int width, class Body>
-__device__ inline void for_packs(std::int64_t columns, Body&& body) {
-  for (std::int64_t first = static_cast<std::int64_t>(threadIdx.x % warp_lanes) * width; first < columns;
-       first += warp_lanes * width)
-    body(first, columns - first);
+// The lane's packs of an operand's row: held from the start, or read each time they are asked for (held = 0).
+template <class S, int width, int held>
+class RowPacks {
+ public:
+  __device__ RowPacks(const S* row, const Place& place, std::int64_t columns) : row_(row) {
+    if constexpr (held > 0)
+      for_packs<width, held>(place, columns, [&](int number, std::int64_t first, std::int64_t) {
+        words_[number] = *reinterpret_cast<const Words*>(row + first);
+      });
+    keep_packed();
+  }
+  // Keeps the packs alone, and no values that were or will be got of them: those take twice the registers.
+  __device__ void keep_packed() {
+#pragma unroll
+    for (Words& words : words_)
+#pragma unroll
+      for (unsigned& word : words.values) forget_results_of(word);
+  }
+  __device__ void get(int number, std::int64_t first, std::int64_t left, float (&values)[width]) const {
+    if constexpr (held > 0) {
+      Pack<S, width> pack;
+      memcpy(&pack, &words_[number], sizeof pack);
+#pragma unroll
+      for (int i = 0; i < width; ++i) values[i] = to_float(pack.values[i]);
+    } else {
+      load(row_ + first, left, values);
+    }
+  }
+
+ private:
+  using Words = Pack<unsigned, pack_bytes / sizeof(unsigned)>;
+
+  const S* row_;
+  Words words_[held > 0 ? held : 1] = {};
+};
+
+// Every thread of a row gets the sums over all of them, added in the order of the warps. shared: a number of each sum
+// for each warp of the block, which nothing else has used. All threads of the block call it.
+template <int count>
+__device__ inline void sum_row(float (&sums)[count], const Place& place, float* shared) {
+#pragma unroll
+  for (float& sum : sums) sum = warp_sum(sum);
+  if (place.warps == 1) return;
+  const unsigned warp = threadIdx.x / warp_lanes;
+  if (threadIdx.x % warp_lanes == 0) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) shared[warp * count + i] = sums[i];
+  }
+  __syncthreads();
+  const float* const of_row = shared + warp / place.warps * place.warps * count;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    sums[i] = 0.0F;
+    for (unsigned other = 0; other < place.warps; ++other) sums[i] += of_row[other * count + i];
+  }
 }
 
 // mean is null for an RMS norm. `scale` may be the weight alone.
-template <class S, int width>
+template <class S, int width, int held>
 __global__ void normalise(const S* input, const S* weight, const S* bias, S* output, float* mean, float* rstd,
-                          std::int64_t rows, std::int64_t columns, float epsilon) {
-  const std::int64_t row = row_of_warp();
-  if (row >= rows) return;
-  const S* const x = input + row * columns;
-  const float inverse_columns = 1.0F / static_cast<float>(columns);
+                          std::int64_t rows, std::int64_t all_columns, float epsilon, unsigned warps_of_row) {
+  const Place place(warps_of_row);
+  const std::int64_t columns = place.row < rows ? all_columns : 0;
+  const RowPacks<S, width, held> x(input + place.row * all_columns, place, columns);
+  const float inverse_columns = 1.0F / static_cast<float>(all_columns);
+  auto* const shared = shared_memory<float>();
   float centre = 0.0F;
   if (mean != nullptr) {
-    float sum = 0.0F;
-    for_packs<width>(columns, [&](std::int64_t first, std::int64_t left) {
+    float sum[1] = {};
+    for_packs<width, held>(place, columns, [&](int number, std::int64_t first, std::int64_t left) {
       float values[width];
-      load(x + first, left, values);
+      x.get(number, first, left, values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) sum += values[i];
+      for (int i = 0; i < width; ++i) sum[0] += values[i];
     });
-    centre = warp_sum(sum) * inverse_columns;
+    sum_row(sum, place, shared);
+    centre = sum[0] * inverse_columns;
   }
-  float squares = 0.0F;
-  for_packs<width>(columns, [&](std::int64_t first, std::int64_t left) {
+  float squares[1] = {};
+  for_packs<width, held>(place, columns, [&](int number, std::int64_t first, std::int64_t left) {
     float values[width];
-    load(x + first, left, values);
+    x.get(number, first, left, values);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
       const float apart = i < left ? values[i] - centre : 0.0F;
-      squares += apart * apart;
+      squares[0] += apart * apart;
     }
   });
-  const float inverse = 1.0F / sqrtf(warp_sum(squares) * inverse_columns + epsilon);
-  for_packs<width>(columns, [&](std::int64_t first, std::int64_t left) {
+  sum_row(squares, place, shared + blockDim.x / warp_lanes);
+  const float inverse = 1.0F / sqrtf(squares[0] * inverse_columns + epsilon);
+  for_packs<width, held>(place, columns, [&](int number, std::int64_t first, std::int64_t left) {
     float values[width];
     float scale[width];
     float offset[width] = {};
-    load(x + first, left, values);
+    x.get(number, first, left, values);
     load(weight + first, left, scale);
     if (bias != nullptr) load(bias + first, left, offset);
 #pragma unroll
     for (int i = 0; i < width; ++i) values[i] = (values[i] - centre) * inverse * scale[i] + offset[i];
-    store(output + row * columns + first, left, values);
+    store(output + place.row * all_columns + first, left, values);
   });
-  if (threadIdx.x % warp_lanes != 0) return;
-  if (mean != nullptr) mean[row] = centre;
-  rstd[row] = inverse;
+  if (place.lane != 0 || place.row >= rows) return;
+  if (mean != nullptr) mean[place.row] = centre;
+  rstd[place.row] = inverse;
 }
 
 template <class S>
@@ -83,17 +169,22 @@ struct BackwardRows {
 
 // With x̂ = (x - mean) · rstd and g = d_output · weight: d_input = rstd · (g - mean(g) - x̂ · mean(g · x̂)), without
 // mean(g) for an RMS norm.
-template <class S, int width>
-__global__ void normalise_backward(const BackwardRows<S> op) {
-  const std::int64_t row = row_of_warp();
-  if (row >= op.rows) return;
-  const std::int64_t start = row * op.columns;
-  const float centre = op.mean != nullptr ? op.mean[row] : 0.0F;
-  const float inverse = op.rstd[row];
-  const auto load_pack = [&](std::int64_t first, std::int64_t left, float(&x)[width], float(&g)[width]) {
+template <class S, int width, int held>
+__global__ void normalise_backward(const BackwardRows<S> op, unsigned warps_of_row) {
+  const Place place(warps_of_row);
+  const bool is_row = place.row < op.rows;
+  const std::int64_t columns = is_row ? op.columns : 0;
+  const std::int64_t start = place.row * op.columns;
+  RowPacks<S, width, held> input(op.input + start, place, columns);
+  RowPacks<S, width, held> d_output(op.d_output + start, place, columns);
+  const RowPacks<S, width, held> addend(op.addend != nullptr ? op.addend + start : nullptr, place,
+                                        op.addend != nullptr ? columns : 0);
+  const float centre = is_row && op.mean != nullptr ? op.mean[place.row] : 0.0F;
+  const float inverse = is_row ? op.rstd[place.row] : 0.0F;
+  const auto get_pack = [&](int number, std::int64_t first, std::int64_t left, float(&x)[width], float(&g)[width]) {
     float scale[width];
-    load(op.input + start + first, left, x);
-    load(op.d_output + start + first, left, g);
+    input.get(number, first, left, x);
+    d_output.get(number, first, left, g);
     load(op.weight + first, left, scale);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
@@ -101,32 +192,36 @@ __global__ void normalise_backward(const BackwardRows<S> op) {
       g[i] *= scale[i];  // zero beyond the row
     }
   };
-  float sum = 0.0F;
-  float products = 0.0F;
-  for_packs<width>(op.columns, [&](std::int64_t first, std::int64_t left) {
+  float sums[2] = {};  // of g, and of g · x̂
+  for_packs<width, held>(place, columns, [&](int number, std::int64_t first, std::int64_t left) {
     float x[width];
     float g[width];
-    load_pack(first, left, x, g);
+    get_pack(number, first, left, x, g);
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      sum += g[i];
-      products += g[i] * x[i];
+      sums[0] += g[i];
+      sums[1] += g[i] * x[i];
     }
   });
+  sum_row(sums, place, shared_memory<float>());
+  input.keep_packed();
+  d_output.keep_packed();
   const float inverse_columns = 1.0F / static_cast<float>(op.columns);
-  const float mean_of_g = op.mean != nullptr ? warp_sum(sum) * inverse_columns : 0.0F;
-  const float mean_of_products = warp_sum(products) * inverse_columns;
-  for_packs<width>(op.columns, [&](std::int64_t first, std::int64_t left) {
+  const float mean_of_g = op.mean != nullptr ? sums[0] * inverse_columns : 0.0F;
+  const float mean_of_products = sums[1] * inverse_columns;
+  for_packs<width, held>(place, columns, [&](int number, std::int64_t first, std::int64_t left) {
     float x[width];
     float g[width];
     float added[width] = {};
-    load_pack(first, left, x, g);
-    if (op.addend != nullptr) load(op.addend + start + first, left, added);
+    get_pack(number, first, left, x, g);
+    if (op.addend != nullptr) addend.get(number, first, left, added);
 #pragma unroll
     for (int i = 0; i < width; ++i) g[i] = inverse * (g[i] - mean_of_g - x[i] * mean_of_products) + added[i];
     store(op.d_input + start + first, left, g);
   });
 }
+
+constexpr int rows_of_block = threads_of_block / warp_lanes;
 
 // A warp's lanes have neighbouring columns, a block's warps every eighth row of its part of the rows. partial:
 // [parts, 2, columns].
@@ -158,6 +253,27 @@ __global__ void sum_rows(const S* d_output, const S* input, const float* mean, c
   partial[(blockIdx.y * 2 + 1) * columns + column] = of_bias;
 }
 
+// body(elements of a pack, packs that a lane holds, both as constants; warps of a row).
+template <class S, class Body>
+void with_row_shape(bool fits, std::int64_t columns, Body&& body) {
+  with_width<S>(fits, [&](auto width) {
+    const auto of_lane = [&](unsigned warps) { return ceil_div(columns, std::int64_t{width} * warp_lanes * warps); };
+    unsigned warps = 1;
+    while (warps < most_warps_of_row && of_lane(warps) > most_held) warps *= 2;
+    if constexpr (width == pack_elements<S>) {
+      if (of_lane(warps) < most_held) return body(width, std::integral_constant<int, most_held - 1>(), warps);
+      if (of_lane(warps) == most_held) return body(width, std::integral_constant<int, most_held>(), warps);
+    }
+    body(width, std::integral_constant<int, 0>(), warps);
+  });
+}
+
+// A number for each warp of up to two sums.
+LaunchShape row_blocks(std::int64_t rows, unsigned warps_of_row) {
+  const unsigned warps = std::max(least_warps_of_block, warps_of_row);
+  return {blocks_for(rows, warps / warps_of_row), warps * warp_lanes, 2 * warps * sizeof(float)};
+}
+
 }  // namespace
 
 template <class S>
@@ -170,9 +286,10 @@ void compute(const Issue& issue, const NormForward& op) {
   const auto* bias = address<S>(op.bias);
   auto* output = address<S>(op.output);
   auto* mean = op.type == NormType::layernorm ? address<float>(op.mean) : nullptr;
-  with_width<S>(fits_packs<S>(columns, input, weight, bias, output), [&](auto width) {
-    launch(issue.stream, {blocks_for(rows, rows_of_block), threads_of_block}, normalise<S, width>, input, weight, bias,
-           output, mean, address<float>(op.rstd), rows, columns, static_cast<float>(op.epsilon));
+  const bool fits = fits_packs<S>(columns, input, weight, bias, output);
+  with_row_shape<S>(fits, columns, [&](auto width, auto held, unsigned warps) {
+    launch(issue.stream, row_blocks(rows, warps), normalise<S, width, held>, input, weight, bias, output, mean,
+           address<float>(op.rstd), rows, columns, static_cast<float>(op.epsilon), warps);
   });
 }
 
@@ -189,8 +306,8 @@ void compute(const Issue& issue, const NormBackwardInput& op) {
                                 .columns = op.input.shape()[1]};
   if (rows.rows == 0) return;
   const bool fits = fits_packs<S>(rows.columns, rows.d_output, rows.input, rows.weight, rows.addend, rows.d_input);
-  with_width<S>(fits, [&](auto width) {
-    launch(issue.stream, {blocks_for(rows.rows, rows_of_block), threads_of_block}, normalise_backward<S, width>, rows);
+  with_row_shape<S>(fits, rows.columns, [&](auto width, auto held, unsigned warps) {
+    launch(issue.stream, row_blocks(rows.rows, warps), normalise_backward<S, width, held>, rows, warps);
   });
 }
 

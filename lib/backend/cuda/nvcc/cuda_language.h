@@ -87,6 +87,12 @@ __device__ inline float approximate_exp2(float x) {
   return power;
 }
 
+// The word stays what it is, but the compiler no longer knows it: what was computed from it is computed anew, instead
+// of being kept in registers.
+__device__ inline void forget_results_of(unsigned& word) {
+  asm volatile("" : "+r"(word));
+}
+
 struct LaunchShape {
   dim3 blocks;
   unsigned threads = 0;  // of a block, a multiple of the 32 of a warp
