@@ -222,35 +222,68 @@ __global__ void normalise_backward(const BackwardRows<S> op, unsigned warps_of_r
 }
 
 constexpr int rows_of_block = threads_of_block / warp_lanes;
+// Of a lane, where rows lie in packs: enough for a warp to read whole cache lines of halves, few enough that the blocks
+// of rows of usual widths fill a GPU.
+constexpr int columns_at_once = 2;
 
-// A warp's lanes have neighbouring columns, a block's warps every eighth row of its part of the rows. partial:
-// [parts, 2, columns].
-template <class S>
+// A warp's lanes have neighbouring columns, `width` each, a block's warps every eighth row of its part of the rows.
+// partial: [parts, 2, columns].
+template <class S, int width>
 __global__ void sum_rows(const S* d_output, const S* input, const float* mean, const float* rstd, std::int64_t rows,
                          std::int64_t columns, std::int64_t rows_of_part, float* partial) {
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * warp_lanes + threadIdx.x % warp_lanes;
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.x) * warp_lanes + threadIdx.x % warp_lanes) * width;
   const std::int64_t begin = blockIdx.y * rows_of_part;
   const std::int64_t end = begin + rows_of_part < rows ? begin + rows_of_part : rows;
-  float of_weight = 0.0F;
-  float of_bias = 0.0F;
-  if (column < columns)
-    for (std::int64_t row = begin + threadIdx.x / warp_lanes; row < end; row += rows_of_block) {
-      const float d = to_float(d_output[row * columns + column]);
-      const float centre = mean != nullptr ? mean[row] : 0.0F;
-      of_weight += d * ((to_float(input[row * columns + column]) - centre) * rstd[row]);
-      of_bias += d;
-    }
-  auto* const shared = shared_memory<float>();  // [2, threads]
-  shared[threadIdx.x] = of_weight;
-  shared[threads_of_block + threadIdx.x] = of_bias;
+  float of_weight[width] = {};
+  float of_bias[width] = {};
+  if (column < columns) {
+    // So many rows, all of which are read before any is added.
+    const auto add_rows = [&](std::int64_t row, auto rows_at_once) {
+      constexpr int count = decltype(rows_at_once)::value;
+      Pack<S, width> d[count];
+      Pack<S, width> x[count];
+      float centre[count];
+      float inverse[count];
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const std::int64_t at = row + i * rows_of_block;
+        d[i] = *reinterpret_cast<const Pack<S, width>*>(d_output + at * columns + column);
+        x[i] = *reinterpret_cast<const Pack<S, width>*>(input + at * columns + column);
+        centre[i] = mean != nullptr ? mean[at] : 0.0F;
+        inverse[i] = rstd[at];
+      }
+#pragma unroll
+      for (int i = 0; i < count; ++i)
+#pragma unroll
+        for (int j = 0; j < width; ++j) {
+          const float of_output = to_float(d[i].values[j]);
+          of_weight[j] += of_output * ((to_float(x[i].values[j]) - centre[i]) * inverse[i]);
+          of_bias[j] += of_output;
+        }
+    };
+    constexpr int at_once = 4;
+    std::int64_t row = begin + threadIdx.x / warp_lanes;
+    for (; row + (at_once - 1) * rows_of_block < end; row += at_once * rows_of_block)
+      add_rows(row, std::integral_constant<int, at_once>());
+    for (; row < end; row += rows_of_block) add_rows(row, std::integral_constant<int, 1>());
+  }
+  auto* const shared = shared_memory<float>();  // [width, 2, threads]
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    shared[(i * 2 + 0) * threads_of_block + threadIdx.x] = of_weight[i];
+    shared[(i * 2 + 1) * threads_of_block + threadIdx.x] = of_bias[i];
+  }
   __syncthreads();
   if (threadIdx.x >= warp_lanes || column >= columns) return;
-  for (unsigned warp = 1; warp < rows_of_block; ++warp) {
-    of_weight += shared[warp * warp_lanes + threadIdx.x];
-    of_bias += shared[threads_of_block + warp * warp_lanes + threadIdx.x];
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    for (unsigned warp = 1; warp < rows_of_block; ++warp) {
+      of_weight[i] += shared[(i * 2 + 0) * threads_of_block + warp * warp_lanes + threadIdx.x];
+      of_bias[i] += shared[(i * 2 + 1) * threads_of_block + warp * warp_lanes + threadIdx.x];
+    }
   }
-  partial[(blockIdx.y * 2 + 0) * columns + column] = of_weight;
-  partial[(blockIdx.y * 2 + 1) * columns + column] = of_bias;
+  store(partial + (blockIdx.y * 2 + 0) * columns + column, width, of_weight);
+  store(partial + (blockIdx.y * 2 + 1) * columns + column, width, of_bias);
 }
 
 // body(elements of a pack, packs that a lane holds, both as constants; warps of a row).
@@ -318,11 +351,18 @@ void compute(const Issue& issue, const NormBackwardWeight& op) {
   if (rows == 0) return;
   auto* partial = reinterpret_cast<float*>(issue.workspace);
   const RowParts parts = row_parts(rows, columns, 2);
-  const dim3 blocks(blocks_for(columns, warp_lanes).x, narrow<unsigned>(parts.count));
-  launch(issue.stream, {blocks, threads_of_block, 2 * threads_of_block * sizeof(float)}, sum_rows<S>,
-         address<S>(op.d_output), address<S>(op.input),
-         op.type == NormType::layernorm ? address<float>(op.mean) : nullptr, address<float>(op.rstd), rows, columns,
-         parts.rows, partial);
+  const auto* d_output = address<S>(op.d_output);
+  const auto* input = address<S>(op.input);
+  const auto* mean = op.type == NormType::layernorm ? address<float>(op.mean) : nullptr;
+  const auto issue_sums = [&](auto width) {
+    const dim3 blocks(blocks_for(columns, width * warp_lanes).x, narrow<unsigned>(parts.count));
+    launch(issue.stream, {blocks, threads_of_block, 2 * width * threads_of_block * sizeof(float)}, sum_rows<S, width>,
+           d_output, input, mean, address<float>(op.rstd), rows, columns, parts.rows, partial);
+  };
+  if (fits_packs<S>(columns, d_output, input))
+    issue_sums(std::integral_constant<int, columns_at_once>());
+  else
+    issue_sums(std::integral_constant<int, 1>());
   issue_add_parts(issue, partial, parts, 2, columns, address<float>(op.d_weight), address<float>(op.d_bias));
 }
 
