@@ -22,7 +22,6 @@ constexpr int rows_of_tile = attention_warps* stack* rows_of_band;
 template <class S, int columns>
 constexpr bool may_be_cut = sizeof(S) != 2 || columns == 128;
 
-constexpr float log2_of_e = 1.4426950408889634F;
 constexpr float ln_of_2 = 0.6931471805599453F;
 
 template <class S>
@@ -219,15 +218,6 @@ __device__ inline void hide_scores(WarpSums<stack, walk>& scores, const SeenByWa
       }
     }
   }
-}
-
-// 2 to the power of x: in halves by the instruction alone, whose error their rounding hides.
-template <class S>
-__device__ inline float exp2_of(float x) {
-  if constexpr (sizeof(S) == 2)
-    return approximate_exp2(x);
-  else
-    return exp2f(x);
 }
 
 // --- the host's side ---

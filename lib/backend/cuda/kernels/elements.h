@@ -76,4 +76,24 @@ __device__ inline std::int64_t first_element() {
   return (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * count;
 }
 
+constexpr float log2_of_e = 1.4426950408889634F;
+
+// 2 to the power of x: in halves by the instruction alone, whose error their rounding hides.
+template <class S>
+__device__ inline float exp2_of(float x) {
+  if constexpr (sizeof(S) == 2)
+    return approximate_exp2(x);
+  else
+    return exp2f(x);
+}
+
+// e to the power of x - base, alike.
+template <class S>
+__device__ inline float exp_of_difference(float x, float base) {
+  if constexpr (sizeof(S) == 2)
+    return approximate_exp2((x - base) * log2_of_e);
+  else
+    return expf(x - base);
+}
+
 }  // namespace scaletrain::cuda

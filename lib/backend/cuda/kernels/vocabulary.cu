@@ -163,12 +163,21 @@ void add_to_table(const Issue& issue, const ConstView& d_output, const ConstView
 
 constexpr unsigned max_threads_of_row = 1024;
 
+// Shared memory of a block that has a row: what its warps tell each other, then the row where it is kept.
+constexpr std::size_t bytes_of_warps = max_threads_of_row / warp_lanes * sizeof(float);
+
 // A block has a row; a warp at least a pack of it for each lane.
 LaunchShape blocks_of_rows(std::int64_t rows, std::int64_t columns, int width) {
   const std::int64_t warps = (columns + warp_lanes * width - 1) / (warp_lanes * width);
   const auto threads =
       static_cast<unsigned>(std::clamp<std::int64_t>(warps * warp_lanes, warp_lanes, max_threads_of_row));
-  return {blocks_for(rows, 1), threads, threads / warp_lanes * sizeof(float)};
+  return {blocks_for(rows, 1), threads, bytes_of_warps};
+}
+
+// Of a row in packs.
+template <class S>
+std::size_t bytes_of_row(std::int64_t columns) {
+  return static_cast<std::size_t>(columns + pack_elements<S> - 1) / pack_elements<S> * pack_bytes;
 }
 
 struct RowStatistics {
@@ -189,27 +198,28 @@ __device__ inline RowStatistics statistics_of_row(const S* logits, std::int64_t 
 #pragma unroll
     for (int i = 1; i < width; ++i) most = fmaxf(most, x[i]);
     if (most > maximum) {
-      sum *= expf(maximum - most);
+      sum *= exp_of_difference<S>(maximum, most);
       maximum = most;
     }
 #pragma unroll
-    for (int i = 0; i < width; ++i) sum += expf(x[i] - maximum);
+    for (int i = 0; i < width; ++i) sum += exp_of_difference<S>(x[i], maximum);
   }
   const float of_row = block_maximum(maximum, shared);
-  return {of_row, block_sum(maximum == of_row ? sum : sum * expf(maximum - of_row), shared)};
+  return {of_row, block_sum(maximum == of_row ? sum : sum * exp_of_difference<S>(maximum, of_row), shared)};
 }
 
-// logits become d_scale · (softmax - onehot(target)); target -1 is none here.
+// d_scale · (softmax - onehot(target)) of logits, which may lie where it is written; target -1 is none here.
 template <class S, int width>
-__device__ inline void write_gradient(S* logits, std::int64_t columns, float maximum, float scale, std::int64_t target,
+__device__ inline void write_gradient(S* gradient, const S* logits, std::int64_t columns, float maximum, float scale, std::int64_t target,
                                       float d_scale) {
   for (std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * width; first < columns;
        first += static_cast<std::int64_t>(blockDim.x) * width) {
     float x[width];
     load(logits + first, columns - first, x);
 #pragma unroll
-    for (int i = 0; i < width; ++i) x[i] = scale * expf(x[i] - maximum) - (first + i == target ? d_scale : 0.0F);
-    store(logits + first, columns - first, x);
+    for (int i = 0; i < width; ++i)
+      x[i] = scale * exp_of_difference<S>(x[i], maximum) - (first + i == target ? d_scale : 0.0F);
+    store(gradient + first, columns - first, x);
   }
 }
 
@@ -218,8 +228,20 @@ __device__ inline void clear_row(S* logits, std::int64_t columns) {
   for (std::int64_t column = threadIdx.x; column < columns; column += blockDim.x) logits[column] = from_float<S>(0.0F);
 }
 
-// losses[N], which are then added up in order.
-template <class S, int width>
+// Copies a row of packs to shared memory, all of it at once; behind a barrier all threads find it there.
+template <class S>
+__device__ inline void keep_row(S* kept, const S* row, std::int64_t columns) {
+  constexpr int width = pack_elements<S>;
+  for (std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * width; first < columns;
+       first += static_cast<std::int64_t>(blockDim.x) * width)
+    copy_async(kept + first, row + first);
+  wait_for_copies();
+  __syncthreads();
+}
+
+// losses[N], which are then added up in order. Whether the block keeps its row in shared memory, so that the GPU's own
+// is read once.
+template <class S, int width, bool keeps_row>
 __global__ void cross_entropy(S* all_logits, std::int64_t stride, const std::int32_t* targets, std::int64_t columns,
                               double d_scale, double* losses) {
   const std::int64_t row = blockIdx.x;
@@ -231,11 +253,17 @@ __global__ void cross_entropy(S* all_logits, std::int64_t stride, const std::int
     if (threadIdx.x == 0) losses[row] = 0;
     return;
   }
-  const double wanted = to_float(logits[target]);  // before the barriers, behind which it is overwritten
-  const RowStatistics of = statistics_of_row<S, width>(logits, columns, shared_memory<float>());
+  const S* values = logits;
+  if constexpr (keeps_row) {
+    S* const kept = reinterpret_cast<S*>(shared_memory<std::byte>() + bytes_of_warps);
+    keep_row(kept, logits, columns);
+    values = kept;
+  }
+  const double wanted = to_float(values[target]);  // before the barriers, behind which it is overwritten
+  const RowStatistics of = statistics_of_row<S, width>(values, columns, shared_memory<float>());
   if (threadIdx.x == 0) losses[row] = log(static_cast<double>(of.sum)) + (of.maximum - wanted);
   if (d_scale != 0)
-    write_gradient<S, width>(logits, columns, of.maximum, static_cast<float>(d_scale / of.sum), target,
+    write_gradient<S, width>(logits, values, columns, of.maximum, static_cast<float>(d_scale / of.sum), target,
                              static_cast<float>(d_scale));
 }
 
@@ -280,7 +308,7 @@ __global__ void cross_entropy_parts(S* all_logits, std::int64_t stride, const st
   }
   if (threadIdx.x == 0) losses[row] = log(sum) + (maximum - wanted);
   if (d_scale != 0)
-    write_gradient<S, width>(logits, part.rows, maximum, static_cast<float>(d_scale / sum), row_of(part, target),
+    write_gradient<S, width>(logits, logits, part.rows, maximum, static_cast<float>(d_scale / sum), row_of(part, target),
                              static_cast<float>(d_scale));
 }
 
@@ -340,8 +368,18 @@ void compute(const Issue& issue, const CrossEntropy& op) {
   auto* logits = address<S>(op.logits);
   double* const losses = losses_of(issue, rows);
   with_width<S>(fits_packs<S>(stride, logits), [&](auto width) {
-    launch(issue.stream, blocks_of_rows(rows, columns, width), cross_entropy<S, width>, logits, stride,
-           address<std::int32_t>(op.targets), columns, op.d_scale, losses);
+    LaunchShape shape = blocks_of_rows(rows, columns, width);
+    const auto launch_kernel = [&](auto keeps_row) {
+      launch(issue.stream, shape, cross_entropy<S, width, keeps_row>, logits, stride, address<std::int32_t>(op.targets),
+             columns, op.d_scale, losses);
+    };
+    const std::size_t bytes = shape.shared_bytes + bytes_of_row<S>(columns);
+    if constexpr (width > 1)
+      if (op.d_scale != 0 && bytes <= most_shared_bytes) {
+        shape.shared_bytes = bytes;
+        return launch_kernel(std::true_type());
+      }
+    launch_kernel(std::false_type());
   });
   issue_add_losses(issue, losses, rows, op.loss_sum);
 }
