@@ -11,6 +11,7 @@
 
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/cuda_stream.h"
+#include "backend/cuda/fused_attention.h"
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/products.h"
 #include "base/error.h"
@@ -39,11 +40,20 @@ DeviceFacts facts_of(const cudaDeviceProp& properties) {
   return {.name = properties.name, .memory = properties.totalGlobalMem};
 }
 
-std::string description_of(const cudaDeviceProp& properties) {
+// Where a library has been measured to be faster than our own kernels, which halves alone have in tensor cores: Hopper.
+std::unique_ptr<cuda::FusedAttention> fused_attention(const cudaDeviceProp& properties, DType compute) {
+  constexpr int hopper = 9;
+  if (properties.major != hopper || compute == DType::f32) return nullptr;
+  auto library = cuda::find_attention_library();
+  return library ? std::make_unique<cuda::FusedAttention>(std::move(library)) : nullptr;
+}
+
+std::string description_of(const cudaDeviceProp& properties, const cuda::FusedAttention* attention) {
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "a look at the driver");
-  return fmt::format("cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {})", properties.name, properties.major,
-                     properties.minor, driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
+  return fmt::format("cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {}{})", properties.name, properties.major,
+                     properties.minor, driver / 1000, driver % 1000 / 10, cublasLtGetVersion(),
+                     attention != nullptr ? ", " + attention->library_name() : "");
 }
 
 template <class S>
@@ -94,13 +104,14 @@ class CudaBackend final : public Backend {
       : device_(device),
         compute_type_(compute),
         facts_(facts_of(properties)),
-        description_(description_of(properties)),
+        attention_(fused_attention(properties, compute)),
+        description_(description_of(properties, attention_.get())),
         filling_(device) {}
 
   void launch(Stream& stream, const Operation& op) override {
     cuda::use_device(device_);
     auto& issued_to = dynamic_cast<CudaStream&>(stream);
-    const cuda::Issue issue{.stream = issued_to.get(), .workspace = issued_to.workspace(), .products = &products_};
+    const cuda::Issue issue{.stream = issued_to.get(), .workspace = issued_to.workspace(), .products = &products_, .attention = attention_.get()};
     std::visit([&](const auto& descriptor) { cuda::compute<S>(issue, descriptor); }, op);
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
@@ -113,6 +124,7 @@ class CudaBackend final : public Backend {
   int device_;
   DType compute_type_;
   DeviceFacts facts_;
+  std::unique_ptr<cuda::FusedAttention> attention_;
   std::string description_;
   cuda::Products products_;
   CudaStream filling_;

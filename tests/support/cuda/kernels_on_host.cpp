@@ -2,6 +2,7 @@
 
 #include <variant>
 
+#include "backend/cuda/fused_attention.h"
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/products.h"
 #include "backend/host_backend.h"
@@ -14,7 +15,10 @@ namespace {
 template <class S>
 class KernelsOnHost final : public HostBackend {
  public:
-  explicit KernelsOnHost(DType compute) : compute_type_(compute), workspace_(cuda::workspace_bytes + alignment) {}
+  explicit KernelsOnHost(DType compute, std::unique_ptr<cuda::AttentionLibrary> library = nullptr)
+      : compute_type_(compute), workspace_(cuda::workspace_bytes + alignment) {
+    if (library) attention_ = std::make_unique<cuda::FusedAttention>(std::move(library));
+  }
 
   DType compute_type() const override { return compute_type_; }
   std::string description() const override { return "cuda, on the host"; }
@@ -26,7 +30,7 @@ class KernelsOnHost final : public HostBackend {
 
  private:
   void launch(Stream&, const Operation& op) override {
-    const cuda::Issue issue{.workspace = workspace(), .products = &products_};
+    const cuda::Issue issue{.workspace = workspace(), .products = &products_, .attention = attention_.get()};
     std::visit([&](const auto& descriptor) { cuda::compute<S>(issue, descriptor); }, op);
   }
 
@@ -39,6 +43,7 @@ class KernelsOnHost final : public HostBackend {
   DType compute_type_;
   Buffer workspace_;
   cuda::Products products_;
+  std::unique_ptr<cuda::FusedAttention> attention_;
 };
 
 }  // namespace
@@ -47,6 +52,11 @@ std::unique_ptr<Backend> make_kernels_on_host(DType compute) {
   if (compute == DType::f32) return std::make_unique<KernelsOnHost<float>>(compute);
   if (compute == DType::bf16) return std::make_unique<KernelsOnHost<__nv_bfloat16>>(compute);
   return std::make_unique<KernelsOnHost<__half>>(compute);
+}
+std::unique_ptr<Backend> make_kernels_with_library_on_host(DType compute) {
+  auto library = cuda::find_attention_library();
+  if (compute == DType::bf16) return std::make_unique<KernelsOnHost<__nv_bfloat16>>(compute, std::move(library));
+  return std::make_unique<KernelsOnHost<__half>>(compute, std::move(library));
 }
 
 }  // namespace scaletrain

@@ -9,5 +9,9 @@
 namespace scaletrain {
 
 std::unique_ptr<Backend> make_kernels_on_host(DType compute);  // f32 | bf16 | f16
+// With the library of fake_cudnn.cpp for the attention that it takes.
+std::unique_ptr<Backend> make_kernels_with_library_on_host(DType compute);  // bf16 | f16
+// How often that library has computed attention.
+int attention_runs_of_library();
 
 }  // namespace scaletrain

@@ -53,6 +53,20 @@ TEST_CASE("kernels_of_gpus_agree_with_the_f64_reference") {
   });
 }
 
+TEST_CASE("kernels_of_gpus_leave_the_attention_that_a_library_makes_to_it_in_parts_that_fit_its_memory") {
+  // The last of the cases are the library's: of 2 batches with 2 heads of keys, of 1 with 3, of 3 with 2.
+  const auto runs_of = [](DType type, const std::vector<Case>& all) {
+    const auto backend = make_kernels_with_library_on_host(type);
+    const int before = attention_runs_of_library();
+    check_parity_of(*backend, "attention", {all.end() - 3, all.end()});
+    return attention_runs_of_library() - before;
+  };
+  CHECK(runs_of(DType::bf16, attention_forward_cases()) == 3);
+  // Its memory holds one head of the first one's, two heads of the second one's, and of the third one's two batches of
+  // one head.
+  CHECK(runs_of(DType::f16, attention_backward_cases()) == 2 + 2 + 4);
+}
+
 // What compares a GPU's numbers works where there is none: by few cases, since the kernels themselves are tested above.
 TEST_CASE("a_module_s_gpu_agrees_with_the_f64_reference_over_its_streams_and_memory") {
   check_parity_of_gpu(CudaModule(FAKE_MODULE), is_sanitized ? 1000 : 100);

@@ -6,6 +6,7 @@
 // sums are hardly ever scaled down again. Results are quotients of such sums, which no base changes.
 #include <algorithm>
 
+#include "backend/cuda/fused_attention.h"
 #include "backend/cuda/kernels/attention.h"
 
 namespace scaletrain::cuda {
@@ -198,6 +199,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attend(const Attention<S
 
 template <class S>
 void compute(const Issue& issue, const AttentionForward& op) {
+  if (sizeof(S) == 2 && issue.attention != nullptr && issue.attention->issue(issue.stream, issue.workspace, op)) return;
   Attention<S> attention = cuda::attention<S>(op.shape, op.document_start);
   if (attention.units == 0 || op.shape.num_queries == 0) return;
   attention.query = operand<S>(op.query);

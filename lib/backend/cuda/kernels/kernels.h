@@ -15,6 +15,7 @@
 
 namespace scaletrain::cuda {
 
+class FusedAttention;
 class Products;
 
 // Where an operation is issued, with scratch that all operations of a stream use in turn.
@@ -22,6 +23,7 @@ struct Issue {
   cudaStream_t stream = nullptr;
   std::byte* workspace = nullptr;  // workspace_bytes, aligned to 256
   Products* products = nullptr;
+  FusedAttention* attention = nullptr;  // null: attention is made by the kernels here alone
 };
 
 // elementwise.cu

@@ -1,0 +1,159 @@
+// cuDNN, by the graphs of its frontend: its library is loaded when it is asked for, so that the module runs without it.
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#include <cudnn_frontend.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <exception>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "backend/cuda/attention_library.h"
+#include "base/error.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;
+}
+
+namespace scaletrain::cuda {
+
+namespace {
+
+namespace frontend = cudnn_frontend;
+using frontend::graph::Tensor_attributes;
+
+// Deterministic backwards of causal attention are in from here on; 9.14 is the one that has been measured.
+constexpr std::size_t oldest_version = 90'500;
+
+enum Operand : std::int64_t { query = 1, key, value, output, log_sum_exp, d_output, d_query, d_key, d_value };
+
+// Of [batch, heads, tokens, head_size], as we have heads.
+Tensor_attributes heads_of(const AttentionKind& kind, Operand operand, std::int64_t heads, std::int64_t stride) {
+  return Tensor_attributes()
+      .set_uid(operand)
+      .set_dim({kind.batch, heads, kind.tokens, kind.head_size})
+      .set_stride({kind.tokens * stride, kind.head_size, stride, 1});
+}
+Tensor_attributes log_sum_of(const AttentionKind& kind) {
+  return Tensor_attributes()
+      .set_uid(log_sum_exp)
+      .set_dim({kind.batch, kind.heads, kind.tokens, 1})
+      .set_stride({kind.heads_of_log_sum * kind.tokens, kind.tokens, 1, 1})
+      .set_data_type(frontend::DataType_t::FLOAT);
+}
+void make_result(const std::shared_ptr<Tensor_attributes>& result, const Tensor_attributes& as) {
+  result->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
+}
+
+struct Plan {
+  std::shared_ptr<frontend::graph::Graph> graph;  // null: there are no kernels
+  std::size_t workspace = 0;
+};
+
+Plan make_plan(cudnnHandle_t handle, const AttentionKind& kind) {
+  auto graph = std::make_shared<frontend::graph::Graph>();
+  graph->set_io_data_type(kind.type == DType::bf16 ? frontend::DataType_t::BFLOAT16 : frontend::DataType_t::HALF)
+      .set_intermediate_data_type(frontend::DataType_t::FLOAT)
+      .set_compute_data_type(frontend::DataType_t::FLOAT);
+  const auto q = graph->tensor(heads_of(kind, query, kind.heads, kind.query_stride));
+  const auto k = graph->tensor(heads_of(kind, key, kind.kv_heads, kind.key_stride));
+  const auto v = graph->tensor(heads_of(kind, value, kind.kv_heads, kind.value_stride));
+  const auto scale = static_cast<float>(kind.scale);
+  const Tensor_attributes of_output = heads_of(kind, output, kind.heads, kind.output_stride);
+  if (!kind.is_backward) {
+    auto [o, statistics] = graph->sdpa(q, k, v,
+                                       frontend::graph::SDPA_attributes()
+                                           .set_generate_stats(true)
+                                           .set_attn_scale(scale)
+                                           .set_causal_mask(true));
+    make_result(o, of_output);
+    make_result(statistics, log_sum_of(kind));
+    statistics->set_data_type(frontend::DataType_t::FLOAT);
+  } else {
+    auto [dq, dk, dv] = graph->sdpa_backward(
+        q, k, v, graph->tensor(of_output),
+        graph->tensor(heads_of(kind, d_output, kind.heads, kind.d_output_stride)), graph->tensor(log_sum_of(kind)),
+        frontend::graph::SDPA_backward_attributes()
+            .set_attn_scale(scale)
+            .set_causal_mask(true)
+            .set_deterministic_algorithm(true));
+    make_result(dq, heads_of(kind, d_query, kind.heads, kind.d_query_stride));
+    make_result(dk, heads_of(kind, d_key, kind.kv_heads, kind.d_key_stride));
+    make_result(dv, heads_of(kind, d_value, kind.kv_heads, kind.d_value_stride));
+  }
+  std::int64_t workspace = 0;
+  const bool is_made = graph->validate().is_good() && graph->build_operation_graph(handle).is_good() &&
+                       graph->create_execution_plans({frontend::HeurMode_t::A}).is_good() &&
+                       graph->check_support().is_good() && graph->build_plans().is_good() &&
+                       graph->get_workspace_size(workspace).is_good();
+  if (!is_made) return {};
+  return {std::move(graph), static_cast<std::size_t>(workspace)};
+}
+
+class CudnnAttention final : public AttentionLibrary {
+ public:
+  CudnnAttention(cudnnHandle_t handle, std::size_t version) : handle_(handle), version_(version) {}
+  ~CudnnAttention() override {
+    plans_.clear();
+    frontend::detail::destroy_handle(handle_);
+  }
+
+  std::string name() const override {
+    return fmt::format("cuDNN {}.{}.{}", version_ / 10'000, version_ / 100 % 100, version_ % 100);
+  }
+  std::optional<std::size_t> workspace_bytes(const AttentionKind& kind) override {
+    const Plan& plan = plan_of(kind);
+    return plan.graph ? std::optional(plan.workspace) : std::nullopt;
+  }
+  void run(cudaStream_t stream, const AttentionKind& kind, const AttentionOperands& operands,
+           std::byte* workspace) override {
+    const Plan& plan = plan_of(kind);
+    SCALETRAIN_CHECK(plan.graph != nullptr);
+    std::unordered_map<std::int64_t, void*> places = {{query, const_cast<void*>(operands.query)},
+                                                      {key, const_cast<void*>(operands.key)},
+                                                      {value, const_cast<void*>(operands.value)},
+                                                      {output, operands.output},
+                                                      {log_sum_exp, operands.log_sum_exp}};
+    if (kind.is_backward) {
+      places.insert({{d_output, const_cast<void*>(operands.d_output)},
+                     {d_query, operands.d_query},
+                     {d_key, operands.d_key},
+                     {d_value, operands.d_value}});
+    }
+    if (frontend::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS)
+      throw PeerError("cuDNN: it takes no stream");
+    auto status = plan.graph->execute(handle_, places, workspace);
+    if (status.is_bad()) throw PeerError(fmt::format("cuDNN: attention failed: {}", status.get_message()));
+  }
+
+ private:
+  const Plan& plan_of(const AttentionKind& kind) {
+    const auto [place, is_new] = plans_.try_emplace(kind);
+    if (is_new) place->second = make_plan(handle_, kind);
+    return place->second;
+  }
+
+  cudnnHandle_t handle_;
+  std::size_t version_;
+  std::map<AttentionKind, Plan> plans_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionLibrary> find_attention_library() {
+  // For good, as the driver's threads outlive its last use.
+  frontend::cudnn_dlhandle = ::dlopen("libcudnn.so.9", RTLD_NOW);
+  if (frontend::cudnn_dlhandle == nullptr) return nullptr;
+  try {
+    const std::size_t version = frontend::detail::get_backend_version();
+    cudnnHandle_t handle = nullptr;
+    if (version < oldest_version || frontend::detail::create_handle(&handle) != CUDNN_STATUS_SUCCESS) return nullptr;
+    return std::make_unique<CudnnAttention>(handle, version);
+  } catch (const std::exception&) {  // a library that it needs is not there
+    return nullptr;
+  }
+}
+
+}  // namespace scaletrain::cuda

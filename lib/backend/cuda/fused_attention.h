@@ -1,0 +1,31 @@
+// Which attention a library computes instead of the kernels of this folder, and how it is cut to the memory there is.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "backend/cuda/attention_library.h"
+#include "backend/operations.h"
+
+namespace scaletrain::cuda {
+
+// By one thread at a time.
+class FusedAttention {
+ public:
+  explicit FusedAttention(std::unique_ptr<AttentionLibrary> library) : library_(std::move(library)) {}
+  std::string library_name() const { return library_->name(); }
+
+  // Issue an operation, or return false: it is not one of the library's. Which it is follows from shapes, strides and
+  // alignments alone. workspace: of as many bytes as workspace.h says.
+  bool issue(cudaStream_t stream, std::byte* workspace, const AttentionForward& op);
+  // In the memory of d_query_sums where there is some.
+  bool issue(cudaStream_t stream, std::byte* workspace, const AttentionBackward& op);
+
+ private:
+  std::unique_ptr<AttentionLibrary> library_;
+};
+
+}  // namespace scaletrain::cuda
