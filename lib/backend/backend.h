@@ -27,6 +27,7 @@ namespace scaletrain {
 struct DeviceFacts {
   std::string name;          // by its maker: "NVIDIA H100 80GB HBM3"
   std::uint64_t memory = 0;  // bytes, of all that use it
+  std::string id{};          // of this very device, whatever number a process sees it by
 };
 
 class Backend {

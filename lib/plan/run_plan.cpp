@@ -16,6 +16,7 @@
 #include "plan/longest_wait.h"
 #include "plan/size_limits.h"
 #include "plan/stage_work.h"
+#include "store/staged_communicator.h"
 
 namespace scaletrain {
 
@@ -186,7 +187,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"deferred weight gradients", activation.work_total_bytes},
       {"scratch", activation.scratch.bytes},
       {"batches", activation.batch_bytes},
-      {"communication staging", traffic.staging},
+      {"communication staging", traffic.staging + transfer_staging(activation, rank), !is_host_accessible(space)},
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
   if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes, true});
@@ -205,6 +206,17 @@ std::size_t PhasePlan::pinned_staging() const {
   const std::int64_t passes = std::max(num_micro_batches, longest_evaluation_part(*this)) * chunks;
   const std::int64_t numbers = checked_mul(passes, 3 * micro_batch.rows());
   return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32);
+}
+
+// Of the groups that transfer a device's memory: the stretch of each that has collectives, and of an activation or its
+// gradient, of which a stage sends or receives as many at one time as it has buffers for.
+std::size_t PhasePlan::transfer_staging(const ActivationPlan& activation, Rank rank) const {
+  if (is_host_accessible(space)) return 0;
+  std::size_t bytes = mesh.degree(Axis::pipeline) > 1 ? activation.boundary_bytes : 0;
+  for (const GroupKind kind : group_kinds)
+    if (kind != GroupKind::pipeline && !is_control(kind) && group_of(mesh, kind, rank, group_facts()))
+      bytes += staged_stretch_bytes;
+  return bytes;
 }
 
 std::size_t PhasePlan::checkpoint_staging(Rank rank) const {

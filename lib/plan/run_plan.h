@@ -113,6 +113,7 @@ struct PhasePlan {
   std::size_t pinned_staging() const;
   // Host memory that its checkpoints are copied to and written from in the background; 0 if they are not.
   std::size_t checkpoint_staging(Rank rank) const;
+  std::size_t transfer_staging(const ActivationPlan& activation, Rank rank) const;
 };
 
 struct RunPlan {

@@ -43,7 +43,8 @@ class Line {
 
   Line& add_members(const DeviceRecord& device) {
     add("device", device.name).add("compute", device.compute);
-    return device.peak_flops ? add("peak_flops", *device.peak_flops) : *this;
+    if (device.peak_flops) add("peak_flops", *device.peak_flops);
+    return device.gpus > 0 ? add("gpus", device.gpus) : *this;
   }
   Line& add(std::string_view key, const LayoutRecord& layout) {
     Line inner;
@@ -109,18 +110,21 @@ std::uint64_t end_of_whole_lines(const FileReader& file) {
 
 }  // namespace
 
-std::string layout_text(const LayoutRecord& layout, std::string_view device) {
+std::string layout_text(const LayoutRecord& layout, std::string_view device, std::int64_t gpus) {
   const std::string batches =
       fmt::format("{} of {}", counted(layout.micro_batches, "micro-batch", "es"), layout.micro_batch);
   if (layout.world <= 1 && !device.empty()) return fmt::format("1 GPU ({}), {}", device, batches);
   if (layout.world <= 1) return fmt::format("1 rank, {}, {}", batches, counted(layout.threads, "thread"));
+  std::string devices = fmt::format("{} per rank", counted(layout.threads, "thread"));
+  if (!device.empty())
+    devices = gpus < layout.world ? fmt::format("sharing {} ({})", counted(gpus, "GPU"), device)
+                                  : fmt::format("a GPU ({}) per rank", device);
   std::string schedule;
   if (layout.pipeline > 1) schedule = fmt::format(", schedule {}", layout.schedule);
   if (layout.chunks > 1) schedule += fmt::format(" with {} chunks", layout.chunks);
-  return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}, {}, {} per rank", layout.world,
+  return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}, {}, {}", layout.world,
                      layout.data, layout.tensor, layout.pipeline, layout.sequence ? ", sequence" : "", layout.zero,
-                     schedule, batches,
-                     device.empty() ? counted(layout.threads, "thread") : fmt::format("a GPU ({})", device));
+                     schedule, batches, devices);
 }
 
 MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report, Ownership owns)

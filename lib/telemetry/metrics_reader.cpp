@@ -47,7 +47,8 @@ class Fields {
   DeviceRecord device() const {
     return {.name = text_or_empty("device"),
             .compute = text_or_empty("compute"),
-            .peak_flops = number_if_any("peak_flops")};
+            .peak_flops = number_if_any("peak_flops"),
+            .gpus = static_cast<std::int64_t>(natural_if_any("gpus").value_or(0))};
   }
   LayoutRecord layout() const {
     if (!object_.contains("layout")) return {};

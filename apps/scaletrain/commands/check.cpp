@@ -5,6 +5,7 @@
 #include <cctype>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "backend/backend.h"
 #include "backend/cuda_module.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 #include "base/text.h"
 #include "commands.h"
 #include "config/keys/keys.h"
@@ -22,6 +24,7 @@
 #include "host/address.h"
 #include "host/launcher.h"
 #include "host/machine.h"
+#include "launch/coordination/places.h"
 #include "option_checks.h"
 #include "plan/describe/describe.h"
 #include "plan/describe/devices.h"
@@ -74,18 +77,13 @@ bool judges_devices(const CheckArguments& arguments) {
 }
 
 // What one device of the command line is.
-MemoryBudget device_budget(const CheckArguments& arguments, Precision precision, std::int64_t world) {
+MemoryBudget device_budget(const CheckArguments& arguments, Precision precision) {
   MemoryBudget budget{.kind = MemoryBudget::Kind::device, .name = "the device"};
   if (!arguments.device.empty()) {
     const DeviceModel& device = *find_device(arguments.device);
     budget.name = device.title;
     budget.memory = device.memory;
     budget.peak_flops = peak_flops(device, precision).value_or(0);
-    if (world > 1)
-      write_message(
-          fmt::format("notice: --device {}: several ranks on GPUs are not supported yet; this is what the plan needs "
-                      "there",
-                      device.name));
     if (budget.peak_flops <= 0)
       write_message(
           fmt::format("notice: --device {}: no {} in hardware: there is no time to tell; set precision.compute: {}",
@@ -111,24 +109,30 @@ double measured_peak(DType compute) {
   return calibrate_matmul(*backend, *stream, moment);
 }
 
-// The GPU of this machine; nothing where there is none, which look_at_gpu() has told.
-std::optional<MemoryBudget> gpu_budget(const std::optional<DeviceFacts>& gpu, Precision precision) {
-  if (!gpu) {
+// A rank's part of a GPU of this machine; nothing where there is none, which look_at_gpus() has told.
+std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, std::int64_t ranks,
+                                       Precision precision) {
+  if (!gpus) {
     write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
     return std::nullopt;
   }
-  const DeviceModel* const model = find_device_of_driver(gpu->name);
-  return MemoryBudget{.kind = MemoryBudget::Kind::device,
-                      .name = gpu->name,
-                      .memory = gpu->memory,
-                      .peak_flops = model == nullptr ? 0.0 : peak_flops(*model, precision).value_or(0)};
+  const DeviceFacts& gpu = gpus->at(0);
+  const std::int64_t sharers = ceil_div(ranks, gpus->count());
+  const DeviceModel* const model = find_device_of_driver(gpu.name);
+  const double peak = model == nullptr ? 0.0 : peak_flops(*model, precision).value_or(0);
+  return MemoryBudget{
+      .kind = MemoryBudget::Kind::device,
+      .name = sharers == 1 ? gpu.name : fmt::format("its part of {}, which {} ranks share,", gpu.name, sharers),
+      .memory = gpu.memory / static_cast<std::uint64_t>(sharers),
+      .peak_flops = peak / static_cast<double>(sharers)};
 }
 
 // Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
 std::optional<MemoryBudget> budget_of(const Config& config, const PhasePlan& phase, const CheckArguments& arguments,
-                                      const std::optional<DeviceFacts>& gpu, bool is_here) {
-  if (judges_devices(arguments)) return device_budget(arguments, config.compute_precision(), phase.mesh.world());
-  if (config.run.device == DeviceKind::cuda) return gpu_budget(gpu, config.compute_precision());
+                                      const std::optional<VisibleGpus>& gpus, bool is_here) {
+  if (judges_devices(arguments)) return device_budget(arguments, config.compute_precision());
+  if (config.run.device == DeviceKind::cuda)
+    return gpu_budget(gpus, is_here ? phase.mesh.world() : 1, config.compute_precision());
   return MemoryBudget{.kind = MemoryBudget::Kind::host,
                       .name = is_here ? "this machine" : "a host like this machine",
                       .memory = available_memory(),
@@ -145,7 +149,7 @@ std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::i
 }
 
 DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
-                                 std::optional<std::int64_t> world, const std::optional<DeviceFacts>& gpu,
+                                 std::optional<std::int64_t> world, const std::optional<VisibleGpus>& gpus,
                                  std::optional<RunSoFar> so_far) {
   const PhasePlan& phase = plan.phases.front();
   const Mesh& mesh = phase.mesh;
@@ -156,7 +160,7 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
           .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
           .instructions = arguments.instructions,
           .verbose = arguments.verbose,
-          .budget = budget_of(config, phase, arguments, gpu, is_here),
+          .budget = budget_of(config, phase, arguments, gpus, is_here),
           .sources = source_sizes(config, plan.phases.front().model.vocab),
           .so_far = std::move(so_far)};
 }
@@ -237,15 +241,32 @@ std::optional<RunSoFar> look_at_run_folder(const LoadedConfig& loaded, bool is_h
       .step = resumption->step, .last_step = resumption->last_step, .epochs_read = std::move(resumption->epochs_read)};
 }
 
-// The GPU that the run would be on. On another machine there may be one where here is none.
-std::optional<DeviceFacts> look_at_gpu(const LoadedConfig& loaded, const CheckArguments& arguments, bool is_here,
-                                       Reasons& reasons) {
+// The GPUs that the run would be on. On another machine there may be some where here is none.
+std::optional<VisibleGpus> look_at_gpus(const LoadedConfig& loaded, const CheckArguments& arguments, bool is_here,
+                                        Reasons& reasons) {
   std::optional<VisibleGpus> gpus;
-  if (loaded.config.run.device == DeviceKind::cuda && !judges_devices(arguments))
-    reasons.look([&gpus] { gpus = gpus_of_run(); }, is_here);
-  if (!gpus) return std::nullopt;
-  if (const std::string idle = idle_gpus_text(*gpus); !idle.empty()) write_message("notice: " + idle);
-  return gpus->first;
+  const auto look = [&gpus] {
+    VisibleGpus there = VisibleGpus::look();
+    there.at(0);
+    gpus = std::move(there);
+  };
+  if (loaded.config.run.device == DeviceKind::cuda && !judges_devices(arguments)) reasons.look(look, is_here);
+  return gpus;
+}
+
+// The world that the plan is of. Of replicas that are left to the GPUs of this machine there are as many as a start on
+// it makes.
+std::optional<std::int64_t> planned_world(const Config& config, std::optional<std::int64_t> world,
+                                          const std::optional<VisibleGpus>& gpus) {
+  if (world || config.parallel.data || !gpus) return world;
+  const LaunchConfig launch = launch_on_gpus(config.parallel, config.launch, 1, gpus->count());
+  return lay_out_nodes(config.parallel, launch, 1, std::numeric_limits<std::int64_t>::max()).world();
+}
+
+void tell_gpus(const VisibleGpus& gpus, std::int64_t ranks) {
+  const std::string notice = gpus_notice(gpus, ranks);
+  if (!notice.empty()) write_message("notice: " + notice);
+  if (ranks > 1) write_message("notice: " + staging_notice());
 }
 
 // Those that run will have it, or not: this host may be where somebody only looks.
@@ -283,8 +304,7 @@ ExitCode check_config(const CheckArguments& arguments) {
                       .look_at_data = [](const DataConfig& data) { return source_problems(data); }};
   if (world) options.world = WorldSize{.ranks = *world, .told = "--world asks for"};
   options.choose_device = [&world](const Config& config, std::vector<std::string>& notices) {
-    return choose_device(config.parallel, world.value_or(ranks_of(config.parallel, config.launch, lone_place())),
-                         notices);
+    return choose_device(config, lone_place(), is_for_this_machine(config, world) ? std::nullopt : world, notices);
   };
   if (judges_devices(arguments)) options.device = DeviceKind::cuda;
   const LoadedConfig loaded = load_config(arguments.config, arguments.overrides, process_environment, options);
@@ -294,21 +314,22 @@ ExitCode check_config(const CheckArguments& arguments) {
   std::optional<RunSoFar> so_far = look_at_run_folder(loaded, is_here, reasons);
   const bool begins = !so_far || so_far->step == 0;
   notice_interface(loaded);
-  const std::optional<DeviceFacts> gpu = look_at_gpu(loaded, arguments, is_here, reasons);
+  const std::optional<VisibleGpus> gpus = look_at_gpus(loaded, arguments, is_here, reasons);
   // What processors take for themselves (packed weights) is no part of a plan for other devices.
   Config planned = loaded.config;
   if (judges_devices(arguments)) planned.run.device = DeviceKind::cuda;
   std::optional<RunPlan> plan;
   try {
-    plan = plan_without_data(planned, world);
+    plan = plan_without_data(planned, planned_world(planned, world, gpus));
   } catch (const UserError& error) {
     throw UserError(loaded.located(error.what()) + reasons.text());
   }
   if (!plan)
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" + reasons.text());
   for (const std::string& notice : plan->notices) write_message("notice: " + notice);
+  if (gpus && is_here) tell_gpus(*gpus, plan->phases.front().mesh.world());
   const PlanDescription description =
-      describe_plan(planned, *plan, describe_options(planned, *plan, arguments, world, gpu, std::move(so_far)));
+      describe_plan(planned, *plan, describe_options(planned, *plan, arguments, world, gpus, std::move(so_far)));
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (is_for_this_machine(loaded.config, world))
     reasons.look([&] { judge_room(loaded.config, plan->phases.front(), begins); }, is_here);

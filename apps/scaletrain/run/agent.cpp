@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,11 +49,13 @@ struct PlaceRun {
   std::string command{};  // that goes on with the run, for people
   std::string secret{};
   ResumeRequest resume{};
+  VisibleGpus gpus{};  // of run.device: cuda
   PlaceLayout layout{};
   std::optional<RunPlan> plan{};
   CommandResult problem{};  // why this place cannot take part
 
   bool is_first() const { return place.rank == 0; }
+  bool is_on_gpus() const { return loaded.config.run.device == DeviceKind::cuda; }
   bool is_refused() const { return !problem.message.empty(); }
   // Of one that is refused there is nothing to compare with.
   RunBasis basis() const {
@@ -83,8 +86,10 @@ PlaceLayout layout_of(const PlaceRun& run) {
   // On the first node alone, so that all find the same; one host may be crowded, to try a layout out.
   const bool is_judge = run.is_first() && !place.is_alone();
   const std::int64_t processors = is_judge ? available_processors() : std::numeric_limits<std::int64_t>::max();
+  const LaunchConfig launch =
+      run.is_on_gpus() ? launch_on_gpus(config.parallel, config.launch, place.world, run.gpus.count()) : config.launch;
   try {
-    return lay_out_nodes(config.parallel, config.launch, place.world, processors);
+    return lay_out_nodes(config.parallel, launch, place.world, processors);
   } catch (const UserError& error) {
     throw UserError(run.loaded.located(error.what()));
   }
@@ -117,6 +122,13 @@ void check_room(const PlaceRun& run) {
       *run.plan, {.first = first, .count = count, .agents = place.is_per_node ? 1 : count, .serves = run.is_first()});
 }
 
+// Of the ranks that see the same GPUs, ascending.
+void check_gpus(const PlaceRun& run, const std::vector<std::int64_t>& ranks) {
+  refuse_unfit_gpus(run.loaded, *run.plan, run.gpus, ranks);
+  const std::string notice = gpus_notice(run.gpus, std::ssize(ranks));
+  if (!notice.empty()) write_message("notice: " + notice);
+}
+
 // What can be told before the others are met.
 void check_alone(const AgentCommand& command, PlaceRun& run) {
   const Config& config = run.loaded.config;
@@ -127,6 +139,7 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
                     "(srun with one task per node), or set null",
                     place.launcher)));
   run.resume = requested_resume(command.resume, run.paths);
+  if (run.is_on_gpus()) with_places(run.loaded, [&run] { run.gpus = VisibleGpus::look(); });
   run.layout = layout_of(run);
   const std::int64_t world = place.is_per_node ? run.layout.world() : place.world;
   run.plan = plan_with(run.loaded, run.layout.data, world);
@@ -135,19 +148,31 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
     check_elastic(run);
   }
   if (!place.is_alone()) run.secret = secret_of_environment();
-  if (config.run.device == DeviceKind::cuda) {
-    const std::string idle = idle_gpus_text(checked_gpus(run.loaded, *run.plan, run.layout.data));
-    if (!idle.empty()) write_message("notice: " + idle);
+  if (run.is_on_gpus() && place.is_per_node) {
+    std::vector<std::int64_t> ranks(static_cast<std::size_t>(run.layout.ranks_per_place));
+    std::iota(ranks.begin(), ranks.end(), place.rank * run.layout.ranks_per_place);
+    check_gpus(run, ranks);
   }
+  if (run.is_on_gpus() && run.is_first() && world > 1) write_message("notice: " + staging_notice());
   check_room(run);
   if (run.is_first() && place.is_per_node) notice_crowd(run.layout.ranks_per_place);
   refuse_unfit_weights(run.loaded, *run.plan);
   if (config.launch.interface) address_of_interface(*config.launch.interface);
 }
 
+// Nodes of other numbers of GPUs would lay the run out otherwise.
+void check_node(const PlaceRun& run, const PlaceShare& share) {
+  if (share.count <= run.layout.ranks_per_place) return;
+  throw UserError(run.loaded.located(fmt::format(
+      "parallel.data: auto is one rank on each GPU, and {} has {} ranks by the first node's GPUs and {} by its own {}; "
+      "set launch.ranks_per_node",
+      run.place.name(), share.count, run.layout.ranks_per_place, run.gpus.count())));
+}
+
 // What can be told of a host once the ranks on it are known: by its first place, where each has one worker.
 void check_host(const PlaceRun& run, const PlaceShare& share) {
-  if (run.place.is_per_node) return;
+  if (run.place.is_per_node) return check_node(run, share);
+  if (run.is_on_gpus() && share.on_gpus.front() == share.first) check_gpus(run, share.on_gpus);
   const auto here = static_cast<std::int64_t>(share.on_host.size());
   const auto& ranks = run.loaded.config.launch.ranks_per_node;
   if (ranks && here != *ranks)
@@ -184,11 +209,10 @@ DataLook look_at_data(const InterruptWatcher& interrupts) {
   };
 }
 
-// Where several are to agree, the first one tells.
+// Each place for itself: where one chooses otherwise than the first, its config is another.
 std::function<DeviceKind(const Config&, std::vector<std::string>&)> device_chooser(const LauncherPlace& place) {
   return [&place](const Config& config, std::vector<std::string>& notices) {
-    const std::int64_t ranks = ranks_of(config.parallel, config.launch, place);
-    return ranks > 1 && place.rank > 0 ? DeviceKind::cpu : choose_device(config.parallel, ranks, notices);
+    return choose_device(config, place, std::nullopt, notices);
   };
 }
 
@@ -276,6 +300,7 @@ AgentOptions agent_options(const PlaceRun& run, const Meeting& meeting, Log& log
                              refuse_beyond_limits(
                                  *run.plan, {.first = share.first, .count = share.count, .serves = run.is_first()});
                            }};
+  options.gpus = run.is_on_gpus() ? run.gpus.identity() : "";
   if (!run.is_refused() && config.launch.interface) options.address = address_of_interface(*config.launch.interface);
   return options;
 }

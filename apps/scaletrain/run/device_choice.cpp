@@ -2,91 +2,156 @@
 
 #include <fmt/format.h>
 
-#include <limits>
+#include <algorithm>
+#include <cstdlib>
 #include <optional>
-#include <string_view>
+#include <utility>
 
 #include "backend/cuda_module.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
+#include "base/text.h"
 #include "run_checks.h"
-#include "train/start/assembly.h"
 
 namespace scaletrain {
 
 namespace {
 
-void refuse_ranks(const LoadedConfig& loaded, std::int64_t data) {
-  Config config = loaded.config;
-  config.parallel.data = data;
-  std::string text;
-  for (const std::string& line : unsupported_values(config)) text += (text.empty() ? "" : "\n") + line;
-  if (!text.empty()) throw UserError(loaded.located(text));
+// Of all places, and of a config whose degrees may be anything.
+std::int64_t ranks_of(const ParallelConfig& parallel, std::int64_t data) {
+  constexpr std::int64_t beyond_all = std::int64_t{1} << 40;
+  std::int64_t ranks = 0;
+  const bool is_too_large = __builtin_mul_overflow(parallel.tensor, parallel.pipeline, &ranks) ||
+                            __builtin_mul_overflow(ranks, data, &ranks);
+  return is_too_large ? beyond_all : std::clamp<std::int64_t>(ranks, 1, beyond_all);
 }
 
-// What would be in the way of one rank is told when there is one.
-std::string several_ranks_text(const std::optional<DeviceFacts>& gpu, const ParallelConfig& parallel,
-                               std::int64_t ranks) {
+// SLURM gives each task GPUs of its own where it is asked to.
+bool has_own_gpus(const LauncherPlace& place) {
+  const char* const per_task = std::getenv("SLURM_GPUS_PER_TASK");
+  return !place.is_per_node && place.launcher == "SLURM" && per_task != nullptr && *per_task != '\0';
+}
+
+// How many see the GPUs that this place sees.
+std::int64_t ranks_beside(const Config& config, const LauncherPlace& place, std::optional<std::int64_t> world,
+                          std::int64_t gpus) {
+  if (!place.is_per_node) return has_own_gpus(place) ? 1 : place.local_world;
+  const ParallelConfig& parallel = config.parallel;
+  if (config.launch.ranks_per_node) return *config.launch.ranks_per_node;
+  if (world) return std::min(*world, gpus);  // of hosts that have GPUs enough, if there are several
+  if (parallel.data) return ceil_div(ranks_of(parallel, *parallel.data), place.world);
+  return ranks_of_gpus(parallel, place.world, gpus).value_or(ranks_of(parallel, 1));
+}
+
+// What would leave one rank.
+std::string one_rank_text(const ParallelConfig& parallel, std::int64_t gpus) {
   std::string settings;
   const auto add_if = [&settings](bool is_several, std::string_view key) {
     if (is_several) settings += fmt::format(" --set {}=1", key);
   };
-  add_if(parallel.data.value_or(ranks) > 1, "parallel.data");
+  add_if(parallel.data.value_or(1) > 1, "parallel.data");
   add_if(parallel.tensor > 1, "parallel.tensor");
   add_if(parallel.pipeline > 1, "parallel.pipeline");
-  return fmt::format(
-      "run.device: auto is cpu here{}: several ranks on GPUs are not supported yet, and this run has {}{}{}",
-      gpu ? fmt::format(", though there is a GPU ({})", gpu->name) : "", ranks,
-      settings.empty() ? "" : "; one rank may compute on a GPU:", settings);
+  return gpus == 1 && !settings.empty() ? fmt::format("; one rank has it for itself:{}", settings) : "";
 }
 
 }  // namespace
 
-VisibleGpus gpus_of_run() {
-  constexpr int first = 0;
+VisibleGpus VisibleGpus::look() {
   const CudaModule module(cuda_module_path());
-  return {.first = module.look_at_device(first), .count = module.num_devices()};
-}
-
-std::string idle_gpus_text(const VisibleGpus& gpus) {
-  if (gpus.count <= 1) return {};
-  return fmt::format("1 of {} visible GPUs is used, the first: several ranks on GPUs are not supported yet",
-                     gpus.count);
-}
-
-std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch, const LauncherPlace& place) {
-  if (!place.is_per_node) return place.world;
-  std::int64_t ranks = 0;
-  const bool is_too_large =
-      __builtin_mul_overflow(parallel.tensor, parallel.pipeline, &ranks) ||
-      (parallel.data ? __builtin_mul_overflow(ranks, *parallel.data, &ranks)
-                     : __builtin_mul_overflow(launch.ranks_per_node.value_or(ranks), place.world, &ranks));
-  return is_too_large ? std::numeric_limits<std::int64_t>::max() : ranks;
-}
-
-DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks, std::vector<std::string>& notices) {
-  if (!has_nvidia_driver()) return DeviceKind::cpu;
-  std::optional<DeviceFacts> gpu;
-  std::string obstacle;
-  try {
-    gpu = gpus_of_run().first;
-  } catch (const UserError& error) {
-    obstacle = reason_without_key(error);
-  }
-  if (ranks > 1) {
-    notices.push_back(several_ranks_text(gpu, parallel, ranks));
-    return DeviceKind::cpu;
-  }
-  notices.push_back(gpu ? fmt::format("run.device: auto is cuda here: {}", gpu->name)
-                        : fmt::format("run.device: auto is cpu here: {}", obstacle));
-  return gpu ? DeviceKind::cuda : DeviceKind::cpu;
-}
-
-VisibleGpus checked_gpus(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data) {
-  refuse_ranks(loaded, data);
   VisibleGpus gpus;
-  with_places(loaded, [&gpus] { gpus = gpus_of_run(); });
-  refuse_too_large_for_gpu(loaded, plan, gpus.first);
+  for (int device = 0; device < module.num_devices(); ++device) {
+    try {
+      gpus.all_.push_back({.facts = module.look_at_device(device)});
+    } catch (const UserError& error) {
+      gpus.all_.push_back({.facts = {}, .obstacle = error.what()});
+    }
+  }
   return gpus;
+}
+
+const DeviceFacts& VisibleGpus::at(std::int64_t device) const {
+  const Gpu& gpu = all_.at(static_cast<std::size_t>(device));
+  if (!gpu.obstacle.empty()) throw UserError(gpu.obstacle);
+  return gpu.facts;
+}
+
+std::string VisibleGpus::identity() const {
+  std::string text;
+  for (const Gpu& gpu : all_) text += gpu.facts.id + ",";
+  return text;
+}
+
+std::optional<std::int64_t> ranks_of_gpus(const ParallelConfig& parallel, std::int64_t nodes, std::int64_t gpus) {
+  const std::int64_t replica = ranks_of(parallel, 1);
+  for (std::int64_t ranks = gpus; ranks >= 1; --ranks)
+    if (checked_mul(nodes, ranks) % replica == 0) return ranks;
+  return std::nullopt;
+}
+
+LaunchConfig launch_on_gpus(const ParallelConfig& parallel, LaunchConfig launch, std::int64_t nodes,
+                            std::int64_t gpus) {
+  if (!parallel.data && !launch.ranks_per_node) launch.ranks_per_node = ranks_of_gpus(parallel, nodes, gpus);
+  return launch;
+}
+
+DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::optional<std::int64_t> world,
+                         std::vector<std::string>& notices) {
+  if (!has_nvidia_driver()) return DeviceKind::cpu;
+  try {
+    const VisibleGpus gpus = VisibleGpus::look();
+    const std::int64_t ranks = ranks_beside(config, place, world, gpus.count());
+    const std::int64_t used = std::min(ranks, gpus.count());
+    for (std::int64_t device = 1; device < used; ++device) gpus.at(device);
+    const std::string name = gpus.at(0).name;
+    if (ranks <= gpus.count()) {
+      notices.push_back(fmt::format("run.device: auto is cuda here: {}{}", used > 1 ? fmt::format("{} of ", used) : "",
+                                    name));
+      return DeviceKind::cuda;
+    }
+    notices.push_back(fmt::format(
+        "run.device: auto is cpu here: the {} ranks would have to share {} ({}), which run.device: cuda has them do{}",
+        ranks, counted(gpus.count(), "GPU"), name, one_rank_text(config.parallel, gpus.count())));
+  } catch (const UserError& error) {
+    notices.push_back(fmt::format("run.device: auto is cpu here: {}", reason_without_key(error)));
+  }
+  return DeviceKind::cpu;
+}
+
+std::string gpus_notice(const VisibleGpus& gpus, std::int64_t ranks) {
+  const std::int64_t count = gpus.count();
+  if (ranks < count)
+    return fmt::format("{} of {} visible GPUs {} used, the first{}: more replicas (parallel.data) would use the others",
+                       ranks, count, ranks == 1 ? "is" : "are", ranks == 1 ? "" : fmt::format(" {}", ranks));
+  if (ranks == count) return {};
+  const std::string each =
+      count == 1 ? "" : fmt::format(", {}{} on each", ranks % count == 0 ? "" : "up to ", ceil_div(ranks, count));
+  return fmt::format(
+      "{} ranks share {} ({}){}: each has a part of its time and its memory, and all together are not faster than one "
+      "rank on each GPU",
+      ranks, counted(count, "GPU"), gpus.at(0).name, each);
+}
+
+std::string staging_notice() {
+  return "ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU (NCCL is not "
+         "supported yet)";
+}
+
+std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, std::int64_t device, std::int64_t gpus) {
+  std::vector<std::int64_t> on_it;
+  for (auto index = static_cast<std::size_t>(device); index < ranks.size(); index += static_cast<std::size_t>(gpus))
+    on_it.push_back(ranks[index]);
+  return on_it;
+}
+
+void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus,
+                       const std::vector<std::int64_t>& ranks) {
+  const std::int64_t used = std::min(gpus.count(), std::ssize(ranks));
+  with_places(loaded, [&] {
+    for (std::int64_t device = 0; device < used; ++device) gpus.at(device);
+  });
+  for (std::int64_t device = 0; device < used; ++device)
+    refuse_too_large_for_gpu(loaded, plan, gpus.at(device), ranks_on_gpu(ranks, device, gpus.count()));
 }
 
 }  // namespace scaletrain

@@ -1,8 +1,13 @@
-// Which device the ranks of this place compute on: what run.device: auto is here, and the GPU that cuda finds. A GPU is
-// looked at, and not used, before anything of the run is made.
+// Which devices the ranks of this place compute on: what run.device: auto is here, and the GPUs that cuda finds. A GPU
+// is looked at, and not used, before anything of the run is made.
+//
+// Ranks that see the same GPUs take them in turn, the n-th the n-th. Several share one only where run.device: cuda asks
+// for GPUs and there are fewer than ranks: each gets a part of its time and of its memory, which nobody should find out
+// about by `auto`.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,25 +18,50 @@
 
 namespace scaletrain {
 
-// Of a config that may be wrong: the ranks that it and the launcher make.
-std::int64_t ranks_of(const ParallelConfig& parallel, const LaunchConfig& launch, const LauncherPlace& place);
+// Those that this process sees, by their numbers.
+class VisibleGpus {
+ public:
+  VisibleGpus() = default;  // none
+  // UserError that begins with the key: there is none that can be used.
+  static VisibleGpus look();
 
-// run.device: auto of a run of so many ranks: a GPU where the run is one rank and there is one that can be used, else
-// the processors. Told, but where there is no driver, and so nothing to choose.
-DeviceKind choose_device(const ParallelConfig& parallel, std::int64_t ranks, std::vector<std::string>& notices);
+  std::int64_t count() const { return static_cast<std::int64_t>(all_.size()); }
+  // UserError for one that is too old.
+  const DeviceFacts& at(std::int64_t device) const;
+  // The same for processes that see the same ones in the same order.
+  std::string identity() const;
 
-struct VisibleGpus {
-  DeviceFacts first;  // which the one rank computes on
-  int count = 0;
+ private:
+  struct Gpu {
+    DeviceFacts facts;
+    std::string obstacle{};  // why it cannot be used
+  };
+  std::vector<Gpu> all_;
 };
 
-// The GPUs of run.device: cuda. UserError that begins with the key.
-VisibleGpus gpus_of_run();
-// What there is to tell of those that nothing computes on; empty: there are none.
-std::string idle_gpus_text(const VisibleGpus& gpus);
+// Ranks of a node where parallel.data: auto and launch.ranks_per_node: auto leave their number to its GPUs: one each, or
+// as many as make whole replicas of all nodes. Nothing where not even one replica has a GPU for each rank.
+std::optional<std::int64_t> ranks_of_gpus(const ParallelConfig& parallel, std::int64_t nodes, std::int64_t gpus);
+// launch, with that number if it is left to the GPUs.
+LaunchConfig launch_on_gpus(const ParallelConfig& parallel, LaunchConfig launch, std::int64_t nodes, std::int64_t gpus);
 
-// Those of a run of run.device: cuda. One that cannot be is refused: of more ranks than GPUs may have so far (by `data`
-// replicas), without a GPU, or with one of too little memory. UserError with the places of the keys.
-VisibleGpus checked_gpus(const LoadedConfig& loaded, const RunPlan& plan, std::int64_t data);
+// run.device: auto of a run that is started at this place, of a config that may be wrong: GPUs where each rank that sees
+// them can have one, else the processors. Told, but where there is no driver, and so nothing to choose.
+// world: of `check`, which plans for other hosts like this one.
+DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::optional<std::int64_t> world,
+                         std::vector<std::string>& notices);
+
+// What there is to tell of GPUs that so many ranks see: that they share them, or that some are left idle. Empty: nothing.
+std::string gpus_notice(const VisibleGpus& gpus, std::int64_t ranks);
+// That what ranks on GPUs tell each other takes a detour.
+std::string staging_notice();
+
+// Those of these ranks (ascending) that compute on this GPU.
+std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, std::int64_t device, std::int64_t gpus);
+
+// A run of run.device: cuda cannot be where one of the GPUs of these ranks is too old or has too little memory: UserError
+// with the places of the keys.
+void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus,
+                       const std::vector<std::int64_t>& ranks);
 
 }  // namespace scaletrain

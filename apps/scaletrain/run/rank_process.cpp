@@ -33,10 +33,11 @@ ExitCode train_rank(const RankProcess& process) {
         .rank = process.rank,
         .world = process.world,
         .local_rank = process.local_rank,
+        .gpus = process.gpus,
         .rendezvous = process.store,
         .background_rendezvous = process.background_store,
         .make_communicators =
-            [&process, &network](const PhasePlan& plan, const LaunchConfig& launch) {
+            [&process, &network](const PhasePlan& plan, const LaunchConfig& launch, Backend& backend) {
               if (!network)
                 network.emplace(ProcessNetwork::Options{.address = process.address,
                                                         .secret = process.secret,
@@ -44,6 +45,7 @@ ExitCode train_rank(const RankProcess& process) {
               return process_communicators({.network = *network,
                                             .store = *process.store,
                                             .self = process.rank,
+                                            .backend = backend,
                                             .deadline = collective_deadline(process.heartbeat, longest_wait(plan)),
                                             .vouched = process.vouched,
                                             .work = process.work,

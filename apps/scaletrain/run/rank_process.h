@@ -15,6 +15,7 @@
 #include "comm/rendezvous/key_value_store.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "host/process/signals.h"
+#include "train/start/assembly.h"
 #include "train/start/run_folder.h"
 
 namespace scaletrain {
@@ -33,6 +34,7 @@ struct RankProcess {
   Rank rank{0};
   std::int64_t world = 1;
   std::int64_t local_rank = 0;
+  GpuPlace gpus{};
   std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data
   KeyValueStore* store = nullptr;             // see WatchedStore
   KeyValueStore* background_store = nullptr;  // for the thread that writes checkpoints

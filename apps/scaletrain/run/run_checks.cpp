@@ -111,13 +111,13 @@ std::string heaviest_key(const HostMemory& memory) {
 
 // What makes ranks smaller wherever they compute.
 std::string smaller_text(const Config& config) {
-  return fmt::format("What helps: a smaller {}model.context or model",
+  return fmt::format("a smaller {}model.context or model",
                      config.train.micro_batch > 1 ? "train.micro_batch, " : "");
 }
 
 // Every key that would make the ranks of this host smaller, as far as it is not set so already.
 std::string remedies_text(const Config& config, const PhasePlan& phase, std::int64_t count) {
-  std::string text = smaller_text(config);
+  std::string text = "What helps: " + smaller_text(config);
   const bool has_replicas = phase.mesh.degree(Axis::data) > 1;
   if (has_replicas && config.parallel.zero < 3)
     text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
@@ -139,9 +139,12 @@ void refuse_host_too_small(const LoadedConfig& loaded, const PhasePlan& phase, s
       is_staged ? "checkpoint.background: false; " : "")));
 }
 
-// The same of the one rank of a GPU.
-std::string gpu_remedies_text(const Config& config) {
-  std::string text = smaller_text(config);
+// The same of ranks of a GPU.
+std::string gpu_remedies_text(const Config& config, const PhasePlan& phase, std::int64_t count) {
+  std::string text = fmt::format("What helps: {}{}", count > 1 ? "one rank on each GPU; " : "", smaller_text(config));
+  if (phase.mesh.degree(Axis::data) > 1 && config.parallel.zero < 3)
+    text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
+  if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
   if (config.train.recompute == RecomputeKind::none) text += "; train.recompute: selective or full";
   if (config.train.recompute == RecomputeKind::selective) text += "; train.recompute: full (it is selective)";
   const Precision precision = config.compute_precision();
@@ -175,14 +178,18 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std
       bytes_text(available), memory_by_ranks(memory, count), remedies_text(loaded.config, phase, count))));
 }
 
-void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu) {
-  const MemoryPlan memory = memory_of_rank(plan.phases.front(), Rank(0), cuda_workspace_bytes);
-  const std::size_t needed = memory.total() - memory.total_of_host();
+void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu,
+                              const std::vector<std::int64_t>& ranks) {
+  const PhasePlan& phase = plan.phases.front();
+  const HostMemory memory = memory_together(phase, ranks, cuda_workspace_bytes);
+  const std::uint64_t needed = memory.total() - memory.total_of_host();
   if (needed <= gpu.memory) return;
-  throw UserError(loaded.located(fmt::format("{}: this run needs {} of the GPU's memory, and {} has {}:\n{}{}",
-                                             loaded.config.train.micro_batch > 1 ? "train.micro_batch" : "model",
-                                             bytes_text(needed), gpu.name, bytes_text(gpu.memory), memory.text(),
-                                             gpu_remedies_text(loaded.config))));
+  const auto count = static_cast<std::int64_t>(ranks.size());
+  const std::string who = count == 1 ? "this run needs" : fmt::format("the {} ranks that share a GPU need", count);
+  throw UserError(loaded.located(fmt::format(
+      "{}: {} {} of {} memory, and {} has {}:\n{}{}", loaded.config.train.micro_batch > 1 ? "train.micro_batch" : "model",
+      who, bytes_text(needed), count == 1 ? "the GPU's" : "its", gpu.name, bytes_text(gpu.memory),
+      memory_by_ranks(memory, count), gpu_remedies_text(loaded.config, phase, count))));
 }
 
 void refuse_beyond_limits(const RunPlan& plan, const HostShare& share) {

@@ -32,8 +32,9 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, std::int6
 // The same for any ranks, ascending.
 void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std::vector<std::int64_t>& ranks);
 
-// A run of one rank that cannot fit the memory of its GPU: UserError.
-void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu);
+// The same of the memory of a GPU and the ranks that compute on it.
+void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu,
+                              const std::vector<std::int64_t>& ranks);
 
 // What a start brings to this host at one time.
 struct HostShare {

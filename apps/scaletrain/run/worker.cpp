@@ -48,6 +48,8 @@ struct WorkerArguments {
   std::string rendezvous;
   std::string address;  // that the data planes bind to; empty: the one towards the rendezvous
   std::int64_t sharers = 1;
+  std::int64_t gpu_index = 0;  // among the ranks that see the same GPUs
+  std::int64_t gpu_ranks = 1;  // how many those are
   double heartbeat = 60.0;
   double report = 1.0;
   std::string from;
@@ -117,6 +119,7 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
     process.rank = Rank(arguments.rank);
     process.world = arguments.world;
     process.local_rank = arguments.local_rank.value_or(arguments.rank);
+    process.gpus = {.index = arguments.gpu_index, .ranks = arguments.gpu_ranks};
     process.store = &*watched;
     process.background_store = &*watched_in_background;
     process.address =
@@ -200,6 +203,8 @@ Command add_worker(CLI::App& app) {
   command->add_option("--rendezvous", arguments->rendezvous);
   command->add_option("--address", arguments->address);
   command->add_option("--sharers", arguments->sharers)->transform(whole_number(1));
+  command->add_option("--gpu-index", arguments->gpu_index);
+  command->add_option("--gpu-ranks", arguments->gpu_ranks)->transform(whole_number(1));
   command->add_option("--heartbeat", arguments->heartbeat)->check(CLI::PositiveNumber);
   command->add_option("--report", arguments->report)->check(CLI::PositiveNumber);
   command->add_option("--from", arguments->from);

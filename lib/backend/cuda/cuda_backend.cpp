@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "backend/cuda/cuda_error.h"
@@ -37,7 +38,9 @@ cudaDeviceProp properties_of(int device) {
 }
 
 DeviceFacts facts_of(const cudaDeviceProp& properties) {
-  return {.name = properties.name, .memory = properties.totalGlobalMem};
+  std::string id;
+  for (const char byte : properties.uuid.bytes) id += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return {.name = properties.name, .memory = properties.totalGlobalMem, .id = std::move(id)};
 }
 
 // Where a library has been measured to be faster than our own kernels, which halves alone have in tensor cores: Hopper.

@@ -15,15 +15,7 @@ namespace scaletrain {
 
 namespace {
 
-// As far as it is known: auto is what the launcher has started.
-bool has_several_ranks(const ParallelConfig& parallel) {
-  return parallel.data.value_or(1) > 1 || parallel.tensor > 1 || parallel.pipeline > 1;
-}
-
-constexpr std::array<UnsupportedValue, 13> kTable = {{
-    {"run.device", "cuda with several ranks",
-     [](const Config& c) { return c.run.device == DeviceKind::cuda && has_several_ranks(c.parallel); },
-     "one rank (1 of each of parallel.data, tensor and pipeline), or cpu", "cuda with several ranks"},
+constexpr std::array<UnsupportedValue, 12> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type", "bpe | sentencepiece",
      [](const Config& c) {

@@ -35,6 +35,8 @@ GroupOptions group_of(const AgentOptions& options, AgentLink& link, const Orders
                      .world = orders.plan.world,
                      .on_host = share.on_host,
                      .on_processors = share.on_processors,
+                     .on_gpus = share.on_gpus,
+                     .uses_gpus = !options.gpus.empty(),
                      .heartbeat = options.heartbeat,
                      .settle_seconds = options.settle_seconds,
                      .log = options.log,
@@ -102,6 +104,7 @@ AgentLink::Options link_options(const AgentOptions& options) {
   const Meeting& meeting = options.meeting;
   const InterruptWatcher& interrupts = options.interrupts;
   AgentLink::Options link{.place = meeting.place().rank,
+                          .gpus = options.gpus,
                           .lease = meeting.lease(),
                           .num_places = meeting.place().world,
                           .interrupted = [&interrupts] { return interrupts.interrupted(); }};

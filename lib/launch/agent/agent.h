@@ -41,6 +41,8 @@ struct AgentOptions {
   std::optional<std::int64_t> data_degree{};  // the config's; nothing: auto
   std::string address{};                      // numeric, of this host, that the data planes bind to; empty: the
                                               // workers find it
+  std::string gpus{};                         // what tells the GPUs that are seen here from others;
+                                              // empty: the workers compute on none
   Log& log;
   const InterruptWatcher& interrupts;
   std::string command = "start it again";  // that goes on, for people

@@ -30,7 +30,7 @@ AgentLink::AgentLink(Options options)
   SCALETRAIN_CHECK((options_.store || options_.reconnect) && options_.lease > 0);
   status_.place = options_.place;
   status_.host = host_name();
-  status_.machine = own_machine();
+  status_.machine = own_machine(options_.gpus);
   status_.incarnation = incarnation_;
   status_.left = options_.left;
   thread_ = GuardedThread([this] { run(); });

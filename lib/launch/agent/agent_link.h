@@ -28,6 +28,7 @@ class AgentLink {
     std::unique_ptr<KeyValueStore> store{};
     // A new connection, or PeerError within a fraction of the lease. Asked again until the lease has run out.
     std::function<std::unique_ptr<KeyValueStore>()> reconnect{};
+    std::string gpus{};           // see PlaceMachine
     double lease = 10.0;          // seconds
     std::int64_t num_places = 1;  // of many, each asks less often
     std::function<bool()> interrupted{};

@@ -39,7 +39,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(OrderKind, {{OrderKind::wait, "wait"},
                                          {OrderKind::end, "end"},
                                          {OrderKind::over, "over"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ExitStatus, code, message)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlaceMachine, host, processors)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlaceMachine, host, processors, gpus)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Pace, steps, busy_seconds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GroupStatus, progress, working, waiting, step, still_seconds, stalled_seconds,
                                    stalled_text, paces)
@@ -53,7 +53,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkersRendezvous, address, salt)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RoundPlan, start, lock_id, world, data, rendezvous)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Dismissal, place, incarnation, status)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Orders, command, round, plan, reason, is_hang, code, dismissed)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlaceShare, place, first, count, on_host, on_processors)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlaceShare, place, first, count, on_host, on_processors, on_gpus)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RunBasis, config, version)
 
 namespace {

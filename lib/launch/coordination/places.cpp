@@ -72,27 +72,31 @@ std::optional<Allotment> allot_ranks(const PlaceLayout& layout, const std::vecto
   return allotment;
 }
 
-PlaceMachine own_machine() {
+PlaceMachine own_machine(const std::string& gpus) {
   std::string mask;
   for (const int processor : affinity_processors()) mask += fmt::format("{},", processor);
   const std::string kernel = fmt::format("{}/{}", host_name(), boot_id());
   return {.host = to_hex(hash_text(fmt::format("{}/{}", kernel, network_namespace()))),
-          .processors = to_hex(hash_text(fmt::format("{}/{}", kernel, mask)))};
+          .processors = to_hex(hash_text(fmt::format("{}/{}", kernel, mask))),
+          .gpus = to_hex(hash_text(fmt::format("{}/{}", kernel, gpus)))};
 }
 
 void find_neighbours(std::vector<PlaceShare>& shares, const std::vector<PlaceMachine>& machines) {
   SCALETRAIN_CHECK_EQ(shares.size(), machines.size());
   std::map<std::string, std::vector<std::int64_t>> on_host;
   std::map<std::string, std::vector<std::int64_t>> on_processors;
+  std::map<std::string, std::vector<std::int64_t>> on_gpus;
   for (std::size_t i = 0; i < shares.size(); ++i) {
     for (std::int64_t rank = shares[i].first; rank < shares[i].first + shares[i].count; ++rank) {
       on_host[machines[i].host].push_back(rank);
       on_processors[machines[i].processors].push_back(rank);
+      on_gpus[machines[i].gpus].push_back(rank);
     }
   }
   for (std::size_t i = 0; i < shares.size(); ++i) {
     shares[i].on_host = on_host.at(machines[i].host);
     shares[i].on_processors = on_processors.at(machines[i].processors);
+    shares[i].on_gpus = on_gpus.at(machines[i].gpus);
   }
 }
 

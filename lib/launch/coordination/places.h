@@ -32,6 +32,7 @@ struct PlaceShare {
   // has one worker, those of other places. Empty: its own.
   std::vector<std::int64_t> on_host{};
   std::vector<std::int64_t> on_processors{};
+  std::vector<std::int64_t> on_gpus{};  // the same of those that see the same GPUs
   bool operator==(const PlaceShare&) const = default;
 };
 
@@ -46,14 +47,16 @@ std::optional<Allotment> allot_ranks(const PlaceLayout& layout, const std::vecto
                                      std::int64_t min_data);
 
 // What a place's agent says of the machine that it is on: equal texts stand for the same host (kernel, name and network
-// namespace), and for the same processors of it.
+// namespace), for the same processors of it, and for the same GPUs that its processes see.
 struct PlaceMachine {
   std::string host{};
   std::string processors{};
+  std::string gpus{};
 };
-PlaceMachine own_machine();
+// gpus: what tells those that are seen here from others.
+PlaceMachine own_machine(const std::string& gpus = {});
 
-// Fills in on_host and on_processors; machines[i] is that of shares[i]'s place.
+// Fills in on_host, on_processors and on_gpus; machines[i] is that of shares[i]'s place.
 void find_neighbours(std::vector<PlaceShare>& shares, const std::vector<PlaceMachine>& machines);
 
 }  // namespace scaletrain

@@ -7,27 +7,36 @@
 
 #include "comm/collective/direct_communicator.h"
 #include "comm/communicator.h"
+#include "store/staged_communicator.h"
 
 namespace scaletrain {
 
-bool has_queue(GroupKind kind) {
-  return !is_waited_at_once(kind);
+bool is_staged(GroupKind kind, const GroupFacts& facts) {
+  return facts.control && !is_control(kind);
+}
+
+bool has_queue(GroupKind kind, const GroupFacts& facts) {
+  return is_staged(kind, facts) || !is_waited_at_once(kind);
 }
 
 CommunicatorFactory process_communicators(const ProcessCommunication& communication) {
   return [communication](const GroupSpec& group) -> std::unique_ptr<Communicator> {
     if (group.members.size() == 1) return make_single_communicator(std::string(to_text(group.kind)));
+    const GroupFacts facts{.control = !is_host_accessible(communication.backend.space())};
+    const bool staged = is_staged(group.kind, facts);
+    const bool queued = !staged && has_queue(group.kind, facts);
     auto transport = communication.network.connect(communication.store, group.name, group.members, communication.self,
                                                    communication.connect_seconds);
-    auto direct = make_direct_communicator(
+    auto made = make_direct_communicator(
         std::move(transport), {.group_name = std::string(to_text(group.kind)),
                                .ranks = group.members,
                                .deadline = communication.deadline,
-                               .mode = has_queue(group.kind) ? DirectOptions::Mode::queue : DirectOptions::Mode::caller,
+                               .mode = queued ? DirectOptions::Mode::queue : DirectOptions::Mode::caller,
                                .vouched = communication.vouched,
                                .work = communication.work});
-    if (communication.status == nullptr) return direct;
-    return make_reporting_communicator(std::move(direct), group.members, *communication.status);
+    if (staged) made = make_staged_communicator(std::move(made), communication.backend);
+    if (communication.status == nullptr) return made;
+    return make_reporting_communicator(std::move(made), group.members, *communication.status);
   };
 }
 

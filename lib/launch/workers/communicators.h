@@ -1,5 +1,5 @@
 // The communicators of a rank that is a process of its own: collectives by direct exchange over the transports of
-// process_network.h.
+// process_network.h, of what lies in a device's memory through the host's (store/staged_communicator.h).
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/numbers/strong.h"
+#include "backend/backend.h"
 #include "base/process/work_count.h"
 #include "comm/collective/collective_status.h"
 #include "comm/process/process_network.h"
@@ -20,6 +21,7 @@ struct ProcessCommunication {
   ProcessNetwork& network;
   KeyValueStore& store;
   Rank self{0};
+  Backend& backend;        // in whose memory the groups but control ones transfer
   double deadline = 60.0;  // see DirectOptions, and collective_deadline()
   std::function<MonotonicTime()> vouched{};
   WorkCount* work = nullptr;
@@ -27,11 +29,13 @@ struct ProcessCommunication {
   double connect_seconds = 300.0;      // for the members of a group to come together: the slowest one's start-up
 };
 
+// Whether what such a group transfers lies in the memory of a device, of ranks that compute in such.
+bool is_staged(GroupKind kind, const GroupFacts& facts);
 // Whether calls of such a group run on a thread of its own. Those whose results are waited for at once run on the
-// caller's.
-bool has_queue(GroupKind kind);
+// caller's, but where they are staged.
+bool has_queue(GroupKind kind, const GroupFacts& facts);
 
-// Network, store, count and status outlive the factory and what it makes.
+// Network, store, backend, count and status outlive the factory and what it makes.
 CommunicatorFactory process_communicators(const ProcessCommunication& communication);
 
 // That ranks of this host talk by TCP though they could read each other's memory, if the system let them: why, and what

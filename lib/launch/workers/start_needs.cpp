@@ -42,7 +42,7 @@ ProcessNeeds worker_needs(const Mesh& mesh, Rank rank, const GroupFacts& facts, 
     const auto group = group_of(mesh, kind, rank, facts);
     if (!group) continue;
     needs.descriptors += static_cast<std::int64_t>(group->members.size()) - 1;
-    if (has_queue(kind)) needs.threads += 1;
+    if (has_queue(kind, facts)) needs.threads += 1;
   }
   return needs;
 }

@@ -126,6 +126,10 @@ WorkerSlot WorkerGroup::slot_of(std::int64_t index) const {
   slot.local_rank = place_in(options_.on_host);
   if (options_.world == 1) return slot;
   slot.rendezvous = options_.rendezvous->address;
+  if (options_.uses_gpus) {
+    slot.gpu_index = place_in(options_.on_gpus);
+    slot.gpu_ranks = std::max<std::int64_t>(options_.count, std::ssize(options_.on_gpus));
+  }
   const std::int64_t sharers = num_sharers();
   if (available_processors() >= sharers) {
     slot.processors = share_of_processors(affinity_processors(), place_in(options_.on_processors), sharers);
@@ -423,6 +427,8 @@ std::vector<std::string> worker_arguments(const GroupOptions& options, const Wor
     add("--world", fmt::format("{}", slot.world));
     add("--rendezvous", fmt::format("{}:{}", slot.rendezvous->host, slot.rendezvous->port));
     add("--sharers", fmt::format("{}", slot.sharers));
+    if (slot.gpu_index > 0) add("--gpu-index", fmt::format("{}", slot.gpu_index));
+    if (slot.gpu_ranks > 1) add("--gpu-ranks", fmt::format("{}", slot.gpu_ranks));
     if (!options.address.empty()) add("--address", options.address);
     add("--heartbeat", fmt::format("{}", options.heartbeat));
   }

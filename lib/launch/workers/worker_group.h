@@ -29,6 +29,8 @@ struct WorkerSlot {
   std::int64_t world = 1;
   std::int64_t local_rank = 0;                    // among the ranks of this host
   std::int64_t sharers = 1;                       // ranks that share its processors, itself included
+  std::int64_t gpu_index = 0;                     // among the ranks that see the same GPUs
+  std::int64_t gpu_ranks = 1;                     // how many those are
   std::vector<int> processors{};                  // that it has for itself; empty: those of the agent
   std::optional<RendezvousAddress> rendezvous{};  // of several ranks; its secret is in SCALETRAIN_SECRET
   std::optional<std::int64_t> data_degree{};      // in place of the config's parallel.data
@@ -73,9 +75,12 @@ struct GroupOptions {
   std::int64_t count = 1;  // workers here: ranks first_rank and on; each gets its share of the processors
   std::int64_t world = 1;  // of all hosts
   std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data: a world of another size
-  // All ranks of this host and those on the same processors, as PlaceShare has them; empty: the workers here.
+  // All ranks of this host, those on the same processors and those that see the same GPUs, as PlaceShare has them;
+  // empty: the workers here.
   std::vector<std::int64_t> on_host{};
   std::vector<std::int64_t> on_processors{};
+  std::vector<std::int64_t> on_gpus{};
+  bool uses_gpus = false;  // the workers compute on them
   std::optional<RanksRendezvous> rendezvous{};  // of several ranks
   std::string address{};                        // numeric, that the data planes bind to; empty: the workers find it
   // Seconds. Where the workers are the world, it is a hang that none moves for so long; elsewhere only that a worker
@@ -124,9 +129,11 @@ RoundResult run_worker_group(const GroupOptions& options);
 void require_lock(const GroupOptions& options);
 
 // worker --run-folder DIR --lock ID --generation G
-//   [--rank R --world N --rendezvous HOST:PORT --sharers N --heartbeat SECONDS [--local-rank L] [--address A]]
+//   [--rank R --world N --rendezvous HOST:PORT --sharers N --heartbeat SECONDS [--local-rank L] [--address A]
+//    [--gpu-index I] [--gpu-ranks N]]
 //   [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]] [--cause TEXT]
-// The second line for several ranks only; --local-rank where it is not the rank; --report where the heartbeat asks for
+// The second and third line for several ranks only; --local-rank where it is not the rank; what is of GPUs where several
+// ranks see the same; --report where the heartbeat asks for
 // more lines than one a second.
 std::vector<std::string> worker_arguments(const GroupOptions& options, const WorkerSlot& slot);
 

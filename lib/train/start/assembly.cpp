@@ -120,7 +120,7 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
     write_opening(*run.metrics, parts, options, begin, device_of(parts, run.peak_flops), restarted, std::move(sources));
   const auto device = parts.backend->device();
   parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step,
-                             layout_text(layout_of(parts), device ? device->name : std::string()),
+                             layout_text(layout_of(parts), device ? device->name : std::string(), parts.num_gpus),
                              compute_text(parts, begin.state)));
   run.state = std::move(begin.state);
   if (run.peak_flops <= 0.0)

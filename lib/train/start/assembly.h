@@ -24,16 +24,28 @@
 
 namespace scaletrain {
 
+// Which of a host's GPUs a rank computes on: those that see the same GPUs take them in turn.
+struct GpuPlace {
+  std::int64_t index = 0;  // of this rank among those that see the same
+  std::int64_t ranks = 1;  // that see the same
+
+  int device(int gpus) const { return static_cast<int>(index % gpus); }
+  // Ranks that compute on this one's GPU, itself included.
+  std::int64_t sharers(int gpus) const { return (ranks - index % gpus + gpus - 1) / gpus; }
+};
+
 // Which rank of how many, and what connects them. The default is a run of one rank.
 struct WorkerPlace {
   Rank rank{0};
   std::int64_t world = 1;
   std::int64_t local_rank = 0;          // among the ranks of this host: the first one builds the token cache
+  GpuPlace gpus{};                      // where ranks compute on GPUs
   KeyValueStore* rendezvous = nullptr;  // null: a single rank
   // The same for the thread that writes checkpoints in the background; null: `rendezvous` serves any thread.
   KeyValueStore* background_rendezvous = nullptr;
   // How its communicators are made, once the plan is known: what a rank may have to wait for follows from it.
-  std::function<CommunicatorFactory(const PhasePlan&, const LaunchConfig&)> make_communicators{};
+  // They may have the rank's backend copy, as long as they live.
+  std::function<CommunicatorFactory(const PhasePlan&, const LaunchConfig&, Backend&)> make_communicators{};
   // What there is to say of the ways in which they reach the other ranks, once they are made; empty: nothing.
   std::function<std::string()> connection_notice{};
   // Processors per thread of this rank's kernels: less than 1 where the ranks of a host are more than its processors.
@@ -60,6 +72,7 @@ struct WorkerOptions {
   std::function<std::unique_ptr<Backend>(const CudaOptions&)> make_gpu_backend = [](const CudaOptions& options) {
     return CudaModule(cuda_module_path()).make_backend(options);
   };
+  std::function<int()> count_gpus = [] { return CudaModule(cuda_module_path()).num_devices(); };
   std::FILE* console = stderr;  // where people see the progress; not closed
   // The device's peak is measured once, at start, for at most this long; 0: not measured, and mfu is 0.
   double calibration_seconds = 0.2;

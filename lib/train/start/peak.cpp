@@ -16,13 +16,15 @@ namespace scaletrain {
 
 namespace {
 
-// In single precision there are several ways to multiply, and of a device that is not known nothing is.
+// This rank's part of its device's. In single precision there are several ways to multiply, and of a device that is not
+// known nothing is.
 std::optional<double> peak_of_data_sheet(const WorkerParts& parts) {
   const auto device = parts.backend->device();
   const Precision precision = parts.config.compute_precision();
   if (!device || (precision != Precision::bf16 && precision != Precision::fp16)) return std::nullopt;
   const DeviceModel* const model = find_device_of_driver(device->name);
-  return model == nullptr ? std::nullopt : peak_flops(*model, precision);
+  const std::optional<double> peak = model == nullptr ? std::nullopt : peak_flops(*model, precision);
+  return peak ? std::optional(*peak / static_cast<double>(parts.gpu_sharers)) : std::nullopt;
 }
 
 double peak_before(const WorkerParts& parts, const WorkerOptions& options) {
@@ -49,13 +51,14 @@ double known_peak(const WorkerParts& parts, const WorkerOptions& options) {
   return peak_before(parts, options);
 }
 
-// The best of a rank's repetitions had its threads' processors to itself, which it may have to share.
+// The best of a rank's repetitions had its threads' processors to itself, which it may have to share. Of a GPU that
+// others share it gets its part by the clock.
 double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread) {
   if (seconds <= 0.0) return 0.0;
   double peak = std::numeric_limits<double>::quiet_NaN();
   try {
     // Of that processor time ranks that share processors have a part each, so that together they take no longer.
-    const double share = std::min(1.0, processors_per_thread);
+    const double share = parts.backend->device() ? 1.0 : std::min(1.0, processors_per_thread);
     const std::optional<double> known = peak_of_data_sheet(parts);
     peak = known ? *known : calibrate_matmul(*parts.backend, *parts.stream, seconds * share) * share;
   } catch (const std::exception& error) {

@@ -51,7 +51,8 @@ DeviceRecord device_of(const WorkerParts& parts, double peak_flops) {
   const auto device = parts.backend->device();
   return {.name = device ? device->name : std::string(to_text(DeviceKind::cpu)),
           .compute = std::string(to_text(parts.config.compute_precision())),
-          .peak_flops = peak_flops > 0.0 ? std::optional(peak_flops) : std::nullopt};
+          .peak_flops = peak_flops > 0.0 ? std::optional(peak_flops) : std::nullopt,
+          .gpus = parts.num_gpus};
 }
 
 bool has_begun(const std::filesystem::path& metrics) {

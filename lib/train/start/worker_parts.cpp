@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <cstdint>
 #include <new>
 #include <utility>
 
-#include "base/numbers/checked.h"
 #include "base/process/memory_limit.h"
 #include "base/text.h"
 #include "host/machine.h"
@@ -29,30 +29,9 @@ RunPlan plan_of_place(const Config& config, const Tokenizer& tokenizer, const Wo
   return plan;
 }
 
-CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& phase, const LaunchConfig& launch) {
-  return place.make_communicators ? place.make_communicators(phase, launch) : CommunicatorFactory();
-}
-
-// Whoever starts a run has judged whether there is such a GPU: one that is gone since is a failure of the machine's,
-// and may come back.
-std::unique_ptr<Backend> make_gpu_backend_of(const WorkerOptions& options, DType compute) {
-  try {
-    return options.make_gpu_backend({.device = narrow<int>(options.place.local_rank), .compute = compute});
-  } catch (const UserError& error) {
-    throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));
-  }
-}
-
-// The plan learns whose memory its ranks compute in.
-std::unique_ptr<Backend> make_backend_of(const WorkerOptions& options, DeviceKind device, DType compute,
-                                         RunPlan& plan) {
-  auto backend =
-      device == DeviceKind::cuda
-          ? make_gpu_backend_of(options, compute)
-          : options.make_backend(
-                {.threads = options.threads, .instruction_set = "auto", .work = options.work, .compute = compute});
-  for (PhasePlan& phase : plan.phases) phase.compute_on(*backend);
-  return backend;
+CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& phase, const LaunchConfig& launch,
+                                     Backend& backend) {
+  return place.make_communicators ? place.make_communicators(phase, launch, backend) : CommunicatorFactory();
 }
 
 // After a failure those that rank 0 has noted; nothing where somebody starts the run, since it will note them.
@@ -84,10 +63,12 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
       tokenizer(make_tokenizer(config.data.tokenizer, config.model.vocab)),
       plan(plan_of_place(config, *tokenizer, options.place)),
       phase(plan.phase_at(options.start.step)),
-      backend(make_backend_of(options, config.run.device, phase.compute, plan)),
+      backend(make_backend(options)),
       device_memory_before(backend->device_memory_in_use()),
       stream(backend->make_stream()),
-      groups(make_groups(phase.mesh, rank, phase.group_facts(), communicators_of(options.place, phase, config.launch))),
+      groups(make_groups(phase.mesh, rank, phase.group_facts(),
+                         communicators_of(options.place, phase, config.launch, *backend))),
+      num_gpus(count_gpus()),
       model(phase.transformer(rank)),
       optimizer(make_optimizer(config.train.optimizer)),
       layout(phase.layout(rank)),
@@ -96,11 +77,46 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
   if (options.knows_memory) options.knows_memory(out_of_memory("").what());
   const std::string notice = options.place.connection_notice ? options.place.connection_notice() : "";
   if (!notice.empty()) log.warn(notice);
+  // Of rank 0's the start line tells.
+  if (const auto device = backend->device(); device && !is_first())
+    log.info(fmt::format("rank {} computes on GPU {} ({})", rank.value(), gpu, device->name));
   files_of_start = files_to_keep_to(options, log);
   // A restart after a failure need not make the full check of the start again.
   const DataCheck check = options.start.cause.empty() ? config.data.verify : DataCheck::changed;
   start_up.first_on_host([&](const std::string& found) { return open_data(found, check, read); });
   allocate();
+}
+
+// The plan learns whose memory its ranks compute in.
+std::unique_ptr<Backend> WorkerParts::make_backend(const WorkerOptions& options) {
+  auto made = config.run.device == DeviceKind::cuda ? make_gpu_backend(options)
+                                                    : options.make_backend({.threads = options.threads,
+                                                                            .instruction_set = "auto",
+                                                                            .work = options.work,
+                                                                            .compute = phase.compute});
+  for (PhasePlan& each : plan.phases) each.compute_on(*made);
+  return made;
+}
+
+// Whoever starts a run has judged whether there is such a GPU: one that is gone since is a failure of the machine's,
+// and may come back.
+std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& options) {
+  try {
+    const int gpus = options.count_gpus();
+    gpu = options.place.gpus.device(gpus);
+    gpu_sharers = options.place.gpus.sharers(gpus);
+    return options.make_gpu_backend({.device = gpu, .compute = phase.compute});
+  } catch (const UserError& error) {
+    throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));
+  }
+}
+
+// Each counts its part of the GPU that it is on.
+std::int64_t WorkerParts::count_gpus() const {
+  if (!backend->device()) return 0;
+  double gpus = 1.0 / static_cast<double>(gpu_sharers);
+  sum_over_world(groups, {&gpus, 1});
+  return std::llround(gpus);
 }
 
 // Every rank has its file; people see what the first one says, since the others say the same.

@@ -40,10 +40,13 @@ struct WorkerParts {
   std::unique_ptr<Tokenizer> tokenizer;
   RunPlan plan;
   const PhasePlan& phase;
+  int gpu = 0;                   // by the number that this process sees it by
+  std::int64_t gpu_sharers = 1;  // ranks on this one's GPU, itself included; 1 on processors
   std::unique_ptr<Backend> backend;
   std::uint64_t device_memory_before;  // of the device's, before the plan's: others' and CUDA's own
   std::unique_ptr<Stream> stream;
   RankGroups groups;
+  std::int64_t num_gpus;  // that all ranks together compute on; 0: on processors
   Transformer model;
   std::unique_ptr<Optimizer> optimizer;
   ShardLayout layout;
@@ -59,6 +62,9 @@ struct WorkerParts {
 
  private:
   LogOptions log_options(const WorkerOptions& options);
+  std::unique_ptr<Backend> make_backend(const WorkerOptions& options);
+  std::unique_ptr<Backend> make_gpu_backend(const WorkerOptions& options);
+  std::int64_t count_gpus() const;
   // Takes and returns what opening the data finds out, as claim_text() has it.
   std::string open_data(const std::string& found_by_first, DataCheck check, const std::vector<MixSource>& read);
   void allocate();

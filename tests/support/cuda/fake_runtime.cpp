@@ -1,6 +1,9 @@
 // The CUDA runtime as far as the backend asks it, on the host. A stream runs what it is given late and in bursts, on a
 // thread of its own (support/ranks/late_backend.h), so that what is not ordered by events shows; the null stream runs
 // it at once. Device memory is the host's.
+//
+// What a driver may wait for the whole device in does so here: whoever gets or gives back memory while a stream waits
+// for somebody who waits for him hangs.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -9,11 +12,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cuda_language.h"
 #include "support/ranks/fenced_backend.h"
@@ -48,6 +54,28 @@ thread_local bool is_in_host_function = false;
 #define REFUSE_IN_HOST_FUNCTION \
   if (is_in_host_function) return cudaErrorNotPermitted
 
+// Of all streams that there are.
+std::mutex streams_mutex;
+std::set<FakeStream>& streams() {
+  static std::set<FakeStream> all;
+  return all;
+}
+void wait_for_device() {
+  std::vector<FakeStream> all;
+  {
+    const std::lock_guard lock(streams_mutex);
+    all.assign(streams().begin(), streams().end());
+  }
+  for (const FakeStream& stream : all) {
+    try {
+      stream->record().wait();
+    } catch (...) {  // NOLINT: whoever waits for that stream hears of it
+    }
+  }
+}
+
+thread_local int device_of_thread = 0;
+
 std::string wanted_of_environment() {
   const char* const wanted = std::getenv("SCALETRAIN_FAKE_GPU");
   return wanted == nullptr ? "" : wanted;
@@ -67,10 +95,26 @@ CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t
 // In use by others. A full one has room for streams and what goes through pinned memory alone.
 constexpr std::size_t memory_before = std::size_t{1} << 30;
 std::size_t memory_of_gpu() {
-  return wanted_of_environment() == "small GPU" ? std::size_t{2} << 20 : std::size_t{80} << 30;
+  const std::string wanted = wanted_of_environment();
+  constexpr std::size_t mebi = std::size_t{1} << 20;
+  return wanted == "small GPU" ? 2 * mebi : wanted == "narrow GPU" ? 50 * mebi : 80 * 1024 * mebi;
 }
 bool is_full() {
   return wanted_of_environment() == "full GPU";
+}
+// "8 GPUs": so many; 1 where no number says how many.
+int number_of_gpus() {
+  const std::string wanted = wanted_of_environment();
+  const int number = std::atoi(wanted.c_str());
+  return number > 0 ? number : 1;
+}
+// SCALETRAIN_FAKE_FAILURE is a file's path and a number: while there is such a file, that GPU fails.
+bool has_failed() {
+  const char* const file = std::getenv("SCALETRAIN_FAKE_FAILURE");
+  if (file == nullptr) return false;
+  const std::string text(file);
+  const std::size_t colon = text.rfind(':');
+  return std::atoi(text.c_str() + colon + 1) == device_of_thread && std::filesystem::exists(text.substr(0, colon));
 }
 
 // What a kernel threw is what a GPU calls a failed launch.
@@ -102,6 +146,7 @@ extern "C" {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
+  if (has_failed()) return cudaErrorLaunchFailure;
   scaletrain::cuda::run_in_turn(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
@@ -113,6 +158,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 }
 
 static cudaError_t allocate(void** memory, size_t bytes) {
+  wait_for_device();
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*memory == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*memory, 0xff, bytes);
@@ -125,6 +171,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 }
 cudaError_t cudaFree(void* memory) {
   REFUSE_IN_HOST_FUNCTION;
+  wait_for_device();
   FencedMemory::of_process().give_up(static_cast<const std::byte*>(memory));
   std::free(memory);
   return cudaSuccess;
@@ -142,11 +189,20 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   REFUSE_IN_HOST_FUNCTION;
   static std::atomic<std::uint64_t> seed{0};
   if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
-  *stream = reinterpret_cast<cudaStream_t>(new FakeStream(std::make_shared<LateStream>(seed++, Lateness::in_bursts)));
+  const auto made = std::make_shared<LateStream>(seed++, Lateness::in_bursts);
+  {
+    const std::lock_guard lock(streams_mutex);
+    streams().insert(made);
+  }
+  *stream = reinterpret_cast<cudaStream_t>(new FakeStream(made));
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
+  {
+    const std::lock_guard lock(streams_mutex);
+    streams().erase(shared(stream));
+  }
   delete &shared(stream);
   return cudaSuccess;
 }
@@ -211,13 +267,16 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t cudaSetDevice(int device) {
   REFUSE_IN_HOST_FUNCTION;
-  return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+  if (device < 0 || device >= number_of_gpus()) return cudaErrorInvalidDevice;
+  device_of_thread = device;
+  return cudaSuccess;
 }
 // The runtime's header names it by its version.
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   REFUSE_IN_HOST_FUNCTION;
   *properties = {};
-  const bool is_h100 = wanted_of_environment() == "H100";
+  const bool is_h100 = wanted_of_environment().ends_with("H100");
+  properties->uuid.bytes[0] = static_cast<char>(device + 1);
   std::snprintf(properties->name, sizeof properties->name, "%s", is_h100 ? "NVIDIA H100 80GB HBM3" : "the host");
   properties->major = wanted_of_environment() == "old GPU" ? 7 : is_h100 ? 9 : 8;
   properties->totalGlobalMem = memory_of_gpu();
@@ -229,8 +288,8 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
   *available = is_full() ? 0 : *all - memory_before;
   return cudaSuccess;
 }
-// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "full GPU", "H100", one too; "8 GPUs"; "no
-// driver", "old driver", "no GPU", "broken".
+// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "narrow GPU", "full GPU", "H100", one too; "8 GPUs", "2 x
+// H100"; "no driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
@@ -240,9 +299,9 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaGetDeviceCount(int* count) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
-  const bool is_there =
-      wanted.empty() || wanted == "H100" || wanted == "8 GPUs" || (wanted != "no GPU" && wanted.ends_with(" GPU"));
-  *count = !is_there ? 0 : wanted == "8 GPUs" ? 8 : 1;
+  const bool is_there = wanted.empty() || wanted.ends_with("H100") || wanted.ends_with(" GPUs") ||
+                        (wanted != "no GPU" && wanted.ends_with(" GPU"));
+  *count = is_there ? number_of_gpus() : 0;
   if (is_there) return cudaSuccess;
   if (wanted == "no GPU") return cudaErrorNoDevice;
   return wanted == "broken" ? cudaErrorUnknown : cudaErrorInsufficientDriver;

@@ -11,8 +11,4 @@ std::unique_ptr<Backend> make_gpu(DType compute) {
   return CudaModule(cuda_module_path()).make_backend({.compute = compute});
 }
 
-bool has_reachable_memory() {
-  return false;
-}
-
 }  // namespace scaletrain

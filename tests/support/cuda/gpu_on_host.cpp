@@ -11,8 +11,4 @@ std::unique_ptr<Backend> make_gpu(DType compute) {
   return make_cuda_backend({.compute = compute});
 }
 
-bool has_reachable_memory() {
-  return true;
-}
-
 }  // namespace scaletrain

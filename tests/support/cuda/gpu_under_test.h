@@ -11,7 +11,5 @@ namespace scaletrain {
 // Whether there is none, as module_of_machine() says.
 bool is_gpu_missing();
 std::unique_ptr<Backend> make_gpu(DType compute);
-// Whether the host reaches its memory, which is what the ranks of one process tell each other through.
-bool has_reachable_memory();
 
 }  // namespace scaletrain

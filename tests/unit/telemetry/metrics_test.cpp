@@ -215,8 +215,8 @@ TEST_CASE("a layout is one object of its own, and lines of older programs have n
 TEST_CASE("a start tells the peak of its device where it is known, and no other one") {
   const TempFolder folder;
   const auto file = folder / "metrics.jsonl";
-  MetricsWriter(file).write(StartRecord{.device = {"NVIDIA H200", "bf16", 1.5}});
-  CHECK(TempFolder::read(file).find(R"("device":"NVIDIA H200","compute":"bf16","peak_flops":1.5,"layout":)") !=
+  MetricsWriter(file).write(StartRecord{.device = {"NVIDIA H200", "bf16", 1.5, 2}});
+  CHECK(TempFolder::read(file).find(R"("device":"NVIDIA H200","compute":"bf16","peak_flops":1.5,"gpus":2,"layout":)") !=
         std::string::npos);
   MetricsWriter(file).write(RestartRecord{.device = {"cpu", "fp32", {}}});
   CHECK(TempFolder::read(file).find(R"("device":"cpu","compute":"fp32","layout":)") != std::string::npos);
@@ -240,6 +240,11 @@ TEST_CASE("a layout is told in one line") {
         "1 rank, 2 micro-batches of 4, 2 threads");
   CHECK(layout_text({.world = 1, .micro_batch = 4, .micro_batches = 2, .threads = 1}, "NVIDIA H100 80GB HBM3") ==
         "1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 4");
+  const LayoutRecord two{.world = 2, .data = 2, .tensor = 1, .pipeline = 1, .micro_batch = 4, .micro_batches = 1};
+  CHECK(layout_text(two, "NVIDIA H100 80GB HBM3", 2) ==
+        "2 ranks: data 2 x tensor 1 x pipeline 1, zero 0, 1 micro-batch of 4, a GPU (NVIDIA H100 80GB HBM3) per rank");
+  CHECK(layout_text(two, "NVIDIA H100 80GB HBM3", 1) ==
+        "2 ranks: data 2 x tensor 1 x pipeline 1, zero 0, 1 micro-batch of 4, sharing 1 GPU (NVIDIA H100 80GB HBM3)");
 }
 
 TEST_CASE("losses read back to the same bits and what is not finite becomes null") {

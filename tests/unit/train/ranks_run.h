@@ -36,7 +36,8 @@ struct RanksRun : TinyRun {
       options.place.world = world_size;
       options.place.local_rank = rank.value();
       options.place.rendezvous = store.get();
-      options.place.make_communicators = [&](const PhasePlan& phase, const LaunchConfig&) -> CommunicatorFactory {
+      options.place.make_communicators = [&](const PhasePlan& phase, const LaunchConfig&,
+                                             Backend&) -> CommunicatorFactory {
         return [&, facts = phase.group_facts()](const GroupSpec& spec) {
           auto group = make_direct_communicator(
               world.make_transport(spec.name, spec.members, rank),

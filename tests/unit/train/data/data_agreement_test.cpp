@@ -243,7 +243,7 @@ TEST_CASE("a_run_whose_ranks_find_other_text_takes_no_step") {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> console(std::fopen("/dev/null", "w"), &std::fclose);
     WorkerOptions options;
     options.place = {.rank = rank, .world = 2, .local_rank = rank.value(), .rendezvous = store.get()};
-    options.place.make_communicators = [&](const PhasePlan&, const LaunchConfig&) -> CommunicatorFactory {
+    options.place.make_communicators = [&](const PhasePlan&, const LaunchConfig&, Backend&) -> CommunicatorFactory {
       return [&](const GroupSpec& spec) {
         return make_direct_communicator(
             world.make_transport(spec.name, spec.members, rank),
