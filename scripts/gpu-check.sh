@@ -4,11 +4,12 @@
 #   parity    every operation on the GPU against float64, in fp32, bf16 and fp16
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
+#   ranks     the program with two ranks that share the GPU (data 2 at ZeRO 3, tensor 2, pipeline 2): the losses of one rank
 #   speed     steps of GPT-2 124M, GPT-2 1558M and a Llama of 1.5B in bf16; of the first beside PyTorch's where python3 has it
-# GPU_CHECK_STEPS: how many steps that run has (2000; fewer for a GPU that the host carries out). Writes gpu-check.json and logs beside
+# GPU_CHECK_STEPS: how many steps the killed run has (2000; fewer for a GPU that the host carries out). Writes gpu-check.json and logs beside
 # itself; exits 0 if all is well. CUDA's libraries are those of the system, or of a Python installation that has them.
 set -euo pipefail
-all=(parity training program speed)
+all=(parity training program ranks speed)
 parts=()
 for word in "$@"; do
   case "$word" in
@@ -16,7 +17,7 @@ for word in "$@"; do
       sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
-    parity | training | program | speed) parts+=("$word") ;;
+    parity | training | program | ranks | speed) parts+=("$word") ;;
     *)
       echo "gpu-check.sh: unknown argument $word; --help tells what there is" >&2
       exit 2
@@ -69,11 +70,11 @@ kill_worker_at() {
   done
   kill -KILL "$(sed -n 's/^worker \([0-9]*\) started.*/\1/p' "$folder.log" | tail -n 1)"
 }
-check_program() {
-  local folder=$logs/program steps=${GPU_CHECK_STEPS:-2000} name kills
-  mkdir "$folder"
-  seq 200000 | awk '{ print "the", $1 % 97, "th of", $1 % 13, "lines" }' | head -c 400000 >"$folder/text.txt"
-  cat >"$folder/config.yaml" <<'CONFIG'
+# write_config FOLDER: config.yaml and its text.
+write_config() {
+  mkdir "$1"
+  seq 200000 | awk '{ print "the", $1 % 97, "th of", $1 % 13, "lines" }' | head -c 400000 >"$1/text.txt"
+  cat >"$1/config.yaml" <<'CONFIG'
 run: {name: gpu-check, directory: undisturbed, device: cuda}
 model: {preset: tiny-gpt2, context: 32, vocab: auto}
 data:
@@ -83,6 +84,10 @@ data:
 train: {steps: 1, global_batch: 4, micro_batch: 2, optimizer: {learning_rate: 1e-3}, lr_schedule: {warmup: 5}}
 checkpoint: {every: 8, keep: 3}
 CONFIG
+}
+check_program() {
+  local folder=$logs/program steps=${GPU_CHECK_STEPS:-2000} name kills
+  write_config "$folder"
   for name in undisturbed killed; do
     "$root/bin/scaletrain" run "$folder/config.yaml" --set "run.directory=$folder/$name" --set "train.steps=$steps" >"$folder/$name.log" 2>&1 &
     if [ "$name" = killed ]; then
@@ -95,6 +100,28 @@ CONFIG
   kills=$(grep -c '^worker .* started' "$folder/killed.log")
   echo "workers of the disturbed run: $kills" >>"$logs/program.log"
   [ "$kills" -eq 3 ] && [ "$(wc -l <"$folder/undisturbed.losses")" -eq "$steps" ] && cmp "$folder"/{undisturbed,killed}.losses >>"$logs/program.log"
+}
+
+# train_ranks NAME SETTING: twenty steps on the first GPU, whose losses go to NAME.losses.
+train_ranks() {
+  local gpu=${CUDA_VISIBLE_DEVICES:-0}
+  CUDA_VISIBLE_DEVICES=${gpu%%,*} timeout 60 "$root/bin/scaletrain" run "$folder/config.yaml" --set "run.directory=$folder/$1" --set train.steps=20 \
+    --set precision.compute=fp32 --set train.lr_schedule.warmup=10 --set supervise.max_restarts=0 --set "$2" >"$folder/$1.log" 2>&1 || return 1
+  losses_of "$folder/$1/metrics.jsonl" >"$folder/$1.losses"
+  [ "$(wc -l <"$folder/$1.losses")" -eq 20 ]
+}
+# In fp32, at this rate and warm-up, layouts are held to 1e-5 of each other, whatever computes them.
+check_ranks() {
+  local folder=$logs/ranks name
+  write_config "$folder"
+  train_ranks one 'parallel.data=1' && train_ranks data 'parallel={data: 2, zero: 3}' && train_ranks tensor 'parallel.tensor=2' &&
+    train_ranks pipeline 'parallel.pipeline=2' || return 1
+  for name in data tensor pipeline; do
+    grep -q '^notice: 2 ranks share 1 GPU' "$folder/$name.log" || return 1
+    paste "$folder/one.losses" "$folder/$name.losses" | awk -v name="$name" '
+      { far = ($2 > $4 ? $2 - $4 : $4 - $2) / $2; if (!(far <= most)) most = far }
+      END { printf "%s: at most %.1e from one rank\n", name, most; exit !(NR == 20 && most <= 1e-5) }' >>"$logs/ranks.log" || return 1
+  done
 }
 
 measure() {

@@ -91,7 +91,7 @@ class Collectives {
       arrive();
       const View own = part_of(here, stretch.here[own_rank()], stretch.counts[own_rank()]);
       host_.reduce_scatter(now_, here, stretch.counts, own).wait();
-      copy(own, part_of(output, stretch.first, own.num_elements()));
+      copy(own, own_part(output, stretch));
       arrive();
     });
   }
@@ -100,13 +100,14 @@ class Collectives {
     for_each_stretch(input.dtype(), counts, [&](const Stretch& stretch) {
       const View here = memory_.view(0, input.dtype(), {stretch.total});
       const View own = part_of(here, stretch.here[own_rank()], stretch.counts[own_rank()]);
-      const ConstView given = part_of(input, stretch.first, own.num_elements());
+      const ConstView given = own_part(input, stretch);
       copy(given, own);
       arrive();
       host_.all_gather(now_, own, stretch.counts, here).wait();
       for (std::size_t rank = 0; rank < counts.size(); ++rank) {
         const View there = part_of(output, stretch.there[rank], stretch.counts[rank]);
-        if (there.data() != given.data()) copy(part_of(here, stretch.here[rank], stretch.counts[rank]), there);
+        const bool is_in_place = rank == own_rank() && there.data() == given.data();
+        if (!is_in_place) copy(part_of(here, stretch.here[rank], stretch.counts[rank]), there);
       }
       arrive();
     });
@@ -136,6 +137,11 @@ class Collectives {
     std::vector<std::int64_t> here{};   // and among the parts
   };
 
+  // Of this rank's piece.
+  template <class AnyView>
+  AnyView own_part(const AnyView& piece, const Stretch& stretch) const {
+    return part_of(piece, std::min(stretch.first, piece.num_elements()), stretch.counts[own_rank()]);
+  }
   std::size_t own_rank() const { return at(host_.rank_in_group()); }
 
   // Has the memory made.

@@ -1,5 +1,4 @@
-// One rank on a GPU: the program with a module beside it whose GPU the host carries out (tests/support/cuda), as the
-// variable SCALETRAIN_FAKE_GPU says.
+// One rank on a GPU that the host carries out.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -7,75 +6,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "gpu_machine.h"
 #include "tiny_run.h"
 
 namespace scaletrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view gpu_config = R"(run: {name: tiny, directory: run, device: cuda}
-model: {layers: 1, hidden: 16, heads: 2, context: 16}
-data:
-  train: [{path: train.txt}]
-train:
-  steps: 6
-  global_batch: 4
-  micro_batch: 2
-  lr_schedule: {type: constant, warmup: 1}
-checkpoint: {every: 3}
-)";
-
-// A folder with the program, the module and a stand-in for the driver's library, which is only looked for.
-class GpuMachine {
- public:
-  GpuMachine() {
-    for (const char* folder : {"bin", "bare", "lossy", "driver", "no-driver"})
-      fs::create_directories(workspace() / folder);
-    for (const char* folder : {"bin", "bare", "lossy"})
-      fs::copy_file(SCALETRAIN_PROGRAM, workspace() / folder / "scaletrain", fs::copy_options::overwrite_existing);
-    for (const char* folder : {"bin", "lossy"})
-      fs::copy_file(FAKE_MODULE, module_file(folder), fs::copy_options::overwrite_existing);
-    fs::copy_file(FAKE_MODULE, workspace() / "driver/libcuda.so.1", fs::copy_options::overwrite_existing);
-    workspace().write("no-driver/libcuda.so.1", "");  // which no loader takes: that of this machine is not found
-    workspace().write("gpu.yaml", gpu_config);
-  }
-
-  static fs::path module_file(const std::string& program) { return workspace() / program / "libscaletrain-cuda.so"; }
-
-  // Of the program in "bin"; in "bare", which has no module; or in "lossy", whose module may be taken away.
-  Launch launch(const std::string& gpu, std::vector<std::string> arguments, const std::string& program = "bin") const {
-    Launch launch = workspace().launch(std::move(arguments));
-    launch.executable = workspace() / program / "scaletrain";
-    const bool is_hidden = gpu == "hidden GPU";
-    launch.environment.emplace_back("SCALETRAIN_FAKE_GPU", is_hidden ? "no GPU" : gpu);
-    if (is_hidden) launch.environment.emplace_back("CUDA_VISIBLE_DEVICES", "-1");
-    launch.environment.emplace_back("LD_LIBRARY_PATH",
-                                    (workspace() / (gpu == "no driver" ? "no-driver" : "driver")).string());
-    return launch;
-  }
-  Launch training(const std::string& gpu, const std::string& directory, const std::vector<std::string>& settings = {},
-                  const std::string& program = "bin") const {
-    std::vector<std::string> arguments = {"run", "gpu.yaml", "--set", "run.directory=" + directory};
-    for (const std::string& setting : settings) {
-      arguments.emplace_back("--set");
-      arguments.push_back(setting);
-    }
-    return launch(gpu, std::move(arguments), program);
-  }
-  Ended run(const std::string& gpu, std::vector<std::string> arguments) const {
-    return run_program(launch(gpu, std::move(arguments)));
-  }
-  Ended train(const std::string& gpu, const std::string& directory, const std::vector<std::string>& settings = {},
-              const std::string& program = "bin") const {
-    return run_program(training(gpu, directory, settings, program));
-  }
-};
-
-const GpuMachine& machine() {
-  static const GpuMachine made;
-  return made;
-}
 
 std::vector<nlohmann::json> lines_of(const fs::path& run, const std::vector<std::string>& kinds) {
   std::vector<nlohmann::json> lines;
@@ -93,28 +30,24 @@ std::vector<nlohmann::json> openings_of(const fs::path& run) {
   return lines_of(run, {"start", "restart"});
 }
 
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
-  const Ended whole = machine().train("H100", "gpu-whole");
+  const Ended whole = gpu_machine().train("H100", "gpu-whole");
   REQUIRE_MESSAGE(whole.exit_code == 0, whole.errors);
   CHECK(whole.says("training from step 0 on 1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 2, in bf16\n"));
   const std::string config = read_file(workspace() / "gpu-whole/config.yaml");
   CHECK(has(config, "  device: cuda\n"));
   CHECK(has(config, "  compute: bf16\n"));
-  const Ended half = machine().train("H100", "gpu-parts", {"train.steps=3"});
+  const Ended half = gpu_machine().train("H100", "gpu-parts", {"train.steps=3"});
   REQUIRE_MESSAGE(half.exit_code == 0, half.errors);
-  const Ended rest = machine().train("H100", "gpu-parts");
+  const Ended rest = gpu_machine().train("H100", "gpu-parts");
   REQUIRE_MESSAGE(rest.exit_code == 0, rest.errors);
   CHECK_FALSE(rest.says("losses agree to rounding"));
   CHECK(trajectory_of(workspace() / "gpu-parts").steps == trajectory_of(workspace() / "gpu-whole").steps);
 
   // The share of the peak is of the data sheet's.
-  const Ended check = machine().run("H100", {"check", "gpu.yaml", "--json"});
+  const Ended check = gpu_machine().run("H100", {"check", "gpu.yaml", "--json"});
   const double flops = nlohmann::json::parse(check.output).at("flops_per_token").get<double>();
   const auto steps = steps_of(workspace() / "gpu-whole");
   REQUIRE(steps.size() == 6);
@@ -131,7 +64,7 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
   CHECK(start.at("peak_flops") == 989e12);
 
   // On processors it goes on too, which is told; other commands compute on them anyway.
-  const Ended moved = machine().train("H100", "gpu-parts", {"run.device=cpu", "train.steps=7"});
+  const Ended moved = gpu_machine().train("H100", "gpu-parts", {"run.device=cpu", "train.steps=7"});
   REQUIRE_MESSAGE(moved.exit_code == 0, moved.errors);
   CHECK(moved.says("notice: this resume changes run.device: cuda in the checkpoint, cpu now\n"));
   CHECK(moved.says("notice: this resume changes precision.compute: bf16 in the checkpoint, fp32 now\n"));
@@ -142,7 +75,7 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
   CHECK(restart.at("compute") == "fp32");
   CHECK_FALSE(restart.contains("peak_flops"));
   const Ended generated =
-      machine().run("no driver", {"generate", "gpu-whole", "--prompt", "the old", "--max-tokens", "2"});
+      gpu_machine().run("no driver", {"generate", "gpu-whole", "--prompt", "the old", "--max-tokens", "2"});
   CHECK_MESSAGE(generated.exit_code == 0, generated.errors);
 }
 
@@ -152,41 +85,30 @@ TEST_CASE("a_gpu_that_cannot_be_used_is_refused_before_the_run_folder_is_made") 
     CHECK(end.errors == "scaletrain: gpu.yaml:1:43: run.device: cuda" + reason + "\n");
     CHECK_FALSE(fs::exists(workspace() / "refused"));
   };
-  refused(machine().train("no driver", "refused"),
+  refused(gpu_machine().train("no driver", "refused"),
           ": no NVIDIA driver is installed: install one of version 580 or later, or set run.device: cpu");
-  refused(machine().train("old driver", "refused"),
+  refused(gpu_machine().train("old driver", "refused"),
           ": the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version 580 or later, or set "
           "run.device: cpu");
-  refused(machine().train("no GPU", "refused"),
+  refused(gpu_machine().train("no GPU", "refused"),
           ": the driver finds no GPU: see what nvidia-smi says, or set run.device: cpu");
-  refused(machine().train("old GPU", "refused"),
+  refused(gpu_machine().train("old GPU", "refused"),
           ": the GPU the host (sm_70) is older than sm_80, the oldest that is supported: choose another by "
           "CUDA_VISIBLE_DEVICES, or set run.device: cpu");
-  refused(machine().train("", "refused", {}, "bare"),
+  refused(gpu_machine().train("", "refused", {}, "bare"),
           ": there is no " + (workspace() / "bare/libscaletrain-cuda.so").string() +
               ", so this program was built without CUDA: build it with -DSCALETRAIN_CUDA=ON where the CUDA 13 toolkit "
               "is installed, or set run.device: cpu");
-  refused(machine().train("", "refused", {"parallel.data=auto", "launch.ranks_per_node=2"}),
-          " with several ranks is not supported yet; use one rank (1 of each of parallel.data, tensor and pipeline), "
-          "or cpu");
-  for (const char* degree : {"parallel.data=2", "parallel.tensor=2"}) {
-    const Ended several = machine().train("", "refused", {degree});
-    CHECK(several.exit_code == 2);
-    CHECK(
-        several.says("run.device: cuda with several ranks is not supported yet; use one rank (1 of each of "
-                     "parallel.data, tensor and pipeline), or cpu\n"));
-    CHECK_FALSE(fs::exists(workspace() / "refused"));
-  }
 }
 
 TEST_CASE("a_gpu_that_is_lost_in_mid_run_uses_up_restarts_and_the_run_goes_on_when_it_is_back") {
   const std::vector<std::string> settings = {"train.steps=60", "supervise.max_restarts=1"};
-  const Ended whole = machine().train("H100", "gpu-never-lost", settings);
+  const Ended whole = gpu_machine().train("H100", "gpu-never-lost", settings);
   REQUIRE_MESSAGE(whole.exit_code == 0, whole.errors);
   const fs::path run = workspace() / "gpu-lost";
   const fs::path module = GpuMachine::module_file("lossy");
   const fs::path away = workspace() / "module-away.so";
-  Program agent(machine().training("H100", run.string(), settings, "lossy"));
+  Program agent(gpu_machine().training("H100", run.string(), settings, "lossy"));
   REQUIRE_MESSAGE(wait_until([&] { return newest_step(run) >= 4 || !agent.running(); }), agent.errors());
   REQUIRE(agent.running());
   fs::rename(module, away);
@@ -199,7 +121,7 @@ TEST_CASE("a_gpu_that_is_lost_in_mid_run_uses_up_restarts_and_the_run_goes_on_wh
   CHECK(lost.says("all 1 restarts since the furthest checkpoint are used up (supervise.max_restarts)"));
   CHECK_FALSE(lost.says("run.device: cuda: "));
   fs::rename(away, module);
-  const Ended back = run_program(machine().training("H100", run.string(), settings, "lossy"));
+  const Ended back = run_program(gpu_machine().training("H100", run.string(), settings, "lossy"));
   CHECK_MESSAGE(back.exit_code == 0, back.errors);
   CHECK(trajectory_of(run).steps == trajectory_of(workspace() / "gpu-never-lost").steps);
 }
@@ -210,7 +132,7 @@ TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
     return has(config, "  device: cuda\n") ? "cuda" : has(config, "  device: cpu\n") ? "cpu" : "neither";
   };
   const std::string setting = "run.device=auto";
-  const Ended there = machine().train("H100", "auto-gpu", {setting, "train.steps=1"});
+  const Ended there = gpu_machine().train("H100", "auto-gpu", {setting, "train.steps=1"});
   REQUIRE_MESSAGE(there.exit_code == 0, there.errors);
   CHECK(there.says("notice: run.device: auto is cuda here: NVIDIA H100 80GB HBM3\n"));
   CHECK(there.says("on 1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 2, in bf16\n"));
@@ -219,7 +141,7 @@ TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
   int number = 0;
   const auto on_processors = [&](const std::string& gpu, const std::string& program) {
     const std::string run = "auto-cpu-" + std::to_string(++number);
-    const Ended end = machine().train(gpu, run, {setting, "train.steps=1"}, program);
+    const Ended end = gpu_machine().train(gpu, run, {setting, "train.steps=1"}, program);
     CHECK_MESSAGE(end.exit_code == 0, end.errors);
     CHECK(end.says(", in fp32\n"));
     CHECK(std::string(device_of(run)) == "cpu");
@@ -240,37 +162,25 @@ TEST_CASE("auto_is_a_gpu_where_one_rank_can_use_it_and_else_the_processors") {
   told("hidden GPU", "bin", "CUDA_VISIBLE_DEVICES is '-1', which leaves no GPU to see: unset it");
   told("old driver", "bin",
        "the NVIDIA driver is made for CUDA 12.4, and 13.0 is needed: install version 580 or later");
-  const auto several = [&](const std::string& gpu, const std::string& program, const std::string& though) {
-    const std::string run = "auto-several-" + std::to_string(++number);
-    const Ended end = machine().train(
-        gpu, run, {setting, "train.steps=1", "parallel.data=2", "parallel.tensor=2", "parallel.zero=0"}, program);
-    CHECK_MESSAGE(end.exit_code == 0, end.errors);
-    CHECK(end.says("notice: run.device: auto is cpu here" + though +
-                   ": several ranks on GPUs are not supported yet, and this run has 4; one rank may compute on a "
-                   "GPU: --set parallel.data=1 --set parallel.tensor=1\n"));
-    CHECK(std::string(device_of(run)) == "cpu");
-  };
-  several("H100", "bin", ", though there is a GPU (NVIDIA H100 80GB HBM3)");
-  several("", "bare", "");
 }
 
 TEST_CASE("gpus_that_one_rank_leaves_idle_are_told") {
   const std::string notice =
-      "notice: 1 of 8 visible GPUs is used, the first: several ranks on GPUs are not supported yet\n";
+      "notice: 1 of 8 visible GPUs is used, the first: more replicas (parallel.data) would use the others\n";
   for (const char* device : {"cuda", "auto"}) {
     CAPTURE(device);
     const std::string setting = std::string("run.device=") + device;
-    const Ended end = machine().train("8 GPUs", std::string("idle-") + device, {setting, "train.steps=1"});
+    const Ended end = gpu_machine().train("8 GPUs", std::string("idle-") + device, {setting, "train.steps=1"});
     CHECK_MESSAGE(end.exit_code == 0, end.errors);
     CHECK(end.says(notice));
-    CHECK(machine().run("8 GPUs", {"check", "gpu.yaml", "--set", setting}).says(notice));
+    CHECK(gpu_machine().run("8 GPUs", {"check", "gpu.yaml", "--set", setting}).says(notice));
   }
-  CHECK_FALSE(machine().run("H100", {"check", "gpu.yaml"}).says("visible GPUs"));
+  CHECK_FALSE(gpu_machine().run("H100", {"check", "gpu.yaml"}).says("visible GPUs"));
 }
 
 TEST_CASE("a_resume_that_auto_moves_between_a_gpu_and_the_processors_says_so") {
   const auto go_on = [](const std::string& gpu, int steps) {
-    Ended end = machine().train(gpu, "auto-moved", {"run.device=auto", "train.steps=" + std::to_string(steps)});
+    Ended end = gpu_machine().train(gpu, "auto-moved", {"run.device=auto", "train.steps=" + std::to_string(steps)});
     CHECK_MESSAGE(end.exit_code == 0, end.errors);
     return end;
   };
@@ -281,7 +191,7 @@ TEST_CASE("a_resume_that_auto_moves_between_a_gpu_and_the_processors_says_so") {
 }
 
 TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
-  const Ended fits = machine().run("H100", {"check", "gpu.yaml"});
+  const Ended fits = gpu_machine().run("H100", {"check", "gpu.yaml"});
   CHECK_MESSAGE(fits.exit_code == 0, fits.errors);
   CHECK(fits.output.starts_with("fits          the rank needs 32."));
   CHECK(has(fits.output, "NVIDIA H100 80GB HBM3 has 80.0 GiB"));
@@ -289,12 +199,12 @@ TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
   CHECK(has(fits.output, "kernel workspace             32.0 MiB\n"));
   CHECK(has(fits.output, "pinned staging"));
   CHECK_FALSE(has(fits.output, "packed weights"));
-  const Ended small = machine().run("small GPU", {"check", "gpu.yaml"});
+  const Ended small = gpu_machine().run("small GPU", {"check", "gpu.yaml"});
   CHECK(small.exit_code == 2);
   CHECK(small.output.starts_with("DOES NOT FIT"));
   CHECK(small.says("the host has 2.00 MiB"));
   CHECK(small.says("; run.device: cpu would compute on this machine's processors\n"));
-  const Ended missing = machine().run("no GPU", {"check", "gpu.yaml"});
+  const Ended missing = gpu_machine().run("no GPU", {"check", "gpu.yaml"});
   CHECK(missing.exit_code == 2);
   CHECK(has(missing.output, "kernel workspace             32.0 MiB\n"));
   CHECK(
@@ -302,11 +212,11 @@ TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
                    "run.device: cpu\n"));
   // Judged for others, this machine need not have one.
   for (const char* option : {"--device=h100", "--device-memory=80GiB"})
-    CHECK(machine().run("no GPU", {"check", "gpu.yaml", option}).exit_code == 0);
+    CHECK(gpu_machine().run("no GPU", {"check", "gpu.yaml", option}).exit_code == 0);
 }
 
 TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
-  const Ended small = machine().train("small GPU", "no-room");
+  const Ended small = gpu_machine().train("small GPU", "no-room");
   CHECK(small.exit_code == 2);
   CHECK(small.says("gpu.yaml:8:16: train.micro_batch: this run needs 32."));
   CHECK(small.says(" of the GPU's memory, and the host has 2.00 MiB:\n  master weights "));
@@ -316,7 +226,7 @@ TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   CHECK_FALSE(fs::exists(workspace() / "no-room"));
   // What is set already helps no more.
   const auto told = [](const std::vector<std::string>& settings) {
-    const Ended end = machine().train("small GPU", "no-room", settings);
+    const Ended end = gpu_machine().train("small GPU", "no-room", settings);
     CHECK(end.exit_code == 2);
     const std::size_t at = end.errors.find("What helps: ");
     return at == std::string::npos ? "" : end.errors.substr(at, end.errors.find(", which has ", at) - at);
@@ -326,7 +236,7 @@ TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   CHECK(told({"train.recompute=selective", "precision.compute=fp32"}) ==
         "What helps: a smaller train.micro_batch, model.context or model; train.recompute: full (it is selective); "
         "precision.compute: bf16 (it is fp32); run.device: cpu");
-  const Ended full = machine().train("full GPU", "full");
+  const Ended full = gpu_machine().train("full GPU", "full");
   CHECK(full.exit_code == 3);
   CHECK(full.says("out of memory while allocating what the plan needs:\n  master weights "));
   CHECK(full.says("  kernel workspace                 32.0 MiB\n"));

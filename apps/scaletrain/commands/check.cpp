@@ -124,7 +124,8 @@ std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, s
       .kind = MemoryBudget::Kind::device,
       .name = sharers == 1 ? gpu.name : fmt::format("its part of {}, which {} ranks share,", gpu.name, sharers),
       .memory = gpu.memory / static_cast<std::uint64_t>(sharers),
-      .peak_flops = peak / static_cast<double>(sharers)};
+      .peak_flops = peak / static_cast<double>(sharers),
+      .is_shared = sharers > 1};
 }
 
 // Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.

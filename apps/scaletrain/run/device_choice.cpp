@@ -105,8 +105,8 @@ DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::
     for (std::int64_t device = 1; device < used; ++device) gpus.at(device);
     const std::string name = gpus.at(0).name;
     if (ranks <= gpus.count()) {
-      notices.push_back(fmt::format("run.device: auto is cuda here: {}{}", used > 1 ? fmt::format("{} of ", used) : "",
-                                    name));
+      notices.push_back(fmt::format("run.device: auto is cuda here: {}",
+                                    used == 1 ? name : fmt::format("{} GPUs ({})", used, name)));
       return DeviceKind::cuda;
     }
     notices.push_back(fmt::format(

@@ -215,8 +215,8 @@ void add_run(KeyTable<Config>& table) {
   table.push_back(top({"run.seed", "", "Seed of the initial weights and the order of the data.", never}, SeedCodec(),
                       FIELD(run.seed)));
   table.push_back(top({"run.device", "",
-                       "Where to compute; auto: a GPU of this machine where there is one and the run is one rank, else "
-                       "its processors.",
+                       "Where to compute; auto: GPUs where each rank can have one, else processors; cuda: GPUs, which "
+                       "ranks share where there are fewer.",
                        with_notice},
                       EnumCodec<DeviceKind>(), FIELD(run.device)));
 }

@@ -116,7 +116,7 @@ std::vector<Refusal> refusals(const Config& config) {
     SCALETRAIN_CHECK(key != keys.end());
     out.push_back({key->info.path,
                    fmt::format("{}: {} is not supported yet; use {}", value.path,
-                               value.asked.empty() ? key->write(config) : std::string(value.asked), value.instead)});
+                               key->write(config), value.instead)});
   }
   return out;
 }

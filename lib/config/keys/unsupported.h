@@ -18,7 +18,6 @@ struct UnsupportedValue {
   // and are refused where they are read.
   bool (*is_asked)(const Config&);
   std::string_view instead;  // what to write instead
-  std::string_view asked{};  // what a refusal calls it; empty: as the config has it
 };
 
 std::span<const UnsupportedValue> unsupported_table();

@@ -169,7 +169,9 @@ std::string unbroken(std::string text) {
 
 std::string misfit_text(const PlanFacts& facts) {
   if (!facts.verdict || facts.verdict->fits) return {};
-  return "does not fit: " + verdict_value(facts, *facts.verdict);
+  const bool is_shared = facts.verdict->budget.is_shared;
+  return "does not fit: " + verdict_value(facts, *facts.verdict) +
+         (is_shared ? "; one rank on each GPU would have all of its memory" : "");
 }
 
 bool is_clearly_short(const RunWork& work) {

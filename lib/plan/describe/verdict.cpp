@@ -65,7 +65,8 @@ Family higher_degrees(const std::string& key, std::int64_t degree, std::int64_t 
   return family;
 }
 
-std::vector<Family> families_of(const VerdictQuestion& question, MemoryBudget::Kind kind) {
+std::vector<Family> families_of(const VerdictQuestion& question, const MemoryBudget& budget) {
+  const MemoryBudget::Kind kind = budget.kind;
   const Config& config = question.config;
   const Mesh& mesh = question.phase.mesh;
   std::vector<Family> families = {smaller_micro_batches(config), higher_zero(config, mesh)};
@@ -79,7 +80,7 @@ std::vector<Family> families_of(const VerdictQuestion& question, MemoryBudget::K
   families.push_back(more_recomputation(config));
   families.push_back(half_precision(config));
   // More ranks on one machine share the memory that there is.
-  if (!(kind == MemoryBudget::Kind::host && question.all_on_one_host)) {
+  if (!(kind == MemoryBudget::Kind::host && question.all_on_one_host) && !budget.is_shared) {
     constexpr std::int64_t common_host = 8;
     constexpr std::int64_t most_stages = 64;
     families.push_back(higher_degrees("parallel.tensor", config.parallel.tensor,
@@ -182,7 +183,7 @@ Verdict judge(const VerdictQuestion& question, const MemoryBudget& budget) {
   verdict.fits = verdict.bytes <= budget.memory;
   if (verdict.fits) return verdict;
   const Replanner replan(question, budget.kind);
-  const std::vector<Family> families = families_of(question, budget.kind);
+  const std::vector<Family> families = families_of(question, budget);
   std::vector<Strongest> strongest;
   for (const Family& family : families) {
     Strongest best{.bytes = verdict.bytes};

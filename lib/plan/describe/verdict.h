@@ -17,7 +17,7 @@ namespace scaletrain {
 // What a plan is judged against.
 struct MemoryBudget {
   enum class Kind {
-    device,  // each rank has a device of its own
+    device,  // each rank has a device of its own, or a part of one
     host,    // the ranks of a host share its memory
   };
   Kind kind = Kind::host;
@@ -25,6 +25,7 @@ struct MemoryBudget {
   std::uint64_t memory = 0;  // bytes, of one
   // FLOP/s of one device, or of one host's processors together, as they were measured for this; 0: not known.
   double peak_flops = 0;
+  bool is_shared = false;  // ranks have parts of devices: more ranks would have smaller ones
 };
 
 // What a plan needs where it needs most.

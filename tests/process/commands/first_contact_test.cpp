@@ -63,9 +63,6 @@ TEST_CASE("check_opens_with_a_verdict_for_this_machine_and_for_a_named_device") 
   const Ended gpu = workspace().run({"check", "config.yaml", "--set", "precision.compute=bf16", "--device", "H100"});
   CHECK(gpu.output.starts_with("fits "));
   CHECK_FALSE(gpu.says("not supported yet"));
-  const Ended several = workspace().run({"check", "config.yaml", "--set", "parallel.data=2", "--device", "h100"});
-  CHECK(
-      several.says("notice: --device h100: several ranks on GPUs are not supported yet; this is what the plan needs"));
   CHECK(gpu.output.find("H100 SXM 80 GB has 79.6 GiB") != std::string::npos);
   CHECK(gpu.output.find("(989") != std::string::npos);
   CHECK(gpu.output.find("weights in compute precision") != std::string::npos);

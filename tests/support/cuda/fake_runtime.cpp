@@ -7,6 +7,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -102,11 +104,23 @@ std::size_t memory_of_gpu() {
 bool is_full() {
   return wanted_of_environment() == "full GPU";
 }
-// "8 GPUs": so many; 1 where no number says how many.
-int number_of_gpus() {
+// "8 GPUs": so many; 1 where no number says how many. By their numbers without CUDA_VISIBLE_DEVICES.
+std::vector<int> visible_gpus() {
   const std::string wanted = wanted_of_environment();
-  const int number = std::atoi(wanted.c_str());
-  return number > 0 ? number : 1;
+  const int number = std::max(1, std::atoi(wanted.c_str()));
+  std::vector<int> gpus;
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) {
+    for (int gpu = 0; gpu < number; ++gpu) gpus.push_back(gpu);
+    return gpus;
+  }
+  std::istringstream list(visible);
+  for (std::string one; std::getline(list, one, ',') && std::atoi(one.c_str()) < number;)
+    gpus.push_back(std::atoi(one.c_str()));
+  return gpus;
+}
+int number_of_gpus() {
+  return static_cast<int>(visible_gpus().size());
 }
 // SCALETRAIN_FAKE_FAILURE is a file's path and a number: while there is such a file, that GPU fails.
 bool has_failed() {
@@ -276,7 +290,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   REFUSE_IN_HOST_FUNCTION;
   *properties = {};
   const bool is_h100 = wanted_of_environment().ends_with("H100");
-  properties->uuid.bytes[0] = static_cast<char>(device + 1);
+  properties->uuid.bytes[0] = static_cast<char>(visible_gpus().at(static_cast<std::size_t>(device)) + 1);
   std::snprintf(properties->name, sizeof properties->name, "%s", is_h100 ? "NVIDIA H100 80GB HBM3" : "the host");
   properties->major = wanted_of_environment() == "old GPU" ? 7 : is_h100 ? 9 : 8;
   properties->totalGlobalMem = memory_of_gpu();

@@ -118,15 +118,6 @@ TEST_CASE("run.device: auto is what whoever looks at the machine says, and the r
   CHECK(load_text(kLeast).config.run.device == DeviceKind::automatic);
 }
 
-TEST_CASE("several ranks on GPUs are refused also where the launcher makes them") {
-  const LoadOptions four = {.world = WorldSize{.ranks = 4, .told = "torchrun has started"}};
-  const auto errors = [&](const LoadOptions& options) {
-    return message_of<UserError>([&] { load_text(kLeast, {"run.device=cuda", "parallel.data=auto"}, {}, options); });
-  };
-  CHECK(contains(errors(four), "run.device: cuda with several ranks is not supported yet; use one rank"));
-  CHECK(load_text(kLeast, {"run.device=cuda", "parallel.data=auto"}).config.run.device == DeviceKind::cuda);
-}
-
 TEST_CASE("a loss scale is for fp16 alone, and refused where nothing reads it") {
   CHECK(override_errors({"precision.compute=fp16", "precision.loss_scale=1024"}) == "accepted");
   CHECK(override_errors({"precision.compute=bf16", "precision.loss_scale=dynamic"}) == "accepted");

@@ -1,0 +1,203 @@
+// Several ranks on GPUs that the host carries out.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "gpu_machine.h"
+#include "ranks.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+// As the layouts on processors are compared: in single precision.
+Settings with(Settings more) {
+  Settings all = {"model.layers=2", "precision.compute=fp32", "train.steps=10"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+const Trajectory& one_gpu() {
+  static const Trajectory trajectory = [] {
+    const Ended end = gpu_machine().train("H100", "one-gpu", with({}));
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return trajectory_of(workspace() / "one-gpu");
+  }();
+  return trajectory;
+}
+
+void check_losses_of_one_gpu(const std::string& run) {
+  check_same_losses(run, one_gpu(), 1e-5);
+}
+
+std::string rank_log(const std::string& run, int rank) {
+  return read_file(workspace() / run / "logs" / ("rank-0000" + std::to_string(rank) + ".log"));
+}
+
+nlohmann::json opening_of(const std::string& run) {
+  std::ifstream in(workspace() / run / "metrics.jsonl");
+  std::string line;
+  std::getline(in, line);
+  return nlohmann::json::parse(line);
+}
+
+const std::string sharing =
+    "notice: 2 ranks share 1 GPU (NVIDIA H100 80GB HBM3): each has a part of its time and its memory, and all together "
+    "are not faster than one rank on each GPU\n";
+const std::string staging =
+    "notice: ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU (NCCL is not "
+    "supported yet)\n";
+
+}  // namespace
+
+TEST_CASE("ranks_on_gpus_train_to_the_losses_of_one_and_resume_on_other_layouts") {
+  const Ended replicas = gpu_machine().train("2 x H100", "gpus-data", with({"parallel.data=2", "train.steps=5"}));
+  REQUIRE_MESSAGE(replicas.exit_code == 0, replicas.errors);
+  CHECK(replicas.says("zero 1, 1 micro-batch of 2, a GPU (NVIDIA H100 80GB HBM3) per rank, in fp32\n"));
+  CHECK(replicas.says(staging));
+  CHECK_FALSE(replicas.says("share"));
+  CHECK_FALSE(replicas.says("visible GPUs"));
+  CHECK(has(rank_log("gpus-data", 1), "rank 1 computes on GPU 1 (NVIDIA H100 80GB HBM3)"));
+  CHECK(opening_of("gpus-data").at("gpus") == 2);
+  // On as many stages, then on one rank.
+  const Ended stages =
+      gpu_machine().train("2 x H100", "gpus-data", with({"parallel.data=1", "parallel.pipeline=2", "train.steps=8"}));
+  REQUIRE_MESSAGE(stages.exit_code == 0, stages.errors);
+  const Ended one = gpu_machine().train("H100", "gpus-data", with({"parallel.data=1"}));
+  REQUIRE_MESSAGE(one.exit_code == 0, one.errors);
+  check_losses_of_one_gpu("gpus-data");
+
+  for (const char* degrees : {"{data: 2, zero: 3}", "{tensor: 2}", "{pipeline: 2}"}) {
+    CAPTURE(degrees);
+    const std::string run = std::string("gpus-") + degrees[1];
+    const Ended end = gpu_machine().train("H100", run, with({std::string("parallel=") + degrees}));
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.says(sharing));
+    CHECK(end.says(", sharing 1 GPU (NVIDIA H100 80GB HBM3), in fp32\n"));
+    CHECK(opening_of(run).at("gpus") == 1);
+    check_losses_of_one_gpu(run);
+    fs::remove_all(workspace() / run);
+  }
+}
+
+TEST_CASE("replicas_that_are_left_to_the_gpus_are_one_on_each") {
+  const Settings automatic = {"parallel.data=auto", "train.steps=1"};
+  const Ended end = gpu_machine().train("2 x H100", "gpus-auto", automatic);
+  REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(end.says("on 2 ranks: data 2 x tensor 1 x pipeline 1"));
+  const auto planned = [](const std::string& gpu, const std::vector<std::string>& settings) {
+    std::vector<std::string> arguments = {"check", "gpu.yaml", "--json", "--set", "parallel.data=auto",
+                                          "--set", "model.layers=2"};
+    for (const std::string& setting : settings) {
+      arguments.emplace_back("--set");
+      arguments.push_back(setting);
+    }
+    const Ended check = gpu_machine().run(gpu, arguments);
+    CHECK_MESSAGE(check.exit_code == 0, check.errors);
+    return nlohmann::json::parse(check.output.substr(check.output.find('{'))).at("world").get<int>();
+  };
+  CHECK(planned("4 x H100", {}) == 4);
+  CHECK(planned("4 x H100", {"run.device=auto"}) == 4);
+  CHECK(planned("4 x H100", {"run.device=cpu"}) == 1);
+  // Whole replicas, of which one may have to share.
+  CHECK(planned("3 x H100", {"parallel.tensor=2"}) == 2);
+  CHECK(planned("H100", {"parallel.pipeline=2"}) == 2);
+  const Ended idle = gpu_machine().run("3 x H100", {"check", "gpu.yaml", "--set", "parallel.data=2"});
+  CHECK(idle.says("notice: 2 of 3 visible GPUs are used, the first 2: more replicas (parallel.data) would use the"));
+}
+
+TEST_CASE("auto_is_gpus_where_each_rank_has_one_and_else_the_processors") {
+  const Ended there = gpu_machine().train("2 x H100", "gpus-chosen", {"run.device=auto", "parallel.tensor=2",
+                                                                     "train.steps=1"});
+  REQUIRE_MESSAGE(there.exit_code == 0, there.errors);
+  CHECK(there.says("notice: run.device: auto is cuda here: 2 GPUs (NVIDIA H100 80GB HBM3)\n"));
+  CHECK(there.says("a GPU (NVIDIA H100 80GB HBM3) per rank, in bf16\n"));
+  const Ended shared = gpu_machine().train("H100", "gpus-not-chosen", {"run.device=auto", "parallel.tensor=2",
+                                                                      "train.steps=1"});
+  REQUIRE_MESSAGE(shared.exit_code == 0, shared.errors);
+  CHECK(
+      shared.says("notice: run.device: auto is cpu here: the 2 ranks would have to share 1 GPU (NVIDIA H100 80GB "
+                  "HBM3), which run.device: cuda has them do; one rank has it for itself: --set parallel.tensor=1\n"));
+  CHECK(shared.says("1 thread per rank, in fp32\n"));
+}
+
+TEST_CASE("the_memory_of_ranks_that_share_a_gpu_is_judged_together") {
+  const Ended one = gpu_machine().train("narrow GPU", "gpus-narrow", {"train.steps=1"});
+  REQUIRE_MESSAGE(one.exit_code == 0, one.errors);
+  const Ended two = gpu_machine().train("narrow GPU", "gpus-too-narrow", {"parallel.data=2", "parallel.zero=0"});
+  CHECK(two.exit_code == 2);
+  CHECK(two.says("train.micro_batch: the 2 ranks that share a GPU need 64."));
+  CHECK(two.says(" MiB of its memory, and the host has 50.0 MiB:\neach of the 2 ranks:\n  master weights "));
+  CHECK(two.says("What helps: one rank on each GPU; a smaller train.micro_batch, model.context or model; "
+                 "parallel.zero: 3 (it is 0); train.recompute: selective or full; run.device: cpu, which has "));
+  CHECK_FALSE(fs::exists(workspace() / "gpus-too-narrow"));
+  const Ended check = gpu_machine().run("narrow GPU", {"check", "gpu.yaml", "--set", "parallel.data=2"});
+  CHECK(check.exit_code == 2);
+  CHECK(check.output.starts_with("DOES NOT FIT"));
+  CHECK_FALSE(has(check.output, "parallel.tensor: "));
+  CHECK(check.says("each rank needs 32.2 MiB, its part of the host, which 2 ranks share, has 25.0 MiB: 7."));
+  CHECK(check.says("; one rank on each GPU would have all of its memory; run.device: cpu would compute on this"));
+}
+
+TEST_CASE("ranks_that_a_launcher_has_started_take_the_gpus_that_they_see") {
+  const auto train = [](const std::string& run, bool has_own_gpu, const std::string& gpus) {
+    std::vector<std::unique_ptr<Program>> ranks;
+    for (const std::string rank : {"0", "1"}) {
+      Launch launch = gpu_machine().training(gpus, run, {"parallel.data=auto", "train.steps=2"});
+      for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
+               {"RANK", rank}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", "2"}})
+        launch.environment.emplace_back(name, value);
+      if (has_own_gpu) launch.environment.emplace_back("CUDA_VISIBLE_DEVICES", rank);
+      ranks.push_back(std::make_unique<Program>(launch));
+    }
+    std::string errors;
+    for (const auto& rank : ranks) {
+      CHECK_MESSAGE(rank->wait().exit_code == 0, rank->errors());
+      errors += rank->errors();
+    }
+    return errors;
+  };
+  for (const bool has_own_gpu : {false, true}) {
+    CAPTURE(has_own_gpu);
+    const std::string run = has_own_gpu ? "gpus-own" : "gpus-all";
+    const std::string errors = train(run, has_own_gpu, "2 x H100");
+    CHECK_FALSE(has(errors, " share "));
+    CHECK(opening_of(run).at("gpus") == 2);
+    CHECK(has(rank_log(run, 1), has_own_gpu ? "rank 1 computes on GPU 0 " : "rank 1 computes on GPU 1 "));
+  }
+  CHECK(has(train("gpus-one", false, "H100"), sharing));
+  CHECK(opening_of("gpus-one").at("gpus") == 1);
+}
+
+TEST_CASE("a_gpu_that_fails_ends_its_rank_and_the_run_goes_on_or_ends_with_code_4") {
+  const Settings settings = {"parallel.data=2", "parallel.zero=3", "train.steps=60", "supervise.max_restarts=1"};
+  const fs::path failure = workspace() / "gpu-1-fails";
+  const auto start = [&](const std::string& run) {
+    Launch launch = gpu_machine().training("2 x H100", (workspace() / run).string(), settings);
+    launch.environment.emplace_back("SCALETRAIN_FAKE_FAILURE", failure.string() + ":1");
+    return std::make_unique<Program>(launch);
+  };
+  const auto agent = start("gpus-failed");
+  REQUIRE_MESSAGE(wait_until([&] { return newest_step(workspace() / "gpus-failed") >= 4 || !agent->running(); }),
+                  agent->errors());
+  REQUIRE(agent->running());
+  write_file(failure, "");
+  const Ended& failed = agent->wait();
+  CHECK_FALSE(failed.timed_out);
+  CHECK(failed.exit_code == 4);
+  CHECK(failed.says("restart 1 of 1, from "));
+  CHECK(failed.says("rank 1"));
+  CHECK(failed.says("GPU 1 (NVIDIA H100 80GB HBM3): a copy failed: unspecified launch failure"));
+  CHECK(failed.says("all 1 restarts since the furthest checkpoint are used up (supervise.max_restarts)"));
+  check_no_process_left((workspace() / "gpus-failed").string());
+  fs::remove(failure);
+  const auto back = start("gpus-failed");
+  CHECK_MESSAGE(back->wait().exit_code == 0, back->errors());
+  CHECK(trajectory_of(workspace() / "gpus-failed").last_step() == 60);
+}
+
+}  // namespace scaletrain
