@@ -28,7 +28,7 @@ scaletrain=build/release/bin/scaletrain
 [ -d build/quickstart-data ] || make_quickstart_data build/quickstart-data
 settings=()
 if [ -n "$gpu" ]; then
-  # One rank, which is all that GPUs have yet.
+  # One rank: eight would share the GPU.
   settings=(--set parallel.data=1 --set parallel.tensor=1 --set parallel.pipeline=1)
 elif grep -q avx512_bf16 /proc/cpuinfo && ! grep -q amx_bf16 /proc/cpuinfo; then
   # Little more than half of fp32's time; with AMX nobody has measured it.

@@ -4,8 +4,9 @@
 // Work is issued to a Stream and runs in order on it; memory named by a descriptor must stay valid until the stream has
 // run it. On the host's backends the call returns when the work is done. Every view of a descriptor is of the device's
 // memory (space()); copy() takes values there and back. A Backend may be used by one thread at a time
-// (kernels use the backend's own pool inside). All kernels are deterministic: same inputs, same threads, same
-// processor: same bits; and where a descriptor says so, for any number of threads.
+// (kernels use the backend's own pool inside), but for copies: those of a device with memory of its own, their streams
+// and pinned memory may be made by other threads beside it. All kernels are deterministic: same inputs, same threads,
+// same processor: same bits; and where a descriptor says so, for any number of threads.
 //
 // A descriptor whose shapes or types do not fit is a bug (BugError).
 #pragma once

@@ -3,7 +3,8 @@
 // Each call takes the stream whose issued work it follows and returns a Ticket: a transfer under way. It reads and
 // writes the buffers named by the call when all that was issued to the stream before has run; ticket.before(stream)
 // orders what is issued to a stream later behind the transfer. Neither blocks the host, but where a stream's operations
-// run when they are issued (HostStream). ticket.wait() blocks and is for tests and shutdown. The buffers must stay
+// run when they are issued (HostStream), and before() where a device's memory is transferred through the host's
+// (store/staged_communicator.h). ticket.wait() blocks and is for tests and shutdown. The buffers must stay
 // valid until the ticket has completed; the ticket owns whatever staging memory the transfer needs. All ranks of a
 // group issue the same calls in the same order (one in-order queue per group). A peer that fails, or a deadline that
 // passes, is a PeerError naming group, collective, sequence number and missing ranks.

@@ -327,8 +327,8 @@ class StagedCommunicator final : public Communicator {
   Ticket exchange(Stream& stream, std::span<const Transfer> transfers) override {
     errors_->throw_if_any();
     const auto exchange = std::make_shared<StagedExchange>(exchanges_, transfers);
-    return Ticket(std::make_unique<ExchangeTicket>(
-        exchange, postings_.add(stream.record(), [exchange] { exchange->post(); })));
+    return Ticket(
+        std::make_unique<ExchangeTicket>(exchange, postings_.add(stream.record(), [exchange] { exchange->post(); })));
   }
   void abort() noexcept override { host().abort(); }
 

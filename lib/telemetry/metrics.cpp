@@ -122,9 +122,9 @@ std::string layout_text(const LayoutRecord& layout, std::string_view device, std
   std::string schedule;
   if (layout.pipeline > 1) schedule = fmt::format(", schedule {}", layout.schedule);
   if (layout.chunks > 1) schedule += fmt::format(" with {} chunks", layout.chunks);
-  return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}, {}, {}", layout.world,
-                     layout.data, layout.tensor, layout.pipeline, layout.sequence ? ", sequence" : "", layout.zero,
-                     schedule, batches, devices);
+  return fmt::format("{} ranks: data {} x tensor {} x pipeline {}{}, zero {}{}, {}, {}", layout.world, layout.data,
+                     layout.tensor, layout.pipeline, layout.sequence ? ", sequence" : "", layout.zero, schedule,
+                     batches, devices);
 }
 
 MetricsWriter::MetricsWriter(std::filesystem::path file, FailureReport report, Ownership owns)

@@ -42,7 +42,8 @@ struct LayoutRecord {
 };
 // "8 ranks: data 2 x tensor 2 x pipeline 2, sequence, zero 1, schedule 1f1b, 2 micro-batches of 4, 1 thread per rank";
 // of a single rank "1 rank, 4 micro-batches of 4, 2 threads".
-// device: what the ranks compute on, where that is not the processors ("NVIDIA H100 80GB HBM3"), and how many there are.
+// device: what the ranks compute on, where that is not the processors ("NVIDIA H100 80GB HBM3"), and how many there
+// are.
 std::string layout_text(const LayoutRecord& layout, std::string_view device = {}, std::int64_t gpus = 1);
 
 // What the ranks compute on. An empty name: not known (lines of an older program).

@@ -1,5 +1,6 @@
-// Training on the backend of GPUs, whose ranks exchange through the host's memory. Where the host carries out kernels and runtime (tests/support/cuda) streams run
-// late, so what is not ordered behind another stream shows here as it does on other late backends.
+// Training on the backend of GPUs, whose ranks exchange through the host's memory. Where the host carries out kernels
+// and runtime (tests/support/cuda) streams run late, so what is not ordered behind another stream shows here as it does
+// on other late backends.
 #include <doctest/doctest.h>
 
 #include <memory>

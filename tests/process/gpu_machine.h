@@ -30,15 +30,19 @@ class GpuMachine {
     for (const char* folder : {"bin", "bare", "lossy", "driver", "no-driver"})
       std::filesystem::create_directories(workspace() / folder);
     for (const char* folder : {"bin", "bare", "lossy"})
-      std::filesystem::copy_file(SCALETRAIN_PROGRAM, workspace() / folder / "scaletrain", std::filesystem::copy_options::overwrite_existing);
+      std::filesystem::copy_file(SCALETRAIN_PROGRAM, workspace() / folder / "scaletrain",
+                                 std::filesystem::copy_options::overwrite_existing);
     for (const char* folder : {"bin", "lossy"})
       std::filesystem::copy_file(FAKE_MODULE, module_file(folder), std::filesystem::copy_options::overwrite_existing);
-    std::filesystem::copy_file(FAKE_MODULE, workspace() / "driver/libcuda.so.1", std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy_file(FAKE_MODULE, workspace() / "driver/libcuda.so.1",
+                               std::filesystem::copy_options::overwrite_existing);
     workspace().write("no-driver/libcuda.so.1", "");  // which no loader takes: that of this machine is not found
     workspace().write("gpu.yaml", gpu_config);
   }
 
-  static std::filesystem::path module_file(const std::string& program) { return workspace() / program / "libscaletrain-cuda.so"; }
+  static std::filesystem::path module_file(const std::string& program) {
+    return workspace() / program / "libscaletrain-cuda.so";
+  }
 
   // Of the program in "bin"; in "bare", which has no module; or in "lossy", whose module may be taken away.
   Launch launch(const std::string& gpu, std::vector<std::string> arguments, const std::string& program = "bin") const {

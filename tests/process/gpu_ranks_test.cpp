@@ -90,7 +90,7 @@ TEST_CASE("replicas_that_are_left_to_the_gpus_are_one_on_each") {
   REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
   CHECK(end.says("on 2 ranks: data 2 x tensor 1 x pipeline 1"));
   const auto planned = [](const std::string& gpu, const std::vector<std::string>& settings) {
-    std::vector<std::string> arguments = {"check", "gpu.yaml", "--json", "--set", "parallel.data=auto",
+    std::vector<std::string> arguments = {"check", "gpu.yaml",      "--json", "--set", "parallel.data=auto",
                                           "--set", "model.layers=2"};
     for (const std::string& setting : settings) {
       arguments.emplace_back("--set");
@@ -111,13 +111,13 @@ TEST_CASE("replicas_that_are_left_to_the_gpus_are_one_on_each") {
 }
 
 TEST_CASE("auto_is_gpus_where_each_rank_has_one_and_else_the_processors") {
-  const Ended there = gpu_machine().train("2 x H100", "gpus-chosen", {"run.device=auto", "parallel.tensor=2",
-                                                                     "train.steps=1"});
+  const Ended there =
+      gpu_machine().train("2 x H100", "gpus-chosen", {"run.device=auto", "parallel.tensor=2", "train.steps=1"});
   REQUIRE_MESSAGE(there.exit_code == 0, there.errors);
   CHECK(there.says("notice: run.device: auto is cuda here: 2 GPUs (NVIDIA H100 80GB HBM3)\n"));
   CHECK(there.says("a GPU (NVIDIA H100 80GB HBM3) per rank, in bf16\n"));
-  const Ended shared = gpu_machine().train("H100", "gpus-not-chosen", {"run.device=auto", "parallel.tensor=2",
-                                                                      "train.steps=1"});
+  const Ended shared =
+      gpu_machine().train("H100", "gpus-not-chosen", {"run.device=auto", "parallel.tensor=2", "train.steps=1"});
   REQUIRE_MESSAGE(shared.exit_code == 0, shared.errors);
   CHECK(
       shared.says("notice: run.device: auto is cpu here: the 2 ranks would have to share 1 GPU (NVIDIA H100 80GB "
@@ -132,8 +132,9 @@ TEST_CASE("the_memory_of_ranks_that_share_a_gpu_is_judged_together") {
   CHECK(two.exit_code == 2);
   CHECK(two.says("train.micro_batch: the 2 ranks that share a GPU need 64."));
   CHECK(two.says(" MiB of its memory, and the host has 50.0 MiB:\neach of the 2 ranks:\n  master weights "));
-  CHECK(two.says("What helps: one rank on each GPU; a smaller train.micro_batch, model.context or model; "
-                 "parallel.zero: 3 (it is 0); train.recompute: selective or full; run.device: cpu, which has "));
+  CHECK(
+      two.says("What helps: one rank on each GPU; a smaller train.micro_batch, model.context or model; "
+               "parallel.zero: 3 (it is 0); train.recompute: selective or full; run.device: cpu, which has "));
   CHECK_FALSE(fs::exists(workspace() / "gpus-too-narrow"));
   const Ended check = gpu_machine().run("narrow GPU", {"check", "gpu.yaml", "--set", "parallel.data=2"});
   CHECK(check.exit_code == 2);

@@ -21,8 +21,8 @@ namespace {
 std::int64_t ranks_of(const ParallelConfig& parallel, std::int64_t data) {
   constexpr std::int64_t beyond_all = std::int64_t{1} << 40;
   std::int64_t ranks = 0;
-  const bool is_too_large = __builtin_mul_overflow(parallel.tensor, parallel.pipeline, &ranks) ||
-                            __builtin_mul_overflow(ranks, data, &ranks);
+  const bool is_too_large =
+      __builtin_mul_overflow(parallel.tensor, parallel.pipeline, &ranks) || __builtin_mul_overflow(ranks, data, &ranks);
   return is_too_large ? beyond_all : std::clamp<std::int64_t>(ranks, 1, beyond_all);
 }
 
@@ -105,8 +105,8 @@ DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::
     for (std::int64_t device = 1; device < used; ++device) gpus.at(device);
     const std::string name = gpus.at(0).name;
     if (ranks <= gpus.count()) {
-      notices.push_back(fmt::format("run.device: auto is cuda here: {}",
-                                    used == 1 ? name : fmt::format("{} GPUs ({})", used, name)));
+      notices.push_back(
+          fmt::format("run.device: auto is cuda here: {}", used == 1 ? name : fmt::format("{} GPUs ({})", used, name)));
       return DeviceKind::cuda;
     }
     notices.push_back(fmt::format(

@@ -39,19 +39,20 @@ class VisibleGpus {
   std::vector<Gpu> all_;
 };
 
-// Ranks of a node where parallel.data: auto and launch.ranks_per_node: auto leave their number to its GPUs: one each, or
-// as many as make whole replicas of all nodes. Nothing where not even one replica has a GPU for each rank.
+// Ranks of a node where parallel.data: auto and launch.ranks_per_node: auto leave their number to its GPUs: one each,
+// or as many as make whole replicas of all nodes. Nothing where not even one replica has a GPU for each rank.
 std::optional<std::int64_t> ranks_of_gpus(const ParallelConfig& parallel, std::int64_t nodes, std::int64_t gpus);
 // launch, with that number if it is left to the GPUs.
 LaunchConfig launch_on_gpus(const ParallelConfig& parallel, LaunchConfig launch, std::int64_t nodes, std::int64_t gpus);
 
-// run.device: auto of a run that is started at this place, of a config that may be wrong: GPUs where each rank that sees
-// them can have one, else the processors. Told, but where there is no driver, and so nothing to choose.
-// world: of `check`, which plans for other hosts like this one.
+// run.device: auto of a run that is started at this place, of a config that may be wrong: GPUs where each rank that
+// sees them can have one, else the processors. Told, but where there is no driver, and so nothing to choose. world: of
+// `check`, which plans for other hosts like this one.
 DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::optional<std::int64_t> world,
                          std::vector<std::string>& notices);
 
-// What there is to tell of GPUs that so many ranks see: that they share them, or that some are left idle. Empty: nothing.
+// What there is to tell of GPUs that so many ranks see: that they share them, or that some are left idle. Empty:
+// nothing.
 std::string gpus_notice(const VisibleGpus& gpus, std::int64_t ranks);
 // That what ranks on GPUs tell each other takes a detour.
 std::string staging_notice();
@@ -59,8 +60,8 @@ std::string staging_notice();
 // Those of these ranks (ascending) that compute on this GPU.
 std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, std::int64_t device, std::int64_t gpus);
 
-// A run of run.device: cuda cannot be where one of the GPUs of these ranks is too old or has too little memory: UserError
-// with the places of the keys.
+// A run of run.device: cuda cannot be where one of the GPUs of these ranks is too old or has too little memory:
+// UserError with the places of the keys.
 void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus,
                        const std::vector<std::int64_t>& ranks);
 

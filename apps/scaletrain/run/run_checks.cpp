@@ -111,8 +111,7 @@ std::string heaviest_key(const HostMemory& memory) {
 
 // What makes ranks smaller wherever they compute.
 std::string smaller_text(const Config& config) {
-  return fmt::format("a smaller {}model.context or model",
-                     config.train.micro_batch > 1 ? "train.micro_batch, " : "");
+  return fmt::format("a smaller {}model.context or model", config.train.micro_batch > 1 ? "train.micro_batch, " : "");
 }
 
 // Every key that would make the ranks of this host smaller, as far as it is not set so already.
@@ -186,10 +185,11 @@ void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, c
   if (needed <= gpu.memory) return;
   const auto count = static_cast<std::int64_t>(ranks.size());
   const std::string who = count == 1 ? "this run needs" : fmt::format("the {} ranks that share a GPU need", count);
-  throw UserError(loaded.located(fmt::format(
-      "{}: {} {} of {} memory, and {} has {}:\n{}{}", loaded.config.train.micro_batch > 1 ? "train.micro_batch" : "model",
-      who, bytes_text(needed), count == 1 ? "the GPU's" : "its", gpu.name, bytes_text(gpu.memory),
-      memory_by_ranks(memory, count), gpu_remedies_text(loaded.config, phase, count))));
+  throw UserError(
+      loaded.located(fmt::format("{}: {} {} of {} memory, and {} has {}:\n{}{}",
+                                 loaded.config.train.micro_batch > 1 ? "train.micro_batch" : "model", who,
+                                 bytes_text(needed), count == 1 ? "the GPU's" : "its", gpu.name, bytes_text(gpu.memory),
+                                 memory_by_ranks(memory, count), gpu_remedies_text(loaded.config, phase, count))));
 }
 
 void refuse_beyond_limits(const RunPlan& plan, const HostShare& share) {

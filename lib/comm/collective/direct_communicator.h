@@ -51,8 +51,9 @@ std::size_t direct_all_reduce_staging(DType dtype, std::int64_t elements, int si
 std::int64_t direct_all_reduce_sent(DType dtype, std::int64_t elements, int size, int rank);
 
 // ReduceOps and types as communicator.h says; floating types, i64, and any type for gathers and exchanges. Calls
-// by one thread, tickets too. A failure is final: every later call and every call still queued fails with the first
-// error. Destroying it waits for no peer: queued calls are given up.
+// by one thread, tickets too; exchanges may be called by another one, and their tickets by a third. A failure is final:
+// every later call and every call still queued fails with the first error. Destroying it waits for no peer: queued
+// calls are given up.
 std::unique_ptr<Communicator> make_direct_communicator(std::unique_ptr<Transport> transport, DirectOptions options);
 
 }  // namespace scaletrain

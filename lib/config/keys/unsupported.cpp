@@ -115,8 +115,7 @@ std::vector<Refusal> refusals(const Config& config) {
         std::find_if(keys.begin(), keys.end(), [&](const auto& row) { return row.info.path == value.path; });
     SCALETRAIN_CHECK(key != keys.end());
     out.push_back({key->info.path,
-                   fmt::format("{}: {} is not supported yet; use {}", value.path,
-                               key->write(config), value.instead)});
+                   fmt::format("{}: {} is not supported yet; use {}", value.path, key->write(config), value.instead)});
   }
   return out;
 }

@@ -78,7 +78,7 @@ PlaceMachine own_machine(const std::string& gpus) {
   const std::string kernel = fmt::format("{}/{}", host_name(), boot_id());
   return {.host = to_hex(hash_text(fmt::format("{}/{}", kernel, network_namespace()))),
           .processors = to_hex(hash_text(fmt::format("{}/{}", kernel, mask))),
-          .gpus = to_hex(hash_text(fmt::format("{}/{}", kernel, gpus)))};
+          .gpus = gpus.empty() ? "" : to_hex(hash_text(fmt::format("{}/{}", kernel, gpus)))};
 }
 
 void find_neighbours(std::vector<PlaceShare>& shares, const std::vector<PlaceMachine>& machines) {

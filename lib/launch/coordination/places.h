@@ -53,7 +53,7 @@ struct PlaceMachine {
   std::string processors{};
   std::string gpus{};
 };
-// gpus: what tells those that are seen here from others.
+// gpus: what tells those that are seen here from others; empty: none are used.
 PlaceMachine own_machine(const std::string& gpus = {});
 
 // Fills in on_host, on_processors and on_gpus; machines[i] is that of shares[i]'s place.

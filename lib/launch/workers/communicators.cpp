@@ -27,13 +27,13 @@ CommunicatorFactory process_communicators(const ProcessCommunication& communicat
     const bool queued = !staged && has_queue(group.kind, facts);
     auto transport = communication.network.connect(communication.store, group.name, group.members, communication.self,
                                                    communication.connect_seconds);
-    auto made = make_direct_communicator(
-        std::move(transport), {.group_name = std::string(to_text(group.kind)),
-                               .ranks = group.members,
-                               .deadline = communication.deadline,
-                               .mode = queued ? DirectOptions::Mode::queue : DirectOptions::Mode::caller,
-                               .vouched = communication.vouched,
-                               .work = communication.work});
+    auto made = make_direct_communicator(std::move(transport),
+                                         {.group_name = std::string(to_text(group.kind)),
+                                          .ranks = group.members,
+                                          .deadline = communication.deadline,
+                                          .mode = queued ? DirectOptions::Mode::queue : DirectOptions::Mode::caller,
+                                          .vouched = communication.vouched,
+                                          .work = communication.work});
     if (staged) made = make_staged_communicator(std::move(made), communication.backend);
     if (communication.status == nullptr) return made;
     return make_reporting_communicator(std::move(made), group.members, *communication.status);

@@ -6,9 +6,9 @@
 #include <functional>
 #include <string>
 
+#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/numbers/strong.h"
-#include "backend/backend.h"
 #include "base/process/work_count.h"
 #include "comm/collective/collective_status.h"
 #include "comm/process/process_network.h"

@@ -80,7 +80,7 @@ struct GroupOptions {
   std::vector<std::int64_t> on_host{};
   std::vector<std::int64_t> on_processors{};
   std::vector<std::int64_t> on_gpus{};
-  bool uses_gpus = false;  // the workers compute on them
+  bool uses_gpus = false;                       // the workers compute on them
   std::optional<RanksRendezvous> rendezvous{};  // of several ranks
   std::string address{};                        // numeric, that the data planes bind to; empty: the workers find it
   // Seconds. Where the workers are the world, it is a hang that none moves for so long; elsewhere only that a worker
@@ -132,9 +132,8 @@ void require_lock(const GroupOptions& options);
 //   [--rank R --world N --rendezvous HOST:PORT --sharers N --heartbeat SECONDS [--local-rank L] [--address A]
 //    [--gpu-index I] [--gpu-ranks N]]
 //   [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]] [--cause TEXT]
-// The second and third line for several ranks only; --local-rank where it is not the rank; what is of GPUs where several
-// ranks see the same; --report where the heartbeat asks for
-// more lines than one a second.
+// The second and third line for several ranks only; --local-rank where it is not the rank; what is of GPUs where
+// several ranks see the same; --report where the heartbeat asks for more lines than one a second.
 std::vector<std::string> worker_arguments(const GroupOptions& options, const WorkerSlot& slot);
 
 }  // namespace scaletrain

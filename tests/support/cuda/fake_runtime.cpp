@@ -302,8 +302,8 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
   *available = is_full() ? 0 : *all - memory_before;
   return cudaSuccess;
 }
-// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "narrow GPU", "full GPU", "H100", one too; "8 GPUs", "2 x
-// H100"; "no driver", "old driver", "no GPU", "broken".
+// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "narrow GPU", "full GPU", "H100", one too; "8
+// GPUs", "2 x H100"; "no driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();
