@@ -208,11 +208,17 @@ std::size_t PhasePlan::pinned_staging() const {
   return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32);
 }
 
-// Of the groups that transfer a device's memory: the stretch of each that has collectives, and of an activation or its
-// gradient, of which a stage sends or receives as many at one time as it has buffers for.
+// Of the groups that transfer a device's memory: the stretch of each that has collectives, and of a pipeline a bundle
+// for each that a stage sends or receives at one time, at most. One that was sent is waited for when its buffer is used
+// next.
 std::size_t PhasePlan::transfer_staging(const ActivationPlan& activation, Rank rank) const {
   if (is_host_accessible(space)) return 0;
-  std::size_t bytes = mesh.degree(Axis::pipeline) > 1 ? activation.boundary_bytes : 0;
+  std::size_t bytes = 0;
+  if (mesh.degree(Axis::pipeline) > 1) {
+    const std::size_t bundles = static_cast<std::size_t>(activation.num_buffers) + activation.inputs.size() +
+                                activation.gradient_inputs.size() + activation.gradient_outputs.size();
+    bytes = bundles * static_cast<std::size_t>(activation.bundle.num_elements()) * size_of(compute);
+  }
   for (const GroupKind kind : group_kinds)
     if (kind != GroupKind::pipeline && !is_control(kind) && group_of(mesh, kind, rank, group_facts()))
       bytes += staged_stretch_bytes;

@@ -52,7 +52,7 @@ class PinnedMemory {
   // unused: nothing reads it any more.
   void give_back(Buffer memory, Event unused) { kept_.push_back({std::move(memory), std::move(unused)}); }
   // A transfer may still be under way in it.
-  void set_aside(Buffer memory) { set_aside_.push_back(std::move(memory)); }
+  void abandon(Buffer memory) { abandoned_.push_back(std::move(memory)); }
 
  private:
   struct Kept {
@@ -61,7 +61,7 @@ class PinnedMemory {
   };
   Backend& backend_;
   std::vector<Kept> kept_;
-  std::vector<Buffer> set_aside_;
+  std::vector<Buffer> abandoned_;
 };
 
 // Collectives on the host's memory, stretch by stretch. Each returns when it is done.
@@ -184,15 +184,15 @@ struct Exchanges {
   Exchanges(std::unique_ptr<Communicator> its_host, Backend& its_backend)
       : backend(its_backend),
         pinned(its_backend),
-        departures(its_backend.make_stream()),
-        arrivals(its_backend.make_stream()),
+        outgoing(its_backend.make_stream()),
+        incoming(its_backend.make_stream()),
         host(std::move(its_host)) {}
 
   Backend& backend;
   PinnedMemory pinned;  // by the thread that calls
   // Copies before a transfer, by the queue's thread, and those behind one that nobody orders a stream behind.
-  std::unique_ptr<Stream> departures;
-  std::unique_ptr<Stream> arrivals;
+  std::unique_ptr<Stream> outgoing;
+  std::unique_ptr<Stream> incoming;
   std::unique_ptr<Communicator> host;  // ended before the memory that it transfers
 };
 
@@ -213,8 +213,8 @@ class StagedExchange {
   // By the queue's thread, when the stream has come to the call.
   void post() {
     for (std::size_t i = 0; i < moves_.size(); ++i)
-      if (is_send(moves_[i])) shared_->backend.copy(*shared_->departures, moves_[i].transfer.data, staged_[i].data);
-    shared_->departures->synchronize();
+      if (is_send(moves_[i])) shared_->backend.copy(*shared_->outgoing, moves_[i].transfer.data, staged_[i].data);
+    shared_->outgoing->synchronize();
     transfer_ = shared_->host->exchange(now_, staged_);
   }
 
@@ -229,13 +229,13 @@ class StagedExchange {
     for (Move& move : moves_) shared_->pinned.give_back(std::move(move.memory), is_send(move) ? Event() : arrived_);
   }
   void wait() {
-    arrive(*shared_->arrivals);
+    arrive(*shared_->incoming);
     arrived_.wait();
   }
   // Nobody will ask for it.
   void leave() {
     if (has_arrived_) return;
-    for (Move& move : moves_) shared_->pinned.set_aside(std::move(move.memory));
+    for (Move& move : moves_) shared_->pinned.abandon(std::move(move.memory));
   }
 
  private:

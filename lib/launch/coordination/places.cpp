@@ -96,7 +96,7 @@ void find_neighbours(std::vector<PlaceShare>& shares, const std::vector<PlaceMac
   for (std::size_t i = 0; i < shares.size(); ++i) {
     shares[i].on_host = on_host.at(machines[i].host);
     shares[i].on_processors = on_processors.at(machines[i].processors);
-    shares[i].on_gpus = on_gpus.at(machines[i].gpus);
+    if (!machines[i].gpus.empty()) shares[i].on_gpus = on_gpus.at(machines[i].gpus);
   }
 }
 

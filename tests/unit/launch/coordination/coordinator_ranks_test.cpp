@@ -16,7 +16,7 @@ struct Ranks : CoordinatorScene {
 
 }  // namespace
 
-TEST_CASE("places with one worker each are told by the coordinator which ranks share their host and processors") {
+TEST_CASE("places with one worker each are told by the coordinator which ranks share their host, processors and GPUs") {
   Ranks scene(4);
   scene.come_all();
   const auto put = [&scene](std::int64_t rank, const char* host, const char* processors) {
@@ -33,6 +33,17 @@ TEST_CASE("places with one worker each are told by the coordinator which ranks s
         std::vector<PlaceShare>{
             {0, 0, 1, {0, 2}, {0, 2}}, {1, 1, 1, {1, 3}, {1}}, {2, 2, 1, {0, 2}, {0, 2}}, {3, 3, 1, {1, 3}, {3}}});
   CHECK_FALSE(scene.served_one_host);
+  // On GPUs, of which the second host gives each its own.
+  Ranks on_gpus(4);
+  on_gpus.come_all();
+  for (const std::int64_t rank : {0, 2}) on_gpus.status(rank).machine = {"a", "a/all", "a/gpus"};
+  on_gpus.status(1).machine = {"b", "b/first", "b/gpu 0"};
+  on_gpus.status(3).machine = {"b", "b/second", "b/gpu 1"};
+  REQUIRE(on_gpus.look().command == OrderKind::run);
+  CHECK(on_gpus.orders().plan.shares == std::vector<PlaceShare>{{0, 0, 1, {0, 2}, {0, 2}, {0, 2}},
+                                                                {1, 1, 1, {1, 3}, {1}, {1}},
+                                                                {2, 2, 1, {0, 2}, {0, 2}, {0, 2}},
+                                                                {3, 3, 1, {1, 3}, {3}, {3}}});
   Ranks together(2);
   together.come_all();
   for (const std::int64_t rank : {0, 1}) together.status(rank).machine = {"a", "a/all"};
