@@ -209,14 +209,15 @@ std::size_t PhasePlan::pinned_staging() const {
 }
 
 // Of the groups that transfer a device's memory: the stretch of each that has collectives, and of a pipeline a bundle
-// for each that a stage sends or receives at one time, at most. One that was sent is waited for when its buffer is used
-// next.
+// for each that a stage sends or receives at one time, at most, and those that are copied meanwhile. One that was sent
+// is waited for when its buffer is used next.
 std::size_t PhasePlan::transfer_staging(const ActivationPlan& activation, Rank rank) const {
   if (is_host_accessible(space)) return 0;
   std::size_t bytes = 0;
   if (mesh.degree(Axis::pipeline) > 1) {
     const std::size_t bundles = static_cast<std::size_t>(activation.num_buffers) + activation.inputs.size() +
-                                activation.gradient_inputs.size() + activation.gradient_outputs.size();
+                                activation.gradient_inputs.size() + activation.gradient_outputs.size() +
+                                staged_copies_ahead;
     bytes = bundles * static_cast<std::size_t>(activation.bundle.num_elements()) * size_of(compute);
   }
   for (const GroupKind kind : group_kinds)

@@ -38,13 +38,24 @@ class PinnedMemory {
  public:
   explicit PinnedMemory(Backend& backend) : backend_(backend) {}
 
+  // The host may wait for a copy of the device's, which waits for nobody in turn.
   Buffer take(std::size_t bytes) {
     auto best = kept_.end();
+    std::size_t being_copied = 0;
     for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
-      const bool is_better = best == kept_.end() || kept->memory.size() < best->memory.size();
-      if (kept->memory.size() >= bytes && is_better && kept->unused.is_done()) best = kept;
+      if (kept->memory.size() < bytes) continue;
+      if (!kept->unused.is_done()) {
+        ++being_copied;
+      } else if (best == kept_.end() || kept->memory.size() < best->memory.size()) {
+        best = kept;
+      }
     }
-    if (best == kept_.end()) return backend_.allocate_pinned(bytes);
+    if (best == kept_.end() && being_copied < staged_copies_ahead) return backend_.allocate_pinned(bytes);
+    if (best == kept_.end()) {
+      best =
+          std::find_if(kept_.begin(), kept_.end(), [bytes](const Kept& kept) { return kept.memory.size() >= bytes; });
+      best->unused.wait();
+    }
     Buffer memory = std::move(best->memory);
     kept_.erase(best);
     return memory;

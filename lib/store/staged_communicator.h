@@ -23,6 +23,9 @@ namespace scaletrain {
 // Of the pinned memory of collectives: long enough that its copies cost little beside the transfer of its bytes.
 inline constexpr std::size_t staged_stretch_bytes = std::size_t{8} << 20;
 
+// Of the pinned memory of exchanges: pieces whose values a stream may still have to copy while others are in use.
+inline constexpr std::size_t staged_copies_ahead = Transfer::num_channels;
+
 // host: runs a collective before its call returns, where the stream is the host's (DirectOptions::Mode::caller).
 // Its collectives are called by one thread and its exchanges by another. The backend must outlive the result; its
 // copies are made beside what others have it do. Calls by one thread, tickets too.

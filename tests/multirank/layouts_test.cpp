@@ -4,10 +4,14 @@
 #include <array>
 #include <chrono>
 #include <initializer_list>
+#include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/save/staging.h"
 #include "comm/collective/direct_engine.h"
+#include "store/staged_communicator.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/host_waits.h"
 #include "support/ranks/rank_trainer.h"
@@ -176,6 +180,50 @@ TEST_CASE("the_host_waits_once_for_its_stream_and_once_in_each_sum_over_ranks_in
   }
 }
 
+TEST_CASE("transfers_through_the_hosts_memory_change_no_bit_and_keep_to_the_plan_of_pinned_memory") {
+  for (const TestLayout& layout : dozen_layouts()) {
+    CAPTURE(layout.name);
+    Config config = small_config();
+    lay_out(config, layout);
+    const PhasePlan plan = make_test_plan(config, TestBackend::fenced_cpu);
+    // What copies for each group of each rank.
+    std::vector<std::vector<std::unique_ptr<LateBackend>>> copying(static_cast<std::size_t>(plan.mesh.world()));
+    const auto train = [&](bool is_staged) {
+      RanksOptions options;
+      if (is_staged) {
+        options.mode = DirectOptions::Mode::caller;
+        options.decorate = [&](Rank rank, GroupKind kind, std::unique_ptr<Communicator> group) {
+          if (is_control(kind)) return group;
+          auto& own = copying[static_cast<std::size_t>(rank.value())];
+          own.push_back(
+              std::make_unique<LateBackend>(std::make_unique<FencedBackend>(make_reference_backend(DType::f32))));
+          return make_staged_communicator(std::move(group), *own.back());
+        };
+      }
+      std::vector<double> losses;
+      const auto steps = [&](Rank rank, RankGroups& groups, InProcessWorld&) {
+        RankTrainer trainer(config, plan, rank, groups, TestBackend::fenced_cpu);
+        for (int step = 0; step < 2; ++step) {
+          const double loss = trainer.step().outcome.loss;
+          if (rank == Rank(0)) losses.push_back(loss);
+        }
+        const double loss_sum = trainer.evaluate(9).loss_sum;
+        if (rank == Rank(0)) losses.push_back(loss_sum);
+      };
+      run_ranks(plan.mesh, plan.group_facts(), steps, options);
+      return losses;
+    };
+    CHECK(train(true) == train(false));
+    for (std::size_t index = 0; index < copying.size(); ++index) {
+      const Rank rank(static_cast<std::int64_t>(index));
+      std::size_t pinned = 0;
+      for (const auto& backend : copying[index]) pinned += dynamic_cast<FencedBackend&>(backend->inner()).most_pinned();
+      CHECK(pinned <= plan.transfer_staging(plan.activations(rank), rank));
+      CHECK((pinned > 0) == (plan.mesh.world() > 1));
+    }
+  }
+}
+
 TEST_CASE("pinned_memory_is_what_the_plan_says_and_none_where_the_devices_memory_is_the_hosts") {
   for (const TestLayout& layout : dozen_layouts()) {
     CAPTURE(layout.name);
@@ -186,7 +234,8 @@ TEST_CASE("pinned_memory_is_what_the_plan_says_and_none_where_the_devices_memory
     CHECK(plan.pinned_staging() == 0);
     const std::size_t on_host = plan.memory(Rank(0), 0).total();
     plan.space = Space::device;
-    const std::size_t on_device = plan.memory(Rank(0), 0).total() - plan.pinned_staging();
+    const std::size_t staged = plan.pinned_staging() + plan.transfer_staging(plan.activations(Rank(0)), Rank(0));
+    const std::size_t on_device = plan.memory(Rank(0), 0).total() - staged;
     // Control groups receive a step's few numbers of their peers.
     CHECK(on_device >= on_host);
     CHECK(on_device <= on_host + numbers_per_step * sizeof(double) * 3 * static_cast<std::size_t>(plan.mesh.world()));
