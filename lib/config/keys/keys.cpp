@@ -342,7 +342,8 @@ void add_train(KeyTable<Config>& table) {
 }
 
 void add_parallel(KeyTable<Config>& table) {
-  table.push_back(top({"parallel.data", "ranks", "Data-parallel degree; auto: what the world leaves."},
+  table.push_back(top({"parallel.data", "ranks",
+                       "Data-parallel degree; auto: what the launcher's world or else the node's GPUs leave."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(parallel.data)));
   table.push_back(
       top({"parallel.tensor", "ranks",
@@ -417,9 +418,9 @@ void add_rest(KeyTable<Config>& table) {
                       optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
   table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host; divides their number."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
-  table.push_back(top({"launch.transport", "",
-                       "How ranks exchange on CPUs; auto: those of one host through memory, others by TCP; tcp: all."},
-                      EnumCodec<RankTransport>(), FIELD(launch.transport)));
+  table.push_back(top(
+      {"launch.transport", "", "How ranks exchange; auto: those of one host through memory, others by TCP; tcp: all."},
+      EnumCodec<RankTransport>(), FIELD(launch.transport)));
   table.push_back(top({"log.every", "steps",
                        "Steps between lines for people, off a terminal; auto: some at first, then one every 30 s. "
                        "metrics.jsonl has every step."},
