@@ -174,6 +174,37 @@ TEST_CASE("ranks_that_a_launcher_has_started_take_the_gpus_that_they_see") {
   CHECK(opening_of("gpus-one").at("gpus") == 1);
 }
 
+TEST_CASE("nodes_have_a_rank_on_each_gpu_and_are_refused_where_they_differ") {
+  const auto start = [](const std::string& run, const std::vector<std::string>& gpus, const std::string& device) {
+    std::vector<std::unique_ptr<Program>> nodes;
+    for (std::size_t node = 0; node < gpus.size(); ++node) {
+      Launch launch = gpu_machine().training(
+          gpus[node], run, {"run.device=" + device, "parallel.data=auto", "train.micro_batch=1", "train.steps=1"});
+      launch.environment.emplace_back("SCALETRAIN_NODE", std::to_string(node));
+      launch.environment.emplace_back("SCALETRAIN_NODES", std::to_string(gpus.size()));
+      nodes.push_back(std::make_unique<Program>(launch));
+    }
+    std::vector<Ended> ends;
+    ends.reserve(nodes.size());
+    for (const auto& node : nodes) ends.push_back(node->wait());
+    return ends;
+  };
+  const std::vector<Ended> alike = start("gpus-nodes", {"2 x H100", "2 x H100"}, "auto");
+  for (const Ended& end : alike) CHECK_MESSAGE(end.exit_code == 0, end.errors);
+  CHECK(alike[0].says("on 4 ranks: data 4 x tensor 1 x pipeline 1"));
+  CHECK(has(rank_log("gpus-nodes", 3), "rank 3 computes on GPU 1 "));
+  const std::vector<Ended> fewer = start("gpus-nodes-differ", {"2 x H100", "H100"}, "cuda");
+  for (const Ended& end : fewer) CHECK(end.exit_code == 2);
+  CHECK(
+      fewer[1].says("parallel.data: auto is one rank on each GPU, and node 1 has 2 ranks by the first node's GPUs and "
+                    "1 by its own 1; set launch.ranks_per_node\n"));
+  const std::vector<Ended> none = start("gpus-nodes-differ", {"2 x H100", "no GPU"}, "auto");
+  for (const Ended& end : none) CHECK(end.exit_code == 2);
+  CHECK(
+      none[1].says("run.device: cpu here, run.device: cuda there; start all nodes with the same config and the same "
+                   "--set (run.device: auto is what each finds: set it, or see why one finds other GPUs)\n"));
+}
+
 TEST_CASE("a_gpu_that_fails_ends_its_rank_and_the_run_goes_on_or_ends_with_code_4") {
   const Settings settings = {"parallel.data=2", "parallel.zero=3", "train.steps=60", "supervise.max_restarts=1"};
   const fs::path failure = workspace() / "gpu-1-fails";

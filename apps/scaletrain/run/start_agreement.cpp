@@ -98,10 +98,13 @@ void refuse_other_start(const std::string& kind, std::int64_t self, const Config
   const std::vector<std::string> theirs = split_text(first_config, '\n');
   std::size_t index = 0;
   while (index < std::min(ours.size(), theirs.size()) && ours[index] == theirs[index]) ++index;
+  const std::string here = line_with_sections(ours, index);
+  const bool is_device = here.starts_with("run.device: ");
   throw UserError(
       fmt::format("{0} {1} was started with another config than {0} 0: {2} here, {3} there; start all {0}s with the "
-                  "same config and the same --set",
-                  kind, self, line_with_sections(ours, index), line_with_sections(theirs, index)));
+                  "same config and the same --set{4}",
+                  kind, self, here, line_with_sections(theirs, index),
+                  is_device ? " (run.device: auto is what each finds: set it, or see why one finds other GPUs)" : ""));
 }
 
 std::function<void(const std::string&)> waiting_teller(std::string self, std::filesystem::path log) {
