@@ -34,6 +34,27 @@ install() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# Headers of cuDNN's frontend, by which the module for GPUs is built to use cuDNN for attention: a wheel of one version. Without them,
+# or where they cannot be had, it is built without.
+fetch_cudnn_frontend() {
+  local folder=$root/build/cudnn-frontend wheels
+  [ ! -e "$folder/include/cudnn_frontend.h" ] || return 0
+  [ "$(uname -m)" = x86_64 ] || return 0
+  say "fetching the headers of cuDNN's frontend"
+  install python3-pip
+  wheels=$(mktemp -d)
+  echo 'nvidia-cudnn-frontend==1.32.0 --hash=sha256:c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0' >"$wheels/wanted"
+  if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
+    --abi cp311 --platform manylinux_2_27_x86_64 --require-hashes --dest "$wheels" --requirement "$wheels/wanted"; then
+    python3 -m zipfile -e "$wheels"/*.whl "$wheels/all"
+    mkdir -p "$folder"
+    mv "$wheels/all/include" "$folder/include"
+  else
+    echo "they cannot be had: attention on GPUs will be our own kernels' alone" >&2
+  fi
+  rm -rf "$wheels"
+}
+
 build_packages=(g++ cmake ninja-build pkg-config git ca-certificates libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libspdlog-dev
   libfmt-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev libgloo-dev libsodium-dev)
 test_packages=(doctest-dev vim-runtime ccache slurm-wlm munge)

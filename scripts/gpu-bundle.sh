@@ -6,6 +6,7 @@ source "$(dirname "$0")/common.sh"
 cd "$root"
 [ $# -eq 0 ] || refuse "$1"
 install "${build_packages[@]}" "${test_packages[@]}"
+fetch_cudnn_frontend
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON -DSCALETRAIN_CUDA=ON \
   -DSCALETRAIN_CUDA_ARCHITECTURES="${SCALETRAIN_CUDA_ARCHITECTURES:-80-real;90-real;100}" >/dev/null
 cmake --build --preset release --target test_backend test_gpu test_train_gpu bench_training scaletrain scaletrain-cuda

@@ -18,6 +18,7 @@ targets=(scaletrain)
 if [ -n "$gpu" ]; then
   options=(-DSCALETRAIN_CUDA=ON -DSCALETRAIN_CUDA_ARCHITECTURES="$gpu-real")
   targets+=(scaletrain-cuda)
+  fetch_cudnn_frontend
 fi
 
 say "building the program"

@@ -1,4 +1,5 @@
-// Which attention a library computes instead of the kernels of this folder, and how it is cut to the memory there is.
+// Which attention a library computes instead of the kernels of this folder: the forward, where it has been measured to be
+// faster. Its deterministic backward, in parts that fit the memory there is, was not (an H100, cuDNN 9.14).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "backend/cuda/attention_library.h"
 #include "backend/operations.h"
@@ -18,11 +20,9 @@ class FusedAttention {
   explicit FusedAttention(std::unique_ptr<AttentionLibrary> library) : library_(std::move(library)) {}
   std::string library_name() const { return library_->name(); }
 
-  // Issue an operation, or return false: it is not one of the library's. Which it is follows from shapes, strides and
+  // Issues an operation, or returns false: it is not one of the library's. Which it is follows from shapes, strides and
   // alignments alone. workspace: of as many bytes as workspace.h says.
   bool issue(cudaStream_t stream, std::byte* workspace, const AttentionForward& op);
-  // In the memory of d_query_sums where there is some.
-  bool issue(cudaStream_t stream, std::byte* workspace, const AttentionBackward& op);
 
  private:
   std::unique_ptr<AttentionLibrary> library_;

@@ -211,7 +211,7 @@ Operands inputs(Device& device, const AttentionData& data) {
 
 // A matrix of the query's rows and columns with the case's gaps, holding `values`.
 Strided like_query(Device& device, const AttentionRow& row, const Values& values) {
-  const std::int64_t gap = row.layout == Layout::apart ? 0 : 4;
+  const std::int64_t gap = row.layout == Layout::strided ? 4 : 0;
   const std::int64_t rows = row.batch * row.queries;
   const std::int64_t width = row.heads * row.size;
   const View whole = device.put(Values(static_cast<std::size_t>(rows * (width + gap)), 0x1p100), {rows, width + gap});

@@ -23,7 +23,7 @@ struct Issue {
   cudaStream_t stream = nullptr;
   std::byte* workspace = nullptr;  // workspace_bytes, aligned to 256
   Products* products = nullptr;
-  FusedAttention* attention = nullptr;  // null: attention is made by the kernels here alone
+  FusedAttention* attention = nullptr;  // null: all attention is made by the kernels here
 };
 
 // elementwise.cu
