@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu-check.sh [PART]...: tests and measures a machine's GPU by the bundle that this script lies in (gpu-bundle.sh), which needs CUDA 13
 # there and nothing else. All parts, or those that are named:
-#   parity    every operation on the GPU against float64, in fp32, bf16 and fp16
+#   parity    every operation on the GPU against float64, in fp32, bf16 and fp16, and linear maps in tf32
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
 #   ranks     the program with two ranks that share the GPU (data 2 at ZeRO 3, tensor 2, pipeline 2): the losses of one rank

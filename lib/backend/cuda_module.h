@@ -16,6 +16,7 @@ namespace scaletrain {
 struct CudaOptions {
   int device = 0;              // among those that CUDA_VISIBLE_DEVICES leaves
   DType compute = DType::f32;  // f32 | bf16 | f16
+  bool tf32 = false;           // of f32: factors of linear maps' products come to TF32 first
 };
 
 inline constexpr const char* cuda_module_name = "libscaletrain-cuda.so";

@@ -51,18 +51,20 @@ std::unique_ptr<cuda::FusedAttention> fused_attention(const cudaDeviceProp& prop
   return library ? std::make_unique<cuda::FusedAttention>(std::move(library)) : nullptr;
 }
 
-std::string description_of(const cudaDeviceProp& properties, const cuda::FusedAttention* attention) {
+std::string description_of(const cudaDeviceProp& properties, const CudaOptions& options,
+                           const cuda::FusedAttention* attention) {
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "a look at the driver");
   return fmt::format("cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {}{})", properties.name, properties.major,
                      properties.minor, driver / 1000, driver % 1000 / 10, cublasLtGetVersion(),
-                     attention != nullptr ? ", " + attention->library_name() : "");
+                     (attention != nullptr ? ", " + attention->library_name() : "") +
+                         (options.tf32 ? ", products in tf32" : ""));
 }
 
 template <class S>
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, DType compute) : CudaBackend(device, compute, properties_of(device)) {}
+  explicit CudaBackend(const CudaOptions& options) : CudaBackend(options, properties_of(options.device)) {}
 
   DType compute_type() const override { return compute_type_; }
   std::string description() const override { return description_; }
@@ -103,13 +105,14 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  CudaBackend(int device, DType compute, const cudaDeviceProp& properties)
-      : device_(device),
-        compute_type_(compute),
+  CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties)
+      : device_(options.device),
+        compute_type_(options.compute),
         facts_(facts_of(properties)),
-        attention_(fused_attention(properties, compute)),
-        description_(description_of(properties, attention_.get())),
-        filling_(device) {}
+        attention_(fused_attention(properties, options.compute)),
+        description_(description_of(properties, options, attention_.get())),
+        products_(options),
+        filling_(options.device) {}
 
   void launch(Stream& stream, const Operation& op) override {
     cuda::use_device(device_);
@@ -143,11 +146,11 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
   cuda::use_device(options.device);
   switch (options.compute) {
     case DType::f32:
-      return std::make_unique<CudaBackend<float>>(options.device, options.compute);
+      return std::make_unique<CudaBackend<float>>(options);
     case DType::bf16:
-      return std::make_unique<CudaBackend<__nv_bfloat16>>(options.device, options.compute);
+      return std::make_unique<CudaBackend<__nv_bfloat16>>(options);
     case DType::f16:
-      return std::make_unique<CudaBackend<__half>>(options.device, options.compute);
+      return std::make_unique<CudaBackend<__half>>(options);
     default:
       throw BugError("no GPU computes in " + std::string(to_text(options.compute)));
   }

@@ -59,7 +59,9 @@ class Layout {
 
 class Operation {
  public:
-  Operation() { check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product"); }
+  explicit Operation(cublasComputeType_t compute) {
+    check(cublasLtMatmulDescCreate(&operation_, compute, CUDA_R_32F), "a product");
+  }
   ~Operation() { cublasLtMatmulDescDestroy(operation_); }
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -97,8 +99,9 @@ Layout factor(DType type, bool is_transposed, std::int64_t rows, std::int64_t co
 
 // The result's transpose is b's transpose times a's: b comes first.
 struct Products::Choice {
-  explicit Choice(const Product& p)
-      : first(factor(p.factors, p.b_is_transposed, p.depth, p.columns)),
+  Choice(const Product& p, cublasComputeType_t compute)
+      : operation(compute),
+        first(factor(p.factors, p.b_is_transposed, p.depth, p.columns)),
         second(factor(p.factors, p.a_is_transposed, p.rows, p.depth, p.a_stride)),
         result(p.result_type, p.columns, p.rows, p.result_stride) {
     operation.set(CUBLASLT_MATMUL_DESC_TRANSA, p.b_is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -115,7 +118,9 @@ struct Products::Choice {
   std::size_t workspace_bytes = 0;
 };
 
-Products::Products() {
+Products::Products(const CudaOptions& options)
+    : compute_(options.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F) {
+  SCALETRAIN_CHECK(!options.tf32 || options.compute == DType::f32);
   check(cublasLtCreate(&handle_), "its start");
 }
 
@@ -134,7 +139,7 @@ Products::Choice& Products::choice_for(const Product& p, std::size_t workspace_b
                 alignment_of(p.bias));
   std::unique_ptr<Choice>& kept = choices_[key];
   if (kept) return *kept;
-  auto choice = std::make_unique<Choice>(p);
+  auto choice = std::make_unique<Choice>(p, compute_);
   if (p.bias != nullptr) choice->operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
   Preference preference;
   // What is summed in place has no fixed order.

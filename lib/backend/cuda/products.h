@@ -9,12 +9,13 @@
 #include <memory>
 #include <tuple>
 
+#include "backend/cuda_module.h"
 #include "tensor/dtype.h"
 
 namespace scaletrain::cuda {
 
 // result[rows, columns] = a · b (+ bias) (+ addend), all row by row, without gaps where no stride is given: summed in
-// f32 (of f32: by f32 products, never by TF32).
+// f32 (of f32: by f32 products, and by TF32 only where CudaOptions ask for it).
 struct Product {
   std::int64_t rows = 0, columns = 0, depth = 0;
   DType factors = DType::f32;      // of a and b
@@ -30,12 +31,12 @@ struct Product {
   std::int64_t result_stride = 0;  // as of a; the addend's too
 };
 
-// Of one GPU; by one thread at a time. Which kernel makes a product is asked of cuBLASLt once for each kind (shapes,
-// types, alignments) and kept, so that a run's steps use the same one. Only kernels with one order of sums are
-// eligible.
+// Of one GPU and one way to multiply f32; by one thread at a time. Which kernel makes a product is asked of cuBLASLt
+// once for each kind (shapes, types, alignments) and kept, so that a run's steps use the same one. Only kernels with
+// one order of sums are eligible.
 class Products {
  public:
-  Products();  // PeerError
+  explicit Products(const CudaOptions& options);  // PeerError
   ~Products();
   Products(const Products&) = delete;
   Products& operator=(const Products&) = delete;
@@ -52,6 +53,7 @@ class Products {
 
   Choice& choice_for(const Product& product, std::size_t workspace_bytes);
 
+  const cublasComputeType_t compute_;
   cublasLtHandle_t handle_ = nullptr;
   std::map<Key, std::unique_ptr<Choice>> choices_;
 };

@@ -1,11 +1,16 @@
 // cuBLASLt as far as products.cpp asks it, on the host: products by the definition, column by column as its
 // documentation has matrices, behind its documented rules for their arguments. What is not asked for yet is refused.
+//
+// TF32: CUBLAS_COMPUTE_32F_FAST_TF32 allows it to convert factors and does not say how. To the nearest, ties away from
+// zero (cvt.rna.tf32.f32 of the PTX ISA), a factor is off by 2^-11 of itself at most; where a kernel gives floats to
+// the tensor cores as they are, those leave out the last 13 bits, and it is up to 2^-10. Here they are left out.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -20,6 +25,7 @@ struct FakeLayout {
   std::int64_t leading;
 };
 struct FakeOperation {
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   cublasOperation_t of_a = CUBLAS_OP_N;
   cublasOperation_t of_b = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -79,7 +85,11 @@ void write(cudaDataType type, void* data, std::uint64_t at, float value) {
     static_cast<float*>(data)[at] = value;
 }
 
-// Types as the table of cublasLtMatmul has them for CUBLAS_COMPUTE_32F, shapes that fit, leading dimensions.
+float to_tf32(float value) {
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & ~std::uint32_t{0x1fff});
+}
+
+// Types as the table of cublasLtMatmul has them for the two ways to compute, shapes that fit, leading dimensions.
 bool fits(const FakeOperation& operation, const FakeLayout& a, const FakeLayout& b, const FakeLayout& c,
           const FakeLayout& d) {
   for (const FakeLayout* layout : {&a, &b, &c, &d})
@@ -92,6 +102,7 @@ bool fits(const FakeOperation& operation, const FakeLayout& a, const FakeLayout&
   if (depth != depth_of_b || d.rows != rows || d.columns != columns || c.rows != rows || c.columns != columns)
     return false;
   if (a.type != b.type || c.type != d.type) return false;
+  if (operation.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F) return false;
   if (is_half(a.type) ? d.type != a.type && d.type != CUDA_R_32F : a.type != CUDA_R_32F || d.type != CUDA_R_32F)
     return false;
   if (operation.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
@@ -145,8 +156,9 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
-  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  *operation = reinterpret_cast<cublasLtMatmulDesc_t>(new FakeOperation);
+  if ((compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32) || scale != CUDA_R_32F)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  *operation = reinterpret_cast<cublasLtMatmulDesc_t>(new FakeOperation{.compute = compute});
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
@@ -246,8 +258,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation_o
     const FakeLayout& result = layouts[3];
     if (choice.workspace > 0) std::memset(workspace, 0xff, choice.workspace);
     // op(a) by rows, op(b) by columns.
-    const std::vector<float> rows = values_of(layouts[0], a, operation.of_a != CUBLAS_OP_N);
-    const std::vector<float> columns = values_of(layouts[1], b, operation.of_b == CUBLAS_OP_N);
+    std::vector<float> rows = values_of(layouts[0], a, operation.of_a != CUBLAS_OP_N);
+    std::vector<float> columns = values_of(layouts[1], b, operation.of_b == CUBLAS_OP_N);
+    if (operation.compute == CUBLAS_COMPUTE_32F_FAST_TF32)
+      for (std::vector<float>* factors : {&rows, &columns})
+        std::transform(factors->begin(), factors->end(), factors->begin(), to_tf32);
     const std::uint64_t depth = rows.size() / result.rows;
     for (std::uint64_t column = 0; column < result.columns; ++column)
       for (std::uint64_t row = 0; row < result.rows; ++row) {

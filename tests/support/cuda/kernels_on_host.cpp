@@ -15,8 +15,8 @@ namespace {
 template <class S>
 class KernelsOnHost final : public HostBackend {
  public:
-  explicit KernelsOnHost(DType compute, std::unique_ptr<cuda::AttentionLibrary> library = nullptr)
-      : compute_type_(compute), workspace_(cuda::workspace_bytes + alignment) {
+  explicit KernelsOnHost(const CudaOptions& options, std::unique_ptr<cuda::AttentionLibrary> library = nullptr)
+      : compute_type_(options.compute), workspace_(cuda::workspace_bytes + alignment), products_(options) {
     if (library) attention_ = std::make_unique<cuda::FusedAttention>(std::move(library));
   }
 
@@ -48,15 +48,16 @@ class KernelsOnHost final : public HostBackend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_kernels_on_host(DType compute) {
-  if (compute == DType::f32) return std::make_unique<KernelsOnHost<float>>(compute);
-  if (compute == DType::bf16) return std::make_unique<KernelsOnHost<__nv_bfloat16>>(compute);
-  return std::make_unique<KernelsOnHost<__half>>(compute);
+std::unique_ptr<Backend> make_kernels_on_host(const CudaOptions& options) {
+  if (options.compute == DType::f32) return std::make_unique<KernelsOnHost<float>>(options);
+  if (options.compute == DType::bf16) return std::make_unique<KernelsOnHost<__nv_bfloat16>>(options);
+  return std::make_unique<KernelsOnHost<__half>>(options);
 }
 std::unique_ptr<Backend> make_kernels_with_library_on_host(DType compute) {
+  const CudaOptions options{.compute = compute};
   auto library = cuda::find_attention_library();
-  if (compute == DType::bf16) return std::make_unique<KernelsOnHost<__nv_bfloat16>>(compute, std::move(library));
-  return std::make_unique<KernelsOnHost<__half>>(compute, std::move(library));
+  if (compute == DType::bf16) return std::make_unique<KernelsOnHost<__nv_bfloat16>>(options, std::move(library));
+  return std::make_unique<KernelsOnHost<__half>>(options, std::move(library));
 }
 
 }  // namespace scaletrain

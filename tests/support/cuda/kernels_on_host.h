@@ -5,10 +5,11 @@
 #include <memory>
 
 #include "backend/backend.h"
+#include "backend/cuda_module.h"
 
 namespace scaletrain {
 
-std::unique_ptr<Backend> make_kernels_on_host(DType compute);  // f32 | bf16 | f16
+std::unique_ptr<Backend> make_kernels_on_host(const CudaOptions& options);
 // With the library of fake_cudnn.cpp for the attention that it takes.
 std::unique_ptr<Backend> make_kernels_with_library_on_host(DType compute);  // bf16 | f16
 // How often that library has computed attention.

@@ -117,6 +117,13 @@ TEST_CASE("memory_of_a_gpu_is_zero_and_copies_follow_the_stream_they_are_issued_
   CHECK(held(second.pinned) == std::vector<float>(count, 3.0F));
 }
 
+TEST_CASE("a_gpu_whose_products_are_in_tf32_says_so_and_computes_in_f32") {
+  const std::string description = make_cuda_backend({.tf32 = true})->description();
+  CHECK_MESSAGE(description.ends_with(", products in tf32)"), description);
+  CHECK(make_cuda_backend({})->description().find("tf32") == std::string::npos);
+  CHECK_THROWS_AS(make_cuda_backend({.compute = DType::bf16, .tf32 = true}), BugError);
+}
+
 TEST_CASE("what_a_gpus_stream_is_given_behind_anothers_event_finds_what_that_one_made") {
   check_events(*make_cuda_backend({}));
 }

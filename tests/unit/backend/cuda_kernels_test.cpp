@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "backend/cuda_module.h"
@@ -18,38 +19,44 @@ using namespace scaletrain::parity;
 
 namespace {
 
-constexpr DType types[] = {DType::f32, DType::bf16, DType::f16};
+constexpr CudaOptions ways[] = {
+    {.compute = DType::f32}, {.compute = DType::bf16}, {.compute = DType::f16}, {.compute = DType::f32, .tf32 = true}};
 
-// Of an operation's cases, which take long to make, each type has those that is_chosen(number of the type, of the
-// case).
+// Of an operation's cases, which take long to make, each way to compute has those that is_chosen(number of the way, of
+// the case); tf32 is a way of linear maps.
 template <class Make, class Choose>
-void check_parity_of_types(const Make& make, const Choose& is_chosen) {
-  const std::unique_ptr<Backend> backends[] = {make(types[0]), make(types[1]), make(types[2])};
+void check_parity_of_ways(const Make& make, const Choose& is_chosen) {
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (const CudaOptions& way : ways) backends.push_back(make(way));
   for (const CasesOfOperation& operation : all_cases()) {
     const std::vector<Case> all = operation.cases();
-    for (std::size_t type = 0; type < 3; ++type) {
+    for (std::size_t way = 0; way < backends.size(); ++way) {
       std::vector<Case> cases;
       for (std::size_t i = 0; i < all.size(); ++i)
-        if (is_chosen(type, i)) cases.push_back(all[i]);
-      check_parity_of(*backends[type], operation.name, cases);
+        if (is_chosen(way, i)) cases.push_back(all[i]);
+      if (!ways[way].tf32)
+        check_parity_of(*backends[way], operation.name, cases);
+      else if (std::string_view(operation.name).starts_with("linear_"))
+        check_parity_in_tf32(*backends[way], operation.name, cases);
     }
   }
 }
 
 // On a GPU by way of its module; of the cases every `step`-th.
 void check_parity_of_gpu(const CudaModule& module, std::size_t step) {
-  check_parity_of_types(
-      [&](DType type) { return std::make_unique<ReachableBackend>(module.make_backend({.compute = type})); },
+  check_parity_of_ways(
+      [&](const CudaOptions& way) { return std::make_unique<ReachableBackend>(module.make_backend(way)); },
       [&](std::size_t, std::size_t i) { return i % step == 0; });
 }
 
 }  // namespace
 
 TEST_CASE("kernels_of_gpus_agree_with_the_f64_reference") {
-  // A kernel's types differ in how elements are loaded and stored, those of 16 bits in nothing else: fp16 has every
-  // third case, and under sanitizers each type.
-  check_parity_of_types(make_kernels_on_host, [](std::size_t type, std::size_t i) {
-    return (!is_sanitized && types[type] != DType::f16) || i % 3 == type;
+  // A kernel's types differ in how elements are loaded and stored, those of 16 bits in nothing else, and tf32 differs
+  // from fp32 in what cuBLASLt is asked for: fp16 and tf32 have every third case, and under sanitizers each.
+  check_parity_of_ways(make_kernels_on_host, [](std::size_t way, std::size_t i) {
+    const bool is_fp32_or_bf16 = way < 2;
+    return (!is_sanitized && is_fp32_or_bf16) || i % 3 == way % 3;
   });
 }
 

@@ -262,6 +262,7 @@ double tolerance(const Case& c, DType compute, double expected, double scale) {
   double allowed = c.unit * std::sqrt(c.reduction_length) * std::max(std::fabs(expected), scale);
   if (compute == DType::bf16) allowed += c.rounded_factors * 4.0 * 0x1p-8 * scale;
   if (compute == DType::f16) allowed += c.rounded_factors * 4.0 * 0x1p-11 * scale;
+  if (c.in_tf32) allowed += 0x1p-10 * (std::fabs(expected) + (4.0 + std::sqrt(2.0)) * scale);
   return std::max(smallest_normal, allowed);
 }
 
@@ -321,6 +322,18 @@ void check_parity(const std::string& operation, const std::vector<Case>& cases, 
 void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases) {
   compare(backend, backend.description(), operation, cases, expected_outputs(cases, backend.compute_type()),
           Epilogue::rounded_between);
+}
+
+void check_parity_in_tf32(Backend& backend, const std::string& operation, std::vector<Case> cases) {
+  const auto expected = expected_outputs(cases, DType::f32);
+  bool is_in_f32 = true;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    Device device(backend);
+    is_in_f32 = is_in_f32 && !find_mismatch(cases[i], DType::f32, expected[i], cases[i].run(device));
+    cases[i].in_tf32 = true;
+  }
+  CHECK_MESSAGE(!is_in_f32, operation);
+  compare(backend, backend.description(), operation, cases, expected);
 }
 
 namespace {

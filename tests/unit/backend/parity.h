@@ -13,6 +13,11 @@
 // probabilities of the compute type), each term t is off by at most u·|t|, u half a unit in the last place of 1, and
 // spread evenly: the sum by a standard deviation of at most u/√3 · scale per rounded factor, of which the tolerance
 // takes seven, 4·u·scale.
+//
+// TF32 keeps 10 bits of a factor behind the leading one. Rounded to the nearest, a factor is off by 2^-11 of itself at
+// most, either way; cut off, by 0 to 2^-10, which is 2^-11 around a mean of 2^-11. The means of both factors move a sum
+// of products by at most 2^-10 of it, and that sum is at most |expected| + √2·scale, since a bias and an addend are in
+// the scale too. The rest is as above: 4·2^-11·scale for each of the two.
 #pragma once
 
 #include <cstdint>
@@ -111,6 +116,7 @@ struct Case {
   std::vector<Values> scales;  // one per output that comes from the operation, of its size
   double unit = 1e-6;
   int rounded_factors = 0;  // of each term of the sums, under bf16 and fp16
+  bool in_tf32 = false;     // both factors of each product
   // What the first output's sums of products have added to them, by absolute value.
   Values epilogue = {};
 };
@@ -132,6 +138,9 @@ void check_parity(const std::string& operation, const std::vector<Case>& cases, 
 
 // The same of a backend of GPUs.
 void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases);
+
+// The same of one whose products of linear maps are in TF32: some results must be further off than f32's may be.
+void check_parity_in_tf32(Backend& backend, const std::string& operation, std::vector<Case> cases);
 
 // Plants one error of three tolerances in the last element of each output of each case: every one must be found. A
 // third of the cases each is of f32, bf16 and fp16; of the halves it is of three tolerances and two steps of the type.
