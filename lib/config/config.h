@@ -28,6 +28,8 @@ enum class RecomputeKind { none, selective, full };
 enum class SpikeAction { warn, skip, rollback };
 enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zb_h1 };
 enum class RankTransport { automatic, tcp };
+// tf32: fp32, but that factors of the products of linear maps come to TF32 (10 bits behind the leading one) first,
+// which GPUs alone do.
 enum class Precision { fp32, tf32, bf16, fp16 };
 
 struct RunConfig {

@@ -43,7 +43,7 @@ ReadResult read_tree(const YamlNode& root, Origin origin, const LoadOptions& opt
     out.config.run.device = options.choose_device(out.config, out.notices);
   out.compute_of_run = out.config.compute_precision();
   fill_defaults(out.config, origin, options.device, context, out.notices);
-  validate_config(out.config, origin, options.world, context, out.notices);
+  validate_config(out.config, origin, options.world, options.device, context, out.notices);
   if (origin == Origin::user) add_notices(out.config, context, out.notices);
   return out;
 }

@@ -70,7 +70,7 @@ struct LoadOptions {
   // the others.
   std::optional<WorldSize> world{};
   // What will compute in place of run.device, for `check`, which plans for other machines: precision.compute: auto is
-  // what it is there, with a notice where that differs.
+  // what it is there, with a notice where that differs, and tf32 is judged by it.
   std::optional<DeviceKind> device{};
   // What run.device: auto is here, with what is to be told of it; only asked where the config says auto. Empty: it
   // stays auto, which is as good as cpu. The config may be wrong otherwise.

@@ -33,12 +33,13 @@ std::optional<std::int64_t> product(std::initializer_list<std::int64_t> factors)
 
 class Rules {
  public:
-  Rules(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,
+  Rules(Config& config, Origin origin, const std::optional<WorldSize>& world, DeviceKind device, ReadContext& context,
         std::vector<std::string>& notices)
-      : config_(config), origin_(origin), world_(world), context_(context), notices_(notices) {}
+      : config_(config), origin_(origin), world_(world), device_(device), context_(context), notices_(notices) {}
 
   void run() {
     check_model();
+    check_tf32();
     if (origin_ == Origin::user) {
       check_idle_model_keys();
       check_idle_train_keys();
@@ -117,6 +118,13 @@ class Rules {
              fmt::format("heads {}{} is no multiple of kv_heads {}{}", model.heads, from_preset("model.heads"),
                          model.kv_heads, from_preset("model.kv_heads")));
     }
+  }
+
+  void check_tf32() {
+    if (config_.precision.compute != Precision::tf32 || device_ == DeviceKind::cuda) return;
+    if (are_fine({"precision.compute", "run.device"}))
+      refuse({"precision.compute", "run.device"},
+             "tf32 is for GPUs, and this would compute on processors: use fp32 there");
   }
 
   // Whether the file gives the key, and an override one of those that make it idle.
@@ -371,6 +379,7 @@ class Rules {
   Config& config_;
   Origin origin_;
   const std::optional<WorldSize>& world_;
+  DeviceKind device_;
   ReadContext& context_;
   std::vector<std::string>& notices_;
 };
@@ -432,9 +441,9 @@ void fill_defaults(Config& config, Origin origin, std::optional<DeviceKind> devi
   if (origin == Origin::user && config.run.directory.empty()) config.run.directory = "runs/" + config.run.name;
 }
 
-void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,
-                     std::vector<std::string>& notices) {
-  Rules(config, origin, world, context, notices).run();
+void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world,
+                     std::optional<DeviceKind> device, ReadContext& context, std::vector<std::string>& notices) {
+  Rules(config, origin, world, device.value_or(config.run.device), context, notices).run();
 }
 
 }  // namespace scaletrain

@@ -31,9 +31,9 @@ void add_notices(const Config& config, const ReadContext& context, std::vector<s
 // Adds every broken rule to the context's diagnostics: at the first of the rule's keys that an override sets, else at
 // the first that was given. A rule stays silent when one of its keys was refused already. A value of the file that an
 // override has left without effect is dropped with a notice. `world`: the ranks that there will be, if they are known
-// already.
-void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world, ReadContext& context,
-                     std::vector<std::string>& notices);
+// already. `device` as above.
+void validate_config(Config& config, Origin origin, const std::optional<WorldSize>& world,
+                     std::optional<DeviceKind> device, ReadContext& context, std::vector<std::string>& notices);
 
 // Where a key stands: its own place, or the nearest section's above it that the file has.
 Place place_of(const ReadContext& context, std::string path);

@@ -79,6 +79,74 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
   CHECK_MESSAGE(generated.exit_code == 0, generated.errors);
 }
 
+// A factor in TF32 is off by less than 2^-10 of itself, a fourth of what bf16 may be (2^-8), whose losses stay within
+// 5e-3: here within a fourth of that. And not on fp32's, as they would be if nothing came of the key.
+TEST_CASE("losses_in_tf32_are_near_those_in_fp32_and_not_the_same") {
+  const Ended exact = machine().train("H100", "fp32-whole", {"precision.compute=fp32"});
+  REQUIRE_MESSAGE(exact.exit_code == 0, exact.errors);
+  const Ended whole = machine().train("H100", "tf32-whole", {"precision.compute=tf32"});
+  REQUIRE_MESSAGE(whole.exit_code == 0, whole.errors);
+  CHECK(whole.says("training from step 0 on 1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 2, in tf32\n"));
+  CHECK(has(read_file(workspace() / "tf32-whole/config.yaml"), "  compute: tf32\n"));
+  const auto expected = steps_of(workspace() / "fp32-whole");
+  const auto found = steps_of(workspace() / "tf32-whole");
+  REQUIRE(expected.size() == 6);
+  REQUIRE(found.size() == 6);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double loss = found[i].at("loss").get<double>();
+    CHECK(loss == doctest::Approx(expected[i].at("loss").get<double>()).epsilon(5e-3 / 4));
+    CHECK(loss != expected[i].at("loss").get<double>());
+  }
+  const nlohmann::json start = openings_of(workspace() / "tf32-whole").at(0);
+  CHECK(start.at("compute") == "tf32");
+  CHECK(start.at("peak_flops") == 494e12);
+  const Ended check = machine().run("H100", {"check", "gpu.yaml", "--set", "precision.compute=tf32"});
+  CHECK_MESSAGE(check.exit_code == 0, check.errors);
+  CHECK(has(check.output, "(494 TFLOP/s)"));
+
+  // Resumed to the bit; from fp32 with a notice.
+  for (const char* begun_in : {"tf32", "fp32"}) {
+    const std::string run = std::string("tf32-from-") + begun_in;
+    const Ended half = machine().train("H100", run, {"train.steps=3", std::string("precision.compute=") + begun_in});
+    REQUIRE_MESSAGE(half.exit_code == 0, half.errors);
+    const Ended rest = machine().train("H100", run, {"precision.compute=tf32"});
+    REQUIRE_MESSAGE(rest.exit_code == 0, rest.errors);
+    const bool is_other = std::string(begun_in) == "fp32";
+    CHECK(rest.says("notice: this resume changes precision.compute: fp32 in the checkpoint, tf32 now\n") == is_other);
+    CHECK(rest.says("losses agree to rounding") == is_other);
+    CHECK(rest.says(", in tf32\n"));
+    CHECK((trajectory_of(workspace() / run).steps == trajectory_of(workspace() / "tf32-whole").steps) != is_other);
+  }
+  // Other commands compute in fp32, on processors.
+  const Ended generated =
+      machine().run("no driver", {"generate", "tf32-whole", "--prompt", "the old", "--max-tokens", "2"});
+  CHECK_MESSAGE(generated.exit_code == 0, generated.errors);
+}
+
+TEST_CASE("tf32_on_processors_is_refused_before_the_run_folder_is_made") {
+  const std::string reason =
+      "precision.compute: tf32 is for GPUs, and this would compute on processors: use fp32 there\n";
+  workspace().write("tf32.yaml", std::string(gpu_config) + "precision: {compute: tf32}\n");
+  const auto refused = [&](const std::string& gpu, const std::string& device, const std::string& place) {
+    for (const char* command : {"run", "check"}) {
+      CAPTURE(command);
+      CAPTURE(device);
+      const Ended end =
+          machine().run(gpu, {command, "tf32.yaml", "--set", "run.directory=refused", "--set", "run.device=" + device});
+      CHECK(end.exit_code == 2);
+      CHECK(end.says(place + ": " + reason));
+      CHECK_FALSE(fs::exists(workspace() / "refused"));
+    }
+  };
+  refused("H100", "cpu", "--set run.device=cpu");
+  refused("no driver", "auto", "--set run.device=auto");
+  // A plan for GPUs is judged by them.
+  const Ended planned =
+      machine().run("no driver", {"check", "tf32.yaml", "--set", "run.device=cpu", "--device", "a100"});
+  CHECK_MESSAGE(planned.exit_code == 0, planned.errors);
+  CHECK(has(planned.output, "(156 TFLOP/s)"));
+}
+
 TEST_CASE("a_gpu_that_cannot_be_used_is_refused_before_the_run_folder_is_made") {
   const auto refused = [](const Ended& end, const std::string& reason) {
     CHECK(end.exit_code == 2);

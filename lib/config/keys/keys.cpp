@@ -366,7 +366,9 @@ void add_parallel(KeyTable<Config>& table) {
        "ZeRO stage: 1 divides optimizer state among replicas, 2 gradients too, 3 weights too; 1 sends as much as 0."},
       at_least(0, 3), FIELD(parallel.zero)));
   table.push_back(
-      top({"precision.compute", "", "Type of activations and of weights in products; auto: fp32 on CPUs, bf16 on GPUs.",
+      top({"precision.compute", "",
+           "Type of activations and of weights in products; auto: fp32 on CPUs, bf16 on GPUs. tf32: fp32 but for the "
+           "products of linear maps (GPUs alone).",
            with_notice},
           optional(EnumCodec<Precision>(), "auto"), FIELD(precision.compute)));
   table.push_back(

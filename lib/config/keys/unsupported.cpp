@@ -15,7 +15,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::array<UnsupportedValue, 12> kTable = {{
+constexpr std::array<UnsupportedValue, 11> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
     {"data.tokenizer.type", "bpe | sentencepiece",
      [](const Config& c) {
@@ -30,9 +30,7 @@ constexpr std::array<UnsupportedValue, 12> kTable = {{
     {"train.lr_schedule.type", "wsd", [](const Config& c) { return c.train.lr_schedule.type == LrScheduleKind::wsd; },
      "cosine, linear or constant"},
     {"train.label_smoothing", "above 0", [](const Config& c) { return c.train.label_smoothing > 0; }, "0"},
-    {"precision.compute", "tf32", [](const Config& c) { return c.precision.compute == Precision::tf32; },
-     "auto, fp32, bf16 or fp16"},
-    {"precision.compute", "fp8", nullptr, "auto, fp32, bf16 or fp16"},
+    {"precision.compute", "fp8", nullptr, "auto, fp32, tf32, bf16 or fp16"},
     {"precision.reduce", "tf32 | fp16",
      [](const Config& c) { return c.precision.reduce != Precision::fp32 && c.precision.reduce != Precision::bf16; },
      "fp32 or bf16"},

@@ -16,12 +16,12 @@ namespace scaletrain {
 
 namespace {
 
-// This rank's part of its device's. In single precision there are several ways to multiply, and of a device that is not
+// This rank's part of its device's. In fp32 a GPU's library has several ways to multiply, and of a device that is not
 // known nothing is.
 std::optional<double> peak_of_data_sheet(const WorkerParts& parts) {
   const auto device = parts.backend->device();
   const Precision precision = parts.config.compute_precision();
-  if (!device || (precision != Precision::bf16 && precision != Precision::fp16)) return std::nullopt;
+  if (!device || precision == Precision::fp32) return std::nullopt;
   const DeviceModel* const model = find_device_of_driver(device->name);
   const std::optional<double> peak = model == nullptr ? std::nullopt : peak_flops(*model, precision);
   return peak ? std::optional(*peak / static_cast<double>(parts.gpu_sharers)) : std::nullopt;

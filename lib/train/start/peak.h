@@ -10,7 +10,7 @@ namespace scaletrain {
 // anew. Every rank calls it.
 double known_peak(const WorkerParts& parts, const WorkerOptions& options);
 
-// Of GPUs that are known, in half precision, what their data sheets say; of others what is measured in
+// Of GPUs that are known, but in fp32, what their data sheets say; of others what is measured in
 // WorkerOptions::calibration_seconds. The ranks measure at the same time, since they share memory and heat; every
 // rank calls it.
 double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread);

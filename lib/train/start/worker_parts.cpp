@@ -105,7 +105,8 @@ std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& opti
     const int gpus = options.count_gpus();
     gpu = options.place.gpus.device(gpus);
     gpu_sharers = options.place.gpus.sharers(gpus);
-    return options.make_gpu_backend({.device = gpu, .compute = phase.compute});
+    return options.make_gpu_backend(
+        {.device = gpu, .compute = phase.compute, .tf32 = config.compute_precision() == Precision::tf32});
   } catch (const UserError& error) {
     throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));
   }

@@ -116,12 +116,12 @@ TEST_CASE("all_errors_come_at_once_with_unsupported_values_among_them") {
                     "data: {train: [{path: train.txt, wieght: 2}]}\n"
                     "train: {steps: 0, label_smoothing: 0.5}\n"
                     "parallel: {tensor: two, zero: 4}\n"
-                    "precision: {compute: tf32}\n");
+                    "precision: {reduce: fp16}\n");
   const Ended end = workspace().run({"run", "bad.yaml"});
   check_refused(end, 2,
                 {"bad.yaml:1:9: ", "model.layerz", "bad.yaml:1:28: ", "bad.yaml:2:34: ", "weight", "bad.yaml:3:16: ",
                  "bad.yaml:3:36: train.label_smoothing: 0.5 is not supported yet", "bad.yaml:4:20: parallel.tensor",
-                 "bad.yaml:4:31: parallel.zero", "bad.yaml:5:22: precision.compute: tf32 is not supported yet"});
+                 "bad.yaml:4:31: parallel.zero", "bad.yaml:5:21: precision.reduce: fp16 is not supported yet"});
 }
 
 TEST_CASE("paths_that_do_not_exist_are_named_by_key_before_anything_is_made") {
@@ -214,17 +214,17 @@ TEST_CASE("check_refuses_checkpoints_of_another_model_as_run_does") {
 
 TEST_CASE("check_names_all_that_is_unsupported_also_without_a_tokenizer") {
   workspace().write("bad.yaml",
-                    tiny_with("model: {vocab: auto}\nprecision: {compute: tf32}\n") + "parallel: {tensor: 5}\n");
+                    tiny_with("model: {vocab: auto}\nprecision: {reduce: fp16}\n") + "parallel: {tensor: 5}\n");
   const std::string bpe = "data.tokenizer={type: bpe, path: train.txt}";
   const Ended without = workspace().run({"check", "bad.yaml", "--set", bpe});
   check_refused(without, 2,
-                {"data.tokenizer.type: bpe is not supported yet", "bad.yaml:4:22: precision.compute: tf32 is not"});
+                {"data.tokenizer.type: bpe is not supported yet", "bad.yaml:4:21: precision.reduce: fp16 is not"});
   CHECK(without.output.empty());
   // With a vocabulary there is a plan, and with a degree that does not divide the heads there is an error more.
   const Ended misfit = workspace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000"});
   check_refused(misfit, 2,
                 {"bad.yaml:5:20: parallel.tensor: 5 does not divide model.heads: 12",
-                 "data.tokenizer.type: bpe is not supported yet", "bad.yaml:4:22: precision.compute: tf32 is not"});
+                 "data.tokenizer.type: bpe is not supported yet", "bad.yaml:4:21: precision.reduce: fp16 is not"});
   const Ended plan =
       workspace().run({"check", "bad.yaml", "--set", bpe, "--set", "model.vocab=1000", "--set", "parallel.tensor=2"});
   check_refused(plan, 2, {"data.tokenizer.type: bpe is not supported yet"});

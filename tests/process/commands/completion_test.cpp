@@ -141,8 +141,8 @@ TEST_CASE("commands, options, keys, values and files are offered where they may 
         std::vector<std::string>{"train.lr_schedule.type=cosine", "train.lr_schedule.type=linear",
                                  "train.lr_schedule.type=constant"});
   CHECK(offered({"check", "c.yaml", "--set", "precision.compute="}) ==
-        std::vector<std::string>{"precision.compute=auto", "precision.compute=fp32", "precision.compute=bf16",
-                                 "precision.compute=fp16"});
+        std::vector<std::string>{"precision.compute=auto", "precision.compute=fp32", "precision.compute=tf32",
+                                 "precision.compute=bf16", "precision.compute=fp16"});
   // A value is no key, and behind `--` there are no options.
   CHECK(offered({"check", "c.yaml", "--set", "nothing=x"}).empty());
   CHECK(offered({"check", "--", "--"}) == std::vector<std::string>{":files"});

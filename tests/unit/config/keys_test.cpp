@@ -193,7 +193,6 @@ TEST_CASE("values whose feature does not exist are refused by name") {
                          "train.optimizer.type=Lion",
                          "train.lr_schedule.type=wsd",
                          "train.label_smoothing=0.1",
-                         "precision.compute=tf32",
                          "precision.compute=fp8",
                          "precision.reduce=fp16",
                          "log.tensorboard=true"};
@@ -250,12 +249,11 @@ TEST_CASE("values whose feature does not exist are refused by name") {
 }
 
 TEST_CASE("check may load what cannot run yet") {
-  const LoadedConfig loaded = load_text(kLeast + "precision: {compute: tf32, reduce: fp32}\n", {"log.tensorboard=true"},
-                                        {}, {.allow_unsupported = true});
-  CHECK(loaded.config.precision.compute == Precision::tf32);
+  const LoadedConfig loaded =
+      load_text(kLeast + "precision: {reduce: fp16}\n", {"log.tensorboard=true"}, {}, {.allow_unsupported = true});
+  CHECK(loaded.config.precision.reduce == Precision::fp16);
   REQUIRE(loaded.unsupported.size() == 2);
-  CHECK(loaded.unsupported[0] ==
-        "c.yaml:3:22: precision.compute: tf32 is not supported yet; use auto, fp32, bf16 or fp16");
+  CHECK(loaded.unsupported[0] == "c.yaml:3:21: precision.reduce: fp16 is not supported yet; use fp32 or bf16");
   CHECK(loaded.unsupported[1] == "--set log.tensorboard=true: log.tensorboard: true is not supported yet; use false");
   CHECK(unsupported_values(loaded.config).size() == 2);
 }

@@ -57,7 +57,7 @@ TEST_CASE("wrong kinds of values say what was found") {
                  "model.norm: expected one of layernorm, rmsnorm, found text \"rmsnrm\"; did you mean rmsnorm?"));
   CHECK(contains(
       errors_of(kLeast + "precision: {compute: bfloat16}\n"),
-      "precision.compute: expected one of auto, fp32, bf16, fp16, found text \"bfloat16\"; did you mean bf16?"));
+      "precision.compute: expected one of auto, fp32, tf32, bf16, fp16, found text \"bfloat16\"; did you mean bf16?"));
   CHECK(contains(errors_of(kLeast + "run: {device: gpu}\n"),
                  "run.device: expected one of auto, cpu, cuda, found text \"gpu\"; did you mean cuda?"));
   CHECK(contains(errors_of(kLeast + "model: {layers: [1]}\n"), "model.layers: expected an integer, found a list"));

@@ -72,6 +72,34 @@ TEST_CASE("heads in half precision are as long as its kernels take") {
                  "the most that precision.compute fp16 takes"));
 }
 
+TEST_CASE("tf32 is for what computes on a GPU, whoever has decided that it does") {
+  const std::string refusal =
+      "precision.compute: tf32 is for GPUs, and this would compute on processors: use fp32 there";
+  const std::string asked = kLeast + "run: {device: cuda}\nprecision: {compute: tf32}\n";
+  CHECK(errors_of(asked) == "accepted");
+  CHECK(errors_of(asked, {"run.device=cpu"}) == "--set run.device=cpu: " + refusal);
+  CHECK(errors_of(kLeast + "run: {device: cpu}\nprecision: {compute: tf32}\n") == "c.yaml:4:22: " + refusal);
+  CHECK(override_errors({"precision.compute=tf32"}) == "--set precision.compute=tf32: " + refusal);
+  for (const DeviceKind chosen : {DeviceKind::cuda, DeviceKind::cpu}) {
+    const auto choose = [chosen](const Config&, std::vector<std::string>&) { return chosen; };
+    const auto load = [&] {
+      return load_text(kLeast, {"run.device=auto", "precision.compute=tf32"}, {}, {.choose_device = choose});
+    };
+    if (chosen == DeviceKind::cuda)
+      CHECK(load().config.precision.compute == Precision::tf32);
+    else
+      CHECK_THROWS_AS(load(), UserError);
+  }
+  // For other machines than the run's.
+  const Config planned = load_text(asked, {"run.device=cpu"}, {}, {.device = DeviceKind::cuda}).config;
+  CHECK(planned.precision.compute == Precision::tf32);
+  // What this program wrote is judged too.
+  Config written = load_text(asked).config;
+  CHECK(parse_resolved_config(resolved_yaml(written), "there").precision.compute == Precision::tf32);
+  written.run.device = DeviceKind::cpu;
+  CHECK_THROWS_AS(parse_resolved_config(resolved_yaml(written), "there"), InputError);
+}
+
 TEST_CASE("precision.compute: auto is fp32 on CPUs and bf16 on GPUs, and the resolved config says which") {
   CHECK(default_precision(DeviceKind::automatic) == Precision::fp32);
   CHECK(default_precision(DeviceKind::cpu) == Precision::fp32);

@@ -66,7 +66,7 @@ TEST_CASE("a manifest whose config claims another model is refused before memory
   CHECK(contains(refusal([](Config& c) { c.model.layers = 100; }), "model.layers"));
   CHECK(contains(refusal([](Config& c) { c.model.layers = 3; }), "blocks.2."));
   CHECK(contains(refusal([](Config& c) { c.model.tie_embeddings = false; }), "head.weight"));
-  CHECK(contains(refusal([](Config& c) { c.precision.compute = Precision::tf32; }), "precision.compute"));
+  CHECK(contains(refusal([](Config& c) { c.precision.reduce = Precision::fp16; }), "precision.reduce"));
 }
 
 TEST_CASE("damaged weights are refused by file") {
