@@ -82,9 +82,9 @@ TEST_CASE("a_run_on_a_gpu_says_what_it_computes_on_and_resumes_to_the_bit") {
 // A factor in TF32 is off by less than 2^-10 of itself, a fourth of what bf16 may be (2^-8), whose losses stay within
 // 5e-3: here within a fourth of that. And not on fp32's, as they would be if nothing came of the key.
 TEST_CASE("losses_in_tf32_are_near_those_in_fp32_and_not_the_same") {
-  const Ended exact = machine().train("H100", "fp32-whole", {"precision.compute=fp32"});
+  const Ended exact = gpu_machine().train("H100", "fp32-whole", {"precision.compute=fp32"});
   REQUIRE_MESSAGE(exact.exit_code == 0, exact.errors);
-  const Ended whole = machine().train("H100", "tf32-whole", {"precision.compute=tf32"});
+  const Ended whole = gpu_machine().train("H100", "tf32-whole", {"precision.compute=tf32"});
   REQUIRE_MESSAGE(whole.exit_code == 0, whole.errors);
   CHECK(whole.says("training from step 0 on 1 GPU (NVIDIA H100 80GB HBM3), 2 micro-batches of 2, in tf32\n"));
   CHECK(has(read_file(workspace() / "tf32-whole/config.yaml"), "  compute: tf32\n"));
@@ -100,16 +100,17 @@ TEST_CASE("losses_in_tf32_are_near_those_in_fp32_and_not_the_same") {
   const nlohmann::json start = openings_of(workspace() / "tf32-whole").at(0);
   CHECK(start.at("compute") == "tf32");
   CHECK(start.at("peak_flops") == 494e12);
-  const Ended check = machine().run("H100", {"check", "gpu.yaml", "--set", "precision.compute=tf32"});
+  const Ended check = gpu_machine().run("H100", {"check", "gpu.yaml", "--set", "precision.compute=tf32"});
   CHECK_MESSAGE(check.exit_code == 0, check.errors);
   CHECK(has(check.output, "(494 TFLOP/s)"));
 
   // Resumed to the bit; from fp32 with a notice.
   for (const char* begun_in : {"tf32", "fp32"}) {
     const std::string run = std::string("tf32-from-") + begun_in;
-    const Ended half = machine().train("H100", run, {"train.steps=3", std::string("precision.compute=") + begun_in});
+    const Ended half =
+        gpu_machine().train("H100", run, {"train.steps=3", std::string("precision.compute=") + begun_in});
     REQUIRE_MESSAGE(half.exit_code == 0, half.errors);
-    const Ended rest = machine().train("H100", run, {"precision.compute=tf32"});
+    const Ended rest = gpu_machine().train("H100", run, {"precision.compute=tf32"});
     REQUIRE_MESSAGE(rest.exit_code == 0, rest.errors);
     const bool is_other = std::string(begun_in) == "fp32";
     CHECK(rest.says("notice: this resume changes precision.compute: fp32 in the checkpoint, tf32 now\n") == is_other);
@@ -119,7 +120,7 @@ TEST_CASE("losses_in_tf32_are_near_those_in_fp32_and_not_the_same") {
   }
   // Other commands compute in fp32, on processors.
   const Ended generated =
-      machine().run("no driver", {"generate", "tf32-whole", "--prompt", "the old", "--max-tokens", "2"});
+      gpu_machine().run("no driver", {"generate", "tf32-whole", "--prompt", "the old", "--max-tokens", "2"});
   CHECK_MESSAGE(generated.exit_code == 0, generated.errors);
 }
 
@@ -131,8 +132,8 @@ TEST_CASE("tf32_on_processors_is_refused_before_the_run_folder_is_made") {
     for (const char* command : {"run", "check"}) {
       CAPTURE(command);
       CAPTURE(device);
-      const Ended end =
-          machine().run(gpu, {command, "tf32.yaml", "--set", "run.directory=refused", "--set", "run.device=" + device});
+      const Ended end = gpu_machine().run(
+          gpu, {command, "tf32.yaml", "--set", "run.directory=refused", "--set", "run.device=" + device});
       CHECK(end.exit_code == 2);
       CHECK(end.says(place + ": " + reason));
       CHECK_FALSE(fs::exists(workspace() / "refused"));
@@ -142,7 +143,7 @@ TEST_CASE("tf32_on_processors_is_refused_before_the_run_folder_is_made") {
   refused("no driver", "auto", "--set run.device=auto");
   // A plan for GPUs is judged by them.
   const Ended planned =
-      machine().run("no driver", {"check", "tf32.yaml", "--set", "run.device=cpu", "--device", "a100"});
+      gpu_machine().run("no driver", {"check", "tf32.yaml", "--set", "run.device=cpu", "--device", "a100"});
   CHECK_MESSAGE(planned.exit_code == 0, planned.errors);
   CHECK(has(planned.output, "(156 TFLOP/s)"));
 }

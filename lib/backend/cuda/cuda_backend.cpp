@@ -55,10 +55,10 @@ std::string description_of(const cudaDeviceProp& properties, const CudaOptions& 
                            const cuda::FusedAttention* attention) {
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "a look at the driver");
-  return fmt::format("cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {}{})", properties.name, properties.major,
-                     properties.minor, driver / 1000, driver % 1000 / 10, cublasLtGetVersion(),
-                     (attention != nullptr ? ", " + attention->library_name() : "") +
-                         (options.tf32 ? ", products in tf32" : ""));
+  return fmt::format(
+      "cuda {} (sm_{}{}, driver {}.{}, cuBLASLt {}{})", properties.name, properties.major, properties.minor,
+      driver / 1000, driver % 1000 / 10, cublasLtGetVersion(),
+      (attention != nullptr ? ", " + attention->library_name() : "") + (options.tf32 ? ", products in tf32" : ""));
 }
 
 template <class S>
@@ -117,7 +117,10 @@ class CudaBackend final : public Backend {
   void launch(Stream& stream, const Operation& op) override {
     cuda::use_device(device_);
     auto& issued_to = dynamic_cast<CudaStream&>(stream);
-    const cuda::Issue issue{.stream = issued_to.get(), .workspace = issued_to.workspace(), .products = &products_, .attention = attention_.get()};
+    const cuda::Issue issue{.stream = issued_to.get(),
+                            .workspace = issued_to.workspace(),
+                            .products = &products_,
+                            .attention = attention_.get()};
     std::visit([&](const auto& descriptor) { cuda::compute<S>(issue, descriptor); }, op);
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {

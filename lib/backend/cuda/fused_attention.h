@@ -1,5 +1,5 @@
-// Which attention a library computes instead of the kernels of this folder: the forward, where it has been measured to be
-// faster. Its deterministic backward, in parts that fit the memory there is, was not (an H100, cuDNN 9.14).
+// Which attention a library computes instead of the kernels of this folder: the forward, where it has been measured to
+// be faster. Its deterministic backward, in parts that fit the memory there is, was not (an H100, cuDNN 9.14).
 #pragma once
 
 #include <cuda_runtime_api.h>

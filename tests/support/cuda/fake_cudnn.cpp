@@ -57,9 +57,7 @@ struct HeadOfBatch {
     for (std::int64_t d = 0; d < kind.head_size; ++d)
       write(kind.type, values, at(stride, of_head, token) + d, row[static_cast<std::size_t>(d)]);
   }
-  float& log_sum(std::int64_t token) const {
-    return of.log_sum_exp[(batch * kind.heads + head) * kind.tokens + token];
-  }
+  float& log_sum(std::int64_t token) const { return of.log_sum_exp[(batch * kind.heads + head) * kind.tokens + token]; }
 };
 
 float product(const std::vector<float>& a, const std::vector<float>& b) {
@@ -105,8 +103,7 @@ class FakeCudnn final : public AttentionLibrary {
     if (kind.head_size == 72) return std::nullopt;  // it has no kernels for everything
     return 256;
   }
-  void run(cudaStream_t stream, const AttentionKind& kind, const AttentionOperands& of,
-           std::byte* workspace) override {
+  void run(cudaStream_t stream, const AttentionKind& kind, const AttentionOperands& of, std::byte* workspace) override {
     SCALETRAIN_CHECK(asked_.count(kind) == 1);
     for (const void* const operand : {of.query, of.key, of.value, static_cast<const void*>(of.output)}) check(operand);
     SCALETRAIN_CHECK(of.log_sum_exp != nullptr);

@@ -210,8 +210,8 @@ __device__ inline RowStatistics statistics_of_row(const S* logits, std::int64_t 
 
 // d_scale · (softmax - onehot(target)) of logits, which may lie where it is written; target -1 is none here.
 template <class S, int width>
-__device__ inline void write_gradient(S* gradient, const S* logits, std::int64_t columns, float maximum, float scale, std::int64_t target,
-                                      float d_scale) {
+__device__ inline void write_gradient(S* gradient, const S* logits, std::int64_t columns, float maximum, float scale,
+                                      std::int64_t target, float d_scale) {
   for (std::int64_t first = static_cast<std::int64_t>(threadIdx.x) * width; first < columns;
        first += static_cast<std::int64_t>(blockDim.x) * width) {
     float x[width];
@@ -308,8 +308,8 @@ __global__ void cross_entropy_parts(S* all_logits, std::int64_t stride, const st
   }
   if (threadIdx.x == 0) losses[row] = log(sum) + (maximum - wanted);
   if (d_scale != 0)
-    write_gradient<S, width>(logits, logits, part.rows, maximum, static_cast<float>(d_scale / sum), row_of(part, target),
-                             static_cast<float>(d_scale));
+    write_gradient<S, width>(logits, logits, part.rows, maximum, static_cast<float>(d_scale / sum),
+                             row_of(part, target), static_cast<float>(d_scale));
 }
 
 // Adds to the loss, by one block: a thread's rows lie as far apart as there are threads.
