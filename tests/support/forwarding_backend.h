@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,8 @@ class ForwardingBackend : public Backend {
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
   Space space() const override { return inner_->space(); }
   std::int64_t row_alignment() const override { return inner_->row_alignment(); }
+  std::optional<DeviceFacts> device() const override { return inner_->device(); }
+  std::uint64_t device_memory_in_use() const override { return inner_->device_memory_in_use(); }
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   Buffer allocate_pinned(std::size_t bytes) override { return inner_->allocate_pinned(bytes); }
   std::size_t workspace_bytes() const override { return inner_->workspace_bytes(); }
