@@ -7,9 +7,9 @@
 // streams. A stream that waited for a peer instead would hold up whatever the driver does with the whole device:
 // loading a kernel at its first launch, giving memory back; and the peer may wait for what this rank issues then.
 //
-// Collectives of any size go through one piece of pinned memory, in stretches: an element is summed by itself, in the
-// order of the ranks, so bits do not depend on where the stretches end. Transfers of an exchange have as much as they
-// carry, each, which is kept and serves those behind it.
+// Collectives of any size, but all_to_all, go through one piece of pinned memory, in stretches: an element is summed by
+// itself, in the order of the ranks, so bits do not depend on where the stretches end. Transfers of an exchange have as
+// much as they carry, each, which is kept and serves those behind it.
 #pragma once
 
 #include <cstddef>

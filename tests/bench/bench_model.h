@@ -54,6 +54,7 @@ struct BenchSettings {
   std::int64_t context = 1024;
   Precision compute = Precision::fp32;
   std::int64_t micro_batch = 4;
+  std::int64_t micro_batches = 1;  // of a step
   int threads = 2;
   bool saves_in_background = false;
   DeviceKind device = DeviceKind::cpu;
@@ -69,7 +70,7 @@ inline Config bench_config(const BenchSettings& settings) {
   config.train.steps = 1000;
   config.train.micro_batch = settings.micro_batch;
   config.train.recompute = settings.recompute;
-  config.train.global_batch = settings.micro_batch;
+  config.train.global_batch = settings.micro_batch * settings.micro_batches;
   config.train.lr_schedule.warmup = 10;
   config.checkpoint.background = settings.saves_in_background;
   return config;

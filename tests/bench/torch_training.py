@@ -1,10 +1,10 @@
 """The same training steps in PyTorch, for bench_training: as fast as plain PyTorch goes.
 
-torch_training.py eager|compiled MODEL CONTEXT PRECISION MICRO-BATCH THREADS cpu|cuda
+torch_training.py eager|compiled MODEL CONTEXT PRECISION MICRO-BATCH THREADS cpu|cuda MICRO-BATCHES
 
 Prints one JSON line when it is ready, then one for every line that it reads: the seconds of a step (zeroed gradients,
-forward, backward, clipping, fused AdamW; on a GPU the mean of ten) and its loss. bf16 and fp16 are autocast's, with
-master weights in fp32.
+forward and backward of every micro-batch, clipping, fused AdamW; on a GPU the mean of as many as make ten micro-batches)
+and its loss. bf16 and fp16 are autocast's, with master weights in fp32.
 """
 import contextlib
 import json
@@ -87,13 +87,13 @@ class Model(nn.Module):
 
 
 def main():
-    mode, name, context, precision, micro_batch, threads, device = sys.argv[1:]
-    context, micro_batch = int(context), int(micro_batch)
+    mode, name, context, precision, micro_batch, threads, device, micro_batches = sys.argv[1:]
+    context, micro_batch, micro_batches = int(context), int(micro_batch), int(micro_batches)
     shape = SHAPES[name]
     torch.set_num_threads(int(threads))
     torch.manual_seed(1)
     model = Model(context, **shape).to(device)
-    repetitions = 10 if device == "cuda" else 1
+    repetitions = max(1, 10 // micro_batches) if device == "cuda" else 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     compute = torch.compile(model) if mode == "compiled" else model
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -106,15 +106,16 @@ def main():
         begin = time.perf_counter()
         for _ in range(repetitions):
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device, dtype=half) if half else contextlib.nullcontext():
-                loss = compute(ids, targets)
-            loss.backward()
+            for _ in range(micro_batches):
+                with torch.autocast(device, dtype=half) if half else contextlib.nullcontext():
+                    loss = compute(ids, targets) / micro_batches
+                loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         if device == "cuda":
             torch.cuda.synchronize()
         seconds = (time.perf_counter() - begin) / repetitions
-        value = loss.item()
+        value = loss.item() * micro_batches
         assert math.isfinite(value)
         print(json.dumps({"seconds": seconds, "loss": value}), flush=True)
 

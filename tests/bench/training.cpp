@@ -3,12 +3,12 @@
 // beside PyTorch where a Python is named that has it. All that is compared steps by turns. A tool, not a test: it
 // asserts nothing.
 //
-// Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N] [--python PROGRAM]
-//                       [--device cpu|cuda] [--json FILE]
+// Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N]
+//                       [--micro-batches N] [--python PROGRAM] [--device cpu|cuda] [--json FILE]
 //   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m
 //   at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
-//   micro-batch (4); a longer context takes fewer. --python: runs PyTorch too, eager and compiled. --json: writes what
-//   is printed there.
+//   micro-batch (4); a longer context takes fewer. --micro-batches: of a step (1). --python: runs PyTorch too, eager
+//   and compiled. --json: writes what is printed there.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -51,8 +51,8 @@ Case parse_case(const std::string& text) {
   throw std::runtime_error(text + " is no case: MODEL,CONTEXT,PRECISION or MODEL,CONTEXT,PRECISION,RECOMPUTE");
 }
 
-// Steps that are timed together: those of a GPU are short.
-constexpr int steps_of_gpu = 10;
+// Micro-batches that are timed together, at least one step's: those of a GPU are short.
+constexpr std::int64_t micro_batches_of_gpu = 10;
 
 // One case of our own: answers each line with the figures of a step, and the end of input with those of its memory.
 int run_steps(const BenchSettings& settings) {
@@ -64,7 +64,8 @@ int run_steps(const BenchSettings& settings) {
   });
   const PhasePlan& phase = bench.phase;
   BenchSteps steps(bench);
-  const double flops = model_flops_per_token(phase.model) * static_cast<double>(phase.micro_batch.rows());
+  const double flops =
+      model_flops_per_token(phase.model) * static_cast<double>(phase.micro_batch.rows() * settings.micro_batches);
   const Json ready = {{"name", "scaletrain"}, {"backend", bench.backend->description()}, {"step_flops", flops}};
   std::cout << ready.dump() << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
@@ -80,7 +81,7 @@ int run_steps(const BenchSettings& settings) {
     double elapsed = 0;
     if (is_late) {
       timed->set_waits(false);
-      elapsed = seconds_of(steps_of_gpu);
+      elapsed = seconds_of(static_cast<int>(std::max<std::int64_t>(1, micro_batches_of_gpu / settings.micro_batches)));
       timed->set_waits(true);
     }
     timed->take_seconds();
@@ -107,6 +108,7 @@ struct Options {
   int rounds = 5;
   int threads = 2;
   std::int64_t samples = 4;
+  std::int64_t micro_batches = 1;
   std::string python;
   std::string torch_script;
   std::string device = "cpu";
@@ -129,7 +131,8 @@ std::vector<Participant> participants_of(const Case& measured, const Options& op
                                     std::string(to_text(measured.precision)),
                                     std::to_string(micro_batch),
                                     std::to_string(options.threads),
-                                    options.device};
+                                    options.device,
+                                    std::to_string(options.micro_batches)};
   std::vector<std::vector<std::string>> programs = {{"/proc/self/exe", "--steps"}};
   if (!options.python.empty())
     for (const char* const mode : {"eager", "compiled"})
@@ -167,10 +170,10 @@ void print_longest(Json operations, double whole) {
 
 Json measure(const Case& measured, const Options& options) {
   const std::int64_t micro_batch = std::max<std::int64_t>(1, options.samples * 1024 / measured.context);
-  const auto tokens = static_cast<double>(micro_batch * measured.context);
-  fmt::print("\n{}, {} x {} tokens, {}, recompute {}, {} threads, {} rounds\n", measured.model, micro_batch,
-             measured.context, to_text(measured.precision), to_text(measured.recompute), options.threads,
-             options.rounds);
+  const auto tokens = static_cast<double>(micro_batch * options.micro_batches * measured.context);
+  fmt::print("\n{}, {} x {} x {} tokens, {}, recompute {}, {} threads, {} rounds\n", measured.model,
+             options.micro_batches, micro_batch, measured.context, to_text(measured.precision),
+             to_text(measured.recompute), options.threads, options.rounds);
   std::fflush(stdout);
   std::vector<Participant> all = participants_of(measured, options, micro_batch);
   std::vector<double> shares;
@@ -194,6 +197,7 @@ Json measure(const Case& measured, const Options& options) {
   Json result = {{"model", measured.model},
                  {"context", measured.context},
                  {"micro_batch", micro_batch},
+                 {"micro_batches", options.micro_batches},
                  {"precision", std::string(to_text(measured.precision))},
                  {"recompute", std::string(to_text(measured.recompute))},
                  {"threads", options.threads}};
@@ -276,12 +280,13 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   using namespace scaletrain;
   try {
-    if (argc == 9 && std::string(argv[1]) == "--steps") {
-      const Case measured = parse_case(fmt::format("{},{},{},{}", argv[2], argv[3], argv[4], argv[8]));
+    if (argc == 10 && std::string(argv[1]) == "--steps") {
+      const Case measured = parse_case(fmt::format("{},{},{},{}", argv[2], argv[3], argv[4], argv[9]));
       return run_steps({.model = measured.model,
                         .context = measured.context,
                         .compute = measured.precision,
                         .micro_batch = std::atoll(argv[5]),
+                        .micro_batches = std::atoll(argv[8]),
                         .threads = std::atoi(argv[6]),
                         .device = argv[7] == std::string("cuda") ? DeviceKind::cuda : DeviceKind::cpu,
                         .recompute = measured.recompute});
@@ -292,6 +297,7 @@ int main(int argc, char** argv) {
     app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber);
     app.add_option("--threads", options.threads)->check(CLI::PositiveNumber);
     app.add_option("--samples", options.samples, "of 1024 tokens")->check(CLI::PositiveNumber);
+    app.add_option("--micro-batches", options.micro_batches, "of a step")->check(CLI::PositiveNumber);
     app.add_option("--python", options.python, "one that has PyTorch");
     app.add_option("--torch-script", options.torch_script, "torch_training.py");
     app.add_option("--device", options.device)->check(CLI::IsMember({"cpu", "cuda"}));

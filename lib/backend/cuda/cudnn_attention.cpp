@@ -40,6 +40,30 @@ struct Plan {
   std::size_t workspace = 0;
 };
 
+// The frontend throws where a symbol is not found; our own errors pass.
+template <class Body>
+auto with_errors_of_library(Body&& body) {
+  try {
+    return body();
+  } catch (const PeerError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerError(fmt::format("cuDNN: {}", error.what()));
+  }
+}
+
+// Whether it went well; false where that is not supported, which is so every time. PeerError for all else, which might
+// go well another time, and give other bits then.
+bool succeeds(frontend::error_t status) {
+  if (status.is_good()) return true;
+  using Code = frontend::error_code_t;
+  const std::string message = status.get_message();
+  if (status.get_code() == Code::GRAPH_NOT_SUPPORTED || status.get_code() == Code::UNSUPPORTED_GRAPH_FORMAT ||
+      status.get_code() == Code::HEURISTIC_QUERY_FAILED || message.find("NOT_SUPPORTED") != std::string::npos)
+    return false;
+  throw PeerError(fmt::format("cuDNN: the choice of a kernel for attention failed: {}", message));
+}
+
 Plan make_plan(cudnnHandle_t handle, const AttentionKind& kind) {
   auto graph = std::make_shared<frontend::graph::Graph>();
   graph->set_io_data_type(kind.type == DType::bf16 ? frontend::DataType_t::BFLOAT16 : frontend::DataType_t::HALF)
@@ -60,12 +84,11 @@ Plan make_plan(cudnnHandle_t handle, const AttentionKind& kind) {
       .set_data_type(frontend::DataType_t::FLOAT)
       .set_dim({kind.batch, kind.heads, kind.tokens, 1})
       .set_stride({kind.heads * kind.tokens, kind.tokens, 1, 1});
+  const bool is_supported = succeeds(graph->validate()) && succeeds(graph->build_operation_graph(handle)) &&
+                            succeeds(graph->create_execution_plans({frontend::HeurMode_t::A})) &&
+                            succeeds(graph->check_support()) && succeeds(graph->build_plans());
   std::int64_t workspace = 0;
-  const bool is_made = graph->validate().is_good() && graph->build_operation_graph(handle).is_good() &&
-                       graph->create_execution_plans({frontend::HeurMode_t::A}).is_good() &&
-                       graph->check_support().is_good() && graph->build_plans().is_good() &&
-                       graph->get_workspace_size(workspace).is_good();
-  if (!is_made) return {};
+  if (!is_supported || !succeeds(graph->get_workspace_size(workspace))) return {};
   return {std::move(graph), static_cast<std::size_t>(workspace)};
 }
 
@@ -95,15 +118,18 @@ class CudnnAttention final : public AttentionLibrary {
                                                       {log_sum_exp, operands.log_sum_exp}};
     if (frontend::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS)
       throw PeerError("cuDNN: it takes no stream");
-    auto status = plan.graph->execute(handle_, places, workspace);
-    if (status.is_bad()) throw PeerError(fmt::format("cuDNN: attention failed: {}", status.get_message()));
+    const std::string failure = with_errors_of_library([&] {
+      auto status = plan.graph->execute(handle_, places, workspace);
+      return status.is_good() ? std::string() : status.get_message();
+    });
+    if (!failure.empty()) throw PeerError(fmt::format("cuDNN: attention failed: {}", failure));
   }
 
  private:
   const Plan& plan_of(const AttentionKind& kind) {
-    const auto [place, is_new] = plans_.try_emplace(kind);
-    if (is_new) place->second = make_plan(handle_, kind);
-    return place->second;
+    const auto known = plans_.find(kind);
+    if (known != plans_.end()) return known->second;
+    return plans_.emplace(kind, with_errors_of_library([&] { return make_plan(handle_, kind); })).first->second;
   }
 
   cudnnHandle_t handle_;

@@ -55,20 +55,25 @@ struct Reporter {
 
 class ReportingTicket final : public Ticket::State {
  public:
-  ReportingTicket(Ticket inner, std::shared_ptr<const Reporter> reporter, CollectiveStatus::Call call)
-      : inner_(std::move(inner)), reporter_(std::move(reporter)), call_(std::move(call)) {}
+  ReportingTicket(Ticket inner, Event issued, std::shared_ptr<const Reporter> reporter, CollectiveStatus::Call call)
+      : inner_(std::move(inner)), issued_(std::move(issued)), reporter_(std::move(reporter)), call_(std::move(call)) {}
 
   void before(Stream& stream) override {
+    issued_.wait();
     const CollectiveStatus::Scope scope(reporter_->status, reporter_->group, call_);
     inner_.before(stream);
   }
   void wait() override {
+    issued_.wait();
     const CollectiveStatus::Scope scope(reporter_->status, reporter_->group, call_);
     inner_.wait();
   }
 
  private:
   Ticket inner_;
+  // While what a rank's own device computes before the call is under way, it waits for nobody. The host waits for that
+  // in the ticket anyway, since communicators of device memory go through the host's.
+  Event issued_;
   std::shared_ptr<const Reporter> reporter_;
   CollectiveStatus::Call call_;
 };
@@ -85,17 +90,17 @@ class ReportingCommunicator final : public Communicator {
   int rank_in_group() const override { return inner_->rank_in_group(); }
 
   Ticket all_reduce(Stream& stream, View data, ReduceOp op) override {
-    return reported("all_reduce", [&] { return inner_->all_reduce(stream, data, op); });
+    return reported(stream, "all_reduce", [&] { return inner_->all_reduce(stream, data, op); });
   }
   Ticket reduce_scatter(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
-    return reported("reduce_scatter", [&] { return inner_->reduce_scatter(stream, input, counts, output); });
+    return reported(stream, "reduce_scatter", [&] { return inner_->reduce_scatter(stream, input, counts, output); });
   }
   Ticket all_gather(Stream& stream, ConstView input, std::span<const std::int64_t> counts, View output) override {
-    return reported("all_gather", [&] { return inner_->all_gather(stream, input, counts, output); });
+    return reported(stream, "all_gather", [&] { return inner_->all_gather(stream, input, counts, output); });
   }
   Ticket all_to_all(Stream& stream, ConstView input, std::span<const std::int64_t> send_counts, View output,
                     std::span<const std::int64_t> receive_counts) override {
-    return reported("all_to_all",
+    return reported(stream, "all_to_all",
                     [&] { return inner_->all_to_all(stream, input, send_counts, output, receive_counts); });
   }
   Ticket exchange(Stream& stream, std::span<const Transfer> transfers) override {
@@ -104,24 +109,25 @@ class ReportingCommunicator final : public Communicator {
       const std::int64_t peer = reporter_->group.ranks.at(static_cast<std::size_t>(transfer.peer)).value();
       if (std::find(call.with.begin(), call.with.end(), peer) == call.with.end()) call.with.push_back(peer);
     }
-    return reported(std::move(call), [&] { return inner_->exchange(stream, transfers); });
+    return reported(stream, std::move(call), [&] { return inner_->exchange(stream, transfers); });
   }
   void abort() noexcept override { inner_->abort(); }
 
  private:
   template <class Issue>
-  Ticket reported(const char* collective, Issue issue) {
-    return reported(CollectiveStatus::Call{.collective = collective, .sequence = num_collectives_++, .with = {}},
-                    issue);
+  Ticket reported(Stream& stream, const char* collective, Issue issue) {
+    return reported(
+        stream, CollectiveStatus::Call{.collective = collective, .sequence = num_collectives_++, .with = {}}, issue);
   }
   template <class Issue>
-  Ticket reported(CollectiveStatus::Call call, Issue issue) {
+  Ticket reported(Stream& stream, CollectiveStatus::Call call, Issue issue) {
+    Event issued = stream.record();
     Ticket ticket;
     {
       const CollectiveStatus::Scope scope(reporter_->status, reporter_->group, call);
       ticket = issue();
     }
-    return Ticket(std::make_unique<ReportingTicket>(std::move(ticket), reporter_, std::move(call)));
+    return Ticket(std::make_unique<ReportingTicket>(std::move(ticket), std::move(issued), reporter_, std::move(call)));
   }
 
   std::unique_ptr<Communicator> inner_;

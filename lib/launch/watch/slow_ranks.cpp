@@ -48,7 +48,7 @@ std::vector<std::int64_t> classes_of_stages(std::int64_t world, std::int64_t sta
 std::string slow_rank_text(std::int64_t rank, const SlowRanks::Slow& slow) {
   return fmt::format(
       "rank {} is slow: it computes {:.3g} s in a step, its peers {:.3g} s, and all wait for it; look for what else "
-      "runs on its processors, or a processor that is throttled",
+      "runs on its processors or its GPU, or for one that is throttled",
       rank, slow.busy_seconds, slow.peers_seconds);
 }
 

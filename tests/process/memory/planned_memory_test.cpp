@@ -36,7 +36,7 @@ Config config_of(const Sizes& sizes, Precision precision) {
 
 // Not more than planned, but for what a process takes beside it, and not much less. The plan has 8 MiB of what oneDNN
 // may take for a product, where it multiplies, which it does not for every shape on every processor, and 4 MiB of what
-// threads pack for each other, which few tokens do not fill: of plans of these sizes, 1 to 2.3 %.
+// threads pack for each other, which few tokens do not fill: of plans of these sizes, up to 2.7 %.
 void check_memory(const Config& config) {
   constexpr std::uint64_t smallest_plan = 370'000'000;
   TrainingRanks ranks(config);
@@ -62,7 +62,7 @@ TEST_CASE("a rank's memory is the planned one, with and without recomputation") 
                           Case{Precision::fp32, RecomputeKind::full}, Case{Precision::bf16, RecomputeKind::full}}) {
     CAPTURE(std::string(to_text(one.precision)));
     CAPTURE(std::string(to_text(one.recompute)));
-    Config config = config_of({.layers = 16, .hidden = 320, .context = 192}, one.precision);
+    Config config = config_of({.layers = 20, .hidden = 320, .context = 192}, one.precision);
     config.train.recompute = one.recompute;
     check_memory(config);
   }

@@ -79,6 +79,28 @@ TEST_CASE("the status names the collective that is called or waited for, and cou
   CHECK(status.waited_seconds() >= 0.06);
 }
 
+TEST_CASE("what a rank's own device still computes is no time that it waits for others") {
+  struct Computing final : Event::State {
+    bool is_done() override { return false; }
+    void wait() override { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }
+  };
+  struct Device final : Stream {
+    void synchronize() override {}
+    void call(std::function<void()> function) override { function(); }
+    Event record() override { return Event(std::make_shared<Computing>()); }
+  };
+  CollectiveStatus status;
+  const auto communicator =
+      make_reporting_communicator(std::make_unique<Looking>(status), {Rank(0), Rank(1), Rank(2)}, status);
+  Device device;
+  const MonotonicTime begun = monotonic_now();
+  communicator->all_reduce(device, View(), ReduceOp::sum).before(device);
+  const double whole = seconds_since(begun);
+  CHECK(whole >= 0.32);
+  CHECK(status.waited_seconds() >= 0.02);
+  CHECK(status.waited_seconds() <= whole - 0.3);
+}
+
 TEST_CASE("every hung worker's log gets what it is in and a stack before it is killed") {
   AgentScene scene(
       {Scripts{Words{"stuck", "4", ""}, Words{"stuck", "4", ""}}, Scripts{Words{"exit", "0"}, Words{"exit", "0"}}});
