@@ -132,7 +132,8 @@ check_speed() {
   if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     torch=(--python python3 --torch-script "$root/torch_training.py")
   fi
-  measure gpt2-124m --samples 32 "${torch[@]}" && measure gpt2-1558m --samples 8 && measure llama-1.5b --samples 8
+  # Large models as they are trained: several micro-batches share an update.
+  measure gpt2-124m --samples 32 "${torch[@]}" && measure gpt2-1558m --samples 16 --micro-batches 4 && measure llama-1.5b --samples 8 --micro-batches 4
 }
 
 export LD_LIBRARY_PATH=$root/lib:$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
