@@ -150,10 +150,14 @@ std::optional<LauncherPlace> slurm_place(const Lookup& variable) {
                       .world = *world,
                       .local_rank = *local_rank,
                       .local_world = *local_rank + 1,
+                      .knows_local_world = false,
                       .job = slurm_job(variable)};
   const auto node = number_in(variable, "SLURM_NODEID");
   if (const auto list = variable("SLURM_STEP_TASKS_PER_NODE"); list && node)
-    place.local_world = tasks_of_node(*list, *node).value_or(place.local_world);
+    if (const auto tasks = tasks_of_node(*list, *node)) {
+      place.local_world = *tasks;
+      place.knows_local_world = true;
+    }
   require_possible(place, "SLURM_PROCID", world_name);
   const auto nodes =
       number_in(variable, is_set(variable, "SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES");
@@ -177,6 +181,7 @@ LauncherPlace read_place(const Dialect& dialect, const Lookup& variable) {
   place.local_rank = local_rank.value_or(0);
   // Without a word about the host, there are at least the ranks up to this one.
   place.local_world = local_world.value_or(place.local_rank + 1);
+  place.knows_local_world = local_world || dialect.launcher == "PyTorchJob";
   place.job = job_of(variable, dialect.job);
   place.is_per_node = dialect.is_per_node;
   require_possible(place, dialect.rank, dialect.world);

@@ -31,6 +31,7 @@ struct LauncherPlace {
   std::int64_t world = 1;
   std::int64_t local_rank = 0;
   std::int64_t local_world = 1;
+  bool knows_local_world = true;  // else local_world is the least that it can be
   // What tells this start from others of the same run folder: a job id with its restart count; empty where the launcher
   // has none.
   std::string job{};

@@ -1,10 +1,13 @@
 // Several ranks on GPUs that the host carries out.
 #include <doctest/doctest.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "gpu_machine.h"
 #include "ranks.h"
@@ -51,6 +54,29 @@ const std::string sharing =
 const std::string staging =
     "notice: ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU (NCCL is not "
     "supported yet)\n";
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+// Both with the same settings; variables: a launcher's for this rank.
+std::string train_two(const std::string& run, const std::string& gpus, const Settings& settings, int exit_code,
+                      const std::function<Variables(const std::string& rank)>& variables) {
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (const std::string rank : {"0", "1"}) {
+    Launch launch = gpu_machine().training(gpus, run, settings);
+    for (const auto& [name, value] : variables(rank)) launch.environment.emplace_back(name, value);
+    ranks.push_back(std::make_unique<Program>(launch));
+  }
+  std::string errors;
+  for (const auto& rank : ranks) {
+    CHECK_MESSAGE(rank->wait().exit_code == exit_code, rank->errors());
+    errors += rank->errors();
+  }
+  return errors;
+}
+
+Variables torchrun(const std::string& rank) {
+  return {{"RANK", rank}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", "2"}};
+}
 
 }  // namespace
 
@@ -146,21 +172,11 @@ TEST_CASE("the_memory_of_ranks_that_share_a_gpu_is_judged_together") {
 
 TEST_CASE("ranks_that_a_launcher_has_started_take_the_gpus_that_they_see") {
   const auto train = [](const std::string& run, bool has_own_gpu, const std::string& gpus) {
-    std::vector<std::unique_ptr<Program>> ranks;
-    for (const std::string rank : {"0", "1"}) {
-      Launch launch = gpu_machine().training(gpus, run, {"parallel.data=auto", "train.steps=2"});
-      for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
-               {"RANK", rank}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", "2"}})
-        launch.environment.emplace_back(name, value);
-      if (has_own_gpu) launch.environment.emplace_back("CUDA_VISIBLE_DEVICES", rank);
-      ranks.push_back(std::make_unique<Program>(launch));
-    }
-    std::string errors;
-    for (const auto& rank : ranks) {
-      CHECK_MESSAGE(rank->wait().exit_code == 0, rank->errors());
-      errors += rank->errors();
-    }
-    return errors;
+    return train_two(run, gpus, {"parallel.data=auto", "train.steps=2"}, 0, [&](const std::string& rank) {
+      Variables variables = torchrun(rank);
+      if (has_own_gpu) variables.emplace_back("CUDA_VISIBLE_DEVICES", rank);
+      return variables;
+    });
   };
   for (const bool has_own_gpu : {false, true}) {
     CAPTURE(has_own_gpu);
@@ -172,6 +188,88 @@ TEST_CASE("ranks_that_a_launcher_has_started_take_the_gpus_that_they_see") {
   }
   CHECK(has(train("gpus-one", false, "H100"), sharing));
   CHECK(opening_of("gpus-one").at("gpus") == 1);
+}
+
+TEST_CASE("auto_is_gpus_for_ranks_of_a_launcher_that_says_that_each_has_one") {
+  const auto start = [](const std::string& gpus, const std::function<Variables(const std::string&)>& variables) {
+    return train_two("gpus-launched", gpus, {"run.device=auto", "parallel.data=auto", "train.steps=1"}, 0, variables);
+  };
+  const auto slurm = [](const std::string& rank, const Variables& more) {
+    Variables variables = {{"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_TASKS", "2"},      {"SLURM_PROCID", rank},
+                           {"SLURM_LOCALID", rank},       {"SLURM_STEP_TASKS_PER_NODE", "2"}, {"SLURM_NODEID", "0"},
+                           {"SLURM_STEP_NUM_NODES", "1"}, {"CUDA_VISIBLE_DEVICES", rank}};
+    variables.insert(variables.end(), more.begin(), more.end());
+    return variables;
+  };
+  for (const Variables& own :
+       {Variables{{"SLURM_NTASKS_PER_GPU", "1"}}, {{"SLURM_GPU_BIND", "single:1"}, {"SLURM_GPUS_ON_NODE", "2"}}}) {
+    CAPTURE(own.front().first);
+    const std::string errors = start("2 x H100", [&](const std::string& rank) { return slurm(rank, own); });
+    CHECK(has(errors, "notice: run.device: auto is cuda here: NVIDIA H100 80GB HBM3\n"));
+    fs::remove_all(workspace() / "gpus-launched");
+  }
+  CHECK(has(start("2 x H100",
+                  [&](const std::string& rank) {
+                    return slurm(rank, {{"SLURM_NTASKS_PER_GPU", "2"}});
+                  }),
+            "notice: run.device: auto is cpu here: 2 ranks are on this host, and this one sees 1 GPU (NVIDIA H100 80GB "
+            "HBM3); set run.device: cuda if each is given a GPU of its own, or if they are to share\n"));
+  fs::remove_all(workspace() / "gpus-launched");
+  const auto uncounted = [](const std::string& rank) { return Variables{{"PMI_RANK", rank}, {"PMI_SIZE", "2"}}; };
+  CHECK(
+      has(start("H100", uncounted),
+          "notice: run.device: auto is cpu here: MPI (PMI) does not say how many of the ranks are on this host, which "
+          "has 1 GPU (NVIDIA H100 80GB HBM3); set run.device: cuda if there is one for each\n"));
+}
+
+TEST_CASE("ranks_of_a_launcher_are_refused_for_their_gpus_before_anything_is_made") {
+  CHECK(has(train_two("gpus-launched-old", "old GPU", {"parallel.data=auto"}, 2, torchrun), "is older than sm_80"));
+  CHECK_FALSE(fs::exists(workspace() / "gpus-launched-old"));
+  CHECK(has(train_two("gpus-launched-narrow", "narrow GPU",
+                      {"parallel.data=auto", "model.hidden=512", "model.layers=2"}, 2, torchrun),
+            "and the host has 50.0 MiB"));
+  CHECK_FALSE(fs::exists(workspace() / "gpus-launched-narrow"));
+}
+
+TEST_CASE("check_judges_every_gpu_that_the_ranks_are_on") {
+  const auto check = [](const std::string& gpus, const std::string& replicas) {
+    return gpu_machine().run(gpus, {"check", "gpu.yaml", "--set", "parallel.data=" + replicas, "--set",
+                                    "model.hidden=512", "--set", "model.layers=2"});
+  };
+  CHECK(check("H100 + old GPU", "1").exit_code == 0);
+  const Ended old = check("H100 + old GPU", "2");
+  CHECK(old.exit_code == 2);
+  CHECK(old.says("is older than sm_80"));
+  CHECK(check("H100 + narrow GPU", "1").exit_code == 0);
+  const Ended narrow = check("H100 + narrow GPU", "2");
+  CHECK(narrow.exit_code == 2);
+  CHECK(narrow.output.starts_with("DOES NOT FIT"));
+}
+
+TEST_CASE("a_gpu_that_is_gone_when_the_ranks_are_restarted_does_not_make_them_share") {
+  const fs::path loss = workspace() / "gpu-gone";
+  const fs::path run = workspace() / "gpus-gone";
+  const auto start = [&] {
+    Launch launch = gpu_machine().training("2 x H100", run.string(),
+                                           {"parallel.data=2", "train.steps=60", "supervise.max_restarts=1"});
+    launch.environment.emplace_back("SCALETRAIN_FAKE_LOSS", loss.string());
+    return std::make_unique<Program>(launch);
+  };
+  const auto agent = start();
+  REQUIRE_MESSAGE(wait_until([&] { return newest_step(run) >= 4 || !agent->running(); }), agent->errors());
+  REQUIRE(agent->running());
+  write_file(loss, "");
+  for (const pid_t worker : children_of(agent->pid())) ::kill(worker, SIGKILL);
+  const Ended& ended = agent->wait();
+  CHECK(ended.exit_code == 4);
+  CHECK(ended.says("1 of the 2 GPUs of "));
+  CHECK(ended.says(" that the run was started on is left: start it again to go on with those"));
+  const Ended shared = [&] {
+    const auto again = start();
+    return again->wait();
+  }();
+  CHECK_MESSAGE(shared.exit_code == 0, shared.errors);
+  CHECK(shared.says(sharing));
 }
 
 TEST_CASE("nodes_have_a_rank_on_each_gpu_and_are_refused_where_they_differ") {
@@ -196,8 +294,12 @@ TEST_CASE("nodes_have_a_rank_on_each_gpu_and_are_refused_where_they_differ") {
   const std::vector<Ended> fewer = start("gpus-nodes-differ", {"2 x H100", "H100"}, "cuda");
   for (const Ended& end : fewer) CHECK(end.exit_code == 2);
   CHECK(
-      fewer[1].says("parallel.data: auto is one rank on each GPU, and node 1 has 2 ranks by the first node's GPUs and "
-                    "1 by its own 1; set launch.ranks_per_node\n"));
+      fewer[1].says("launch.ranks_per_node: 1 here, launch.ranks_per_node: 2 there; start all nodes with the same "
+                    "config and the same --set (launch.ranks_per_node: auto is a rank on each GPU of a node: where "
+                    "nodes have other numbers of them, set it or parallel.data)\n"));
+  const std::vector<Ended> more = start("gpus-nodes-differ", {"H100", "2 x H100"}, "cuda");
+  for (const Ended& end : more) CHECK(end.exit_code == 2);
+  CHECK(more[1].says("launch.ranks_per_node: 2 here, launch.ranks_per_node: 1 there; "));
   const std::vector<Ended> none = start("gpus-nodes-differ", {"2 x H100", "no GPU"}, "auto");
   for (const Ended& end : none) CHECK(end.exit_code == 2);
   CHECK(

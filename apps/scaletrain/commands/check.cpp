@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <functional>
@@ -116,7 +117,7 @@ std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, s
     write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
     return std::nullopt;
   }
-  const DeviceFacts& gpu = gpus->at(0);
+  const DeviceFacts& gpu = gpus->smallest(std::min(ranks, gpus->count()));
   const std::int64_t sharers = ceil_div(ranks, gpus->count());
   const DeviceModel* const model = find_device_of_driver(gpu.name);
   const double peak = model == nullptr ? 0.0 : peak_flops(*model, precision).value_or(0);
@@ -315,7 +316,7 @@ ExitCode check_config(const CheckArguments& arguments) {
   std::optional<RunSoFar> so_far = look_at_run_folder(loaded, is_here, reasons);
   const bool begins = !so_far || so_far->step == 0;
   notice_interface(loaded);
-  const std::optional<VisibleGpus> gpus = look_at_gpus(loaded, arguments, is_here, reasons);
+  std::optional<VisibleGpus> gpus = look_at_gpus(loaded, arguments, is_here, reasons);
   // What processors take for themselves (packed weights) is no part of a plan for other devices.
   Config planned = loaded.config;
   if (judges_devices(arguments)) planned.run.device = DeviceKind::cuda;
@@ -328,7 +329,9 @@ ExitCode check_config(const CheckArguments& arguments) {
   if (!plan)
     throw UserError("there is no plan without the tokenizer's size, and this cannot be run yet:" + reasons.text());
   for (const std::string& notice : plan->notices) write_message("notice: " + notice);
-  if (gpus && is_here) tell_gpus(*gpus, plan->phases.front().mesh.world());
+  const std::int64_t ranks = plan->phases.front().mesh.world();
+  if (gpus && is_here && !reasons.look([&] { gpus->smallest(std::min(ranks, gpus->count())); })) gpus.reset();
+  if (gpus && is_here) tell_gpus(*gpus, ranks);
   const PlanDescription description =
       describe_plan(planned, *plan, describe_options(planned, *plan, arguments, world, gpus, std::move(so_far)));
   write_output(arguments.json ? description.json + "\n" : description.text);

@@ -60,7 +60,14 @@ struct PlaceRun {
   // Of one that is refused there is nothing to compare with.
   RunBasis basis() const {
     if (is_refused()) return {};
-    return {.config = shared_config(loaded.config), .version = program_identity()};
+    return {.config = shared_config(agreed()), .version = program_identity()};
+  }
+  // What all have to start with. A number of ranks that is left to the GPUs is that of this node's.
+  Config agreed() const {
+    Config config = loaded.config;
+    if (place.is_per_node && is_on_gpus() && !config.parallel.data)
+      config.launch.ranks_per_node = layout.ranks_per_place;
+    return config;
   }
   // "scaletrain: rank 3: ", as its messages begin.
   std::string prefix() const {
@@ -152,6 +159,8 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
     std::vector<std::int64_t> ranks(static_cast<std::size_t>(run.layout.ranks_per_place));
     std::iota(ranks.begin(), ranks.end(), place.rank * run.layout.ranks_per_place);
     check_gpus(run, ranks);
+  } else if (run.is_on_gpus()) {
+    refuse_unfit_gpu(run.loaded, *run.plan, run.gpus, likely_gpu(place, run.gpus.count()), {place.rank});
   }
   if (run.is_on_gpus() && run.is_first() && world > 1) write_message("notice: " + staging_notice());
   check_room(run);
@@ -160,18 +169,9 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
   if (config.launch.interface) address_of_interface(*config.launch.interface);
 }
 
-// Nodes of other numbers of GPUs would lay the run out otherwise.
-void check_node(const PlaceRun& run, const PlaceShare& share) {
-  if (share.count <= run.layout.ranks_per_place) return;
-  throw UserError(run.loaded.located(fmt::format(
-      "parallel.data: auto is one rank on each GPU, and {} has {} ranks by the first node's GPUs and {} by its own {}; "
-      "set launch.ranks_per_node",
-      run.place.name(), share.count, run.layout.ranks_per_place, run.gpus.count())));
-}
-
 // What can be told of a host once the ranks on it are known: by its first place, where each has one worker.
 void check_host(const PlaceRun& run, const PlaceShare& share) {
-  if (run.place.is_per_node) return check_node(run, share);
+  if (run.place.is_per_node) return;
   if (run.is_on_gpus() && share.on_gpus.front() == share.first) check_gpus(run, share.on_gpus);
   const auto here = static_cast<std::int64_t>(share.on_host.size());
   const auto& ranks = run.loaded.config.launch.ranks_per_node;
@@ -300,7 +300,10 @@ AgentOptions agent_options(const PlaceRun& run, const Meeting& meeting, Log& log
                              refuse_beyond_limits(
                                  *run.plan, {.first = share.first, .count = share.count, .serves = run.is_first()});
                            }};
-  options.gpus = run.is_on_gpus() ? run.gpus.identity() : "";
+  if (run.is_on_gpus()) {
+    options.gpus = run.gpus.identity();
+    options.num_gpus = run.gpus.count();
+  }
   if (!run.is_refused() && config.launch.interface) options.address = address_of_interface(*config.launch.interface);
   return options;
 }
@@ -437,8 +440,7 @@ void show(const PlaceRun& run, const CommandResult& result, bool is_own) {
 CommandResult problem_of(const PlaceRun& run, const Meeting& meeting) {
   if (run.is_refused() || meeting.basis().version.empty()) return run.problem;
   return run_guarded([&] {
-    refuse_other_start(run.place.kind(), run.place.rank, run.loaded.config, meeting.basis().config,
-                       meeting.basis().version);
+    refuse_other_start(run.place.kind(), run.place.rank, run.agreed(), meeting.basis().config, meeting.basis().version);
     return ExitCode::finished;
   });
 }

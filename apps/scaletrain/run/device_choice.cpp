@@ -26,10 +26,18 @@ std::int64_t ranks_of(const ParallelConfig& parallel, std::int64_t data) {
   return is_too_large ? beyond_all : std::clamp<std::int64_t>(ranks, 1, beyond_all);
 }
 
-// SLURM gives each task GPUs of its own where it is asked to.
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// SLURM gives each task GPUs of its own where it is asked to: --gpus-per-task, --ntasks-per-gpu=1, --gpu-bind=single:1.
+// By the last alone tasks may be more than GPUs, which they then take in turn.
 bool has_own_gpus(const LauncherPlace& place) {
-  const char* const per_task = std::getenv("SLURM_GPUS_PER_TASK");
-  return !place.is_per_node && place.launcher == "SLURM" && per_task != nullptr && *per_task != '\0';
+  if (place.is_per_node || place.launcher != "SLURM") return false;
+  if (!variable("SLURM_GPUS_PER_TASK").empty() || variable("SLURM_NTASKS_PER_GPU") == "1") return true;
+  const bool has_one = variable("SLURM_GPU_BIND").ends_with("single:1");  // after "verbose,", if that is asked for
+  return has_one && place.knows_local_world && place.local_world <= std::atoll(variable("SLURM_GPUS_ON_NODE").c_str());
 }
 
 // How many see the GPUs that this place sees.
@@ -76,6 +84,13 @@ const DeviceFacts& VisibleGpus::at(std::int64_t device) const {
   return gpu.facts;
 }
 
+const DeviceFacts& VisibleGpus::smallest(std::int64_t count) const {
+  std::int64_t found = 0;
+  for (std::int64_t device = 0; device < count; ++device)
+    if (at(device).memory < at(found).memory) found = device;
+  return at(found);
+}
+
 std::string VisibleGpus::identity() const {
   std::string text;
   for (const Gpu& gpu : all_) text += gpu.facts.id + ",";
@@ -104,14 +119,30 @@ DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::
     const std::int64_t used = std::min(ranks, gpus.count());
     for (std::int64_t device = 1; device < used; ++device) gpus.at(device);
     const std::string name = gpus.at(0).name;
+    if (!place.is_per_node && !place.knows_local_world && !has_own_gpus(place)) {
+      notices.push_back(
+          fmt::format("run.device: auto is cpu here: {} does not say how many of the ranks are on this host, which has "
+                      "{} ({}); set run.device: cuda if there is one for each",
+                      place.launcher, counted(gpus.count(), "GPU"), name));
+      return DeviceKind::cpu;
+    }
     if (ranks <= gpus.count()) {
       notices.push_back(
           fmt::format("run.device: auto is cuda here: {}", used == 1 ? name : fmt::format("{} GPUs ({})", used, name)));
       return DeviceKind::cuda;
     }
+    const std::string seen = fmt::format("{} ({})", counted(gpus.count(), "GPU"), name);
+    if (!place.is_per_node) {
+      // Which of them see the same ones is not known before they have met.
+      notices.push_back(
+          fmt::format("run.device: auto is cpu here: {} ranks are on this host, and this one sees {}; set run.device: "
+                      "cuda if each is given a GPU of its own, or if they are to share",
+                      ranks, seen));
+      return DeviceKind::cpu;
+    }
     notices.push_back(fmt::format(
-        "run.device: auto is cpu here: the {} ranks would have to share {} ({}), which run.device: cuda has them do{}",
-        ranks, counted(gpus.count(), "GPU"), name, one_rank_text(config.parallel, gpus.count())));
+        "run.device: auto is cpu here: the {} ranks would have to share {}, which run.device: cuda has them do{}",
+        ranks, seen, one_rank_text(config.parallel, gpus.count())));
   } catch (const UserError& error) {
     notices.push_back(fmt::format("run.device: auto is cpu here: {}", reason_without_key(error)));
   }
@@ -147,11 +178,18 @@ std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, s
 void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus,
                        const std::vector<std::int64_t>& ranks) {
   const std::int64_t used = std::min(gpus.count(), std::ssize(ranks));
-  with_places(loaded, [&] {
-    for (std::int64_t device = 0; device < used; ++device) gpus.at(device);
-  });
   for (std::int64_t device = 0; device < used; ++device)
-    refuse_too_large_for_gpu(loaded, plan, gpus.at(device), ranks_on_gpu(ranks, device, gpus.count()));
+    refuse_unfit_gpu(loaded, plan, gpus, device, ranks_on_gpu(ranks, device, gpus.count()));
+}
+
+void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus, std::int64_t device,
+                      const std::vector<std::int64_t>& ranks) {
+  with_places(loaded, [&] { gpus.at(device); });
+  refuse_too_large_for_gpu(loaded, plan, gpus.at(device), ranks);
+}
+
+std::int64_t likely_gpu(const LauncherPlace& place, std::int64_t gpus) {
+  return has_own_gpus(place) || !place.knows_local_world ? 0 : place.local_rank % gpus;
 }
 
 }  // namespace scaletrain

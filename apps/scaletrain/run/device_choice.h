@@ -28,6 +28,8 @@ class VisibleGpus {
   std::int64_t count() const { return static_cast<std::int64_t>(all_.size()); }
   // UserError for one that is too old.
   const DeviceFacts& at(std::int64_t device) const;
+  // With the least memory of so many, the first. UserError if one of them is too old.
+  const DeviceFacts& smallest(std::int64_t count) const;
   // The same for processes that see the same ones in the same order.
   std::string identity() const;
 
@@ -60,9 +62,16 @@ std::string staging_notice();
 // Those of these ranks (ascending) that compute on this GPU.
 std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, std::int64_t device, std::int64_t gpus);
 
+// The GPU of a rank that a launcher has started, before it is known who sees the same ones: by its place on the host.
+// The first where it has them for itself, or the launcher does not count the ranks of the host.
+std::int64_t likely_gpu(const LauncherPlace& place, std::int64_t gpus);
+
 // A run of run.device: cuda cannot be where one of the GPUs of these ranks is too old or has too little memory:
 // UserError with the places of the keys.
 void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus,
                        const std::vector<std::int64_t>& ranks);
+// The same of one GPU and the ranks on it.
+void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus, std::int64_t device,
+                      const std::vector<std::int64_t>& ranks);
 
 }  // namespace scaletrain

@@ -27,6 +27,7 @@ ExitCode train_rank(const RankProcess& process) {
   options.hooks.entered = process.entered;
   options.failed = process.failed;
   options.data_degree = process.data_degree;
+  options.place.gpus = process.gpus;
   std::optional<ProcessNetwork> network;
   if (process.world > 1) {
     options.place = {

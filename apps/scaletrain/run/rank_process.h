@@ -26,6 +26,7 @@ struct RankProcess {
   std::string lock_id;
   const InterruptWatcher& interrupts;
   std::int64_t sharers = 1;  // ranks that run on this one's processors, itself included
+  GpuPlace gpus{};
   WorkCount* work = nullptr;
   std::function<void(std::int64_t step, bool waiting)> entered{};
   std::function<void(const std::exception_ptr&)> failed{};  // hears of an error before anything is torn down
@@ -34,7 +35,6 @@ struct RankProcess {
   Rank rank{0};
   std::int64_t world = 1;
   std::int64_t local_rank = 0;
-  GpuPlace gpus{};
   std::optional<std::int64_t> data_degree{};  // in place of the config's parallel.data
   KeyValueStore* store = nullptr;             // see WatchedStore
   KeyValueStore* background_store = nullptr;  // for the thread that writes checkpoints

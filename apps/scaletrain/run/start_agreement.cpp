@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -99,12 +100,17 @@ void refuse_other_start(const std::string& kind, std::int64_t self, const Config
   std::size_t index = 0;
   while (index < std::min(ours.size(), theirs.size()) && ours[index] == theirs[index]) ++index;
   const std::string here = line_with_sections(ours, index);
-  const bool is_device = here.starts_with("run.device: ");
+  std::string_view why;
+  if (here.starts_with("run.device: "))
+    why = " (run.device: auto is what each finds: set it, or see why one finds other GPUs)";
+  if (here.starts_with("launch.ranks_per_node: ") && config.run.device == DeviceKind::cuda)
+    why =
+        " (launch.ranks_per_node: auto is a rank on each GPU of a node: where nodes have other numbers of them, set it "
+        "or parallel.data)";
   throw UserError(
       fmt::format("{0} {1} was started with another config than {0} 0: {2} here, {3} there; start all {0}s with the "
                   "same config and the same --set{4}",
-                  kind, self, here, line_with_sections(theirs, index),
-                  is_device ? " (run.device: auto is what each finds: set it, or see why one finds other GPUs)" : ""));
+                  kind, self, here, line_with_sections(theirs, index), why));
 }
 
 std::function<void(const std::string&)> waiting_teller(std::string self, std::filesystem::path log) {

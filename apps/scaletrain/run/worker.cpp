@@ -50,6 +50,7 @@ struct WorkerArguments {
   std::int64_t sharers = 1;
   std::int64_t gpu_index = 0;  // among the ranks that see the same GPUs
   std::int64_t gpu_ranks = 1;  // how many those are
+  std::int64_t gpus = 0;       // that they see, as their agents have found
   double heartbeat = 60.0;
   double report = 1.0;
   std::string from;
@@ -91,6 +92,7 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
   process.start.generation = arguments.generation;
   process.start.asked = arguments.asked;
   process.start.cause = arguments.cause;
+  process.gpus = {.index = arguments.gpu_index, .ranks = arguments.gpu_ranks, .expected = arguments.gpus};
   process.data_degree = arguments.data;
   if (!arguments.from.empty()) {
     process.start.checkpoint = arguments.from;
@@ -119,7 +121,6 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
     process.rank = Rank(arguments.rank);
     process.world = arguments.world;
     process.local_rank = arguments.local_rank.value_or(arguments.rank);
-    process.gpus = {.index = arguments.gpu_index, .ranks = arguments.gpu_ranks};
     process.store = &*watched;
     process.background_store = &*watched_in_background;
     process.address =
@@ -205,6 +206,7 @@ Command add_worker(CLI::App& app) {
   command->add_option("--sharers", arguments->sharers)->transform(whole_number(1));
   command->add_option("--gpu-index", arguments->gpu_index);
   command->add_option("--gpu-ranks", arguments->gpu_ranks)->transform(whole_number(1));
+  command->add_option("--gpus", arguments->gpus)->transform(whole_number(1));
   command->add_option("--heartbeat", arguments->heartbeat)->check(CLI::PositiveNumber);
   command->add_option("--report", arguments->report)->check(CLI::PositiveNumber);
   command->add_option("--from", arguments->from);

@@ -36,7 +36,7 @@ GroupOptions group_of(const AgentOptions& options, AgentLink& link, const Orders
                      .on_host = share.on_host,
                      .on_processors = share.on_processors,
                      .on_gpus = share.on_gpus,
-                     .uses_gpus = !options.gpus.empty(),
+                     .num_gpus = options.num_gpus,
                      .heartbeat = options.heartbeat,
                      .settle_seconds = options.settle_seconds,
                      .log = options.log,

@@ -43,6 +43,7 @@ struct AgentOptions {
                                               // workers find it
   std::string gpus{};                         // what tells the GPUs that are seen here from others;
                                               // empty: the workers compute on none
+  std::int64_t num_gpus = 0;                  // that are seen here
   Log& log;
   const InterruptWatcher& interrupts;
   std::string command = "start it again";  // that goes on, for people

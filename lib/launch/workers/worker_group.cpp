@@ -122,11 +122,12 @@ WorkerSlot WorkerGroup::slot_of(std::int64_t index) const {
     const auto at = std::find(ranks.begin(), ranks.end(), rank.value());
     return at == ranks.end() ? index : static_cast<std::int64_t>(at - ranks.begin());
   };
-  WorkerSlot slot{.rank = rank, .world = options_.world, .data_degree = options_.data_degree};
+  WorkerSlot slot{
+      .rank = rank, .world = options_.world, .num_gpus = options_.num_gpus, .data_degree = options_.data_degree};
   slot.local_rank = place_in(options_.on_host);
   if (options_.world == 1) return slot;
   slot.rendezvous = options_.rendezvous->address;
-  if (options_.uses_gpus) {
+  if (options_.num_gpus > 0) {
     slot.gpu_index = place_in(options_.on_gpus);
     slot.gpu_ranks = std::max<std::int64_t>(options_.count, std::ssize(options_.on_gpus));
   }
@@ -432,6 +433,7 @@ std::vector<std::string> worker_arguments(const GroupOptions& options, const Wor
     if (!options.address.empty()) add("--address", options.address);
     add("--heartbeat", fmt::format("{}", options.heartbeat));
   }
+  if (slot.num_gpus > 0) add("--gpus", fmt::format("{}", slot.num_gpus));
   if (slot.data_degree) add("--data", fmt::format("{}", *slot.data_degree));
   if (const double report = options.heartbeat / reports_in_heartbeat; report < longest_report)
     add("--report", fmt::format("{}", report));

@@ -31,6 +31,7 @@ struct WorkerSlot {
   std::int64_t sharers = 1;                       // ranks that share its processors, itself included
   std::int64_t gpu_index = 0;                     // among the ranks that see the same GPUs
   std::int64_t gpu_ranks = 1;                     // how many those are
+  std::int64_t num_gpus = 0;                      // that they see; 0: it computes on none
   std::vector<int> processors{};                  // that it has for itself; empty: those of the agent
   std::optional<RendezvousAddress> rendezvous{};  // of several ranks; its secret is in SCALETRAIN_SECRET
   std::optional<std::int64_t> data_degree{};      // in place of the config's parallel.data
@@ -80,7 +81,7 @@ struct GroupOptions {
   std::vector<std::int64_t> on_host{};
   std::vector<std::int64_t> on_processors{};
   std::vector<std::int64_t> on_gpus{};
-  bool uses_gpus = false;                       // the workers compute on them
+  std::int64_t num_gpus = 0;                    // that are seen here; 0: the workers compute on none
   std::optional<RanksRendezvous> rendezvous{};  // of several ranks
   std::string address{};                        // numeric, that the data planes bind to; empty: the workers find it
   // Seconds. Where the workers are the world, it is a hang that none moves for so long; elsewhere only that a worker
@@ -131,7 +132,7 @@ void require_lock(const GroupOptions& options);
 // worker --run-folder DIR --lock ID --generation G
 //   [--rank R --world N --rendezvous HOST:PORT --sharers N --heartbeat SECONDS [--local-rank L] [--address A]
 //    [--gpu-index I] [--gpu-ranks N]]
-//   [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]] [--cause TEXT]
+//   [--gpus N] [--data N] [--report SECONDS] [--from CHECKPOINT [--asked PATH]] [--cause TEXT]
 // The second and third line for several ranks only; --local-rank where it is not the rank; what is of GPUs where
 // several ranks see the same; --report where the heartbeat asks for more lines than one a second.
 std::vector<std::string> worker_arguments(const GroupOptions& options, const WorkerSlot& slot);

@@ -28,6 +28,9 @@ namespace scaletrain {
 struct GpuPlace {
   std::int64_t index = 0;  // of this rank among those that see the same
   std::int64_t ranks = 1;  // that see the same
+  // GPUs that whoever started the run has found and judged; 0: nobody has. Of another number ranks would take others,
+  // and share them otherwise.
+  std::int64_t expected = 0;
 
   int device(int gpus) const { return static_cast<int>(index % gpus); }
   // Ranks that compute on this one's GPU, itself included.

@@ -34,6 +34,18 @@ CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& 
   return place.make_communicators ? place.make_communicators(phase, launch, backend) : CommunicatorFactory();
 }
 
+// One that is gone, or back, gives the others other numbers: ranks would take other GPUs than were judged for them, or
+// share one.
+void require_gpus(std::int64_t expected, std::int64_t found) {
+  if (expected == 0 || found == expected) return;
+  if (found > expected)
+    throw PeerError(fmt::format("{} has {} now, and {} when the run was started: start it again to use them",
+                                host_name(), counted(found, "GPU"), expected));
+  throw PeerError(
+      fmt::format("{} of the {} GPUs of {} that the run was started on {} left: start it again to go on with those",
+                  found, expected, host_name(), found == 1 ? "is" : "are"));
+}
+
 // After a failure those that rank 0 has noted; nothing where somebody starts the run, since it will note them.
 std::vector<SourceFiles> files_to_keep_to(const WorkerOptions& options, Log& log) {
   if (options.start.cause.empty()) return {};
@@ -103,6 +115,7 @@ std::unique_ptr<Backend> WorkerParts::make_backend(const WorkerOptions& options)
 std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& options) {
   try {
     const int gpus = options.count_gpus();
+    require_gpus(options.place.gpus.expected, gpus);
     gpu = options.place.gpus.device(gpus);
     gpu_sharers = options.place.gpus.sharers(gpus);
     return options.make_gpu_backend(

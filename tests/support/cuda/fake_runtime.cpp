@@ -20,6 +20,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -82,6 +83,21 @@ std::string wanted_of_environment() {
   const char* const wanted = std::getenv("SCALETRAIN_FAKE_GPU");
   return wanted == nullptr ? "" : wanted;
 }
+// "H100 + old GPU" is one of each.
+std::vector<std::string> wanted_one_by_one() {
+  constexpr std::string_view between = " + ";
+  std::vector<std::string> all;
+  std::string rest = wanted_of_environment();
+  for (std::size_t at = 0; (at = rest.find(between)) != std::string::npos; rest.erase(0, at + between.size()))
+    all.push_back(rest.substr(0, at));
+  all.push_back(rest);
+  return all;
+}
+// What GPU of this number is.
+std::string wanted_gpu(int gpu) {
+  const std::vector<std::string> all = wanted_one_by_one();
+  return all.size() == 1 ? all.front() : all.at(static_cast<std::size_t>(gpu));
+}
 
 // cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ, which goes around the end of the numbers.
 CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
@@ -96,18 +112,24 @@ CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t
 
 // In use by others. A full one has room for streams and what goes through pinned memory alone.
 constexpr std::size_t memory_before = std::size_t{1} << 30;
-std::size_t memory_of_gpu() {
-  const std::string wanted = wanted_of_environment();
+std::size_t memory_of_gpu(int gpu) {
+  const std::string wanted = wanted_gpu(gpu);
   constexpr std::size_t mebi = std::size_t{1} << 20;
   return wanted == "small GPU" ? 2 * mebi : wanted == "narrow GPU" ? 50 * mebi : 80 * 1024 * mebi;
 }
 bool is_full() {
   return wanted_of_environment() == "full GPU";
 }
+// While SCALETRAIN_FAKE_LOSS is the path of a file, the machine's last GPU is gone.
+bool has_lost_one() {
+  const char* const file = std::getenv("SCALETRAIN_FAKE_LOSS");
+  return file != nullptr && std::filesystem::exists(file);
+}
 // "8 GPUs": so many; 1 where no number says how many. By their numbers without CUDA_VISIBLE_DEVICES.
 std::vector<int> visible_gpus() {
   const std::string wanted = wanted_of_environment();
-  const int number = std::max(1, std::atoi(wanted.c_str()));
+  const int number =
+      std::max({1, std::atoi(wanted.c_str()), static_cast<int>(wanted_one_by_one().size())}) - (has_lost_one() ? 1 : 0);
   std::vector<int> gpus;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) {
@@ -289,21 +311,22 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   REFUSE_IN_HOST_FUNCTION;
   *properties = {};
-  const bool is_h100 = wanted_of_environment().ends_with("H100");
-  properties->uuid.bytes[0] = static_cast<char>(visible_gpus().at(static_cast<std::size_t>(device)) + 1);
+  const int gpu = visible_gpus().at(static_cast<std::size_t>(device));
+  const bool is_h100 = wanted_gpu(gpu).ends_with("H100");
+  properties->uuid.bytes[0] = static_cast<char>(gpu + 1);
   std::snprintf(properties->name, sizeof properties->name, "%s", is_h100 ? "NVIDIA H100 80GB HBM3" : "the host");
-  properties->major = wanted_of_environment() == "old GPU" ? 7 : is_h100 ? 9 : 8;
-  properties->totalGlobalMem = memory_of_gpu();
+  properties->major = wanted_gpu(gpu) == "old GPU" ? 7 : is_h100 ? 9 : 8;
+  properties->totalGlobalMem = memory_of_gpu(gpu);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
   REFUSE_IN_HOST_FUNCTION;
-  *all = memory_of_gpu();
+  *all = memory_of_gpu(visible_gpus().at(static_cast<std::size_t>(device_of_thread)));
   *available = is_full() ? 0 : *all - memory_before;
   return cudaSuccess;
 }
 // As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "narrow GPU", "full GPU", "H100", one too; "8
-// GPUs", "2 x H100"; "no driver", "old driver", "no GPU", "broken".
+// GPUs", "2 x H100", "H100 + old GPU"; "no driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();

@@ -79,7 +79,10 @@ TEST_CASE("torchrun's variables give the place and the job with its restart coun
   CHECK(place->local_world == 4);
   CHECK(place->job == "job7.2");
   CHECK(detect(with(torchrun, {{"TORCHELASTIC_RUN_ID", "none"}}))->job.empty());
-  CHECK(detect(without(torchrun, "LOCAL_WORLD_SIZE"))->local_rank == 1);
+  CHECK(place->knows_local_world);
+  const auto uncounted = detect(without(torchrun, "LOCAL_WORLD_SIZE"));
+  CHECK(uncounted->local_rank == 1);
+  CHECK_FALSE(uncounted->knows_local_world);
 }
 
 TEST_CASE("a PyTorchJob has one rank per host") {
@@ -89,6 +92,7 @@ TEST_CASE("a PyTorchJob has one rank per host") {
   CHECK(place->world == 4);
   CHECK(place->local_rank == 0);
   CHECK(place->local_world == 1);
+  CHECK(place->knows_local_world);
 }
 
 TEST_CASE("mpirun's variables give the place") {
@@ -106,6 +110,8 @@ TEST_CASE("mpirun's variables give the place") {
   CHECK(pmi->world == 4);
   CHECK(pmi->local_rank == 0);
   CHECK(pmi->local_world == 2);
+  CHECK(pmi->knows_local_world);
+  CHECK_FALSE(detect({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}})->knows_local_world);
 }
 
 TEST_CASE("several tasks in a SLURM step are workers; the nodes' counts of tasks are understood") {
@@ -120,6 +126,8 @@ TEST_CASE("several tasks in a SLURM step are workers; the nodes' counts of tasks
   const auto repeated = detect(with(step, {{"SLURM_STEP_TASKS_PER_NODE", "2(x3),1(x2)"}, {"SLURM_NODEID", "2"}}));
   REQUIRE(repeated);
   CHECK(repeated->local_world == 2);
+  CHECK(repeated->knows_local_world);
+  CHECK_FALSE(detect(without(step, "SLURM_STEP_TASKS_PER_NODE"))->knows_local_world);
   // Without the list there are at least the tasks up to this one.
   CHECK(detect(without(step, "SLURM_STEP_TASKS_PER_NODE"))->local_world == 2);
   CHECK(detect(with(step, {{"SLURM_STEP_TASKS_PER_NODE", "odd"}}))->local_world == 2);

@@ -287,6 +287,8 @@ TEST_CASE("a lone worker's command line says folder, lock, generation and checkp
     options.start = start;
     return worker_arguments(options, WorkerSlot{});
   };
+  CHECK(worker_arguments(options, WorkerSlot{.num_gpus = 2}) ==
+        Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "0", "--gpus", "2"});
   CHECK(arguments_of({.checkpoint = std::nullopt, .step = 0, .generation = 1}) ==
         Words{"worker", "--run-folder", folder, "--lock", "0123", "--generation", "1"});
   CHECK(arguments_of({.checkpoint = "c/step-1", .step = 1, .generation = 2}) ==
