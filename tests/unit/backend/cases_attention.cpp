@@ -110,8 +110,8 @@ std::vector<AttentionRow> attention_rows() {
           {1, 170, 170, 3, 3, 330, 0, 0, none, fused},    {1, 40, 40, 1, 1, 1023, 0, 0, docs, apart},
           {1, 100, 150, 3, 3, 16, 51, 0, docs, strided},  {1, 400, 400, 2, 1, 64, 0, 0, rare, fused},
           {1, 330, 330, 1, 1, 128, 0, 0, rare, apart},    {1, 260, 260, 1, 1, 64, 0, 0, none, apart, -1.0},
-          {1, 70, 70, 2, 1, 32, 0, 0, docs, fused, 0.0},  {2, 128, 128, 4, 2, 64, 0, 0, none, fused},
-          {1, 160, 160, 3, 3, 128, 0, 0, none, apart},    {3, 131, 131, 4, 2, 72, 5, 5, none, fused}};
+          {1, 70, 70, 2, 1, 32, 0, 0, docs, fused, 0.0},  {2, 128, 128, 2, 1, 64, 0, 0, none, fused},
+          {1, 129, 129, 2, 2, 128, 0, 0, none, apart},    {1, 131, 131, 2, 1, 72, 5, 5, none, fused}};
 }
 
 struct AttentionData {
