@@ -42,7 +42,7 @@ class AttentionLibrary {
   // "cuDNN 9.14.0": the bits of results depend on it.
   virtual std::string name() const = 0;
   // What run() needs, of memory aligned to 256 bytes; nothing: there are no kernels for the kind. The first time that a
-  // kind is asked for, its kernels are chosen and compiled, which takes a second or two.
+  // kind is asked for, its kernels are chosen and compiled, which takes up to seconds.
   virtual std::optional<std::size_t> workspace_bytes(const AttentionKind& kind) = 0;
   // Issues it, of a kind that there are kernels for. PeerError.
   virtual void run(cudaStream_t stream, const AttentionKind& kind, const AttentionOperands& operands,
