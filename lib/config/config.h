@@ -209,6 +209,8 @@ struct LogConfig {
   // the beginning and then about one every half minute.
   std::optional<std::int64_t> every;
   bool tensorboard = false;
+  // Of a rank's device, in TFLOP/s. Nothing: auto, what its data sheet says or what is measured at start.
+  std::optional<double> peak_tflops;
 };
 
 struct Config {

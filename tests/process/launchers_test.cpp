@@ -54,7 +54,7 @@ TEST_CASE("a_launchers_world_that_the_degrees_do_not_make_is_refused_by_every_ra
   for (const int rank : {0, 1, 2}) placed.start(rank, "misfit", {}, {}, "placed.yaml");
   CHECK(placed.wait() == std::vector<int>{2, 2, 2});
   CHECK_MESSAGE(
-      placed.rank(0).errors().find("placed.yaml:15:11: parallel.tensor: 3 does not divide") != std::string::npos,
+      placed.rank(0).errors().find("placed.yaml:16:11: parallel.tensor: 3 does not divide") != std::string::npos,
       placed.errors());
 }
 

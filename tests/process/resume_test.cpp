@@ -227,7 +227,7 @@ TEST_CASE("a_kill_while_old_checkpoints_are_pruned_leaves_two_that_verify") {
 // Starts a run, and calls act(agent) once step 30 was taken.
 template <class Act>
 Ended interrupt_after_30_steps(const std::string& name, Act act) {
-  Program agent(workspace().launch(workspace().training(name, {"checkpoint.every=1000"})));
+  Program agent(slowed(workspace().launch(workspace().training(name, {"checkpoint.every=1000"})), 0.1, 60.0));
   REQUIRE(wait_until([&] { return newest_step(workspace() / name) >= 30 || !agent.running(); }, patience));
   act(agent);
   return agent.wait(patience);
@@ -304,9 +304,9 @@ void check_requeued_branch(const std::string& name, const fs::path& from, int fi
   long reached = first_step;
   for (int interruption = 0; interruption < 2; ++interruption) {
     CAPTURE(interruption);
-    Program agent(workspace().launch(arguments));
-    // At the first step of this start: on a busy machine the signal comes many steps later, and the run must not have
-    // ended by then. Until the restart is written, metrics.jsonl ends with the last step of what is being abandoned.
+    Program agent(slowed(workspace().launch(arguments), 0.1, 60.0));
+    // At the first step of this start. Until the restart is written, metrics.jsonl ends with the last step of what is
+    // being abandoned.
     const auto has_stepped = [&] {
       const long last = trajectory_of(run).last_step();
       return last > reached && last < tiny_steps;

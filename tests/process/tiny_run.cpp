@@ -55,6 +55,7 @@ train:
   lr_schedule: {type: cosine, warmup: 10}
 evaluate: {every: 20, batches: 2}
 checkpoint: {every: 20, keep: 100}
+log: {peak_tflops: 0.4}
 )";
 
 // The characters of a number (or null) behind "name": in a line of JSON.
@@ -136,6 +137,14 @@ long newest_step(const fs::path& run) {
   const std::string_view key = "\"kind\":\"step\",\"step\":";
   const std::size_t at = tail.rfind(key);
   return at == std::string::npos ? 0 : std::atol(tail.c_str() + at + key.size());
+}
+
+Launch slowed(Launch launch, double milliseconds, double seconds) {
+  launch.environment.emplace_back("LD_PRELOAD", SLOW_KERNEL_LIBRARY);
+  launch.environment.emplace_back("SLOW_PROCESS", "scaletrain r0");
+  launch.environment.emplace_back("SLOW_MILLISECONDS", std::to_string(milliseconds));
+  launch.environment.emplace_back("SLOW_SECONDS", std::to_string(seconds));
+  return launch;
 }
 
 const fs::path& undisturbed_run() {

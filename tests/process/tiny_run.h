@@ -37,6 +37,11 @@ class Workspace {
 };
 const Workspace& workspace();
 
+// The same program, where each small matrix product of rank 0 takes so many milliseconds more, for so many seconds from
+// the first one on: a tiny run ends in a tenth of a second, before anybody who is to disturb it may have had the
+// processor.
+Launch slowed(Launch launch, double milliseconds, double seconds);
+
 inline constexpr int tiny_steps = 200;
 
 // The trajectory of a run: what counts of its metrics.jsonl, with the numbers as the file spells them.

@@ -110,9 +110,13 @@ double measured_peak(DType compute) {
   return calibrate_matmul(*backend, *stream, moment);
 }
 
+std::optional<double> configured_peak(const Config& config) {  // of a rank's device
+  return config.log.peak_tflops ? std::optional(*config.log.peak_tflops * 1e12) : std::nullopt;
+}
+
 // A rank's part of a GPU of this machine; nothing where there is none, which look_at_gpus() has told.
 std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, std::int64_t ranks,
-                                       Precision precision) {
+                                       const Config& config) {
   if (!gpus) {
     write_message("notice: --device h100 or --device-memory 80GiB says what the plan is judged against");
     return std::nullopt;
@@ -120,25 +124,26 @@ std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, s
   const DeviceFacts& gpu = gpus->smallest(std::min(ranks, gpus->count()));
   const std::int64_t sharers = ceil_div(ranks, gpus->count());
   const DeviceModel* const model = find_device_of_driver(gpu.name);
-  const double peak = model == nullptr ? 0.0 : peak_flops(*model, precision).value_or(0);
+  const double peak = model == nullptr ? 0.0 : peak_flops(*model, config.compute_precision()).value_or(0);
   return MemoryBudget{
       .kind = MemoryBudget::Kind::device,
       .name = sharers == 1 ? gpu.name : fmt::format("its part of {}, which {} ranks share,", gpu.name, sharers),
       .memory = gpu.memory / static_cast<std::uint64_t>(sharers),
-      .peak_flops = peak / static_cast<double>(sharers),
+      .peak_flops = configured_peak(config).value_or(peak / static_cast<double>(sharers)),
       .is_shared = sharers > 1};
 }
 
-// Ranks that compute on processors share their host's memory; a cluster's hosts are taken to be like this one.
+// Ranks that compute on processors share their host's memory, `sharers` of them; a cluster's hosts are taken to be like
+// this one.
 std::optional<MemoryBudget> budget_of(const Config& config, const PhasePlan& phase, const CheckArguments& arguments,
-                                      const std::optional<VisibleGpus>& gpus, bool is_here) {
+                                      const std::optional<VisibleGpus>& gpus, bool is_here, std::int64_t sharers) {
   if (judges_devices(arguments)) return device_budget(arguments, config.compute_precision());
-  if (config.run.device == DeviceKind::cuda)
-    return gpu_budget(gpus, is_here ? phase.mesh.world() : 1, config.compute_precision());
+  if (config.run.device == DeviceKind::cuda) return gpu_budget(gpus, is_here ? phase.mesh.world() : 1, config);
+  const std::optional<double> peak = configured_peak(config);
   return MemoryBudget{.kind = MemoryBudget::Kind::host,
                       .name = is_here ? "this machine" : "a host like this machine",
                       .memory = available_memory(),
-                      .peak_flops = measured_peak(phase.compute)};
+                      .peak_flops = peak ? *peak * static_cast<double>(sharers) : measured_peak(phase.compute)};
 }
 
 std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::int64_t vocab) {
@@ -162,7 +167,7 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
           .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
           .instructions = arguments.instructions,
           .verbose = arguments.verbose,
-          .budget = budget_of(config, phase, arguments, gpus, is_here),
+          .budget = budget_of(config, phase, arguments, gpus, is_here, sharers),
           .sources = source_sizes(config, plan.phases.front().model.vocab),
           .so_far = std::move(so_far)};
 }

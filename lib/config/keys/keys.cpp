@@ -428,6 +428,10 @@ void add_rest(KeyTable<Config>& table) {
                        "metrics.jsonl has every step."},
                       optional(at_least(1), "auto"), FIELD(log.every)));
   table.push_back(top({"log.tensorboard", "", "Write TensorBoard event files."}, BoolCodec(), FIELD(log.tensorboard)));
+  table.push_back(top({"log.peak_tflops", "TFLOP/s",
+                       "A rank's device at its best, of which mfu is a share; auto: a GPU's data sheet, or matrix "
+                       "products, which a start measures for 0.2 s."},
+                      optional(positive(), "auto"), FIELD(log.peak_tflops)));
 }
 
 // What a source and a validation set have in common.

@@ -5,9 +5,9 @@
 
 namespace scaletrain {
 
-// Without measuring, else 0: what the data sheets say of the ranks' GPUs, or what the start before this one went by, if
-// the metrics' last step says it. A restart is to be quick, and is on the same machines unless ranks may be spread
-// anew. Every rank calls it.
+// Without measuring, else 0: what the config says, what the data sheets say of the ranks' GPUs, or what the start
+// before this one went by, if the metrics' last step says it. A restart is to be quick, and is on the same machines
+// unless ranks may be spread anew. Every rank calls it.
 double known_peak(const WorkerParts& parts, const WorkerOptions& options);
 
 // Of GPUs that are known, but in fp32, what their data sheets say; of others what is measured in

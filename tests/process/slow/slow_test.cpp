@@ -15,14 +15,10 @@ constexpr double slow_seconds = 33.0;
 static_assert(slow_seconds > 10 * heartbeat);
 
 Launch slow_first_stage(const std::string& run) {
-  Launch launch = layout_launch(run, {"model.layers=80", "parallel.pipeline=2", "train.steps=2",
-                                      "train.lr_schedule.warmup=1", "train.global_batch=2", "train.micro_batch=2",
-                                      "evaluate={every: 0}", "supervise={heartbeat: 3s, max_restarts: 0}"});
-  launch.environment.emplace_back("LD_PRELOAD", SLOW_KERNEL_LIBRARY);
-  launch.environment.emplace_back("SLOW_PROCESS", "scaletrain r0");
-  launch.environment.emplace_back("SLOW_MILLISECONDS", "40");
-  launch.environment.emplace_back("SLOW_SECONDS", "33");
-  return launch;
+  return slowed(layout_launch(run, {"model.layers=80", "parallel.pipeline=2", "train.steps=2",
+                                    "train.lr_schedule.warmup=1", "train.global_batch=2", "train.micro_batch=2",
+                                    "evaluate={every: 0}", "supervise={heartbeat: 3s, max_restarts: 0}"}),
+                40.0, slow_seconds);
 }
 
 }  // namespace

@@ -40,6 +40,29 @@ TEST_CASE("a run of four ranks has the one rank's losses, one set of metrics and
   CHECK(contains(Checkpoint(run.checkpoint(12)).manifest().fingerprint, "data 2 x tensor 1 x pipeline 2"));
 }
 
+TEST_CASE("mfu is a share of the peak that the config gives, of each rank's device") {
+  const auto train = [](const std::string& peak, std::int64_t ranks, const std::vector<std::string>& layout) {
+    RanksRun run;
+    run.overrides_always.push_back("log.peak_tflops=" + peak);
+    if (ranks == 1)
+      REQUIRE(run.run() == ExitCode::finished);
+    else
+      REQUIRE(all_are(run.run_ranks(ranks, layout), ExitCode::finished));
+    return run.metrics();
+  };
+  const Metrics one = train("500", 1, {});
+  const Metrics four = train("1000", 4, data_by_pipeline);
+  CHECK(one.starts.at(0).device.peak_flops == 500e12);
+  CHECK(four.starts.at(0).device.peak_flops == 4000e12);
+  const auto flops_per_token = [](const StepRecord& step, double peak) {
+    return step.mfu * peak / step.tokens_per_second;
+  };
+  const double expected = flops_per_token(one.steps.at(0), 500e12);
+  CHECK(expected > 0.0);
+  for (const StepRecord& step : one.steps) CHECK(flops_per_token(step, 500e12) == doctest::Approx(expected));
+  for (const StepRecord& step : four.steps) CHECK(flops_per_token(step, 4000e12) == doctest::Approx(expected));
+}
+
 TEST_CASE("a run resumed on other layouts continues the same losses") {
   RanksRun single;
   REQUIRE(single.run() == ExitCode::finished);
