@@ -25,6 +25,7 @@ enum class DataCheck { changed, all };
 enum class OptimizerKind { adamw, sgd };
 enum class LrScheduleKind { cosine, linear, constant, wsd };
 enum class RecomputeKind { none, selective, full };
+enum class OffloadKind { none, host };
 enum class SpikeAction { warn, skip, rollback };
 enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zb_h1 };
 enum class RankTransport { automatic, tcp };
@@ -110,6 +111,9 @@ struct OptimizerConfig {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;  // on matrices only: not on biases, norms
+  // host: masters and the optimizer's state lie in the host's memory and pass through the GPU at every update; changes
+  // no bit of a run.
+  OffloadKind offload = OffloadKind::none;
 };
 
 struct LrScheduleConfig {

@@ -40,6 +40,7 @@ class Rules {
   void run() {
     check_model();
     check_tf32();
+    check_offload();
     if (origin_ == Origin::user) {
       check_idle_model_keys();
       check_idle_train_keys();
@@ -125,6 +126,14 @@ class Rules {
     if (are_fine({"precision.compute", "run.device"}))
       refuse({"precision.compute", "run.device"},
              "tf32 is for GPUs, and this would compute on processors: use fp32 there");
+  }
+
+  void check_offload() {
+    if (config_.train.optimizer.offload == OffloadKind::none || device_ == DeviceKind::cuda) return;
+    if (are_fine({"train.optimizer.offload", "run.device"}))
+      refuse({"train.optimizer.offload", "run.device"},
+             "host is for GPUs, and this would compute on processors, whose memory is the host's already: use none "
+             "there");
   }
 
   // Whether the file gives the key, and an override one of those that make it idle.

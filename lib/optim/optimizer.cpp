@@ -23,18 +23,16 @@ class ElementwiseOptimizer : public Optimizer {
   void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {
     SCALETRAIN_CHECK(store.options().state_names == state_names_);
     spans_.clear();
-    const std::span<OptimizerRange> ranges = store.optimizer_ranges(stream);
-    for (const OptimizerRange& range : ranges) {
-      spans_.push_back(decay_spans(store.layout(), store.table(),
-                                   {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
-                                   config_.weight_decay));
-    }
     if (!scalars_) scalars_.emplace(backend, sizeof(step));
     std::memcpy(scalars_->host(0, DType::f64, {num_step_scalars}).as<double>(), &step, sizeof(step));
     scalars_->to_device(stream);
     const ConstView scalars = scalars_->device(0, DType::f64, {num_step_scalars});
-    std::size_t index = 0;
-    for (const OptimizerRange& range : ranges) update(backend, stream, range, spans_[index++], scalars);
+    store.update_ranges(stream, [&](const OptimizerRange& range) {
+      spans_.push_back(decay_spans(store.layout(), store.table(),
+                                   {.buffer = range.buffer, .first = range.first, .count = range.param.num_elements()},
+                                   config_.weight_decay));
+      update(backend, stream, range, spans_.back(), scalars);
+    });
     store.updated(stream);
   }
 

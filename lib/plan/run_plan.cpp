@@ -160,7 +160,8 @@ ParamStore::Options PhasePlan::store_options(DType computed_in) const {
           .packed_bytes = packed_bytes,
           .reduce = reduce,
           .zero = zero,
-          .sequence = sequence};
+          .sequence = sequence,
+          .offload = offload};
 }
 
 MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace) const {
@@ -175,13 +176,13 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
   const ActivationPlan activation = activations(rank, depth);
   MemoryPlan memory;
   memory.items = {
-      {"master weights", store.masters},
+      {offload ? "master weights, on the host" : "master weights", store.masters, offload},
       {"weights in compute precision", store.computed},
       {"packed weights", store.packed},
       {"gathered weights", store.gathered},
       {"gradients", store.gradients},
       {"gradient staging", store.gradient_staging},
-      {"optimizer state", store.states},
+      {offload ? "optimizer state, on the host" : "optimizer state", store.states, offload},
       {"saved activations", activation.saved_bytes},
       {"activations between layers", activation.boundary_bytes},
       {"deferred weight gradients", activation.work_total_bytes},
@@ -190,6 +191,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"communication staging", traffic.staging + transfer_staging(activation, rank), !is_host_accessible(space)},
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
+  if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
   if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes, true});
   if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank), true});
   return memory;
@@ -265,6 +267,7 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   if (config.run.device == DeviceKind::cuda) phase.compute_on(Space::device, cuda_row_alignment);
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
+  phase.offload = config.train.optimizer.offload == OffloadKind::host;
   phase.background_saves = config.checkpoint.background;
   phase.loss_gradient = 1.0 / static_cast<double>(checked_mul(config.train.global_batch, config.model.context));
   RunPlan plan;

@@ -73,6 +73,7 @@ struct PhasePlan {
   LogitRows logit_rows;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name
+  bool offload = false;                                          // masters and that state lie in the host's memory
   bool background_saves = false;
   RecomputeKind recompute = RecomputeKind::none;
   // Back-propagated token losses are multiplied by this constant; the exact token count is folded into the update.

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
+#include "store/offload_staging.h"
 #include "store/store_gradients.h"
 #include "store/store_memory.h"
 #include "store/store_weights.h"
@@ -82,7 +83,8 @@ struct ParamStore::Impl {
   std::vector<std::vector<Buffer>> states;  // [state][buffer]
   std::vector<OptimizerRange> ranges;
   Held masters;
-  Held updated;  // what the optimizer works on: gradients and states
+  Held updated;                           // what the optimizer works on: gradients and states
+  std::optional<OffloadStaging> staging;  // of the state that the host's memory has; last: it waits for its copies
 };
 
 ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const ShardLayout& layout_in,
@@ -99,6 +101,7 @@ ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const 
   const bool communicates = options.groups != nullptr && memory.data_degree > 1;
   weights.emplace(backend, layout, memory, units, communicates ? options.groups->find(GroupKind::data) : nullptr);
   gradients.emplace(backend, layout, memory, units, options.groups);
+  if (memory.offload) staging.emplace(backend, memory);
   if (!memory.gradients) {
     updated.of_parameter.assign(table.parameters().size(), -1);
     return;
@@ -118,7 +121,8 @@ void ParamStore::Impl::allocate_states() {
       const FlatBuffer& flat = layout.buffers()[index];
       if (flat.role != ParamRole::trained) continue;
       const std::int64_t elements = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
-      buffers[index] = backend.allocate(static_cast<std::size_t>(elements) * size_of(memory.dtypes[index]));
+      const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(memory.dtypes[index]);
+      buffers[index] = memory.offload ? backend.allocate_pinned(bytes) : backend.allocate(bytes);
     }
   }
 }
@@ -241,9 +245,10 @@ void ParamStore::zero_gradients(Stream& stream) {
   impl_->gradients->zero(stream);
 }
 
-std::span<OptimizerRange> ParamStore::optimizer_ranges(Stream& stream) {
+void ParamStore::update_ranges(Stream& stream, const std::function<void(const OptimizerRange&)>& update) {
   impl_->weights->settle(stream);  // gathers read what the optimizer is about to write
-  return impl_->ranges;
+  if (impl_->staging) return impl_->staging->update(stream, impl_->ranges, update);
+  for (const OptimizerRange& range : impl_->ranges) update(range);
 }
 
 void ParamStore::updated(Stream& stream) {
@@ -251,7 +256,7 @@ void ParamStore::updated(Stream& stream) {
 }
 
 void ParamStore::values_changed(Stream& stream) {
-  impl_->weights->values_changed(stream);
+  impl_->weights->values_changed(stream, impl_->staging ? &*impl_->staging : nullptr);
 }
 
 void ParamStore::settle(Stream& stream) {
@@ -315,6 +320,7 @@ std::uint64_t ParamStore::bytes() const {
   for (const auto& state : impl_->states) {
     for (const Buffer& buffer : state) total += buffer.size();
   }
+  if (impl_->staging) total += impl_->staging->bytes();
   return total;
 }
 

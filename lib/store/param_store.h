@@ -6,6 +6,9 @@
 // optimizer's alone and divided with its state; the update writes its part of the compute weights too, and gathers
 // never touch masters.
 //
+// Offload: masters and optimizer state lie in pinned memory of the host, whatever their type, and pass through a little
+// memory of the device when they are updated (offload_staging.h). Everything else is as without.
+//
 // acquire(unit) and release(unit) bracket every use of weights, acquire_gradients(unit) and release_gradients(unit)
 // every use of gradient accumulators, at every ZeRO stage. Layers never see flat buffers: they get a UnitWeights with
 // one Weight per parameter of the unit, or one per fused group (a matrix over the group's parameters), in table order;
@@ -82,7 +85,8 @@ class UnitGradients {
   std::vector<Entry> entries_;
 };
 
-// A stretch of a flat buffer with everything that lives over it, owned by this rank: what an optimizer updates.
+// A stretch of a flat buffer with everything that lives over it, owned by this rank: what an optimizer updates. All of
+// it is in the memory of the device.
 struct OptimizerRange {
   int buffer = 0;
   std::int64_t first = 0;  // in the flat buffer
@@ -118,6 +122,11 @@ class ParamStore {
     std::optional<DType> reduce{};
     ZeroPolicy zero{};
     bool sequence = false;  // activations between tensor-parallel parts are sequence shards
+    // Masters and states lie in pinned memory of the host.
+    bool offload = false;
+    // Elements of them that pass through the device at once, at most: copies of 8 MiB in f32, far longer than what it
+    // takes to begin one. A multiple of 16, so that every piece begins where kernels are fastest.
+    std::int64_t longest_staged = std::int64_t{2} << 20;
     // Must outlive the store. Null: a single rank, or one whose gradients nobody sums; what needs a transfer is a bug.
     const RankGroups* groups = nullptr;
   };
@@ -147,9 +156,10 @@ class ParamStore {
 
   // Before the first micro-batch of a step.
   void zero_gradients(Stream& stream);
-  // Everything the optimizer of this rank updates. Gradients are complete after reduce_tied and finish_gradients of
-  // all.
-  std::span<OptimizerRange> optimizer_ranges(Stream& stream);
+  // Shows `update` everything the optimizer of this rank updates, range by range, for it to issue their updates to the
+  // stream; with offload in pieces that are in the device's memory for that long. Gradients are complete after
+  // reduce_tied and finish_gradients of all. What the stream is given afterwards finds masters and states updated.
+  void update_ranges(Stream& stream, const std::function<void(const OptimizerRange&)>& update);
   // After the optimizer has updated its ranges, compute weights included: begins the gathers that the policy needs;
   // packed forms are stale.
   void updated(Stream& stream);
@@ -162,7 +172,8 @@ class ParamStore {
 
   // The ranges of parameters whose values this rank holds, of this kind: unsharded parameters, or its shard's parts.
   std::span<const ParamRange> held(StateKind kind) const;
-  // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer.
+  // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer. With offload masters and
+  // states are in pinned memory of the host, which reads them when the stream has run what it was given.
   View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
   // The same in its buffer, for what works on many ranges at once.
   HeldValues find(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
@@ -190,9 +201,12 @@ struct StoreBytes {
   std::size_t states = 0;
   std::size_t packed = 0;    // packed forms of compute weights
   std::size_t gathered = 0;  // staging of gathered weights
+  std::size_t state_staging = 0;  // of masters and states that the host's memory has, on their way through the device
   // Accumulators of sharded gradients, copies for sums over tensor ranks, and those that travel in a type of their own.
   std::size_t gradient_staging = 0;
-  std::size_t total() const { return masters + computed + gradients + states + packed + gathered + gradient_staging; }
+  std::size_t total() const {
+    return masters + computed + gradients + states + packed + gathered + state_staging + gradient_staging;
+  }
 };
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
 

@@ -15,6 +15,9 @@ constexpr int staging_per_rank = 2;
 // Copies of gradients that travel in a type of their own: one is filled while another is under way.
 constexpr int reduce_staging_per_rank = 2;
 
+// Pieces of state on their way through the device: one comes in, one is updated, one goes back.
+constexpr std::int64_t state_staging_per_rank = 3;
+
 // Above this a reduction is bound by its volume and a copy costs more than another call.
 constexpr std::int64_t largest_coalesced = 1 << 16;
 
@@ -134,6 +137,26 @@ void place_reduce_staging(StoreMemory& memory) {
   memory.num_reduce_staging = std::min(reduce_staging_per_rank, num_buckets);
 }
 
+// A piece is as long as the longest stretch that passes at once, up to what the options say: all of a buffer, or a
+// bucket's shard.
+void place_state_staging(StoreMemory& memory, const ShardLayout& layout, std::int64_t longest) {
+  std::vector<std::int64_t> stretches;
+  for (const FlatBuffer& flat : layout.buffers())
+    if (!memory.zero.shard_optimizer) stretches.push_back(flat.num_elements);
+  for (const BucketPlace& place : memory.buckets)
+    if (memory.zero.shard_optimizer) stretches.push_back(place.bucket.shard_elements);
+  for (const std::int64_t stretch : stretches) memory.staged_elements = std::max(memory.staged_elements, stretch);
+  memory.staged_elements = std::min(memory.staged_elements, longest);
+  if (memory.staged_elements == 0) return;
+  std::int64_t pieces = 0;
+  for (const std::int64_t stretch : stretches) pieces += ceil_div(stretch, memory.staged_elements);
+  std::size_t widest = 0;
+  for (const DType dtype : memory.dtypes) widest = std::max(widest, size_of(dtype));
+  memory.num_state_staging = narrow<int>(std::min(state_staging_per_rank, pieces));
+  memory.state_staging =
+      (1 + memory.num_states) * align_up(static_cast<std::size_t>(memory.staged_elements) * widest);
+}
+
 }  // namespace
 
 bool SumPlace::coalesced() const {
@@ -171,6 +194,8 @@ StoreMemory plan_store_memory(const ParamTable& table, const ShardLayout& layout
   }
   place_staging(memory, layout);
   place_reduce_staging(memory);
+  memory.offload = options.offload;
+  if (memory.offload) place_state_staging(memory, layout, options.longest_staged);
   for (const GroupKind kind : {GroupKind::tensor, GroupKind::replication}) {
     std::size_t together = 0;
     for (const int unit : layout.units()) {
@@ -264,6 +289,7 @@ StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const
   for (const PackedPlace& place : place_packed(memory, units, options.packed_bytes))
     bytes.packed = place.first + align_up(place.bytes);
   const auto num_staging = static_cast<std::size_t>(memory.num_staging);
+  bytes.state_staging = static_cast<std::size_t>(memory.num_state_staging) * memory.state_staging;
   bytes.gathered = num_staging * memory.weight_staging + memory.shared_weights;
   bytes.gradient_staging = num_staging * memory.gradient_staging + memory.shared_gradients + memory.sum_staging +
                            static_cast<std::size_t>(memory.num_reduce_staging) * memory.reduce_staging;

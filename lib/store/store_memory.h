@@ -73,11 +73,17 @@ struct StoreMemory {
   std::size_t reduce_staging = 0;  // bytes of each
   // Bytes of the copy of coalesced sums: of one unit, or of all where there are no replicas.
   std::size_t sum_staging = 0;
+  // Masters and optimizer state lie in the host's memory, and pass through staging in the device's, so many elements at
+  // once.
+  bool offload = false;
+  std::int64_t staged_elements = 0;
+  int num_state_staging = 0;
+  std::size_t state_staging = 0;  // bytes of each
 
   // Whether a buffer's compute weights are others than its masters, and whether a rank has its shard of the masters
   // only.
   bool has_own_masters(int buffer) const {
-    return dtypes[static_cast<std::size_t>(buffer)] != compute[static_cast<std::size_t>(buffer)];
+    return offload || dtypes[static_cast<std::size_t>(buffer)] != compute[static_cast<std::size_t>(buffer)];
   }
   bool shards_masters(int buffer) const {
     return has_own_masters(buffer) ? zero.shard_optimizer : zero.shard_parameters;

@@ -13,14 +13,15 @@ StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const St
   const bool sharded = memory.zero.shard_parameters;
   for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
     const FlatBuffer& flat = layout.buffers()[buffer];
-    const auto allocate = [&](bool is_shard, DType dtype) {
-      return backend.allocate(static_cast<std::size_t>(is_shard ? flat.shard_elements : flat.num_elements) *
-                              size_of(dtype));
+    const auto bytes_of = [&](bool is_shard, DType dtype) {
+      return static_cast<std::size_t>(is_shard ? flat.shard_elements : flat.num_elements) * size_of(dtype);
     };
-    compute_.push_back(allocate(sharded, memory.compute[buffer]));
+    compute_.push_back(backend.allocate(bytes_of(sharded, memory.compute[buffer])));
+    masters_.emplace_back();
     const auto index = narrow<int>(buffer);
-    masters_.push_back(memory.has_own_masters(index) ? allocate(memory.shards_masters(index), memory.dtypes[buffer])
-                                                     : Buffer());
+    if (!memory.has_own_masters(index)) continue;
+    const std::size_t bytes = bytes_of(memory.shards_masters(index), memory.dtypes[buffer]);
+    masters_.back() = memory.offload ? backend.allocate_pinned(bytes) : backend.allocate(bytes);
   }
   if (sharded) {
     if (memory.shared_weights > 0) shared_ = backend.allocate(memory.shared_weights);
@@ -180,30 +181,35 @@ void StoreWeights::forget_values() {
   for (auto& [place, packed] : packed_) packed.form.reset();
 }
 
-void StoreWeights::values_changed(Stream& stream) {
+void StoreWeights::values_changed(Stream& stream, OffloadStaging* staging) {
   forget_values();
   const bool are_whole = !memory_.zero.shard_parameters;
   for (int bucket = 0; bucket < narrow<int>(buckets_.size()); ++bucket) {
     const Bucket& place = memory_.buckets[static_cast<std::size_t>(bucket)].bucket;
     if (!memory_.has_own_masters(place.buffer)) continue;
-    convert_masters(stream, bucket);
+    convert_masters(stream, bucket, staging);
     if (are_whole && memory_.shards_masters(place.buffer))
       begin_gather(stream, bucket, buckets_[static_cast<std::size_t>(bucket)].data);
   }
 }
 
 // All that this rank has of a bucket's masters.
-void StoreWeights::convert_masters(Stream& stream, int bucket) {
+void StoreWeights::convert_masters(Stream& stream, int bucket, OffloadStaging* staging) {
   const BucketPlace& place = memory_.buckets[static_cast<std::size_t>(bucket)];
   const int buffer = place.bucket.buffer;
-  if (memory_.shards_masters(buffer)) {
-    backend_.run(stream, Copy{.input = master_shard(bucket), .output = compute_shard(bucket)});
-    return;
-  }
   const auto all = [&](const Buffer& memory, DType dtype) {
     return memory.view(static_cast<std::size_t>(place.bucket.first) * size_of(dtype), dtype, {place.bucket.count});
   };
-  backend_.run(stream, Copy{.input = all(masters(buffer), place.dtype), .output = all(compute(buffer), place.compute)});
+  const bool is_shard = memory_.shards_masters(buffer);
+  OptimizerRange range;
+  range.buffer = buffer;
+  range.param = is_shard ? master_shard(bucket) : all(masters(buffer), place.dtype);
+  range.compute = is_shard ? compute_shard(bucket) : all(compute(buffer), place.compute);
+  const auto convert = [&](const OptimizerRange& piece) {
+    backend_.run(stream, Copy{.input = piece.param, .output = piece.compute});
+  };
+  if (staging == nullptr) return convert(range);
+  staging->read(stream, {&range, 1}, convert);
 }
 
 void StoreWeights::updated(Stream& stream) {

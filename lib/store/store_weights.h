@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
+#include "store/offload_staging.h"
 #include "store/residency.h"
 #include "store/store_memory.h"
 
@@ -28,7 +29,8 @@ class StoreWeights {
   const UnitWeights& acquire(Stream& stream, int unit);
   void release(int unit);
   void updated(Stream& stream);
-  void values_changed(Stream& stream);
+  // staging: where masters lie in the host's memory; else null.
+  void values_changed(Stream& stream, OffloadStaging* staging);
   // Orders the stream behind every gather that is under way.
   void settle(Stream& stream);
 
@@ -64,7 +66,7 @@ class StoreWeights {
   void begin_gather(Stream& stream, int bucket, std::byte* into);
   void refresh(Stream& stream, UnitState& unit);
   void forget_values();
-  void convert_masters(Stream& stream, int bucket);
+  void convert_masters(Stream& stream, int bucket, OffloadStaging* staging);
 
   Backend& backend_;
   const StoreMemory& memory_;

@@ -193,6 +193,15 @@ Switch stream_switch() {
                      {.name = "late and fenced", .is_possible = nullptr, .apply = set(TestBackend::fenced_cpu)}}};
 }
 
+Switch offload_switch() {
+  const auto set = [](OffloadKind offload) {
+    return [offload](const Row&, LayoutRun& run) { run.config.train.optimizer.offload = offload; };
+  };
+  return {.name = "offload",
+          .values = {{.name = "none", .is_possible = nullptr, .apply = set(OffloadKind::none)},
+                     {.name = "host", .is_possible = nullptr, .apply = set(OffloadKind::host)}}};
+}
+
 Switch reduce_switch() {
   const auto set = [](Precision reduce) {
     return [reduce](const Row&, LayoutRun& run) { run.config.precision.reduce = reduce; };
@@ -371,7 +380,8 @@ LayoutRun base_run(const Row& row) {
 const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {zero_switch(), schedule_switch(), sequence_switch(),  micro_batch_switch(),
                                           tied_switch(), family_switch(),   kv_switch(),        sizes_switch(),
-                                          mask_switch(), stream_switch(),   recompute_switch(), reduce_switch()};
+                                          mask_switch(), stream_switch(),   recompute_switch(), reduce_switch(),
+                                          offload_switch()};
   return all;
 }
 

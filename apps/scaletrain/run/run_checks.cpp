@@ -126,16 +126,19 @@ std::string remedies_text(const Config& config, const PhasePlan& phase, std::int
   return text + "; more hosts, with parallel.tensor and parallel.pipeline dividing the model among them";
 }
 
-// Beside the GPU's, the memory of the host holds copies of what a checkpoint has.
+// Beside the GPU's, the memory of the host holds copies of what a checkpoint has, and what is offloaded.
 void refuse_host_too_small(const LoadedConfig& loaded, const PhasePlan& phase, std::uint64_t needed,
                            std::uint64_t available) {
   if (needed <= available) return;
   const bool is_staged = phase.background_saves;
   throw UserError(loaded.located(fmt::format(
-      "{}: this run needs {} of the machine's memory beside the GPU's, and the machine has {}. What helps: {}a smaller "
-      "model",
-      is_staged ? "checkpoint.background" : "model", bytes_text(needed), bytes_text(available),
-      is_staged ? "checkpoint.background: false; " : "")));
+      "{}: this run needs {} of the machine's memory beside the GPU's, and the machine has {}. What helps: {}{}a "
+      "smaller model",
+      is_staged       ? "checkpoint.background"
+      : phase.offload ? "train.optimizer.offload"
+                      : "model",
+      bytes_text(needed), bytes_text(available), is_staged ? "checkpoint.background: false; " : "",
+      phase.offload ? "train.optimizer.offload: none, which takes the GPU's; " : "")));
 }
 
 // The same of ranks of a GPU.
@@ -146,6 +149,7 @@ std::string gpu_remedies_text(const Config& config, const PhasePlan& phase, std:
   if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
   if (config.train.recompute == RecomputeKind::none) text += "; train.recompute: selective or full";
   if (config.train.recompute == RecomputeKind::selective) text += "; train.recompute: full (it is selective)";
+  if (!phase.offload) text += "; train.optimizer.offload: host";
   const Precision precision = config.compute_precision();
   if (precision == Precision::fp32 || precision == Precision::tf32)
     text += fmt::format("; precision.compute: bf16 (it is {})", to_text(precision));

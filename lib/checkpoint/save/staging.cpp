@@ -23,8 +23,10 @@ StateStaging::StateStaging(const ParamStore& store, WorkCount* work) : store_(st
     SCALETRAIN_CHECK(is_new);
     bytes += stored.num_bytes();
   }
-  memory_ = store.backend().allocate_pinned(bytes);
-  if (!is_host_accessible(store.backend().space())) stream_ = store.backend().make_stream();
+  // All of it is in one memory: the device's, or with offload the host's.
+  const bool is_of_device = !parts_.empty() && !is_host_accessible(parts_.begin()->second.stored.space());
+  memory_ = is_of_device ? store.backend().allocate_pinned(bytes) : Buffer(bytes);
+  if (is_of_device) stream_ = store.backend().make_stream();
 }
 
 StateStaging::~StateStaging() {

@@ -1,4 +1,4 @@
-// A copy of what one rank saves, in host memory (pinned where a device has memory of its own) that was allocated for it
+// A copy of what one rank saves, in host memory (pinned where it comes from a device's) that was allocated for it
 // beforehand: a checkpoint is written from there while training changes the store.
 //
 // The copy is as large as the rank's pieces together (saved_bytes), which is a share of the replica's state and not

@@ -48,6 +48,8 @@ EnumNames<LrScheduleKind> enum_names();
 template <>
 EnumNames<RecomputeKind> enum_names();
 template <>
+EnumNames<OffloadKind> enum_names();
+template <>
 EnumNames<SpikeAction> enum_names();
 template <>
 EnumNames<ScheduleKind> enum_names();

@@ -316,6 +316,10 @@ void add_train(KeyTable<Config>& table) {
   table.push_back(
       top({"train.optimizer.weight_decay", "", "Decoupled decay of matrices; not of biases and norms.", with_notice},
           NumberCodec{0.0, 1e3}, FIELD(train.optimizer.weight_decay)));
+  table.push_back(
+      top({"train.optimizer.offload", "",
+           "Where masters and the optimizer's state lie; host: in the host's memory, for what a GPU has no room for."},
+          EnumCodec<OffloadKind>(), FIELD(train.optimizer.offload)));
   table.push_back(top({"train.lr_schedule.type", "", "Course of the learning rate after warm-up.", with_notice},
                       EnumCodec<LrScheduleKind>(), FIELD(train.lr_schedule.type)));
   table.push_back(top({"train.lr_schedule.warmup", "steps",

@@ -57,6 +57,7 @@ std::string_view to_text(DataCheck value);
 std::string_view to_text(OptimizerKind value);
 std::string_view to_text(LrScheduleKind value);
 std::string_view to_text(RecomputeKind value);
+std::string_view to_text(OffloadKind value);
 std::string_view to_text(SpikeAction value);
 std::string_view to_text(ScheduleKind value);
 std::string_view to_text(Precision value);

@@ -41,6 +41,7 @@ constexpr Explanation memory_words[] = {
     {"batches", "token ids, targets and positions"},
     {"communication staging", "received pieces of sums under way"},
     {"kernel workspace", "temporaries of the processor's kernels, by thread"},
+    {"staging of offloaded state", "pieces of the host's masters and optimizer state that an update has on the device"},
     {"pinned staging", "batches and pieces of a checkpoint on their way between the host and its device"},
     {"checkpoint staging", "the copy that a checkpoint is written from in the background"},
 };

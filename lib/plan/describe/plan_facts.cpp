@@ -238,6 +238,21 @@ std::string recompute_cost(const PlanFacts& facts) {
   return text;
 }
 
+// What is offloaded goes to the device and comes back at every update.
+std::string offload_cost(const PlanFacts& facts) {
+  if (!facts.phase.offload) return {};
+  const auto bytes_of = [&](const StageFacts& stage) {
+    const ShardLayout layout = facts.phase.layout(facts.phase.mesh.rank_of({.pipeline = stage.stage}));
+    const StoreBytes store = store_bytes(facts.phase.table, layout, facts.phase.store_options());
+    return store.masters + store.states;
+  };
+  const StageFacts& most = stage_with_most(facts, bytes_of);
+  return fmt::format(
+      "train.optimizer.offload host takes {} from the host's memory to the device's and back at each update, by each "
+      "rank{}",
+      bytes_text(bytes_of(most)), facts.stages.size() == 1 ? "" : fmt::format(" of stage {}", most.stage));
+}
+
 // ZB-H1 puts off the weight part of each backward.
 std::vector<std::string> weight_pass_costs(const PlanFacts& facts) {
   std::vector<std::string> lines;
@@ -340,6 +355,7 @@ std::vector<std::string> cost_lines(const PlanFacts& facts) {
   };
   if (phase.sequence) add(sequence_cost(facts));
   add(recompute_cost(facts));
+  add(offload_cost(facts));
   if (data > 1 && phase.zero.shard_parameters) add(gather_cost(facts));
   if (data > 1 && phase.zero.shard_gradients && m > 1)
     lines.push_back(

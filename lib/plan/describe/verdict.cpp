@@ -78,6 +78,9 @@ std::vector<Family> families_of(const VerdictQuestion& question, const MemoryBud
   if (kind == MemoryBudget::Kind::host && config.checkpoint.background)
     families.push_back({{"checkpoint.background", "false", [](Config& c) { c.checkpoint.background = false; }}});
   families.push_back(more_recomputation(config));
+  if (kind == MemoryBudget::Kind::device && config.train.optimizer.offload == OffloadKind::none)
+    families.push_back({{"train.optimizer.offload", "host",
+                         [](Config& c) { c.train.optimizer.offload = OffloadKind::host; }}});
   families.push_back(half_precision(config));
   // More ranks on one machine share the memory that there is.
   if (!(kind == MemoryBudget::Kind::host && question.all_on_one_host) && !budget.is_shared) {

@@ -218,6 +218,7 @@ class RankTrainer {
   ParamStore::Options store_options(const RankGroups& groups) const {
     ParamStore::Options options = plan_.store_options(backend_->compute_type());
     options.groups = &groups;
+    options.longest_staged = 512;  // so that even a tiny model's state passes in several pieces
     return options;
   }
 

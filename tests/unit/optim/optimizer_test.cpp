@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "optim/step_scalars.h"
-#include "support/ranks/host_stream.h"
+#include "support/models/optimizer_ranges.h"
 
 using namespace scaletrain;
 
@@ -120,11 +120,11 @@ TEST_CASE("a skipped step changes neither parameters nor states") {
 
 TEST_CASE("padding between and behind the parameters stays zero") {
   Fixture f({});
-  for (OptimizerRange& range : f.store->optimizer_ranges(host_stream())) {
+  for (const OptimizerRange& range : optimizer_ranges(*f.store)) {
     for (std::int64_t at = 0; at < range.gradient.num_elements(); ++at) range.gradient.as<double>()[at] = 1.0;
   }
   f.optimizer->step(*f.backend, *f.stream, *f.store, StepScalars{.learning_rate = 0.1});
-  const OptimizerRange& range = f.store->optimizer_ranges(host_stream())[0];
+  const OptimizerRange range = optimizer_ranges(*f.store)[0];
   CHECK(range.param.num_elements() > 9);
   std::int64_t changed = 0;
   for (std::int64_t at = 0; at < range.param.num_elements(); ++at) changed += range.param.as<double>()[at] != 0 ? 1 : 0;

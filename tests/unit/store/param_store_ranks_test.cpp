@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "store/param_store.h"
+#include "support/models/optimizer_ranges.h"
 #include "support/models/small_model.h"
 #include "support/ranks/host_stream.h"
 #include "support/ranks/ranks.h"
@@ -174,7 +175,7 @@ void compare_gradients(const RankModel& model, const Case& of, const Work& work,
 }
 
 void update(RankModel& model) {
-  for (const OptimizerRange& range : model.store.optimizer_ranges(host_stream())) {
+  for (const OptimizerRange& range : optimizer_ranges(model.store)) {
     for (std::int64_t n = 0; n < range.param.num_elements(); ++n)
       range.param.as<double>()[n] -= rate * range.gradient.as<double>()[n];
     if (range.compute)
@@ -442,7 +443,7 @@ TEST_CASE("a rank whose units have no elements has handles without elements and 
     store.release_gradients(*stream, 0, true);
     store.release(0);
     store.finish_gradients(*stream, units);
-    CHECK(store.optimizer_ranges(host_stream()).empty());
+    CHECK(optimizer_ranges(store).empty());
     store.updated(*stream);
     CHECK(store.bytes() == 0);
   }

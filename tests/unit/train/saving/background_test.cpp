@@ -6,6 +6,7 @@
 
 #include "checkpoint/save/staging.h"
 #include "nn/init.h"
+#include "support/models/optimizer_ranges.h"
 #include "support/ranks/host_stream.h"
 #include "support/ranks/late_backend.h"
 #include "support/sanitizers.h"
@@ -67,9 +68,9 @@ struct StateOfSize {
 
   // What an optimizer does: everything changes.
   void overwrite(float value) {
-    for (OptimizerRange& range : store->optimizer_ranges(host_stream())) {
+    for (const OptimizerRange& range : optimizer_ranges(*store)) {
       std::fill_n(range.param.as<float>(), range.param.num_elements(), value);
-      for (View& state : range.states) std::fill_n(state.as<float>(), state.num_elements(), value);
+      for (const View& state : range.states) std::fill_n(state.as<float>(), state.num_elements(), value);
     }
   }
 
