@@ -80,6 +80,20 @@ std::vector<Config> configs() {
 
 }  // namespace
 
+TEST_CASE("what_is_offloaded_changes_no_bit_of_a_gpus_training") {
+  if (is_gpu_missing()) return;
+  for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {
+    std::size_t number = 0;
+    for (Config config : configs()) {
+      CAPTURE(number++);
+      CAPTURE(to_text(compute));
+      const Numbers without = train(config, compute, On::gpu);
+      config.train.optimizer.offload = OffloadKind::host;
+      CHECK(train(config, compute, On::gpu) == without);
+    }
+  }
+}
+
 TEST_CASE("a_gpus_backend_trains_to_the_numbers_of_the_processors") {
   if (is_gpu_missing()) return;
   for (const DType compute : {DType::f32, DType::bf16, DType::f16}) {

@@ -39,15 +39,6 @@ const std::vector<TestLayout>& offloaded_layouts() {
   return all;
 }
 
-void check_same_bits(const LayoutOutcome& found, const LayoutOutcome& expected) {
-  CHECK(found.problem == "");
-  CHECK(found.losses == expected.losses);
-  CHECK(found.grad_norms == expected.grad_norms);
-  CHECK(found.gradients == expected.gradients);
-  CHECK(found.parameters == expected.parameters);
-  CHECK(found.evaluation.loss_sum == expected.evaluation.loss_sum);
-}
-
 // Without it at once and in the host's memory, with it where the host reaches no device and streams are late.
 void check_offload(LayoutRun run, TestBackend fenced) {
   const LayoutOutcome without = run_layout(run);

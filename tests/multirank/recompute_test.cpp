@@ -53,15 +53,6 @@ LayoutOutcome run_recomputing(const Config& base, const TestLayout& layout, Test
   return run_layout(run);
 }
 
-void check_bits_of(const LayoutOutcome& found, const LayoutOutcome& expected) {
-  CHECK(found.problem == "");
-  CHECK(found.losses == expected.losses);
-  CHECK(found.grad_norms == expected.grad_norms);
-  CHECK(found.gradients == expected.gradients);
-  CHECK(found.parameters == expected.parameters);
-  CHECK(found.evaluation.loss_sum == expected.evaluation.loss_sum);
-}
-
 std::string calls_problem(const LayoutOutcome& outcome) {
   for (std::size_t rank = 0; rank < outcome.step_traces.size(); ++rank) {
     const auto order = collective_order(outcome.plan, Rank(static_cast<std::int64_t>(rank)));
@@ -77,7 +68,7 @@ void check_recomputing_on(const Config& base, const TestLayout& layout, TestBack
   for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::full}) {
     CAPTURE(to_text(kind));
     const LayoutOutcome found = run_recomputing(base, layout, late, kind);
-    check_bits_of(found, none);
+    check_same_bits(found, none);
     CHECK(calls_problem(found) == "");
   }
 }

@@ -46,8 +46,10 @@ std::string settings_text(std::string_view key, std::string_view further, const 
   std::string text;
   for (std::size_t i = 0; i < std::min(settings.size(), max_settings); ++i) {
     const NearSetting& setting = settings[i];
-    text += fmt::format("{:<{}}{:<28} {:>8}{}\n", i == 0 ? key : further, key_width, setting.text,
-                        bytes_text(setting.bytes), setting.is_supported ? "" : "  (not supported yet)");
+    const std::string beside =
+        setting.of_host > 0 ? fmt::format("; {} of host memory", bytes_text(setting.of_host)) : "";
+    text += fmt::format("{:<{}}{:<29} {:>8}{}{}\n", i == 0 ? key : further, key_width, setting.text,
+                        bytes_text(setting.bytes), beside, setting.is_supported ? "" : "  (not supported yet)");
   }
   return text;
 }

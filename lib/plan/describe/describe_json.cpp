@@ -117,7 +117,10 @@ json balance_json(const PlanFacts& facts) {
 json settings_json(const std::vector<NearSetting>& settings) {
   json out = json::array();
   for (const NearSetting& setting : settings)
-    out.push_back({{"setting", setting.text}, {"bytes", setting.bytes}, {"supported", setting.is_supported}});
+    out.push_back({{"setting", setting.text},
+                   {"bytes", setting.bytes},
+                   {"of_host", setting.of_host},
+                   {"supported", setting.is_supported}});
   return out;
 }
 

@@ -19,6 +19,7 @@ struct SettingChange {
   std::string key;
   std::string value;
   std::function<void(Config&)> apply;
+  bool moves_to_host = false;  // what it saves on a device
   std::string text() const { return key + ": " + value; }
 };
 // Values of one key, the smallest change first.
@@ -79,8 +80,10 @@ std::vector<Family> families_of(const VerdictQuestion& question, const MemoryBud
     families.push_back({{"checkpoint.background", "false", [](Config& c) { c.checkpoint.background = false; }}});
   families.push_back(more_recomputation(config));
   if (kind == MemoryBudget::Kind::device && config.train.optimizer.offload == OffloadKind::none)
-    families.push_back({{"train.optimizer.offload", "host",
-                         [](Config& c) { c.train.optimizer.offload = OffloadKind::host; }}});
+    families.push_back({{.key = "train.optimizer.offload",
+                         .value = "host",
+                         .apply = [](Config& c) { c.train.optimizer.offload = OffloadKind::host; },
+                         .moves_to_host = true}});
   families.push_back(half_precision(config));
   // More ranks on one machine share the memory that there is.
   if (!(kind == MemoryBudget::Kind::host && question.all_on_one_host) && !budget.is_shared) {
@@ -110,7 +113,11 @@ class Replanner {
  public:
   Replanner(const VerdictQuestion& question, MemoryBudget::Kind kind) : question_(question), kind_(kind) {}
 
-  std::optional<std::uint64_t> bytes_of(const Config& config) const {
+  struct Needs {
+    std::uint64_t bytes = 0;
+    std::uint64_t beside = 0;  // of the host, by a rank of a device
+  };
+  std::optional<Needs> needs_with(const Config& config) const {
     try {
       // Degrees that are raised take replicas where their number is left to the world, else more ranks.
       const auto world = config.parallel.data ? std::nullopt : std::optional(question_.phase.mesh.world());
@@ -119,7 +126,8 @@ class Replanner {
       const HostPlacement hosts = place_on_hosts(config, phase.mesh, question_.all_on_one_host);
       const auto stages = survey_stages(phase, shorten(phase), question_.backend_workspace);
       const PlanNeeds needs = needs_of(phase.mesh, stages, hosts.ranks_per_host, question_.of_manifest);
-      return kind_ == MemoryBudget::Kind::device ? needs.rank : needs.host;
+      if (kind_ == MemoryBudget::Kind::host) return Needs{needs.host};
+      return Needs{needs.rank, needs.rank_host};
     } catch (const UserError&) {
       return std::nullopt;
     } catch (const SizeError&) {  // beyond 64 bits
@@ -131,6 +139,13 @@ class Replanner {
   const VerdictQuestion& question_;
   MemoryBudget::Kind kind_;
 };
+
+NearSetting setting_of(const SettingChange& change, const Replanner::Needs& needs, bool is_supported) {
+  return {.text = change.text(),
+          .bytes = needs.bytes,
+          .of_host = change.moves_to_host ? needs.beside : 0,
+          .is_supported = is_supported};
+}
 
 // The change of a family that saves most.
 struct Strongest {
@@ -146,12 +161,12 @@ void add_together(Verdict& verdict, const Config& config, std::vector<Strongest>
   for (const Strongest& next : strongest) {
     Config more = changed;
     next.change->apply(more);
-    const auto bytes = replan.bytes_of(more);
-    if (!bytes || *bytes >= before) continue;
+    const auto needs = replan.needs_with(more);
+    if (!needs || needs->bytes >= before) continue;
     changed = more;
-    before = *bytes;
-    verdict.together.push_back({next.change->text(), *bytes, is_supported(config, changed)});
-    verdict.fits_together = *bytes <= verdict.budget.memory;
+    before = needs->bytes;
+    verdict.together.push_back(setting_of(*next.change, *needs, is_supported(config, changed)));
+    verdict.fits_together = needs->bytes <= verdict.budget.memory;
     if (verdict.fits_together) return;
   }
 }
@@ -193,11 +208,11 @@ Verdict judge(const VerdictQuestion& question, const MemoryBudget& budget) {
     for (const SettingChange& change : family) {
       Config changed = question.config;
       change.apply(changed);
-      const auto bytes = replan.bytes_of(changed);
-      if (!bytes || *bytes >= best.bytes) continue;
-      best = {&change, *bytes};
-      if (*bytes > budget.memory) continue;
-      verdict.fitting.push_back({change.text(), *bytes, is_supported(question.config, changed)});
+      const auto needs = replan.needs_with(changed);
+      if (!needs || needs->bytes >= best.bytes) continue;
+      best = {&change, needs->bytes};
+      if (needs->bytes > budget.memory) continue;
+      verdict.fitting.push_back(setting_of(change, *needs, is_supported(question.config, changed)));
       break;
     }
     if (best.change != nullptr) strongest.push_back(best);

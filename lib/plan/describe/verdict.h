@@ -42,6 +42,7 @@ PlanNeeds needs_of(const Mesh& mesh, const std::vector<StageSurvey>& stages, std
 struct NearSetting {
   std::string text;  // "train.micro_batch: 2"
   std::uint64_t bytes = 0;
+  std::uint64_t of_host = 0;  // that a rank of a device needs beside, where that is what the setting puts in its place
   bool is_supported = true;
 };
 

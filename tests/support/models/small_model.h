@@ -173,7 +173,7 @@ void for_each_parameter(const ParamStore& store, int unit, Find find, Visit visi
 struct RankModel : ModelStore {
   RankModel(const ParamTable& model, const Mesh& mesh, Rank rank, const RankGroups* groups, std::int64_t zero,
             bool sequence, std::vector<std::string> state_names = {}, bool gradients = true, DType compute = DType::f64,
-            std::optional<DType> reduce = {})
+            std::optional<DType> reduce = {}, bool offload = false)
       : ModelStore(model, make_reference_backend(DType::f64),
                    {.state_names = std::move(state_names),
                     .gradients = gradients,
@@ -181,6 +181,8 @@ struct RankModel : ModelStore {
                     .reduce = reduce,
                     .zero = ZeroPolicy::of_stage(zero),
                     .sequence = sequence,
+                    .offload = offload,
+                    .longest_staged = 48,  // several pieces
                     .groups = groups},
                    {mesh, mesh.position_of(rank), units_of(mesh, mesh.position_of(rank).pipeline)}),
         position(mesh.position_of(rank)),

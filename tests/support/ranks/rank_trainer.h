@@ -429,6 +429,16 @@ inline double largest_relative(const std::vector<double>& values, const std::vec
   return largest;
 }
 
+// What changes no bit of a layout.
+inline void check_same_bits(const LayoutOutcome& found, const LayoutOutcome& expected) {
+  CHECK(found.problem == "");
+  CHECK(found.losses == expected.losses);
+  CHECK(found.grad_norms == expected.grad_norms);
+  CHECK(found.gradients == expected.gradients);
+  CHECK(found.parameters == expected.parameters);
+  CHECK(found.evaluation.loss_sum == expected.evaluation.loss_sum);
+}
+
 // Steps of several ranks are those of one: the same samples, and losses, norms and gradients of the first step that
 // differ by the order of sums in f64 alone.
 inline void check_like_one_rank(const LayoutOutcome& many, const LayoutOutcome& one) {

@@ -100,6 +100,30 @@ TEST_CASE("tf32 is for what computes on a GPU, whoever has decided that it does"
   CHECK_THROWS_AS(parse_resolved_config(resolved_yaml(written), "there"), InputError);
 }
 
+TEST_CASE("offload is for what computes on a GPU, and processors have nothing to offload to") {
+  const std::string refusal =
+      "train.optimizer.offload: host is for GPUs, and this would compute on processors, whose memory is the host's "
+      "already: use none there";
+  const std::string asked = kLeast + "run: {device: cuda}\n";
+  CHECK(errors_of(asked, {"train.optimizer.offload=host"}) == "accepted");
+  CHECK(errors_of(asked, {"train.optimizer.offload=host", "run.device=cpu"}) ==
+        "--set train.optimizer.offload=host: " + refusal);
+  CHECK(errors_of(kLeast, {"train.optimizer.offload=none"}) == "accepted");
+  CHECK(contains(override_errors({"train.optimizer.offload=disk"}), "none | host"));
+  // As on the machine that is planned for.
+  const Config planned =
+      load_text(kLeast, {"train.optimizer.offload=host"}, {}, {.device = DeviceKind::cuda}).config;
+  CHECK(planned.train.optimizer.offload == OffloadKind::host);
+  // A resume may change it, and says nothing of what changes no bit.
+  Config offloaded = load_text(asked).config;
+  offloaded.train.optimizer.offload = OffloadKind::host;
+  const std::vector<KeyDifference> differences = compare_configs(load_text(asked).config, offloaded);
+  REQUIRE(differences.size() == 1);
+  CHECK(differences[0].path == "train.optimizer.offload");
+  CHECK(differences[0].rule == ResumeRule::freely);
+  CHECK(parse_resolved_config(resolved_yaml(offloaded), "there").train.optimizer.offload == OffloadKind::host);
+}
+
 TEST_CASE("precision.compute: auto is fp32 on CPUs and bf16 on GPUs, and the resolved config says which") {
   CHECK(default_precision(DeviceKind::automatic) == Precision::fp32);
   CHECK(default_precision(DeviceKind::cpu) == Precision::fp32);

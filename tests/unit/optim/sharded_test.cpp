@@ -157,9 +157,11 @@ Outcome expected_outcome(const Work& work) {
 
 }  // namespace
 
-TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank with the summed gradients") {
+TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank, offloaded too") {
   const ParamTable table = small_model::table(true);
-  for (const std::int64_t zero : {0, 1, 2, 3}) {
+  for (const std::int64_t kind : {0, 1, 2, 3, 4, 5, 6, 7}) {
+    const std::int64_t zero = kind % 4;
+    const bool offload = kind >= 4;
     for (const Mesh& mesh : {Mesh(2, 1, 1), Mesh(4, 1, 1), Mesh(3, 2, 1), Mesh(2, 2, 2)}) {
       const Work work{.table = &table, .mesh = mesh, .micro_batches = 1, .sequence = false};
       const Outcome expected = expected_outcome(work);
@@ -167,7 +169,8 @@ TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank 
       run_ranks(mesh, facts, [&](Rank rank, RankGroups& groups, auto&) {
         const auto optimizer = make_optimizer(adamw);
         const auto names = optimizer->state_names();
-        RankModel model(table, mesh, rank, &groups, zero, false, {names.begin(), names.end()});
+        RankModel model(table, mesh, rank, &groups, zero, false, {names.begin(), names.end()}, true, DType::f64, {},
+                        offload);
         for (std::int64_t step = 0; step < num_steps; ++step) {
           run_step(model, step);
           const StepScalars block = block_of(step);
@@ -179,6 +182,7 @@ TEST_CASE("adamw under every ZeRO stage makes the weights and state of one rank 
         model.store.settle(*model.stream);
       });
       CAPTURE(zero);
+      CAPTURE(offload);
       CAPTURE(mesh.text());
       std::int64_t wrong = 0;
       Elements all_states;

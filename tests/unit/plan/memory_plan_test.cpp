@@ -4,6 +4,7 @@
 #include "infer/stage_memory.h"
 #include "plan_helpers.h"
 #include "store/param_store.h"
+#include "support/ranks/fenced_backend.h"
 
 using namespace scaletrain;
 
@@ -44,6 +45,55 @@ TEST_CASE("the memory plan is exactly what store and stage memory allocate") {
       const std::size_t staging = 4 * (1 + states.size()) * static_cast<std::size_t>(phase.table.num_parameters());
       CHECK(phase.memory(Rank(0), backend->workspace_bytes()).total() == allocated + staging);
     }
+}
+
+TEST_CASE("with offload the host and the device have what the plan says each has, to the byte") {
+  for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+    for (const std::int64_t zero : {0, 1, 3}) {
+      CAPTURE(to_text(precision));
+      CAPTURE(zero);
+      Config config = planned_config();
+      config.run.device = DeviceKind::cuda;
+      config.precision.compute = precision;
+      config.parallel.data = 2;
+      config.parallel.zero = zero;
+      config.train.optimizer.offload = OffloadKind::host;
+      const RunPlan run = make_run_plan(config, 61, std::nullopt);
+      const PhasePlan& phase = run.phases.front();
+      FencedBackend device(make_cpu_backend({.threads = 1, .compute = phase.compute}));
+      const ShardLayout layout = phase.layout(Rank(0));
+      const ParamStore store(device, phase.table, layout, phase.store_options());
+      const MemoryPlan memory = phase.memory(Rank(0), 0);
+      const std::size_t of_host =
+          bytes_of(memory, "master weights, on the host") + bytes_of(memory, "optimizer state, on the host");
+      CHECK(device.most_pinned() == of_host);
+      std::size_t of_device = 0;
+      for (const char* purpose : {"weights in compute precision", "gathered weights", "gradients", "gradient staging",
+                                  "staging of offloaded state"})
+        of_device += bytes_of(memory, purpose);
+      CHECK(store.bytes() == of_host + of_device);
+      for (const MemoryItem& item : memory.items) {
+        CAPTURE(item.purpose);
+        if (contains(item.purpose, "on the host")) CHECK(item.is_of_host);
+        if (item.purpose == "staging of offloaded state") CHECK_FALSE(item.is_of_host);
+      }
+    }
+  }
+}
+
+TEST_CASE("an offloaded parameter leaves 6 bytes on the device in bf16 and 8 in fp32, of 18 and 16") {
+  Config config = preset_config("gpt2-124m");
+  config.run.device = DeviceKind::cuda;
+  config.train.optimizer.offload = OffloadKind::host;
+  for (const auto& [precision, each] : {std::pair{Precision::bf16, 6.0}, {Precision::fp32, 8.0}}) {
+    config.precision.compute = precision;
+    const MemoryPlan memory = make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0);
+    const auto bytes = static_cast<double>(bytes_of(memory, "weights in compute precision") +
+                                           bytes_of(memory, "gradients"));
+    CHECK(bytes / 124'439'808 == doctest::Approx(each).epsilon(1e-3));
+    // Three pieces of three times 8 MiB.
+    CHECK(bytes_of(memory, "staging of offloaded state") == 9 * (std::size_t{8} << 20));
+  }
 }
 
 TEST_CASE("masters, gradients and optimizer state of a known model") {

@@ -41,7 +41,7 @@ std::uint64_t device_bytes(const Config& config) {
     const MemoryPlan memory = phase.memory(phase.mesh.rank_of({.pipeline = stage}), 0);
     std::uint64_t bytes = 0;
     for (const MemoryItem& item : memory.items)
-      if (item.purpose != "checkpoint staging" && item.purpose != "kernel workspace") bytes += item.bytes;
+      if (!item.is_of_host && item.purpose != "kernel workspace") bytes += item.bytes;
     most = std::max(most, bytes);
   }
   return most;
@@ -114,6 +114,36 @@ TEST_CASE("what would make a plan fit is the smallest change of each key, and ha
   CHECK(bytes_with(verdict.at("fits_with"), fmt::format("train.recompute: {}", to_text(again.train.recompute))) ==
         device_bytes(again));
   for (const json& entry : verdict.at("fits_with")) CHECK(entry.at("bytes").get<std::uint64_t>() <= memory);
+}
+
+TEST_CASE("offload is offered where it makes a device's plan fit, with what it takes of the host") {
+  Config config = gpt2();
+  config.run.device = DeviceKind::cuda;
+  config.precision.compute = Precision::bf16;
+  config.checkpoint.background = false;
+  Config offloaded = config;
+  offloaded.train.optimizer.offload = OffloadKind::host;
+  const std::uint64_t memory = device_bytes(offloaded);
+  // Masters and two moments of 124,439,808 parameters are 1.39 GiB, and leave the device but for the staging.
+  CHECK(device_bytes(config) - memory > 12ull * 124'439'808 - (std::uint64_t{73} << 20));
+  const Told answer = told(config, device_of(memory));
+  const json settings = answer.plan.at("verdict").at("fits_with");
+  CHECK(bytes_with(settings, "train.optimizer.offload: host") == memory);
+  const std::uint64_t of_host =
+      make_run_plan(offloaded, 50257, std::nullopt).phases.front().memory(Rank(0), 0).total_of_host();
+  CHECK(of_host > 12ull * 124'439'808);
+  for (const json& entry : settings)
+    CHECK(entry.at("of_host") == (entry.at("setting") == "train.optimizer.offload: host" ? of_host : 0));
+  CHECK(contains(answer.text, fmt::format("{}; {} of host memory\n", bytes_text(memory), bytes_text(of_host))));
+  // With it a plan fits to the byte, and says what goes to the device and back.
+  const Told fitting = told(offloaded, device_of(memory));
+  CHECK(fitting.plan.at("verdict").at("fits") == true);
+  CHECK(contains(in_one_line(fitting.text), fmt::format("and {} of host memory", bytes_text(of_host))));
+  CHECK_FALSE(bytes_with(told(offloaded, device_of(memory - 1)).plan.at("verdict").at("fits_with"),
+                         "train.optimizer.offload: host"));
+  // Not where the host's memory is all there is.
+  const Told of_the_host = told(gpt2(), {.kind = MemoryBudget::Kind::host, .name = "this machine", .memory = 1 << 20});
+  CHECK_FALSE(contains(of_the_host.plan.at("verdict").dump(), "offload"));
 }
 
 TEST_CASE("where no single key is enough the settings that are so together are told, or the nearest to it") {

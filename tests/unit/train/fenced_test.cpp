@@ -82,6 +82,58 @@ TEST_CASE("ranks beyond the host's reach train and save what ranks of the host d
   }
 }
 
+// Of a config for a GPU; its masters and optimizer state lie where the host reaches them.
+TEST_CASE("a run that offloads trains, saves in either way and resumes to the bits of one that does not") {
+  const std::vector<std::string> on_gpu = {"run.device=cuda", "checkpoint.every=3"};
+  const auto with = [&on_gpu](std::vector<std::string> more) {
+    more.insert(more.end(), on_gpu.begin(), on_gpu.end());
+    return more;
+  };
+  for (const std::string precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
+    CAPTURE(precision);
+    TinyRun expected;
+    REQUIRE(expected.run({precision, "checkpoint.every=3"}) == ExitCode::finished);
+    for (const std::string background : {"true", "false"}) {
+      CAPTURE(background);
+      TinyRun found;
+      found.make_backend = late_and_fenced_cpu;
+      REQUIRE(found.run(with({precision, "train.optimizer.offload=host", "checkpoint.background=" + background})) ==
+              ExitCode::finished);
+      check_same_numbers(found.metrics(), expected.metrics());
+      check_same_checkpoints(found, expected);
+    }
+    for (const std::string begun : {"host", "none"}) {
+      CAPTURE(begun);
+      TinyRun parts;
+      parts.make_backend = late_and_fenced_cpu;
+      CHECK(parts.run(with({precision, "train.optimizer.offload=" + begun}), 6) == ExitCode::interrupted);
+      const std::string other = begun == "host" ? "none" : "host";
+      CHECK(parts.run(with({precision, "train.optimizer.offload=" + other})) == ExitCode::finished);
+      CHECK_FALSE(parts.noticed("agree to rounding"));
+      check_same_numbers(parts.metrics(), expected.metrics());
+      CHECK(tensors_of(parts.checkpoint(12)) == tensors_of(expected.checkpoint(12)));
+    }
+  }
+}
+
+TEST_CASE("ranks that offload save and resume what ranks that do not do, on every division of the state") {
+  for (const std::string zero : {"parallel.zero=0", "parallel.zero=1", "parallel.zero=3"}) {
+    CAPTURE(zero);
+    const std::vector<std::string> overrides = {"parallel.data=2", zero, "precision.compute=bf16", "train.steps=6",
+                                                "train.lr_schedule.warmup=2", "checkpoint.every=2"};
+    RanksRun expected;
+    REQUIRE(all_are(expected.run_ranks(2, overrides), ExitCode::finished));
+    std::vector<std::string> offloaded = overrides;
+    offloaded.insert(offloaded.end(), {"run.device=cuda", "train.optimizer.offload=host"});
+    RanksRun found;
+    found.make_backend = late_and_fenced_cpu;
+    CHECK(all_are(found.run_ranks(2, offloaded, 1, 3), ExitCode::interrupted));
+    REQUIRE(all_are(found.run_ranks(2, offloaded), ExitCode::finished));
+    check_same_numbers(found.metrics(), expected.metrics());
+    CHECK(tensors_of(found.checkpoint(6)) == tensors_of(expected.checkpoint(6)));
+  }
+}
+
 TEST_CASE("weights of a Hugging Face folder come to a device as they come to the host") {
   TinyRun before;
   REQUIRE(before.run({"train.steps=1", "train.lr_schedule.warmup=0", "checkpoint.every=1"}) == ExitCode::finished);
@@ -104,13 +156,21 @@ TEST_CASE("weights of a Hugging Face folder come to a device as they come to the
   check_same_checkpoints(runs[1], runs[0]);
 }
 
-TEST_CASE("a rollback brings older weights back to a device") {
-  NoisyRun runs[2];
+TEST_CASE("a rollback brings older weights back to a device, and to the host what is offloaded") {
+  NoisyRun runs[3];
   runs[1].make_backend = late_and_fenced_cpu;
-  for (NoisyRun& run : runs)
-    REQUIRE(run.run({"train.steps=28", "checkpoint.background=true", policy("rollback")}) == ExitCode::finished);
+  runs[2].make_backend = late_and_fenced_cpu;
+  for (NoisyRun& run : runs) {
+    std::vector<std::string> overrides = {"train.steps=28", "checkpoint.background=true", policy("rollback")};
+    if (&run == &runs[2])
+      overrides.insert(overrides.end(),
+                       {"run.device=cuda", "precision.compute=fp32", "train.optimizer.offload=host"});
+    REQUIRE(run.run(overrides) == ExitCode::finished);
+  }
   REQUIRE(runs[0].metrics().spikes.size() == 1);
-  CHECK(runs[1].metrics().spikes.size() == 1);
-  check_same_numbers(runs[1].metrics(), runs[0].metrics());
-  CHECK(tensors_of(runs[1].checkpoint(28)) == tensors_of(runs[0].checkpoint(28)));
+  for (const NoisyRun* found : {&runs[1], &runs[2]}) {
+    CHECK(found->metrics().spikes.size() == 1);
+    check_same_numbers(found->metrics(), runs[0].metrics());
+    CHECK(tensors_of(found->checkpoint(28)) == tensors_of(runs[0].checkpoint(28)));
+  }
 }

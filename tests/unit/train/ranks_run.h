@@ -49,7 +49,7 @@ struct RanksRun : TinyRun {
       options.start = start;
       options.version = "test";
       options.threads = 1;
-      options.make_backend = make_backend;
+      use_backend(options);
       options.calibration_seconds = 0.01;
       options.looked_up_samples = looked_up_samples;
       options.hooks = hooks;

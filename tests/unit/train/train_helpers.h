@@ -78,7 +78,7 @@ checkpoint: {every: 5, keep: 3}
     options.start = start;
     options.version = "test";
     options.threads = 1;
-    options.make_backend = make_backend;
+    use_backend(options);
     options.calibration_seconds = 0.0;
     options.looked_up_samples = looked_up_samples;
     options.hooks = hooks;
@@ -88,6 +88,15 @@ checkpoint: {every: 5, keep: 3}
     std::int64_t asked = 0;
     if (stop_after >= 0) options.hooks.interrupted = [&asked, stop_after] { return asked++ == stop_after; };
     return train_run(options);
+  }
+
+  // What computes, whether run.device says that it is processors or a GPU.
+  void use_backend(WorkerOptions& options) const {
+    options.make_backend = make_backend;
+    options.count_gpus = [] { return 1; };
+    options.make_gpu_backend = [this](const CudaOptions& gpu) {
+      return make_backend({.threads = 1, .compute = gpu.compute});
+    };
   }
 
   ExitCode run(const std::vector<std::string>& overrides = {}, std::int64_t stop_after = -1,

@@ -6,7 +6,7 @@
 
 #include "checkpoint/save/staging.h"
 #include "nn/init.h"
-#include "support/models/optimizer_ranges.h"
+#include "support/ranks/fenced_backend.h"
 #include "support/ranks/host_stream.h"
 #include "support/ranks/late_backend.h"
 #include "support/sanitizers.h"
@@ -22,7 +22,14 @@ const std::string in_foreground = "checkpoint.background=false";
 
 // The parts of rank 0's training thread, without training.
 struct StateOfSize {
-  explicit StateOfSize(std::int64_t hidden, std::int64_t ranks = 1) : config(config_of(hidden, ranks)) {
+  explicit StateOfSize(std::int64_t hidden, std::int64_t ranks = 1, OffloadKind offload = OffloadKind::none)
+      : config(config_of(hidden, ranks)) {
+    if (offload == OffloadKind::host) {
+      config.run.device = DeviceKind::cuda;
+      config.train.optimizer.offload = offload;
+      backend = std::make_unique<FencedBackend>(std::move(backend));
+      stream = backend->make_stream();
+    }
     plan = make_run_plan(config, *config.model.vocab, ranks).phases.front();
     layout.emplace(plan.layout(Rank(0)));
     store.emplace(*backend, plan.table, *layout, plan.store_options(DType::f32));
@@ -68,10 +75,12 @@ struct StateOfSize {
 
   // What an optimizer does: everything changes.
   void overwrite(float value) {
-    for (const OptimizerRange& range : optimizer_ranges(*store)) {
-      std::fill_n(range.param.as<float>(), range.param.num_elements(), value);
-      for (const View& state : range.states) std::fill_n(state.as<float>(), state.num_elements(), value);
-    }
+    const auto fill = [&](StateKind kind, std::size_t state) {
+      for (const ParamRange& range : store->held(kind))
+        std::fill_n(store->values(kind, range, state).as<float>(), range.count, value);
+    };
+    fill(StateKind::master, 0);
+    for (std::size_t state = 0; state < plan.optimizer_states.size(); ++state) fill(StateKind::optimizer, state);
   }
 
   TempFolder folder;
@@ -146,22 +155,25 @@ TEST_CASE("a_checkpoint_of_the_background_holds_what_one_that_training_waited_fo
 
 // 60 MB, so that an optimizer that did not wait would change most of it before it was copied.
 TEST_CASE("what_the_optimizer_does_after_before_update_is_not_in_the_checkpoint") {
-  StateOfSize run(1024);
-  RunState state;
-  Checkpointer checkpoints(run.parts(), state);
-  for (std::int64_t step = 1; step <= 3; ++step) {
-    run.overwrite(static_cast<float>(step));
-    state.step = step;
-    checkpoints.save({});
-    checkpoints.before_update();
-    run.overwrite(-1.0f);
-  }
-  checkpoints.settle();
-  CHECK(checkpoints.saved_step() == 3);
-  for (const CatalogEntry& entry : list_checkpoints(run.paths->checkpoints())) {
-    std::size_t wrong = 0;
-    for (const float value : tensors_of(entry.path)) wrong += value == static_cast<float>(entry.step) ? 0 : 1;
-    CHECK(wrong == 0);
+  // With offload the state is in the host's memory though the device has its own.
+  for (const OffloadKind offload : {OffloadKind::none, OffloadKind::host}) {
+    StateOfSize run(1024, 1, offload);
+    RunState state;
+    Checkpointer checkpoints(run.parts(), state);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      run.overwrite(static_cast<float>(step));
+      state.step = step;
+      checkpoints.save({});
+      checkpoints.before_update();
+      run.overwrite(-1.0f);
+    }
+    checkpoints.settle();
+    CHECK(checkpoints.saved_step() == 3);
+    for (const CatalogEntry& entry : list_checkpoints(run.paths->checkpoints())) {
+      std::size_t wrong = 0;
+      for (const float value : tensors_of(entry.path)) wrong += value == static_cast<float>(entry.step) ? 0 : 1;
+      CHECK(wrong == 0);
+    }
   }
 }
 
