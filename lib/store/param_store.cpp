@@ -99,7 +99,8 @@ ParamStore::Impl::Impl(Backend& used_backend, const ParamTable& table_in, const 
   options.packed_bytes = [this](const Shape& weight) { return backend.packed_bytes(weight); };
   for (const int unit : layout.units()) units.push_back(place_unit(table, layout, memory, options, unit));
   const bool communicates = options.groups != nullptr && memory.data_degree > 1;
-  weights.emplace(backend, layout, memory, units, communicates ? options.groups->find(GroupKind::data) : nullptr);
+  weights.emplace(backend, layout, memory, units, communicates ? options.groups->find(GroupKind::data) : nullptr,
+                  options.work);
   gradients.emplace(backend, layout, memory, units, options.groups);
   if (memory.offload) staging.emplace(backend, memory);
   if (!memory.gradients) {
@@ -123,6 +124,7 @@ void ParamStore::Impl::allocate_states() {
       const std::int64_t elements = memory.zero.shard_optimizer ? flat.shard_elements : flat.num_elements;
       const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(memory.dtypes[index]);
       buffers[index] = memory.offload ? backend.allocate_pinned(bytes) : backend.allocate(bytes);
+      count_work(options.work);
     }
   }
 }

@@ -48,6 +48,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/process/work_count.h"
 #include "parallel/param_table.h"
 #include "parallel/shard_layout.h"
 #include "store/rank_groups.h"
@@ -129,6 +130,8 @@ class ParamStore {
     std::int64_t longest_staged = std::int64_t{2} << 20;
     // Must outlive the store. Null: a single rank, or one whose gradients nobody sums; what needs a transfer is a bug.
     const RankGroups* groups = nullptr;
+    // Counts allocations, which for pinned memory take seconds. Null: nobody watches. Must outlive the constructor.
+    WorkCount* work = nullptr;
   };
 
   // The table and layout must outlive the store. Allocates from the backend; zero-filled.

@@ -8,7 +8,7 @@
 namespace scaletrain {
 
 StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const StoreMemory& memory,
-                           std::span<const UnitPlace> units, Communicator* data)
+                           std::span<const UnitPlace> units, Communicator* data, WorkCount* work)
     : backend_(backend), memory_(memory), data_(data), residency_(memory), buckets_(memory.buckets.size()) {
   const bool sharded = memory.zero.shard_parameters;
   for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
@@ -22,6 +22,7 @@ StoreWeights::StoreWeights(Backend& backend, const ShardLayout& layout, const St
     if (!memory.has_own_masters(index)) continue;
     const std::size_t bytes = bytes_of(memory.shards_masters(index), memory.dtypes[buffer]);
     masters_.back() = memory.offload ? backend.allocate_pinned(bytes) : backend.allocate(bytes);
+    count_work(work);
   }
   if (sharded) {
     if (memory.shared_weights > 0) shared_ = backend.allocate(memory.shared_weights);

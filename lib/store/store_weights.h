@@ -18,9 +18,10 @@ namespace scaletrain {
 
 class StoreWeights {
  public:
-  // All must outlive this. data: null where there is one replica, or no communication.
+  // All but work must outlive this. data: null where there is one replica, or no communication. work: as in the store's
+  // options.
   StoreWeights(Backend& backend, const ShardLayout& layout, const StoreMemory& memory, std::span<const UnitPlace> units,
-               Communicator* data);
+               Communicator* data, WorkCount* work);
   ~StoreWeights();
   StoreWeights(const StoreWeights&) = delete;
   StoreWeights& operator=(const StoreWeights&) = delete;

@@ -124,6 +124,39 @@ TEST_CASE("losses_in_tf32_are_near_those_in_fp32_and_not_the_same") {
   CHECK_MESSAGE(generated.exit_code == 0, generated.errors);
 }
 
+TEST_CASE("what_is_offloaded_is_told_and_changes_no_bit_of_a_run_on_a_gpu") {
+  const std::string offload = "train.optimizer.offload=host";
+  const Ended without = gpu_machine().train("H100", "offload-none");
+  REQUIRE_MESSAGE(without.exit_code == 0, without.errors);
+  const Ended with = gpu_machine().train("H100", "offload-host", {offload});
+  REQUIRE_MESSAGE(with.exit_code == 0, with.errors);
+  CHECK(has(read_file(workspace() / "offload-host/config.yaml"), "    offload: host\n"));
+  const auto expected = trajectory_of(workspace() / "offload-none").steps;
+  CHECK(trajectory_of(workspace() / "offload-host").steps == expected);
+  // A resume may offload, or end it.
+  for (const bool begins_so : {true, false}) {
+    const std::string run = begins_so ? "offload-first" : "offload-then";
+    std::vector<std::string> first = {"train.steps=3"};
+    std::vector<std::string> then;
+    (begins_so ? first : then).push_back(offload);
+    REQUIRE(gpu_machine().train("H100", run, first).exit_code == 0);
+    const Ended rest = gpu_machine().train("H100", run, then);
+    REQUIRE_MESSAGE(rest.exit_code == 0, rest.errors);
+    CHECK_FALSE(rest.says("losses agree to rounding"));
+    CHECK(trajectory_of(workspace() / run).steps == expected);
+  }
+  const Ended check = gpu_machine().run("H100", {"check", "gpu.yaml", "--set", offload});
+  CHECK_MESSAGE(check.exit_code == 0, check.errors);
+  for (const char* told : {"train.optimizer.offload host takes ", "master weights, on the host ",
+                           "optimizer state, on the host ", "staging of offloaded state ", " of host memory"})
+    CHECK_MESSAGE(has(check.output, told), told);
+  const Ended refused = gpu_machine().run(
+      "H100", {"run", "gpu.yaml", "--set", "run.directory=refused", "--set", "run.device=cpu", "--set", offload});
+  CHECK(refused.exit_code == 2);
+  CHECK(refused.says("--set train.optimizer.offload=host: train.optimizer.offload: host is for GPUs, and this would "));
+  CHECK_FALSE(fs::exists(workspace() / "refused"));
+}
+
 TEST_CASE("tf32_on_processors_is_refused_before_the_run_folder_is_made") {
   const std::string reason =
       "precision.compute: tf32 is for GPUs, and this would compute on processors: use fp32 there\n";

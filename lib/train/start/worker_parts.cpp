@@ -96,7 +96,7 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
   // A restart after a failure need not make the full check of the start again.
   const DataCheck check = options.start.cause.empty() ? config.data.verify : DataCheck::changed;
   start_up.first_on_host([&](const std::string& found) { return open_data(found, check, read); });
-  allocate();
+  allocate(options.work);
 }
 
 // The plan learns whose memory its ranks compute in.
@@ -160,10 +160,11 @@ std::string WorkerParts::open_data(const std::string& found_by_first, DataCheck 
   return claim_text(make_data_claim(tokenizer->hash(), contents));
 }
 
-void WorkerParts::allocate() {
+void WorkerParts::allocate(WorkCount* work) {
   try {
     ParamStore::Options store_options = phase.store_options(backend->compute_type());
     store_options.groups = &groups;
+    store_options.work = work;
     store = std::make_unique<ParamStore>(*backend, phase.table, layout, std::move(store_options));
     memory = std::make_unique<StageMemory>(*backend, phase.activations(rank));
   } catch (const std::bad_alloc&) {

@@ -67,7 +67,7 @@ struct WorkerParts {
   std::int64_t count_gpus() const;
   // Takes and returns what opening the data finds out, as claim_text() has it.
   std::string open_data(const std::string& found_by_first, DataCheck check, const std::vector<MixSource>& read);
-  void allocate();
+  void allocate(WorkCount* work);
 };
 
 // Says which bits a run's results depend on.

@@ -109,7 +109,7 @@ TEST_CASE("offload is for what computes on a GPU, and processors have nothing to
   CHECK(errors_of(asked, {"train.optimizer.offload=host", "run.device=cpu"}) ==
         "--set train.optimizer.offload=host: " + refusal);
   CHECK(errors_of(kLeast, {"train.optimizer.offload=none"}) == "accepted");
-  CHECK(contains(override_errors({"train.optimizer.offload=disk"}), "none | host"));
+  CHECK(contains(override_errors({"train.optimizer.offload=disk"}), "none, host"));
   // As on the machine that is planned for.
   const Config planned =
       load_text(kLeast, {"train.optimizer.offload=host"}, {}, {.device = DeviceKind::cuda}).config;
