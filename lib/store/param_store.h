@@ -175,8 +175,8 @@ class ParamStore {
 
   // The ranges of parameters whose values this rank holds, of this kind: unsharded parameters, or its shard's parts.
   std::span<const ParamRange> held(StateKind kind) const;
-  // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer. With offload masters and
-  // states are in pinned memory of the host, which reads them when the stream has run what it was given.
+  // The values of a held range, or of any part of one. `state` counts for StateKind::optimizer. With offload masters
+  // and states are in pinned memory of the host, which reads them when the stream has run what it was given.
   View values(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
   // The same in its buffer, for what works on many ranges at once.
   HeldValues find(StateKind kind, const ParamRange& range, std::size_t state = 0) const;
@@ -202,8 +202,8 @@ struct StoreBytes {
   std::size_t computed = 0;  // compute weights, where they are not the masters
   std::size_t gradients = 0;
   std::size_t states = 0;
-  std::size_t packed = 0;    // packed forms of compute weights
-  std::size_t gathered = 0;  // staging of gathered weights
+  std::size_t packed = 0;         // packed forms of compute weights
+  std::size_t gathered = 0;       // staging of gathered weights
   std::size_t state_staging = 0;  // of masters and states that the host's memory has, on their way through the device
   // Accumulators of sharded gradients, copies for sums over tensor ranks, and those that travel in a type of their own.
   std::size_t gradient_staging = 0;

@@ -153,8 +153,7 @@ void place_state_staging(StoreMemory& memory, const ShardLayout& layout, std::in
   std::size_t widest = 0;
   for (const DType dtype : memory.dtypes) widest = std::max(widest, size_of(dtype));
   memory.num_state_staging = narrow<int>(std::min(state_staging_per_rank, pieces));
-  memory.state_staging =
-      (1 + memory.num_states) * align_up(static_cast<std::size_t>(memory.staged_elements) * widest);
+  memory.state_staging = (1 + memory.num_states) * align_up(static_cast<std::size_t>(memory.staged_elements) * widest);
 }
 
 }  // namespace

@@ -378,9 +378,9 @@ LayoutRun base_run(const Row& row) {
 }  // namespace
 
 const std::vector<Switch>& switches() {
-  static const std::vector<Switch> all = {zero_switch(), schedule_switch(), sequence_switch(),  micro_batch_switch(),
-                                          tied_switch(), family_switch(),   kv_switch(),        sizes_switch(),
-                                          mask_switch(), stream_switch(),   recompute_switch(), reduce_switch(),
+  static const std::vector<Switch> all = {zero_switch(),   schedule_switch(), sequence_switch(),  micro_batch_switch(),
+                                          tied_switch(),   family_switch(),   kv_switch(),        sizes_switch(),
+                                          mask_switch(),   stream_switch(),   recompute_switch(), reduce_switch(),
                                           offload_switch()};
   return all;
 }

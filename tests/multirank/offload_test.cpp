@@ -55,14 +55,13 @@ TEST_CASE("masters_and_state_on_the_host_change_no_bit_on_any_layout") {
     TestBackend at_once, fenced;
   };
   bool llama = false;
-  for (const Kind& kind : {Kind{TestBackend::cpu, TestBackend::fenced_cpu},
-                           Kind{TestBackend::cpu_bf16, TestBackend::fenced_cpu_bf16},
-                           Kind{TestBackend::cpu_f16, TestBackend::fenced_cpu_f16}}) {
+  for (const Kind& kind :
+       {Kind{TestBackend::cpu, TestBackend::fenced_cpu}, Kind{TestBackend::cpu_bf16, TestBackend::fenced_cpu_bf16},
+        Kind{TestBackend::cpu_f16, TestBackend::fenced_cpu_f16}}) {
     for (const TestLayout& layout : offloaded_layouts()) {
       CAPTURE(layout.name);
       CAPTURE(to_text(compute_type_of(kind.at_once)));
-      LayoutRun run{
-          .config = offloaded_config(llama), .backend = kind.at_once, .steps = 3, .evaluation_samples = 5};
+      LayoutRun run{.config = offloaded_config(llama), .backend = kind.at_once, .steps = 3, .evaluation_samples = 5};
       llama = !llama;
       lay_out(run.config, layout);
       if (compute_type_of(kind.at_once) == DType::f16) run.config.precision.loss_scale = 1024.0;

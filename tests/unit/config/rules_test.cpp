@@ -111,8 +111,7 @@ TEST_CASE("offload is for what computes on a GPU, and processors have nothing to
   CHECK(errors_of(kLeast, {"train.optimizer.offload=none"}) == "accepted");
   CHECK(contains(override_errors({"train.optimizer.offload=disk"}), "none, host"));
   // As on the machine that is planned for.
-  const Config planned =
-      load_text(kLeast, {"train.optimizer.offload=host"}, {}, {.device = DeviceKind::cuda}).config;
+  const Config planned = load_text(kLeast, {"train.optimizer.offload=host"}, {}, {.device = DeviceKind::cuda}).config;
   CHECK(planned.train.optimizer.offload == OffloadKind::host);
   // A resume may change it, and says nothing of what changes no bit.
   Config offloaded = load_text(asked).config;

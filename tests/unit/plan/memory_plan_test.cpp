@@ -88,8 +88,8 @@ TEST_CASE("an offloaded parameter leaves 6 bytes on the device in bf16 and 8 in 
   for (const auto& [precision, each] : {std::pair{Precision::bf16, 6.0}, {Precision::fp32, 8.0}}) {
     config.precision.compute = precision;
     const MemoryPlan memory = make_run_plan(config, 50257, std::nullopt).phases.front().memory(Rank(0), 0);
-    const auto bytes = static_cast<double>(bytes_of(memory, "weights in compute precision") +
-                                           bytes_of(memory, "gradients"));
+    const auto bytes =
+        static_cast<double>(bytes_of(memory, "weights in compute precision") + bytes_of(memory, "gradients"));
     CHECK(bytes / 124'439'808 == doctest::Approx(each).epsilon(1e-3));
     // Three pieces of three times 8 MiB.
     CHECK(bytes_of(memory, "staging of offloaded state") == 9 * (std::size_t{8} << 20));

@@ -148,9 +148,14 @@ Found expected() {
 }  // namespace
 
 TEST_CASE("offloaded state is updated piece by piece, whichever of the streams are late") {
-  for (const std::vector<Role>& late :
-       {std::vector<Role>{}, {Role::work}, {Role::in}, {Role::back}, {Role::work, Role::in}, {Role::work, Role::back},
-        {Role::in, Role::back}, {Role::work, Role::in, Role::back}}) {
+  for (const std::vector<Role>& late : {std::vector<Role>{},
+                                        {Role::work},
+                                        {Role::in},
+                                        {Role::back},
+                                        {Role::work, Role::in},
+                                        {Role::work, Role::back},
+                                        {Role::in, Role::back},
+                                        {Role::work, Role::in, Role::back}}) {
     CAPTURE(late.size());
     CHECK(pass_twice(late) == expected());
   }

@@ -119,8 +119,9 @@ TEST_CASE("a run that offloads trains, saves in either way and resumes to the bi
 TEST_CASE("ranks that offload save and resume what ranks that do not do, on every division of the state") {
   for (const std::string zero : {"parallel.zero=0", "parallel.zero=1", "parallel.zero=3"}) {
     CAPTURE(zero);
-    const std::vector<std::string> overrides = {"parallel.data=2", zero, "precision.compute=bf16", "train.steps=6",
-                                                "train.lr_schedule.warmup=2", "checkpoint.every=2"};
+    const std::vector<std::string> overrides = {
+        "parallel.data=2",   zero, "precision.compute=bf16", "train.steps=6", "train.lr_schedule.warmup=2",
+        "checkpoint.every=2"};
     RanksRun expected;
     REQUIRE(all_are(expected.run_ranks(2, overrides), ExitCode::finished));
     std::vector<std::string> offloaded = overrides;
@@ -163,8 +164,7 @@ TEST_CASE("a rollback brings older weights back to a device, and to the host wha
   for (NoisyRun& run : runs) {
     std::vector<std::string> overrides = {"train.steps=28", "checkpoint.background=true", policy("rollback")};
     if (&run == &runs[2])
-      overrides.insert(overrides.end(),
-                       {"run.device=cuda", "precision.compute=fp32", "train.optimizer.offload=host"});
+      overrides.insert(overrides.end(), {"run.device=cuda", "precision.compute=fp32", "train.optimizer.offload=host"});
     REQUIRE(run.run(overrides) == ExitCode::finished);
   }
   REQUIRE(runs[0].metrics().spikes.size() == 1);
