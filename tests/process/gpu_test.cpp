@@ -130,6 +130,7 @@ TEST_CASE("what_is_offloaded_is_told_and_changes_no_bit_of_a_run_on_a_gpu") {
   REQUIRE_MESSAGE(without.exit_code == 0, without.errors);
   const Ended with = gpu_machine().train("H100", "offload-host", {offload});
   REQUIRE_MESSAGE(with.exit_code == 0, with.errors);
+  CHECK(with.says(", in bf16, train.optimizer.offload host\n"));
   CHECK(has(read_file(workspace() / "offload-host/config.yaml"), "    offload: host\n"));
   const auto expected = trajectory_of(workspace() / "offload-none").steps;
   CHECK(trajectory_of(workspace() / "offload-host").steps == expected);

@@ -86,6 +86,8 @@ std::string compute_text(const WorkerParts& parts, const RunState& state) {
     text += fmt::format(", gradients between replicas in {}", to_text(parts.config.precision.reduce));
   if (parts.phase.recompute != RecomputeKind::none)
     text += fmt::format(", train.recompute {}", to_text(parts.phase.recompute));
+  if (parts.phase.offload)
+    text += fmt::format(", train.optimizer.offload {}", to_text(parts.config.train.optimizer.offload));
   return text;
 }
 
