@@ -339,6 +339,17 @@ TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   CHECK(told({"train.recompute=selective", "precision.compute=fp32"}) ==
         "What helps: a smaller train.micro_batch, model.context or model; train.recompute: full (it is selective); "
         "precision.compute: bf16 (it is fp32); run.device: cpu");
+  // Offload helps a model whose state does not pass through the GPU at once.
+  const auto remedies_of_large = [](const std::string& offload) {
+    return gpu_machine().run("H100", {"run", "gpu.yaml", "--set", "run.directory=no-room", "--set",
+                                      "model={layers: 100, hidden: 8192, heads: 64, context: 16}", "--set", "checkpoint.background=false",
+                                      "--set", "train.optimizer.offload=" + offload});
+  };
+  const Ended large = remedies_of_large("none");
+  CHECK(large.exit_code == 2);
+  CHECK_MESSAGE(large.says("; train.recompute: selective or full; train.optimizer.offload: host; run.device: cpu"),
+                large.errors);
+  CHECK_FALSE(remedies_of_large("host").says("offload: host; "));
   const Ended full = gpu_machine().train("full GPU", "full");
   CHECK(full.exit_code == 3);
   CHECK(full.says("out of memory while allocating what the plan needs:\n  master weights "));

@@ -141,15 +141,28 @@ void refuse_host_too_small(const LoadedConfig& loaded, const PhasePlan& phase, s
       phase.offload ? "train.optimizer.offload: none, which takes the GPU's; " : "")));
 }
 
+std::uint64_t gpu_memory_together(const PhasePlan& phase, const std::vector<std::int64_t>& ranks) {
+  const HostMemory memory = memory_together(phase, ranks, cuda_workspace_bytes);
+  return memory.total() - memory.total_of_host();
+}
+
+// Not where all of a small model's state passes through the GPU at once.
+bool would_offload_help(const PhasePlan& phase, const std::vector<std::int64_t>& ranks) {
+  PhasePlan offloaded = phase;
+  offloaded.offload = true;
+  return gpu_memory_together(offloaded, ranks) < gpu_memory_together(phase, ranks);
+}
+
 // The same of ranks of a GPU.
-std::string gpu_remedies_text(const Config& config, const PhasePlan& phase, std::int64_t count) {
+std::string gpu_remedies_text(const Config& config, const PhasePlan& phase, const std::vector<std::int64_t>& ranks) {
+  const std::size_t count = ranks.size();
   std::string text = fmt::format("What helps: {}{}", count > 1 ? "one rank on each GPU; " : "", smaller_text(config));
   if (phase.mesh.degree(Axis::data) > 1 && config.parallel.zero < 3)
     text += fmt::format("; parallel.zero: 3 (it is {})", config.parallel.zero);
   if (phase.mesh.degree(Axis::tensor) > 1 && !phase.sequence) text += "; parallel.sequence: true";
   if (config.train.recompute == RecomputeKind::none) text += "; train.recompute: selective or full";
   if (config.train.recompute == RecomputeKind::selective) text += "; train.recompute: full (it is selective)";
-  if (!phase.offload) text += "; train.optimizer.offload: host";
+  if (would_offload_help(phase, ranks)) text += "; train.optimizer.offload: host";
   const Precision precision = config.compute_precision();
   if (precision == Precision::fp32 || precision == Precision::tf32)
     text += fmt::format("; precision.compute: bf16 (it is {})", to_text(precision));
@@ -184,16 +197,16 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std
 void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu,
                               const std::vector<std::int64_t>& ranks) {
   const PhasePlan& phase = plan.phases.front();
-  const HostMemory memory = memory_together(phase, ranks, cuda_workspace_bytes);
-  const std::uint64_t needed = memory.total() - memory.total_of_host();
+  const std::uint64_t needed = gpu_memory_together(phase, ranks);
   if (needed <= gpu.memory) return;
+  const HostMemory memory = memory_together(phase, ranks, cuda_workspace_bytes);
   const auto count = static_cast<std::int64_t>(ranks.size());
   const std::string who = count == 1 ? "this run needs" : fmt::format("the {} ranks that share a GPU need", count);
   throw UserError(
       loaded.located(fmt::format("{}: {} {} of {} memory, and {} has {}:\n{}{}",
                                  loaded.config.train.micro_batch > 1 ? "train.micro_batch" : "model", who,
                                  bytes_text(needed), count == 1 ? "the GPU's" : "its", gpu.name, bytes_text(gpu.memory),
-                                 memory_by_ranks(memory, count), gpu_remedies_text(loaded.config, phase, count))));
+                                 memory_by_ranks(memory, count), gpu_remedies_text(loaded.config, phase, ranks))));
 }
 
 void refuse_beyond_limits(const RunPlan& plan, const HostShare& share) {
