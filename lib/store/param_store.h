@@ -86,8 +86,8 @@ class UnitGradients {
   std::vector<Entry> entries_;
 };
 
-// A stretch of a flat buffer with everything that lives over it, owned by this rank: what an optimizer updates. All of
-// it is in the memory of the device.
+// A stretch of a flat buffer with everything that lives over it, owned by this rank: what an optimizer updates. As
+// update_ranges() shows it all of it is in the memory of the device.
 struct OptimizerRange {
   int buffer = 0;
   std::int64_t first = 0;  // in the flat buffer
