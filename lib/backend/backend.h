@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 
+#include "backend/device_network.h"
 #include "backend/operations.h"
 #include "base/process/work_count.h"
 #include "tensor/buffer.h"
@@ -44,6 +45,8 @@ class Backend {
   virtual std::string description() const = 0;
   virtual int num_threads() const = 0;
   virtual std::unique_ptr<Stream> make_stream() = 0;
+  // Allocates what operations that are issued to the stream need, so that none of them has to.
+  virtual void prepare(Stream& /*stream*/) {}
   // Of the memory that kernels read and write. Space::host where the device is the host's processor: such a backend's
   // memory is the host's too, and nothing needs to be copied to be read there.
   virtual Space space() const = 0;
@@ -58,6 +61,10 @@ class Backend {
   virtual Buffer allocate(std::size_t bytes) = 0;
   // Zero-filled memory of the host, pinned where the device has memory of its own. std::bad_alloc as above.
   virtual Buffer allocate_pinned(std::size_t bytes) = 0;
+  // What moves values between such devices without their hosts. The backend must outlive it.
+  virtual FoundDeviceNetwork find_network(const DeviceNetworkOptions& /*options*/) {
+    return {.obstacle = "its ranks compute on processors"};
+  }
   // Upper bound of the memory that kernels hold for themselves, allocated at construction or first use: part of the
   // memory plan.
   virtual std::size_t workspace_bytes() const = 0;

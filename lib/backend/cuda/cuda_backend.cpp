@@ -14,6 +14,7 @@
 #include "backend/cuda/cuda_stream.h"
 #include "backend/cuda/fused_attention.h"
 #include "backend/cuda/kernels/kernels.h"
+#include "backend/cuda/nccl_network.h"
 #include "backend/cuda/products.h"
 #include "base/error.h"
 
@@ -70,6 +71,7 @@ class CudaBackend final : public Backend {
   std::string description() const override { return description_; }
   int num_threads() const override { return 1; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
+  void prepare(Stream& stream) override { dynamic_cast<CudaStream&>(stream).workspace(); }
   Space space() const override { return Space::device; }
   std::int64_t row_alignment() const override { return cuda_row_alignment; }
   std::optional<DeviceFacts> device() const override { return facts_; }
@@ -79,6 +81,9 @@ class CudaBackend final : public Backend {
     std::size_t all = 0;
     check(cudaMemGetInfo(&available, &all), "a look at the memory of the GPU");
     return all - available;
+  }
+  FoundDeviceNetwork find_network(const DeviceNetworkOptions& options) override {
+    return cuda::find_nccl_network(device_, options);
   }
 
   Buffer allocate(std::size_t bytes) override {

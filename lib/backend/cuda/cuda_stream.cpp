@@ -36,6 +36,7 @@ class CudaStream::Moment final : public Event::State {
     calls_->rethrow();
   }
   cudaEvent_t get() const { return event_; }
+  HostCalls& calls() const { return *calls_; }
 
  private:
   int device_;
@@ -76,10 +77,12 @@ Event CudaStream::record() {
 
 void CudaStream::after(const Event& event) {
   use_device(device_);
-  if (const auto* const moment = dynamic_cast<const Moment*>(event.state()))
+  if (const auto* const moment = dynamic_cast<const Moment*>(event.state())) {
     check(cudaStreamWaitEvent(stream_, moment->get(), 0), "the wait of a stream");
-  else
+    calls_->follow(moment->calls());
+  } else {
     Stream::after(event);
+  }
 }
 
 std::byte* CudaStream::workspace() {

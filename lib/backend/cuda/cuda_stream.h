@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <exception>
 #include <memory>
 
 #include "backend/cuda/host_calls.h"
@@ -26,9 +27,12 @@ class CudaStream final : public Stream {
   void call(std::function<void()> function) override;
   Event record() override;
   void after(const Event& event) override;
+  // What it has run is not to be used, nor what streams that wait for it have run: they throw the error wherever the
+  // host waits for them from now on. Any thread.
+  void fail(const std::exception_ptr& error) { calls_->fail(error); }
 
   cudaStream_t get() const { return stream_; }
-  // Scratch of kernels, made when the first one needs it.
+  // Scratch of kernels, made when it is first asked for.
   std::byte* workspace();
 
  private:

@@ -2,12 +2,14 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <list>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/cuda/cuda_error.h"
 #include "base/error.h"
@@ -39,6 +41,21 @@ struct HostCalls::State {
   // In the stream's order: issued; come to their turn, and to be run; run.
   std::list<std::function<void()>> issued, due, ended;
   bool stops = false;
+  std::exception_ptr failure;                    // of fail(): it stays
+  std::vector<std::weak_ptr<State>> followers{};  // whose streams wait for this one
+
+  // Streams may wait for each other in turn.
+  void fail(const std::exception_ptr& thrown) {
+    std::vector<std::weak_ptr<State>> behind;
+    {
+      const std::lock_guard lock(mutex);
+      if (failure) return;
+      failure = thrown;
+      behind = followers;
+    }
+    for (const std::weak_ptr<State>& follower : behind)
+      if (const auto state = follower.lock()) state->fail(thrown);
+  }
 
   // Of the stream's thread.
   void run(std::uint32_t& of_stream) {
@@ -49,7 +66,7 @@ struct HostCalls::State {
       changed.wait(lock, [this] { return stops || !due.empty(); });
       if (due.empty()) return;
       const auto call = due.begin();
-      if (!error) {
+      if (!error && !failure) {
         lock.unlock();
         std::exception_ptr thrown;
         try {
@@ -125,12 +142,32 @@ void HostCalls::drop_ended() {
 
 void HostCalls::rethrow() {
   const std::lock_guard lock(state_->mutex);
+  if (state_->failure) std::rethrow_exception(state_->failure);
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
 std::exception_ptr HostCalls::take_error() {
   const std::lock_guard lock(state_->mutex);
+  if (state_->failure) return state_->failure;
   return std::exchange(state_->error, nullptr);
+}
+
+void HostCalls::fail(const std::exception_ptr& error) {
+  state_->fail(error);
+}
+
+void HostCalls::follow(HostCalls& other) {
+  State& leader = *other.state_;
+  if (&leader == state_.get()) return;
+  std::exception_ptr failure;
+  {
+    const std::lock_guard lock(leader.mutex);
+    failure = leader.failure;
+    const auto is_known = [this](const std::weak_ptr<State>& one) { return one.lock() == state_; };
+    std::erase_if(leader.followers, [](const std::weak_ptr<State>& one) { return one.expired(); });
+    if (!std::any_of(leader.followers.begin(), leader.followers.end(), is_known)) leader.followers.push_back(state_);
+  }
+  if (failure) state_->fail(failure);
 }
 
 bool HostCalls::is_own_thread() {

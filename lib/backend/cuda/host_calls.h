@@ -31,6 +31,11 @@ class HostCalls {
   // After a function has thrown, none behind it is called. Any thread.
   void rethrow();
   std::exception_ptr take_error();
+  // As if a function had thrown: what the stream has run is not to be used, nor what streams have run that wait for it.
+  // Any thread.
+  void fail(const std::exception_ptr& error);
+  // This stream waits for one of those: it fails with it, also if that is later or has been before.
+  void follow(HostCalls& other);
   // Whether the calling thread runs such functions.
   static bool is_own_thread();
 

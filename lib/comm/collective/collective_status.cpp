@@ -23,21 +23,40 @@ CollectiveStatus::Scope::~Scope() {
   if (outer_call_ == nullptr) status_.waited_seconds_ += seconds_since(status_.since_);
 }
 
-std::optional<CollectiveStatus::Wait> CollectiveStatus::wait() const {
-  const std::lock_guard lock(mutex_);
-  if (call_ == nullptr) return std::nullopt;
+namespace {
+
+std::string text_of(const CollectiveStatus::Group& group, const CollectiveStatus::Call& call) {
   std::vector<std::int64_t> ranks;
-  for (const Rank rank : group_->ranks) ranks.push_back(rank.value());
+  for (const Rank rank : group.ranks) ranks.push_back(rank.value());
   // Of a large group the ends are enough.
   const std::string members = ranks.size() <= 16
                                   ? fmt::format("{}", fmt::join(ranks, ", "))
                                   : fmt::format("{} ... {}, {} in all", ranks.front(), ranks.back(), ranks.size());
-  const std::string with = call_->with.empty() ? ""
-                                               : fmt::format(" with rank{} {}", call_->with.size() == 1 ? "" : "s",
-                                                             fmt::join(call_->with, ", "));
-  return Wait{.text = fmt::format("group {} (ranks {}): {} #{}{}", group_->name, members, call_->collective,
-                                  call_->sequence, with),
-              .seconds = seconds_since(since_)};
+  const std::string with =
+      call.with.empty()
+          ? ""
+          : fmt::format(" with rank{} {}", call.with.size() == 1 ? "" : "s", fmt::join(call.with, ", "));
+  return fmt::format("group {} (ranks {}): {} #{}{}", group.name, members, call.collective, call.sequence, with);
+}
+
+}  // namespace
+
+std::optional<CollectiveStatus::Wait> CollectiveStatus::wait() const {
+  const std::lock_guard lock(mutex_);
+  if (call_ != nullptr) return Wait{.text = text_of(*group_, *call_), .seconds = seconds_since(since_)};
+  if (device_wait_) return Wait{.text = device_wait_->first, .seconds = seconds_since(device_wait_->second)};
+  return std::nullopt;
+}
+
+void CollectiveStatus::device_waits(const Group& group, const Call& call, MonotonicTime since) {
+  std::string text = text_of(group, call);
+  const std::lock_guard lock(mutex_);
+  device_wait_.emplace(std::move(text), since);
+}
+
+void CollectiveStatus::device_goes_on() {
+  const std::lock_guard lock(mutex_);
+  device_wait_.reset();
 }
 
 double CollectiveStatus::waited_seconds() const {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -37,6 +38,10 @@ class CollectiveStatus {
     double seconds = 0.0;
   };
   std::optional<Wait> wait() const;
+  // What the rank's device is in, since then, while its host goes on: a rank whose threads are in no call waits in
+  // this. It says nothing of how long the rank computes.
+  void device_waits(const Group& group, const Call& call, MonotonicTime since);
+  void device_goes_on();
   // In all waits that have ended.
   double waited_seconds() const;
 
@@ -61,6 +66,7 @@ class CollectiveStatus {
   const Call* call_ = nullptr;
   MonotonicTime since_{};
   double waited_seconds_ = 0.0;
+  std::optional<std::pair<std::string, MonotonicTime>> device_wait_;
 };
 
 // Tells the status of every call and of every wait for a ticket. ranks: of the world, in the order of the group. The

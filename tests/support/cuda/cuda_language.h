@@ -61,6 +61,8 @@ constexpr std::size_t most_shared_bytes = 99 << 10;
 void run_blocks(const LaunchShape& shape, const std::function<void()>& kernel);
 // When the stream's turn has come: fake_runtime.cpp.
 void run_in_turn(cudaStream_t stream, std::function<void()> function);
+// What its first launch does before it.
+void load_kernel(const void* kernel);
 
 void copy_async(void* shared, const void* global);
 void copy_word_async(void* shared, const void* global);
@@ -83,6 +85,7 @@ T* shared_memory() {
 
 template <class... Parameters, class... Arguments>
 void launch(cudaStream_t stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  load_kernel(reinterpret_cast<const void*>(kernel));
   const std::tuple<Parameters...> kept(static_cast<Parameters>(arguments)...);
   run_in_turn(stream, [=] { run_blocks(shape, [&] { std::apply(kernel, kept); }); });
 }

@@ -2,8 +2,9 @@
 // thread of its own (support/ranks/late_backend.h), so that what is not ordered by events shows; the null stream runs
 // it at once. Device memory is the host's.
 //
-// What a driver may wait for the whole device in does so here: whoever gets or gives back memory while a stream waits
-// for somebody who waits for him hangs.
+// What a driver may wait for the whole device in does so here, for all GPUs of the process: whoever gets or gives back
+// memory, or launches a kernel for the first time without CUDA_MODULE_LOADING=EAGER, while a stream waits for somebody
+// who waits for him hangs.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -110,6 +111,16 @@ CUresult CUDAAPI wait_for_value(CUstream stream, CUdeviceptr address, cuuint32_t
   return CUDA_SUCCESS;
 }
 
+// As CUDA_MODULE_LOADING says.
+bool loads_kernels_ahead() {
+  const char* const mode = std::getenv("CUDA_MODULE_LOADING");
+  return mode != nullptr && std::string_view(mode) == "EAGER";
+}
+CUresult CUDAAPI tell_loading_mode(CUmoduleLoadingMode* mode) {
+  *mode = loads_kernels_ahead() ? CU_MODULE_EAGER_LOADING : CU_MODULE_LAZY_LOADING;
+  return CUDA_SUCCESS;
+}
+
 // In use by others. A full one has room for streams and what goes through pinned memory alone.
 constexpr std::size_t memory_before = std::size_t{1} << 30;
 std::size_t memory_of_gpu(int gpu) {
@@ -173,6 +184,16 @@ void run_in_turn(cudaStream_t stream, std::function<void()> function) {
     function();
   else
     of(stream).call(std::move(function));
+}
+
+void load_kernel(const void* kernel) {
+  static std::mutex mutex;
+  static std::set<const void*> loaded;
+  {
+    const std::lock_guard lock(mutex);
+    if (loads_kernels_ahead() || !loaded.insert(kernel).second) return;
+  }
+  wait_for_device();
 }
 
 }  // namespace scaletrain::cuda
@@ -266,13 +287,15 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   return cudaSuccess;
 }
 
-// Of the driver's functions the one that is asked for.
+// Of the driver's functions those that are asked for.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   REFUSE_IN_HOST_FUNCTION;
-  const bool is_known = std::string(symbol) == "cuStreamWaitValue32";
-  *function = is_known ? reinterpret_cast<void*>(&wait_for_value) : nullptr;
-  *found = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  const std::string wanted = symbol;
+  *function = wanted == "cuStreamWaitValue32"      ? reinterpret_cast<void*>(&wait_for_value)
+              : wanted == "cuModuleGetLoadingMode" ? reinterpret_cast<void*>(&tell_loading_mode)
+                                                   : nullptr;
+  *found = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 
@@ -305,6 +328,17 @@ cudaError_t cudaSetDevice(int device) {
   REFUSE_IN_HOST_FUNCTION;
   if (device < 0 || device >= number_of_gpus()) return cudaErrorInvalidDevice;
   device_of_thread = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  REFUSE_IN_HOST_FUNCTION;
+  *device = device_of_thread;
+  return cudaSuccess;
+}
+// Of an H100.
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  if (attribute != cudaDevAttrMultiProcessorCount) return cudaErrorInvalidValue;
+  *value = 132;
   return cudaSuccess;
 }
 // The runtime's header names it by its version.

@@ -1,0 +1,551 @@
+// Ranks on GPUs of their own, which exchange by NCCL, against the communicators of the host's memory: GPUs that the host
+// carries out (tests/support/cuda) and a NCCL among the threads of this process, whose sends wait for their receives.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/cuda_backend.h"
+#include "base/error.h"
+#include "comm/collective/collective_status.h"
+#include "comm/collective/ordered_reduction.h"
+#include "store/device_communicator.h"
+#include "support/cuda/fake_nccl.h"
+#include "support/eventually.h"
+#include "support/ranks/ranks.h"
+
+namespace scaletrain {
+namespace {
+
+using Counts = std::vector<std::int64_t>;
+using Direction = Transfer::Direction;
+using Channel = Transfer::Channel;
+using GroupCalls = DeviceTransfers::Calls;
+
+std::size_t at(std::int64_t rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+// A machine with so many GPUs, whose driver loads kernels ahead.
+class Gpus {
+ public:
+  explicit Gpus(int number, const char* loading = "EAGER") {
+    ::setenv("SCALETRAIN_FAKE_GPU", (std::to_string(number) + " GPUs").c_str(), 1);
+    ::setenv("CUDA_MODULE_LOADING", loading, 1);
+  }
+  ~Gpus() {
+    ::unsetenv("SCALETRAIN_FAKE_GPU");
+    ::unsetenv("CUDA_MODULE_LOADING");
+    CHECK(fake_nccl::take_problem() == "");
+  }
+  Gpus(const Gpus&) = delete;
+  Gpus& operator=(const Gpus&) = delete;
+
+ private:
+  fake_nccl::Installed nccl_;
+};
+
+struct GroupOptions {
+  GroupCalls calls = GroupCalls::collectives;
+  double deadline = 60.0;
+  double patience = 1.0;
+  CollectiveStatus* status = nullptr;
+  WorkCount* work = nullptr;
+  std::function<int(Rank)> gpu = [](Rank rank) { return static_cast<int>(rank.value()); };
+};
+
+std::vector<Rank> all_ranks(const InProcessWorld& world) {
+  std::vector<Rank> ranks;
+  for (int rank = 0; rank < world.size(); ++rank) ranks.emplace_back(rank);
+  return ranks;
+}
+
+// A rank with its GPU and one group of all.
+class GpuRank {
+ public:
+  GpuRank(InProcessWorld& world, Rank rank, const GroupOptions& options)
+      : rank_(rank.value()),
+        backend_(make_cuda_backend({.device = options.gpu(rank)})),
+        stream_(backend_->make_stream()),
+        transfers_({.backend = *backend_,
+                    .deadline = options.deadline,
+                    .work = options.work,
+                    .status = options.status,
+                    .connect_seconds = 20.0,
+                    .patience = options.patience}) {
+    auto transport = world.make_transport("world", all_ranks(world), rank);
+    const DeviceTransfers::Group group{.name = "world", .ranks = all_ranks(world), .calls = options.calls};
+    obstacle_ = transfers_.obstacle(*transport, group);
+    if (obstacle_.empty()) group_ = transfers_.make(std::move(transport), group);
+  }
+
+  std::int64_t rank() const { return rank_; }
+  const std::string& obstacle() const { return obstacle_; }
+  Communicator& group() { return *group_; }
+  void close_group() { group_.reset(); }
+  Stream& stream() { return *stream_; }
+  Backend& backend() { return *backend_; }
+
+  template <class T>
+  View make(const std::vector<T>& values) {
+    memory_.push_back(backend_->allocate(values.size() * sizeof(T)));
+    const View there = memory_.back().view(0, dtype_of<T>(), {std::ssize(values)});
+    if (values.empty()) return there;
+    const Buffer pinned = backend_->allocate_pinned(values.size() * sizeof(T));
+    std::memcpy(pinned.data(), values.data(), values.size() * sizeof(T));
+    backend_->copy(*stream_, pinned.view(0, dtype_of<T>(), there.shape()), there);
+    stream_->synchronize();
+    return there;
+  }
+  // In the stream's order.
+  template <class T>
+  std::vector<T> read(const View& there) {
+    std::vector<T> values(static_cast<std::size_t>(there.num_elements()));
+    if (values.empty()) return values;
+    const Buffer pinned = backend_->allocate_pinned(there.num_bytes());
+    backend_->copy(*stream_, there, pinned.view(0, there.dtype(), there.shape()));
+    stream_->synchronize();
+    std::memcpy(values.data(), pinned.data(), values.size() * sizeof(T));
+    return values;
+  }
+
+ private:
+  std::int64_t rank_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<Buffer> memory_;
+  DeviceTransfers transfers_;
+  std::string obstacle_;
+  std::unique_ptr<Communicator> group_;
+};
+
+// Runs function(GpuRank&, phase) for each function in turn, all ranks having ended the one before: what allocates waits
+// for every GPU of the process, also for those that wait for this rank.
+class Phases {
+ public:
+  explicit Phases(int ranks) : ranks_(ranks) {}
+  void meet() {
+    const int turn = arrived_++ / ranks_;
+    while (arrived_ < (turn + 1) * ranks_) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+ private:
+  int ranks_;
+  std::atomic<int> arrived_{0};
+};
+
+template <class Function>
+void on_gpus(int ranks, const GroupOptions& options, Function function) {
+  const Gpus gpus(ranks);
+  InProcessWorld world(ranks);
+  Phases phases(ranks);
+  run_threads(world, [&](Rank rank) {
+    GpuRank gpu(world, rank, options);
+    REQUIRE(gpu.obstacle() == "");
+    function(gpu, [&phases] { phases.meet(); });
+  });
+}
+
+// Values whose sum depends on the order in which they are added.
+template <class T>
+std::vector<T> values_of(std::int64_t rank, std::int64_t count) {
+  constexpr double unit = std::is_same_v<T, F16> ? 1e-6 : 1.0;  // so that no sum overflows
+  std::vector<T> values(at(count));
+  std::uint64_t state = 88172645463325252ULL + static_cast<std::uint64_t>(rank) * 977;
+  for (T& value : values) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    const auto small = static_cast<std::int64_t>(state % 2001) - 1000;
+    value = std::is_integral_v<T> ? static_cast<T>(small)
+                                  : static_cast<T>(static_cast<double>(small) * std::pow(10.0, state % 7) * unit);
+  }
+  return values;
+}
+
+// As the communicators of the host's memory reduce.
+template <class T>
+std::vector<T> reduced(int ranks, std::int64_t count, ReduceOp op) {
+  std::vector<std::vector<T>> all;
+  std::vector<const std::byte*> operands;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(values_of<T>(rank, count));
+  for (const auto& values : all) operands.push_back(reinterpret_cast<const std::byte*>(values.data()));
+  std::vector<T> result(at(count));
+  reduce_in_order(dtype_of<T>(), op, operands, reinterpret_cast<std::byte*>(result.data()), count);
+  return result;
+}
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+template <class T>
+std::vector<T> part(const std::vector<T>& values, std::int64_t first, std::int64_t count) {
+  return {values.begin() + first, values.begin() + first + count};
+}
+std::int64_t before(const Counts& counts, std::int64_t rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+}
+View piece_of(const View& all, std::int64_t first, std::int64_t count) {
+  return {static_cast<std::byte*>(all.data()) + at(first) * size_of(all.dtype()), all.dtype(), {count}, all.space()};
+}
+
+template <class T, class Meet>
+void check_all_reduce(GpuRank& gpu, int ranks, std::int64_t count, ReduceOp op, Meet meet) {
+  const View data = gpu.make(values_of<T>(gpu.rank(), count));
+  meet();
+  gpu.group().all_reduce(gpu.stream(), data, op).before(gpu.stream());
+  gpu.stream().synchronize();
+  meet();
+  CHECK(same_bits(gpu.read<T>(data), reduced<T>(ranks, count, op)));
+}
+
+template <class T, class Meet>
+void check_reduce_scatter(GpuRank& gpu, const Counts& counts, bool in_place, Meet meet) {
+  const int ranks = static_cast<int>(counts.size());
+  const std::int64_t total = before(counts, ranks);
+  const std::int64_t first = before(counts, gpu.rank());
+  const std::int64_t own = counts[at(gpu.rank())];
+  const View input = gpu.make(values_of<T>(gpu.rank(), total));
+  const View output = in_place ? piece_of(input, first, own) : gpu.make(std::vector<T>(at(own)));
+  meet();
+  gpu.group().reduce_scatter(gpu.stream(), input, counts, output).before(gpu.stream());
+  gpu.stream().synchronize();
+  meet();
+  CHECK(same_bits(gpu.read<T>(output), part(reduced<T>(ranks, total, ReduceOp::sum), first, own)));
+}
+
+}  // namespace
+
+TEST_CASE("ranks on GPUs reduce by NCCL to the bits of the host's communicators, in every type") {
+  on_gpus(3, {}, [](GpuRank& gpu, auto meet) {
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+      for (const std::int64_t count : {0, 1, 5, 4099, 20011}) {
+        check_all_reduce<float>(gpu, 3, count, op, meet);
+        check_all_reduce<Bf16>(gpu, 3, count, op, meet);
+        check_all_reduce<F16>(gpu, 3, count, op, meet);
+      }
+      check_all_reduce<double>(gpu, 3, 5003, op, meet);
+      check_all_reduce<std::int64_t>(gpu, 3, 5003, op, meet);
+    }
+    for (const bool in_place : {false, true}) {
+      check_reduce_scatter<float>(gpu, {0, 4097, 1}, in_place, meet);
+      check_reduce_scatter<Bf16>(gpu, {1000, 0, 3000}, in_place, meet);
+      check_reduce_scatter<float>(gpu, {0, 0, 0}, in_place, meet);
+    }
+  });
+}
+
+TEST_CASE("reductions by NCCL of more than a stretch have the same bits") {
+  // Of two ranks, whose one peer has all of the staging memory.
+  const auto longest = static_cast<std::int64_t>(device_stretch_bytes / sizeof(float));
+  on_gpus(2, {}, [&](GpuRank& gpu, auto meet) {
+    check_reduce_scatter<float>(gpu, {longest + 1001, 7}, true, meet);
+  });
+}
+
+TEST_CASE("a maximum by NCCL with a NaN is NaN whoever has it") {
+  on_gpus(3, {}, [](GpuRank& gpu, auto meet) {
+    for (std::int64_t holder = 0; holder < 3; ++holder) {
+      std::vector<float> values(9000, 1.0F);
+      if (gpu.rank() == holder) values[0] = values[8999] = std::numeric_limits<float>::quiet_NaN();
+      const View data = gpu.make(values);
+      meet();
+      gpu.group().all_reduce(gpu.stream(), data, ReduceOp::max).before(gpu.stream());
+      gpu.stream().synchronize();
+      meet();
+      const auto result = gpu.read<float>(data);
+      CHECK(std::isnan(result[0]));
+      CHECK(result[1] == 1.0F);
+      CHECK(std::isnan(result[8999]));
+    }
+  });
+}
+
+TEST_CASE("gathers and all-to-alls by NCCL take pieces of any length, in place too, behind what the stream was given") {
+  on_gpus(3, {}, [](GpuRank& gpu, auto meet) {
+    for (const Counts& counts : {Counts{0, 3, 5}, Counts{30000, 1, 701}, Counts{0, 0, 0}}) {
+      for (const bool in_place : {false, true}) {
+        const std::int64_t total = before(counts, 3);
+        const std::int64_t own = counts[at(gpu.rank())];
+        const View all = gpu.make(std::vector<float>(at(total), 9.0F));
+        const View given = gpu.make(values_of<float>(gpu.rank(), own));
+        const View place = in_place ? piece_of(all, before(counts, gpu.rank()), own) : gpu.make(std::vector<float>(at(own)));
+        meet();
+        // Not made yet when the call is issued.
+        gpu.backend().copy(gpu.stream(), given, place);
+        gpu.group().all_gather(gpu.stream(), place, counts, all).before(gpu.stream());
+        gpu.stream().synchronize();
+        meet();
+        const auto gathered = gpu.read<float>(all);
+        for (std::int64_t rank = 0; rank < 3; ++rank)
+          CHECK(part(gathered, before(counts, rank), counts[at(rank)]) == values_of<float>(rank, counts[at(rank)]));
+      }
+    }
+    // Rank r sends r*p numbers to rank p.
+    Counts counts;
+    for (std::int64_t peer = 0; peer < 3; ++peer) counts.push_back(gpu.rank() * peer);
+    const std::int64_t total = before(counts, 3);
+    const View given = gpu.make(values_of<float>(gpu.rank(), total));
+    const View taken = gpu.make(std::vector<float>(at(total)));
+    meet();
+    gpu.group().all_to_all(gpu.stream(), given, counts, taken, counts).before(gpu.stream());
+    gpu.stream().synchronize();
+    meet();
+    const auto result = gpu.read<float>(taken);
+    for (std::int64_t peer = 0; peer < 3; ++peer) {
+      const auto theirs = values_of<float>(peer, 3 * peer);
+      CHECK(part(result, before(counts, peer), counts[at(peer)]) ==
+            part(theirs, peer * (gpu.rank() * (gpu.rank() - 1) / 2), counts[at(peer)]));
+    }
+  });
+}
+
+TEST_CASE("calls by NCCL run in the order of issue and the host waits for none of them") {
+  on_gpus(2, {}, [](GpuRank& gpu, auto meet) {
+    const View data = gpu.make(std::vector<float>(300, 1.0F));
+    meet();
+    std::vector<Ticket> tickets;
+    for (int round = 0; round < 12; ++round)
+      tickets.push_back(gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum));
+    tickets.back().before(gpu.stream());
+    gpu.stream().synchronize();
+    meet();
+    CHECK(gpu.read<float>(data) == std::vector<float>(300, 4096.0F));
+  });
+}
+
+TEST_CASE("receives that are posted ahead hold up neither sends, nor the other channel, nor what allocates") {
+  on_gpus(2, {.calls = GroupCalls::chain_exchanges}, [](GpuRank& gpu, auto meet) {
+    const int peer = static_cast<int>(1 - gpu.rank());
+    const auto exchange = [&](Direction direction, const View& data, Channel channel) {
+      const Transfer one{.direction = direction, .peer = peer, .data = data, .channel = channel};
+      return gpu.group().exchange(gpu.stream(), {&one, 1});
+    };
+    const View first = gpu.make(values_of<float>(gpu.rank() + 5, 70000));
+    const View second = gpu.make(std::vector<float>(70000));
+    meet();
+    if (gpu.rank() == 0) {
+      Ticket answer = exchange(Direction::receive, second, Channel::gradients);
+      // Until the answer is waited for, nothing waits for the peer.
+      CHECK(gpu.read<float>(gpu.make(std::vector<float>(5, 3.0F))) == std::vector<float>(5, 3.0F));
+      meet();
+      Ticket sent = exchange(Direction::send, first, Channel::activations);
+      answer.before(gpu.stream());
+      sent.before(gpu.stream());
+    } else {
+      meet();
+      exchange(Direction::receive, second, Channel::activations).before(gpu.stream());
+      exchange(Direction::send, first, Channel::gradients).before(gpu.stream());
+    }
+    gpu.stream().synchronize();
+    meet();
+    CHECK(gpu.read<float>(second) == values_of<float>(peer + 5, 70000));
+  });
+}
+
+TEST_CASE("a peer whose send waits for a receive that is not asked for yet gets further") {
+  on_gpus(2, {.calls = GroupCalls::chain_exchanges, .patience = 0.05}, [](GpuRank& gpu, auto meet) {
+    const int peer = static_cast<int>(1 - gpu.rank());
+    const auto exchange = [&](Direction direction, const View& data, Channel channel) {
+      const Transfer one{.direction = direction, .peer = peer, .data = data, .channel = channel};
+      return gpu.group().exchange(gpu.stream(), {&one, 1});
+    };
+    const View data = gpu.make(std::vector<float>(100, static_cast<float>(gpu.rank())));
+    const View got = gpu.make(std::vector<float>(100, -1.0F));
+    meet();
+    if (gpu.rank() == 0) {
+      Ticket later = exchange(Direction::receive, got, Channel::gradients);
+      exchange(Direction::send, data, Channel::activations).before(gpu.stream());
+      gpu.stream().synchronize();
+      later.before(gpu.stream());
+    } else {
+      // Takes what rank 0 sends only when its own send is done.
+      exchange(Direction::send, data, Channel::gradients).before(gpu.stream());
+      gpu.stream().synchronize();
+      exchange(Direction::receive, got, Channel::activations).before(gpu.stream());
+    }
+    gpu.stream().synchronize();
+    meet();
+    CHECK(gpu.read<float>(got) == std::vector<float>(100, static_cast<float>(peer)));
+  });
+}
+
+TEST_CASE("calls by NCCL that do not fit are bugs and harm nothing") {
+  on_gpus(2, {}, [](GpuRank& gpu, auto meet) {
+    const View data = gpu.make(std::vector<float>(9, 1.0F));
+    const View own = gpu.make(std::vector<float>(3, 1.0F));
+    const View halves(data.data(), DType::u16, {3}, data.space());
+    std::vector<float> of_host(3);
+    const View host(of_host.data(), DType::f32, {3});
+    Communicator& group = gpu.group();
+    CHECK_THROWS_AS(group.all_reduce(gpu.stream(), halves, ReduceOp::sum), BugError);
+    CHECK_THROWS_AS(group.all_reduce(gpu.stream(), host, ReduceOp::sum), BugError);
+    CHECK_THROWS_AS(group.reduce_scatter(gpu.stream(), data, Counts{3, 3}, own), BugError);
+    CHECK_THROWS_AS(group.all_gather(gpu.stream(), own, Counts{4, 5}, data), BugError);
+    const Transfer send{.direction = Direction::send, .peer = 1, .data = own};
+    CHECK_THROWS_AS(group.exchange(gpu.stream(), {&send, 1}), BugError);
+    meet();
+    group.all_reduce(gpu.stream(), own, ReduceOp::sum).wait();
+    meet();
+    CHECK(gpu.read<float>(own) == std::vector<float>(3, 2.0F));
+  });
+}
+
+TEST_CASE("a silent peer ends the calls of the others by the deadline, in words that name it, and no stream stays behind") {
+  std::string words[2];
+  on_gpus(2, {.deadline = 0.3}, [&](GpuRank& gpu, auto meet) {
+    const View data = gpu.make(std::vector<float>(8, 1.0F));
+    meet();
+    if (gpu.rank() == 0) {
+      gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum).before(gpu.stream());
+      try {
+        gpu.stream().synchronize();
+      } catch (const PeerError& error) {
+        words[0] = error.what();
+      }
+      try {
+        gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum);
+      } catch (const PeerError& error) {
+        words[1] = error.what();
+      }
+      gpu.group().abort();
+      gpu.group().abort();
+    }
+    meet();
+  });
+  CHECK(words[0] ==
+        "group world: all_reduce #0: waited 0.3 s for rank 1 (of the world); it is dead, stuck, or issued another "
+        "collective");
+  CHECK(words[1] == words[0]);
+}
+
+TEST_CASE("while somebody looks after the ranks a wait by NCCL lasts as long as it takes, and says in what it is") {
+  CollectiveStatus status;
+  WorkCount work{0};
+  const Gpus gpus(2);
+  InProcessWorld world(2);
+  Phases phases(2);
+  run_threads(world, [&](Rank rank) {
+    const auto backend = make_cuda_backend({.device = static_cast<int>(rank.value())});
+    const auto stream = backend->make_stream();
+    DeviceTransfers transfers({.backend = *backend,
+                               .deadline = 0.2,
+                               .vouched = [] { return monotonic_now(); },
+                               .work = rank == Rank(0) ? &work : nullptr,
+                               .status = rank == Rank(0) ? &status : nullptr});
+    auto group = transfers.make(world.make_transport("data", all_ranks(world), rank),
+                                {.name = "data", .ranks = all_ranks(world)});
+    const Buffer memory = backend->allocate(40);
+    const View data = memory.view(0, DType::f32, {10});
+    phases.meet();
+    if (rank == Rank(1)) {
+      CHECK(eventually([&] { return status.wait().has_value(); }));
+      const auto wait = status.wait();
+      if (wait) CHECK(wait->text == "group data (ranks 0, 1): all_reduce #0");
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      CHECK(work == 0);
+    }
+    group->all_reduce(*stream, data, ReduceOp::sum).wait();
+    if (rank == Rank(0)) {
+      CHECK(eventually([&] { return work == 1; }));
+      CHECK(eventually([&] { return !status.wait().has_value(); }));
+    }
+    phases.meet();
+  });
+}
+
+TEST_CASE("a rank that gives up ends its own calls at once, from any thread, and though NCCL's abort hangs") {
+  fake_nccl::hold_aborts(true);
+  CHECK_THROWS_WITH_AS(on_gpus(2, {},
+                               [](GpuRank& gpu, auto meet) {
+                                 const View data = gpu.make(std::vector<float>(8, 1.0F));
+                                 meet();
+                                 if (gpu.rank() == 0) {
+                                   gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum).before(gpu.stream());
+                                   std::thread([&gpu] { gpu.group().abort(); }).join();
+                                   meet();
+                                   fake_nccl::hold_aborts(false);
+                                   gpu.stream().synchronize();
+                                 } else {
+                                   meet();
+                                 }
+                               }),
+                       "group world: this rank has given it up", PeerError);
+}
+
+TEST_CASE("an asynchronous error of NCCL ends the call under way, and what was computed behind it is not used") {
+  std::string words;
+  on_gpus(2, {}, [&](GpuRank& gpu, auto meet) {
+    const View data = gpu.make(std::vector<float>(8, 1.0F));
+    const auto saves = gpu.backend().make_stream();  // a third one, behind the others
+    meet();
+    if (gpu.rank() == 0) {
+      gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum).before(gpu.stream());
+      fake_nccl::break_gpu(0);
+      saves->after(gpu.stream().record());
+      try {
+        saves->record().wait();
+      } catch (const PeerError& error) {
+        words = error.what();
+      }
+      fake_nccl::break_gpu(-1);
+    }
+    meet();
+  });
+  CHECK(words == "group world: all_reduce #0: NCCL: remote process exited or there was a network error");
+}
+
+TEST_CASE("a group with calls under way that is closed ends them") {
+  on_gpus(2, {}, [](GpuRank& gpu, auto meet) {
+    const View data = gpu.make(std::vector<float>(8, 1.0F));
+    meet();
+    if (gpu.rank() == 0) {
+      gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum).before(gpu.stream());
+      gpu.close_group();
+      CHECK_THROWS_WITH_AS(gpu.stream().synchronize(),
+                           "group world: the communicator was closed before its calls had run", PeerError);
+    }
+    meet();
+  });
+}
+
+TEST_CASE("ranks that share a GPU, that have no NCCL or one too old, or a driver that loads kernels late, are told so") {
+  const auto obstacles = [](const GroupOptions& options) {
+    InProcessWorld world(2);
+    std::string all[2];
+    run_threads(world, [&](Rank rank) { all[at(rank.value())] = GpuRank(world, rank, options).obstacle(); });
+    CHECK(all[0] == all[1]);
+    return all[0];
+  };
+  {
+    const Gpus gpus(2);
+    CHECK(obstacles({.gpu = [](Rank) { return 1; }}) == "ranks 0 and 1 compute on one GPU");
+    const fake_nccl::Installed old(22600);
+    CHECK(obstacles({}) == "rank 0: NCCL 2.26.0 is too old: NCCL 2.27.0 is the first that is used");
+  }
+  {
+    const Gpus gpus(2, "LAZY");
+    CHECK(obstacles({}) ==
+          "rank 0: the driver would load kernels at their first launch, which waits for peers then: unset "
+          "CUDA_MODULE_LOADING, or set it to EAGER");
+  }
+  ::setenv("SCALETRAIN_FAKE_GPU", "2 GPUs", 1);
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  CHECK(obstacles({}) == "rank 0: libnccl.so.2 is not found");
+  ::unsetenv("SCALETRAIN_FAKE_GPU");
+  ::unsetenv("CUDA_MODULE_LOADING");
+}
+
+}  // namespace scaletrain
