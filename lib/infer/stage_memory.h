@@ -25,8 +25,10 @@ class HostBatch {
   BatchTensors tensors() const;
   // Issues the copy. What the batch buffer has no view of is left out.
   void copy_to(Backend& backend, Stream& stream, const BatchBuffer& batch);
-  // Whether the tensors may be filled anew.
-  bool is_copied() const { return copied_.is_done(); }
+  // Until the tensors may be filled anew.
+  void wait_until_copied() const {
+    if (!copied_.is_done()) copied_.wait();
+  }
 
  private:
   View row(std::int64_t index) const;

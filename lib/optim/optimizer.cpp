@@ -20,10 +20,13 @@ class ElementwiseOptimizer : public Optimizer {
 
   std::span<const std::string> state_names() const override { return state_names_; }
 
+  void prepare(Backend& backend) override {
+    if (!scalars_) scalars_.emplace(backend, sizeof(StepScalars));
+  }
   void step(Backend& backend, Stream& stream, ParamStore& store, const StepScalars& step) override {
     SCALETRAIN_CHECK(store.options().state_names == state_names_);
     spans_.clear();
-    if (!scalars_) scalars_.emplace(backend, sizeof(step));
+    prepare(backend);
     std::memcpy(scalars_->host(0, DType::f64, {num_step_scalars}).as<double>(), &step, sizeof(step));
     scalars_->to_device(stream);
     const ConstView scalars = scalars_->device(0, DType::f64, {num_step_scalars});

@@ -19,6 +19,8 @@ class Optimizer {
   // Per-element state, zero at the start: ParamStore::Options::state_names, and the names in a checkpoint.
   virtual std::span<const std::string> state_names() const = 0;
 
+  // Allocates what a step needs, which the first one does otherwise.
+  virtual void prepare(Backend& backend) = 0;
   // Updates every range of the store, which must have been made with these state names, and then tells it, so that
   // cached compute forms are dropped and replicas gather each other's pieces: no unit may be acquired. With step.skip
   // nothing changes. The stream must have run what the call before has issued. One thread at a time.

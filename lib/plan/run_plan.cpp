@@ -201,12 +201,10 @@ std::vector<SavePiece> PhasePlan::save_plan(Rank rank) const {
   return make_save_plan(table, layout(rank), optimizer_states, masters());
 }
 
-// The host may be a whole step, or a part of an evaluation, ahead of the device, and each batch is filled for every
-// chunk: ids, targets and positions.
+// Of each batch ids, targets and positions.
 std::size_t PhasePlan::pinned_staging() const {
   if (is_host_accessible(space)) return 0;
-  const std::int64_t passes = std::max(num_micro_batches, longest_evaluation_part(*this)) * chunks;
-  const std::int64_t numbers = checked_mul(passes, 3 * micro_batch.rows());
+  const std::int64_t numbers = checked_mul(batches_ahead, 3 * micro_batch.rows());
   return host_access_pieces * host_access_piece_bytes + static_cast<std::size_t>(numbers) * size_of(DType::i32);
 }
 

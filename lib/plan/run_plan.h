@@ -117,6 +117,10 @@ struct PhasePlan {
   std::size_t transfer_staging(const ActivationPlan& activation, Rank rank) const;
 };
 
+// Where a device has memory of its own, micro-batches that the host has filled and it has not copied yet, at most: the
+// host may be so many passes ahead of it.
+inline constexpr std::int64_t batches_ahead = 16;
+
 struct RunPlan {
   std::vector<PhasePlan> phases;
   std::vector<std::string> notices;  // for the user: what is planned and perhaps not meant

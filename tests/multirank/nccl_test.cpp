@@ -22,8 +22,12 @@
 #include "comm/collective/ordered_reduction.h"
 #include "store/device_communicator.h"
 #include "support/cuda/fake_nccl.h"
+#include "store/staged_communicator.h"
 #include "support/eventually.h"
+#include "support/models/tiny_model.h"
+#include "support/ranks/rank_trainer.h"
 #include "support/ranks/ranks.h"
+#include "support/ranks/test_layout.h"
 
 namespace scaletrain {
 namespace {
@@ -226,7 +230,89 @@ void check_reduce_scatter(GpuRank& gpu, const Counts& counts, bool in_place, Mee
   CHECK(same_bits(gpu.read<T>(output), part(reduced<T>(ranks, total, ReduceOp::sum), first, own)));
 }
 
+// Losses and norms of rank 0, in three steps, and then an evaluation's.
+struct GpuNumbers {
+  std::vector<double> losses, grad_norms;
+  double evaluation = 0.0;
+
+  bool operator==(const GpuNumbers&) const = default;
+};
+enum class Exchanged { through_the_host, by_nccl };
+
+GpuNumbers train_on_gpus(const Config& config, DType compute, Exchanged exchanged) {
+  PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
+  plan.compute = compute;
+  const auto world_size = static_cast<int>(plan.mesh.world());
+  const Gpus gpus(world_size);
+  plan.compute_on(*make_cuda_backend({.compute = compute}));
+  GpuNumbers numbers;
+  InProcessWorld world(world_size);
+  Phases phases(world_size);
+  std::vector<RankGroups> all_groups(at(world_size));
+  run_threads(world, [&](Rank rank) {
+    const CudaOptions options{.device = static_cast<int>(rank.value()), .compute = compute};
+    const auto copying = make_cuda_backend(options);
+    DeviceTransfers transfers({.backend = *copying, .deadline = 5.0});
+    RankGroups& groups = all_groups[at(rank.value())];
+    groups = make_groups(plan.mesh, rank, plan.group_facts(), [&](const GroupSpec& spec) {
+      auto transport = world.make_transport(spec.name, spec.members, rank);
+      const std::string name(to_text(spec.kind));
+      if (!is_control(spec.kind) && exchanged == Exchanged::by_nccl) {
+        const auto calls = spec.kind != GroupKind::pipeline ? GroupCalls::collectives
+                           : plan.chunks > 1                ? GroupCalls::ring_exchanges
+                                                            : GroupCalls::chain_exchanges;
+        return transfers.make(std::move(transport), {.name = name, .ranks = spec.members, .calls = calls});
+      }
+      auto group = make_direct_communicator(
+          std::move(transport), {.group_name = name, .ranks = spec.members, .mode = DirectOptions::Mode::caller});
+      return is_control(spec.kind) ? std::move(group) : make_staged_communicator(std::move(group), *copying);
+    });
+    RankTrainer trainer(config, plan, rank, groups, make_cuda_backend(options));
+    phases.meet();
+    for (int step = 0; step < 3; ++step) {
+      const StepRunner::Result result = trainer.step();
+      if (rank.value() != 0) continue;
+      numbers.losses.push_back(result.outcome.loss);
+      numbers.grad_norms.push_back(result.outcome.grad_norm);
+    }
+    const double loss_sum = trainer.evaluate(9).loss_sum;
+    if (rank.value() == 0) numbers.evaluation = loss_sum;
+    trainer.settled_store();
+    phases.meet();
+    groups = {};
+  });
+  return numbers;
+}
+
+// Every kind of transfer.
+std::vector<TestLayout> layouts_of_gpus() {
+  return {{"data 2", 2, 1, 1, 0},
+          {"data 2, ZeRO 1", 2, 1, 1, 1},
+          {"data 3, ZeRO 2", 3, 1, 1, 2},
+          {"data 2, ZeRO 3", 2, 1, 1, 3},
+          {"tensor 2", 1, 2, 1, 0},
+          {"gpipe 2", 1, 1, 2, 0, ScheduleKind::gpipe},
+          {"1f1b 2", 1, 1, 2, 0, ScheduleKind::one_f_one_b},
+          {"zb-h1 2", 1, 1, 2, 0, ScheduleKind::zb_h1},
+          {"interleaved 2", 1, 1, 2, 0, ScheduleKind::interleaved, 2},
+          {"data 2, tensor 2, 1f1b 2, ZeRO 1", 2, 2, 2, 1, ScheduleKind::one_f_one_b}};
+}
+
 }  // namespace
+
+TEST_CASE("trainings whose ranks exchange by NCCL have the bits of those that exchange through the host's memory") {
+  for (const TestLayout& layout : layouts_of_gpus()) {
+    CAPTURE(layout.name);
+    Config config = tiny_config({.layers = 4});
+    config.train.global_batch = 12;
+    if (layout.tensor > 1) make_llama(config.model);
+    lay_out(config, layout);
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      CAPTURE(to_text(compute));
+      CHECK(train_on_gpus(config, compute, Exchanged::by_nccl) == train_on_gpus(config, compute, Exchanged::through_the_host));
+    }
+  }
+}
 
 TEST_CASE("ranks on GPUs reduce by NCCL to the bits of the host's communicators, in every type") {
   on_gpus(3, {}, [](GpuRank& gpu, auto meet) {

@@ -162,6 +162,7 @@ std::string WorkerParts::open_data(const std::string& found_by_first, DataCheck 
 
 void WorkerParts::allocate(WorkCount* work) {
   try {
+    backend->prepare(*stream);
     ParamStore::Options store_options = phase.store_options(backend->compute_type());
     store_options.groups = &groups;
     store_options.work = work;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "plan/communication/transfer.h"
+#include "plan/run_plan.h"
 
 namespace scaletrain {
 
@@ -40,6 +41,9 @@ StageExecutor::StageExecutor(const Parts& parts) : parts_(parts), loss_sum_(part
   inputs_ = FreeList(narrow<std::int64_t>(plan.inputs.size()));
   gradient_inputs_ = FreeList(narrow<std::int64_t>(plan.gradient_inputs.size()));
   gradient_outputs_ = FreeList(narrow<std::int64_t>(plan.gradient_outputs.size()));
+  // All of them now: in a step the device may wait for peers, and what allocates for the device.
+  const std::int64_t batches = is_host_accessible(parts.backend.space()) ? 1 : batches_ahead;
+  for (std::int64_t i = 0; i < batches; ++i) host_batches_.emplace_back(parts.backend, plan.shape.rows());
 }
 
 StageExecutor::~StageExecutor() {
@@ -292,12 +296,9 @@ void StageExecutor::prefetch(int unit) {
 }
 
 HostBatch& StageExecutor::free_host_batch() {
-  if (!host_batches_.empty() && host_batches_.front().is_copied()) {
-    host_batches_.push_back(std::move(host_batches_.front()));
-    host_batches_.pop_front();
-  } else {
-    host_batches_.emplace_back(parts_.backend, parts_.memory.plan().shape.rows());
-  }
+  host_batches_.push_back(std::move(host_batches_.front()));
+  host_batches_.pop_front();
+  host_batches_.back().wait_until_copied();
   return host_batches_.back();
 }
 

@@ -187,7 +187,7 @@ class StageExecutor {
   std::deque<PendingSend> pending_sends_;  // oldest first
   std::vector<std::int64_t> chunks_to_reduce_;
   std::map<MicroBatch, ReadTargets> read_targets_;
-  std::deque<HostBatch> host_batches_;  // as many as are under way at once, oldest first
+  std::deque<HostBatch> host_batches_;  // the one that was filled longest ago is the first
   MicroBatchSource* source_ = nullptr;
   Mode mode_ = Mode::train;
   double loss_gradient_ = 0.0;

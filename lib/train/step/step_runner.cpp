@@ -48,7 +48,9 @@ StepRunner::StepRunner(const Parts& parts)
     : parts_(parts),
       squares_(parts.backend, parts.store),
       executor_(executor_parts(parts)),
-      training_(executor_.order_of(parts.plan.schedule(parts.rank))) {}
+      training_(executor_.order_of(parts.plan.schedule(parts.rank))) {
+  parts_.optimizer.prepare(parts_.backend);
+}
 
 StepRunner::Result StepRunner::step(MicroBatchSource& source, const StepSettings& settings, const AskVotes& votes,
                                     const BeforeUpdate& before_update) {

@@ -168,6 +168,7 @@ class RankTrainer {
                  .work = &progress_}),
         source_(plan, rank, masks),
         abort_on_exception_(groups) {
+    backend_->prepare(*stream_);
     initialise_parameters(store_, *stream_, config.run.seed, 1);
   }
 
