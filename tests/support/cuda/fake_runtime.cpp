@@ -2,9 +2,9 @@
 // thread of its own (support/ranks/late_backend.h), so that what is not ordered by events shows; the null stream runs
 // it at once. Device memory is the host's.
 //
-// What a driver may wait for the whole device in does so here, for all GPUs of the process: whoever gets or gives back
-// memory, or launches a kernel for the first time without CUDA_MODULE_LOADING=EAGER, while a stream waits for somebody
-// who waits for him hangs.
+// What a driver may wait for the whole device in does so here: whoever gets or gives back memory, or launches a kernel
+// for the first time without CUDA_MODULE_LOADING=EAGER, while a stream of that GPU waits for somebody who waits for him
+// hangs. Such waits are counted (fake_runtime.h).
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "cuda_language.h"
+#include "support/cuda/fake_runtime.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
 
@@ -58,17 +60,22 @@ thread_local bool is_in_host_function = false;
 #define REFUSE_IN_HOST_FUNCTION \
   if (is_in_host_function) return cudaErrorNotPermitted
 
-// Of all streams that there are.
+thread_local int device_of_thread = 0;
+
+// Of all streams that there are, and on which GPU each is.
 std::mutex streams_mutex;
-std::set<FakeStream>& streams() {
-  static std::set<FakeStream> all;
+std::map<FakeStream, int>& streams() {
+  static std::map<FakeStream, int> all;
   return all;
 }
+std::atomic<std::uint64_t> waits_for_devices{0};
 void wait_for_device() {
+  ++waits_for_devices;
   std::vector<FakeStream> all;
   {
     const std::lock_guard lock(streams_mutex);
-    all.assign(streams().begin(), streams().end());
+    for (const auto& [stream, device] : streams())
+      if (device == device_of_thread) all.push_back(stream);
   }
   for (const FakeStream& stream : all) {
     try {
@@ -77,8 +84,6 @@ void wait_for_device() {
     }
   }
 }
-
-thread_local int device_of_thread = 0;
 
 std::string wanted_of_environment() {
   const char* const wanted = std::getenv("SCALETRAIN_FAKE_GPU");
@@ -198,6 +203,14 @@ void load_kernel(const void* kernel) {
 
 }  // namespace scaletrain::cuda
 
+namespace scaletrain::fake_runtime {
+
+std::uint64_t device_waits() {
+  return waits_for_devices;
+}
+
+}  // namespace scaletrain::fake_runtime
+
 extern "C" {
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
@@ -249,7 +262,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   const auto made = std::make_shared<LateStream>(seed++, Lateness::in_bursts);
   {
     const std::lock_guard lock(streams_mutex);
-    streams().insert(made);
+    streams().emplace(made, device_of_thread);
   }
   *stream = reinterpret_cast<cudaStream_t>(new FakeStream(made));
   return cudaSuccess;
