@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <string_view>
 
 #include "base/error.h"
@@ -58,6 +59,10 @@ std::string_view reason_without_key(const UserError& error) {
   std::string_view reason = error.what();
   if (reason.starts_with(cuda_key)) reason.remove_prefix(cuda_key.size());
   return reason;
+}
+
+void load_kernels_ahead() {
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }
 
 bool has_nvidia_driver() {

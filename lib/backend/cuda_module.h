@@ -76,6 +76,11 @@ class CudaModule {
 // Such an error's words without the key, for texts in which nobody has asked for a GPU by it.
 std::string_view reason_without_key(const UserError& error);
 
+// Has the driver load all kernels of this process at its start instead of each at its first launch, unless the
+// environment says otherwise: a load may wait for everything that the GPU has under way, and that for a peer. Before
+// the first CudaModule.
+void load_kernels_ahead();
+
 // Whether there is a driver of NVIDIA's, of whatever version: quick, where to load a module is not.
 bool has_nvidia_driver();
 

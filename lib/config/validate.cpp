@@ -41,6 +41,7 @@ class Rules {
     check_model();
     check_tf32();
     check_offload();
+    check_transport();
     if (origin_ == Origin::user) {
       check_idle_model_keys();
       check_idle_train_keys();
@@ -119,6 +120,13 @@ class Rules {
              fmt::format("heads {}{} is no multiple of kv_heads {}{}", model.heads, from_preset("model.heads"),
                          model.kv_heads, from_preset("model.kv_heads")));
     }
+  }
+
+  void check_transport() {
+    if (config_.launch.transport != RankTransport::nccl || device_ == DeviceKind::cuda) return;
+    if (are_fine({"launch.transport", "run.device"}))
+      refuse({"launch.transport", "run.device"},
+             "nccl is between GPUs, and this would compute on processors: use auto there");
   }
 
   void check_tf32() {

@@ -88,6 +88,12 @@ std::string address_of_interface(const std::string& interface) {
                   host_name(), quoted(interface), known.empty() ? "none" : known));
 }
 
+std::string interface_of_address(const std::string& address) {
+  for (const InterfaceAddress& entry : interface_addresses())
+    if (entry.address == address) return entry.name;
+  return {};
+}
+
 std::string address_towards(const std::string& host) {
   addrinfo hints{};
   hints.ai_family = host.empty() ? AF_INET : AF_UNSPEC;

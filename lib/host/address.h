@@ -9,6 +9,9 @@ namespace scaletrain {
 // this host has neither; it lists what there is.
 std::string address_of_interface(const std::string& interface);
 
+// The name of this host's interface that has the address; empty: none has.
+std::string interface_of_address(const std::string& address);
+
 // The numeric address of this host's interface towards `host`, or towards the network at large if `host` is empty;
 // "127.0.0.1" where there is no network. PeerError if `host` cannot be resolved.
 std::string address_towards(const std::string& host);

@@ -602,9 +602,7 @@ struct DeviceTransfers::Impl {
     const auto device = options.backend.device();
     return {.gpu = device ? device->id : "",
             .network = found.network ? found.network->name() : "",
-            .obstacle = !found.network            ? found.obstacle
-                        : !options.has_own_gpu ? "another rank computes on its GPU too"
-                                                  : ""};
+            .obstacle = options.has_own_gpu ? found.obstacle : "another rank computes on its GPU too"};
   }
 
   std::unique_ptr<DeviceLane> join(const std::string& id, std::vector<Rank> members, int rank, int share) {

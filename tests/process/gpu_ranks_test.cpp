@@ -52,8 +52,9 @@ const std::string sharing =
     "notice: 2 ranks share 1 GPU (NVIDIA H100 80GB HBM3): each has a part of its time and its memory, and all together "
     "are not faster than one rank on each GPU\n";
 const std::string staging =
-    "notice: ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU (NCCL is not "
-    "supported yet)\n";
+    "ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU: NCCL is not used (";
+const std::string staging_of_sharers = staging + "rank 0: another rank computes on its GPU too); set launch.transport";
+const std::string staging_without_nccl = staging + "rank 0: libnccl.so.2 is not found); set launch.transport: host";
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 

@@ -273,7 +273,6 @@ std::optional<std::int64_t> planned_world(const Config& config, std::optional<st
 void tell_gpus(const VisibleGpus& gpus, std::int64_t ranks) {
   const std::string notice = gpus_notice(gpus, ranks);
   if (!notice.empty()) write_message("notice: " + notice);
-  if (ranks > 1) write_message("notice: " + staging_notice());
 }
 
 // Those that run will have it, or not: this host may be where somebody only looks.

@@ -162,7 +162,6 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
   } else if (run.is_on_gpus()) {
     refuse_unfit_gpu(run.loaded, *run.plan, run.gpus, likely_gpu(place, run.gpus.count()), {place.rank});
   }
-  if (run.is_on_gpus() && run.is_first() && world > 1) write_message("notice: " + staging_notice());
   check_room(run);
   if (run.is_first() && place.is_per_node) notice_crowd(run.layout.ranks_per_place);
   refuse_unfit_weights(run.loaded, *run.plan);

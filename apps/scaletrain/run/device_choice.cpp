@@ -163,11 +163,6 @@ std::string gpus_notice(const VisibleGpus& gpus, std::int64_t ranks) {
       ranks, counted(count, "GPU"), gpus.at(0).name, each);
 }
 
-std::string staging_notice() {
-  return "ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU (NCCL is not "
-         "supported yet)";
-}
-
 std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, std::int64_t device, std::int64_t gpus) {
   std::vector<std::int64_t> on_it;
   for (auto index = static_cast<std::size_t>(device); index < ranks.size(); index += static_cast<std::size_t>(gpus))
@@ -178,6 +173,10 @@ std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, s
 void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus,
                        const std::vector<std::int64_t>& ranks) {
   const std::int64_t used = std::min(gpus.count(), std::ssize(ranks));
+  if (loaded.config.launch.transport == RankTransport::nccl && used < std::ssize(ranks))
+    throw UserError(loaded.located(fmt::format(
+        "launch.transport: nccl is between GPUs that each have one rank, and {} ranks would share {}: set auto",
+        ranks.size(), counted(gpus.count(), "GPU"))));
   for (std::int64_t device = 0; device < used; ++device)
     refuse_unfit_gpu(loaded, plan, gpus, device, ranks_on_gpu(ranks, device, gpus.count()));
 }

@@ -56,8 +56,6 @@ DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::
 // What there is to tell of GPUs that so many ranks see: that they share them, or that some are left idle. Empty:
 // nothing.
 std::string gpus_notice(const VisibleGpus& gpus, std::int64_t ranks);
-// That what ranks on GPUs tell each other takes a detour.
-std::string staging_notice();
 
 // Those of these ranks (ascending) that compute on this GPU.
 std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, std::int64_t device, std::int64_t gpus);

@@ -4,6 +4,7 @@
 
 #include "base/process/last_words.h"
 #include "commands/commands.h"
+#include "host/address.h"
 #include "host/machine.h"
 #include "host/run_lock.h"
 #include "launch/workers/communicators.h"
@@ -29,7 +30,12 @@ ExitCode train_rank(const RankProcess& process) {
   options.data_degree = process.data_degree;
   options.place.gpus = process.gpus;
   std::optional<ProcessNetwork> network;
+  std::string staged_because;
+  const GpuPlace& gpus = process.gpus;
+  const bool has_own_gpu = gpus.expected > 0 && gpus.sharers(static_cast<int>(gpus.expected)) == 1;
   if (process.world > 1) {
+    // Kernels of NCCL wait for peers, and whoever loads one for them. Before the first look at a GPU.
+    if (has_own_gpu) load_kernels_ahead();
     options.place = {
         .rank = process.rank,
         .world = process.world,
@@ -38,11 +44,12 @@ ExitCode train_rank(const RankProcess& process) {
         .rendezvous = process.store,
         .background_rendezvous = process.background_store,
         .make_communicators =
-            [&process, &network](const PhasePlan& plan, const LaunchConfig& launch, Backend& backend) {
+            [&process, &network, &staged_because, has_own_gpu](const PhasePlan& plan, const LaunchConfig& launch,
+                                                               Backend& backend) {
               if (!network)
                 network.emplace(ProcessNetwork::Options{.address = process.address,
                                                         .secret = process.secret,
-                                                        .uses_memory = launch.transport == RankTransport::automatic});
+                                                        .uses_memory = launch.transport != RankTransport::tcp});
               return process_communicators({.network = *network,
                                             .store = *process.store,
                                             .self = process.rank,
@@ -50,9 +57,18 @@ ExitCode train_rank(const RankProcess& process) {
                                             .deadline = collective_deadline(process.heartbeat, longest_wait(plan)),
                                             .vouched = process.vouched,
                                             .work = process.work,
-                                            .status = process.collectives});
+                                            .status = process.collectives,
+                                            .devices = {.transport = launch.transport,
+                                                        .interface = launch.interface ? interface_of_address(process.address) : "",
+                                                        .has_own_gpu = has_own_gpu,
+                                                        .is_ring = plan.chunks > 1,
+                                                        .is_staged = [&staged_because](const std::string& obstacle) {
+                                                          staged_because = obstacle;
+                                                        }}});
             },
-        .connection_notice = [&network] { return connection_notice(network->reach()); },
+        .connection_notice = [&network, &staged_because] {
+          return staged_because.empty() ? connection_notice(network->reach()) : staging_notice(staged_because);
+        },
         .processors_per_thread = share.processors_per_thread};
   }
   return train_run(options);

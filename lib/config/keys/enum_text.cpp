@@ -44,7 +44,10 @@ constexpr Names<ScheduleKind, 4> kSchedules = {{{ScheduleKind::gpipe, "gpipe"},
                                                 {ScheduleKind::one_f_one_b, "1f1b"},
                                                 {ScheduleKind::interleaved, "interleaved"},
                                                 {ScheduleKind::zb_h1, "zb-h1"}}};
-constexpr Names<RankTransport, 2> kTransports = {{{RankTransport::automatic, "auto"}, {RankTransport::tcp, "tcp"}}};
+constexpr Names<RankTransport, 4> kTransports = {{{RankTransport::automatic, "auto"},
+                                                  {RankTransport::host, "host"},
+                                                  {RankTransport::tcp, "tcp"},
+                                                  {RankTransport::nccl, "nccl"}}};
 constexpr Names<Precision, 4> kPrecisions = {
     {{Precision::fp32, "fp32"}, {Precision::tf32, "tf32"}, {Precision::bf16, "bf16"}, {Precision::fp16, "fp16"}}};
 

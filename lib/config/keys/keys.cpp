@@ -417,15 +417,17 @@ void add_rest(KeyTable<Config>& table) {
                               elastic_table(), FIELD(supervise.elastic_min_data)));
   table.push_back(
       top({"launch.interface", "",
-           "Interface (or its numeric address) that this host's ranks listen on; auto: loopback if all are here, else "
-           "the one towards rank 0."},
+           "Interface (or its numeric address) that this host's ranks listen on, NCCL's too; auto: loopback if all are "
+           "here, else the one towards rank 0; NCCL chooses itself then."},
           optional(TextCodec{TextRule::plain_name}, "auto"), FIELD(launch.interface)));
   table.push_back(top({"launch.port", "", "Port of the rendezvous; auto: any free one."},
                       optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
   table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host; divides their number."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
   table.push_back(top(
-      {"launch.transport", "", "How ranks exchange; auto: those of one host through memory, others by TCP; tcp: all."},
+      {"launch.transport", "",
+       "How ranks exchange. auto: on GPUs by NCCL where each has its own and NCCL is found, else as host; host: those of "
+       "one host through its memory, others by TCP; tcp: all by TCP; nccl: on GPUs by NCCL, or not at all."},
       EnumCodec<RankTransport>(), FIELD(launch.transport)));
   table.push_back(top({"log.every", "steps",
                        "Steps between lines for people, off a terminal; auto: some at first, then one every 30 s. "

@@ -1,12 +1,19 @@
 #include "launch/workers/communicators.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "base/error.h"
 #include "comm/collective/direct_communicator.h"
 #include "comm/communicator.h"
+#include "store/device_communicator.h"
 #include "store/staged_communicator.h"
 
 namespace scaletrain {
@@ -19,14 +26,60 @@ bool has_queue(GroupKind kind, const GroupFacts& facts) {
   return is_staged(kind, facts) || !is_waited_at_once(kind);
 }
 
+namespace {
+
+std::string ranks_text(const std::vector<Rank>& ranks) {
+  std::vector<std::int64_t> numbers;
+  for (const Rank rank : ranks) numbers.push_back(rank.value());
+  return fmt::format("{}", fmt::join(numbers, ", "));
+}
+
+bool may_be_direct(const DeviceExchange& devices) {
+  return devices.transport == RankTransport::automatic || devices.transport == RankTransport::nccl;
+}
+
+// Null, and the transport is the caller's still, where the members have to exchange through the host's memory.
+std::unique_ptr<Communicator> from_device_to_device(DeviceTransfers& transfers, const DeviceExchange& devices,
+                                                    const GroupSpec& spec, std::unique_ptr<Transport>& transport) {
+  using Calls = DeviceTransfers::Calls;
+  const DeviceTransfers::Group group{.name = std::string(to_text(spec.kind)),
+                                     .ranks = spec.members,
+                                     .calls = spec.kind != GroupKind::pipeline ? Calls::collectives
+                                              : devices.is_ring                ? Calls::ring_exchanges
+                                                                               : Calls::chain_exchanges};
+  const std::string obstacle = transfers.obstacle(*transport, group);
+  if (obstacle.empty()) return transfers.make(std::move(transport), group);
+  if (devices.transport == RankTransport::nccl)
+    throw UserError(fmt::format("launch.transport: nccl: the {} group of ranks {} cannot exchange so ({}): see to that, "
+                                "or set launch.transport: auto",
+                                group.name, ranks_text(group.ranks), obstacle));
+  if (devices.is_staged) devices.is_staged(obstacle);
+  return nullptr;
+}
+
+}  // namespace
+
 CommunicatorFactory process_communicators(const ProcessCommunication& communication) {
-  return [communication](const GroupSpec& group) -> std::unique_ptr<Communicator> {
+  const auto transfers = std::make_shared<std::optional<DeviceTransfers>>();  // from the first group on that needs it
+  return [communication, transfers](const GroupSpec& group) -> std::unique_ptr<Communicator> {
     if (group.members.size() == 1) return make_single_communicator(std::string(to_text(group.kind)));
     const GroupFacts facts{.control = !is_host_accessible(communication.backend.space())};
     const bool staged = is_staged(group.kind, facts);
     const bool queued = !staged && has_queue(group.kind, facts);
     auto transport = communication.network.connect(communication.store, group.name, group.members, communication.self,
                                                    communication.connect_seconds);
+    if (staged && may_be_direct(communication.devices)) {
+      if (!*transfers)
+        transfers->emplace(DeviceTransfers::Options{.backend = communication.backend,
+                                                    .network = {.interface = communication.devices.interface},
+                                                    .has_own_gpu = communication.devices.has_own_gpu,
+                                                    .deadline = communication.deadline,
+                                                    .vouched = communication.vouched,
+                                                    .work = communication.work,
+                                                    .status = communication.status,
+                                                    .connect_seconds = communication.connect_seconds});
+      if (auto made = from_device_to_device(**transfers, communication.devices, group, transport)) return made;
+    }
     auto made = make_direct_communicator(std::move(transport),
                                          {.group_name = std::string(to_text(group.kind)),
                                           .ranks = group.members,
@@ -38,6 +91,13 @@ CommunicatorFactory process_communicators(const ProcessCommunication& communicat
     if (communication.status == nullptr) return made;
     return make_reporting_communicator(std::move(made), group.members, *communication.status);
   };
+}
+
+std::string staging_notice(const std::string& obstacle) {
+  return fmt::format(
+      "ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU: NCCL is not used ({}); "
+      "set launch.transport: host to hear no more of it",
+      obstacle);
 }
 
 std::string connection_notice(const ProcessNetwork::Reach& reach) {

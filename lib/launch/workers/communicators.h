@@ -1,5 +1,6 @@
 // The communicators of a rank that is a process of its own: collectives by direct exchange over the transports of
-// process_network.h, of what lies in a device's memory through the host's (store/staged_communicator.h).
+// process_network.h. Of what lies in a device's memory from device to device (store/device_communicator.h), where all
+// members of a group can, else through the host's (store/staged_communicator.h).
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,20 @@
 #include "comm/collective/collective_status.h"
 #include "comm/process/process_network.h"
 #include "comm/rendezvous/key_value_store.h"
+#include "config/config.h"
 #include "store/rank_groups.h"
 
 namespace scaletrain {
+
+// Of ranks that compute in a device's memory: how they exchange what lies there.
+struct DeviceExchange {
+  RankTransport transport = RankTransport::automatic;
+  std::string interface{};   // by name; empty: whichever is found
+  bool has_own_gpu = false;  // no other rank computes on it
+  bool is_ring = false;      // the last stage sends to the first: one rank has several chunks of the model
+  // Hears why what could go from GPU to GPU goes through the host's memory.
+  std::function<void(const std::string& obstacle)> is_staged{};
+};
 
 struct ProcessCommunication {
   ProcessNetwork& network;
@@ -27,6 +39,7 @@ struct ProcessCommunication {
   WorkCount* work = nullptr;
   CollectiveStatus* status = nullptr;  // told of every call; null: nobody is
   double connect_seconds = 300.0;      // for the members of a group to come together: the slowest one's start-up
+  DeviceExchange devices{};
 };
 
 // Whether what such a group transfers lies in the memory of a device, of ranks that compute in such.
@@ -35,9 +48,12 @@ bool is_staged(GroupKind kind, const GroupFacts& facts);
 // caller's, but where they are staged.
 bool has_queue(GroupKind kind, const GroupFacts& facts);
 
-// Network, store, backend, count and status outlive the factory and what it makes.
+// Network, store, backend, count and status outlive the factory and what it makes. With transport nccl the factory
+// throws a UserError where a group cannot exchange so.
 CommunicatorFactory process_communicators(const ProcessCommunication& communication);
 
+// That what ranks on GPUs tell each other takes a detour: why, and what to do.
+std::string staging_notice(const std::string& obstacle);
 // That ranks of this host talk by TCP though they could read each other's memory, if the system let them: why, and what
 // to do. Empty where nothing is in the way.
 std::string connection_notice(const ProcessNetwork::Reach& reach);

@@ -12,6 +12,8 @@ namespace scaletrain {
 TEST_CASE("an interface is found by name or address, and a wrong one is answered with those there are") {
   CHECK(address_of_interface("lo") == "127.0.0.1");
   CHECK(address_of_interface("127.0.0.1") == "127.0.0.1");
+  CHECK(interface_of_address("127.0.0.1") == "lo");
+  CHECK(interface_of_address("192.0.2.1").empty());
   try {
     address_of_interface("ib7");
     FAIL("expected a UserError");
