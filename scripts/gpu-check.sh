@@ -2,6 +2,7 @@
 # gpu-check.sh [PART]...: tests and measures a machine's GPU by the bundle that this script lies in (gpu-bundle.sh), which needs CUDA 13
 # there and nothing else. All parts, or those that are named:
 #   parity    every operation on the GPU against float64, in fp32, bf16 and fp16, and linear maps in tf32
+#   nccl      what one GPU can show of NCCL: a group of one rank, which sends to itself; absent where the machine has no libnccl.so.2
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
 #   ranks     the program with two ranks that share the GPU (data 2 at ZeRO 3, tensor 2, pipeline 2): the losses of one rank
@@ -9,7 +10,7 @@
 # GPU_CHECK_STEPS: how many steps the killed run has (2000; fewer for a GPU that the host carries out). Writes gpu-check.json and logs beside
 # itself; exits 0 if all is well. CUDA's libraries are those of the system, or of a Python installation that has them.
 set -euo pipefail
-all=(parity training program ranks speed)
+all=(parity nccl training program ranks speed)
 parts=()
 for word in "$@"; do
   case "$word" in
@@ -17,7 +18,7 @@ for word in "$@"; do
       sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
-    parity | training | program | ranks | speed) parts+=("$word") ;;
+    parity | nccl | training | program | ranks | speed) parts+=("$word") ;;
     *)
       echo "gpu-check.sh: unknown argument $word; --help tells what there is" >&2
       exit 2
@@ -42,6 +43,13 @@ cuda_libraries() {
     fi
   done
 }
+# What a Python installation has beside it: cuDNN and NCCL, each in a folder of its own.
+python_libraries() {
+  local folder
+  for folder in "$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)"/nvidia/{cudnn,nccl}/lib; do
+    if [ -d "$folder" ]; then printf ':%s' "$folder"; fi
+  done
+}
 cuda=$(cuda_libraries)
 [ -n "$cuda" ] || { echo "gpu-check.sh: libcublasLt.so.13 is nowhere: install CUDA 13" >&2; exit 1; }
 root=$PWD
@@ -55,6 +63,10 @@ run_test() {
   if grep -q 'MESSAGE: skipped: run.device' "$logs/$part.log"; then return 1; fi
 }
 check_parity() { run_test test_backend --test-case='the_gpu_of_this_machine*'; }
+check_nccl() {
+  run_test test_backend --test-case='nccl_of_this_machine*' || return 1
+  if grep -q 'MESSAGE: skipped: NCCL' "$logs/nccl.log"; then result=absent; fi
+}
 check_training() { run_test test_train_gpu && run_test test_gpu; }
 
 # Losses by step, of steps that were made again the last time.
@@ -136,7 +148,7 @@ check_speed() {
   measure gpt2-124m --samples 32 "${torch[@]}" && measure gpt2-1558m --samples 16 --micro-batches 4 && measure llama-1.5b --samples 8 --micro-batches 4
 }
 
-export LD_LIBRARY_PATH=$root/lib:$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH=$root/lib:$cuda$(python_libraries)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
 echo "gpu-check, $(date -u +%FT%TZ): ${gpu:-no GPU that nvidia-smi knows}"
 code=0
@@ -146,7 +158,7 @@ for part in "${parts[@]}"; do
   began=$SECONDS
   result=passed
   "check_$part" || result=failed
-  [ "$result" = passed ] || code=1
+  [ "$result" != failed ] || code=1
   lines+=("$(printf '%-10s %-8s %s s' "$part" "$result" $((SECONDS - began)))")
   json+="$(printf ', "%s": {"result": "%s", "seconds": %d}' "$part" "$result" $((SECONDS - began)))"
 done

@@ -32,7 +32,7 @@ struct DeviceReduction {
   DType dtype = DType::f32;
   std::int64_t count = 0;  // elements of an operand
   int operands = 1;
-  int own = 0;                        // which of them is the rank's own
+  int own = 0;  // which of them is the rank's own
   const std::byte* own_data = nullptr;
   const std::byte* others = nullptr;  // in their order, each so many bytes behind the one before
   std::size_t stride = 0;
@@ -89,7 +89,8 @@ class DeviceNetwork {
 inline constexpr std::size_t device_group_id_bytes = 128;
 
 struct DeviceNetworkOptions {
-  std::string interface{};  // of the host, by name, for what ranks tell each other beside it; empty: whichever is found
+  std::string interface {
+  };  // of the host, by name, for what ranks tell each other beside it; empty: whichever is found
 };
 
 // A network, or why there is none.

@@ -16,6 +16,7 @@
 #include "plan/longest_wait.h"
 #include "plan/size_limits.h"
 #include "plan/stage_work.h"
+#include "store/device_communicator.h"
 #include "store/staged_communicator.h"
 
 namespace scaletrain {
@@ -192,6 +193,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
   if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
+  if (const std::size_t bytes = device_staging(rank); bytes > 0) memory.items.push_back({"sums between GPUs", bytes});
   if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes, true});
   if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank), true});
   return memory;
@@ -223,6 +225,15 @@ std::size_t PhasePlan::transfer_staging(const ActivationPlan& activation, Rank r
   for (const GroupKind kind : group_kinds)
     if (kind != GroupKind::pipeline && !is_control(kind) && group_of(mesh, kind, rank, group_facts()))
       bytes += staged_stretch_bytes;
+  return bytes;
+}
+
+std::size_t PhasePlan::device_staging(Rank rank) const {
+  if (is_host_accessible(space)) return 0;
+  std::size_t bytes = 0;
+  for (const GroupKind kind : group_kinds)
+    if (kind != GroupKind::pipeline && !is_control(kind) && group_of(mesh, kind, rank, group_facts()))
+      bytes += device_stretch_bytes;
   return bytes;
 }
 

@@ -112,6 +112,8 @@ struct PhasePlan {
   // Pinned memory of the host, at most, through which a rank and its device's memory exchange values: batches on their
   // way, and pieces of what is loaded or saved (backend/host_access.h). 0 where the device's memory is the host's.
   std::size_t pinned_staging() const;
+  // Of the device's memory, what its groups sum by where ranks exchange from device to device.
+  std::size_t device_staging(Rank rank) const;
   // Host memory that its checkpoints are copied to and written from in the background; 0 if they are not.
   std::size_t checkpoint_staging(Rank rank) const;
   std::size_t transfer_staging(const ActivationPlan& activation, Rank rank) const;

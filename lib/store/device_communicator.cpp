@@ -76,7 +76,8 @@ std::vector<std::string> tell_each_other(Transport& transport, const std::vector
   const MonotonicTime deadline = deadline_after(seconds);
   for (const Posted& one : posted)
     if (!one.pending->wait_until(deadline))
-      throw PeerError(fmt::format("waited {:g} s for rank {} (of the world)", seconds, ranks[index_of(one.peer)].value()));
+      throw PeerError(
+          fmt::format("waited {:g} s for rank {} (of the world)", seconds, ranks[index_of(one.peer)].value()));
   return all;
 }
 
@@ -125,7 +126,7 @@ struct Stretches {
 class DeviceCollectives final : public DeviceLanes {
  public:
   DeviceCollectives(CollectiveStatus::Group its_group, int rank, std::unique_ptr<DeviceLane> lane, Buffer staging,
-              Backend& backend, DeviceWatch& watch)
+                    Backend& backend, DeviceWatch& watch)
       : DeviceLanes(std::move(its_group)),
         rank_(rank),
         backend_(backend),
@@ -141,8 +142,8 @@ class DeviceCollectives final : public DeviceLanes {
     std::vector<DeviceMessage> messages;
     for_each_peer([&](int peer) {
       messages.push_back({Direction::send, peer, staging_.data(), first_message_bytes});
-      messages.push_back({Direction::receive, peer, place_of(peer, first_message_bytes) + first_message_bytes,
-                          first_message_bytes});
+      messages.push_back(
+          {Direction::receive, peer, place_of(peer, first_message_bytes) + first_message_bytes, first_message_bytes});
     });
     lane_.issue(messages, watch_.waits());
     return lane_.stream().record();
@@ -214,8 +215,7 @@ class DeviceCollectives final : public DeviceLanes {
     for_each_peer([&](int peer) {
       const std::size_t received = static_cast<std::size_t>(counts[index_of(peer)]) * width;
       if (bytes > 0) messages.push_back({Direction::send, peer, own, bytes});
-      if (received > 0)
-        messages.push_back({Direction::receive, peer, all + offset_of(counts, peer) * width, received});
+      if (received > 0) messages.push_back({Direction::receive, peer, all + offset_of(counts, peer) * width, received});
     });
     copy(own, all + offset_of(counts, rank_) * width, bytes);
     lane_.issue(messages, watch_.waits());
@@ -392,7 +392,8 @@ class DeviceExchanges final : public DeviceLanes {
 
 class DeviceCollectiveTicket final : public Ticket::State {
  public:
-  DeviceCollectiveTicket(std::shared_ptr<DeviceCollectives> lanes, Event done) : lanes_(std::move(lanes)), done_(std::move(done)) {}
+  DeviceCollectiveTicket(std::shared_ptr<DeviceCollectives> lanes, Event done)
+      : lanes_(std::move(lanes)), done_(std::move(done)) {}
 
   void before(Stream& stream) override {
     lanes_->errors().throw_if_any();
@@ -606,8 +607,8 @@ struct DeviceTransfers::Impl {
   }
 
   std::unique_ptr<DeviceLane> join(const std::string& id, std::vector<Rank> members, int rank, int share) {
-    auto group = found.network->join(
-        {.id = id, .size = static_cast<int>(members.size()), .rank = rank, .share = share});
+    auto group =
+        found.network->join({.id = id, .size = static_cast<int>(members.size()), .rank = rank, .share = share});
     members.erase(members.begin() + rank);
     auto lane = std::make_unique<DeviceLane>(std::move(group), std::move(members));
     lane->wait_until_ready(options.connect_seconds, {});
@@ -629,11 +630,10 @@ struct DeviceTransfers::Impl {
     Buffer staging = options.backend.allocate(device_stretch_bytes);
     std::string own(device_group_id_bytes, '\0');
     if (rank == 0) own = found.network->make_id();
-    const std::string id =
-        tell_each_other(transport, group.ranks, id_tag, own, options.connect_seconds).front();
+    const std::string id = tell_each_other(transport, group.ranks, id_tag, own, options.connect_seconds).front();
     auto made = std::make_shared<DeviceCollectives>(CollectiveStatus::Group{group.name, group.ranks}, rank,
-                                              join(id, group.ranks, rank, collective_share), std::move(staging),
-                                              options.backend, watch);
+                                                    join(id, group.ranks, rank, collective_share), std::move(staging),
+                                                    options.backend, watch);
     wait_for(made->greet(), "the others");
     return made;
   }
@@ -676,8 +676,8 @@ std::string DeviceTransfers::network_name() const {
 
 std::string DeviceTransfers::obstacle(Transport& transport, const Group& group) const {
   std::vector<DeviceClaim> claims;
-  for (const std::string& text : tell_each_other(transport, group.ranks, claim_tag, text_of(impl_->claim()),
-                                                 impl_->options.connect_seconds))
+  for (const std::string& text :
+       tell_each_other(transport, group.ranks, claim_tag, text_of(impl_->claim()), impl_->options.connect_seconds))
     claims.push_back(claim_of(text));
   return obstacle_among(group.ranks, claims);
 }

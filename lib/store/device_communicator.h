@@ -1,15 +1,15 @@
-// Communicators of ranks that each have a GPU of their own: values go from GPU to GPU (backend/device_network.h), and no
-// host waits. A call is issued to a stream of its group, behind the stream that it follows; Ticket::before() makes a
+// Communicators of ranks that each have a GPU of their own: values go from GPU to GPU (backend/device_network.h), and
+// no host waits. A call is issued to a stream of its group, behind the stream that it follows; Ticket::before() makes a
 // stream wait for that, and the host goes on.
 //
 // Every collective is made of messages between each two ranks, and sums of them in the order of the ranks: so results
-// have the bits of the direct communicator's (comm/collective/direct_communicator.h) but for what a NaN carries. Sums go
-// through memory of the device that a communicator has from its beginning, in stretches.
+// have the bits of the direct communicator's (comm/collective/direct_communicator.h) but for what a NaN carries. Sums
+// go through memory of the device that a communicator has from its beginning, in stretches.
 //
 // An exchange has a queue of its own for each neighbour, direction and channel. Its sends are issued at once. A receive
 // is issued when a stream is to wait for it: until then it would wait for what this rank has yet to send, and hold up
-// whatever the driver does with the whole device. A peer may in turn wait for its send to be taken before it goes on, so
-// receives are issued too when anything of this rank has been under way for `patience`.
+// whatever the driver does with the whole device. A peer may in turn wait for its send to be taken before it goes on,
+// so receives are issued too when anything of this rank has been under way for `patience`.
 #pragma once
 
 #include <cstddef>

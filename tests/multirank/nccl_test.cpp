@@ -1,5 +1,6 @@
-// Ranks on GPUs of their own, which exchange by NCCL, against the communicators of the host's memory: GPUs that the host
-// carries out (tests/support/cuda) and a NCCL among the threads of this process, whose sends wait for their receives.
+// Ranks on GPUs of their own, which exchange by NCCL, against the communicators of the host's memory: GPUs that the
+// host carries out (tests/support/cuda) and a NCCL among the threads of this process, whose sends wait for their
+// receives.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,9 +22,9 @@
 #include "comm/collective/collective_status.h"
 #include "comm/collective/ordered_reduction.h"
 #include "store/device_communicator.h"
+#include "store/staged_communicator.h"
 #include "support/cuda/fake_nccl.h"
 #include "support/cuda/fake_runtime.h"
-#include "store/staged_communicator.h"
 #include "support/eventually.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
@@ -342,9 +343,7 @@ TEST_CASE("ranks on GPUs reduce by NCCL to the bits of the host's communicators,
 TEST_CASE("reductions by NCCL of more than a stretch have the same bits") {
   // Of two ranks, whose one peer has all of the staging memory.
   const auto longest = static_cast<std::int64_t>(device_stretch_bytes / sizeof(float));
-  on_gpus(2, {}, [&](GpuRank& gpu, auto meet) {
-    check_reduce_scatter<float>(gpu, {longest + 1001, 7}, true, meet);
-  });
+  on_gpus(2, {}, [&](GpuRank& gpu, auto meet) { check_reduce_scatter<float>(gpu, {longest + 1001, 7}, true, meet); });
 }
 
 TEST_CASE("a maximum by NCCL with a NaN is NaN whoever has it") {
@@ -373,7 +372,8 @@ TEST_CASE("gathers and all-to-alls by NCCL take pieces of any length, in place t
         const std::int64_t own = counts[at(gpu.rank())];
         const View all = gpu.make(std::vector<float>(at(total), 9.0F));
         const View given = gpu.make(values_of<float>(gpu.rank(), own));
-        const View place = in_place ? piece_of(all, before(counts, gpu.rank()), own) : gpu.make(std::vector<float>(at(own)));
+        const View place =
+            in_place ? piece_of(all, before(counts, gpu.rank()), own) : gpu.make(std::vector<float>(at(own)));
         meet();
         // Not made yet when the call is issued.
         gpu.backend().copy(gpu.stream(), given, place);
@@ -495,7 +495,8 @@ TEST_CASE("calls by NCCL that do not fit are bugs and harm nothing") {
   });
 }
 
-TEST_CASE("a silent peer ends the calls of the others by the deadline, in words that name it, and no stream stays behind") {
+TEST_CASE(
+    "a silent peer ends the calls of the others by the deadline, in words that name it, and no stream stays behind") {
   std::string words[2];
   on_gpus(2, {.deadline = 0.3}, [&](GpuRank& gpu, auto meet) {
     const View data = gpu.make(std::vector<float>(8, 1.0F));
@@ -613,7 +614,8 @@ TEST_CASE("a group with calls under way that is closed ends them") {
   });
 }
 
-TEST_CASE("ranks that share a GPU, that have no NCCL or one too old, or a driver that loads kernels late, are told so") {
+TEST_CASE(
+    "ranks that share a GPU, that have no NCCL or one too old, or a driver that loads kernels late, are told so") {
   const auto obstacles = [](const GroupOptions& options) {
     InProcessWorld world(2);
     std::string all[2];

@@ -51,10 +51,10 @@ nlohmann::json opening_of(const std::string& run) {
 const std::string sharing =
     "notice: 2 ranks share 1 GPU (NVIDIA H100 80GB HBM3): each has a part of its time and its memory, and all together "
     "are not faster than one rank on each GPU\n";
+// Ranks that are processes have no NCCL here: they could not meet in what stands for it.
 const std::string staging =
-    "ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU: NCCL is not used (";
-const std::string staging_of_sharers = staging + "rank 0: another rank computes on its GPU too); set launch.transport";
-const std::string staging_without_nccl = staging + "rank 0: libnccl.so.2 is not found); set launch.transport: host";
+    "ranks on GPUs exchange through the host's memory, which is slower than from GPU to GPU: NCCL is not used (rank 0: "
+    "libnccl.so.2 is not found); set launch.transport: host to hear no more of it\n";
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
@@ -109,6 +109,25 @@ TEST_CASE("ranks_on_gpus_train_to_the_losses_of_one_and_resume_on_other_layouts"
     check_losses_of_one_gpu(run);
     fs::remove_all(workspace() / run);
   }
+}
+
+TEST_CASE("ranks_that_are_to_exchange_by_nccl_alone_are_refused_where_they_cannot") {
+  const auto refusal = [](const std::string& gpus) {
+    const Ended end =
+        gpu_machine().train(gpus, "gpus-nccl", with({"parallel.data=2", "train.steps=1", "launch.transport=nccl"}));
+    CHECK(end.exit_code == 2);
+    return end.errors;
+  };
+  CHECK(has(refusal("H100"),
+            "launch.transport: nccl is between GPUs that each have one rank, and 2 ranks would share 1 "
+            "GPU: set auto"));
+  CHECK(has(refusal("2 x H100"),
+            "launch.transport: nccl: the data group of ranks 0, 1 cannot exchange so (rank 0: "
+            "libnccl.so.2 is not found): see to that, or set launch.transport: auto"));
+  const Ended staged =
+      gpu_machine().train("2 x H100", "gpus-host", with({"parallel.data=2", "train.steps=1", "launch.transport=host"}));
+  REQUIRE_MESSAGE(staged.exit_code == 0, staged.errors);
+  CHECK_FALSE(staged.says("NCCL"));
 }
 
 TEST_CASE("replicas_that_are_left_to_the_gpus_are_one_on_each") {

@@ -50,25 +50,26 @@ ExitCode train_rank(const RankProcess& process) {
                 network.emplace(ProcessNetwork::Options{.address = process.address,
                                                         .secret = process.secret,
                                                         .uses_memory = launch.transport != RankTransport::tcp});
-              return process_communicators({.network = *network,
-                                            .store = *process.store,
-                                            .self = process.rank,
-                                            .backend = backend,
-                                            .deadline = collective_deadline(process.heartbeat, longest_wait(plan)),
-                                            .vouched = process.vouched,
-                                            .work = process.work,
-                                            .status = process.collectives,
-                                            .devices = {.transport = launch.transport,
-                                                        .interface = launch.interface ? interface_of_address(process.address) : "",
-                                                        .has_own_gpu = has_own_gpu,
-                                                        .is_ring = plan.chunks > 1,
-                                                        .is_staged = [&staged_because](const std::string& obstacle) {
-                                                          staged_because = obstacle;
-                                                        }}});
+              return process_communicators(
+                  {.network = *network,
+                   .store = *process.store,
+                   .self = process.rank,
+                   .backend = backend,
+                   .deadline = collective_deadline(process.heartbeat, longest_wait(plan)),
+                   .vouched = process.vouched,
+                   .work = process.work,
+                   .status = process.collectives,
+                   .devices = {
+                       .transport = launch.transport,
+                       .interface = launch.interface ? interface_of_address(process.address) : "",
+                       .has_own_gpu = has_own_gpu,
+                       .is_ring = plan.chunks > 1,
+                       .is_staged = [&staged_because](const std::string& obstacle) { staged_because = obstacle; }}});
             },
-        .connection_notice = [&network, &staged_because] {
-          return staged_because.empty() ? connection_notice(network->reach()) : staging_notice(staged_because);
-        },
+        .connection_notice =
+            [&network, &staged_because] {
+              return staged_because.empty() ? connection_notice(network->reach()) : staging_notice(staged_because);
+            },
         .processors_per_thread = share.processors_per_thread};
   }
   return train_run(options);

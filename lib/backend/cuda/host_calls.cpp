@@ -41,7 +41,7 @@ struct HostCalls::State {
   // In the stream's order: issued; come to their turn, and to be run; run.
   std::list<std::function<void()>> issued, due, ended;
   bool stops = false;
-  std::exception_ptr failure;                    // of fail(): it stays
+  std::exception_ptr failure;                     // of fail(): it stays
   std::vector<std::weak_ptr<State>> followers{};  // whose streams wait for this one
 
   // Streams may wait for each other in turn.

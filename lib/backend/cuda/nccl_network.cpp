@@ -231,8 +231,9 @@ bool loads_kernels_ahead() {
 FoundDeviceNetwork find_nccl_network(int device, const DeviceNetworkOptions& options) {
   use_device(device);
   if (!loads_kernels_ahead())
-    return {.obstacle = "the driver would load kernels at their first launch, which waits for peers then: unset "
-                        "CUDA_MODULE_LOADING, or set it to EAGER"};
+    return {.obstacle =
+                "the driver would load kernels at their first launch, which waits for peers then: unset "
+                "CUDA_MODULE_LOADING, or set it to EAGER"};
   const FoundNccl found = find_nccl();
   if (found.calls == nullptr) return {.obstacle = found.obstacle};
   int version = 0;

@@ -33,9 +33,8 @@ std::string text_of(const CollectiveStatus::Group& group, const CollectiveStatus
                                   ? fmt::format("{}", fmt::join(ranks, ", "))
                                   : fmt::format("{} ... {}, {} in all", ranks.front(), ranks.back(), ranks.size());
   const std::string with =
-      call.with.empty()
-          ? ""
-          : fmt::format(" with rank{} {}", call.with.size() == 1 ? "" : "s", fmt::join(call.with, ", "));
+      call.with.empty() ? ""
+                        : fmt::format(" with rank{} {}", call.with.size() == 1 ? "" : "s", fmt::join(call.with, ", "));
   return fmt::format("group {} (ranks {}): {} #{}{}", group.name, members, call.collective, call.sequence, with);
 }
 

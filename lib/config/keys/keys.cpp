@@ -424,11 +424,12 @@ void add_rest(KeyTable<Config>& table) {
                       optional(at_least(1, 65535), "auto"), FIELD(launch.port)));
   table.push_back(top({"launch.ranks_per_node", "ranks", "Ranks on each host; divides their number."},
                       optional(at_least(1, kMaxDegree), "auto"), FIELD(launch.ranks_per_node)));
-  table.push_back(top(
-      {"launch.transport", "",
-       "How ranks exchange. auto: on GPUs by NCCL where each has its own and NCCL is found, else as host; host: those of "
-       "one host through its memory, others by TCP; tcp: all by TCP; nccl: on GPUs by NCCL, or not at all."},
-      EnumCodec<RankTransport>(), FIELD(launch.transport)));
+  table.push_back(
+      top({"launch.transport", "",
+           "How ranks exchange. auto: on GPUs by NCCL where each has its own and NCCL is found, else as host; host: "
+           "those of "
+           "one host through its memory, others by TCP; tcp: all by TCP; nccl: on GPUs by NCCL, or not at all."},
+          EnumCodec<RankTransport>(), FIELD(launch.transport)));
   table.push_back(top({"log.every", "steps",
                        "Steps between lines for people, off a terminal; auto: some at first, then one every 30 s. "
                        "metrics.jsonl has every step."},

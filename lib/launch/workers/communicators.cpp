@@ -50,9 +50,10 @@ std::unique_ptr<Communicator> from_device_to_device(DeviceTransfers& transfers, 
   const std::string obstacle = transfers.obstacle(*transport, group);
   if (obstacle.empty()) return transfers.make(std::move(transport), group);
   if (devices.transport == RankTransport::nccl)
-    throw UserError(fmt::format("launch.transport: nccl: the {} group of ranks {} cannot exchange so ({}): see to that, "
-                                "or set launch.transport: auto",
-                                group.name, ranks_text(group.ranks), obstacle));
+    throw UserError(
+        fmt::format("launch.transport: nccl: the {} group of ranks {} cannot exchange so ({}): see to that, "
+                    "or set launch.transport: auto",
+                    group.name, ranks_text(group.ranks), obstacle));
   if (devices.is_staged) devices.is_staged(obstacle);
   return nullptr;
 }

@@ -22,7 +22,7 @@ namespace scaletrain {
 // Of ranks that compute in a device's memory: how they exchange what lies there.
 struct DeviceExchange {
   RankTransport transport = RankTransport::automatic;
-  std::string interface{};   // by name; empty: whichever is found
+  std::string interface {};  // by name; empty: whichever is found
   bool has_own_gpu = false;  // no other rank computes on it
   bool is_ring = false;      // the last stage sends to the first: one rank has several chunks of the model
   // Hears why what could go from GPU to GPU goes through the host's memory.

@@ -55,7 +55,7 @@ struct Comm {
   ncclResult_t error = ncclSuccess;
   bool is_aborted = false;
   bool is_finalized = false;
-  bool is_gone = false;           // destroyed or aborted: no more calls
+  bool is_gone = false;            // destroyed or aborted: no more calls
   int looks = looks_until_issued;  // at a call that has not reached its stream
   std::vector<Call> waiting{};
   int running = 0;  // kernels
@@ -278,9 +278,8 @@ ncclResult_t add_call(ncclComm_t handle, ncclDataType_t type, const Call& call) 
 }
 ncclResult_t send(const void* data, std::size_t bytes, ncclDataType_t type, int peer, ncclComm_t comm,
                   cudaStream_t stream) {
-  return add_call(
-      comm, type,
-      {.is_send = true, .data = const_cast<void*>(data), .bytes = bytes, .peer = peer, .stream = stream});
+  return add_call(comm, type,
+                  {.is_send = true, .data = const_cast<void*>(data), .bytes = bytes, .peer = peer, .stream = stream});
 }
 ncclResult_t recv(void* data, std::size_t bytes, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   return add_call(comm, type, {.is_send = false, .data = data, .bytes = bytes, .peer = peer, .stream = stream});

@@ -98,7 +98,7 @@ TEST_CASE("values written as elsewhere are told how to write them here") {
        "precision.loss_scale: expected a number, found text \"auto\"; write dynamic"},
       {"precision: {compute: fp16, loss_scale: dynamik}",
        "precision.loss_scale: expected a number, found text \"dynamik\"; did you mean dynamic?"},
-      {"launch: {transport: shm}", "launch.transport: expected one of auto, tcp, found text \"shm\""},
+      {"launch: {transport: shm}", "launch.transport: expected one of auto, host, tcp, nccl, found text \"shm\""},
       {"checkpoint: 100", "checkpoint: expected a mapping of keys, found the number 100; write {every: 100}"},
       {"checkpoint: 30m", "checkpoint: expected a mapping of keys, found text \"30m\"; write {every: 30m}"},
       {"model: gpt2-124m", "; write {preset: gpt2-124m}"},

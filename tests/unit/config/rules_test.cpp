@@ -72,6 +72,12 @@ TEST_CASE("heads in half precision are as long as its kernels take") {
                  "the most that precision.compute fp16 takes"));
 }
 
+TEST_CASE("NCCL is for ranks on GPUs") {
+  CHECK(errors_of(kLeast + "run: {device: cuda}\nlaunch: {transport: nccl}\n").empty());
+  CHECK(errors_of(kLeast + "run: {device: cpu}\nlaunch: {transport: nccl}\n") ==
+        "c.yaml:4:10: launch.transport: nccl is between GPUs, and this would compute on processors: use auto there");
+}
+
 TEST_CASE("tf32 is for what computes on a GPU, whoever has decided that it does") {
   const std::string refusal =
       "precision.compute: tf32 is for GPUs, and this would compute on processors: use fp32 there";

@@ -98,8 +98,8 @@ void issue(cudaStream_t stream, const DeviceReduction& reduction) {
                           .own_place = reduction.own,
                           .count = reduction.operands};
   auto* const output = reinterpret_cast<T*>(reduction.output);
-  const bool fits = fits_packs<T>(0, reduction.own_data, reduction.others, reduction.output) &&
-                    reduction.stride % pack_bytes == 0;
+  const bool fits =
+      fits_packs<T>(0, reduction.own_data, reduction.others, reduction.output) && reduction.stride % pack_bytes == 0;
   with_width<T>(fits, [&](auto width) {
     launch(stream, {blocks_for((reduction.count + width - 1) / width), threads_of_block}, reduce<Operator, T, width>,
            operands, output, reduction.count);
