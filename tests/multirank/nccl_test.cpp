@@ -600,6 +600,96 @@ TEST_CASE("an asynchronous error of NCCL ends the call under way, and what was c
   CHECK(words == "group world: all_reduce #0: NCCL: remote process exited or there was a network error");
 }
 
+TEST_CASE("groups of which two ranks issue the calls in opposite orders run beside each other") {
+  const Gpus gpus(2);
+  InProcessWorld world(2);
+  Phases phases(2);
+  run_threads(world, [&](Rank rank) {
+    const auto backend = make_cuda_backend({.device = static_cast<int>(rank.value())});
+    const auto stream = backend->make_stream();
+    DeviceTransfers transfers({.backend = *backend, .deadline = 5.0});
+    std::vector<std::unique_ptr<Communicator>> groups;
+    for (const char* name : {"tensor", "data", "tied"})
+      groups.push_back(transfers.make(world.make_transport(name, all_ranks(world), rank),
+                                      {.name = name, .ranks = all_ranks(world)}));
+    const Buffer memory = backend->allocate(3 * 4096);
+    phases.meet();
+    std::vector<Ticket> tickets;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::size_t which = rank == Rank(0) ? i : 2 - i;
+      tickets.push_back(
+          groups[which]->all_reduce(*stream, memory.view(which * 4096, DType::f32, {1024}), ReduceOp::sum));
+    }
+    for (Ticket& ticket : tickets) ticket.before(*stream);
+    stream->synchronize();
+    phases.meet();
+  });
+}
+
+TEST_CASE("a group that is made anew meets nothing of one that was given up") {
+  const Gpus gpus(2);
+  for (int start = 0; start < 3; ++start) {
+    InProcessWorld world(2);
+    Phases phases(2);
+    run_threads(world, [&](Rank rank) {
+      GpuRank gpu(world, rank, {});
+      const View data = gpu.make(std::vector<float>(4, 1.0F));
+      phases.meet();
+      if (start < 2) {
+        // One rank is in a call, the other one goes.
+        Ticket sum = rank.value() == start ? gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum) : Ticket();
+        gpu.group().abort();
+      } else {
+        gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum).before(gpu.stream());
+        gpu.stream().synchronize();
+      }
+      phases.meet();
+      if (start == 2) CHECK(gpu.read<float>(data) == std::vector<float>(4, 2.0F));
+    });
+  }
+}
+
+TEST_CASE("a rank that stands still in a training by NCCL ends the others by the deadline, in words that name it") {
+  Config config = tiny_config({.layers = 1});
+  lay_out(config, {"", 2, 1, 1, 1});
+  const PhasePlan plan = [&] {
+    PhasePlan made = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
+    made.compute_on(*make_cuda_backend({}));
+    return made;
+  }();
+  const Gpus gpus(2);
+  InProcessWorld world(2);
+  Phases phases(2);
+  std::string words;
+  run_threads(world, [&](Rank rank) {
+    const CudaOptions options{.device = static_cast<int>(rank.value())};
+    const auto copying = make_cuda_backend(options);
+    DeviceTransfers transfers({.backend = *copying, .deadline = 0.5});
+    const RankGroups groups = make_groups(plan.mesh, rank, plan.group_facts(), [&](const GroupSpec& spec) {
+      auto transport = world.make_transport(spec.name, spec.members, rank);
+      const std::string name(to_text(spec.kind));
+      if (!is_control(spec.kind)) return transfers.make(std::move(transport), {.name = name, .ranks = spec.members});
+      return make_direct_communicator(std::move(transport),
+                                      {.group_name = name, .ranks = spec.members, .mode = DirectOptions::Mode::caller});
+    });
+    RankTrainer trainer(config, plan, rank, groups, make_cuda_backend(options));
+    trainer.settled_store();
+    phases.meet();
+    trainer.step();
+    if (rank == Rank(0)) {
+      try {
+        trainer.step();
+      } catch (const PeerError& error) {
+        words = error.what();
+      }
+    }
+    phases.meet();
+    groups.abort();
+  });
+  CHECK(words.starts_with("group data: "));
+  CHECK(words.ends_with(": waited 0.5 s for rank 1 (of the world); it is dead, stuck, or issued another collective"));
+}
+
 TEST_CASE("a group with calls under way that is closed ends them") {
   on_gpus(2, {}, [](GpuRank& gpu, auto meet) {
     const View data = gpu.make(std::vector<float>(8, 1.0F));

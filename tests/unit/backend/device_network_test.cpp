@@ -1,5 +1,5 @@
-// Groups of GPUs by NCCL: of one rank, which is what one GPU can show, as the host carries it out and on this machine's.
-// More ranks are in tests/multirank/nccl_test.cpp.
+// Groups of GPUs by NCCL: of one rank, which is what one GPU can show, as the host carries it out and on this
+// machine's. More ranks are in tests/multirank/nccl_test.cpp.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -89,11 +89,12 @@ void check_reductions(Backend& backend, DeviceGroup& group, double large) {
       using Wide = std::conditional_t<sizeof(T) == 2, float, T>;
       const Wide first = static_cast<Wide>(static_cast<T>(large));
       const Wide sum = (first + Wide(1)) + Wide(-first);
-      const double expected = op == DeviceReduction::Operator::sum ? static_cast<double>(sum) : static_cast<double>(first);
+      const double expected =
+          op == DeviceReduction::Operator::sum ? static_cast<double>(sum) : static_cast<double>(first);
       for (const T value : own.read()) {
         if (static_cast<double>(value) == expected) continue;
-        FAIL_CHECK(std::string(to_text(dtype_of<T>())) << ", " << count << " elements: " << static_cast<double>(value)
-                                                       << " is not " << expected);
+        FAIL_CHECK(std::string(to_text(dtype_of<T>()))
+                   << ", " << count << " elements: " << static_cast<double>(value) << " is not " << expected);
         break;
       }
     }
