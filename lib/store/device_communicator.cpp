@@ -4,20 +4,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <deque>
 #include <map>
-#include <mutex>
-#include <numeric>
-#include <set>
 #include <span>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "comm/deadline.h"
+#include "store/device_collectives.h"
+#include "store/device_exchanges.h"
 #include "store/device_lane.h"
 
 namespace scaletrain {
@@ -27,29 +23,13 @@ namespace {
 using Call = DeviceLane::Call;
 using Calls = DeviceTransfers::Calls;
 using Direction = DeviceMessage::Direction;
+using devices::bytes_of;
+using devices::index_of;
 
-// An all-reduce of no more is one batch of messages: everything to everybody.
-constexpr std::size_t small_all_reduce = std::size_t{32} << 10;
-// Pieces and stretches of so many elements begin where kernels read fastest.
-constexpr std::int64_t piece_unit = 64;
 // Of the GPU's processors one in so many, for a group of collectives and for a queue of a pipeline: a rank is in four
 // of each at most, which leaves a quarter of them.
 constexpr int collective_share = 8;
 constexpr int queue_share = 16;
-// What members send each other before the first call: everything is connected then.
-constexpr std::size_t first_message_bytes = 256;
-
-std::size_t index_of(int rank) {
-  return static_cast<std::size_t>(rank);
-}
-
-std::byte* bytes_of(const View& view) {
-  return static_cast<std::byte*>(view.data());
-}
-// Of a message, which only reads what it sends.
-std::byte* bytes_of(const ConstView& view) {
-  return static_cast<std::byte*>(const_cast<void*>(view.data()));
-}
 
 // ---- what members tell each other through the transport before they are connected
 
@@ -111,283 +91,6 @@ std::string obstacle_among(const std::vector<Rank>& ranks, const std::vector<Dev
   return {};
 }
 
-// ---- collectives
-
-// Elements [first, first + count) of a piece, as a stretch has them.
-struct Stretches {
-  std::int64_t longest = 0;  // elements of one
-  std::int64_t count = 0;
-
-  std::int64_t length(std::int64_t index, std::int64_t piece) const {
-    return std::clamp<std::int64_t>(piece - index * longest, 0, longest);
-  }
-};
-
-class DeviceCollectives final : public DeviceLanes {
- public:
-  DeviceCollectives(CollectiveStatus::Group its_group, int rank, std::unique_ptr<DeviceLane> lane, Buffer staging,
-                    Backend& backend, DeviceWatch& watch)
-      : DeviceLanes(std::move(its_group)),
-        rank_(rank),
-        backend_(backend),
-        watch_(watch),
-        staging_(std::move(staging)),
-        lane_(add_lane(std::move(lane))) {}
-
-  int size() const { return static_cast<int>(group().ranks.size()); }
-  bool is_busy() { return DeviceLanes::is_busy(watch_.waits()); }
-
-  // Each to each, so that all are connected.
-  Event greet() {
-    std::vector<DeviceMessage> messages;
-    for_each_peer([&](int peer) {
-      messages.push_back({Direction::send, peer, staging_.data(), first_message_bytes});
-      messages.push_back(
-          {Direction::receive, peer, place_of(peer, first_message_bytes) + first_message_bytes, first_message_bytes});
-    });
-    lane_.issue(messages, watch_.waits());
-    return lane_.stream().record();
-  }
-
-  // What it follows, until `body` has issued everything.
-  template <class Body>
-  Event issue(Stream& stream, const char* collective, Body body) {
-    const Call call{.collective = collective, .sequence = sequence_++, .with = {}};
-    Event done;
-    run(call, [&] {
-      Event ready = stream.record();
-      lane_.stream().after(ready);
-      body();
-      done = lane_.stream().record();
-      lane_.add(call, std::move(ready), done);
-    });
-    watch_.wake();
-    return done;
-  }
-
-  void all_reduce(const View& data, ReduceOp op) {
-    if (data.num_bytes() <= small_all_reduce && align_up(data.num_bytes()) * index_of(size()) <= device_stretch_bytes)
-      return all_reduce_small(data, op);
-    const std::int64_t piece = round_up(ceil_div<std::int64_t>(data.num_elements(), size()), piece_unit);
-    std::vector<std::int64_t> counts;
-    for (int rank = 0; rank < size(); ++rank)
-      counts.push_back(std::clamp<std::int64_t>(data.num_elements() - rank * piece, 0, piece));
-    std::byte* const own = bytes_of(data) + offset_of(counts, rank_) * size_of(data.dtype());
-    reduce_scatter(data, counts, own, op);
-    gather(own, data.dtype(), counts, bytes_of(data));
-  }
-
-  // Of piece r, rank r sums a stretch while no rank sends it anything else.
-  void reduce_scatter(const ConstView& input, const std::vector<std::int64_t>& counts, std::byte* output,
-                      ReduceOp op = ReduceOp::sum) {
-    const std::size_t width = size_of(input.dtype());
-    const Stretches stretches = stretches_of(input.dtype(), counts);
-    const std::int64_t own = counts[index_of(rank_)];
-    std::byte* const all = bytes_of(input);
-    for (std::int64_t index = 0; index < stretches.count; ++index) {
-      const std::int64_t length = stretches.length(index, own);
-      const auto place = [&](int piece) {
-        return all + (offset_of(counts, piece) + static_cast<std::size_t>(index * stretches.longest)) * width;
-      };
-      const std::size_t bytes = static_cast<std::size_t>(length) * width;
-      const std::size_t stride = align_up(bytes);
-      std::vector<DeviceMessage> messages;
-      for_each_peer([&](int peer) {
-        const auto sent = static_cast<std::size_t>(stretches.length(index, counts[index_of(peer)])) * width;
-        if (sent > 0) messages.push_back({Direction::send, peer, place(peer), sent});
-        if (bytes > 0) messages.push_back({Direction::receive, peer, place_of(peer, stride), bytes});
-      });
-      lane_.issue(messages, watch_.waits());
-      if (length > 0)
-        reduce({.dtype = input.dtype(),
-                .count = length,
-                .own_data = place(rank_),
-                .stride = stride,
-                .output = output + static_cast<std::size_t>(index * stretches.longest) * width},
-               op);
-    }
-  }
-
-  void gather(std::byte* own, DType dtype, const std::vector<std::int64_t>& counts, std::byte* all) {
-    const std::size_t width = size_of(dtype);
-    std::vector<DeviceMessage> messages;
-    const std::size_t bytes = static_cast<std::size_t>(counts[index_of(rank_)]) * width;
-    for_each_peer([&](int peer) {
-      const std::size_t received = static_cast<std::size_t>(counts[index_of(peer)]) * width;
-      if (bytes > 0) messages.push_back({Direction::send, peer, own, bytes});
-      if (received > 0) messages.push_back({Direction::receive, peer, all + offset_of(counts, peer) * width, received});
-    });
-    copy(own, all + offset_of(counts, rank_) * width, bytes);
-    lane_.issue(messages, watch_.waits());
-  }
-
-  void all_to_all(const ConstView& input, const std::vector<std::int64_t>& send_counts, const View& output,
-                  const std::vector<std::int64_t>& receive_counts) {
-    const std::size_t width = size_of(input.dtype());
-    const auto from = [&](int peer) { return bytes_of(input) + offset_of(send_counts, peer) * width; };
-    const auto to = [&](int peer) { return bytes_of(output) + offset_of(receive_counts, peer) * width; };
-    std::vector<DeviceMessage> messages;
-    for_each_peer([&](int peer) {
-      const std::size_t sent = static_cast<std::size_t>(send_counts[index_of(peer)]) * width;
-      const std::size_t received = static_cast<std::size_t>(receive_counts[index_of(peer)]) * width;
-      if (sent > 0) messages.push_back({Direction::send, peer, from(peer), sent});
-      if (received > 0) messages.push_back({Direction::receive, peer, to(peer), received});
-    });
-    copy(from(rank_), to(rank_), static_cast<std::size_t>(send_counts[index_of(rank_)]) * width);
-    lane_.issue(messages, watch_.waits());
-  }
-
- private:
-  // The other ranks, beginning after this one, so that not all turn to the same one first.
-  template <class Function>
-  void for_each_peer(Function function) const {
-    for (int step = 1; step < size(); ++step) function((rank_ + step) % size());
-  }
-  // Elements before piece `piece`.
-  static std::size_t offset_of(const std::vector<std::int64_t>& counts, int piece) {
-    return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.begin() + piece, std::int64_t{0}));
-  }
-  // Of the staged operands, which lie there in the order of the ranks.
-  std::byte* place_of(int peer, std::size_t stride) const {
-    return staging_.data() + index_of(peer < rank_ ? peer : peer - 1) * stride;
-  }
-
-  Stretches stretches_of(DType dtype, const std::vector<std::int64_t>& counts) const {
-    const std::size_t bytes = device_stretch_bytes / index_of(std::max(1, size() - 1));
-    const std::int64_t longest = static_cast<std::int64_t>(bytes / size_of(dtype)) / piece_unit * piece_unit;
-    SCALETRAIN_CHECK_LE(piece_unit, longest);
-    return {.longest = longest, .count = ceil_div(*std::max_element(counts.begin(), counts.end()), longest)};
-  }
-
-  void all_reduce_small(const View& data, ReduceOp op) {
-    const std::size_t stride = align_up(data.num_bytes());
-    std::vector<DeviceMessage> messages;
-    if (data.num_bytes() > 0)
-      for_each_peer([&](int peer) {
-        messages.push_back({Direction::send, peer, bytes_of(data), data.num_bytes()});
-        messages.push_back({Direction::receive, peer, place_of(peer, stride), data.num_bytes()});
-      });
-    lane_.issue(messages, watch_.waits());
-    reduce({.dtype = data.dtype(),
-            .count = data.num_elements(),
-            .own_data = bytes_of(data),
-            .stride = stride,
-            .output = bytes_of(data)},
-           op);
-  }
-
-  void reduce(DeviceReduction reduction, ReduceOp op) {
-    reduction.op = op == ReduceOp::sum ? DeviceReduction::Operator::sum : DeviceReduction::Operator::maximum;
-    reduction.operands = size();
-    reduction.own = rank_;
-    reduction.others = staging_.data();
-    lane_.group().reduce(reduction);
-  }
-
-  void copy(std::byte* from, std::byte* to, std::size_t bytes) {
-    if (bytes == 0 || from == to) return;
-    const Shape shape{static_cast<std::int64_t>(bytes)};
-    backend_.copy(lane_.stream(), ConstView(from, DType::u8, shape, Space::device),
-                  View(to, DType::u8, shape, Space::device));
-  }
-
-  int rank_;
-  Backend& backend_;
-  DeviceWatch& watch_;
-  Buffer staging_;
-  DeviceLane& lane_;
-  std::uint64_t sequence_ = 0;
-};
-
-// ---- exchanges
-
-// A transfer that has been asked for.
-struct Posted {
-  Call call{};
-  DeviceMessage message{};
-  Event ready{};
-  bool is_issued = false;
-  Event done{};
-};
-
-class DeviceExchanges final : public DeviceLanes {
- public:
-  struct Key {
-    Direction direction;
-    int peer;
-    Transfer::Channel channel;
-    auto operator<=>(const Key&) const = default;
-  };
-
-  DeviceExchanges(CollectiveStatus::Group its_group, DeviceWatch& watch)
-      : DeviceLanes(std::move(its_group)), watch_(watch) {}
-
-  bool is_busy() { return DeviceLanes::is_busy(watch_.waits()); }
-  void add(const Key& key, std::unique_ptr<DeviceLane> lane) { queues_[key].lane = &add_lane(std::move(lane)); }
-  bool has(const Key& key) const { return queues_.contains(key); }
-
-  Event greet(const Key& key, std::byte* memory) {
-    DeviceLane& lane = *queues_.at(key).lane;
-    // Of the two members the sender is the first.
-    const int peer = key.direction == Direction::send ? 1 : 0;
-    const DeviceMessage message{key.direction, peer, memory, first_message_bytes};
-    lane.issue({&message, 1}, watch_.waits());
-    return lane.stream().record();
-  }
-
-  std::shared_ptr<Posted> post(const Key& key, Call call, const View& data, Event ready) {
-    auto posted = std::make_shared<Posted>();
-    posted->call = std::move(call);
-    posted->message = {key.direction, key.direction == Direction::send ? 1 : 0, bytes_of(data), data.num_bytes()};
-    posted->ready = std::move(ready);
-    const std::lock_guard lock(mutex_);
-    Queue& queue = queues_.at(key);
-    queue.posted.push_back(posted);
-    if (key.direction == Direction::send) issue(queue, posted.get());
-    return posted;
-  }
-
-  // Up to it, in the order of their queue; `done` is there afterwards.
-  void issue_up_to(const Key& key, const Posted& posted) {
-    const std::lock_guard lock(mutex_);
-    if (!posted.is_issued) issue(queues_.at(key), &posted);
-  }
-  void issue_posted() noexcept override {
-    const std::lock_guard lock(mutex_);
-    try {
-      for (auto& [key, queue] : queues_) issue(queue, nullptr);
-    } catch (const std::exception&) {  // NOLINT: it has ended the lanes
-    }
-  }
-
- private:
-  struct Queue {
-    DeviceLane* lane = nullptr;
-    std::deque<std::shared_ptr<Posted>> posted{};
-  };
-
-  // Up to `last`; null: all.
-  void issue(Queue& queue, const Posted* last) {
-    while (!queue.posted.empty()) {
-      const std::shared_ptr<Posted> next = std::move(queue.posted.front());
-      queue.posted.pop_front();
-      run(next->call, [&] {
-        queue.lane->stream().after(next->ready);
-        if (next->message.bytes > 0) queue.lane->issue({&next->message, 1}, watch_.waits());
-        next->done = queue.lane->stream().record();
-        next->is_issued = true;
-        queue.lane->add(next->call, next->ready, next->done);
-      });
-      watch_.wake();
-      if (next.get() == last) return;
-    }
-  }
-
-  DeviceWatch& watch_;
-  std::mutex mutex_;  // of whoever issues: the rank's thread, and the watch
-  std::map<Key, Queue> queues_;
-};
-
 // ---- tickets
 
 class DeviceCollectiveTicket final : public Ticket::State {
@@ -413,7 +116,7 @@ class DeviceExchangeTicket final : public Ticket::State {
  public:
   struct Part {
     DeviceExchanges::Key key;
-    std::shared_ptr<Posted> posted;
+    std::shared_ptr<PostedTransfer> posted;
   };
   DeviceExchangeTicket(std::shared_ptr<DeviceExchanges> lanes, std::vector<Part> parts)
       : lanes_(std::move(lanes)), parts_(std::move(parts)) {}
@@ -647,7 +350,7 @@ struct DeviceTransfers::Impl {
     if (rank < links) own = found.network->make_id() + found.network->make_id();
     const auto ids = tell_each_other(transport, group.ranks, id_tag, own, options.connect_seconds);
     auto made = std::make_shared<DeviceExchanges>(CollectiveStatus::Group{group.name, group.ranks}, watch);
-    const Buffer memory = options.backend.allocate(first_message_bytes);
+    const Buffer memory = options.backend.allocate(devices::first_message_bytes);
     for (int link = 0; link < links; ++link) {
       const int next = (link + 1) % size;
       if (rank != link && rank != next) continue;

@@ -2,8 +2,8 @@
 // in them, and the thread that watches it. Internal to it.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -19,8 +19,28 @@
 #include "base/process/work_count.h"
 #include "comm/collective/collective_status.h"
 #include "comm/first_error.h"
+#include "tensor/view.h"
 
 namespace scaletrain {
+
+namespace devices {
+
+inline std::size_t index_of(int rank) {
+  return static_cast<std::size_t>(rank);
+}
+
+inline std::byte* bytes_of(const View& view) {
+  return static_cast<std::byte*>(view.data());
+}
+// Of a message, which only reads what it sends.
+inline std::byte* bytes_of(const ConstView& view) {
+  return static_cast<std::byte*>(const_cast<void*>(view.data()));
+}
+
+// What members send each other before the first call: everything is connected then.
+inline constexpr std::size_t first_message_bytes = 256;
+
+}  // namespace devices
 
 // How long whoever waits waits, and who hears of it.
 struct DeviceWaits {
