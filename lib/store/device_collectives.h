@@ -81,6 +81,7 @@ class DeviceCollectives final : public DeviceLanes {
       return all_reduce_small(data, op);
     const std::int64_t piece = round_up(ceil_div<std::int64_t>(data.num_elements(), size()), device_piece_unit);
     std::vector<std::int64_t> counts;
+    counts.reserve(devices::index_of(size()));
     for (int rank = 0; rank < size(); ++rank)
       counts.push_back(std::clamp<std::int64_t>(data.num_elements() - rank * piece, 0, piece));
     std::byte* const own = devices::bytes_of(data) + offset_of(counts, rank_) * size_of(data.dtype());

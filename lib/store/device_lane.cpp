@@ -29,6 +29,7 @@ bool is_over(MonotonicTime since, double seconds, const std::function<MonotonicT
 
 std::string ranks_text(const std::vector<Rank>& ranks) {
   std::vector<std::int64_t> numbers;
+  numbers.reserve(ranks.size());
   for (const Rank rank : ranks) numbers.push_back(rank.value());
   return fmt::format("{} {} (of the world)", numbers.size() == 1 ? "rank" : "ranks", fmt::join(numbers, ", "));
 }

@@ -30,6 +30,7 @@ namespace {
 
 std::string ranks_text(const std::vector<Rank>& ranks) {
   std::vector<std::int64_t> numbers;
+  numbers.reserve(ranks.size());
   for (const Rank rank : ranks) numbers.push_back(rank.value());
   return fmt::format("{}", fmt::join(numbers, ", "));
 }

@@ -73,9 +73,9 @@ TEST_CASE("heads in half precision are as long as its kernels take") {
 }
 
 TEST_CASE("NCCL is for ranks on GPUs") {
-  CHECK(errors_of(kLeast + "run: {device: cuda}\nlaunch: {transport: nccl}\n").empty());
+  CHECK(errors_of(kLeast + "run: {device: cuda}\nlaunch: {transport: nccl}\n") == "accepted");
   CHECK(errors_of(kLeast + "run: {device: cpu}\nlaunch: {transport: nccl}\n") ==
-        "c.yaml:4:10: launch.transport: nccl is between GPUs, and this would compute on processors: use auto there");
+        "c.yaml:4:21: launch.transport: nccl is between GPUs, and this would compute on processors: use auto there");
 }
 
 TEST_CASE("tf32 is for what computes on a GPU, whoever has decided that it does") {
