@@ -25,9 +25,10 @@ class HostBatch {
   BatchTensors tensors() const;
   // Issues the copy. What the batch buffer has no view of is left out.
   void copy_to(Backend& backend, Stream& stream, const BatchBuffer& batch);
-  // Until the tensors may be filled anew.
+  // Whether the tensors may be filled anew; until they may.
+  bool is_copied() const { return copied_.is_done(); }
   void wait_until_copied() const {
-    if (!copied_.is_done()) copied_.wait();
+    if (!is_copied()) copied_.wait();
   }
 
  private:

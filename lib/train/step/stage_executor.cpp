@@ -42,8 +42,8 @@ StageExecutor::StageExecutor(const Parts& parts) : parts_(parts), loss_sum_(part
   gradient_inputs_ = FreeList(narrow<std::int64_t>(plan.gradient_inputs.size()));
   gradient_outputs_ = FreeList(narrow<std::int64_t>(plan.gradient_outputs.size()));
   // All of them now: in a step the device may wait for peers, and what allocates for the device.
-  const std::int64_t batches = is_host_accessible(parts.backend.space()) ? 1 : batches_ahead;
-  for (std::int64_t i = 0; i < batches; ++i) host_batches_.emplace_back(parts.backend, plan.shape.rows());
+  if (!is_host_accessible(parts.backend.space()))
+    while (std::ssize(host_batches_) < batches_ahead) add_host_batch();
 }
 
 StageExecutor::~StageExecutor() {
@@ -295,7 +295,13 @@ void StageExecutor::prefetch(int unit) {
   if (unit >= 0) parts_.store.prefetch(parts_.stream, unit);
 }
 
+void StageExecutor::add_host_batch() {
+  host_batches_.emplace_front(parts_.backend, parts_.memory.plan().shape.rows());
+}
+
 HostBatch& StageExecutor::free_host_batch() {
+  const bool is_free = !host_batches_.empty() && host_batches_.front().is_copied();
+  if (!is_free && std::ssize(host_batches_) < batches_ahead) add_host_batch();
   host_batches_.push_back(std::move(host_batches_.front()));
   host_batches_.pop_front();
   host_batches_.back().wait_until_copied();

@@ -144,6 +144,7 @@ class StageExecutor {
   void prefetch(int unit);
   void forward(const WorkKey& key, int next_unit);
   void fill(const WorkKey& key, InFlight& micro);
+  void add_host_batch();
   HostBatch& free_host_batch();
   void backward(const WorkKey& key, const ExecutedInstruction& executed);
   void backward_weight(const WorkKey& key, bool is_last);
