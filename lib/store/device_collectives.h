@@ -15,7 +15,6 @@
 #include "base/numbers/checked.h"
 #include "comm/communicator.h"
 #include "store/device_lane.h"
-#include "tensor/buffer.h"
 
 namespace scaletrain {
 
@@ -53,8 +52,9 @@ class DeviceCollectives final : public DeviceLanes {
     std::vector<DeviceMessage> messages;
     for_each_peer([&](int peer) {
       messages.push_back({DeviceMessage::Direction::send, peer, staging_.data(), devices::first_message_bytes});
-      messages.push_back(
-          {DeviceMessage::Direction::receive, peer, place_of(peer, devices::first_message_bytes) + devices::first_message_bytes, devices::first_message_bytes});
+      messages.push_back({DeviceMessage::Direction::receive, peer,
+                          place_of(peer, devices::first_message_bytes) + devices::first_message_bytes,
+                          devices::first_message_bytes});
     });
     lane_.issue(messages, watch_.waits());
     return lane_.stream().record();
@@ -77,7 +77,8 @@ class DeviceCollectives final : public DeviceLanes {
   }
 
   void all_reduce(const View& data, ReduceOp op) {
-    if (data.num_bytes() <= small_all_reduce_bytes && align_up(data.num_bytes()) * devices::index_of(size()) <= device_stretch_bytes)
+    if (data.num_bytes() <= small_all_reduce_bytes &&
+        align_up(data.num_bytes()) * devices::index_of(size()) <= device_stretch_bytes)
       return all_reduce_small(data, op);
     const std::int64_t piece = round_up(ceil_div<std::int64_t>(data.num_elements(), size()), device_piece_unit);
     std::vector<std::int64_t> counts;
@@ -127,7 +128,8 @@ class DeviceCollectives final : public DeviceLanes {
     for_each_peer([&](int peer) {
       const std::size_t received = static_cast<std::size_t>(counts[devices::index_of(peer)]) * width;
       if (bytes > 0) messages.push_back({DeviceMessage::Direction::send, peer, own, bytes});
-      if (received > 0) messages.push_back({DeviceMessage::Direction::receive, peer, all + offset_of(counts, peer) * width, received});
+      if (received > 0)
+        messages.push_back({DeviceMessage::Direction::receive, peer, all + offset_of(counts, peer) * width, received});
     });
     copy(own, all + offset_of(counts, rank_) * width, bytes);
     lane_.issue(messages, watch_.waits());
@@ -166,7 +168,8 @@ class DeviceCollectives final : public DeviceLanes {
 
   DeviceStretches stretches_of(DType dtype, const std::vector<std::int64_t>& counts) const {
     const std::size_t bytes = device_stretch_bytes / devices::index_of(std::max(1, size() - 1));
-    const std::int64_t longest = static_cast<std::int64_t>(bytes / size_of(dtype)) / device_piece_unit * device_piece_unit;
+    const std::int64_t longest =
+        static_cast<std::int64_t>(bytes / size_of(dtype)) / device_piece_unit * device_piece_unit;
     SCALETRAIN_CHECK_LE(device_piece_unit, longest);
     return {.longest = longest, .count = ceil_div(*std::max_element(counts.begin(), counts.end()), longest)};
   }

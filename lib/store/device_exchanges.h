@@ -52,7 +52,8 @@ class DeviceExchanges final : public DeviceLanes {
   std::shared_ptr<PostedTransfer> post(const Key& key, DeviceLane::Call call, const View& data, Event ready) {
     auto posted = std::make_shared<PostedTransfer>();
     posted->call = std::move(call);
-    posted->message = {key.direction, key.direction == DeviceMessage::Direction::send ? 1 : 0, devices::bytes_of(data), data.num_bytes()};
+    posted->message = {key.direction, key.direction == DeviceMessage::Direction::send ? 1 : 0, devices::bytes_of(data),
+                       data.num_bytes()};
     posted->ready = std::move(ready);
     const std::lock_guard lock(mutex_);
     Queue& queue = queues_.at(key);

@@ -18,8 +18,8 @@
 #include "base/process/guarded_thread.h"
 #include "base/process/work_count.h"
 #include "comm/collective/collective_status.h"
+#include "comm/communicator.h"
 #include "comm/first_error.h"
-#include "tensor/view.h"
 
 namespace scaletrain {
 
