@@ -79,6 +79,25 @@ TEST_CASE("the status names the collective that is called or waited for, and cou
   CHECK(status.waited_seconds() >= 0.06);
 }
 
+TEST_CASE("a rank whose threads are in no call waits in that of its device, which is no time that they wait") {
+  CollectiveStatus status;
+  const CollectiveStatus::Group group{.name = "data", .ranks = {Rank(1), Rank(3)}};
+  const CollectiveStatus::Call of_device{.collective = "reduce_scatter", .sequence = 4, .with = {}};
+  status.device_waits(group, of_device, monotonic_now() - std::chrono::seconds(7));
+  REQUIRE(status.wait());
+  CHECK(status.wait()->text == "group data (ranks 1, 3): reduce_scatter #4");
+  CHECK(status.wait()->seconds >= 7.0);
+  {
+    const CollectiveStatus::Call of_thread{.collective = "all_reduce", .sequence = 2, .with = {}};
+    const CollectiveStatus::Scope scope(status, group, of_thread);
+    CHECK(status.wait()->text == "group data (ranks 1, 3): all_reduce #2");
+  }
+  CHECK(status.wait()->text == "group data (ranks 1, 3): reduce_scatter #4");
+  status.device_goes_on();
+  CHECK_FALSE(status.wait());
+  CHECK(status.waited_seconds() < 1.0);
+}
+
 TEST_CASE("what a rank's own device still computes is no time that it waits for others") {
   struct Computing final : Event::State {
     bool is_done() override { return false; }
