@@ -73,6 +73,7 @@ struct GroupOptions {
 
 std::vector<Rank> all_ranks(const InProcessWorld& world) {
   std::vector<Rank> ranks;
+  ranks.reserve(at(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) ranks.emplace_back(rank);
   return ranks;
 }
@@ -185,6 +186,8 @@ template <class T>
 std::vector<T> reduced(int ranks, std::int64_t count, ReduceOp op) {
   std::vector<std::vector<T>> all;
   std::vector<const std::byte*> operands;
+  all.reserve(at(ranks));
+  operands.reserve(at(ranks));
   for (int rank = 0; rank < ranks; ++rank) all.push_back(values_of<T>(rank, count));
   for (const auto& values : all) operands.push_back(reinterpret_cast<const std::byte*>(values.data()));
   std::vector<T> result(at(count));
@@ -409,6 +412,7 @@ TEST_CASE("calls by NCCL run in the order of issue and the host waits for none o
     const View data = gpu.make(std::vector<float>(300, 1.0F));
     meet();
     std::vector<Ticket> tickets;
+    tickets.reserve(12);
     for (int round = 0; round < 12; ++round)
       tickets.push_back(gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum));
     tickets.back().before(gpu.stream());
