@@ -21,6 +21,8 @@
 #include "base/error.h"
 #include "comm/collective/collective_status.h"
 #include "comm/collective/ordered_reduction.h"
+#include "comm/process/process_network.h"
+#include "launch/workers/communicators.h"
 #include "store/device_communicator.h"
 #include "store/staged_communicator.h"
 #include "support/cuda/fake_nccl.h"
@@ -692,6 +694,52 @@ TEST_CASE("a rank that stands still in a training by NCCL ends the others by the
   });
   CHECK(words.starts_with("group data: "));
   CHECK(words.ends_with(": waited 0.5 s for rank 1 (of the world); it is dead, stuck, or issued another collective"));
+}
+
+TEST_CASE("the ranks of a run exchange as launch.transport says, and say why where they cannot") {
+  // What a rank is told, or why it ends.
+  const auto told = [](RankTransport transport, bool has_own_gpu) {
+    InProcessWorld world(2);
+    std::string all[2];
+    run_threads(world, [&](Rank rank) {
+      const auto backend = make_cuda_backend({.device = static_cast<int>(rank.value())});
+      const auto stream = backend->make_stream();
+      ProcessNetwork network({.address = "127.0.0.1", .secret = "0123456789abcdef"});
+      const auto store = world.make_store();
+      std::string& own = all[at(rank.value())];
+      own = "through the host";
+      const auto make =
+          process_communicators({.network = network,
+                                 .store = *store,
+                                 .self = rank,
+                                 .backend = *backend,
+                                 .devices = {.transport = transport,
+                                             .has_own_gpu = has_own_gpu || rank == Rank(0),
+                                             .is_direct = [&own](const std::string& name) { own = name; },
+                                             .is_staged = [&own](const std::string& why) { own = why; }}});
+      try {
+        const auto group = make({.kind = GroupKind::data,
+                                 .name = "data.0",
+                                 .members = all_ranks(world),
+                                 .index = static_cast<int>(rank.value())});
+        const Buffer memory = backend->allocate(40);
+        group->all_reduce(*stream, memory.view(0, DType::f32, {10}), ReduceOp::sum).wait();
+      } catch (const UserError& error) {
+        own = error.what();
+      }
+    });
+    CHECK(all[0] == all[1]);
+    return all[0];
+  };
+  const Gpus gpus(2);
+  CHECK(told(RankTransport::automatic, true) == "NCCL 2.28.9");
+  CHECK(told(RankTransport::nccl, true) == "NCCL 2.28.9");
+  CHECK(told(RankTransport::host, true) == "through the host");
+  CHECK(told(RankTransport::tcp, true) == "through the host");
+  CHECK(told(RankTransport::automatic, false) == "rank 1: another rank computes on its GPU too");
+  CHECK(told(RankTransport::nccl, false) ==
+        "launch.transport: nccl: the data group of ranks 0, 1 cannot exchange so (rank 1: another rank computes on its "
+        "GPU too): see to that, or set launch.transport: auto");
 }
 
 TEST_CASE("a group with calls under way that is closed ends them") {

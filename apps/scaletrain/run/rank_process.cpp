@@ -31,6 +31,7 @@ ExitCode train_rank(const RankProcess& process) {
   options.place.gpus = process.gpus;
   std::optional<ProcessNetwork> network;
   std::string staged_because;
+  std::string device_network;
   const GpuPlace& gpus = process.gpus;
   const bool has_own_gpu = gpus.expected > 0 && gpus.sharers(static_cast<int>(gpus.expected)) == 1;
   if (process.world > 1) {
@@ -44,8 +45,8 @@ ExitCode train_rank(const RankProcess& process) {
         .rendezvous = process.store,
         .background_rendezvous = process.background_store,
         .make_communicators =
-            [&process, &network, &staged_because, has_own_gpu](const PhasePlan& plan, const LaunchConfig& launch,
-                                                               Backend& backend) {
+            [&process, &network, &staged_because, &device_network, has_own_gpu](
+                const PhasePlan& plan, const LaunchConfig& launch, Backend& backend) {
               if (!network)
                 network.emplace(ProcessNetwork::Options{.address = process.address,
                                                         .secret = process.secret,
@@ -64,12 +65,15 @@ ExitCode train_rank(const RankProcess& process) {
                        .interface = launch.interface ? interface_of_address(process.address) : "",
                        .has_own_gpu = has_own_gpu,
                        .is_ring = plan.chunks > 1,
+                       .is_direct = [&device_network](const std::string& name) { device_network = name; },
                        .is_staged = [&staged_because](const std::string& obstacle) { staged_because = obstacle; }}});
             },
         .connection_notice =
             [&network, &staged_because] {
               return staged_because.empty() ? connection_notice(network->reach()) : staging_notice(staged_because);
             },
+        .connection_words =
+            [&device_network] { return device_network.empty() ? "" : "ranks on GPUs exchange by " + device_network; },
         .processors_per_thread = share.processors_per_thread};
   }
   return train_run(options);

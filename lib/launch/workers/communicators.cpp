@@ -49,7 +49,10 @@ std::unique_ptr<Communicator> from_device_to_device(DeviceTransfers& transfers, 
                                               : devices.is_ring                ? Calls::ring_exchanges
                                                                                : Calls::chain_exchanges};
   const std::string obstacle = transfers.obstacle(*transport, group);
-  if (obstacle.empty()) return transfers.make(std::move(transport), group);
+  if (obstacle.empty()) {
+    if (devices.is_direct) devices.is_direct(transfers.network_name());
+    return transfers.make(std::move(transport), group);
+  }
   if (devices.transport == RankTransport::nccl)
     throw UserError(
         fmt::format("launch.transport: nccl: the {} group of ranks {} cannot exchange so ({}): see to that, "

@@ -25,7 +25,8 @@ struct DeviceExchange {
   std::string interface {};  // by name; empty: whichever is found
   bool has_own_gpu = false;  // no other rank computes on it
   bool is_ring = false;      // the last stage sends to the first: one rank has several chunks of the model
-  // Hears why what could go from GPU to GPU goes through the host's memory.
+  // Hears by what it goes from GPU to GPU ("NCCL 2.28.9"), or why it goes through the host's memory instead.
+  std::function<void(const std::string& network)> is_direct{};
   std::function<void(const std::string& obstacle)> is_staged{};
 };
 

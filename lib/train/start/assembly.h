@@ -51,6 +51,8 @@ struct WorkerPlace {
   std::function<CommunicatorFactory(const PhasePlan&, const LaunchConfig&, Backend&)> make_communicators{};
   // What there is to say of the ways in which they reach the other ranks, once they are made; empty: nothing.
   std::function<std::string()> connection_notice{};
+  // By what they reach them, where that is worth a line; likewise.
+  std::function<std::string()> connection_words{};
   // Processors per thread of this rank's kernels: less than 1 where the ranks of a host are more than its processors.
   // The device's peak is measured thread by thread, and no more of it is there to reach.
   double processors_per_thread = 1.0;

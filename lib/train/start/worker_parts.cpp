@@ -89,6 +89,8 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
   if (options.knows_memory) options.knows_memory(out_of_memory("").what());
   const std::string notice = options.place.connection_notice ? options.place.connection_notice() : "";
   if (!notice.empty()) log.warn(notice);
+  const std::string words = options.place.connection_words ? options.place.connection_words() : "";
+  if (!words.empty()) log.info(words);
   // Of rank 0's the start line tells.
   if (const auto device = backend->device(); device && !is_first())
     log.info(fmt::format("rank {} computes on GPU {} ({})", rank.value(), gpu, device->name));
