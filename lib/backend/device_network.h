@@ -89,8 +89,8 @@ class DeviceNetwork {
 inline constexpr std::size_t device_group_id_bytes = 128;
 
 struct DeviceNetworkOptions {
-  std::string interface {
-  };  // of the host, by name, for what ranks tell each other beside it; empty: whichever is found
+  // Of the host, by name, for what ranks tell each other beside it; empty: whichever is found.
+  std::string interface;
 };
 
 // A network, or why there is none.

@@ -109,9 +109,8 @@ std::string connection_notice(const ProcessNetwork::Reach& reach) {
   if (reach.refusal.empty()) return "";
   return fmt::format(
       "ranks of this host exchange by TCP, which is slower: the system does not let one read another's memory ({}); "
-      "allow it (in a container CAP_SYS_PTRACE; kernel.yama.ptrace_scope 0 where every rank has an agent of its own), "
-      "or "
-      "set launch.transport: tcp to hear no more of it",
+      "allow it (in a container CAP_SYS_PTRACE; kernel.yama.ptrace_scope 0 where every rank has an agent of its "
+      "own), or set launch.transport: tcp to hear no more of it",
       reach.refusal);
 }
 
