@@ -31,6 +31,9 @@ enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zb_h1 };
 // How ranks exchange. automatic: those on GPUs by NCCL where each has one and it is found, else as host. host: those of
 // one host through its memory, others by TCP. tcp: all by TCP. nccl: ranks on GPUs by NCCL, or not at all.
 enum class RankTransport { automatic, host, tcp, nccl };
+constexpr bool may_use_nccl(RankTransport transport) {
+  return transport == RankTransport::automatic || transport == RankTransport::nccl;
+}
 // tf32: fp32, but that factors of the products of linear maps come to TF32 (10 bits behind the leading one) first,
 // which GPUs alone do.
 enum class Precision { fp32, tf32, bf16, fp16 };

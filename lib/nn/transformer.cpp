@@ -57,7 +57,8 @@ std::vector<BundleEntry> Transformer::boundary(const BatchShape& shape, DType co
   return {{"hidden", compute, Shape{own_rows(part_, shape.rows()), spec_.hidden}}};
 }
 
-std::vector<GroupCall> Transformer::calls(int unit, Opcode pass, const BatchShape& shape, DType compute) const {
+std::vector<GroupCall> Transformer::calls(int unit, Opcode pass, const BatchShape& shape, DType compute,
+                                          Mode mode) const {
   std::vector<GroupCall> declared;
   DeclaringBackend backend(compute);
   HostStream stream;
@@ -65,6 +66,7 @@ std::vector<GroupCall> Transformer::calls(int unit, Opcode pass, const BatchShap
   const ConstView of_tokens(region.data, DType::i32, {shape.rows()}, region.space);
   BatchContext batch;
   batch.shape = shape;
+  batch.mode = mode;
   batch.ids = of_tokens;
   batch.targets = of_tokens;
   batch.positions = of_tokens;

@@ -23,9 +23,11 @@ class Transformer {
   std::span<const std::unique_ptr<Unit>> units() const { return units_; }
   // The bundle that leaves every unit but the head, as this rank holds it.
   std::vector<BundleEntry> boundary(const BatchShape& shape, DType compute) const;
-  // What a training pass of a unit (forward, backward, backward_input or backward_weight) asks of the tensor group, in
-  // order: the pass itself says so, run without computing anything. Nothing for a tensor degree of one.
-  std::vector<GroupCall> calls(int unit, Opcode pass, const BatchShape& shape, DType compute) const;
+  // What a pass of a unit (forward, backward, backward_input or backward_weight; of an evaluation forward alone) asks
+  // of the tensor group, in order: the pass itself says so, run without computing anything. Nothing for a tensor degree
+  // of one.
+  std::vector<GroupCall> calls(int unit, Opcode pass, const BatchShape& shape, DType compute,
+                               Mode mode = Mode::train) const;
 
  private:
   ModelSpec spec_;

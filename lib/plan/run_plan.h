@@ -48,6 +48,8 @@ struct RankTraffic {
 
 // Numbers (f64) that a step sums over all ranks: the norm, the loss, the tokens, and the votes.
 inline constexpr std::int64_t numbers_per_step = 5;
+// And at the end of each set that they evaluate: its loss and its target tokens.
+inline constexpr std::int64_t numbers_per_evaluation = 2;
 
 // A training phase: a stretch of a run with one layout, one context and one mix. Most runs have one.
 struct PhasePlan {

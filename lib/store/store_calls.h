@@ -34,6 +34,7 @@ class StoreCalls {
   void prefetch(int unit, Calls& calls) { bring(unit, Residency::Purpose::prefetch, calls); }
   void acquire(int unit, Calls& calls);
   void release(int unit) { state_.residency.release(unit); }
+  void zero_gradients() { state_.reductions.reset(); }
   void release_gradients(int unit, bool last, Calls& calls);
   void finish_gradients(std::span<const int> units, Calls& calls);
   void reduce_tied(Calls& calls);

@@ -3,9 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
+#include "base/numbers/checked.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
@@ -27,15 +29,22 @@ void check_calls(const std::string& name, const Config& config) {
   LayoutRun run{.config = config};
   run.backend = TestBackend::reference_f32;
   run.traced = true;
+  run.evaluation_samples = 13;
+  run.further_steps = 1;
   const LayoutOutcome outcome = run_layout(run);
   CHECK(outcome.problem.empty());
-  for (std::size_t rank = 0; rank < outcome.traces.size(); ++rank) {
-    const Trace& trace = outcome.traces[rank];
-    const std::string expected = text(planned_traffic(outcome.plan, Rank(static_cast<std::int64_t>(rank))));
-    const std::string found = text(traced_traffic(trace, 0, trace.records.size()));
-    CHECK_MESSAGE(expected == found, name << ", rank " << rank);
-    const auto order = collective_order(outcome.plan, Rank(static_cast<std::int64_t>(rank)));
-    CHECK_MESSAGE(order_problem(order, trace, 1) == "", name << ", rank " << rank);
+  const std::int64_t round = outcome.plan.micro_batch.samples * outcome.plan.mesh.degree(Axis::data);
+  const std::array<RankWork, 3> work = {{{}, {.evaluated = ceil_div(run.evaluation_samples, round)}, {}}};
+  for (std::size_t index = 0; index < outcome.traces.size(); ++index) {
+    const Rank rank(static_cast<std::int64_t>(index));
+    const Trace& step = outcome.step_traces[index];
+    const std::string expected = text(planned_traffic(outcome.plan, rank));
+    const std::string found = text(traced_traffic(step, 0, step.records.size()));
+    CHECK_MESSAGE(expected == found, name << ", rank " << index);
+    CHECK_MESSAGE(order_problem(collective_order(outcome.plan, rank), step, 1) == "", name << ", rank " << index);
+    const auto order = collective_order(outcome.plan, rank, work);
+    CHECK_MESSAGE(order_problem(order, outcome.traces[index], 1) == "",
+                  name << ", rank " << index << ", with an evaluation between two steps");
   }
 }
 

@@ -32,11 +32,7 @@ ExitCode train_rank(const RankProcess& process) {
   std::optional<ProcessNetwork> network;
   std::string staged_because;
   std::string device_network;
-  const GpuPlace& gpus = process.gpus;
-  const bool has_own_gpu = gpus.expected > 0 && gpus.sharers(static_cast<int>(gpus.expected)) == 1;
   if (process.world > 1) {
-    // Kernels of NCCL wait for peers, and whoever loads one for them. Before the first look at a GPU.
-    if (has_own_gpu) load_kernels_ahead();
     options.place = {
         .rank = process.rank,
         .world = process.world,
@@ -45,8 +41,8 @@ ExitCode train_rank(const RankProcess& process) {
         .rendezvous = process.store,
         .background_rendezvous = process.background_store,
         .make_communicators =
-            [&process, &network, &staged_because, &device_network, has_own_gpu](
-                const PhasePlan& plan, const LaunchConfig& launch, Backend& backend) {
+            [&process, &network, &staged_because, &device_network](const PhasePlan& plan, const LaunchConfig& launch,
+                                                                   Backend& backend) {
               if (!network)
                 network.emplace(ProcessNetwork::Options{.address = process.address,
                                                         .secret = process.secret,
@@ -63,7 +59,7 @@ ExitCode train_rank(const RankProcess& process) {
                    .devices = {
                        .transport = launch.transport,
                        .interface = launch.interface ? interface_of_address(process.address) : "",
-                       .has_own_gpu = has_own_gpu,
+                       .has_own_gpu = process.gpus.is_own(),
                        .is_ring = plan.chunks > 1,
                        .is_direct = [&device_network](const std::string& name) { device_network = name; },
                        .is_staged = [&staged_because](const std::string& obstacle) { staged_because = obstacle; }}});

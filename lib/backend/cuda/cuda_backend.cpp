@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -144,6 +145,16 @@ class CudaBackend final : public Backend {
   CudaStream filling_;
 };
 
+// cuBLAS obeys it whatever it is asked for (0: no TF32), and a config that says tf32 would not be what is computed.
+void refuse_other_tf32(const CudaOptions& options) {
+  const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
+  if (options.tf32 && value != nullptr)
+    throw UserError(fmt::format(
+        "precision.compute: tf32: NVIDIA_TF32_OVERRIDE is '{}', which cuBLAS obeys instead: unset it, or set "
+        "precision.compute: fp32",
+        value));
+}
+
 }  // namespace
 
 DeviceFacts look_at_cuda_device(int device) {
@@ -151,6 +162,7 @@ DeviceFacts look_at_cuda_device(int device) {
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+  refuse_other_tf32(options);
   cuda::use_device(options.device);
   switch (options.compute) {
     case DType::f32:

@@ -55,6 +55,7 @@ using TensorReader = std::function<void(const Parameter& parameter, View out)>;
 void check_export_folder(const std::filesystem::path& folder);
 
 // Writes config.json, generation-ready weights and the index if there are several files. Complete or not at all.
+// InputError for a weight that is not finite, or that f16 cannot hold where that is asked for.
 void export_hugging_face(const ParamTable& table, const TensorReader& read, const HuggingFaceExport& request);
 
 }  // namespace scaletrain

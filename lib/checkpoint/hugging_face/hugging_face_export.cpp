@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -75,6 +78,36 @@ void assemble(const ParamTable& table, const TensorReader& read, const HuggingFa
   }
 }
 
+// As --dtype has it.
+std::string_view word_of(DType dtype) {
+  return dtype == DType::f16 ? "fp16" : dtype == DType::bf16 ? "bf16" : "fp32";
+}
+
+// The smallest positive number that becomes infinite in this type.
+float first_beyond(DType dtype) {
+  if (dtype == DType::f16) return 65520.0F;
+  if (dtype == DType::bf16) return 0x1.ffp127F;
+  return std::numeric_limits<float>::infinity();
+}
+
+// A model in which a weight is NaN or infinite computes nothing, and few of those who read the folder would say why.
+void check_numbers(const HuggingFaceTensor& tensor, const std::vector<float>& values, DType dtype) {
+  const float limit = first_beyond(dtype);
+  const auto bad = std::find_if(values.begin(), values.end(), [&](float value) { return !(std::fabs(value) < limit); });
+  if (bad == values.end()) return;
+  const std::int64_t at = bad - values.begin();
+  const Shape& shape = tensor.shape;
+  const std::int64_t width = shape[shape.num_dims() - 1];
+  const std::string place =
+      shape.num_dims() == 2 ? fmt::format("{}, {}", at / width, at % width) : fmt::format("{}", at);
+  if (std::isfinite(*bad))
+    throw InputError(fmt::format("{} [{}] is {:g}, for which {} has no number: export with --dtype fp32", tensor.name,
+                                 place, *bad, word_of(dtype)));
+  throw InputError(fmt::format(
+      "{} [{}] is {}: a model with such a weight computes nothing; name an earlier checkpoint, if it has none",
+      tensor.name, place, *bad));
+}
+
 class Export {
  public:
   Export(const ParamTable& table, const TensorReader& read, const HuggingFaceExport& request)
@@ -132,6 +165,7 @@ class Export {
     SafetensorsWriter writer(temporary_ / shard.file, tensors, {{"format", "pt"}});
     for (const HuggingFaceTensor* tensor : shard.tensors) {
       assemble(table_, read_, *tensor, row_values_, values_);
+      check_numbers(*tensor, values_, request_.dtype);
       converted_.resize(static_cast<std::size_t>(tensor_bytes(*tensor, request_.dtype)));
       if (request_.dtype == DType::f32) {
         writer.write(std::as_bytes(std::span(values_)));

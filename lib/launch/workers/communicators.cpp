@@ -35,10 +35,6 @@ std::string ranks_text(const std::vector<Rank>& ranks) {
   return fmt::format("{}", fmt::join(numbers, ", "));
 }
 
-bool may_be_direct(const DeviceExchange& devices) {
-  return devices.transport == RankTransport::automatic || devices.transport == RankTransport::nccl;
-}
-
 // Null, and the transport is the caller's still, where the members have to exchange through the host's memory.
 std::unique_ptr<Communicator> from_device_to_device(DeviceTransfers& transfers, const DeviceExchange& devices,
                                                     const GroupSpec& spec, std::unique_ptr<Transport>& transport) {
@@ -73,7 +69,7 @@ CommunicatorFactory process_communicators(const ProcessCommunication& communicat
     const bool queued = !staged && has_queue(group.kind, facts);
     auto transport = communication.network.connect(communication.store, group.name, group.members, communication.self,
                                                    communication.connect_seconds);
-    if (staged && may_be_direct(communication.devices)) {
+    if (staged && may_use_nccl(communication.devices.transport)) {
       if (!*transfers)
         transfers->emplace(DeviceTransfers::Options{.backend = communication.backend,
                                                     .network = {.interface = communication.devices.interface},

@@ -1,7 +1,10 @@
 #include "plan/communication/step_calls.h"
 
+#include <algorithm>
+#include <array>
 #include <compare>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -9,6 +12,7 @@
 #include "comm/collective/direct_communicator.h"
 #include "nn/transformer.h"
 #include "plan/communication/transfer.h"
+#include "plan/longest_wait.h"
 #include "store/store_calls.h"
 
 namespace scaletrain {
@@ -64,6 +68,7 @@ class GroupSizes {
 
 // All of an instruction that its calls depend on. Which micro-batch it is, is not among it.
 struct WorkKind {
+  Mode mode = Mode::train;
   Opcode op = Opcode::forward;
   std::int64_t chunk = 0;
   std::int64_t peer = -1;
@@ -72,13 +77,17 @@ struct WorkKind {
   auto operator<=>(const WorkKind&) const = default;
 };
 
-WorkKind kind_of(const ExecutedInstruction& executed) {
+WorkKind kind_of(const ExecutedInstruction& executed, Mode mode) {
   const Instruction& instruction = executed.instruction;
-  return {instruction.op, instruction.chunk, instruction.peer ? instruction.peer->value() : -1, executed.next_unit,
+  return {mode,
+          instruction.op,
+          instruction.chunk,
+          instruction.peer ? instruction.peer->value() : -1,
+          executed.next_unit,
           executed.is_last};
 }
 
-// Makes the calls of a step as the executor makes them (train/step/stage_executor.cpp).
+// Makes the calls of steps and of evaluations as they are made (train/step/stage_executor.cpp, step_runner.cpp).
 class StepWalk {
  public:
   StepWalk(const PhasePlan& plan, Rank rank)
@@ -91,13 +100,25 @@ class StepWalk {
     number_of({store_.state(), {}});
   }
 
-  StepCalls run(const ExecutionOrder& order) {
+  void begin_step() {
+    return_to(now_);
+    store_.zero_gradients();
+    explored_ = now_ = number_of({store_.state(), chunks_to_reduce_});
+  }
+  void run(const ExecutionOrder& order, Mode mode) {
     for (const ExecutedInstruction& executed : order) {
       const Opcode op = executed.instruction.op;
-      if (op != Opcode::release) step(kind_of(executed));
+      if (op != Opcode::release) step(kind_of(executed, mode));
     }
-    return std::move(calls_);
   }
+  void sum_over_world(std::int64_t numbers) {
+    std::vector<PlannedCall> calls = sizes_.planned(world_sum_calls(plan_.group_facts(), numbers));
+    if (calls.empty()) return;
+    calls_.order.push_back(narrow<int>(calls_.pieces.size()));
+    calls_.pieces.push_back({std::move(calls), 1});
+  }
+  // All so far. Nothing follows.
+  StepCalls take() { return std::move(calls_); }
 
  private:
   struct State {
@@ -122,11 +143,7 @@ class StepWalk {
   }
 
   Change explore(const WorkKind& work) {
-    if (explored_ != now_) {
-      const State& state = *states_[static_cast<std::size_t>(now_)];
-      store_.set_state(state.store);
-      chunks_to_reduce_ = state.chunks_to_reduce;
-    }
+    return_to(now_);
     declared_.clear();
     execute(work);
     Change change;
@@ -138,6 +155,13 @@ class StepWalk {
     change.after = number_of({store_.state(), chunks_to_reduce_});
     explored_ = change.after;
     return change;
+  }
+  void return_to(int number) {
+    if (explored_ == number) return;
+    const State& state = *states_[static_cast<std::size_t>(number)];
+    store_.set_state(state.store);
+    chunks_to_reduce_ = state.chunks_to_reduce;
+    explored_ = number;
   }
   int number_of(const State& state) {
     const auto [entry, is_new] = numbers_.try_emplace(state, narrow<int>(states_.size()));
@@ -183,7 +207,7 @@ class StepWalk {
       const bool reads_weights = work.op != Opcode::backward_weight || unit.weight_pass_reads_weights();
       if (reads_weights) store_.acquire(turn.unit, declared_);
       if (turn.next_unit >= 0) store_.prefetch(turn.next_unit, declared_);
-      declare(calls_of_pass(turn.unit, work.op));
+      declare(calls_of_pass(turn.unit, work.op, work.mode));
       if (adds_gradients) store_.release_gradients(turn.unit, work.is_last, declared_);
       if (reads_weights) store_.release(turn.unit);
     }
@@ -203,9 +227,9 @@ class StepWalk {
                          .channel = call.channel});
   }
 
-  const std::vector<GroupCall>& calls_of_pass(int unit, Opcode op) {
-    const auto [entry, is_new] = passes_.try_emplace({unit, op});
-    if (is_new) entry->second = model_.calls(unit, op, plan_.micro_batch, plan_.compute);
+  const std::vector<GroupCall>& calls_of_pass(int unit, Opcode op, Mode mode) {
+    const auto [entry, is_new] = passes_.try_emplace({unit, op, mode});
+    if (is_new) entry->second = model_.calls(unit, op, plan_.micro_batch, plan_.compute, mode);
     return entry->second;
   }
   void declare(const std::vector<GroupCall>& calls) { declared_.insert(declared_.end(), calls.begin(), calls.end()); }
@@ -217,9 +241,9 @@ class StepWalk {
   StoreCalls store_;
   Transformer model_;
   UnitsByChunk units_;
-  std::map<std::pair<int, Opcode>, std::vector<GroupCall>> passes_;  // by unit and pass
-  std::map<State, int> numbers_;                                     // in the order in which they are found
-  std::vector<const State*> states_;                                 // by number
+  std::map<std::tuple<int, Opcode, Mode>, std::vector<GroupCall>> passes_;
+  std::map<State, int> numbers_;      // in the order in which they are found
+  std::vector<const State*> states_;  // by number
   std::map<std::pair<int, WorkKind>, Change> changes_;
   int now_ = 0;       // number of the state that the walk is in
   int explored_ = 0;  // of that of store_ and chunks_to_reduce_
@@ -243,15 +267,36 @@ std::string to_text(const PlannedCall& call) {
 }
 
 StepCalls calls_of_step(const PhasePlan& plan, Rank rank, const ExecutionOrder& order) {
-  return StepWalk(plan, rank).run(order);
+  StepWalk walk(plan, rank);
+  walk.run(order, Mode::train);
+  return walk.take();
 }
 
+namespace {
+
+// In the memory that a step has.
+ExecutionOrder order_of(const PhasePlan& plan, Rank rank, std::span<const ScheduleStep> steps) {
+  const ScheduleDepth depth = schedule_depth(plan.schedule(rank));
+  return execution_order(order_of_execution(steps, {depth.inputs, depth.gradients_received}),
+                         plan.units_by_chunk(plan.mesh.position_of(rank).pipeline));
+}
+
+void walk_evaluation(StepWalk& walk, const PhasePlan& plan, Rank rank, const RankWork& work) {
+  const std::int64_t longest = longest_evaluation_part(plan);
+  for (std::int64_t first = 0; first < work.evaluated; first += longest) {
+    if (work.may_be_given_up) walk.sum_over_world(1);
+    const auto steps =
+        make_evaluation_schedule(plan.mesh.degree(Axis::pipeline), std::min(longest, work.evaluated - first),
+                                 plan.chunks, Stage(plan.mesh.position_of(rank).pipeline));
+    walk.run(order_of(plan, rank, steps), Mode::evaluate);
+  }
+  walk.sum_over_world(numbers_per_evaluation);
+}
+
+}  // namespace
+
 StepCalls calls_of_step(const PhasePlan& plan, Rank rank) {
-  const std::vector<ScheduleStep> steps = plan.schedule(rank);
-  const ScheduleDepth depth = schedule_depth(steps);
-  const ExecutionOrder order = execution_order(order_of_execution(steps, {depth.inputs, depth.gradients_received}),
-                                               plan.units_by_chunk(plan.mesh.position_of(rank).pipeline));
-  return calls_of_step(plan, rank, order);
+  return calls_of_step(plan, rank, order_of(plan, rank, plan.schedule(rank)));
 }
 
 void visit_calls(const StepCalls& calls, const std::function<void(const PlannedCall&)>& visit) {
@@ -260,8 +305,22 @@ void visit_calls(const StepCalls& calls, const std::function<void(const PlannedC
 }
 
 std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank) {
+  return collective_order(plan, rank, std::array{RankWork()});
+}
+
+std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank, std::span<const RankWork> work) {
+  StepWalk walk(plan, rank);
+  const ExecutionOrder step = order_of(plan, rank, plan.schedule(rank));
+  for (const RankWork& part : work) {
+    if (part.evaluated == 0) {
+      walk.begin_step();
+      walk.run(step, Mode::train);
+    } else {
+      walk_evaluation(walk, plan, rank, part);
+    }
+  }
   std::vector<PlannedCall> calls;
-  visit_calls(calls_of_step(plan, rank), [&calls](const PlannedCall& call) { calls.push_back(call); });
+  visit_calls(walk.take(), [&calls](const PlannedCall& call) { calls.push_back(call); });
   return calls;
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,5 +47,14 @@ StepCalls calls_of_step(const PhasePlan& plan, Rank rank);
 
 void visit_calls(const StepCalls& calls, const std::function<void(const PlannedCall&)>& visit);
 std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank);
+
+// What a rank does at a time: an optimizer step, or the evaluation of a set.
+struct RankWork {
+  std::int64_t evaluated = 0;  // micro-batches of each replica; 0: a step
+  // The ranks ask each other before each part (longest_evaluation_part) whether to go on.
+  bool may_be_given_up = false;
+};
+// The calls of several in turn, from an update on: what one has gathered the next need not.
+std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank, std::span<const RankWork> work);
 
 }  // namespace scaletrain

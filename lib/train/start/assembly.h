@@ -35,6 +35,7 @@ struct GpuPlace {
   int device(int gpus) const { return static_cast<int>(index % gpus); }
   // Ranks that compute on this one's GPU, itself included.
   std::int64_t sharers(int gpus) const { return (ranks - index % gpus + gpus - 1) / gpus; }
+  bool is_own() const { return expected > 0 && sharers(static_cast<int>(expected)) == 1; }
 };
 
 // Which rank of how many, and what connects them. The default is a run of one rank.

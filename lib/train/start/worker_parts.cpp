@@ -116,6 +116,9 @@ std::unique_ptr<Backend> WorkerParts::make_backend(const WorkerOptions& options)
 // and may come back.
 std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& options) {
   try {
+    // Kernels of NCCL wait for peers, and so would whoever loads a kernel then. Before the first look at a GPU.
+    if (options.place.world > 1 && options.place.gpus.is_own() && may_use_nccl(config.launch.transport))
+      load_kernels_ahead();
     const int gpus = options.count_gpus();
     require_gpus(options.place.gpus.expected, gpus);
     gpu = options.place.gpus.device(gpus);

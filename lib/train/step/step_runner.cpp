@@ -120,8 +120,8 @@ StepRunner::EvaluationSums StepRunner::evaluate(MicroBatchSource& source, std::i
     sums = executor_.evaluate(evaluation_part(std::min(longest, num_micro_batches - first)), part, sums);
   }
   const bool counts = counts_loss(plan, parts_.rank);
-  std::array<double, 2> numbers = {counts ? sums.loss_sum : 0.0,
-                                   counts ? static_cast<double>(sums.target_tokens) : 0.0};
+  std::array<double, numbers_per_evaluation> numbers = {counts ? sums.loss_sum : 0.0,
+                                                        counts ? static_cast<double>(sums.target_tokens) : 0.0};
   sum_over_world(parts_.groups, numbers);
   return {.loss_sum = numbers[0], .target_tokens = std::llround(numbers[1])};
 }

@@ -314,6 +314,7 @@ struct LayoutRun {
   Masks masks = Masks::uneven;
   std::int64_t steps = 1;
   std::int64_t evaluation_samples = 0;  // after the last step; 0: no evaluation
+  std::int64_t further_steps = 0;       // after the evaluation, of which the calls alone are kept
   bool traced = false;
   bool queues_only = false;  // see RanksOptions
 };
@@ -369,6 +370,7 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
           outcome.step_traces[index].records.assign(all.begin() + static_cast<std::ptrdiff_t>(before), all.end());
         }
         if (run.evaluation_samples > 0) evaluations[index] = trainer.evaluate(run.evaluation_samples);
+        for (std::int64_t step = 0; step < run.further_steps; ++step) trainer.step();
         parameters.add(trainer.settled_store(), StateKind::master);
       },
       options);

@@ -131,6 +131,16 @@ TEST_CASE("a_gpu_is_known_by_name_and_memory_before_and_while_it_is_used") {
   CHECK(processors->device_memory_in_use() == 0);
 }
 
+TEST_CASE("tf32_that_the_environment_overrides_is_refused") {
+  const CudaModule module(FAKE_MODULE);
+  const Environment off("NVIDIA_TF32_OVERRIDE", "0");
+  CHECK_THROWS_WITH_AS(module.make_backend({.compute = DType::f32, .tf32 = true}),
+                       "precision.compute: tf32: NVIDIA_TF32_OVERRIDE is '0', which cuBLAS obeys instead: unset it, or "
+                       "set precision.compute: fp32",
+                       UserError);
+  CHECK_NOTHROW(module.make_backend({.compute = DType::f32}));
+}
+
 TEST_CASE("a_gpu_that_kernels_are_not_compiled_for_is_refused_before_anything_runs") {
   const CudaModule module(FAKE_MODULE);
   const Environment old("SCALETRAIN_FAKE_GPU", "old GPU");

@@ -1,6 +1,9 @@
 #include "checkpoint/hugging_face/hugging_face.h"
 
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -202,6 +205,42 @@ TEST_CASE("hugging_face_export_is_complete_or_not_there") {
   CHECK(attempt(folder / "empty", working).empty());
   CHECK(HuggingFaceModel(folder / "empty").model_config().layers == 2);
   CHECK(names_in(folder.path()) == std::vector<std::string>{"empty", "full"});
+}
+
+TEST_CASE("an export of a weight that is no number in its type is refused by its name and place, and nothing is left") {
+  const TempFolder folder;
+  const ModelConfig model = tiny_gpt2_config();
+  StoreFixture saved(make_param_table(make_model_spec(model, 11), InitConfig{}), {});
+  saved.fill(3);
+  float& weight =
+      saved.store.master("blocks.1.attention.key.weight").as<float>()[5 * 12 + 2];  // [5, 2], stored [2, 17]
+  float& bias = saved.store.master("blocks.0.ffn.up.bias").as<float>()[7];
+  const auto attempt = [&](DType dtype) {
+    const std::string refusal = message_of<InputError>([&] {
+      export_store(saved, {.folder = folder / "out",
+                           .model = model,
+                           .dtype = dtype,
+                           .tokenizer_files = {},
+                           .max_shard_bytes = 1 << 20});
+    });
+    if (!refusal.empty()) CHECK(names_in(folder.path()).empty());
+    std::filesystem::remove_all(folder / "out");
+    return refusal;
+  };
+  const float fine = std::exchange(weight, std::numeric_limits<float>::quiet_NaN());
+  CHECK(contains(attempt(DType::f32), "transformer.h.1.attn.c_attn.weight [2, 17] is nan: "));
+  weight = -std::numeric_limits<float>::infinity();
+  CHECK(contains(attempt(DType::bf16), "transformer.h.1.attn.c_attn.weight [2, 17] is -inf: "));
+  weight = fine;
+  bias = 65520.0F;  // half way from the largest f16 to the next one there would be
+  CHECK(attempt(DType::f16) ==
+        "transformer.h.0.mlp.c_fc.bias [7] is 65520, for which fp16 has no number: export with --dtype fp32");
+  CHECK(attempt(DType::f32).empty());
+  bias = std::nextafter(65520.0F, 0.0F);
+  CHECK(attempt(DType::f16).empty());
+  bias = std::numeric_limits<float>::max();
+  CHECK(contains(attempt(DType::bf16), "for which bf16 has no number"));
+  CHECK(attempt(DType::f32).empty());
 }
 
 TEST_CASE("hugging_face_export_of_a_model_that_neither_family_expresses_is_refused") {
