@@ -216,7 +216,7 @@ TEST_CASE("an export of a weight that is no number in its type is refused by its
       saved.store.master("blocks.1.attention.key.weight").as<float>()[5 * 12 + 2];  // [5, 2], stored [2, 17]
   float& bias = saved.store.master("blocks.0.ffn.up.bias").as<float>()[7];
   const auto attempt = [&](DType dtype) {
-    const std::string refusal = message_of<InputError>([&] {
+    std::string refusal = message_of<InputError>([&] {
       export_store(saved, {.folder = folder / "out",
                            .model = model,
                            .dtype = dtype,
