@@ -37,15 +37,15 @@ class DeviceCollectives final : public DeviceLanes {
  public:
   DeviceCollectives(CollectiveStatus::Group its_group, int rank, std::unique_ptr<DeviceLane> lane, Buffer staging,
                     Backend& backend, DeviceWatch& watch)
-      : DeviceLanes(std::move(its_group)),
+      : DeviceLanes(std::move(its_group), watch),
         rank_(rank),
         backend_(backend),
-        watch_(watch),
         staging_(std::move(staging)),
         lane_(add_lane(std::move(lane))) {}
 
   int size() const { return static_cast<int>(group().ranks.size()); }
-  bool is_busy() { return DeviceLanes::is_busy(watch_.waits()); }
+  DeviceLane& lane() { return lane_; }
+  bool is_busy() { return DeviceLanes::is_busy(watch().waits()); }
 
   // Each to each, so that all are connected.
   Event greet() {
@@ -56,7 +56,7 @@ class DeviceCollectives final : public DeviceLanes {
                           place_of(peer, devices::first_message_bytes) + devices::first_message_bytes,
                           devices::first_message_bytes});
     });
-    lane_.issue(messages, watch_.waits());
+    lane_.issue(messages, watch().waits());
     return lane_.stream().record();
   }
 
@@ -72,7 +72,7 @@ class DeviceCollectives final : public DeviceLanes {
       done = lane_.stream().record();
       lane_.add(call, std::move(ready), done);
     });
-    watch_.wake();
+    watch().wake();
     return done;
   }
 
@@ -110,7 +110,7 @@ class DeviceCollectives final : public DeviceLanes {
         if (sent > 0) messages.push_back({DeviceMessage::Direction::send, peer, place(peer), sent});
         if (bytes > 0) messages.push_back({DeviceMessage::Direction::receive, peer, place_of(peer, stride), bytes});
       });
-      lane_.issue(messages, watch_.waits());
+      lane_.issue(messages, watch().waits());
       if (length > 0)
         reduce({.dtype = input.dtype(),
                 .count = length,
@@ -132,7 +132,7 @@ class DeviceCollectives final : public DeviceLanes {
         messages.push_back({DeviceMessage::Direction::receive, peer, all + offset_of(counts, peer) * width, received});
     });
     copy(own, all + offset_of(counts, rank_) * width, bytes);
-    lane_.issue(messages, watch_.waits());
+    lane_.issue(messages, watch().waits());
   }
 
   void all_to_all(const ConstView& input, const std::vector<std::int64_t>& send_counts, const View& output,
@@ -148,7 +148,7 @@ class DeviceCollectives final : public DeviceLanes {
       if (received > 0) messages.push_back({DeviceMessage::Direction::receive, peer, to(peer), received});
     });
     copy(from(rank_), to(rank_), static_cast<std::size_t>(send_counts[devices::index_of(rank_)]) * width);
-    lane_.issue(messages, watch_.waits());
+    lane_.issue(messages, watch().waits());
   }
 
  private:
@@ -182,7 +182,7 @@ class DeviceCollectives final : public DeviceLanes {
         messages.push_back({DeviceMessage::Direction::send, peer, devices::bytes_of(data), data.num_bytes()});
         messages.push_back({DeviceMessage::Direction::receive, peer, place_of(peer, stride), data.num_bytes()});
       });
-    lane_.issue(messages, watch_.waits());
+    lane_.issue(messages, watch().waits());
     reduce({.dtype = data.dtype(),
             .count = data.num_elements(),
             .own_data = devices::bytes_of(data),
@@ -208,7 +208,6 @@ class DeviceCollectives final : public DeviceLanes {
 
   int rank_;
   Backend& backend_;
-  DeviceWatch& watch_;
   Buffer staging_;
   DeviceLane& lane_;
   std::uint64_t sequence_ = 0;

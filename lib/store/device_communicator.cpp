@@ -317,10 +317,11 @@ struct DeviceTransfers::Impl {
     lane->wait_until_ready(options.connect_seconds, {});
     return lane;
   }
-  // Of a first message.
-  void wait_for(const Event& event, const std::string& whom) const {
+  // Of a first message, which nobody watches yet.
+  void wait_for(const Event& event, DeviceLane& lane, const std::string& whom) const {
     const MonotonicTime deadline = deadline_after(options.connect_seconds);
     while (!event.is_done()) {
+      lane.group().is_ready();  // throws what has gone wrong
       if (monotonic_now() > deadline)
         throw PeerError(fmt::format("waited {:g} s for the first message of {}", options.connect_seconds, whom));
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -337,7 +338,7 @@ struct DeviceTransfers::Impl {
     auto made = std::make_shared<DeviceCollectives>(CollectiveStatus::Group{group.name, group.ranks}, rank,
                                                     join(id, group.ranks, rank, collective_share), std::move(staging),
                                                     options.backend, watch);
-    wait_for(made->greet(), "the others");
+    wait_for(made->greet(), made->lane(), "the others");
     return made;
   }
 
@@ -358,7 +359,8 @@ struct DeviceTransfers::Impl {
         const bool sends = rank == from;
         const DeviceExchanges::Key key{sends ? Direction::send : Direction::receive, sends ? to : from, channel};
         made->add(key, join(id, {group.ranks[index_of(from)], group.ranks[index_of(to)]}, sends ? 0 : 1, queue_share));
-        wait_for(made->greet(key, memory.data()), fmt::format("rank {}", group.ranks[index_of(key.peer)].value()));
+        wait_for(made->greet(key, memory.data()), made->lane_of(key),
+                 fmt::format("rank {}", group.ranks[index_of(key.peer)].value()));
       };
       connect(link, next, Transfer::Channel::activations, ids[index_of(link)].substr(0, device_group_id_bytes));
       connect(next, link, Transfer::Channel::gradients, ids[index_of(link)].substr(device_group_id_bytes));

@@ -33,11 +33,11 @@ class DeviceExchanges final : public DeviceLanes {
     auto operator<=>(const Key&) const = default;
   };
 
-  DeviceExchanges(CollectiveStatus::Group its_group, DeviceWatch& watch)
-      : DeviceLanes(std::move(its_group)), watch_(watch) {}
+  DeviceExchanges(CollectiveStatus::Group its_group, DeviceWatch& watch) : DeviceLanes(std::move(its_group), watch) {}
 
-  bool is_busy() { return DeviceLanes::is_busy(watch_.waits()); }
+  bool is_busy() { return DeviceLanes::is_busy(watch().waits()); }
   void add(const Key& key, std::unique_ptr<DeviceLane> lane) { queues_[key].lane = &add_lane(std::move(lane)); }
+  DeviceLane& lane_of(const Key& key) { return *queues_.at(key).lane; }
   bool has(const Key& key) const { return queues_.contains(key); }
 
   Event greet(const Key& key, std::byte* memory) {
@@ -45,7 +45,7 @@ class DeviceExchanges final : public DeviceLanes {
     // Of the two members the sender is the first.
     const int peer = key.direction == DeviceMessage::Direction::send ? 1 : 0;
     const DeviceMessage message{key.direction, peer, memory, devices::first_message_bytes};
-    lane.issue({&message, 1}, watch_.waits());
+    lane.issue({&message, 1}, watch().waits());
     return lane.stream().record();
   }
 
@@ -88,17 +88,16 @@ class DeviceExchanges final : public DeviceLanes {
       queue.posted.pop_front();
       run(next->call, [&] {
         queue.lane->stream().after(next->ready);
-        if (next->message.bytes > 0) queue.lane->issue({&next->message, 1}, watch_.waits());
+        if (next->message.bytes > 0) queue.lane->issue({&next->message, 1}, watch().waits());
         next->done = queue.lane->stream().record();
         next->is_issued = true;
         queue.lane->add(next->call, next->ready, next->done);
       });
-      watch_.wake();
+      watch().wake();
       if (next.get() == last) return;
     }
   }
 
-  DeviceWatch& watch_;
   std::mutex mutex_;  // of whoever issues: the rank's thread, and the watch
   std::map<Key, Queue> queues_;
 };

@@ -90,6 +90,11 @@ std::string DeviceLanes::named(const DeviceLane::Call& call) const {
 }
 
 void DeviceLanes::fail(const std::string& text) noexcept {
+  fail_alone(text);
+  watch_.fail_all(text);
+}
+
+void DeviceLanes::fail_alone(const std::string& text) noexcept {
   try {
     errors_.keep_peer(text);
   } catch (const std::bad_alloc&) {  // NOLINT: the lanes end all the same
@@ -133,6 +138,12 @@ void DeviceWatch::watch(const std::shared_ptr<DeviceLanes>& lanes) {
   const std::lock_guard lock(mutex_);
   all_.push_back(lanes);
   if (!thread_.joinable()) thread_ = GuardedThread([this] { serve(); });
+}
+
+void DeviceWatch::fail_all(const std::string& text) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& one : all_)
+    if (const auto lanes = one.lock()) lanes->fail_alone(text);
 }
 
 void DeviceWatch::wake() {

@@ -92,10 +92,12 @@ class DeviceLane {
   std::deque<UnderWay> under_way_;
 };
 
+class DeviceWatch;
+
 // The lanes of one communicator, which end together.
 class DeviceLanes {
  public:
-  explicit DeviceLanes(CollectiveStatus::Group group) : group_(std::move(group)) {}
+  DeviceLanes(CollectiveStatus::Group group, DeviceWatch& watch) : watch_(watch), group_(std::move(group)) {}
   virtual ~DeviceLanes() = default;
   DeviceLanes(const DeviceLanes&) = delete;
   DeviceLanes& operator=(const DeviceLanes&) = delete;
@@ -103,8 +105,11 @@ class DeviceLanes {
   const CollectiveStatus::Group& group() const { return group_; }
   FirstError& errors() { return errors_; }
   std::string named(const DeviceLane::Call& call) const;
-  // Ends all that is under way and what is to come. Any thread.
+  // Ends all that is under way and what is to come, in all of the rank's lanes: to end one, NCCL may wait for the whole
+  // device, where others would wait for the same peer on and on. Any thread.
   void fail(const std::string& text) noexcept;
+  // The same in these alone.
+  void fail_alone(const std::string& text) noexcept;
   // Runs a part of a call; an error of a peer or of the device is named after it, ends the lanes, and is thrown.
   template <class Body>
   void run(const DeviceLane::Call& call, Body body) {
@@ -127,10 +132,12 @@ class DeviceLanes {
   virtual void issue_posted() noexcept {}
 
  protected:
+  DeviceWatch& watch() { return watch_; }
   DeviceLane& add_lane(std::unique_ptr<DeviceLane> lane);
   bool is_busy(const DeviceWaits& waits) { return look(waits).is_busy; }
 
  private:
+  DeviceWatch& watch_;
   CollectiveStatus::Group group_;
   FirstError errors_;
   std::vector<std::unique_ptr<DeviceLane>> lanes_;
@@ -146,6 +153,8 @@ class DeviceWatch {
 
   const DeviceWaits& waits() const { return waits_; }
   void watch(const std::shared_ptr<DeviceLanes>& lanes);
+  // Of all that are watched. Any thread.
+  void fail_all(const std::string& text) noexcept;
   // Something is under way. By a thread that issues.
   void wake();
 

@@ -530,6 +530,48 @@ TEST_CASE(
   CHECK(words[1] == words[0]);
 }
 
+TEST_CASE("a group that has lost a peer ends the calls of the rank's other groups, not each at a deadline of its own") {
+  const Gpus gpus(2);
+  InProcessWorld world(2);
+  Phases phases(2);
+  std::vector<std::string> words;
+  run_threads(world, [&](Rank rank) {
+    const auto backend = make_cuda_backend({.device = static_cast<int>(rank.value())});
+    const auto stream = backend->make_stream();
+    const auto other = backend->make_stream();
+    DeviceTransfers transfers({.backend = *backend, .deadline = 1.0});
+    const auto make = [&](const char* name) {
+      return transfers.make(world.make_transport(name, all_ranks(world), rank),
+                            {.name = name, .ranks = all_ranks(world)});
+    };
+    auto data = make("data");
+    auto tensor = make("tensor");
+    const Buffer memory = backend->allocate(128);
+    phases.meet();
+    if (rank == Rank(0)) {
+      const auto issue_and_wait = [&](Communicator& group, Stream& at, std::size_t first) {
+        group.all_reduce(at, memory.view(first, DType::f32, {10}), ReduceOp::sum).before(at);
+      };
+      issue_and_wait(*data, *stream, 0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      issue_and_wait(*tensor, *other, 64);  // of which 0.6 s are left when the other's deadline passes
+      for (Stream* const waited : {stream.get(), other.get()}) {
+        try {
+          waited->synchronize();
+        } catch (const PeerError& error) {
+          words.emplace_back(error.what());
+        }
+      }
+    }
+    phases.meet();
+    data->abort();
+    tensor->abort();
+  });
+  REQUIRE(words.size() == 2);
+  CHECK(words[0].starts_with("group data: all_reduce #0: waited 1 s"));
+  CHECK(words[1] == words[0]);
+}
+
 TEST_CASE("while somebody looks after the ranks a wait by NCCL lasts as long as it takes, and says in what it is") {
   CollectiveStatus status;
   WorkCount work{0};

@@ -44,11 +44,15 @@ class CudaStream::Moment final : public Event::State {
   std::shared_ptr<HostCalls> calls_;
 };
 
-CudaStream::CudaStream(int device) : device_(device) {
+CudaStream::CudaStream(int device, Priority priority) : device_(device) {
   use_device(device_);
   calls_ = std::make_shared<HostCalls>();
+  int usual = 0;
+  int first = 0;
+  check(cudaDeviceGetStreamPriorityRange(&usual, &first), "a look at the GPU");
   // Ordered by events alone, never by the default stream.
-  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == Priority::first ? first : usual),
+        "a stream");
 }
 
 CudaStream::~CudaStream() {

@@ -17,8 +17,10 @@ namespace scaletrain::cuda {
 
 class CudaStream final : public Stream {
  public:
-  explicit CudaStream(int device);  // PeerError
-  ~CudaStream() override;           // when everything issued has run
+  // first: its kernels get a processor before those of other streams that wait for one.
+  enum class Priority { usual, first };
+  explicit CudaStream(int device, Priority priority = Priority::usual);  // PeerError
+  ~CudaStream() override;                                                // when everything issued has run
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 

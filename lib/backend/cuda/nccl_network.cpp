@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -20,6 +21,7 @@
 #include "backend/cuda/kernels/reduction.h"
 #include "backend/cuda/nccl_calls.h"
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain::cuda {
 
@@ -88,7 +90,10 @@ struct Communicator {
 class NcclGroup final : public DeviceGroup {
  public:
   NcclGroup(const NcclCalls& nccl, int device, const DeviceMembership& membership)
-      : device_(device), size_(membership.size), shared_(std::make_shared<Communicator>(nccl)), stream_(device) {
+      : device_(device),
+        size_(membership.size),
+        shared_(std::make_shared<Communicator>(nccl)),
+        stream_(device, CudaStream::Priority::first) {
     SCALETRAIN_CHECK_EQ(membership.id.size(), sizeof(ncclUniqueId));
     int processors = 0;
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "a look at the GPU");
@@ -97,9 +102,15 @@ class NcclGroup final : public DeviceGroup {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     config.minCTAs = 1;
-    config.maxCTAs = std::max(1, processors / membership.share);
+    // NCCL rounds what its messages take up to a power of two, also beyond this.
+    config.maxCTAs = narrow<int>(std::bit_floor(static_cast<unsigned>(std::max(1, processors / membership.share))));
     const std::lock_guard lock(shared_->mutex);
-    shared_->require(nccl.comm_init_rank_config(&shared_->comm, membership.size, id, membership.rank, &config));
+    try {
+      shared_->require(nccl.comm_init_rank_config(&shared_->comm, membership.size, id, membership.rank, &config));
+    } catch (...) {  // it may have begun all the same
+      if (shared_->comm != nullptr) nccl.comm_abort(std::exchange(shared_->comm, nullptr));
+      throw;
+    }
   }
   ~NcclGroup() override {
     if (!end_in_peace()) abort("the group has been closed");
@@ -119,6 +130,8 @@ class NcclGroup final : public DeviceGroup {
   }
 
   void issue(std::span<const DeviceMessage> messages) override {
+    // Between its start and its end nothing may be thrown.
+    for (const DeviceMessage& message : messages) SCALETRAIN_CHECK(message.peer >= 0 && message.peer < size_);
     use_device(device_);
     const std::lock_guard lock(shared_->mutex);
     shared_->require_comm();
@@ -159,7 +172,6 @@ class NcclGroup final : public DeviceGroup {
 
  private:
   ncclResult_t issue_one(const NcclCalls& nccl, const DeviceMessage& message) const {
-    SCALETRAIN_CHECK(message.peer >= 0 && message.peer < size_);
     if (message.direction == DeviceMessage::Direction::send)
       return nccl.send(message.data, message.bytes, ncclUint8, message.peer, shared_->comm, stream_.get());
     return nccl.recv(message.data, message.bytes, ncclUint8, message.peer, shared_->comm, stream_.get());

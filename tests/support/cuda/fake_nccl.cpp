@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -195,7 +196,8 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
   Comm& comm = world().comms.emplace_back();
   comm.clique = clique;
   comm.rank = rank;
-  comm.blocks = std::max(1, config->maxCTAs);
+  // What messages take is rounded up (ncclTopoComputeP2pChannels).
+  comm.blocks = static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(1, config->maxCTAs))));
   cudaGetDevice(&comm.device);
   member = &comm;
   *made = reinterpret_cast<ncclComm_t>(&comm);

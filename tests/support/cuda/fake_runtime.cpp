@@ -128,6 +128,8 @@ CUresult CUDAAPI tell_loading_mode(CUmoduleLoadingMode* mode) {
 
 // In use by others. A full one has room for streams and what goes through pinned memory alone.
 constexpr std::size_t memory_before = std::size_t{1} << 30;
+// Of streams: as NVIDIA's GPUs have it since Volta.
+constexpr int first_priority = -5;
 std::size_t memory_of_gpu(int gpu) {
   const std::string wanted = wanted_gpu(gpu);
   constexpr std::size_t mebi = std::size_t{1} << 20;
@@ -255,10 +257,16 @@ cudaError_t cudaFreeHost(void* memory) {
   return cudaFree(memory);
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  REFUSE_IN_HOST_FUNCTION;
+  *least = 0;
+  *greatest = first_priority;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   REFUSE_IN_HOST_FUNCTION;
   static std::atomic<std::uint64_t> seed{0};
-  if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
+  if (flags != cudaStreamNonBlocking || priority > 0 || priority < first_priority) return cudaErrorInvalidValue;
   const auto made = std::make_shared<LateStream>(seed++, Lateness::in_bursts);
   {
     const std::lock_guard lock(streams_mutex);
