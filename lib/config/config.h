@@ -220,6 +220,8 @@ struct LogConfig {
   bool tensorboard = false;
   // Of a rank's device, in TFLOP/s. Nothing: auto, what its data sheet says or what is measured at start.
   std::optional<double> peak_tflops;
+
+  std::optional<double> peak_flops() const { return peak_tflops ? std::optional(*peak_tflops * 1e12) : std::nullopt; }
 };
 
 struct Config {

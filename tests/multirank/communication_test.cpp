@@ -3,11 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
-#include "base/numbers/checked.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
 #include "support/ranks/test_layout.h"
@@ -29,12 +27,12 @@ void check_calls(const std::string& name, const Config& config) {
   LayoutRun run{.config = config};
   run.backend = TestBackend::reference_f32;
   run.traced = true;
-  run.evaluation_samples = 13;
-  run.further_steps = 1;
+  // The second of more micro-batches than a part has without a pipeline.
+  run.further = {{.evaluated = 3}, {}, {.evaluated = 9, .may_be_given_up = true}, {}};
   const LayoutOutcome outcome = run_layout(run);
   CHECK(outcome.problem.empty());
-  const std::int64_t round = outcome.plan.micro_batch.samples * outcome.plan.mesh.degree(Axis::data);
-  const std::array<RankWork, 3> work = {{{}, {.evaluated = ceil_div(run.evaluation_samples, round)}, {}}};
+  std::vector<RankWork> work = {{}};
+  work.insert(work.end(), run.further.begin(), run.further.end());
   for (std::size_t index = 0; index < outcome.traces.size(); ++index) {
     const Rank rank(static_cast<std::int64_t>(index));
     const Trace& step = outcome.step_traces[index];
@@ -44,7 +42,7 @@ void check_calls(const std::string& name, const Config& config) {
     CHECK_MESSAGE(order_problem(collective_order(outcome.plan, rank), step, 1) == "", name << ", rank " << index);
     const auto order = collective_order(outcome.plan, rank, work);
     CHECK_MESSAGE(order_problem(order, outcome.traces[index], 1) == "",
-                  name << ", rank " << index << ", with an evaluation between two steps");
+                  name << ", rank " << index << ", with evaluations between steps");
   }
 }
 

@@ -110,10 +110,6 @@ double measured_peak(DType compute) {
   return calibrate_matmul(*backend, *stream, moment);
 }
 
-std::optional<double> configured_peak(const Config& config) {  // of a rank's device
-  return config.log.peak_tflops ? std::optional(*config.log.peak_tflops * 1e12) : std::nullopt;
-}
-
 // A rank's part of a GPU of this machine; nothing where there is none, which look_at_gpus() has told.
 std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, std::int64_t ranks,
                                        const Config& config) {
@@ -129,7 +125,7 @@ std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, s
       .kind = MemoryBudget::Kind::device,
       .name = sharers == 1 ? gpu.name : fmt::format("its part of {}, which {} ranks share,", gpu.name, sharers),
       .memory = gpu.memory / static_cast<std::uint64_t>(sharers),
-      .peak_flops = configured_peak(config).value_or(peak / static_cast<double>(sharers)),
+      .peak_flops = config.log.peak_flops().value_or(peak / static_cast<double>(sharers)),
       .is_shared = sharers > 1};
 }
 
@@ -139,7 +135,7 @@ std::optional<MemoryBudget> budget_of(const Config& config, const PhasePlan& pha
                                       const std::optional<VisibleGpus>& gpus, bool is_here, std::int64_t sharers) {
   if (judges_devices(arguments)) return device_budget(arguments, config.compute_precision());
   if (config.run.device == DeviceKind::cuda) return gpu_budget(gpus, is_here ? phase.mesh.world() : 1, config);
-  const std::optional<double> peak = configured_peak(config);
+  const std::optional<double> peak = config.log.peak_flops();
   return MemoryBudget{.kind = MemoryBudget::Kind::host,
                       .name = is_here ? "this machine" : "a host like this machine",
                       .memory = available_memory(),

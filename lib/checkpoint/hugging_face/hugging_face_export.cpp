@@ -103,9 +103,9 @@ void check_numbers(const HuggingFaceTensor& tensor, const std::vector<float>& va
   if (std::isfinite(*bad))
     throw InputError(fmt::format("{} [{}] is {:g}, for which {} has no number: export with --dtype fp32", tensor.name,
                                  place, *bad, word_of(dtype)));
-  throw InputError(fmt::format(
-      "{} [{}] is {}: a model with such a weight computes nothing; name an earlier checkpoint, if it has none",
-      tensor.name, place, *bad));
+  throw InputError(
+      fmt::format("{} [{}] is {}: a model with such a weight computes nothing; an earlier checkpoint may have none",
+                  tensor.name, place, *bad));
 }
 
 class Export {

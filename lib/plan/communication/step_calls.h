@@ -1,6 +1,6 @@
-// What a rank asks of its groups in one optimizer step, call by call, in the order in which it issues them: the plan's
-// one total order over all groups. All ranks of a group issue the group's collectives in the same order, and the orders
-// of all ranks together have no cycle.
+// What a rank asks of its groups in optimizer steps and evaluations, call by call, in the order in which it issues
+// them: the plan's one total order over all groups. All ranks of a group issue the group's collectives in the same
+// order, and the orders of all ranks together have no cycle.
 //
 // One walk over the rank's instructions, in the executor's order (parallel/schedule/execution.h), collects what the
 // units and the store declare (Transformer::calls, store/store_calls.h). All that a plan says of communication is taken

@@ -43,8 +43,7 @@ double peak_before(const WorkerParts& parts, const WorkerOptions& options) {
 }  // namespace
 
 double known_peak(const WorkerParts& parts, const WorkerOptions& options) {
-  if (parts.config.log.peak_tflops)
-    return *parts.config.log.peak_tflops * 1e12 * static_cast<double>(parts.phase.mesh.world());
+  if (const auto peak = parts.config.log.peak_flops()) return *peak * static_cast<double>(parts.phase.mesh.world());
   if (parts.backend->device() && options.calibration_seconds > 0.0) {
     double peak = peak_of_data_sheet(parts).value_or(std::numeric_limits<double>::quiet_NaN());
     sum_over_world(parts.groups, {&peak, 1});

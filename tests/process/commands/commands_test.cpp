@@ -90,6 +90,26 @@ TEST_CASE("check_prints_a_plan_and_touches_nothing") {
   CHECK(snapshot(workspace().path()) == before);
 }
 
+TEST_CASE("check_takes_its_time_by_the_peak_that_the_config_gives_for_each_ranks_device") {
+  const auto plan = [](std::vector<std::string> settings) {
+    std::vector<std::string> arguments = {"check", "config.yaml", "--json"};
+    for (std::string& setting : settings) {
+      arguments.emplace_back("--set");
+      arguments.push_back(std::move(setting));
+    }
+    const Ended end = workspace().run(arguments);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return nlohmann::json::parse(end.output);
+  };
+  const auto peak = [](const nlohmann::json& of) { return of.at("time").at("peak_flops_of_each").get<double>(); };
+  const auto seconds = [](const nlohmann::json& of) { return of.at("time").at("seconds").get<double>(); };
+  const nlohmann::json one = plan({"log.peak_tflops=2"});
+  CHECK(peak(one) == 2e12);
+  CHECK(seconds(plan({"log.peak_tflops=4"})) == doctest::Approx(seconds(one) / 2));
+  // Two ranks of this machine, whose devices it has both.
+  CHECK(peak(plan({"log.peak_tflops=2", "parallel.data=2"})) == 4e12);
+}
+
 TEST_CASE("check_plans_llama_405b_on_16384_ranks_within_a_second") {
   std::vector<std::string> arguments = {"check", "big.yaml"};
   workspace().write("big.yaml",

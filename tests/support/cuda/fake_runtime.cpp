@@ -356,10 +356,10 @@ cudaError_t cudaGetDevice(int* device) {
   *device = device_of_thread;
   return cudaSuccess;
 }
-// Of an H100.
+// Of a B200, whose parts are no powers of two.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   if (attribute != cudaDevAttrMultiProcessorCount) return cudaErrorInvalidValue;
-  *value = 132;
+  *value = 148;
   return cudaSuccess;
 }
 // The runtime's header names it by its version.

@@ -23,6 +23,7 @@
 #include "data/order/history.h"
 #include "nn/init.h"
 #include "optim/lr_schedule.h"
+#include "plan/communication/step_calls.h"
 #include "plan/run_plan.h"
 #include "support/philox_below.h"
 #include "support/ranks/fenced_backend.h"
@@ -193,13 +194,22 @@ class RankTrainer {
   void continue_at(std::int64_t steps) { step_ = updates_ = steps; }
 
   // Of the samples [0, num_samples), filled up with empty ones.
-  StepRunner::EvaluationSums evaluate(std::int64_t num_samples) {
+  StepRunner::EvaluationSums evaluate(std::int64_t num_samples, const std::function<bool()>& wants_to_stop = {}) {
     const std::int64_t per_round = plan_.micro_batch.samples * plan_.mesh.degree(Axis::data);
     const std::int64_t rounds = std::max<std::int64_t>(1, (num_samples + per_round - 1) / per_round);
     std::vector<std::int64_t> samples(static_cast<std::size_t>(rounds * per_round), -1);
     std::iota(samples.begin(), samples.begin() + num_samples, 0);
     source_.set_batch(std::move(samples));
-    return runner_.evaluate(source_, rounds);
+    return runner_.evaluate(source_, rounds, wants_to_stop);
+  }
+
+  void work(const RankWork& work) {
+    if (work.evaluated == 0) {
+      step();
+      return;
+    }
+    const std::int64_t samples = work.evaluated * plan_.micro_batch.samples * plan_.mesh.degree(Axis::data);
+    evaluate(samples, work.may_be_given_up ? [] { return false; } : std::function<bool()>());
   }
 
   // Nothing is under way afterwards: the store may be looked at.
@@ -314,7 +324,7 @@ struct LayoutRun {
   Masks masks = Masks::uneven;
   std::int64_t steps = 1;
   std::int64_t evaluation_samples = 0;  // after the last step; 0: no evaluation
-  std::int64_t further_steps = 0;       // after the evaluation, of which the calls alone are kept
+  std::vector<RankWork> further{};      // last of all; their calls alone are kept
   bool traced = false;
   bool queues_only = false;  // see RanksOptions
 };
@@ -370,7 +380,7 @@ inline LayoutOutcome run_layout(const LayoutRun& run) {
           outcome.step_traces[index].records.assign(all.begin() + static_cast<std::ptrdiff_t>(before), all.end());
         }
         if (run.evaluation_samples > 0) evaluations[index] = trainer.evaluate(run.evaluation_samples);
-        for (std::int64_t step = 0; step < run.further_steps; ++step) trainer.step();
+        for (const RankWork& work : run.further) trainer.work(work);
         parameters.add(trainer.settled_store(), StateKind::master);
       },
       options);

@@ -40,7 +40,7 @@ const std::vector<CasesOfOperation>& scaletrain::parity::all_cases() {
 }
 
 // Halves share kernels but for how elements are loaded and stored: each has every other case, by night all. Under
-// sanitizers, which make each three times as long, so have floats.
+// sanitizers, where each takes longer, so have floats.
 TEST_CASE("every_backend_agrees_with_the_f64_reference_on_every_operation") {
   const bool all = std::getenv("SCALETRAIN_PARITY_ALL") != nullptr;
   for (const CasesOfOperation& operation : all_cases()) {

@@ -13,6 +13,7 @@
 #include "comm/collective/ordered_reduction.h"
 #include "support/ranks/host_stream.h"
 #include "support/ranks/ranks.h"
+#include "support/values_to_sum.h"
 
 using namespace scaletrain;
 
@@ -30,23 +31,11 @@ std::size_t at(Rank rank) {
   return static_cast<std::size_t>(rank.value());
 }
 
-// Values whose sum depends on the order in which they are added.
 template <class T>
 std::vector<std::vector<T>> operands(int ranks, std::int64_t count) {
-  constexpr double unit = std::is_same_v<T, F16> ? 1e-6 : 1.0;  // so that no sum overflows
-  std::vector<std::vector<T>> all(static_cast<std::size_t>(ranks));
-  std::uint64_t state = 88172645463325252ULL;
-  for (auto& values : all) {
-    values.resize(static_cast<std::size_t>(count));
-    for (T& value : values) {
-      state ^= state << 13;
-      state ^= state >> 7;
-      state ^= state << 17;
-      const auto small = static_cast<std::int64_t>(state % 2001) - 1000;
-      value = std::is_integral_v<T> ? static_cast<T>(small)
-                                    : static_cast<T>(static_cast<double>(small) * std::pow(10.0, state % 7) * unit);
-    }
-  }
+  std::vector<std::vector<T>> all;
+  all.reserve(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(values_to_sum<T>(rank, count));
   return all;
 }
 
