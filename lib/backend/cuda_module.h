@@ -17,6 +17,7 @@ struct CudaOptions {
   int device = 0;              // among those that CUDA_VISIBLE_DEVICES leaves
   DType compute = DType::f32;  // f32 | bf16 | f16
   bool tf32 = false;           // of f32: factors of linear maps' products come to TF32 first
+  bool graphs = false;         // of streams that are prepared: operations that come again are launched as CUDA graphs
 };
 
 inline constexpr const char* cuda_module_name = "libscaletrain-cuda.so";

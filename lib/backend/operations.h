@@ -15,6 +15,9 @@
 // optimizers update and read. Ids and positions are i32. What else there is says so. Whatever the types, products are
 // summed and functions computed in f32 or better; a result is rounded once, where it is stored. On a GPU, a linear map
 // in halves may also round its sums of products before bias and addend, or its last classes' part, are added to them.
+//
+// Two descriptors are equal if they name the same memory and the same numbers, whatever that memory holds. Those that
+// name memory of the caller (spans) are not compared.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +40,7 @@ class PackedWeight {
 struct Weight {
   ConstView values;
   const PackedWeight* packed = nullptr;
+  bool operator==(const Weight&) const = default;
 };
 
 enum class NormType { layernorm, rmsnorm };
@@ -53,6 +57,7 @@ struct LinearForward {
   View output;
   ActivationType activation = ActivationType::gelu;
   View activated{};  // [N,O], or [N,O/2] of swiglu; absent: no activation
+  bool operator==(const LinearForward&) const = default;
 };
 
 // d_input[N,I] = d_output[N,W] · weight[O,I]
@@ -60,6 +65,7 @@ struct LinearBackwardInput {
   Weight weight;
   ConstView d_output;
   View d_input;
+  bool operator==(const LinearBackwardInput&) const = default;
 };
 
 // Adds d_output[N,W]ᵀ · input[N,I] to d_weight[O,I] and the column sums of d_output to d_bias[O] (optional).
@@ -68,6 +74,7 @@ struct LinearBackwardWeight {
   ConstView d_output;
   View d_weight;
   View d_bias;
+  bool operator==(const LinearBackwardWeight&) const = default;
 };
 
 // layernorm: y = (x - mean) · rstd · weight + bias, rstd = 1/sqrt(var + epsilon), var biased (Ba et al. 2016).
@@ -82,6 +89,7 @@ struct NormForward {
   View output;       // [N,C]
   View mean;         // [N]; absent for rmsnorm
   View rstd;         // [N]
+  bool operator==(const NormForward&) const = default;
 };
 
 // d_input[N,C] = gradient of the norm (+ addend[N,C], optional: the residual path's gradient). d_input may be the
@@ -95,6 +103,7 @@ struct NormBackwardInput {
   ConstView rstd;
   ConstView addend;
   View d_input;
+  bool operator==(const NormBackwardInput&) const = default;
 };
 
 // Adds to d_weight[C] and d_bias[C] (optional).
@@ -106,6 +115,7 @@ struct NormBackwardWeight {
   ConstView rstd;
   View d_weight;
   View d_bias;
+  bool operator==(const NormBackwardWeight&) const = default;
 };
 
 // gelu: x·Φ(x). gelu_tanh: 0.5x(1 + tanh(√(2/π)(x + 0.044715x³))). Both input[N,F] → output[N,F].
@@ -114,6 +124,7 @@ struct ActivationForward {
   ActivationType type = ActivationType::gelu;
   ConstView input;
   View output;
+  bool operator==(const ActivationForward&) const = default;
 };
 
 struct ActivationBackward {
@@ -121,6 +132,7 @@ struct ActivationBackward {
   ConstView input;     // as in the forward
   ConstView d_output;  // [N,F]
   View d_input;        // the input's shape
+  bool operator==(const ActivationBackward&) const = default;
 };
 
 // Rotary position embedding (Su et al. 2021), halves convention of Hugging Face's Llama: for head dims d < D/2 the pair
@@ -134,6 +146,7 @@ struct RopeRotate {
   ConstView positions;  // [N] i32
   double theta = 10000.0;
   bool inverse = false;
+  bool operator==(const RopeRotate&) const = default;
 };
 
 // Where attention's operands lie: [B, T, heads, D] with a row stride (elements) between tokens, so that they may be
@@ -141,10 +154,12 @@ struct RopeRotate {
 struct HeadsView {
   View values;
   std::int64_t row_stride = 0;
+  bool operator==(const HeadsView&) const = default;
 };
 struct ConstHeadsView {
   ConstView values;
   std::int64_t row_stride = 0;
+  bool operator==(const ConstHeadsView&) const = default;
 };
 
 // What attention sees. Query row t of a batch is at position first_query + t, key row s at first_key + s. Causal: key
@@ -160,6 +175,7 @@ struct AttentionShape {
   std::int64_t first_query = 0;
   std::int64_t first_key = 0;
   double scale = 1.0;  // applied to query · key, usually 1/sqrt(D)
+  bool operator==(const AttentionShape&) const = default;
 };
 
 struct AttentionForward {
@@ -168,6 +184,7 @@ struct AttentionForward {
   ConstView document_start;
   HeadsView output;  // [B,Tq,H,D]
   View log_sum_exp;  // [B,H,Tq], optional in inference; natural logarithm of the sum of exp(scale · q·k)
+  bool operator==(const AttentionForward&) const = default;
 };
 
 // Overwrites d_query, d_key, d_value.
@@ -180,6 +197,7 @@ struct AttentionBackward {
   // [B,Tq,H,D] f32, optional, for a compute type of 16 bits: where a backend may sum the gradients of queries before it
   // rounds them. Without it, it computes some products twice. What it holds afterwards is undefined.
   View d_query_sums = {};
+  bool operator==(const AttentionBackward&) const = default;
 };
 
 // output[N,C] = table[ids[n] - first_id] (+ position_table[positions[n]], optional). The table may be a part of the
@@ -193,6 +211,7 @@ struct EmbeddingForward {
   View output;
   std::int64_t first_id = 0;
   std::int64_t vocabulary = 0;  // V; 0: the table has all of it
+  bool operator==(const EmbeddingForward&) const = default;
 };
 
 // Adds d_output's rows to d_table[ids[n] - first_id] and d_position_table[positions[n]], summed in order of n. Ids
@@ -205,6 +224,7 @@ struct EmbeddingBackward {
   View d_position_table;
   std::int64_t first_id = 0;
   std::int64_t vocabulary = 0;  // as above
+  bool operator==(const EmbeddingBackward&) const = default;
 };
 
 // Softmax cross-entropy over rows of logits[N,W] with targets[N] (i32, -1: masked). Adds the sum over unmasked rows of
@@ -216,6 +236,7 @@ struct CrossEntropy {
   double d_scale = 0.0;
   View loss_sum;                 // [1] f64
   std::int64_t num_classes = 0;  // V; 0: W
+  bool operator==(const CrossEntropy&) const = default;
 };
 
 // What one vocabulary-parallel rank contributes to softmax cross-entropy over a vocabulary that is divided among ranks:
@@ -228,6 +249,7 @@ struct SoftmaxStatistics {
   std::int64_t vocabulary = 0;   // V: a target beyond it is a bug
   View statistics;               // [N, 3], f32 (f64 in the f64 reference)
   std::int64_t num_classes = 0;  // V/t; 0: W
+  bool operator==(const SoftmaxStatistics&) const = default;
 };
 
 // CrossEntropy with the statistics of all ranks, combined in their order: the loss of every row (the same bits on every
@@ -241,22 +263,26 @@ struct CrossEntropyParts {
   double d_scale = 0.0;
   View loss_sum;                 // [1] f64
   std::int64_t num_classes = 0;  // as above
+  bool operator==(const CrossEntropyParts&) const = default;
 };
 
 // output = a + b, elementwise; output may be a or b. All of the compute type or all f32.
 struct Add {
   ConstView a, b;
   View output;
+  bool operator==(const Add&) const = default;
 };
 
 struct Copy {
   ConstView input;
   View output;  // same number of elements; floating types are converted
+  bool operator==(const Copy&) const = default;
 };
 
 struct Fill {
   View output;
   double value = 0.0;
+  bool operator==(const Fill&) const = default;
 };
 
 // A contiguous range of elements of a flat buffer.

@@ -43,6 +43,7 @@ struct RunConfig {
   std::string directory;  // relative to the working directory; default: runs/NAME
   std::uint64_t seed = 1234;
   DeviceKind device = DeviceKind::automatic;
+  bool cuda_graphs = false;
 };
 
 struct InitConfig {

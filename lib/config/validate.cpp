@@ -41,6 +41,7 @@ class Rules {
     check_model();
     check_tf32();
     check_offload();
+    check_cuda_graphs();
     check_transport();
     if (origin_ == Origin::user) {
       check_idle_model_keys();
@@ -142,6 +143,13 @@ class Rules {
       refuse({"train.optimizer.offload", "run.device"},
              "host is for GPUs, and this would compute on processors, whose memory is the host's already: use none "
              "there");
+  }
+
+  void check_cuda_graphs() {
+    if (!config_.run.cuda_graphs || device_ == DeviceKind::cuda) return;
+    if (are_fine({"run.cuda_graphs", "run.device"}))
+      refuse({"run.cuda_graphs", "run.device"},
+             "graphs are for GPUs, and this would compute on processors: use false there");
   }
 
   // Whether the file gives the key, and an override one of those that make it idle.

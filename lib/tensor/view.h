@@ -46,6 +46,8 @@ class View {
   }
   // Rows [first, first + count) of the outermost dim.
   View rows(std::int64_t first, std::int64_t count) const;
+  // Of the same elements in the same memory, whatever they are.
+  bool operator==(const View&) const = default;
 
  private:
   void* data_ = nullptr;
@@ -84,6 +86,7 @@ class ConstView {
     return {data_, dtype_, shape, space_};
   }
   ConstView rows(std::int64_t first, std::int64_t count) const;
+  bool operator==(const ConstView&) const = default;
 
  private:
   const void* data_ = nullptr;

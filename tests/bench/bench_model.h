@@ -58,6 +58,7 @@ struct BenchSettings {
   int threads = 2;
   bool saves_in_background = false;
   DeviceKind device = DeviceKind::cpu;
+  bool cuda_graphs = false;
   RecomputeKind recompute = RecomputeKind::none;
 };
 
@@ -66,6 +67,7 @@ inline Config bench_config(const BenchSettings& settings) {
   config.model = bench_model_config(settings.model);
   config.model.context = settings.context;
   config.run.device = settings.device;
+  config.run.cuda_graphs = settings.cuda_graphs;
   config.precision.compute = settings.compute;
   config.train.steps = 1000;
   config.train.micro_batch = settings.micro_batch;
@@ -90,6 +92,7 @@ struct BenchModel {
         stream(backend->make_stream()),
         layout(phase.layout(Rank(0))) {
     calibrate_matmul(*backend, *stream, 0.2);
+    backend->prepare(*stream);
     memory_before = memory_now();
     store = std::make_unique<ParamStore>(*backend, phase.table, layout, phase.store_options());
     initialise_parameters(*store, *stream, 1, settings.threads);
@@ -114,7 +117,8 @@ struct BenchModel {
   std::unique_ptr<Backend> made(const CpuOptions& options, DeviceKind device, const Wrap& wrap) {
     std::unique_ptr<Backend> made;
     if (device == DeviceKind::cuda)
-      made = CudaModule(cuda_module_path()).make_backend({.compute = options.compute});
+      made =
+          CudaModule(cuda_module_path()).make_backend({.compute = options.compute, .graphs = config.run.cuda_graphs});
     else
       made = make_cpu_backend(options);
     for (PhasePlan& of_run : plan.phases) of_run.compute_on(*made);

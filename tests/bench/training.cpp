@@ -4,7 +4,7 @@
 // asserts nothing.
 //
 // Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N]
-//                       [--micro-batches N] [--python PROGRAM] [--device cpu|cuda] [--json FILE]
+//                       [--micro-batches N] [--python PROGRAM] [--device cpu|cuda] [--graphs] [--json FILE]
 //   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m
 //   at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
 //   micro-batch (4); a longer context takes fewer. --micro-batches: of a step (1). --python: runs PyTorch too, eager
@@ -51,6 +51,9 @@ Case parse_case(const std::string& text) {
   throw std::runtime_error(text + " is no case: MODEL,CONTEXT,PRECISION or MODEL,CONTEXT,PRECISION,RECOMPUTE");
 }
 
+// Behind the device in the words of a program that --graphs adds.
+const std::string by_graphs = " by graphs";
+
 // Micro-batches that are timed together, at least one step's: those of a GPU are short.
 constexpr std::int64_t micro_batches_of_gpu = 10;
 
@@ -66,7 +69,9 @@ int run_steps(const BenchSettings& settings) {
   BenchSteps steps(bench);
   const double flops =
       model_flops_per_token(phase.model) * static_cast<double>(phase.micro_batch.rows() * settings.micro_batches);
-  const Json ready = {{"name", "scaletrain"}, {"backend", bench.backend->description()}, {"step_flops", flops}};
+  const Json ready = {{"name", settings.cuda_graphs ? "scaletrain, CUDA graphs" : "scaletrain"},
+                      {"backend", bench.backend->description()},
+                      {"step_flops", flops}};
   std::cout << ready.dump() << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     const double ceiling_before = calibrate_matmul(*bench.backend, *bench.stream, 0.5);
@@ -112,6 +117,7 @@ struct Options {
   std::string python;
   std::string torch_script;
   std::string device = "cpu";
+  bool graphs = false;
   std::string json;
 };
 
@@ -126,23 +132,24 @@ struct Participant {
 };
 
 std::vector<Participant> participants_of(const Case& measured, const Options& options, std::int64_t micro_batch) {
-  std::vector<std::string> shape = {measured.model,
-                                    std::to_string(measured.context),
-                                    std::string(to_text(measured.precision)),
-                                    std::to_string(micro_batch),
-                                    std::to_string(options.threads),
-                                    options.device,
-                                    std::to_string(options.micro_batches)};
-  std::vector<std::vector<std::string>> programs = {{"/proc/self/exe", "--steps"}};
-  if (!options.python.empty())
-    for (const char* const mode : {"eager", "compiled"})
-      programs.push_back({options.python, options.torch_script, mode});
+  const auto add_shape = [&](std::vector<std::string> words, const std::string& device) {
+    for (const std::string& word :
+         {measured.model, std::to_string(measured.context), std::string(to_text(measured.precision)),
+          std::to_string(micro_batch), std::to_string(options.threads), device, std::to_string(options.micro_batches)})
+      words.push_back(word);
+    return words;
+  };
+  std::vector<std::string> devices = {options.device};
+  if (options.graphs) devices.push_back(options.device + by_graphs);
   std::vector<Participant> all;
-  for (std::vector<std::string>& words : programs) {
-    words.insert(words.end(), shape.begin(), shape.end());
-    if (&words == &programs.front()) words.emplace_back(to_text(measured.recompute));
+  for (const std::string& device : devices) {
+    std::vector<std::string> words = add_shape({"/proc/self/exe", "--steps"}, device);
+    words.emplace_back(to_text(measured.recompute));
     all.push_back({TurnProcess(words)});
   }
+  if (!options.python.empty())
+    for (const char* const mode : {"eager", "compiled"})
+      all.push_back({TurnProcess(add_shape({options.python, options.torch_script, mode}, options.device))});
   for (Participant& one : all) one.ready = Json::parse(one.process.answer());
   return all;
 }
@@ -186,7 +193,7 @@ Json measure(const Case& measured, const Options& options) {
       if (round == 0) continue;  // pages are touched for the first time, kernels are made
       const double seconds = one.last["seconds"];
       one.seconds.push_back(seconds);
-      if (!one.last.contains("ceiling")) continue;
+      if (&one != &all.front()) continue;
       shares.push_back(one.ready["step_flops"].get<double>() / seconds / one.last["ceiling"].get<double>());
       double rest = waited.emplace_back(one.last["waited"]);
       std::vector<double>& of_round = purposes.emplace_back(one.last["purposes"]);
@@ -288,7 +295,8 @@ int main(int argc, char** argv) {
                         .micro_batch = std::atoll(argv[5]),
                         .micro_batches = std::atoll(argv[8]),
                         .threads = std::atoi(argv[6]),
-                        .device = argv[7] == std::string("cuda") ? DeviceKind::cuda : DeviceKind::cpu,
+                        .device = argv[7] == std::string("cpu") ? DeviceKind::cpu : DeviceKind::cuda,
+                        .cuda_graphs = argv[7] == "cuda" + by_graphs,
                         .recompute = measured.recompute});
     }
     Options options;
@@ -301,10 +309,12 @@ int main(int argc, char** argv) {
     app.add_option("--python", options.python, "one that has PyTorch");
     app.add_option("--torch-script", options.torch_script, "torch_training.py");
     app.add_option("--device", options.device)->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_flag("--graphs", options.graphs, "on GPUs: beside its own steps by CUDA graphs");
     app.add_option("--json", options.json, "file to write");
     CLI11_PARSE(app, argc, argv);
     if (!options.python.empty() && options.torch_script.empty())
       throw std::runtime_error("--python wants --torch-script");
+    if (options.graphs && options.device != "cuda") throw std::runtime_error("--graphs wants --device cuda");
     return run(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "bench_training: {}\n", error.what());

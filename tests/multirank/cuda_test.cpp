@@ -3,6 +3,7 @@
 // on other late backends.
 #include <doctest/doctest.h>
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,17 +25,22 @@ struct Numbers {
   bool operator==(const Numbers&) const = default;
 };
 
-enum class On { cpu, gpu };
+enum class On { cpu, gpu, gpu_by_graphs };
 
-// Of rank 0, in three steps and an evaluation.
-Numbers train(const Config& config, DType compute, On on) {
+std::unique_ptr<Backend> make_backend(DType compute, On on) {
+  if (on != On::cpu) return make_gpu(CudaOptions{.compute = compute, .graphs = on == On::gpu_by_graphs});
+  return make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute});
+}
+
+// Of rank 0, in some steps and an evaluation.
+Numbers train(const Config& config, DType compute, On on, int steps = 3) {
   PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
   plan.compute = compute;
-  if (on == On::gpu) plan.compute_on(*make_gpu(compute));
+  if (on != On::cpu) plan.compute_on(*make_gpu(compute));
   Numbers numbers;
   RanksOptions options;
   std::vector<std::unique_ptr<Backend>> copying(static_cast<std::size_t>(plan.mesh.world()));  // for communicators
-  if (on == On::gpu) {
+  if (on != On::cpu) {
     options.mode = DirectOptions::Mode::caller;
     options.decorate = [&](Rank rank, GroupKind kind, std::unique_ptr<Communicator> group) {
       if (is_control(kind)) return group;
@@ -44,11 +50,8 @@ Numbers train(const Config& config, DType compute, On on) {
     };
   }
   const auto train_rank = [&](Rank rank, RankGroups& groups, InProcessWorld&) {
-    RankTrainer trainer(config, plan, rank, groups,
-                        on == On::gpu
-                            ? make_gpu(compute)
-                            : make_cpu_backend({.threads = 1, .instruction_set = "auto", .compute = compute}));
-    for (int step = 0; step < 3; ++step) {
+    RankTrainer trainer(config, plan, rank, groups, make_backend(compute, on));
+    for (int step = 0; step < steps; ++step) {
       const StepRunner::Result result = trainer.step();
       if (rank.value() != 0) continue;
       numbers.losses.push_back(result.outcome.loss);
@@ -91,6 +94,23 @@ TEST_CASE("what_is_offloaded_changes_no_bit_of_a_gpus_training") {
       config.train.optimizer.offload = OffloadKind::host;
       CHECK(train(config, compute, On::gpu) == without);
     }
+  }
+}
+
+TEST_CASE("cuda_graphs_change_no_bit_of_a_gpus_training") {
+  if (is_gpu_missing()) return;
+  constexpr int steps = 5;
+  constexpr DType types[] = {DType::bf16, DType::f32, DType::f16};
+  std::size_t number = 0;
+  for (Config config : configs()) {
+    CAPTURE(number);
+    const DType compute = types[number++ % std::size(types)];
+    if (number == 1) config.train.optimizer.offload = OffloadKind::host;
+    const Numbers without = train(config, compute, On::gpu, steps);
+    const auto before = graph_launches();
+    CHECK(train(config, compute, On::gpu_by_graphs, steps) == without);
+    // From the third step on, if not before.
+    if (before) CHECK(*graph_launches() - *before >= 3);
   }
 }
 

@@ -88,7 +88,7 @@ void check_reduce_scatter(GpuRank& gpu, const Counts& counts, bool in_place, Mee
   CHECK(same_bits(gpu.read<T>(output), part(reduced<T>(ranks, total, ReduceOp::sum), first, own)));
 }
 
-// Losses and norms of rank 0, in two steps, and then an evaluation's.
+// Losses and norms of rank 0, in some steps, and then an evaluation's.
 struct GpuNumbers {
   std::vector<double> losses, grad_norms;
   double evaluation = 0.0;
@@ -96,8 +96,10 @@ struct GpuNumbers {
   bool operator==(const GpuNumbers&) const = default;
 };
 enum class Exchanged { through_the_host, by_nccl };
+enum class Graphs { no, yes };
 
-GpuNumbers train_on_gpus(const Config& config, DType compute, Exchanged exchanged) {
+GpuNumbers train_on_gpus(const Config& config, DType compute, Exchanged exchanged, int steps = 2,
+                         Graphs graphs = Graphs::no) {
   PhasePlan plan = make_run_plan(config, config.model.vocab.value_or(257), std::nullopt).phases.front();
   plan.compute = compute;
   const auto world_size = static_cast<int>(plan.mesh.world());
@@ -125,11 +127,13 @@ GpuNumbers train_on_gpus(const Config& config, DType compute, Exchanged exchange
           std::move(transport), {.group_name = name, .ranks = spec.members, .mode = DirectOptions::Mode::caller});
       return is_control(spec.kind) ? std::move(group) : make_staged_communicator(std::move(group), *copying);
     });
-    RankTrainer trainer(config, plan, rank, groups, make_cuda_backend(options));
+    CudaOptions computing = options;
+    computing.graphs = graphs == Graphs::yes;
+    RankTrainer trainer(config, plan, rank, groups, make_cuda_backend(computing));
     trainer.settled_store();
     phases.meet();
     const std::uint64_t before = fake_runtime::device_waits();
-    for (int step = 0; step < 2; ++step) {
+    for (int step = 0; step < steps; ++step) {
       const StepRunner::Result result = trainer.step();
       if (rank.value() != 0) continue;
       numbers.losses.push_back(result.outcome.loss);
@@ -139,8 +143,9 @@ GpuNumbers train_on_gpus(const Config& config, DType compute, Exchanged exchange
     if (rank.value() == 0) numbers.evaluation = loss_sum;
     trainer.settled_store();
     phases.meet();
-    // Nobody has had or given back memory, or loaded a kernel, while peers may have waited.
-    if (exchanged == Exchanged::by_nccl) CHECK(fake_runtime::device_waits() == before);
+    // Nobody has had or given back memory, or loaded a kernel, while peers may have waited. Graphs are made where they
+    // wait for nothing that is this rank's to do.
+    if (exchanged == Exchanged::by_nccl && graphs == Graphs::no) CHECK(fake_runtime::device_waits() == before);
     phases.meet();
     groups = {};
   });
@@ -174,6 +179,21 @@ TEST_CASE("trainings whose ranks exchange by NCCL have the bits of those that ex
     const DType compute = layout.zero > 0 ? DType::bf16 : DType::f32;
     CHECK(train_on_gpus(config, compute, Exchanged::by_nccl) ==
           train_on_gpus(config, compute, Exchanged::through_the_host));
+  }
+}
+
+TEST_CASE("cuda graphs change no bit of trainings whose ranks exchange by NCCL, and making them waits for no peer") {
+  for (const TestLayout& layout : layouts_of_gpus()) {
+    if (layout.data * layout.tensor * layout.pipeline == 2 && layout.zero != 3 && layout.chunks == 1) continue;
+    CAPTURE(layout.name);
+    Config config = tiny_config({.layers = 2 * layout.chunks});
+    config.train.global_batch = 6;
+    if (layout.tensor > 1) make_llama(config.model);
+    lay_out(config, layout);
+    const GpuNumbers without = train_on_gpus(config, DType::bf16, Exchanged::by_nccl, 5);
+    const std::uint64_t before = fake_runtime::graph_launches();
+    CHECK(train_on_gpus(config, DType::bf16, Exchanged::by_nccl, 5, Graphs::yes) == without);
+    CHECK(fake_runtime::graph_launches() - before >= 3);
   }
 }
 

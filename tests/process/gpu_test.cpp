@@ -124,6 +124,24 @@ TEST_CASE("losses_in_tf32_are_near_those_in_fp32_and_not_the_same") {
   CHECK_MESSAGE(generated.exit_code == 0, generated.errors);
 }
 
+TEST_CASE("cuda_graphs_are_told_and_change_no_bit_of_a_run_on_a_gpu") {
+  const std::string graphs = "run.cuda_graphs=true";
+  const Ended without = gpu_machine().train("H100", "graphs-none");
+  REQUIRE_MESSAGE(without.exit_code == 0, without.errors);
+  CHECK_FALSE(without.says("CUDA graphs"));
+  const auto expected = trajectory_of(workspace() / "graphs-none").steps;
+  const Ended with = gpu_machine().train("H100", "graphs", {graphs});
+  REQUIRE_MESSAGE(with.exit_code == 0, with.errors);
+  CHECK(with.says(", in bf16, by CUDA graphs\n"));
+  CHECK(trajectory_of(workspace() / "graphs").steps == expected);
+  // A resume may begin with them.
+  REQUIRE(gpu_machine().train("H100", "graphs-then", {"train.steps=3"}).exit_code == 0);
+  const Ended rest = gpu_machine().train("H100", "graphs-then", {graphs});
+  REQUIRE_MESSAGE(rest.exit_code == 0, rest.errors);
+  CHECK_FALSE(rest.says("losses agree to rounding"));
+  CHECK(trajectory_of(workspace() / "graphs-then").steps == expected);
+}
+
 TEST_CASE("what_is_offloaded_is_told_and_changes_no_bit_of_a_run_on_a_gpu") {
   const std::string offload = "train.optimizer.offload=host";
   const Ended without = gpu_machine().train("H100", "offload-none");

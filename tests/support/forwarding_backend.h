@@ -16,6 +16,7 @@ class ForwardingBackend : public Backend {
   std::string description() const override { return inner_->description(); }
   int num_threads() const override { return inner_->num_threads(); }
   std::unique_ptr<Stream> make_stream() override { return inner_->make_stream(); }
+  void prepare(Stream& stream) override { inner_->prepare(stream); }
   Space space() const override { return inner_->space(); }
   std::int64_t row_alignment() const override { return inner_->row_alignment(); }
   std::optional<DeviceFacts> device() const override { return inner_->device(); }

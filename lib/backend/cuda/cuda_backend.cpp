@@ -64,7 +64,7 @@ std::string description_of(const cudaDeviceProp& properties, const CudaOptions& 
 }
 
 template <class S>
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, cuda::OperationIssuer {
  public:
   explicit CudaBackend(const CudaOptions& options) : CudaBackend(options, properties_of(options.device)) {}
 
@@ -72,7 +72,11 @@ class CudaBackend final : public Backend {
   std::string description() const override { return description_; }
   int num_threads() const override { return 1; }
   std::unique_ptr<Stream> make_stream() override { return std::make_unique<CudaStream>(device_); }
-  void prepare(Stream& stream) override { dynamic_cast<CudaStream&>(stream).workspace(); }
+  void prepare(Stream& stream) override {
+    auto& prepared = dynamic_cast<CudaStream&>(stream);
+    prepared.workspace();
+    if (uses_graphs_) prepared.use_graphs(*this);
+  }
   Space space() const override { return Space::device; }
   std::int64_t row_alignment() const override { return cuda_row_alignment; }
   std::optional<DeviceFacts> device() const override { return facts_; }
@@ -114,19 +118,17 @@ class CudaBackend final : public Backend {
   CudaBackend(const CudaOptions& options, const cudaDeviceProp& properties)
       : device_(options.device),
         compute_type_(options.compute),
+        uses_graphs_(options.graphs),
         facts_(facts_of(properties)),
         attention_(fused_attention(properties, options.compute)),
         description_(description_of(properties, options, attention_.get())),
         products_(options),
         filling_(options.device) {}
 
-  void launch(Stream& stream, const Operation& op) override {
-    cuda::use_device(device_);
-    auto& issued_to = dynamic_cast<CudaStream&>(stream);
-    const cuda::Issue issue{.stream = issued_to.get(),
-                            .workspace = issued_to.workspace(),
-                            .products = &products_,
-                            .attention = attention_.get()};
+  void launch(Stream& stream, const Operation& op) override { dynamic_cast<CudaStream&>(stream).run(*this, op); }
+  void issue(cudaStream_t stream, std::byte* workspace, const Operation& op) override {
+    const cuda::Issue issue{
+        .stream = stream, .workspace = workspace, .products = &products_, .attention = attention_.get()};
     std::visit([&](const auto& descriptor) { cuda::compute<S>(issue, descriptor); }, op);
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
@@ -138,6 +140,7 @@ class CudaBackend final : public Backend {
 
   int device_;
   DType compute_type_;
+  bool uses_graphs_;
   DeviceFacts facts_;
   std::unique_ptr<cuda::FusedAttention> attention_;
   std::string description_;

@@ -56,37 +56,59 @@ CudaStream::CudaStream(int device, Priority priority) : device_(device) {
 }
 
 CudaStream::~CudaStream() {
+  try {
+    flush();
+  } catch (...) {  // NOLINT: a destructor reports nothing
+  }
   cudaStreamSynchronize(stream_);
+  graphs_.reset();
   cudaStreamDestroy(stream_);
   calls_->drop_ended();
 }
 
 void CudaStream::synchronize() {
   use_device(device_);
+  flush();
   const cudaError_t error = cudaStreamSynchronize(stream_);
   calls_->drop_ended();
   if (const std::exception_ptr failure = calls_->take_error()) std::rethrow_exception(failure);
   check(error, "what a stream was given");
+  if (graphs_) graphs_->make_graphs();
 }
 
 void CudaStream::call(std::function<void()> function) {
   use_device(device_);
+  flush();
   calls_->issue(stream_, std::move(function));
 }
 
 Event CudaStream::record() {
   use_device(device_);
+  flush();
   return Event(std::make_shared<Moment>(device_, stream_, calls_));
 }
 
 void CudaStream::after(const Event& event) {
   use_device(device_);
+  flush();
   if (const auto* const moment = dynamic_cast<const Moment*>(event.state())) {
     check(cudaStreamWaitEvent(stream_, moment->get(), 0), "the wait of a stream");
     calls_->follow(moment->calls());
   } else {
     Stream::after(event);
   }
+}
+
+void CudaStream::run(OperationIssuer& issuer, const Operation& op) {
+  use_device(device_);
+  if (graphs_)
+    graphs_->add(op);
+  else
+    issuer.issue(stream_, workspace(), op);
+}
+
+void CudaStream::use_graphs(OperationIssuer& issuer) {
+  if (!graphs_) graphs_ = std::make_unique<OperationGraphs>(issuer, stream_, workspace());
 }
 
 std::byte* CudaStream::workspace() {

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "backend/cuda/host_calls.h"
+#include "backend/cuda/operation_graphs.h"
 #include "tensor/buffer.h"
 #include "tensor/stream.h"
 
@@ -29,21 +30,34 @@ class CudaStream final : public Stream {
   void call(std::function<void()> function) override;
   Event record() override;
   void after(const Event& event) override;
+  // Issues an operation: at once, or by graphs where it has them.
+  void run(OperationIssuer& issuer, const Operation& op);
+  // From now on operations are issued by graphs. The issuer must outlive the stream.
+  void use_graphs(OperationIssuer& issuer);
   // What it has run is not to be used, nor what streams that wait for it have run: they throw the error wherever the
   // host waits for them from now on. Any thread.
   void fail(const std::exception_ptr& error) { calls_->fail(error); }
 
-  cudaStream_t get() const { return stream_; }
+  // To issue something else to, behind everything so far.
+  cudaStream_t get() const {
+    flush();
+    return stream_;
+  }
   // Scratch of kernels, made when it is first asked for.
   std::byte* workspace();
 
  private:
   class Moment;
 
+  void flush() const {
+    if (graphs_) graphs_->flush();
+  }
+
   int device_;
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<HostCalls> calls_;  // its moments' too
   Buffer workspace_;
+  std::unique_ptr<OperationGraphs> graphs_;
 };
 
 // Not filled. std::bad_alloc

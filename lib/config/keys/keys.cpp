@@ -219,6 +219,10 @@ void add_run(KeyTable<Config>& table) {
                        "ranks share where there are fewer.",
                        with_notice},
                       EnumCodec<DeviceKind>(), FIELD(run.device)));
+  table.push_back(top({"run.cuda_graphs", "",
+                       "Launch what the steps have in common as CUDA graphs: less work for the host, and for the GPU "
+                       "the same, to the bit; GPUs only."},
+                      BoolCodec(), FIELD(run.cuda_graphs)));
 }
 
 void add_model(KeyTable<Config>& table) {

@@ -20,7 +20,7 @@ struct Alias {
   std::string_view theirs;
   std::string_view ours;
 };
-constexpr std::array<Alias, 96> kAliases = {{{"lr", "train.optimizer.learning_rate"},
+constexpr std::array<Alias, 99> kAliases = {{{"lr", "train.optimizer.learning_rate"},
                                              {"max_lr", "train.optimizer.learning_rate"},
                                              {"min_lr", "train.lr_schedule.min_ratio"},
                                              {"wd", "train.optimizer.weight_decay"},
@@ -102,6 +102,9 @@ constexpr std::array<Alias, 96> kAliases = {{{"lr", "train.optimizer.learning_ra
                                              {"loss_scaling", "precision.loss_scale"},
                                              {"initial_loss_scale", "precision.loss_scale"},
                                              {"distributed_backend", "launch.transport"},
+                                             {"cuda_graph", "run.cuda_graphs"},
+                                             {"enable_cuda_graph", "run.cuda_graphs"},
+                                             {"use_cuda_graphs", "run.cuda_graphs"},
                                              {"cpu_offload", "train.optimizer.offload"},
                                              {"offload_optimizer", "train.optimizer.offload"},
                                              {"optimizer_cpu_offload", "train.optimizer.offload"},

@@ -88,6 +88,7 @@ std::string compute_text(const WorkerParts& parts, const RunState& state) {
     text += fmt::format(", train.recompute {}", to_text(parts.phase.recompute));
   if (parts.phase.offload)
     text += fmt::format(", train.optimizer.offload {}", to_text(parts.config.train.optimizer.offload));
+  if (parts.config.run.cuda_graphs) text += ", by CUDA graphs";
   return text;
 }
 

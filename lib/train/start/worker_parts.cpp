@@ -123,8 +123,10 @@ std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& opti
     require_gpus(options.place.gpus.expected, gpus);
     gpu = options.place.gpus.device(gpus);
     gpu_sharers = options.place.gpus.sharers(gpus);
-    return options.make_gpu_backend(
-        {.device = gpu, .compute = phase.compute, .tf32 = config.compute_precision() == Precision::tf32});
+    return options.make_gpu_backend({.device = gpu,
+                                     .compute = phase.compute,
+                                     .tf32 = config.compute_precision() == Precision::tf32,
+                                     .graphs = config.run.cuda_graphs});
   } catch (const UserError& error) {
     throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));
   }

@@ -5,6 +5,10 @@
 // What a driver may wait for the whole device in does so here: whoever gets or gives back memory, or launches a kernel
 // for the first time without CUDA_MODULE_LOADING=EAGER, while a stream of that GPU waits for somebody who waits for him
 // hangs. Such waits are counted (fake_runtime.h).
+//
+// While a thread captures a stream, that stream runs nothing: what it is given becomes the graph's, to be run in this
+// order at each launch. What CUDA does not let a thread do then fails as it would, and what it would let it do but
+// nobody does here fails too.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -19,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -61,6 +66,34 @@ thread_local bool is_in_host_function = false;
   if (is_in_host_function) return cudaErrorNotPermitted
 
 thread_local int device_of_thread = 0;
+
+// What a thread captures, if it does: of cudaStreamCaptureModeThreadLocal.
+using Nodes = std::vector<std::function<void()>>;
+struct Capture {
+  cudaStream_t stream = nullptr;
+  Nodes nodes{};
+  bool is_valid = true;
+};
+thread_local std::optional<Capture> captured;
+std::atomic<std::uint64_t> launches_of_graphs{0};
+bool is_captured(cudaStream_t stream) {
+  return captured && captured->stream == stream;
+}
+// Of what this thread may not ask for now: the capture has come to nothing.
+cudaError_t refuse_in_capture() {
+  captured->is_valid = false;
+  return cudaErrorStreamCaptureUnsupported;
+}
+#define REFUSE_IN_CAPTURE \
+  if (captured) return refuse_in_capture()
+
+const Nodes& of(cudaGraph_t graph) {
+  return *reinterpret_cast<const Nodes*>(graph);
+}
+// An executable one may be destroyed while it runs.
+const std::shared_ptr<const Nodes>& of(cudaGraphExec_t graph) {
+  return *reinterpret_cast<const std::shared_ptr<const Nodes>*>(graph);
+}
 
 // Of all streams that there are, and on which GPU each is.
 std::mutex streams_mutex;
@@ -187,7 +220,9 @@ cudaError_t after_waiting(Wait&& wait) {
 namespace scaletrain::cuda {
 
 void run_in_turn(cudaStream_t stream, std::function<void()> function) {
-  if (stream == nullptr)
+  if (is_captured(stream))
+    captured->nodes.push_back(std::move(function));
+  else if (stream == nullptr)
     function();
   else
     of(stream).call(std::move(function));
@@ -209,6 +244,9 @@ namespace scaletrain::fake_runtime {
 
 std::uint64_t device_waits() {
   return waits_for_devices;
+}
+std::uint64_t graph_launches() {
+  return launches_of_graphs;
 }
 
 }  // namespace scaletrain::fake_runtime
@@ -239,10 +277,12 @@ static cudaError_t allocate(void** memory, size_t bytes) {
 }
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
   return is_full() ? cudaErrorMemoryAllocation : allocate(memory, bytes);
 }
 cudaError_t cudaFree(void* memory) {
   REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
   wait_for_device();
   FencedMemory::of_process().give_up(static_cast<const std::byte*>(memory));
   std::free(memory);
@@ -250,6 +290,7 @@ cudaError_t cudaFree(void* memory) {
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
   return allocate(memory, bytes);
 }
 cudaError_t cudaFreeHost(void* memory) {
@@ -277,6 +318,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
+  if (is_captured(stream)) return refuse_in_capture();
   {
     const std::lock_guard lock(streams_mutex);
     streams().erase(shared(stream));
@@ -286,10 +328,15 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
+  if (is_captured(stream)) return refuse_in_capture();
   return after_waiting([&] { of(stream).synchronize(); });
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   REFUSE_IN_HOST_FUNCTION;
+  if (is_captured(stream)) {
+    captured->is_valid = false;
+    return cudaErrorStreamCaptureIsolation;
+  }
   // What a stream was given itself it has run by then.
   if (of(event).stream != nullptr && of(event).stream != shared(stream))
     of(stream).call([waited_for = of(event)] { waited_for.moment.wait(); });
@@ -297,6 +344,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   REFUSE_IN_HOST_FUNCTION;
+  if (is_captured(stream)) return refuse_in_capture();
   // One at a time, whatever the stream.
   static std::mutex turn;
   of(stream).call([=] {
@@ -333,6 +381,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
+  if (is_captured(stream)) return refuse_in_capture();
   of(event) = {of(stream).record(), shared(stream)};
   return cudaSuccess;
 }
@@ -343,6 +392,58 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   REFUSE_IN_HOST_FUNCTION;
   return after_waiting([&] { of(event).moment.wait(); });
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  REFUSE_IN_HOST_FUNCTION;
+  if (captured) return cudaErrorIllegalState;
+  if (stream == nullptr || mode != cudaStreamCaptureModeThreadLocal) return cudaErrorStreamCaptureUnsupported;
+  captured = Capture{.stream = stream};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  REFUSE_IN_HOST_FUNCTION;
+  *graph = nullptr;
+  if (!is_captured(stream)) return cudaErrorIllegalState;
+  const Capture ended = std::move(*captured);
+  captured.reset();
+  if (!ended.is_valid) return cudaErrorStreamCaptureInvalidated;
+  *graph = reinterpret_cast<cudaGraph_t>(new Nodes(ended.nodes));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  REFUSE_IN_HOST_FUNCTION;
+  delete &of(graph);
+  return cudaSuccess;
+}
+// It has memory of the GPU's.
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long flags) {
+  REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
+  if (flags != 0 || of(graph).empty()) return cudaErrorInvalidValue;
+  if (is_full()) return cudaErrorMemoryAllocation;
+  wait_for_device();
+  *made = reinterpret_cast<cudaGraphExec_t>(new std::shared_ptr(std::make_shared<const Nodes>(of(graph))));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t graph, cudaStream_t stream) {
+  REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
+  if (stream == nullptr || of(graph) == nullptr) return cudaErrorInvalidValue;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
+  if (has_failed()) return cudaErrorLaunchFailure;
+  ++launches_of_graphs;
+  for (const std::function<void()>& node : *of(graph)) of(stream).call([nodes = of(graph), &node] { node(); });
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  REFUSE_IN_HOST_FUNCTION;
+  delete &of(graph);
+  return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {

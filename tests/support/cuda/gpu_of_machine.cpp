@@ -7,8 +7,12 @@ bool is_gpu_missing() {
   return !module_of_machine();
 }
 
-std::unique_ptr<Backend> make_gpu(DType compute) {
-  return CudaModule(cuda_module_path()).make_backend({.compute = compute});
+std::unique_ptr<Backend> make_gpu(const CudaOptions& options) {
+  return CudaModule(cuda_module_path()).make_backend(options);
+}
+
+std::optional<std::uint64_t> graph_launches() {
+  return std::nullopt;
 }
 
 }  // namespace scaletrain

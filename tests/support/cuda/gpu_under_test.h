@@ -2,14 +2,21 @@
 // (gpu_of_machine.cpp). A test program is linked with one of them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 
-#include "backend/backend.h"
+#include "backend/cuda_module.h"
 
 namespace scaletrain {
 
 // Whether there is none, as module_of_machine() says.
 bool is_gpu_missing();
-std::unique_ptr<Backend> make_gpu(DType compute);
+std::unique_ptr<Backend> make_gpu(const CudaOptions& options);
+inline std::unique_ptr<Backend> make_gpu(DType compute) {
+  return make_gpu(CudaOptions{.compute = compute});
+}
+// How many CUDA graphs have been launched; nothing where nobody counts them.
+std::optional<std::uint64_t> graph_launches();
 
 }  // namespace scaletrain

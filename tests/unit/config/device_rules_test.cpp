@@ -39,6 +39,22 @@ TEST_CASE("tf32 is for what computes on a GPU, whoever has decided that it does"
   CHECK_THROWS_AS(parse_resolved_config(resolved_yaml(written), "there"), InputError);
 }
 
+TEST_CASE("CUDA graphs are for GPUs, and change no bit of a resume") {
+  const std::string asked = kLeast + "run: {device: cuda}\n";
+  CHECK(errors_of(asked, {"run.cuda_graphs=true"}) == "accepted");
+  CHECK(errors_of(asked, {"run.cuda_graphs=true", "run.device=cpu"}) ==
+        "--set run.cuda_graphs=true: run.cuda_graphs: graphs are for GPUs, and this would compute on processors: use "
+        "false there");
+  CHECK(errors_of(kLeast, {"run.cuda_graphs=false"}) == "accepted");
+  Config with = load_text(asked).config;
+  with.run.cuda_graphs = true;
+  const std::vector<KeyDifference> differences = compare_configs(load_text(asked).config, with);
+  REQUIRE(differences.size() == 1);
+  CHECK(differences[0].path == "run.cuda_graphs");
+  CHECK(differences[0].rule == ResumeRule::freely);
+  CHECK(parse_resolved_config(resolved_yaml(with), "there").run.cuda_graphs);
+}
+
 TEST_CASE("offload is for what computes on a GPU, and processors have nothing to offload to") {
   const std::string refusal =
       "train.optimizer.offload: host is for GPUs, and this would compute on processors, whose memory is the host's "
