@@ -79,3 +79,19 @@ make_quickstart_data() {
   rm -rf "$data"
   mv "$data.part" "$data"
 }
+
+# "90" of the first GPU, if it can train here; else nothing, and what there is says why not.
+gpu_to_train_on() {
+  command -v nvidia-smi >/dev/null || return 0
+  local capability
+  capability=$({ nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>&1 || true; } | head -n 1)
+  if ! [[ $capability =~ ^[0-9]+\.[0-9]$ ]]; then
+    say "training on processors: nvidia-smi says: ${capability:-nothing}" >&2
+  elif [ "${capability/./}" -lt 80 ]; then
+    say "training on processors: the GPU is of sm_${capability/./}, and sm_80 is the oldest that is supported" >&2
+  elif ! PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null | grep -Eq 'release (1[3-9]|[2-9][0-9])'; then
+    say "training on processors: to train on the GPU, install the CUDA 13 toolkit and run this again" >&2
+  else
+    echo "${capability/./}"
+  fi
+}

@@ -7,12 +7,7 @@ cd "$root"
 [ $# -eq 0 ] || refuse "$1"
 install "${build_packages[@]}" "${quickstart_packages[@]}"
 
-# "90" of the first GPU, where there is a compiler for it.
-compute_capability() {
-  PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>/dev/null | grep -q 'release 1[3-9]' || return 0
-  { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } | head -n 1 | tr -d .
-}
-gpu=$(compute_capability)
+gpu=$(gpu_to_train_on)
 options=()
 targets=(scaletrain)
 if [ -n "$gpu" ]; then

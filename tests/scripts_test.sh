@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Scripts tell how they are used, and refuse what they do not know, before they install, build or start anything: each runs in a copy of
-# the folder of scripts that holds nothing to build, with no program but those that print.
+# the folder of scripts that holds nothing to build, with no program but those that print and read.
 set -euo pipefail
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cp -r "$source/scripts" "$folder/scripts"
 mkdir "$folder/bin"
-for program in bash basename cat dirname env sed; do ln -s "$(command -v "$program")" "$folder/bin/$program"; done
+for program in bash basename cat dirname env grep head sed; do ln -s "$(command -v "$program")" "$folder/bin/$program"; done
 cd "$folder"
 failures=0
 
@@ -40,5 +40,27 @@ expect 2 'testbed.sh start FOLDER' bash scripts/slurm/testbed.sh --hepl
 expect 2 'submit it: sbatch --nodes=4 scripts/slurm/train.sbatch my.yaml' bash scripts/slurm/train.sbatch my.yaml
 expect 2 'scaletrain run my.yaml --set train.steps=1' bash scripts/slurm/train.sbatch my.yaml --set train.steps=1
 expect 0 'SCALETRAIN_STALLS' bash scripts/slurm/train.sbatch --help
+
+# What the quickstart trains on, where these programs say this.
+gpu_where() {
+  printf '#!/bin/sh\n%s\n' "$1" >bin/nvidia-smi
+  printf '#!/bin/sh\necho "Cuda compilation tools, release %s"\n' "$2" >bin/nvcc
+  chmod +x bin/nvidia-smi bin/nvcc
+}
+chosen=(bash -c 'source scripts/common.sh; echo "it is <$(gpu_to_train_on)>"')
+expect 0 'it is <>' "${chosen[@]}"
+gpu_where 'echo 9.0; echo 8.0' '13.0, V13.0.88'
+expect 0 'it is <90>' "${chosen[@]}"
+gpu_where 'echo 12.0' '20.1'
+expect 0 'it is <120>' "${chosen[@]}"
+gpu_where 'echo 7.5' '13.0'
+expect 0 'training on processors: the GPU is of sm_75, and sm_80 is the oldest that is supported' "${chosen[@]}"
+expect 0 'it is <>' "${chosen[@]}"
+gpu_where 'echo 9.0' '12.4'
+expect 0 'training on processors: to train on the GPU, install the CUDA 13 toolkit and run this again' "${chosen[@]}"
+gpu_where 'echo "NVIDIA-SMI has failed because it could not communicate with the driver."; exit 9' '13.0'
+expect 0 'training on processors: nvidia-smi says: NVIDIA-SMI has failed because' "${chosen[@]}"
+expect 0 'it is <>' "${chosen[@]}"
+rm bin/nvidia-smi bin/nvcc
 
 exit $((failures > 0))

@@ -64,9 +64,10 @@ class CudaModule {
   explicit CudaModule(const std::filesystem::path& file);
 
   int num_devices() const { return num_devices_; }
-  // Without using it. UserError for a GPU that is too old.
+  // Without using it. UserError for a GPU that is too old or that there are no kernels for.
   DeviceFacts look_at_device(int device) const { return entry_->look_at_device(device); }
-  // UserError for a GPU that is too old; PeerError naming the GPU where it or its driver fails.
+  // UserError for a GPU that is too old or that there are no kernels for; PeerError naming the GPU where it or its
+  // driver fails.
   std::unique_ptr<Backend> make_backend(const CudaOptions& options) const { return entry_->make_backend(options); }
 
  private:

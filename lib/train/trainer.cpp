@@ -212,11 +212,8 @@ void Trainer::Impl::finish_step(const StepOutcome& outcome, double seconds) {
   line.elapsed_seconds = parts.elapsed_before + seconds_since(begin);
   line.wall_time = wall_clock_text();
   const double flops = model_flops_per_token(plan.model) * line.tokens_per_second;
-  // A processor may clock higher than it did at the calibration: what was reached is a better bound then.
-  if (parts.peak_flops > 0.0) {
-    parts.peak_flops = std::max(parts.peak_flops, flops);
-    line.mfu = flops / parts.peak_flops;
-  }
+  if (parts.peak.is_measured) parts.peak.flops = std::max(parts.peak.flops, flops);
+  if (parts.peak.flops > 0.0) line.mfu = flops / parts.peak.flops;
   record(line);
   if (is_first()) {
     parts.progress.set_total_steps(total_steps());  // padding makes a run of so many tokens longer

@@ -44,6 +44,14 @@ struct TrainerHooks {
 
 enum class TrainOutcome { finished, stopped_early, interrupted };
 
+// Of all ranks' devices together, of which mfu is a share.
+struct DevicePeak {
+  double flops = 0.0;  // FLOP/s; 0: not known, and no share
+  // Rather than given, or a data sheet's. A processor may clock higher than it did then: a step that reaches more
+  // raises it.
+  bool is_measured = false;
+};
+
 struct TrainerParts {
   const Config& config;
   const PhasePlan& plan;
@@ -64,8 +72,7 @@ struct TrainerParts {
   LayoutRecord layout{};      // for the metrics
   DeviceRecord device{};      // the same
   WorkCount* work = nullptr;  // of what is loaded, and copied to be saved
-  // FLOP/s of all ranks, calibrated at start; raised where a step reaches more. 0: unknown, and no share.
-  double peak_flops = 0.0;
+  DevicePeak peak{};
   double elapsed_before = 0.0;  // seconds of training that earlier starts of the run took
   TrainerHooks hooks;
 };

@@ -213,6 +213,10 @@ TEST_CASE("a_gpu_that_cannot_be_used_is_refused_before_the_run_folder_is_made") 
           "run.device: cpu");
   refused(gpu_machine().train("no GPU", "refused"),
           ": the driver finds no GPU: see what nvidia-smi says, or set run.device: cpu");
+  refused(gpu_machine().train("new GPU", "refused"),
+          ": the GPU the host is of sm_100, and this program has kernels for sm_80, sm_90: build it with "
+          "-DSCALETRAIN_CUDA_ARCHITECTURES=100-real, choose another GPU by CUDA_VISIBLE_DEVICES, or set run.device: "
+          "cpu");
   refused(gpu_machine().train("old GPU", "refused"),
           ": the GPU the host (sm_70) is older than sm_80, the oldest that is supported: choose another by "
           "CUDA_VISIBLE_DEVICES, or set run.device: cpu");

@@ -151,6 +151,15 @@ std::vector<std::optional<SourceSize>> source_sizes(const Config& config, std::i
   return sizes;
 }
 
+// The world that the plan is of. Of replicas that are left to the GPUs of this machine there are as many as a start on
+// it makes.
+std::optional<std::int64_t> planned_world(const Config& config, std::optional<std::int64_t> world,
+                                          const std::optional<VisibleGpus>& gpus) {
+  if (world || config.parallel.data || !gpus) return world;
+  const LaunchConfig launch = launch_on_gpus(config.parallel, config.launch, 1, gpus->count());
+  return lay_out_nodes(config.parallel, launch, 1, std::numeric_limits<std::int64_t>::max()).world();
+}
+
 DescribeOptions describe_options(const Config& config, const RunPlan& plan, const CheckArguments& arguments,
                                  std::optional<std::int64_t> world, const std::optional<VisibleGpus>& gpus,
                                  std::optional<RunSoFar> so_far) {
@@ -160,6 +169,7 @@ DescribeOptions describe_options(const Config& config, const RunPlan& plan, cons
   const std::int64_t sharers = place_on_hosts(config, mesh, is_here).ranks_per_host;
   return {.backend_workspace = workspace_of_sharers(phase, sharers),
           .all_on_one_host = is_here,
+          .is_world_given = planned_world(config, world, gpus).has_value(),
           .machine_memory = is_here ? std::optional(available_memory()) : std::nullopt,
           .instructions = arguments.instructions,
           .verbose = arguments.verbose,
@@ -255,15 +265,6 @@ std::optional<VisibleGpus> look_at_gpus(const LoadedConfig& loaded, const CheckA
   };
   if (loaded.config.run.device == DeviceKind::cuda && !judges_devices(arguments)) reasons.look(look, is_here);
   return gpus;
-}
-
-// The world that the plan is of. Of replicas that are left to the GPUs of this machine there are as many as a start on
-// it makes.
-std::optional<std::int64_t> planned_world(const Config& config, std::optional<std::int64_t> world,
-                                          const std::optional<VisibleGpus>& gpus) {
-  if (world || config.parallel.data || !gpus) return world;
-  const LaunchConfig launch = launch_on_gpus(config.parallel, config.launch, 1, gpus->count());
-  return lay_out_nodes(config.parallel, launch, 1, std::numeric_limits<std::int64_t>::max()).world();
 }
 
 void tell_gpus(const VisibleGpus& gpus, std::int64_t ranks) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <variant>
 
+#include "backend/cuda/architectures.h"
 #include "backend/cuda/cuda_error.h"
 #include "backend/cuda/cuda_stream.h"
 #include "backend/cuda/fused_attention.h"
@@ -35,6 +36,13 @@ cudaDeviceProp properties_of(int device) {
         fmt::format("run.device: cuda: the GPU {} (sm_{}{}) is older than sm_{}, the oldest that is supported: "
                     "choose another by CUDA_VISIBLE_DEVICES, or set run.device: cpu",
                     properties.name, properties.major, properties.minor, cuda_oldest_sm));
+  const int sm = 10 * properties.major + properties.minor;
+  if (!cuda::is_compiled_for(SCALETRAIN_COMPILED_FOR, sm))
+    throw UserError(
+        fmt::format("run.device: cuda: the GPU {} is of sm_{}, and this program has kernels for {}: build it with "
+                    "-DSCALETRAIN_CUDA_ARCHITECTURES={}-real, choose another GPU by CUDA_VISIBLE_DEVICES, or set "
+                    "run.device: cpu",
+                    properties.name, sm, cuda::architectures_text(SCALETRAIN_COMPILED_FOR), sm));
   cuda::name_device(device, properties.name);
   return properties;
 }

@@ -42,6 +42,7 @@ struct RunSoFar {
 struct DescribeOptions {
   std::size_t backend_workspace = 0;  // of one rank
   bool all_on_one_host = true;        // as `run` starts them without a launcher, if launch.ranks_per_node allows it
+  bool is_world_given = false;        // by whoever asks: higher degrees then take replicas, where their number is auto
   std::optional<std::uint64_t> machine_memory{};  // of that one host; nothing: unknown
   bool instructions = false;                      // list every instruction of every stage
   // The text: ranks, groups, traffic, timeline and the meaning of words too. The JSON has all of it always.

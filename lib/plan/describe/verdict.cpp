@@ -119,8 +119,9 @@ class Replanner {
   };
   std::optional<Needs> needs_with(const Config& config) const {
     try {
-      // Degrees that are raised take replicas where their number is left to the world, else more ranks.
-      const auto world = config.parallel.data ? std::nullopt : std::optional(question_.phase.mesh.world());
+      // Degrees that are raised take replicas where their number is left to a world that stands, else more ranks.
+      const bool is_fixed = !config.parallel.data && question_.is_world_given;
+      const auto world = is_fixed ? std::optional(question_.phase.mesh.world()) : std::nullopt;
       const RunPlan plan = make_run_plan(config, question_.phase.model.vocab, world);
       const PhasePlan& phase = plan.phases.front();
       const HostPlacement hosts = place_on_hosts(config, phase.mesh, question_.all_on_one_host);

@@ -36,7 +36,7 @@ struct Started {
   std::unique_ptr<MetricsWriter> metrics;  // rank 0's
   std::string fingerprint;
   RunState state;
-  double peak_flops = 0.0;  // of all ranks
+  DevicePeak peak{};
   bool has_told_failure = false;
 };
 
@@ -116,18 +116,18 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   const std::string shortage = data_shortage(*parts.data, parts.config, begin.state, options.looked_up_samples);
   if (!shortage.empty()) throw UserError(shortage);
   start_up.wait_for_all();
-  run.peak_flops = known_peak(parts, options);
+  run.peak = known_peak(parts, options);
   if (run.metrics) continue_summary(parts, options, restarted ? std::optional(begin.state.step) : std::nullopt);
   std::vector<SourceRecord> sources = tell_sources(parts, begin.state);
   if (run.metrics)
-    write_opening(*run.metrics, parts, options, begin, device_of(parts, run.peak_flops), restarted, std::move(sources));
+    write_opening(*run.metrics, parts, options, begin, device_of(parts, run.peak.flops), restarted, std::move(sources));
   const auto device = parts.backend->device();
   parts.log.info(fmt::format("training from step {} on {}{}", begin.state.step,
                              layout_text(layout_of(parts), device ? device->name : std::string(), parts.num_gpus),
                              compute_text(parts, begin.state)));
   run.state = std::move(begin.state);
-  if (run.peak_flops <= 0.0)
-    run.peak_flops = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
+  if (run.peak.flops <= 0.0)
+    run.peak = measure_peak(parts, options.calibration_seconds, options.place.processors_per_thread);
 }
 
 // In a handler. First the word, then the end: peers that lose this rank say so at once, and it is not they who know
@@ -191,9 +191,9 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .tokenizer_files = parts.tokenizer->files(),
                    .fingerprint = run.fingerprint,
                    .layout = layout_of(parts),
-                   .device = device_of(parts, run.peak_flops),
+                   .device = device_of(parts, run.peak.flops),
                    .work = options.work,
-                   .peak_flops = run.peak_flops,
+                   .peak = run.peak,
                    .elapsed_before = parts.progress.summary().elapsed_seconds(),
                    .hooks = options.hooks},
                   std::move(run.state));

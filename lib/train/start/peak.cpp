@@ -42,20 +42,22 @@ double peak_before(const WorkerParts& parts, const WorkerOptions& options) {
 
 }  // namespace
 
-double known_peak(const WorkerParts& parts, const WorkerOptions& options) {
-  if (const auto peak = parts.config.log.peak_flops()) return *peak * static_cast<double>(parts.phase.mesh.world());
+DevicePeak known_peak(const WorkerParts& parts, const WorkerOptions& options) {
+  if (const auto peak = parts.config.log.peak_flops())
+    return {.flops = *peak * static_cast<double>(parts.phase.mesh.world())};
   if (parts.backend->device() && options.calibration_seconds > 0.0) {
     double peak = peak_of_data_sheet(parts).value_or(std::numeric_limits<double>::quiet_NaN());
     sum_over_world(parts.groups, {&peak, 1});
-    if (std::isfinite(peak)) return peak;
+    if (std::isfinite(peak)) return {.flops = peak};
   }
-  return peak_before(parts, options);
+  const double before = peak_before(parts, options);
+  return {.flops = before, .is_measured = before > 0.0};
 }
 
 // The best of a rank's repetitions had its threads' processors to itself, which it may have to share. Of a GPU that
 // others share it gets its part by the clock.
-double measure_peak(WorkerParts& parts, double seconds, double processors_per_thread) {
-  if (seconds <= 0.0) return 0.0;
+DevicePeak measure_peak(WorkerParts& parts, double seconds, double processors_per_thread) {
+  if (seconds <= 0.0) return {};
   double peak = std::numeric_limits<double>::quiet_NaN();
   try {
     // Of that processor time ranks that share processors have a part each, so that together they take no longer.
@@ -68,7 +70,8 @@ double measure_peak(WorkerParts& parts, double seconds, double processors_per_th
                                parts.backend->device() ? "GPU" : "processor", error.what()));
   }
   sum_over_world(parts.groups, {&peak, 1});
-  return std::isfinite(peak) ? peak : 0.0;
+  if (!std::isfinite(peak)) return {};
+  return {.flops = peak, .is_measured = true};
 }
 
 }  // namespace scaletrain

@@ -471,7 +471,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   const bool is_h100 = wanted_gpu(gpu).ends_with("H100");
   properties->uuid.bytes[0] = static_cast<char>(gpu + 1);
   std::snprintf(properties->name, sizeof properties->name, "%s", is_h100 ? "NVIDIA H100 80GB HBM3" : "the host");
-  properties->major = wanted_gpu(gpu) == "old GPU" ? 7 : is_h100 ? 9 : 8;
+  properties->major = wanted_gpu(gpu) == "old GPU" ? 7 : wanted_gpu(gpu) == "new GPU" ? 10 : is_h100 ? 9 : 8;
   properties->totalGlobalMem = memory_of_gpu(gpu);
   return cudaSuccess;
 }
@@ -481,8 +481,8 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
   *available = is_full() ? 0 : *all - memory_before;
   return cudaSuccess;
 }
-// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "small GPU", "narrow GPU", "full GPU", "H100", one too; "8
-// GPUs", "2 x H100", "H100 + old GPU"; "no driver", "old driver", "no GPU", "broken".
+// As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "new GPU", "small GPU", "narrow GPU", "full GPU", "H100",
+// one too; "8 GPUs", "2 x H100", "H100 + old GPU"; "no driver", "old driver", "no GPU", "broken".
 cudaError_t cudaDriverGetVersion(int* version) {
   REFUSE_IN_HOST_FUNCTION;
   const std::string wanted = wanted_of_environment();

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/cuda/architectures.h"
 #include "backend/cuda/cuda_backend.h"
 #include "base/error.h"
 #include "support/cuda/module_of_machine.h"
@@ -181,4 +182,24 @@ TEST_CASE("a_kernel_that_traps_ends_the_rank_by_an_error_of_the_gpu") {
 TEST_CASE("a_gpu_that_is_not_there_is_refused") {
   CHECK_THROWS_WITH_AS(make_cuda_backend({.device = 1}),
                        "CUDA: the choice of a GPU failed: invalid device ordinal (cudaErrorInvalidDevice)", PeerError);
+}
+
+TEST_CASE("kernels_run_on_later_gpus_of_a_major_number_and_by_ptx_on_all_that_are_later") {
+  using cuda::is_compiled_for;
+  for (const int sm : {80, 86, 89, 90, 100, 103, 120}) CHECK(is_compiled_for("80-real,90-real,100", sm));
+  CHECK(is_compiled_for("90-real", 90));
+  for (const int sm : {80, 89, 100, 120}) CHECK_FALSE(is_compiled_for("90-real", sm));
+  CHECK_FALSE(is_compiled_for("86-real", 80));
+  CHECK(is_compiled_for("86", 90));
+  CHECK(is_compiled_for("80-virtual", 100));
+  CHECK_FALSE(is_compiled_for("90-virtual", 80));
+  // What is compiled for one capability alone.
+  CHECK(is_compiled_for("90a", 90));
+  CHECK_FALSE(is_compiled_for("100a", 103));
+  CHECK_FALSE(is_compiled_for("90a", 100));
+  CHECK(is_compiled_for("100f", 103));
+  CHECK_FALSE(is_compiled_for("100f", 120));
+  CHECK(is_compiled_for("native", 75));
+  CHECK_FALSE(is_compiled_for("", 90));
+  CHECK(cuda::architectures_text("80-real,90a-real,100") == "sm_80, sm_90a, sm_100");
 }

@@ -86,6 +86,25 @@ TEST_CASE("a plan is judged by the device that needs most, to the byte") {
   CHECK(failing.misfit.starts_with("does not fit: each rank of stage "));
 }
 
+TEST_CASE("replicas that are left to a world take ranks from higher degrees, and to none leave them to it") {
+  Config config = gpt2();
+  config.train.micro_batch = 1;
+  config.parallel.data = 1;
+  Config halves = config;
+  halves.parallel.tensor = 2;
+  const std::uint64_t memory = device_bytes(halves);
+  const auto tensor_helps = [&](const std::optional<std::int64_t>& data, std::optional<std::int64_t> world) {
+    config.parallel.data = data;
+    DescribeOptions options{.is_world_given = world.has_value(), .budget = device_of(memory)};
+    const auto description = describe_plan(config, make_run_plan(config, 50257, world), options);
+    return bytes_with(json::parse(description.json).at("verdict").at("fits_with"), "parallel.tensor: 2").has_value();
+  };
+  CHECK(tensor_helps(1, {}));
+  CHECK(tensor_helps({}, {}));
+  CHECK_FALSE(tensor_helps({}, 1));  // which has no rank for it
+  CHECK(tensor_helps({}, 2));
+}
+
 TEST_CASE("what a tiny run costs is told in digits that say something, and one layer is no layers") {
   Config config = gpt2();
   config.model.layers = 1;

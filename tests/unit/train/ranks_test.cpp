@@ -54,12 +54,19 @@ TEST_CASE("mfu is a share of the peak that the config gives, of each rank's devi
   const Metrics four = train("1000", 4, data_by_pipeline);
   CHECK(one.starts.at(0).device.peak_flops == 500e12);
   CHECK(four.starts.at(0).device.peak_flops == 4000e12);
+  // Faster than what is given: it stands all the same, and shows.
+  const Metrics slow = train("1e-6", 1, {});
+  CHECK(slow.starts.at(0).device.peak_flops == 1e6);
   const auto flops_per_token = [](const StepRecord& step, double peak) {
     return step.mfu * peak / step.tokens_per_second;
   };
   const double expected = flops_per_token(one.steps.at(0), 500e12);
   CHECK(expected > 0.0);
   for (const StepRecord& step : one.steps) CHECK(flops_per_token(step, 500e12) == doctest::Approx(expected));
+  for (const StepRecord& step : slow.steps) {
+    CHECK(step.mfu > 1.0);
+    CHECK(flops_per_token(step, 1e6) == doctest::Approx(expected));
+  }
   for (const StepRecord& step : four.steps) CHECK(flops_per_token(step, 4000e12) == doctest::Approx(expected));
 }
 
