@@ -284,10 +284,13 @@ TEST_CASE("calls by NCCL run in the order of issue and the host waits for none o
   on_gpus(2, {}, [](GpuRank& gpu, auto meet) {
     const View data = gpu.make(std::vector<float>(300, 1.0F));
     meet();
+    // Rank 0 all of its own before the peer has issued any.
+    if (gpu.rank() == 1) meet();
     std::vector<Ticket> tickets;
     tickets.reserve(12);
     for (int round = 0; round < 12; ++round)
       tickets.push_back(gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum));
+    if (gpu.rank() == 0) meet();
     tickets.back().before(gpu.stream());
     gpu.stream().synchronize();
     meet();
