@@ -16,6 +16,8 @@ say "layers include what lies below them"
 scripts/layers.sh
 say "no word that a better one has replaced"
 scripts/words.sh
+say "kernels for every GPU that is supported: none keeps anything in local memory"
+cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON -DSCALETRAIN_CUDA_ARCHITECTURES="80-real;90-real;100" >/dev/null
 say "every test, layouts for 50 steps, memory refused at 32 moments of each process, every kernel's cases in every type"
 SCALETRAIN_SOAK_STEPS=50 SCALETRAIN_MEMORY_TRIES=32 SCALETRAIN_PARITY_ALL=1 scripts/test.sh
 say "each source compiled by itself, as who works on it does"

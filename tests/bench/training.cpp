@@ -103,7 +103,10 @@ int run_steps(const BenchSettings& settings) {
                      .dump()
               << std::endl;
   }
-  std::cout << Json{{"memory_growth", bench.memory_growth()}, {"memory_planned", bench.planned_memory()}}.dump()
+  std::cout << Json{{"memory_growth", bench.memory_growth()},
+                    {"memory_planned", bench.planned_memory()},
+                    {"memory_before", bench.memory_before}}
+                   .dump()
             << std::endl;
   return 0;
 }
@@ -257,6 +260,9 @@ Json measure(const Case& measured, const Options& options) {
   fmt::print("    {} grew by {}, the plan says {}: ratio {:.3f}\n",
              options.device == "cpu" ? "VmHWM" : "the GPU's memory", bytes_text(grown), bytes_text(planned),
              static_cast<double>(grown) / static_cast<double>(planned));
+  // What the driver, the libraries and their kernels have, and whoever else is there.
+  if (options.device != "cpu")
+    fmt::print("    in use before: {}\n", bytes_text(memory["memory_before"].get<std::uint64_t>()));
   std::fflush(stdout);
   result.update(memory);
   return result;

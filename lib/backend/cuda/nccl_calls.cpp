@@ -3,20 +3,24 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <type_traits>
+
 namespace scaletrain::cuda {
 
 namespace {
 
 constexpr const char* library_name = "libnccl.so.2";
 
-FoundNccl load() {
-  void* const library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return {.obstacle = fmt::format("{} is not found ({})", library_name, ::dlerror())};
-  static NcclCalls calls;
+}  // namespace
+
+LoadedNccl load_nccl(const char* file) {
+  void* const library = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return {.obstacle = fmt::format("{} is not found ({})", file, ::dlerror())};
+  NcclCalls calls;
   const char* missing = nullptr;
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
-    if (function == nullptr) missing = name;
+    if (function == nullptr && missing == nullptr) missing = name;
   };
   find(calls.get_version, "ncclGetVersion");
   find(calls.get_unique_id, "ncclGetUniqueId");
@@ -31,15 +35,13 @@ FoundNccl load() {
   find(calls.recv, "ncclRecv");
   find(calls.group_start, "ncclGroupStart");
   find(calls.group_end, "ncclGroupEnd");
-  if (missing != nullptr) return {.obstacle = fmt::format("{} is too old: it has no {}", library_name, missing)};
-  return {.calls = &calls};
+  if (missing != nullptr) return {.obstacle = fmt::format("{} is too old: it has no {}", file, missing)};
+  return {.calls = calls};
 }
 
-}  // namespace
-
 FoundNccl find_nccl() {
-  static const FoundNccl found = load();
-  return found;
+  static const LoadedNccl loaded = load_nccl(library_name);
+  return {.calls = loaded.calls ? &*loaded.calls : nullptr, .obstacle = loaded.obstacle};
 }
 
 }  // namespace scaletrain::cuda

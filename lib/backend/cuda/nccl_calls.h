@@ -4,6 +4,7 @@
 
 #include <nccl.h>
 
+#include <optional>
 #include <string>
 
 namespace scaletrain::cuda {
@@ -24,12 +25,19 @@ struct NcclCalls {
   decltype(&ncclGroupEnd) group_end = nullptr;
 };
 
+// Nothing, and why.
+struct LoadedNccl {
+  std::optional<NcclCalls> calls{};
+  std::string obstacle{};
+};
+// For good, as its threads outlive its last use. A name without a folder is looked for as the system does.
+LoadedNccl load_nccl(const char* file);
+
 // Null, and why.
 struct FoundNccl {
   const NcclCalls* calls = nullptr;
   std::string obstacle{};
 };
-// For good, as its threads outlive its last use.
 FoundNccl find_nccl();
 
 }  // namespace scaletrain::cuda
