@@ -27,9 +27,10 @@ namespace scaletrain {
 
 // A device with memory of its own: a GPU.
 struct DeviceFacts {
-  std::string name;          // by its maker: "NVIDIA H100 80GB HBM3"
-  std::uint64_t memory = 0;  // bytes, of all that use it
-  std::string id{};          // of this very device, whatever number a process sees it by
+  std::string name;           // by its maker: "NVIDIA H100 80GB HBM3"
+  std::uint64_t memory = 0;   // bytes, of all that use it
+  std::string id{};           // of this very device, whatever number a process sees it by
+  std::string bus_address{};  // by which the kernel knows it on the PCI bus: "0000:1b:00.0"
 };
 
 class Backend {

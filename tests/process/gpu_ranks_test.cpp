@@ -1,5 +1,8 @@
 // Several ranks on GPUs that the host carries out.
 #include <doctest/doctest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -11,6 +14,7 @@
 
 #include "gpu_machine.h"
 #include "ranks.h"
+#include "support/own_mounts.h"
 
 namespace scaletrain {
 namespace {
@@ -73,6 +77,17 @@ std::string train_two(const std::string& run, const std::string& gpus, const Set
     errors += rank->errors();
   }
   return errors;
+}
+
+// Processors that a thread may run on, ascending.
+std::vector<int> affinity_of(pid_t thread) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  std::vector<int> processors;
+  if (::sched_getaffinity(thread, sizeof mask, &mask) != 0) return processors;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor)
+    if (CPU_ISSET(processor, &mask)) processors.push_back(processor);
+  return processors;
 }
 
 Variables torchrun(const std::string& rank) {
@@ -325,6 +340,56 @@ TEST_CASE("nodes_have_a_rank_on_each_gpu_and_are_refused_where_they_differ") {
   CHECK(
       none[1].says("run.device: cpu here, run.device: cuda there; start all nodes with the same config and the same "
                    "--set (run.device: auto is what each finds: set it, or see why one finds other GPUs)\n"));
+}
+
+TEST_CASE("ranks_run_all_their_threads_on_the_processors_near_their_gpus") {
+  const std::vector<int> all = affinity_of(::getpid());
+  const fs::path devices = "/sys/bus/pci/devices";
+  if (all.size() < 2 || !fs::exists(devices) || !mount_memory(devices, 0, "size=1m")) {
+    MESSAGE("skipped: one processor, no PCI bus, or no right to show another one");
+    return;
+  }
+  // Of two nodes, each GPU near the other half of the processors than its rank's number would have it.
+  const std::vector<int> upper(all.begin() + std::ssize(all) / 2, all.end());
+  const std::vector<int> lower(all.begin(), all.begin() + std::ssize(all) / 2);
+  const auto has = [&devices](const std::string& gpu, const std::string& node, const std::vector<int>& near) {
+    fs::create_directories(devices / gpu);
+    std::string list;
+    for (const int processor : near) list += (list.empty() ? "" : ",") + std::to_string(processor);
+    write_file(devices / gpu / "numa_node", node + "\n");
+    write_file(devices / gpu / "local_cpulist", list + "\n");
+  };
+  has("fa4e:1b:00.0", "1", upper);
+  has("fa4e:1c:00.0", "0", lower);
+  const auto check = [&](const std::string& gpus, int ranks) {
+    const std::string run = "gpus-near-" + std::to_string(ranks);
+    const fs::path folder = workspace() / run;
+    Program agent(gpu_machine().training(gpus, folder.string(),
+                                         {"parallel.data=" + std::to_string(ranks), "train.steps=100000"}));
+    REQUIRE_MESSAGE(wait_until([&] { return newest_step(folder) >= 2 || !agent.running(); }), agent.errors());
+    REQUIRE_MESSAGE(agent.running(), agent.errors());
+    const std::vector<pid_t> workers = workers_by_rank(agent, static_cast<std::size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      CAPTURE(rank);
+      int threads = 0;
+      for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(workers.at(rank)) + "/task")) {
+        CHECK(affinity_of(std::stoi(task.path().filename())) == (rank == 0 ? upper : lower));
+        ++threads;
+      }
+      CHECK(threads > 3);  // the main one, its signals, the channel, and those of streams
+    }
+    CHECK(affinity_of(agent.pid()) == all);
+    agent.signal(SIGTERM);
+    CHECK(agent.wait().exit_code == 75);
+    CHECK(agent.wait().says("host threads run near their GPU: "));
+  };
+  check("2 x H100", 2);
+  check("H100", 1);
+  fs::remove_all(devices / "fa4e:1b:00.0");
+  const Ended unknown = gpu_machine().train("H100", "gpus-near-none", {"train.steps=1"});
+  CHECK_MESSAGE(unknown.exit_code == 0, unknown.errors);
+  CHECK_FALSE(unknown.says("near their GPU"));
+  ::umount(devices.c_str());
 }
 
 TEST_CASE("a_gpu_that_fails_ends_its_rank_and_the_run_goes_on_or_ends_with_code_4") {

@@ -302,6 +302,7 @@ AgentOptions agent_options(const PlaceRun& run, const Meeting& meeting, Log& log
   if (run.is_on_gpus()) {
     options.gpus = run.gpus.identity();
     options.num_gpus = run.gpus.count();
+    options.near_gpus = run.gpus.near_processors();
   }
   if (!run.is_refused() && config.launch.interface) options.address = address_of_interface(*config.launch.interface);
   return options;

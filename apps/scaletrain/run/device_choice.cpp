@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "base/text.h"
+#include "host/machine.h"
 #include "run_checks.h"
 
 namespace scaletrain {
@@ -95,6 +96,14 @@ std::string VisibleGpus::identity() const {
   std::string text;
   for (const Gpu& gpu : all_) text += gpu.facts.id + ",";
   return text;
+}
+
+std::vector<std::optional<NearProcessors>> VisibleGpus::near_processors() const {
+  const std::vector<int> usable = affinity_processors();
+  std::vector<std::optional<NearProcessors>> near;
+  near.reserve(all_.size());
+  for (const Gpu& gpu : all_) near.push_back(processors_near(gpu.facts.bus_address, usable));
+  return near;
 }
 
 std::optional<std::int64_t> ranks_of_gpus(const ParallelConfig& parallel, std::int64_t nodes, std::int64_t gpus) {

@@ -14,6 +14,7 @@
 #include "backend/backend.h"
 #include "config/load.h"
 #include "host/launcher.h"
+#include "host/near_processors.h"
 #include "plan/run_plan.h"
 
 namespace scaletrain {
@@ -32,6 +33,8 @@ class VisibleGpus {
   const DeviceFacts& smallest(std::int64_t count) const;
   // The same for processes that see the same ones in the same order.
   std::string identity() const;
+  // Of each the processors near it, of those that this process may use (host/near_processors.h).
+  std::vector<std::optional<NearProcessors>> near_processors() const;
 
  private:
   struct Gpu {

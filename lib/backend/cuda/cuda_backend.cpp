@@ -50,7 +50,11 @@ cudaDeviceProp properties_of(int device) {
 DeviceFacts facts_of(const cudaDeviceProp& properties) {
   std::string id;
   for (const char byte : properties.uuid.bytes) id += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return {.name = properties.name, .memory = properties.totalGlobalMem, .id = std::move(id)};
+  return {.name = properties.name,
+          .memory = properties.totalGlobalMem,
+          .id = std::move(id),
+          .bus_address = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID,
+                                     properties.pciDeviceID)};
 }
 
 // Where a library has been measured to be faster than our own kernels, which halves alone have in tensor cores: Hopper.

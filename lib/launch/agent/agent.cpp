@@ -37,6 +37,7 @@ GroupOptions group_of(const AgentOptions& options, AgentLink& link, const Orders
                      .on_processors = share.on_processors,
                      .on_gpus = share.on_gpus,
                      .num_gpus = options.num_gpus,
+                     .near_gpus = options.near_gpus,
                      .heartbeat = options.heartbeat,
                      .settle_seconds = options.settle_seconds,
                      .log = options.log,

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/process/exit_status.h"
+#include "host/near_processors.h"
 #include "host/process/signals.h"
 #include "launch/agent/agent_link.h"
 #include "launch/coordination/coordinator.h"
@@ -44,6 +45,7 @@ struct AgentOptions {
   std::string gpus{};                         // what tells the GPUs that are seen here from others;
                                               // empty: the workers compute on none
   std::int64_t num_gpus = 0;                  // that are seen here
+  std::vector<std::optional<NearProcessors>> near_gpus{};  // see GroupOptions
   Log& log;
   const InterruptWatcher& interrupts;
   std::string command = "start it again";  // that goes on, for people

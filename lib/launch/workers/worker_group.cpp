@@ -10,7 +10,9 @@
 #include <csignal>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -63,6 +65,10 @@ class WorkerGroup {
     return std::max<std::int64_t>(options_.count, std::ssize(options_.on_processors));
   }
   WorkerSlot slot_of(std::int64_t index) const;
+  // Those near the GPU that this one of the ranks that see the same GPUs computes on; null: none are nearer.
+  const NearProcessors* near_gpu_of(std::int64_t gpu_index) const;
+  void tell_start(std::string_view pids) const;
+  void tell_places(const std::vector<WorkerSlot>& slots) const;
   void wait_for_news();
   void take_news();
   bool all_ended() const;
@@ -125,12 +131,21 @@ WorkerSlot WorkerGroup::slot_of(std::int64_t index) const {
   WorkerSlot slot{
       .rank = rank, .world = options_.world, .num_gpus = options_.num_gpus, .data_degree = options_.data_degree};
   slot.local_rank = place_in(options_.on_host);
-  if (options_.world == 1) return slot;
-  slot.rendezvous = options_.rendezvous->address;
-  if (options_.num_gpus > 0) {
+  if (options_.world > 1) slot.rendezvous = options_.rendezvous->address;
+  if (options_.num_gpus > 0 && options_.world > 1) {
     slot.gpu_index = place_in(options_.on_gpus);
     slot.gpu_ranks = std::max<std::int64_t>(options_.count, std::ssize(options_.on_gpus));
   }
+  if (const NearProcessors* const near = near_gpu_of(slot.gpu_index)) {
+    slot.processors = near->processors;
+    slot.sharers = 0;
+    for (std::int64_t other = 0; other < slot.gpu_ranks; ++other) {
+      const NearProcessors* const others = near_gpu_of(other);
+      if (others != nullptr && *others == *near) ++slot.sharers;
+    }
+    return slot;
+  }
+  if (options_.world == 1) return slot;
   const std::int64_t sharers = num_sharers();
   if (available_processors() >= sharers) {
     slot.processors = share_of_processors(affinity_processors(), place_in(options_.on_processors), sharers);
@@ -140,12 +155,36 @@ WorkerSlot WorkerGroup::slot_of(std::int64_t index) const {
   return slot;
 }
 
+const NearProcessors* WorkerGroup::near_gpu_of(std::int64_t gpu_index) const {
+  if (options_.near_gpus.empty()) return nullptr;
+  const auto& near = options_.near_gpus.at(static_cast<std::size_t>(gpu_index % options_.num_gpus));
+  return near ? &*near : nullptr;
+}
+
+// "rank 0 on processors 8-15 (node 1)", all ranks of a node together.
+void WorkerGroup::tell_places(const std::vector<WorkerSlot>& slots) const {
+  std::map<int, std::pair<const NearProcessors*, std::vector<std::int64_t>>> nodes;
+  for (const WorkerSlot& slot : slots) {
+    const NearProcessors* const near = near_gpu_of(slot.gpu_index);
+    if (near == nullptr) continue;
+    nodes[near->node].first = near;
+    nodes[near->node].second.push_back(slot.rank.value());
+  }
+  std::string text;
+  for (const auto& [node, place] : nodes)
+    text += fmt::format("{}{} {} on processors {} (node {})", text.empty() ? "" : "; ",
+                        place.second.size() == 1 ? "rank" : "ranks", fmt::join(place.second, ", "),
+                        processors_text(place.first->processors), node);
+  if (!text.empty()) options_.log.info("host threads run near their GPU: " + text);
+}
+
 void WorkerGroup::start_workers() {
   ChildLaunch launch{.executable = options_.executable, .arguments = {}, .removed = launcher_variables()};
   if (options_.world > 1) launch.added = {"SCALETRAIN_SECRET=" + options_.rendezvous->secret};
   std::string pids;
+  std::vector<WorkerSlot> slots;
   for (std::int64_t i = 0; i < options_.count; ++i) {
-    const WorkerSlot slot = slot_of(i);
+    const WorkerSlot& slot = slots.emplace_back(slot_of(i));
     launch.arguments = options_.arguments ? options_.arguments(options_.start, slot) : worker_arguments(options_, slot);
     ChannelPair channel = make_channel();
     launch.arguments.insert(launch.arguments.end(), {"--channel", fmt::format("{}", channel.worker.get())});
@@ -159,16 +198,25 @@ void WorkerGroup::start_workers() {
     // Without a process descriptor only the tick sees an end.
     if (members_.back()->process.descriptor() < 0) tick_ = std::min(tick_, 0.05);
   }
+  tell_start(pids);
+  tell_places(slots);
+}
+
+void WorkerGroup::tell_start(std::string_view pids) const {
   if (options_.world == 1) {
     options_.log.info(fmt::format("worker{} started at step {}, generation {}", pids, options_.start.step,
                                   options_.start.generation));
     return;
   }
-  const int threads = share_processors(available_processors(), num_sharers()).threads;
   const std::string share = options_.count == options_.world ? "" : fmt::format(" of {}", options_.world);
-  options_.log.info(fmt::format("{}{} workers started at step {}, generation {}, {} each; rank {} and on:{}",
-                                options_.count, share, options_.start.step, options_.start.generation,
-                                counted(threads, "thread"), options_.first_rank, pids));
+  // On a GPU no thread of the host computes.
+  const std::string threads =
+      options_.num_gpus > 0
+          ? ""
+          : ", " + counted(share_processors(available_processors(), num_sharers()).threads, "thread") + " each";
+  options_.log.info(fmt::format("{}{} workers started at step {}, generation {}{}; rank {} and on:{}", options_.count,
+                                share, options_.start.step, options_.start.generation, threads, options_.first_rank,
+                                pids));
 }
 
 RoundResult WorkerGroup::supervise() {

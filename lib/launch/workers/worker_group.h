@@ -16,6 +16,7 @@
 #include "base/numbers/strong.h"
 #include "base/process/exit_code.h"
 #include "comm/rendezvous/rendezvous.h"
+#include "host/near_processors.h"
 #include "host/process/signals.h"
 #include "launch/workers/worker_channel.h"
 #include "telemetry/log.h"
@@ -32,7 +33,7 @@ struct WorkerSlot {
   std::int64_t gpu_index = 0;                     // among the ranks that see the same GPUs
   std::int64_t gpu_ranks = 1;                     // how many those are
   std::int64_t num_gpus = 0;                      // that they see; 0: it computes on none
-  std::vector<int> processors{};                  // that it has for itself; empty: those of the agent
+  std::vector<int> processors{};                  // that it runs on; empty: those of the agent
   std::optional<RendezvousAddress> rendezvous{};  // of several ranks; its secret is in SCALETRAIN_SECRET
   std::optional<std::int64_t> data_degree{};      // in place of the config's parallel.data
 };
@@ -81,7 +82,10 @@ struct GroupOptions {
   std::vector<std::int64_t> on_host{};
   std::vector<std::int64_t> on_processors{};
   std::vector<std::int64_t> on_gpus{};
-  std::int64_t num_gpus = 0;                    // that are seen here; 0: the workers compute on none
+  std::int64_t num_gpus = 0;  // that are seen here; 0: the workers compute on none
+  // Of each of these: where it has nearer processors, its workers run on all of those instead of on a share. Empty: of
+  // none.
+  std::vector<std::optional<NearProcessors>> near_gpus{};
   std::optional<RanksRendezvous> rendezvous{};  // of several ranks
   std::string address{};                        // numeric, that the data planes bind to; empty: the workers find it
   // Seconds. Where the workers are the world, it is a hang that none moves for so long; elsewhere only that a worker

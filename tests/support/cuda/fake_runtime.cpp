@@ -470,6 +470,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   const int gpu = visible_gpus().at(static_cast<std::size_t>(device));
   const bool is_h100 = wanted_gpu(gpu).ends_with("H100");
   properties->uuid.bytes[0] = static_cast<char>(gpu + 1);
+  properties->pciDomainID = 0xfa4e;  // which no machine has
+  properties->pciBusID = 0x1b + gpu;
   std::snprintf(properties->name, sizeof properties->name, "%s", is_h100 ? "NVIDIA H100 80GB HBM3" : "the host");
   properties->major = wanted_gpu(gpu) == "old GPU" ? 7 : wanted_gpu(gpu) == "new GPU" ? 10 : is_h100 ? 9 : 8;
   properties->totalGlobalMem = memory_of_gpu(gpu);

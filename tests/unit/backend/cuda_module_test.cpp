@@ -120,6 +120,7 @@ TEST_CASE("a_gpu_is_known_by_name_and_memory_before_and_while_it_is_used") {
   const DeviceFacts facts = module.look_at_device(0);
   CHECK(facts.name == "NVIDIA H100 80GB HBM3");
   CHECK(facts.memory == std::uint64_t{80} << 30);
+  CHECK(facts.bus_address == "fa4e:1b:00.0");
   const auto backend = module.make_backend({});
   REQUIRE(backend->device());
   CHECK(backend->device()->name == facts.name);

@@ -316,6 +316,53 @@ TEST_CASE("workers get the secret, no launcher's variables, and their share of t
   CHECK(both == expected);
 }
 
+TEST_CASE("workers_on_gpus_with_nearer_processors_run_on_all_of_those_and_the_others_on_their_share") {
+  const std::vector<int> all = affinity_processors();
+  if (all.size() < 2 || available_processors() < 2) return;
+  // The other way around than shares would be.
+  const std::vector<int> upper(all.begin() + std::ssize(all) / 2, all.end());
+  const std::vector<int> lower(all.begin(), all.begin() + std::ssize(all) / 2);
+  using Places = std::vector<std::vector<int>>;
+  const auto places_of = [](std::size_t ranks, std::vector<std::optional<NearProcessors>> near, std::string& log) {
+    Scene scene({Scripts(ranks, {"place", ""})});
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      scene.scripts[0][rank][1] = scene.file("place" + std::to_string(rank));
+    scene.options.num_gpus = std::ssize(near);
+    scene.options.near_gpus = std::move(near);
+    CHECK(scene.run() == ExitCode::finished);
+    Places places;
+    std::vector<std::int64_t> sharers;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      const std::vector<std::string> words = split_text(TempFolder::read(scene.scripts[0][rank][1]), ' ');
+      std::vector<int>& place = places.emplace_back();
+      for (auto word = words.begin() + 3; word != words.end(); ++word) place.push_back(std::stoi(*word));
+      sharers.push_back(scene.slots[rank].sharers);
+    }
+    log = scene.log_text();
+    return std::pair(places, sharers);
+  };
+  std::string log;
+  const auto one_each = places_of(2, {NearProcessors{1, upper}, NearProcessors{0, lower}}, log);
+  CHECK(one_each.first == Places{upper, lower});
+  CHECK(one_each.second == std::vector<std::int64_t>{1, 1});
+  CHECK(log.find("host threads run near their GPU: rank 1 on processors " + processors_text(lower) +
+                 " (node 0); rank 0 on processors " + processors_text(upper) + " (node 1)\n") != std::string::npos);
+  // Two on one node, in one GPU and in another; and who shares a GPU.
+  const auto together = places_of(2, {NearProcessors{1, upper}, NearProcessors{1, upper}}, log);
+  CHECK(together.first == Places{upper, upper});
+  CHECK(together.second == std::vector<std::int64_t>{2, 2});
+  CHECK(log.find("ranks 0, 1 on processors ") != std::string::npos);
+  CHECK(places_of(2, {NearProcessors{1, upper}}, log) == together);
+  // Of a GPU that is nearer to none.
+  const auto mixed = places_of(2, {NearProcessors{1, upper}, std::nullopt}, log);
+  CHECK(mixed.first == Places{upper, share_of_processors(all, 1, 2)});
+  CHECK(mixed.second == std::vector<std::int64_t>{1, 1});
+  CHECK(places_of(2, {std::nullopt, std::nullopt}, log).first ==
+        Places{share_of_processors(all, 0, 2), share_of_processors(all, 1, 2)});
+  CHECK(log.find("near their GPU") == std::string::npos);
+  CHECK(places_of(1, {NearProcessors{1, upper}}, log).first == Places{upper});
+}
+
 TEST_CASE("shares of processors are disjoint, complete and as even as they divide") {
   const std::vector<int> processors = {0, 1, 2, 3, 8, 9, 10};
   CHECK(share_of_processors(processors, 0, 3) == std::vector<int>{0, 1});
