@@ -18,6 +18,9 @@ struct CudaOptions {
   DType compute = DType::f32;  // f32 | bf16 | f16
   bool tf32 = false;           // of f32: factors of linear maps' products come to TF32 first
   bool graphs = false;         // of streams that are prepared: operations that come again are launched as CUDA graphs
+  // Counts the pieces in which memory of the host is pinned. Null: nobody watches. Must outlive the backend and what it
+  // has allocated.
+  WorkCount* work = nullptr;
 };
 
 inline constexpr const char* cuda_module_name = "libscaletrain-cuda.so";

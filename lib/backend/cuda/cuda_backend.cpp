@@ -17,6 +17,7 @@
 #include "backend/cuda/fused_attention.h"
 #include "backend/cuda/kernels/kernels.h"
 #include "backend/cuda/nccl_network.h"
+#include "backend/cuda/pinned_memory.h"
 #include "backend/cuda/products.h"
 #include "base/error.h"
 
@@ -110,14 +111,7 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
     filling_.synchronize();
     return buffer;
   }
-  Buffer allocate_pinned(std::size_t bytes) override {
-    cuda::use_device(device_);
-    void* data = nullptr;
-    if (bytes > 0) check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "an allocation of pinned memory");
-    auto* const memory = static_cast<std::byte*>(data);
-    std::fill_n(memory, bytes, std::byte{0});
-    return {memory, bytes, Space::pinned, [](std::byte* given, std::size_t) { cudaFreeHost(given); }};
-  }
+  Buffer allocate_pinned(std::size_t bytes) override { return cuda::allocate_pinned(device_, bytes, work_); }
 
   // Of the one stream that runs operations; each other one that does has as much again.
   std::size_t workspace_bytes() const override { return cuda_workspace_bytes; }
@@ -134,6 +128,7 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
         facts_(facts_of(properties)),
         attention_(fused_attention(properties, options.compute)),
         description_(description_of(properties, options, attention_.get())),
+        work_(options.work),
         products_(options),
         filling_(options.device) {}
 
@@ -145,9 +140,7 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
   }
   void transfer(Stream& stream, const ConstView& from, const View& to) override {
     cuda::use_device(device_);
-    check(cudaMemcpyAsync(to.data(), from.data(), to.num_bytes(), cudaMemcpyDefault,
-                          dynamic_cast<CudaStream&>(stream).get()),
-          "a copy");
+    cuda::copy(dynamic_cast<CudaStream&>(stream).get(), from, to);
   }
 
   int device_;
@@ -156,6 +149,7 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
   DeviceFacts facts_;
   std::unique_ptr<cuda::FusedAttention> attention_;
   std::string description_;
+  WorkCount* work_;
   cuda::Products products_;
   CudaStream filling_;
 };

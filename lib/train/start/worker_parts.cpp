@@ -126,7 +126,8 @@ std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& opti
     return options.make_gpu_backend({.device = gpu,
                                      .compute = phase.compute,
                                      .tf32 = config.compute_precision() == Precision::tf32,
-                                     .graphs = config.run.cuda_graphs});
+                                     .graphs = config.run.cuda_graphs,
+                                     .work = options.work});
   } catch (const UserError& error) {
     throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));
   }

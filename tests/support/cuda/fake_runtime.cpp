@@ -29,6 +29,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda_language.h"
@@ -116,6 +117,33 @@ void wait_for_device() {
     } catch (...) {  // NOLINT: whoever waits for that stream hears of it
     }
   }
+}
+
+std::function<bool(std::size_t)> page_locking;
+// Memory of the process that cudaHostRegister has pinned, by its beginning.
+std::mutex registered_mutex;
+std::map<const std::byte*, std::size_t>& registered() {
+  static std::map<const std::byte*, std::size_t> all;
+  return all;
+}
+// How much of [memory, memory + bytes) is registered, and by how many calls.
+std::pair<std::size_t, int> registered_of(const void* memory, std::size_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(memory);
+  const std::lock_guard lock(registered_mutex);
+  std::pair<std::size_t, int> found{0, 0};
+  for (const auto& [first, size] : registered()) {
+    const std::byte* const low = std::max(first, begin);
+    const std::byte* const high = std::min(first + size, begin + bytes);
+    if (low >= high) continue;
+    found.first += static_cast<std::size_t>(high - low);
+    ++found.second;
+  }
+  return found;
+}
+// By one call as a whole, or not at all: CUDA documents no more than that.
+bool may_be_copied(const void* memory, std::size_t bytes) {
+  const auto [covered, calls] = registered_of(memory, bytes);
+  return covered == 0 || (covered == bytes && calls == 1);
 }
 
 std::string wanted_of_environment() {
@@ -249,6 +277,17 @@ std::uint64_t graph_launches() {
   return launches_of_graphs;
 }
 
+void on_pinning(std::function<bool(std::size_t bytes)> locking) {
+  page_locking = std::move(locking);
+}
+
+std::size_t registered_bytes() {
+  const std::lock_guard lock(registered_mutex);
+  std::size_t all = 0;
+  for (const auto& [first, size] : registered()) all += size;
+  return all;
+}
+
 }  // namespace scaletrain::fake_runtime
 
 extern "C" {
@@ -256,6 +295,7 @@ extern "C" {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   REFUSE_IN_HOST_FUNCTION;
   if (to == nullptr || from == nullptr) return cudaErrorInvalidValue;
+  if (!may_be_copied(to, bytes) || !may_be_copied(from, bytes)) return cudaErrorInvalidValue;
   if (has_failed()) return cudaErrorLaunchFailure;
   scaletrain::cuda::run_in_turn(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
@@ -291,7 +331,28 @@ cudaError_t cudaFree(void* memory) {
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   REFUSE_IN_HOST_FUNCTION;
   REFUSE_IN_CAPTURE;
-  return allocate(memory, bytes);
+  return page_locking && !page_locking(bytes) ? cudaErrorMemoryAllocation : allocate(memory, bytes);
+}
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
+  wait_for_device();
+  if (memory == nullptr || bytes == 0) return cudaErrorInvalidValue;
+  if (registered_of(memory, bytes).second > 0) return cudaErrorHostMemoryAlreadyRegistered;
+  if (page_locking && !page_locking(bytes)) return cudaErrorMemoryAllocation;
+  const std::lock_guard lock(registered_mutex);
+  registered()[static_cast<const std::byte*>(memory)] = bytes;
+  FencedMemory::of_process().adopt(static_cast<std::byte*>(memory), bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  REFUSE_IN_HOST_FUNCTION;
+  REFUSE_IN_CAPTURE;
+  wait_for_device();
+  const auto* const begin = static_cast<const std::byte*>(memory);
+  FencedMemory::of_process().give_up(begin);
+  const std::lock_guard lock(registered_mutex);
+  return registered().erase(begin) == 1 ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
 }
 cudaError_t cudaFreeHost(void* memory) {
   REFUSE_IN_HOST_FUNCTION;

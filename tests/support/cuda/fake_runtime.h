@@ -1,7 +1,9 @@
 // What the runtime that the host carries out (fake_runtime.cpp) tells a test.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace scaletrain::fake_runtime {
 
@@ -10,5 +12,12 @@ namespace scaletrain::fake_runtime {
 std::uint64_t device_waits();
 // Of CUDA graphs, by all streams.
 std::uint64_t graph_launches();
+
+// Called with the bytes that are to be pinned, each time that somebody asks for it and by him: what takes long there is
+// slow page locking, and false is that there is no memory left to lock. Empty: it is there at once. Not to be set while
+// memory is pinned.
+void on_pinning(std::function<bool(std::size_t bytes)> locking);
+// Bytes of the process's own memory that are registered now.
+std::size_t registered_bytes();
 
 }  // namespace scaletrain::fake_runtime

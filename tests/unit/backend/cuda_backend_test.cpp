@@ -5,14 +5,18 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/architectures.h"
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/pinned_memory.h"
 #include "base/error.h"
+#include "support/cuda/fake_runtime.h"
 #include "support/cuda/module_of_machine.h"
 
 using namespace scaletrain;
@@ -87,6 +91,31 @@ void check_functions_that_wait(Backend& backend) {
   second->synchronize();
 }
 
+// Into and out of memory that is pinned in pieces, over their ends; all of it is zero before.
+void check_copies_over_pieces(Backend& backend) {
+  constexpr std::size_t mebi = std::size_t{1} << 20;
+  constexpr std::size_t bytes = 2 * cuda::pinned_piece_bytes + 5;
+  const auto stream = backend.make_stream();
+  const Buffer from = backend.allocate_pinned(bytes);
+  const Buffer to = backend.allocate_pinned(bytes);
+  const Buffer device = backend.allocate(2 * mebi);
+  const Shape shape{static_cast<std::int64_t>(2 * mebi / size_of(DType::i32))};
+  for (const std::size_t end : {cuda::pinned_piece_bytes, 2 * cuda::pinned_piece_bytes - mebi + 4}) {
+    const std::size_t first = end - mebi;
+    for (const Buffer* memory : {&from, &to})
+      for (std::size_t byte = first; byte < first + 2 * mebi; byte += 509)
+        REQUIRE(memory->data()[byte] == std::byte{0});
+    for (std::size_t byte = 0; byte < 2 * mebi; ++byte)
+      from.data()[first + byte] = static_cast<std::byte>(byte * 2654435761U >> 13);
+    const View there = device.view(0, DType::i32, shape);
+    backend.copy(*stream, from.view(first, DType::i32, shape), there);
+    backend.copy(*stream, there, to.view(first, DType::i32, shape));
+    stream->synchronize();
+    CHECK(std::memcmp(from.data() + first, to.data() + first, 2 * mebi) == 0);
+  }
+  CHECK(to.data()[bytes - 1] == std::byte{0});
+}
+
 // An event may outlive its stream.
 void check_events_left_over(Backend& backend) {
   Event left;
@@ -116,6 +145,50 @@ TEST_CASE("memory_of_a_gpu_is_zero_and_copies_follow_the_stream_they_are_issued_
   backend->copy(*stream, floats(second.device), floats(second.pinned));
   stream->synchronize();
   CHECK(held(second.pinned) == std::vector<float>(count, 3.0F));
+}
+
+TEST_CASE("memory_of_the_host_that_is_pinned_slowly_is_seen_to_get_further") {
+  WorkCount work{0};
+  const auto backend = make_cuda_backend({.work = &work});
+  std::vector<std::pair<std::size_t, std::uint64_t>> locked;  // bytes, and the work that was done before
+  fake_runtime::on_pinning([&](std::size_t bytes) {
+    locked.emplace_back(bytes, work.load());
+    std::this_thread::sleep_for(std::chrono::duration<double>(1e-10 * static_cast<double>(bytes)));  // 9 GiB/s
+    return true;
+  });
+  constexpr std::size_t bytes = 3 * cuda::pinned_piece_bytes + 5;
+  Buffer memory = backend->allocate_pinned(bytes);
+  fake_runtime::on_pinning({});
+  CHECK(memory.size() == bytes);
+  CHECK(memory.space() == Space::pinned);
+  // As much as 1 GiB in a second is pinned in an eighth of the shortest heartbeat, which is one.
+  std::size_t all = 0;
+  for (std::size_t i = 0; i < locked.size(); ++i) {
+    CHECK(locked[i].first <= std::size_t{1} << 27);
+    CHECK(locked[i].second == i);
+    all += locked[i].first;
+  }
+  CHECK(work == locked.size());
+  CHECK(all >= bytes);
+  CHECK(fake_runtime::registered_bytes() == all);
+  memory = Buffer();
+  CHECK(fake_runtime::registered_bytes() == 0);
+  CHECK(work == 2 * locked.size());  // nor may it hang when it ends
+}
+
+TEST_CASE("memory_that_cannot_all_be_pinned_is_given_back") {
+  const auto backend = make_cuda_backend({});
+  int left = 2;
+  fake_runtime::on_pinning([&left](std::size_t) { return left-- > 0; });
+  CHECK_THROWS_AS(backend->allocate_pinned(3 * cuda::pinned_piece_bytes), std::bad_alloc);
+  CHECK(fake_runtime::registered_bytes() == 0);
+  left = 0;
+  CHECK_THROWS_AS(backend->allocate_pinned(16), std::bad_alloc);
+  fake_runtime::on_pinning({});
+}
+
+TEST_CASE("copies_reach_over_the_ends_of_what_is_pinned_in_pieces") {
+  check_copies_over_pieces(*make_cuda_backend({}));
 }
 
 TEST_CASE("a_gpu_whose_products_are_in_tf32_says_so_and_computes_in_f32") {
@@ -149,6 +222,7 @@ TEST_CASE("the_gpu_of_this_machine_keeps_the_order_of_its_streams_and_of_the_hos
   check_functions_that_throw(*backend);
   check_functions_that_wait(*backend);
   check_events_left_over(*backend);
+  check_copies_over_pieces(*backend);
 }
 
 TEST_CASE("a_function_of_a_gpus_stream_may_not_use_the_gpu") {

@@ -116,6 +116,19 @@ TEST_CASE("a run that offloads trains, saves in either way and resumes to the bi
   }
 }
 
+TEST_CASE("what the backend of a gpu does counts as the work of its rank") {
+  TinyRun run;
+  WorkCount work{0};
+  run.work = &work;
+  const WorkCount* given = nullptr;
+  run.make_backend = [&given](const CpuOptions& options) {
+    given = options.work;
+    return late_and_fenced_cpu(options);
+  };
+  REQUIRE(run.run({"run.device=cuda", "train.steps=1", "train.lr_schedule.warmup=1"}) == ExitCode::finished);
+  CHECK(given == &work);
+}
+
 TEST_CASE("ranks that offload save and resume what ranks that do not do, on every division of the state") {
   for (const std::string zero : {"parallel.zero=0", "parallel.zero=1", "parallel.zero=3"}) {
     CAPTURE(zero);

@@ -78,6 +78,7 @@ checkpoint: {every: 5, keep: 3}
     options.start = start;
     options.version = "test";
     options.threads = 1;
+    options.work = work;
     use_backend(options);
     options.calibration_seconds = 0.0;
     options.looked_up_samples = looked_up_samples;
@@ -95,7 +96,7 @@ checkpoint: {every: 5, keep: 3}
     options.make_backend = make_backend;
     options.count_gpus = [] { return 1; };
     options.make_gpu_backend = [this](const CudaOptions& gpu) {
-      return make_backend({.threads = 1, .compute = gpu.compute});
+      return make_backend({.threads = 1, .work = gpu.work, .compute = gpu.compute});
     };
   }
 
@@ -130,6 +131,7 @@ checkpoint: {every: 5, keep: 3}
   std::int64_t looked_up_samples = most_looked_up;
   std::function<std::unique_ptr<Backend>(const CpuOptions&)> make_backend = make_cpu_backend;
   std::function<void(const std::exception_ptr&)> failed;
+  WorkCount* work = nullptr;
 };
 
 // Overfits: set a holds bytes that training never sees, so its loss rises after the first evaluation, and the best
