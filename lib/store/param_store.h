@@ -213,4 +213,11 @@ struct StoreBytes {
 };
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
 
+// Bytes of masters and states that pass through the device at an update, with offload: pure, for the plan of its time.
+struct UpdatePass {
+  std::size_t each_way = 0;  // from the host's memory to the device's, and as many back
+  std::size_t piece = 0;     // of them the longest that passes as one: when all have come, it has yet to go back
+};
+UpdatePass update_pass(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
+
 }  // namespace scaletrain

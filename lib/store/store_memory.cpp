@@ -267,6 +267,25 @@ std::vector<PackedPlace> place_packed(const StoreMemory& memory, std::span<const
   return places;
 }
 
+UpdatePass update_pass(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
+  UpdatePass pass;
+  const StoreMemory memory = plan_store_memory(table, layout, options);
+  if (!memory.offload) return pass;
+  const auto add = [&](std::int64_t elements, std::size_t buffer) {
+    const std::size_t each = (1 + memory.num_states) * size_of(memory.dtypes[buffer]);
+    pass.each_way += static_cast<std::size_t>(elements) * each;
+    pass.piece = std::max(pass.piece, static_cast<std::size_t>(std::min(elements, memory.staged_elements)) * each);
+  };
+  for (std::size_t buffer = 0; buffer < layout.buffers().size(); ++buffer) {
+    const FlatBuffer& flat = layout.buffers()[buffer];
+    if (flat.role == ParamRole::trained && !memory.zero.shard_optimizer) add(flat.num_elements, buffer);
+  }
+  for (const BucketPlace& place : memory.buckets)
+    if (place.trained && memory.zero.shard_optimizer)
+      add(place.bucket.shard_elements, static_cast<std::size_t>(place.bucket.buffer));
+  return pass;
+}
+
 StoreBytes store_bytes(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options) {
   const StoreMemory memory = plan_store_memory(table, layout, options);
   const auto bytes_of = [&](std::size_t buffer, bool sharded, DType dtype) {

@@ -340,6 +340,22 @@ TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
     CHECK(gpu_machine().run("no GPU", {"check", "gpu.yaml", option}).exit_code == 0);
 }
 
+TEST_CASE("check_counts_an_offloaded_update_by_a_ranks_part_of_the_link_of_its_gpu") {
+  const auto update = [](const std::string& gpu, std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"check", "gpu.yaml", "--json", "--set", "train.optimizer.offload=host"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Ended end = gpu_machine().run(gpu, arguments);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    return nlohmann::json::parse(end.output).at("time").at("offloaded_update");
+  };
+  CHECK(update("H100", {}).at("assumed_bytes_per_second") == 50e9);
+  CHECK(update("2 x H100", {"--set", "parallel.data=2"}).at("assumed_bytes_per_second") == 50e9);
+  CHECK(update("H100", {"--set", "parallel.data=2"}).at("assumed_bytes_per_second") == 25e9);
+  CHECK(update("no GPU", {"--device=a100"}).at("assumed_bytes_per_second") == 25e9);
+  // Of one that is not known, by a peak that the config gives.
+  CHECK(update("1 GPUs", {"--set", "log.peak_tflops=100"}).at("seconds") == nullptr);
+}
+
 TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   const Ended small = gpu_machine().train("small GPU", "no-room");
   CHECK(small.exit_code == 2);

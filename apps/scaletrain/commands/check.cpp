@@ -85,6 +85,7 @@ MemoryBudget device_budget(const CheckArguments& arguments, Precision precision)
     budget.name = device.title;
     budget.memory = device.memory;
     budget.peak_flops = peak_flops(device, precision).value_or(0);
+    budget.host_link = device.host_link;
     if (budget.peak_flops <= 0)
       write_message(
           fmt::format("notice: --device {}: no {} in hardware: there is no time to tell; set precision.compute: {}",
@@ -126,6 +127,7 @@ std::optional<MemoryBudget> gpu_budget(const std::optional<VisibleGpus>& gpus, s
       .name = sharers == 1 ? gpu.name : fmt::format("its part of {}, which {} ranks share,", gpu.name, sharers),
       .memory = gpu.memory / static_cast<std::uint64_t>(sharers),
       .peak_flops = config.log.peak_flops().value_or(peak / static_cast<double>(sharers)),
+      .host_link = model == nullptr ? 0.0 : model->host_link / static_cast<double>(sharers),
       .is_shared = sharers > 1};
 }
 

@@ -127,6 +127,17 @@ std::string shortage_verdict(const RunWork& work) {
                                  short_count(*work.allowed_samples), short_count(work.samples_left), from_step(work)));
 }
 
+// Of the transfers of an update; empty where there are none.
+std::string update_text(const PlanFacts& facts, const RunTime& time) {
+  if (!facts.phase.offload) return {};
+  const std::string what =
+      fmt::format("of {} to the device and back (train.optimizer.offload)", bytes_text(time.update.each_way));
+  if (time.update_seconds <= 0)
+    return fmt::format("; without the way {}: the rate of its link to the host is not known", what);
+  return fmt::format("; {} of each step are the way {}, at {:.3g} GB/s (assumed) each way",
+                     short_duration(time.update_seconds), what, facts.options.budget->host_link / 1e9);
+}
+
 std::string time_value(const PlanFacts& facts, const RunTime& time) {
   const MemoryBudget& budget = *facts.options.budget;
   const bool is_device = budget.kind == MemoryBudget::Kind::device;
@@ -142,7 +153,7 @@ std::string time_value(const PlanFacts& facts, const RunTime& time) {
   if (time.bubble > 0)
     text += fmt::format(" while a stage computes, which it does for {:.1f} %", 100 * (1 - time.bubble));
   if (time.recomputed > 0) text += fmt::format("; {:.0f} % are computed again", 100 * time.recomputed);
-  return text;
+  return text + update_text(facts, time);
 }
 
 }  // namespace

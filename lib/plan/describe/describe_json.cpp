@@ -154,6 +154,14 @@ json work_json(const RunWork& work) {
           {"sources", epochs}};
 }
 
+json update_json(const PlanFacts& facts) {
+  if (!facts.phase.offload) return nullptr;
+  const double link = facts.options.budget->host_link;
+  return {{"bytes_each_way", facts.time->update.each_way},
+          {"assumed_bytes_per_second", link > 0 ? json(link) : json(nullptr)},
+          {"seconds", link > 0 ? json(facts.time->update_seconds) : json(nullptr)}};
+}
+
 json time_json(const PlanFacts& facts) {
   if (!facts.time) return nullptr;
   const bool is_device = facts.options.budget->kind == MemoryBudget::Kind::device;
@@ -162,6 +170,7 @@ json time_json(const PlanFacts& facts) {
           {is_device ? "devices" : "hosts", facts.time->devices},
           {"bubble", facts.time->bubble},
           {"recomputed", facts.time->recomputed},
+          {"offloaded_update", update_json(facts)},
           {"step_seconds", facts.time->step_seconds},
           {"tokens_per_second", facts.time->tokens_per_second},
           {"seconds", facts.time->seconds},

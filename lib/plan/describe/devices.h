@@ -1,4 +1,4 @@
-// What is known of common devices: their memory and how fast they multiply matrices.
+// What is known of common devices: their memory, how fast they multiply matrices and exchange with their host.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,9 @@ struct DeviceModel {
   bool has_bf16 = true;
   double tf32 = 0;
   double single = 0;  // fp32
+  // Bytes/s each way, both at once, between pinned memory of the host and the device's: assumed to be four fifths of
+  // what its link carries, as large copies reach it, and the host's memory to be fast enough for all devices.
+  double host_link = 0;
   // What the driver calls such devices, apart by " | ".
   std::string_view driver_names{};
   int sm = 0;  // its compute capability: 90 is 9.0 (cuda_oldest_sm)

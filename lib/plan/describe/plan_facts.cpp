@@ -135,6 +135,21 @@ RunWork run_work(const PlanFacts& facts) {
   return work;
 }
 
+UpdatePass update_pass_of(const PhasePlan& phase, std::int64_t stage) {
+  return update_pass(phase.table, phase.layout(phase.mesh.rank_of({.pipeline = stage})), phase.store_options());
+}
+
+// The update comes behind the last backward and the norm of all gradients, so that its transfers are beside nothing
+// else, and before the next forward. Pieces come and go at the same time, but for the last one.
+void add_update(RunTime& time, const PlanFacts& facts) {
+  for (const StageFacts& stage : facts.stages) {
+    const UpdatePass update = update_pass_of(facts.phase, stage.stage);
+    if (update.each_way + update.piece > time.update.each_way + time.update.piece) time.update = update;
+  }
+  const double link = facts.options.budget->host_link;
+  if (link > 0) time.update_seconds = static_cast<double>(time.update.each_way + time.update.piece) / link;
+}
+
 std::optional<RunTime> run_time(const PlanFacts& facts) {
   const auto& budget = facts.options.budget;
   if (!budget || budget->peak_flops <= 0 || facts.work_of_run.steps <= 0) return std::nullopt;
@@ -146,7 +161,9 @@ std::optional<RunTime> run_time(const PlanFacts& facts) {
   const double rate = assumed_share_of_peak * budget->peak_flops * static_cast<double>(time.devices);
   time.recomputed = facts.work.recomputed;
   if (budget->kind == MemoryBudget::Kind::device) time.bubble = facts.replay.bubble;
-  time.seconds = facts.work_of_run.flops * (1 + time.recomputed) / (rate * (1 - time.bubble));
+  if (facts.phase.offload) add_update(time, facts);
+  time.seconds = facts.work_of_run.flops * (1 + time.recomputed) / (rate * (1 - time.bubble)) +
+                 facts.work_of_run.steps * time.update_seconds;
   time.step_seconds = time.seconds / facts.work_of_run.steps;
   time.tokens_per_second = facts.work_of_run.tokens / time.seconds;
   return time;
@@ -241,11 +258,7 @@ std::string recompute_cost(const PlanFacts& facts) {
 // What is offloaded goes to the device and comes back at every update.
 std::string offload_cost(const PlanFacts& facts) {
   if (!facts.phase.offload) return {};
-  const auto bytes_of = [&](const StageFacts& stage) {
-    const ShardLayout layout = facts.phase.layout(facts.phase.mesh.rank_of({.pipeline = stage.stage}));
-    const StoreBytes store = store_bytes(facts.phase.table, layout, facts.phase.store_options());
-    return store.masters + store.states;
-  };
+  const auto bytes_of = [&](const StageFacts& stage) { return update_pass_of(facts.phase, stage.stage).each_way; };
   const StageFacts& most = stage_with_most(facts, bytes_of);
   return fmt::format(
       "train.optimizer.offload host takes {} from the host's memory to the device's and back at each update, by each "

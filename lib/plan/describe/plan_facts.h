@@ -82,6 +82,11 @@ struct RunTime {
   double seconds = 0;
   double step_seconds = 0;
   double tokens_per_second = 0;
+  // What passes through the device at each update with train.optimizer.offload, of the rank that takes longest to it,
+  // and the seconds of it, which are part of a step's: nothing is computed meanwhile but the update. 0 seconds where
+  // the rate of the link to the host is not known.
+  UpdatePass update{};
+  double update_seconds = 0;
 };
 
 struct PlanFacts {

@@ -25,6 +25,8 @@ struct MemoryBudget {
   std::uint64_t memory = 0;  // bytes, of one
   // FLOP/s of one device, or of one host's processors together, as they were measured for this; 0: not known.
   double peak_flops = 0;
+  // Bytes/s each way, both at once, between a device and its host's memory; 0: not known.
+  double host_link = 0;
   bool is_shared = false;  // ranks have parts of devices: more ranks would have smaller ones
 };
 

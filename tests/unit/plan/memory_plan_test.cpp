@@ -1,9 +1,14 @@
 #include "plan/memory_plan.h"
 
+#include <algorithm>
+#include <memory>
+#include <utility>
+
 #include "backend/backend.h"
 #include "infer/stage_memory.h"
 #include "plan_helpers.h"
 #include "store/param_store.h"
+#include "support/forwarding_backend.h"
 #include "support/ranks/fenced_backend.h"
 
 using namespace scaletrain;
@@ -16,6 +21,21 @@ std::size_t bytes_of(const MemoryPlan& memory, const std::string& purpose) {
   FAIL("no item " << purpose);
   return 0;
 }
+
+// Counts what it copies from the host's memory to the device's, and back.
+class CopiesBackend final : public ForwardingBackend {
+ public:
+  explicit CopiesBackend(std::unique_ptr<Backend> inner) : ForwardingBackend(std::move(inner)) {}
+  std::size_t in = 0;
+  std::size_t back = 0;
+
+ private:
+  void transfer(Stream& stream, const ConstView& from, const View& to) override {
+    if (from.space() == Space::pinned && to.space() == Space::device) in += to.num_bytes();
+    if (from.space() == Space::device && to.space() == Space::pinned) back += to.num_bytes();
+    inner().copy(stream, from, to);
+  }
+};
 
 }  // namespace
 
@@ -78,6 +98,36 @@ TEST_CASE("with offload the host and the device have what the plan says each has
         if (item.purpose == "staging of offloaded state") CHECK_FALSE(item.is_of_host);
       }
     }
+  }
+}
+
+TEST_CASE("what passes at an offloaded update is to the byte what a backend copies") {
+  for (const std::int64_t zero : {0, 1, 3}) {
+    CAPTURE(zero);
+    Config config = planned_config();
+    config.run.device = DeviceKind::cuda;
+    config.parallel.data = 2;
+    config.parallel.zero = zero;
+    config.train.optimizer.offload = OffloadKind::host;
+    const RunPlan run = make_run_plan(config, 61, std::nullopt);
+    const PhasePlan& phase = run.phases.front();
+    CopiesBackend device(std::make_unique<FencedBackend>(make_cpu_backend({.threads = 1})));
+    const ShardLayout layout = phase.layout(Rank(0));
+    ParamStore::Options options = phase.store_options();
+    options.longest_staged = 1024;  // of a few thousand parameters
+    const UpdatePass planned = update_pass(phase.table, layout, options);
+    ParamStore store(device, phase.table, layout, options);
+    const auto stream = device.make_stream();
+    std::size_t longest = 0;
+    store.update_ranges(*stream, [&](const OptimizerRange& range) {
+      longest = std::max(longest, range.param.num_bytes() * (1 + range.states.size()));
+    });
+    stream->synchronize();
+    CHECK(device.in == planned.each_way);
+    CHECK(device.back == planned.each_way);
+    CHECK(longest == planned.piece);
+    options.offload = false;
+    CHECK(update_pass(phase.table, layout, options).each_way == 0);
   }
 }
 

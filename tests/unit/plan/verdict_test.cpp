@@ -269,6 +269,67 @@ TEST_CASE("the time counts what the pipeline idles on devices, and what is compu
         doctest::Approx(one * (1 + full.at("recomputed").get<double>())).epsilon(1e-9));
 }
 
+TEST_CASE("an offloaded update takes what its bytes take over the link to the host, behind the step") {
+  constexpr double link = 25e9;
+  const auto time_of = [](Config config, OffloadKind offload, double rate) {
+    config.run.device = DeviceKind::cuda;
+    config.precision.compute = Precision::bf16;
+    config.train.optimizer.offload = offload;
+    MemoryBudget device = device_of(80ull << 30, 312e12);
+    device.host_link = rate;
+    return told(config, device);
+  };
+  // What a step takes longer than without.
+  const auto added = [&](const Config& config) {
+    const json with = time_of(config, OffloadKind::host, link).plan.at("time");
+    const json without = time_of(config, OffloadKind::none, link).plan.at("time");
+    CHECK(without.at("offloaded_update") == nullptr);
+    const double seconds = with.at("step_seconds").get<double>() - without.at("step_seconds").get<double>();
+    CHECK(with.at("offloaded_update").at("seconds").get<double>() == doctest::Approx(seconds).epsilon(1e-9));
+    CHECK(with.at("seconds").get<double>() - without.at("seconds").get<double>() ==
+          doctest::Approx(seconds * static_cast<double>(*config.train.steps)).epsilon(1e-9));
+    return seconds;
+  };
+  // The master and two moments of each parameter, four bytes each, in and back at the same time; but when the last
+  // piece, of 2^21 parameters, has come, it has yet to go back.
+  constexpr double parameters = 124'439'808;
+  constexpr double piece = 1 << 21;
+  const Config one = gpt2();
+  CHECK(added(one) == doctest::Approx(12 * (parameters + piece) / link).epsilon(1e-4));
+  Config sgd = one;
+  sgd.train.optimizer.type = OptimizerKind::sgd;
+  CHECK(added(sgd) == doctest::Approx(4 * (parameters + piece) / link).epsilon(1e-4));
+  Config replicas = one;
+  replicas.parallel.data = 4;
+  replicas.parallel.zero = 0;
+  CHECK(added(replicas) == doctest::Approx(12 * (parameters + piece) / link).epsilon(1e-4));
+  replicas.parallel.zero = 1;
+  CHECK(added(replicas) == doctest::Approx(12 * (parameters / 4 + piece) / link).epsilon(1e-4));
+  // Of two stages the first has both embeddings; the last has the tied one and the last norm.
+  Config stages = one;
+  stages.parallel.pipeline = 2;
+  stages.parallel.stage_layers = {8, 4};
+  const double block = 12.0 * 768 * 768 + 13 * 768;
+  const double first = (50257 + 1024) * 768 + 8 * block;
+  CHECK(added(stages) == doctest::Approx(12 * (first + piece) / link).epsilon(1e-4));
+  stages.parallel.stage_layers = {4, 8};
+  const double last = 50257 * 768 + 8 * block + 2 * 768;
+  CHECK(added(stages) == doctest::Approx(12 * (last + piece) / link).epsilon(1e-4));
+
+  const Told known = time_of(one, OffloadKind::host, link);
+  CHECK(known.plan.at("time").at("offloaded_update").at("assumed_bytes_per_second") == link);
+  CHECK(contains(in_one_line(known.text),
+                 "; 60.7 ms of each step are the way of 1.39 GiB to the device and back (train.optimizer.offload), at "
+                 "25 GB/s (assumed) each way"));
+  const Told unknown = time_of(one, OffloadKind::host, 0);
+  CHECK(unknown.plan.at("time").at("offloaded_update").at("seconds") == nullptr);
+  CHECK(unknown.plan.at("time").at("step_seconds") ==
+        time_of(one, OffloadKind::none, 0).plan.at("time").at("step_seconds"));
+  CHECK(contains(in_one_line(unknown.text),
+                 "; without the way of 1.39 GiB to the device and back (train.optimizer.offload): the rate of its link "
+                 "to the host is not known"));
+}
+
 TEST_CASE("a capped source is drawn from up to its cap and hands its weight to the rest") {
   Config config = gpt2();
   config.train.steps = 1000;
@@ -410,6 +471,9 @@ TEST_CASE("known devices have what a verdict needs, and are found however they a
     CAPTURE(device.name);
     CHECK(device.memory > 20ull << 30);
     CHECK(find_device(device.name) == &device);
+    // 16 lanes of PCIe: of generation 3 before Ampere, 4 with it and Ada, 5 with Hopper and Blackwell.
+    const double lanes = device.sm < 80 ? 15.75e9 : device.sm < 90 ? 31.5e9 : 63e9;
+    CHECK(device.host_link == doctest::Approx(0.8 * lanes).epsilon(0.01));
     CHECK((device.sm >= cuda_oldest_sm) == device.has_bf16);  // both came with Ampere
     CHECK(peak_flops(device, Precision::fp16).value_or(0) >= peak_flops(device, Precision::fp32).value_or(1e99));
   }
