@@ -14,6 +14,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "base/error.h"
 #include "base/numbers/checked.h"
@@ -25,7 +26,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto slice = 500ms;  // of a wait, between two looks around
+constexpr auto slice = 500ms;      // of a wait, between two looks around
+constexpr auto patience = 2000ms;  // for word of who was lost first
+constexpr auto nap = 20ms;         // between two looks for it
 
 // As they travel, between processes of one kind of machine.
 struct SegmentWords {
@@ -176,7 +179,11 @@ class Finding {
   }
 
   [[noreturn]] void lost(int peer, bool is_late) const {
-    if (search_.look_around) search_.look_around();  // which may know who was lost first
+    if (search_.look_around) {
+      // It may know who was lost first, for whose sake this one has left, or hear of it in a moment.
+      const MonotonicTime end = std::min(search_.deadline, monotonic_now() + patience);
+      for (search_.look_around(); monotonic_now() < end; search_.look_around()) std::this_thread::sleep_for(nap);
+    }
     throw PeerError(fmt::format("rank {} {} while it was met", search_.members[at(peer)].value(),
                                 is_late ? "fell silent" : "went away"));
   }

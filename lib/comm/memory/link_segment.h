@@ -40,6 +40,7 @@ struct LinkSide {
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint32_t> open_receives;  // posted, and not matched yet
   std::atomic<std::uint32_t> backlog;        // sends for which there was no room
+  std::atomic<std::int32_t> read_error;      // errno, before this side ends the link because it cannot read; else 0
   // A ring of offers: how many were made in all, and how many the other side has read (written by it).
   alignas(64) std::atomic<std::uint64_t> made;
   alignas(64) std::atomic<std::uint64_t> seen;

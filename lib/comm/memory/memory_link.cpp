@@ -187,7 +187,7 @@ bool MemoryLink::wait(Message& message, MonotonicTime deadline) {
       return message.is_done();
     }
     const bool was_called = sleep(bell, std::min(deadline, now + health_interval));
-    if (!was_called && is_closed()) lose({});
+    if (!was_called && is_closed()) lose(end_of_other(0));
   }
 }
 
@@ -345,13 +345,12 @@ MemoryLink::Reading MemoryLink::read(const Match& match) {
   const int error = read_memory_of(peer_.process, offer.address, data.data(), data.size());
   if (error != 0) {
     if (!is_offered(offer)) return Reading::withdrawn;
-    const bool is_gone = error == ESRCH || is_closed();
-    lose(is_gone ? Loss() : Loss{.kind = Loss::Kind::unreadable, .error = error});
+    lose(is_closed() ? end_of_other(0) : Loss{.kind = Loss::Kind::unreadable, .error = error});
     return Reading::failed;
   }
   // While its connection is open, no other process has its number.
   if (is_closed()) {
-    lose({});
+    lose(end_of_other(0));
     return Reading::failed;
   }
   const auto entry = static_cast<std::uint32_t>(offer.send);
@@ -382,10 +381,17 @@ void MemoryLink::attend() {
     if (got > 0 || (got < 0 && errno == EINTR)) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     watch_.remove(*this);
-    lose({.kind = Loss::Kind::closed, .error = got < 0 ? errno : 0});
+    lose(end_of_other(got < 0 ? errno : 0));
     return;
   }
   progress();
+}
+
+// What its closed connection means; `error` is errno of that, or 0.
+MemoryLink::Loss MemoryLink::end_of_other(int error) const noexcept {
+  const int read_error = other().read_error.load();
+  if (read_error != 0) return {.kind = Loss::Kind::unread, .error = read_error};
+  return {.kind = Loss::Kind::closed, .error = error};
 }
 
 bool MemoryLink::is_closed() const noexcept {
@@ -396,7 +402,13 @@ bool MemoryLink::is_closed() const noexcept {
 void MemoryLink::lose(const Loss& loss) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!is_lost_) loss_ = loss;
+    if (!is_lost_) {
+      loss_ = loss;
+      if (loss.kind == Loss::Kind::unreadable) own().read_error.store(loss.error);
+      // What this side does not read, the other one need not wait for, though this one may notice much later.
+      if (loss.kind == Loss::Kind::unreadable || loss.kind == Loss::Kind::other_size)
+        ::shutdown(connection_.get(), SHUT_RDWR);
+    }
     is_lost_ = true;
   }
   wake_own();
@@ -413,6 +425,8 @@ void MemoryLink::throw_loss() {
         return loss.error == 0 ? "closed by the other side" : std::strerror(loss.error);
       case Loss::Kind::unreadable:
         return fmt::format("its memory cannot be read: {}", std::strerror(loss.error));
+      case Loss::Kind::unread:
+        return fmt::format("it cannot read this process's memory: {}", std::strerror(loss.error));
       case Loss::Kind::other_size:
         return fmt::format("it sends {} bytes where {} are awaited", loss.sent, loss.awaited);
     }

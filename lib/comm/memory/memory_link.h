@@ -5,7 +5,8 @@
 // receiver reads the bytes when it has both the offer and a receive that was posted for it, and marks the offer as
 // taken, which completes the send. So the receiver needs nothing of the sender while it reads; a sender that gives a
 // message up marks it as withdrawn, and what was read of it meanwhile is thrown away. Memory of a receive is written by
-// its own process alone.
+// its own process alone. A receiver that cannot read what is offered ends the link for both sides, and says why: the
+// send would wait for ever.
 //
 // Who reads: whichever thread of the receiver is waiting for something on this link, or posts a receive for what has
 // come; where there is none, the thread of LinkWatch, so that a send completes however busy the receiver is. Waits
@@ -74,7 +75,8 @@ class MemoryLink : public std::enable_shared_from_this<MemoryLink> {
 
   // Why the other side is lost.
   struct Loss {
-    enum class Kind { closed, unreadable, other_size };
+    // unread: the other side could not read this one's memory.
+    enum class Kind { closed, unreadable, unread, other_size };
     Kind kind = Kind::closed;
     int error = 0;           // errno
     std::uint64_t sent = 0;  // bytes
@@ -107,6 +109,7 @@ class MemoryLink : public std::enable_shared_from_this<MemoryLink> {
   void wake_own() noexcept;
   bool sleep(std::uint32_t bell, MonotonicTime until) noexcept;
   void lose(const Loss& loss) noexcept;
+  Loss end_of_other(int error) const noexcept;
   bool is_closed() const noexcept;
   void require_running() const;
   [[noreturn]] void throw_loss();

@@ -431,8 +431,8 @@ void add_rest(KeyTable<Config>& table) {
   table.push_back(
       top({"launch.transport", "",
            "How ranks exchange. auto: on GPUs by NCCL where each has its own and NCCL is found, else as host; host: "
-           "those of "
-           "one host through its memory, others by TCP; tcp: all by TCP; nccl: on GPUs by NCCL, or not at all."},
+           "those of one host through its memory where the system lets them, others by TCP; tcp: all by TCP; nccl: on "
+           "GPUs by NCCL, or not at all."},
           EnumCodec<RankTransport>(), FIELD(launch.transport)));
   table.push_back(top({"log.every", "steps",
                        "Steps between lines for people, off a terminal; auto: some at first, then one every 30 s. "

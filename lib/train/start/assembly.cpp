@@ -92,6 +92,12 @@ std::string compute_text(const WorkerParts& parts, const RunState& state) {
   return text;
 }
 
+// What rank 0 itself has nothing of: ranks that reach each other and not it, on another host or under other rules.
+void tell_notice_of_another(WorkerParts& parts, StartUp& start_up) {
+  const std::string notice = parts.has_connection_notice ? "" : start_up.told_by_another();
+  if (!notice.empty()) parts.log.warn(notice);
+}
+
 // Fills `run` as it goes, so that what fails on the way is told before it is torn down.
 void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   if (options.place.world > 1 && options.hooks.entered) options.hooks.entered(options.start.step, true);
@@ -116,6 +122,7 @@ void start_run(const WorkerOptions& options, StartUp& start_up, Started& run) {
   const std::string shortage = data_shortage(*parts.data, parts.config, begin.state, options.looked_up_samples);
   if (!shortage.empty()) throw UserError(shortage);
   start_up.wait_for_all();
+  tell_notice_of_another(parts, start_up);
   run.peak = known_peak(parts, options);
   if (run.metrics) continue_summary(parts, options, restarted ? std::optional(begin.state.step) : std::nullopt);
   std::vector<SourceRecord> sources = tell_sources(parts, begin.state);

@@ -16,6 +16,8 @@ namespace {
 constexpr double start_deadline = 24.0 * 3600.0;
 constexpr std::string_view ready = "ready";
 constexpr const char* first_data = "first-data";  // what rank 0 has opened
+constexpr const char* notices = "notices";        // how many ranks have one
+constexpr const char* first_notice = "first-notice";
 
 // Where a host's first rank says that the data is open: the same for all processes that share a kernel, containers
 // included.
@@ -54,6 +56,18 @@ void StartUp::first_on_host(const std::function<std::string(const std::string& f
   const std::string name = data_name();
   const std::string found = open(is_first ? "" : answer_of(name));
   if (is_first && place_.rendezvous != nullptr) place_.rendezvous->set(key(name), std::string(ready) + found);
+}
+
+void StartUp::tell_first(const std::string& notice) {
+  if (place_.rendezvous == nullptr || place_.rank == Rank(0)) return;
+  if (place_.rendezvous->add(key(notices), 1) == 1)
+    place_.rendezvous->set(key(first_notice),
+                           fmt::format("rank {} on {}: {}", place_.rank.value(), host_name(), notice));
+}
+
+std::string StartUp::told_by_another() {
+  if (place_.rendezvous == nullptr || place_.rank != Rank(0)) return "";
+  return place_.rendezvous->find(key(first_notice)).value_or("");
 }
 
 void StartUp::wait_for_all() {

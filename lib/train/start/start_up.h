@@ -27,6 +27,10 @@ class StartUp {
   // Rank 0's word about the data it has opened; on rank 0, which says it, nothing, as on a single rank. PeerError if
   // rank 0 has failed. See data_agreement.h.
   std::optional<std::string> data_of_first(const std::string& own_word);
+  // For who sees only what rank 0 says: a rank's word about itself, before it waits for all. One rank's word is kept.
+  void tell_first(const std::string& notice);
+  // On rank 0, when all have come: what another has told; elsewhere nothing.
+  std::string told_by_another();
   // Returns when every rank has arrived: the first step's deadlines are not spent on another rank's start. PeerError if
   // one has failed.
   void wait_for_all();

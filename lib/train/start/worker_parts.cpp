@@ -88,7 +88,11 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
       log(log_options(options)) {
   if (options.knows_memory) options.knows_memory(out_of_memory("").what());
   const std::string notice = options.place.connection_notice ? options.place.connection_notice() : "";
-  if (!notice.empty()) log.warn(notice);
+  if (!notice.empty()) {
+    log.warn(notice);
+    start_up.tell_first(notice);
+    has_connection_notice = true;
+  }
   const std::string words = options.place.connection_words ? options.place.connection_words() : "";
   if (!words.empty()) log.info(words);
   // Of rank 0's the start line tells.

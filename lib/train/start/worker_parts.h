@@ -52,6 +52,7 @@ struct WorkerParts {
   ShardLayout layout;
   ProgressPrinter progress;
   Log log;
+  bool has_connection_notice = false;  // told of how this rank reaches others
   std::unique_ptr<TrainingData> data;
   std::vector<std::unique_ptr<ValidationSet>> validation;
   std::vector<SourceContent> contents;  // of the training data, then of the sets

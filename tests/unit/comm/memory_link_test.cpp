@@ -4,6 +4,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,6 +31,7 @@
 #include "comm/deadline.h"
 #include "comm/memory/link_segment.h"
 #include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/watched_store.h"
 #include "network_world.h"
 #include "support/text.h"
 
@@ -111,16 +114,82 @@ int links_held() {
   return held;
 }
 
-// As a container's profile may do it: this process may not read another's memory.
-void forbid_reading() {
+std::ptrdiff_t descriptors_held() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return std::distance(begin(all), end(all));
+}
+
+// What the system does with a call of all threads of this process from now on: SECCOMP_RET_ERRNO | errno, as a
+// container's profile may do it, or SECCOMP_RET_KILL_PROCESS.
+void rule(std::uint32_t call, std::uint32_t action) {
   std::array<sock_filter, 4> rules{{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                                    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-                                    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1), BPF_STMT(BPF_RET | BPF_K, action),
                                     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
   const sock_fprog program{.len = rules.size(), .filter = rules.data()};
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      ::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0)
     throw std::runtime_error("no filter is to be had");
 }
+
+void forbid_reading() {
+  rule(SYS_process_vm_readv, SECCOMP_RET_ERRNO | EPERM);
+}
+
+// Three members of group "data", as ranks of a run come to it: that one of a place is a process that ends without a
+// word at its first such system call.
+class KilledMember {
+ public:
+  KilledMember(int place, std::uint32_t call) {
+    std::array<int, 2> port_pipe{};
+    REQUIRE(::pipe(port_pipe.data()) == 0);
+    child_ = ::fork();
+    REQUIRE(child_ >= 0);
+    if (child_ == 0) {
+      ::close(port_pipe[1]);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      const rlimit no_core{};
+      ::setrlimit(RLIMIT_CORE, &no_core);
+      RendezvousAddress address{.host = "127.0.0.1"};
+      if (::read(port_pipe[0], &address.port, sizeof address.port) == sizeof address.port)
+        die_meeting(address, place, call);
+      ::_exit(1);
+    }
+    server_.emplace(RendezvousServer::Options{.secret = "secret"});
+    address_ = server_->address();
+    REQUIRE(::write(port_pipe[1], &address_.port, sizeof address_.port) == sizeof address_.port);
+    ::close(port_pipe[0]);
+    ::close(port_pipe[1]);
+  }
+  ~KilledMember() {
+    int status = 0;
+    ::waitpid(child_, &status, 0);
+    CHECK(WIFSIGNALED(status));
+  }
+  KilledMember(const KilledMember&) = delete;
+  KilledMember& operator=(const KilledMember&) = delete;
+
+  void meet_as(int place) const { meet(address_, place); }
+
+ private:
+  static void meet(const RendezvousAddress& address, int place) {
+    const auto store = connect_store(address, "secret", 60.0, 10 + place);
+    WatchedStore watched(*store, {});
+    make_network()->connect(watched, "data", world_ranks(3), Rank(10 + place), 60.0);
+  }
+  [[noreturn]] static void die_meeting(const RendezvousAddress& address, int place, std::uint32_t call) {
+    try {
+      rule(call, SECCOMP_RET_KILL_PROCESS);
+      meet(address, place);
+    } catch (...) {
+      ::_exit(2);
+    }
+    ::_exit(3);
+  }
+
+  pid_t child_ = 0;
+  std::optional<RendezvousServer> server_;
+  RendezvousAddress address_{};
+};
 
 }  // namespace
 
@@ -243,7 +312,8 @@ TEST_CASE("sizes that differ end the connection by name and write nothing") {
   const std::string message = message_of<PeerError>([&] { receive->wait_until(deadline_after(60.0)); });
   CHECK(contains(message, "the connection to rank 11 is lost: it sends 12 bytes where 8 are awaited"));
   CHECK(std::count(received.begin(), received.end(), std::byte{0x55}) == 8);
-  CHECK_FALSE(send->wait_until(deadline_after(0.01)));
+  CHECK(contains(message_of<PeerError>([&] { send->wait_until(deadline_after(60.0)); }),
+                 "the connection to rank 10 is lost: closed by the other side"));
 }
 
 TEST_CASE("a send completes though a wait that its receiver was called for has just ended") {
@@ -410,5 +480,66 @@ TEST_CASE("where the system forbids one side to read, both go by TCP and say why
     CHECK(reinterpret_cast<const char*>(told.data()) == why);
     // The one before in the group learns of it from the other's answer; the one behind was not refused itself.
     CHECK(child.network().reach().refusal == (place == 1 ? why : ""));
+  }
+}
+
+TEST_CASE(
+    "a side that cannot read any more ends the other's waits too, though it waits for nothing, and both say why") {
+  for (const int error : {EPERM, ESRCH}) {
+    CAPTURE(error);
+    std::array<int, 2> from_child{};
+    std::array<int, 2> to_child{};
+    REQUIRE(::pipe(from_child.data()) == 0);
+    REQUIRE(::pipe(to_child.data()) == 0);
+    const auto said = [&] {
+      std::array<char, 200> text{};
+      const ssize_t count = ::read(from_child[0], text.data(), text.size());
+      return std::string(text.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+    };
+    ChildRank child([&](Transport& transport, const ProcessNetwork::Reach&) {
+      const auto say = [&](const std::string& text) {
+        if (::write(from_child[1], text.data(), text.size()) < 0) throw PeerError("nobody listens");
+      };
+      Bytes received(large);
+      const auto receive = transport.receive(0, 0, received);
+      rule(SYS_process_vm_readv, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error));
+      say("ready");
+      char byte = 0;
+      if (::read(to_child[0], &byte, 1) != 1) throw PeerError("nobody asks");
+      say(message_of<PeerError>([&] { receive->wait_until(deadline_after(60.0)); }));
+    });
+    REQUIRE(said() == "ready");
+    const Bytes data = content(large, 6);
+    const auto send = child.transport().send(1, 0, data);
+    const MonotonicTime sent = monotonic_now();
+    const std::string why = std::strerror(error);
+    CHECK(message_of<PeerError>([&] { send->wait_until(deadline_after(60.0)); }) ==
+          "the connection to rank 11 is lost: it cannot read this process's memory: " + why);
+    CHECK(seconds_since(sent) < 30.0);
+    REQUIRE(::write(to_child[1], "?", 1) == 1);
+    CHECK(said() == "the connection to rank 10 is lost: its memory cannot be read: " + why);
+    for (const int end : {from_child[0], from_child[1], to_child[0], to_child[1]}) ::close(end);
+  }
+}
+
+TEST_CASE("members end by name and keep nothing when one of them is killed while they find their links") {
+  for (const std::uint32_t call : {std::uint32_t{SYS_memfd_create}, std::uint32_t{SYS_process_vm_readv}}) {
+    for (const int place : {0, 1, 2}) {
+      if (call == SYS_memfd_create && place == 2) continue;  // the last one makes no segment
+      CAPTURE(call);
+      CAPTURE(place);
+      const auto before = descriptors_held();
+      {
+        const KilledMember killed(place, call);
+        const auto errors = run_each(2, [&](int other) { killed.meet_as(other < place ? other : other + 1); });
+        for (const std::string& error : errors) {
+          CAPTURE(error);
+          const std::string who = "rank " + std::to_string(10 + place);
+          CHECK((contains(error, who + " is gone: ") || contains(error, who + " went away while it was met")));
+        }
+      }
+      CHECK(links_held() == 0);
+      CHECK(descriptors_held() == before);
+    }
   }
 }
