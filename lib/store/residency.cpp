@@ -95,4 +95,9 @@ std::vector<int> gathered_after_update(const StoreMemory& memory) {
   return buckets;
 }
 
+bool is_gathered_after_load(const StoreMemory& memory, int bucket) {
+  const int buffer = memory.buckets[static_cast<std::size_t>(bucket)].bucket.buffer;
+  return memory.has_own_masters(buffer) && memory.shards_masters(buffer) && !memory.zero.shard_parameters;
+}
+
 }  // namespace scaletrain

@@ -66,5 +66,8 @@ class Residency {
 
 // The buckets that are gathered when the optimizer has changed its shards of weights that ranks hold unsharded.
 std::vector<int> gathered_after_update(const StoreMemory& memory);
+// Whether this one is when all masters have new values: its compute weights are made of them, of a shard where ranks
+// hold them whole.
+bool is_gathered_after_load(const StoreMemory& memory, int bucket);
 
 }  // namespace scaletrain

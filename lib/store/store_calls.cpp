@@ -1,6 +1,7 @@
 #include "store/store_calls.h"
 
 #include "base/error.h"
+#include "base/numbers/checked.h"
 
 namespace scaletrain {
 
@@ -51,6 +52,12 @@ void StoreCalls::reduce_tied(Calls& calls) {
 void StoreCalls::updated(Calls& calls) {
   state_.residency.clear();
   for (const int index : gathered_after_update(memory_)) calls.push_back(gather_of(index));
+}
+
+void StoreCalls::values_changed(Calls& calls) {
+  state_.residency.clear();
+  for (int index = 0; index < narrow<int>(memory_.buckets.size()); ++index)
+    if (is_gathered_after_load(memory_, index)) calls.push_back(gather_of(index));
 }
 
 // As StoreGradients::begin() goes.

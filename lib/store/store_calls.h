@@ -16,7 +16,7 @@ namespace scaletrain {
 
 class StoreCalls {
  public:
-  // As a store is right behind an update: nothing that is sharded is gathered.
+  // As a store is right behind an update or a load: nothing that is sharded is gathered.
   StoreCalls(const ParamTable& table, const ShardLayout& layout, const ParamStore::Options& options);
   StoreCalls(const StoreCalls&) = delete;
   StoreCalls& operator=(const StoreCalls&) = delete;
@@ -39,6 +39,7 @@ class StoreCalls {
   void finish_gradients(std::span<const int> units, Calls& calls);
   void reduce_tied(Calls& calls);
   void updated(Calls& calls);
+  void values_changed(Calls& calls);
 
  private:
   const UnitPlace& place_of(int unit) const;

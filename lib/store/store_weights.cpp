@@ -184,12 +184,10 @@ void StoreWeights::forget_values() {
 
 void StoreWeights::values_changed(Stream& stream, OffloadStaging* staging) {
   forget_values();
-  const bool are_whole = !memory_.zero.shard_parameters;
   for (int bucket = 0; bucket < narrow<int>(buckets_.size()); ++bucket) {
-    const Bucket& place = memory_.buckets[static_cast<std::size_t>(bucket)].bucket;
-    if (!memory_.has_own_masters(place.buffer)) continue;
+    if (!memory_.has_own_masters(memory_.buckets[static_cast<std::size_t>(bucket)].bucket.buffer)) continue;
     convert_masters(stream, bucket, staging);
-    if (are_whole && memory_.shards_masters(place.buffer))
+    if (is_gathered_after_load(memory_, bucket))
       begin_gather(stream, bucket, buckets_[static_cast<std::size_t>(bucket)].data);
   }
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -23,15 +24,24 @@ Config traced_config() {
   return config;
 }
 
-void check_calls(const std::string& name, const Config& config) {
+void check_calls(const std::string& name, const Config& config, TestBackend backend = TestBackend::reference_f32) {
+  using Kind = RankWork::Kind;
   LayoutRun run{.config = config};
-  run.backend = TestBackend::reference_f32;
+  run.backend = backend;
   run.traced = true;
-  // The second of more micro-batches than a part has without a pipeline.
-  run.further = {{.evaluated = 3}, {}, {.evaluated = 9, .may_be_given_up = true}, {}};
+  // The second of more micro-batches than a part has without a pipeline. Loads behind each of the others, so that they
+  // find whatever one leaves gathered.
+  run.further = {{.kind = Kind::evaluation, .evaluated = 3},
+                 {},
+                 {.kind = Kind::evaluation, .evaluated = 9, .may_be_given_up = true},
+                 {},
+                 {.kind = Kind::load},
+                 {.kind = Kind::evaluation, .evaluated = 3},
+                 {.kind = Kind::load},
+                 {}};
   const LayoutOutcome outcome = run_layout(run);
   CHECK(outcome.problem.empty());
-  std::vector<RankWork> work = {{}};
+  std::vector<RankWork> work = {{.kind = Kind::load}, {}};
   work.insert(work.end(), run.further.begin(), run.further.end());
   for (std::size_t index = 0; index < outcome.traces.size(); ++index) {
     const Rank rank(static_cast<std::int64_t>(index));
@@ -42,7 +52,7 @@ void check_calls(const std::string& name, const Config& config) {
     CHECK_MESSAGE(order_problem(collective_order(outcome.plan, rank), step, 1) == "", name << ", rank " << index);
     const auto order = collective_order(outcome.plan, rank, work);
     CHECK_MESSAGE(order_problem(order, outcome.traces[index], 1) == "",
-                  name << ", rank " << index << ", with evaluations between steps");
+                  name << ", rank " << index << ", with evaluations and loads between steps");
   }
 }
 
@@ -98,6 +108,28 @@ TEST_CASE(
   chunks.parallel.schedule = ScheduleKind::interleaved;
   chunks.parallel.chunks = 2;
   check_calls("two chunks on one stage", chunks);
+}
+
+// Where masters and compute weights are two, a load makes the latter anew, and gathers them under ZeRO 1 and 2.
+TEST_CASE(
+    "calls of halves are as planned and in the planned order, those of the initial weights and of a load included") {
+  const auto count_gathers = [](const Config& config) {
+    const PhasePlan plan = make_test_plan(config, TestBackend::cpu_bf16);
+    return collective_order(plan, Rank(0), std::array{RankWork{.kind = RankWork::Kind::load}}).size();
+  };
+  for (std::int64_t zero = 0; zero <= 3; ++zero) {
+    for (const std::int64_t pipeline : {1, 2}) {
+      Config config = laid_out(2, 1, pipeline, zero);
+      check_calls("bf16, zero " + std::to_string(zero), config, TestBackend::cpu_bf16);
+      CHECK((count_gathers(config) > 0) == (zero == 1 || zero == 2));
+      config.parallel.tensor = 2;
+      check_calls("bf16, tensor 2, zero " + std::to_string(zero), config, TestBackend::cpu_bf16);
+    }
+    // In one type too where masters are the host's.
+    Config offloaded = laid_out(2, 1, 1, zero);
+    offloaded.train.optimizer.offload = OffloadKind::host;
+    check_calls("offload, zero " + std::to_string(zero), offloaded, TestBackend::fenced_cpu);
+  }
 }
 
 TEST_CASE("gradients between replicas in bf16 are as planned and in the planned order, and half the bytes") {

@@ -87,7 +87,7 @@ WorkKind kind_of(const ExecutedInstruction& executed, Mode mode) {
           executed.is_last};
 }
 
-// Makes the calls of steps and of evaluations as they are made (train/step/stage_executor.cpp, step_runner.cpp).
+// Makes the calls of steps, evaluations and loads as they are made (train/step/stage_executor.cpp, step_runner.cpp).
 class StepWalk {
  public:
   StepWalk(const PhasePlan& plan, Rank rank)
@@ -111,16 +111,26 @@ class StepWalk {
       if (op != Opcode::release) step(kind_of(executed, mode));
     }
   }
-  void sum_over_world(std::int64_t numbers) {
-    std::vector<PlannedCall> calls = sizes_.planned(world_sum_calls(plan_.group_facts(), numbers));
-    if (calls.empty()) return;
-    calls_.order.push_back(narrow<int>(calls_.pieces.size()));
-    calls_.pieces.push_back({std::move(calls), 1});
+  void load() {
+    return_to(now_);
+    declared_.clear();
+    store_.values_changed(declared_);
+    append(declared_);
+    explored_ = now_ = number_of({store_.state(), chunks_to_reduce_});
   }
+  void sum_over_world(std::int64_t numbers) { append(world_sum_calls(plan_.group_facts(), numbers)); }
   // All so far. Nothing follows.
   StepCalls take() { return std::move(calls_); }
 
  private:
+  // As a piece of its own.
+  void append(const std::vector<GroupCall>& declared) {
+    std::vector<PlannedCall> calls = sizes_.planned(declared);
+    if (calls.empty()) return;
+    calls_.order.push_back(narrow<int>(calls_.pieces.size()));
+    calls_.pieces.push_back({std::move(calls), 1});
+  }
+
   struct State {
     StoreCalls::State store;
     std::vector<std::int64_t> chunks_to_reduce;
@@ -312,11 +322,17 @@ std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank, std:
   StepWalk walk(plan, rank);
   const ExecutionOrder step = order_of(plan, rank, plan.schedule(rank));
   for (const RankWork& part : work) {
-    if (part.evaluated == 0) {
-      walk.begin_step();
-      walk.run(step, Mode::train);
-    } else {
-      walk_evaluation(walk, plan, rank, part);
+    switch (part.kind) {
+      case RankWork::Kind::step:
+        walk.begin_step();
+        walk.run(step, Mode::train);
+        break;
+      case RankWork::Kind::evaluation:
+        walk_evaluation(walk, plan, rank, part);
+        break;
+      case RankWork::Kind::load:
+        walk.load();
+        break;
     }
   }
   std::vector<PlannedCall> calls;

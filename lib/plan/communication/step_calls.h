@@ -1,10 +1,13 @@
-// What a rank asks of its groups in optimizer steps and evaluations, call by call, in the order in which it issues
-// them: the plan's one total order over all groups. All ranks of a group issue the group's collectives in the same
-// order, and the orders of all ranks together have no cycle.
+// What a rank asks of its groups in optimizer steps, evaluations and loads, call by call, in the order in which it
+// issues them: the plan's one total order over all groups. All ranks of a group issue the group's collectives in the
+// same order, and the orders of all ranks together have no cycle.
 //
 // One walk over the rank's instructions, in the executor's order (parallel/schedule/execution.h), collects what the
 // units and the store declare (Transformer::calls, store/store_calls.h). All that a plan says of communication is taken
 // from it: order, volumes, gathers, staging. Tests hold it against what ranks really issue.
+//
+// Not among them, since no plan decides them: sums of one number over all ranks by which they count their GPUs and
+// agree on a peak at the start, and wait for each other at the end (sum_over_world).
 #pragma once
 
 #include <cstdint>
@@ -48,13 +51,16 @@ StepCalls calls_of_step(const PhasePlan& plan, Rank rank);
 void visit_calls(const StepCalls& calls, const std::function<void(const PlannedCall&)>& visit);
 std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank);
 
-// What a rank does at a time: an optimizer step, or the evaluation of a set.
+// What a rank does at a time: an optimizer step, the evaluation of a set, or a load, which gives all masters new
+// values: initial ones, or those of a checkpoint at a resume or a rollback.
 struct RankWork {
-  std::int64_t evaluated = 0;  // micro-batches of each replica; 0: a step
+  enum class Kind { step, evaluation, load };
+  Kind kind = Kind::step;
+  std::int64_t evaluated = 0;  // micro-batches of each replica, in an evaluation
   // The ranks ask each other before each part (longest_evaluation_part) whether to go on.
   bool may_be_given_up = false;
 };
-// The calls of several in turn, from an update on: what one has gathered the next need not.
+// The calls of several in turn, from an update or a load on: what one has gathered the next need not.
 std::vector<PlannedCall> collective_order(const PhasePlan& plan, Rank rank, std::span<const RankWork> work);
 
 }  // namespace scaletrain

@@ -170,7 +170,7 @@ class RankTrainer {
         source_(plan, rank, masks),
         abort_on_exception_(groups) {
     backend_->prepare(*stream_);
-    initialise_parameters(store_, *stream_, config.run.seed, 1);
+    load();
   }
 
   // The next optimizer step, on the samples that follow.
@@ -203,11 +203,18 @@ class RankTrainer {
     return runner_.evaluate(source_, rounds, wants_to_stop);
   }
 
+  // The initial weights anew, as a rank that goes back to a checkpoint reads its weights.
+  void load() {
+    store_.settle(*stream_);
+    initialise_parameters(store_, *stream_, config_.run.seed, 1);
+  }
+
   void work(const RankWork& work) {
-    if (work.evaluated == 0) {
+    if (work.kind == RankWork::Kind::step) {
       step();
       return;
     }
+    if (work.kind == RankWork::Kind::load) return load();
     const std::int64_t samples = work.evaluated * plan_.micro_batch.samples * plan_.mesh.degree(Axis::data);
     evaluate(samples, work.may_be_given_up ? [] { return false; } : std::function<bool()>());
   }
