@@ -49,7 +49,8 @@ class DeviceGroup {
   // Where all of it runs, in the order of issue: the caller orders it behind other streams, and them behind it.
   virtual Stream& stream() = 0;
   // Whether the group has come together, and what was issued has been given to the GPU: until then nothing more may be
-  // issued, nor a moment of the stream recorded. PeerError for whatever has gone wrong since. Any thread.
+  // issued, nor a moment of the stream recorded. PeerError for whatever has gone wrong since; std::bad_alloc where the
+  // device or the host has lacked the memory that joining and the first messages need. Any thread.
   virtual bool is_ready() = 0;
   // Issues messages that begin together, so that none waits for another one of them. Between two ranks the n-th send
   // meets the n-th receive, of as many bytes; it may wait for it. PeerError

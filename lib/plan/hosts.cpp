@@ -9,9 +9,6 @@ namespace scaletrain {
 
 namespace {
 
-// Devices of a common host; few have more.
-constexpr std::int64_t common_host = 8;
-
 // Groups of a kind lie in blocks of so many neighbouring ranks, and a group reaches over `span` of its block.
 struct Extent {
   std::int64_t block = 1;

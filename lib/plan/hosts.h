@@ -14,6 +14,9 @@
 
 namespace scaletrain {
 
+// Devices of a common host; few have more.
+inline constexpr std::int64_t common_host = 8;
+
 struct HostPlacement {
   enum class Basis {
     one_host,    // all ranks on one

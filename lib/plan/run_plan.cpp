@@ -13,6 +13,7 @@
 #include "config/keys/keys.h"
 #include "config/layout_rules.h"
 #include "optim/optimizer.h"
+#include "plan/hosts.h"
 #include "plan/longest_wait.h"
 #include "plan/size_limits.h"
 #include "plan/stage_work.h"
@@ -193,7 +194,11 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
       {"kernel workspace", backend_workspace, is_host_accessible(space)},
   };
   if (offload) memory.items.push_back({"staging of offloaded state", store.state_staging});
-  if (const std::size_t bytes = device_staging(rank); bytes > 0) memory.items.push_back({"sums between GPUs", bytes});
+  // Of every stage, if of one: not all are in a group that sums.
+  if (is_direct()) {
+    memory.items.push_back({"sums between GPUs", device_staging(rank)});
+    memory.items.push_back({"connections between GPUs", device_connections(rank)});
+  }
   if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes, true});
   if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank), true});
   return memory;
@@ -228,12 +233,29 @@ std::size_t PhasePlan::transfer_staging(const ActivationPlan& activation, Rank r
   return bytes;
 }
 
+bool PhasePlan::is_direct() const {
+  return may_be_direct && !is_host_accessible(space) && mesh.world() > 1;
+}
+
 std::size_t PhasePlan::device_staging(Rank rank) const {
-  if (is_host_accessible(space)) return 0;
+  if (!is_direct()) return 0;
   std::size_t bytes = 0;
   for (const GroupKind kind : group_kinds)
     if (kind != GroupKind::pipeline && !is_control(kind) && group_of(mesh, kind, rank, group_facts()))
       bytes += device_stretch_bytes;
+  return bytes;
+}
+
+std::size_t PhasePlan::device_connections(Rank rank) const {
+  if (!is_direct()) return 0;
+  std::size_t bytes = 0;
+  for (const GroupKind kind : group_kinds) {
+    if (is_control(kind)) continue;
+    const auto group = group_of(mesh, kind, rank, group_facts());
+    if (!group) continue;
+    bytes += network_bytes({.name = group->name, .ranks = group->members, .calls = device_calls(kind, chunks > 1)},
+                           group->index, ranks_per_host);
+  }
   return bytes;
 }
 
@@ -274,6 +296,8 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
   phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
   if (config.run.device == DeviceKind::cuda) phase.compute_on(Space::device, cuda_row_alignment);
+  phase.may_be_direct = may_use_nccl(config.launch.transport);
+  phase.ranks_per_host = config.launch.ranks_per_node.value_or(common_host);
   const auto optimizer = make_optimizer(config.train.optimizer);
   phase.optimizer_states.assign(optimizer->state_names().begin(), optimizer->state_names().end());
   phase.offload = config.train.optimizer.offload == OffloadKind::host;

@@ -72,6 +72,10 @@ struct PhasePlan {
   std::optional<DType> reduce;  // that gradients travel in between replicas; nothing: the masters' type
   // Of the memory that the ranks' devices compute in: by run.device, until a worker's backend says it.
   Space space = Space::host;
+  // Where they compute in a device's memory, whether they may exchange from device to device: by launch.transport, and
+  // until whoever places them knows that other ranks compute on a rank's device too.
+  bool may_be_direct = false;
+  std::int64_t ranks_per_host = 1;  // by launch.ranks_per_node, else as common hosts have devices
   LogitRows logit_rows;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name
@@ -114,11 +118,15 @@ struct PhasePlan {
   // Pinned memory of the host, at most, through which a rank and its device's memory exchange values: batches on their
   // way, and pieces of what is loaded or saved (backend/host_access.h). 0 where the device's memory is the host's.
   std::size_t pinned_staging() const;
-  // Of the device's memory, what its groups sum by where ranks exchange from device to device.
+  // Of the device's memory, what its groups sum by where ranks may exchange from device to device; 0 elsewhere.
   std::size_t device_staging(Rank rank) const;
+  // And what is connected for it, about: what NCCL takes.
+  std::size_t device_connections(Rank rank) const;
   // Host memory that its checkpoints are copied to and written from in the background; 0 if they are not.
   std::size_t checkpoint_staging(Rank rank) const;
   std::size_t transfer_staging(const ActivationPlan& activation, Rank rank) const;
+  // Whether ranks may exchange from device to device.
+  bool is_direct() const;
 };
 
 // Where a device has memory of its own, micro-batches that the host has filled and it has not copied yet, at most: the

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "backend/nccl_memory.h"
 #include "base/error.h"
 #include "base/numbers/checked.h"
 #include "comm/deadline.h"
@@ -317,7 +318,17 @@ struct DeviceTransfers::Impl {
     lane->wait_until_ready(options.connect_seconds, {});
     return lane;
   }
-  // Of a first message, which nobody watches yet.
+  // First messages of lanes that nobody watches yet. Where one fails, the others end before anybody gives back memory
+  // of the device, who would wait for them.
+  template <class Body>
+  static void connect(DeviceLanes& lanes, Body body) {
+    try {
+      body();
+    } catch (...) {
+      lanes.fail_alone(fmt::format("group {}: it could not be connected", lanes.group().name));
+      throw;
+    }
+  }
   void wait_for(const Event& event, DeviceLane& lane, const std::string& whom) const {
     const MonotonicTime deadline = deadline_after(options.connect_seconds);
     while (!event.is_done()) {
@@ -338,7 +349,7 @@ struct DeviceTransfers::Impl {
     auto made = std::make_shared<DeviceCollectives>(CollectiveStatus::Group{group.name, group.ranks}, rank,
                                                     join(id, group.ranks, rank, collective_share), std::move(staging),
                                                     options.backend, watch);
-    wait_for(made->greet(), made->lane(), "the others");
+    connect(*made, [&] { wait_for(made->greet(), made->lane(), "the others"); });
     return made;
   }
 
@@ -355,15 +366,17 @@ struct DeviceTransfers::Impl {
     for (int link = 0; link < links; ++link) {
       const int next = (link + 1) % size;
       if (rank != link && rank != next) continue;
-      const auto connect = [&](int from, int to, Transfer::Channel channel, const std::string& id) {
+      const auto connect_way = [&](int from, int to, Transfer::Channel channel, const std::string& id) {
         const bool sends = rank == from;
         const DeviceExchanges::Key key{sends ? Direction::send : Direction::receive, sends ? to : from, channel};
         made->add(key, join(id, {group.ranks[index_of(from)], group.ranks[index_of(to)]}, sends ? 0 : 1, queue_share));
         wait_for(made->greet(key, memory.data()), made->lane_of(key),
                  fmt::format("rank {}", group.ranks[index_of(key.peer)].value()));
       };
-      connect(link, next, Transfer::Channel::activations, ids[index_of(link)].substr(0, device_group_id_bytes));
-      connect(next, link, Transfer::Channel::gradients, ids[index_of(link)].substr(device_group_id_bytes));
+      connect(*made, [&] {
+        connect_way(link, next, Transfer::Channel::activations, ids[index_of(link)].substr(0, device_group_id_bytes));
+        connect_way(next, link, Transfer::Channel::gradients, ids[index_of(link)].substr(device_group_id_bytes));
+      });
     }
     return made;
   }
@@ -403,6 +416,42 @@ std::unique_ptr<Communicator> DeviceTransfers::make(std::unique_ptr<Transport> t
   return std::make_unique<DeviceCommunicator>(impl_, CollectiveStatus::Group{group.name, group.ranks}, rank,
                                               impl_->options.backend, std::move(transport), std::move(collectives),
                                               std::move(exchanges));
+}
+
+DeviceTransfers::Calls device_calls(GroupKind kind, bool is_ring) {
+  if (kind != GroupKind::pipeline) return Calls::collectives;
+  return is_ring ? Calls::ring_exchanges : Calls::chain_exchanges;
+}
+
+std::size_t network_bytes(const DeviceTransfers::Group& group, int place, std::int64_t ranks_per_host) {
+  const auto host_of = [&](int member) { return group.ranks[index_of(member)].value() / ranks_per_host; };
+  const int size = static_cast<int>(group.ranks.size());
+  const bool is_collective = group.calls == Calls::collectives;
+  NcclConnections connections{.channels =
+                                  nccl_channels(planned_processors, is_collective ? collective_share : queue_share)};
+  if (is_collective) {
+    for (int member = 0; member < size; ++member)
+      if (member != place && host_of(member) == host_of(place)) ++connections.sends_on_host;
+    connections.receives_on_host = connections.sends_on_host;
+    connections.sends_to_others = connections.receives_from_others = connections.sends_on_host < size - 1;
+    return nccl_memory(connections);
+  }
+  std::size_t bytes = 0;
+  // With a neighbour one group for what is sent and one for what is received.
+  const auto connect = [&](int neighbour) {
+    NcclConnections sends = connections;
+    NcclConnections receives = connections;
+    if (host_of(neighbour) == host_of(place)) {
+      sends.sends_on_host = receives.receives_on_host = 1;
+    } else {
+      sends.sends_to_others = receives.receives_from_others = true;
+    }
+    bytes += nccl_memory(sends) + nccl_memory(receives);
+  };
+  const bool is_ring = group.calls == Calls::ring_exchanges;
+  if (is_ring || place < size - 1) connect((place + 1) % size);
+  if (is_ring || place > 0) connect((place + size - 1) % size);
+  return bytes;
 }
 
 }  // namespace scaletrain

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -25,6 +26,7 @@
 #include "comm/collective/collective_status.h"
 #include "comm/communicator.h"
 #include "comm/transport.h"
+#include "parallel/mesh/groups.h"
 
 namespace scaletrain {
 
@@ -72,12 +74,20 @@ class DeviceTransfers {
   // find out through the transport. PeerError
   std::string obstacle(Transport& transport, const Group& group) const;
   // By all members, where there is no obstacle: connects them, and does not return before each has heard from each. The
-  // transport is kept. PeerError. Calls and tickets of all of a rank's communicators are by one thread.
+  // transport is kept. PeerError; std::bad_alloc where the device lacks the memory. Calls and tickets of all of a
+  // rank's communicators are by one thread.
   std::unique_ptr<Communicator> make(std::unique_ptr<Transport> transport, const Group& group);
 
  private:
   struct Impl;
   std::shared_ptr<Impl> impl_;  // the communicators' too
 };
+
+// Which calls a group of this kind has. is_ring: the last stage sends to the first.
+DeviceTransfers::Calls device_calls(GroupKind kind, bool is_ring);
+
+// What NCCL takes of the device's memory for a group of the member at `place`, about (backend/nccl_memory.h), where
+// each host has so many neighbouring ranks of the world.
+std::size_t network_bytes(const DeviceTransfers::Group& group, int place, std::int64_t ranks_per_host);
 
 }  // namespace scaletrain

@@ -85,6 +85,11 @@ std::optional<DeviceLane::Call> DeviceLane::first_call() {
   return under_way_.front().call;
 }
 
+std::string DeviceLanes::first_call_of(DeviceLane& lane) const {
+  const auto call = lane.first_call();
+  return call ? named(*call) : "group " + group_.name;
+}
+
 std::string DeviceLanes::named(const DeviceLane::Call& call) const {
   return fmt::format("group {}: {} #{}", group_.name, call.collective, call.sequence);
 }
@@ -112,9 +117,12 @@ DeviceLane::Look DeviceLanes::look(const DeviceWaits& waits) noexcept {
         longest.since = look.since;
         longest.call = look.call;
       }
-    } catch (const std::exception& error) {
-      const auto call = lane->first_call();
-      fail(fmt::format("{}: {}", call ? named(*call) : "group " + group_.name, error.what()));
+    } catch (const PeerError& error) {
+      fail(fmt::format("{}: {}", first_call_of(*lane), error.what()));
+      return {};
+    } catch (...) {
+      errors_.keep_current();
+      fail(first_call_of(*lane) + ": this rank has failed");
       return {};
     }
   }

@@ -137,6 +137,8 @@ class DeviceLanes {
   bool is_busy(const DeviceWaits& waits) { return look(waits).is_busy; }
 
  private:
+  std::string first_call_of(DeviceLane& lane) const;
+
   DeviceWatch& watch_;
   CollectiveStatus::Group group_;
   FirstError errors_;

@@ -52,6 +52,7 @@ struct GroupOptions {
   DeviceTransfers::Calls calls = DeviceTransfers::Calls::collectives;
   double deadline = 60.0;
   double patience = 1.0;
+  double connect_seconds = 20.0;
   std::function<MonotonicTime()> vouched{};
   CollectiveStatus* status = nullptr;  // of rank 0, and so the count
   WorkCount* work = nullptr;
@@ -77,7 +78,7 @@ class GpuRank {
                     .vouched = options.vouched,
                     .work = rank == Rank(0) ? options.work : nullptr,
                     .status = rank == Rank(0) ? options.status : nullptr,
-                    .connect_seconds = 20.0,
+                    .connect_seconds = options.connect_seconds,
                     .patience = options.patience}) {
     for (const std::string& name : options.names) {
       auto transport = world.make_transport(name, all_ranks(world), rank);

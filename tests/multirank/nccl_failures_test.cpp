@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "launch/workers/communicators.h"
 #include "store/device_communicator.h"
 #include "support/cuda/fake_nccl.h"
+#include "support/cuda/fake_runtime.h"
 #include "support/eventually.h"
 #include "support/models/tiny_model.h"
 #include "support/ranks/rank_trainer.h"
@@ -144,6 +146,56 @@ TEST_CASE("an asynchronous error of NCCL ends the call under way, and what was c
     meet();
   });
   CHECK(words == "group world: all_reduce #0: NCCL: remote process exited or there was a network error");
+}
+
+TEST_CASE("where a GPU lacks the memory to join a group or to connect it, that is told and no failure of a peer") {
+  const auto mebi = [](std::size_t number) { return number << 20; };
+  // Of a group of two: tables for 16 channels, 134 MiB, then 32 where it sends and 160 where it receives. While joining
+  // NCCL says what it lacks; while connecting it does not, and hardly anything is left.
+  for (const std::size_t left : {mebi(100), mebi(134 + 32 + 8)}) {
+    CAPTURE(left);
+    const Gpus gpus(2);
+    fake_runtime::leave_memory(0, left);
+    InProcessWorld world(2);
+    std::string ends[2];
+    run_threads(world, [&](Rank rank) {
+      std::string& end = ends[at(rank.value())];
+      try {
+        const GpuRank gpu(world, rank, {.connect_seconds = 1.0});
+        end = "connected";
+      } catch (const std::bad_alloc&) {
+        end = "out of memory";
+      } catch (const PeerError& error) {
+        end = error.what();
+      }
+    });
+    CHECK(ends[0] == "out of memory");
+    CHECK(ends[1].starts_with("group world: NCCL 2.28.9: waited 1 s for "));
+    CHECK(fake_runtime::taken_memory(0) == 0);
+    fake_runtime::free_memory();
+  }
+}
+
+TEST_CASE("a GPU that fails when its groups are connected is no want of memory, though none is left") {
+  std::string words;
+  on_gpus(2, {}, [&](GpuRank& gpu, auto meet) {
+    const View data = gpu.make(std::vector<float>(8, 1.0F));
+    meet();
+    if (gpu.rank() == 0) {
+      gpu.group().all_reduce(gpu.stream(), data, ReduceOp::sum).before(gpu.stream());
+      fake_runtime::leave_memory(0, 0);
+      fake_nccl::break_gpu(0, fake_nccl::Failure::cuda);
+      try {
+        gpu.stream().synchronize();
+      } catch (const PeerError& error) {
+        words = error.what();
+      }
+      fake_nccl::break_gpu(-1);
+      fake_runtime::free_memory();
+    }
+    meet();
+  });
+  CHECK(words == "group world: all_reduce #0: NCCL: unhandled cuda error: Cuda failure 'unspecified launch failure'");
 }
 
 TEST_CASE("a group that is made anew meets nothing of one that was given up") {

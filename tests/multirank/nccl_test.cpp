@@ -127,6 +127,9 @@ GpuNumbers train_on_gpus(const Config& config, DType compute, Exchanged exchange
           std::move(transport), {.group_name = name, .ranks = spec.members, .mode = DirectOptions::Mode::caller});
       return is_control(spec.kind) ? std::move(group) : make_staged_communicator(std::move(group), *copying);
     });
+    // The plan knows who is connected to whom.
+    if (exchanged == Exchanged::by_nccl)
+      CHECK(fake_runtime::taken_memory(static_cast<int>(rank.value())) == plan.device_connections(rank));
     CudaOptions computing = options;
     computing.graphs = graphs == Graphs::yes;
     RankTrainer trainer(config, plan, rank, groups, make_cuda_backend(computing));

@@ -335,8 +335,10 @@ ExitCode check_config(const CheckArguments& arguments) {
   const std::int64_t ranks = plan->phases.front().mesh.world();
   if (gpus && is_here && !reasons.look([&] { gpus->smallest(std::min(ranks, gpus->count())); })) gpus.reset();
   if (gpus && is_here) tell_gpus(*gpus, ranks);
-  const PlanDescription description =
-      describe_plan(planned, *plan, describe_options(planned, *plan, arguments, world, gpus, std::move(so_far)));
+  const DescribeOptions describe = describe_options(planned, *plan, arguments, world, gpus, std::move(so_far));
+  if (describe.budget && describe.budget->is_shared)
+    for (PhasePlan& phase : plan->phases) phase.may_be_direct = false;
+  const PlanDescription description = describe_plan(planned, *plan, describe);
   write_output(arguments.json ? description.json + "\n" : description.text);
   if (is_for_this_machine(loaded.config, world))
     reasons.look([&] { judge_room(loaded.config, plan->phases.front(), begins); }, is_here);

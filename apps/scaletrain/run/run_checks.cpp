@@ -196,7 +196,8 @@ void refuse_too_large(const LoadedConfig& loaded, const RunPlan& plan, const std
 
 void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, const DeviceFacts& gpu,
                               const std::vector<std::int64_t>& ranks) {
-  const PhasePlan& phase = plan.phases.front();
+  PhasePlan phase = plan.phases.front();
+  phase.may_be_direct = phase.may_be_direct && ranks.size() == 1;
   const std::uint64_t needed = gpu_memory_together(phase, ranks);
   if (needed <= gpu.memory) return;
   const HostMemory memory = memory_together(phase, ranks, cuda_workspace_bytes);

@@ -81,6 +81,10 @@ std::unique_ptr<KeyValueStore> connect(const WorkerArguments& arguments, const s
   return connect_store(parse_address(arguments.rendezvous), secret, connect_seconds, arguments.rank);
 }
 
+GpuPlace gpu_place(const WorkerArguments& arguments) {
+  return {.index = arguments.gpu_index, .ranks = arguments.gpu_ranks, .expected = arguments.gpus};
+}
+
 ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals, WorkerReporter& reporter,
                Observed& observed) {
   RankProcess process{.paths = RunPaths(arguments.run_folder),
@@ -92,7 +96,7 @@ ExitCode train(const WorkerArguments& arguments, const InterruptWatcher& signals
   process.start.generation = arguments.generation;
   process.start.asked = arguments.asked;
   process.start.cause = arguments.cause;
-  process.gpus = {.index = arguments.gpu_index, .ranks = arguments.gpu_ranks, .expected = arguments.gpus};
+  process.gpus = gpu_place(arguments);
   process.data_degree = arguments.data;
   if (!arguments.from.empty()) {
     process.start.checkpoint = arguments.from;
@@ -148,6 +152,7 @@ void set_early_memory_words(const WorkerArguments& arguments) {
   WorkerOptions options;
   options.place.rank = Rank(arguments.rank);
   options.place.world = arguments.world;
+  options.place.gpus = gpu_place(arguments);
   options.paths = RunPaths(arguments.run_folder);
   options.data_degree = arguments.data;
   options.threads = share_processors(available_processors(), arguments.sharers).threads;

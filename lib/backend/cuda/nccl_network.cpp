@@ -4,14 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -20,8 +22,8 @@
 #include "backend/cuda/cuda_stream.h"
 #include "backend/cuda/kernels/reduction.h"
 #include "backend/cuda/nccl_calls.h"
+#include "backend/nccl_memory.h"
 #include "base/error.h"
-#include "base/numbers/checked.h"
 
 namespace scaletrain::cuda {
 
@@ -43,23 +45,43 @@ bool is_error(ncclResult_t result) {
   return result != ncclSuccess && result != ncclInProgress;
 }
 
+// NCCL tells of memory as of any failure of CUDA's or the system's, and the words that it keeps are its last ones,
+// often those of a failure that followed: so either who allocates has said so (src/include/alloc.h), or less is left
+// than two of the largest pieces that it asks for, and a GPU that has failed does not say what is left.
+bool is_short_of_memory(ncclResult_t result, std::string_view words, int device) {
+  if (result != ncclUnhandledCudaError && result != ncclSystemError && result != ncclInternalError) return false;
+  std::size_t available = 0;
+  std::size_t all = 0;
+  if (cudaSetDevice(device) != cudaSuccess || cudaMemGetInfo(&available, &all) != cudaSuccess) return false;
+  constexpr std::size_t two_pieces = std::size_t{20} << 20;
+  constexpr std::array<std::string_view, 4> of_who_allocates = {"out of memory", "Cannot allocate memory",
+                                                                "Failed to CUDA ", "Failed to malloc "};
+  return available < two_pieces || std::any_of(of_who_allocates.begin(), of_who_allocates.end(),
+                                               [&](auto part) { return words.find(part) != std::string_view::npos; });
+}
+
 // What a group and the thread that aborts it share. NCCL's calls on a communicator are made one at a time.
 struct Communicator {
-  explicit Communicator(const NcclCalls& calls) : nccl(calls) {}
+  Communicator(const NcclCalls& calls, int its_device) : nccl(calls), device(its_device) {}
 
   const NcclCalls& nccl;
+  const int device;
   std::mutex mutex;
   std::condition_variable changed;
   ncclComm_t comm = nullptr;  // null: aborted
+  bool has_issued = false;
+  bool is_connected = false;  // by the first messages: NCCL asks for no more memory
   bool is_aborting = false;
   bool has_ended = false;
 
-  // With the lock held.
+  // With the lock held. std::bad_alloc where NCCL lacks the memory to connect the group.
   void require(ncclResult_t result) const {
     if (!is_error(result)) return;
-    const char* const words = comm == nullptr ? nullptr : nccl.get_last_error(comm);
-    const std::string more = words == nullptr || *words == '\0' ? "" : fmt::format(": {}", words);
-    const std::string text = fmt::format("NCCL: {}{}", nccl.get_error_string(result), more);
+    const char* const last = nccl.get_last_error(comm);  // of whatever communicator
+    const std::string_view words = last == nullptr ? "" : last;
+    if (!is_connected && is_short_of_memory(result, words, device)) throw std::bad_alloc();
+    const std::string text =
+        fmt::format("NCCL: {}{}{}", nccl.get_error_string(result), words.empty() ? "" : ": ", words);
     if (result == ncclInvalidArgument) throw BugError(text);
     throw PeerError(text);
   }
@@ -92,7 +114,7 @@ class NcclGroup final : public DeviceGroup {
   NcclGroup(const NcclCalls& nccl, int device, const DeviceMembership& membership)
       : device_(device),
         size_(membership.size),
-        shared_(std::make_shared<Communicator>(nccl)),
+        shared_(std::make_shared<Communicator>(nccl, device)),
         stream_(device, CudaStream::Priority::first) {
     SCALETRAIN_CHECK_EQ(membership.id.size(), sizeof(ncclUniqueId));
     int processors = 0;
@@ -102,8 +124,7 @@ class NcclGroup final : public DeviceGroup {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     config.minCTAs = 1;
-    // NCCL rounds what its messages take up to a power of two, also beyond this.
-    config.maxCTAs = narrow<int>(std::bit_floor(static_cast<unsigned>(std::max(1, processors / membership.share))));
+    config.maxCTAs = nccl_channels(processors, membership.share);
     const std::lock_guard lock(shared_->mutex);
     try {
       shared_->require(nccl.comm_init_rank_config(&shared_->comm, membership.size, id, membership.rank, &config));
@@ -126,7 +147,9 @@ class NcclGroup final : public DeviceGroup {
   bool is_ready() override {
     const std::lock_guard lock(shared_->mutex);
     shared_->require_comm();
-    return shared_->is_settled();
+    if (!shared_->is_settled()) return false;
+    shared_->is_connected = shared_->has_issued;
+    return true;
   }
 
   void issue(std::span<const DeviceMessage> messages) override {
@@ -135,6 +158,7 @@ class NcclGroup final : public DeviceGroup {
     use_device(device_);
     const std::lock_guard lock(shared_->mutex);
     shared_->require_comm();
+    shared_->has_issued = true;
     const NcclCalls& nccl = shared_->nccl;
     shared_->require(nccl.group_start());
     ncclResult_t first = ncclSuccess;

@@ -38,12 +38,9 @@ std::string ranks_text(const std::vector<Rank>& ranks) {
 // Null, and the transport is the caller's still, where the members have to exchange through the host's memory.
 std::unique_ptr<Communicator> from_device_to_device(DeviceTransfers& transfers, const DeviceExchange& devices,
                                                     const GroupSpec& spec, std::unique_ptr<Transport>& transport) {
-  using Calls = DeviceTransfers::Calls;
   const DeviceTransfers::Group group{.name = std::string(to_text(spec.kind)),
                                      .ranks = spec.members,
-                                     .calls = spec.kind != GroupKind::pipeline ? Calls::collectives
-                                              : devices.is_ring                ? Calls::ring_exchanges
-                                                                               : Calls::chain_exchanges};
+                                     .calls = device_calls(spec.kind, devices.is_ring)};
   const std::string obstacle = transfers.obstacle(*transport, group);
   if (obstacle.empty()) {
     if (devices.is_direct) devices.is_direct(transfers.network_name());

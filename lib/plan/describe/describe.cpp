@@ -40,6 +40,8 @@ constexpr Explanation memory_words[] = {
     {"scratch", "temporaries inside one layer; with train.recompute what its backward computes again"},
     {"batches", "token ids, targets and positions"},
     {"communication staging", "received pieces of sums under way"},
+    {"sums between GPUs", "what ranks sum by where they exchange by NCCL"},
+    {"connections between GPUs", "what NCCL takes for them, an estimate"},
     {"kernel workspace", "temporaries of the processor's kernels, by thread"},
     {"staging of offloaded state", "pieces of the host's masters and optimizer state that an update has on the device"},
     {"pinned staging", "batches and pieces of a checkpoint on their way between the host and its device"},

@@ -87,7 +87,6 @@ std::vector<Family> families_of(const VerdictQuestion& question, const MemoryBud
   families.push_back(half_precision(config));
   // More ranks on one machine share the memory that there is.
   if (!(kind == MemoryBudget::Kind::host && question.all_on_one_host) && !budget.is_shared) {
-    constexpr std::int64_t common_host = 8;
     constexpr std::int64_t most_stages = 64;
     families.push_back(higher_degrees("parallel.tensor", config.parallel.tensor,
                                       std::max(common_host, config.parallel.tensor), &ParallelConfig::tensor));
@@ -122,8 +121,9 @@ class Replanner {
       // Degrees that are raised take replicas where their number is left to a world that stands, else more ranks.
       const bool is_fixed = !config.parallel.data && question_.is_world_given;
       const auto world = is_fixed ? std::optional(question_.phase.mesh.world()) : std::nullopt;
-      const RunPlan plan = make_run_plan(config, question_.phase.model.vocab, world);
-      const PhasePlan& phase = plan.phases.front();
+      RunPlan plan = make_run_plan(config, question_.phase.model.vocab, world);
+      PhasePlan& phase = plan.phases.front();
+      phase.may_be_direct = question_.phase.may_be_direct;
       const HostPlacement hosts = place_on_hosts(config, phase.mesh, question_.all_on_one_host);
       const auto stages = survey_stages(phase, shorten(phase), question_.backend_workspace);
       const PlanNeeds needs = needs_of(phase.mesh, stages, hosts.ranks_per_host, question_.of_manifest);

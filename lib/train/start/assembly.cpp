@@ -236,7 +236,8 @@ std::size_t workspace_of_rank(const PhasePlan& phase, int threads) {
 
 std::string early_memory_words(const WorkerOptions& options) {
   const Config config = config_of_run(options);
-  const PhasePlan phase = plan_for(config, options.place.world).phases.front();
+  PhasePlan phase = plan_for(config, options.place.world).phases.front();
+  phase.may_be_direct = phase.may_be_direct && options.place.gpus.is_own();
   return out_of_memory_text(phase, options.place.rank, workspace_of_rank(phase, options.threads), "",
                             MemoryLimitText().view());
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <new>
@@ -32,6 +33,10 @@ RunPlan plan_of_place(const Config& config, const Tokenizer& tokenizer, const Wo
 CommunicatorFactory communicators_of(const WorkerPlace& place, const PhasePlan& phase, const LaunchConfig& launch,
                                      Backend& backend) {
   return place.make_communicators ? place.make_communicators(phase, launch, backend) : CommunicatorFactory();
+}
+
+std::uint64_t increase(std::uint64_t before, std::uint64_t after) {
+  return after - std::min(before, after);
 }
 
 // One that is gone, or back, gives the others other numbers: ranks would take other GPUs than were judged for them, or
@@ -78,8 +83,8 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
       backend(make_backend(options)),
       device_memory_before(backend->device_memory_in_use()),
       stream(backend->make_stream()),
-      groups(make_groups(phase.mesh, rank, phase.group_facts(),
-                         communicators_of(options.place, phase, config.launch, *backend))),
+      groups(connect(options)),
+      device_memory_of_groups(increase(device_memory_before, backend->device_memory_in_use())),
       num_gpus(count_gpus()),
       model(phase.transformer(rank)),
       optimizer(make_optimizer(config.train.optimizer)),
@@ -94,7 +99,7 @@ WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::v
     has_connection_notice = true;
   }
   const std::string words = options.place.connection_words ? options.place.connection_words() : "";
-  if (!words.empty()) log.info(words);
+  if (!words.empty()) log.info(words + memory_of_groups_text());
   // Of rank 0's the start line tells.
   if (const auto device = backend->device(); device && !is_first())
     log.info(fmt::format("rank {} computes on GPU {} ({})", rank.value(), gpu, device->name));
@@ -112,7 +117,10 @@ std::unique_ptr<Backend> WorkerParts::make_backend(const WorkerOptions& options)
                                                                             .instruction_set = "auto",
                                                                             .work = options.work,
                                                                             .compute = phase.compute});
-  for (PhasePlan& each : plan.phases) each.compute_on(*made);
+  for (PhasePlan& each : plan.phases) {
+    each.compute_on(*made);
+    each.may_be_direct = each.may_be_direct && options.place.gpus.is_own();
+  }
   return made;
 }
 
@@ -135,6 +143,23 @@ std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& opti
   } catch (const UserError& error) {
     throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));
   }
+}
+
+RankGroups WorkerParts::connect(const WorkerOptions& options) {
+  try {
+    return make_groups(phase.mesh, rank, phase.group_facts(),
+                       communicators_of(options.place, phase, config.launch, *backend));
+  } catch (const std::bad_alloc&) {
+    throw out_of_memory("while connecting to the other ranks");
+  }
+}
+
+// How good the plan's estimate is of what NCCL takes.
+std::string WorkerParts::memory_of_groups_text() const {
+  const std::size_t planned = phase.device_staging(rank) + phase.device_connections(rank);
+  if (planned == 0) return "";
+  return fmt::format("; to connect rank {} took {} of its GPU's memory, {} were planned", rank.value(),
+                     bytes_text(device_memory_of_groups), bytes_text(planned));
 }
 
 // Each counts its part of the GPU that it is on.

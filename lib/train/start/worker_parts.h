@@ -46,7 +46,8 @@ struct WorkerParts {
   std::uint64_t device_memory_before;  // of the device's, before the plan's: others' and CUDA's own
   std::unique_ptr<Stream> stream;
   RankGroups groups;
-  std::int64_t num_gpus;  // that all ranks together compute on; 0: on processors
+  std::uint64_t device_memory_of_groups;  // of the device's, about: whatever has come to be in use while they were made
+  std::int64_t num_gpus;                  // that all ranks together compute on; 0: on processors
   Transformer model;
   std::unique_ptr<Optimizer> optimizer;
   ShardLayout layout;
@@ -65,6 +66,8 @@ struct WorkerParts {
   LogOptions log_options(const WorkerOptions& options);
   std::unique_ptr<Backend> make_backend(const WorkerOptions& options);
   std::unique_ptr<Backend> make_gpu_backend(const WorkerOptions& options);
+  RankGroups connect(const WorkerOptions& options);
+  std::string memory_of_groups_text() const;
   std::int64_t count_gpus() const;
   // Takes and returns what opening the data finds out, as claim_text() has it.
   std::string open_data(const std::string& found_by_first, DataCheck check, const std::vector<MixSource>& read);

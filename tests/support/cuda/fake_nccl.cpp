@@ -23,6 +23,7 @@
 
 #include "backend/cuda/nccl_calls.h"
 #include "cuda_language.h"
+#include "support/cuda/fake_runtime.h"
 
 namespace scaletrain::fake_nccl {
 
@@ -59,7 +60,10 @@ struct Comm {
   bool is_gone = false;            // destroyed or aborted: no more calls
   int looks = looks_until_issued;  // at a call that has not reached its stream
   std::vector<Call> waiting{};
-  int running = 0;  // kernels
+  int running = 0;           // kernels
+  std::size_t memory = 0;    // of the GPU's, that it has taken
+  std::set<int> sends_to{};  // peers that are connected
+  std::set<int> receives_from{};
 };
 
 struct Clique {
@@ -80,8 +84,10 @@ struct World {
   std::map<std::string, std::shared_ptr<Clique>> cliques{};
   std::deque<Comm> comms{};  // for good
   std::string problem{};
+  std::string last_words{};  // of whatever communicator
   std::uint64_t arrived = 0;
   int broken = -1;
+  Failure failure = Failure::network;
   bool holds_aborts = false;
   std::map<int, int> blocks{};  // that run, by GPU
 };
@@ -108,6 +114,30 @@ thread_local std::vector<std::pair<Comm*, Call>> grouped;
 
 bool is_in_progress(const Comm& comm) {
   return !comm.clique->is_complete() || !comm.waiting.empty();
+}
+
+// The least that a driver gives out.
+constexpr std::size_t piece = std::size_t{2} << 20;
+// As NCCL takes it: tables of each channel and of the communicator.
+bool take_memory(Comm& comm, std::size_t pieces_of_channel, std::size_t more) {
+  const std::size_t bytes = (static_cast<std::size_t>(comm.blocks) * pieces_of_channel + more) * piece;
+  if (!fake_runtime::take_memory(comm.device, bytes)) return false;
+  comm.memory += bytes;
+  return true;
+}
+// For each channel buffers of 9.2 MiB where it receives, a page where it sends.
+bool connect(Comm& comm) {
+  bool is_connected = true;
+  for (const Call& call : comm.waiting) {
+    if (call.peer == comm.rank) continue;
+    if (call.is_send && comm.sends_to.insert(call.peer).second) is_connected = is_connected && take_memory(comm, 1, 0);
+    if (!call.is_send && comm.receives_from.insert(call.peer).second)
+      is_connected = is_connected && take_memory(comm, 5, 0);
+  }
+  return is_connected;
+}
+void give_memory(Comm& comm) {
+  fake_runtime::give_memory(comm.device, std::exchange(comm.memory, 0));
 }
 
 std::string may_be_used(const Comm& comm) {
@@ -201,6 +231,10 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
   cudaGetDevice(&comm.device);
   member = &comm;
   *made = reinterpret_cast<ncclComm_t>(&comm);
+  if (!take_memory(comm, 4, 3)) {
+    comm.error = ncclUnhandledCudaError;
+    world().last_words = "Failed to CUDA calloc 2097152 bytes";
+  }
   if (clique->is_complete()) {
     std::set<int> devices;
     for (const Comm* one : clique->members) devices.insert(one->device);
@@ -214,7 +248,16 @@ ncclResult_t comm_get_async_error(ncclComm_t handle, ncclResult_t* state) {
   Comm& comm = of(handle);
   const std::lock_guard lock(world().mutex);
   if (comm.is_gone) return refuse("a communicator is used after its end");
-  if (comm.device == world().broken) comm.error = ncclRemoteError;
+  if (comm.device == world().broken && world().failure == Failure::network) comm.error = ncclRemoteError;
+  if (comm.device == world().broken && world().failure == Failure::cuda) {
+    comm.error = ncclUnhandledCudaError;
+    world().last_words = "Cuda failure 'unspecified launch failure'";
+  }
+  if (comm.error == ncclSuccess && !comm.waiting.empty() && comm.looks == 1 && !connect(comm)) {
+    // Whoever asks the thread that allocates hears no more than that it has hung up.
+    comm.error = ncclInternalError;
+    world().last_words = "[Proxy Service 0] Failed to execute operation Setup from rank 0, retcode 1";
+  }
   if (comm.error == ncclSuccess && !comm.waiting.empty() && --comm.looks <= 0) {
     const cudaStream_t stream = comm.waiting.front().stream;
     cuda::run_in_turn(stream, [&comm, calls = std::exchange(comm.waiting, {})] { carry_out(comm, calls); });
@@ -237,6 +280,7 @@ ncclResult_t comm_destroy(ncclComm_t handle) {
   if (!comm.is_finalized) refuse("a communicator is destroyed that was not finalized");
   world().changed.wait(lock, [&] { return comm.running == 0; });
   comm.is_gone = true;
+  give_memory(comm);
   return ncclSuccess;
 }
 ncclResult_t comm_abort(ncclComm_t handle) {
@@ -248,6 +292,7 @@ ncclResult_t comm_abort(ncclComm_t handle) {
   comm.waiting.clear();
   world().changed.notify_all();
   world().changed.wait(lock, [&] { return comm.running == 0 && !world().holds_aborts; });
+  give_memory(comm);
   return ncclSuccess;
 }
 
@@ -257,12 +302,17 @@ const char* get_error_string(ncclResult_t result) {
       return "remote process exited or there was a network error";
     case ncclInvalidUsage:
       return "invalid usage";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
     default:
       return "another error";
   }
 }
 const char* get_last_error(ncclComm_t) {
-  return "";
+  static thread_local std::string words;
+  const std::lock_guard lock(world().mutex);
+  words = world().last_words;
+  return words.c_str();
 }
 
 ncclResult_t add_call(ncclComm_t handle, ncclDataType_t type, const Call& call) {
@@ -324,6 +374,7 @@ Installed::Installed(int version) {
   world().is_installed = true;
   world().version = version;
   world().problem.clear();
+  world().last_words.clear();
 }
 Installed::~Installed() {
   const std::lock_guard lock(world().mutex);
@@ -338,9 +389,10 @@ std::uint64_t arrived_messages() {
   const std::lock_guard lock(world().mutex);
   return world().arrived;
 }
-void break_gpu(int device) {
+void break_gpu(int device, Failure failure) {
   const std::lock_guard lock(world().mutex);
   world().broken = device;
+  world().failure = failure;
 }
 void hold_aborts(bool held) {
   const std::lock_guard lock(world().mutex);

@@ -21,8 +21,10 @@ class Installed {
 std::string take_problem();
 // Messages that have arrived so far.
 std::uint64_t arrived_messages();
-// From now on the communicators of this GPU tell of an asynchronous error; negative: none does.
-void break_gpu(int device);
+// From now on the communicators of this GPU tell of an asynchronous error, of the network or of CUDA; negative: none
+// does.
+enum class Failure { network, cuda };
+void break_gpu(int device, Failure failure = Failure::network);
 // Whether an abort returns only when this is false again; the GPU's work ends all the same.
 void hold_aborts(bool held);
 

@@ -223,6 +223,16 @@ std::vector<int> visible_gpus() {
 int number_of_gpus() {
   return static_cast<int>(visible_gpus().size());
 }
+// Of what libraries take, by GPU; and where a test says how much others leave them.
+std::mutex memory_mutex;
+std::map<int, std::size_t> memory_of_libraries;
+std::map<int, std::size_t> memory_left;
+std::size_t free_memory_of(int device) {
+  const std::size_t all = memory_of_gpu(visible_gpus().at(static_cast<std::size_t>(device)));
+  const auto left = memory_left.find(device);
+  const std::size_t before = left != memory_left.end() ? left->second : is_full() ? 0 : all - memory_before;
+  return before - std::min(before, memory_of_libraries[device]);
+}
 // SCALETRAIN_FAKE_FAILURE is a file's path and a number: while there is such a file, that GPU fails.
 bool has_failed() {
   const char* const file = std::getenv("SCALETRAIN_FAKE_FAILURE");
@@ -286,6 +296,29 @@ std::size_t registered_bytes() {
   std::size_t all = 0;
   for (const auto& [first, size] : registered()) all += size;
   return all;
+}
+
+bool take_memory(int device, std::size_t bytes) {
+  const std::lock_guard lock(memory_mutex);
+  if (free_memory_of(device) < bytes) return false;
+  memory_of_libraries[device] += bytes;
+  return true;
+}
+void give_memory(int device, std::size_t bytes) {
+  const std::lock_guard lock(memory_mutex);
+  memory_of_libraries[device] -= bytes;
+}
+std::size_t taken_memory(int device) {
+  const std::lock_guard lock(memory_mutex);
+  return memory_of_libraries[device];
+}
+void leave_memory(int device, std::size_t bytes) {
+  const std::lock_guard lock(memory_mutex);
+  memory_left[device] = memory_of_libraries[device] + bytes;
+}
+void free_memory() {
+  const std::lock_guard lock(memory_mutex);
+  memory_left.clear();
 }
 
 }  // namespace scaletrain::fake_runtime
@@ -541,7 +574,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 cudaError_t cudaMemGetInfo(size_t* available, size_t* all) {
   REFUSE_IN_HOST_FUNCTION;
   *all = memory_of_gpu(visible_gpus().at(static_cast<std::size_t>(device_of_thread)));
-  *available = is_full() ? 0 : *all - memory_before;
+  const std::lock_guard lock(memory_mutex);
+  *available = free_memory_of(device_of_thread);
   return cudaSuccess;
 }
 // As SCALETRAIN_FAKE_GPU says: nothing, one GPU; "old GPU", "new GPU", "small GPU", "narrow GPU", "full GPU", "H100",

@@ -20,4 +20,13 @@ void on_pinning(std::function<bool(std::size_t bytes)> locking);
 // Bytes of the process's own memory that are registered now.
 std::size_t registered_bytes();
 
+// Memory of a GPU that a library takes, which nobody reaches: false if it has not as much.
+bool take_memory(int device, std::size_t bytes);
+void give_memory(int device, std::size_t bytes);
+std::size_t taken_memory(int device);
+// From now on others have all of its memory but so much, beside what is taken.
+void leave_memory(int device, std::size_t bytes);
+// The opposite, for all GPUs.
+void free_memory();
+
 }  // namespace scaletrain::fake_runtime

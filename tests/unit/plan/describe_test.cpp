@@ -12,6 +12,16 @@
 
 using namespace scaletrain;
 
+TEST_CASE("stages whose ranks are in no group that sums are listed beside those that are") {
+  Config config = planned_config();
+  config.run.device = DeviceKind::cuda;
+  config.model.tie_embeddings = true;  // first and last stage sum its gradient
+  config.parallel.pipeline = 3;
+  const RunPlan plan = make_run_plan(config, 61, std::nullopt);
+  const std::string text = describe_plan(config, plan, {.verbose = true}).text;
+  CHECK(contains(text, "sums between GPUs             16.0 MiB       0 B  16.0 MiB\n"));
+}
+
 TEST_CASE("405 billion parameters on 16,384 ranks are described within a second") {
   Config config = preset_config("llama-405b");
   config.parallel.tensor = 8;

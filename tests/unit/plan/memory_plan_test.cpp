@@ -146,6 +146,67 @@ TEST_CASE("an offloaded parameter leaves 6 bytes on the device in bf16 and 8 in 
   }
 }
 
+TEST_CASE(
+    "where ranks on GPUs may exchange by NCCL, what it takes for each connection is planned, and nothing elsewhere") {
+  const auto mebi = [](std::size_t number) { return number << 20; };
+  const auto planned = [](const Config& config, std::int64_t rank, const std::string& purpose) {
+    return bytes_of(make_run_plan(config, 61, std::nullopt).phases.front().memory(Rank(rank), 0), purpose);
+  };
+  const std::string connections = "connections between GPUs";
+  const std::string sums = "sums between GPUs";
+  Config config = planned_config();
+  config.run.device = DeviceKind::cuda;
+  config.train.global_batch = 48;
+  Config alone = config;
+  config.parallel.data = 2;
+  // A group of collectives on an H100 has 16 channels: of each 4 pieces of 2 MiB for tables, and by NVLink one for what
+  // is sent and five for the 9.2 MiB of buffers for what is received; three pieces of the group's.
+  CHECK(planned(config, 0, connections) == mebi(16 * (8 + 2 + 10) + 6));
+  CHECK(planned(config, 0, sums) == mebi(16));
+  // Of two hosts of 8, seven others are on the same; all others share 2 MiB each way.
+  config.parallel.data = 16;
+  CHECK(planned(config, 11, connections) == mebi(16 * (8 + 7 * (2 + 10) + 2 + 2) + 6));
+  config.launch.ranks_per_node = 4;
+  CHECK(planned(config, 11, connections) == mebi(16 * (8 + 3 * (2 + 10) + 2 + 2) + 6));
+  // A pipeline has groups of 8 channels for what is sent and what is received, with each neighbour.
+  const std::size_t link = mebi(8 * (8 + 2) + 6 + 8 * (8 + 10) + 6);
+  Config stages = alone;
+  stages.model.tie_embeddings = false;
+  stages.parallel.pipeline = 3;
+  for (const std::int64_t rank : {0, 1, 2}) {
+    CAPTURE(rank);
+    CHECK(planned(stages, rank, connections) == (rank == 1 ? 2 * link : link));
+    CHECK(planned(stages, rank, sums) == 0);
+  }
+  stages.launch.ranks_per_node = 1;
+  CHECK(planned(stages, 1, connections) == 4 * mebi(8 * (8 + 2) + 6));
+  stages.launch.ranks_per_node.reset();
+  stages.parallel.schedule = ScheduleKind::interleaved;
+  stages.parallel.chunks = 2;
+  for (const int rank : {0, 1, 2}) CHECK(planned(stages, rank, connections) == 2 * link);
+  stages.parallel.pipeline = 2;
+  CHECK(planned(stages, 0, connections) == 2 * link);  // the other stage is the one before and the one behind
+
+  const auto has_none = [&](const Config& other, bool may_be_direct) {
+    PhasePlan phase = make_run_plan(other, 61, std::nullopt).phases.front();
+    phase.may_be_direct = phase.may_be_direct && may_be_direct;
+    for (const MemoryItem& item : phase.memory(Rank(0), 0).items)
+      if (item.purpose == connections || item.purpose == sums) return false;
+    return true;
+  };
+  CHECK_FALSE(has_none(stages, true));
+  CHECK(has_none(stages, false));  // as of ranks that share a GPU
+  CHECK(has_none(alone, true));
+  for (const RankTransport transport : {RankTransport::host, RankTransport::tcp}) {
+    stages.launch.transport = transport;
+    CHECK(has_none(stages, true));
+  }
+  stages.launch.transport = RankTransport::nccl;
+  CHECK_FALSE(has_none(stages, true));
+  stages.run.device = DeviceKind::cpu;
+  CHECK(has_none(stages, true));
+}
+
 TEST_CASE("masters, gradients and optimizer state of a known model") {
   // 124,439,808 parameters (Radford et al. 2019 with a tied head), four bytes each; padding adds less than 64 KiB.
   const RunPlan run = make_run_plan(preset_config("gpt2-124m"), 50257, std::nullopt);

@@ -330,6 +330,28 @@ TEST_CASE("an offloaded update takes what its bytes take over the link to the ho
                  "to the host is not known"));
 }
 
+TEST_CASE("what would make ranks that share a GPU fit is planned without what NCCL would take") {
+  Config config = gpt2();
+  config.run.device = DeviceKind::cuda;
+  config.parallel.data = 2;
+  const auto needs = [&](std::int64_t micro_batch, bool may_be_direct) {
+    Config smaller = config;
+    smaller.train.micro_batch = micro_batch;
+    RunPlan plan = make_run_plan(smaller, 50257, std::nullopt);
+    plan.phases.front().may_be_direct = may_be_direct;
+    const MemoryPlan memory = plan.phases.front().memory(Rank(0), 0);
+    return memory.total() - memory.total_of_host();
+  };
+  const std::uint64_t memory = needs(4, false);
+  CHECK(needs(4, true) > memory);
+  RunPlan plan = make_run_plan(config, 50257, std::nullopt);
+  plan.phases.front().may_be_direct = false;
+  DescribeOptions options;
+  options.budget = device_of(memory);
+  const json verdict = json::parse(describe_plan(config, plan, options).json).at("verdict");
+  CHECK(bytes_with(verdict.at("fits_with"), "train.micro_batch: 4") == memory);
+}
+
 TEST_CASE("a capped source is drawn from up to its cap and hands its weight to the rest") {
   Config config = gpt2();
   config.train.steps = 1000;
