@@ -353,19 +353,32 @@ struct DeviceTransfers::Impl {
     return made;
   }
 
-  // One group for each pair of neighbours and channel, made in one order by all.
+  // The two links of a rank are made one after the other: first all that begin at an even member, then those at odd
+  // ones, and one more behind them where an odd number of members is a ring. No member is in two of a pass, so that a
+  // link waits for those of its members' in earlier passes alone, however long the pipeline is.
+  static int pass_of(int link, int size) { return link == size - 1 && size % 2 == 1 ? 2 : link % 2; }
+  static std::vector<int> links_in_order(Calls calls, int rank, int size) {
+    const bool is_ring = calls == Calls::ring_exchanges;
+    std::vector<int> links;
+    if (is_ring || rank > 0) links.push_back((rank + size - 1) % size);
+    if (is_ring || rank < size - 1) links.push_back(rank);
+    std::sort(links.begin(), links.end(), [size](int a, int b) { return pass_of(a, size) < pass_of(b, size); });
+    return links;
+  }
+
+  // One group for each pair of neighbours and channel.
   std::shared_ptr<DeviceExchanges> make_exchanges(Transport& transport, const Group& group) {
     const int size = transport.size();
     const int rank = transport.rank();
-    const int links = group.calls == Calls::ring_exchanges ? size : size - 1;
+    const std::vector<int> links = links_in_order(group.calls, rank, size);
     std::string own(2 * device_group_id_bytes, '\0');
-    if (rank < links) own = found.network->make_id() + found.network->make_id();
+    if (std::find(links.begin(), links.end(), rank) != links.end())
+      own = found.network->make_id() + found.network->make_id();
     const auto ids = tell_each_other(transport, group.ranks, id_tag, own, options.connect_seconds);
     auto made = std::make_shared<DeviceExchanges>(CollectiveStatus::Group{group.name, group.ranks}, watch);
     const Buffer memory = options.backend.allocate(devices::first_message_bytes);
-    for (int link = 0; link < links; ++link) {
+    for (const int link : links) {
       const int next = (link + 1) % size;
-      if (rank != link && rank != next) continue;
       const auto connect_way = [&](int from, int to, Transfer::Channel channel, const std::string& id) {
         const bool sends = rank == from;
         const DeviceExchanges::Key key{sends ? Direction::send : Direction::receive, sends ? to : from, channel};

@@ -200,6 +200,34 @@ TEST_CASE("cuda graphs change no bit of trainings whose ranks exchange by NCCL, 
   }
 }
 
+TEST_CASE(
+    "links between stages are made side by side: a pipeline takes as long as the joins of two, an odd ring of three") {
+  struct Pipeline {
+    int stages;
+    GroupCalls calls;
+    int links;  // one behind the other, at most
+  };
+  for (const Pipeline& pipeline : {Pipeline{2, GroupCalls::chain_exchanges, 1},
+                                   {3, GroupCalls::chain_exchanges, 2},
+                                   {8, GroupCalls::chain_exchanges, 2},
+                                   {9, GroupCalls::chain_exchanges, 2},
+                                   {2, GroupCalls::ring_exchanges, 2},
+                                   {3, GroupCalls::ring_exchanges, 3},
+                                   {8, GroupCalls::ring_exchanges, 2},
+                                   {9, GroupCalls::ring_exchanges, 3}}) {
+    CAPTURE(pipeline.stages);
+    CAPTURE(pipeline.links);
+    int joins = 0;
+    on_gpus(pipeline.stages, {.names = {"pipeline"}, .calls = pipeline.calls}, [&](GpuRank& gpu, auto meet) {
+      meet();
+      if (gpu.rank() == 0) joins = fake_nccl::longest_chain_of_joins();
+      meet();
+    });
+    // A link has a group for each way.
+    CHECK(joins == 2 * pipeline.links);
+  }
+}
+
 TEST_CASE("ranks on GPUs reduce by NCCL to the bits of the host's communicators, in every type") {
   on_gpus(3, {}, [](GpuRank& gpu, auto meet) {
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {

@@ -68,6 +68,7 @@ struct Comm {
 
 struct Clique {
   std::vector<Comm*> members;
+  int joins = 0;  // one behind the other, itself included
   // By sender and receiver: who is there first waits for the other.
   std::map<std::pair<int, int>, std::deque<MessageRef>> sends{}, receives{};
 
@@ -90,6 +91,7 @@ struct World {
   Failure failure = Failure::network;
   bool holds_aborts = false;
   std::map<int, int> blocks{};  // that run, by GPU
+  std::map<int, int> joins{};   // one behind the other, by GPU
 };
 World& world() {
   static World all;
@@ -235,7 +237,10 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
     comm.error = ncclUnhandledCudaError;
     world().last_words = "Failed to CUDA calloc 2097152 bytes";
   }
+  clique->joins = std::max(clique->joins, world().joins[comm.device] + 1);
   if (clique->is_complete()) {
+    for (const Comm* one : clique->members)
+      world().joins[one->device] = std::max(world().joins[one->device], clique->joins);
     std::set<int> devices;
     for (const Comm* one : clique->members) devices.insert(one->device);
     if (std::ssize(devices) != size)
@@ -375,6 +380,7 @@ Installed::Installed(int version) {
   world().version = version;
   world().problem.clear();
   world().last_words.clear();
+  world().joins.clear();
 }
 Installed::~Installed() {
   const std::lock_guard lock(world().mutex);
@@ -393,6 +399,12 @@ void break_gpu(int device, Failure failure) {
   const std::lock_guard lock(world().mutex);
   world().broken = device;
   world().failure = failure;
+}
+int longest_chain_of_joins() {
+  const std::lock_guard lock(world().mutex);
+  int longest = 0;
+  for (const auto& [device, joins] : world().joins) longest = std::max(longest, joins);
+  return longest;
 }
 void hold_aborts(bool held) {
   const std::lock_guard lock(world().mutex);

@@ -25,6 +25,9 @@ std::uint64_t arrived_messages();
 // does.
 enum class Failure { network, cuda };
 void break_gpu(int device, Failure failure = Failure::network);
+// How many groups have come together one behind the other at most: each behind those that its members were in when they
+// began to join it.
+int longest_chain_of_joins();
 // Whether an abort returns only when this is false again; the GPU's work ends all the same.
 void hold_aborts(bool held);
 
