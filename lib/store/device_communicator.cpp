@@ -162,10 +162,11 @@ void check_memory(const AnyView& view) {
 // Of the calls that its group has; the other ones are bugs.
 class DeviceCommunicator final : public Communicator {
  public:
-  DeviceCommunicator(std::shared_ptr<void> kept, CollectiveStatus::Group group, int rank, Backend& backend,
-                     std::unique_ptr<Transport> transport, std::shared_ptr<DeviceCollectives> collectives,
-                     std::shared_ptr<DeviceExchanges> exchanges)
+  DeviceCommunicator(std::shared_ptr<void> kept, DeviceWatch& watch, CollectiveStatus::Group group, int rank,
+                     Backend& backend, std::unique_ptr<Transport> transport,
+                     std::shared_ptr<DeviceCollectives> collectives, std::shared_ptr<DeviceExchanges> exchanges)
       : kept_(std::move(kept)),
+        watch_(watch),
         group_(std::move(group)),
         rank_(rank),
         backend_(backend),
@@ -173,9 +174,8 @@ class DeviceCommunicator final : public Communicator {
         collectives_(std::move(collectives)),
         exchanges_(std::move(exchanges)) {}
   ~DeviceCommunicator() override {
-    const std::string text = fmt::format("group {}: the communicator was closed before its calls had run", group_.name);
-    if (collectives_ && collectives_->is_busy()) collectives_->fail(text);
-    if (exchanges_ && exchanges_->is_busy()) exchanges_->fail(text);
+    if (collectives_) close(*collectives_);
+    if (exchanges_) close(*exchanges_);
   }
   DeviceCommunicator(const DeviceCommunicator&) = delete;
   DeviceCommunicator& operator=(const DeviceCommunicator&) = delete;
@@ -248,6 +248,12 @@ class DeviceCommunicator final : public Communicator {
   }
 
  private:
+  template <class Lanes>
+  void close(Lanes& lanes) const {
+    const std::string text = fmt::format("group {}: the communicator was closed before its calls had run", group_.name);
+    watch_.forget(lanes, text);
+    if (lanes.is_busy()) lanes.fail(text);
+  }
   static std::vector<std::int64_t> copy_of(std::span<const std::int64_t> counts) {
     return {counts.begin(), counts.end()};
   }
@@ -282,6 +288,7 @@ class DeviceCommunicator final : public Communicator {
   }
 
   std::shared_ptr<void> kept_;  // what the lanes use
+  DeviceWatch& watch_;          // part of it
   CollectiveStatus::Group group_;
   int rank_;
   Backend& backend_;
@@ -426,9 +433,9 @@ std::unique_ptr<Communicator> DeviceTransfers::make(std::unique_ptr<Transport> t
   } catch (const PeerError& error) {
     throw PeerError(fmt::format("group {}: {}: {}", group.name, network_name(), error.what()));
   }
-  return std::make_unique<DeviceCommunicator>(impl_, CollectiveStatus::Group{group.name, group.ranks}, rank,
-                                              impl_->options.backend, std::move(transport), std::move(collectives),
-                                              std::move(exchanges));
+  return std::make_unique<DeviceCommunicator>(impl_, impl_->watch, CollectiveStatus::Group{group.name, group.ranks},
+                                              rank, impl_->options.backend, std::move(transport),
+                                              std::move(collectives), std::move(exchanges));
 }
 
 DeviceTransfers::Calls device_calls(GroupKind kind, bool is_ring) {

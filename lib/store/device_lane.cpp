@@ -145,7 +145,19 @@ DeviceWatch::~DeviceWatch() {
 void DeviceWatch::watch(const std::shared_ptr<DeviceLanes>& lanes) {
   const std::lock_guard lock(mutex_);
   all_.push_back(lanes);
-  if (!thread_.joinable()) thread_ = GuardedThread([this] { serve(); });
+  if (!looks_.joinable()) looks_ = GuardedThread([this] { serve(); });
+  if (!issues_.joinable()) issues_ = GuardedThread([this] { issue_overdue(); });
+}
+
+void DeviceWatch::forget(DeviceLanes& lanes, const std::string& text) noexcept {
+  std::unique_lock lock(mutex_);
+  std::erase_if(all_, [&](const auto& one) { return one.expired() || one.lock().get() == &lanes; });
+  changed_.wait(lock, [this] { return !is_looking_; });
+  if (issuing_ != &lanes) return;
+  lock.unlock();
+  lanes.fail(text);
+  lock.lock();
+  changed_.wait(lock, [&] { return issuing_ != &lanes; });
 }
 
 void DeviceWatch::fail_all(const std::string& text) noexcept {
@@ -176,14 +188,54 @@ void DeviceWatch::serve() {
   }
 }
 
+void DeviceWatch::issue_overdue() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stops_ || is_overdue_; });
+    if (stops_) return;
+    is_overdue_ = false;
+    for (const std::weak_ptr<DeviceLanes>& next : std::vector(all_)) {
+      // Who forgets lanes has them until they are: this thread is not their last owner either.
+      const auto is_next = [&next](const auto& one) { return !one.owner_before(next) && !next.owner_before(one); };
+      if (stops_ || std::none_of(all_.begin(), all_.end(), is_next)) continue;
+      auto lanes = next.lock();
+      if (!lanes) continue;
+      issuing_ = lanes.get();
+      lock.unlock();
+      lanes->issue_posted();
+      lanes.reset();
+      lock.lock();
+      issuing_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+}
+
+std::vector<std::shared_ptr<DeviceLanes>> DeviceWatch::watched() const {
+  std::vector<std::shared_ptr<DeviceLanes>> all;
+  for (const auto& one : all_)
+    if (auto lanes = one.lock()) all.push_back(std::move(lanes));
+  return all;
+}
+
 bool DeviceWatch::look_at_all() {
   std::vector<std::shared_ptr<DeviceLanes>> all;
   {
     const std::lock_guard lock(mutex_);
-    std::erase_if(all_, [](const auto& one) { return one.expired(); });
-    for (const auto& one : all_)
-      if (auto lanes = one.lock()) all.push_back(std::move(lanes));
+    is_looking_ = true;
+    all = watched();
   }
+  const bool is_busy = look_at(all);
+  all.clear();  // of none of them the last owner: that one forgets them first
+  {
+    const std::lock_guard lock(mutex_);
+    is_looking_ = false;
+  }
+  changed_.notify_all();
+  return is_busy;
+}
+
+bool DeviceWatch::look_at(const std::vector<std::shared_ptr<DeviceLanes>>& all) {
   bool is_busy = false;
   std::optional<MonotonicTime> since;
   DeviceLane::Call call;
@@ -203,8 +255,10 @@ bool DeviceWatch::look_at_all() {
     else
       waits_.status->device_goes_on();
   }
-  if (since && seconds_since(*since) > waits_.patience)
-    for (const auto& lanes : all) lanes->issue_posted();
+  if (since && seconds_since(*since) > waits_.patience) {
+    const std::lock_guard lock(mutex_);
+    is_overdue_ = true;
+  }
   return is_busy;
 }
 

@@ -128,7 +128,7 @@ class DeviceLanes {
 
   // Of all lanes what has been under way for longest. Ends them when something has failed.
   DeviceLane::Look look(const DeviceWaits& waits) noexcept;
-  // Issues what has been posted and waits for nobody to ask for it. Any thread.
+  // Issues what has been posted and waits for nobody to ask for it. Any thread; waits until NCCL has taken it.
   virtual void issue_posted() noexcept {}
 
  protected:
@@ -145,7 +145,9 @@ class DeviceLanes {
   std::vector<std::unique_ptr<DeviceLane>> lanes_;
 };
 
-// Watches all lanes of a rank, from the first ones on.
+// Watches all lanes of a rank, from the first ones on. What may wait, for NCCL to take a message or to end a group, is
+// done by other threads than the one that looks: another of its own issues what is overdue, and who closes lanes ends
+// their groups.
 class DeviceWatch {
  public:
   explicit DeviceWatch(DeviceWaits waits) : waits_(std::move(waits)) {}
@@ -155,6 +157,9 @@ class DeviceWatch {
 
   const DeviceWaits& waits() const { return waits_; }
   void watch(const std::shared_ptr<DeviceLanes>& lanes);
+  // Nobody looks at them or issues theirs any more: by who is about to close them. Ends them with that text where a
+  // message is just being issued.
+  void forget(DeviceLanes& lanes, const std::string& text) noexcept;
   // Of all that are watched. Any thread.
   void fail_all(const std::string& text) noexcept;
   // Something is under way. By a thread that issues.
@@ -163,14 +168,20 @@ class DeviceWatch {
  private:
   void serve();
   bool look_at_all();
+  bool look_at(const std::vector<std::shared_ptr<DeviceLanes>>& all);
+  void issue_overdue();
+  std::vector<std::shared_ptr<DeviceLanes>> watched() const;  // with the lock held
 
   DeviceWaits waits_;
   std::mutex mutex_;  // for what follows
   std::condition_variable changed_;
   std::vector<std::weak_ptr<DeviceLanes>> all_;
   bool is_awake_ = false;
+  bool is_looking_ = false;
+  bool is_overdue_ = false;               // what has been posted is to be issued
+  const DeviceLanes* issuing_ = nullptr;  // for whom it is
   bool stops_ = false;
-  GuardedThread thread_;  // last: it uses the rest
+  GuardedThread looks_, issues_;  // last: they use the rest
 };
 
 }  // namespace scaletrain

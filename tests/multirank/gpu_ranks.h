@@ -92,6 +92,11 @@ class GpuRank {
   const std::string& obstacle() const { return obstacle_; }
   Communicator& group(std::size_t index = 0) { return *groups_.at(index); }
   void close_groups() { groups_.clear(); }
+  void close_group(std::size_t index) { groups_.at(index).reset(); }
+  Ticket exchange(std::size_t group, Transfer::Direction direction, const View& data, Transfer::Channel channel) {
+    const Transfer one{.direction = direction, .peer = static_cast<int>(1 - rank_), .data = data, .channel = channel};
+    return groups_.at(group)->exchange(*stream_, {&one, 1});
+  }
   Stream& stream() { return *stream_; }
   Backend& backend() { return *backend_; }
 

@@ -2,6 +2,7 @@
 // NCCL cannot be used.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <new>
@@ -146,6 +147,83 @@ TEST_CASE("an asynchronous error of NCCL ends the call under way, and what was c
     meet();
   });
   CHECK(words == "group world: all_reduce #0: NCCL: remote process exited or there was a network error");
+}
+
+TEST_CASE("while NCCL takes its time to end one of a rank's groups, calls of the others end by their deadline") {
+  std::string words;
+  bool was_ending = false;
+  const GroupOptions options{
+      .names = {"first", "second"}, .calls = DeviceTransfers::Calls::chain_exchanges, .deadline = 1.0};
+  on_gpus(2, options, [&](GpuRank& gpu, auto meet) {
+    const View data = gpu.make(std::vector<float>(8, 1.0F));
+    meet();
+    if (gpu.rank() == 0) {
+      fake_nccl::hold_ends(true);
+      gpu.exchange(0, Transfer::Direction::send, data, Transfer::Channel::activations).before(gpu.stream());
+      // Who watches the calls looks at both groups when one of them is closed.
+      fake_nccl::hold_looks(0);
+      CHECK(eventually([] { return fake_nccl::held_looks() > 0; }));
+      std::atomic<bool> is_closed{false};
+      std::thread closing([&] {
+        gpu.close_group(1);
+        is_closed = true;
+      });
+      eventually([&] { return is_closed.load(); }, 0.2);
+      fake_nccl::hold_looks(-1);
+      try {
+        gpu.stream().synchronize();
+      } catch (const PeerError& error) {
+        words = error.what();
+      }
+      was_ending = fake_nccl::ending_communicators() > 0;
+      fake_nccl::hold_ends(false);
+      closing.join();
+    }
+    meet();
+  });
+  CHECK(words ==
+        "group first: exchange #0: waited 1 s for rank 1 (of the world); it is dead, stuck, or issued another "
+        "collective");
+  CHECK(was_ending);
+}
+
+TEST_CASE("while NCCL does not give a GPU a message, somebody sees that others of the rank's have arrived") {
+  using Channel = Transfer::Channel;
+  using Direction = Transfer::Direction;
+  // The message that is not given: one that the rank issues, or one that it has posted, and that is overdue.
+  for (const bool is_posted : {false, true}) {
+    CAPTURE(is_posted);
+    WorkCount work{0};
+    const GroupOptions options{.names = {"first", "second"},
+                               .calls = DeviceTransfers::Calls::chain_exchanges,
+                               .patience = 0.02,
+                               .work = &work};
+    on_gpus(2, options, [&](GpuRank& gpu, auto meet) {
+      const View data = gpu.make(std::vector<float>(8, 1.0F));
+      const View other = gpu.make(std::vector<float>(8, 2.0F));
+      meet();
+      if (gpu.rank() == 0) {
+        Ticket first = gpu.exchange(0, Direction::send, data, Channel::activations);
+        fake_nccl::hold_messages(0);
+        Ticket second = is_posted ? gpu.exchange(1, Direction::receive, other, Channel::gradients)
+                                  : gpu.exchange(1, Direction::send, other, Channel::activations);
+        first.wait();
+        second.wait();
+      } else {
+        CHECK(eventually([] { return fake_nccl::held_messages() > 0; }));
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // longer than their patience
+        CHECK(work == 0);
+        gpu.exchange(0, Direction::receive, data, Channel::activations).wait();
+        CHECK(eventually([&] { return work > 0; }, 10.0));
+        fake_nccl::hold_messages(-1);
+        if (is_posted)
+          gpu.exchange(1, Direction::send, other, Channel::gradients).wait();
+        else
+          gpu.exchange(1, Direction::receive, other, Channel::activations).wait();
+      }
+      meet();
+    });
+  }
 }
 
 TEST_CASE("where a GPU lacks the memory to join a group or to connect it, that is told and no failure of a peer") {

@@ -201,24 +201,36 @@ class NcclGroup final : public DeviceGroup {
     return nccl.recv(message.data, message.bytes, ncclUint8, message.peer, shared_->comm, stream_.get());
   }
 
-  // A network may still be sending what the GPU has given to it. False: it has been aborted, or must be.
+  // A network may still be sending what the GPU has given to it. False: it must be aborted. Who asks for the state, or
+  // aborts, does not wait for that.
   bool end_in_peace() noexcept {
-    const std::lock_guard lock(shared_->mutex);
-    if (shared_->is_aborting) return true;
-    const NcclCalls& nccl = shared_->nccl;
+    ncclComm_t ended = nullptr;
     try {
-      if (shared_->comm == nullptr || !shared_->is_settled()) return false;
-      shared_->require(nccl.comm_finalize(shared_->comm));
+      if (!finalize()) return false;
       const auto end = std::chrono::steady_clock::now() + longest_end;
-      while (!shared_->is_settled()) {
+      while (true) {
+        {
+          const std::lock_guard lock(shared_->mutex);
+          if (shared_->is_aborting) return true;
+          if (shared_->is_settled()) ended = std::exchange(shared_->comm, nullptr);
+        }
+        if (ended != nullptr) break;
         if (std::chrono::steady_clock::now() > end) return false;
         std::this_thread::sleep_for(poll_interval);
       }
     } catch (const std::exception&) {
       return false;
     }
-    nccl.comm_destroy(std::exchange(shared_->comm, nullptr));
+    shared_->nccl.comm_destroy(ended);
+    const std::lock_guard lock(shared_->mutex);
     return shared_->has_ended = true;
+  }
+  bool finalize() {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->is_aborting) return true;
+    if (shared_->comm == nullptr || !shared_->is_settled()) return false;
+    shared_->require(shared_->nccl.comm_finalize(shared_->comm));
+    return true;
   }
 
   int device_;

@@ -90,6 +90,10 @@ struct World {
   int broken = -1;
   Failure failure = Failure::network;
   bool holds_aborts = false;
+  bool holds_ends = false;
+  int held_messages = -1;  // of this GPU
+  int held_looks = -1;
+  int looks_that_wait = 0;
   std::map<int, int> blocks{};  // that run, by GPU
   std::map<int, int> joins{};   // one behind the other, by GPU
 };
@@ -115,7 +119,7 @@ thread_local int group_depth = 0;
 thread_local std::vector<std::pair<Comm*, Call>> grouped;
 
 bool is_in_progress(const Comm& comm) {
-  return !comm.clique->is_complete() || !comm.waiting.empty();
+  return !comm.clique->is_complete() || !comm.waiting.empty() || (comm.is_finalized && world().holds_ends);
 }
 
 // The least that a driver gives out.
@@ -251,19 +255,23 @@ ncclResult_t comm_init_rank_config(ncclComm_t* made, int size, ncclUniqueId id, 
 
 ncclResult_t comm_get_async_error(ncclComm_t handle, ncclResult_t* state) {
   Comm& comm = of(handle);
-  const std::lock_guard lock(world().mutex);
+  std::unique_lock lock(world().mutex);
+  ++world().looks_that_wait;
+  world().changed.wait(lock, [&] { return comm.device != world().held_looks; });
+  --world().looks_that_wait;
   if (comm.is_gone) return refuse("a communicator is used after its end");
   if (comm.device == world().broken && world().failure == Failure::network) comm.error = ncclRemoteError;
   if (comm.device == world().broken && world().failure == Failure::cuda) {
     comm.error = ncclUnhandledCudaError;
     world().last_words = "Cuda failure 'unspecified launch failure'";
   }
-  if (comm.error == ncclSuccess && !comm.waiting.empty() && comm.looks == 1 && !connect(comm)) {
+  const bool is_given = comm.error == ncclSuccess && !comm.waiting.empty() && comm.device != world().held_messages;
+  if (is_given && comm.looks == 1 && !connect(comm)) {
     // Whoever asks the thread that allocates hears no more than that it has hung up.
     comm.error = ncclInternalError;
     world().last_words = "[Proxy Service 0] Failed to execute operation Setup from rank 0, retcode 1";
   }
-  if (comm.error == ncclSuccess && !comm.waiting.empty() && --comm.looks <= 0) {
+  if (is_given && comm.error == ncclSuccess && --comm.looks <= 0) {
     const cudaStream_t stream = comm.waiting.front().stream;
     cuda::run_in_turn(stream, [&comm, calls = std::exchange(comm.waiting, {})] { carry_out(comm, calls); });
   }
@@ -399,6 +407,34 @@ void break_gpu(int device, Failure failure) {
   const std::lock_guard lock(world().mutex);
   world().broken = device;
   world().failure = failure;
+}
+void hold_messages(int device) {
+  const std::lock_guard lock(world().mutex);
+  world().held_messages = device;
+}
+int held_messages() {
+  const std::lock_guard lock(world().mutex);
+  return static_cast<int>(std::count_if(world().comms.begin(), world().comms.end(), [](const Comm& comm) {
+    return comm.device == world().held_messages && !comm.waiting.empty();
+  }));
+}
+void hold_looks(int device) {
+  const std::lock_guard lock(world().mutex);
+  world().held_looks = device;
+  world().changed.notify_all();
+}
+int held_looks() {
+  const std::lock_guard lock(world().mutex);
+  return world().looks_that_wait;
+}
+void hold_ends(bool held) {
+  const std::lock_guard lock(world().mutex);
+  world().holds_ends = held;
+}
+int ending_communicators() {
+  const std::lock_guard lock(world().mutex);
+  return static_cast<int>(std::count_if(world().comms.begin(), world().comms.end(),
+                                        [](const Comm& comm) { return comm.is_finalized && !comm.is_gone; }));
 }
 int longest_chain_of_joins() {
   const std::lock_guard lock(world().mutex);

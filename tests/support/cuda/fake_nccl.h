@@ -28,6 +28,17 @@ void break_gpu(int device, Failure failure = Failure::network);
 // How many groups have come together one behind the other at most: each behind those that its members were in when they
 // began to join it.
 int longest_chain_of_joins();
+// While they are held nothing that a GPU's communicators are given reaches its streams; negative: nothing is held.
+void hold_messages(int device);
+// Communicators that have messages waiting so.
+int held_messages();
+// While they are held whoever asks the state of a GPU's communicators gets no answer; negative: everybody does.
+void hold_looks(int device);
+int held_looks();
+// Whether a communicator that is finalized goes on to have messages under way until this is false again.
+void hold_ends(bool held);
+// Those that are finalized, and neither destroyed nor aborted.
+int ending_communicators();
 // Whether an abort returns only when this is false again; the GPU's work ends all the same.
 void hold_aborts(bool held);
 
