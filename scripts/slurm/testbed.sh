@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # testbed.sh start FOLDER [NODES [PID]]: a real SLURM cluster of virtual nodes n0, n1 ... on this machine (4 by default), for the tests
 # and for trying sbatch scripts; with PID it ends by itself soon after that process. Needs root; installs slurm-wlm and munge.
-# Everything it runs and writes is below FOLDER. Prints what to export:
+# Everything it runs and writes is below FOLDER. Each node has two GPUs that are files: SLURM gives them to jobs (CUDA_VISIBLE_DEVICES),
+# nothing computes on them. Prints what to export:
 #   eval "$(scripts/slurm/testbed.sh start /tmp/testbed)"; sinfo
 # testbed.sh node-down FOLDER NODE: kills that node's daemon and all that it has started, as if it had lost power; SLURM notices after
 # about 25 s. node-up starts it again. testbed.sh stop FOLDER: ends all of it; the folder stays.
@@ -30,7 +31,7 @@ free_ports() {
 }
 
 write_config() {
-  local nodes=$1 port=$2 host last
+  local nodes=$1 port=$2 host last gpu
   host=$(hostname -s)
   last=$((nodes - 1))
   cat > "$SLURM_CONF" <<CONF
@@ -53,15 +54,20 @@ ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+GresTypes=gpu
 ReturnToService=2
 MpiDefault=none
 KillWait=10
 MinJobAge=86400
 SlurmdTimeout=10
 JobRequeue=1
-NodeName=n[0-$last] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((port + 10))-$((port + 10 + last))] CPUs=2
+NodeName=n[0-$last] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$((port + 10))-$((port + 10 + last))] CPUs=2 Gres=gpu:2
 PartitionName=main Nodes=n[0-$last] Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 CONF
+  # By the number at a file's end SLURM tells a job which GPUs are its own, and only of character devices.
+  mkdir -p "$folder/gpus"
+  for gpu in 0 1; do ln -sf /dev/null "$folder/gpus/gpu$gpu"; done
+  echo "Name=gpu File=$folder/gpus/gpu[0-1]" > "$folder/gres.conf"
 }
 
 start_munge() {

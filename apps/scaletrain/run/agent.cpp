@@ -152,6 +152,8 @@ void check_alone(const AgentCommand& command, PlaceRun& run) {
   run.plan = plan_with(run.loaded, run.layout.data, world);
   if (run.is_first()) {
     for (const std::string& notice : run.plan->notices) write_message("notice: " + notice);
+    const std::string unasked = run.is_on_gpus() ? unasked_gpus_notice() : "";
+    if (!unasked.empty()) write_message("notice: " + unasked);
     check_elastic(run);
   }
   if (!place.is_alone()) run.secret = secret_of_environment();

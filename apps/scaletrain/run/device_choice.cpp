@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "backend/cuda_module.h"
@@ -33,12 +34,42 @@ std::string variable(const char* name) {
 }
 
 // SLURM gives each task GPUs of its own where it is asked to: --gpus-per-task, --ntasks-per-gpu=1, --gpu-bind=single:1.
-// By the last alone tasks may be more than GPUs, which they then take in turn.
+// Where srun alone was asked, a task hears of it only by how its GPUs are bound. By that tasks may be more than GPUs,
+// which they then take in turn.
 bool has_own_gpus(const LauncherPlace& place) {
   if (place.is_per_node || place.launcher != "SLURM") return false;
   if (!variable("SLURM_GPUS_PER_TASK").empty() || variable("SLURM_NTASKS_PER_GPU") == "1") return true;
-  const bool has_one = variable("SLURM_GPU_BIND").ends_with("single:1");  // after "verbose,", if that is asked for
-  return has_one && place.knows_local_world && place.local_world <= std::atoll(variable("SLURM_GPUS_ON_NODE").c_str());
+  std::string bound = variable("SLURMD_TRES_BIND");  // "gpu:per_task:1"
+  if (bound.empty()) bound = variable("SLURM_GPU_BIND");
+  // Behind "verbose,", if that is asked for.
+  std::int64_t each = bound.ends_with("single:1") ? 1 : 0;
+  constexpr std::string_view per_task = "per_task:";
+  if (const std::size_t at = bound.find(per_task); at != std::string::npos)
+    each = std::atoll(bound.c_str() + at + per_task.size());
+  const std::int64_t here = std::atoll(variable("SLURM_GPUS_ON_NODE").c_str());
+  return each > 0 && place.knows_local_world && place.local_world <= here / each;
+}
+
+// Whether this is in a job of SLURM's that it has given no GPU. A place where nobody has asked SLURM for any, though it
+// may see some: only cgroups hide those of others.
+bool lacks_gpus_of_slurm() {
+  if (variable("SLURM_JOB_ID").empty()) return false;
+  for (const char* name : {"SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS",
+                           "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET"})
+    if (!variable(name).empty()) return false;
+  return true;
+}
+
+constexpr std::string_view no_gpus_of_slurm = "SLURM has given this job no GPU: submit it with --gpus-per-node";
+
+// Of this process's module.
+CudaModule open_module() {
+  try {
+    return CudaModule(cuda_module_path());
+  } catch (const NoGpuError& error) {
+    if (!lacks_gpus_of_slurm()) throw;
+    throw NoGpuError(fmt::format("{}{} ({})", cuda_key, no_gpus_of_slurm, reason_without_key(error)));
+  }
 }
 
 // How many see the GPUs that this place sees.
@@ -67,7 +98,7 @@ std::string one_rank_text(const ParallelConfig& parallel, std::int64_t gpus) {
 }  // namespace
 
 VisibleGpus VisibleGpus::look() {
-  const CudaModule module(cuda_module_path());
+  const CudaModule module = open_module();
   VisibleGpus gpus;
   for (int device = 0; device < module.num_devices(); ++device) {
     try {
@@ -156,6 +187,13 @@ DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::
     notices.push_back(fmt::format("run.device: auto is cpu here: {}", reason_without_key(error)));
   }
   return DeviceKind::cpu;
+}
+
+std::string unasked_gpus_notice() {
+  // Where SLURM gives GPUs, or parts of them, it says which.
+  if (!lacks_gpus_of_slurm() || !variable("CUDA_VISIBLE_DEVICES").empty()) return {};
+  return fmt::format("{}, if SLURM counts GPUs here; those that this run takes may be given to others",
+                     no_gpus_of_slurm);
 }
 
 std::string gpus_notice(const VisibleGpus& gpus, std::int64_t ranks) {

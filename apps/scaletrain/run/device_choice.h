@@ -23,7 +23,8 @@ namespace scaletrain {
 class VisibleGpus {
  public:
   VisibleGpus() = default;  // none
-  // UserError that begins with the key: there is none that can be used.
+  // UserError that begins with the key: there is none that can be used. In a job of SLURM's that has no GPUs it says to
+  // ask for them.
   static VisibleGpus look();
 
   std::int64_t count() const { return static_cast<std::int64_t>(all_.size()); }
@@ -55,6 +56,9 @@ LaunchConfig launch_on_gpus(const ParallelConfig& parallel, LaunchConfig launch,
 // `check`, which plans for other hosts like this one.
 DeviceKind choose_device(const Config& config, const LauncherPlace& place, std::optional<std::int64_t> world,
                          std::vector<std::string>& notices);
+
+// What there is to tell where a job of SLURM's that was given no GPU computes on what it sees. Empty: nothing.
+std::string unasked_gpus_notice();
 
 // What there is to tell of GPUs that so many ranks see: that they share them, or that some are left idle. Empty:
 // nothing.

@@ -66,15 +66,18 @@ std::string ask(const std::string& program, std::vector<std::string> arguments) 
 }
 
 Job::Job(const std::string& run, const Settings& options, const Settings& settings, const Environment& environment)
+    : Job(run, options, layout_launch(run, settings), environment) {}
+
+Job::Job(const std::string& run, const Settings& options, const Launch& training, const Environment& environment)
     : folder_(layout_folder(run)) {
-  Launch launch = layout_launch(run, settings);
+  Launch launch = training;
   std::vector<std::string> arguments = {"sbatch", "--parsable", "--output=" + log().string()};
   arguments.insert(arguments.end(), options.begin(), options.end());
   arguments.push_back((slurm_scripts / "train.sbatch").string());
-  arguments.insert(arguments.end(), launch.arguments.begin() + 1, launch.arguments.end());  // without `run`
+  arguments.insert(arguments.end(), training.arguments.begin() + 1, training.arguments.end());  // without `run`
   launch.executable = "/usr/bin/env";
   launch.arguments = std::move(arguments);
-  launch.environment.emplace_back("SCALETRAIN", SCALETRAIN_PROGRAM);
+  launch.environment.emplace_back("SCALETRAIN", training.executable.string());
   launch.environment.insert(launch.environment.end(), environment.begin(), environment.end());
   launch.environment.push_back(testbed().variable());
   const Ended end = run_program(launch, 120.0);

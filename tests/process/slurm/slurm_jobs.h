@@ -63,6 +63,8 @@ class Job {
  public:
   // Options of sbatch; settings of the run.
   Job(const std::string& run, const Settings& options, const Settings& settings, const Environment& environment = {});
+  // `training` under SLURM: `scaletrain run`, to the run's folder.
+  Job(const std::string& run, const Settings& options, const Launch& training, const Environment& environment = {});
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;

@@ -1,5 +1,7 @@
 #include "slurm_scenes.h"
 
+#include <doctest/doctest.h>
+
 #include <fstream>
 
 namespace scaletrain {
@@ -140,6 +142,16 @@ void LostNodes::sweep(const std::string& restarts) {
 const Scenes& scenes() {
   static const Scenes all;
   return all;
+}
+
+bool is_there() {
+  if (!Testbed::is_root()) {
+    MESSAGE("skipped: only root can start a SLURM testbed");
+    return false;
+  }
+  REQUIRE_MESSAGE(testbed().problem().empty(), testbed().problem());
+  scenes();
+  return true;
 }
 
 }  // namespace scaletrain

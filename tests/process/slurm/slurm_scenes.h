@@ -92,4 +92,7 @@ struct Scenes {
 // The test program's; begun by the first call.
 const Scenes& scenes();
 
+// What each test case asks first: begins the scenes. False, and a message, where this is not root.
+bool is_there();
+
 }  // namespace scaletrain

@@ -53,16 +53,6 @@ const LostNodes& lost_nodes() {
   return *scenes().lost.get();
 }
 
-bool is_there() {
-  if (!Testbed::is_root()) {
-    MESSAGE("skipped: only root can start a SLURM testbed");
-    return false;
-  }
-  REQUIRE_MESSAGE(testbed().problem().empty(), testbed().problem());
-  scenes();
-  return true;
-}
-
 void check_came_back_once(const Job& job) {
   CHECK_MESSAGE(job.property("JobState") == "COMPLETED", job.output());
   CHECK_MESSAGE(job.property("Restarts") == "1", job.output());
