@@ -6,11 +6,12 @@
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
 #   ranks     the program with two ranks that share the GPU (data 2 at ZeRO 3, tensor 2, pipeline 2): the losses of one rank
-#   speed     steps of GPT-2 124M, GPT-2 1558M and a Llama of 1.5B in bf16; of the first beside PyTorch's where python3 has it
+#   speed     steps of GPT-2 124M, GPT-2 1558M and a Llama of 1.5B in bf16, and beside them, by turns, PyTorch's where python3 has it. On an
+#             H100 or H200 (SXM) it fails below 400,000 and 48,000 tokens/s of the first two; a model that does not fit is skipped
 # GPU_CHECK_SECONDS: what all of them may take together (480). A part that hangs is killed in time for those after it: "timed out".
 # GPU_CHECK_STEPS: how many steps the killed run has (2000; fewer for a GPU that the host carries out).
-# Writes gpu-check.json and logs beside itself; exits 0 if all is well. CUDA's libraries are those of the system, of LD_LIBRARY_PATH or of a
-# Python installation that has them.
+# Writes gpu-check.txt (the table), gpu-check.json and logs beside itself; exits 0 if all is well. CUDA's libraries are those of the
+# system, of LD_LIBRARY_PATH or of a Python installation that has them.
 set -euo pipefail
 # What each part may take of eight minutes, in seconds; what it leaves goes to those after it. parity computes everything on the
 # processors as well, in float64 (54 s beside an H100); training, program and ranks took 6 to 15 s there.
@@ -233,17 +234,160 @@ check_ranks() {
   done
 }
 
-measure() {
-  "$root/bin/bench_training" --device cuda --rounds 3 --json "$logs/$1.json" --case "$1,1024,bf16" "${@:2}"
+# Samples of a micro-batch and micro-batches of a step: large models as they are trained, where several share an update.
+models=(gpt2-124m gpt2-1558m llama-1.5b)
+declare -A samples=([gpt2-124m]=32 [gpt2-1558m]=16 [llama-1.5b]=8) micro_batches=([gpt2-124m]=1 [gpt2-1558m]=4 [llama-1.5b]=4)
+# The same beside PyTorch, all of whose processes hold their memory at once. For 1558M with 2 samples our estimate of it is 34 GiB (16 bytes
+# a parameter and what autocast keeps of 48 blocks) beside our 31: so large models have one of its ways, and few samples.
+declare -A samples_beside=([gpt2-124m]=32 [gpt2-1558m]=2 [llama-1.5b]=2) micro_batches_beside=([gpt2-124m]=1 [gpt2-1558m]=8 [llama-1.5b]=8)
+declare -A modes=([gpt2-124m]='eager compiled' [gpt2-1558m]=compiled [llama-1.5b]=compiled)
+# Seconds below which compiling need not be begun.
+declare -A compiling=([gpt2-124m]=40 [gpt2-1558m]=90 [llama-1.5b]=70)
+# Tokens a second, of GPUs of 989 TFLOP/s.
+declare -A bars=([gpt2-124m]=400000 [gpt2-1558m]=48000)
+declare -A case_result case_reason case_figures beside
+has_speeds=
+
+# bench MODEL SAMPLES MICRO-BATCHES FILE OPTION...
+bench() {
+  "$root/bin/bench_training" --device cuda --rounds 3 --case "$1,1024,bf16" --samples "$2" --micro-batches "$3" --json "$4" "${@:5}"
 }
-check_speed() {
-  local torch=()
-  if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    torch=(--python python3 --torch-script "$root/torch_training.py")
+# figure FILE WORD KEY: the number that bench_training has written of the participant in whose name the word is.
+figure() {
+  [ ! -e "$1" ] || awk -v word="$2" -v key="\"$3\":" '
+    $1 == "\"name\":" { is_it = index($0, word) > 0 }
+    is_it && $1 == key { gsub(/[^-+.0-9e]/, "", $2); print $2; exit }' "$1"
+}
+whole() { awk -v number="$1" 'BEGIN { printf "%.0f", number }'; }
+percent() { awk -v number="$1" 'BEGIN { printf "%.1f %%", 100 * number }'; }
+# has_bar FILE: whether it was measured on a GPU that the bars are of.
+has_bar() {
+  case "$(sed -n 's/^ *"gpu": "\(.*\)",*$/\1/p' "$1")" in
+    *PCIe* | *NVL*) return 1 ;;
+    *H100* | *H200*) return 0 ;;
+    *) return 1 ;;
+  esac
+}
+# measure_alone MODEL SECONDS
+measure_alone() {
+  local name=$1 status=0 log=$logs/speed-$1.log file=$logs/$1.json rate bar share
+  case_reason[$name]=
+  if [ "$2" -lt 1 ]; then
+    case_result[$name]='not run: no time left'
+    return
   fi
-  # Large models as they are trained: several micro-batches share an update.
-  measure gpt2-124m --samples 32 "${torch[@]}" && measure gpt2-1558m --samples 16 --micro-batches 4 &&
-    measure llama-1.5b --samples 8 --micro-batches 4
+  limited "$2" "$log" bench "$name" "${samples[$name]}" "${micro_batches[$name]}" "$file" || status=$?
+  case "$status" in
+    0) ;;
+    3)
+      case_result[$name]=skipped
+      case_reason[$name]=$(telling_line "$log" | sed 's/^bench_training: [^ ]* //')
+      return
+      ;;
+    124)
+      case_result[$name]='timed out'
+      case_reason[$name]="no end within $2 s ($log)"
+      return
+      ;;
+    *)
+      case_result[$name]=failed
+      case_reason[$name]="exit status $status: $(telling_line "$log") ($log)"
+      return
+      ;;
+  esac
+  rate=$(whole "$(figure "$file" scaletrain tokens_per_second)")
+  share=$(figure "$file" scaletrain peak_share)
+  case_result[$name]=passed
+  case_figures[$name]=$(printf ', "tokens_per_second": %d, "peak_share": %s' "$rate" "${share:-null}")
+  if [ -n "${bars[$name]:-}" ] && has_bar "$file"; then
+    bar=${bars[$name]}
+    case_figures[$name]+=", \"bar\": $bar"
+    [ "$rate" -ge "$bar" ] || {
+      case_result[$name]=failed
+      case_reason[$name]="$rate tokens/s, below the bar of $bar"
+    }
+  fi
+}
+# measure_beside MODEL SECONDS
+measure_beside() {
+  local name=$1 status=0 log=$logs/speed-$1-beside-pytorch.log file=$logs/$1-beside-pytorch.json options=() mode rate
+  beside[$name]=
+  if [ "$2" -lt "${compiling[$name]}" ]; then
+    beside[$name]='"reason": "no time left"'
+    return
+  fi
+  for mode in ${modes[$name]}; do options+=(--torch-mode "$mode"); done
+  limited "$2" "$log" bench "$name" "${samples_beside[$name]}" "${micro_batches_beside[$name]}" "$file" --python python3 \
+    --torch-script "$root/torch_training.py" "${options[@]}" || status=$?
+  if [ "$status" -ne 0 ]; then
+    [ "$status" -ne 124 ] || beside[$name]="\"reason\": \"no end within $2 s\""
+    [ "$status" -eq 124 ] || beside[$name]="\"reason\": \"$(telling_line "$log" | json_text)\""
+    return
+  fi
+  beside[$name]=$(printf '"samples": %d, "micro_batches": %d' "${samples_beside[$name]}" "${micro_batches_beside[$name]}")
+  for mode in scaletrain ${modes[$name]}; do
+    rate=$(figure "$file" "$mode" tokens_per_second)
+    beside[$name]+=$(printf ', "%s": %d' "$mode" "$(whole "$rate")")
+  done
+}
+# What has been said of a case under this key, in text that case_figures and beside are of.
+said() { sed -n "s/.*\"$2\": \"\{0,1\}\([^\",]*\).*/\1/p" <<<"$1"; }
+print_speed() {
+  local name rate bar others mode
+  report '\n%-11s %8s %10s %8s %-14s %s\n' model samples tokens/s 'of peak' bar 'PyTorch, beside ours of as many samples'
+  for name in "${models[@]}"; do
+    rate=$(said "${case_figures[$name]:-}" tokens_per_second)
+    if [ -z "$rate" ]; then
+      report '%-11s %s\n' "$name" "${case_result[$name]}${case_reason[$name]:+: ${case_reason[$name]}}"
+      continue
+    fi
+    bar=$(said "${case_figures[$name]}" bar)
+    if [ -z "$bar" ]; then bar=none; elif [ "$rate" -ge "$bar" ]; then bar+=', met'; else bar+=', MISSED'; fi
+    share=$(said "${case_figures[$name]}" peak_share)
+    if [ "$share" = null ]; then share=unknown; else share=$(percent "$share"); fi
+    others="not measured: $(said "${beside[$name]:-}" reason)"
+    if [[ ${beside[$name]:-} == *scaletrain* ]]; then
+      others=
+      for mode in ${modes[$name]}; do others+="$mode $(said "${beside[$name]}" "$mode"), "; done
+      others+="ours $(said "${beside[$name]}" scaletrain); $(said "${beside[$name]}" micro_batches) x ${samples_beside[$name]}"
+    fi
+    report '%-11s %8s %10s %8s %-14s %s\n' "$name" "${micro_batches[$name]} x ${samples[$name]}" "$rate" "$share" "$bar" "$others"
+  done
+}
+# Within $limit seconds; sets result, reason and figures. First each alone, then, in what is left, beside PyTorch.
+run_speed() {
+  local ends=$((SECONDS + limit)) left=${#models[@]} name has_torch=0 results=
+  has_speeds=yes
+  for name in "${models[@]}"; do
+    measure_alone "$name" $(((ends - SECONDS) / left))
+    left=$((left - 1))
+    results+="${case_result[$name]};"
+    [ -z "${case_reason[$name]}" ] || reason+="${reason:+; }$name: ${case_reason[$name]}"
+  done
+  if [ $((ends - SECONDS)) -ge 20 ]; then
+    limited 60 "$logs/speed.log" python3 -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU"' || has_torch=$?
+  fi
+  left=${#models[@]}
+  for name in "${models[@]}"; do
+    if [ "$has_torch" -ne 0 ]; then
+      beside[$name]="\"reason\": \"$(telling_line "$logs/speed.log" | json_text)\""
+    elif [ -n "${case_figures[$name]:-}" ]; then
+      measure_beside "$name" $(((ends - SECONDS) / left))
+    fi
+    left=$((left - 1))
+  done
+  figures=
+  for name in "${models[@]}"; do
+    figures+=$(printf '%s\n  "%s": {"result": "%s", "reason": "%s"%s, "pytorch": {%s}}' "${figures:+,}" "$name" "${case_result[$name]}" \
+      "$(json_text <<<"${case_reason[$name]}")" "${case_figures[$name]:-}" "${beside[$name]:-}")
+  done
+  case ";$results" in
+    *';failed;'*) result=failed ;;
+    *';timed out;'*) result='timed out' ;;
+    *';not run'*) result='not run: no time left' ;;
+    *';passed;'*) result=passed ;;
+    *) result=skipped ;;
+  esac
 }
 
 # Text within a string of JSON.
@@ -252,44 +396,54 @@ json_text() { tr -cd '\040-\176' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
 export LD_LIBRARY_PATH=$root/lib:$cuda$(python_libraries)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 # A driver in trouble may not answer.
 gpu=$(timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
-echo "gpu-check, $(date -u +%FT%TZ): ${gpu:-no GPU that nvidia-smi knows}"
+rm -f gpu-check.txt gpu-check.json
+report() { printf "$@" | tee -a gpu-check.txt; }
+report 'gpu-check, %s: %s\n\n' "$(date -u +%FT%TZ)" "${gpu:-no GPU that nvidia-smi knows}"
 code=0
 json=
 ends=$((SECONDS + budget))
 shares=0
 for part in "${parts[@]}"; do shares=$((shares + share[$part])); done
 later=$shares
-printf '%-10s %-26s %-6s %s\n' part result time reason
+# Within $limit seconds; sets result and reason.
+run_part() {
+  local status=0
+  limited "$limit" "$logs/$part.log" "check_$part" || status=$?
+  if [ -e "$logs/$part.reason" ]; then reason=$(cat "$logs/$part.reason"); fi
+  case "$status" in
+    0) result=passed ;;
+    77) result=absent ;;
+    124)
+      result='timed out'
+      reason="no end within $limit s, GPU_CHECK_SECONDS would give it more; the last that it told: $(telling_line "$logs/$part.log")"
+      ;;
+    *)
+      result=failed
+      reason=${reason:-exit status $status: $(telling_line "$logs/$part.log")}
+      ;;
+  esac
+  if [ "$result" = failed ] || [ "$result" = 'timed out' ]; then reason+=" ($logs/$part.log)"; fi
+}
+report '%-10s %-22s %-6s %s\n' part result time reason
 for part in "${parts[@]}"; do
   began=$SECONDS
   later=$((later - share[$part]))
   limit=$((ends - SECONDS - later * budget / shares))
-  status=0
   reason=
+  figures=
   if [ "$limit" -lt 1 ]; then
     result='not run: no time left'
+  elif [ "$part" = speed ]; then
+    run_speed
   else
-    limited "$limit" "$logs/$part.log" "check_$part" || status=$?
-    if [ -e "$logs/$part.reason" ]; then reason=$(cat "$logs/$part.reason"); fi
-    case "$status" in
-      0) result=passed ;;
-      77) result=absent ;;
-      124)
-        result='timed out'
-        reason="no end within $limit s, GPU_CHECK_SECONDS would give it more; the last that it told: $(telling_line "$logs/$part.log")"
-        ;;
-      *)
-        result=failed
-        reason=${reason:-exit status $status: $(telling_line "$logs/$part.log")}
-        ;;
-    esac
+    run_part
   fi
-  case "$result" in passed | absent) ;; *) code=1 ;; esac
-  if [ "$result" = failed ] || [ "$result" = 'timed out' ]; then reason+=" ($logs/$part.log)"; fi
-  printf '%-10s %-26s %-6s %s\n' "$part" "$result" "$((SECONDS - began)) s" "$reason"
-  json+=$(printf ',\n"%s": {"result": "%s", "seconds": %d, "reason": "%s", "log": "%s"}' "$part" "$result" $((SECONDS - began)) \
-    "$(json_text <<<"$reason")" "gpu-check-logs/$part.log")
+  case "$result" in passed | absent | skipped) ;; *) code=1 ;; esac
+  report '%-10s %-22s %-6s %s\n' "$part" "$result" "$((SECONDS - began)) s" "$reason"
+  json+=$(printf ',\n"%s": {"result": "%s", "seconds": %d, "reason": "%s", "log": "%s"%s}' "$part" "$result" $((SECONDS - began)) \
+    "$(json_text <<<"$reason")" "gpu-check-logs/$part.log" "${figures:+, \"models\": {$figures\}}")
 done
+if [ -n "$has_speeds" ]; then print_speed; fi
 for file in "$logs"/*.json; do
   if [ -e "$file" ]; then json+=$(printf ',\n"%s": %s' "$(basename "$file" .json)" "$(cat "$file")"); fi
 done

@@ -4,11 +4,13 @@
 // asserts nothing.
 //
 // Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N]
-//                       [--micro-batches N] [--python PROGRAM] [--device cpu|cuda] [--graphs] [--json FILE]
+//                       [--micro-batches N] [--python PROGRAM] [--torch-mode eager|compiled]... [--device cpu|cuda]
+//                       [--graphs] [--json FILE]
 //   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m
 //   at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
 //   micro-batch (4); a longer context takes fewer. --micro-batches: of a step (1). --python: runs PyTorch too, eager
-//   and compiled. --json: writes what is printed there.
+//   and compiled or as --torch-mode says. --json: writes what is printed there.
+// Exit status 3: the plan says that a case does not fit into the GPU's memory, and nothing was begun.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,12 +21,15 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "bench_model.h"
 #include "machine_text.h"
+#include "plan/describe/devices.h"
 #include "support/turn_process.h"
 #include "timed_backend.h"
 
@@ -119,6 +124,7 @@ struct Options {
   std::int64_t micro_batches = 1;
   std::string python;
   std::string torch_script;
+  std::vector<std::string> torch_modes = {"eager", "compiled"};
   std::string device = "cpu";
   bool graphs = false;
   std::string json;
@@ -151,7 +157,7 @@ std::vector<Participant> participants_of(const Case& measured, const Options& op
     all.push_back({TurnProcess(words)});
   }
   if (!options.python.empty())
-    for (const char* const mode : {"eager", "compiled"})
+    for (const std::string& mode : options.torch_modes)
       all.push_back({TurnProcess(add_shape({options.python, options.torch_script, mode}, options.device))});
   for (Participant& one : all) one.ready = Json::parse(one.process.answer());
   return all;
@@ -178,8 +184,37 @@ void print_longest(Json operations, double whole) {
   }
 }
 
-Json measure(const Case& measured, const Options& options) {
-  const std::int64_t micro_batch = std::max<std::int64_t>(1, options.samples * 1024 / measured.context);
+std::int64_t micro_batch_of(const Case& measured, const Options& options) {
+  return std::max<std::int64_t>(1, options.samples * 1024 / measured.context);
+}
+
+// Nothing: processors.
+std::optional<DeviceFacts> gpu_of(const Options& options) {
+  if (options.device == "cpu") return std::nullopt;
+  return CudaModule(cuda_module_path()).look_at_device(0);
+}
+
+struct NoRoomError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// By the plan, before anything is allocated.
+void check_room(const Case& measured, const Options& options, const DeviceFacts& gpu) {
+  const Config config = bench_config({.model = measured.model,
+                                      .context = measured.context,
+                                      .compute = measured.precision,
+                                      .micro_batch = micro_batch_of(measured, options),
+                                      .micro_batches = options.micro_batches,
+                                      .device = DeviceKind::cuda,
+                                      .recompute = measured.recompute});
+  const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
+  const std::size_t needed = plan.phases.front().memory(Rank(0), cuda_workspace_bytes).total();
+  if (needed > gpu.memory)
+    throw NoRoomError(fmt::format("{} does not fit: it needs {}, and {} has {}", measured.model, bytes_text(needed),
+                                  gpu.name, bytes_text(gpu.memory)));
+}
+
+Json measure(const Case& measured, const Options& options, const std::optional<DeviceFacts>& gpu) {
+  const std::int64_t micro_batch = micro_batch_of(measured, options);
   const auto tokens = static_cast<double>(micro_batch * options.micro_batches * measured.context);
   fmt::print("\n{}, {} x {} x {} tokens, {}, recompute {}, {} threads, {} rounds\n", measured.model,
              options.micro_batches, micro_batch, measured.context, to_text(measured.precision),
@@ -211,6 +246,13 @@ Json measure(const Case& measured, const Options& options) {
                  {"precision", std::string(to_text(measured.precision))},
                  {"recompute", std::string(to_text(measured.recompute))},
                  {"threads", options.threads}};
+  std::optional<double> peak;
+  if (gpu) {
+    result["gpu"] = gpu->name;
+    if (const DeviceModel* const known = find_device_of_driver(gpu->name))
+      peak = peak_flops(*known, measured.precision);
+    if (peak) result["peak"] = *peak;
+  }
   const double own = all.front().median_seconds();
   for (Participant& one : all) {
     std::vector<double> rates;
@@ -227,6 +269,11 @@ Json measure(const Case& measured, const Options& options) {
       entry["backend"] = one.ready["backend"];
       entry["ceiling_shares"] = shares;
       entry["ceiling"] = one.last["ceiling"];
+      if (peak) {
+        const double share = one.ready["step_flops"].get<double>() / own / *peak;
+        line += fmt::format(", {:.1f} % of the data sheet's {:.0f} TFLOP/s", 100 * share, *peak * 1e-12);
+        entry["peak_share"] = share;
+      }
     } else {
       line += fmt::format(", {:.2f} x the time", one.median_seconds() / own);
     }
@@ -278,7 +325,10 @@ int run(const Options& options) {
   for (const std::string& name : names) cases.push_back(parse_case(name));
   Json report = {{"date", date_text()}, {"machine", machine_text()}, {"kernels", cpu_kernels_text()}};
   fmt::print("{}\n{}; {}\n", report["date"].get<std::string>(), machine_text(), cpu_kernels_text());
-  for (const Case& one : cases) report["cases"].push_back(measure(one, options));
+  const std::optional<DeviceFacts> gpu = gpu_of(options);
+  if (gpu)
+    for (const Case& one : cases) check_room(one, options, *gpu);
+  for (const Case& one : cases) report["cases"].push_back(measure(one, options, gpu));
   if (options.json.empty()) return 0;
   std::ofstream file(options.json);
   file << report.dump(2) << "\n";
@@ -314,6 +364,8 @@ int main(int argc, char** argv) {
     app.add_option("--micro-batches", options.micro_batches, "of a step")->check(CLI::PositiveNumber);
     app.add_option("--python", options.python, "one that has PyTorch");
     app.add_option("--torch-script", options.torch_script, "torch_training.py");
+    app.add_option("--torch-mode", options.torch_modes, "eager and compiled, unless it says one")
+        ->check(CLI::IsMember({"eager", "compiled"}));
     app.add_option("--device", options.device)->check(CLI::IsMember({"cpu", "cuda"}));
     app.add_flag("--graphs", options.graphs, "on GPUs: beside its own steps by CUDA graphs");
     app.add_option("--json", options.json, "file to write");
@@ -322,6 +374,9 @@ int main(int argc, char** argv) {
       throw std::runtime_error("--python wants --torch-script");
     if (options.graphs && options.device != "cuda") throw std::runtime_error("--graphs wants --device cuda");
     return run(options);
+  } catch (const NoRoomError& error) {
+    fmt::print(stderr, "bench_training: {}\n", error.what());
+    return 3;
   } catch (const std::exception& error) {
     fmt::print(stderr, "bench_training: {}\n", error.what());
     return 1;
