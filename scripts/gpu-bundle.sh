@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # gpu-bundle.sh: builds what gpu-check.sh runs, for machines that have a GPU and CUDA 13 but neither network nor our other libraries.
-# Writes build/gpu-bundle/ (bin, lib, gpu-check.sh) and gpu-bundle.tar.gz of it, and says how large they are. CUDA's own libraries stay out: that machine's are used.
+# Writes build/gpu-bundle/ (bin, lib, golden, gpu-check.sh) and gpu-bundle.tar.gz of it, and says how large they are. CUDA's own libraries
+# stay out: that machine's are used.
 # SCALETRAIN_CUDA_ARCHITECTURES chooses the GPUs to build for, as CMake names them (80-real;90-real;100).
 source "$(dirname "$0")/common.sh"
 cd "$root"
@@ -9,14 +10,16 @@ install "${build_packages[@]}" "${test_packages[@]}"
 fetch_cudnn_frontend
 cmake --preset release -DSCALETRAIN_BUILD_TESTS=ON -DSCALETRAIN_CUDA=ON \
   -DSCALETRAIN_CUDA_ARCHITECTURES="${SCALETRAIN_CUDA_ARCHITECTURES:-80-real;90-real;100}" >/dev/null
-cmake --build --preset release --target test_backend test_gpu test_train_gpu bench_training scaletrain scaletrain-cuda
+cmake --build --preset release --target test_backend test_golden_gpu test_gpu test_train_gpu bench_training scaletrain \
+  scaletrain-cuda
 
 bundle=build/gpu-bundle
 rm -rf "$bundle"
-mkdir -p "$bundle/bin" "$bundle/lib"
-cp build/release/bin/{test_backend,test_gpu,test_train_gpu,bench_training,scaletrain,libscaletrain-cuda.so} "$bundle/bin/"
+mkdir -p "$bundle/bin" "$bundle/lib" "$bundle/golden"
+cp build/release/bin/{test_backend,test_golden_gpu,test_gpu,test_train_gpu,bench_training,scaletrain,libscaletrain-cuda.so} "$bundle/bin/"
 strip "$bundle/bin/"*
 cp scripts/gpu-check.sh tests/bench/torch_training.py "$bundle/"
+cp -r tests/golden/{gpt2,llama_tied,llama_untied} "$bundle/golden/"
 # Every library but the kernel's interface, the C library and CUDA.
 ldd "$bundle/bin/"* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
   grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcublasLt|libcuda|libcudart)\.so' |

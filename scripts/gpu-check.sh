@@ -2,6 +2,7 @@
 # gpu-check.sh [PART]...: tests and measures a machine's GPU by the bundle that this script lies in (gpu-bundle.sh), which needs CUDA 13
 # there and nothing else. All parts, or those that are named:
 #   parity    every operation on the GPU against float64, in fp32, bf16 and fp16, and linear maps in tf32
+#   goldens   losses, gradients and twenty steps of three tiny models against PyTorch in float64; halves against PyTorch's autocast
 #   nccl      what one GPU can show of NCCL: a group of one rank, which sends to itself; absent where the machine has no libnccl.so.2
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
@@ -15,8 +16,8 @@
 set -euo pipefail
 # What each part may take of eight minutes, in seconds; what it leaves goes to those after it. parity computes everything on the
 # processors as well, in float64 (54 s beside an H100); training, program and ranks took 6 to 15 s there.
-declare -A share=([parity]=160 [nccl]=30 [training]=50 [program]=50 [ranks]=50 [speed]=140)
-all=(parity nccl training program ranks speed)
+declare -A share=([parity]=150 [goldens]=30 [nccl]=30 [training]=50 [program]=50 [ranks]=50 [speed]=120)
+all=(parity goldens nccl training program ranks speed)
 refuse() {
   echo "gpu-check.sh: $1" >&2
   exit 2
@@ -134,6 +135,7 @@ run_test() {
   if grep -q 'skipped: run.device' "$logs/$part.log"; then failed "$1: $(grep 'skipped: run.device' "$logs/$part.log" | tail -n 1)"; fi
 }
 check_parity() { run_test test_backend --test-case='the_gpu_of_this_machine*'; }
+check_goldens() { SCALETRAIN_GOLDEN_FOLDER=$root/golden run_test test_golden_gpu; }
 check_nccl() {
   run_test test_backend --test-case='nccl_of_this_machine*'
   if grep -q 'skipped: NCCL' "$logs/nccl.log"; then absent "$(sed -n 's/.*skipped: NCCL: //p' "$logs/nccl.log" | tail -n 1)"; fi

@@ -1,0 +1,49 @@
+// The golden models on a GPU: one that the host carries out, or that of this machine (gpu_under_test.h).
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "golden_models.h"
+#include "support/cuda/gpu_under_test.h"
+
+namespace scaletrain {
+
+TEST_CASE("golden_loss_and_gradients_agree_with_pytorch_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const std::string& model : golden_models) {
+    CAPTURE(model);
+    check_loss_and_gradients(Golden(model, make_gpu(DType::f32), {}), in_f32);
+  }
+}
+
+TEST_CASE("golden_twenty_adamw_steps_agree_with_pytorch_on_a_gpu") {
+  if (is_gpu_missing()) return;
+  for (const std::string& model : golden_models) {
+    CAPTURE(model);
+    check_training(model, make_gpu(DType::f32), in_f32);
+  }
+}
+
+// A GPU is held as processors are that multiply halves as floats: three orders of sums, its own, that of portable code
+// and the reference's, and one standard error. Of its own alone, whose 60 losses are more a matter of chance, two.
+TEST_CASE("golden_losses_in_halves_on_a_gpu_are_no_further_from_float64_than_those_of_pytorch_autocast") {
+  if (is_gpu_missing()) return;
+  for (const Half& half : halves) {
+    const MakeBackend gpu = [&] { return make_gpu(half.type); };
+    const MakeBackend portable = [&] {
+      return make_cpu_backend({.threads = 2, .instruction_set = "portable", .compute = half.type});
+    };
+    const MakeBackend reference = [&] { return make_reference_backend(half.type); };
+    const std::vector<ModelErrors> errors = errors_of_losses(half, {gpu, portable, reference});
+    check_losses_against_autocast(half, errors, standard_errors(1));
+    check_losses_against_autocast(half, {errors.front()}, standard_errors(2));
+  }
+}
+
+TEST_CASE("golden_gradients_in_halves_on_a_gpu_are_as_near_as_their_roundings_allow") {
+  if (is_gpu_missing()) return;
+  check_gradients_in_halves(make_gpu);
+}
+
+}  // namespace scaletrain
