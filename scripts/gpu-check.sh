@@ -7,17 +7,19 @@
 #   training  the trainer on the GPU against that on the processor, saved and resumed to the bit
 #   program   the program: a run whose worker is killed twice ends with the losses of one that nobody disturbs
 #   ranks     the program with two ranks that share the GPU (data 2 at ZeRO 3, tensor 2, pipeline 2): the losses of one rank
+#   gpus      the program with two ranks on GPUs of their own (data 2, data 2 at ZeRO 3, tensor 2, pipeline 2): through NCCL the bits of
+#             those through the host, also where a worker is killed; absent below two GPUs, or without libnccl.so.2
 #   speed     steps of GPT-2 124M, GPT-2 1558M and a Llama of 1.5B in bf16, and beside them, by turns, PyTorch's where python3 has it. On an
 #             H100 or H200 (SXM) it fails below 400,000 and 48,000 tokens/s of the first two; a model that does not fit is skipped
 # GPU_CHECK_SECONDS: what all of them may take together (480). A part that hangs is killed in time for those after it: "timed out".
-# GPU_CHECK_STEPS: how many steps the killed run has (2000; fewer for a GPU that the host carries out).
+# GPU_CHECK_STEPS: how many steps the killed runs have, and the others at most (2000; fewer for a GPU that the host carries out).
 # Writes gpu-check.txt (the table), gpu-check.json and logs beside itself; exits 0 if all is well. CUDA's libraries are those of the
 # system, of LD_LIBRARY_PATH or of a Python installation that has them.
 set -euo pipefail
 # What each part may take of eight minutes, in seconds; what it leaves goes to those after it. parity computes everything on the
 # processors as well, in float64 (54 s beside an H100); training, program and ranks took 6 to 15 s there.
-declare -A share=([parity]=150 [goldens]=30 [nccl]=30 [training]=50 [program]=50 [ranks]=50 [speed]=120)
-all=(parity goldens nccl training program ranks speed)
+declare -A share=([parity]=150 [goldens]=20 [nccl]=20 [training]=40 [program]=40 [ranks]=40 [gpus]=50 [speed]=120)
+all=(parity goldens nccl training program ranks gpus speed)
 refuse() {
   echo "gpu-check.sh: $1" >&2
   exit 2
@@ -154,7 +156,8 @@ kill_worker_at() {
     kill -0 "$agent" 2>/dev/null || return 0
     sleep 0.05
   done
-  worker=$(sed -n 's/^worker \([0-9]*\) started.*/\1/p' "$folder/$1.log" | tail -n 1)
+  # The last rank's, of several.
+  worker=$(sed -n 's/^worker \([0-9]*\) started.*/\1/p; s/^[0-9]* workers started.* \([0-9]*\)$/\1/p' "$folder/$1.log" | tail -n 1)
   echo "killing worker $worker of $1 at step $2"
   kill -KILL "$worker" || true
 }
@@ -185,15 +188,16 @@ start_run() {
 end_run() {
   local code=0
   wait "$agent" || code=$?
+  if [ "$code" -ne 0 ] && grep -q 'libnccl.so.2 is not found' "$folder/$1.log"; then absent 'libnccl.so.2 is not found'; fi
   [ "$code" -eq 0 ] || failed "run $1: exit status $code: $(telling_line "$folder/$1.log")"
   losses_of "$folder/$1/metrics.jsonl" >"$folder/$1.losses"
   [ "$(wc -l <"$folder/$1.losses")" -eq "$2" ] || failed "run $1 told of $(wc -l <"$folder/$1.losses") steps, not of $2"
 }
-# expect_starts NAME NUMBER: so many workers have been started in it.
+# expect_starts NAME NUMBER: so often its workers have been started.
 expect_starts() {
   local starts
-  starts=$(grep -c '^worker .* started' "$folder/$1.log" || true)
-  [ "$starts" -eq "$2" ] || failed "run $1 has started $starts workers, not $2"
+  starts=$(grep -cE '^(worker [0-9]+|[0-9]+ workers) started' "$folder/$1.log" || true)
+  [ "$starts" -eq "$2" ] || failed "run $1 has started its workers $starts times, not $2"
 }
 # same_losses NAME NAME: to the bit.
 same_losses() {
@@ -213,27 +217,58 @@ check_program() {
   same_losses undisturbed killed
 }
 
-# train_ranks NAME SETTING: twenty steps on the first GPU.
+# How many steps show that layouts agree.
+few_steps=$((steps < 20 ? steps : 20))
+# train_ranks NAME SETTING...
 train_ranks() {
-  start_run "$1" 20 precision.compute=fp32 train.lr_schedule.warmup=10 supervise.max_restarts=0 "$2"
-  end_run "$1" 20
+  start_run "$1" "$few_steps" "train.lr_schedule.warmup=$((few_steps / 2))" supervise.max_restarts=0 "${@:2}"
+  end_run "$1" "$few_steps"
 }
 # In fp32, at this rate and warm-up, layouts are held to 1e-5 of each other, whatever computes them.
 check_ranks() {
   local folder=$logs/ranks gpu=${CUDA_VISIBLE_DEVICES:-0} name
   export CUDA_VISIBLE_DEVICES=${gpu%%,*}
   write_config
-  train_ranks one parallel.data=1
-  train_ranks data 'parallel={data: 2, zero: 3}'
-  train_ranks tensor parallel.tensor=2
-  train_ranks pipeline parallel.pipeline=2
+  train_ranks one precision.compute=fp32 parallel.data=1
+  train_ranks data precision.compute=fp32 'parallel={data: 2, zero: 3}'
+  train_ranks tensor precision.compute=fp32 parallel.tensor=2
+  train_ranks pipeline precision.compute=fp32 parallel.pipeline=2
   for name in data tensor pipeline; do
     grep -q '^notice: 2 ranks share 1 GPU' "$folder/$name.log" || failed "run $name does not say that its ranks share the GPU"
-    paste "$folder/one.losses" "$folder/$name.losses" | awk -v name="$name" '
+    paste "$folder/one.losses" "$folder/$name.losses" | awk -v name="$name" -v steps="$few_steps" '
       { far = ($2 > $4 ? $2 - $4 : $4 - $2) / $2; if (!(far <= most)) most = far }
-      END { printf "%s: at most %.1e from one rank\n", name, most; exit !(NR == 20 && most <= 1e-5) }' ||
+      END { printf "%s: at most %.1e from one rank\n", name, most; exit !(NR == steps && most <= 1e-5) }' ||
       failed "$(tail -n 1 "$logs/ranks.log"), where 1e-5 is the bound"
   done
+}
+
+# How many the program sees; a number of samples that so many replicas may have.
+visible_gpus() {
+  "$root/bin/scaletrain" check "$folder/config.yaml" --json --set train.steps=8 --set parallel.data=auto --set train.micro_batch=1 \
+    --set train.global_batch=5040 2>"$folder/gpus.log" | tr -d '[:space:]' | sed -n 's/.*"world":\([0-9]*\).*/\1/p'
+}
+check_gpus() {
+  local folder=$logs/gpus gpus name transport zero='parallel={data: 2, zero: 3}'
+  local -A layouts=([data]=parallel.data=2 [zero]=$zero [tensor]=parallel.tensor=2 [pipeline]=parallel.pipeline=2)
+  write_config
+  gpus=$(visible_gpus) || gpus=
+  if [ -z "$gpus" ] && ! grep -q 'run.device: cuda' "$folder/gpus.log"; then failed "$(telling_line "$folder/gpus.log")"; fi
+  [ -n "$gpus" ] || absent "$(grep 'run.device: cuda' "$folder/gpus.log" | tail -n 1)"
+  [ "$gpus" -ge 2 ] || absent 'there is one GPU'
+  for name in data zero tensor pipeline; do
+    for transport in nccl host; do
+      train_ranks "$name-$transport" "${layouts[$name]}" "launch.transport=$transport"
+      grep -q '"kind":"start".*"gpus":2[,}]' "$folder/$name-$transport/metrics.jsonl" || failed "run $name-$transport was not on 2 GPUs"
+    done
+    same_losses "$name-nccl" "$name-host"
+  done
+  for name in undisturbed killed; do
+    start_run "$name" "$steps" "$zero" launch.transport=nccl
+    if [ "$name" = killed ]; then kill_worker_at killed $((steps / 2)); fi
+    end_run "$name" "$steps"
+  done
+  expect_starts killed 2
+  same_losses undisturbed killed
 }
 
 # Samples of a micro-batch and micro-batches of a step: large models as they are trained, where several share an update.
