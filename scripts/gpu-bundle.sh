@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu-bundle.sh: builds what gpu-check.sh runs, for machines that have a GPU and CUDA 13 but neither network nor our other libraries.
 # Writes build/gpu-bundle/ (bin, lib, golden, gpu-check.sh) and gpu-bundle.tar.gz of it, and says how large they are. CUDA's own libraries
-# stay out: that machine's are used.
+# stay out: that machine's are used. Fails where the packed file is larger than 60 MiB, which is what has to be carried there.
 # SCALETRAIN_CUDA_ARCHITECTURES chooses the GPUs to build for, as CMake names them (80-real;90-real;100).
 source "$(dirname "$0")/common.sh"
 cd "$root"
@@ -24,5 +24,15 @@ cp -r tests/golden/{gpt2,llama_tied,llama_untied} "$bundle/golden/"
 ldd "$bundle/bin/"* | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
   grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcublasLt|libcuda|libcudart)\.so' |
   xargs -I{} cp -L {} "$bundle/lib/"
+# The C library is that machine's: gpu-check.sh says so where it is older than what these ask for.
+find "$bundle/bin" "$bundle/lib" -type f -exec readelf --version-info --wide {} + | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1 |
+  sed 's/^GLIBC_//' >"$bundle/glibc"
 tar -C build -czf "$bundle.tar.gz" gpu-bundle
 du -sh "$bundle" "$bundle.tar.gz" | awk '{ print $2 ": " $1 }'
+echo "needs glibc $(cat "$bundle/glibc")"
+most=60
+if [ "$(stat -c %s "$bundle.tar.gz")" -gt $((most << 20)) ]; then
+  echo "gpu-bundle.sh: $bundle.tar.gz is larger than $most MiB; the largest in it, unpacked:" >&2
+  find "$bundle" -type f -printf '%s %P\n' | sort -rn | sed 3q >&2
+  exit 1
+fi

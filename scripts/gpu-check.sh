@@ -41,9 +41,18 @@ done
 budget=${GPU_CHECK_SECONDS:-480}
 steps=${GPU_CHECK_STEPS:-2000}
 [[ $budget =~ ^[1-9][0-9]{0,5}$ ]] || refuse "GPU_CHECK_SECONDS is $budget: a number of seconds from 1 on is needed"
-[[ $steps =~ ^[1-9][0-9]{0,8}$ && $steps -ge 8 ]] || refuse "GPU_CHECK_STEPS is $steps: a number of steps from 8 on is needed"
+[[ $steps =~ ^[1-9][0-9]{0,8}$ && $steps -ge 4 ]] || refuse "GPU_CHECK_STEPS is $steps: a number of steps from 4 on is needed"
 cd "$(dirname "$0")"
 [ -x bin/test_backend ] || refuse "there is no bin/test_backend beside this script: run it from the bundle that scripts/gpu-bundle.sh makes"
+# The C library cannot be carried along.
+needed=$(cat glibc 2>/dev/null || true)
+present=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/^glibc //' || true)
+present_text=${present:+glibc $present}
+if [ -n "$needed" ] && [ "$(printf '%s\n' "$needed" "${present:-0}" | sort -V | head -n 1)" != "$needed" ]; then
+  echo "gpu-check.sh: this machine has ${present_text:-no glibc}, and the bundle needs $needed: run it in a container of" \
+    "Debian 12, Ubuntu 24.04 or later, or build the bundle (scripts/gpu-bundle.sh) on a system as old as this one" >&2
+  exit 1
+fi
 
 # The first folder that has cuBLASLt of CUDA 13.
 cuda_libraries() {
@@ -165,15 +174,16 @@ kill_worker_at() {
 write_config() {
   mkdir "$folder"
   seq 200000 | awk '{ print "the", $1 % 97, "th of", $1 % 13, "lines" }' | head -c 400000 >"$folder/text.txt" || true
-  cat >"$folder/config.yaml" <<'CONFIG'
+  # A run that is killed after a quarter of its steps has a checkpoint to go on from.
+  cat >"$folder/config.yaml" <<CONFIG
 run: {name: gpu-check, directory: undisturbed, device: cuda}
 model: {preset: tiny-gpt2, context: 32, vocab: auto}
 data:
   cache: cache
   tokenizer: {type: bytes}
   train: [{path: text.txt}]
-train: {steps: 1, global_batch: 4, micro_batch: 2, optimizer: {learning_rate: 1e-3}, lr_schedule: {warmup: 5}}
-checkpoint: {every: 8, keep: 3}
+train: {steps: 4, global_batch: 4, micro_batch: 2, optimizer: {learning_rate: 1e-3}, lr_schedule: {warmup: 2}}
+checkpoint: {every: $((steps < 32 ? steps / 4 : 8)), keep: 3}
 CONFIG
 }
 # start_run NAME STEPS SETTING...: in $folder, by the process $agent.
@@ -244,7 +254,7 @@ check_ranks() {
 
 # How many the program sees; a number of samples that so many replicas may have.
 visible_gpus() {
-  "$root/bin/scaletrain" check "$folder/config.yaml" --json --set train.steps=8 --set parallel.data=auto --set train.micro_batch=1 \
+  "$root/bin/scaletrain" check "$folder/config.yaml" --json --set parallel.data=auto --set train.micro_batch=1 \
     --set train.global_batch=5040 2>"$folder/gpus.log" | tr -d '[:space:]' | sed -n 's/.*"world":\([0-9]*\).*/\1/p'
 }
 check_gpus() {
