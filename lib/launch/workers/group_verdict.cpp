@@ -82,6 +82,13 @@ std::string described(const GroupView& group, const MemberState& member) {
   return fmt::format("{} ended with exit code {} at step {}", who, *member.end->exit_code, step);
 }
 
+// Of two of one kind: whose failure was seen first, or told first where one look has seen both. Peers of a rank that
+// ends with an error say within the same moment that they have lost it.
+bool was_earlier(const MemberState& one, const MemberState& other) {
+  if (one.failed_at != other.failed_at) return one.failed_at < other.failed_at;
+  return one.status.error && other.status.error && one.status.error->at < other.status.error->at;
+}
+
 }  // namespace
 
 const MemberState* cause_of(const GroupView& group) {
@@ -89,7 +96,7 @@ const MemberState* cause_of(const GroupView& group) {
   for (const MemberState* const member : group.members) {
     if (member->failure() == Failure::none) continue;
     if (found == nullptr || member->failure() > found->failure() ||
-        (member->failure() == found->failure() && member->failed_at < found->failed_at))
+        (member->failure() == found->failure() && was_earlier(*member, *found)))
       found = member;
   }
   return found;

@@ -44,7 +44,8 @@ WorkerStatus updated(WorkerStatus status, std::string_view line) {
   ++status.lines;
   if (object.contains("error")) {
     status.error = WorkerError{.kind = exit_code_of(json_integer(object, "error", where)),
-                               .message = json_string(object, "message", where)};
+                               .message = json_string(object, "message", where),
+                               .at = object.contains("at") ? json_number(object, "at", where) : 0.0};
     return status;
   }
   if (object.contains("dumped")) {
@@ -127,8 +128,9 @@ void WorkerReporter::entered(std::int64_t step, bool waiting) {
 
 bool WorkerReporter::error(ExitCode kind, std::string_view message) {
   const std::lock_guard lock(mutex_);
-  return send_line(line_of(nlohmann::json::object(
-      {{"error", static_cast<int>(kind)}, {"message", std::string(message.substr(0, longest_message))}})));
+  return send_line(line_of(nlohmann::json::object({{"error", static_cast<int>(kind)},
+                                                   {"message", std::string(message.substr(0, longest_message))},
+                                                   {"at", seconds_since(MonotonicTime())}})));
 }
 
 void WorkerReporter::run(double period_seconds) {

@@ -6,7 +6,7 @@
 //    "storage": {"activity", "bytes", "text", "seconds"},   where it can be told (host/process/storage_probe.h)
 //    "pace": {"steps", "busy_seconds"}}                     whole steps so far, and the time in them not spent waiting
 //   {"dumped": COLLECTIVE}                                  what SIGQUIT asks for is in its log (watch/hang_report.h)
-//   {"error": EXIT_CODE, "message": TEXT}                   why it will end
+//   {"error": EXIT_CODE, "message": TEXT, "at": SECONDS}    why it will end, and when it said so by the host's clock
 //
 // COUNTER counts pieces of work (base/process/work_count.h): while the worker is not waiting it must move within the
 // heartbeat. Waiting means start-up or storage, where no progress is expected; then the lines themselves must keep
@@ -99,6 +99,7 @@ class WorkerReporter {
 struct WorkerError {
   ExitCode kind = ExitCode::bug;
   std::string message;
+  double at = 0.0;  // seconds of the monotonic clock, which is the same for all processes of a host
 };
 
 // The line of a worker that has written its report.

@@ -21,7 +21,7 @@ struct Scene {
   }
   void exit(std::size_t rank, int code) { members[rank].end = ProcessEnd{.exit_code = code}; }
   void tell(std::size_t rank, ExitCode code, const std::string& message) {
-    members[rank].status.error = WorkerError{code, message};
+    members[rank].status.error = WorkerError{.kind = code, .message = message};
   }
   GroupView view() const {
     GroupView view{.world = static_cast<std::int64_t>(members.size()), .start_step = 3};
@@ -45,6 +45,24 @@ TEST_CASE("a worker that only lost its peer is not the cause where another faile
   CHECK_FALSE(round.result);
   CHECK_FALSE(round.lost_peer_only);
   CHECK(round.description.find("rank 1: worker 101 was killed by signal 11") == 0);
+}
+
+TEST_CASE("of workers whose errors are seen at once the one that told its own first is the cause") {
+  Scene scene(3);
+  for (const std::size_t rank : {0u, 1u, 2u}) {
+    scene.exit(rank, 4);
+    scene.members[rank].failed_at = 5;
+  }
+  scene.tell(0, ExitCode::peer, "the connection to rank 2 is lost: closed by the other side");
+  scene.tell(1, ExitCode::peer, "the connection to rank 2 is lost: closed by the other side");
+  scene.tell(2, ExitCode::peer, "the connection to rank 1 is lost: its memory cannot be read");
+  scene.members[0].status.error->at = 10.002;
+  scene.members[1].status.error->at = 10.001;
+  scene.members[2].status.error->at = 10.0;
+  const RoundResult round = verdict_of(scene.view(), true);
+  CHECK(round.rank == Rank(2));
+  REQUIRE(round.message);
+  CHECK(round.message->find("its memory cannot be read") != std::string::npos);
 }
 
 TEST_CASE("exit codes are the run's own, but for a 1 that nobody has explained") {

@@ -49,6 +49,7 @@ TEST_CASE("lines mean the same in whatever pieces they arrive") {
     REQUIRE(status.error);
     CHECK(status.error->kind == ExitCode::input);
     CHECK(status.error->message == "a b c");
+    CHECK(status.error->at == 0.0);  // not told
   }
 }
 
@@ -149,7 +150,11 @@ TEST_CASE("the agent sees what the worker reports, and its last words") {
     CHECK(eventually([&] { return channel.drain() && channel.status().progress == 42; }));
     reporter.entered(18, true);
     reporter.watch({});
+    const double before = seconds_since(MonotonicTime());
     CHECK(reporter.error(ExitCode::diverged, message));
+    CHECK(channel.drain());
+    CHECK(channel.status().error->at >= before);
+    CHECK(channel.status().error->at <= seconds_since(MonotonicTime()));
   }
   CHECK_FALSE(channel.drain());
   CHECK(channel.status().step == 18);
