@@ -236,20 +236,24 @@ TEST_CASE("auto_is_gpus_for_ranks_of_a_launcher_that_says_that_each_has_one") {
     variables.insert(variables.end(), more.begin(), more.end());
     return variables;
   };
-  for (const Variables& own :
-       {Variables{{"SLURM_NTASKS_PER_GPU", "1"}}, {{"SLURM_GPU_BIND", "single:1"}, {"SLURM_GPUS_ON_NODE", "2"}}}) {
+  for (const Variables& own : {Variables{{"SLURM_NTASKS_PER_GPU", "1"}},
+                               {{"SLURM_GPU_BIND", "single:1"}, {"SLURM_GPUS_ON_NODE", "2"}},
+                               {{"SLURMD_TRES_BIND", "gpu:per_task:1"}, {"SLURM_GPUS_ON_NODE", "2"}}}) {
     CAPTURE(own.front().first);
     const std::string errors = start("2 x H100", [&](const std::string& rank) { return slurm(rank, own); });
     CHECK(has(errors, "notice: run.device: auto is cuda here: NVIDIA H100 80GB HBM3\n"));
     fs::remove_all(workspace() / "gpus-launched");
   }
-  CHECK(has(start("2 x H100",
-                  [&](const std::string& rank) {
-                    return slurm(rank, {{"SLURM_NTASKS_PER_GPU", "2"}});
-                  }),
+  // Two tasks on a GPU; and more than there are GPUs for, which SLURM then gives the first one to.
+  for (const Variables& shared : {Variables{{"SLURM_NTASKS_PER_GPU", "2"}},
+                                  {{"SLURMD_TRES_BIND", "gpu:per_task:1"}, {"SLURM_GPUS_ON_NODE", "1"}}}) {
+    CAPTURE(shared.front().first);
+    CHECK(
+        has(start("2 x H100", [&](const std::string& rank) { return slurm(rank, shared); }),
             "notice: run.device: auto is cpu here: 2 ranks are on this host, and this one sees 1 GPU (NVIDIA H100 80GB "
             "HBM3); set run.device: cuda if each is given a GPU of its own, or if they are to share\n"));
-  fs::remove_all(workspace() / "gpus-launched");
+    fs::remove_all(workspace() / "gpus-launched");
+  }
   const auto uncounted = [](const std::string& rank) { return Variables{{"PMI_RANK", rank}, {"PMI_SIZE", "2"}}; };
   CHECK(
       has(start("H100", uncounted),

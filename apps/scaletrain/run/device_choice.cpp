@@ -50,8 +50,8 @@ bool has_own_gpus(const LauncherPlace& place) {
   return each > 0 && place.knows_local_world && place.local_world <= here / each;
 }
 
-// Whether this is in a job of SLURM's that it has given no GPU. A place where nobody has asked SLURM for any, though it
-// may see some: only cgroups hide those of others.
+// Whether this is a job of SLURM's that was given no GPU. It may see some all the same: only cgroups hide those of
+// others.
 bool lacks_gpus_of_slurm() {
   if (variable("SLURM_JOB_ID").empty()) return false;
   for (const char* name : {"SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS",
@@ -62,7 +62,7 @@ bool lacks_gpus_of_slurm() {
 
 constexpr std::string_view no_gpus_of_slurm = "SLURM has given this job no GPU: submit it with --gpus-per-node";
 
-// Of this process's module.
+// Whoever finds none in such a job learns first what would give it some.
 CudaModule open_module() {
   try {
     return CudaModule(cuda_module_path());

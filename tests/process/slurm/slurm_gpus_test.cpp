@@ -75,7 +75,7 @@ void check_ranks(const Job& job, int ranks) {
 
 // What the log of a rank says that it computes on.
 std::string gpu_of(const fs::path& run, int rank) {
-  const std::string log = read_file(run / "logs" / ("rank-0000" + std::to_string(rank) + ".log"));
+  std::string log = read_file(run / "logs" / ("rank-0000" + std::to_string(rank) + ".log"));
   const std::string words = "rank " + std::to_string(rank) + " computes on ";
   const std::size_t at = log.find(words);
   if (at == std::string::npos) return log;
@@ -121,7 +121,8 @@ TEST_CASE("tasks_that_srun_gives_a_gpu_each_train_on_them") {
   Launch launch = gpu_machine().training(machine, layout_folder(run).string(),
                                          {"run.device=auto", "parallel.data=auto", "train.steps=2"});
   const std::vector<std::string> own = std::exchange(
-      launch.arguments, {"srun", "--nodelist=n13", "--ntasks=2", "--gpus-per-task=1", launch.executable.string()});
+      launch.arguments,
+      {"srun", "--nodes=1", "--nodelist=n13", "--ntasks=2", "--gpus-per-task=1", launch.executable.string()});
   launch.arguments.insert(launch.arguments.end(), own.begin(), own.end());
   launch.executable = "/usr/bin/env";
   launch.environment.push_back(testbed().variable());
