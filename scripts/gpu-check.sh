@@ -133,7 +133,7 @@ telling_line() {
     /^\[doctest\]/ || !/[^-=[:space:]]/ { next }
     /^ *values: / { if (last == told) told = told $0; next }
     { last = $0 }
-    /[Ee]rror|ERROR|skipped: |cannot|could not|refused|terminate called|Killed|dumped/ { told = $0 }
+    /^(bench_training|scaletrain): |[Ee]rror|ERROR|cannot|could not|refused|terminate called|Killed|dumped/ { told = $0 }
     END { print told != "" ? told : last }' | tr -s '[:space:]' ' ' | sed 's/^ //; s/ $//' | cut -c -400
 }
 
@@ -143,7 +143,9 @@ run_test() {
   echo "running $*"
   "$root/bin/$1" "${@:2}" || code=$?
   [ "$code" -eq 0 ] || failed "$1: exit status $code: $(telling_line "$logs/$part.log")"
-  if grep -q 'skipped: run.device' "$logs/$part.log"; then failed "$1: $(grep 'skipped: run.device' "$logs/$part.log" | tail -n 1)"; fi
+  if grep -q 'skipped: run.device' "$logs/$part.log"; then
+    failed "$1: $(sed -n 's/.*\(skipped: run.device.*\)/\1/p' "$logs/$part.log" | tail -n 1)"
+  fi
 }
 check_parity() { run_test test_backend --test-case='the_gpu_of_this_machine*'; }
 check_goldens() { SCALETRAIN_GOLDEN_FOLDER=$root/golden run_test test_golden_gpu; }
@@ -317,7 +319,7 @@ has_bar() {
 }
 # measure_alone MODEL SECONDS
 measure_alone() {
-  local name=$1 status=0 log=$logs/speed-$1.log file=$logs/$1.json rate bar share
+  local name=$1 status=0 log=$logs/speed-$1.log file=$logs/$1.json rate bar of_peak
   case_reason[$name]=
   if [ "$2" -lt 1 ]; then
     case_result[$name]='not run: no time left'
@@ -343,9 +345,9 @@ measure_alone() {
       ;;
   esac
   rate=$(whole "$(figure "$file" scaletrain tokens_per_second)")
-  share=$(figure "$file" scaletrain peak_share)
+  of_peak=$(figure "$file" scaletrain peak_share)
   case_result[$name]=passed
-  case_figures[$name]=$(printf ', "tokens_per_second": %d, "peak_share": %s' "$rate" "${share:-null}")
+  case_figures[$name]=$(printf ', "tokens_per_second": %d, "peak_share": %s' "$rate" "${of_peak:-null}")
   if [ -n "${bars[$name]:-}" ] && has_bar "$file"; then
     bar=${bars[$name]}
     case_figures[$name]+=", \"bar\": $bar"
@@ -357,7 +359,7 @@ measure_alone() {
 }
 # measure_beside MODEL SECONDS
 measure_beside() {
-  local name=$1 status=0 log=$logs/speed-$1-beside-pytorch.log file=$logs/$1-beside-pytorch.json options=() mode rate
+  local name=$1 status=0 log=$logs/speed-$1-beside-pytorch.log file=$logs/$1-beside-pytorch.json options=() mode rate why
   beside[$name]=
   if [ "$2" -lt "${compiling[$name]}" ]; then
     beside[$name]='"reason": "no time left"'
@@ -367,8 +369,10 @@ measure_beside() {
   limited "$2" "$log" bench "$name" "${samples_beside[$name]}" "${micro_batches_beside[$name]}" "$file" --python python3 \
     --torch-script "$root/torch_training.py" "${options[@]}" || status=$?
   if [ "$status" -ne 0 ]; then
-    [ "$status" -ne 124 ] || beside[$name]="\"reason\": \"no end within $2 s\""
-    [ "$status" -eq 124 ] || beside[$name]="\"reason\": \"$(telling_line "$log" | json_text)\""
+    # What Python says comes before what the benchmark makes of its end.
+    why=$(grep -E '^[A-Za-z_.]+Error' "$log" | tail -n 1 | cut -c -400 || true)
+    [ "$status" -ne 124 ] || why="no end within $2 s"
+    beside[$name]="\"reason\": \"$(json_text <<<"${why:-$(telling_line "$log")}")\""
     return
   fi
   beside[$name]=$(printf '"samples": %d, "micro_batches": %d' "${samples_beside[$name]}" "${micro_batches_beside[$name]}")
@@ -380,7 +384,7 @@ measure_beside() {
 # What has been said of a case under this key, in text that case_figures and beside are of.
 said() { sed -n "s/.*\"$2\": \"\{0,1\}\([^\",]*\).*/\1/p" <<<"$1"; }
 print_speed() {
-  local name rate bar others mode
+  local name rate bar of_peak others mode
   report '\n%-11s %8s %10s %8s %-14s %s\n' model samples tokens/s 'of peak' bar 'PyTorch, beside ours of as many samples'
   for name in "${models[@]}"; do
     rate=$(said "${case_figures[$name]:-}" tokens_per_second)
@@ -390,15 +394,15 @@ print_speed() {
     fi
     bar=$(said "${case_figures[$name]}" bar)
     if [ -z "$bar" ]; then bar=none; elif [ "$rate" -ge "$bar" ]; then bar+=', met'; else bar+=', MISSED'; fi
-    share=$(said "${case_figures[$name]}" peak_share)
-    if [ "$share" = null ]; then share=unknown; else share=$(percent "$share"); fi
+    of_peak=$(said "${case_figures[$name]}" peak_share)
+    if [ "$of_peak" = null ]; then of_peak=unknown; else of_peak=$(percent "$of_peak"); fi
     others="not measured: $(said "${beside[$name]:-}" reason)"
     if [[ ${beside[$name]:-} == *scaletrain* ]]; then
       others=
       for mode in ${modes[$name]}; do others+="$mode $(said "${beside[$name]}" "$mode"), "; done
       others+="ours $(said "${beside[$name]}" scaletrain); $(said "${beside[$name]}" micro_batches) x ${samples_beside[$name]}"
     fi
-    report '%-11s %8s %10s %8s %-14s %s\n' "$name" "${micro_batches[$name]} x ${samples[$name]}" "$rate" "$share" "$bar" "$others"
+    report '%-11s %8s %10s %8s %-14s %s\n' "$name" "${micro_batches[$name]} x ${samples[$name]}" "$rate" "$of_peak" "$bar" "$others"
   done
 }
 # Within $limit seconds; sets result, reason and figures. First each alone, then, in what is left, beside PyTorch.
