@@ -43,7 +43,7 @@ TEST_CASE("golden_losses_in_halves_on_a_gpu_are_no_further_from_float64_than_tho
 
 TEST_CASE("golden_gradients_in_halves_on_a_gpu_are_as_near_as_their_roundings_allow") {
   if (is_gpu_missing()) return;
-  check_gradients_in_halves(make_gpu);
+  check_gradients_in_halves([](DType compute) { return make_gpu(compute); });
 }
 
 }  // namespace scaletrain
