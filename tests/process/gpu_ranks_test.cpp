@@ -414,7 +414,10 @@ TEST_CASE("a_gpu_that_fails_ends_its_rank_and_the_run_goes_on_or_ends_with_code_
   CHECK(failed.exit_code == 4);
   CHECK(failed.says("restart 1 of 1, from "));
   CHECK(failed.says("rank 1"));
-  CHECK(failed.says("GPU 1 (NVIDIA H100 80GB HBM3): a copy failed: unspecified launch failure"));
+  CHECK(failed.says("GPU 1 (NVIDIA H100 80GB HBM3 at fa4e:1c:00.0) of "));
+  CHECK(
+      failed.says(": a copy failed: unspecified launch failure (cudaErrorLaunchFailure); the kernel's log (dmesg, Xid) "
+                  "and nvidia-smi -q may say why"));
   CHECK(failed.says("all 1 restarts since the furthest checkpoint are used up (supervise.max_restarts)"));
   check_no_process_left((workspace() / "gpus-failed").string());
   fs::remove(failure);

@@ -28,6 +28,10 @@ namespace {
 using cuda::check;
 using cuda::CudaStream;
 
+std::string bus_address_of(const cudaDeviceProp& properties) {
+  return fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
+}
+
 // Of one that kernels are compiled for. UserError for others.
 cudaDeviceProp properties_of(int device) {
   cudaDeviceProp properties;
@@ -44,7 +48,7 @@ cudaDeviceProp properties_of(int device) {
                     "-DSCALETRAIN_CUDA_ARCHITECTURES={}-real, choose another GPU by CUDA_VISIBLE_DEVICES, or set "
                     "run.device: cpu",
                     properties.name, sm, cuda::architectures_text(SCALETRAIN_COMPILED_FOR), sm));
-  cuda::name_device(device, properties.name);
+  cuda::name_device(device, fmt::format("{} at {}", properties.name, bus_address_of(properties)));
   return properties;
 }
 
@@ -54,8 +58,7 @@ DeviceFacts facts_of(const cudaDeviceProp& properties) {
   return {.name = properties.name,
           .memory = properties.totalGlobalMem,
           .id = std::move(id),
-          .bus_address = fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID,
-                                     properties.pciDeviceID)};
+          .bus_address = bus_address_of(properties)};
 }
 
 // Where a library has been measured to be faster than our own kernels, which halves alone have in tensor cores: Hopper.

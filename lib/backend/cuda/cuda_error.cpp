@@ -1,7 +1,9 @@
 #include "backend/cuda/cuda_error.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <climits>
 #include <map>
 #include <mutex>
 #include <new>
@@ -47,12 +49,16 @@ std::map<int, std::string>& names() {
   return of_devices;
 }
 
-// "GPU 0 (NVIDIA H100 80GB HBM3)", of the thread.
+// What a process sees as GPU 0 is any of its host's: "GPU 0 (NVIDIA H100 80GB HBM3 at 0000:1b:00.0) of node7", of the
+// thread.
 std::string name_of_gpu() {
   if (device_of_thread < 0) return "CUDA";
   const std::lock_guard lock(names_mutex);
   const auto name = names().find(device_of_thread);
-  return fmt::format("GPU {}{}", device_of_thread, name == names().end() ? "" : fmt::format(" ({})", name->second));
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, sizeof host - 1);
+  return fmt::format("GPU {}{} of {}", device_of_thread,
+                     name == names().end() ? "" : fmt::format(" ({})", name->second), host);
 }
 
 }  // namespace
@@ -75,7 +81,7 @@ void check(cudaError_t error, const char* what) {
   const std::string text =
       fmt::format("{}: {} failed: {} ({})", name_of_gpu(), what, cudaGetErrorString(error), cudaGetErrorName(error));
   if (is_bug(error)) throw BugError(text);
-  throw PeerError(text);
+  throw PeerError(text + "; the kernel's log (dmesg, Xid) and nvidia-smi -q may say why");
 }
 
 }  // namespace scaletrain::cuda

@@ -9,7 +9,7 @@ namespace scaletrain::cuda {
 
 // What the calling thread asks of the CUDA runtime is of this device from now on. PeerError
 void use_device(int device);
-// What errors call a device from now on, beside its number.
+// What errors call a device from now on, beside its number and its host.
 void name_device(int device, const std::string& name);
 
 // Throws what an error of `what` is to the user of a run: std::bad_alloc where memory is not enough, a BugError where
