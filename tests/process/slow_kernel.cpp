@@ -2,13 +2,12 @@
 // matrix product takes SLOW_MILLISECONDS more, for SLOW_SECONDS from the first one on. Large products are the
 // calibration's, before the first step.
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
+
+#include "process/process_name.h"
 
 namespace {
 
@@ -28,14 +27,7 @@ double setting(const char* name) {
 // Asked at each call, for a process gets its name after its first products might be computed.
 bool is_meant() {
   const char* const wanted = std::getenv("SLOW_PROCESS");
-  if (wanted == nullptr) return false;
-  char name[64] = {};
-  const int file = ::open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  const ssize_t count = ::read(file, name, sizeof name - 1);
-  ::close(file);
-  if (count > 0 && name[count - 1] == '\n') name[count - 1] = '\0';
-  return std::strcmp(name, wanted) == 0;
+  return wanted != nullptr && is_process_named(wanted);
 }
 
 void wait_a_little() {

@@ -16,7 +16,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
+
+#include "process/process_name.h"
 
 namespace {
 
@@ -27,14 +28,7 @@ long number_of(const char* name) {
 
 bool is_process_meant() {
   const char* const wanted = std::getenv("READS_PROCESS");
-  if (wanted == nullptr) return true;
-  char name[64] = {};
-  const int file = ::open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  const ssize_t count = ::read(file, name, sizeof name - 1);
-  ::close(file);
-  if (count > 0 && name[count - 1] == '\n') name[count - 1] = '\0';
-  return std::strcmp(name, wanted) == 0;
+  return wanted == nullptr || is_process_named(wanted);
 }
 
 bool has_mark() {
