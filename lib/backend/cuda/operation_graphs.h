@@ -32,16 +32,16 @@ class OperationIssuer {
 // Of one stream, for the thread that issues to it.
 class OperationGraphs {
  public:
-  // As many as a graph may have: what the GPU is given later for it than without is what the host takes to look at
-  // them, a few dozen microseconds. And as many as are worth one.
+  // As many as a graph may have, since the GPU gets none of them before the last has come. And as many as are worth
+  // one.
   static constexpr std::size_t most_of_a_graph = 128;
   static constexpr std::size_t least_of_a_graph = 4;
-  // Of all sequences together: a descriptor is about a kilobyte of the host's memory.
+  // Of all sequences together, less than a kilobyte of the host's memory each.
   static constexpr std::size_t most_kept = 32768;
   // Once there are as many, those make room that have not come for so many waits of the host's.
   static constexpr std::uint64_t idle_waits = 16;
 
-  // Both must live as long as this; the workspace is the stream's.
+  // Issuer and stream must live as long as this; the workspace is the stream's.
   OperationGraphs(OperationIssuer& issuer, cudaStream_t stream, std::byte* workspace);
   ~OperationGraphs();
   OperationGraphs(const OperationGraphs&) = delete;

@@ -1,5 +1,5 @@
-// Pinned memory of the host, of any size: the system pins 1 to 3 GiB in a second, and what a rank offloads or copies
-// for a checkpoint may be a hundred. So it is pinned in pieces, each of which counts as work done.
+// Pinned memory of the host, of any size: the system pins it page by page, and what a rank offloads or copies for a
+// checkpoint may be a hundred GiB. So it is pinned in pieces, each of which counts as work done.
 //
 // A piece ends at an address that is a multiple of pinned_piece_bytes, whatever memory it is of: so copies, which are
 // cut there, need no list of pieces. CUDA wants what it copies to be registered as a whole, and does not say that two
