@@ -317,7 +317,10 @@ void check_operation(const Backend& backend, const AttentionBackward& op) {
   check_heads(check, "d_key", op.d_key.values, op.d_key.row_stride, keys);
   check_heads(check, "d_value", op.d_value.values, op.d_value.row_stride, keys);
   check.operand("log_sum_exp", op.log_sum_exp, check.master(), Shape{shape.batch, shape.heads, shape.num_queries});
-  check.optional("d_query_sums", op.d_query_sums, check.master(), queries);
+  if (op.workspace) {
+    check.dtype("workspace", op.workspace, check.master());
+    check.dims("workspace", op.workspace, 1);
+  }
 }
 
 void check_operation(const Backend& backend, const EmbeddingForward& op) {
@@ -457,6 +460,46 @@ void check_operation(const Backend& backend, const SgdStep& op) {
 }
 
 }  // namespace
+
+bool AttentionWorkspace::is_of(const AttentionShape& shape) const {
+  return shape.num_queries >= least_queries && shape.head_size >= least_head_size && shape.head_size <= most_head_size;
+}
+std::int64_t AttentionWorkspace::wanted(const AttentionShape& shape) const {
+  const std::int64_t rows = shape.batch * shape.heads * shape.num_queries;
+  if (head_multiple == 0) return rows * shape.head_size;
+  constexpr std::int64_t query_multiple = 128;
+  const std::int64_t padded_rows = shape.batch * shape.heads * round_up(shape.num_queries, query_multiple);
+  const std::int64_t size = round_up(shape.head_size, head_multiple);
+  // And a number for each row, the product of its output and its output's gradient; in halves the gradients of keys and
+  // values that heads share, of each head by itself; and what aligning all that takes.
+  const std::int64_t shared = shape.heads > shape.kv_heads ? rows * shape.head_size : 0;
+  constexpr std::int64_t alignment = 128;
+  return padded_rows * size * ceil_div(shape.num_keys, 2 * size) + rows + shared + alignment;
+}
+std::optional<AttentionPart> AttentionWorkspace::largest_part(const AttentionShape& shape,
+                                                              std::int64_t elements) const {
+  if (!is_of(shape) || shape.batch == 0 || shape.kv_heads == 0) return std::nullopt;
+  const auto fits = [&](const AttentionPart& part) { return wanted(part_of(shape, part)) <= elements; };
+  const AttentionPart all{shape.batch, shape.kv_heads};
+  if (fits(all)) return all;
+  AttentionPart part = all;
+  for (std::int64_t parts = 2; parts <= shape.batch && !fits(part); ++parts) part.batch = ceil_div(shape.batch, parts);
+  for (std::int64_t parts = 2; parts <= shape.kv_heads && !fits(part); ++parts)
+    part.kv_heads = ceil_div(shape.kv_heads, parts);
+  const AttentionShape made = part_of(shape, part);
+  if (!fits(part) || made.batch * made.heads * made.num_queries < least_rows) return std::nullopt;
+  return part;
+}
+std::int64_t AttentionWorkspace::lent(const AttentionShape& shape) const {
+  const auto part = largest_part(shape, most);
+  return part ? wanted(part_of(shape, *part)) : 0;
+}
+AttentionShape part_of(AttentionShape shape, const AttentionPart& part) {
+  shape.heads = shape.heads / shape.kv_heads * part.kv_heads;
+  shape.kv_heads = part.kv_heads;
+  shape.batch = part.batch;
+  return shape;
+}
 
 void Backend::run(Stream& stream, const Operation& op) {
   std::visit([&](const auto& descriptor) { check_operation(*this, descriptor); }, op);

@@ -54,6 +54,7 @@ class Backend {
   // Kernels are fastest where rows are a multiple of so many elements; 1: they make nothing of it. What rows may be
   // padded to is in operations.h.
   virtual std::int64_t row_alignment() const { return 1; }
+  virtual AttentionWorkspace attention_workspace() const { return {}; }
   // Nothing where the device is the host's processor.
   virtual std::optional<DeviceFacts> device() const { return std::nullopt; }
   // Bytes of such a device's memory that are in use, by any process; 0 where the memory is the host's.

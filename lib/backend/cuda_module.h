@@ -33,6 +33,21 @@ inline constexpr int cuda_oldest_sm = 80;
 inline constexpr std::size_t cuda_workspace_bytes = std::size_t{32} << 20;
 // row_alignment(), the same way: of halves, a line of the cache.
 inline constexpr std::int64_t cuda_row_alignment = 64;
+// attention_workspace() of Hopper GPUs in halves, where cuDNN is found: what its deterministic backward asked for of 16
+// shapes on an H100 (9.19). There it took 0.43 to 0.84 of the time of our own kernels at once, and about as long in
+// parts of 48k rows with heads of 64. Shorter sequences and other heads have not been seen to gain.
+inline constexpr AttentionWorkspace cuda_attention_workspace = {.head_multiple = 64,
+                                                                .most = std::int64_t{5} << 26,
+                                                                .least_rows = std::int64_t{48} << 10,
+                                                                .least_queries = 128,
+                                                                .least_head_size = 64,
+                                                                .most_head_size = 128};
+
+// What CUDA takes of a GPU's memory for a process that computes on it, for plans: its context and the code of kernels,
+// those in use or, behind load_kernels_ahead(), all of CUDA's libraries. 548 and 942 MiB of an H100, driver 580.
+constexpr std::size_t cuda_process_bytes(bool kernels_ahead) {
+  return std::size_t{kernels_ahead ? 960U : 560U} << 20;
+}
 
 // How many GPUs are visible; where none can be used, 0 and why, with what would help.
 struct CudaCount {

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 
@@ -194,10 +195,37 @@ struct AttentionBackward {
   ConstView log_sum_exp;
   ConstView document_start;
   HeadsView d_query, d_key, d_value;
-  // [B,Tq,H,D] f32, optional, for a compute type of 16 bits: where a backend may sum the gradients of queries before it
-  // rounds them. Without it, it computes some products twice. What it holds afterwards is undefined.
-  View d_query_sums = {};
+  // [n] f32, optional, for a compute type of 16 bits: where a backend may sum gradients before it rounds them. It is
+  // fastest with as many as its AttentionWorkspace says. What they hold afterwards is undefined.
+  View workspace = {};
   bool operator==(const AttentionBackward&) const = default;
+};
+
+// Batches of an attention, and heads of keys with the query heads that belong to them.
+struct AttentionPart {
+  std::int64_t batch = 0, kv_heads = 0;
+};
+AttentionShape part_of(AttentionShape shape, const AttentionPart& part);
+
+// How many numbers AttentionBackward::workspace may have, of a backend.
+struct AttentionWorkspace {
+  // 0: all that a row of queries has for its gradient is summed in one place. Else heads are padded to whole multiples
+  // of so many elements, and each twice as many keys as those are have sums of their own.
+  std::int64_t head_multiple = 0;
+  std::int64_t most = INT64_MAX;
+  // Of fewer rows (batches times heads times queries) at a time it makes nothing.
+  std::int64_t least_rows = 1;
+  // The sequences of queries and heads that it makes use of any for.
+  std::int64_t least_queries = 1, least_head_size = 1, most_head_size = INT64_MAX;
+
+  bool is_of(const AttentionShape& shape) const;
+  // What it has use of for all of the shape's batches and heads at once, whatever `most` is.
+  std::int64_t wanted(const AttentionShape& shape) const;
+  // As few parts as `elements` suffice for, of about one size: some batches of all heads, or some heads of one batch.
+  // Nothing where they do not suffice for least_rows.
+  std::optional<AttentionPart> largest_part(const AttentionShape& shape, std::int64_t elements) const;
+  // What to lend it: what it has use of, or of shapes that take more than `most`, that of the largest part.
+  std::int64_t lent(const AttentionShape& shape) const;
 };
 
 // output[N,C] = table[ids[n] - first_id] (+ position_table[positions[n]], optional). The table may be a part of the

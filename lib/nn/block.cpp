@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/numbers/checked.h"
 #include "nn/block_tensors.h"
@@ -22,10 +21,12 @@ namespace {
 
 class Block : public Unit {
  public:
-  Block(const ModelSpec& spec, const TensorPart& tensor_part, std::int64_t layer, RecomputeKind recompute)
+  Block(const ModelSpec& spec, const TensorPart& tensor_part, std::int64_t layer, RecomputeKind recompute,
+        const AttentionWorkspace& attention_workspace)
       : spec_(local_spec(spec, tensor_part)),
         part_(tensor_part),
         recompute_(recompute),
+        attention_workspace_(attention_workspace),
         index_(narrow<int>(layer + 1)),
         name_(fmt::format("blocks.{}", layer)) {}
 
@@ -41,22 +42,12 @@ class Block : public Unit {
 
  private:
   BlockExtent extent(const UnitRun& run) const {
-    return {spec_, part_, run.batch.shape, run.backend.compute_type(), recompute_};
+    return {spec_, part_, run.batch.shape, run.backend.compute_type(), recompute_, attention_workspace_};
   }
   BlockMemory carve(const UnitRun& run, Region saved) const;
   BlockMemory carve_split(const UnitRun& run, Region saved, Region work) const;
   void rebuild(const UnitRun& run, ConstView input, const BlockMemory& memory) const;
   std::int64_t attention_features() const { return spec_.heads * spec_.head_size; }
-
-  AttentionShape attention_shape(const BatchShape& shape) const {
-    return {.batch = shape.samples,
-            .num_queries = shape.tokens,
-            .num_keys = shape.tokens,
-            .heads = spec_.heads,
-            .kv_heads = spec_.kv_heads,
-            .head_size = spec_.head_size,
-            .scale = 1.0 / std::sqrt(static_cast<double>(spec_.head_size))};
-  }
 
   void attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const;
   void attention_backward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t, const BlockScratch& scratch,
@@ -65,6 +56,7 @@ class Block : public Unit {
   ModelSpec spec_;  // of this rank's part
   TensorPart part_;
   RecomputeKind recompute_;
+  AttentionWorkspace attention_workspace_;
   int index_;
   std::string name_;
 };
@@ -75,7 +67,7 @@ ConstView document_start(const BatchContext& batch) {
 }
 
 UnitMemory Block::memory(const BatchShape& shape, DType compute) const {
-  const BlockExtent extent{spec_, part_, shape, compute, recompute_};
+  const BlockExtent extent{spec_, part_, shape, compute, recompute_, attention_workspace_};
   RegionAllocator saved = RegionAllocator::counting();
   RegionAllocator scratch = RegionAllocator::counting();
   carve_block_memory(saved, scratch, nullptr, extent);
@@ -117,7 +109,7 @@ void Block::rebuild(const UnitRun& run, ConstView input, const BlockMemory& memo
 
 void Block::attention_forward(const UnitRun& run, const UnitOps& ops, const BlockTensors& t) const {
   const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
-  ops.run(AttentionForward{.shape = attention_shape(run.batch.shape),
+  ops.run(AttentionForward{.shape = attention_shape(spec_, run.batch.shape),
                            .query = {heads.query.values, heads.query.row_stride},
                            .key = {heads.key.values, heads.key.row_stride},
                            .value = {heads.value.values, heads.value.row_stride},
@@ -130,7 +122,7 @@ void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const Blo
                                const BlockScratch& scratch, ConstView d_attention, View d_qkv) const {
   const QkvHeads heads = split_qkv(t.qkv, spec_, run.batch.shape);
   const QkvHeads d_heads = split_qkv(d_qkv, spec_, run.batch.shape);
-  ops.run(AttentionBackward{.shape = attention_shape(run.batch.shape),
+  ops.run(AttentionBackward{.shape = attention_shape(spec_, run.batch.shape),
                             .query = {heads.query.values, heads.query.row_stride},
                             .key = {heads.key.values, heads.key.row_stride},
                             .value = {heads.value.values, heads.value.row_stride},
@@ -141,7 +133,7 @@ void Block::attention_backward(const UnitRun& run, const UnitOps& ops, const Blo
                             .d_query = d_heads.query,
                             .d_key = d_heads.key,
                             .d_value = d_heads.value,
-                            .d_query_sums = query_gradient_sums(extent(run), t, scratch)});
+                            .workspace = attention_workspace(extent(run), t, scratch)});
   rotate_query_key(ops, spec_, d_qkv, run.batch.positions, true);
 }
 
@@ -255,8 +247,8 @@ void Block::backward_weight(const UnitRun& run, WeightWork work) const {
 }  // namespace
 
 std::unique_ptr<Unit> make_block(const ModelSpec& spec, const TensorPart& part, std::int64_t layer,
-                                 RecomputeKind recompute) {
-  return std::make_unique<Block>(spec, part, layer, recompute);
+                                 RecomputeKind recompute, const AttentionWorkspace& attention_workspace) {
+  return std::make_unique<Block>(spec, part, layer, recompute, attention_workspace);
 }
 
 }  // namespace scaletrain

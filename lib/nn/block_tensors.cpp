@@ -1,8 +1,19 @@
 #include "nn/block_tensors.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace scaletrain {
+
+AttentionShape attention_shape(const ModelSpec& spec, const BatchShape& shape) {
+  return {.batch = shape.samples,
+          .num_queries = shape.tokens,
+          .num_keys = shape.tokens,
+          .heads = spec.heads,
+          .kv_heads = spec.kv_heads,
+          .head_size = spec.head_size,
+          .scale = 1.0 / std::sqrt(static_cast<double>(spec.head_size))};
+}
 
 std::int64_t qkv_features(const ModelSpec& spec) {
   return (spec.heads + 2 * spec.kv_heads) * spec.head_size;
@@ -57,23 +68,23 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
 namespace {
 
 // None where the compute type is that of sums.
-Shape query_sums_shape(const BlockExtent& extent) {
-  const std::int64_t heads = accumulator_type(extent.compute) == extent.compute ? 0 : extent.spec.heads;
-  return {extent.shape.samples, extent.shape.tokens, heads, extent.spec.head_size};
+Shape attention_workspace_shape(const BlockExtent& extent) {
+  if (accumulator_type(extent.compute) == extent.compute) return {0};
+  return {extent.attention_workspace.lent(attention_shape(extent.spec, extent.shape))};
 }
 
-bool fits_pre_activation(const Shape& query_sums, const BlockExtent& extent) {
+bool fits_pre_activation(const Shape& workspace, const BlockExtent& extent) {
   const std::int64_t elements = extent.shape.rows() * pre_activation_features(extent.spec);
-  return static_cast<std::size_t>(query_sums.num_elements()) * size_of(accumulator_type(extent.compute)) <=
+  return static_cast<std::size_t>(workspace.num_elements()) * size_of(accumulator_type(extent.compute)) <=
          static_cast<std::size_t>(elements) * size_of(extent.compute);
 }
 
 }  // namespace
 
-View query_gradient_sums(const BlockExtent& extent, const BlockTensors& tensors, const BlockScratch& scratch) {
-  const Shape shape = query_sums_shape(extent);
+View attention_workspace(const BlockExtent& extent, const BlockTensors& tensors, const BlockScratch& scratch) {
+  const Shape shape = attention_workspace_shape(extent);
   if (shape.num_elements() == 0) return {};
-  if (!fits_pre_activation(shape, extent)) return scratch.query_sums;
+  if (!fits_pre_activation(shape, extent)) return scratch.attention_workspace;
   return {tensors.pre_activation.data(), accumulator_type(extent.compute), shape, tensors.pre_activation.space()};
 }
 
@@ -82,8 +93,8 @@ BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& ext
   const std::int64_t rows = extent.shape.rows();
   std::int64_t features = std::max(pre_activation_features(spec), qkv_features(spec));
   BlockScratch scratch;
-  if (const Shape sums = query_sums_shape(extent); !fits_pre_activation(sums, extent))
-    scratch.query_sums = region.allocate(accumulator_type(extent.compute), sums);
+  if (const Shape workspace = attention_workspace_shape(extent); !fits_pre_activation(workspace, extent))
+    scratch.attention_workspace = region.allocate(accumulator_type(extent.compute), workspace);
   if (!divides_rows(extent.part)) {
     scratch.wide = region.allocate(extent.compute, {rows, features});
     return scratch;

@@ -16,6 +16,7 @@ struct BlockExtent {
   BatchShape shape;
   DType compute;
   RecomputeKind recompute = RecomputeKind::none;
+  AttentionWorkspace attention_workspace{};
 };
 
 // Where a block's tensors lie: what is kept, what the backward computes again and, of that, what the weight pass reads.
@@ -58,14 +59,14 @@ BlockWork carve_block_work(RegionAllocator& region, const BlockExtent& extent, c
 struct BlockScratch {
   View wide;       // [N, the most of what it holds]: the gradient of pre_activation or qkv, and what leads to them
   View unsharded;  // [N,C] with sequence shards: gathered rows, or a partial sum
-  View unsharded_in_wide;  // the same in the memory of `wide`
-  View query_sums;         // as AttentionBackward::d_query_sums, where pre_activation is too small for it
+  View unsharded_in_wide;    // the same in the memory of `wide`
+  View attention_workspace;  // where pre_activation is too small for it
 };
 BlockScratch carve_block_scratch(RegionAllocator& region, const BlockExtent& extent);
 
-// AttentionBackward::d_query_sums of halves, where the activation's gradient is done: in the memory of pre_activation,
-// which nothing reads after that, unless the scratch has them. Empty where the compute type is that of sums.
-View query_gradient_sums(const BlockExtent& extent, const BlockTensors& tensors, const BlockScratch& scratch);
+// AttentionBackward::workspace of halves, where the activation's gradient is done: in the memory of pre_activation,
+// which nothing reads after that, unless the scratch has it. Empty where the compute type is that of sums.
+View attention_workspace(const BlockExtent& extent, const BlockTensors& tensors, const BlockScratch& scratch);
 
 // All that one pass uses. What is computed again lies in scratch, where the forward leaves it to be overwritten. A
 // split backward computes it in both: what its weight pass reads is carved from `work`.
@@ -78,6 +79,8 @@ struct BlockMemory {
 BlockMemory carve_block_memory(RegionAllocator& saved, RegionAllocator& scratch, RegionAllocator* work,
                                const BlockExtent& extent);
 
+// Of whole sequences.
+AttentionShape attention_shape(const ModelSpec& spec, const BatchShape& shape);
 std::int64_t qkv_features(const ModelSpec& spec);
 std::int64_t pre_activation_features(const ModelSpec& spec);
 

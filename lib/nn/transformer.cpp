@@ -46,10 +46,11 @@ Region untouched_region() {
 }  // namespace
 
 Transformer::Transformer(const ModelSpec& spec, const TensorPart& part, RecomputeKind recompute,
-                         const LogitRows& logit_rows)
+                         const LogitRows& logit_rows, const AttentionWorkspace& attention_workspace)
     : spec_(spec), part_(part) {
   units_.push_back(make_embedding(spec, part));
-  for (std::int64_t layer = 0; layer < spec.layers; ++layer) units_.push_back(make_block(spec, part, layer, recompute));
+  for (std::int64_t layer = 0; layer < spec.layers; ++layer)
+    units_.push_back(make_block(spec, part, layer, recompute, attention_workspace));
   units_.push_back(make_head(spec, part, recompute, logit_rows));
 }
 

@@ -16,7 +16,8 @@ class Transformer {
  public:
   // recompute: which activations units compute again in the backward (unit.h). It changes no bit of what they compute.
   explicit Transformer(const ModelSpec& spec, const TensorPart& part = {},
-                       RecomputeKind recompute = RecomputeKind::none, const LogitRows& logit_rows = {});
+                       RecomputeKind recompute = RecomputeKind::none, const LogitRows& logit_rows = {},
+                       const AttentionWorkspace& attention_workspace = {});
 
   const ModelSpec& spec() const { return spec_; }  // of the whole model
   const TensorPart& part() const { return part_; }

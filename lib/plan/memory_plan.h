@@ -13,6 +13,9 @@ struct MemoryItem {
   bool is_of_host = false;  // lies in the host's memory, wherever the rank computes
 };
 
+// What a process takes of a device's memory that asks it for none.
+inline constexpr const char* process_memory = "CUDA and its kernels";
+
 struct MemoryPlan {
   std::vector<MemoryItem> items;
   std::size_t total() const;

@@ -120,17 +120,19 @@ std::vector<ScheduleStep> PhasePlan::schedule(Rank rank) const {
 }
 
 void PhasePlan::compute_on(const Backend& backend) {
-  compute_on(backend.space(), backend.row_alignment());
+  compute_on(backend.space(), backend.row_alignment(), backend.attention_workspace());
 }
 
-void PhasePlan::compute_on(Space space_of_device, std::int64_t row_alignment) {
+void PhasePlan::compute_on(Space space_of_device, std::int64_t row_alignment,
+                           const AttentionWorkspace& workspace_of_attention) {
   space = space_of_device;
   logit_rows = LogitRows::aligned_to(row_alignment);
+  attention_workspace = workspace_of_attention;
   if (space == Space::device) packed_bytes = nullptr;  // its kernels read weights as they are
 }
 
 Transformer PhasePlan::transformer(Rank rank) const {
-  return Transformer(model, tensor_part(rank), recompute, logit_rows);
+  return Transformer(model, tensor_part(rank), recompute, logit_rows, attention_workspace);
 }
 
 ActivationPlan PhasePlan::activations(Rank rank) const {
@@ -199,6 +201,7 @@ MemoryPlan PhasePlan::memory(Rank rank, std::size_t backend_workspace, const Sch
     memory.items.push_back({"sums between GPUs", device_staging(rank)});
     memory.items.push_back({"connections between GPUs", device_connections(rank)});
   }
+  if (!is_host_accessible(space)) memory.items.push_back({process_memory, cuda_process_bytes(is_direct())});
   if (const std::size_t bytes = pinned_staging(); bytes > 0) memory.items.push_back({"pinned staging", bytes, true});
   if (background_saves) memory.items.push_back({"checkpoint staging", checkpoint_staging(rank), true});
   return memory;
@@ -295,7 +298,8 @@ RunPlan plan_run(const Config& config, std::int64_t vocab, std::optional<std::in
   phase.compute = compute_type_of(config.compute_precision());
   if (config.precision.reduce == Precision::bf16) phase.reduce = DType::bf16;
   phase.packed_bytes = [type = phase.compute](const Shape& weight) { return cpu_packed_bytes(weight, type); };
-  if (config.run.device == DeviceKind::cuda) phase.compute_on(Space::device, cuda_row_alignment);
+  if (config.run.device == DeviceKind::cuda)
+    phase.compute_on(Space::device, cuda_row_alignment, cuda_attention_workspace);
   phase.may_be_direct = may_use_nccl(config.launch.transport);
   phase.ranks_per_host = config.launch.ranks_per_node.value_or(common_host);
   const auto optimizer = make_optimizer(config.train.optimizer);

@@ -77,6 +77,7 @@ struct PhasePlan {
   bool may_be_direct = false;
   std::int64_t ranks_per_host = 1;  // by launch.ranks_per_node, else as common hosts have devices
   LogitRows logit_rows;
+  AttentionWorkspace attention_workspace;
   std::function<std::size_t(const Shape& weight)> packed_bytes;  // as the store's option
   std::vector<std::string> optimizer_states;                     // per-element state, by name
   bool offload = false;                                          // masters and that state lie in the host's memory
@@ -87,7 +88,7 @@ struct PhasePlan {
 
   // The plan learns what its ranks compute on: a backend, or what there is to know of one before it is made.
   void compute_on(const Backend& backend);
-  void compute_on(Space space_of_device, std::int64_t row_alignment);
+  void compute_on(Space space_of_device, std::int64_t row_alignment, const AttentionWorkspace& workspace_of_attention);
 
   // The table's units that a pipeline rank holds, ascending.
   std::vector<int> units_of_stage(std::int64_t pipeline_rank) const;

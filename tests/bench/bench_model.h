@@ -105,7 +105,15 @@ struct BenchModel {
     return is_host_accessible(backend->space()) ? peak_memory() : backend->device_memory_in_use();
   }
   std::uint64_t memory_growth() const { return memory_now() - memory_before; }
-  std::size_t planned_memory() const { return phase.memory(Rank(0), backend->workspace_bytes()).total(); }
+  // Of a GPU without what its process had before.
+  std::size_t planned_memory() const {
+    const MemoryPlan memory = phase.memory(Rank(0), backend->workspace_bytes());
+    if (is_host_accessible(phase.space)) return memory.total();
+    std::size_t bytes = memory.total() - memory.total_of_host();
+    for (const MemoryItem& item : memory.items)
+      if (item.purpose == process_memory) bytes -= item.bytes;
+    return bytes;
+  }
   // What the peak has grown by, beside what the plan says.
   void print_memory() const {
     const std::uint64_t growth = memory_growth();

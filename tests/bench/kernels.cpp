@@ -267,19 +267,19 @@ class Bench {
     time("attention backward", 5 * product, layers, [&](Side& side) {
       const View qkv = side.activations({rows_, stride}, 1.0F);
       const View d_qkv = side.activations({rows_, stride});
-      return running(AttentionBackward{
-          .shape = shape,
-          .query = constant(heads_of(side, qkv, 0)),
-          .key = constant(heads_of(side, qkv, 1)),
-          .value = constant(heads_of(side, qkv, 2)),
-          .output = {side.activations({rows_, hidden}), hidden},
-          .d_output = {side.activations({rows_, hidden}), hidden},
-          .log_sum_exp = side.masters({batch_, heads, tokens_}, 5.0F),
-          .document_start = {},
-          .d_query = heads_of(side, d_qkv, 0),
-          .d_key = heads_of(side, d_qkv, 1),
-          .d_value = heads_of(side, d_qkv, 2),
-          .d_query_sums = side.is_half() ? side.masters({batch_, tokens_, heads, head_size}) : View()});
+      return running(
+          AttentionBackward{.shape = shape,
+                            .query = constant(heads_of(side, qkv, 0)),
+                            .key = constant(heads_of(side, qkv, 1)),
+                            .value = constant(heads_of(side, qkv, 2)),
+                            .output = {side.activations({rows_, hidden}), hidden},
+                            .d_output = {side.activations({rows_, hidden}), hidden},
+                            .log_sum_exp = side.masters({batch_, heads, tokens_}, 5.0F),
+                            .document_start = {},
+                            .d_query = heads_of(side, d_qkv, 0),
+                            .d_key = heads_of(side, d_qkv, 1),
+                            .d_value = heads_of(side, d_qkv, 2),
+                            .workspace = side.is_half() ? side.masters({AttentionWorkspace{}.wanted(shape)}) : View()});
     });
     time("attention, one query", 0, 0, [&](Side& side) { return forward(side, 1); });
   }

@@ -8,8 +8,8 @@
 // A tool, not a test: it asserts nothing. Layouts that are compared are alive at the same time and step by turns.
 //
 // Usage: bench_parallel [data|tensor|pipeline|bubble|memory]... [--rounds N] [--precision fp32|bf16]
-// [--transport auto|tcp]; without a name:
-// all five; without a precision: in both, the bubble in fp32.
+//                       [--transport auto|tcp] [--schedule 1f1b|zb-h1]
+// Without a name: all five; without a precision: in both, the bubble in fp32; the schedule is of `pipeline`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,6 +47,12 @@ Precision parse_precision(const std::string& text) {
   for (const Precision precision : {Precision::fp32, Precision::bf16})
     if (to_text(precision) == text) return precision;
   throw std::runtime_error("no precision to measure: " + text);
+}
+
+ScheduleKind parse_schedule(const std::string& text) {
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
+    if (to_text(schedule) == text) return schedule;
+  throw std::runtime_error("no schedule to measure: " + text);
 }
 
 RankTransport parse_transport(const std::string& text) {
@@ -157,12 +163,13 @@ void measure_tensor(Precision precision, RankTransport transport, int rounds) {
   compare("tensor 2", one, two, alternate(one, two, rounds));
 }
 
-void measure_pipeline(Precision precision, RankTransport transport, int rounds) {
-  fmt::print("pipeline: GPT-2 124M, T=1024, 8 micro-batches of 1, 1F1B, one thread a stage, {} rounds by turns\n",
-             rounds);
+void measure_pipeline(Precision precision, RankTransport transport, ScheduleKind schedule, int rounds) {
+  fmt::print("pipeline: GPT-2 124M, T=1024, 8 micro-batches of 1, {}, one thread a stage, {} rounds by turns\n",
+             to_text(schedule), rounds);
   const Layout one{.precision = precision, .micro_batch = 1, .num_micro_batches = 8};
   Layout two = one;
   two.pipeline = 2;
+  two.schedule = schedule;
   two.transport = transport;
   compare("pipeline 2", one, two, alternate(one, two, rounds));
 }
@@ -222,6 +229,7 @@ int run(const std::vector<std::string>& arguments) {
   std::vector<std::string> names;
   std::vector<Precision> precisions = {Precision::fp32, Precision::bf16};
   RankTransport transport = RankTransport::automatic;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int rounds = 5;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--rounds" && i + 1 < arguments.size()) {
@@ -230,10 +238,14 @@ int run(const std::vector<std::string>& arguments) {
       precisions = {parse_precision(arguments[++i])};
     } else if (arguments[i] == "--transport" && i + 1 < arguments.size()) {
       transport = parse_transport(arguments[++i]);
+    } else if (arguments[i] == "--schedule" && i + 1 < arguments.size()) {
+      schedule = parse_schedule(arguments[++i]);
     } else if (std::find(all.begin(), all.end(), arguments[i]) != all.end()) {
       names.push_back(arguments[i]);
     } else {
-      fmt::print(stderr, "usage: bench_parallel [{}]... [--rounds N] [--precision fp32|bf16] [--transport auto|tcp]\n",
+      fmt::print(stderr,
+                 "usage: bench_parallel [{}]... [--rounds N] [--precision fp32|bf16] [--transport auto|tcp] "
+                 "[--schedule 1f1b|zb-h1]\n",
                  fmt::join(all, "|"));
       return 2;
     }
@@ -243,7 +255,7 @@ int run(const std::vector<std::string>& arguments) {
     for (const Precision precision : precisions) {
       if (name == "data") measure_data(precision, transport, rounds);
       if (name == "tensor") measure_tensor(precision, transport, rounds);
-      if (name == "pipeline") measure_pipeline(precision, transport, rounds);
+      if (name == "pipeline") measure_pipeline(precision, transport, schedule, rounds);
       if (name == "memory") measure_memory(precision);
     }
     if (name == "bubble") measure_bubble(rounds);

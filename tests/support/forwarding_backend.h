@@ -19,6 +19,7 @@ class ForwardingBackend : public Backend {
   void prepare(Stream& stream) override { inner_->prepare(stream); }
   Space space() const override { return inner_->space(); }
   std::int64_t row_alignment() const override { return inner_->row_alignment(); }
+  AttentionWorkspace attention_workspace() const override { return inner_->attention_workspace(); }
   std::optional<DeviceFacts> device() const override { return inner_->device(); }
   std::uint64_t device_memory_in_use() const override { return inner_->device_memory_in_use(); }
   Buffer allocate(std::size_t bytes) override { return inner_->allocate(bytes); }

@@ -30,7 +30,7 @@ class OperandVisitor {
   }
   void enter(AttentionBackward& op) const {
     reach_all(op.query, op.key, op.value, op.output, op.d_output, op.log_sum_exp, op.document_start, op.d_query,
-              op.d_key, op.d_value, op.d_query_sums);
+              op.d_key, op.d_value, op.workspace);
   }
   void enter(EmbeddingForward& op) const { reach_all(op.table, op.position_table, op.ids, op.positions, op.output); }
   void enter(EmbeddingBackward& op) const {

@@ -204,7 +204,7 @@ class TiledBackwardHead {
     if constexpr (std::is_same_v<S, float>)
       return head_data<float>(op_.d_query, shape_.num_queries, batch_, head, shape_.head_size);
     else
-      return op_.d_query_sums.as<float>() + (batch_ * shape_.num_queries * shape_.heads + head) * shape_.head_size;
+      return op_.workspace.as<float>() + (batch_ * shape_.num_queries * shape_.heads + head) * shape_.head_size;
   }
   std::int64_t query_sums_stride() const {
     return std::is_same_v<S, float> ? op_.d_query.row_stride : shape_.heads * shape_.head_size;
@@ -278,7 +278,8 @@ void run_backward(ThreadPool& pool, const Engine<S>& engine, const AttentionBack
   const AttentionShape& s = op.shape;
   using Head = TiledBackwardHead<S, Products>;
   const std::int64_t heads = s.batch * s.kv_heads;
-  if ((std::is_same_v<S, float> || op.d_query_sums) && backward_by_heads(s, pool.size())) {
+  const bool has_sums = op.workspace && op.workspace.num_elements() >= AttentionWorkspace{}.wanted(s);
+  if ((std::is_same_v<S, float> || has_sums) && backward_by_heads(s, pool.size())) {
     pool.for_each(heads, [&](std::int64_t item, int worker) {
       const TileScratch<S> own = tile_scratch_of(engine, worker);
       Head(engine, own, op, item / s.kv_heads, item % s.kv_heads).run();

@@ -14,22 +14,26 @@
 
 namespace scaletrain::cuda {
 
-// The forward of causal attention of every token of a batch on itself and those before it, in halves: everything that a
-// choice of kernels depends on. Strides are elements between tokens, of batches that follow each other.
+// Causal attention of every token of a batch on itself and those before it, in halves: everything that a choice of
+// kernels depends on. Strides are elements between tokens, of batches that follow each other.
 struct AttentionKind {
+  bool is_backward = false;
   DType type = DType::bf16;
   std::int64_t batch = 0, tokens = 0, heads = 0, kv_heads = 0, head_size = 0;
   double scale = 1.0;
   std::int64_t query_stride = 0, key_stride = 0, value_stride = 0, output_stride = 0;
+  std::int64_t d_output_stride = 0, d_query_stride = 0, d_key_stride = 0, d_value_stride = 0;  // of the backward
 
   friend auto operator<=>(const AttentionKind&, const AttentionKind&) = default;
 };
 
-// Aligned to 16 bytes.
+// Aligned to 16 bytes. The forward writes output and log_sum_exp (of base e), the backward reads them.
 struct AttentionOperands {
   const void *query = nullptr, *key = nullptr, *value = nullptr;
   void* output = nullptr;
-  float* log_sum_exp = nullptr;  // [batch, heads, tokens], of base e
+  float* log_sum_exp = nullptr;  // [batch, heads, tokens]
+  const void* d_output = nullptr;
+  void *d_query = nullptr, *d_key = nullptr, *d_value = nullptr;
 };
 
 // Of one GPU; by one thread at a time. Only kernels that give the same bits every time are eligible.

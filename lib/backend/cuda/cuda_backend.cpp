@@ -95,6 +95,9 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
   }
   Space space() const override { return Space::device; }
   std::int64_t row_alignment() const override { return cuda_row_alignment; }
+  AttentionWorkspace attention_workspace() const override {
+    return attention_ ? cuda_attention_workspace : AttentionWorkspace{.most = 0};
+  }
   std::optional<DeviceFacts> device() const override { return facts_; }
   std::uint64_t device_memory_in_use() const override {
     cuda::use_device(device_);

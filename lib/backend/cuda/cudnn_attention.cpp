@@ -23,10 +23,10 @@ namespace {
 namespace frontend = cudnn_frontend;
 using frontend::graph::Tensor_attributes;
 
-// 9.14 is the one that has been measured.
+// Deterministic backwards of causal attention are in from here on; 9.14 is the one that has been measured.
 constexpr std::size_t oldest_version = 90'500;
 
-enum Operand : std::int64_t { query = 1, key, value, output, log_sum_exp };
+enum Operand : std::int64_t { query = 1, key, value, output, log_sum_exp, d_output, d_query, d_key, d_value };
 
 // Of [batch, heads, tokens, head_size], as we have heads.
 Tensor_attributes heads_of(const AttentionKind& kind, Operand operand, std::int64_t heads, std::int64_t stride) {
@@ -35,6 +35,17 @@ Tensor_attributes heads_of(const AttentionKind& kind, Operand operand, std::int6
       .set_dim({kind.batch, heads, kind.tokens, kind.head_size})
       .set_stride({kind.tokens * stride, kind.head_size, stride, 1});
 }
+Tensor_attributes log_sum_of(const AttentionKind& kind) {
+  return Tensor_attributes()
+      .set_uid(log_sum_exp)
+      .set_data_type(frontend::DataType_t::FLOAT)
+      .set_dim({kind.batch, kind.heads, kind.tokens, 1})
+      .set_stride({kind.heads * kind.tokens, kind.tokens, 1, 1});
+}
+void make_result(const std::shared_ptr<Tensor_attributes>& result, const Tensor_attributes& as) {
+  result->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
+}
+
 struct Plan {
   std::shared_ptr<frontend::graph::Graph> graph;  // null: there are no kernels
   std::size_t workspace = 0;
@@ -72,18 +83,27 @@ Plan make_plan(cudnnHandle_t handle, const AttentionKind& kind) {
   const auto q = graph->tensor(heads_of(kind, query, kind.heads, kind.query_stride));
   const auto k = graph->tensor(heads_of(kind, key, kind.kv_heads, kind.key_stride));
   const auto v = graph->tensor(heads_of(kind, value, kind.kv_heads, kind.value_stride));
-  const auto [made, statistics] = graph->sdpa(q, k, v,
-                                              frontend::graph::SDPA_attributes()
-                                                  .set_generate_stats(true)
-                                                  .set_attn_scale(static_cast<float>(kind.scale))
-                                                  .set_causal_mask(true));
-  const Tensor_attributes as = heads_of(kind, output, kind.heads, kind.output_stride);
-  made->set_output(true).set_uid(output).set_dim(as.get_dim()).set_stride(as.get_stride());
-  statistics->set_output(true)
-      .set_uid(log_sum_exp)
-      .set_data_type(frontend::DataType_t::FLOAT)
-      .set_dim({kind.batch, kind.heads, kind.tokens, 1})
-      .set_stride({kind.heads * kind.tokens, kind.tokens, 1, 1});
+  const auto scale = static_cast<float>(kind.scale);
+  const Tensor_attributes of_output = heads_of(kind, output, kind.heads, kind.output_stride);
+  if (kind.is_backward) {
+    const auto of_result = graph->tensor(heads_of(kind, d_output, kind.heads, kind.d_output_stride));
+    const auto [dq, dk, dv] =
+        graph->sdpa_backward(q, k, v, graph->tensor(of_output), of_result, graph->tensor(log_sum_of(kind)),
+                             frontend::graph::SDPA_backward_attributes()
+                                 .set_attn_scale(scale)
+                                 .set_causal_mask(true)
+                                 .set_deterministic_algorithm(true));
+    make_result(dq, heads_of(kind, d_query, kind.heads, kind.d_query_stride));
+    make_result(dk, heads_of(kind, d_key, kind.kv_heads, kind.d_key_stride));
+    make_result(dv, heads_of(kind, d_value, kind.kv_heads, kind.d_value_stride));
+  } else {
+    const auto [made, statistics] = graph->sdpa(
+        q, k, v,
+        frontend::graph::SDPA_attributes().set_generate_stats(true).set_attn_scale(scale).set_causal_mask(true));
+    make_result(made, of_output);
+    make_result(statistics, log_sum_of(kind));
+    statistics->set_data_type(frontend::DataType_t::FLOAT);
+  }
   const bool is_supported = succeeds(graph->validate()) && succeeds(graph->build_operation_graph(handle)) &&
                             succeeds(graph->create_execution_plans({frontend::HeurMode_t::A})) &&
                             succeeds(graph->check_support()) && succeeds(graph->build_plans());
@@ -116,6 +136,11 @@ class CudnnAttention final : public AttentionLibrary {
                                                       {value, const_cast<void*>(operands.value)},
                                                       {output, operands.output},
                                                       {log_sum_exp, operands.log_sum_exp}};
+    if (kind.is_backward)
+      places.insert({{d_output, const_cast<void*>(operands.d_output)},
+                     {d_query, operands.d_query},
+                     {d_key, operands.d_key},
+                     {d_value, operands.d_value}});
     if (frontend::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS)
       throw PeerError("cuDNN: it takes no stream");
     const std::string failure = with_errors_of_library([&] {

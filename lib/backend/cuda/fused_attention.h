@@ -1,5 +1,5 @@
-// Which attention a library computes instead of the kernels of this folder: the forward, where it has been measured to
-// be faster. Its deterministic backward, in parts that fit the memory there is, was not (an H100, cuDNN 9.14).
+// Which attention a library computes instead of the kernels of this folder, where that has been measured to be faster,
+// and how its backward is cut to the memory there is.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,9 +20,11 @@ class FusedAttention {
   explicit FusedAttention(std::unique_ptr<AttentionLibrary> library) : library_(std::move(library)) {}
   std::string library_name() const { return library_->name(); }
 
-  // Issues an operation, or returns false: it is not one of the library's. Which it is follows from shapes, strides and
-  // alignments alone. workspace: of as many bytes as workspace.h says.
+  // Issue an operation, or return false: it is not one of the library's. Which it is follows from shapes, strides,
+  // alignments and the operation's own workspace alone. workspace: of as many bytes as workspace.h says.
   bool issue(cudaStream_t stream, std::byte* workspace, const AttentionForward& op);
+  // In the memory of op.workspace.
+  bool issue(cudaStream_t stream, const AttentionBackward& op);
 
  private:
   std::unique_ptr<AttentionLibrary> library_;

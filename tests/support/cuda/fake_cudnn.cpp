@@ -1,5 +1,5 @@
 // An attention library on the host, behind the rules that cuDNN has for its operands: attention by the definition, with
-// probabilities rounded to halves as kernels of tensor cores round them.
+// probabilities and their gradients rounded to halves as kernels of tensor cores round them.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -36,7 +36,7 @@ float rounded(DType type, float value) {
   return read(type, &place, 0);
 }
 
-// One head of queries of a batch.
+// One head of queries of a batch; d_key and d_value are sums over the heads that share theirs.
 struct HeadOfBatch {
   const AttentionKind& kind;
   const AttentionOperands& of;
@@ -92,6 +92,58 @@ void attend(const HeadOfBatch& head) {
   }
 }
 
+void differentiate(const HeadOfBatch& head, std::vector<std::vector<float>>& d_key,
+                   std::vector<std::vector<float>>& d_value) {
+  const AttentionKind& kind = head.kind;
+  const auto scale = static_cast<float>(kind.scale);
+  for (std::int64_t t = 0; t < kind.tokens; ++t) {
+    const std::vector<float> query = head.row(head.of.query, kind.query_stride, head.head, t);
+    const std::vector<float> d_output = head.row(head.of.d_output, kind.d_output_stride, head.head, t);
+    const float delta = product(d_output, head.row(head.of.output, kind.output_stride, head.head, t));
+    std::vector<float> d_query(query.size());
+    for (std::int64_t s = 0; s <= t; ++s) {
+      const std::vector<float> key = head.row(head.of.key, kind.key_stride, head.kv_head(), s);
+      const std::vector<float> value = head.row(head.of.value, kind.value_stride, head.kv_head(), s);
+      const float weight = std::exp(scale * product(query, key) - head.log_sum(t));
+      const float d_score = rounded(kind.type, weight * (product(d_output, value) - delta));
+      add(d_value[static_cast<std::size_t>(s)], rounded(kind.type, weight), d_output);
+      add(d_key[static_cast<std::size_t>(s)], scale * d_score, query);
+      add(d_query, scale * d_score, key);
+    }
+    head.store(head.of.d_query, kind.d_query_stride, head.head, t, d_query);
+  }
+}
+
+void compute(const AttentionKind& kind, const AttentionOperands& of) {
+  for (std::int64_t batch = 0; batch < kind.batch; ++batch) {
+    if (!kind.is_backward) {
+      for (std::int64_t head = 0; head < kind.heads; ++head) attend({kind, of, batch, head});
+      continue;
+    }
+    const std::int64_t group = kind.heads / kind.kv_heads;
+    for (std::int64_t kv_head = 0; kv_head < kind.kv_heads; ++kv_head) {
+      std::vector<std::vector<float>> d_key(static_cast<std::size_t>(kind.tokens),
+                                            std::vector<float>(static_cast<std::size_t>(kind.head_size)));
+      std::vector<std::vector<float>> d_value = d_key;
+      for (std::int64_t i = 0; i < group; ++i) differentiate({kind, of, batch, kv_head * group + i}, d_key, d_value);
+      const HeadOfBatch any{kind, of, batch, kv_head * group};
+      for (std::int64_t s = 0; s < kind.tokens; ++s) {
+        any.store(of.d_key, kind.d_key_stride, kv_head, s, d_key[static_cast<std::size_t>(s)]);
+        any.store(of.d_value, kind.d_value_stride, kv_head, s, d_value[static_cast<std::size_t>(s)]);
+      }
+    }
+  }
+}
+
+// As many bytes as cuDNN was seen to take on an H100 (9.19).
+std::size_t workspace_of_backward(const AttentionKind& kind) {
+  const std::int64_t rows = kind.batch * kind.heads * kind.tokens;
+  const std::int64_t padded = kind.batch * kind.heads * ((kind.tokens + 127) / 128) * 128;
+  const std::int64_t of_row = kind.head_size <= 64 ? (kind.tokens + 127) / 128 * 64 : (kind.tokens + 255) / 256 * 128;
+  const std::int64_t shared = kind.heads > kind.kv_heads ? rows * kind.head_size : 0;
+  return static_cast<std::size_t>(padded * of_row + rows + shared) * sizeof(float) + 256;
+}
+
 std::atomic<int> runs = 0;
 
 class FakeCudnn final : public AttentionLibrary {
@@ -101,19 +153,22 @@ class FakeCudnn final : public AttentionLibrary {
     check(kind);
     asked_.insert(kind);
     if (kind.head_size == 72) return std::nullopt;  // it has no kernels for everything
-    return 256;
+    return kind.is_backward ? workspace_of_backward(kind) : 256;
   }
   void run(cudaStream_t stream, const AttentionKind& kind, const AttentionOperands& of, std::byte* workspace) override {
     SCALETRAIN_CHECK(asked_.count(kind) == 1);
     for (const void* const operand : {of.query, of.key, of.value, static_cast<const void*>(of.output)}) check(operand);
+    if (kind.is_backward)
+      for (const void* const operand : {of.d_output, static_cast<const void*>(of.d_query),
+                                        static_cast<const void*>(of.d_key), static_cast<const void*>(of.d_value)})
+        check(operand);
     SCALETRAIN_CHECK(of.log_sum_exp != nullptr);
     SCALETRAIN_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % 256 == 0);
     const std::size_t bytes = *workspace_bytes(kind);
     ++runs;
     run_in_turn(stream, [=] {
       std::memset(workspace, 0xff, bytes);
-      for (std::int64_t batch = 0; batch < kind.batch; ++batch)
-        for (std::int64_t head = 0; head < kind.heads; ++head) attend({kind, of, batch, head});
+      compute(kind, of);
     });
   }
 
@@ -122,7 +177,9 @@ class FakeCudnn final : public AttentionLibrary {
     SCALETRAIN_CHECK(kind.type == DType::bf16 || kind.type == DType::f16);
     SCALETRAIN_CHECK(kind.batch > 0 && kind.tokens > 1 && kind.kv_heads > 0 && kind.heads % kind.kv_heads == 0);
     SCALETRAIN_CHECK(kind.head_size % 8 == 0 && kind.head_size <= 128);
-    for (const std::int64_t stride : {kind.query_stride, kind.key_stride, kind.value_stride, kind.output_stride})
+    for (const std::int64_t stride :
+         {kind.query_stride, kind.key_stride, kind.value_stride, kind.output_stride, kind.d_output_stride,
+          kind.d_query_stride, kind.d_key_stride, kind.d_value_stride})
       SCALETRAIN_CHECK(stride % 8 == 0);
   }
   static void check(const void* operand) {

@@ -24,6 +24,9 @@ class KernelsOnHost final : public HostBackend {
   std::string description() const override { return "cuda, on the host"; }
   int num_threads() const override { return 1; }
   std::int64_t row_alignment() const override { return 64; }
+  AttentionWorkspace attention_workspace() const override {
+    return attention_ ? cuda_attention_workspace : AttentionWorkspace{.most = 0};
+  }
   std::size_t workspace_bytes() const override { return workspace_.size(); }
   std::size_t packed_bytes(const Shape&) const override { return 0; }
   std::unique_ptr<PackedWeight> pack(Stream&, ConstView, Region) override { return nullptr; }

@@ -132,19 +132,18 @@ Bits run_attention(Machine& machine, DType type, bool with_sums) {
   const ConstHeadsView k = constant(of_keys(key));
   const ConstHeadsView v = constant(of_keys(value));
   machine.run(AttentionForward{shape, q, k, v, {}, of_queries(output), lse});
-  machine.run(
-      AttentionBackward{.shape = shape,
-                        .query = q,
-                        .key = k,
-                        .value = v,
-                        .output = constant(of_queries(output)),
-                        .d_output = constant(of_queries(d_output)),
-                        .log_sum_exp = lse,
-                        .document_start = {},
-                        .d_query = of_queries(d_query),
-                        .d_key = of_keys(d_key),
-                        .d_value = of_keys(d_value),
-                        .d_query_sums = with_sums ? view_of(sums, DType::f32, {2, tokens, heads, size}) : View()});
+  machine.run(AttentionBackward{.shape = shape,
+                                .query = q,
+                                .key = k,
+                                .value = v,
+                                .output = constant(of_queries(output)),
+                                .d_output = constant(of_queries(d_output)),
+                                .log_sum_exp = lse,
+                                .document_start = {},
+                                .d_query = of_queries(d_query),
+                                .d_key = of_keys(d_key),
+                                .d_value = of_keys(d_value),
+                                .workspace = with_sums ? view_of(sums, DType::f32, {wide.num_elements()}) : View()});
   Bits all = output;
   for (const Bits* part : {&d_query, &d_key, &d_value}) all.insert(all.end(), part->begin(), part->end());
   return all;

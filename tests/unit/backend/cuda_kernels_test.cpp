@@ -12,6 +12,7 @@
 #include "support/cuda/kernels_on_host.h"
 #include "support/cuda/module_of_machine.h"
 #include "support/cuda/reachable_backend.h"
+#include "support/forwarding_backend.h"
 #include "support/sanitizers.h"
 
 using namespace scaletrain;
@@ -49,6 +50,32 @@ void check_parity_of_gpu(const CudaModule& module, std::size_t step) {
       [&](std::size_t, std::size_t i) { return i % step == 0; });
 }
 
+constexpr int runs_of_a_case = 2;  // by the suite
+
+std::vector<Case> backward_cases_of_library() {
+  const std::vector<Case> all = attention_backward_cases();
+  return {all.end() - 3, all.end() - 1};
+}
+// Numbers for one batch of the first of them, whose two heads share a key's. One head of the second takes fewer, and
+// all of it, two heads, more.
+constexpr std::int64_t of_one_batch = 2 * 128 * (64 + 1 + 64) + 128;
+
+// Lends an attention less than its backend would take.
+class LendingBackend final : public ForwardingBackend {
+ public:
+  LendingBackend(std::unique_ptr<Backend> backend, std::int64_t most)
+      : ForwardingBackend(std::move(backend)), most_(most) {}
+  AttentionWorkspace attention_workspace() const override {
+    AttentionWorkspace workspace = ForwardingBackend::attention_workspace();
+    workspace.most = most_;
+    workspace.least_rows = 1;
+    return workspace;
+  }
+
+ private:
+  std::int64_t most_;
+};
+
 }  // namespace
 
 TEST_CASE("kernels_of_gpus_agree_with_the_f64_reference") {
@@ -61,20 +88,82 @@ TEST_CASE("kernels_of_gpus_agree_with_the_f64_reference") {
 }
 
 TEST_CASE("kernels_of_gpus_leave_the_attention_that_a_library_has_kernels_for_to_it") {
-  const std::vector<Case> all = attention_forward_cases();
-  for (const DType type : {DType::bf16, DType::f16}) {
-    const auto backend = make_kernels_with_library_on_host(type);
-    const int before = attention_runs_of_library();
-    // Of the last cases the first two are the library's, which has no kernels for the third.
-    check_parity_of(*backend, "attention", {all.end() - 3, all.end()});
-    constexpr int times = 2;  // that the suite runs every case
-    CHECK(attention_runs_of_library() - before == times * 2);
-    // Beyond the last key, with documents, of other strides, scaled to negative numbers: our own kernels'.
-    std::vector<Case> others;
-    for (std::size_t i = 0; i + 3 < all.size(); i += 4) others.push_back(all[i]);
-    check_parity_of(*backend, "attention", others);
-    CHECK(attention_runs_of_library() - before == times * 2);
+  for (const std::vector<Case>& all : {attention_forward_cases(), attention_backward_cases()}) {
+    for (const DType type : {DType::bf16, DType::f16}) {
+      const auto backend = make_kernels_with_library_on_host(type);
+      const int before = attention_runs_of_library();
+      // Of the last cases the first two are the library's, which has no kernels for the third.
+      check_parity_of(*backend, "attention", {all.end() - 3, all.end()});
+      CHECK(attention_runs_of_library() - before == runs_of_a_case * 2);
+      // Beyond the last key, with documents, of other strides, scaled to negative numbers: our own kernels'.
+      std::vector<Case> others;
+      for (std::size_t i = 0; i + 3 < all.size(); i += 4) others.push_back(all[i]);
+      check_parity_of(*backend, "attention", others);
+      CHECK(attention_runs_of_library() - before == runs_of_a_case * 2);
+    }
   }
+}
+
+TEST_CASE("a_library_s_backward_of_attention_is_cut_by_batches_and_heads_to_the_memory_that_it_is_lent") {
+  const std::vector<Case> of_library = backward_cases_of_library();
+  for (const DType type : {DType::bf16, DType::f16}) {
+    const auto runs_by = [&](std::int64_t most) {
+      LendingBackend backend(make_kernels_with_library_on_host(type), most);
+      const int before = attention_runs_of_library();
+      check_parity_of(backend, "attention", of_library);
+      return (attention_runs_of_library() - before) / runs_of_a_case;
+    };
+    CHECK(runs_by(of_one_batch) == 2 + 2);
+    CHECK(runs_by(of_one_batch - 1) == 2);  // a number too few: our own kernels make the first
+    CHECK(runs_by(0) == 0);
+  }
+}
+
+TEST_CASE("a_backward_of_attention_is_lent_what_cudnn_was_seen_to_ask_for_or_what_a_part_worth_it_takes") {
+  struct Seen {  // on an H100, of cuDNN 9.19
+    std::int64_t batch, tokens, heads, kv_heads, size, bytes;
+  };
+  const AttentionWorkspace& of_gpu = cuda_attention_workspace;
+  const auto shape_of = [](const Seen& seen) {
+    return AttentionShape{.batch = seen.batch,
+                          .num_queries = seen.tokens,
+                          .num_keys = seen.tokens,
+                          .heads = seen.heads,
+                          .kv_heads = seen.kv_heads,
+                          .head_size = seen.size};
+  };
+  for (const Seen& seen : std::initializer_list<Seen>{{32, 1024, 12, 12, 64, 806879488},
+                                                      {16, 1024, 25, 25, 64, 840499456},
+                                                      {8, 1024, 16, 16, 128, 268960000},
+                                                      {8, 1024, 32, 8, 64, 605028608},
+                                                      {16, 512, 12, 12, 64, 101056768},
+                                                      {8, 2048, 12, 12, 64, 806093056},
+                                                      {4, 4096, 12, 12, 64, 1611399424},
+                                                      {2, 8192, 12, 12, 64, 3222012160},
+                                                      {4, 2048, 16, 4, 128, 604504320},
+                                                      {2, 4096, 16, 4, 128, 1141375232},
+                                                      {1, 8192, 16, 4, 128, 2215117056},
+                                                      {1, 8192, 32, 8, 128, 4430233856},
+                                                      {4, 2048, 16, 16, 96, 537395456},
+                                                      {4, 1024, 16, 16, 80, 134480128},
+                                                      {8, 1000, 12, 12, 64, 201710848},
+                                                      {64, 256, 12, 12, 64, 101449984}}) {
+    const AttentionShape shape = shape_of(seen);
+    CAPTURE(seen.tokens);
+    CAPTURE(seen.size);
+    constexpr std::int64_t to_align = 256;
+    CHECK(4 * of_gpu.wanted(shape) == seen.bytes + to_align);
+    if (of_gpu.wanted(shape) <= of_gpu.most) CHECK(of_gpu.lent(shape) == of_gpu.wanted(shape));
+  }
+  // Two of four batches fit; of eight groups of heads, two.
+  CHECK(of_gpu.lent(shape_of({4, 4096, 12, 12, 64, 0})) == of_gpu.wanted(shape_of({2, 4096, 12, 12, 64, 0})));
+  CHECK(of_gpu.lent(shape_of({3, 8192, 32, 8, 128, 0})) == of_gpu.wanted(shape_of({1, 8192, 8, 2, 128, 0})));
+  // One head does, whose 32k rows are not worth it; nothing does; and what no library is asked for.
+  CHECK(of_gpu.lent(shape_of({1, 32768, 2, 2, 64, 0})) == 0);
+  CHECK(of_gpu.lent(shape_of({1, 131072, 8, 8, 128, 0})) == 0);
+  for (const Seen& other : {Seen{32, 127, 12, 12, 64, 0}, {32, 128, 12, 12, 56, 0}, {32, 128, 12, 12, 136, 0}})
+    CHECK(of_gpu.lent(shape_of(other)) == 0);
+  CHECK(AttentionWorkspace{.most = 0}.lent(shape_of({32, 1024, 12, 12, 64, 0})) == 0);
 }
 
 // What compares a GPU's numbers works where there is none: by few cases, since the kernels themselves are tested above.
@@ -83,5 +172,14 @@ TEST_CASE("a_module_s_gpu_agrees_with_the_f64_reference_over_its_streams_and_mem
 }
 
 TEST_CASE("the_gpu_of_this_machine_agrees_with_the_f64_reference") {
-  if (const auto module = module_of_machine()) check_parity_of_gpu(*module, 1);
+  const auto module = module_of_machine();
+  if (!module) return;
+  check_parity_of_gpu(*module, 1);
+  // Where a library makes it there, in parts.
+  for (const DType type : {DType::bf16, DType::f16}) {
+    auto gpu = std::make_unique<ReachableBackend>(module->make_backend({.compute = type}));
+    if (gpu->attention_workspace().most == 0) continue;
+    LendingBackend backend(std::move(gpu), of_one_batch);
+    check_parity_of(backend, "attention backward", backward_cases_of_library());
+  }
 }

@@ -210,7 +210,8 @@ TEST_CASE("rope_and_attention_descriptors_are_checked") {
   make.refuses(backward, "d_query", [&](auto& op) { op.d_query.values = make.floats({2, 8}); });
   make.refuses(backward, "d_key", [](auto& op) { op.d_key.row_stride = 3; });
   make.refuses(backward, "d_value", [](auto& op) { op.d_value.values = {}; });
-  make.refuses(backward, "d_query_sums", [&](auto& op) { op.d_query_sums = make.floats({3, 4}); });
+  make.refuses(backward, "workspace", [&](auto& op) { op.workspace = make.floats({3, 4}); });
+  make.refuses(backward, "workspace", [&](auto& op) { op.workspace = make.ids({12}); });
 }
 
 TEST_CASE("loss_and_elementwise_descriptors_are_checked") {

@@ -53,10 +53,10 @@ class SpoilingBackend final : public ForwardingBackend {
     const auto* const attention = std::get_if<AttentionBackward>(&op);
     if (attention == nullptr) return inner().run(stream, op);
     const AttentionShape& shape = attention->shape;
-    const View& sums = attention->d_query_sums;
+    const View& sums = attention->workspace;
     ++seen_.backwards;
     seen_.lent += sums && sums.dtype() == DType::f32 &&
-                  sums.shape() == Shape{shape.batch, shape.num_queries, shape.heads, shape.head_size};
+                  sums.shape() == Shape{shape.batch * shape.num_queries * shape.heads * shape.head_size};
     spoil(sums);
     inner().run(stream, op);
     spoil(sums);
@@ -160,7 +160,7 @@ TEST_CASE("the gradients of a half's queries are summed in memory that nothing n
     scratch_bytes = Transformer(spec).units()[1]->memory(shape, compute).scratch;
     const Buffer scratch(scratch_bytes);
     RegionAllocator scratch_region(scratch.region());
-    const View sums = query_gradient_sums(extent, tensors, carve_block_scratch(scratch_region, extent));
+    const View sums = attention_workspace(extent, tensors, carve_block_scratch(scratch_region, extent));
     in_pre_activation = sums.data() == tensors.pre_activation.data();
     if (in_pre_activation) CHECK(sums.num_bytes() <= tensors.pre_activation.num_bytes());
     return sums;
@@ -173,7 +173,7 @@ TEST_CASE("the gradients of a half's queries are summed in memory that nothing n
     spec = wide_gpt2();
     View sums = sums_of(half, in_pre_activation, bytes);
     CHECK(sums.dtype() == DType::f32);
-    CHECK(sums.shape() == Shape{2, 16, 12, 64});
+    CHECK(sums.shape() == Shape{2 * 16 * 12 * 64});
     CHECK(in_pre_activation);
     CHECK(bytes == 32 * 3072 * 2);
     spec.ffn_hidden = 2 * 768 - 1;  // an element too few
@@ -181,6 +181,31 @@ TEST_CASE("the gradients of a half's queries are summed in memory that nothing n
     CHECK(sums.dtype() == DType::f32);
     CHECK(!in_pre_activation);
     CHECK(bytes == 32 * (2304 * 2 + 768 * 4));
+  }
+}
+
+TEST_CASE("the backward of attention on a GPU works in scratch of its own, of the size that its library asks for") {
+  const BatchShape shape{1, 512};
+  const ModelSpec spec = wide_gpt2();
+  const AttentionWorkspace workspace = {.head_multiple = 64, .least_queries = 128};
+  const Transformer model(spec, {}, RecomputeKind::none, {}, workspace);
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const BlockExtent extent{spec, {}, shape, compute, RecomputeKind::none, workspace};
+    RegionAllocator counting = RegionAllocator::counting();
+    const BlockTensors tensors = carve_block(counting, extent);
+    RegionAllocator scratch = RegionAllocator::counting();
+    const BlockScratch carved = carve_block_scratch(scratch, extent);
+    CHECK(model.units()[1]->memory(shape, compute).scratch == scratch.used());
+    const std::size_t wide = 512 * 3072 * size_of(compute);
+    if (compute == DType::f32) {
+      CHECK(scratch.used() == wide);
+      CHECK(!attention_workspace(extent, tensors, carved));
+      continue;
+    }
+    // Four sums of 512 rows of 12 heads of 64, a number for each row of a head, and 128 to align them.
+    CHECK(carved.attention_workspace.shape() == Shape{512 * 12 * (4 * 64 + 1) + 128});
+    CHECK(scratch.used() == wide + 4 * (512 * 12 * (4 * 64 + 1) + 128));
+    CHECK(attention_workspace(extent, tensors, carved).shape() == carved.attention_workspace.shape());
   }
 }
 

@@ -5,6 +5,7 @@
 // Where a head is cut, the part that a block makes comes last, and is then still in shared memory.
 #include <algorithm>
 
+#include "backend/cuda/fused_attention.h"
 #include "backend/cuda/kernels/attention.h"
 
 namespace scaletrain::cuda {
@@ -437,6 +438,7 @@ __global__ void __launch_bounds__(attention_threads, 2) differentiate_keys(const
 
 template <class S>
 void compute(const Issue& issue, const AttentionBackward& op) {
+  if (sizeof(S) == 2 && issue.attention != nullptr && issue.attention->issue(issue.stream, op)) return;
   Attention<S> attention = cuda::attention<S>(op.shape, op.document_start);
   const std::int64_t units = attention.units;
   attention.query = operand<S>(op.query);

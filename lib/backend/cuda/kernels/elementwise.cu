@@ -116,27 +116,49 @@ void with_function(ActivationType type, Body&& body) {
 
 // --- rotary embedding ---
 
-// A thread has one pair of dimensions of a row, in all heads: its sine and cosine are computed once. The angle grows
-// with the position, so it is reduced to one turn in double.
-template <class S>
+// A thread has `width` pairs of neighbouring dimensions of a row, in all heads: their sines and cosines are computed
+// once. The angle grows with the position, so it is reduced to one turn in double. half, row_stride: multiples of the
+// width.
+template <class S, int width>
 __global__ void rotate(S* values, std::int64_t row_stride, std::int64_t heads, int half, const std::int32_t* positions,
                        std::int64_t rows, float direction, double log2_theta) {
-  const std::int64_t element = first_element<1>();
-  const std::int64_t row = element / half;
+  const std::int64_t first = first_element<width>();
+  const std::int64_t row = first / half;
   if (row >= rows) return;
-  const auto d = static_cast<int>(element % half);
+  const auto d = static_cast<int>(first % half);
   constexpr double half_turns = 0.31830988618379067;  // 1 / pi
-  const double angle = positions[row] * exp2(-log2_theta * d / half) * half_turns;
-  float sine = 0.0F;
-  float cosine = 0.0F;
-  sincospif(static_cast<float>(angle - 2.0 * rint(0.5 * angle)), &sine, &cosine);
-  sine *= direction;
-  S* low = values + row * row_stride + d;
-  for (std::int64_t head = 0; head < heads; ++head, low += 2 * half) {
-    const float a = to_float(low[0]);
-    const float b = to_float(low[half]);
-    low[0] = from_float<S>(a * cosine - b * sine);
-    low[half] = from_float<S>(b * cosine + a * sine);
+  float sine[width];
+  float cosine[width];
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    const double angle = positions[row] * exp2(-log2_theta * (d + i) / half) * half_turns;
+    sincospif(static_cast<float>(angle - 2.0 * rint(0.5 * angle)), &sine[i], &cosine[i]);
+    sine[i] *= direction;
+  }
+  // Of several heads, so that their loads are under way at once.
+  constexpr int at_once = 2;
+  S* place = values + row * row_stride + d;
+  for (std::int64_t head = 0; head < heads; head += at_once, place += at_once * 2 * half) {
+    float a[at_once][width];
+    float b[at_once][width];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (head + i >= heads) break;
+      load(place + i * 2 * half, width, a[i]);
+      load(place + i * 2 * half + half, width, b[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (head + i >= heads) break;
+#pragma unroll
+      for (int j = 0; j < width; ++j) {
+        const float low = a[i][j];
+        a[i][j] = low * cosine[j] - b[i][j] * sine[j];
+        b[i][j] = b[i][j] * cosine[j] + low * sine[j];
+      }
+      store(place + i * 2 * half, width, a[i]);
+      store(place + i * 2 * half + half, width, b[i]);
+    }
   }
 }
 
@@ -287,9 +309,12 @@ void compute(const Issue& issue, const RopeRotate& op) {
   const std::int64_t rows = op.positions.num_elements();
   const std::int64_t half = op.head_size / 2;
   if (rows == 0 || op.num_heads == 0 || half == 0) return;
-  launch(issue.stream, {blocks_for(rows * half), threads_of_block}, rotate<S>, address<S>(op.values), op.row_stride,
-         op.num_heads, static_cast<int>(half), address<std::int32_t>(op.positions), rows, op.inverse ? -1.0F : 1.0F,
-         std::log2(op.theta));
+  auto* values = address<S>(op.values);
+  with_width<S>(fits_packs<S>(half, values) && fits_packs<S>(op.row_stride, values), [&](auto width) {
+    launch(issue.stream, {blocks_for(rows * half / width), threads_of_block}, rotate<S, width>, values, op.row_stride,
+           op.num_heads, static_cast<int>(half), address<std::int32_t>(op.positions), rows, op.inverse ? -1.0F : 1.0F,
+           std::log2(op.theta));
+  });
 }
 
 template <class S>
