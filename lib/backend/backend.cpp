@@ -462,37 +462,49 @@ void check_operation(const Backend& backend, const SgdStep& op) {
 }  // namespace
 
 bool AttentionWorkspace::is_of(const AttentionShape& shape) const {
-  return shape.num_queries >= least_queries && shape.head_size >= least_head_size && shape.head_size <= most_head_size;
+  return shape.num_queries >= least_queries && shape.head_size >= least_head_size &&
+         shape.head_size <= most_head_size && shape.head_size % head_size_multiple == 0;
 }
-std::int64_t AttentionWorkspace::wanted(const AttentionShape& shape) const {
-  const std::int64_t rows = shape.batch * shape.heads * shape.num_queries;
-  if (head_multiple == 0) return rows * shape.head_size;
-  constexpr std::int64_t query_multiple = 128;
-  const std::int64_t padded_rows = shape.batch * shape.heads * round_up(shape.num_queries, query_multiple);
-  const std::int64_t size = round_up(shape.head_size, head_multiple);
-  // And a number for each row, the product of its output and its output's gradient; in halves the gradients of keys and
-  // values that heads share, of each head by itself; and what aligning all that takes.
-  const std::int64_t shared = shape.heads > shape.kv_heads ? rows * shape.head_size : 0;
+std::optional<std::int64_t> AttentionWorkspace::wanted(const AttentionShape& shape) const {
+  constexpr std::int64_t padded_to = 128;
+  constexpr std::int64_t halves = 2;  // in a number
+  const std::int64_t heads = checked_mul(shape.batch, shape.heads);
+  const auto times = [](std::optional<std::int64_t> a, std::int64_t b) { return a ? try_mul(*a, b) : a; };
+  const auto plus = [](std::optional<std::int64_t> a, std::optional<std::int64_t> b) {
+    return a && b ? try_add(*a, *b) : std::nullopt;
+  };
+  const auto rows = try_mul(heads, shape.num_queries);
+  const auto of_queries = times(rows, shape.head_size);
+  if (!keeps_scores) return of_queries;
+  const std::int64_t padded_queries = round_up(shape.num_queries, padded_to);
+  const auto scores = times(try_mul(heads, padded_queries), round_up(shape.num_keys, padded_to) / halves);
+  // And a number for each row, the product of its output and its output's gradient; the gradients of keys and values
+  // that heads share, of each head by itself in halves; and what aligning all that takes.
+  const auto shared = shape.heads > shape.kv_heads ? times(try_mul(heads, shape.num_keys), shape.head_size)
+                                                   : std::optional<std::int64_t>(0);
   constexpr std::int64_t alignment = 128;
-  return padded_rows * size * ceil_div(shape.num_keys, 2 * size) + rows + shared + alignment;
+  return plus(plus(plus(scores, rows), shared), alignment);
 }
 std::optional<AttentionPart> AttentionWorkspace::largest_part(const AttentionShape& shape,
                                                               std::int64_t elements) const {
   if (!is_of(shape) || shape.batch == 0 || shape.kv_heads == 0) return std::nullopt;
-  const auto fits = [&](const AttentionPart& part) { return wanted(part_of(shape, part)) <= elements; };
-  const AttentionPart all{shape.batch, shape.kv_heads};
-  if (fits(all)) return all;
-  AttentionPart part = all;
+  const auto fits = [&](const AttentionPart& part) {
+    const auto of_part = wanted(part_of(shape, part));
+    return of_part && *of_part <= elements;
+  };
+  AttentionPart part{shape.batch, shape.kv_heads};
+  if (fits(part)) return part;
   for (std::int64_t parts = 2; parts <= shape.batch && !fits(part); ++parts) part.batch = ceil_div(shape.batch, parts);
   for (std::int64_t parts = 2; parts <= shape.kv_heads && !fits(part); ++parts)
     part.kv_heads = ceil_div(shape.kv_heads, parts);
+  if (!fits(part)) return std::nullopt;
   const AttentionShape made = part_of(shape, part);
-  if (!fits(part) || made.batch * made.heads * made.num_queries < least_rows) return std::nullopt;
+  if (made.batch * made.heads * made.num_queries < least_rows) return std::nullopt;
   return part;
 }
 std::int64_t AttentionWorkspace::lent(const AttentionShape& shape) const {
   const auto part = largest_part(shape, most);
-  return part ? wanted(part_of(shape, *part)) : 0;
+  return part ? *wanted(part_of(shape, *part)) : 0;
 }
 AttentionShape part_of(AttentionShape shape, const AttentionPart& part) {
   shape.heads = shape.heads / shape.kv_heads * part.kv_heads;

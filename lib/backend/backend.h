@@ -30,6 +30,7 @@ struct DeviceFacts {
   std::string name;           // by its maker: "NVIDIA H100 80GB HBM3"
   std::uint64_t memory = 0;   // bytes, of all that use it
   std::string id{};           // of this very device, whatever number a process sees it by
+  int sm = 0;                 // of NVIDIA's, its compute capability: 90 is 9.0
   std::string bus_address{};  // by which the kernel knows it on the PCI bus: "0000:1b:00.0"
 };
 
@@ -54,6 +55,7 @@ class Backend {
   // Kernels are fastest where rows are a multiple of so many elements; 1: they make nothing of it. What rows may be
   // padded to is in operations.h.
   virtual std::int64_t row_alignment() const { return 1; }
+  // What the backward of attention has use of; without change that of a processor.
   virtual AttentionWorkspace attention_workspace() const { return {}; }
   // Nothing where the device is the host's processor.
   virtual std::optional<DeviceFacts> device() const { return std::nullopt; }

@@ -33,15 +33,21 @@ inline constexpr int cuda_oldest_sm = 80;
 inline constexpr std::size_t cuda_workspace_bytes = std::size_t{32} << 20;
 // row_alignment(), the same way: of halves, a line of the cache.
 inline constexpr std::int64_t cuda_row_alignment = 64;
-// attention_workspace() of Hopper GPUs in halves, where cuDNN is found: what its deterministic backward asked for of 16
-// shapes on an H100 (9.19). There it took 0.43 to 0.84 of the time of our own kernels at once, and about as long in
-// parts of 48k rows with heads of 64. Shorter sequences and other heads have not been seen to gain.
-inline constexpr AttentionWorkspace cuda_attention_workspace = {.head_multiple = 64,
+// attention_workspace() of Hopper GPUs in halves, where cuDNN is found, and which shapes cuDNN makes forwards of too.
+// Its deterministic backward asked for so much of 16 shapes on an H100 (9.19). There it took 0.43 to 0.84 of the time
+// of our own kernels at once, and about as long in parts of 48k rows with heads of 64. Shorter sequences and other
+// heads have not been seen to gain.
+inline constexpr AttentionWorkspace cuda_attention_workspace = {.keeps_scores = true,
                                                                 .most = std::int64_t{5} << 26,
                                                                 .least_rows = std::int64_t{48} << 10,
                                                                 .least_queries = 128,
                                                                 .least_head_size = 64,
-                                                                .most_head_size = 128};
+                                                                .most_head_size = 128,
+                                                                .head_size_multiple = 8};
+// The same of a GPU of this compute capability, as far as that tells; 0: of one that is not known, the most there is.
+constexpr AttentionWorkspace cuda_attention_workspace_of(int sm) {
+  return sm == 0 || sm / 10 == 9 ? cuda_attention_workspace : AttentionWorkspace{.most = 0};
+}
 
 // What CUDA takes of a GPU's memory for a process that computes on it, for plans: its context and the code of kernels,
 // those in use or, behind load_kernels_ahead(), all of CUDA's libraries. 548 and 942 MiB of an H100, driver 580.

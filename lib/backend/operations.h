@@ -207,20 +207,21 @@ struct AttentionPart {
 };
 AttentionShape part_of(AttentionShape shape, const AttentionPart& part);
 
-// How many numbers AttentionBackward::workspace may have, of a backend.
+// How many numbers AttentionBackward::workspace may have, of a backend. Without change: those of the gradients of all
+// queries.
 struct AttentionWorkspace {
-  // 0: all that a row of queries has for its gradient is summed in one place. Else heads are padded to whole multiples
-  // of so many elements, and each twice as many keys as those are have sums of their own.
-  std::int64_t head_multiple = 0;
-  std::int64_t most = INT64_MAX;
-  // Of fewer rows (batches times heads times queries) at a time it makes nothing.
+  // It keeps the gradients of scores, of every query with every key, in halves.
+  bool keeps_scores = false;
+  std::int64_t most = INT64_MAX;  // that it is lent; 0: it makes nothing of any
+  // Where that is too little for all of a shape, fewer rows (batches times heads times queries) at a time are not worth
+  // it.
   std::int64_t least_rows = 1;
-  // The sequences of queries and heads that it makes use of any for.
-  std::int64_t least_queries = 1, least_head_size = 1, most_head_size = INT64_MAX;
+  // The shapes that it makes something of any for.
+  std::int64_t least_queries = 1, least_head_size = 1, most_head_size = INT64_MAX, head_size_multiple = 1;
 
   bool is_of(const AttentionShape& shape) const;
-  // What it has use of for all of the shape's batches and heads at once, whatever `most` is.
-  std::int64_t wanted(const AttentionShape& shape) const;
+  // What it has use of for all of the shape's batches and heads at once, whatever `most` is; nothing beyond 64 bits.
+  std::optional<std::int64_t> wanted(const AttentionShape& shape) const;
   // As few parts as `elements` suffice for, of about one size: some batches of all heads, or some heads of one batch.
   // Nothing where they do not suffice for least_rows.
   std::optional<AttentionPart> largest_part(const AttentionShape& shape, std::int64_t elements) const;

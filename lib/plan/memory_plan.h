@@ -13,7 +13,7 @@ struct MemoryItem {
   bool is_of_host = false;  // lies in the host's memory, wherever the rank computes
 };
 
-// What a process takes of a device's memory that asks it for none.
+// What the driver of a device takes of its memory for each process, before that asks for any.
 inline constexpr const char* process_memory = "CUDA and its kernels";
 
 struct MemoryPlan {

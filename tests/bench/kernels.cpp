@@ -279,7 +279,7 @@ class Bench {
                             .d_query = heads_of(side, d_qkv, 0),
                             .d_key = heads_of(side, d_qkv, 1),
                             .d_value = heads_of(side, d_qkv, 2),
-                            .workspace = side.is_half() ? side.masters({AttentionWorkspace{}.wanted(shape)}) : View()});
+                            .workspace = side.is_half() ? side.masters({AttentionWorkspace{}.lent(shape)}) : View()});
     });
     time("attention, one query", 0, 0, [&](Side& side) { return forward(side, 1); });
   }

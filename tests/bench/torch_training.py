@@ -1,6 +1,9 @@
 """The same training steps in PyTorch, for bench_training: as fast as plain PyTorch goes.
 
-torch_training.py eager|compiled MODEL CONTEXT PRECISION MICRO-BATCH THREADS cpu|cuda MICRO-BATCHES
+torch_training.py eager|compiled|compiled-by-block MODEL CONTEXT PRECISION MICRO-BATCH THREADS cpu|cuda MICRO-BATCHES
+
+compiled-by-block: torch.compile of each block, which are alike and so compiled once, and of what follows them: the whole of
+a deep model takes minutes.
 
 Prints one JSON line when it is ready, then one for every line that it reads: the seconds of a step (zeroed gradients,
 forward and backward of every micro-batch, clipping, fused AdamW; on a GPU the mean of as many as make ten micro-batches)
@@ -83,7 +86,15 @@ class Model(nn.Module):
             x = x + self.positions.weight
         for block in self.blocks:
             x = block(x, (self.cos, self.sin))
+        return self.loss(x, targets)
+
+    def loss(self, x, targets):
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+    def compile_by_block(self):
+        for block in self.blocks:
+            block.compile()
+        self.loss = torch.compile(self.loss)
 
 
 def main():
@@ -95,6 +106,8 @@ def main():
     model = Model(context, **shape).to(device)
     repetitions = max(1, 10 // micro_batches) if device == "cuda" else 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    if mode == "compiled-by-block":
+        model.compile_by_block()
     compute = torch.compile(model) if mode == "compiled" else model
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     described = f"PyTorch {torch.__version__.split('+')[0]} {mode}{', autocast' if half else ''}"

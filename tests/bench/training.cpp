@@ -4,8 +4,8 @@
 // asserts nothing.
 //
 // Usage: bench_training [--case MODEL,CONTEXT,PRECISION]... [--rounds N] [--threads N] [--samples N]
-//                       [--micro-batches N] [--python PROGRAM] [--torch-mode eager|compiled]... [--device cpu|cuda]
-//                       [--graphs] [--json FILE]
+//                       [--micro-batches N] [--python PROGRAM] [--torch-mode eager|compiled|compiled-by-block]...
+//                       [--device cpu|cuda] [--graphs] [--json FILE]
 //   MODEL: a preset, llama-150m or llama-1.5b; PRECISION: fp32, bf16 or fp16. Without a case: GPT-2 124M and llama-150m
 //   at 1024 tokens and GPT-2 124M at 8192, each in fp32 and bf16. --samples: of 1024 tokens, how many make a
 //   micro-batch (4); a longer context takes fewer. --micro-batches: of a step (1). --python: runs PyTorch too, eager
@@ -207,7 +207,8 @@ void check_room(const Case& measured, const Options& options, const DeviceFacts&
                                       .device = DeviceKind::cuda,
                                       .recompute = measured.recompute});
   const RunPlan plan = make_run_plan(config, *config.model.vocab, std::nullopt);
-  const std::size_t needed = plan.phases.front().memory(Rank(0), cuda_workspace_bytes).total();
+  const MemoryPlan memory = plan.phases.front().memory(Rank(0), cuda_workspace_bytes);
+  const std::size_t needed = memory.total() - memory.total_of_host();
   if (needed > gpu.memory)
     throw NoRoomError(fmt::format("{} does not fit: it needs {}, and {} has {}", measured.model, bytes_text(needed),
                                   gpu.name, bytes_text(gpu.memory)));
@@ -365,7 +366,7 @@ int main(int argc, char** argv) {
     app.add_option("--python", options.python, "one that has PyTorch");
     app.add_option("--torch-script", options.torch_script, "torch_training.py");
     app.add_option("--torch-mode", options.torch_modes, "eager and compiled, unless it says one")
-        ->check(CLI::IsMember({"eager", "compiled"}));
+        ->check(CLI::IsMember({"eager", "compiled", "compiled-by-block"}));
     app.add_option("--device", options.device)->check(CLI::IsMember({"cpu", "cuda"}));
     app.add_flag("--graphs", options.graphs, "on GPUs: beside its own steps by CUDA graphs");
     app.add_option("--json", options.json, "file to write");

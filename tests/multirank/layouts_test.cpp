@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda_module.h"
 #include "checkpoint/save/staging.h"
 #include "comm/collective/direct_engine.h"
 #include "store/staged_communicator.h"
@@ -235,6 +236,7 @@ TEST_CASE("pinned_memory_is_what_the_plan_says_and_none_where_the_devices_memory
     const std::size_t on_host = plan.memory(Rank(0), 0).total();
     plan.space = Space::device;
     const std::size_t staged = plan.pinned_staging() + plan.device_staging(Rank(0)) + plan.device_connections(Rank(0)) +
+                               cuda_process_bytes(plan.is_direct()) +
                                plan.transfer_staging(plan.activations(Rank(0)), Rank(0));
     const std::size_t on_device = plan.memory(Rank(0), 0).total() - staged;
     // Control groups receive a step's few numbers of their peers.

@@ -287,7 +287,7 @@ TEST_CASE("gpu_check_holds_speeds_to_the_bars_of_the_gpu_and_beside_pytorch") {
             R"({"samples": 32, "micro_batches": 1, "scaletrain": 400000, "eager": 39001, "compiled": 39001})"));
   CHECK(speed.at("models").at("llama-1.5b").at("result") == "skipped");
   CHECK(line("gpt2-124m") == "1 x 32 400000 41.2 % 400000, met eager 39001, compiled 39001, ours 400000; 1 x 32");
-  CHECK(line("gpt2-1558m") == "4 x 16 47999 52.5 % 48000, MISSED compiled 39001, ours 47999; 8 x 2");
+  CHECK(line("gpt2-1558m") == "4 x 16 47999 52.5 % 48000, MISSED compiled-by-block 39001, ours 47999; 8 x 2");
   CHECK(line("llama-1.5b") == "skipped: does not fit: it needs 40.6 GiB, and this GPU has 24.0 GiB");
 
   const Ended other = bundle().check("H100", {"speed"}, {{"BENCH_GPU", "NVIDIA H100 PCIe"}, {"NO_TORCH", "yes"}});

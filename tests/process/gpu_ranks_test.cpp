@@ -191,8 +191,8 @@ TEST_CASE("the_memory_of_ranks_that_share_a_gpu_is_judged_together") {
   REQUIRE_MESSAGE(one.exit_code == 0, one.errors);
   const Ended two = gpu_machine().train("narrow GPU", "gpus-too-narrow", {"parallel.data=2", "parallel.zero=0"});
   CHECK(two.exit_code == 2);
-  CHECK(two.says("train.micro_batch: the 2 ranks that share a GPU need 64."));
-  CHECK(two.says(" MiB of its memory, and the host has 50.0 MiB:\neach of the 2 ranks:\n  master weights "));
+  CHECK(two.says("train.micro_batch: the 2 ranks that share a GPU need 1.16 GiB of its memory, "));
+  CHECK(two.says("and the host has 610 MiB:\neach of the 2 ranks:\n  master weights "));
   CHECK(
       two.says("What helps: one rank on each GPU; a smaller train.micro_batch, model.context or model; "
                "parallel.zero: 3 (it is 0); train.recompute: selective or full; run.device: cpu, which has "));
@@ -201,7 +201,7 @@ TEST_CASE("the_memory_of_ranks_that_share_a_gpu_is_judged_together") {
   CHECK(check.exit_code == 2);
   CHECK(check.output.starts_with("DOES NOT FIT"));
   CHECK_FALSE(has(check.output, "parallel.tensor: "));
-  CHECK(check.says(" MiB, its part of the host, which 2 ranks share, has 25.0 MiB: 7."));
+  CHECK(check.says(" MiB, its part of the host, which 2 ranks share, has 305 MiB: 287 MiB too much"));
   CHECK(check.says("; one rank on each GPU would have all of its memory; run.device: cpu would compute on this"));
 }
 
@@ -266,7 +266,7 @@ TEST_CASE("ranks_of_a_launcher_are_refused_for_their_gpus_before_anything_is_mad
   CHECK_FALSE(fs::exists(workspace() / "gpus-launched-old"));
   CHECK(has(train_two("gpus-launched-narrow", "narrow GPU",
                       {"parallel.data=auto", "model.hidden=512", "model.layers=2"}, 2, torchrun),
-            "and the host has 50.0 MiB"));
+            "and the host has 610 MiB"));
   CHECK_FALSE(fs::exists(workspace() / "gpus-launched-narrow"));
 }
 

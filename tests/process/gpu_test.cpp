@@ -318,10 +318,11 @@ TEST_CASE("a_resume_that_auto_moves_between_a_gpu_and_the_processors_says_so") {
 TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
   const Ended fits = gpu_machine().run("H100", {"check", "gpu.yaml"});
   CHECK_MESSAGE(fits.exit_code == 0, fits.errors);
-  CHECK(fits.output.starts_with("fits          the rank needs 32."));
+  CHECK(fits.output.starts_with("fits          the rank needs 592 MiB"));
   CHECK(has(fits.output, "NVIDIA H100 80GB HBM3 has 80.0 GiB"));
   CHECK(has(fits.output, "(989 TFLOP/s)"));
   CHECK(has(fits.output, "kernel workspace             32.0 MiB\n"));
+  CHECK(has(fits.output, "CUDA and its kernels          560 MiB\n"));
   CHECK(has(fits.output, "pinned staging"));
   CHECK_FALSE(has(fits.output, "packed weights"));
   const Ended small = gpu_machine().run("small GPU", {"check", "gpu.yaml"});
@@ -359,7 +360,7 @@ TEST_CASE("check_counts_an_offloaded_update_by_a_ranks_part_of_the_link_of_its_g
 TEST_CASE("memory_that_a_gpu_lacks_is_told_beside_the_plan") {
   const Ended small = gpu_machine().train("small GPU", "no-room");
   CHECK(small.exit_code == 2);
-  CHECK(small.says("gpu.yaml:8:16: train.micro_batch: this run needs 32."));
+  CHECK(small.says("gpu.yaml:8:16: train.micro_batch: this run needs 592 MiB"));
   CHECK(small.says(" of the GPU's memory, and the host has 2.00 MiB:\n  master weights "));
   CHECK(small.says(
       "\nWhat helps: a smaller train.micro_batch, model.context or model; train.recompute: selective or full; "

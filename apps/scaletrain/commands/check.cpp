@@ -103,6 +103,12 @@ std::string age_text(const std::string& name) {
                      device->name, device->sm, cuda_oldest_sm);
 }
 
+// Of the GPUs that the plan is judged for; 0: nothing tells.
+int compute_capability(const CheckArguments& arguments, const std::optional<VisibleGpus>& gpus, std::int64_t ranks) {
+  if (!arguments.device.empty()) return find_device(arguments.device)->sm;
+  return gpus && !judges_devices(arguments) ? gpus->smallest(std::min(ranks, gpus->count())).sm : 0;
+}
+
 // Of this machine's processors together: products for a moment, on all of them.
 double measured_peak(DType compute) {
   constexpr double moment = 0.1;
@@ -335,6 +341,9 @@ ExitCode check_config(const CheckArguments& arguments) {
   const std::int64_t ranks = plan->phases.front().mesh.world();
   if (gpus && is_here && !reasons.look([&] { gpus->smallest(std::min(ranks, gpus->count())); })) gpus.reset();
   if (gpus && is_here) tell_gpus(*gpus, ranks);
+  if (planned.run.device == DeviceKind::cuda)
+    for (PhasePlan& phase : plan->phases)
+      phase.attention_workspace = cuda_attention_workspace_of(compute_capability(arguments, gpus, ranks));
   const DescribeOptions describe = describe_options(planned, *plan, arguments, world, gpus, std::move(so_far));
   if (describe.budget && describe.budget->is_shared)
     for (PhasePlan& phase : plan->phases) phase.may_be_direct = false;

@@ -198,6 +198,7 @@ void refuse_too_large_for_gpu(const LoadedConfig& loaded, const RunPlan& plan, c
                               const std::vector<std::int64_t>& ranks) {
   PhasePlan phase = plan.phases.front();
   phase.may_be_direct = phase.may_be_direct && ranks.size() == 1;
+  phase.attention_workspace = cuda_attention_workspace_of(gpu.sm);
   const std::uint64_t needed = gpu_memory_together(phase, ranks);
   if (needed <= gpu.memory) return;
   const HostMemory memory = memory_together(phase, ranks, cuda_workspace_bytes);

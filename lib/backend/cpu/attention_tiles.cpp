@@ -278,7 +278,7 @@ void run_backward(ThreadPool& pool, const Engine<S>& engine, const AttentionBack
   const AttentionShape& s = op.shape;
   using Head = TiledBackwardHead<S, Products>;
   const std::int64_t heads = s.batch * s.kv_heads;
-  const bool has_sums = op.workspace && op.workspace.num_elements() >= AttentionWorkspace{}.wanted(s);
+  const bool has_sums = op.workspace && op.workspace.num_elements() >= AttentionWorkspace{}.lent(s);
   if ((std::is_same_v<S, float> || has_sums) && backward_by_heads(s, pool.size())) {
     pool.for_each(heads, [&](std::int64_t item, int worker) {
       const TileScratch<S> own = tile_scratch_of(engine, worker);

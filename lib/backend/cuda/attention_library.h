@@ -27,7 +27,8 @@ struct AttentionKind {
   friend auto operator<=>(const AttentionKind&, const AttentionKind&) = default;
 };
 
-// Aligned to 16 bytes. The forward writes output and log_sum_exp (of base e), the backward reads them.
+// Aligned to 16 bytes, log_sum_exp to 4. The forward writes output and log_sum_exp (of base e), the backward reads
+// them.
 struct AttentionOperands {
   const void *query = nullptr, *key = nullptr, *value = nullptr;
   void* output = nullptr;

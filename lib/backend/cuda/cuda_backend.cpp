@@ -58,7 +58,16 @@ DeviceFacts facts_of(const cudaDeviceProp& properties) {
   return {.name = properties.name,
           .memory = properties.totalGlobalMem,
           .id = std::move(id),
+          .sm = 10 * properties.major + properties.minor,
           .bus_address = bus_address_of(properties)};
+}
+
+// cuDNN's frontend obeys it: other kernels, with other bits and another workspace than the plan's.
+void refuse_other_attention() {
+  constexpr const char* name = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
+  if (std::getenv(name) != nullptr)
+    throw UserError(fmt::format(
+        "run.device: cuda: {} is set, by which cuDNN would compute attention in other ways: unset it", name));
 }
 
 // Where a library has been measured to be faster than our own kernels, which halves alone have in tensor cores: Hopper.
@@ -66,7 +75,9 @@ std::unique_ptr<cuda::FusedAttention> fused_attention(const cudaDeviceProp& prop
   constexpr int hopper = 9;
   if (properties.major != hopper || compute == DType::f32) return nullptr;
   auto library = cuda::find_attention_library();
-  return library ? std::make_unique<cuda::FusedAttention>(std::move(library)) : nullptr;
+  if (!library) return nullptr;
+  refuse_other_attention();
+  return std::make_unique<cuda::FusedAttention>(std::move(library));
 }
 
 std::string description_of(const cudaDeviceProp& properties, const CudaOptions& options,

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
-#include <type_traits>
 
 #include "backend/cuda/kernels/workspace.h"
 #include "base/numbers/checked.h"
@@ -27,9 +26,7 @@ bool is_for_library(const AttentionShape& shape, const ConstView& document_start
                     std::initializer_list<ConstHeadsView> operands) {
   if (shape.num_queries != shape.num_keys || shape.first_query != shape.first_key || document_start || !log_sum_exp)
     return false;
-  if (shape.batch == 0 || shape.scale <= 0 || !cuda_attention_workspace.is_of(shape) ||
-      shape.head_size % aligned_elements != 0)
-    return false;
+  if (shape.batch == 0 || shape.scale <= 0 || !cuda_attention_workspace.is_of(shape)) return false;
   return std::all_of(operands.begin(), operands.end(),
                      [](const ConstHeadsView& operand) { return is_for_library(operand); });
 }
@@ -60,13 +57,13 @@ AttentionKind part_of(AttentionKind kind, const AttentionPart& part) {
   return kind;
 }
 
-// Where a part begins: of all heads, or of one batch.
-template <class T>
-T* at(T* values, std::int64_t elements) {
-  constexpr std::int64_t bytes_of_half = 2;
-  using Bytes = std::conditional_t<std::is_const_v<T>, const std::byte*, std::byte*>;
-  return static_cast<Bytes>(values) + elements * bytes_of_half;
+const std::uint16_t* at(const void* halves, std::int64_t element) {
+  return static_cast<const std::uint16_t*>(halves) + element;
 }
+std::uint16_t* at(void* halves, std::int64_t element) {
+  return static_cast<std::uint16_t*>(halves) + element;
+}
+// Where a part begins: one of whole batches, or of heads of one batch.
 AttentionOperands part_of(const AttentionOperands& all, const AttentionKind& kind, std::int64_t first_batch,
                           std::int64_t first_kv_head) {
   const std::int64_t first_row = first_batch * kind.tokens;

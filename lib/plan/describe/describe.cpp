@@ -42,7 +42,7 @@ constexpr Explanation memory_words[] = {
     {"communication staging", "received pieces of sums under way"},
     {"sums between GPUs", "what ranks sum by where they exchange by NCCL"},
     {"connections between GPUs", "what NCCL takes for them, an estimate"},
-    {process_memory, "what the driver takes for a process on a GPU: about as much on every one"},
+    {process_memory, "what CUDA takes for a process on a GPU, an estimate"},
     {"kernel workspace", "temporaries of the processor's kernels, by thread"},
     {"staging of offloaded state", "pieces of the host's masters and optimizer state that an update has on the device"},
     {"pinned staging", "batches and pieces of a checkpoint on their way between the host and its device"},

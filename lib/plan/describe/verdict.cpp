@@ -124,6 +124,7 @@ class Replanner {
       RunPlan plan = make_run_plan(config, question_.phase.model.vocab, world);
       PhasePlan& phase = plan.phases.front();
       phase.may_be_direct = question_.phase.may_be_direct;
+      phase.attention_workspace = question_.phase.attention_workspace;
       const HostPlacement hosts = place_on_hosts(config, phase.mesh, question_.all_on_one_host);
       const auto stages = survey_stages(phase, shorten(phase), question_.backend_workspace);
       const PlanNeeds needs = needs_of(phase.mesh, stages, hosts.ranks_per_host, question_.of_manifest);

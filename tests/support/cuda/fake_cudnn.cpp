@@ -137,11 +137,10 @@ void compute(const AttentionKind& kind, const AttentionOperands& of) {
 
 // As many bytes as cuDNN was seen to take on an H100 (9.19).
 std::size_t workspace_of_backward(const AttentionKind& kind) {
-  const std::int64_t rows = kind.batch * kind.heads * kind.tokens;
-  const std::int64_t padded = kind.batch * kind.heads * ((kind.tokens + 127) / 128) * 128;
-  const std::int64_t of_row = kind.head_size <= 64 ? (kind.tokens + 127) / 128 * 64 : (kind.tokens + 255) / 256 * 128;
-  const std::int64_t shared = kind.heads > kind.kv_heads ? rows * kind.head_size : 0;
-  return static_cast<std::size_t>(padded * of_row + rows + shared) * sizeof(float) + 256;
+  const std::int64_t heads = kind.batch * kind.heads;
+  const std::int64_t padded = (kind.tokens + 127) / 128 * 128;
+  const std::int64_t shared = kind.heads > kind.kv_heads ? 4 * heads * kind.tokens * kind.head_size : 0;
+  return static_cast<std::size_t>(heads * padded * padded * 2 + heads * kind.tokens * 4 + shared + 256);
 }
 
 std::atomic<int> runs = 0;

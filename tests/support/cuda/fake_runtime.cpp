@@ -194,7 +194,7 @@ constexpr int first_priority = -5;
 std::size_t memory_of_gpu(int gpu) {
   const std::string wanted = wanted_gpu(gpu);
   constexpr std::size_t mebi = std::size_t{1} << 20;
-  return wanted == "small GPU" ? 2 * mebi : wanted == "narrow GPU" ? 50 * mebi : 80 * 1024 * mebi;
+  return wanted == "small GPU" ? 2 * mebi : wanted == "narrow GPU" ? 610 * mebi : 80 * 1024 * mebi;
 }
 bool is_full() {
   return wanted_of_environment() == "full GPU";

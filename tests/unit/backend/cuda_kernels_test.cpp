@@ -54,11 +54,12 @@ constexpr int runs_of_a_case = 2;  // by the suite
 
 std::vector<Case> backward_cases_of_library() {
   const std::vector<Case> all = attention_backward_cases();
-  return {all.end() - 3, all.end() - 1};
+  return {all.end() - 5, all.end() - 1};
 }
-// Numbers for one batch of the first of them, whose two heads share a key's. One head of the second takes fewer, and
-// all of it, two heads, more.
-constexpr std::int64_t of_one_batch = 2 * 128 * (64 + 1 + 64) + 128;
+// Numbers for two of the second's three batches, of two heads. For one batch of the first's two, whose heads share a
+// key's, and for a key's of the third fewer suffice, for one head of the fourth again fewer.
+constexpr std::int64_t of_two_batches = 2 * 2 * 128 * (64 + 1) + 128;
+constexpr std::int64_t of_shared_heads = 2 * 128 * (64 + 1 + 64) + 128;
 
 // Lends an attention less than its backend would take.
 class LendingBackend final : public ForwardingBackend {
@@ -92,14 +93,14 @@ TEST_CASE("kernels_of_gpus_leave_the_attention_that_a_library_has_kernels_for_to
     for (const DType type : {DType::bf16, DType::f16}) {
       const auto backend = make_kernels_with_library_on_host(type);
       const int before = attention_runs_of_library();
-      // Of the last cases the first two are the library's, which has no kernels for the third.
-      check_parity_of(*backend, "attention", {all.end() - 3, all.end()});
-      CHECK(attention_runs_of_library() - before == runs_of_a_case * 2);
+      // Of the last cases the first four are the library's, which has no kernels for the fifth.
+      check_parity_of(*backend, "attention", {all.end() - 5, all.end()});
+      CHECK(attention_runs_of_library() - before == runs_of_a_case * 4);
       // Beyond the last key, with documents, of other strides, scaled to negative numbers: our own kernels'.
       std::vector<Case> others;
-      for (std::size_t i = 0; i + 3 < all.size(); i += 4) others.push_back(all[i]);
+      for (std::size_t i = 0; i + 5 < all.size(); i += 4) others.push_back(all[i]);
       check_parity_of(*backend, "attention", others);
-      CHECK(attention_runs_of_library() - before == runs_of_a_case * 2);
+      CHECK(attention_runs_of_library() - before == runs_of_a_case * 4);
     }
   }
 }
@@ -113,8 +114,9 @@ TEST_CASE("a_library_s_backward_of_attention_is_cut_by_batches_and_heads_to_the_
       check_parity_of(backend, "attention", of_library);
       return (attention_runs_of_library() - before) / runs_of_a_case;
     };
-    CHECK(runs_by(of_one_batch) == 2 + 2);
-    CHECK(runs_by(of_one_batch - 1) == 2);  // a number too few: our own kernels make the first
+    CHECK(runs_by(of_two_batches) == 2 + 2 + 3 + 2);
+    CHECK(runs_by(of_two_batches - 1) == 2 + 3 + 3 + 2);
+    CHECK(runs_by(of_shared_heads - 1) == 3 + 2);  // our own kernels make the first and the third
     CHECK(runs_by(0) == 0);
   }
 }
@@ -152,17 +154,24 @@ TEST_CASE("a_backward_of_attention_is_lent_what_cudnn_was_seen_to_ask_for_or_wha
     CAPTURE(seen.tokens);
     CAPTURE(seen.size);
     constexpr std::int64_t to_align = 256;
-    CHECK(4 * of_gpu.wanted(shape) == seen.bytes + to_align);
+    CHECK(4 * of_gpu.wanted(shape).value() == seen.bytes + to_align);
     if (of_gpu.wanted(shape) <= of_gpu.most) CHECK(of_gpu.lent(shape) == of_gpu.wanted(shape));
   }
   // Two of four batches fit; of eight groups of heads, two.
   CHECK(of_gpu.lent(shape_of({4, 4096, 12, 12, 64, 0})) == of_gpu.wanted(shape_of({2, 4096, 12, 12, 64, 0})));
   CHECK(of_gpu.lent(shape_of({3, 8192, 32, 8, 128, 0})) == of_gpu.wanted(shape_of({1, 8192, 8, 2, 128, 0})));
-  // One head does, whose 32k rows are not worth it; nothing does; and what no library is asked for.
-  CHECK(of_gpu.lent(shape_of({1, 32768, 2, 2, 64, 0})) == 0);
+  // One head would, whose 16k rows are not worth it; nothing does, or would in 64 bits; and what no library is asked
+  // for.
+  CHECK(of_gpu.lent(shape_of({1, 16384, 2, 2, 64, 0})) == of_gpu.wanted(shape_of({1, 16384, 2, 2, 64, 0})));
+  CHECK(of_gpu.lent(shape_of({1, 20480, 4, 4, 64, 0})) == 0);
   CHECK(of_gpu.lent(shape_of({1, 131072, 8, 8, 128, 0})) == 0);
+  CHECK(of_gpu.lent(shape_of({1, std::int64_t{1} << 28, 256, 256, 64, 0})) == 0);
+  CHECK_FALSE(of_gpu.wanted(shape_of({1, std::int64_t{1} << 28, 256, 256, 64, 0})).has_value());
+  CHECK(of_gpu.lent(shape_of({8, 1024, 16, 16, 100, 0})) == 0);
   for (const Seen& other : {Seen{32, 127, 12, 12, 64, 0}, {32, 128, 12, 12, 56, 0}, {32, 128, 12, 12, 136, 0}})
     CHECK(of_gpu.lent(shape_of(other)) == 0);
+  for (const int sm : {80, 89, 100, 120}) CHECK(cuda_attention_workspace_of(sm).most == 0);
+  for (const int sm : {0, 90}) CHECK(cuda_attention_workspace_of(sm).most == of_gpu.most);
   CHECK(AttentionWorkspace{.most = 0}.lent(shape_of({32, 1024, 12, 12, 64, 0})) == 0);
 }
 
@@ -179,7 +188,7 @@ TEST_CASE("the_gpu_of_this_machine_agrees_with_the_f64_reference") {
   for (const DType type : {DType::bf16, DType::f16}) {
     auto gpu = std::make_unique<ReachableBackend>(module->make_backend({.compute = type}));
     if (gpu->attention_workspace().most == 0) continue;
-    LendingBackend backend(std::move(gpu), of_one_batch);
+    LendingBackend backend(std::move(gpu), of_two_batches);
     check_parity_of(backend, "attention backward", backward_cases_of_library());
   }
 }

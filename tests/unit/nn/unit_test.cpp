@@ -187,7 +187,7 @@ TEST_CASE("the gradients of a half's queries are summed in memory that nothing n
 TEST_CASE("the backward of attention on a GPU works in scratch of its own, of the size that its library asks for") {
   const BatchShape shape{1, 512};
   const ModelSpec spec = wide_gpt2();
-  const AttentionWorkspace workspace = {.head_multiple = 64, .least_queries = 128};
+  const AttentionWorkspace workspace = {.keeps_scores = true, .least_queries = 128};
   const Transformer model(spec, {}, RecomputeKind::none, {}, workspace);
   for (const DType compute : {DType::f32, DType::bf16}) {
     const BlockExtent extent{spec, {}, shape, compute, RecomputeKind::none, workspace};
@@ -202,9 +202,9 @@ TEST_CASE("the backward of attention on a GPU works in scratch of its own, of th
       CHECK(!attention_workspace(extent, tensors, carved));
       continue;
     }
-    // Four sums of 512 rows of 12 heads of 64, a number for each row of a head, and 128 to align them.
-    CHECK(carved.attention_workspace.shape() == Shape{512 * 12 * (4 * 64 + 1) + 128});
-    CHECK(scratch.used() == wide + 4 * (512 * 12 * (4 * 64 + 1) + 128));
+    // Halves for 512 keys of 512 rows of 12 heads, a number for each row of a head, and 128 to align them.
+    CHECK(carved.attention_workspace.shape() == Shape{512 * 12 * (512 / 2 + 1) + 128});
+    CHECK(scratch.used() == wide + 4 * (512 * 12 * (512 / 2 + 1) + 128));
     CHECK(attention_workspace(extent, tensors, carved).shape() == carved.attention_workspace.shape());
   }
 }

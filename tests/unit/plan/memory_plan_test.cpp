@@ -147,6 +147,27 @@ TEST_CASE("an offloaded parameter leaves 6 bytes on the device in bf16 and 8 in 
 }
 
 TEST_CASE(
+    "what CUDA takes for a process is planned of a GPU's memory, and more where kernels are loaded ahead for NCCL") {
+  Config config = planned_config();
+  const auto planned = [&] {
+    const MemoryPlan memory = make_run_plan(config, 61, std::nullopt).phases.front().memory(Rank(0), 0);
+    std::size_t bytes = 0;
+    for (const MemoryItem& item : memory.items)
+      if (item.purpose == process_memory && !item.is_of_host) bytes += item.bytes;
+    return bytes;
+  };
+  config.parallel.data = 2;
+  CHECK(planned() == 0);
+  config.run.device = DeviceKind::cuda;
+  CHECK(planned() == std::size_t{960} << 20);
+  config.launch.transport = RankTransport::host;
+  CHECK(planned() == std::size_t{560} << 20);
+  config.launch.transport = RankTransport::automatic;
+  config.parallel.data = 1;
+  CHECK(planned() == std::size_t{560} << 20);
+}
+
+TEST_CASE(
     "where ranks on GPUs may exchange by NCCL, what it takes for each connection is planned, and nothing elsewhere") {
   const auto mebi = [](std::size_t number) { return number << 20; };
   const auto planned = [](const Config& config, std::int64_t rank, const std::string& purpose) {
