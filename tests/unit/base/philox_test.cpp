@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/numbers/philox_fill.h"
 #include "support/philox_below.h"
 
 using namespace scaletrain;
@@ -23,6 +25,22 @@ std::vector<float> normals(PhiloxKey key, std::uint64_t first, std::size_t count
   std::vector<float> out(count);
   fill_normal(key, first, 0.0f, 1.0f, out);
   return out;
+}
+
+std::string hash_of(std::span<const float> values) {
+  return to_hex(hash_bytes(std::as_bytes(values)));
+}
+
+std::vector<const PhiloxFill*> supported_fills() {
+  std::vector<const PhiloxFill*> supported;
+  const PhiloxFills all = philox_fills();
+  for (std::size_t i = 0; i < all.count; ++i)
+    if (all.begin[i]->supported()) supported.push_back(all.begin[i]);
+  return supported;
+}
+
+PhiloxFill::Range range_of(PhiloxKey key, std::uint64_t first, std::span<float> out) {
+  return {.key_low = key.low, .key_high = key.high, .first = first, .out = out.data(), .count = out.size()};
 }
 
 double distribution(double z) {
@@ -133,7 +151,56 @@ TEST_CASE("normals have the same bits on every machine") {
     CHECK(bits == expected[i]);
   }
   const auto many = normals(philox_key(1234, "tok_embeddings"), 5, 100000);
-  CHECK(to_hex(hash_bytes(std::as_bytes(std::span(many)))) == "d0bdb22f18ef242c");
+  CHECK(hash_of(many) == "d0bdb22f18ef242c");
+}
+
+// The hashes are of the values that were made one by one, before there were instruction sets to choose from.
+TEST_CASE("every instruction set gives the bits that initial weights have always had") {
+  const PhiloxKey key = philox_key(1234, "golden");
+  const std::vector<const PhiloxFill*> fills = supported_fills();
+  REQUIRE_FALSE(fills.empty());
+  CHECK(std::string(fills.back()->name) == "portable");
+  std::vector<float> values((1u << 20) + 7);
+  for (const PhiloxFill* fill : fills) {
+    CAPTURE(std::string(fill->name));
+    fill->normal(range_of(key, 3, values), 0.25f, 0.02f);
+    CHECK(hash_of(values) == "234f2ca0081ead72");
+    fill->normal(range_of(key, (1ull << 34) - 999, values), 0.0, 1.0);  // across the counter's second word
+    CHECK(hash_of(values) == "078be2c180a5115a");
+    const float low = -0.3f;
+    const float high = 0.7f;
+    fill->uniform(
+        range_of(key, 3, values),
+        {.low = low, .width = static_cast<double>(high) - static_cast<double>(low), .last = std::nextafter(high, low)});
+    CHECK(hash_of(values) == "0f2a675e54897640");
+  }
+}
+
+TEST_CASE("every instruction set fills exactly its range, which may start and end anywhere") {
+  const PhiloxKey key{77, 78};
+  constexpr float untouched = 1e30f;
+  for (const PhiloxFill* fill : supported_fills()) {
+    CAPTURE(std::string(fill->name));
+    std::vector<float> whole(1200);
+    fill->normal(range_of(key, 0, whole), 0.0, 1.0);
+    bool is_normal = true;
+    for (std::size_t e = 0; e < whole.size(); ++e) {
+      const double p = (philox(key, {static_cast<std::uint32_t>(e / 4), 0, 0, 0})[e % 4] + 0.5) / 4294967296.0;
+      is_normal = is_normal && whole[e] == static_cast<float>(normal_quantile(p));
+    }
+    CHECK(is_normal);
+    std::string wrong;
+    for (std::size_t start = 0; start < 9; ++start)
+      for (const std::size_t count : {0u, 1u, 2u, 3u, 5u, 31u, 32u, 64u, 251u, 252u, 253u, 256u, 257u, 259u, 700u}) {
+        std::vector<float> part(count + 2, untouched);
+        fill->normal(range_of(key, start, std::span(part).subspan(1, count)), 0.0, 1.0);
+        const auto first = whole.begin() + static_cast<std::ptrdiff_t>(start);
+        if (!std::equal(part.begin() + 1, part.end() - 1, first) || part.front() != untouched ||
+            part.back() != untouched)
+          wrong += std::to_string(start) + "+" + std::to_string(count) + " ";
+      }
+    CHECK(wrong == "");
+  }
 }
 
 TEST_CASE("keys differ by seed and by name") {
