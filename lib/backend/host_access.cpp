@@ -8,9 +8,16 @@
 
 namespace scaletrain {
 
-// One piece more than there are threads: it travels while another is filled. More threads wait for each other.
-HostAccess::HostAccess(Backend& backend, int threads)
-    : backend_(&backend), num_pieces_(std::min(narrow<std::size_t>(threads) + 1, host_access_pieces)) {
+HostAccess::HostAccess(Backend& backend) : HostAccess(backend, Options()) {}
+
+// Two pieces for each thread: one travels while another is filled. Where there are fewer, threads wait for each other.
+HostAccess::HostAccess(Backend& backend, const Options& options)
+    : backend_(&backend),
+      piece_bytes_(options.longest_write),
+      num_pieces_(std::min(2 * narrow<std::size_t>(options.threads),
+                           host_access_pieces * host_access_piece_bytes / options.longest_write)) {
+  SCALETRAIN_CHECK(options.threads >= 1);
+  SCALETRAIN_CHECK_LE(options.longest_write, host_access_piece_bytes);
   if (!is_host_accessible(backend.space())) stream_ = backend.make_stream();
 }
 
@@ -27,7 +34,7 @@ std::unique_ptr<HostAccess::Piece> HostAccess::take() {
   SCALETRAIN_CHECK(stream_ != nullptr && "a device's memory is reached through its backend");
   if (num_made_ < num_pieces_) {
     auto piece = std::make_unique<Piece>();
-    piece->memory = backend_->allocate_pinned(host_access_piece_bytes);
+    piece->memory = backend_->allocate_pinned(piece_bytes_);
     ++num_made_;
     return piece;
   }
@@ -68,7 +75,7 @@ class HostAccess::Taken {
 
 void HostAccess::write(const View& to, const std::function<void(const View& host)>& fill) {
   if (is_host_accessible(to.space())) return fill(to);
-  SCALETRAIN_CHECK_LE(to.num_bytes(), host_access_piece_bytes);
+  SCALETRAIN_CHECK_LE(to.num_bytes(), piece_bytes_);
   const Taken piece(*this);
   const View host = piece->memory.view(0, to.dtype(), to.shape());
   fill(host);
@@ -82,7 +89,7 @@ void HostAccess::read(const ConstView& from, const std::function<void(const Cons
   const Taken piece(*this);
   const std::int64_t all = from.num_elements();
   const ConstView flat = from.reshape({all});
-  const auto most = narrow<std::int64_t>(host_access_piece_bytes / size_of(from.dtype()));
+  const auto most = narrow<std::int64_t>(piece_bytes_ / size_of(from.dtype()));
   for (std::int64_t first = 0; first < all; first += most) {
     const std::int64_t count = std::min(most, all - first);
     const View host = piece->memory.view(0, from.dtype(), {count});

@@ -13,7 +13,8 @@
 
 namespace scaletrain {
 
-// Pieces that a stretch of values is moved in, and how many there are at most: what one access holds of pinned memory.
+// Pieces that a stretch of values is moved in, and how many there are at most: what one access holds of pinned memory,
+// or as much in more and shorter pieces.
 inline constexpr std::size_t host_access_piece_bytes = std::size_t{4} << 20;
 inline constexpr std::size_t host_access_pieces = 4;
 
@@ -22,15 +23,20 @@ class HostAccess {
  public:
   // For memory of the host alone.
   HostAccess() = default;
-  // The backend must outlive it. threads: that may call write() at once; nobody else uses the backend meanwhile.
-  explicit HostAccess(Backend& backend, int threads = 1);
+  struct Options {
+    int threads = 1;                                      // that may call write() at once
+    std::size_t longest_write = host_access_piece_bytes;  // at most so much; the shorter, the more threads find a piece
+  };
+  // The backend must outlive it; nobody else uses it meanwhile.
+  explicit HostAccess(Backend& backend);
+  HostAccess(Backend& backend, const Options& options);
   // What write() has begun has arrived, or it has failed.
   ~HostAccess();
   HostAccess(const HostAccess&) = delete;
   HostAccess& operator=(const HostAccess&) = delete;
 
-  // Has `fill` write the values that are to be in `to`, which has at most host_access_piece_bytes. They are there when
-  // finish() has returned.
+  // Has `fill` write the values that are to be in `to`, which has at most the bytes of the longest write. They are
+  // there when finish() has returned.
   void write(const View& to, const std::function<void(const View& host)>& fill);
   // Shows `use` the values of `from`, of any size, piece by piece.
   void read(const ConstView& from, const std::function<void(const ConstView& host)>& use);
@@ -47,6 +53,7 @@ class HostAccess {
   void give_back(std::unique_ptr<Piece> piece);
 
   Backend* backend_ = nullptr;
+  std::size_t piece_bytes_ = 0;
   std::size_t num_pieces_ = 0;
   std::mutex mutex_;  // for the backend and for what follows
   std::unique_ptr<Stream> stream_;

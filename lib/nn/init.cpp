@@ -13,16 +13,29 @@ namespace scaletrain {
 
 namespace {
 
-// A stretch of a parameter's global tensor that lies in one piece, here and there.
+// Elements of a parameter that follow each other in its global tensor and here.
+struct Run {
+  std::uint64_t first = 0;  // global element index
+  std::int64_t count = 0;
+};
+
+// Consecutive elements of what the rank holds of a parameter, which one thread fills: as many runs as fit in, since
+// those of a column shard are short.
 struct Piece {
   const Parameter* parameter = nullptr;
-  std::uint64_t first = 0;  // global element index
-  View out;                 // [count]
+  View out;  // [elements of its runs]
+  std::size_t first_run = 0;
+  std::size_t num_runs = 0;
+};
+
+struct Pieces {
+  std::vector<Run> runs;
+  std::vector<Piece> pieces;
 };
 
 constexpr std::int64_t piece_elements = 1 << 16;
 
-// Calls visit(first global element, first local element, count) for each contiguous run of the box.
+// Calls visit(first global element, count) for each contiguous run of the box.
 template <class Visit>
 void for_each_run(const Shape& shape, const Box& box, Visit visit) {
   const int dims = shape.num_dims();
@@ -41,35 +54,57 @@ void for_each_run(const Shape& shape, const Box& box, Visit visit) {
       first += (box.first[std::size_t(dim)] + rest % extent) * stride[std::size_t(dim)];
       rest /= extent;
     }
-    visit(first, run * count, count);
+    visit(first, count);
   }
 }
 
-std::vector<Piece> pieces_of(const ParamStore& store) {
-  std::vector<Piece> pieces;
+Pieces pieces_of(const ParamStore& store) {
+  Pieces all;
   for (const ParamRange& range : store.held(StateKind::master)) {
     const Parameter& parameter = store.table().parameters()[std::size_t(range.parameter)];
     if (parameter.role != ParamRole::trained) continue;
     const View values = store.values(StateKind::master, range);
-    std::int64_t end = 0;  // of the boxes so far, which tile the range in order
+    std::int64_t begin = 0;  // of the piece under way, in the range
+    std::int64_t end = 0;
+    std::size_t first_run = all.runs.size();
+    const auto close = [&] {
+      if (end == begin) return;
+      all.pieces.push_back({&parameter, values.rows(begin, end - begin), first_run, all.runs.size() - first_run});
+      begin = end;
+      first_run = all.runs.size();
+    };
+    // The boxes tile the range in order.
     for (const Box& box : boxes_of_range(store.layout().find(range.parameter)->box, range.first, range.count)) {
-      for_each_run(parameter.shape, box, [&](std::int64_t first, std::int64_t local, std::int64_t count) {
-        for (std::int64_t done = 0; done < count; done += piece_elements)
-          pieces.push_back({&parameter, static_cast<std::uint64_t>(first + done),
-                            values.rows(end + local + done, std::min(piece_elements, count - done))});
+      for_each_run(parameter.shape, box, [&](std::int64_t first, std::int64_t count) {
+        for (std::int64_t done = 0; done < count;) {
+          const std::int64_t part = std::min(piece_elements - (end - begin), count - done);
+          all.runs.push_back({static_cast<std::uint64_t>(first + done), part});
+          end += part;
+          done += part;
+          if (end - begin == piece_elements) close();
+        }
       });
-      end += box.num_elements();
     }
+    close();
     SCALETRAIN_CHECK_EQ(end, range.count);
   }
-  return pieces;
+  return all;
 }
 
-void fill(const Piece& piece, std::uint64_t seed, std::span<float> out) {
-  const InitialValues& init = piece.parameter->init;
+// runs: those of the piece.
+void fill(const Parameter& parameter, std::span<const Run> runs, std::uint64_t seed, std::span<float> out) {
+  const InitialValues& init = parameter.init;
   const auto deviation = static_cast<float>(init.deviation);
   // A tied copy has the values of the tensor it is a copy of.
-  const PhiloxKey key = philox_key(seed, piece.parameter->tied_to.value_or(piece.parameter->name));
+  const PhiloxKey key = philox_key(seed, parameter.tied_to.value_or(parameter.name));
+  const auto fill_runs = [&](const auto& fill_run) {
+    std::size_t done = 0;
+    for (const Run& run : runs) {
+      const auto count = static_cast<std::size_t>(run.count);
+      fill_run(run.first, out.subspan(done, count));
+      done += count;
+    }
+  };
   switch (init.kind) {
     case InitialValues::Kind::zeros:
       std::fill(out.begin(), out.end(), 0.0f);
@@ -78,22 +113,24 @@ void fill(const Piece& piece, std::uint64_t seed, std::span<float> out) {
       std::fill(out.begin(), out.end(), 1.0f);
       break;
     case InitialValues::Kind::normal:
-      fill_normal(key, piece.first, 0.0f, deviation, out);
+      fill_runs([&](std::uint64_t first, std::span<float> part) { fill_normal(key, first, 0.0f, deviation, part); });
       break;
     case InitialValues::Kind::uniform:
-      fill_uniform(key, piece.first, -deviation, deviation, out);
+      fill_runs(
+          [&](std::uint64_t first, std::span<float> part) { fill_uniform(key, first, -deviation, deviation, part); });
       break;
   }
 }
 
 // Masters wider than f32 hold the same values: the generator's floats, widened through `scratch`.
-void fill(const Piece& piece, std::uint64_t seed, const View& out, std::vector<float>& scratch) {
+void fill(const Parameter& parameter, std::span<const Run> runs, std::uint64_t seed, const View& out,
+          std::vector<float>& scratch) {
   const auto count = static_cast<std::size_t>(out.num_elements());
   if (out.dtype() == DType::f32) {
-    fill(piece, seed, std::span<float>(out.as<float>(), count));
+    fill(parameter, runs, seed, std::span<float>(out.as<float>(), count));
     return;
   }
-  fill(piece, seed, std::span<float>(scratch.data(), count));
+  fill(parameter, runs, seed, std::span<float>(scratch.data(), count));
   convert_floats(DType::f32, scratch.data(), out.dtype(), out.bytes(), count);
 }
 
@@ -101,15 +138,18 @@ void fill(const Piece& piece, std::uint64_t seed, const View& out, std::vector<f
 
 void initialise_parameters(ParamStore& store, Stream& stream, std::uint64_t seed, int threads, WorkCount* work) {
   SCALETRAIN_CHECK(threads >= 1);
-  const std::vector<Piece> pieces = pieces_of(store);
+  const Pieces all = pieces_of(store);
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(threads));
   if (store.options().dtype != DType::f32)
     for (std::vector<float>& buffer : scratch) buffer.resize(static_cast<std::size_t>(piece_elements));
-  HostAccess access(store.backend(), threads);
+  const auto longest = static_cast<std::size_t>(piece_elements) * size_of(store.options().dtype);
+  HostAccess access(store.backend(), {.threads = threads, .longest_write = longest});
   std::atomic<std::size_t> next{0};
   const auto fill_some = [&](std::size_t thread) {
-    for (std::size_t i = next++; i < pieces.size(); i = next++) {
-      access.write(pieces[i].out, [&](const View& host) { fill(pieces[i], seed, host, scratch[thread]); });
+    for (std::size_t i = next++; i < all.pieces.size(); i = next++) {
+      const Piece& piece = all.pieces[i];
+      const std::span<const Run> runs = std::span(all.runs).subspan(piece.first_run, piece.num_runs);
+      access.write(piece.out, [&](const View& host) { fill(*piece.parameter, runs, seed, host, scratch[thread]); });
       count_work(work);
     }
   };

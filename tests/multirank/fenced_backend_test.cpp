@@ -4,13 +4,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <functional>
 
 #include "backend/host_access.h"
 #include "backend/mirrored_buffer.h"
+#include "base/process/guarded_thread.h"
+#include "support/eventually.h"
 #include "support/ranks/fenced_communicator.h"
 #include "support/ranks/host_stream.h"
 #include "support/ranks/late_backend.h"
@@ -145,6 +149,35 @@ TEST_CASE("what_is_written_arrives_and_what_is_read_is_what_operations_made_late
       wrong += found[static_cast<std::size_t>(i)] == static_cast<float>(2 * (i % 1000)) ? 0 : 1;
     CHECK(wrong == 0);
   }
+}
+
+// Each waits inside until all others are there: as many pieces as threads.
+TEST_CASE("as_many_threads_as_were_announced_write_at_once") {
+  constexpr int threads = 16;
+  constexpr std::int64_t each = 1000;
+  Fenced device;
+  device.memory.push_back(device.backend->allocate(threads * each * sizeof(float)));
+  const View all = device.memory.back().view(0, DType::f32, {threads * each});
+  HostAccess access(*device.backend, {.threads = threads, .longest_write = each * sizeof(float)});
+  std::atomic<int> inside{0};
+  std::atomic<int> without_others{0};
+  std::vector<GuardedThread> writers;
+  writers.reserve(threads);
+  for (int thread = 0; thread < threads; ++thread)
+    writers.emplace_back([&, thread] {
+      access.write(all.rows(thread * each, each), [&](const View& host) {
+        ++inside;
+        if (!eventually([&] { return inside == threads; }, 20.0)) ++without_others;
+        std::fill_n(host.as<float>(), each, static_cast<float>(thread));
+      });
+    });
+  for (GuardedThread& writer : writers) writer.join_and_rethrow();
+  access.finish();
+  CHECK(without_others.load() == 0);
+  const std::vector<float> found = device.get(all);
+  for (int thread = 0; thread < threads; ++thread)
+    CHECK(std::count(found.begin() + thread * each, found.begin() + (thread + 1) * each, static_cast<float>(thread)) ==
+          each);
 }
 
 TEST_CASE("an_image_of_device_memory_changes_when_it_is_copied_and_not_before") {

@@ -2,7 +2,13 @@
 
 #include <doctest/doctest.h>
 
+#include <span>
+
+#include "backend/host_access.h"
+#include "base/hash.h"
 #include "model_fixture.h"
+#include "support/ranks/fenced_backend.h"
+#include "support/ranks/late_backend.h"
 
 using namespace scaletrain;
 
@@ -27,6 +33,29 @@ struct RankStore : ModelStore {
     initialise_parameters(store, host_stream(), 42, threads);
   }
 };
+
+// Of matrices that no shard has in one piece of work: their columns' shards are runs of 500 elements.
+ModelSpec wider() {
+  ModelSpec spec = wide();
+  spec.hidden = 320;
+  spec.head_size = 40;
+  spec.ffn_hidden = 1000;
+  return spec;
+}
+
+// Of all masters, padding included, in the order in which the rank holds them.
+std::vector<std::string> hashes(const ParamStore& store) {
+  std::vector<std::string> found;
+  HostAccess access(store.backend());
+  for (const ParamRange& range : store.held(StateKind::master)) {
+    std::vector<std::byte> bytes;
+    access.read(store.values(StateKind::master, range), [&](const ConstView& host) {
+      bytes.insert(bytes.end(), host.bytes(), host.bytes() + host.num_bytes());
+    });
+    found.push_back(to_hex(hash_bytes(bytes)));
+  }
+  return found;
+}
 
 struct Moments {
   double mean = 0.0;
@@ -74,18 +103,25 @@ TEST_CASE("an initial weight depends on seed, name and global index only") {
 }
 
 TEST_CASE("any number of threads, any tensor rank, any stage gives the same bits") {
-  for (const InitKind kind : {InitKind::normal, InitKind::xavier}) {
+  struct Model {
+    InitKind kind;
+    ModelSpec spec;
+    std::int64_t tensor;  // of 8 ranks, more than key/value heads
+  };
+  for (const Model& model :
+       {Model{InitKind::normal, wide(), 8}, Model{InitKind::xavier, wide(), 8}, Model{InitKind::normal, wider(), 2}}) {
     InitConfig init;
-    init.type = kind;
-    const ParamTable table = make_param_table(wide(), init);
+    init.type = model.kind;
+    const ParamTable table = make_param_table(model.spec, init);
     RankStore whole(table, RankPlace{}, 1);
-    const Mesh mesh(1, 8, 1);  // more ranks than key/value heads
+    const Mesh mesh(1, model.tensor, 1);
     std::vector<std::unique_ptr<RankStore>> others;
     others.push_back(std::make_unique<RankStore>(table, RankPlace{}, 3));
+    others.push_back(std::make_unique<RankStore>(table, RankPlace{}, 16));
     const std::vector<int> last_stage{2, 3};
     others.push_back(std::make_unique<RankStore>(table, RankPlace{.units = last_stage}, 2));
-    for (std::int64_t rank = 0; rank < 8; ++rank)
-      others.push_back(std::make_unique<RankStore>(table, RankPlace{mesh, {.tensor = rank}}, 1));
+    for (std::int64_t rank = 0; rank < model.tensor; ++rank)
+      others.push_back(std::make_unique<RankStore>(table, RankPlace{mesh, {.tensor = rank}}, rank % 2 == 0 ? 1 : 5));
     std::int64_t compared = 0;
     for (const auto& other : others)
       for (const ParamSpan& span : other->layout.spans()) {
@@ -105,6 +141,29 @@ TEST_CASE("any number of threads, any tensor rank, any stage gives the same bits
         compared += span.box.num_elements();
       }
     CHECK(compared > 2 * table.num_parameters());  // twice for the threads and the tensor ranks, and a stage
+  }
+}
+
+// The hashes are of the values of the program before it made several elements at once.
+TEST_CASE("initial weights are what they have always been, also in memory beyond the host's reach") {
+  const ParamTable table = make_param_table(wider(), {});
+  const Mesh mesh(1, 2, 1);
+  for (const std::int64_t tensor : {0, 1}) {
+    const RankPlace place{mesh, {.tensor = tensor}};
+    const RankStore on_host(table, place, 1);
+    std::string all;
+    for (const std::string& hash : hashes(on_host.store)) all += hash;
+    CHECK(to_hex(hash_text(all)) == (tensor == 0 ? "4e2cc4de0306e8c2" : "f119af547ce1d90b"));
+    for (const int threads : {1, 3, 16}) {
+      CAPTURE(threads);
+      ModelStore device(
+          table, std::make_unique<LateBackend>(std::make_unique<FencedBackend>(make_reference_backend(DType::f32))),
+          {.gradients = false}, place);
+      initialise_parameters(device.store, *device.stream, 42, threads);
+      const auto& fenced = dynamic_cast<const FencedBackend&>(dynamic_cast<LateBackend&>(*device.backend).inner());
+      CHECK(fenced.most_pinned() <= host_access_pieces * host_access_piece_bytes);
+      CHECK(hashes(device.store) == hashes(on_host.store));
+    }
   }
 }
 
