@@ -128,7 +128,7 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
     filling_.synchronize();
     return buffer;
   }
-  Buffer allocate_pinned(std::size_t bytes) override { return cuda::allocate_pinned(device_, bytes, work_); }
+  Buffer allocate_pinned(std::size_t bytes) override { return cuda::allocate_pinned(device_, bytes, threads_, work_); }
 
   // Of the one stream that runs operations; each other one that does has as much again.
   std::size_t workspace_bytes() const override { return cuda_workspace_bytes; }
@@ -145,6 +145,7 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
         facts_(facts_of(properties)),
         attention_(fused_attention(properties, options.compute)),
         description_(description_of(properties, options, attention_.get())),
+        threads_(options.threads),
         work_(options.work),
         products_(options),
         filling_(options.device) {}
@@ -166,6 +167,7 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
   DeviceFacts facts_;
   std::unique_ptr<cuda::FusedAttention> attention_;
   std::string description_;
+  int threads_;
   WorkCount* work_;
   cuda::Products products_;
   CudaStream filling_;

@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <new>
+#include <vector>
 
 #include "backend/cuda/cuda_error.h"
+#include "base/process/guarded_thread.h"
 
 namespace scaletrain::cuda {
 
@@ -17,6 +21,57 @@ namespace {
 std::size_t bytes_of_piece_left(const void* address) {
   return pinned_piece_bytes - reinterpret_cast<std::uintptr_t>(address) % pinned_piece_bytes;
 }
+
+// Touches new memory, by several threads in ascending order: ahead of who needs it there, and with that one's help.
+class Toucher {
+ public:
+  Toucher(std::byte* memory, std::size_t bytes, int threads)
+      : memory_(memory), bytes_(bytes), touched_((bytes + stretch - 1) / stretch) {
+    try {
+      for (int thread = 1; thread < threads; ++thread)
+        helpers_.emplace_back([this] {
+          while (touch_next()) continue;
+        });
+    } catch (const std::exception&) {  // no room for another thread: those that are there do it
+    }
+  }
+  ~Toucher() { next_ = touched_.size(); }
+  Toucher(const Toucher&) = delete;
+  Toucher& operator=(const Toucher&) = delete;
+
+  // Returns when all before this is there.
+  void wait_for(std::size_t bytes) {
+    const std::size_t end = (bytes + stretch - 1) / stretch;
+    while (next_ < end && touch_next()) continue;
+    for (; num_seen_ < end; ++num_seen_) touched_[num_seen_].wait(false);
+  }
+
+ private:
+  // Milliseconds of one thread.
+  static constexpr std::size_t stretch = std::size_t{8} << 20;
+
+  // False: nothing is left.
+  bool touch_next() {
+    const std::size_t index = next_++;
+    if (index >= touched_.size()) return false;
+    const std::size_t end = std::min((index + 1) * stretch, bytes_);
+    for (std::size_t at = index * stretch; at < end; at += page_) {
+      volatile std::byte* const page = memory_ + at;
+      *page = std::byte{0};
+    }
+    touched_[index] = true;
+    touched_[index].notify_one();
+    return true;
+  }
+
+  std::byte* memory_;
+  std::size_t bytes_;
+  std::size_t page_ = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<std::atomic<bool>> touched_;
+  std::size_t num_seen_ = 0;
+  std::atomic<std::size_t> next_{0};
+  std::vector<GuardedThread> helpers_;  // last: they use the rest
+};
 
 // Memory of the process, from a beginning of a piece on.
 std::byte* map_pieces(std::size_t bytes) {
@@ -41,18 +96,22 @@ void unmap_pieces(int device, std::byte* memory, std::size_t bytes, std::size_t 
   ::munmap(memory, bytes);
 }
 
-Buffer allocate_pieces(int device, std::size_t bytes, WorkCount* work) {
+// New pages are zero.
+Buffer allocate_pieces(int device, std::size_t bytes, int threads, WorkCount* work) {
   const std::size_t pages = align_up(bytes, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
   std::byte* const memory = map_pieces(pages);
-  // New pages are zero.
-  for (std::size_t begin = 0; begin < pages; begin += pinned_piece_bytes) {
-    const std::size_t piece = std::min(pinned_piece_bytes, pages - begin);
-    const cudaError_t error = cudaHostRegister(memory + begin, piece, cudaHostRegisterPortable);
-    if (error != cudaSuccess) {
-      unmap_pieces(device, memory, pages, begin, work);
-      check(error, "an allocation of pinned memory");
+  std::size_t pinned = 0;
+  try {
+    Toucher toucher(memory, pages, threads);
+    for (; pinned < pages; pinned += pinned_piece_bytes) {
+      const std::size_t piece = std::min(pinned_piece_bytes, pages - pinned);
+      toucher.wait_for(pinned + piece);
+      check(cudaHostRegister(memory + pinned, piece, cudaHostRegisterPortable), "an allocation of pinned memory");
+      count_work(work);
     }
-    count_work(work);
+  } catch (...) {
+    unmap_pieces(device, memory, pages, pinned, work);
+    throw;
   }
   return {memory, bytes, Space::pinned,
           [=](std::byte* given, std::size_t) { unmap_pieces(device, given, pages, pages, work); }};
@@ -60,9 +119,9 @@ Buffer allocate_pieces(int device, std::size_t bytes, WorkCount* work) {
 
 }  // namespace
 
-Buffer allocate_pinned(int device, std::size_t bytes, WorkCount* work) {
+Buffer allocate_pinned(int device, std::size_t bytes, int threads, WorkCount* work) {
   use_device(device);
-  if (bytes > pinned_piece_bytes) return allocate_pieces(device, bytes, work);
+  if (bytes > pinned_piece_bytes) return allocate_pieces(device, bytes, threads, work);
   void* data = nullptr;
   if (bytes > 0) check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "an allocation of pinned memory");
   auto* const memory = static_cast<std::byte*>(data);

@@ -35,7 +35,7 @@ std::uint64_t left_of(const ThreadLimit& limit) {
 }  // namespace
 
 ProcessNeeds worker_needs(const Mesh& mesh, Rank rank, const GroupFacts& facts, int kernel_threads) {
-  // Beside those of the kernels, for a moment, as many that make the initial weights.
+  // Beside those of the kernels, for a moment, as many that make the initial weights, or touch memory to be pinned.
   ProcessNeeds needs{.threads = worker_base_threads + 2 * (kernel_threads - 1), .descriptors = worker_base_descriptors};
   if (mesh.world() > 1) needs.threads += transport_threads;
   for (const GroupKind kind : group_kinds) {

@@ -72,7 +72,9 @@ struct WorkerOptions {
   // Hears, once the plan is known, what there is to say should memory run out: the plan of this rank's.
   std::function<void(const std::string&)> knows_memory{};
   WorkCount* work = nullptr;  // counts what this rank has done; null: nobody watches it
-  int threads = 0;            // of the backend; 0: the processors this process may run on
+  // Of the host: the backend's where it computes on processors, and of what else the start does by several. 0: the
+  // processors this process may run on.
+  int threads = 0;
   // How its backend is made: of the host's processors, and of a GPU.
   std::function<std::unique_ptr<Backend>(const CpuOptions&)> make_backend = make_cpu_backend;
   std::function<std::unique_ptr<Backend>(const CudaOptions&)> make_gpu_backend = [](const CudaOptions& options) {

@@ -28,8 +28,7 @@ RunState initial_state(WorkerParts& parts, const WorkerOptions& options) {
   if (parts.config.model.init.from) {
     load_initial_weights(*parts.config.model.init.from, parts.phase.model, *parts.store, *parts.stream);
   } else {
-    initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, parts.backend->num_threads(),
-                          options.work);
+    initialise_parameters(*parts.store, *parts.stream, parts.config.run.seed, host_threads(options), options.work);
   }
   state.warmup = warmup_steps(parts.config, state);
   state.loss_scale = continue_loss_scale(std::nullopt, parts.config.precision);

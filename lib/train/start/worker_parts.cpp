@@ -73,6 +73,10 @@ std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t wo
                      when, memory_of_rank(phase, rank, workspace).text(), there_is);
 }
 
+int host_threads(const WorkerOptions& options) {
+  return options.threads > 0 ? options.threads : available_processors();
+}
+
 WorkerParts::WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read,
                          StartUp& start_up)
     : config(std::move(run_config)),
@@ -139,6 +143,7 @@ std::unique_ptr<Backend> WorkerParts::make_gpu_backend(const WorkerOptions& opti
                                      .compute = phase.compute,
                                      .tf32 = config.compute_precision() == Precision::tf32,
                                      .graphs = config.run.cuda_graphs,
+                                     .threads = host_threads(options),
                                      .work = options.work});
   } catch (const UserError& error) {
     throw PeerError(fmt::format("the GPU of {} cannot be used any more: {}", host_name(), reason_without_key(error)));

@@ -27,6 +27,9 @@ namespace scaletrain {
 std::string out_of_memory_text(const PhasePlan& phase, Rank rank, std::size_t workspace, std::string_view when,
                                std::string_view there_is);
 
+// Of the host, that this rank may use.
+int host_threads(const WorkerOptions& options);
+
 struct WorkerParts {
   // read: what the run has read so far.
   WorkerParts(const WorkerOptions& options, Config run_config, std::vector<MixSource> read, StartUp& start_up);

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -19,6 +20,9 @@
 #include "base/error.h"
 #include "support/cuda/fake_runtime.h"
 #include "support/cuda/module_of_machine.h"
+#include "support/eventually.h"
+#include "support/resident_memory.h"
+#include "support/sanitizers.h"
 
 using namespace scaletrain;
 
@@ -177,8 +181,36 @@ TEST_CASE("memory_of_the_host_that_is_pinned_slowly_is_seen_to_get_further") {
   CHECK(work == 2 * locked.size());  // nor may it hang when it ends
 }
 
+// What remains to be done for a page that is there is little.
+TEST_CASE("memory_is_touched_before_it_is_pinned_by_several_threads_ahead_of_who_pins_it") {
+  constexpr std::size_t bytes = 3 * cuda::pinned_piece_bytes + 5;
+  constexpr std::size_t little = std::size_t{16} << 20;
+  for (const int threads : {1, 3}) {
+    CAPTURE(threads);
+    const auto backend = make_cuda_backend({.threads = threads});
+    const std::uint64_t before = resident_memory();
+    std::size_t pinned = 0;
+    fake_runtime::on_pinning([&](std::size_t piece) {
+      const bool is_first = pinned == 0;
+      pinned += piece;
+      const auto is_there = [&](std::size_t wanted) { return resident_memory() + little > before + wanted; };
+      if (is_sanitized) return true;  // whose own memory is resident too
+      CHECK(is_there(pinned));
+      // Others go on while this thread pins.
+      if (is_first && threads > 1) CHECK(eventually([&] { return is_there(bytes); }));
+      if (is_first && threads == 1) CHECK_FALSE(is_there(pinned + 2 * little));
+      return true;
+    });
+    const Buffer memory = backend->allocate_pinned(bytes);
+    fake_runtime::on_pinning({});
+    CHECK(pinned >= bytes);
+    const auto* const begin = memory.data();
+    CHECK(std::all_of(begin, begin + bytes, [](std::byte byte) { return byte == std::byte{0}; }));
+  }
+}
+
 TEST_CASE("memory_that_cannot_all_be_pinned_is_given_back") {
-  const auto backend = make_cuda_backend({});
+  const auto backend = make_cuda_backend({.threads = 2});
   int left = 2;
   fake_runtime::on_pinning([&left](std::size_t) { return left-- > 0; });
   CHECK_THROWS_AS(backend->allocate_pinned(3 * cuda::pinned_piece_bytes), std::bad_alloc);

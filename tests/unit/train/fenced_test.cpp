@@ -3,8 +3,11 @@
 #include <array>
 
 #include "checkpoint/hugging_face/hugging_face.h"
+#include "host/thread_limits.h"
 #include "infer/model.h"
 #include "spike_runs.h"
+#include "support/eventually.h"
+#include "support/forwarding_backend.h"
 #include "support/ranks/fenced_backend.h"
 #include "support/ranks/late_backend.h"
 
@@ -25,7 +28,49 @@ void check_same_checkpoints(const TinyRun& found, const TinyRun& expected) {
   }
 }
 
+// Whether there have been so many threads of this process when a value of the host first came to the device: those that
+// make the initial weights cannot end before, as each waits for its turn to copy.
+class WatchedThreads final : public ForwardingBackend {
+ public:
+  WatchedThreads(const CpuOptions& options, std::int64_t expected, std::int64_t& found)
+      : ForwardingBackend(std::make_unique<FencedBackend>(make_cpu_backend(options))),
+        expected_(expected),
+        found_(found) {}
+
+ private:
+  void transfer(Stream& stream, const ConstView& from, const View& to) override {
+    if (found_ == 0) {
+      eventually([this] { return running_threads() >= expected_; }, 20.0);
+      found_ = running_threads();
+    }
+    inner().copy(stream, from, to);
+  }
+
+  std::int64_t expected_;
+  std::int64_t& found_;
+};
+
 }  // namespace
+
+TEST_CASE("the start of a GPU's rank uses the threads that the rank may use of its host") {
+  std::int64_t alone = 0;
+  for (const int threads : {1, 5}) {
+    CAPTURE(threads);
+    TinyRun run;
+    run.threads = threads;
+    std::int64_t found = 0;
+    int told = 0;
+    const std::int64_t expected = threads == 1 ? 1 : alone + threads - 1;
+    run.make_backend = [&](const CpuOptions& options) {
+      return std::make_unique<WatchedThreads>(options, expected, found);
+    };
+    run.made_for_gpu = [&](const CudaOptions& options) { told = options.threads; };
+    REQUIRE(run.run({"run.device=cuda", "train.steps=3"}) == ExitCode::finished);
+    CHECK(told == threads);
+    if (threads == 1) alone = found;
+    CHECK(found >= expected);
+  }
+}
 
 TEST_CASE("a run beyond the host's reach trains, evaluates and saves what the host's own does, in either way to save") {
   TinyRun expected;

@@ -77,7 +77,7 @@ checkpoint: {every: 5, keep: 3}
     options.paths = paths;
     options.start = start;
     options.version = "test";
-    options.threads = 1;
+    options.threads = threads;
     options.work = work;
     use_backend(options);
     options.calibration_seconds = 0.0;
@@ -96,6 +96,7 @@ checkpoint: {every: 5, keep: 3}
     options.make_backend = make_backend;
     options.count_gpus = [] { return 1; };
     options.make_gpu_backend = [this](const CudaOptions& gpu) {
+      if (made_for_gpu) made_for_gpu(gpu);
       return make_backend({.threads = 1, .work = gpu.work, .compute = gpu.compute});
     };
   }
@@ -129,7 +130,9 @@ checkpoint: {every: 5, keep: 3}
   std::vector<std::string> notices;
   TrainerHooks hooks;
   std::int64_t looked_up_samples = most_looked_up;
+  int threads = 1;  // that the rank may use
   std::function<std::unique_ptr<Backend>(const CpuOptions&)> make_backend = make_cpu_backend;
+  std::function<void(const CudaOptions&)> made_for_gpu;
   std::function<void(const std::exception_ptr&)> failed;
   WorkCount* work = nullptr;
 };
