@@ -61,6 +61,19 @@ std::string_view reason_without_key(const UserError& error) {
   return reason;
 }
 
+void refuse_cuda_environment(DType compute, bool tf32) {
+  constexpr const char* of_products = "NVIDIA_TF32_OVERRIDE";
+  if (const char* const value = std::getenv(of_products); tf32 && value != nullptr)
+    throw UserError(fmt::format(
+        "precision.compute: tf32: {} is '{}', which cuBLAS obeys instead: unset it, or set precision.compute: fp32",
+        of_products, value));
+  // Other kernels, with other bits and another workspace than the plan's.
+  constexpr const char* of_attention = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
+  if ((compute == DType::bf16 || compute == DType::f16) && std::getenv(of_attention) != nullptr)
+    throw UserError(
+        fmt::format("{}{} is set, by which cuDNN computes attention in other ways: unset it", cuda_key, of_attention));
+}
+
 void load_kernels_ahead() {
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }

@@ -72,6 +72,9 @@ struct CudaModuleEntry {
   std::unique_ptr<Backend> (*make_backend)(const CudaOptions& options);
 };
 
+// UserError where a variable of the environment would have CUDA's libraries compute something else than is asked for.
+void refuse_cuda_environment(DType compute, bool tf32);
+
 // What every UserError of a module begins with: the key that asks for one.
 inline constexpr std::string_view cuda_key = "run.device: cuda: ";
 
@@ -91,9 +94,12 @@ class CudaModule {
   int num_devices() const { return num_devices_; }
   // Without using it. UserError for a GPU that is too old or that there are no kernels for.
   DeviceFacts look_at_device(int device) const { return entry_->look_at_device(device); }
-  // UserError for a GPU that is too old or that there are no kernels for; PeerError naming the GPU where it or its
-  // driver fails.
-  std::unique_ptr<Backend> make_backend(const CudaOptions& options) const { return entry_->make_backend(options); }
+  // UserError for a GPU that is too old or that there are no kernels for, and of refuse_cuda_environment(); PeerError
+  // naming the GPU where it or its driver fails.
+  std::unique_ptr<Backend> make_backend(const CudaOptions& options) const {
+    refuse_cuda_environment(options.compute, options.tf32);
+    return entry_->make_backend(options);
+  }
 
  private:
   const CudaModuleEntry* entry_ = nullptr;

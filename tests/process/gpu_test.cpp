@@ -341,6 +341,54 @@ TEST_CASE("check_judges_a_plan_by_the_gpu_of_this_machine") {
     CHECK(gpu_machine().run("no GPU", {"check", "gpu.yaml", option}).exit_code == 0);
 }
 
+TEST_CASE("check_plans_memory_for_a_library_s_attention_on_gpus_that_it_computes_on") {
+  const auto scratch = [](const std::string& gpu, const std::vector<std::string>& options) {
+    std::vector<std::string> arguments = {"check", "gpu.yaml", "--json"};
+    for (const char* setting : {"model.hidden=128", "model.context=256"})
+      arguments.insert(arguments.end(), {"--set", setting});
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Ended end = gpu_machine().run(gpu, arguments);
+    REQUIRE_MESSAGE(end.exit_code == 0, end.errors);
+    const auto stages = nlohmann::json::parse(end.output).at("stages");
+    return stages.at(0).at("memory_per_rank").at("items").at("scratch").get<std::int64_t>();
+  };
+  // Of 2 samples with 2 heads: 256 x 256 halves and 256 numbers each, and 128 numbers.
+  constexpr std::int64_t of_library = 4 * (4 * (256 * 128 + 256) + 128);
+  const std::int64_t without = scratch("no GPU", {"--device=a100"});
+  CHECK(scratch("no GPU", {"--device=h100"}) == without + of_library);
+  CHECK(scratch("no GPU", {"--device-memory=80GiB"}) == without + of_library);
+  CHECK(scratch("H100", {}) == without + of_library);
+  CHECK(scratch("no GPU", {"--device=h100", "--set", "precision.compute=fp32"}) ==
+        scratch("no GPU", {"--device=a100", "--set", "precision.compute=fp32"}));
+}
+
+TEST_CASE("variables_by_which_cuda_s_libraries_would_compute_something_else_are_refused_before_anything_runs") {
+  for (const char* command : {"check", "run"}) {
+    const auto refused = [&](const std::string& variable, const std::string& precision) {
+      Launch launch = gpu_machine().launch(
+          "H100", {command, "gpu.yaml", "--set", "run.directory=never", "--set", "precision.compute=" + precision});
+      launch.environment.emplace_back(variable, "0");
+      const Ended end = run_program(launch);
+      CHECK_FALSE(fs::exists(workspace() / "never"));
+      return end;
+    };
+    const std::string of_attention = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
+    const Ended attention = refused(of_attention, "bf16");
+    CHECK_MESSAGE(attention.exit_code == 2, attention.errors);
+    CHECK(attention.says("gpu.yaml:1:43: run.device: cuda: " + of_attention +
+                         " is set, by which cuDNN computes attention in other ways: unset it\n"));
+    const Ended products = refused("NVIDIA_TF32_OVERRIDE", "tf32");
+    CHECK_MESSAGE(products.exit_code == 2, products.errors);
+    CHECK(
+        products.says("precision.compute: tf32: NVIDIA_TF32_OVERRIDE is '0', which cuBLAS obeys instead: unset it, or "
+                      "set precision.compute: fp32\n"));
+  }
+  Launch other = gpu_machine().launch("H100", {"check", "gpu.yaml", "--set", "precision.compute=fp32"});
+  other.environment.emplace_back("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0");
+  other.environment.emplace_back("NVIDIA_TF32_OVERRIDE", "0");
+  CHECK(run_program(other).exit_code == 0);
+}
+
 TEST_CASE("check_counts_an_offloaded_update_by_a_ranks_part_of_the_link_of_its_gpu") {
   const auto update = [](const std::string& gpu, std::vector<std::string> more) {
     std::vector<std::string> arguments = {"check", "gpu.yaml", "--json", "--set", "train.optimizer.offload=host"};

@@ -341,6 +341,7 @@ ExitCode check_config(const CheckArguments& arguments) {
   const std::int64_t ranks = plan->phases.front().mesh.world();
   if (gpus && is_here && !reasons.look([&] { gpus->smallest(std::min(ranks, gpus->count())); })) gpus.reset();
   if (gpus && is_here) tell_gpus(*gpus, ranks);
+  if (gpus) reasons.look([&] { refuse_environment(planned, plan->phases.front().compute); }, is_here);
   if (planned.run.device == DeviceKind::cuda)
     for (PhasePlan& phase : plan->phases)
       phase.attention_workspace = cuda_attention_workspace_of(compute_capability(arguments, gpus, ranks));

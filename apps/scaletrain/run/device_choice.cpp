@@ -228,9 +228,16 @@ void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const Vi
     refuse_unfit_gpu(loaded, plan, gpus, device, ranks_on_gpu(ranks, device, gpus.count()));
 }
 
+void refuse_environment(const Config& config, DType compute) {
+  refuse_cuda_environment(compute, config.compute_precision() == Precision::tf32);
+}
+
 void refuse_unfit_gpu(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus, std::int64_t device,
                       const std::vector<std::int64_t>& ranks) {
-  with_places(loaded, [&] { gpus.at(device); });
+  with_places(loaded, [&] {
+    gpus.at(device);
+    refuse_environment(loaded.config, plan.phases.front().compute);
+  });
   refuse_too_large_for_gpu(loaded, plan, gpus.at(device), ranks);
 }
 

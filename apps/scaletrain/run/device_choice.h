@@ -71,8 +71,11 @@ std::vector<std::int64_t> ranks_on_gpu(const std::vector<std::int64_t>& ranks, s
 // The first where it has them for itself, or the launcher does not count the ranks of the host.
 std::int64_t likely_gpu(const LauncherPlace& place, std::int64_t gpus);
 
-// A run of run.device: cuda cannot be where one of the GPUs of these ranks is too old or has too little memory:
-// UserError with the places of the keys.
+// UserError where a variable of the environment would have a GPU compute something else than the config says.
+void refuse_environment(const Config& config, DType compute);
+
+// A run of run.device: cuda cannot be where one of the GPUs of these ranks is too old or has too little memory, or in
+// such an environment: UserError with the places of the keys.
 void refuse_unfit_gpus(const LoadedConfig& loaded, const RunPlan& plan, const VisibleGpus& gpus,
                        const std::vector<std::int64_t>& ranks);
 // The same of one GPU and the ranks on it.

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -62,22 +61,12 @@ DeviceFacts facts_of(const cudaDeviceProp& properties) {
           .bus_address = bus_address_of(properties)};
 }
 
-// cuDNN's frontend obeys it: other kernels, with other bits and another workspace than the plan's.
-void refuse_other_attention() {
-  constexpr const char* name = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
-  if (std::getenv(name) != nullptr)
-    throw UserError(fmt::format(
-        "run.device: cuda: {} is set, by which cuDNN would compute attention in other ways: unset it", name));
-}
-
 // Where a library has been measured to be faster than our own kernels, which halves alone have in tensor cores: Hopper.
 std::unique_ptr<cuda::FusedAttention> fused_attention(const cudaDeviceProp& properties, DType compute) {
   constexpr int hopper = 9;
   if (properties.major != hopper || compute == DType::f32) return nullptr;
   auto library = cuda::find_attention_library();
-  if (!library) return nullptr;
-  refuse_other_attention();
-  return std::make_unique<cuda::FusedAttention>(std::move(library));
+  return library ? std::make_unique<cuda::FusedAttention>(std::move(library)) : nullptr;
 }
 
 std::string description_of(const cudaDeviceProp& properties, const CudaOptions& options,
@@ -173,16 +162,6 @@ class CudaBackend final : public Backend, cuda::OperationIssuer {
   CudaStream filling_;
 };
 
-// cuBLAS obeys it whatever it is asked for (0: no TF32), and a config that says tf32 would not be what is computed.
-void refuse_other_tf32(const CudaOptions& options) {
-  const char* const value = std::getenv("NVIDIA_TF32_OVERRIDE");
-  if (options.tf32 && value != nullptr)
-    throw UserError(fmt::format(
-        "precision.compute: tf32: NVIDIA_TF32_OVERRIDE is '{}', which cuBLAS obeys instead: unset it, or set "
-        "precision.compute: fp32",
-        value));
-}
-
 }  // namespace
 
 DeviceFacts look_at_cuda_device(int device) {
@@ -190,7 +169,6 @@ DeviceFacts look_at_cuda_device(int device) {
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
-  refuse_other_tf32(options);
   cuda::use_device(options.device);
   switch (options.compute) {
     case DType::f32:
