@@ -76,7 +76,7 @@ struct TestModel : ModelStore {
                    {Mesh(1, test_rank.part.degree, 1), {.tensor = test_rank.part.rank}}),
         spec(model_spec),
         rank(test_rank),
-        model(spec, rank.part, rank.recompute) {}
+        model(spec, rank.part, rank.recompute, {}, backend->attention_workspace()) {}
 
   // Values far from those of initialisation, so that no gradient is small by symmetry.
   void randomise() {
