@@ -36,7 +36,7 @@ void check_parity_of_ways(const Make& make, const Choose& is_chosen) {
       for (std::size_t i = 0; i < all.size(); ++i)
         if (is_chosen(way, i)) cases.push_back(all[i]);
       if (!ways[way].tf32)
-        check_parity_of(*backends[way], operation.name, cases);
+        check_parity_of(*backends[way], operation.name, cases, Addresses::unaligned_by_turns);
       else if (std::string_view(operation.name).starts_with("linear_"))
         check_parity_in_tf32(*backends[way], operation.name, cases);
     }

@@ -148,12 +148,13 @@ double square(double value) {
 
 View Device::allocate(DType dtype, Shape shape) {
   const std::size_t bytes = static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
-  buffers_.push_back(backend_.allocate(bytes + 2 * guard_bytes));
-  sizes_.push_back(bytes);
+  const std::size_t before = guard_bytes + (is_unaligned_ ? size_of(dtype) : 0);
+  buffers_.push_back(backend_.allocate(before + bytes + guard_bytes));
+  extents_.push_back({before, bytes});
   std::byte* memory = buffers_.back().data();
-  std::fill(memory, memory + guard_bytes, guard);
-  std::fill(memory + guard_bytes + bytes, memory + bytes + 2 * guard_bytes, guard);
-  return {memory + guard_bytes, dtype, shape};
+  std::fill(memory, memory + before, guard);
+  std::fill(memory + before + bytes, memory + before + bytes + guard_bytes, guard);
+  return {memory + before, dtype, shape};
 }
 
 View Device::put(const Values& values, Shape shape) {
@@ -220,10 +221,10 @@ Values Device::get(const ConstView& view) {
 bool Device::guards_intact() const {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     const std::byte* before = buffers_[i].data();
-    const std::byte* after = before + guard_bytes + sizes_[i];
+    const std::byte* first = before + extents_[i].before;
+    const std::byte* after = first + extents_[i].bytes;
     const auto touched = [](std::byte value) { return value != guard; };
-    if (std::any_of(before, before + guard_bytes, touched) || std::any_of(after, after + guard_bytes, touched))
-      return false;
+    if (std::any_of(before, first, touched) || std::any_of(after, after + guard_bytes, touched)) return false;
   }
   return true;
 }
@@ -295,17 +296,20 @@ std::optional<std::string> find_mismatch(const Case& c, DType compute, const std
 namespace {
 
 void compare(Backend& backend, const std::string& name, const std::string& operation, const std::vector<Case>& cases,
-             const std::vector<std::vector<Output>>& expected, Epilogue epilogue = Epilogue::exact) {
+             const std::vector<std::vector<Output>>& expected, Epilogue epilogue = Epilogue::exact,
+             Addresses addresses = Addresses::aligned) {
   const DType compute = backend.compute_type();
   for (std::size_t i = 0; i < cases.size(); ++i) {
     INFO(operation << " on " << name << " " << to_text(compute) << ", case " << cases[i].name);
-    Device device(backend);
+    const bool is_unaligned = addresses == Addresses::unaligned_by_turns && i % 2 == 1;
+    const auto make_device = [&] { return is_unaligned ? Device::of_unaligned(backend) : Device(backend); };
+    Device device = make_device();
     const auto found = cases[i].run(device);
     const auto mismatch = find_mismatch(cases[i], compute, expected[i], found, epilogue);
     CHECK_MESSAGE(!mismatch.has_value(), mismatch.value_or(""));
     CHECK(device.guards_intact());
     if (name == "reference") continue;  // one thread, no choice
-    Device again(backend);
+    Device again = make_device();
     CHECK(same_bits(found, cases[i].run(again)));
   }
 }
@@ -320,9 +324,10 @@ void check_parity(const std::string& operation, const std::vector<Case>& cases, 
     compare(*under_test.backend, under_test.name, operation, cases, expected);
 }
 
-void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases) {
+void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases,
+                     Addresses addresses) {
   compare(backend, backend.description(), operation, cases, expected_outputs(cases, backend.compute_type()),
-          Epilogue::rounded_between);
+          Epilogue::rounded_between, addresses);
 }
 
 void check_parity_in_tf32(Backend& backend, const std::string& operation, std::vector<Case> cases) {

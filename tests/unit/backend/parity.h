@@ -48,6 +48,12 @@ class Device {
   explicit Device(Backend& backend) : Device(backend, backend.compute_type()) {}
   // rounding: what operands of the compute type are rounded to first, for a backend whose own type is wider.
   Device(Backend& backend, DType rounding) : backend_(backend), rounding_(rounding), stream_(backend.make_stream()) {}
+  // Operands lie an element behind what they would be aligned to.
+  static Device of_unaligned(Backend& backend) {
+    Device device(backend);
+    device.is_unaligned_ = true;
+    return device;
+  }
 
   // An operand of the compute type.
   View put(const Values& values, Shape shape);
@@ -77,9 +83,13 @@ class Device {
 
   Backend& backend_;
   DType rounding_;
+  bool is_unaligned_ = false;
   std::unique_ptr<Stream> stream_;
   std::vector<Buffer> buffers_;
-  std::vector<std::size_t> sizes_;
+  struct Extent {
+    std::size_t before = 0, bytes = 0;
+  };
+  std::vector<Extent> extents_;
   std::vector<std::unique_ptr<PackedWeight>> packed_;
 };
 
@@ -125,6 +135,10 @@ struct Case {
 // bias. By how much is bounded by half a step of what is rounded, and that by the result and what is added.
 enum class Epilogue { exact, rounded_between };
 
+// How the operands of cases lie: unaligned are those of every second case, an element behind where they would be
+// aligned.
+enum class Addresses { aligned, unaligned_by_turns };
+
 // The sentence that says where the outputs differ beyond tolerance, or nothing.
 std::optional<std::string> find_mismatch(const Case& c, DType compute, const std::vector<Output>& expected,
                                          const std::vector<Output>& found, Epilogue epilogue = Epilogue::exact);
@@ -137,7 +151,8 @@ double rounded_to(DType type, double value);
 void check_parity(const std::string& operation, const std::vector<Case>& cases, DType compute);
 
 // The same of a backend of GPUs.
-void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases);
+void check_parity_of(Backend& backend, const std::string& operation, const std::vector<Case>& cases,
+                     Addresses addresses = Addresses::aligned);
 
 // The same of one whose products of linear maps are in TF32: some results must be further off than f32's may be.
 void check_parity_in_tf32(Backend& backend, const std::string& operation, std::vector<Case> cases);
