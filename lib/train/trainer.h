@@ -67,7 +67,7 @@ struct TrainerParts {
   MetricsWriter* metrics;  // rank 0's; null on the others
   ProgressPrinter& progress;
   Log& log;
-  std::vector<std::filesystem::path> tokenizer_files;
+  std::vector<TokenizerFile> tokenizer_files;
   std::string fingerprint;
   LayoutRecord layout{};      // for the metrics
   DeviceRecord device{};      // the same

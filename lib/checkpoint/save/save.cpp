@@ -11,6 +11,7 @@
 #include <map>
 #include <new>
 #include <set>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -32,7 +33,7 @@ namespace scaletrain {
 
 namespace {
 
-constexpr std::size_t copy_bytes = 1u << 20;    // of a tokenizer file at a time
+constexpr std::uint64_t largest_tokenizer_file = std::uint64_t{1} << 30;
 constexpr std::size_t write_bytes = 16u << 20;  // between two looks whether the save is still wanted
 
 std::string_view role_text(ParamRole role) {
@@ -156,7 +157,7 @@ class Save {
 
  private:
   void make_tensors();
-  void copy_tokenizer_file(const std::filesystem::path& from);
+  void write_tokenizer_file(const TokenizerFile& file);
   void write_piece_list();
   void write_manifest();
   void commit();
@@ -219,22 +220,15 @@ void Save::make_tensors() {
   pieces_.clear();
 }
 
-void Save::copy_tokenizer_file(const std::filesystem::path& from) {
-  const std::string name = from.filename().string();
-  const auto has_name = [&](const ManifestFile& file) { return file.name == name; };
+void Save::write_tokenizer_file(const TokenizerFile& file) {
+  const std::string& name = file.name;
+  const auto has_name = [&](const ManifestFile& other) { return other.name == name; };
   if (name.empty() || name.front() == '.' || name == "manifest.json" || name == piece_list_name ||
       std::any_of(manifest_.files.begin(), manifest_.files.end(), has_name)) {
-    throw InputError(fmt::format("{}: a tokenizer file of this name cannot be stored in a checkpoint", from.string()));
+    throw InputError(fmt::format("{}: a tokenizer file of this name cannot be stored in a checkpoint", name));
   }
-  const FileReader reader(from);
   HashingWriter writer(temporary_ / name);
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min<std::uint64_t>(reader.size(), copy_bytes)));
-  for (std::uint64_t offset = 0; offset < reader.size(); offset += piece.size()) {
-    const auto size = std::min<std::uint64_t>(piece.size(), reader.size() - offset);
-    const auto part = std::span(piece).first(static_cast<std::size_t>(size));
-    reader.read_at(offset, part);
-    writer.write(part);
-  }
+  writer.write(std::as_bytes(std::span(*file.content)));
   WrittenFile written = writer.finish();
   add_file({.name = name, .bytes = written.bytes, .block_hashes = std::move(written.block_hashes)});
   manifest_.tokenizer_files.push_back(name);
@@ -328,7 +322,7 @@ void Save::commit() {
 
 SaveResult Save::finish() {
   make_tensors();
-  for (const auto& file : request_.tokenizer_files) copy_tokenizer_file(file);
+  for (const auto& file : request_.tokenizer_files) write_tokenizer_file(file);
   write_manifest();
   sync_folder(temporary_);
   if (request_.may_commit && !request_.may_commit()) {
@@ -504,6 +498,10 @@ SaveResult GroupSave::follow() {
 }
 
 }  // namespace
+
+TokenizerFile read_tokenizer_file(const std::filesystem::path& path) {
+  return {path.filename().string(), std::make_shared<const std::string>(read_text_file(path, largest_tokenizer_file))};
+}
 
 SaveResult save_checkpoint(const SavedState& state, const SaveRequest& request) {
   if (request.group.store != nullptr) return GroupSave(state, request).run();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -74,12 +75,21 @@ struct SaveGroup {
   std::function<std::vector<SavePiece>(Rank)> plan_of{};
 };
 
+// A file of the tokenizer that a run trains with, as it was when the run began: one that is edited or removed since
+// changes no checkpoint.
+struct TokenizerFile {
+  std::string name;
+  std::shared_ptr<const std::string> content;
+};
+// InputError
+TokenizerFile read_tokenizer_file(const std::filesystem::path& path);
+
 // Everything that is not in the store. save_id, files and tensors of `manifest` are filled in by save_checkpoint; ranks
 // other than 0 need its generation and step only.
 struct SaveRequest {
   std::filesystem::path folder;  // .../checkpoints
   Manifest manifest;
-  std::vector<std::filesystem::path> tokenizer_files;  // copied beside the manifest
+  std::vector<TokenizerFile> tokenizer_files;  // stored beside the manifest
   // Called by rank 0 right before the rename; false abandons the save (another process took the run's lock, a newer
   // generation began).
   std::function<bool()> may_commit;

@@ -376,7 +376,7 @@ SaveJob Checkpointer::Impl::make_job(const Reason& reason, KeyValueStore* store)
   request.folder = parts.paths.checkpoints();
   request.manifest.config = resolved_yaml(parts.config);
   request.manifest.fingerprint = parts.fingerprint;
-  for (const auto& file : parts.tokenizer_files) request.manifest.tokenizer_files.push_back(file.filename().string());
+  for (const auto& file : parts.tokenizer_files) request.manifest.tokenizer_files.push_back(file.name);
   request.tokenizer_files = parts.tokenizer_files;
   request.may_commit = parts.may_commit;
   if (reason.again) request.supersedes = state.parent_save_id;

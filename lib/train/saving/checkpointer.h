@@ -48,7 +48,7 @@ class Checkpointer {
     RunPaths paths;
     MetricsWriter* metrics = nullptr;  // rank 0's; null on the others
     Log& log;
-    std::vector<std::filesystem::path> tokenizer_files;
+    std::vector<TokenizerFile> tokenizer_files;
     std::string fingerprint;
     // Whether this process still owns the run: asked right before a checkpoint appears under its name, and before old
     // ones are removed, by any thread.

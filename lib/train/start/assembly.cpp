@@ -169,6 +169,14 @@ TrainOutcome run_trainer(const WorkerOptions& options, Started& run, Trainer& tr
   }
 }
 
+// Rank 0 stores them.
+std::vector<TokenizerFile> files_of_tokenizer(const WorkerParts& parts) {
+  std::vector<TokenizerFile> files;
+  if (!parts.is_first()) return files;
+  for (const auto& path : parts.tokenizer->files()) files.push_back(read_tokenizer_file(path));
+  return files;
+}
+
 ExitCode train(const WorkerOptions& options, Started& run) {
   WorkerParts& parts = *run.parts;
   StepRunner runner({.plan = parts.phase,
@@ -195,7 +203,7 @@ ExitCode train(const WorkerOptions& options, Started& run) {
                    .metrics = run.metrics.get(),
                    .progress = parts.progress,
                    .log = parts.log,
-                   .tokenizer_files = parts.tokenizer->files(),
+                   .tokenizer_files = files_of_tokenizer(parts),
                    .fingerprint = run.fingerprint,
                    .layout = layout_of(parts),
                    .device = device_of(parts, run.peak.flops),

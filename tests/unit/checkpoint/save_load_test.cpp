@@ -223,21 +223,24 @@ TEST_CASE("checkpoint_load_reads_and_verifies_only_the_blocks_it_needs") {
   CHECK(contains(message_of<InputError>([&] { read_rows(1000, 100); }), "at offset 4194304"));
 }
 
-TEST_CASE("checkpoint_tokenizer_files_are_copied_and_covered_by_checksums") {
+TEST_CASE("checkpoint_tokenizer_files_are_stored_as_they_were_read_and_covered_by_checksums") {
   const TempFolder folder;
   StoreFixture saved(tiny_gpt2_config());
   SaveRequest request = save_request(folder / "checkpoints", 1);
-  request.tokenizer_files = {folder.write("elsewhere/tokenizer.json", "{\"a\": 1}"), folder.write("merges.txt", "")};
+  request.tokenizer_files = {read_tokenizer_file(folder.write("elsewhere/tokenizer.json", "{\"a\": 1}")),
+                             read_tokenizer_file(folder.write("merges.txt", ""))};
+  // Neither changes what is stored.
+  folder.write("elsewhere/tokenizer.json", "{}");
+  std::filesystem::remove(folder / "merges.txt");
   const auto path = save_checkpoint(saved.store, request).path;
   CHECK(TempFolder::read(path / "tokenizer.json") == "{\"a\": 1}");
   CHECK(Checkpoint(path).manifest().tokenizer_files == std::vector<std::string>{"tokenizer.json", "merges.txt"});
   flip_byte(path / "tokenizer.json", 3);
   CHECK(contains(message_of<InputError>([&] { Checkpoint(path).verify(); }), "tokenizer.json"));
 
-  request.tokenizer_files = {folder.write("manifest.json", "{}")};
+  request.tokenizer_files = {read_tokenizer_file(folder.write("manifest.json", "{}"))};
   CHECK(contains(message_of<InputError>([&] { save_checkpoint(saved.store, request); }), "manifest.json"));
-  request.tokenizer_files = {folder / "absent.json"};
-  CHECK(contains(message_of<InputError>([&] { save_checkpoint(saved.store, request); }), "absent.json"));
+  CHECK(contains(message_of<InputError>([&] { read_tokenizer_file(folder / "absent.json"); }), "absent.json"));
   CHECK(names_in(folder / "checkpoints") == std::vector<std::string>{"step-00000001"});
 }
 
