@@ -368,7 +368,7 @@ TEST_CASE("variables_by_which_cuda_s_libraries_would_compute_something_else_are_
       Launch launch = gpu_machine().launch(
           "H100", {command, "gpu.yaml", "--set", "run.directory=never", "--set", "precision.compute=" + precision});
       launch.environment.emplace_back(variable, "0");
-      const Ended end = run_program(launch);
+      Ended end = run_program(launch);
       CHECK_FALSE(fs::exists(workspace() / "never"));
       return end;
     };
