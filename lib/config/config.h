@@ -76,7 +76,7 @@ struct ModelConfig {
 struct TokenizerConfig {
   TokenizerKind type = TokenizerKind::bytes;
   std::optional<std::string> path;              // bpe, sentencepiece
-  std::optional<std::int64_t> end_of_document;  // ids only: the token that ends a document in token files
+  std::optional<std::int64_t> end_of_document;  // ids, bpe: the token that ends a document
 };
 
 struct DocumentsConfig {

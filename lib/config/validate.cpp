@@ -274,9 +274,13 @@ class Rules {
       refuse({"data.tokenizer.path", "data.tokenizer.type"},
              fmt::format("tokenizer {} has no files; leave path out", to_text(tokenizer.type)));
     }
-    if (tokenizer.end_of_document && !is_ids) {
+    if (tokenizer.end_of_document && tokenizer.type == TokenizerKind::bytes) {
       refuse({"data.tokenizer.end_of_document", "data.tokenizer.type"},
-             fmt::format("only for tokenizer ids; {} brings its own", to_text(tokenizer.type)));
+             fmt::format("only for tokenizers ids and bpe; {} brings its own", to_text(tokenizer.type)));
+    }
+    if (tokenizer.type == TokenizerKind::bpe && !tokenizer.path && are_fine({"data.tokenizer.path"})) {
+      refuse({"data.tokenizer.path", "data.tokenizer.type"},
+             "tokenizer bpe needs it: a tokenizer.json, or a folder that holds one");
     }
     const auto& vocab = config_.model.vocab;
     if (tokenizer.end_of_document && vocab && is_ids && *tokenizer.end_of_document >= *vocab) {

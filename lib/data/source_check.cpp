@@ -75,7 +75,7 @@ class SourceCheck {
   }
 
   bool ends_documents() const {
-    return config_.tokenizer.type == TokenizerKind::bytes || config_.tokenizer.end_of_document.has_value();
+    return config_.tokenizer.type != TokenizerKind::ids || config_.tokenizer.end_of_document.has_value();
   }
 
   std::string nothing_to_read(const std::vector<FoundFile>& files) const {

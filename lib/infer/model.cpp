@@ -20,7 +20,10 @@ namespace {
 // The tokenizer a checkpoint carries: its files lie beside the manifest, wherever that now is.
 TokenizerConfig carried_tokenizer(const Config& config, const Checkpoint& checkpoint) {
   TokenizerConfig tokenizer = config.data.tokenizer;
-  if (tokenizer.path) tokenizer.path = (checkpoint.path() / fs::path(*tokenizer.path).filename()).string();
+  if (!tokenizer.path) return tokenizer;
+  const std::vector<std::string>& files = checkpoint.manifest().tokenizer_files;
+  if (files.empty()) throw InputError(fmt::format("{}: the tokenizer's files are missing", checkpoint.path().string()));
+  tokenizer.path = (checkpoint.path() / files.front()).string();  // one file, or the first of two that know each other
   return tokenizer;
 }
 
@@ -121,6 +124,7 @@ struct LoadedModel::Impl {
     const HuggingFaceModel model(path);
     config.model = model.model_config();
     config.data.tokenizer.type = kind;
+    if (kind == TokenizerKind::bpe) config.data.tokenizer.path = path.string();
     tokenizer = make_tokenizer(config.data.tokenizer, config.model.vocab);
     build(path.string(), *config.model.vocab, nullptr);
     model.load(*store, *stream);

@@ -39,7 +39,9 @@ std::int32_t sample_token(std::span<const float> logits, std::int64_t num_classe
 GenerationEnd generate_text(LoadedModel& model, const std::string& prompt, std::int64_t max_tokens,
                             const SamplingOptions& options, const std::function<void(const std::string&)>& emit) {
   const Tokenizer& tokenizer = model.tokenizer();
-  std::vector<std::int32_t> tokens = tokenizer.encode(prompt);
+  std::vector<std::int32_t> tokens(tokenizer.before_document().begin(), tokenizer.before_document().end());
+  const std::vector<std::int32_t> written = tokenizer.encode(prompt);
+  tokens.insert(tokens.end(), written.begin(), written.end());
   if (tokens.empty()) {
     if (!tokenizer.end_of_document())
       throw UserError("--prompt: an empty prompt needs a tokenizer with an end-of-document token to start from");

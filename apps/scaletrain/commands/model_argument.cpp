@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "host/machine.h"
 #include "model_choice.h"
 
@@ -31,10 +32,17 @@ void ModelArgument::declare(CLI::App& command) {
       ->required();
   command
       .add_option("--tokenizer", tokenizer,
-                  "How a Hugging Face model's text is read: bytes, or (the default) ids, which are token ids "
-                  "separated by spaces")
-      ->check(CLI::IsMember({"bytes", "ids"}));
+                  "How a Hugging Face model's text is read: bpe, by the folder's tokenizer.json (the default where "
+                  "there is one), bytes, or ids, which are token ids separated by spaces")
+      ->check(CLI::IsMember({"bpe", "bytes", "ids"}));
   declare_best(command, best);
+}
+
+TokenizerKind chosen_tokenizer(const ModelArgument& argument, const LocatedModel& located) {
+  if (argument.tokenizer == "bytes") return TokenizerKind::bytes;
+  if (argument.tokenizer == "ids") return TokenizerKind::ids;
+  const bool has_tokenizer = path_exists(located.path / "tokenizer.json");
+  return argument.tokenizer == "bpe" || has_tokenizer ? TokenizerKind::bpe : TokenizerKind::ids;
 }
 
 OpenedModel::OpenedModel(const ModelArgument& argument)
@@ -43,11 +51,11 @@ OpenedModel::OpenedModel(const ModelArgument& argument)
       loaded(load(argument)) {}
 
 LoadedModel OpenedModel::load(const ModelArgument& argument) {
-  const TokenizerKind tokenizer = argument.tokenizer == "bytes" ? TokenizerKind::bytes : TokenizerKind::ids;
   const LocatedModel located = locate(argument);
   path = located.path;
   std::optional<LoadedModel> model;
-  with_older_named(located, [&] { model.emplace(located, *backend, *stream, tokenizer); });
+  with_older_named(located,
+                   [&] { model.emplace(located, *backend, *stream, chosen_tokenizer(argument, located)); });
   return std::move(*model);
 }
 

@@ -17,11 +17,9 @@ namespace {
 
 constexpr std::array<UnsupportedValue, 11> kTable = {{
     {"model.dropout", "above 0", [](const Config& c) { return c.model.dropout > 0; }, "0"},
-    {"data.tokenizer.type", "bpe | sentencepiece",
-     [](const Config& c) {
-       return c.data.tokenizer.type == TokenizerKind::bpe || c.data.tokenizer.type == TokenizerKind::sentencepiece;
-     },
-     "bytes for text, or ids for token files"},
+    {"data.tokenizer.type", "sentencepiece",
+     [](const Config& c) { return c.data.tokenizer.type == TokenizerKind::sentencepiece; },
+     "bytes or bpe for text, or ids for token files"},
     {"data.train[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"data.validation[].type", "parquet", nullptr, "text, jsonl or tokens"},
     {"data.documents.attention", "within",

@@ -57,30 +57,40 @@ class TokenSink final : public DocumentSink {
 
   void text(std::string_view piece) override {
     pending_ += piece;
-    if (pending_.size() < kEncodeBytes) return;
+    if (pending_.size() < wanted_) return;
     const std::size_t cut = tokenizer_.safe_cut(pending_);
+    // Where there is none, the next look is at twice as much: all looks together then take linear time.
+    wanted_ = cut == 0 ? 2 * pending_.size() : kEncodeBytes;
     if (cut == 0) return;
+    begin_document();
     writer_.append(tokenizer_.encode(std::string_view(pending_).substr(0, cut)));
     pending_.erase(0, cut);
-    started_ = true;
   }
 
   void end_document() override {
     if (!pending_.empty() || started_) {
+      begin_document();
       writer_.append(tokenizer_.encode(pending_));
       if (const auto end = tokenizer_.end_of_document()) writer_.append(std::array{*end});
       writer_.end_document();
     }
     pending_.clear();
     started_ = false;
+    wanted_ = kEncodeBytes;
   }
 
  private:
   static constexpr std::size_t kEncodeBytes = 1u << 20;
 
+  void begin_document() {
+    if (!started_) writer_.append(tokenizer_.before_document());
+    started_ = true;
+  }
+
   const Tokenizer& tokenizer_;
   CacheWriter& writer_;
   std::string pending_;
+  std::size_t wanted_ = kEncodeBytes;  // so much must be pending before it is looked at
   bool started_ = false;  // some of the document was written already
 };
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "data/tokens/bpe/bpe_tokenizer.h"
 
 namespace scaletrain {
 namespace {
@@ -17,6 +18,12 @@ bool is_space(char c) {
 
 [[noreturn]] void refuse_id(std::int32_t id, std::int64_t vocab) {
   throw InputError(fmt::format("token {} cannot be decoded: the tokenizer has the tokens 0 to {}", id, vocab - 1));
+}
+
+void check_vocab(const Tokenizer& tokenizer, std::optional<std::int64_t> model_vocab) {
+  if (model_vocab && *model_vocab < tokenizer.vocab_size())
+    throw UserError(fmt::format("model.vocab: {} is too small; the tokenizer has {} tokens (use auto)", *model_vocab,
+                                tokenizer.vocab_size()));
 }
 
 }  // namespace
@@ -98,9 +105,14 @@ std::string IdsTokenizer::description() const {
                      end_of_document_ ? std::to_string(*end_of_document_) : "none");
 }
 
+std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config) {
+  if (config.type != TokenizerKind::bpe || !config.path) return {};
+  return bpe_files(*config.path);
+}
+
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab) {
-  if (config.end_of_document && config.type != TokenizerKind::ids) {
-    throw UserError("data.tokenizer.end_of_document: only the tokenizer type ids takes it; remove the key");
+  if (config.end_of_document && config.type == TokenizerKind::bytes) {
+    throw UserError("data.tokenizer.end_of_document: only the tokenizer types ids and bpe take it; remove the key");
   }
   if (config.path && (config.type == TokenizerKind::bytes || config.type == TokenizerKind::ids)) {
     throw UserError("data.tokenizer.path: the tokenizer types bytes and ids read no file; remove the key");
@@ -108,10 +120,7 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::op
   switch (config.type) {
     case TokenizerKind::bytes: {
       auto tokenizer = std::make_unique<ByteTokenizer>();
-      if (model_vocab && *model_vocab < tokenizer->vocab_size()) {
-        throw UserError(fmt::format("model.vocab: {} is too small; the tokenizer has {} tokens (use auto)",
-                                    *model_vocab, tokenizer->vocab_size()));
-      }
+      check_vocab(*tokenizer, model_vocab);
       return tokenizer;
     }
     case TokenizerKind::ids: {
@@ -134,11 +143,18 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::op
       }
       return std::make_unique<IdsTokenizer>(*model_vocab, end);
     }
-    case TokenizerKind::bpe:
+    case TokenizerKind::bpe: {
+      if (!config.path)
+        throw UserError(
+            "data.tokenizer.path: the tokenizer type bpe needs it: a tokenizer.json, or a folder that holds one");
+      auto tokenizer = std::make_unique<BpeTokenizer>(read_bpe_spec(*config.path), config.end_of_document);
+      check_vocab(*tokenizer, model_vocab);
+      return tokenizer;
+    }
     case TokenizerKind::sentencepiece:
       break;
   }
-  throw UserError("data.tokenizer.type: only bytes and ids are supported");
+  throw UserError("data.tokenizer.type: only bytes, ids and bpe are supported");
 }
 
 }  // namespace scaletrain

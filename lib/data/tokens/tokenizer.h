@@ -1,7 +1,8 @@
 // From text to token ids and back.
 //
 // A tokenizer is immutable after it was made; all members may be called concurrently. Ids are 0 .. vocab_size() - 1.
-// The end-of-document token is put behind each document when text is tokenised (lib/data does that, not encode()).
+// What belongs around each document, before_document() and end_of_document(), is put there when text is tokenised (lib/data
+// does that, not encode()).
 #pragma once
 
 #include <cstddef>
@@ -28,6 +29,8 @@ class Tokenizer {
   // With the special tokens.
   virtual std::int64_t vocab_size() const = 0;
   virtual std::optional<std::int32_t> end_of_document() const = 0;
+  // What a document and a prompt begin with: a tokenizer's beginning-of-sequence token, mostly nothing.
+  virtual std::span<const std::int32_t> before_document() const { return {}; }
   // False if documents can only come from token files; then a text or JSONL source is refused.
   virtual bool reads_text() const = 0;
 
@@ -82,8 +85,12 @@ class IdsTokenizer final : public Tokenizer {
   std::optional<std::int32_t> end_of_document_;
 };
 
+// The files that a tokenizer of this config is made from, without making it; none for bytes and ids.
+std::vector<std::filesystem::path> tokenizer_files(const TokenizerConfig& config);
+
 // `model_vocab` is model.vocab, nothing for `auto`. UserError: ids without a number in model.vocab, an end_of_document
-// outside the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported.
+// outside the vocabulary, a model.vocab smaller than the tokenizer's, a type that is not supported. InputError: files that
+// cannot be read or ask for what is not supported.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::optional<std::int64_t> model_vocab);
 
 }  // namespace scaletrain

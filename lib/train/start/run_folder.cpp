@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "checkpoint/catalog.h"
 #include "config/keys/keys.h"
+#include "data/tokens/tokenizer.h"
 #include "telemetry/metrics_reader.h"
 #include "train/early_stop.h"
 #include "train/run_length.h"
@@ -94,6 +95,17 @@ bool seems_complete(const Checkpoint& checkpoint, const Config& before, const Co
   return state.step >= last_step(now, state) || continue_early_stop(state.early_stop, before, now).stopped;
 }
 
+// The files may have moved, but what they hold decides the tokens.
+bool has_same_tokenizer(const Checkpoint& checkpoint, const Config& now) {
+  const std::vector<std::string>& before = checkpoint.manifest().tokenizer_files;
+  const std::vector<fs::path> files = tokenizer_files(now.data.tokenizer);
+  constexpr std::uint64_t limit = 1ull << 30;
+  return std::equal(before.begin(), before.end(), files.begin(), files.end(),
+                    [&](const std::string& name, const fs::path& file) {
+                      return read_text_file(checkpoint.path() / name, limit) == read_text_file(file, limit);
+                    });
+}
+
 // Refuses a resume that changes what must not change; reports what changes with a notice.
 void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded, const Report& report) {
   std::string refused;
@@ -115,6 +127,8 @@ void check_resume_from(const Checkpoint& checkpoint, const LoadedConfig& loaded,
     if (difference.rule == ResumeRule::with_notice && difference.path != "data.train")
       report("notice: this resume changes " + text);
   }
+  if (!has_same_tokenizer(checkpoint, now))
+    refused += "\n  " + loaded.located("data.tokenizer.path: its files hold another tokenizer than the checkpoint's");
   if (!refused.empty())
     throw UserError(
         fmt::format("{} cannot be resumed with another value of:{}\nRestore the values, or start a new run in "

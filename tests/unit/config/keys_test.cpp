@@ -184,7 +184,6 @@ TEST_CASE("every default is a supported value") {
 
 TEST_CASE("values whose feature does not exist are refused by name") {
   const char* asked[] = {"model.dropout=0.1",
-                         "data.tokenizer.type=bpe",
                          "data.tokenizer.type=sentencepiece",
                          "data.train.0.type=parquet",
                          "data.validation=[{name: a, path: b, type: Parquet}]",

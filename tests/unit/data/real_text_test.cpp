@@ -1,40 +1,28 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "data/dataset.h"
+#include "shared_data.h"
 #include "support/temp_folder.h"
 
 using namespace scaletrain;
 
 namespace {
 
-// Real corpora are not in the repository: SCALETRAIN_SHARED_DATA, else shared/data beside the source folder.
 std::filesystem::path corpus(const std::string& name) {
-  const char* folder = std::getenv("SCALETRAIN_SHARED_DATA");
-  const auto root = folder != nullptr
-                        ? std::filesystem::path(folder)
-                        : std::filesystem::path(SCALETRAIN_SOURCE_FOLDER).parent_path() / "shared" / "data";
-  return root / "text" / name;
-}
-
-bool present(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) return true;
-  MESSAGE("skipped: ", path.string(), " is not there (set SCALETRAIN_SHARED_DATA)");
-  return false;
+  return shared_data("text/" + name);
 }
 
 }  // namespace
 
 TEST_CASE("a real text comes back byte for byte through cache and windows") {
+  if (!is_shared_data_present("text/tinyshakespeare.txt")) return;
   const auto path = corpus("tinyshakespeare.txt");
-  if (!present(path)) return;
   const TempFolder folder;
   DataConfig config;
   config.cache = folder.path().string();
@@ -55,8 +43,8 @@ TEST_CASE("a real text comes back byte for byte through cache and windows") {
 }
 
 TEST_CASE("an epoch of a real JSONL corpus holds each byte as often as the corpus") {
+  if (!is_shared_data_present("text/sentences.jsonl")) return;
   const auto path = corpus("sentences.jsonl");
-  if (!present(path)) return;
   const TempFolder folder;
   DataConfig config;
   config.cache = folder.path().string();

@@ -47,8 +47,10 @@ TEST_CASE("a tokenizer that the config cannot have is refused by its key") {
   CHECK_THROWS_WITH_AS(make_tokenizer(config, 3), doctest::Contains("end_of_document"), UserError);
   CHECK_THROWS_WITH_AS(make_tokenizer(config, std::int64_t{1} << 31), doctest::Contains("model.vocab"), UserError);
   config.end_of_document.reset();
-  config.type = TokenizerKind::bpe;
+  config.type = TokenizerKind::sentencepiece;
   CHECK_THROWS_WITH_AS(make_tokenizer(config, 10), doctest::Contains("data.tokenizer.type"), UserError);
+  config.type = TokenizerKind::bpe;
+  CHECK_THROWS_WITH_AS(make_tokenizer(config, 10), doctest::Contains("data.tokenizer.path"), UserError);
 }
 
 TEST_CASE("tokenizers that give other ids have other hashes") {

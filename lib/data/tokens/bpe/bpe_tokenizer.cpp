@@ -1,0 +1,314 @@
+#include "data/tokens/bpe/bpe_tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/text.h"
+#include "data/tokens/bpe/unicode.h"
+
+namespace scaletrain {
+namespace {
+
+// What published tokenizers call the token between documents.
+constexpr std::array<std::string_view, 5> kEndNames = {"<|endoftext|>", "<|end_of_text|>",
+                                                       "<｜end▁of▁sentence｜>", "</s>", "<eos>"};
+
+std::vector<AddedToken> those_of(const std::vector<AddedToken>& tokens, bool is_normalized, bool is_nfc) {
+  std::vector<AddedToken> out;
+  for (const AddedToken& token : tokens) {
+    if (token.is_normalized != is_normalized) continue;
+    out.push_back(token);
+    if (!is_normalized || !is_nfc) continue;
+    if (auto content = normalize_nfc(token.content)) out.back().content = *std::move(content);
+  }
+  return out;
+}
+
+}  // namespace
+
+// One call of encode().
+struct BpeTokenizer::Run {
+  struct Range {
+    std::size_t begin;
+    std::size_t end;
+    bool is_match;
+  };
+
+  BpeMerges::Workspace workspace;
+  const char* readable_end = nullptr;  // of the text that pieces now are cut from
+  std::vector<std::int32_t> tokens;
+  std::vector<AddedTokenFinder::Part> parts;
+  std::vector<AddedTokenFinder::Part> normalized_parts;
+};
+
+BpeTokenizer::BpeTokenizer(BpeSpec spec, std::optional<std::int64_t> end_of_document)
+    : spec_(std::move(spec)),
+      merges_(spec_.model),
+      added_(those_of(spec_.added, false, spec_.is_nfc)),
+      added_normalized_(those_of(spec_.added, true, spec_.is_nfc)),
+      prefix_step_(spec_.steps.size()) {
+  if (spec_.uses_gpt2_pattern) spec_.steps.push_back({SplitPattern(kGpt2Pattern)});
+  set_texts();
+  choose_end(end_of_document);
+  spec_.model = BpeModel();
+}
+
+BpeTokenizer::~BpeTokenizer() = default;
+
+void BpeTokenizer::set_texts() {
+  std::size_t size = spec_.model.tokens.size();
+  for (const AddedToken& token : spec_.added) size = std::max(size, static_cast<std::size_t>(token.id) + 1);
+  texts_.resize(size);
+  for (std::size_t id = 0; id < spec_.model.tokens.size(); ++id) texts_[id] = spec_.model.tokens[id].value_or("");
+  for (const AddedToken& token : spec_.added)
+    texts_[static_cast<std::size_t>(token.id)] = token.is_special ? "" : token.content;
+  for (const auto* ids : {&spec_.before_text, &spec_.after_text}) {
+    for (const std::int32_t id : *ids) {
+      if (static_cast<std::size_t>(id) >= size)
+        throw InputError(fmt::format("{}: post_processor: the template's token {} is not in the vocabulary of {}",
+                                     spec_.files.front().string(), id, size));
+    }
+  }
+}
+
+void BpeTokenizer::choose_end(std::optional<std::int64_t> given) {
+  const auto added = [this](auto is_it) {
+    return std::find_if(spec_.added.begin(), spec_.added.end(), is_it);
+  };
+  std::optional<std::int64_t> end = given;
+  if (!end && !spec_.after_text.empty()) end = spec_.after_text.front();
+  for (const std::string_view name : kEndNames) {
+    const auto found = added([name](const AddedToken& token) { return token.content == name; });
+    if (!end && found != spec_.added.end()) end = found->id;
+  }
+  const std::string file = spec_.files.empty() ? "the tokenizer" : spec_.files.front().string();
+  if (!end)
+    throw InputError(fmt::format("{}: it is not known which token ends a document: there is none of {}. Give its id as "
+                                 "data.tokenizer.end_of_document",
+                                 file, fmt::join(kEndNames, ", ")));
+  if (*end < 0 || *end >= vocab_size())
+    throw UserError(fmt::format("data.tokenizer.end_of_document: {} is not a token; {} has the tokens 0 to {}", *end, file,
+                                vocab_size() - 1));
+  end_of_document_ = static_cast<std::int32_t>(*end);
+  const auto found = added([this](const AddedToken& token) { return token.id == end_of_document_; });
+  end_text_ = found != spec_.added.end() ? found->content : texts_[static_cast<std::size_t>(end_of_document_)];
+}
+
+std::unique_ptr<BpeTokenizer::Run> BpeTokenizer::borrow() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      auto run = std::move(idle_.back());
+      idle_.pop_back();
+      return run;
+    }
+  }
+  return std::make_unique<Run>();
+}
+
+void BpeTokenizer::give_back(std::unique_ptr<Run> run) const {
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(std::move(run));
+}
+
+std::vector<std::int32_t> BpeTokenizer::encode(std::string_view text) const {
+  std::unique_ptr<Run> run = borrow();
+  run->tokens.reserve(text.size() / 4 + 8);  // English has about 4.5 bytes a token
+  if (is_valid_utf8(text)) {
+    encode_parts(text, *run);
+  } else {
+    encode_parts(replace_malformed_utf8(text), *run);
+  }
+  std::vector<std::int32_t> tokens = std::move(run->tokens);
+  run->tokens.clear();
+  give_back(std::move(run));
+  return tokens;
+}
+
+void BpeTokenizer::encode_parts(std::string_view text, Run& run) const {
+  run.parts.clear();
+  added_.split(text, run.parts);
+  for (const AddedTokenFinder::Part& part : run.parts) {
+    if (part.token) {
+      run.tokens.push_back(*part.token);
+      continue;
+    }
+    if (spec_.is_nfc) {
+      if (const auto normal = normalize_nfc(part.text)) {
+        run.readable_end = normal->data() + normal->size();
+        encode_normalized(*normal, run);
+        continue;
+      }
+    }
+    run.readable_end = text.data() + text.size();
+    encode_normalized(part.text, run);
+  }
+}
+
+void BpeTokenizer::encode_normalized(std::string_view text, Run& run) const {
+  if (added_normalized_.empty()) {
+    deliver(0, text, run);
+    return;
+  }
+  const char* const readable_end = run.readable_end;
+  run.normalized_parts.clear();
+  added_normalized_.split(text, run.normalized_parts);
+  for (const AddedTokenFinder::Part& part : run.normalized_parts) {
+    run.readable_end = readable_end;
+    if (part.token) {
+      run.tokens.push_back(*part.token);
+    } else {
+      deliver(0, part.text, run);
+    }
+  }
+}
+
+// A piece that comes to step `step`; behind the last one it is encoded.
+void BpeTokenizer::deliver(std::size_t step, std::string_view piece, Run& run) const {
+  if (piece.empty()) return;
+  if (step == prefix_step_ && spec_.adds_prefix_space && piece.front() != ' ') {
+    std::string spaced = " ";
+    spaced += piece;
+    const char* const readable_end = std::exchange(run.readable_end, spaced.data() + spaced.size());
+    split(step, spaced, run);
+    run.readable_end = readable_end;
+    return;
+  }
+  split(step, piece, run);
+}
+
+void BpeTokenizer::split(std::size_t step, std::string_view text, Run& run) const {
+  if (step == spec_.steps.size()) {
+    merges_.encode(text, run.readable_end, run.workspace, run.tokens);
+    return;
+  }
+  if (spec_.steps[step].behavior != SplitBehavior::isolated) {
+    split_by_ranges(step, text, run);
+    return;
+  }
+  const SplitPattern& pattern = spec_.steps[step].pattern;
+  const bool is_last = step + 1 == spec_.steps.size() && !(spec_.adds_prefix_space && step + 1 == prefix_step_);
+  const auto give = [&](const char* begin, const char* end) {
+    const std::string_view piece(begin, static_cast<std::size_t>(end - begin));
+    if (is_last) {
+      merges_.encode(piece, run.readable_end, run.workspace, run.tokens);
+    } else {
+      deliver(step + 1, piece, run);
+    }
+  };
+  const char* const end = text.data() + text.size();
+  const char* gap = text.data();  // from here on nothing has matched
+  for (const char* at = gap; at < end;) {
+    const char* const stop = pattern.match(at, end);
+    if (stop == nullptr) {
+      at += decode_utf8(at).length;
+      continue;
+    }
+    if (gap < at) give(gap, at);
+    give(at, stop);
+    gap = at = stop;
+  }
+  if (gap < end) give(gap, end);
+}
+
+// The other behaviours, as tokenizers' NormalizedString::split has them.
+void BpeTokenizer::split_by_ranges(std::size_t step, std::string_view text, Run& run) const {
+  const SplitStep& rules = spec_.steps[step];
+  std::vector<Run::Range> ranges;
+  const auto add = [&](std::size_t begin, std::size_t end, bool is_match) {
+    if (begin < end) ranges.push_back({begin, end, is_match != rules.is_inverted});
+  };
+  const char* const begin = text.data();
+  std::size_t gap = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const char* const stop = rules.pattern.match(begin + at, begin + text.size());
+    if (stop == nullptr) {
+      at += static_cast<std::size_t>(decode_utf8(begin + at).length);
+      continue;
+    }
+    add(gap, at, false);
+    add(at, static_cast<std::size_t>(stop - begin), true);
+    gap = at = static_cast<std::size_t>(stop - begin);
+  }
+  add(gap, text.size(), false);
+
+  std::vector<Run::Range> joined;
+  const bool is_backward = rules.behavior == SplitBehavior::merged_with_next;
+  if (is_backward) std::reverse(ranges.begin(), ranges.end());
+  bool was_match = false;
+  for (const Run::Range& range : ranges) {
+    const bool joins = !joined.empty() && (rules.behavior == SplitBehavior::contiguous
+                                               ? range.is_match == was_match
+                                               : range.is_match && !was_match);
+    if (rules.behavior == SplitBehavior::removed) {
+      if (!range.is_match) joined.push_back(range);
+    } else if (!joins) {
+      joined.push_back(range);
+    } else if (is_backward) {
+      joined.back().begin = range.begin;
+    } else {
+      joined.back().end = range.end;
+    }
+    was_match = range.is_match;
+  }
+  if (is_backward) std::reverse(joined.begin(), joined.end());
+  for (const Run::Range& range : joined) deliver(step + 1, text.substr(range.begin, range.end - range.begin), run);
+}
+
+std::string BpeTokenizer::decode(std::span<const std::int32_t> tokens) const {
+  std::string text;
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= vocab_size())
+      throw InputError(
+          fmt::format("token {} cannot be decoded: the tokenizer has the tokens 0 to {}", token, vocab_size() - 1));
+    text += texts_[static_cast<std::size_t>(token)];
+  }
+  return text;
+}
+
+// Between x and y each step cuts, or lets nothing depend on where the text ends; and one of them cuts.
+bool BpeTokenizer::is_safe(char32_t x, char32_t y) const {
+  const CodePoints& points = CodePoints::get();
+  if (spec_.is_nfc && !(points.is_stable(x) && points.is_stable(y))) return false;
+  if (added_.may_straddle(x, y) || added_normalized_.may_straddle(x, y)) return false;
+  bool is_cut = false;
+  for (std::size_t step = 0; step < spec_.steps.size(); ++step) {
+    const SplitStep& rules = spec_.steps[step];
+    if (rules.behavior != SplitBehavior::isolated || rules.pattern.may_straddle(x, y)) return false;
+    if (step == prefix_step_ && spec_.adds_prefix_space && !is_cut && y != ' ') return false;
+    is_cut = is_cut || rules.pattern.matches_alone(x);
+  }
+  return is_cut;
+}
+
+std::size_t BpeTokenizer::safe_cut(std::string_view text) const {
+  // The last two whole characters before the end, then those before them: characters are known by their lead bytes.
+  int malformed = 0;
+  std::size_t after = 0;  // where y begins; 0: not yet known
+  char32_t y = 0;
+  for (std::size_t at = text.size(); at > 0;) {
+    --at;
+    if ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) continue;
+    const int length = utf8_length_at(text, at, malformed);
+    if (length == 0) {
+      after = 0;
+      continue;
+    }
+    const char32_t x = decode_utf8(text.data() + at).code_point;
+    if (after == at + static_cast<std::size_t>(length) && is_safe(x, y)) return after;
+    after = at;
+    y = x;
+  }
+  return 0;
+}
+
+std::string BpeTokenizer::description() const {
+  return fmt::format("bpe {}, {} tokens, end of document {} {}", to_hex(spec_.content_hash), vocab_size(),
+                     end_of_document_, quoted(end_text_));
+}
+
+}  // namespace scaletrain

@@ -1,0 +1,113 @@
+// A run whose text a byte-level BPE cuts: from tokenizer.json to a text that the model writes, wherever the files then are.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models.h"
+#include "process/tiny_run.h"
+#include "refusal.h"
+
+namespace scaletrain {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// 256 bytes, a few merges of English, and the token between documents.
+std::string tokenizer_text(const std::string& end_name) {
+  json vocab = json::object();
+  json merges = json::array();
+  std::int64_t next = 0;
+  char32_t moved = 0x100;
+  for (char32_t byte = 0; byte < 256; ++byte) {
+    const bool is_itself = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+    const char32_t c = is_itself ? byte : moved++;
+    std::string text;
+    if (c < 0x80) {
+      text.push_back(static_cast<char>(c));
+    } else {
+      text.push_back(static_cast<char>(0xc0 | c >> 6));
+      text.push_back(static_cast<char>(0x80 | (c & 0x3f)));
+    }
+    vocab[text] = next++;
+  }
+  const std::vector<std::pair<std::string, std::string>> pairs = {
+      {"t", "h"}, {"th", "e"}, {"\xc4\xa0", "the"}, {"i", "n"}, {"in", "g"}, {"\xc4\xa0", "a"}, {"o", "n"}};
+  for (const auto& [left, right] : pairs) {
+    merges.push_back(json::array({left, right}));
+    vocab[left + right] = next++;
+  }
+  vocab[end_name] = next;
+  return json{{"version", "1.0"},
+              {"added_tokens", json::array({{{"id", next}, {"content", end_name}, {"special", true}}})},
+              {"normalizer", nullptr},
+              {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+              {"post_processor", nullptr},
+              {"decoder", {{"type", "ByteLevel"}}},
+              {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}}
+      .dump();
+}
+
+std::string setting(const fs::path& tokenizer) {
+  return "data.tokenizer={type: bpe, path: " + tokenizer.string() + "}";
+}
+
+TEST_CASE("a_run_with_a_bpe_tokenizer_carries_it_to_every_command") {
+  const fs::path file = workspace().write("own/tokenizer.json", tokenizer_text("<|endoftext|>"));
+  const Ended plan = workspace().run({"check", "config.yaml", "--set", setting(file)});
+  CHECK_MESSAGE(plan.exit_code == 0, plan.errors);
+  const Ended trained = workspace().run(workspace().training("bpe", {setting(file)}));
+  REQUIRE_MESSAGE(trained.exit_code == 0, trained.errors);
+  const fs::path saved = checkpoint(workspace() / "bpe", tiny_steps);
+  CHECK(read_file(saved / "tokenizer.json") == read_file(file));
+
+  // The folder that it was read from may be gone, and the checkpoint somewhere else.
+  fs::rename(workspace() / "own", workspace() / "gone");
+  const fs::path moved = workspace() / "moved";
+  fs::copy(saved, moved, fs::copy_options::recursive);
+  const auto generate = [](const std::string& model) {
+    const Ended end = workspace().run({"generate", model, "--prompt", " the ing", "--max-tokens", "16", "--greedy"});
+    CHECK_MESSAGE(end.exit_code == 0, end.errors);
+    CHECK(end.output.starts_with(" the ing"));
+    return end.output;
+  };
+  const std::string text = generate(moved.string());
+  const double loss = loss_of(workspace().run({"evaluate", moved.string(), "--data", held(), "--json"}));
+
+  // An exported folder holds the tokenizer and is read by it.
+  const std::string folder = (workspace() / "bpe-exported").string();
+  const Ended exported =
+      workspace().run({"checkpoint", "export", moved.string(), "--to", "huggingface", "--output", folder});
+  REQUIRE_MESSAGE(exported.exit_code == 0, exported.errors);
+  CHECK(generate(folder) == text);
+  CHECK(loss_of(workspace().run({"evaluate", folder, "--data", held(), "--json"})) == loss);
+  const Ended ids = workspace().run({"generate", folder, "--prompt", "1 2", "--tokenizer", "ids", "--max-tokens", "2"});
+  CHECK_MESSAGE(ids.exit_code == 0, ids.errors);
+}
+
+TEST_CASE("a_resume_goes_on_with_a_tokenizer_that_moved_and_refuses_another") {
+  const fs::path file = workspace().write("a/tokenizer.json", tokenizer_text("<|endoftext|>"));
+  REQUIRE(workspace().run(workspace().training("moves", {setting(file), "train.steps=40"})).exit_code == 0);
+  const fs::path other = workspace().write("b/tokenizer.json", tokenizer_text("<eos>"));
+  check_refused(workspace().run(workspace().training("moves", {setting(other), "train.steps=60"})), 2,
+                {"data.tokenizer.path: its files hold another tokenizer than the checkpoint's"});
+  const fs::path same = workspace().write("c/tokenizer.json", tokenizer_text("<|endoftext|>"));
+  const Ended resumed = workspace().run(workspace().training("moves", {setting(same), "train.steps=60"}));
+  CHECK_MESSAGE(resumed.exit_code == 0, resumed.errors);
+}
+
+TEST_CASE("a_tokenizer_that_cannot_be_used_is_refused_by_check_and_run_with_its_place") {
+  const fs::path broken = workspace().write("broken/tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  for (const char* command : {"check", "run"})
+    check_refused(workspace().run({command, "config.yaml", "--set", "run.directory=broken-run", "--set", setting(broken)}),
+                  3, {broken.string() + ": model: the model \"Unigram\" is not supported"});
+  check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=bpe"}), 2,
+                {"data.tokenizer.path: tokenizer bpe needs it"});
+  check_refused(workspace().run({"check", "config.yaml", "--set", setting(workspace() / "nowhere")}), 3, {"nowhere"});
+}
+
+}  // namespace
+}  // namespace scaletrain

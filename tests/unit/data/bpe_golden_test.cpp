@@ -1,0 +1,187 @@
+// Ids against Hugging Face's `tokenizers`; tests/golden/tokenizers/make_tokenizer_golden.py has made the expected ones.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/file.h"
+#include "data/tokens/bpe/unicode.h"
+#include "data/tokens/tokenizer.h"
+#include "open_bpe.h"
+#include "shared_data.h"
+#include "support/temp_folder.h"
+
+using namespace scaletrain;
+using nlohmann::json;
+
+namespace {
+
+json golden(const std::string& name) {
+  const auto folder = std::filesystem::path(SCALETRAIN_SOURCE_FOLDER) / "tests" / "golden" / "tokenizers";
+  return json::parse(read_text_file(folder / name, 64 << 20));
+}
+
+// CRC-32 as zlib has it, of the ids of texts, each behind their count.
+class Checksum {
+ public:
+  void add(const std::vector<std::int32_t>& ids) {
+    add(static_cast<std::uint32_t>(ids.size()));
+    for (const std::int32_t id : ids) add(static_cast<std::uint32_t>(id));
+    count_ += ids.size();
+  }
+  std::uint64_t value() const { return ~crc_; }
+  std::uint64_t count() const { return count_; }
+
+ private:
+  static std::array<std::uint32_t, 256> make_table() {
+    std::array<std::uint32_t, 256> table{};
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      table[i] = i;
+      for (int bit = 0; bit < 8; ++bit) table[i] = table[i] >> 1 ^ ((table[i] & 1) != 0 ? 0xedb88320u : 0);
+    }
+    return table;
+  }
+  void add(std::uint32_t word) {
+    static const std::array<std::uint32_t, 256> table = make_table();
+    for (int byte = 0; byte < 4; ++byte, word >>= 8) crc_ = table[(crc_ ^ word) & 0xff] ^ crc_ >> 8;
+  }
+
+  std::uint32_t crc_ = ~0u;
+  std::uint64_t count_ = 0;
+};
+
+std::uint64_t checksum(const Tokenizer& tokenizer, const std::string& text) {
+  Checksum sum;
+  sum.add(tokenizer.encode(text));
+  return sum.value();
+}
+
+std::string random_bytes(std::uint64_t seed, std::size_t size) {
+  std::string out;
+  std::uint64_t state = seed;
+  for (std::size_t i = 0; i < size; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    out.push_back(static_cast<char>(state >> 56));
+  }
+  return out;
+}
+
+std::string in_context(const std::string& context, char32_t c) {
+  std::string out;
+  for (std::size_t i = 0; i < context.size(); ++i) {
+    if (context[i] == '{') {
+      append_utf8(c, out);
+      ++i;
+    } else {
+      out.push_back(context[i]);
+    }
+  }
+  return out;
+}
+
+// What every tokenizer must do, whatever its ids.
+void check_cuts(const Tokenizer& tokenizer, const std::string& text) {
+  const std::size_t cut = tokenizer.safe_cut(text);
+  REQUIRE(cut <= text.size());
+  if (cut == 0) return;
+  for (const char* rest : {"", "x", " ", "\n", "\xcc\x81", "7", "<|endoftext|>", " \n y"}) {
+    const std::string whole = text + rest;
+    std::vector<std::int32_t> ids = tokenizer.encode(whole.substr(0, cut));
+    const std::vector<std::int32_t> behind = tokenizer.encode(whole.substr(cut));
+    ids.insert(ids.end(), behind.begin(), behind.end());
+    CHECK_MESSAGE(ids == tokenizer.encode(whole), "cut at ", cut, " of ", whole);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("whatever a tokenizer.json asks for, ids are those of tokenizers") {
+  const json all = golden("small.json");
+  const TempFolder folder;
+  int cuts = 0;
+  for (const json& entry : all["tokenizers"]) {
+    const auto name = entry["name"].get<std::string>();
+    CAPTURE(name);
+    json content = entry["tokenizer"];
+    content["model"] = all["models"][entry["model"].get<std::string>()];
+    const auto tokenizer = open_bpe(folder.write("tokenizer.json", content.dump()));
+    for (const json& example : entry["cases"]) {
+      const auto text = example[0].get<std::string>();
+      CAPTURE(text);
+      CHECK(tokenizer->encode(text) == example[1].get<std::vector<std::int32_t>>());
+      check_cuts(*tokenizer, text);
+      cuts += tokenizer->safe_cut(text) > 0 ? 1 : 0;
+    }
+    if (!entry.contains("template")) continue;
+    const auto before = tokenizer->before_document();
+    CHECK(std::vector<std::int32_t>(before.begin(), before.end()) ==
+          entry["template"][0].get<std::vector<std::int32_t>>());
+    CHECK(tokenizer->end_of_document() == entry["template"][1][0].get<std::int32_t>());
+  }
+  CHECK(cuts > 100);
+}
+
+TEST_CASE("ids of real tokenizers are those of tokenizers, for text and for all of Unicode") {
+  if (!is_shared_data_present("tokenizers")) return;
+  const json all = golden("shared.json");
+  const auto block = all["block"].get<char32_t>();
+  for (const auto& [name, expected] : all["tokenizers"].items()) {
+    CAPTURE(name);
+    const auto tokenizer = open_bpe(shared_data("tokenizers/" + name));
+    for (const auto& [file, sum] : expected["texts"].items()) {
+      CAPTURE(file);
+      const std::string text = read_text_file(shared_data("text/" + file), 64 << 20);
+      Checksum ids;
+      const auto encoded = tokenizer->encode(text);
+      ids.add(encoded);
+      CHECK(ids.count() == sum[0]);
+      CHECK(ids.value() == sum[1]);
+      CHECK(tokenizer->decode(encoded) == text);
+    }
+    const json& nasty = all["nasty"];
+    for (std::size_t i = 0; i < nasty.size(); ++i) {
+      const auto text = nasty[i].get<std::string>();
+      CAPTURE(text);
+      CHECK(checksum(*tokenizer, text) == expected["nasty"][i]);
+      check_cuts(*tokenizer, text);
+    }
+    const json& random = expected["random_bytes"];
+    for (std::size_t seed = 0; seed < random.size(); ++seed)
+      CHECK(checksum(*tokenizer, random_bytes(seed, 2000)) == random[seed]);
+    for (const auto& [context, sums] : expected["unicode"].items()) {
+      CAPTURE(context);
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        const char32_t begin = static_cast<char32_t>(i) * block;
+        CAPTURE(begin);
+        const char32_t step = context != "{}" && begin >= 0x40000 && begin < 0xe0000 ? 16 : 1;
+        Checksum ids;
+        for (char32_t c = begin; c < begin + block; c += step) {
+          if (c < 0xd800 || c >= 0xe000) ids.add(tokenizer->encode(in_context(context, c)));
+        }
+        CHECK(ids.value() == sums[i]);
+      }
+    }
+  }
+}
+
+TEST_CASE("threads that share a tokenizer get the same ids") {
+  if (!is_shared_data_present("tokenizers")) return;
+  const auto tokenizer = open_bpe(shared_data("tokenizers/gpt2"));
+  const std::string text = read_text_file(shared_data("text/tinyshakespeare.txt"), 64 << 20).substr(0, 200000);
+  const auto expected = tokenizer->encode(text);
+  std::array<bool, 4> is_same{};
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < is_same.size(); ++i) {
+    threads.emplace_back([&, i] {
+      is_same[i] = true;
+      for (int round = 0; round < 5; ++round) is_same[i] = is_same[i] && tokenizer->encode(text) == expected;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const bool same : is_same) CHECK(same);
+}
