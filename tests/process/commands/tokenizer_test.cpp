@@ -106,7 +106,8 @@ TEST_CASE("a_tokenizer_that_cannot_be_used_is_refused_by_check_and_run_with_its_
                   3, {broken.string() + ": model: the model \"Unigram\" is not supported"});
   check_refused(workspace().run({"check", "config.yaml", "--set", "data.tokenizer.type=bpe"}), 2,
                 {"data.tokenizer.path: tokenizer bpe needs it"});
-  check_refused(workspace().run({"check", "config.yaml", "--set", setting(workspace() / "nowhere")}), 3, {"nowhere"});
+  check_refused(workspace().run({"check", "config.yaml", "--set", setting(workspace() / "nowhere")}), 2,
+                {"data.tokenizer.path: no such file or folder"});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Byte-level BPE by itself: what its files may say, how text is cut, and what is refused.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "data/dataset.h"
 #include "data/tokens/bpe/added_tokens.h"
 #include "data/tokens/bpe/bpe_merges.h"
 #include "data/tokens/bpe/bpe_spec.h"
@@ -267,11 +269,51 @@ TEST_CASE("a bpe tokenizer's hash is that of its files and of the end of a docum
   CHECK_THROWS_WITH_AS(open_bpe(file, 259), doctest::Contains("data.tokenizer.end_of_document"), UserError);
   content["model"]["merges"].erase(1);
   CHECK(open_json(content)->hash() != hash);
+}
+
+TEST_CASE("added tokens beyond the model's vocabulary are refused, and a larger vocabulary is not") {
+  const TempFolder folder;
   TokenizerConfig config;
   config.type = TokenizerKind::bpe;
-  config.path = file.string();
-  CHECK_THROWS_WITH_AS(make_tokenizer(config, 258), doctest::Contains("model.vocab"), UserError);
+  config.path = folder.write("tokenizer.json", small_tokenizer().dump()).string();
+  CHECK_THROWS_WITH_AS(make_tokenizer(config, 258), doctest::Contains("model.vocab: 258 is too small"), UserError);
   CHECK(make_tokenizer(config, 300)->vocab_size() == 259);
+}
+
+TEST_CASE("a document that is encoded in parts has the ids of the whole, and its beginning and end once") {
+  const TempFolder folder;
+  json content = small_tokenizer();
+  content["added_tokens"].push_back({{"id", 259}, {"content", "<s>"}, {"special", true}});
+  content["post_processor"] = {{"type", "TemplateProcessing"},
+                               {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+                               {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {259}}}}}}};
+  const auto tokenizer = open_bpe(folder.write("tokenizer.json", content.dump()));
+  std::string document;
+  while (document.size() < 5u << 20) document += "aaaa b, 12  aa\n\n\xe6\x97\xa5 \xe6\x9c\xac<|endoftext|> a";
+  std::vector<std::int32_t> expected = {259};
+  const auto ids = tokenizer->encode(document);
+  expected.insert(expected.end(), ids.begin(), ids.end());
+  expected.push_back(258);
+
+  DataConfig config;
+  config.cache = (folder / "cache").string();
+  ValidationConfig set;
+  set.path = folder.write("text.txt", document).string();
+  const auto data =
+      open_validation_set(set, config, *tokenizer, {.vocab = 260, .context = 1000, .seed = 1, .report = {}}, "v");
+  std::vector<std::int32_t> read;
+  std::vector<std::int32_t> inputs(1000);
+  std::vector<std::int32_t> targets(1000);
+  std::vector<std::int32_t> starts;
+  for (std::int64_t n = 0; n < data->num_samples(); ++n) {
+    data->read_sample(n, inputs, targets, starts);
+    read.insert(read.end(), inputs.begin(), inputs.end());
+  }
+  REQUIRE(read.size() >= expected.size() - 1);
+  CHECK(std::equal(expected.begin(), expected.end() - 1, read.begin()));  // the last one is a target only
+  std::size_t last = 0;
+  while (last < 1000 && targets[last] != -1) ++last;
+  CHECK(targets[last - 1] == 258);
 }
 
 TEST_CASE("patterns mean what they mean in Oniguruma") {

@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <unordered_map>
@@ -24,7 +25,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::uint64_t kMaxFileBytes = 256ull << 20;
-constexpr std::int64_t kMaxId = (1 << 24) - 1;
+constexpr std::int64_t kMaxId = (1 << 22) - 1;  // published vocabularies end at 2^18; memory grows with the largest id
 // GPT-2's names and those that became customary, of the vocabulary and of the merges beside it.
 constexpr std::array<std::pair<const char*, const char*>, 2> kPairs = {{{"vocab.json", "merges.txt"},
                                                                         {"encoder.json", "vocab.bpe"}}};
@@ -37,10 +38,11 @@ constexpr std::array<std::pair<const char*, const char*>, 2> kPairs = {{{"vocab.
 class ByteCharacters {
  public:
   ByteCharacters() {
+    bytes_.fill(-1);
     char32_t next = 0x100;
     for (char32_t byte = 0; byte < 256; ++byte) {
       const bool is_itself = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-      bytes_[is_itself ? byte : next++] = static_cast<char>(static_cast<unsigned char>(byte));
+      bytes_[is_itself ? byte : next++] = static_cast<std::int16_t>(byte);
     }
   }
 
@@ -49,16 +51,15 @@ class ByteCharacters {
     std::string out;
     for (std::size_t i = 0; i < token.size();) {
       const Decoded at = decode_utf8(token.data() + i);
-      const auto found = bytes_.find(at.code_point);
-      if (found == bytes_.end()) return std::nullopt;
-      out.push_back(found->second);
+      if (at.code_point >= bytes_.size() || bytes_[at.code_point] < 0) return std::nullopt;
+      out.push_back(static_cast<char>(static_cast<unsigned char>(bytes_[at.code_point])));
       i += static_cast<std::size_t>(at.length);
     }
     return out;
   }
 
  private:
-  std::unordered_map<char32_t, char> bytes_;
+  std::array<std::int16_t, 0x180> bytes_;  // of each character; -1: it stands for none
 };
 
 // Of each token's text as the file has it.
@@ -66,6 +67,7 @@ class Vocabulary {
  public:
   Vocabulary(const json& object, const std::string& where) : where_(where) {
     if (!object.is_object()) refuse(where, "an object of tokens and their ids is expected");
+    ids_.reserve(object.size());
     for (const auto& [token, value] : object.items()) {
       if (!value.is_number_integer()) refuse(where, fmt::format("the id of {} is no integer", quoted(token)));
       const auto id = value.get<std::int64_t>();
@@ -180,8 +182,7 @@ class TokenizerJsonReader {
     }
     if (flag(model, "byte_fallback", false, where))
       refuse(where + ".byte_fallback", "is not supported; only byte-level BPE is, where each byte has a token");
-    const Vocabulary vocabulary(json_member(model, "vocab", where), where + ".vocab");
-    ids_ = vocabulary.ids();
+    const Vocabulary& vocabulary = vocabulary_.emplace(json_member(model, "vocab", where), where + ".vocab");
     BpeModel& out = spec_.model;
     out.tokens = vocabulary.tokens(characters_);
     out.ignores_merges = flag(model, "ignore_merges", false, where);
@@ -228,12 +229,12 @@ class TokenizerJsonReader {
   }
 
   void add_added(const AddedToken& token, const std::string& where, std::map<std::int32_t, std::string>& contents) {
-    const auto known = ids_.find(token.content);
-    if (known != ids_.end() && known->second != token.id)
-      refuse(where, fmt::format("{} has the id {} here and {} in model.vocab", quoted(token.content), token.id,
-                                known->second));
+    const std::optional<std::int32_t> known = vocabulary_->find(token.content);
+    if (known && *known != token.id)
+      refuse(where,
+             fmt::format("{} has the id {} here and {} in model.vocab", quoted(token.content), token.id, *known));
     const auto place = static_cast<std::size_t>(token.id);
-    if (known == ids_.end() && place < spec_.model.tokens.size() && spec_.model.tokens[place])
+    if (!known && place < spec_.model.tokens.size() && spec_.model.tokens[place])
       refuse(where, fmt::format("the id {} of {} is another token's in model.vocab", token.id, quoted(token.content)));
     const auto [at, is_new] = contents.emplace(token.id, token.content);
     if (!is_new && at->second != token.content)
@@ -377,7 +378,7 @@ class TokenizerJsonReader {
   const json& root_;
   std::string file_;
   ByteCharacters characters_;
-  std::unordered_map<std::string, std::int32_t> ids_;
+  std::optional<Vocabulary> vocabulary_;
   BpeSpec spec_;
 };
 

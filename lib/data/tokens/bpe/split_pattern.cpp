@@ -400,21 +400,22 @@ SplitPattern SplitPattern::literal(std::string_view text) {
   return PatternCompiler::compile_literal(text);
 }
 
-SplitPattern::First SplitPattern::first_of(int index) const {
-  const Node& node = nodes_[static_cast<std::size_t>(index)];
+// `firsts`: of all nodes before this one, which are all that it leads to.
+SplitPattern::First SplitPattern::first_of(const Node& node, const std::vector<First>& firsts) {
+  const auto known = [&firsts](int index) { return firsts[static_cast<std::size_t>(index)]; };
   First first;
   switch (node.kind) {
     case Node::Kind::accept:
       first.accepts = first.is_nullable = true;
       break;
     case Node::Kind::look:
-      first = first_of(node.next);
+      first = known(node.next);
       first.looks |= 1ull << static_cast<unsigned>(node.set);
       first.accepts = false;
       break;
     case Node::Kind::choice:
       for (const int branch : node.branches) {
-        const First other = first_of(branch);
+        const First other = known(branch);
         first.sets |= other.sets;
         first.looks |= other.looks;
         first.accepts = first.accepts || other.accepts;
@@ -422,7 +423,7 @@ SplitPattern::First SplitPattern::first_of(int index) const {
       }
       break;
     case Node::Kind::run:
-      if (node.min == 0) first = first_of(node.next);
+      if (node.min == 0) first = known(node.next);
       first.sets |= 1ull << static_cast<unsigned>(node.set);
       break;
   }
@@ -445,16 +446,18 @@ void SplitPattern::finish(const std::vector<int>& alternatives) {
     if (std::any_of(set.ranges.begin(), set.ranges.end(), [](const auto& range) { return range.last >= 0x80; }))
       exact_sets_ |= bit;
   }
+  std::vector<First> firsts;
+  for (const Node& node : nodes_) firsts.push_back(first_of(node, firsts));
   follows_.resize(sets_.size());
   for (const Node& node : nodes_) {
     if (node.kind != Node::Kind::run) continue;
-    const First first = first_of(node.next);
+    const First first = firsts[static_cast<std::size_t>(node.next)];
     std::uint64_t& follows = follows_[static_cast<std::size_t>(node.set)];
     follows |= first.sets | first.looks;
     if (node.max > 1) follows |= 1ull << static_cast<unsigned>(node.set);
   }
   for (const int alternative : alternatives_) {
-    const First first = first_of(alternative);
+    const First first = firsts[static_cast<std::size_t>(alternative)];
     if (first.is_nullable) throw PatternError("a pattern that matches the empty text is not supported");
     first_sets_.push_back(first.sets);
     // The characters that this alternative matches by themselves: of its runs that may come first, those behind which
@@ -462,7 +465,7 @@ void SplitPattern::finish(const std::vector<int>& alternatives) {
     int index = alternative;
     for (const Node* node = &nodes_[static_cast<std::size_t>(index)]; node->kind == Node::Kind::run;
          index = node->next, node = &nodes_[static_cast<std::size_t>(index)]) {
-      if (node->min <= 1 && first_of(node->next).accepts) alone_sets_ |= 1ull << static_cast<unsigned>(node->set);
+      if (node->min <= 1 && firsts[static_cast<std::size_t>(node->next)].accepts) alone_sets_ |= 1ull << static_cast<unsigned>(node->set);
       if (node->min > 0) break;
     }
   }

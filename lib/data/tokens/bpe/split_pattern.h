@@ -84,7 +84,7 @@ class SplitPattern {
   SplitPattern() = default;
   std::uint64_t sets_of(char32_t c) const;
   const char* run(int node, const char* at, const char* end) const;
-  First first_of(int node) const;
+  static First first_of(const Node& node, const std::vector<First>& firsts);
   void finish(const std::vector<int>& alternatives);
 
   std::vector<Set> sets_;  // at most 64
